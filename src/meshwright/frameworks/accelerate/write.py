@@ -38,7 +38,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
             field="layout.cp_comm",
             value=layout.cp_comm,
         )
-    settings, unsaid = to_settings(
+    settings, unmapped = to_settings(
         framework, recipe, [key for key in relevant_fields(recipe, model) if key not in DERIVED_FIELDS]
     )
     settings = without_defaults(framework, settings, KEEP)
@@ -62,7 +62,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         framework=framework.name,
         files={name: _yaml(nest({**launch_settings, **settings}), recipe, framework)},
         program=Program(argv=argv, env=environment(settings)),
-        unmapped=unsaid,
+        unmapped=unmapped,
         notes=(
             f"start it with accelerate launch --config_file {name} on every machine, each with its --machine_rank; "
             "or with torchrun and the environment that accelerate launch would set",

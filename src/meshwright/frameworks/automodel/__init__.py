@@ -20,7 +20,7 @@ def _complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
     return msgspec.structs.replace(recipe, benchmark=True) if is_benchmark(parsed.settings) else recipe
 
 
-FRAMEWORK = Framework(
+FRAMEWORK: Framework = Framework(
     name="automodel",
     title="NeMo AutoModel",
     version="commit 36044ad, 2026-08-22",
@@ -31,7 +31,7 @@ FRAMEWORK = Framework(
         "the command `torchrun … nemo_automodel/recipes/llm/train_ft.py --config FILE.yaml --section.key value`",
     ),
     detect=detect,
-    parse=parse,
+    parse=lambda content: parse(content, FRAMEWORK),  # its rules on ignored keys run while parsing
     format_setting=format_setting,
     rules=(*IGNORED_KEY_RULES, *MESH_RULES, *MODEL_RULES),
     complete=_complete,

@@ -70,10 +70,10 @@ def _config_of(launch: LaunchCommand) -> SourcedValue | None:
     return None
 
 
-def parse(content: Content) -> ParsedConfig:
+def parse(content: Content, framework: Framework) -> ParsedConfig:
     """Parse a file or script."""
     if content.format == "yaml":
-        return _parsed(content.settings, content, _skypilot_request(content.settings))
+        return _parsed(framework, content.settings, content, _skypilot_request(content.settings))
     launch = next((launch for launch in content.launches if _config_of(launch) is not None), None)
     if launch is None:
         raise InputError("contains no AutoModel command", field="file", value=content.path)
@@ -83,16 +83,16 @@ def parse(content: Content) -> ParsedConfig:
         raise InputError("config file referenced by the script not found", field="file", value=str(config.value))
     config_content = open_file(path)
     settings = {**config_content.settings, **dict(_arguments(launch, config))}
-    parsed = _parsed(settings, content, _gpu_request(launch), launch.env, Path(config.value).stem)
-    command_findings = tuple(_command_findings(launch, parsed)) if launch.launcher == "automodel" else ()
+    parsed = _parsed(framework, settings, content, _gpu_request(launch), launch.env, Path(config.value).stem)
+    command_findings = tuple(_command_findings(framework, launch, parsed)) if launch.launcher == "automodel" else ()
     return msgspec.structs.replace(parsed, findings=(*command_findings, *parsed.findings))
 
 
-def _command_findings(launch: LaunchCommand, parsed: ParsedConfig) -> Iterator[Finding]:
+def _command_findings(framework: Framework, launch: LaunchCommand, parsed: ParsedConfig) -> Iterator[Finding]:
     """Yield findings on the automodel command itself."""
     from meshwright.frameworks.automodel.command_rules import NO_RECIPE, OLD_COMMAND
 
-    ctx = RuleContext(_framework(), parsed, Recipe(name="", model="", goal=parsed.goal, cluster=""), None, None)
+    ctx = RuleContext(framework, parsed, Recipe(name="", model="", goal=parsed.goal, cluster=""), None, None)
     yield from run_rule(NO_RECIPE, ctx)
     first = launch.args[0]
     if (
@@ -167,7 +167,12 @@ def _positive_int(setting: SourcedValue | None) -> int | None:
 
 
 def _parsed(
-    settings: Settings, content: Content, gpu_request: GpuRequest, env: Settings | None = None, stem: str = ""
+    framework: Framework,
+    settings: Settings,
+    content: Content,
+    gpu_request: GpuRequest,
+    env: Settings | None = None,
+    stem: str = "",
 ) -> ParsedConfig:
     normalized = normalize(settings)
     recipe = text_setting(normalized, "recipe") or text_setting(normalized, "recipe._target_")
@@ -190,7 +195,7 @@ def _parsed(
     parsed = ParsedConfig(
         settings=normalized, name=stem or Path(content.path).stem, model=model, goal=goal, files=files
     )
-    ctx = RuleContext(_framework(), parsed, Recipe(name="", model="", goal=goal, cluster=""), None, None)
+    ctx = RuleContext(framework, parsed, Recipe(name="", model="", goal=goal, cluster=""), None, None)
     findings = tuple(finding for rule in IGNORED_KEY_RULES for finding in run_rule(rule, ctx))
     effective = effective_settings(normalized)
     notes += assumptions(effective)
@@ -204,12 +209,6 @@ def _parsed(
         field_values=derived_values(effective, model, goal, recipe),
         suppressed_rules=SUPPRESSED_RULES if axis_size(effective, "pp") > 1 else (),
     )
-
-
-def _framework() -> Framework:
-    from meshwright.frameworks.automodel import FRAMEWORK
-
-    return FRAMEWORK
 
 
 def _model(settings: Settings, notes: list[str]) -> ModelSpec | None:

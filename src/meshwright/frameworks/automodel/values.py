@@ -143,7 +143,7 @@ def _dropped_prefixes(settings: Settings) -> Iterator[str]:
 def _schedule(value: Any) -> str:
     """Return a valid schedule: the given one, or its likely replacement."""
     name = str(value).lower()
-    return name if name in {their.lower() for their in PIPELINE_SCHEDULES} else SCHEDULE_REPLACEMENTS.get(name, "1f1b")
+    return name if name in {known.lower() for known in PIPELINE_SCHEDULES} else SCHEDULE_REPLACEMENTS.get(name, "1f1b")
 
 
 def _is_unread_block(key: str) -> bool:

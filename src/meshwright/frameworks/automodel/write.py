@@ -78,8 +78,8 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     if model.kind != "causal_lm" and model.vision is None:
         raise InputError("must be a language or vision-language model", field="model", value=model.name)
     fields = [key for key in relevant_fields(recipe, model) if key not in DERIVED_FIELDS]
-    settings, unsaid = to_settings(framework, recipe, fields)
-    lost = list(unsaid)
+    settings, unmapped = to_settings(framework, recipe, fields)
+    lost = list(unmapped)
     settings = dict(_strategy_settings(settings, recipe, lost))
     settings |= _model_keys(recipe, model) | _batch_keys(recipe, on) | _data_keys(recipe, model)
     settings |= _expert_keys(recipe) | _adapter_keys(recipe)

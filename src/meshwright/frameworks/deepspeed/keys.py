@@ -40,7 +40,7 @@ def known(key: str) -> bool:
 
 def is_section(key: str) -> bool:
     """Return whether a key names a section (an empty section is a leaf)."""
-    return key in SECTIONS or any(word.startswith(f"{key}.") for word in config_keys(TABLE))
+    return key in SECTIONS or any(other.startswith(f"{key}.") for other in config_keys(TABLE))
 
 
 def is_ignored_section(key: str) -> bool:

@@ -25,7 +25,7 @@ ORDER = (
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     zero_stage(recipe)  # raises if the strategy has no ZeRO stage
-    settings, unsaid = to_settings(framework, recipe, relevant_fields(recipe, model))
+    settings, unmapped = to_settings(framework, recipe, relevant_fields(recipe, model))
     accumulation_steps = _micro_batches(recipe, on)
     if recipe.layout.tp > 1:  # train_batch_size would count tensor-parallel ranks too
         del settings["train_batch_size"]
@@ -40,7 +40,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         framework=framework.name,
         files={FILE: json.dumps(ordered, indent=2) + "\n"},
         program=Program(argv=("train.py", "--deepspeed", FILE)),
-        unmapped=unsaid,
+        unmapped=unmapped,
         notes=(
             f"{FILE}: {recipe.name or 'the recipe'} for DeepSpeed {framework.version}, written by meshwright export",
             "replace train.py with your program; transformers' Trainer takes the config with --deepspeed",

@@ -148,7 +148,7 @@ def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
 
 
 def _rank_batch(recipe: Recipe, settings: Settings) -> int:
-    """Samples of one data-parallel rank in a step where the global batch is not said."""
+    """Return the samples per step of one data-parallel rank if the global batch is unset."""
     pipelined = recipe.layout.pp > 1
     if "config" in settings and LOCAL_BATCH not in settings:
         micro_batches = int_value(settings, "parallelism.num_pp_microbatches") if pipelined else 1

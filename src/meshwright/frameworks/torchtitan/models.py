@@ -230,8 +230,8 @@ PRESETS: Mapping[str, Mapping[str, Preset]] = {
         "gpt_oss_120b": Preset("gpt_oss_120b", _settings(8192, 1, 10000, 8e-4, **LONG_WARMUP, **COSINE, **FULL_AC)),
     },
     "qwen3_5": {
-        f"qwen35_{size}": Preset(f"qwen35_{ours}", known=False)
-        for size, ours in {
+        f"qwen35_{size}": Preset(f"qwen35_{catalog_size}", known=False)
+        for size, catalog_size in {
             "0_8b": "800m", "2b": "2b", "4b": "4b", "9b": "9b", "27b": "27b", "35b_a3b": "35b_a3b",
             "122b_a10b": "122b_a10b", "397b_a17b": "397b_a17b",
         }.items()

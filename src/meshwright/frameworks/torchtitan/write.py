@@ -17,6 +17,7 @@ from meshwright.frameworks.torchtitan.rules.layout import NO_CONTEXT_MODELS, NO_
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
+from meshwright.recipes.key_maps.key import to_framework_name
 from meshwright.recipes.key_maps.torchtitan import (
     CONTEXT_LENGTH,
     DEFAULT_ASSETS,
@@ -56,11 +57,11 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         )
     name, flavor = flavor_of(model)
     _check_axes(recipe, name)
-    settings, unsaid = _settings(framework, recipe, model, on)
+    settings, unmapped = _settings(framework, recipe, model, on)
     settings = {"model.name": name, "model.flavor": flavor, **settings}
     files = {FILE: _toml(framework, settings, recipe, on)}
     notes = [f"download the tokenizer to {settings['model.hf_assets_path']} (scripts/download_hf_assets.py)"]
-    if any(field.field == "data.dataset" for field in unsaid):
+    if any(field.field == "data.dataset" for field in unmapped):
         notes.append(f"torchtitan has no dataset {recipe.data.dataset}; the file uses c4 instead")
     preset = preset_of(model)
     if preset is not None:
@@ -68,7 +69,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
             batch_settings = _batch_in_samples if version == "0.3.0" else _batch_in_tokens
             flags = _current_flags(recipe, preset, settings, batch_settings(recipe, settings))
             files[name] = _script(flags, recipe, on, preset, version)
-        lost = _lost_fields(framework, files["run.sh"], recipe, model, on, {field.field for field in unsaid})
+        lost = _lost_fields(framework, files["run.sh"], recipe, model, on, {field.field for field in unmapped})
         if lost:
             names = " and ".join(SCRIPTS)
             notes.append(f"{names} have no flags for {', '.join(lost)}: write a config function")
@@ -81,7 +82,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
             argv=("-m", "torchtitan.train", "--job.config_file", FILE),
             env={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
         ),
-        unmapped=unsaid,
+        unmapped=unmapped,
         notes=tuple(notes),
     )
 
@@ -117,7 +118,7 @@ def _settings(
     framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster
 ) -> tuple[dict[str, Any], tuple[UnmappedField, ...]]:
     fields = [key for key in relevant_fields(recipe, model) if key not in framework.derived_fields]
-    found, unsaid = to_settings(framework, recipe, fields)
+    found, unmapped = to_settings(framework, recipe, fields)
     settings = {key: value for key, value in found.items() if not _is_newer_key(key)}
     ranks = _data_parallel_ranks(recipe, on)
     settings |= _batch(recipe, ranks) | _stages(recipe, model) | _checkpoint_settings(recipe)
@@ -142,10 +143,10 @@ def _settings(
     if recipe.kernels.tp_comm_overlap and not recipe.kernels.compile:
         settings.pop("parallelism.enable_async_tensor_parallel", None)
         reason = "torchtitan overlaps tensor-parallel communication only in compiled models"
-        unsaid = (*unsaid, UnmappedField("kernels.tp_comm_overlap", True, reason))
+        unmapped = (*unmapped, UnmappedField("kernels.tp_comm_overlap", True, reason))
     if model.moe is None:
         settings = {key: value for key, value in settings.items() if "expert" not in key}
-    return settings, unsaid
+    return settings, unmapped
 
 
 def _is_newer_key(key: str) -> bool:
@@ -187,7 +188,7 @@ def _stages(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
 
 
 def _schedule(recipe: Recipe) -> str:
-    return next(theirs for theirs, ours in PIPELINE_SCHEDULES.items() if ours == recipe.layout.pp_schedule)
+    return to_framework_name(PIPELINE_SCHEDULES, recipe.layout.pp_schedule)
 
 
 def _stage_modules(stages: tuple[int, ...]) -> list[list[str]]:

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.errors import InputError, unknown
 from meshwright.recipes.key_maps import shared_composite_keys as shared
 from meshwright.recipes.key_maps.deepspeed import ZERO_STAGES, zero_stage
-from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields, RawValues
+from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields, RawValues, to_framework_name
 from meshwright.recipes.types import Recipe
 
 DISTRIBUTED_TYPES = (
@@ -247,7 +247,7 @@ def _write_precision(recipe: Recipe) -> Mapping[str, Any]:
     compute, matmul = recipe.precision.compute, recipe.precision.matmul
     if matmul == "same":
         return {"mixed_precision": "no" if compute == "fp32" else compute}
-    backend = next((their for their, our in FP8_BACKENDS.items() if our == matmul), "")
+    backend = to_framework_name(FP8_BACKENDS, matmul)
     if not backend or compute != "bf16":
         raise InputError("is not provided by Accelerate's fp8 backends", field="precision.matmul", value=matmul)
     return {"mixed_precision": "fp8", "fp8_config.backend": backend}
@@ -270,7 +270,7 @@ def _write_recompute(recipe: Recipe) -> Mapping[str, Any]:
 
 def _read_axes(raw: RawValues, recipe: Recipe) -> MappedFields:
     field_of = {"tp": "layout.tp", "cp": "layout.cp", "dp_replicate": "layout.dp_replicate"}
-    fields = {ours: raw[f"{AXIS}{name}_size"] for name, ours in field_of.items() if f"{AXIS}{name}_size" in raw}
+    fields = {field: raw[f"{AXIS}{name}_size"] for name, field in field_of.items() if f"{AXIS}{name}_size" in raw}
     for name, degree in (("tp", "tp_degree"), ("pp", "pp_degree"), ("ep", "expert_model_parallel_size")):
         if distributed_type(raw) == "MEGATRON_LM" and f"{MEGATRON}megatron_lm_{degree}" in raw:
             fields[f"layout.{name}"] = raw[f"{MEGATRON}megatron_lm_{degree}"]
@@ -296,7 +296,7 @@ def _write_axes(recipe: Recipe) -> Mapping[str, Any]:
         return {}
     keys = {f"{AXIS}{name}_size": getattr(layout, name) for name in ("dp_replicate", "tp", "cp")}
     if layout.cp > 1:
-        comm = next((their for their, our in CP_COMM_STRATEGIES.items() if our == layout.cp_comm), "")
+        comm = to_framework_name(CP_COMM_STRATEGIES, layout.cp_comm)
         if not comm:
             raise InputError(
                 "must be allgather or ring: torch's context parallelism gathers or rotates", field="layout.cp_comm"

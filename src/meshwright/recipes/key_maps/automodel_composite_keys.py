@@ -7,7 +7,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.recipes.key_maps import shared_composite_keys as shared
-from meshwright.recipes.key_maps.key import CompositeKey, MappedFields, RawValues, Values
+from meshwright.recipes.key_maps.key import CompositeKey, MappedFields, RawValues, Values, to_framework_name
 from meshwright.recipes.key_maps.value_maps import DECAY_STYLES, PIPELINE_SCHEDULES
 from meshwright.recipes.types import Recipe
 
@@ -35,7 +35,7 @@ CPU_OFFLOAD = "torch.distributed.fsdp.CPUOffloadPolicy"
 
 
 def _dtype(text: str) -> str:
-    return next((our for their, our in DTYPES.items() if their == text.strip().lower()), "")
+    return DTYPES.get(text.strip().lower(), "")
 
 
 def target_name(text: str) -> str:
@@ -257,7 +257,7 @@ def _matmul_keys(recipe: Recipe) -> Mapping[str, Any]:
 def _schedule(raw: RawValues, recipe: Recipe) -> MappedFields:
     """Return the pipeline schedule and the number of virtual stages per rank."""
     text = raw.get("distributed.pipeline.pp_schedule", "1f1b")
-    known = {their.lower(): our for their, our in PIPELINE_SCHEDULES.items()}
+    known = {key.lower(): value for key, value in PIPELINE_SCHEDULES.items()}
     if text.lower() not in known:
         raise InputError(
             f"allowed: {', '.join(PIPELINE_SCHEDULES)}", field="distributed.pipeline.pp_schedule", value=text
@@ -357,9 +357,9 @@ def _dataset(raw: RawValues, recipe: Recipe) -> MappedFields:
     if "megatron" not in builder and "dataset.split" in raw and not shared.is_null(raw["dataset.split"]):
         fields["data.split"] = raw["dataset.split"]
     names = {"prompt": "question", "response": "answer"}
-    columns = {ours: raw.get(f"dataset.column_mapping.{theirs}", "") for ours, theirs in names.items()}
+    columns = {column: raw.get(f"dataset.column_mapping.{key}", "") for column, key in names.items()}
     if all(columns.values()):
-        fields["data.columns"] = ",".join(f"{ours}:{theirs}" for ours, theirs in columns.items())
+        fields["data.columns"] = ",".join(f"{column}:{name}" for column, name in columns.items())
     return MappedFields(fields)
 
 
@@ -395,7 +395,7 @@ def _decay_keys(recipe: Recipe) -> Mapping[str, Any]:
     if name == "rex":
         raise InputError("rex is not available in AutoModel", field="schedule.name")
     if name != "wsd":
-        return {key: next((their for their, our in DECAY_STYLES.items() if our == name), name)}
+        return {key: to_framework_name(DECAY_STYLES, name, name)}
     end = recipe.schedule.decay_steps or recipe.train.steps
     decay_steps = max(1, round(0.2 * (end - recipe.schedule.warmup_steps)))  # the fraction over which our WSD decays
     return {key: "WSD", "lr_scheduler.wsd_decay_steps": decay_steps, "lr_scheduler.lr_wsd_decay_style": "minus_sqrt"}
@@ -403,7 +403,7 @@ def _decay_keys(recipe: Recipe) -> Mapping[str, Any]:
 
 def _decay(raw: RawValues, recipe: Recipe) -> MappedFields:
     text = raw.get("lr_scheduler.lr_decay_style", "cosine")
-    known = {"constant", "linear", "cosine"} | {their.lower() for their in DECAY_STYLES}
+    known = {"constant", "linear", "cosine"} | {style.lower() for style in DECAY_STYLES}
     if text.lower() not in known:
         raise InputError(
             f"allowed: constant, linear, cosine, {', '.join(DECAY_STYLES)}",
@@ -411,7 +411,7 @@ def _decay(raw: RawValues, recipe: Recipe) -> MappedFields:
             value=text,
         )
     return MappedFields(
-        {"schedule.name": next((our for their, our in DECAY_STYLES.items() if their.lower() == text.lower()), text)}
+        {"schedule.name": next((name for style, name in DECAY_STYLES.items() if style.lower() == text.lower()), text)}
     )
 
 

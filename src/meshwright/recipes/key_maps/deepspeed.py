@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from meshwright.errors import InputError, unknown
 from meshwright.recipes.key_maps import shared_composite_keys as shared
-from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields, RawValues
+from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields, RawValues, to_framework_name
 from meshwright.recipes.types import Recipe
 
 ZERO, OFFLOAD_OPTIMIZER, OFFLOAD_PARAM = (
@@ -257,7 +257,7 @@ def _read_batch(raw: RawValues, recipe: Recipe) -> MappedFields:
     train, micro = _positive_int(raw, "train_batch_size"), _positive_int(raw, "train_micro_batch_size_per_gpu")
     _positive_int(raw, "gradient_accumulation_steps")
     fields = {"train.global_batch_size": train, "layout.micro_batch_size": micro}
-    return MappedFields({own: str(value) for own, value in fields.items() if value})
+    return MappedFields({field: str(value) for field, value in fields.items() if value})
 
 
 def _write_batch(recipe: Recipe) -> Mapping[str, Any]:
@@ -359,17 +359,17 @@ def _grad_dtype(raw: RawValues, key: str, default: str) -> str:
     return "fp32" if _dtype(raw, key, default) == "fp32" else "bf16"
 
 
-def _precision_reader(*own: str) -> Callable[[RawValues, Recipe], MappedFields]:
+def _precision_reader(*fields: str) -> Callable[[RawValues, Recipe], MappedFields]:
     """Return a reader of some precision fields. Each is written separately, so that one failure keeps the rest."""
 
     def read(raw: RawValues, recipe: Recipe) -> MappedFields:
         try:
             found = _read_precision(raw, recipe)
         except InputError:
-            if "precision.compute" in own:
+            if "precision.compute" in fields:
                 raise
             return MappedFields({})  # already reported for precision.compute
-        return MappedFields({key: text for key, text in found.explicit.items() if key in own})
+        return MappedFields({key: text for key, text in found.explicit.items() if key in fields})
 
     return read
 
@@ -466,7 +466,7 @@ def _read_schedule(raw: RawValues, recipe: Recipe) -> MappedFields:
 
 def _write_schedule(recipe: Recipe) -> Mapping[str, Any]:
     schedule, lr = recipe.schedule, recipe.optimizer.lr
-    name = next((their for their, our in LR_SCHEDULERS.items() if our == schedule.name), "")
+    name = to_framework_name(LR_SCHEDULERS, schedule.name)
     if not name:
         raise InputError(
             "is not available: DeepSpeed has constant, linear and cosine schedulers",
@@ -554,8 +554,8 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
         _write_offload,
     ),
     *(
-        CompositeKey(PRECISION_KEYS, (own,), _precision_reader(own), write)
-        for own, write in (
+        CompositeKey(PRECISION_KEYS, (field,), _precision_reader(field), write)
+        for field, write in (
             ("precision.compute", _write_compute),
             ("precision.master", _write_master),
             ("precision.moments", _write_moments),

@@ -15,7 +15,12 @@ Values = Mapping[str, str]
 """Framework value → recipe value. Reading ignores case; the first match is written; unlisted values are equal."""
 
 KeyStatus = Literal["read", "ignored", "removed", "overwritten"]
-"""What the framework does with a key: reads it; accepts and ignores it; rejects it today; or overwrites its value."""
+"""What the framework does with a key: reads it; accepts and ignores it; rejects it; or overwrites its value."""
+
+
+def to_framework_name(values: Values, value: str, default: str = "") -> str:
+    """Return the first framework value that maps to a recipe value."""
+    return next((name for name, mapped in values.items() if mapped == value), default)
 
 
 class ConfigKey(msgspec.Struct, frozen=True):
@@ -30,25 +35,25 @@ class ConfigKey(msgspec.Struct, frozen=True):
     since: str = ""  # first version or date, if known
     until: str = ""  # last version or date, if known
     status: KeyStatus = "read"
-    replacement: str = ""  # what to write today, in the framework's syntax
+    replacement: str = ""  # what to write instead, in the framework's syntax
     note: str = ""  # one sentence for the user
 
     def to_recipe_value(self, text: str) -> str:
         """Convert a raw framework value to the recipe value."""
         plain = text.strip().lower()
-        return next((our for their, our in self.values.items() if their.lower() == plain), text)
+        return next((value for name, value in self.values.items() if name.lower() == plain), text)
 
     def to_framework_value(self, value: Any) -> Any:
         """Convert a recipe value to the framework value."""
         if isinstance(value, tuple):
             return [self.to_framework_value(part) for part in value]
         text = str(value).lower() if isinstance(value, bool) else str(value)
-        theirs = next((their for their, our in self.values.items() if our == text), text)
-        if theirs == text:
+        name = to_framework_name(self.values, text, text)
+        if name == text:
             if {"true", "false"} <= set(self.values) and text not in self.values:
                 raise InputError(f"has no equivalent value in {self.key}", field=self.field, value=value)
             return value
-        return {"null": None, "true": True, "false": False}.get(theirs, theirs)
+        return {"null": None, "true": True, "false": False}.get(name, name)
 
 
 RawValues = Mapping[str, str]
@@ -84,4 +89,5 @@ __all__ = [
     "RemovedKey",
     "UnsetType",
     "Values",
+    "to_framework_name",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import InputError, unknown
-from meshwright.recipes.key_maps.key import MappedFields, RawValues
+from meshwright.recipes.key_maps.key import MappedFields, RawValues, to_framework_name
 from meshwright.recipes.key_maps.pipeline_layout import format_pipeline_layout, parse_pipeline_layout
 from meshwright.recipes.key_maps.shared_composite_keys import as_bool, dispatcher_keys, is_null, recompute_keys
 from meshwright.recipes.types import Recipe
@@ -94,9 +94,7 @@ def read_context(raw: RawValues, recipe: Recipe) -> MappedFields:
 
 def write_context(recipe: Recipe) -> KeyValues:
     layout = recipe.layout
-    keys: dict[str, Any] = {
-        "cp_comm_type": next(their for their, ours in CP_COMM_TYPES.items() if ours == layout.cp_comm)
-    }
+    keys: dict[str, Any] = {"cp_comm_type": to_framework_name(CP_COMM_TYPES, layout.cp_comm)}
     if layout.cp_inner > 1 and layout.cp % layout.cp_inner == 0:
         keys["hierarchical_context_parallel_sizes"] = [layout.cp_inner, layout.cp // layout.cp_inner]
     return keys
@@ -204,7 +202,7 @@ def write_matmul(recipe: Recipe) -> KeyValues:
         )
     return {
         "fp8_format": FP8_FORMATS[matmul],
-        "fp8_recipe": next(their for their, ours in FP8_RECIPES.items() if ours == matmul),
+        "fp8_recipe": to_framework_name(FP8_RECIPES, matmul),
     }
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from meshwright.errors import InputError, closest
-from meshwright.recipes.key_maps.key import UNSET, CompositeKey, ConfigKey, MappedFields, RawValues
+from meshwright.recipes.key_maps.key import UNSET, CompositeKey, ConfigKey, MappedFields, RawValues, to_framework_name
 from meshwright.recipes.key_maps.shared_composite_keys import as_bool, as_count, as_float, is_null
 from meshwright.recipes.key_maps.value_maps import ASYNC_MODES, PIPELINE_SCHEDULES
 from meshwright.recipes.types import Recipe, field_value
@@ -46,23 +46,23 @@ def _invalid_value(key: str, text: str, allowed: Iterable[str]) -> InputError:
     return InputError(f"allowed: {', '.join(names)}", field=key, value=text, fix=[f"{key}={name}" for name in near])
 
 
-def _value_map_key(key: str, own: str, values: Mapping[str, str], error: str) -> CompositeKey:
+def _value_map_key(key: str, field: str, values: Mapping[str, str], error: str) -> CompositeKey:
     """Return a key whose few values map to recipe values; other recipe values cannot be written."""
 
     def read(raw: RawValues, recipe: Recipe) -> MappedFields:
         text = raw[key].strip().lower()
         if text not in values:
             raise _invalid_value(key, raw[key], values)
-        return MappedFields({own: values[text]})
+        return MappedFields({field: values[text]})
 
     def write(recipe: Recipe) -> Mapping[str, Any]:
-        value = field_value(recipe, own)
-        for theirs, ours in values.items():
-            if ours == value:
-                return {key: {"true": True, "false": False}.get(theirs, theirs)}
-        raise InputError(error, field=own, value=value)
+        value = field_value(recipe, field)
+        name = to_framework_name(values, value)
+        if not name:
+            raise InputError(error, field=field, value=value)
+        return {key: {"true": True, "false": False}.get(name, name)}
 
-    return CompositeKey((key,), (own,), read, write)
+    return CompositeKey((key,), (field,), read, write)
 
 
 SHARD_DEGREE = "parallelism.data_parallel_shard_degree"
@@ -75,12 +75,12 @@ def _schedule(raw: RawValues, recipe: Recipe) -> MappedFields:
     text = raw[SCHEDULE].strip().lower()
     if text not in {name.lower() for name in SCHEDULE_NAMES}:
         raise _invalid_value(SCHEDULE, raw[SCHEDULE], SCHEDULE_NAMES)
-    names = [names for theirs, names in PIPELINE_SCHEDULES.items() if theirs.lower() == text]
+    names = [value for name, value in PIPELINE_SCHEDULES.items() if name.lower() == text]
     return MappedFields({"layout.pp_schedule": names[0]} if names else {})
 
 
 def _schedule_key(recipe: Recipe) -> Mapping[str, Any]:
-    return {SCHEDULE: next(theirs for theirs, ours in PIPELINE_SCHEDULES.items() if ours == recipe.layout.pp_schedule)}
+    return {SCHEDULE: to_framework_name(PIPELINE_SCHEDULES, recipe.layout.pp_schedule)}
 
 
 def _shard(raw: RawValues, recipe: Recipe) -> MappedFields:

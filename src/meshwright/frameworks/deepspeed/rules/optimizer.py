@@ -82,7 +82,7 @@ def _unknown_argument(ctx: RuleContext) -> Iterator[Problem]:
 
 def _unsupported_keys(ctx: RuleContext, prefix: str, accepted: str) -> list[str]:
     """Return the known keys under a prefix that are not in `accepted`."""
-    known = {key for key, word in config_keys("deepspeed").items() if word.status == "read"}
+    known = {key for key, row in config_keys("deepspeed").items() if row.status == "read"}
     return [
         key for key in ctx.keys_under(prefix[:-1]) if key in known and key.removeprefix(prefix) not in accepted.split()
     ]
