@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from meshwright import costs, rules
 from meshwright.clusters import Cluster
-from meshwright.frameworks.framework import Content, Framework, FrameworkRule, Problem, RuleContext
+from meshwright.frameworks.framework import Content, Framework, RuleContext
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.result import CheckResult, UnresolvedValue
 from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, clusters_for, complete, import_recipe
@@ -168,26 +168,7 @@ def _framework_findings(
     """Yield the findings of the framework's own rules."""
     ctx = RuleContext(imported.framework, imported.parsed, recipe, case, on)
     for rule in imported.framework.rules:
-        for problem in _problems(rule, ctx):
-            key = problem.key or next((key for key in rule.keys if ctx.is_set(key)), rule.keys[0] if rule.keys else "")
-            setting = imported.parsed.settings.get(key) or imported.parsed.env.get(key)
-            files = imported.parsed.files
-            yield Finding(
-                rule.id,
-                problem.severity or rule.severity,
-                key,
-                problem.message,
-                problem.fix,
-                file=setting.file if setting else files[0] if files else "",
-                line=setting.line if setting else 0,
-            )
-
-
-def _problems(rule: FrameworkRule, ctx: RuleContext) -> Iterable[Problem]:
-    found = rule.check(ctx)
-    if found is None:
-        return ()
-    return (found,) if isinstance(found, Problem) else found
+        yield from rule.findings(ctx)
 
 
 def _unresolved(imported: ImportedRecipe) -> Iterator[UnresolvedValue]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -123,6 +123,23 @@ class FrameworkRule(msgspec.Struct, frozen=True):
     symptom: str  # what the user would see
     cause: str
     supersedes: tuple[str, ...] = ()  # rules of ours that report the same problem less precisely
+
+    def findings(self, ctx: RuleContext) -> Iterator[Finding]:
+        """Run the check and yield its problems as findings with their file and line."""
+        found = self.check(ctx)
+        for problem in () if found is None else (found,) if isinstance(found, Problem) else found:
+            key = problem.key or next((key for key in self.keys if ctx.is_set(key)), self.keys[0] if self.keys else "")
+            setting = ctx.parsed.settings.get(key) or ctx.parsed.env.get(key)
+            files = ctx.parsed.files
+            yield Finding(
+                self.id,
+                problem.severity or self.severity,
+                key,
+                problem.message,
+                problem.fix,
+                file=setting.file if setting else files[0] if files else "",
+                line=setting.line if setting else 0,
+            )
 
 
 class Framework(msgspec.Struct, frozen=True):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.frameworks.automodel.accessors import run_rule
 from meshwright.frameworks.automodel.derived_fields import assumptions, derived_values, model_name
 from meshwright.frameworks.automodel.extra_keys import COMMON_BLOCKS
 from meshwright.frameworks.automodel.ignored_keys import IGNORED_KEY_RULES
@@ -93,14 +92,14 @@ def _command_findings(framework: Framework, launch: LaunchCommand, parsed: Parse
     from meshwright.frameworks.automodel.command_rules import NO_RECIPE, OLD_COMMAND
 
     ctx = RuleContext(framework, parsed, Recipe(name="", model="", goal=parsed.goal, cluster=""), None, None)
-    yield from run_rule(NO_RECIPE, ctx)
+    yield from NO_RECIPE.findings(ctx)
     first = launch.args[0]
     if (
         not first.unresolved
         and not str(first.value).startswith("-")
         and not str(first.value).endswith((".yaml", ".yml"))
     ):
-        for finding in run_rule(OLD_COMMAND, ctx):
+        for finding in OLD_COMMAND.findings(ctx):
             yield msgspec.structs.replace(finding, file=first.file, line=first.line)
 
 
@@ -196,7 +195,7 @@ def _parsed(
         settings=normalized, name=stem or Path(content.path).stem, model=model, goal=goal, files=files
     )
     ctx = RuleContext(framework, parsed, Recipe(name="", model="", goal=goal, cluster=""), None, None)
-    findings = tuple(finding for rule in IGNORED_KEY_RULES for finding in run_rule(rule, ctx))
+    findings = tuple(finding for rule in IGNORED_KEY_RULES for finding in rule.findings(ctx))
     effective = effective_settings(normalized)
     notes += assumptions(effective)
     return msgspec.structs.replace(
