@@ -189,16 +189,16 @@ meshwright check ds_config.json --model llama3-8b --gpus 8xH100
 meshwright export llama3_70b_pretrain_config --to megatron-lm --gpus 8x8xH100
 ```
 
-Scripts are never executed: variables, arrays, conditions and included files are followed, and a value that only execution
-could determine is reported as unresolved, not guessed. The file is mapped to a recipe and checked with the framework's own
-constraints, our rules and the estimate. Findings name file, line and the fix in the framework's own keys: settings that
-prevent the start or exceed memory, and settings that are unused, ignored or overwritten. `export` writes a recipe as
+Scripts are never executed: variables, arrays, conditions and included files are followed, and a value that only
+execution could determine is reported as unresolved, not guessed. The file is mapped to a recipe and checked with the
+framework's own constraints, our rules and the estimate. Findings name file, line and the fix in the framework's own
+keys: settings that prevent the start or exceed memory, and settings that are unused, ignored or overwritten. `export` writes a recipe as
 the framework's config, parses the result again, and lists every setting that would be lost.
 """
 COMPARED = """## Compared with the frameworks' own parsers
 
-The configs of our tests, exports of every fifth shipped recipe and randomly drawn configs were given to each framework's
-own parser and checks, on a machine without GPUs (`python -m benchmarks.against NAME --site FOLDER`, rows in
+The configs of our tests, exports of every fifth shipped recipe and randomly drawn configs were given to each
+framework's own parser and checks, on a machine without GPUs (`python -m benchmarks.against NAME --site FOLDER`, rows in
 `benchmarks/results/frameworks_*.json`). *Seen here only* counts failures that occur after the part that was executed:
 memory, heads, schedules, data. Differences were fixed, so the zeros are not an independent rate: of 1,600 newly drawn
 configs, 5 differed and were fixed too. Some wheels are older or newer than the commits that we support.

@@ -1,4 +1,4 @@
-"""Retired words stay out of names, help, messages, docs and comments; docs/glossary.md lists the words that are ours."""
+"""Retired words stay out of names, help, messages, docs and comments; docs/glossary.md lists the words we keep."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ WORDS = [
     "thereof",
 ]
 PHRASES = (
-    r"gone on\b", r"go(es)? on from", r"made anew", r"held against", r"stands? for\b", r"\bis no [A-Z]", r"\bwhole numbers?\b",
+    r"gone on\b", r"go(es)? on from", r"made anew", r"held against", r"stands? for\b", r"\bis no [A-Z]", 
+    r"\bwhole numbers?\b",
     r"\bthe house\b", r"\baskers?\b", r"of several ranks", r"in (its|their|our) own words", r"\bwhat is (said|told)\b",
 )  # fmt: skip
 SUFFIXES = (".py", ".md", ".html", ".js", ".css", ".toml", ".yml", ".yaml", ".cff", ".sh", ".ipynb", "")
