@@ -128,9 +128,9 @@ def _index() -> dict[tuple[str, ...], str]:
     """Map every name and alias, normalized, to the model name."""
     index: dict[tuple[str, ...], str] = {}
     for name, entry in _entries().items():
-        for spelling in (name, entry.get("hf_id", ""), *entry.get("aliases", ())):
-            if spelling:
-                index.setdefault(_normalize(spelling), name)
+        for alias in (name, entry.get("hf_id", ""), *entry.get("aliases", ())):
+            if alias:
+                index.setdefault(_normalize(alias), name)
     return index
 
 

@@ -45,7 +45,7 @@ def reshape(
     ffn       is the width of the dense blocks or, in a model without them, of the routed experts.
     heads, kv_heads, head_dim  are those of the softmax attention; Mamba and linear-attention heads stay.
     """
-    given = {
+    sizes = {
         "layers": layers,
         "hidden": hidden,
         "ffn": ffn,
@@ -56,7 +56,7 @@ def reshape(
         "experts": experts,
         "topk": topk,
     }
-    requested = {key: value for key, value in given.items() if value is not None}
+    requested = {key: value for key, value in sizes.items() if value is not None}
     if not requested:
         return spec
     _check(spec, requested)

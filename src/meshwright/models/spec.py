@@ -20,7 +20,7 @@ class Attention(msgspec.Struct, frozen=True):
     qkv_bias: bool = False
     out_bias: bool = False
     qk_norm: Literal["none", "head", "full"] = (
-        "none"  # "head": one head_dim vector each for q and k; "full": whole width
+        "none"  # "head": one head_dim vector each for q and k; "full": full width
     )
     output_gate: bool = False  # q projection is twice as wide, the second half gates the output (Qwen3-Next)
     sinks: bool = False  # one learned logit per head (gpt-oss)

@@ -87,8 +87,8 @@ def case_of(recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any = "meshwr
 
 
 def _case(recipe: Recipe, model: ModelSpec, question: Question) -> Case:
-    made = case_of(recipe, model, question.cluster, question.engine)
-    return made if question.calibration is None else made.replace(calibration=question.calibration)
+    case = case_of(recipe, model, question.cluster, question.engine)
+    return case if question.calibration is None else case.replace(calibration=question.calibration)
 
 
 def with_engine_strategy(recipe: Recipe, engine: str) -> Recipe:

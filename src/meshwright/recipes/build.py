@@ -117,16 +117,16 @@ def _contract_only(base: Recipe) -> Recipe:
 
 def derived(base: Recipe, differences: Mapping[str, Any]) -> dict[str, Any]:
     """Return fields derived from others unless they are set: sp from tp, the schedule from vp, …"""
-    layout, given = base.layout, differences.get
+    layout, get = base.layout, differences.get
     found: dict[str, Any] = {
-        "sp": given("tp", layout.tp) != 1 and given("strategy", layout.strategy) != "megatron_fsdp",
-        "pp_schedule": "1f1b" if given("vp", layout.vp) == 1 else "interleaved_1f1b",
-        "overlap_param_gather": given("overlap_grad_reduce", base.kernels.overlap_grad_reduce) is True,
-        "te_rng_tracker": given("cuda_graphs", base.kernels.cuda_graphs) != "none",
+        "sp": get("tp", layout.tp) != 1 and get("strategy", layout.strategy) != "megatron_fsdp",
+        "pp_schedule": "1f1b" if get("vp", layout.vp) == 1 else "interleaved_1f1b",
+        "overlap_param_gather": get("overlap_grad_reduce", base.kernels.overlap_grad_reduce) is True,
+        "te_rng_tracker": get("cuda_graphs", base.kernels.cuda_graphs) != "none",
     }
     if base.benchmark:
-        found["force_balance"] = given("ep", layout.ep) != 1
-    elif given("images", False):
+        found["force_balance"] = get("ep", layout.ep) != 1
+    elif get("images", False):
         found.update(IMAGES)
     return found
 

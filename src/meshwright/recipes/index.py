@@ -181,8 +181,8 @@ def _distance(entry: IndexEntry, spec: ModelSpec, seq: int | None) -> tuple[int,
         mine != theirs for mine, theirs in zip(architecture_class(spec), architecture_class(other), strict=True)
     )
     size = abs(log2(max(spec.params.total, 1) / max(other.params.total, 1)))
-    kin = FAMILY_HEAD_START if spec.family == other.family else 0.0
-    return differing, max(size - kin, 0.0) if kin else size, abs(log2((seq or entry.seq_length) / entry.seq_length))
+    bonus = FAMILY_HEAD_START if spec.family == other.family else 0.0
+    return differing, max(size - bonus, 0.0) if bonus else size, abs(log2((seq or entry.seq_length) / entry.seq_length))
 
 
 def architecture_class(spec: ModelSpec) -> tuple[str, str, str]:

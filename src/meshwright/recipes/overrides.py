@@ -122,25 +122,25 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
             groups.setdefault(override_composite_keys()[key].keys, {})[key] = text
         else:
             _add(explicit, _plain(key, text))
-    for keys, given in groups.items():
-        mapped = override_composite_keys()[keys[0]].read(given, recipe)
-        source = " ".join(f"{key}={text}" for key, text in given.items())
+    for keys, texts in groups.items():
+        mapped = override_composite_keys()[keys[0]].read(texts, recipe)
+        source = " ".join(f"{key}={text}" for key, text in texts.items())
         for own, text in mapped.explicit.items():
             _add(explicit, _typed(own, text, source.split("=")[0], source))
         for own, text in mapped.implied.items():
             implied[own] = _typed(own, text, own, source)
-    for own, given in items.items():
-        explicit[own] = _with_items(own, given, explicit.get(own), recipe)
+    for own, texts in items.items():
+        explicit[own] = _with_items(own, texts, explicit.get(own), recipe)
     return list({**implied, **explicit}.values())
 
 
-def _with_items(own: str, given: dict[str, str], setting: _Setting | None, recipe: Recipe) -> _Setting:
+def _with_items(own: str, texts: dict[str, str], setting: _Setting | None, recipe: Recipe) -> _Setting:
     """Set single items of a mapping field; the others keep their values."""
     before = setting.value if setting is not None else field_value(recipe, own)
     new: dict[str, Any] = {}
-    for item, text in given.items():
+    for item, text in texts.items():
         new |= parse(recipe_fields()[own], json.dumps({item: text}), f"{own}.{item}")
-    return _Setting(own, {**before, **new}, " ".join(f"{own}.{item}={text}" for item, text in given.items()))
+    return _Setting(own, {**before, **new}, " ".join(f"{own}.{item}={text}" for item, text in texts.items()))
 
 
 def _plain(key: str, text: str) -> _Setting:

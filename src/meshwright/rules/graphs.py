@@ -116,11 +116,11 @@ def local_graphs_of_modules(c: Case) -> Column:
     fixes=({"cuda_graph_scope": [()]}, NO_GRAPHS),
 )
 def scope_contradicts_implementation(c: Case) -> Column:
-    whole_with_modules = (c.cuda_graphs == "full_iteration") & (
+    full_with_modules = (c.cuda_graphs == "full_iteration") & (
         tuple(c.cuda_graph_scope) not in ((), ("full_iteration",))
     )
-    modules_with_whole = (c.cuda_graphs == "transformer_engine") & ("full_iteration" in c.cuda_graph_scope)
-    return whole_with_modules | modules_with_whole
+    modules_with_full = (c.cuda_graphs == "transformer_engine") & ("full_iteration" in c.cuda_graph_scope)
+    return full_with_modules | modules_with_full
 
 
 @rule(

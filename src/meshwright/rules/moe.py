@@ -84,11 +84,15 @@ def expert_memory_gib(c: Case) -> Column:
     Replicated experts: weights and gradients, and the optimizer state or the rank's shard of it. Sharded experts:
     the weights and gradients of two layers, gathered one ahead of the other.
     """
-    held = c.params_routed / (c.ep * c.etp * c.pp)
+    params_per_rank = c.params_routed / (c.ep * c.etp * c.pp)
     if c.goal == "peft":
-        return np.where(one_of(c.strategy, ("ddp", "zero1")), held, held * c.pp / c.layers * 2) * 2 / GIB
-    replicated = held * np.where(c.strategy == "zero1", 6 + 12 / c.expert_dp, 18)
-    gathered = held * c.pp / c.layers * 2 * 6
+        return (
+            np.where(one_of(c.strategy, ("ddp", "zero1")), params_per_rank, params_per_rank * c.pp / c.layers * 2)
+            * 2
+            / GIB
+        )
+    replicated = params_per_rank * np.where(c.strategy == "zero1", 6 + 12 / c.expert_dp, 18)
+    gathered = params_per_rank * c.pp / c.layers * 2 * 6
     return np.where(one_of(c.strategy, ("ddp", "zero1")), replicated, gathered) / GIB
 
 

@@ -76,11 +76,11 @@ def uneven_split(c: Case) -> Column:
     "pipeline.stage-count",
     "error",
     "stage_layers",
-    message="stage_layers lists {given} chunks, but pp × vp = {pp} × {vp} needs {stages}",
+    message="stage_layers lists {listed} chunks, but pp × vp = {pp} × {vp} needs {stages}",
     symptom="the pipeline layout has a different number of stages than pipeline size × virtual stages",
     cause="stage_layers lists the layers of every stage chunk, in order",
     fixes=({"stage_layers": [()]}, {"stage_layers": even_stages}, NO_PP),
-    values={"given": lambda c: len(c.stage_layers)},
+    values={"listed": lambda c: len(c.stage_layers)},
 )
 def wrong_stage_count(c: Case) -> Column:
     return (len(c.stage_layers) > 0) & (c.stages != len(c.stage_layers))

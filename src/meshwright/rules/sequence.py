@@ -180,8 +180,8 @@ def all_to_all_heads_not_divisible(c: Case) -> Column:
     ),
 )
 def cp_hierarchy_invalid(c: Case) -> Column:
-    cut = (c.cp % c.cp_inner == 0) & (c.cp_inner > 1) & (c.cp_inner < c.cp)
-    return (c.cp > 1) & (c.cp_comm == "a2a+ring") & not_(cut)
+    valid = (c.cp % c.cp_inner == 0) & (c.cp_inner > 1) & (c.cp_inner < c.cp)
+    return (c.cp > 1) & (c.cp_comm == "a2a+ring") & not_(valid)
 
 
 @rule(

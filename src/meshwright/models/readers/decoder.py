@@ -64,15 +64,15 @@ def layer_types(fields: Fields, traits: Traits, count: int) -> tuple[str, ...]:
     """Return full_attention, sliding_attention or linear_attention for every layer."""
     full, sliding = "full_attention", "sliding_attention"
     if traits.mixer == "delta_hybrid":
-        given = _listed_layer_types(fields, count, (full, "linear_attention"))
+        listed = _listed_layer_types(fields, count, (full, "linear_attention"))
         interval = fields.size("full_attention_interval")
-        return given or tuple("linear_attention" if (i + 1) % interval else full for i in range(count))
+        return listed or tuple("linear_attention" if (i + 1) % interval else full for i in range(count))
     if traits.window in ("none", "every", "switched"):
         _reject_mixed_layer_types(fields)
         return (full,) * count
-    given = _listed_layer_types(fields, count, (full, sliding))
-    if given:
-        return given
+    listed = _listed_layer_types(fields, count, (full, sliding))
+    if listed:
+        return listed
     return tuple(sliding if _has_window(fields, traits, place) else full for place in range(count))
 
 
@@ -98,12 +98,12 @@ def _has_rope(fields: Fields, place: int) -> bool:
 
 
 def _listed_layer_types(fields: Fields, count: int, known: tuple[str, ...]) -> tuple[str, ...] | None:
-    given = fields.words("layer_types", known)
-    if given is not None and len(given) != count:
+    listed = fields.words("layer_types", known)
+    if listed is not None and len(listed) != count:
         raise InputError(
-            f"has {len(given)} entries, but num_hidden_layers is {count}", field=fields.where + "layer_types"
+            f"has {len(listed)} entries, but num_hidden_layers is {count}", field=fields.where + "layer_types"
         )
-    return given
+    return listed
 
 
 def _reject_mixed_layer_types(fields: Fields) -> None:

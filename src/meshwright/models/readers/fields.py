@@ -75,14 +75,14 @@ class Fields:
 
     def raw(self, key: str) -> Any:
         """Return the value of the key or its aliases, or the default; raise if there is neither."""
-        spellings = (key, *self.aliases.get(key, ()))
-        self.read.update(spellings)
-        given = [name for name in spellings if name in self.data]
-        for other in given[1:]:
-            if self.data[other] != self.data[given[0]]:
-                raise self.error(other, f"contradicts {given[0]}={self.data[given[0]]!r}, its alias")
-        if given:
-            return self.data[given[0]]
+        names = (key, *self.aliases.get(key, ()))
+        self.read.update(names)
+        present = [name for name in names if name in self.data]
+        for other in present[1:]:
+            if self.data[other] != self.data[present[0]]:
+                raise self.error(other, f"contradicts {present[0]}={self.data[present[0]]!r}, its alias")
+        if present:
+            return self.data[present[0]]
         if key in self.defaults:
             return self.defaults[key]
         raise InputError(

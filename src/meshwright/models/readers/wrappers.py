@@ -120,7 +120,7 @@ def _text_fields(fields: Fields, wrapper: Wrapper) -> Fields:
 
 def _text_model_type(nested: Mapping[str, Any], wrapper: Wrapper) -> str:
     model_type = nested.get("model_type", wrapper.text[0])
-    outer = {name.removesuffix("_text") for name in wrapper.text}
+    outer = [name.removesuffix("_text") for name in wrapper.text]
     if model_type in wrapper.text:
         return str(model_type)
     if model_type in outer and len(wrapper.text) == 1:
