@@ -128,10 +128,20 @@ def fields_of(request: type[Request]) -> tuple[Field, ...]:
 
 def _field(info: msgspec.structs.FieldInfo, hint: Any) -> Field:
     parts = list(_parts(hint))
-    declared = [one for one in parts if isinstance(one, Input)]
-    types = tuple(one for one in (str, int, float, bool) if one in parts)
+    types = tuple(one for one in (str, int, float, bool) if one in parts or (one is str and Literal in parts))
     default = None if info.required or info.default is msgspec.NODEFAULT else info.default
-    return Field(info.name, types, Sequence in parts, info.required, default, declared[-1])
+    return Field(info.name, types, Sequence in parts, info.required, default, _input(parts))
+
+
+def _input(parts: Sequence[Any]) -> Input:
+    """Return the declared input of a field, or that of an engine option, which msgspec's Meta describes."""
+    declared = [one for one in parts if isinstance(one, Input | msgspec.Meta)]
+    if not declared:
+        return Input(help="Set by code.", surfaces=())
+    if isinstance(meta := declared[-1], Input):
+        return meta
+    choices = tuple(one for one in parts if isinstance(one, str))  # of a Literal
+    return Input(help=str(meta.description), choices=choices, minimum=meta.ge, surfaces=CLI, **(meta.extra or {}))
 
 
 def _parts(hint: Any) -> Iterable[Any]:

@@ -43,7 +43,10 @@ def bench(request: requests.Bench) -> TrainResult:
 
 
 def _run(
-    request: requests.Bench, dataset: str | None, settings: Mapping[str, Any], defaults: Sequence[str] = ()
+    request: requests.Bench | requests.Train,
+    dataset: str | None,
+    settings: Mapping[str, Any],
+    defaults: Sequence[str] = (),
 ) -> TrainResult:
     from meshwright.engine import train
     from meshwright.engine.run_spec import RunSpec
@@ -273,7 +276,7 @@ class LaunchResponse(Response, frozen=True, kw_only=True):
     findings: Sequence[Finding]
 
 
-def train_response(done: TrainResult, request: requests.Bench | None = None) -> TrainResponse:
+def train_response(done: TrainResult, request: requests.Bench | requests.Train | None = None) -> TrainResponse:
     """Return the response of train and bench; rank 0 alone has one."""
     recipe, metrics = done.recipe, done.outcome
     if metrics is None:

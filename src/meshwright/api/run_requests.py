@@ -8,6 +8,7 @@ from typing import Annotated
 from meshwright.api.inputs import CLI, Input, Request, Text
 from meshwright.api.requests import Goal, Gpus, Overrides, Plot, RecipeName, count, flag, path
 from meshwright.choices import FRAMEWORKS, SCHEDULERS
+from meshwright.engine.run_spec import Nproc, RunOptions, TrainOptions
 
 INTERNAL = ()  # set by code, never by a user
 
@@ -18,48 +19,26 @@ LOG_TEXT = Text(
 )
 BASELINE_TEXT = Text(name="baseline", help="Log of the same training on fewer GPUs.", file="baseline.log")
 
-Nproc = Annotated[int, count("Number of ranks to start on this machine.")]
 Dataset = Annotated[
     str, Input(help="Dataset: a name, file or folder; mock generates random data.", metavar="DATA", surfaces=CLI)
 ]
 OtherModel = Annotated[
     str, Input(help="Train this model instead of the recipe's.", metavar="MODEL", complete="models", surfaces=CLI)
 ]
-Tiny = Annotated[bool, flag("Train a laptop-size model of the same structure on CPU, with the layout scaled to N.")]
-RunFolder = Annotated[str, path("Run folder for metrics and checkpoints. Default: runs/RECIPE-DATE; none with --tiny.")]
-Tensorboard = Annotated[bool, flag("Also write metrics for TensorBoard.")]
-Timeout = Annotated[
-    float,
-    Input(
-        help="End a rank that makes no progress for this many seconds.",
-        flag="--timeout",
-        metavar="SECONDS",
-        minimum=0,
-        surfaces=CLI,
-    ),
-]
-Internal = Annotated[bool, Input(help="Set by the command line.", surfaces=INTERNAL)]
 
 
-class Bench(Request, frozen=True):
+class Bench(RunOptions, Request, frozen=True):
     """Measure throughput: 50 steps on mock data, next to the estimate.
 
     Never a production setting.
     """
 
     recipe: RecipeName
-    nproc: Nproc | None = None
     model: OtherModel | None = None
-    tiny: Tiny = False
-    out: RunFolder | None = None
-    tensorboard: Tensorboard = False
-    timeout_s: Timeout = 600.0
     overrides: Overrides = ()
-    json: Internal = False
-    quiet: Internal = False
 
 
-class Train(Bench, frozen=True):
+class Train(TrainOptions, Request, frozen=True):
     """Train a recipe on our engine, on one or more ranks.
 
     Runs alone, on N ranks of this machine, or as a rank of torchrun or SLURM. If the run folder contains checkpoints,
@@ -67,17 +46,10 @@ class Train(Bench, frozen=True):
     a checkpoint and exits.
     """
 
+    recipe: RecipeName
     dataset: Dataset | None = None
-    on_nan: Annotated[
-        str,
-        Input(
-            help="On a step whose loss is NaN or infinite: stop or skip. Its samples are recorded either way.",
-            metavar="ACTION",
-            choices=("stop", "skip"),
-            surfaces=CLI,
-        ),
-    ] = "stop"
-    accept_changes: Annotated[bool, flag("Resume even though contract fields differ from the checkpoint.")] = False
+    model: OtherModel | None = None
+    overrides: Overrides = ()
 
 
 class DryRun(Request, frozen=True):

@@ -1,30 +1,69 @@
-"""How a training run is started, and what each of its ranks receives. Imports no torch."""
+"""How a training run is started, and what each of its ranks receives. Imports no torch.
+
+The requests of `train` and `bench` derive from the options here: descriptions and limits are those of the command line.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 if TYPE_CHECKING:
     from meshwright.recipes.case import Case
     from meshwright.recipes.types import Recipe
 
 NanPolicy = Literal["stop", "skip"]
+Nproc = Annotated[int, Meta(description="Number of ranks to start on this machine.", ge=1, extra={"metavar": "N"})]
 
 
-class RunSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """How a run is started and what it writes; the options of `train` and `bench` are these fields."""
+class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options that `train` and `bench` share."""
 
-    nproc: int | None = None  # ranks to start on this machine; None: those of torchrun or SLURM, else one
-    tiny: bool = False  # a laptop-size model of the same structure, on CPU
-    out: str | None = None  # run folder: metrics, checkpoints, exported model; None: runs/RECIPE-DATE
-    tensorboard: bool = False
+    nproc: Nproc | None = None  # None: the ranks of torchrun or SLURM, else one
+    tiny: Annotated[
+        bool,
+        Meta(description="Train a laptop-size model of the same structure on CPU, with the layout scaled to N."),
+    ] = False
+    out: Annotated[
+        str | None,
+        Meta(
+            description="Run folder for metrics and checkpoints. Default: runs/RECIPE-DATE; none with --tiny.",
+            extra={"metavar": "DIR"},
+        ),
+    ] = None
+    tensorboard: Annotated[bool, Meta(description="Also write metrics for TensorBoard.")] = False
+    timeout_s: Annotated[
+        float,
+        Meta(
+            description="End a rank that makes no progress for this many seconds.",
+            ge=0,
+            extra={"flag": "--timeout", "metavar": "SECONDS"},
+        ),
+    ] = 600.0
     json: bool = False
     quiet: bool = False
-    on_nan: NanPolicy = "stop"
-    timeout_s: float = 600.0  # a rank that makes no progress for this long is ended
-    accept_changes: bool = False  # resume even though contract fields differ from the checkpoint
+
+
+class TrainOptions(RunOptions, frozen=True, kw_only=True):
+    """Options of `train`."""
+
+    on_nan: Annotated[
+        NanPolicy,
+        Meta(
+            description="On a step whose loss is NaN or infinite: stop or skip. Its samples are recorded either way.",
+            extra={"metavar": "ACTION"},
+        ),
+    ] = "stop"
+    accept_changes: Annotated[
+        bool, Meta(description="Resume even though contract fields differ from the checkpoint.")
+    ] = False
+
+
+class RunSpec(TrainOptions, frozen=True, kw_only=True):
+    """A run as the engine starts it: the user's options, and what the verb decides."""
+
     checkpoints: bool = True  # save to the run folder, and resume from what it contains
     random_weights: bool = False  # ignore pretrained weights: for throughput runs
     find_micro_batch: bool = False  # use the largest micro batch that fits instead of the recipe's
