@@ -10,54 +10,54 @@ from typing import Any, Literal
 from meshwright.recipes.types import Recipe
 
 MISSING = ...
-"""The default of a key whose value there depends on something else, or that must be said."""
+"""The default of a key that is required or depends on other settings."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """One config as a framework's parser is handed it."""
+    """One config, as passed to a framework's parser."""
 
     name: str
     origin: Literal["case", "export", "draw"]
     path: str  # its file name
     text: str
-    gpus: str | None = None  # as typed: 2x8xH100
-    world: int | None = None  # None: neither the file nor the case says how many GPUs there are
+    gpus: str | None = None  # such as 2x8xH100
+    world: int | None = None  # None: the number of GPUs is unknown
     model: str | None = None
-    files: Mapping[str, str] = field(default_factory=dict)  # what export wrote, by file name
-    words: tuple[str, ...] = ()  # what export says follows torchrun
+    files: Mapping[str, str] = field(default_factory=dict)  # exported files by name
+    argv: tuple[str, ...] = ()  # exported program: what follows torchrun
     env: Mapping[str, str] = field(default_factory=dict)
-    recipe: Recipe | None = None  # what was exported
+    recipe: Recipe | None = None  # the exported recipe
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the framework's own code says of a config."""
+    """The result of the framework's own code for a config."""
 
-    accepts: bool | None  # None: it was not asked, because it cannot be here
-    reason: str = ""  # its error, or why it was not asked
+    accepts: bool | None  # None: it could not be run here
+    reason: str = ""  # its error, or why it was not run
 
 
 @dataclass(frozen=True)
-class Framework:
-    """A version of a framework whose own code judges configs here, without GPUs."""
+class ReferenceParser:
+    """A framework version whose own parser and checks run here, without GPUs."""
 
-    framework: str  # ours
-    needs: str  # such as torchtitan==0.2.2
-    module: str  # whose import shows that it is there
-    judge: Callable[[Config, Path], Verdict]  # the folder holds the config and what else export wrote
-    asks: str  # which of its code is asked, as a sentence
-    prepare: Callable[[], None] = lambda: None  # before its modules are imported
-    draws: Callable[[], Iterable[Config]] = tuple  # more configs of this version, drawn from a seed
-    takes: Callable[[Config], bool] = lambda config: True  # whether the config is in this version's words
-    exported: str | None = None  # which of the exported files is handed over; None: the first
-    keys: Callable[[], Mapping[str, Any]] | None = None  # its keys as our table spells them, with their defaults
-    speaks: Callable[[str], bool] = lambda key: True  # which rows of our table are of this version and of these keys
-    later: Mapping[str, str] = field(default_factory=dict)
-    """Why its parser does not see what a rule of ours tells: by the beginning of the rule's id."""
-    beyond: Mapping[str, str] = field(default_factory=dict)
-    """Why a refusal of theirs is none of a config's: by a text in their error."""
+    framework: str  # our name for it
+    needs: str  # pip requirement, such as torchtitan==0.2.2
+    module: str  # importing it shows that it is installed
+    evaluate: Callable[[Config, Path], Verdict]  # the folder contains the config and other exported files
+    runs_code: str  # which of its code runs, as a sentence
+    prepare: Callable[[], None] = lambda: None  # runs before its modules are imported
+    random_configs: Callable[[], Iterable[Config]] = tuple  # random configs with a fixed seed
+    accepts_config: Callable[[Config], bool] = lambda config: True  # whether the config is for this version
+    exported: str | None = None  # exported file to use; None: the first
+    keys: Callable[[], Mapping[str, Any]] | None = None  # its keys as in our key map, with defaults
+    covers_key: Callable[[str], bool] = lambda key: True  # which rows of our key map this version covers
+    detected_later: Mapping[str, str] = field(default_factory=dict)
+    """Why its parser misses a finding of ours, by prefix of the rule id."""
+    not_config_errors: Mapping[str, str] = field(default_factory=dict)
+    """Why an error is not caused by the config, by a text in the error."""
     other_defaults: Mapping[str, str] = field(default_factory=dict)
-    """Why our default of a key is not the one of their class."""
+    """Why our default of a key differs from its class."""
     other_keys: Mapping[str, str] = field(default_factory=dict)
-    """Why a key stands in one list only: by the beginning of its name."""
+    """Why a key is in one list only, by prefix of its name."""

@@ -1,4 +1,4 @@
-"""Accelerate 1.15: its launcher's reading of a config file, and the plugins that a program builds from what it says."""
+"""Accelerate 1.15: the launcher's config parsing, and the plugins that a program builds from it."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from benchmarks.against import MISSING, Config, Framework, Verdict
+from benchmarks.against import MISSING, Config, ReferenceParser, Verdict
 
-DRAWN = 400
+RANDOM_CONFIGS = 400
 SEED = 6
 
 
-def judge(config: Config, folder: Path) -> Verdict:
-    """What Accelerate says of a file: the first error of the launcher and of the plugins in the program."""
+def evaluate(config: Config, folder: Path) -> Verdict:
+    """Return the first error of the launcher or of the plugins."""
     if not config.path.endswith((".yaml", ".yml")):
-        return Verdict(None, "a command: its words are asked nowhere without starting it")
+        return Verdict(None, "a command, which cannot be checked without running it")
     with (
         mock.patch.dict(os.environ),
         contextlib.redirect_stderr(io.StringIO()),
@@ -44,8 +44,8 @@ def _start(path: str) -> None:
     from accelerate.utils import FullyShardedDataParallelPlugin
     from accelerate.utils import launch as environment
 
-    typed = launch.launch_command_parser().parse_args(["--config_file", path, "train.py"])
-    args, defaults, warned = launch._validate_launch_command(typed)
+    parsed = launch.launch_command_parser().parse_args(["--config_file", path, "train.py"])
+    args, defaults, warned = launch._validate_launch_command(parsed)
     if args.use_deepspeed:
         fields = [*defaults.deepspeed_config, *(["mixed_precision"] if warned else [])]
         args.deepspeed_fields_from_accelerate_config = ",".join(fields)
@@ -68,12 +68,12 @@ def _mesh(args: Any) -> None:
     from accelerate.utils import DistributedType
 
     plain = DistributedType.FSDP if args.use_fsdp else DistributedType.MULTI_GPU
-    kind = DistributedType.DEEPSPEED if args.use_deepspeed else plain
+    distributed_type = DistributedType.DEEPSPEED if args.use_deepspeed else plain
     program = SimpleNamespace(
         num_processes=int(args.num_processes),
         is_fsdp2=args.use_fsdp and str(args.fsdp_version) == "2",
         multi_device=args.multi_gpu,
-        distributed_type=kind,
+        distributed_type=distributed_type,
         is_main_process=True,
     )
     ParallelismConfig()._validate_accelerator(program)
@@ -117,36 +117,40 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def draws() -> Iterator[Config]:
-    """Files for FSDP, DeepSpeed or plain copies with up to five settings from right and wrong values."""
-    dice = random.Random(SEED)
-    for number in range(DRAWN):
-        names = dice.sample(list(CHOICES), dice.randint(1, 5))
-        changes = {key: dice.choice(CHOICES[key]) for key in names}
+def random_configs() -> Iterator[Config]:
+    """Yield configs for FSDP, DeepSpeed or DDP with up to five valid or invalid settings."""
+    rng = random.Random(SEED)
+    for number in range(RANDOM_CONFIGS):
+        names = rng.sample(list(CHOICES), rng.randint(1, 5))
+        changes = {key: rng.choice(CHOICES[key]) for key in names}
         start = {"distributed_type": "FSDP", "num_processes": "8", "mixed_precision": "bf16"}
         if any(key.startswith("deepspeed") for key in changes):
             start |= {"distributed_type": "DEEPSPEED", "deepspeed_config.zero_stage": "2"}
         elif any(key.startswith("parallelism") for key in changes):
             start |= {"fsdp_config.fsdp_version": "2"}
-        said = {**start, **changes}
-        said.setdefault("fsdp_config.fsdp_version", "2") if said["distributed_type"] == "FSDP" else None
-        text = _yaml(said)
+        settings = {**start, **changes}
+        settings.setdefault("fsdp_config.fsdp_version", "2") if settings["distributed_type"] == "FSDP" else None
+        text = _yaml(settings)
         title = ", ".join(f"{key}={value}" for key, value in changes.items())
         yield Config(f"{number}: {title}", "draw", "config.yaml", text)
 
 
-def _yaml(said: Mapping[str, str]) -> str:
-    lines = [f"{key}: {value}" for key, value in said.items() if "." not in key]
-    for section in dict.fromkeys(key.split(".")[0] for key in said if "." in key):
+def _yaml(settings: Mapping[str, str]) -> str:
+    lines = [f"{key}: {value}" for key, value in settings.items() if "." not in key]
+    for section in dict.fromkeys(key.split(".")[0] for key in settings if "." in key):
         lines += [
             f"{section}:",
-            *(f"  {key.partition('.')[2]}: {value}" for key, value in said.items() if key.startswith(f"{section}.")),
+            *(
+                f"  {key.partition('.')[2]}: {value}"
+                for key, value in settings.items()
+                if key.startswith(f"{section}.")
+            ),
         ]
     return "\n".join(lines) + "\n"
 
 
 def keys() -> Mapping[str, Any]:
-    """The names at the top of a file, and the flags of the launcher that its sections set."""
+    """Return the top-level keys, and the launcher flags that the sections set."""
     from accelerate.commands.config.config_args import ClusterConfig
     from accelerate.commands.launch import launch_command_parser
 
@@ -161,48 +165,48 @@ def keys() -> Mapping[str, Any]:
 
 
 def _plain(default: Any) -> Any:
-    """A default of the command line as a file would say it."""
+    """Return a command-line default as a config value."""
     if isinstance(default, str):
         return {"true": True, "false": False}.get(default.lower(), int(default) if default.isdigit() else default)
     return MISSING if default is None else default
 
 
-def quiet() -> None:
+def silence() -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
 
 
-def _in_a_section(key: str) -> bool:
+def _is_in_section(key: str) -> bool:
     return "." not in key or key.startswith(("fsdp_config.", "parallelism_config."))
 
 
-FRAMEWORK = Framework(
+REFERENCE = ReferenceParser(
     framework="accelerate",
     needs="accelerate==1.15.0",
     module="accelerate.commands.launch",
-    judge=judge,
-    asks="the launcher's parser and checks, the environment it would set, then FullyShardedDataParallelPlugin and "
+    evaluate=evaluate,
+    runs_code="the launcher's parser and checks, the environment it would set, then FullyShardedDataParallelPlugin and "
     "ParallelismConfig on it",
-    draws=draws,
+    random_configs=random_configs,
     keys=keys,
-    speaks=_in_a_section,
-    prepare=quiet,
-    later={
-        "accelerate.machines": "starts, and waits for machines that never come, or leaves some idle",
-        "accelerate.processes": "fails when a process looks for its GPU",
-        "accelerate.gpu-ids": "fails when a process looks for its GPU",
-        "accelerate.no-nvme-path": "handed on; DeepSpeed refuses it",
-        "accelerate.config-file-conflict": "handed on; DeepSpeedPlugin refuses it in the program",
-        "accelerate.degrees": "handed on; Megatron-LM refuses it in the program",
-        "value.refused": "handed on unread; DeepSpeed, or torch's rendezvous, refuses it",
+    covers_key=_is_in_section,
+    prepare=silence,
+    detected_later={
+        "accelerate.machines": "starts, then waits for missing machines or leaves some idle",
+        "accelerate.processes": "fails when a process selects its GPU",
+        "accelerate.gpu-ids": "fails when a process selects its GPU",
+        "accelerate.no-nvme-path": "passed through; DeepSpeed rejects it",
+        "accelerate.config-file-conflict": "passed through; DeepSpeedPlugin rejects it in the program",
+        "accelerate.degrees": "passed through; Megatron-LM rejects it in the program",
+        "value.invalid": "passed through; DeepSpeed or torch's rendezvous rejects it",
     },
-    beyond={"no available devices found": "asks for a GPU, and there is none here"},
+    not_config_errors={"no available devices found": "needs a GPU"},
     other_keys={
-        "fp16": "read and translated by its loader, not a field",
-        "dynamo_backend": "read and translated by its loader, not a field",
+        "fp16": "converted by its loader, not a field",
+        "dynamo_backend": "converted by its loader, not a field",
         "tpu_cluster": "a field of the TPU section",
         "fsdp_config.fsdp_ignored_modules": "an argument of the plugin, not of the launcher",
-        "fsdp_config.fsdp_backward_prefetch_policy": "the old name, translated by its loader",
-        "fsdp_config.fsdp_cpu_offload": "in the table as read by nothing",
+        "fsdp_config.fsdp_backward_prefetch_policy": "the old name, converted by its loader",
+        "fsdp_config.fsdp_cpu_offload": "in the key map as ignored",
     },
 )

@@ -1,7 +1,7 @@
-"""NeMo AutoModel against its own config code: YAML, typed sections, meshes over ranks that move nothing, stages, steps.
+"""Run NeMo AutoModel's own config code: YAML, typed sections, meshes over fake ranks, pipeline stages, steps.
 
-What its recipe for language models does before a model is made, in its order. Besides torch and transformers:
-torchdata, megatron-fsdp, datasets. A model's own checks (heads, plans, experts) come when it is built: not asked.
+Runs the steps of its LLM recipe before the model is built. Needs, besides torch and transformers: torchdata,
+megatron-fsdp, datasets. Checks at model build time (heads, plans, experts) are not run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.against import MISSING, Config, Framework, Verdict
+from benchmarks.against import MISSING, Config, ReferenceParser, Verdict
 
 from meshwright import frameworks, models
 
@@ -33,21 +33,21 @@ VISION = "FinetuneRecipeForVLM"
 LANGUAGE = ("", "TrainFinetuneRecipeForNextTokenPrediction", "BenchmarkingRecipeForNextTokenPrediction")
 
 
-def judge(config: Config, folder: Path) -> Verdict:
-    """Loads, types, lays out and counts."""
+def evaluate(config: Config, folder: Path) -> Verdict:
+    """Load the config, build typed sections and meshes, and count steps."""
     if not config.path.endswith((".yaml", ".yml")):
         return Verdict(None, "a command, not a config")
     try:
-        with _quiet():
+        with _silence():
             _machine()
             other = _setup(config, folder / config.path)
-    except Exception as error:  # whatever it raises is what a user would see
+    except Exception as error:  # any exception is what a user would see
         return Verdict(False, f"{type(error).__name__}: {error}"[:300])
     return Verdict(None, other) if other else Verdict(True)
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _silence() -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -56,24 +56,24 @@ def _quiet() -> Iterator[None]:
 
 @functools.cache
 def _machine() -> None:
-    """Packages that need a GPU are there by name; variables that files leave open have a value."""
+    """Mock packages that need a GPU, and set the environment variables that configs use."""
     import nemo_automodel
-    from nemo_automodel.components.models.common import utils  # noqa: F401  # before there is a Transformer Engine
+    from nemo_automodel.components.models.common import utils  # noqa: F401  # before Transformer Engine is mocked
     from nemo_automodel.recipes.llm import train_ft  # noqa: F401
 
-    nemo_automodel.NeMoAutoModelForCausalLM  # noqa: B018  # is imported when it is asked for
+    nemo_automodel.NeMoAutoModelForCausalLM  # noqa: B018  # lazy import
 
     class FusedAdam:
         def __init__(self, params: Any, lr: float = 1e-3, **options: Any) -> None: ...
 
     names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers", "dion")
-    made = {name: ModuleType(name) for name in names}
+    modules = {name: ModuleType(name) for name in names}
     for name in ("FusedAdam", "Muon", "Dion", "Dion2", "NorMuon"):
-        for module in made.values():
+        for module in modules.values():
             setattr(module, name, FusedAdam)
-    for whole, _, part in (name.rpartition(".") for name in names if "." in name):
-        setattr(made[whole], part, made[f"{whole}.{part}"])
-    sys.modules.update(made)
+    for parent, _, child in (name.rpartition(".") for name in names if "." in name):
+        setattr(modules[parent], child, modules[f"{parent}.{child}"])
+    sys.modules.update(modules)
     os.environ.update(VARIABLES)
 
 
@@ -83,7 +83,7 @@ def _setup(config: Config, path: Path) -> str:
 
     raw = load_yaml_config(str(path))
     if _recipe_of(raw) not in (*LANGUAGE, VISION):
-        return f"{_recipe_of(raw)} has a setup of its own"
+        return f"{_recipe_of(raw)} has its own setup"
     cfg = RecipeConfig(raw)
     for name in SECTIONS:
         if _recipe_of(raw) != VISION or "dataloader" not in name:
@@ -105,7 +105,7 @@ def _recipe_of(raw: Any) -> str:
 
 @contextlib.contextmanager
 def _ranks(world: int) -> Iterator[None]:
-    """A process group that moves nothing."""
+    """Open a fake process group."""
     import torch
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -123,7 +123,7 @@ def _distributed(cfg: Any, world: int) -> Any:
 
 
 def _layers(config: Config) -> int | None:
-    """The model's layers, as far as the file or the case names a model that we know."""
+    """Return the number of layers if the model is known."""
     if config.model:
         return len(models.find(config.model).layers)
     result = frameworks.check(frameworks.framework("automodel"), frameworks.content_of(config.text, config.path))
@@ -131,7 +131,7 @@ def _layers(config: Config) -> int | None:
 
 
 def _stages(cfg: Any, setup: Any, layers: int | None) -> None:
-    """The checks between the config and the stages of a model."""
+    """Run the checks between the config and the pipeline stages."""
     from nemo_automodel.components.distributed.pipelining import functional
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
 
@@ -206,42 +206,42 @@ def _default(one: Field[Any]) -> Any:
     return MISSING
 
 
-FRAMEWORK = Framework(
+REFERENCE = ReferenceParser(
     framework="automodel",
     needs="nemo-automodel==0.7.0",
     module="nemo_automodel.recipes._dist_utils",
-    judge=judge,
-    asks="its YAML loader, typed sections, distributed setup and meshes, stages, steps and the model's blocks",
+    evaluate=evaluate,
+    runs_code="its YAML loader, typed sections, distributed setup, meshes, pipeline stages, steps and model sections",
     keys=keys,
-    later={
-        "sequence_parallel.": "refused when the model is cut",
-        "automodel.expert-plan": "refused when the model is cut",
-        "automodel.cp-packing": "refused when the model is built",
+    detected_later={
+        "sequence_parallel.": "rejected when the model is sharded",
+        "automodel.expert-plan": "rejected when the model is sharded",
+        "automodel.cp-packing": "rejected when the model is built",
         "dispatch.": "fails on that GPU",
-        "moe.experts-divide": "refused when the model is cut",
-        "moe.forced-balance": "starts, and its router learns nothing: there is no benchmark of models with a tower",
-        "automodel.mesh": "starts, with ranks that belong to no mesh",
-        "automodel.micro-batch-rounds": "refused by the schedule of the stages",
-        "automodel.async-tensor-parallel": "refused when the model is cut",
-        "automodel.cp-attention": "refused when the model is built",
-        "automodel.packing-undetected": "starts, and attends over samples that are not its own",
+        "moe.experts-divide": "rejected when the model is sharded",
+        "moe.forced-balance": "starts, but the router is not trained; no VLM benchmarks exist",
+        "automodel.mesh": "starts with ranks outside the mesh",
+        "automodel.micro-batch-rounds": "rejected by the pipeline schedule",
+        "automodel.async-tensor-parallel": "rejected when the model is sharded",
+        "automodel.cp-attention": "rejected when the model is built",
+        "automodel.packing-undetected": "starts, but attention crosses sample boundaries",
         "automodel.optimizer-argument": "TypeError when the optimizer is built",
-        "automodel.learning-rate": "refused when the schedule is built",
+        "automodel.learning-rate": "rejected when the schedule is built",
     },
-    beyond={
+    not_config_errors={
         "'trainable_only'": "a key of a later version",
-        "NeMoAutoModelForBiencoder": "that class needs packages that are not here",
+        "NeMoAutoModelForBiencoder": "the class needs packages that are not installed",
     },
     other_defaults={
-        "model.backend.experts": "torch_mm where there is a GPU",
-        "model.backend.dispatcher": "deepep where there is a GPU and the package",
-        "distributed.dp_replicate_size": "none there, which is one",
+        "model.backend.experts": "torch_mm if there is a GPU",
+        "model.backend.dispatcher": "deepep if there is a GPU and the package",
+        "distributed.dp_replicate_size": "None, which means 1",
         "distributed.pipeline.pp_recv_buffer_pool": "on in a later version",
-        "fp8.recipe_name": "none there, which is tensorwise",
+        "fp8.recipe_name": "None, which means tensorwise",
     },
     other_keys={
-        "distributed.mp_policy": "here by its parts",
-        "distributed.moe.mp_policy": "here by its parts",
+        "distributed.mp_policy": "split into its fields here",
+        "distributed.moe.mp_policy": "split into its fields here",
         **dict.fromkeys(
             (
                 "recipe",
@@ -272,7 +272,7 @@ FRAMEWORK = Framework(
                 "quantization",
                 "freeze_config",
             ),
-            "not a field of one of the classes that were listed",
+            "not a field of the listed classes",
         ),
     },
 )

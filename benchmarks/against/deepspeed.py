@@ -1,4 +1,4 @@
-"""DeepSpeed 0.19.8: its config class, its schedulers, and what its optimizers take; nothing is compiled."""
+"""DeepSpeed 0.19.8: its config class, schedulers and optimizer signatures; nothing is compiled."""
 
 from __future__ import annotations
 
@@ -11,60 +11,60 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.against import MISSING, Config, Framework, Verdict
+from benchmarks.against import MISSING, Config, ReferenceParser, Verdict
 
 from meshwright.frameworks.mapping import nest
 
-WORLD = 8  # where nobody says the GPUs
-DRAWN = 600
+WORLD = 8  # if the number of GPUs is unknown
+RANDOM_CONFIGS = 600
 SEED = 6
 
 
-def judge(config: Config, folder: Path) -> Verdict:
-    """What DeepSpeed says of a file on so many GPUs: the first error of reading it and of building what it names."""
+def evaluate(config: Config, folder: Path) -> Verdict:
+    """Return the first error of parsing a file and building its optimizer and scheduler."""
     if not config.path.endswith(".json"):
-        return Verdict(None, "a command, which its launcher hands on unread")
+        return Verdict(None, "a command, which the launcher passes through unread")
     from deepspeed.runtime import config as theirs
 
     try:
-        given = json.loads(config.text, object_pairs_hook=theirs.dict_raise_error_on_duplicate_keys)
-        given = as_trainer_fills(given)
-        world = config.world or _world(given)
+        config_dict = json.loads(config.text, object_pairs_hook=theirs.dict_raise_error_on_duplicate_keys)
+        config_dict = fill_auto(config_dict)
+        world = config.world or _world(config_dict)
         with (
             mock.patch.object(theirs.dist, "get_world_size", return_value=world),
             mock.patch.object(theirs.dist, "get_rank", return_value=0),
         ):
-            read = theirs.DeepSpeedConfig(given)
+            read = theirs.DeepSpeedConfig(config_dict)
         _build(read)
     except Exception as error:
         return Verdict(False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return Verdict(True)
 
 
-def as_trainer_fills(given: Any) -> Any:
-    """The config with what transformers' Trainer puts in the place of auto, or takes out."""
-    if not isinstance(given, dict):
-        return given
-    filled = {key: as_trainer_fills(value) for key, value in given.items() if value != "auto"}
-    if given.get("train_micro_batch_size_per_gpu") == "auto":
+def fill_auto(config_dict: Any) -> Any:
+    """Replace or drop auto values as transformers' Trainer does."""
+    if not isinstance(config_dict, dict):
+        return config_dict
+    filled = {key: fill_auto(value) for key, value in config_dict.items() if value != "auto"}
+    if config_dict.get("train_micro_batch_size_per_gpu") == "auto":
         filled["train_micro_batch_size_per_gpu"] = 1
     for key, value in {"warmup_max_lr": 1e-4, "warmup_min_lr": 0, "total_num_steps": 1000, "lr": 1e-4}.items():
-        if given.get(key) == "auto":
+        if config_dict.get(key) == "auto":
             filled[key] = value
     return filled
 
 
-def _world(given: Mapping[str, Any]) -> int:
-    """The GPUs that a file's three numbers mean."""
+def _world(config_dict: Mapping[str, Any]) -> int:
+    """Return the world size implied by the three batch sizes."""
     names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    total, micro, steps = (given.get(name) for name in names)
+    total, micro, steps = (config_dict.get(name) for name in names)
     if all(isinstance(value, int) and value > 0 for value in (total, micro, steps)) and total % (micro * steps) == 0:
         return int(total // (micro * steps))
     return WORLD
 
 
 def _build(read: Any) -> None:
-    """The optimizer's arguments and the scheduler, as the engine takes them."""
+    """Bind the optimizer arguments and build the scheduler as the engine does."""
     import torch
     from deepspeed.runtime import lr_schedules
 
@@ -72,26 +72,26 @@ def _build(read: Any) -> None:
     params = dict(read.optimizer_params or {})
     if "max_grad_norm" in params:
         raise ValueError("'max_grad_norm' is not supported as an optimizer parameter")
-    if read.optimizer_name is not None and (made := _optimizer(read.optimizer_name, params)) is not None:
-        inspect.signature(made).bind([weight], **params)
+    if read.optimizer_name is not None and (optimizer_class := _optimizer(read.optimizer_name, params)) is not None:
+        inspect.signature(optimizer_class).bind([weight], **params)
         for key in {"lr", "eps", "weight_decay"} & params.keys():
-            float(params[key] + 0)  # a text is no number
+            float(params[key] + 0)  # a string raises TypeError
     if read.scheduler_name is not None:
         steps = torch.optim.SGD([weight], lr=0.1)
         getattr(lr_schedules, read.scheduler_name)(steps, **(read.scheduler_params or {}))
 
 
 def _optimizer(name: str, params: dict[str, Any]) -> Any:
-    """The class that the engine would take; None where its arguments are not known without building it."""
+    """Return the optimizer class, or None if its arguments are unknown without building it."""
     import torch
     from deepspeed.ops.adam import FusedAdam
     from deepspeed.ops.lion import FusedLion
 
     if name in ("adam", "adamw"):
-        torchs = params.pop("torch_adam", False)
+        use_torch = params.pop("torch_adam", False)
         for key in ("adam_w_mode", "fp32_optimizer_states"):
             params.pop(key, None)
-        return torch.optim.AdamW if torchs else FusedAdam
+        return torch.optim.AdamW if use_torch else FusedAdam
     if name in ("muon", "adagrad", "lamb", "muadam", "muadamw", "musgd"):
         return None
     return FusedLion if name == "lion" else getattr(torch.optim, name)
@@ -151,28 +151,28 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def draws() -> Iterator[Config]:
-    """Small configs with up to five settings from right and wrong values."""
-    dice = random.Random(SEED)
-    for number in range(DRAWN):
-        names = dice.sample(list(CHOICES), dice.randint(1, 5))
-        changes = {key: dice.choice(CHOICES[key]) for key in names}
+def random_configs() -> Iterator[Config]:
+    """Yield small configs with up to five valid or invalid settings."""
+    rng = random.Random(SEED)
+    for number in range(RANDOM_CONFIGS):
+        names = rng.sample(list(CHOICES), rng.randint(1, 5))
+        changes = {key: rng.choice(CHOICES[key]) for key in names}
         start = {"train_micro_batch_size_per_gpu": 1}
         if any(key.startswith("optimizer.") for key in changes):
             start |= {"optimizer.type": "AdamW", "optimizer.params.lr": 1e-4}
         if any(key.startswith("scheduler.") for key in changes):
             start |= {"scheduler.type": "WarmupDecayLR", "scheduler.params.total_num_steps": 1000}
         text = json.dumps(nest({**start, **changes}), indent=1)
-        said = ", ".join(f"{key}={value!r}" for key, value in changes.items())
-        yield Config(f"{number}: {said}", "draw", "ds_config.json", text, gpus="8xH100", world=8)
+        title = ", ".join(f"{key}={value!r}" for key, value in changes.items())
+        yield Config(f"{number}: {title}", "draw", "ds_config.json", text, gpus="8xH100", world=8)
 
 
-def quiet() -> None:
+def silence() -> None:
     logging.disable(logging.CRITICAL)
 
 
 def _sections() -> Mapping[str, Any]:
-    """Its sections that are checked key by key, each with its model."""
+    """Return the sections validated by a pydantic model."""
     from deepspeed.comm.config import CommsLoggerConfig
     from deepspeed.compile.config import CompileConfig
     from deepspeed.monitor.config import CometConfig, CSVConfig, TensorBoardConfig, WandbConfig
@@ -206,7 +206,7 @@ def _sections() -> Mapping[str, Any]:
 
 
 def keys() -> Mapping[str, Any]:
-    """Every field of its models by its dotted name, under its alias as well."""
+    """Return every model field by dotted name, and by alias."""
     found: dict[str, Any] = {}
     sections = _sections()
     for section, model in sections.items():
@@ -219,35 +219,35 @@ def keys() -> Mapping[str, Any]:
     return found
 
 
-def _in_a_section(key: str) -> bool:
+def _is_in_section(key: str) -> bool:
     return any(key.startswith(f"{section}.") for section in _sections())
 
 
-FRAMEWORK = Framework(
+REFERENCE = ReferenceParser(
     framework="deepspeed",
     needs="deepspeed==0.19.8",
     module="deepspeed.runtime.config",
-    judge=judge,
-    asks="DeepSpeedConfig with the number of ranks given, then its scheduler and the arguments of its optimizer; "
-    "auto is filled as transformers' Trainer would",
-    draws=draws,
+    evaluate=evaluate,
+    runs_code="DeepSpeedConfig with the given world size, then its scheduler and optimizer arguments; "
+    "auto is replaced as transformers' Trainer does",
+    random_configs=random_configs,
     keys=keys,
-    speaks=_in_a_section,
-    prepare=quiet,
-    later={
-        "deepspeed.quoted-value": "a text where a number is compared: TypeError in the first step",
-        "deepspeed.gradient-dtype": "refused when the engine is built on the model",
-        "deepspeed.no-nvme-path": "refused when the first tensor is swapped out",
-        "deepspeed.scheduler": "starts, and the rate falls where it should rise",
-        "deepspeed.pipeline-zero-stage": "refused by the pipeline engine",
-        "deepspeed.contiguous-checkpoints": "refused by the first checkpointed layer",
-        "deepspeed.auto-not-filled": "auto was filled in here, which no program does for this key",
-        "value.refused": "read without a look; refused, or taken for nothing, where it is used",
-        "heads.": "refused when the model is cut over tensor ranks",
+    covers_key=_is_in_section,
+    prepare=silence,
+    detected_later={
+        "deepspeed.quoted-value": "a string is compared with a number: TypeError in the first step",
+        "deepspeed.gradient-dtype": "rejected when the engine is built",
+        "deepspeed.no-nvme-path": "rejected when the first tensor is swapped out",
+        "deepspeed.scheduler": "starts, but the learning rate falls instead of rising",
+        "deepspeed.pipeline-zero-stage": "rejected by the pipeline engine",
+        "deepspeed.contiguous-checkpoints": "rejected by the first checkpointed layer",
+        "deepspeed.auto-not-filled": "auto was replaced here, which no program does for this key",
+        "value.invalid": "not validated; rejected or ignored where it is used",
+        "heads.": "rejected when the model is sharded over TP ranks",
     },
     other_keys={
-        "zero_optimization.legacy_stage1": "still a field, and refused when the engine starts",
-        "zero_optimization.zenflow": "a section of its own, left open here",
-        "tensor_parallel.tensor_parallel": "the field behind tp, which may be typed as well",
+        "zero_optimization.legacy_stage1": "still a field, rejected when the engine starts",
+        "zero_optimization.zenflow": "a separate section, not checked here",
+        "tensor_parallel.tensor_parallel": "the field behind the alias tp",
     },
 )

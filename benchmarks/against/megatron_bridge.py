@@ -1,8 +1,8 @@
-"""Megatron-Bridge against its own config classes: what a saved run config or an override may name, and its recipes.
+"""Compare keys and recipe names with Megatron-Bridge's own config classes.
 
-Only names and defaults are compared: a recipe needs the model's config from the Hub to be built. Packages that need a
-GPU (Transformer Engine, ModelOpt, the resiliency extension) are there by name. Besides torch: what Megatron-Core needs,
-hydra-core.
+Only names and defaults are compared: building a recipe needs the model config from the Hub. Packages that need a GPU
+(Transformer Engine, ModelOpt, the resiliency extension) are mocked. Needs, besides torch: the dependencies of
+Megatron-Core, hydra-core.
 """
 
 from __future__ import annotations
@@ -21,82 +21,84 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.against import MISSING, Config, Framework, Verdict
+from benchmarks.against import MISSING, Config, ReferenceParser, Verdict
 
-ABSENT = ("transformer_engine", "transformer_engine_torch", "modelopt", "nvidia_resiliency_ext", "apex")
-OF_THE_RECIPE = ("model", "dataset", "peft", "env_vars")
-"""Sections whose class is the recipe's choice."""
+MOCKED = ("transformer_engine", "transformer_engine_torch", "modelopt", "nvidia_resiliency_ext", "apex")
+RECIPE_SECTIONS = ("model", "dataset", "peft", "env_vars")
+"""Sections whose class depends on the recipe."""
 OPTIONAL = ("megatron.energon",)
 
 
 class _Any(type):
-    """A class that has every attribute, each of them such a class."""
+    """A mock class: every attribute is another mock class."""
 
     def __getattr__(cls, name: str) -> Any:
-        return _made(cls, name)
+        return _mock_class(cls, name)
 
 
-def _made(where: Any, name: str) -> Any:
+def _mock_class(where: Any, name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    made = _Any(name, (), {"__init__": lambda self, *args, **options: None})
-    setattr(where, name, made)
-    return made
+    mocked = _Any(name, (), {"__init__": lambda self, *args, **options: None})
+    setattr(where, name, mocked)
+    return mocked
 
 
-class _Nothing(ModuleType):
-    """A module that has every class, each of them empty."""
+class _MockModule(ModuleType):
+    """A mock module: every attribute is a mock class."""
 
     def __getattr__(self, name: str) -> Any:
-        return _made(self, name)
+        return _mock_class(self, name)
 
 
-class _Absent(MetaPathFinder, Loader):
+class _MockFinder(MetaPathFinder, Loader):
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        absent = name.split(".")[0] in ABSENT or name.startswith(OPTIONAL)
-        return ModuleSpec(name, self, is_package=True) if absent else None
+        mocked = name.split(".")[0] in MOCKED or name.startswith(OPTIONAL)
+        return ModuleSpec(name, self, is_package=True) if mocked else None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        made = _Nothing(spec.name)
-        made.__version__ = "2.19.0"
-        return made
+        module = _MockModule(spec.name)
+        module.__version__ = "2.19.0"
+        return module
 
     def exec_module(self, module: ModuleType) -> None: ...
 
 
 def prepare() -> None:
-    """Stand-ins for packages that need a GPU, and for a decorator that Python 3.11 lacks."""
-    sys.meta_path.insert(0, _Absent())
+    """Mock packages that need a GPU, and a decorator that Python 3.11 lacks."""
+    sys.meta_path.insert(0, _MockFinder())
     if not hasattr(typing, "override"):
         typing.override = lambda method: method  # type: ignore[attr-defined]
 
 
-def judge(config: Config, folder: Path) -> Verdict:
-    """The recipe and the keys that a config names, against those that there are."""
-    if config.words:
-        return _named(config.words)
+def evaluate(config: Config, folder: Path) -> Verdict:
+    """Check the recipe name and keys of a config."""
+    if config.argv:
+        return _check_command(config.argv)
     if not config.path.endswith((".yaml", ".yml")):
-        return Verdict(None, "a command or a program: its recipe would have to be built")
+        return Verdict(None, "a command or program: its recipe would have to be built")
     import yaml
 
-    said = yaml.safe_load((folder / config.path).read_text()) or {}
-    return _fields(
-        f"{section}.{name}" for section, values in said.items() if isinstance(values, dict) for name in values
+    sections = yaml.safe_load((folder / config.path).read_text()) or {}
+    return _check_keys(
+        f"{section}.{name}" for section, values in sections.items() if isinstance(values, dict) for name in values
     )
 
 
-def _named(words: Sequence[str]) -> Verdict:
-    """What a command that we wrote names: a recipe and overrides."""
-    after = dict(itertools.pairwise(words))
+def _check_command(argv: Sequence[str]) -> Verdict:
+    """Check the recipe and overrides of an exported command."""
+    after = dict(itertools.pairwise(argv))
     recipe = after.get("--recipe", "")
     if recipe and recipe not in recipes():
         return Verdict(False, f"no recipe {recipe}")
-    return _fields(word.partition("=")[0].lstrip("+~") for word in words if "=" in word and not word.startswith("--"))
+    return _check_keys(
+        word.partition("=")[0].lstrip("+~") for word in argv if "=" in word and not word.startswith("--")
+    )
 
 
-def _fields(named: Iterable[str]) -> Verdict:
+def _check_keys(named: Iterable[str]) -> Verdict:
     known = keys()
-    sections = {key.partition(".")[0] for key in known} - set(OF_THE_RECIPE)
+    sections = {key.partition(".")[0] for key in known} - set(RECIPE_SECTIONS)
     wrong = [key for key in named if key.partition(".")[0] in sections and ".".join(key.split(".")[:2]) not in known]
     wrong = [key for key in wrong if not key.partition(".")[2].startswith("_")]
     return Verdict(not wrong, f"no field {', '.join(wrong)}" if wrong else "")
@@ -104,7 +106,7 @@ def _fields(named: Iterable[str]) -> Verdict:
 
 @functools.cache
 def recipes() -> frozenset[str]:
-    """The names of its recipes, old and new, by what its files define and pass on; nothing is imported."""
+    """Return all recipe names found in its source files; nothing is imported."""
     from megatron import bridge
 
     root = Path(next(iter(bridge.__path__)))
@@ -114,7 +116,7 @@ def recipes() -> frozenset[str]:
 
 @functools.cache
 def keys() -> Mapping[str, Any]:
-    """The fields of every section of a run, with their defaults."""
+    """Return the fields of every config section with their defaults."""
     from megatron.bridge.models.gpt_provider import GPTModelProvider
     from megatron.bridge.peft.lora import LoRA
     from megatron.bridge.training import config as training
@@ -126,7 +128,10 @@ def keys() -> Mapping[str, Any]:
         if found is not None and one.name not in sections:
             sections[one.name] = found
     return {
-        f"{section}.{one.name}": _default(one) for section, made in sections.items() for one in fields(made) if one.init
+        f"{section}.{one.name}": _default(one)
+        for section, config_class in sections.items()
+        for one in fields(config_class)
+        if one.init
     }
 
 
@@ -145,24 +150,24 @@ def _default(one: Field[Any]) -> Any:
     return MISSING
 
 
-FRAMEWORK = Framework(
+REFERENCE = ReferenceParser(
     framework="megatron-bridge",
     needs="megatron-bridge==0.6.2",
     module="megatron.bridge.training.config",
-    judge=judge,
+    evaluate=evaluate,
     prepare=prepare,
-    asks="the names of its recipes and the names and defaults of the fields of its sections; nothing is built",
+    runs_code="recipe names, and names and defaults of the fields of its config sections; nothing is built",
     keys=keys,
-    later={
-        "megatron-bridge.two-formats": "refused by validate(), which needs GPUs",
-        "moe.experts-divide": "refused when the model is built",
-        "offload.": "refused when the optimizer's config is checked",
+    detected_later={
+        "megatron-bridge.two-formats": "rejected by validate(), which needs GPUs",
+        "moe.experts-divide": "rejected when the model is built",
+        "offload.": "rejected when the optimizer config is validated",
     },
-    beyond={"no recipe": "that recipe came or was renamed after this version"},
+    not_config_errors={"no recipe": "the recipe was added or renamed after this version"},
     other_keys={
-        "--": "a flag of its runner",
-        "dataset.": "fields of data sets of other classes",
-        "mixed_precision": "a section that is a name",
-        "model.freeze_": "fields of models with a vision tower",
+        "--": "a flag of the runner",
+        "dataset.": "fields of other dataset classes",
+        "mixed_precision": "a section that may be a preset name",
+        "model.freeze_": "fields of vision-language models",
     },
 )

@@ -1,7 +1,7 @@
-"""Megatron-LM against its own parser and checks: scripts are run by bash with a torchrun that only notes its words.
+"""Run Megatron-LM's own parser and checks; bash runs the scripts with a torchrun that only records its arguments.
 
-Megatron-Core 0.17 and later ship megatron.training. GPUs and Transformer Engine are said to be there, not used:
-what is asked of them is their capability and their version. Besides torch: triton, omegaconf, packaging, psutil.
+Megatron-Core 0.17 and later ship megatron.training. GPUs and Transformer Engine are mocked: only their capability and
+version are read. Needs, besides torch: triton, omegaconf, packaging, psutil.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 from unittest import mock
 
-from benchmarks.against import MISSING, Config, Framework, Verdict
+from benchmarks.against import MISSING, Config, ReferenceParser, Verdict
 
 from meshwright.clusters import cluster
 from meshwright.frameworks.megatron_lm.arguments import key_of
 
 LAUNCHERS = ("torchrun", "python", "mpirun")
-NOTE = """#!/bin/bash
-{ printf '%s\\0' "$@"; } > "$NOTED/words"
-env -0 > "$NOTED/env"
+RECORDER = """#!/bin/bash
+{ printf '%s\\0' "$@"; } > "$RECORD_DIR/words"
+env -0 > "$RECORD_DIR/env"
 """
-PASSED = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_ALGO", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_GRAPH_REGISTER",
+ENVIRONMENT = ("CUDA_DEVICE_MAX_CONNECTIONS", "NCCL_ALGO", "PYTORCH_CUDA_ALLOC_CONF", "NCCL_GRAPH_REGISTER",
           "NVTE_ALLOW_NONDETERMINISTIC_ALGO", "NVTE_CPU_OFFLOAD_V1", "CUBLAS_WORKSPACE_CONFIG")  # fmt: skip
 TRANSFORMER_ENGINE = "2.19.0"
-VOCABULARY = 128256
-"""What a tokenizer that is not here is said to hold."""
+MOCK_VOCAB_SIZE = 128256
+"""Vocabulary size assumed for tokenizers that are not installed."""
 
 NEWER = """
 apply_dsa_kernel_fusion ckpt_fully_parallel_load_replicate_local ckpt_fully_parallel_save_replicate_local csa_
@@ -52,58 +52,58 @@ mtp_loss_scaling_factor_decay muon_weight_decay num_residual_streams o_groups o_
 rotary_base_per_layer sequence_packing_scheduler thd_
 """
 
-UNSEEN = """
+NOT_IN_WHEELS = """
 enable_gloo_process_groups no_add_position_embedding no_moe_router_aux_loss_fusion no_use_gloo_process_groups
 no_use_mamba_mem_eff_path use_flashinfer_fused_rope inference_wandb_logging_step_interval
 original_max_position_embeddings retriever_seq_length tokenizer_library
 """
 
 
-def judge(config: Config, folder: Path) -> Verdict:
-    """Parses, validates, builds the model's config, counts micro-batches and lays out the ranks."""
+def evaluate(config: Config, folder: Path) -> Verdict:
+    """Parse and validate arguments, then build the model config, micro batches and process groups."""
     if '"$@"' in config.text or "source " in config.text:
-        return Verdict(None, "a part of it comes from outside the file")
-    words, env = noted(config, folder)
-    if words is None:
-        return Verdict(None, "the script starts nothing that a stand-in could note, or a tool that trains nothing")
+        return Verdict(None, "some arguments come from outside the file")
+    argv, env = record(config, folder)
+    if argv is None:
+        return Verdict(None, "the script starts no program that can be recorded, or a tool that does not train")
     world = config.world or 8
     env = {**env, "WORLD_SIZE": str(world), "RANK": "0"}
     printed = io.StringIO()
     try:
-        with _machine(config), mock.patch.dict(os.environ, env), _quiet(printed):
-            _start(words, world)
+        with _machine(config), mock.patch.dict(os.environ, env), _silence(printed):
+            _start(argv, world)
     except SystemExit:
         return Verdict(False, printed.getvalue().strip().splitlines()[-1][-300:])
-    except Exception as error:  # whatever it raises is what a user would see
+    except Exception as error:  # any exception is what a user would see
         return Verdict(False, f"{type(error).__name__}: {error}"[:300])
     return Verdict(True)
 
 
-def noted(config: Config, folder: Path) -> tuple[list[str] | None, dict[str, str]]:
-    """The words after the program and what its environment says, as bash has it."""
+def record(config: Config, folder: Path) -> tuple[list[str] | None, dict[str, str]]:
+    """Return the program's arguments and environment as bash passes them."""
     if config.text.startswith("--"):
         return shlex.split(config.text), {}
     for name in LAUNCHERS:
-        stand_in = folder / "bin" / name
-        stand_in.parent.mkdir(exist_ok=True)
-        stand_in.write_text(NOTE)
-        stand_in.chmod(0o755)
-    env = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "NOTED": str(folder), "PRETRAINED_CHECKPOINT": "weights"}
+        recorder = folder / "bin" / name
+        recorder.parent.mkdir(exist_ok=True)
+        recorder.write_text(RECORDER)
+        recorder.chmod(0o755)
+    env = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "RECORD_DIR": str(folder), "PRETRAINED_CHECKPOINT": "weights"}
     subprocess.run(["bash", config.path], cwd=folder, env=env, capture_output=True, timeout=20, check=False)
     if not (folder / "words").exists():
         return None, {}
-    words = (folder / "words").read_text().split("\0")[:-1]
+    argv = (folder / "words").read_text().split("\0")[:-1]
     pairs = dict(part.partition("=")[::2] for part in (folder / "env").read_text().split("\0") if part)
-    given = dict(word.partition("=")[::2] for word in words if word.startswith(PASSED))
-    at = next((place for place, word in enumerate(words) if re.search(r"pretrain_\w+\.py$", word)), None)
+    given = dict(word.partition("=")[::2] for word in argv if word.startswith(ENVIRONMENT))
+    at = next((index for index, word in enumerate(argv) if re.search(r"pretrain_\w+\.py$", word)), None)
     if at is None:
         return None, {}
-    return words[at + 1 :], {name: value for name, value in {**pairs, **given}.items() if name in PASSED}
+    return argv[at + 1 :], {name: value for name, value in {**pairs, **given}.items() if name in ENVIRONMENT}
 
 
 @contextlib.contextmanager
 def _machine(config: Config) -> Iterator[None]:
-    """GPUs as the case names them, and a Transformer Engine that is new enough."""
+    """Mock the GPUs of the case and a recent Transformer Engine."""
     import torch
     from megatron.core import utils
     from megatron.core.models.common.embeddings import rope_utils
@@ -125,7 +125,7 @@ def _machine(config: Config) -> Iterator[None]:
 
 @functools.cache
 def _transformer_engine() -> None:
-    """The one class of it whose arguments are looked at, once all is imported that would want more of it."""
+    """Mock the one class whose signature is inspected, after all other imports are done."""
     from megatron.training import training  # noqa: F401
 
     class FusedAdam:
@@ -134,24 +134,24 @@ def _transformer_engine() -> None:
         ) -> None: ...
 
     names = ("transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.optimizers")
-    made = {name: ModuleType(name) for name in names}
-    made[names[-1]].FusedAdam = FusedAdam  # type: ignore[attr-defined]
-    sys.modules.update(made)
+    modules = {name: ModuleType(name) for name in names}
+    modules[names[-1]].FusedAdam = FusedAdam  # type: ignore[attr-defined]
+    sys.modules.update(modules)
 
 
 @contextlib.contextmanager
-def _quiet(printed: io.StringIO) -> Iterator[None]:
+def _silence(printed: io.StringIO) -> Iterator[None]:
     logging.disable(logging.CRITICAL)
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(printed), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def _start(words: Sequence[str], world: int) -> None:
-    """What pretrain_gpt.py does before it needs a GPU."""
+def _start(argv: Sequence[str], world: int) -> None:
+    """Run the steps of pretrain_gpt.py that need no GPU."""
     from megatron.training import arguments
 
-    with mock.patch.object(sys, "argv", ["pretrain_gpt.py", *words]):
+    with mock.patch.object(sys, "argv", ["pretrain_gpt.py", *argv]):
         args = arguments.parse_args()
     arguments.validate_args(args, {})
     _tokenizer(args)
@@ -162,12 +162,12 @@ def _start(words: Sequence[str], world: int) -> None:
 
 
 def _tokenizer(args: Namespace) -> None:
-    """Tokenizers of files are not here; the one without files is asked."""
+    """Build the tokenizer if it needs no files."""
     from megatron.training import global_vars
 
     if args.tokenizer_type and args.tokenizer_type.startswith("Null"):
         global_vars.build_tokenizer(args)
-    args.vocab_size = args.vocab_size or VOCABULARY
+    args.vocab_size = args.vocab_size or MOCK_VOCAB_SIZE
 
 
 def _model(args: Namespace) -> None:
@@ -186,7 +186,7 @@ def _batches(args: Namespace) -> None:
 
 
 def _ranks(args: Namespace, world: int) -> None:
-    """Their groups of ranks over a backend that moves nothing."""
+    """Initialize the process groups with the fake backend."""
     import torch
     from megatron.core import parallel_state
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -211,7 +211,7 @@ def _ranks(args: Namespace, world: int) -> None:
 
 
 def _optimizer(args: Namespace) -> None:
-    """Its config and the schedule of an optimizer without parameters."""
+    """Build the optimizer config, and the schedule for an optimizer without parameters."""
     from megatron.training import training
 
     training.get_megatron_optimizer_config(args)
@@ -242,22 +242,22 @@ DRAWS = (
     "--use-precision-aware-optimizer --exp-avg-dtype bf16", "--cuda-graph-impl local", "--calculate-per-token-loss",
     "--decoder-first-pipeline-num-layers 2", "--optimizer-cpu-offload", "--untie-embeddings-and-output-weights",
 )  # fmt: skip
-SEED, DRAWN = 20261115, 300
+SEED, RANDOM_CONFIGS = 20261115, 300
 
 
-def draws() -> Iterator[Config]:
-    """A small model on 16 GPUs with one to five flags more."""
-    dice = random.Random(SEED)
-    for number in range(DRAWN):
-        flags = dice.sample(DRAWS, dice.randint(1, 5))
-        only = dice.random() < 0.5
+def random_configs() -> Iterator[Config]:
+    """Yield a small model on 16 GPUs with one to five extra flags."""
+    rng = random.Random(SEED)
+    for number in range(RANDOM_CONFIGS):
+        flags = rng.sample(DRAWS, rng.randint(1, 5))
+        only = rng.random() < 0.5
         env = "" if "--use-torch-fsdp2" in " ".join(flags) and only else "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
         text = f"{env}torchrun --nnodes 2 --nproc-per-node 8 pretrain_gpt.py {BASE} {' '.join(flags)}\n"
         yield Config(f"{number}: {' '.join(flags)}", "draw", "run.sh", text, gpus="2x8xH100", world=16)
 
 
 def keys() -> Mapping[str, Any]:
-    """Every flag of their parser with what it means unsaid."""
+    """Return every flag of the parser with its default."""
     from argparse import ArgumentParser
 
     from megatron.training import arguments
@@ -284,34 +284,36 @@ def prepare() -> None:
         typing.override = lambda method: method  # type: ignore[attr-defined]
 
 
-FRAMEWORK = Framework(
+REFERENCE = ReferenceParser(
     framework="megatron-lm",
     needs="megatron-core==0.19.2",
     module="megatron.training.arguments",
-    judge=judge,
+    evaluate=evaluate,
     prepare=prepare,
-    asks="parse_args, validate_args, the transformer's config, micro-batches and groups of ranks",
+    runs_code="parse_args, validate_args, the transformer config, micro batches and process groups",
     keys=keys,
-    draws=draws,
-    later={
+    random_configs=random_configs,
+    detected_later={
         "graphs.": "fails when the graph is captured",
         "sequence_parallel.required-by-moe": "raised by the first forward pass",
         "megatron-lm.async-format": "NotImplementedError at the first save",
     },
-    beyond={},
+    not_config_errors={},
     other_defaults={
-        "cp_comm_type": "a list of one there",
-        "cuda_graph_modules": "an empty list there",
-        "tokenizer_model": "none there, as an empty name here",
-        "moe_flex_dispatcher_backend": "read with the flex dispatcher only",
+        "cp_comm_type": "a list with one entry",
+        "cuda_graph_modules": "an empty list",
+        "tokenizer_model": "None, the same as an empty name here",
+        "moe_flex_dispatcher_backend": "read only with the flex dispatcher",
     },
     other_keys={
-        "batch_size": "parsed, then refused: told as gone here",
-        "checkpoint_activations": "parsed, then refused: told as gone here",
-        "model_parallel_size": "parsed, then refused: told as gone here",
-        "warmup": "parsed, then refused: told as gone here",
-        "kitchen_": "only where its library is installed",
-        **dict.fromkeys(UNSEEN.split(), "in no wheel from 0.17 to 0.19.2: of other years, or only a field of a config"),
-        **dict.fromkeys(NEWER.split(), "of Megatron-Core 0.20.0, which is not released as a wheel"),
+        "batch_size": "parsed, then rejected: reported as removed here",
+        "checkpoint_activations": "parsed, then rejected: reported as removed here",
+        "model_parallel_size": "parsed, then rejected: reported as removed here",
+        "warmup": "parsed, then rejected: reported as removed here",
+        "kitchen_": "only if its library is installed",
+        **dict.fromkeys(
+            NOT_IN_WHEELS.split(), "in no wheel from 0.17 to 0.19.2: older or newer, or only a config field"
+        ),
+        **dict.fromkeys(NEWER.split(), "in Megatron-Core 0.20.0, which has no wheel"),
     },
 )

@@ -1,4 +1,4 @@
-"""torchtitan 0.2: its parser, and its trainer's setup of every GPU's part on no device at all."""
+"""torchtitan 0.2: its parser, and its trainer setup on fake ranks with meta tensors."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.against import Config, Framework, Verdict
+from benchmarks.against import Config, ReferenceParser, Verdict
 
 from meshwright.clusters import cluster
 from meshwright.frameworks.mapping import nest
 from meshwright.recipes.key_maps import config_keys
 
-WORLD = 64  # where nobody says the GPUs
+WORLD = 64  # if the number of GPUs is unknown
 
 
-def judge(config: Config, folder: Path) -> Verdict:
-    """What torchtitan says of a file on so many GPUs: the first error of reading it and of setting up the training."""
-    with quiet() as said:
+def evaluate(config: Config, folder: Path) -> Verdict:
+    """Return the first error of parsing the file and setting up the trainer."""
+    with silence() as output:
         try:
-            as_on(config.gpus)
+            mock_capability(config.gpus)
             start(_job(folder / config.path), config.world or WORLD, folder)
         except SystemExit:
-            return Verdict(False, last(said.getvalue()))
+            return Verdict(False, last(output.getvalue()))
         except Exception as error:
             return Verdict(False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return Verdict(True)
@@ -41,7 +41,7 @@ def _job(path: Path) -> Any:
 
 
 def start(job: Any, world: int, folder: Path) -> None:
-    """Everything that its trainer does before the first step, with tensors that have no storage."""
+    """Run the trainer setup before the first step, with meta tensors."""
     import torch
     from torchtitan.components.checkpoint import CheckpointManager
     from torchtitan.config import TORCH_DTYPE_MAP
@@ -96,13 +96,13 @@ def start(job: Any, world: int, folder: Path) -> None:
             sd_adapter=spec.state_dict_adapter(shape, None) if spec.state_dict_adapter else None,
             base_folder=str(folder),
         )
-        _weights_alone(job.checkpoint)
+        _check_hf_save(job.checkpoint)
     finally:
         torch.distributed.destroy_process_group()
 
 
 def _batch(job: Any, dims: Any) -> None:
-    """The trainer's own sum over the batch, which stands in the middle of its constructor."""
+    """Repeat the batch-size check from the trainer's constructor."""
     local, total = job.training.local_batch_size, job.training.global_batch_size
     ranks = dims.dp_replicate * dims.dp_shard
     if total >= 0 and (total == 0 or total % (local * ranks)):
@@ -111,17 +111,17 @@ def _batch(job: Any, dims: Any) -> None:
         )
 
 
-def _weights_alone(saves: Any) -> None:
-    """What saving and loading refuse when they come to it."""
+def _check_hf_save(saves: Any) -> None:
+    """Repeat the checks made when a checkpoint is saved."""
     if saves.enable and saves.last_save_in_hf and not saves.last_save_model_only:
         raise AssertionError("Only model can be saved when saving in HF safetensors format.")
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[io.StringIO]:
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        yield said
+def silence() -> Iterator[io.StringIO]:
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        yield output
 
 
 def last(text: str) -> str:
@@ -129,8 +129,8 @@ def last(text: str) -> str:
     return " ".join(line for line in lines if line)[:300]
 
 
-def as_if_on_gpus() -> None:
-    """Ranks are CPUs here; the fake ones stand for GPUs."""
+def mock_gpus() -> None:
+    """Make CPU ranks look like GPUs."""
     import torch
 
     logging.disable(logging.CRITICAL)
@@ -138,15 +138,15 @@ def as_if_on_gpus() -> None:
     torch.cpu.get_device_name = lambda device=None: "NVIDIA H100"
 
 
-def as_on(gpus: str | None) -> None:
-    """Its questions after the GPU are answered as that one would."""
-    whole, part = divmod(round(10 * cluster(gpus).gpu.capability if gpus else 90), 10)
+def mock_capability(gpus: str | None) -> None:
+    """Mock the compute capability of the GPU."""
+    major_here, minor_here = divmod(round(10 * cluster(gpus).gpu.capability if gpus else 90), 10)
     for name, module in list(sys.modules.items()):
         if name.startswith("torchtitan.") and hasattr(module, "has_cuda_capability"):
-            module.has_cuda_capability = lambda major, minor: (major, minor) <= (whole, part)
+            module.has_cuda_capability = lambda major, minor: (major, minor) <= (major_here, minor_here)
 
 
-DRAWN = 400
+RANDOM_CONFIGS = 400
 SEED = 6
 MODELS = (
     ("llama3", "debugmodel"), ("llama3", "debugmodel_flex_attn"), ("llama3", "debugmodel_varlen_attn"),
@@ -207,72 +207,72 @@ CHOICES: Mapping[str, tuple[Any, ...]] = {
     "validation.steps": (0, 10),
     "comm.mode": ("fake_backend", "nccl"),
 }  # fmt: skip
-"""Values that a layout may have, right and wrong ones."""
+"""Valid and invalid values to draw from."""
 
 
-def draws() -> Iterator[Config]:
-    """Configs of its test models with up to five settings changed."""
+def random_configs() -> Iterator[Config]:
+    """Yield configs of its debug models with up to five changed settings."""
     import tomlkit
 
-    dice = random.Random(SEED)
-    for number in range(DRAWN):
-        name, flavor = dice.choice(MODELS)
+    rng = random.Random(SEED)
+    for number in range(RANDOM_CONFIGS):
+        name, flavor = rng.choice(MODELS)
         settings = {"model.name": name, "model.flavor": flavor, "training.local_batch_size": 8}
-        names = dice.sample([*CHOICES, *LAYOUT, *LAYOUT], dice.randint(1, 5))
-        changes = {key: dice.choice(CHOICES[key]) for key in names}
+        names = rng.sample([*CHOICES, *LAYOUT, *LAYOUT], rng.randint(1, 5))
+        changes = {key: rng.choice(CHOICES[key]) for key in names}
         text = tomlkit.dumps(nest({**settings, "parallelism.tensor_parallel_degree": 1, **changes}))
-        said = ", ".join(f"{key}={value}" for key, value in changes.items())
-        yield Config(f"{number}: {name} {flavor}, {said}", "draw", "drawn.toml", text, gpus="2x8xH100", world=16)
+        title = ", ".join(f"{key}={value}" for key, value in changes.items())
+        yield Config(f"{number}: {name} {flavor}, {title}", "draw", "drawn.toml", text, gpus="2x8xH100", world=16)
 
 
 LAYOUT = tuple(key for key in CHOICES if key.startswith("parallelism.") and key.endswith("_degree"))
 
 
 def keys() -> Mapping[str, Any]:
-    """Every field of its config by its dotted name."""
+    """Return every config field by dotted name."""
     from torchtitan.config.job_config import JobConfig
 
     return dict(fields_of("", JobConfig()))
 
 
-def fields_of(start_of_name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def fields_of(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(value):
-        name, held = f"{start_of_name}{field.name}", getattr(value, field.name)
-        if dataclasses.is_dataclass(held):
-            yield from fields_of(f"{name}.", held)
+        name, current = f"{prefix}{field.name}", getattr(value, field.name)
+        if dataclasses.is_dataclass(current):
+            yield from fields_of(f"{name}.", current)
         else:
-            yield name, held
+            yield name, current
 
 
-def _of_this_line(key: str) -> bool:
+def _is_in_this_version(key: str) -> bool:
     return config_keys("torchtitan")[key].since == ""
 
 
-FRAMEWORK = Framework(
+REFERENCE = ReferenceParser(
     framework="torchtitan",
     needs="torchtitan==0.2.2",
     module="torchtitan.config.job_config",
-    judge=judge,
-    asks="ConfigManager, then all of the trainer's setup on fake ranks with tensors that have no storage",
-    draws=draws,
-    takes=lambda config: config.path.endswith(".toml"),
+    evaluate=evaluate,
+    runs_code="ConfigManager, then the trainer setup on fake ranks with meta tensors",
+    random_configs=random_configs,
+    accepts_config=lambda config: config.path.endswith(".toml"),
     keys=keys,
-    speaks=_of_this_line,
-    prepare=as_if_on_gpus,
-    later={
-        "value.refused": "not among the values its config declares: flags are held to them, a TOML file is not; "
-        "what reads the value fails then, or takes it for another",
-        "torchtitan.total-steps": "fails or climbs the loss after that step",
-        "learning_rate.decay-inside-warmup": "starts, with a shorter warm-up than the file says",
-        "torchtitan.load-balancer": "fails in the first step, which looks the name up",
-        "offload.params-strategy": "starts; copies keep the weights on the CPU where the GPU looks for them",
-        "heads.": "fails in the first forward, where heads are counted",
-        "moe.forced-balance": "starts, and trains a router that decides nothing",
+    covers_key=_is_in_this_version,
+    prepare=mock_gpus,
+    detected_later={
+        "value.invalid": "not an allowed value: flags are validated, TOML files are not; the code that reads "
+        "the value fails or misinterprets it",
+        "torchtitan.total-steps": "fails, or the learning rate rises again after that step",
+        "learning_rate.decay-inside-warmup": "starts with a shorter warm-up than configured",
+        "torchtitan.load-balancer": "fails in the first step, where the name is looked up",
+        "offload.params-strategy": "starts; the weights stay on the CPU",
+        "heads.": "fails in the first forward pass",
+        "moe.forced-balance": "starts, but the router has no effect",
     },
-    beyond={
-        "No module named 'mine'": "the case names a config module of the user's own, which is not here",
-        "not kernel arguments": "the torchao and the triton here are not of one time",
-        "torchao installation does not have MoE": "the torchao here is not the one this version was made for",
-        "MXLinearConfig": "the torchao here is newer than the one this version was made for",
+    not_config_errors={
+        "No module named 'mine'": "the case names a user module that is not installed",
+        "not kernel arguments": "the installed torchao and triton do not match",
+        "torchao installation does not have MoE": "the installed torchao does not match this version",
+        "MXLinearConfig": "the installed torchao is newer than this version expects",
     },
 )

@@ -1,4 +1,4 @@
-"""torchtitan 0.3: its command line, and its trainer's setup of every GPU's part on no device at all."""
+"""torchtitan 0.3: its command line, and its trainer setup on fake ranks with meta tensors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.against import Config, Framework, Verdict
-from benchmarks.against.torchtitan import WORLD, as_if_on_gpus, as_on, last, quiet
+from benchmarks.against import Config, ReferenceParser, Verdict
+from benchmarks.against.torchtitan import WORLD, last, mock_capability, mock_gpus, silence
 
 from meshwright.frameworks import content_of
 from meshwright.frameworks.torchtitan.commands import parse_flags, preset_of_command, runs
@@ -30,23 +30,23 @@ from meshwright.recipes.key_maps.torchtitan import (
 STAGES = "parallelism.num_pp_microbatches"
 
 
-def judge(config: Config, folder: Path) -> Verdict:
-    """What torchtitan says of a command: the first error of reading it and of setting up the training."""
-    with quiet() as said:
+def evaluate(config: Config, folder: Path) -> Verdict:
+    """Return the first error of parsing the command and setting up the trainer."""
+    with silence() as output:
         try:
-            as_on(config.gpus)
-            start(_job(_words(config)), config.world or WORLD)
+            mock_capability(config.gpus)
+            start(_job(_argv(config)), config.world or WORLD)
         except SystemExit:
-            return Verdict(False, last(said.getvalue()))
+            return Verdict(False, last(output.getvalue()))
         except Exception as error:
             return Verdict(False, f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return Verdict(True)
 
 
-def _words(config: Config) -> list[str]:
-    """The words after the program; their script puts the preset before them."""
+def _argv(config: Config) -> list[str]:
+    """Return the program's arguments; torchtitan's script prepends the preset."""
     run = next(runs(content_of(config.text, config.path)))
-    typed = [str(said.value) for said in run.args]
+    typed = [str(argument.value) for argument in run.args]
     if run.by_script:
         named = preset_of_command(run, parse_flags(run.args)[0])
         assert named is not None
@@ -55,7 +55,7 @@ def _words(config: Config) -> list[str]:
 
 
 def _in_samples(typed: list[str]) -> list[str]:
-    """The same command with its batch counted in samples, where the main branch counts tokens."""
+    """Convert token-based batch flags of the main branch to samples."""
     rest, tokens = [], {}
     position = 0
     while position < len(typed):
@@ -70,20 +70,22 @@ def _in_samples(typed: list[str]) -> list[str]:
     if not tokens:
         return rest
     length = tokens.get(CONTEXT_LENGTH) or _preset(rest).training.seq_len
-    said = {"training.seq_len": length}
+    samples = {"training.seq_len": length}
     micro = -(-tokens[MICRO_BATCH_TOKENS] // length) if MICRO_BATCH_TOKENS in tokens else None
     if STAGES in tokens:
-        said |= {MICRO_BATCH: micro or 1, LOCAL_BATCH: (micro or 1) * tokens[STAGES]}
+        samples |= {MICRO_BATCH: micro or 1, LOCAL_BATCH: (micro or 1) * tokens[STAGES]}
     elif micro is not None:
-        said[LOCAL_BATCH] = micro
+        samples[LOCAL_BATCH] = micro
     if STEP_TOKENS in tokens:
-        said["training.global_batch_size"] = tokens[STEP_TOKENS] // length if tokens[STEP_TOKENS] % length == 0 else 1
-    place = next((i for i, word in enumerate(rest) if word.startswith("activation-checkpoint:")), len(rest))
-    return [*rest[:place], *(f"--{key}={value}" for key, value in said.items()), *rest[place:]]
+        samples["training.global_batch_size"] = (
+            tokens[STEP_TOKENS] // length if tokens[STEP_TOKENS] % length == 0 else 1
+        )
+    position = next((i for i, word in enumerate(rest) if word.startswith("activation-checkpoint:")), len(rest))
+    return [*rest[:position], *(f"--{key}={value}" for key, value in samples.items()), *rest[position:]]
 
 
 def _preset(typed: list[str]) -> Any:
-    """What the preset of a command says by itself."""
+    """Return the config of a command's preset."""
     named = {name: typed[typed.index(name) + 1] for name in ("--module", "--config")}
     return _job([word for pair in named.items() for word in pair])
 
@@ -95,7 +97,7 @@ def _job(typed: list[str]) -> Any:
 
 
 def start(job: Any, world: int) -> None:
-    """Everything that its trainer does before the first step, with tensors that have no storage."""
+    """Run the trainer setup before the first step, with meta tensors."""
     import torch
     from torchtitan.config import TORCH_DTYPE_MAP
     from torchtitan.distributed import ParallelDims
@@ -158,14 +160,14 @@ METHODS = ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"
 
 
 def _without_sharding() -> None:
-    """FSDP itself needs a torch of the day; all that is decided before it is asked."""
+    """Mock fully_shard, which needs a newer torch; everything before it runs."""
     for name, module in list(sys.modules.items()):
         if name.startswith("torchtitan.") and hasattr(module, "fully_shard"):
             module.fully_shard = _unsharded
 
 
 def _batch(job: Any, dims: Any) -> None:
-    """The trainer's own sum over the batch, which stands in the middle of its constructor."""
+    """Repeat the batch-size check from the trainer's constructor."""
     local, total = job.training.local_batch_size, job.training.global_batch_size
     ranks = dims.dp_replicate * dims.dp_shard
     if total >= 0 and (total == 0 or total % (local * ranks)):
@@ -175,7 +177,7 @@ def _batch(job: Any, dims: Any) -> None:
 
 
 def keys() -> Mapping[str, Any]:
-    """Every flag of a command over its preset of Llama 3 8B; the defaults are those of the classes."""
+    """Return every flag for the Llama 3 8B preset; defaults are those of the classes."""
     job = _job(["--module", "llama3", "--config", "llama3_8b"])
     return {
         **dict(_flags("", job)),
@@ -183,12 +185,12 @@ def keys() -> Mapping[str, Any]:
     }
 
 
-def _flags(start_of_name: str, value: Any) -> Iterator[tuple[str, Any]]:
+def _flags(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
     hints = typing.get_type_hints(type(value), include_extras=True)
     for field in dataclasses.fields(value):
         if not field.init or "Suppress" in repr(getattr(hints[field.name], "__metadata__", "")):
             continue
-        name, held = f"{start_of_name}{field.name}", getattr(value, field.name)
+        name, held = f"{prefix}{field.name}", getattr(value, field.name)
         if dataclasses.is_dataclass(held):
             yield from _flags(f"{name}.", held)
         elif isinstance(held, list) and held and dataclasses.is_dataclass(held[0]):
@@ -199,7 +201,7 @@ def _flags(start_of_name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield name, held
 
 
-DRAWN = 200
+RANDOM_CONFIGS = 200
 SEED = 6
 PRESETS = (
     ("llama3", "llama3_debugmodel"), ("llama3", "llama3_debugmodel_varlen_attn"), ("qwen3", "qwen3_debugmodel"),
@@ -250,22 +252,22 @@ RECOMPUTE = (
 )
 
 
-def draws() -> Iterator[Config]:
-    """Commands over its test models with up to four flags."""
-    dice = random.Random(SEED)
-    for number in range(DRAWN):
-        module, config = dice.choice(PRESETS)
-        names = dice.sample(list(CHOICES), dice.randint(1, 4))
-        typed = [f"{name} {dice.choice(CHOICES[name])}".strip() for name in names]
+def random_configs() -> Iterator[Config]:
+    """Yield commands for its debug models with up to four flags."""
+    rng = random.Random(SEED)
+    for number in range(RANDOM_CONFIGS):
+        module, config = rng.choice(PRESETS)
+        names = rng.sample(list(CHOICES), rng.randint(1, 4))
+        typed = [f"{name} {rng.choice(CHOICES[name])}".strip() for name in names]
         if not any(one.startswith(tuple(f"--{key} " for key in SAMPLE_KEYS)) for one in typed):
-            typed.append("--training.global_batch_size -1")  # which shows that it is a command of 0.3.0
-        typed.append(dice.choice(RECOMPUTE))
-        start_of_line = "torchrun --nnodes 2 --nproc_per_node 8 -m torchtitan.train"
-        text = " ".join([start_of_line, "--module", module, "--config", config, *typed]) + "\n"
+            typed.append("--training.global_batch_size -1")  # marks it as a command for 0.3.0
+        typed.append(rng.choice(RECOMPUTE))
+        launcher = "torchrun --nnodes 2 --nproc_per_node 8 -m torchtitan.train"
+        text = " ".join([launcher, "--module", module, "--config", config, *typed]) + "\n"
         yield Config(f"{number}: {config} {' '.join(typed)}", "draw", "run.sh", text, gpus="2x8xH100", world=16)
 
 
-def _of_today(key: str) -> bool:
+def _is_current(key: str) -> bool:
     word = config_keys("torchtitan")[key]
     in_samples = key in SAMPLE_KEYS
     return in_samples or (
@@ -273,37 +275,36 @@ def _of_today(key: str) -> bool:
     )
 
 
-FRAMEWORK = Framework(
+REFERENCE = ReferenceParser(
     framework="torchtitan",
     needs="torchtitan==0.3.0",
     module="torchtitan.trainer",
-    judge=judge,
-    asks="ConfigManager, then the trainer's setup on fake ranks with tensors that have no storage; commands of the "
-    "main branch are asked with their batch in samples, as 0.3.0 counts it",
-    draws=draws,
-    takes=lambda config: config.path.endswith(".sh"),
+    evaluate=evaluate,
+    runs_code="ConfigManager, then the trainer setup on fake ranks with meta tensors; commands of the main branch are "
+    "converted to batches in samples, as in 0.3.0",
+    random_configs=random_configs,
+    accepts_config=lambda config: config.path.endswith(".sh"),
     exported="run_0.3.0.sh",
     keys=keys,
-    speaks=_of_today,
-    prepare=as_if_on_gpus,
-    beyond={
-        "flash_attn": "the kernels of attention that the GPU would get are not installed here",
-        "mine.recipes": "the case names a module of the user's own, which is not here",
+    covers_key=_is_current,
+    prepare=mock_gpus,
+    not_config_errors={
+        "flash_attn": "the attention kernels of the GPU are not installed",
+        "mine.recipes": "the case names a user module that is not installed",
     },
-    later={
-        "torchtitan.context-attention": "refused by the main branch; 0.3.0 takes it",
-        "torchtitan.total-steps": "fails or climbs the loss after that step",
-        "value.refused": "a name that is looked up in a pipeline only, and there is none",
-        "torchtitan.toml-removed": "starts, and reads another config than the file that the command names",
-        "torchtitan.other-version": "the command mixes the flags of 0.3.0 with those of the main branch, which are asked "
-        "here in samples",
-        "heads.": "fails in the first forward, where heads are counted",
-        "moe.forced-balance": "starts, and trains a router that decides nothing",
+    detected_later={
+        "torchtitan.context-attention": "rejected by the main branch; 0.3.0 accepts it",
+        "torchtitan.total-steps": "fails, or the learning rate rises again after that step",
+        "value.invalid": "a name that is only looked up with a pipeline",
+        "torchtitan.toml-removed": "starts, but reads a different config than the named file",
+        "torchtitan.other-version": "the command mixes flags of 0.3.0 and the main branch, converted to samples",
+        "heads.": "fails in the first forward pass",
+        "moe.forced-balance": "starts, but the router has no effect",
     },
     other_keys={
-        **dict.fromkeys(TOKEN_KEYS, "of the main branch, which counts tokens"),
-        "module": "taken from the command before its flags are read",
-        "config": "taken from the command before its flags are read",
-        "activation_checkpoint.": "there for another kind of recompute than the preset's",
+        **dict.fromkeys(TOKEN_KEYS, "on the main branch, which counts tokens"),
+        "module": "read from the command before its flags",
+        "config": "read from the command before its flags",
+        "activation_checkpoint.": "exists for another recompute mode than the preset's",
     },
 )

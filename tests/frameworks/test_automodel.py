@@ -132,7 +132,7 @@ CASES = (
         "unknown checkpointing value",
         SFT,
         [("activation_checkpointing: true", "activation_checkpointing: maybe")],
-        [("value.refused", "activation_checkpointing: maybe")],
+        [("value.invalid", "activation_checkpointing: maybe")],
         "8xH200",
     ),
     broken(
@@ -234,7 +234,7 @@ CASES = (
         "micro batches not divisible",
         UNKNOWN,
         [("pipeline: {}", "pipeline: {pp_microbatch_size: 3}")],
-        [("automodel.too-few-micro-batches", "local_batch_size: 4"), ("value.refused", "local_batch_size: 4")],
+        [("automodel.too-few-micro-batches", "local_batch_size: 4"), ("value.invalid", "local_batch_size: 4")],
     ),
     broken(
         "stages not divisible",

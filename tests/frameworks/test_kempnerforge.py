@@ -1,4 +1,4 @@
-"""KempnerForge: what is found in its files, and recipes written there and read back."""
+"""KempnerForge: findings in configs, and export round trips."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ CASES = (
     Case("valid with experts", MOE, gpus="2x8xH200"),
     Case("valid with data of several kinds", VALID + '\n[[data.datasets]]\npath = "a"\nweight = 0.5\n', gpus="16xH100"),
     Case("unknown key", replaced(VALID, ("tp = 1", "tensor_parallel = 1")), [("key.unknown", 26)], "16xH100"),
-    Case("not a number", replaced(VALID, ("tp = 1", 'tp = "two"')), [("value.refused", 26)], "16xH100"),
+    Case("not a number", replaced(VALID, ("tp = 1", 'tp = "two"')), [("value.invalid", 26)], "16xH100"),
     Case(
         "more ranks than GPUs",
         replaced(VALID, ("dp_shard = 16\ntp = 1", "dp_shard = 4\ntp = 8")),
@@ -73,14 +73,14 @@ CASES = (
     Case(
         "longer than the rotary table",
         replaced(VALID, ("seq_len = 4096\nmax_steps", "seq_len = 8192\nmax_steps")),
-        [("kempnerforge.longer-than-rotary-table", 13)],
+        [("kempnerforge.seq-len-beyond-rope", 13)],
         "16xH200",
     ),
-    Case("nothing to evaluate", VALID + "\n[eval]\nenabled = true\n", [("kempnerforge.nothing-to-evaluate", 32)]),
+    Case("nothing to evaluate", VALID + "\n[eval]\nenabled = true\n", [("kempnerforge.no-evaluation-data", 32)]),
     Case(
         "negative",
         replaced(VALID, ("batch_size = 4", "batch_size = 0")),
-        [("value.refused", 12), ("kempnerforge.out-of-range", 12)],
+        [("value.invalid", 12), ("kempnerforge.out-of-range", 12)],
         "16xH200",
     ),
     Case(
@@ -88,17 +88,17 @@ CASES = (
         replaced(VALID, ("warmup_steps = 50", "warmup_steps = 50\nmin_lr_ratio = 1.5")),
         [("kempnerforge.out-of-range", 23)],
     ),
-    Case("schedule", VALID + "\n[profiling]\nstart = 9\nend = 8\n", [("kempnerforge.profile-ends-first", 33)]),
+    Case("schedule", VALID + "\n[profiling]\nstart = 9\nend = 8\n", [("kempnerforge.profiling-range", 33)]),
     Case("memory", replaced(VALID, ("dp_shard = 16", "dp_shard = 1")), [("memory.state", 0)], "1xA100-40"),
 )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_exactly_this_is_found(case: Case) -> None:
+def test_findings(case: Case) -> None:
     assert found(case, PATH, "kempnerforge") == list(case.expected)
 
 
-def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
+def test_finding_has_line_and_fix_in_toml() -> None:
     text = replaced(VALID, ("dp_shard = 16\ntp = 1", "dp_shard = 4\ntp = 8"))
     content = frameworks.content_of(text, "runs/7b.toml")
     result = frameworks.check(frameworks.framework("kempnerforge"), content, gpus="16xH100")
@@ -108,7 +108,7 @@ def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
     assert all(" = " in one and one.startswith("distributed.") for one in finding.fix), finding.fix
 
 
-def test_the_global_batch_follows_from_the_gpus() -> None:
+def test_global_batch_follows_from_gpus() -> None:
     content = frameworks.content_of(replaced(VALID, ("dp_shard = 16", "dp_shard = -1")), "7b.toml")
     for gpus, batch in (("16xH100", 4 * 8 * 16), ("64xH100", 4 * 8 * 64)):
         result = frameworks.check(frameworks.framework("kempnerforge"), content, gpus=gpus)
@@ -117,7 +117,7 @@ def test_the_global_batch_follows_from_the_gpus() -> None:
         assert result.model.params.total == find("llama3_8b").params.total
 
 
-def test_a_command_sets_its_own_values_on_top_of_the_file(tmp_path: Path) -> None:
+def test_command_overrides_file(tmp_path: Path) -> None:
     (tmp_path / "7b.toml").write_text(VALID)
     script = tmp_path / "run.sh"
     script.write_text("torchrun --nnodes 2 --nproc-per-node 8 scripts/train.py 7b.toml \\\n  --distributed.tp=3\n")
@@ -128,10 +128,10 @@ def test_a_command_sets_its_own_values_on_top_of_the_file(tmp_path: Path) -> Non
     ]
 
 
-def test_a_command_whose_file_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_config_of_command_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text("torchrun scripts/train.py none.toml\n")
-    with pytest.raises(InputError, match="not there"):
+    with pytest.raises(InputError, match="not found"):
         frameworks.check(frameworks.framework("kempnerforge"), frameworks.open_file(script))
 
 
@@ -165,13 +165,13 @@ ALWAYS = {"precision.master": "bf16", "precision.moments": "bf16", "precision.gr
 
 @settings(max_examples=100)
 @given(FIELDS, st.sampled_from(["llama3_8b", "llama2_7b", "kempner_moe"]))
-def test_what_is_written_is_read_back(values: dict[str, object], model: str) -> None:
+def test_export_round_trip(values: dict[str, object], model: str) -> None:
     recipe = changed(pretrain(model, 64, global_batch_size=1024), {**ALWAYS, **values})
     sp = recipe.layout.tp > 1 and recipe.layout.pp == 1 and model != "kempner_moe"
     assert unmapped("kempnerforge", changed(recipe, {"layout.sp": sp}), model, "64xH100") == {}
 
 
-def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
+def test_shipped_recipes_lose_only_listed_fields() -> None:
     theirs = frameworks.framework("kempnerforge")
     for name in (name for name in index.names() if name.startswith("kempner")):
         recipe = index.load(name)
@@ -180,7 +180,7 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
         assert lost <= {"precision.master", "precision.moments", "precision.grads", "layout.sp"}, (name, lost)
 
 
-def test_what_it_cannot_train_is_refused() -> None:
+def test_unsupported_recipe_is_rejected() -> None:
     theirs = frameworks.framework("kempnerforge")
     for name in ("llama3_8b_sft_config", "deepseek_v3_pretrain_config"):
         recipe = index.load(name)

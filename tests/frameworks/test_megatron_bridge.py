@@ -1,4 +1,4 @@
-"""Megatron-Bridge: what is found in its commands, Python files and saved configs, and recipes written and read back."""
+"""Megatron-Bridge: findings in commands, Python files and saved configs, and export round trips."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ train:
 
 
 def with_line(text: str, line: str) -> str:
-    """A command with one more argument."""
+    """Return a command with one more argument."""
     return text.rstrip("\n") + f" \\\n    {line}\n"
 
 
@@ -179,7 +179,7 @@ CASES = (
     Case("valid benchmark on more GPUs", replaced(BENCHMARK, ("--nnodes=2", "--nnodes=4"))),
     Case("valid Python", SNIPPET, gpus="4x8xH100", path="override.py"),
     Case("valid saved config", SAVED, gpus="8xB200", path="run_config.yaml"),
-    Case("variables for the job are no overrides", with_line(TUNE, "--custom_env_vars NCCL_DEBUG=INFO"), gpus="8xH100"),
+    Case("env variables are not overrides", with_line(TUNE, "--custom_env_vars NCCL_DEBUG=INFO"), gpus="8xH100"),
     # the command
     Case(
         "length of the model only",
@@ -189,7 +189,7 @@ CASES = (
     Case("both lengths", with_line(PRETRAIN, "model.seq_length=8192 dataset.seq_length=8192")),
     Case("wrong section", with_line(PRETRAIN, "training.train_iters=10000"), [("key.unknown", 13)]),
     Case("dropped", with_line(PRETRAIN, "+model.foo=3"), [("megatron-bridge.dropped-key", 13)]),
-    Case("misspelt", with_line(PRETRAIN, "model.recompute_granularty=full"), [("key.unknown", 13)]),
+    Case("typo", with_line(PRETRAIN, "model.recompute_granularty=full"), [("key.unknown", 13)]),
     Case("field of another section", with_line(PRETRAIN, "scheduler.min_lr=1e-5"), [("key.removed", 13)]),
     Case(
         "no such recipe",
@@ -199,15 +199,15 @@ CASES = (
     Case(
         "a recipe that raises",
         replaced(TUNE, ("--model llama3_8b --mode sft", "--recipe qwen3_next_80b_a3b_peft_config")),
-        [("megatron-bridge.refused-recipe", 4)],
+        [("megatron-bridge.unimplemented-recipe", 4)],
     ),
-    Case("old data name", replaced(EXPERTS, ("mock", "llm-pretrain-mock")), [("value.refused", 3)]),
-    Case("no such data", replaced(EXPERTS, ("--dataset mock", "--dataset moc")), [("value.refused", 3)]),
-    Case("refused flag", with_line(PRETRAIN, "--max-steps 100"), [("megatron-bridge.unknown-flag", 13)]),
+    Case("old data name", replaced(EXPERTS, ("mock", "llm-pretrain-mock")), [("value.invalid", 3)]),
+    Case("no such data", replaced(EXPERTS, ("--dataset mock", "--dataset moc")), [("value.invalid", 3)]),
+    Case("rejected flag", with_line(PRETRAIN, "--max-steps 100"), [("megatron-bridge.unknown-flag", 13)]),
     Case(
         "no such mode",
         replaced(TUNE, ("--model llama3_8b --mode sft", "--recipe llama3_8b_sft_config --mode finetune")),
-        [("value.refused", 4)],
+        [("value.invalid", 4)],
         "8xH100",
     ),
     Case("a recipe and a model", with_line(TUNE, "--recipe llama3_8b_sft_config"), [
@@ -217,7 +217,7 @@ CASES = (
     Case(
         "made-up data for fine-tuning",
         replaced(TUNE, ("--dataset squad", "--dataset mock")),
-        [("megatron-bridge.data-of-another-goal", 4)],
+        [("megatron-bridge.dataset-goal-mismatch", 4)],
     ),
     Case(
         "no checkpoint",
@@ -241,7 +241,7 @@ CASES = (
             ("model.expert_model_parallel_size=8", "-tp 1 -pp 1 -ep 4 model.sequence_parallel=false"),
             ("model.virtual_pipeline_model_parallel_size=2", "model.recompute_modules=null"),
         ),
-        [("megatron-bridge.name-against-launcher", 2)],
+        [("megatron-bridge.gpu-count-mismatch", 2)],
         "4xB300",
     ),
     Case(
@@ -271,9 +271,9 @@ CASES = (
     Case(
         "nothing inside a name",
         with_line(PRETRAIN, "mixed_precision.grad_reduce_in_fp32=true"),
-        [("megatron-bridge.precision-is-a-word", 13)],
+        [("megatron-bridge.precision-preset-only", 13)],
     ),
-    Case("no such precision", with_line(PRETRAIN, "mixed_precision=bf16_mixd"), [("value.refused", 13)]),
+    Case("no such precision", with_line(PRETRAIN, "mixed_precision=bf16_mixd"), [("value.invalid", 13)]),
     Case(
         "moments without their optimizer",
         with_line(PRETRAIN, "optimizer.exp_avg_dtype=bfloat16"),
@@ -302,12 +302,12 @@ CASES = (
     Case(
         "half of full recompute",
         with_line(PRETRAIN, "model.recompute_granularity=full"),
-        [("megatron-bridge.half-recompute", 13)],
+        [("megatron-bridge.incomplete-recompute", 13)],
     ),
     Case(
         "selective recompute on top of full",
         with_line(EXPERTS, "model.recompute_granularity=selective"),
-        [("megatron-bridge.half-recompute", 7)],
+        [("megatron-bridge.incomplete-recompute", 7)],
         "2x8xH200",
     ),
     Case("chunks without stages", replaced(PRETRAIN, ("-pp 1", "-pp 1 -vp 2")), [("pipeline.chunks-need-stages", 6)]),
@@ -347,7 +347,7 @@ CASES = (
         with_line(PRETRAIN, "scheduler.lr_warmup_fraction=0.01"),
         [("megatron-bridge.schedule-units", 13)],
     ),
-    Case("a warm-up that is cut", with_line(PRETRAIN, "scheduler.lr_decay_iters=1000"), [
+    Case("a truncated warm-up", with_line(PRETRAIN, "scheduler.lr_decay_iters=1000"), [
         ("megatron-bridge.warmup-capped", 13)
     ]),
     Case(
@@ -359,7 +359,7 @@ CASES = (
     Case(
         "older evaluation wins",
         with_line(PRETRAIN, "validation.eval_iters=10 train.eval_iters=2"),
-        [("megatron-bridge.evaluation-twice", 13)],
+        [("megatron-bridge.duplicate-evaluation", 13)],
     ),
     # Python
     Case(
@@ -405,7 +405,7 @@ CASES = (
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_exactly_this_is_found(case: Case) -> None:
+def test_findings(case: Case) -> None:
     assert found(case, PATH, "megatron-bridge") == list(case.expected)
 
 
@@ -413,7 +413,7 @@ def check(text: str, path: str = PATH, gpus: str | None = None) -> frameworks.Ch
     return frameworks.check(frameworks.framework("megatron-bridge"), frameworks.content_of(text, path), gpus=gpus)
 
 
-def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
+def test_finding_has_line_and_fix_as_override() -> None:
     result = check(with_line(PRETRAIN, "model.seq_length=32768"))
     finding = result.findings[0]
     assert (finding.file, finding.line, finding.field) == ("run.sh", 13, "model.seq_length")
@@ -427,21 +427,21 @@ def test_a_finding_names_the_line_and_the_fix_in_their_spelling() -> None:
     *(f"qwen2_{size}_{goal}_config" for size in ("14b", "32b") for goal in ("pretrain", "sft", "peft")),
     *(f"qwen25_3b_{goal}_config" for goal in ("pretrain", "sft", "peft")),
 ])  # fmt: skip
-def test_names_that_never_were(name: str) -> None:
+def test_unknown_recipe_names(name: str) -> None:
     assert bridge_recipes.find(name) is None
     (finding,) = check(f"torchrun --nproc-per-node=8 scripts/training/run_recipe.py --recipe {name}\n").findings
     assert finding.rule == "megatron-bridge.unknown-recipe"
     assert "did you mean" in finding.message
 
 
-def test_flags_lose_against_overrides_and_the_recipe_against_both() -> None:
+def test_precedence_of_overrides_flags_and_recipe() -> None:
     text = "torchrun run_recipe.py --recipe llama3_8b_pretrain_config -ms 10 -tp 2 train.train_iters=20\n"
     recipe = check(text).recipe
     assert (recipe.train.steps, recipe.layout.tp, recipe.layout.cp) == (20, 2, 2)
     assert (recipe.data.seq_length, recipe.train.global_batch_size) == (8192, 512)
 
 
-def test_gpus_come_from_the_launcher_and_else_from_the_name() -> None:
+def test_gpus_from_launcher_else_from_name() -> None:
     name = "qwen3_30b_a3b_pretrain_16gpu_h100_bf16_config"
     assert str(check(f"python scripts/training/run_recipe.py --recipe {name}\n").cluster) == "2x8xH100"
     started = f"torchrun --nnodes=4 --nproc-per-node=8 scripts/training/run_recipe.py --recipe {name}\n"
@@ -449,7 +449,7 @@ def test_gpus_come_from_the_launcher_and_else_from_the_name() -> None:
     assert check(started).recipe.train.global_batch_size == 2 * 1024  # benchmarks keep their samples per GPU
 
 
-def test_values_that_only_running_would_tell_stay_open() -> None:
+def test_runtime_values_are_unresolved() -> None:
     text = replaced(PRETRAIN, ("train.global_batch_size=512", "train.global_batch_size=$(nproc)"))
     result = check(text)
     assert [(one.key, one.line) for one in result.unresolved] == [("train.global_batch_size", 10)]
@@ -459,32 +459,32 @@ def test_values_that_only_running_would_tell_stay_open() -> None:
     assert [one.key for one in check(inside, "override.py").unresolved] == ["train.global_batch_size"]
 
 
-def test_a_python_file_is_never_executed() -> None:
+def test_python_file_is_not_executed() -> None:
     text = "import megatron.bridge\nraise SystemExit(__import__('os').system('false'))\n" + SNIPPET
     assert check(text, "override.py").recipe.train.global_batch_size == 128
 
 
-def test_a_script_that_builds_its_command_as_it_runs_is_told() -> None:
+def test_command_built_at_run_time_is_rejected() -> None:
     text = 'eval "$(cat scripts/training/run_recipe.py.args)"\n'
-    with pytest.raises(InputError, match="while it runs"):
+    with pytest.raises(InputError, match="at run time"):
         check(text)
 
 
-def test_the_older_launcher_puts_a_name_together() -> None:
+def test_older_launcher_builds_recipe_name() -> None:
     text = "python scripts/performance/setup_experiment.py -m llama -mr llama3_8b -ng 8 -g h100 -c bf16 --account a\n"
     result = check(text)
     assert result.recipe.name == "llama3_8b_pretrain_8gpu_h100_bf16_config"
     assert str(result.cluster) == "8xH100"
 
 
-def test_every_recipe_of_theirs_is_legal_data() -> None:
+def test_every_bridge_recipe_is_valid() -> None:
     for name in bridge_recipes.names():
         row = bridge_recipes.find(name)
         assert row is not None
         assert row.goal in ("pretrain", "sft", "peft")
         recipe = row.recipe()
         assert recipe.goal == row.goal
-        encoded = bridge_recipes.gpus_in(row.name)
+        encoded = bridge_recipes.gpus_in_name(row.name)
         assert encoded is None or row.gpus == encoded[0]
     assert len(bridge_recipes.library()) > 290
 
@@ -582,7 +582,7 @@ PLAIN |= {"precision.grads": "fp32", "precision.reduce": "fp32", "precision.mome
 
 @settings(max_examples=150)
 @given(FIELDS, TOGETHER, st.sampled_from(STARTS))
-def test_what_is_written_is_read_back(values: dict[str, Any], more: dict[str, Any], name: str) -> None:
+def test_export_round_trip(values: dict[str, Any], more: dict[str, Any], name: str) -> None:
     base = index.load(name)
     if base.goal == "pretrain":
         values.pop("data.dataset", None)
@@ -595,7 +595,7 @@ def test_what_is_written_is_read_back(values: dict[str, Any], more: dict[str, An
     assert unmapped("megatron-bridge", changed(recipe, fixed), base.model, "8x8xH100") == {}
 
 
-def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
+def test_shipped_recipes_lose_only_listed_fields() -> None:
     theirs = frameworks.framework("megatron-bridge")
     for name in index.names()[::10]:
         recipe = changed(index.load(name), {"layout.strategy": "zero1"})
@@ -607,7 +607,7 @@ def test_shipped_recipes_lose_nothing_but_what_is_listed() -> None:
         assert lost <= known | {"precision.fp8_gather", "precision.first_last_bf16", "layout.strategy"}, (name, lost)
 
 
-def test_what_is_written_has_no_findings_of_its_own() -> None:
+def test_exported_config_has_no_findings() -> None:
     theirs = frameworks.framework("megatron-bridge")
     for name in (
         "llama3_8b_pretrain_config",
@@ -622,7 +622,7 @@ def test_what_is_written_has_no_findings_of_its_own() -> None:
             assert not [rule for rule in rules if rule.startswith(("megatron-bridge", "key", "value"))], (path, rules)
 
 
-def test_a_model_without_recipe_or_id_is_refused() -> None:
+def test_model_without_recipe_or_id_is_rejected() -> None:
     recipe = index.load("kempner_7b_1gpu_config")
     with pytest.raises(InputError, match="no Hugging Face id"):
         frameworks.export(frameworks.framework("megatron-bridge"), recipe, find(recipe.model), cluster("8xH100"))

@@ -117,14 +117,14 @@ FILES = (
     Case("flavor in wrong case", replaced(DENSE, ('"8B"', '"8b"')), [("torchtitan.model-name", 7)], ON),
     Case("unknown dataset", replaced(DENSE, ('"c4"', '"pile"')), [("torchtitan.dataset-name", 25)], ON),
     Case("lower-case optimizer", replaced(DENSE, ("AdamW", "adamw")), [("torchtitan.optimizer-name", 12)], ON),
-    Case("decay", replaced(DENSE, ('"cosine"', '"cosin"')), [("value.refused", 17)], ON),
+    Case("decay", replaced(DENSE, ('"cosine"', '"cosin"')), [("value.invalid", 17)], ON),
     Case("decay too long", replaced(DENSE, ('type = "cosine"', "ratio = 1.0")), [("torchtitan.decay-truncated", 17)]),
     Case("warm-up", replaced(DENSE, ("steps = 100", "steps = 3000")), [("learning_rate.warmup-too-long", 16)], ON),
     Case("product", replaced(DENSE, ("shard_degree = -1", "shard_degree = 12")), [("topology.shard-product", 29)], ON),
     Case("heads", replaced(DENSE, ("tensor_parallel_degree = 1", "tensor_parallel_degree = 16")),
          [("heads.kv-heads", 30), ("network.tensor-parallel-domain", 30)], "4x8xB200"),
     Case("batch", replaced(DENSE, ("global_batch_size = 64", "global_batch_size = 72")), [("batch.divides", 21)], ON),
-    Case("recompute mode", replaced(DENSE, ('mode = "selective"', 'mode = "some"')), [("value.refused", 39)], ON),
+    Case("recompute mode", replaced(DENSE, ('mode = "selective"', 'mode = "some"')), [("value.invalid", 39)], ON),
     Case("recompute option", replaced(DENSE, ('"op"', '"ops"')), [("torchtitan.recompute-option", 40)], ON),
     Case(
         "memory budget without compile",
@@ -137,7 +137,7 @@ FILES = (
         ("tensor_parallel_degree = 1", "tensor_parallel_degree = 2\nenable_async_tensor_parallel = true"),
         ('["model", "loss"]', '["loss"]'),
     ), [("overlap.async-tensor-parallel", 31)], ON),
-    Case("old converter", replaced(DENSE, ("converters = []", 'converters = ["float8"]')), [("value.refused", 9)], ON),
+    Case("old converter", replaced(DENSE, ("converters = []", 'converters = ["float8"]')), [("value.invalid", 9)], ON),
     Case(
         "float8 that nothing reads",
         replaced(DENSE, ("all_gather = false", "all_gather = true")),
@@ -176,8 +176,8 @@ FILES = (
         STAGED, ("lr = 3e-4", "lr = 3e-4\nearly_step_in_backward = true")
     ), [("torchtitan.early-step", 14)], "8xH200"),
     Case("schedule with our name", replaced(STAGED, ("interleaved1F1B", "interleaved_1f1b")),
-         [("value.refused", 32)], "8xH200"),
-    Case("unknown schedule", replaced(STAGED, ("interleaved1F1B", "ZeroBubble")), [("value.refused", 32)], "8xH200"),
+         [("value.invalid", 32)], "8xH200"),
+    Case("unknown schedule", replaced(STAGED, ("interleaved1F1B", "ZeroBubble")), [("value.invalid", 32)], "8xH200"),
     Case("stage chunks", replaced(
         STAGED, ("pipeline_parallel_degree = 2", "pipeline_parallel_degree = 2\npipeline_parallel_layers_per_stage = 7")
     ), [("torchtitan.stage-count", 31)], "8xH200"),
@@ -185,7 +185,7 @@ FILES = (
          [("torchtitan.global-batch", 22)], "8xH200"),
     Case("micro batch", replaced(STAGED, ("seq_len = 8192", "seq_len = 8192"),
                                  ("degree = 2", "degree = 2\npipeline_parallel_microbatch_size = 3")),
-         [("value.refused", 21)], "8xH200"),
+         [("value.invalid", 21)], "8xH200"),
     Case("tied", replaced(STAGED, ('"llama3"\nflavor = "8B"', '"qwen3"\nflavor = "1.7B"')),
          [("torchtitan.no-pipeline", 30)], "8xH200"),
     Case("stage ends", replaced(
@@ -291,7 +291,7 @@ COMMANDS = (
     Case("micro batches of 0.3.0", replaced(
         RELEASED, ("--training.steps 2000", "--parallelism.pipeline_parallel_degree 2 --training.disable_cuda_graphs"),
         ("local_batch_size 2", "local_batch_size 8 --parallelism.pipeline_parallel_microbatch_size 3"),
-    ), [("value.refused", 9)], ON),
+    ), [("value.invalid", 9)], ON),
     Case("TOML since 0.3.0", replaced(NOW, ("--config llama3_8b", "--config llama3_8b --job.config_file 8b.toml")),
          [("torchtitan.toml-removed", 4)]),
     Case("TOML by variable", "CONFIG_FILE=8b.toml " + RUN_TRAIN, [("torchtitan.toml-removed", 1)]),
@@ -301,7 +301,7 @@ COMMANDS = (
     Case("unknown module", replaced(NOW, ("--module llama3 ", "--module llama4 ")), [("torchtitan.preset", 4)]),
     Case("config in wrong case", replaced(NOW, ("llama3_8b", "llama3_8B")), [("torchtitan.preset", 4)]),
     Case("no config", replaced(NOW, ("--config llama3_8b", "")), [("torchtitan.preset", 3)]),
-    Case("stray argument", replaced(NOW, ("--compile.enable", "--compile.enable fast")), [("value.refused", 9)]),
+    Case("stray argument", replaced(NOW, ("--compile.enable", "--compile.enable fast")), [("value.invalid", 9)]),
     Case("CUDA graphs in a pipeline", replaced(
         NOW,
         ("--training.steps 2000", "--parallelism.pipeline_parallel_degree 2 --parallelism.num_pp_microbatches 8"),
@@ -312,7 +312,7 @@ COMMANDS = (
         ("--training.steps 2000", "--parallelism.context_parallel_degree 2 --parallelism.spmd_backend full_dtensor"),
     ), [("torchtitan.context-attention", 5)]),
     Case("unknown backend", replaced(NOW, ("--compile.enable", "--parallelism.spmd_backend dtensor")),
-         [("value.refused", 9)]),
+         [("value.invalid", 9)]),
     Case("one checkpoint, saved or not", replaced(NOW, ("--compile.enable", "--checkpoint.keep_latest_k 1")),
          [("torchtitan.one-checkpoint", 9)]),
     Case("HF checkpoint with optimizer state", replaced(NOW, ("--compile.enable", "--checkpoint.last_save_in_hf")),

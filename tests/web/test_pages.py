@@ -72,7 +72,7 @@ FINE = [
     ("/rules", {"query": "torchtitan"}),
     ("/rules", {"pitfalls": "1", "severity": "error"}),
     ("/rules/batch.divides", {}),
-    ("/rules/megatron-lm.connections", {}),
+    ("/rules/megatron-lm.max-connections", {}),
 ]
 WRONG = [
     ("/", {**ASKED, "model": "y" * 5000}, 422, "the limit is 4,096"),

@@ -174,7 +174,7 @@ class _Reader:
     def _report_rejected(self, key: str, setting: SourcedValue, error: InputError) -> None:
         message = f"{self.framework.format_setting(key, setting.value)}: {error.reason}"
         fixes = tuple(self._format_fix(fix, key) for fix in error.fix)
-        self._report("value.refused", "error", key, setting, message, fixes)
+        self._report("value.invalid", "error", key, setting, message, fixes)
 
     def _format_fix(self, fix: str, key: str) -> str:
         name, equals, value = fix.partition("=")
@@ -191,7 +191,7 @@ class _Reader:
             self._report("key.unknown", "error", key, setting, f"{self.framework.title} has no {shown}{hint}", fix)
         else:
             self._report(
-                "key.unread", "warning", key, setting, f"{self.framework.title} does not read {shown}{hint}", fix
+                "key.unused", "warning", key, setting, f"{self.framework.title} does not read {shown}{hint}", fix
             )
 
     def _closest_key(self, key: str) -> ConfigKey | None:

@@ -22,14 +22,14 @@ PARSE_FINDINGS = (
     ParseFinding(
         "key.unknown", "error", "the program fails at start-up or drops the setting", "the framework has no such key"
     ),
-    ParseFinding("key.unread", "warning", "the setting has no effect", "the framework does not read this key"),
+    ParseFinding("key.unused", "warning", "the setting has no effect", "the framework does not read this key"),
     ParseFinding("key.removed", "error", "unrecognized argument or key", "the key was removed or renamed"),
     ParseFinding(
         "key.ignored", "warning", "the setting has no effect", "the key is accepted for backward compatibility only"
     ),
     ParseFinding("key.overwritten", "warning", "training uses a different value", "a later step overwrites this key"),
     ParseFinding(
-        "value.refused", "error", "parser error, or a failure much later", "the key does not accept this value"
+        "value.invalid", "error", "parser error, or a failure much later", "the key does not accept this value"
     ),
     ParseFinding("value.missing", "error", "expected at least one argument", "the flag needs a value"),
     ParseFinding("value.stray", "error", "unrecognized arguments", "the argument belongs to no flag"),

@@ -40,7 +40,7 @@ def left_out(plan: Plan) -> dict[str, str]:
     """Return the frameworks without a command for this plan, and why."""
     from meshwright.frameworks.megatron_bridge import plans
 
-    reason = plans.why_not(plan) if plan.ok else None
+    reason = plans.unsupported_reason(plan) if plan.ok else None
     return {} if reason is None else {"megatron-bridge": reason}
 
 

@@ -1,17 +1,17 @@
-"""KempnerForge."""
+"""KempnerForge: TOML configs. Its keys are mapped in recipes/key_maps/kempnerforge.py."""
 
 from __future__ import annotations
 
 from meshwright.frameworks.common import format_toml
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.kempnerforge.parse import PURE_BF16, complete, parse, recognises
+from meshwright.frameworks.kempnerforge.parse import PURE_BF16, complete, detect, parse
 from meshwright.frameworks.kempnerforge.rules import RULES
 
-OPEN = (
+EXTRA_KEYS = (
     "vision_encoder.", "adapter.", "vlm.", "video.", "data.datasets", "data.phases", "data.anneal_weights",
     "metrics.wandb_", "data.hf_", "eval.hf_", "checkpoint.dyn_ckpt_window",
 )  # fmt: skip
-"""Keys that are lists of their own, or of parts that mean nothing here."""
+"""Key prefixes outside the key map: lists, and parts without a counterpart here."""
 
 
 FRAMEWORK = Framework(
@@ -20,11 +20,11 @@ FRAMEWORK = Framework(
     version="commit 5666d0d, 2026-06-30",
     engine="kempnerforge",
     inputs=("TOML files", "the command `torchrun … scripts/train.py FILE.toml --section.key=value`"),
-    detect=recognises,
+    detect=detect,
     parse=parse,
     format_setting=format_toml,
     rules=RULES,
     complete=complete,
     derived_fields=("train.global_batch_size", "layout.sp", *PURE_BF16),
-    is_extra_key=lambda key: key.startswith(OPEN),
+    is_extra_key=lambda key: key.startswith(EXTRA_KEYS),
 )

@@ -1,4 +1,4 @@
-"""Reading KempnerForge: TOML files, and the command that starts one with settings on top."""
+"""Parse KempnerForge TOML files, and commands that start one with overrides."""
 
 from __future__ import annotations
 
@@ -23,75 +23,75 @@ from meshwright.recipes.types import Recipe
 if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
-TABLE = "kempnerforge"
-MARKS = frozenset(("model.dim", "model.n_layers", "train.seq_len", "train.batch_size", "train.max_steps"))
+KEY_MAP = "kempnerforge"
+UNIQUE_KEYS = frozenset(("model.dim", "model.n_layers", "train.seq_len", "train.batch_size", "train.max_steps"))
 """Keys that no other TOML framework has."""
 PURE_BF16 = {"precision.master": "bf16", "precision.moments": "bf16", "precision.grads": "bf16"}
-"""What its parameters are kept in; there is no key for it."""
+"""KempnerForge keeps parameters, gradients and moments in bf16; there is no key for it."""
 
 
-def recognises(content: Content) -> int:
+def detect(content: Content) -> int:
     if content.format == "toml":
-        return 3 if MARKS & content.settings.keys() else 0
-    return 3 if any(_starts(one) for one in content.launches) else 0
+        return 3 if UNIQUE_KEYS & content.settings.keys() else 0
+    return 3 if any(_is_training(launch) for launch in content.launches) else 0
 
 
-def _starts(one: LaunchCommand) -> bool:
-    name = str(one.program.value)
-    return Path(name).name == "train.py" and bool(one.args) and str(one.args[0].value).endswith(".toml")
+def _is_training(launch: LaunchCommand) -> bool:
+    name = str(launch.program.value)
+    return Path(name).name == "train.py" and bool(launch.args) and str(launch.args[0].value).endswith(".toml")
 
 
 def parse(content: Content) -> ParsedConfig:
     if content.format == "toml":
         return _parsed(content.settings, content, GpuRequest())
-    one = next((one for one in content.launches if _starts(one)), None)
-    if one is None:
-        raise InputError("starts no training of KempnerForge", field="file", value=content.path)
-    named = one.args[0]
-    path = (content.folder or Path()) / str(named.value)
-    if named.unresolved or content.folder is None or not path.is_file():
-        raise InputError("the config that the script starts is not there", field="file", value=str(named.value))
-    setting = {**open_file(path).settings, **dict(_arguments(one.args[1:]))}
-    return _parsed(setting, content, gpu_request_of(one), one.env)
+    launch = next((launch for launch in content.launches if _is_training(launch)), None)
+    if launch is None:
+        raise InputError("starts no KempnerForge training", field="file", value=content.path)
+    config = launch.args[0]
+    path = (content.folder or Path()) / str(config.value)
+    if config.unresolved or content.folder is None or not path.is_file():
+        raise InputError("config file referenced by the script not found", field="file", value=str(config.value))
+    settings = {**open_file(path).settings, **dict(_parse_overrides(launch.args[1:]))}
+    return _parsed(settings, content, gpu_request_of(launch), launch.env)
 
 
-def _parsed(settings: Settings, content: Content, asked: GpuRequest, env: Settings | None = None) -> ParsedConfig:
+def _parsed(settings: Settings, content: Content, gpu_request: GpuRequest, env: Settings | None = None) -> ParsedConfig:
     model = model_of(settings)
     files = tuple(dict.fromkeys([content.path, *(setting.file for setting in settings.values())]))
-    # Sequence parallelism is not asked for: it comes with tensor parallelism, where their plan has it.
+    # Sequence parallelism has no key: it comes with tensor parallelism for dense, untied models without a pipeline.
     plain = model is not None and model.moe is None and not model.tied
-    cut = (
-        value_or_default(TABLE, settings, "distributed.tp") > 1
-        and value_or_default(TABLE, settings, "distributed.pp") == 1
+    tensor_parallel = (
+        value_or_default(KEY_MAP, settings, "distributed.tp") > 1
+        and value_or_default(KEY_MAP, settings, "distributed.pp") == 1
     )
-    own = {"layout.sp": bool(plain and cut), **PURE_BF16}
+    field_values = {"layout.sp": bool(plain and tensor_parallel), **PURE_BF16}
     return ParsedConfig(
         settings=settings,
         name=Path(content.path).stem,
         model=model,
-        gpu_request=asked,
+        gpu_request=gpu_request,
         env=env or {},
         files=files,
-        field_values=own,
+        field_values=field_values,
     )
 
 
-def _arguments(args: tuple[SourcedValue, ...]) -> Iterator[tuple[str, SourcedValue]]:
-    """`--section.key=value`, or `--section.key` alone for true."""
+def _parse_overrides(args: tuple[SourcedValue, ...]) -> Iterator[tuple[str, SourcedValue]]:
+    """Parse `--section.key=value`, or `--section.key` for true."""
     for setting in args:
         key, equals, text = str(setting.value).lstrip("-").partition("=")
-        meant: Any = True
+        value: Any = True
         if equals:
             try:
-                meant = ast.literal_eval(text)
+                value = ast.literal_eval(text)
             except (ValueError, SyntaxError, RecursionError, MemoryError):
-                meant = text
-        yield key, msgspec.structs.replace(setting, value=meant)
+                value = text
+        yield key, msgspec.structs.replace(setting, value=value)
 
 
 def model_of(settings: Settings) -> ModelSpec | None:
-    """The model of these sizes; None where they make none, which the rules of the sizes then tell."""
-    sizes = {key: value_or_default(TABLE, settings, f"model.{key}") for key in SIZES}
+    """Return the model with these sizes; None if they are invalid, which the size rules report."""
+    sizes = {key: value_or_default(KEY_MAP, settings, f"model.{key}") for key in SIZES}
     heads, dim = sizes["n_heads"], sizes["dim"]
     ffn = sizes["ffn_hidden_dim"] or _ffn(dim, sizes["ffn_dim_multiplier"])
     common = {
@@ -140,13 +140,13 @@ def _ffn(dim: int, multiplier: float) -> int:
     return 256 * ceil(int(4 * dim * 2 / 3 * multiplier) / 256)
 
 
-def data_ranks(recipe: Recipe, on: Cluster) -> int:
-    """Ranks that read different samples; expert parallelism has ranks of its own here, which read the same."""
+def data_ranks(recipe: Recipe, cluster: Cluster) -> int:
+    """Return the ranks with different samples; expert-parallel ranks are separate and read the same data."""
     layout = recipe.layout
-    return max(1, on.world // (layout.tp * layout.pp * layout.cp * layout.ep))
+    return max(1, cluster.world // (layout.tp * layout.pp * layout.cp * layout.ep))
 
 
-def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
-    accumulation = value_or_default(TABLE, parsed.settings, "train.grad_accum_steps")
-    batch = recipe.layout.micro_batch_size * max(1, int(accumulation)) * data_ranks(recipe, on)
+def complete(recipe: Recipe, parsed: ParsedConfig, cluster: Cluster) -> Recipe:
+    accumulation = value_or_default(KEY_MAP, parsed.settings, "train.grad_accum_steps")
+    batch = recipe.layout.micro_batch_size * max(1, int(accumulation)) * data_ranks(recipe, cluster)
     return msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, global_batch_size=batch))

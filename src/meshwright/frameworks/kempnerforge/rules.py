@@ -1,4 +1,4 @@
-"""What KempnerForge refuses that only its own sections can see."""
+"""KempnerForge's own constraints."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from meshwright.frameworks.common import INFINITE, Ranges, format_toml, range_ru
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 
 
-def _no_table(ctx: RuleContext) -> Iterator[Problem]:
-    """Sizes that the sections refuse by themselves."""
+def _invalid_sizes(ctx: RuleContext) -> Iterator[Problem]:
+    """Model sizes that the config sections reject."""
     dim, heads, kv = ctx.get("model.dim"), ctx.get("model.n_heads"), ctx.get("model.n_kv_heads")
     numbers = [value for value in (dim, heads, kv) if value is not None]
     if not all(isinstance(value, int) and value > 0 for value in numbers):
-        yield Problem("model sizes are whole numbers above 0")
+        yield Problem("model sizes must be positive integers")
     elif dim % heads:
         yield Problem(f"dim={dim} is not divisible by n_heads={heads}", key="model.n_heads")
     elif kv and heads % kv:
@@ -21,56 +21,60 @@ def _no_table(ctx: RuleContext) -> Iterator[Problem]:
 
 
 def _too_long(ctx: RuleContext) -> Problem | None:
-    length, longest = ctx.get("train.seq_len"), ctx.get("model.max_seq_len")
-    if not (isinstance(length, int) and isinstance(longest, int)) or length <= longest:
+    length, maximum = ctx.get("train.seq_len"), ctx.get("model.max_seq_len")
+    if not (isinstance(length, int) and isinstance(maximum, int)) or length <= maximum:
         return None
     return Problem(
-        f"seq_len={length} is longer than model.max_seq_len={longest}, the length of the rotary table",
+        f"train.seq_len={length} exceeds model.max_seq_len={maximum}, the length of the RoPE table",
         (format_toml("model.max_seq_len", length),),
     )
 
 
-def _no_data_to_evaluate(ctx: RuleContext) -> Problem | None:
-    named = ctx.get("eval.dataset_path") or any(
+def _no_evaluation_data(ctx: RuleContext) -> Problem | None:
+    has_data = ctx.get("eval.dataset_path") or any(
         key.startswith("eval.hf_dataset_name") for key in ctx.keys_under("eval")
     )
-    if ctx.get("eval.enabled") is not True or named:
+    if ctx.get("eval.enabled") is not True or has_data:
         return None
     return Problem(
-        "evaluation is on and has neither eval.dataset_path nor eval.hf_dataset_name",
+        "eval.enabled needs eval.dataset_path or eval.hf_dataset_name",
         (format_toml("eval.enabled", False),),
         key="eval.enabled",
     )
 
 
-def _profile_ends_first(ctx: RuleContext) -> Problem | None:
+def _profiling_range(ctx: RuleContext) -> Problem | None:
     start, end = ctx.get("profiling.start"), ctx.get("profiling.end")
     if not (isinstance(start, int) and isinstance(end, int)) or end > start:
         return None
     return Problem(
-        f"profiling.end={end} must come after profiling.start={start}", (format_toml("profiling.end", start + 3),)
+        f"profiling.end={end} must be greater than profiling.start={start}", (format_toml("profiling.end", start + 3),)
     )
 
 
-def _annealed_and_phased(ctx: RuleContext) -> Problem | None:
+def _phases_and_annealing(ctx: RuleContext) -> Problem | None:
     if not (ctx.keys_under("data.phases") and ctx.get("data.anneal_start_step")):
         return None
-    return Problem("data.phases and data.anneal_start_step exclude each other", key="data.anneal_start_step")
+    return Problem("data.phases and data.anneal_start_step are exclusive", key="data.anneal_start_step")
 
 
 def _needs_section(ctx: RuleContext) -> Iterator[Problem]:
-    for section, needed in (("vlm", "vision_encoder"), ("video", "vlm")):
-        if ctx.keys_under(section) and not ctx.keys_under(needed):
-            yield Problem(f"[{section}] needs [{needed}]", key=ctx.keys_under(section)[0])
+    for section, required in (("vlm", "vision_encoder"), ("video", "vlm")):
+        if ctx.keys_under(section) and not ctx.keys_under(required):
+            yield Problem(f"[{section}] needs [{required}]", key=ctx.keys_under(section)[0])
 
 
-def _vision_in_stages(ctx: RuleContext) -> Problem | None:
+def _vision_pipeline(ctx: RuleContext) -> Problem | None:
     if not ctx.keys_under("vlm") or ctx.get("distributed.pp") in (None, 1):
         return None
-    return Problem("models that see have no pipeline here", (format_toml("distributed.pp", 1),), key="distributed.pp")
+    return Problem(
+        "vision-language models do not support distributed.pp > 1",
+        (format_toml("distributed.pp", 1),),
+        key="distributed.pp",
+    )
 
 
-ABOVE_0 = (0.0, INFINITE, True)
+POSITIVE = (0.0, INFINITE, True)
 RANGES: Ranges = {
     **dict.fromkeys(
         (
@@ -88,7 +92,7 @@ RANGES: Ranges = {
             "model.moe_expert_ffn_multiplier",
             "model.moe_frequency",
         ),
-        ABOVE_0,
+        POSITIVE,
     ),
     "scheduler.min_lr_ratio": (0.0, 1.0, False),
 }
@@ -98,57 +102,57 @@ RULES = (
         "kempnerforge.sizes",
         "error",
         ("model.dim", "model.n_heads", "model.n_kv_heads"),
-        _no_table,
-        symptom="ValueError while the config is read",
-        cause="the model section checks its own sizes before anything else runs",
+        _invalid_sizes,
+        symptom="ValueError while the config is parsed",
+        cause="the model section validates its sizes first",
     ),
     FrameworkRule(
-        "kempnerforge.longer-than-rotary-table",
+        "kempnerforge.seq-len-beyond-rope",
         "error",
         ("train.seq_len", "model.max_seq_len"),
         _too_long,
         symptom="ValueError from validate",
-        cause="positions are read from a table of max_seq_len entries",
+        cause="the RoPE table has max_seq_len entries",
     ),
     FrameworkRule(
-        "kempnerforge.nothing-to-evaluate",
+        "kempnerforge.no-evaluation-data",
         "error",
         ("eval.enabled",),
-        _no_data_to_evaluate,
+        _no_evaluation_data,
         symptom="ValueError from validate",
-        cause="evaluation has no data set of its own to fall back on",
+        cause="evaluation has no default dataset",
     ),
-    range_rule("kempnerforge", RANGES, format_toml, "ValueError while the section is read"),
+    range_rule("kempnerforge", RANGES, format_toml, "ValueError while the section is parsed"),
     FrameworkRule(
-        "kempnerforge.profile-ends-first",
+        "kempnerforge.profiling-range",
         "error",
         ("profiling.end", "profiling.start"),
-        _profile_ends_first,
-        symptom="ValueError while the section is read",
+        _profiling_range,
+        symptom="ValueError while the section is parsed",
         cause="the last profiled step must come after the first",
     ),
     FrameworkRule(
-        "kempnerforge.annealed-and-phased",
+        "kempnerforge.phases-and-annealing",
         "error",
         ("data.anneal_start_step",),
-        _annealed_and_phased,
-        symptom="ValueError while the data section is read",
-        cause="annealing is one kind of phase; only one of the two may be asked for",
+        _phases_and_annealing,
+        symptom="ValueError while the data section is parsed",
+        cause="annealing is a kind of phase; only one of the two can be set",
     ),
     FrameworkRule(
         "kempnerforge.section-missing",
         "error",
         (),
         _needs_section,
-        symptom="ValueError while the config is read",
-        cause="a part of a model that sees builds on another part",
+        symptom="ValueError while the config is parsed",
+        cause="the vision sections depend on each other",
     ),
     FrameworkRule(
-        "kempnerforge.vision-in-stages",
+        "kempnerforge.vision-pipeline",
         "error",
         ("distributed.pp",),
-        _vision_in_stages,
+        _vision_pipeline,
         symptom="ValueError from validate",
-        cause="the stages cannot hold the vision encoder",
+        cause="pipeline stages cannot contain the vision encoder",
     ),
 )

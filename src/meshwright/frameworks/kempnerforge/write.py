@@ -1,4 +1,4 @@
-"""Writing KempnerForge: a TOML file and the script that reads it."""
+"""Export to KempnerForge: a TOML file and the program that reads it."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ KEEP = (
 )  # fmt: skip
 
 
-def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster) -> ExportedConfig:
     if recipe.goal != "pretrain":
-        raise InputError("KempnerForge pretrains; it has no fine-tuning", field="goal", value=recipe.goal)
+        raise InputError("KempnerForge does not support fine-tuning", field="goal", value=recipe.goal)
     sizes = _sizes(model)
     fields = [key for key in relevant_fields(recipe, model) if key not in framework.derived_fields]
     settings, unmapped = to_settings(framework, recipe, fields)
-    ranks = recipe.layout.micro_batch_size * data_ranks(recipe, on)
+    ranks = recipe.layout.micro_batch_size * data_ranks(recipe, cluster)
     if recipe.train.global_batch_size % ranks:
         raise InputError(
-            f"is not a multiple of {ranks}: micro batch × data ranks there",
+            f"is not a multiple of micro batch × data-parallel ranks = {ranks}",
             field="train.global_batch_size",
             value=recipe.train.global_batch_size,
         )
     settings = {**settings, "train.grad_accum_steps": recipe.train.global_batch_size // ranks}
     sizes["max_seq_len"] = max(recipe.data.seq_length, model.max_seq_length or 0)
-    shape = {f"model.{key}": value for key, value in sizes.items()}
-    tables = nest({**shape, **without_defaults(framework, settings, KEEP)})
+    model_settings = {f"model.{key}": value for key, value in sizes.items()}
+    tables = nest({**model_settings, **without_defaults(framework, settings, KEEP)})
     name = f"{recipe.name or 'recipe'}.toml"
     return ExportedConfig(
         framework=framework.name,
@@ -48,14 +48,14 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
 
 
 def _sizes(model: ModelSpec) -> dict[str, Any]:
-    """The model section; models that KempnerForge cannot build are refused."""
+    """Return the model section; raise InputError if KempnerForge cannot build the model."""
     layers, mixer, ffn = model.layers, model.layers[0].mixer if model.layers else None, model.layers[-1].ffn
     same = all(layer.mixer == mixer for layer in layers)
     if model.kind != "causal_lm" or not same or not isinstance(mixer, Attention) or mixer.window or mixer.qkv_bias:
-        raise InputError("KempnerForge builds plain Llama-like models only", field="model", value=model.name)
+        raise InputError("KempnerForge supports plain Llama-like models only", field="model", value=model.name)
     plain = mixer.q_width == model.hidden and not (mixer.out_bias or mixer.output_gate or mixer.sinks)
     if not plain or model.activation != "silu" or model.learned_positions or not isinstance(ffn, Dense | MoE):
-        raise InputError("KempnerForge builds plain Llama-like models only", field="model", value=model.name)
+        raise InputError("KempnerForge supports plain Llama-like models only", field="model", value=model.name)
     sizes: dict[str, Any] = {
         "dim": model.hidden,
         "n_layers": model.num_layers,
@@ -75,8 +75,8 @@ def _sizes(model: ModelSpec) -> dict[str, Any]:
                 "ffn_hidden_dim": dense.width,
                 "moe_expert_ffn_multiplier": ffn.width / dense.width,
             }
-    setting = {f"model.{key}": SourcedValue(value, 0, "") for key, value in sizes.items()}
-    built = model_of(setting)
+    given = {f"model.{key}": SourcedValue(value, 0, "") for key, value in sizes.items()}
+    built = model_of(given)
     if built is None or built.params.total != model.params.total:
         raise InputError("KempnerForge cannot build this model", field="model", value=model.name)
     return sizes

@@ -1,11 +1,11 @@
-"""Megatron-Bridge: run commands, Python overrides and saved run configs."""
+"""Megatron-Bridge: run commands, Python overrides and saved run configs. Keys: recipes/key_maps/megatron_bridge.py."""
 
 from __future__ import annotations
 
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.megatron_bridge.format_override import spell
-from meshwright.frameworks.megatron_bridge.keys import known
-from meshwright.frameworks.megatron_bridge.parse import parse, recognises
+from meshwright.frameworks.megatron_bridge.format_override import format_override
+from meshwright.frameworks.megatron_bridge.keys import is_extra_key
+from meshwright.frameworks.megatron_bridge.parse import detect, parse
 from meshwright.frameworks.megatron_bridge.rules import RULES
 from meshwright.frameworks.megatron_bridge.runner import complete
 
@@ -16,14 +16,14 @@ FRAMEWORK = Framework(
     engine="megatron",
     inputs=(
         "the command `torchrun … scripts/training/run_recipe.py --recipe NAME KEY=VALUE …`, and train.sh",
-        "a Python file that assigns fields of a recipe's config and trains",
-        "run_config.yaml as saved with a checkpoint",
+        "a Python file that sets fields of a recipe config and trains",
+        "run_config.yaml saved with a checkpoint",
     ),
-    detect=recognises,
+    detect=detect,
     parse=parse,
-    format_setting=spell,
+    format_setting=format_override,
     rules=RULES,
     complete=complete,
     derived_fields=("layout.pp_schedule", "layout.dp_shard"),
-    is_extra_key=known,
+    is_extra_key=is_extra_key,
 )

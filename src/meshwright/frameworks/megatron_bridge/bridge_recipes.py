@@ -1,4 +1,4 @@
-"""The recipes that Megatron-Bridge ships: what a name means there before anything is overridden."""
+"""The recipes that Megatron-Bridge ships (recipes.tsv), as recipes here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshwright.recipes.types import Goal, Recipe, keys_by_flat_name, recipe_fie
 from meshwright.recipes.values import parse
 
 KEEP_ALL = 1_000_000
-"""Checkpoints kept where Megatron-Bridge deletes none; it says -1."""
+"""Checkpoints to keep where Megatron-Bridge keeps all (-1)."""
 
 COMMON: dict[str, dict[str, Any]] = {
     "pretrain": {
@@ -43,7 +43,7 @@ COMMON: dict[str, dict[str, Any]] = {
     },
 }
 COMMON["peft"] = {**COMMON["sft"], "lr": 1e-4}
-EVERYWHERE: dict[str, Any] = {"strategy": "zero1", "keep": KEEP_ALL, "async_save": False}
+ALL_RECIPES: dict[str, Any] = {"strategy": "zero1", "keep": KEEP_ALL, "async_save": False}
 BENCHMARK: dict[str, Any] = {
     "dataset": "mock",
     "steps": 50,
@@ -54,58 +54,58 @@ BENCHMARK: dict[str, Any] = {
     "save_every": 0,
     "grads": "bf16",
     "reduce": "bf16",
-    "async_save": True,  # nothing is saved at all
+    "async_save": True,  # nothing is saved
 }
-"""What every benchmark recipe changes."""
+"""Changes of every benchmark recipe."""
 
 
-class Upstream(msgspec.Struct, frozen=True):
+class BridgeRecipe(msgspec.Struct, frozen=True):
     """One recipe function of Megatron-Bridge."""
 
     name: str
-    aliases: tuple[str, ...]  # older names that still import
+    aliases: tuple[str, ...]  # older names that can still be imported
     goal: Goal
-    model: str  # Hugging Face id; empty where it has none
-    gpus: int | None  # that its name, or else its layout, asks for
+    model: str  # Hugging Face id, if it has one
+    gpus: int | None  # from its name, or else its layout
     gpu: str
     benchmark: bool
     marks: tuple[str, ...]
-    settings: str  # what differs from the common recipe of its goal, in our flat names
+    settings: str  # differences from the common recipe of its goal, as flat field names
 
     @property
     def raises(self) -> bool:
-        """Whether the function refuses to be called."""
+        """Whether the recipe function raises."""
         return "raises" in self.marks
 
     @property
     def null_vocabulary(self) -> int | None:
-        """The vocabulary that its NullTokenizer puts in the place of the model's, if it does."""
+        """Vocabulary size that its NullTokenizer sets instead of the model's, if any."""
         return next((int(mark[5:]) for mark in self.marks if mark.startswith("null=")), None)
 
     @property
     def precision_is_a_name(self) -> bool:
-        """Whether mixed_precision is a word there, with nothing inside that could be set."""
+        """Whether mixed_precision is a preset name without fields to set."""
         return "object" not in self.marks
 
     @property
     def precision_aware(self) -> bool:
-        """Whether its optimizer may keep state in other formats than fp32."""
+        """Whether its optimizer supports states in formats other than fp32."""
         return "aware" in self.marks
 
     @property
     def packs_in_batch(self) -> bool:
-        """Whether samples are packed while a batch is put together."""
+        """Whether samples are packed inside a batch."""
         return "in-batch" in self.marks
 
     def recipe(self) -> Recipe:
-        """Its values as a recipe of ours."""
+        """Return it as a recipe."""
         base = common(self.goal, self.benchmark)
         named = msgspec.structs.replace(base, name=self.name, cluster=self.cluster)
         return overrides.change(named, dict(_typed(pair) for pair in self.settings.split()))[0]
 
     @property
     def cluster(self) -> str:
-        """The GPUs that the name speaks of."""
+        """The GPUs that the name gives."""
         return f"{self.gpus}x{self.gpu}" if self.gpus and self.gpu else ""
 
 
@@ -117,15 +117,15 @@ def _typed(pair: str) -> tuple[str, Any]:
 
 @cache
 def common(goal: Goal, benchmark: bool = False) -> Recipe:
-    """What recipes of a goal start from there."""
-    values = {**EVERYWHERE, **COMMON[goal], **(BENCHMARK if benchmark else {})}
+    """Return the common base recipe of a goal."""
+    values = {**ALL_RECIPES, **COMMON[goal], **(BENCHMARK if benchmark else {})}
     blank = Recipe(name="", model="", goal=goal, cluster="", benchmark=benchmark)
     return overrides.change(blank, {keys_by_flat_name()[flat]: value for flat, value in values.items()})[0]
 
 
 @cache
 def _lines() -> dict[str, tuple[str, bool]]:
-    """The line of the data file for every name; where two packages share a name, the runner takes the benchmark."""
+    """Return the data line for every name; if two packages share a name, the runner uses the benchmark."""
     found: dict[str, tuple[str, bool]] = {}
     rows = Path(__file__).with_name("recipes.tsv").read_text(encoding="utf-8").splitlines()[1:]
     for row in rows:
@@ -137,32 +137,32 @@ def _lines() -> dict[str, tuple[str, bool]]:
 
 
 def names() -> tuple[str, ...]:
-    """Every name that `--recipe` knows."""
+    """Return every name that `--recipe` accepts."""
     return tuple(_lines())
 
 
-def find(name: str) -> Upstream | None:
-    """The recipe that a name means there; case matters, as it does in Python."""
+def find(name: str) -> BridgeRecipe | None:
+    """Return the recipe with this name (case-sensitive)."""
     line = _lines().get(name)
     if line is None:
         return None
-    recipe, aliases, goal, model, gpus, gpu, kind, marks, settings = line[0].split("\t")
-    return Upstream(
+    recipe, aliases, goal, model, gpus, gpu, category, marks, settings = line[0].split("\t")
+    return BridgeRecipe(
         name=recipe,
         aliases=tuple(aliases.split()),
-        goal=goal,  # type: ignore[arg-type]  # the data file is checked by a test
+        goal=goal,  # type: ignore[arg-type]  # a test checks the data file
         model=model,
         gpus=int(gpus) if gpus else None,
         gpu=gpu,
-        benchmark=kind == "benchmark",
+        benchmark=category == "benchmark",
         marks=tuple(marks.split()),
         settings=settings,
     )
 
 
 @cache
-def library() -> tuple[Upstream, ...]:
-    """The recipes for real training."""
+def library() -> tuple[BridgeRecipe, ...]:
+    """Return the recipes that are not benchmarks."""
     return tuple(row for name in _lines() if (row := find(name)) is not None and row.name == name and not row.benchmark)
 
 
@@ -172,15 +172,15 @@ def _model_name(hf_id: str) -> str:
     return found.name if found else ""
 
 
-def model_of(row: Upstream) -> str:
-    """Our name for the model of a recipe; empty where it is not in the catalogue."""
+def model_of(row: BridgeRecipe) -> str:
+    """Return the catalog name of a recipe's model, or an empty string."""
     return _model_name(row.model)
 
 
 GPUS_IN_NAME = re.compile(r"_(\d+)gpu_([a-z]+\d+)_")
 
 
-def gpus_in(name: str) -> tuple[int, str] | None:
-    """The number and type of GPUs that a name spells out."""
+def gpus_in_name(name: str) -> tuple[int, str] | None:
+    """Return the number and type of GPUs in a recipe name."""
     found = GPUS_IN_NAME.search(name)
     return (int(found[1]), found[2].upper()) if found else None

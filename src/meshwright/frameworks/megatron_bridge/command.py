@@ -1,4 +1,4 @@
-"""The run command in a shell script: `torchrun … run_recipe.py --recipe NAME [flags] KEY=VALUE …`, or train.sh."""
+"""Read `torchrun … run_recipe.py --recipe NAME [flags] KEY=VALUE …` or train.sh in a shell script."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.frameworks.common import gpu_request_of
+from meshwright.frameworks.common import torchrun_gpu_request
 from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.megatron_bridge import keys
-from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, goal_of, plain
+from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, infer_goal, parse_value
 from meshwright.frameworks.types import SourcedValue, as_int
 
 if TYPE_CHECKING:
@@ -28,25 +28,25 @@ PERFORMANCE = {
     "--gpus_per_node": "per_node",
     "-cv": "variant", "--config_variant": "variant",
 }  # fmt: skip
-"""Flags of the older performance launcher, which puts a recipe name together."""
+"""Flags of the older performance launcher, which builds a recipe name from them."""
 
 
 class Run(msgspec.Struct, frozen=True):
-    """One start of the runner in a script."""
+    """One call of the runner in a script."""
 
     program: SourcedValue
     args: tuple[SourcedValue, ...]
-    asked: GpuRequest = GpuRequest()
+    gpu_request: GpuRequest = GpuRequest()
     env: dict[str, SourcedValue] = {}
 
     @property
     def performance(self) -> bool:
-        """Whether it is the older launcher of benchmarks."""
+        """Whether it is the older benchmark launcher."""
         return "performance" in PurePosixPath(str(self.program.value)).parts
 
 
 def runs(content: Content) -> list[Run]:
-    """Every start of the runner that a script makes."""
+    """Return every call of the runner in a script."""
     found = [_run(one) for one in content.launches if PurePosixPath(str(one.program.value)).name in RUNNERS]
     for command in content.script.commands if content.script else ():
         named = [at for at, word in enumerate(command.words) if _is_submit(word)]
@@ -57,7 +57,7 @@ def runs(content: Content) -> list[Run]:
 
 
 def names_runner(content: Content) -> bool:
-    """Whether a script speaks of the runner at all."""
+    """Return whether a script mentions the runner."""
     return "training/run_recipe.py" in content.text
 
 
@@ -66,27 +66,24 @@ def _is_submit(word: SourcedValue) -> bool:
     return path.name == SUBMIT and path.parent.name in ("training", "", ".")
 
 
-def _run(one: LaunchCommand) -> Run:
-    asked = gpu_request_of(one)
-    if one.launcher == "torchrun" and one.nodes is None and asked.gpus_per_node is not None:
-        asked = msgspec.structs.replace(asked, nodes=1)  # what torchrun takes when nobody says it
-    return Run(one.program, one.args, asked, dict(one.env))
+def _run(launch: LaunchCommand) -> Run:
+    return Run(launch.program, launch.args, torchrun_gpu_request(launch), dict(launch.env))
 
 
 def read(content: Content) -> ParsedRun:
-    """The first training that a script starts."""
+    """Read the first training that a script starts."""
     found = runs(content)
     if not found and names_runner(content):
         raise InputError(
-            "puts its command together while it runs, so that nothing of it can be read",
+            "builds its command at run time, so it cannot be parsed",
             field="file",
             value=content.path,
-            fix=["write the command out: torchrun … run_recipe.py --recipe NAME KEY=VALUE …"],
+            fix=["write out the command: torchrun … run_recipe.py --recipe NAME KEY=VALUE …"],
         )
     if not found:
-        raise InputError("starts no training of Megatron-Bridge", field="file", value=content.path)
+        raise InputError("starts no Megatron-Bridge training", field="file", value=content.path)
     first = next((run for run in found if any(str(arg.value) in NAMES for arg in run.args)), found[0])
-    more = (f"the script starts {len(found)} trainings; the first was read",) if len(found) > 1 else ()
+    more = (f"the script starts {len(found)} trainings; the first was checked",) if len(found) > 1 else ()
     return _performance(first, more) if first.performance else _training(first, more)
 
 
@@ -106,28 +103,30 @@ def _training(run: Run, notes: Sequence[str]) -> ParsedRun:
     if recipe is not None:
         settings["--recipe"] = recipe
     goal_name = keys.MODES.get(str(mode.value)) if mode is not None else None
-    goal = goal_name or (goal_of(str(recipe.value)) if recipe is not None else None)
+    goal = goal_name or (infer_goal(str(recipe.value)) if recipe is not None else None)
     return ParsedRun(
         "command",
         settings,
         recipe,
-        goal,  # type: ignore[arg-type]  # the values of MODES are goals
-        asked=_asked(run, settings),
+        goal,  # type: ignore[arg-type]  # MODES maps to goals
+        gpu_request=_gpu_request(run, settings),
         env=run.env,
         notes=tuple(notes),
     )
 
 
-def _asked(run: Run, settings: dict[str, SourcedValue]) -> GpuRequest:
-    """The launcher's GPUs: those of torchrun, or the nodes that train.sh is told."""
+def _gpu_request(run: Run, settings: dict[str, SourcedValue]) -> GpuRequest:
+    """Return the GPUs of torchrun, or the --nodes and --gpus-per-node of train.sh."""
     nodes, per_node = (settings.pop(key, None) for key in ("--nodes", "--gpus-per-node"))
     if nodes is None and per_node is None:
-        return run.asked
-    return GpuRequest(nodes=as_int(nodes), gpus_per_node=as_int(per_node), gpu=run.asked.gpu, source=per_node or nodes)
+        return run.gpu_request
+    return GpuRequest(
+        nodes=as_int(nodes), gpus_per_node=as_int(per_node), gpu=run.gpu_request.gpu, source=per_node or nodes
+    )
 
 
 def _split(args: Sequence[SourcedValue]) -> tuple[dict[str, SourcedValue], dict[str, SourcedValue]]:
-    """Flags with their values, and the overrides that come on top of them."""
+    """Split arguments into flags and overrides."""
     flags: dict[str, SourcedValue] = {}
     overrides: dict[str, SourcedValue] = {}
     at = 0
@@ -144,7 +143,7 @@ def _split(args: Sequence[SourcedValue]) -> tuple[dict[str, SourcedValue], dict[
             value, at = msgspec.structs.replace(setting, value=joined if equals else True), at + 1
             if not equals and name not in (*keys.SWITCHES, *keys.LAUNCH_SWITCHES) and _unknown_takes_value(args, at):
                 at += 1
-        if name not in (*keys.SWITCHES, *keys.LAUNCH_SWITCHES, *UNREAD):
+        if name not in (*keys.SWITCHES, *keys.LAUNCH_SWITCHES, *IGNORED_FLAGS):
             key = keys.FLAGS.get(name) or keys.RUNNER.get(name) or name
             flags[key] = _typed(value) if key in keys.CONVENIENCE else value
         elif name == "--deterministic":
@@ -152,7 +151,7 @@ def _split(args: Sequence[SourcedValue]) -> tuple[dict[str, SourcedValue], dict[
     return flags, overrides
 
 
-UNREAD = frozenset(keys.LAUNCH) - {"--nodes", "--gpus-per-node"}
+IGNORED_FLAGS = frozenset(keys.LAUNCH) - {"--nodes", "--gpus-per-node"}
 
 
 def _takes_value(name: str) -> bool:
@@ -160,16 +159,16 @@ def _takes_value(name: str) -> bool:
 
 
 def _unknown_takes_value(args: Sequence[SourcedValue], at: int) -> bool:
-    """Whether the word after a flag that nobody knows is likely its value."""
+    """Return whether the argument after an unknown flag is likely its value."""
     return at < len(args) and not str(args[at].value).startswith("-") and "=" not in str(args[at].value)
 
 
 def _typed(setting: SourcedValue) -> SourcedValue:
-    return setting if setting.unresolved else msgspec.structs.replace(setting, value=plain(str(setting.value)))
+    return setting if setting.unresolved else msgspec.structs.replace(setting, value=parse_value(str(setting.value)))
 
 
 def _override(setting: SourcedValue) -> Iterator[tuple[str, SourcedValue]]:
-    """One override in Hydra's words; what is added with + under a name that does not exist goes nowhere."""
+    """Parse a Hydra override; keep the + on a key that does not exist, for the rule that reports it."""
     found = OVERRIDE.fullmatch(str(setting.value))
     if found is None or (found[3] is None and found[1] != "~"):
         if not setting.unresolved and str(setting.value).strip():
@@ -177,26 +176,26 @@ def _override(setting: SourcedValue) -> Iterator[tuple[str, SourcedValue]]:
         return
     sign, key = found[1] or "", found[2]
     if sign == "~":
-        yield key, msgspec.structs.replace(setting, unresolved="it is deleted with ~")
+        yield key, msgspec.structs.replace(setting, unresolved="deleted with ~")
     elif setting.unresolved:
         yield key, msgspec.structs.replace(setting, value=found[4])
     else:
         section, _, name = key.partition(".")
         exists = not sign or key in _table() or name in keys.fields(section)
-        yield (key if exists else f"+{key}"), msgspec.structs.replace(setting, value=plain(found[4]))
+        yield (key if exists else f"+{key}"), msgspec.structs.replace(setting, value=parse_value(found[4]))
 
 
 def _table() -> frozenset[str]:
     from meshwright.recipes.key_maps import config_keys
 
-    return frozenset(config_keys(keys.TABLE))
+    return frozenset(config_keys(keys.KEY_MAP))
 
 
 PRECISIONS = {"fp8_cs": "fp8cs", "fp8_mx": "fp8mx", "fp8_sc": "fp8sc", "fp8_ds": "fp8ds"}
 
 
 def _performance(run: Run, notes: Sequence[str]) -> ParsedRun:
-    """The older launcher of benchmarks: a name from its parts."""
+    """Read the older benchmark launcher: build the recipe name from its flags."""
     parts: dict[str, SourcedValue] = {}
     settings: dict[str, SourcedValue] = {}
     at, args = 0, run.args
@@ -216,9 +215,11 @@ def _performance(run: Run, notes: Sequence[str]) -> ParsedRun:
         settings["--recipe"] = recipe
     gpus = as_int(parts.get("gpus"))
     gpu = str(parts["gpu"].value).upper() if "gpu" in parts and not parts["gpu"].unresolved else ""
-    asked = GpuRequest(gpus_per_node=as_int(parts.get("per_node")), world_size=gpus, gpu=gpu, source=parts.get("gpus"))
-    goal = goal_of(str(recipe.value)) if recipe is not None else None
-    return ParsedRun("command", settings, recipe, goal, asked=asked, env=run.env, notes=tuple(notes))
+    request = GpuRequest(
+        gpus_per_node=as_int(parts.get("per_node")), world_size=gpus, gpu=gpu, source=parts.get("gpus")
+    )
+    goal = infer_goal(str(recipe.value)) if recipe is not None else None
+    return ParsedRun("command", settings, recipe, goal, gpu_request=request, env=run.env, notes=tuple(notes))
 
 
 def _name(parts: dict[str, SourcedValue]) -> SourcedValue | None:
@@ -230,5 +231,5 @@ def _name(parts: dict[str, SourcedValue]) -> SourcedValue | None:
     format = PRECISIONS.get(str(precision.value), str(precision.value))
     variant = f"_{parts['variant'].value}" if "variant" in parts else ""
     name = f"{model.value}_{'peft' if task == 'lora' else task}_{gpus.value}gpu_{gpu.value}_{format}{variant}_config"
-    open_ones = [setting.unresolved for setting in needed if setting is not None and setting.unresolved]
-    return msgspec.structs.replace(model, value=name, unresolved=open_ones[0] if open_ones else "")
+    unresolved = [setting.unresolved for setting in needed if setting is not None and setting.unresolved]
+    return msgspec.structs.replace(model, value=name, unresolved=unresolved[0] if unresolved else "")

@@ -1,4 +1,4 @@
-"""One setting as it stands in a command of Megatron-Bridge."""
+"""Format a setting as a Megatron-Bridge override."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 PLAIN = re.compile(r"[\w./:@+-]*")
 
 
-def spell(key: str, value: Any) -> str:
-    """`model.tensor_model_parallel_size=4`, or `--dataset squad`."""
+def format_override(key: str, value: Any) -> str:
+    """Return `model.tensor_model_parallel_size=4` or `--dataset squad`."""
     if key.startswith("-"):
         return key if value is True else f"{key} {text(value)}"
     return f"{key}={text(value)}"
 
 
 def text(value: Any) -> str:
-    """A value in Hydra's words."""
+    """Format a value in Hydra syntax."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The keys of Megatron-Bridge's config beside those of the table, and its command-line flags."""
+"""Config keys outside the key map, and the runner's command-line flags."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from functools import cache
 
 from meshwright.recipes.key_maps import config_keys
 
-TABLE = "megatron_bridge"
+KEY_MAP = "megatron_bridge"
 
-# Sections whose fields are all known: another name there is refused.
+# Sections whose fields are all known: any other name is rejected.
 SECTIONS: Mapping[str, str] = {
     "train": """
         global_batch_size micro_batch_size rampup_batch_size decrease_batch_size_if_needed train_iters train_samples
@@ -115,11 +115,11 @@ SECTIONS: Mapping[str, str] = {
         pytorch_profiler_collect_callstack pytorch_profiler_collect_chakra profile_ranks record_memory_history
         memory_snapshot_path record_shapes nvtx_ranges""",
 }
-OPEN = (
+OPEN_SECTIONS = (
     "model", "dataset", "tokenizer", "peft", "env_vars", "ft", "straggler", "nvrx_straggler", "tensor_inspect",
     "inprocess_restart", "optimizer_config_override_provider", "dpo", "kd", "distill",
 )  # fmt: skip
-"""Sections whose fields depend on the model, the data or the adapter: only misspellings are told."""
+"""Sections whose fields depend on the model, data or adapter: only likely typos are reported."""
 
 CONVENIENCE: Mapping[str, tuple[str, ...]] = {
     "train.train_iters": ("-ms", "--max_steps"),
@@ -216,36 +216,36 @@ DATASET = """
     test_source micro_batch_size path task_encoder per_dataset_sequences_path trust_remote_code
 """
 SUFFIXES = ("._target_", "._call_", "._partial_", "._args_", "._name_")
-ALIKE = 88
-"""How alike, of 100, an unknown name is to a known one before it is taken for a misspelling."""
+SIMILARITY = 88
+"""Similarity in percent above which an unknown name counts as a typo."""
 
 
 @cache
 def fields(section: str) -> frozenset[str]:
-    """The names a section is known to have."""
+    """Return the known fields of a section."""
     listed = {"model": MODEL, "dataset": DATASET}.get(section, SECTIONS.get(section, "")).split()
-    setting = [key.split(".", 1)[1] for key in config_keys(TABLE) if key.startswith(f"{section}.")]
-    return frozenset((*listed, *setting))
+    mapped = [key.split(".", 1)[1] for key in config_keys(KEY_MAP) if key.startswith(f"{section}.")]
+    return frozenset((*listed, *mapped))
 
 
-def known(key: str) -> bool:
-    """Whether a key that the table leaves out exists there."""
+def is_extra_key(key: str) -> bool:
+    """Return whether a key outside the key map exists in Megatron-Bridge."""
     if key.startswith(("-", "+", "~")) or key == "recipe" or key.endswith(SUFFIXES):
-        return True  # told by rules of their own, or not settings at all
+        return True  # reported by separate rules, or not settings
     section, _, name = key.partition(".")
     if not name:
-        return section in SECTIONS or section in OPEN
+        return section in SECTIONS or section in OPEN_SECTIONS
     if section in SECTIONS:
         return name.split(".")[0].split("[")[0] in fields(section)
-    return section in OPEN and (name in fields(section) or not _misspelt(name, section))
+    return section in OPEN_SECTIONS and (name in fields(section) or not _is_typo(name, section))
 
 
-def _misspelt(name: str, section: str) -> bool:
-    from difflib import SequenceMatcher  # quicker to load than rapidfuzz, and there are few names
+def _is_typo(name: str, section: str) -> bool:
+    from difflib import SequenceMatcher  # faster to import than rapidfuzz, and there are few names
 
     matcher = SequenceMatcher(a=name, autojunk=False)
     for one in fields(section) if "." not in name else ():
         matcher.set_seq2(one)
-        if matcher.real_quick_ratio() >= ALIKE / 100 and matcher.ratio() >= ALIKE / 100:
+        if matcher.real_quick_ratio() >= SIMILARITY / 100 and matcher.ratio() >= SIMILARITY / 100:
             return True
     return False

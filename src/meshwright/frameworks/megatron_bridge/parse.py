@@ -1,4 +1,4 @@
-"""From what a file says to a recipe: the values of the named recipe, what is said on top, and what the runner does."""
+"""Build a recipe from the named Megatron-Bridge recipe, its overrides, and what the runner changes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from meshwright.clusters import is_known as knows_gpu
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.megatron_bridge import bridge_recipes, command, run_config, snippet
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun
-from meshwright.frameworks.megatron_bridge.runner import decided, measures_only, without_shape
-from meshwright.frameworks.megatron_bridge.supported_keys import readable
+from meshwright.frameworks.megatron_bridge.runner import derived_fields, is_benchmark_run, without_model_sizes
+from meshwright.frameworks.megatron_bridge.supported_keys import mappable_settings
 from meshwright.frameworks.model_match import find_model
 from meshwright.recipes.types import Goal, Recipe
 
-SETTLED = ("overlap.gather-needs-reduction", "learning_rate.decay-inside-warmup")
-"""Rules of its engine's own command line that are no rules here: the first does not hold, the second only warns."""
+SUPPRESSED_RULES = ("overlap.gather-needs-reduction", "learning_rate.decay-inside-warmup")
+"""Megatron-LM constraints that do not apply here: the first does not hold, the second is only a warning."""
 SECTIONS = frozenset({"model", "train", "optimizer", "scheduler", "ddp", "dataset", "checkpoint", "logger"})
 
 
-def recognises(content: Content) -> int:
-    """How surely a file is of Megatron-Bridge."""
+def detect(content: Content) -> int:
+    """Return the score of a file for Megatron-Bridge."""
     if content.format == "shell":
         return 3 if command.runs(content) else int(command.names_runner(content))
     if content.format == "python":
@@ -30,63 +30,67 @@ def recognises(content: Content) -> int:
     target = content.settings.get("_target_")
     if target is not None and "megatron.bridge" in str(target.value):
         return 4
-    marked = any(key.startswith("model.") and key.endswith("_model_parallel_size") for key in content.settings)
-    inside = sum(1 for section in SECTIONS if section in content.top_level_keys())
-    return 3 if marked and inside > 1 else 2 if inside > 3 else 0
+    has_parallel_size = any(
+        key.startswith("model.") and key.endswith("_model_parallel_size") for key in content.settings
+    )
+    section_count = sum(1 for section in SECTIONS if section in content.top_level_keys())
+    return 3 if has_parallel_size and section_count > 1 else 2 if section_count > 3 else 0
 
 
 def parse(content: Content) -> ParsedConfig:
-    """The recipe that a script, a Python file or a saved config means."""
+    """Parse a script, a Python file or a saved config."""
     reader = {"shell": command.read, "python": snippet.read}.get(content.format, run_config.read)
     return assemble(reader(content), content.path)
 
 
-def assemble(spoken: ParsedRun, path: str) -> ParsedConfig:
-    """A file's settings on top of the recipe that it names."""
-    name = str(spoken.recipe.value) if spoken.recipe and not spoken.recipe.unresolved else ""
+def assemble(run: ParsedRun, path: str) -> ParsedConfig:
+    """Combine a file's settings with the recipe it names."""
+    name = str(run.recipe.value) if run.recipe and not run.recipe.unresolved else ""
     row = bridge_recipes.find(name) if name else None
-    goal: Goal = (row.goal if row else None) or spoken.goal or "pretrain"
-    settings = dict(spoken.settings)
-    model = find_model(spoken.model) or (find_model(row.model) if row else None)
-    if model is None and spoken.form == "saved":
+    goal: Goal = (row.goal if row else None) or run.goal or "pretrain"
+    settings = dict(run.settings)
+    model = find_model(run.model) or (find_model(row.model) if row else None)
+    if model is None and run.form == "saved":
         model = run_config.model_of(settings)
     base = row.recipe() if row else bridge_recipes.common(goal)
     base = msgspec.structs.replace(base, model=model.name if model else "")
-    if spoken.form == "saved" and measures_only(settings):
+    if run.form == "saved" and is_benchmark_run(settings):
         base = msgspec.structs.replace(base, benchmark=True)
-    if spoken.form == "saved":
-        settings = without_shape(settings, model)
-    notes = list(spoken.notes)
-    own = decided(spoken, settings, base, model)
-    if spoken.recipe is not None and spoken.recipe.unresolved:
-        notes.append("the recipe's name is only known when the script runs: its values were not judged")
+    if run.form == "saved":
+        settings = without_model_sizes(settings, model)
+    notes = list(run.notes)
+    fields = derived_fields(run, settings, base, model)
+    if run.recipe is not None and run.recipe.unresolved:
+        notes.append("the recipe name is known only at run time: its values were not checked")
     elif row is not None and row.raises:
         model = None
-    elif row is None and spoken.form != "saved" and name not in snippet.COMMON:
-        model = None if not spoken.model else model
+    elif row is None and run.form != "saved" and name not in snippet.COMMON:
+        model = None if not run.model else model
     return ParsedConfig(
         settings=settings,
         name=name or _stem(path),
         model=model,
         goal=goal,
         base=base,
-        gpu_request=_asked(spoken, name, row),
-        env=spoken.env,
+        gpu_request=_gpu_request(run, name, row),
+        env=run.env,
         notes=tuple(notes),
         files=tuple(dict.fromkeys([path, *(setting.file for setting in settings.values())])),
-        field_values=own,
-        mappable=readable(settings, base, model),
-        suppressed_rules=_settled(row, base, own),
+        field_values=fields,
+        mappable=mappable_settings(settings, base, model),
+        suppressed_rules=_suppressed_rules(row, base, fields),
     )
 
 
-def _settled(row: bridge_recipes.Upstream | None, base: Recipe, own: Mapping[str, Any]) -> tuple[str, ...]:
-    """Rules of ours that do not hold here, or that the named recipe answers itself."""
-    found = list(SETTLED)
-    if row is not None and own.get("data.seq_length", base.data.seq_length) == base.data.seq_length:
-        found.append("sequence.beyond-model")  # a recipe for long samples changes the model's positions
+def _suppressed_rules(
+    row: bridge_recipes.BridgeRecipe | None, base: Recipe, fields: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return our rules that do not apply, or that the named recipe already satisfies."""
+    found = list(SUPPRESSED_RULES)
+    if row is not None and fields.get("data.seq_length", base.data.seq_length) == base.data.seq_length:
+        found.append("sequence.beyond-model")  # long-context recipes extend the model's positions
     if row is not None and base.layout.offload == "activations":
-        found.append("memory.host")  # it offloads some layers, not all
+        found.append("memory.host")  # it offloads only some layers
     return tuple(found)
 
 
@@ -94,10 +98,10 @@ def _stem(path: str) -> str:
     return path.rsplit("/", 1)[-1].split(".")[0] or "config"
 
 
-def _asked(spoken: ParsedRun, name: str, row: bridge_recipes.Upstream | None) -> GpuRequest:
-    """The launcher's GPUs; what it leaves open, the recipe's name may say."""
-    asked, encoded = spoken.asked, bridge_recipes.gpus_in(name)
-    gpu = asked.gpu or (encoded[1] if encoded and knows_gpu(encoded[1]) else "")
-    if asked.count is None and asked.nodes is None and asked.gpus_per_node is None and encoded:
-        return GpuRequest(world_size=encoded[0], gpu=gpu, source=spoken.recipe)
-    return msgspec.structs.replace(asked, gpu=gpu)
+def _gpu_request(run: ParsedRun, name: str, row: bridge_recipes.BridgeRecipe | None) -> GpuRequest:
+    """Return the launcher's GPUs, completed from the recipe name."""
+    request, encoded = run.gpu_request, bridge_recipes.gpus_in_name(name)
+    gpu = request.gpu or (encoded[1] if encoded and knows_gpu(encoded[1]) else "")
+    if request.count is None and request.nodes is None and request.gpus_per_node is None and encoded:
+        return GpuRequest(world_size=encoded[0], gpu=gpu, source=run.recipe)
+    return msgspec.structs.replace(request, gpu=gpu)

@@ -1,4 +1,4 @@
-"""What a file says before it is put together with the recipe that it starts from."""
+"""A file's settings before they are combined with its base recipe, and value parsing."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ Form = Literal["command", "python", "saved"]
 
 
 class ParsedRun(msgspec.Struct, frozen=True):
-    """Their settings by key, and the head of the file."""
+    """Settings by key, and what the file says about recipe, goal and model."""
 
     form: Form
     settings: Mapping[str, SourcedValue]
-    recipe: SourcedValue | None = None  # its name; unresolved when only running would tell
+    recipe: SourcedValue | None = None  # its name; may be unresolved
     goal: Goal | None = None
-    model: str = ""  # Hugging Face id, where the file builds the model itself
-    asked: GpuRequest = GpuRequest()
+    model: str = ""  # Hugging Face id, if the file builds the model itself
+    gpu_request: GpuRequest = GpuRequest()
     env: Mapping[str, SourcedValue] = {}
     notes: tuple[str, ...] = ()
 
 
-def goal_of(name: str) -> Goal | None:
-    """The goal that a recipe's name speaks of, as the runner infers it."""
+def infer_goal(name: str) -> Goal | None:
+    """Infer the goal from a recipe name, as the runner does."""
     lowered = name.lower()
     if "pretrain" in lowered:
         return "pretrain"
@@ -38,26 +38,26 @@ def goal_of(name: str) -> Goal | None:
     return "sft" if "sft" in lowered or "finetune" in lowered else None
 
 
-def plain(text: str) -> Any:
-    """A value as typed in an override: a number, a truth, nothing, a list, or words."""
+def parse_value(text: str) -> Any:
+    """Parse an override value: number, boolean, null, list or string."""
     stripped = text.strip()
-    named = {"true": True, "false": False, "null": None}  # none is a word there
+    named = {"true": True, "false": False, "null": None}  # "none" is a string in Hydra
     if stripped.lower() in named:
         return named[stripped.lower()]
     if stripped[:1] in "\"'" and stripped[-1:] == stripped[:1] and len(stripped) > 1:
         return stripped[1:-1]
     if stripped.startswith("[") and stripped.endswith("]"):
-        return [plain(part) for part in _parts(stripped[1:-1])]
-    return number(stripped)
+        return [parse_value(part) for part in _parts(stripped[1:-1])]
+    return parse_number(stripped)
 
 
-def number(text: str) -> Any:
-    """The number that a text spells, or the text."""
+def parse_number(text: str) -> Any:
+    """Return the number a text represents, or the text."""
     if len(text) > 40 or not text.isascii():
         return text
-    for kind in (int, float):
+    for number_type in (int, float):
         try:
-            value = kind(text)
+            value = number_type(text)
         except ValueError:
             continue
         return value if value == value and abs(value) != float("inf") else text
@@ -65,24 +65,24 @@ def number(text: str) -> Any:
 
 
 def _parts(text: str) -> list[str]:
-    """The items of a list, those inside brackets left whole."""
+    """Split a list at top-level commas."""
     parts, depth, start = [], 0, 0
-    for at, sign in enumerate(text):
-        depth += (sign in "[({") - (sign in "])}")
-        if sign == "," and depth == 0:
+    for at, char in enumerate(text):
+        depth += (char in "[({") - (char in "])}")
+        if char == "," and depth == 0:
             parts.append(text[start:at])
             start = at + 1
     rest = text[start:]
     return [*parts, rest] if rest.strip() else parts
 
 
-def value(settings: Settings, key: str, otherwise: Any = None) -> Any:
-    """What is said for a key, or something else."""
+def get_value(settings: Settings, key: str, default: Any = None) -> Any:
+    """Return the resolved value of a key, or the default."""
     setting = settings.get(key)
-    return otherwise if setting is None or setting.unresolved else setting.value
+    return default if setting is None or setting.unresolved else setting.value
 
 
-def as_int(settings: Settings, key: str, otherwise: int) -> int:
-    """The whole number above 0 that is said for a key, or another."""
-    found = value(settings, key, otherwise)
-    return found if is_int(found) and found > 0 else otherwise
+def positive_int(settings: Settings, key: str, default: int) -> int:
+    """Return the value of a key if it is a positive integer, or the default."""
+    found = get_value(settings, key, default)
+    return found if is_int(found) and found > 0 else default

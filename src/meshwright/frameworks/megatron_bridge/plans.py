@@ -1,4 +1,4 @@
-"""What Megatron-Bridge runs for a plan, or why it cannot."""
+"""The Megatron-Bridge program for a plan, or why there is none."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import msgspec
 
 from meshwright import rules
 from meshwright.frameworks.megatron_bridge import bridge_recipes
-from meshwright.frameworks.megatron_bridge.settings import difference, on_megatron
-from meshwright.frameworks.megatron_bridge.write import on_top, run_words
+from meshwright.frameworks.megatron_bridge.settings import difference, with_distributed_optimizer
+from meshwright.frameworks.megatron_bridge.write import recipe_overrides, runner_argv
 from meshwright.frameworks.types import Program
 from meshwright.planner import Plan, case_of, with_engine_strategy
 from meshwright.recipes.types import Recipe
 
-DERIVES = ("layout.strategy", "layout.pp_schedule", "layout.dp_shard", "kernels.loss")
-"""What Megatron-Bridge works out by itself: there is no key to set."""
+DERIVED_FIELDS = ("layout.strategy", "layout.pp_schedule", "layout.dp_shard", "kernels.loss")
+"""Fields that Megatron-Bridge derives; there is no key to set."""
 
 
-def why_not(plan: Plan) -> str | None:
-    """Why Megatron-Bridge cannot run this plan as it is, or None when it can."""
+def unsupported_reason(plan: Plan) -> str | None:
+    """Return why Megatron-Bridge cannot run this plan, or None."""
     row = _row(plan)
     if row is None or row.raises or plan.recipe.model != plan.base.model:
-        return "it has no recipe for this"
+        return "it has no recipe for this model and goal"
     if plan.question.engine not in ("meshwright", "megatron"):
         return f"the plan was made for the {plan.question.engine} engine"
     if plan.recipe.layout.strategy == "megatron_fsdp":
         return "it has no single key for layout.strategy"
-    changed = {change.field for change in plan.changes} - set(DERIVES)
+    changed = {change.field for change in plan.changes} - set(DERIVED_FIELDS)
     lost = difference(_recipe(plan), plan.case.model, row).unmapped
     unmapped = [one.field for one in lost if one.field in changed]
     if unmapped:
@@ -35,19 +35,19 @@ def why_not(plan: Plan) -> str | None:
     return rules.message(broken[0], case) + " there; ask with --engine megatron" if broken else None
 
 
-def _row(plan: Plan) -> bridge_recipes.Upstream | None:
+def _row(plan: Plan) -> bridge_recipes.BridgeRecipe | None:
     return bridge_recipes.find(plan.base.name) or bridge_recipes.find(plan.base.name.lower())
 
 
 def _recipe(plan: Plan) -> Recipe:
-    return msgspec.structs.replace(on_megatron(plan.recipe), name=plan.base.name)
+    return msgspec.structs.replace(with_distributed_optimizer(plan.recipe), name=plan.base.name)
 
 
 def program(plan: Plan) -> Program:
-    """What Megatron-Bridge runs for the plan, in today's spelling."""
+    """Return the Megatron-Bridge program for a plan."""
     row = _row(plan)
     if row is None:
         raise ValueError(f"Megatron-Bridge has no recipe {plan.base.name}")
     recipe = _recipe(plan)
-    setting = on_top(recipe, plan.case.model, plan.question.cluster, row)
-    return Program(tuple(run_words(recipe, row, setting.settings)))
+    changes = recipe_overrides(recipe, plan.case.model, plan.question.cluster, row)
+    return Program(tuple(runner_argv(recipe, row, changes.settings)))

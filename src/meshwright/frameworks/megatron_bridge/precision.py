@@ -1,4 +1,4 @@
-"""What mixed_precision decides there: it overwrites the same settings of the model, the optimizer and ddp."""
+"""mixed_precision presets; they overwrite the same settings of model, optimizer and ddp."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PRESETS: Mapping[str, Precision] = {
     "fp16_with_mxfp8_mixed": Precision(compute="fp16", matmul="mxfp8", fp8_gather=True, reduce="bf16", grads="bf16"),
     "bf16_with_nvfp4_mixed": Precision(matmul="nvfp4"),
 }
-"""Their names, with the formats that each stands for; reduce is fp32 or not."""
+"""Preset names with their formats; reduce is fp32 or bf16."""
 SCALINGS = {"tensorwise": "fp8_tensor", "delayed": "fp8_delayed", "blockwise": "fp8_block", "mxfp8": "mxfp8"}
 RECIPES = {ours: theirs for theirs, ours in SCALINGS.items()}
 SECTION = "mixed_precision"
@@ -51,16 +51,16 @@ OVERWRITTEN = {
     "optimizer.bf16": "bf16",
     "optimizer.fp16": "fp16",
 }
-"""Settings that lose against the one of the same name in mixed_precision."""
+"""Settings overwritten by the field of the same name in mixed_precision."""
 
 
 def preset(name: Any) -> Precision | None:
-    """The formats of one of their names; dashes are as good as underscores."""
+    """Return the formats of a preset; dashes equal underscores."""
     return PRESETS.get(str(name).replace("-", "_"))
 
 
 def effective(settings: Settings, start: Precision) -> Precision:
-    """The formats that a run computes in, from those of its recipe and what is said on top."""
+    """Return the effective formats: those of the recipe with the overrides applied."""
     named = settings.get(SECTION)
     found = start
     if named is not None and not named.unresolved:
@@ -74,7 +74,7 @@ def effective(settings: Settings, start: Precision) -> Precision:
         changes["compute"] = "fp32"
     elif inside.get("bf16") is True:
         changes["compute"] = "bf16"
-    changes |= _products(inside, found)
+    changes |= _matmul_format(inside, found)
     gather = inside.get("fp8_param_gather", inside.get("fp8_param"))
     if isinstance(gather, bool):
         changes["fp8_gather"] = gather
@@ -83,7 +83,7 @@ def effective(settings: Settings, start: Precision) -> Precision:
     if isinstance(inside.get("grad_reduce_in_fp32"), bool):
         changes["reduce"] = "fp32" if inside["grad_reduce_in_fp32"] else "bf16"
     found = msgspec.structs.replace(found, **changes)
-    # The buffer that gradients are summed in over ranks is the one they accumulate in.
+    # Gradients accumulate in the buffer that is reduced across ranks.
     if found.reduce != start.reduce:
         found = msgspec.structs.replace(found, grads=found.reduce)
     return found
@@ -93,8 +93,8 @@ def _is_inside(key: str, settings: Settings) -> bool:
     return key.startswith(f"{SECTION}.") and not settings[key].unresolved
 
 
-def _products(inside: Mapping[str, Any], found: Precision) -> dict[str, Any]:
-    """The format of matrix products: fp4 before fp8, and the scaling of fp8."""
+def _matmul_format(inside: Mapping[str, Any], found: Precision) -> dict[str, Any]:
+    """Return the GEMM format: fp4 takes precedence over fp8 and its scaling."""
     if inside.get("fp4"):
         return {"matmul": "nvfp4"}
     if "fp8" in inside and not inside["fp8"]:

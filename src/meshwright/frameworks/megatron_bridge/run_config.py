@@ -1,4 +1,4 @@
-"""A saved run config, or a file of overrides: YAML with the sections of the config."""
+"""Read a saved run config or a YAML file of overrides."""
 
 from __future__ import annotations
 
@@ -17,55 +17,55 @@ from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.types import Goal
 
 SFT_DATA = ("GPTSFTDatasetConfig", "FinetuningDatasetConfig", "HFDatasetConfig", "DirectHFSFTDatasetConfig")
-MARKS = re.compile(r"\._(target|call|partial|args|name)_(\[\d+\])?$")
+OBJECT_KEYS = re.compile(r"\._(target|call|partial|args|name)_(\[\d+\])?$")
 
 
 def read(content: Content) -> ParsedRun:
-    """The settings of the file, objects such as torch.bfloat16 by their names."""
-    settings = plain(content.settings)
+    """Return the settings of the file; objects such as torch.bfloat16 are given by name."""
+    settings = strip_object_keys(content.settings)
     model = settings.get("model.hf_model_id")
     return ParsedRun("saved", settings, goal=goal(settings), model=str(model.value) if model and model.value else "")
 
 
-def plain(leaves: Settings) -> dict[str, SourcedValue]:
-    """Settings without the marks that say how to build an object again."""
+def strip_object_keys(leaves: Settings) -> dict[str, SourcedValue]:
+    """Remove the _target_ and _call_ keys that rebuild objects."""
     found: dict[str, SourcedValue] = {}
     for key, setting in leaves.items():
-        mark = MARKS.search(key)
-        if mark is None:
-            if key != "_target_" and not _is_left_over(key, setting):
+        match = OBJECT_KEYS.search(key)
+        if match is None:
+            if key != "_target_" and not _is_unused_removed_key(key, setting):
                 found[key] = setting
             continue
-        owner = key[: mark.start()]
-        if mark[1] == "name" or (mark[1] == "target" and str(setting.value).startswith("torch.")):
+        owner = key[: match.start()]
+        if match[1] == "name" or (match[1] == "target" and str(setting.value).startswith("torch.")):
             found[owner] = setting
-        elif mark[1] == "target":
+        elif match[1] == "target":
             found[f"{owner}._target_"] = setting
-    return {key: setting for key, setting in found.items() if not _is_mark_of_value(key, found)}
+    return {key: setting for key, setting in found.items() if not _is_type_of_value(key, found)}
 
 
-def _is_left_over(key: str, setting: SourcedValue) -> bool:
-    """Whether a field that is gone was saved without anybody using it."""
+def _is_unused_removed_key(key: str, setting: SourcedValue) -> bool:
+    """Return whether a removed field was saved with an unused value."""
     word = config_keys("megatron_bridge").get(key)
     return word is not None and word.status == "removed" and setting.value in (None, False)
 
 
-def _is_mark_of_value(key: str, found: dict[str, SourcedValue]) -> bool:
-    """Whether a key only tells the class of a value, such as that of an enumeration."""
+def _is_type_of_value(key: str, found: dict[str, SourcedValue]) -> bool:
+    """Return whether a key only gives the class of a value, such as an enum."""
     return key.endswith("._target_") and key[: -len("._target_")] in found
 
 
 def goal(settings: Settings) -> Goal:
-    """What the saved run did."""
+    """Infer the goal of the saved run."""
     if any(key.startswith("peft.") for key in settings):
         return "peft"
-    kind = settings.get("dataset._target_")
-    tuned = kind is not None and str(kind.value).rsplit(".", 1)[-1] in SFT_DATA
-    named = settings.get("checkpoint.pretrained_checkpoint")
-    return "sft" if tuned or (named is not None and named.value) else "pretrain"
+    dataset = settings.get("dataset._target_")
+    fine_tuning = dataset is not None and str(dataset.value).rsplit(".", 1)[-1] in SFT_DATA
+    checkpoint = settings.get("checkpoint.pretrained_checkpoint")
+    return "sft" if fine_tuning or (checkpoint is not None and checkpoint.value) else "pretrain"
 
 
-SHAPE = {
+SIZE_KEYS = {
     "num_hidden_layers": "num_layers",
     "hidden_size": "hidden_size",
     "num_attention_heads": "num_attention_heads",
@@ -74,13 +74,13 @@ SHAPE = {
 
 
 def model_of(settings: Settings) -> ModelSpec | None:
-    """The model of the sizes that a saved config lists; None where they are not a kind that is known here."""
+    """Return the model with the sizes in a saved config; None for unsupported architectures."""
 
     def size(name: str) -> Any:
         setting = settings.get(f"model.{name}")
         return None if setting is None or setting.unresolved else setting.value
 
-    sizes = {ours: size(theirs) for ours, theirs in SHAPE.items()}
+    sizes = {ours: size(theirs) for ours, theirs in SIZE_KEYS.items()}
     if any(not isinstance(value, int) or isinstance(value, bool) for value in sizes.values()):
         return None
     if size("multi_latent_attention") or not size("gated_linear_unit") or size("is_hybrid_model"):

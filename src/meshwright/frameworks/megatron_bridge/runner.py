@@ -1,4 +1,4 @@
-"""What follows from a file without standing in it: what mixed_precision decides, and what the runner does itself."""
+"""Recipe fields that mixed_precision, the runner or the model set without a key of their own."""
 
 from __future__ import annotations
 
@@ -11,95 +11,97 @@ from meshwright.clusters import Cluster
 from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import ParsedConfig
 from meshwright.frameworks.megatron_bridge import bridge_recipes, precision
-from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, as_int, value
+from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, get_value, positive_int
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe
 
 
-def decided(spoken: ParsedRun, settings: Settings, base: Recipe, model: ModelSpec | None) -> dict[str, Any]:
-    """Fields that mixed_precision, the runner or the model itself decide."""
-    own: dict[str, Any] = {}
+def derived_fields(run: ParsedRun, settings: Settings, base: Recipe, model: ModelSpec | None) -> dict[str, Any]:
+    """Return the fields that mixed_precision, the runner or the model set."""
+    fields: dict[str, Any] = {}
     formats = precision.effective(settings, base.precision)
-    if value(settings, "mixed_precision", "") is not None:
+    if get_value(settings, "mixed_precision", "") is not None:
         for field in ("compute", "matmul", "reduce", "fp8_gather", "first_last_bf16"):
-            own[f"precision.{field}"] = getattr(formats, field)
+            fields[f"precision.{field}"] = getattr(formats, field)
     if "optimizer.main_grads_dtype" not in settings or "bfloat16" not in str(
         settings["optimizer.main_grads_dtype"].value
     ):
-        own["precision.grads"] = formats.grads
-    own |= _length(spoken, settings, base)
-    own |= _layout(spoken, settings, base, model)
-    own |= _shape(settings, model)
+        fields["precision.grads"] = formats.grads
+    fields |= _length(run, settings, base)
+    fields |= _layout(run, settings, base, model)
+    fields |= _shape(settings, model)
     if (
-        spoken.form == "command"
-        and spoken.goal in ("sft", "peft")
-        and as_int(settings, "model.context_parallel_size", base.layout.cp) > 1
+        run.form == "command"
+        and run.goal in ("sft", "peft")
+        and positive_int(settings, "model.context_parallel_size", base.layout.cp) > 1
     ):
-        own["train.per_token_loss"] = True  # the runner sees to it
-    method = str(value(settings, "--mode", "") or value(settings, "peft._target_", "")).rsplit(".", 1)[-1].lower()
+        fields["train.per_token_loss"] = True  # set by the runner
+    method = (
+        str(get_value(settings, "--mode", "") or get_value(settings, "peft._target_", "")).rsplit(".", 1)[-1].lower()
+    )
     if method == "dora":
-        own["peft.method"] = "dora"
-    if str(value(settings, "--dataset", "mock")) == "mock" and "--dataset" in settings and base.goal != "pretrain":
-        own["data.dataset"] = base.data.dataset  # refused: told by a rule
+        fields["peft.method"] = "dora"
+    if str(get_value(settings, "--dataset", "mock")) == "mock" and "--dataset" in settings and base.goal != "pretrain":
+        fields["data.dataset"] = base.data.dataset  # rejected: reported by a rule
     if "--deterministic" in settings:
-        own["kernels.deterministic"] = True
-    return own
+        fields["kernels.deterministic"] = True
+    return fields
 
 
-def _length(spoken: ParsedRun, settings: Settings, base: Recipe) -> dict[str, Any]:
-    """The length of samples is that of the data; the runner copies it into the model."""
+def _length(run: ParsedRun, settings: Settings, base: Recipe) -> dict[str, Any]:
+    """The sequence length is that of the dataset; the runner copies it into the model."""
     if not {"model.seq_length", "dataset.seq_length", "dataset.sequence_length"} & settings.keys():
         return {}
-    data = "dataset.seq_length" if value(settings, "dataset.seq_length") else None
-    if data is None and spoken.form == "saved":  # older versions save one number under another name
-        data = "dataset.sequence_length" if value(settings, "dataset.sequence_length") else "model.seq_length"
+    data = "dataset.seq_length" if get_value(settings, "dataset.seq_length") else None
+    if data is None and run.form == "saved":  # older versions save it under another name
+        data = "dataset.sequence_length" if get_value(settings, "dataset.sequence_length") else "model.seq_length"
     if any(setting.unresolved for key, setting in settings.items() if key.endswith(("seq_length", "sequence_length"))):
         return {}
-    length = as_int(settings, data, 0) if data else base.data.seq_length
+    length = positive_int(settings, data, 0) if data else base.data.seq_length
     return {"data.seq_length": length} if length else {}
 
 
-def _layout(spoken: ParsedRun, settings: Settings, base: Recipe, model: ModelSpec | None) -> dict[str, Any]:
+def _layout(run: ParsedRun, settings: Settings, base: Recipe, model: ModelSpec | None) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    tp = as_int(settings, "model.tensor_model_parallel_size", base.layout.tp)
+    tp = positive_int(settings, "model.tensor_model_parallel_size", base.layout.tp)
     if "model.sequence_parallel" not in settings and tp == 1:
         found["layout.sp"] = False
-    pp = as_int(settings, "model.pipeline_model_parallel_size", base.layout.pp)
-    vp = as_int(settings, "model.virtual_pipeline_model_parallel_size", base.layout.vp)
+    pp = positive_int(settings, "model.pipeline_model_parallel_size", base.layout.pp)
+    vp = positive_int(settings, "model.virtual_pipeline_model_parallel_size", base.layout.vp)
     layers = model.num_layers if model else 0
-    first, last = (value(settings, f"model.num_layers_in_{place}_pipeline_stage") for place in ("first", "last"))
-    if (first or last) and layers and value(settings, "model.pipeline_model_parallel_layout") is None:
-        found["layout.stage_layers"] = uneven(layers, pp, vp, first, last)
+    first, last = (get_value(settings, f"model.num_layers_in_{stage}_pipeline_stage") for stage in ("first", "last"))
+    if (first or last) and layers and get_value(settings, "model.pipeline_model_parallel_layout") is None:
+        found["layout.stage_layers"] = uneven_stages(layers, pp, vp, first, last)
     elif base.layout.stage_layers and (pp, vp) != (base.layout.pp, base.layout.vp):
         stated = "model.pipeline_model_parallel_layout" in settings
-        if spoken.form == "command" and not stated and layers and pp * vp <= layers:
-            found["layout.stage_layers"] = spread(layers, pp * vp)  # the runner draws the stages anew
-    if base.layout.strategy == "megatron_fsdp" and value(settings, "ddp.use_megatron_fsdp") is False:
+        if run.form == "command" and not stated and layers and pp * vp <= layers:
+            found["layout.stage_layers"] = spread_layers(layers, pp * vp)  # the runner recomputes the stage layout
+    if base.layout.strategy == "megatron_fsdp" and get_value(settings, "ddp.use_megatron_fsdp") is False:
         found["layout.strategy"] = "zero1"
     return found
 
 
-def uneven(layers: int, pp: int, vp: int, first: Any, last: Any) -> tuple[int, ...]:
-    """Layers of every chunk where those of the first or last stage are given."""
+def uneven_stages(layers: int, pp: int, vp: int, first: Any, last: Any) -> tuple[int, ...]:
+    """Return the layers per chunk if those of the first or last stage are given."""
     ends = [count for count in (first, last) if is_int(count)]
     between = pp - len(ends)
     rest = layers - sum(ends)
     each, left = divmod(rest, between) if between > 0 else (0, rest)
     if left or each < 0 or any(count % vp for count in (*ends, each)):
-        return (rest,)  # does not divide: told by the rule that counts the listed chunks
+        return (rest,)  # does not divide: reported by the rule that counts chunks
     row = [*([first] if first else []), *[each] * between, *([last] if last else [])]
     chunks = tuple(count // vp for count in row) * vp
     return chunks if len(set(chunks)) > 1 else ()
 
 
-def spread(layers: int, chunks: int) -> tuple[int, ...]:
-    """Layers over chunks, the longer ones first."""
+def spread_layers(layers: int, chunks: int) -> tuple[int, ...]:
+    """Distribute layers over chunks, longer chunks first; empty if even."""
     each, left = divmod(layers, chunks)
     return tuple(each + (at < left) for at in range(chunks)) if left else ()
 
 
-SHAPES = {
+MODEL_SIZES = {
     "model.num_layers": "layers",
     "model.hidden_size": "hidden",
     "model.ffn_hidden_size": "ffn",
@@ -111,37 +113,37 @@ SHAPES = {
 
 
 def _shape(settings: Settings, model: ModelSpec | None) -> dict[str, Any]:
-    """Sizes of the model that are said on top of the named one."""
+    """Return the model sizes that override those of the named model."""
     if model is None:
         return {}
-    setting = {ours: value(settings, theirs) for theirs, ours in SHAPES.items() if theirs in settings}
+    setting = {ours: get_value(settings, theirs) for theirs, ours in MODEL_SIZES.items() if theirs in settings}
     return {f"architecture.{name}": count for name, count in setting.items() if is_int(count) and count > 0}
 
 
-def without_shape(settings: dict[str, SourcedValue], model: ModelSpec | None) -> dict[str, SourcedValue]:
-    """A saved config lists every size of its model; only a number of layers that differs says something new."""
-    kept = {"model.num_layers"} if model and value(settings, "model.num_layers") != model.num_layers else set()
-    return {key: setting for key, setting in settings.items() if key not in SHAPES or key in kept}
+def without_model_sizes(settings: dict[str, SourcedValue], model: ModelSpec | None) -> dict[str, SourcedValue]:
+    """Drop the model sizes of a saved config, except a different number of layers."""
+    kept = {"model.num_layers"} if model and get_value(settings, "model.num_layers") != model.num_layers else set()
+    return {key: setting for key, setting in settings.items() if key not in MODEL_SIZES or key in kept}
 
 
-def measures_only(settings: Settings) -> bool:
-    """Whether a saved run sent equal loads to all experts on made-up data, as only benchmarks do."""
-    data = any(value(settings, key) for key in ("dataset.blend", "dataset.data_path", "dataset.blend_per_split"))
-    return value(settings, "model.moe_router_force_load_balancing") is True and not data
+def is_benchmark_run(settings: Settings) -> bool:
+    """Return whether a saved run is a benchmark: mock data and forced MoE load balancing."""
+    data = any(get_value(settings, key) for key in ("dataset.blend", "dataset.data_path", "dataset.blend_per_split"))
+    return get_value(settings, "model.moe_router_force_load_balancing") is True and not data
 
 
-def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
-    """Benchmarks keep their samples per GPU: on another number of GPUs the global batch grows or shrinks."""
+def complete(recipe: Recipe, parsed: ParsedConfig, cluster: Cluster) -> Recipe:
+    """Scale the global batch of a benchmark with the number of GPUs."""
     row = bridge_recipes.find(parsed.name)
     if row is None or not row.benchmark or not row.gpus or "train.global_batch_size" in parsed.settings:
         return recipe
-    batch, left = divmod(recipe.train.global_batch_size * on.world, row.gpus)
-    if left or batch < 1:  # refused: told by a rule
+    batch, left = divmod(recipe.train.global_batch_size * cluster.world, row.gpus)
+    if left or batch < 1:  # rejected: reported by a rule
         return recipe
     return msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, global_batch_size=batch))
 
 
-def least_gpus(recipe: Recipe) -> int:
-    """GPUs that the layout needs at least."""
+def min_gpus(recipe: Recipe) -> int:
+    """Return the minimum number of GPUs for the layout."""
     layout = recipe.layout
     return layout.pp * lcm(layout.tp * layout.cp, layout.ep * layout.etp) * layout.dp_replicate

@@ -1,4 +1,4 @@
-"""A Python file that takes a recipe, assigns fields and trains: read from its syntax, never executed."""
+"""Read a Python file that sets fields of a recipe config; it is parsed, never executed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
-from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, goal_of
+from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, infer_goal
 from meshwright.frameworks.megatron_bridge.precision import PRESETS
 from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes.types import Goal
 
-RUNNING = "only running the file would tell"
-CONDITION = "it depends on a condition"
+RUNTIME_ONLY = "known only at run time"
+CONDITION = "set under a condition"
 COMMON = {"_pretrain_common": "pretrain", "_sft_common": "sft", "_peft_common": "peft"}
 CONFIG_NAMES = ("cfg", "config")
 TRAINERS = ("pretrain", "finetune")
-LARGEST = 10**15
-DEEPEST = 60
+MAX_NUMBER = 10**15
+MAX_DEPTH = 60
 ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -31,32 +31,30 @@ ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
 }
 
 
-class _Open(Exception):  # noqa: N818  not a user's error: it says that a value stays unknown
-    """A value that only running would tell."""
+class _Unresolved(Exception):  # noqa: N818  control flow, not a user error
+    """The value is known only at run time."""
 
 
 def read(content: Content) -> ParsedRun:
-    """What the file assigns."""
+    """Return the settings that the file assigns."""
     try:
         tree = ast.parse(content.text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
-        raise InputError(f"is no Python{line}", field="file", value=content.path) from None
+        raise InputError(f"is not valid Python{line}", field="file", value=content.path) from None
     reader = _Reader(content.path)
     try:
         reader.block(tree.body, "")
     except RecursionError:
-        raise InputError("nests too deeply", field="file", value=content.path) from None
-    spoken = reader.spoken()
-    if spoken is None:
-        raise InputError(
-            "takes no recipe of Megatron-Bridge and assigns nothing to a config", field="file", value=content.path
-        )
-    return spoken
+        raise InputError("is nested too deeply", field="file", value=content.path) from None
+    run = reader.result()
+    if run is None:
+        raise InputError("uses no Megatron-Bridge recipe and sets no config field", field="file", value=content.path)
+    return run
 
 
 class _Config:
-    """One config that the file builds."""
+    """A config object in the file."""
 
     def __init__(self) -> None:
         self.settings: dict[str, SourcedValue] = {}
@@ -68,108 +66,108 @@ class _Reader:
     def __init__(self, path: str) -> None:
         self.path = path
         self.names: dict[str, Any] = {}
-        self.imported: dict[str, str] = {}  # local name → name there
+        self.imported: dict[str, str] = {}  # local name → imported name
         self.configs: dict[str, _Config] = {}
-        self.trained = ""  # the name of the config that a training is started with
+        self.trained = ""  # name of the config passed to the training function
         self.goal: Goal | None = None
 
-    def spoken(self) -> ParsedRun | None:
-        """The config that is trained, or else the first; None where there is none."""
+    def result(self) -> ParsedRun | None:
+        """Return the trained config, else the first one, else None."""
         one = self.configs.get(self.trained) or next((c for c in self.configs.values() if c.recipe or c.settings), None)
         if one is None or not (one.recipe or one.settings):
             return None
         if one.recipe is not None:
             one.settings["recipe"] = one.recipe
         named = str(one.recipe.value) if one.recipe else ""
-        goal = COMMON.get(named) or goal_of(named)
+        goal = COMMON.get(named) or infer_goal(named)
         if goal is None and self.goal == "sft" and any(key.startswith("peft") for key in one.settings):
             goal = "peft"
-        found: Goal | None = goal or self.goal  # type: ignore[assignment]  # the values of COMMON are goals
+        found: Goal | None = goal or self.goal  # type: ignore[assignment]  # COMMON maps to goals
         return ParsedRun("python", one.settings, one.recipe, found, one.model)
 
     # Statements.
 
-    def block(self, body: Iterable[ast.stmt], why: str) -> None:
-        """Statements in order; `why` is the reason that they may not happen."""
+    def block(self, body: Iterable[ast.stmt], reason: str) -> None:
+        """Visit statements in order; `reason` says why they may not execute."""
         for statement in body:
-            self.statement(statement, why)
+            self.statement(statement, reason)
 
-    def statement(self, node: ast.stmt, why: str) -> None:
+    def statement(self, node: ast.stmt, reason: str) -> None:
         if isinstance(node, ast.ImportFrom | ast.Import):
             self.imported |= {alias.asname or alias.name: alias.name.rsplit(".", 1)[-1] for alias in node.names}
         elif isinstance(node, ast.FunctionDef):
             for one in node.args.args:
                 if one.arg in CONFIG_NAMES:
                     self.configs.setdefault(one.arg, _Config())
-            self.block(node.body, why)
+            self.block(node.body, reason)
         elif isinstance(node, ast.ClassDef):
-            self.block(node.body, why)
+            self.block(node.body, reason)
         elif isinstance(node, ast.If):
-            inner = why if _is_main(node.test) else CONDITION
+            inner = reason if _is_main(node.test) else CONDITION
             self.block(node.body, inner)
             self.block(node.orelse, CONDITION)
         elif isinstance(node, ast.For | ast.While):
             self.block([*node.body, *node.orelse], CONDITION)
         elif isinstance(node, ast.Try):
-            self.block(node.body, why)
+            self.block(node.body, reason)
             self.block([one for handler in node.handlers for one in handler.body], CONDITION)
-            self.block([*node.orelse, *node.finalbody], why)
+            self.block([*node.orelse, *node.finalbody], reason)
         elif isinstance(node, ast.With):
-            self.block(node.body, why)
+            self.block(node.body, reason)
         elif isinstance(node, ast.Assign):
             for target in node.targets:
-                self.assign(target, node.value, why)
+                self.assign(target, node.value, reason)
         elif isinstance(node, ast.AnnAssign) and node.value is not None:
-            self.assign(node.target, node.value, why)
+            self.assign(node.target, node.value, reason)
         elif isinstance(node, ast.AugAssign):
-            self.assign(node.target, node.value, RUNNING)
+            self.assign(node.target, node.value, RUNTIME_ONLY)
         elif isinstance(node, ast.Expr | ast.Return) and isinstance(node.value, ast.Call):
-            self.call(node.value, why)
+            self.call(node.value, reason)
 
-    def assign(self, target: ast.expr, value: ast.expr, why: str) -> None:
+    def assign(self, target: ast.expr, value: ast.expr, reason: str) -> None:
         if isinstance(target, ast.Name):
-            self.bind(target.id, value, why)
+            self.bind(target.id, value, reason)
             return
         config, path = self.path_of(target)
         if config is not None and path:
-            self.put(config, path, value, why)
+            self.put(config, path, value, reason)
 
-    def bind(self, name: str, value: ast.expr, why: str) -> None:
-        """A plain name: a config, or a constant to be used later."""
+    def bind(self, name: str, value: ast.expr, reason: str) -> None:
+        """Bind a name to a config or a constant."""
         called = self.called(value)
         if called in COMMON or (called.endswith("_config") and isinstance(value, ast.Call)):
-            made = self.configs[name] = _Config()
-            made.recipe = SourcedValue(called, value.lineno, self.path, why)
+            config = self.configs[name] = _Config()
+            config.recipe = SourcedValue(called, value.lineno, self.path, reason)
             for keyword in value.keywords if isinstance(value, ast.Call) else ():
                 if keyword.arg in ("peft_scheme", "peft"):
-                    self.put(made, "--mode", keyword.value, why)
+                    self.put(config, "--mode", keyword.value, reason)
         elif called == "ConfigContainer" and isinstance(value, ast.Call):
             self.configs[name] = _Config()
-            self.fields(self.configs[name], "", value, why)
+            self.fields(self.configs[name], "", value, reason)
         else:
             try:
-                self.names[name] = self.value(value) if not why else _fail()
-            except _Open:
+                self.names[name] = self.value(value) if not reason else _fail()
+            except _Unresolved:
                 self.names.pop(name, None)
 
-    def call(self, node: ast.Call, why: str) -> None:
+    def call(self, node: ast.Call, reason: str) -> None:
         called = self.called(node)
         if called in TRAINERS:
             self.goal = self.goal or ("pretrain" if called == "pretrain" else "sft")
             named = [one.value for one in node.keywords if one.arg in CONFIG_NAMES]
             first = node.args[0] if node.args else named[0] if named else None
             if isinstance(first, ast.Call):
-                self.bind("", first, why)
+                self.bind("", first, reason)
             self.trained = first.id if isinstance(first, ast.Name) else ""
         elif called == "setattr" and len(node.args) == 3 and isinstance(node.args[1], ast.Constant):
             (config, path), name = self.path_of(node.args[0]), str(node.args[1].value)
             if config is not None:
-                self.put(config, f"{path}.{name}".lstrip("."), node.args[2], why)
+                self.put(config, f"{path}.{name}".lstrip("."), node.args[2], reason)
 
     # Keys and values.
 
     def path_of(self, node: ast.expr) -> tuple[_Config | None, str]:
-        """The config that an attribute belongs to, and the key below it."""
+        """Return the config of an attribute path, and the key below it."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute):
             parts.append(node.attr)
@@ -177,18 +175,18 @@ class _Reader:
         config = self.configs.get(node.id) if isinstance(node, ast.Name) else None
         return config, ".".join(reversed(parts))
 
-    def put(self, config: _Config, key: str, node: ast.expr, why: str) -> None:
-        """One assignment to the config."""
-        if isinstance(node, ast.Call) and not why and self.object(config, key, node):
+    def put(self, config: _Config, key: str, node: ast.expr, reason: str) -> None:
+        """Record an assignment to a config key."""
+        if isinstance(node, ast.Call) and not reason and self.object(config, key, node):
             return
         try:
-            value, reason = self.value(node), why
-        except _Open:
-            value, reason = ast.unparse(node)[:80], why or RUNNING
-        config.settings[key] = SourcedValue(value, node.lineno, self.path, reason)
+            value, unresolved = self.value(node), reason
+        except _Unresolved:
+            value, unresolved = ast.unparse(node)[:80], reason or RUNTIME_ONLY
+        config.settings[key] = SourcedValue(value, node.lineno, self.path, unresolved)
 
     def object(self, config: _Config, key: str, node: ast.Call) -> bool:
-        """Whether a call builds a part of the config whose fields can be read."""
+        """Record a constructor call as config fields; return whether it was one."""
         called = self.called(node)
         if called == "to_megatron_provider":
             config.model = self.model_id(node) or config.model
@@ -205,19 +203,19 @@ class _Reader:
             return True
         return False
 
-    def fields(self, config: _Config, prefix: str, node: ast.Call, why: str) -> None:
+    def fields(self, config: _Config, prefix: str, node: ast.Call, reason: str) -> None:
         for keyword in node.keywords:
             if keyword.arg is not None:
-                self.put(config, f"{prefix}.{keyword.arg}".lstrip("."), keyword.value, why)
+                self.put(config, f"{prefix}.{keyword.arg}".lstrip("."), keyword.value, reason)
 
     def model_id(self, node: ast.Call) -> str:
-        """The Hugging Face id in AutoBridge.from_hf_pretrained(ID).to_megatron_provider(…)."""
+        """Return the id in AutoBridge.from_hf_pretrained(ID).to_megatron_provider(…)."""
         inner: ast.expr = node
-        for _ in range(DEEPEST):
+        for _ in range(MAX_DEPTH):
             if isinstance(inner, ast.Call) and self.called(inner) in ("from_hf_pretrained", "from_hf_config"):
                 try:
                     return str(self.value(inner.args[0])) if inner.args else ""
-                except _Open:
+                except _Unresolved:
                     return ""
             if isinstance(inner, ast.Call):
                 inner = inner.func
@@ -228,16 +226,16 @@ class _Reader:
         return ""
 
     def called(self, node: ast.expr) -> str:
-        """The name of the function that is called, as it is called there."""
+        """Return the original name of a called function."""
         if not isinstance(node, ast.Call):
             return ""
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         return self.imported.get(name, name)
 
     def value(self, node: ast.expr, depth: int = 0) -> Any:
-        """A literal, a constant by name, arithmetic on numbers, or a name such as torch.bfloat16."""
-        if depth > DEEPEST:
-            raise _Open
+        """Evaluate a literal, a named constant, arithmetic, or a name such as torch.bfloat16."""
+        if depth > MAX_DEPTH:
+            raise _Unresolved
         if isinstance(node, ast.Constant) and (node.value is None or isinstance(node.value, bool | int | float | str)):
             return _bounded(node.value)
         if isinstance(node, ast.Name) and node.id in self.names:
@@ -251,7 +249,7 @@ class _Reader:
             try:
                 return _bounded(ARITHMETIC[type(node.op)](left, right))
             except (ZeroDivisionError, OverflowError):
-                raise _Open from None
+                raise _Unresolved from None
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id not in self.configs:
             owner = node.value.id
             return f"torch.{node.attr}" if owner == "torch" else node.attr
@@ -259,22 +257,22 @@ class _Reader:
             config, path = self.path_of(node)
             setting = config.settings.get(path) if config else None
             return _fail() if setting is None or setting.unresolved else setting.value
-        raise _Open
+        raise _Unresolved
 
 
 def _fail() -> Any:
-    raise _Open
+    raise _Unresolved
 
 
 def _number(value: Any) -> int | float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _Open
+        raise _Unresolved
     return value
 
 
 def _bounded(value: Any) -> Any:
-    if isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) <= LARGEST:
-        raise _Open
+    if isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) <= MAX_NUMBER:
+        raise _Unresolved
     return value
 
 

@@ -1,4 +1,4 @@
-"""Recipes of ours for Megatron-Bridge: the run command on top of its recipe, and the same as a Python file."""
+"""Export to Megatron-Bridge: the run command with overrides, and the same as a Python file."""
 
 from __future__ import annotations
 
@@ -12,51 +12,62 @@ from meshwright.errors import InputError
 from meshwright.frameworks.common import torchrun
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.megatron_bridge import bridge_recipes
-from meshwright.frameworks.megatron_bridge.format_override import spell
-from meshwright.frameworks.megatron_bridge.settings import Difference, counterpart, difference, on_megatron
+from meshwright.frameworks.megatron_bridge.format_override import format_override
+from meshwright.frameworks.megatron_bridge.settings import (
+    Difference,
+    difference,
+    find_counterpart,
+    with_distributed_optimizer,
+)
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe
 
 SCRIPT = "scripts/training/run_recipe.py"
 CHECKPOINT = "checkpoint.pretrained_checkpoint"
-PLACE = "CONVERTED_CHECKPOINT"
+CHECKPOINT_VARIABLE = "CONVERTED_CHECKPOINT"
 CONVERT = (
     "convert the weights first: python examples/conversion/convert_checkpoints.py import --hf-model {model} "
     "--megatron-path CONVERTED_CHECKPOINT"
 )
 
 
-def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
-    """The command on top of the recipe it has there, or a Python file where it has none."""
-    wanted = on_megatron(recipe)
-    row = counterpart(wanted, model)
-    notes = ["data-parallel ranks share the optimizer's state there (zero1)"] if wanted is not recipe else []
+def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster) -> ExportedConfig:
+    """Export the run command for the matching recipe, or a Python file if there is none."""
+    bridge_recipe = with_distributed_optimizer(recipe)
+    row = find_counterpart(bridge_recipe, model)
+    notes = (
+        ["Megatron-Bridge shards the optimizer state over data-parallel ranks (zero1)"]
+        if bridge_recipe is not recipe
+        else []
+    )
     if recipe.goal != "pretrain":
         notes.append(CONVERT.format(model=model.hf_id))
     if row is None:
-        return _as_python(framework, wanted, model, on, notes)
-    setting = on_top(wanted, model, on, row)
-    words = run_words(wanted, row, setting.settings)
-    files = {"run.sh": _script(framework, recipe, on, words, model)}
+        return _as_python(framework, bridge_recipe, model, cluster, notes)
+    changes = recipe_overrides(bridge_recipe, model, cluster, row)
+    argv = runner_argv(bridge_recipe, row, changes.settings)
+    files = {"run.sh": _script(framework, recipe, cluster, argv, model)}
     if not row.benchmark:
-        inside = difference(wanted, model, row, python=True)
-        inside = Difference({**inside.settings, **_tokenizer(wanted, model, row)}, ())
+        inside = difference(bridge_recipe, model, row, python=True)
+        inside = Difference({**inside.settings, **_tokenizer(bridge_recipe, model, row)}, ())
         files["override.py"] = _python(
             framework, recipe, row.name if not row.aliases else row.aliases[0], inside, model
         )
-    return ExportedConfig(framework.name, files, Program(tuple(words)), setting.unmapped, tuple(notes))
+    return ExportedConfig(framework.name, files, Program(tuple(argv)), changes.unmapped, tuple(notes))
 
 
-def on_top(recipe: Recipe, model: ModelSpec, on: Cluster, row: bridge_recipes.Upstream) -> Difference:
-    """The settings that turn a recipe of theirs into this one."""
+def recipe_overrides(
+    recipe: Recipe, model: ModelSpec, cluster: Cluster, row: bridge_recipes.BridgeRecipe
+) -> Difference:
+    """Return the overrides that turn a Megatron-Bridge recipe into this one."""
     found = difference(recipe, model, row)
     settings = {**found.settings, **_tokenizer(recipe, model, row)}
     unmapped = list(found.unmapped)
     if row.packs_in_batch and recipe.data.packing:
         settings = {key: value for key, value in settings.items() if key not in OFFLINE}
-        unmapped.append(UnmappedField("data.packing", True, "samples with images are packed inside a batch there"))
-    if row.benchmark and on.world != row.gpus:  # else the runner scales the batch with the GPUs
+        unmapped.append(UnmappedField("data.packing", True, "samples with images are packed inside a batch"))
+    if row.benchmark and cluster.world != row.gpus:  # else the runner scales the batch
         settings["train.global_batch_size"] = recipe.train.global_batch_size
     return Difference(settings, tuple(unmapped))
 
@@ -64,8 +75,8 @@ def on_top(recipe: Recipe, model: ModelSpec, on: Cluster, row: bridge_recipes.Up
 OFFLINE = ("dataset.enable_offline_packing", "dataset.offline_packing_specs.packed_sequence_size")
 
 
-def _tokenizer(recipe: Recipe, model: ModelSpec, row: bridge_recipes.Upstream) -> dict[str, Any]:
-    """What keeps the model's own vocabulary where the recipe puts a placeholder in its place."""
+def _tokenizer(recipe: Recipe, model: ModelSpec, row: bridge_recipes.BridgeRecipe) -> dict[str, Any]:
+    """Return settings that keep the model's vocabulary where the recipe uses a placeholder tokenizer."""
     if recipe.data.tokenizer:
         return {"tokenizer.tokenizer_type": "HuggingFaceTokenizer", "tokenizer.tokenizer_model": recipe.data.tokenizer}
     if row.null_vocabulary in (None, model.vocab):
@@ -75,53 +86,57 @@ def _tokenizer(recipe: Recipe, model: ModelSpec, row: bridge_recipes.Upstream) -
     return {"tokenizer.tokenizer_type": "HuggingFaceTokenizer", "tokenizer.tokenizer_model": model.hf_id}
 
 
-def run_words(recipe: Recipe, row: bridge_recipes.Upstream, settings: Mapping[str, Any]) -> list[str]:
-    """The runner with its arguments: what follows torchrun."""
+def runner_argv(recipe: Recipe, row: bridge_recipes.BridgeRecipe, settings: Mapping[str, Any]) -> list[str]:
+    """Return the runner and its arguments, as they follow torchrun."""
     name = recipe.name.lower() if recipe.name.lower() in row.aliases else _name(row)
-    words = [SCRIPT, "--recipe", name]
+    argv = [SCRIPT, "--recipe", name]
     if recipe.goal == "peft" and recipe.peft.method == "dora":
-        words += ["--mode", "dora"]
+        argv += ["--mode", "dora"]
     flags = {key: value for key, value in settings.items() if key.startswith("--")}
     if not row.benchmark and recipe.data.dataset in DATA[recipe.goal]:
         flags["--dataset"] = recipe.data.dataset
     elif recipe.data.dataset == row.recipe().data.dataset:
         flags.pop("--dataset", None)
     for key, value in flags.items():
-        words += [key, str(value)]
-    words += [spell(key, value) for key, value in settings.items() if not key.startswith("--")]
+        argv += [key, str(value)]
+    argv += [format_override(key, value) for key, value in settings.items() if not key.startswith("--")]
     if recipe.goal != "pretrain" or recipe.checkpoint.pretrained:  # fine-tuning needs a converted checkpoint
-        words.append(f"{CHECKPOINT}={recipe.checkpoint.pretrained or PLACE}")
-    return words
+        argv.append(f"{CHECKPOINT}={recipe.checkpoint.pretrained or CHECKPOINT_VARIABLE}")
+    return argv
 
 
 DATA = {"pretrain": ("mock",), "sft": ("squad", "tulu3", "cord-v2"), "peft": ("squad", "tulu3", "cord-v2")}
-"""Sets that a reader expects to see named."""
+"""Datasets that are always written out."""
 
 
-def _name(row: bridge_recipes.Upstream) -> str:
-    """A name that means this recipe: some names of the library mean a benchmark to the runner."""
+def _name(row: bridge_recipes.BridgeRecipe) -> str:
+    """Return an unambiguous name: the runner resolves some library names to benchmarks."""
     meant = bridge_recipes.find(row.name)
     return row.aliases[0] if row.aliases and meant is not None and meant.benchmark != row.benchmark else row.name
 
 
-def _script(framework: Framework, recipe: Recipe, on: Cluster, words: list[str], model: ModelSpec) -> str:
-    """The command as a script; what only the user knows is a variable that must be set."""
-    head = torchrun(on, "$HEAD_NODE")
+def _script(framework: Framework, recipe: Recipe, cluster: Cluster, argv: list[str], model: ModelSpec) -> str:
+    """Return the command as a script with required environment variables."""
+    head = torchrun(cluster, "$HEAD_NODE")
     quoted = [*(f'"{word}"' if "$" in word else shlex.quote(word) for word in head)]
-    lines = [" ".join(quoted), *_lines(words, model)]
+    lines = [" ".join(quoted), *_lines(argv, model)]
     first = f"# {recipe.name} for Megatron-Bridge ({framework.version}), written by meshwright export."
-    where = "# Start it in a checkout of Megatron-Bridge" + (", on every node." if on.nodes > 1 else ".")
-    needed = [': "${HEAD_NODE:?the name of the first node}"'] if on.nodes > 1 else []
-    if any(word == f"{CHECKPOINT}={PLACE}" for word in words):
-        needed.append(f': "${{{PLACE}:?a checkpoint converted from {model.hf_id or model.name}}}"')
+    where = "# Run it in a checkout of Megatron-Bridge" + (", on every node." if cluster.nodes > 1 else ".")
+    needed = [': "${HEAD_NODE:?hostname of the first node}"'] if cluster.nodes > 1 else []
+    if any(word == f"{CHECKPOINT}={CHECKPOINT_VARIABLE}" for word in argv):
+        needed.append(f': "${{{CHECKPOINT_VARIABLE}:?a checkpoint converted from {model.hf_id or model.name}}}"')
     return "\n".join(["#!/bin/bash", first, where, *needed, "", " \\\n    ".join(lines), ""])
 
 
-def _lines(words: list[str], model: ModelSpec) -> list[str]:
-    """One argument per line, a flag together with its value."""
+def _lines(argv: list[str], model: ModelSpec) -> list[str]:
+    """Return one argument per line, flags together with their value."""
     lines: list[str] = []
-    for word in words:
-        quoted = f'"{CHECKPOINT}=${PLACE}"' if word == f"{CHECKPOINT}={PLACE}" else shlex.quote(word)
+    for word in argv:
+        quoted = (
+            f'"{CHECKPOINT}=${CHECKPOINT_VARIABLE}"'
+            if word == f"{CHECKPOINT}={CHECKPOINT_VARIABLE}"
+            else shlex.quote(word)
+        )
         if lines and lines[-1].startswith("--") and " " not in lines[-1]:
             lines[-1] += f" {quoted}"
         else:
@@ -134,17 +149,19 @@ def _lines(words: list[str], model: ModelSpec) -> list[str]:
 COMMON = {"pretrain": "_pretrain_common", "sft": "_sft_common", "peft": "_peft_common"}
 
 
-def _as_python(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster, notes: list[str]) -> ExportedConfig:
-    """A file that builds the model from its Hugging Face id and the config from the common recipe."""
+def _as_python(
+    framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster, notes: list[str]
+) -> ExportedConfig:
+    """Export a Python file that builds the model from its Hugging Face id and the config from the common recipe."""
     if not model.hf_id:
         raise InputError(
-            "Megatron-Bridge has no recipe for this model, and it has no Hugging Face id to build it from",
+            "Megatron-Bridge has no recipe for this model, and there is no Hugging Face id to build it from",
             field="model",
             value=model.name,
         )
     if model.kind == "diffusion":
         raise InputError(
-            "Megatron-Bridge trains diffusion models by its own recipes only", field="model", value=model.name
+            "Megatron-Bridge trains diffusion models only with its own recipes", field="model", value=model.name
         )
     if recipe.benchmark:
         raise InputError(
@@ -152,12 +169,12 @@ def _as_python(framework: Framework, recipe: Recipe, model: ModelSpec, on: Clust
             field="recipe",
             value=recipe.name,
         )
-    setting = difference(recipe, model, python=True)
-    unmapped = [*setting.unmapped]
-    settings = dict(setting.settings)
+    changes = difference(recipe, model, python=True)
+    unmapped = [*changes.unmapped]
+    settings = dict(changes.settings)
     preset = settings.pop("--dataset", None)
     if preset not in (None, "megatron-indexed"):
-        reason = "a data set is chosen by the runner; a Python file builds its config"
+        reason = "the runner selects datasets; a Python file must build the dataset config"
         unmapped.append(UnmappedField("data.dataset", recipe.data.dataset, reason))
         settings = {key: value for key, value in settings.items() if not key.startswith("dataset.dataset_root")}
     name = "train.py"
@@ -165,8 +182,8 @@ def _as_python(framework: Framework, recipe: Recipe, model: ModelSpec, on: Clust
     return ExportedConfig("megatron-bridge", {name: text}, Program((name,)), tuple(unmapped), tuple(notes))
 
 
-def _python(framework: Framework, recipe: Recipe, function: str, setting: Difference, model: ModelSpec) -> str:
-    """Assignments on top of a recipe function, or of the common recipe where there is none."""
+def _python(framework: Framework, recipe: Recipe, function: str, changes: Difference, model: ModelSpec) -> str:
+    """Return a Python file that overrides a recipe function or the common recipe."""
     train = "pretrain" if recipe.goal == "pretrain" else "finetune"
     start = function or COMMON[recipe.goal]
     imports = [
@@ -184,15 +201,15 @@ def _python(framework: Framework, recipe: Recipe, function: str, setting: Differ
     if recipe.goal == "peft" and recipe.peft.method == "dora":
         imports.append("from megatron.bridge.peft.dora import DoRA")
         body.append("cfg.peft = DoRA()")
-    settings = {key: value for key, value in setting.settings.items() if not key.startswith("--")}
-    body += _assigned(settings, imports)
+    settings = {key: value for key, value in changes.settings.items() if not key.startswith("--")}
+    body += _assignments(settings, imports)
     if "dataset.seq_length" in settings or not function:
         body.append(f"cfg.model.seq_length = cfg.dataset.seq_length = {recipe.data.seq_length}")
     if recipe.checkpoint.pretrained:
         body.append(f"cfg.{CHECKPOINT} = {_literal(recipe.checkpoint.pretrained)}")
     elif recipe.goal != "pretrain":
         imports.append("import os")
-        body.append(f'cfg.{CHECKPOINT} = os.environ["{PLACE}"]')
+        body.append(f'cfg.{CHECKPOINT} = os.environ["{CHECKPOINT_VARIABLE}"]')
     if recipe.goal != "pretrain" and recipe.train.per_token_loss:
         body.append("cfg.ddp.average_in_collective = False")
     first = f"# {recipe.name} for Megatron-Bridge ({framework.version}), written by meshwright export."
@@ -203,14 +220,14 @@ def _python(framework: Framework, recipe: Recipe, function: str, setting: Differ
 
 
 def _literal(value: Any) -> str:
-    """A value as Python code, text in double quotes."""
+    """Format a value as Python code, with double quotes."""
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_literal(one) for one in value) + "]"
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
-def _assigned(settings: Mapping[str, Any], imports: list[str]) -> list[str]:
-    """Settings as assignments; parts that a config leaves out are built first."""
+def _assignments(settings: Mapping[str, Any], imports: list[str]) -> list[str]:
+    """Return settings as assignments; missing sub-configs are built first."""
     lines: list[str] = []
     inside = [key for key in settings if key.startswith("mixed_precision.")]
     if inside:

@@ -69,7 +69,7 @@ RULES = (
         "the save interval has no default",
     ),
     _rule(
-        "kept-between-saves",
+        "retain-interval",
         "save_retain_interval",
         required_args.retain_interval,
         ASSERTED,
@@ -97,7 +97,7 @@ RULES = (
         "NullTokenizer has no vocabulary of its own",
     ),
     _rule(
-        "position-table",
+        "position-embeddings",
         "max_position_embeddings seq_length",
         required_args.position_embeddings,
         ASSERTED,
@@ -105,14 +105,14 @@ RULES = (
         supersedes=("sequence.position-table", "sequence.beyond-model"),
     ),
     _rule(
-        "head-width",
+        "head-dim",
         "num_attention_heads hidden_size",
         required_args.head_dim,
         ASSERTED,
         "without --kv-channels the head dimension is hidden size / heads",
     ),
     _rule(
-        "query-groups-unread",
+        "query-groups-ignored",
         "num_query_groups",
         required_args.query_groups_ignored,
         "training starts with multi-head attention: as many KV heads as query heads",
@@ -166,14 +166,14 @@ RULES = (
         supersedes=("pipeline.conflicting-splits",),
     ),
     _rule(
-        "ends-without-stages",
+        "uneven-without-pipeline",
         " ".join(layouts.FIRST_LAST_KEYS[:2]),
         layouts.uneven_without_pipeline,
         "ValueError while the model's config is built",
         "no stage is left for the other layers",
     ),
     _rule(
-        "context-levels",
+        "cp-hierarchy",
         "cp_comm_type hierarchical_context_parallel_sizes",
         layouts.hierarchy,
         ASSERTED,
@@ -189,14 +189,14 @@ RULES = (
         supersedes=("overlap.tensor-needs-sequence-parallel",),
     ),
     _rule(
-        "connections",
+        "max-connections",
         layouts.CONNECTIONS,
         layouts.connections,
         "AssertionError or RuntimeError about CUDA_DEVICE_MAX_CONNECTIONS",
         "the kernel launch order decides whether communication overlaps with compute",
     ),
     _rule(
-        "torch-fsdp2-alone",
+        "torch-fsdp2-conflicts",
         "use_torch_fsdp2 use_distributed_optimizer",
         layouts.fsdp2_conflicts,
         ASSERTED,
@@ -210,7 +210,7 @@ RULES = (
         "Megatron-FSDP parameters are DTensors, which other formats cannot store",
     ),
     _rule(
-        "fsdp-format-alone",
+        "fsdp-format-without-fsdp",
         "ckpt_format",
         layouts.fsdp_format_without_fsdp,
         ASSERTED,
@@ -233,14 +233,14 @@ RULES = (
     ),
     _rule("two-formats", "fp16 fp4_format", techniques.exclusive_formats, ASSERTED, "a GEMM has one format"),
     _rule(
-        "fp8-head",
+        "fp8-output-proj",
         "fp8_output_proj",
         techniques.fp8_output_proj,
         "ValueError while the model's config is built",
         "the output projection supports FP8 only with MXFP8 block scaling",
     ),
     _rule(
-        "fp8-recipe-unread",
+        "fp8-recipe-ignored",
         "fp8_recipe",
         techniques.fp8_recipe_ignored,
         "training runs at bf16 speed",
@@ -264,7 +264,7 @@ RULES = (
         "warning",
     ),
     _rule(
-        "recompute-unread",
+        "recompute-ignored",
         "recompute_method recompute_num_layers",
         techniques.recompute_ignored,
         "nothing is recomputed",
@@ -272,7 +272,7 @@ RULES = (
         "warning",
     ),
     _rule(
-        "distributed-saves",
+        "distributed-activations",
         "distribute_saved_activations",
         techniques.distributed_saves,
         ASSERTED,
@@ -294,7 +294,7 @@ RULES = (
         "the newer offload implementation also offloads the weights",
     ),
     _rule(
-        "offload-of-what",
+        "offload-without-modules",
         "fine_grained_activation_offloading offload_modules",
         techniques.offload_without_modules,
         "AssertionError without a message while the model's config is built",

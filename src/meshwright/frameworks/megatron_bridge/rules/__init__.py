@@ -1,4 +1,4 @@
-"""What Megatron-Bridge refuses, ignores or replaces, beyond what our own rules see."""
+"""Megatron-Bridge's own constraints: settings it rejects, ignores or replaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Number formats: what mixed_precision decides."""
+"""Rules for precision: what mixed_precision sets and overwrites."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any
 
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_bridge import precision
-from meshwright.frameworks.megatron_bridge.format_override import spell
-from meshwright.frameworks.megatron_bridge.parsed_config import value
-from meshwright.frameworks.megatron_bridge.rules.common import command, rule, shipped
+from meshwright.frameworks.megatron_bridge.format_override import format_override
+from meshwright.frameworks.megatron_bridge.parsed_config import get_value
+from meshwright.frameworks.megatron_bridge.rules.common import bridge_recipe, rule, uses_runner
 
 
-def _precision_inside_name(ctx: RuleContext) -> Iterator[Problem]:
-    row = shipped(ctx)
-    if row is None or not row.precision_is_a_name or not command(ctx) or ctx.is_set("mixed_precision"):
+def _precision_field_of_preset(ctx: RuleContext) -> Iterator[Problem]:
+    row = bridge_recipe(ctx)
+    if row is None or not row.precision_is_a_name or not uses_runner(ctx) or ctx.is_set("mixed_precision"):
         return
     for key in ctx.keys_under("mixed_precision"):
         if "." in key:
             yield Problem(
-                f"mixed_precision is one word in {ctx.parsed.name}: there is no {key} to set",
-                (spell("mixed_precision", "bf16_mixed"),),
+                f"mixed_precision is a preset name in {ctx.parsed.name}: {key} does not exist",
+                (format_override("mixed_precision", "bf16_mixed"),),
                 key=key,
             )
 
 
 def _precision_overwrites(ctx: RuleContext) -> Iterator[Problem]:
     settings = ctx.parsed.settings
-    if value(settings, "mixed_precision", "") is None or not (command(ctx) or ctx.is_set("recipe")):
-        return  # a saved config lists what was there before and after
+    if get_value(settings, "mixed_precision", "") is None or not (uses_runner(ctx) or ctx.is_set("recipe")):
+        return  # a saved config lists both values
     formats = ctx.recipe.precision
     wanted: dict[str, Any] = {
         "grad_reduce_in_fp32": formats.reduce == "fp32",
@@ -41,46 +41,52 @@ def _precision_overwrites(ctx: RuleContext) -> Iterator[Problem]:
     }
     if formats.matmul in precision.RECIPES:
         wanted["fp8_recipe"] = precision.RECIPES[formats.matmul]
-    row = shipped(ctx)
+    row = bridge_recipe(ctx)
     inside = row is not None and not row.precision_is_a_name and not ctx.is_set("mixed_precision")
     for key, name in precision.OVERWRITTEN.items():
-        if key not in settings or settings[key].unresolved or name not in wanted or not _known_start(ctx):
+        if key not in settings or settings[key].unresolved or name not in wanted or not _is_precision_known(ctx):
             continue
-        setting, taken = settings[key].value, wanted[name]
-        same = bool(setting) == taken if isinstance(taken, bool) else str(setting) == taken
+        value, effective = settings[key].value, wanted[name]
+        same = bool(value) == effective if isinstance(effective, bool) else str(value) == effective
         if not same:
-            fix = (spell(f"mixed_precision.{name}", setting),) if inside or not command(ctx) else _named(name, setting)
-            yield Problem(f"{key}={_text(setting)} is overwritten by mixed_precision", fix, key=key)
+            fix = (
+                (format_override(f"mixed_precision.{name}", value),)
+                if inside or not uses_runner(ctx)
+                else _presets_with(name, value)
+            )
+            yield Problem(f"{key}={_text(value)} is overwritten by mixed_precision", fix, key=key)
 
 
-def _known_start(ctx: RuleContext) -> bool:
-    """Whether the precision that wins is known: that of a recipe, or one that is said."""
-    return shipped(ctx) is not None or bool(ctx.keys_under("mixed_precision"))
+def _is_precision_known(ctx: RuleContext) -> bool:
+    """Return whether the effective precision is known, from a recipe or a setting."""
+    return bridge_recipe(ctx) is not None or bool(ctx.keys_under("mixed_precision"))
 
 
-def _named(name: str, setting: Any) -> tuple[str, ...]:
-    """The word for mixed_precision that has a field this way."""
-    if name == "fp8_recipe" and (matmul := precision.SCALINGS.get(str(setting))):
+def _presets_with(name: str, value: Any) -> tuple[str, ...]:
+    """Return the mixed_precision presets with this field value."""
+    if name == "fp8_recipe" and (matmul := precision.SCALINGS.get(str(value))):
         return tuple(
-            spell("mixed_precision", one)
+            format_override("mixed_precision", one)
             for one, formats in precision.PRESETS.items()
             if formats.matmul == matmul and formats.compute == "bf16" and one.startswith("bf16")
         )
-    if name == "fp8" and setting:
-        return (spell("mixed_precision", "bf16_with_fp8_current_scaling_mixed"),)
+    if name == "fp8" and value:
+        return (format_override("mixed_precision", "bf16_with_fp8_current_scaling_mixed"),)
     return ()
 
 
-def _text(setting: Any) -> str:
-    return spell("x", setting)[2:]
+def _text(value: Any) -> str:
+    return format_override("x", value)[2:]
 
 
 def _two_formats(ctx: RuleContext) -> Iterator[Problem]:
     for first, second in (("fp8", "fp4"), ("bf16", "fp16")):
         for section in ("mixed_precision", "model", "optimizer"):
             keys_ = f"{section}.{first}", f"{section}.{second}"
-            if all(value(ctx.parsed.settings, key) for key in keys_):
-                yield Problem(f"{keys_[0]} and {keys_[1]} exclude each other", (spell(keys_[1], None),), key=keys_[1])
+            if all(get_value(ctx.parsed.settings, key) for key in keys_):
+                yield Problem(
+                    f"{keys_[0]} and {keys_[1]} are exclusive", (format_override(keys_[1], None),), key=keys_[1]
+                )
 
 
 def _mxfp8_buffer(ctx: RuleContext) -> Problem | None:
@@ -88,52 +94,60 @@ def _mxfp8_buffer(ctx: RuleContext) -> Problem | None:
     formats = ctx.recipe.precision
     if formats.matmul != "mxfp8" or not formats.fp8_gather or ctx.recipe.layout.strategy == "megatron_fsdp":
         return None
-    row = shipped(ctx)
+    row = bridge_recipe(ctx)
     before = row.recipe().precision if row else None
     switched = any(ctx.is_set(f"mixed_precision.{name}") for name in ("fp8_recipe", "fp8_param_gather", "fp8_param"))
     ready = before is not None and before.matmul == "mxfp8" and before.fp8_gather
-    if value(settings, key) is True or (key not in settings and (ready or not switched)):
+    if get_value(settings, key) is True or (key not in settings and (ready or not switched)):
         return None
-    return Problem("8-bit parameters in mxfp8 are gathered through the gradient buffer", (spell(key, True),), key=key)
+    return Problem(
+        "MXFP8 parameters are gathered through the gradient buffer: reuse_grad_buf_for_mxfp8_param_ag must be true",
+        (format_override(key, True),),
+        key=key,
+    )
 
 
 DTYPES = ("optimizer.main_grads_dtype", "optimizer.main_params_dtype", "optimizer.exp_avg_dtype")
 
 
 def _needs_precision_aware(ctx: RuleContext) -> Iterator[Problem]:
-    row, key = shipped(ctx), "optimizer.use_precision_aware_optimizer"
-    if value(ctx.parsed.settings, key, row is not None and row.precision_aware) is True:
+    row, key = bridge_recipe(ctx), "optimizer.use_precision_aware_optimizer"
+    if get_value(ctx.parsed.settings, key, row is not None and row.precision_aware) is True:
         return
     for dtype in DTYPES:
-        setting = str(value(ctx.parsed.settings, dtype, ""))
-        if setting and "float32" not in setting and setting not in ("fp32", "None"):
-            yield Problem(f"{dtype}={setting} needs the precision-aware optimizer", (spell(key, True),), key=dtype)
+        state_dtype = str(get_value(ctx.parsed.settings, dtype, ""))
+        if state_dtype and "float32" not in state_dtype and state_dtype not in ("fp32", "None"):
+            yield Problem(
+                f"{dtype}={state_dtype} needs optimizer.use_precision_aware_optimizer",
+                (format_override(key, True),),
+                key=dtype,
+            )
 
 
 RULES = (
     rule(
-        "precision-is-a-word", "error", (), _precision_inside_name,
+        "precision-preset-only", "error", (), _precision_field_of_preset,
         "could not override mixed_precision",
-        "recipes hold either the name of a precision or an object with fields",
+        "mixed_precision is either a preset name or an object with fields",
     ),
     rule(
         "precision-overwrites", "warning", tuple(precision.OVERWRITTEN), _precision_overwrites,
-        "a line in the debug log, and the other value in use",
+        "a line in the debug log; the mixed_precision value is used",
         "mixed_precision is applied to model, optimizer and ddp after all overrides",
     ),
     rule(
         "two-formats", "error", (), _two_formats,
-        "ValueError or an assertion before the model is built",
-        "one format at a time",
+        "ValueError or AssertionError before the model is built",
+        "only one format can be enabled",
     ),
     rule(
         "mxfp8-buffer", "error", ("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",), _mxfp8_buffer,
-        "an assertion from mixed_precision",
-        "parameters in mxfp8 have no contiguous buffer of their own",
+        "AssertionError from mixed_precision",
+        "MXFP8 parameters have no contiguous buffer of their own",
     ),
     rule(
         "precision-aware", "error", DTYPES, _needs_precision_aware,
-        "an assertion from the optimizer's config",
-        "only the precision-aware optimizer keeps its state in other formats",
+        "AssertionError from the optimizer config",
+        "only the precision-aware optimizer stores states in formats other than fp32",
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Recompute, pipelines, lengths, schedules and kernels."""
+"""Rules for recompute, pipelines, training length, schedules and kernels."""
 
 from __future__ import annotations
 
@@ -6,95 +6,99 @@ from collections.abc import Iterator
 from math import prod
 
 from meshwright.frameworks.framework import Problem, RuleContext
-from meshwright.frameworks.megatron_bridge.format_override import spell
-from meshwright.frameworks.megatron_bridge.parsed_config import value
-from meshwright.frameworks.megatron_bridge.rules.common import command, number, rule, shipped
+from meshwright.frameworks.megatron_bridge.format_override import format_override
+from meshwright.frameworks.megatron_bridge.parsed_config import get_value
+from meshwright.frameworks.megatron_bridge.rules.common import bridge_recipe, get_int, rule, uses_runner
 
 
-def _half_recompute(ctx: RuleContext) -> Problem | None:
+def _incomplete_recompute(ctx: RuleContext) -> Problem | None:
     settings = ctx.parsed.settings
     names = ("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")
     if not any(name in settings for name in names) or any(n in settings and settings[n].unresolved for n in names):
         return None
-    row = shipped(ctx)
+    row = bridge_recipe(ctx)
     before = row.recipe().layout if row else None
     full = before is not None and before.recompute == "full"
-    granularity = value(settings, names[0], before.recompute if before else None)
-    method = value(settings, names[1], "there" if full else None)
-    number = value(settings, names[2], 1 if full else None)
-    place = next(name for name in names if name in settings)
-    if granularity == "full" and not (method and number):
-        missing = " and ".join(name for name, setting in zip(names[1:], (method, number), strict=True) if not setting)
-        fix = " ".join((spell(names[1], "uniform"), spell(names[2], 1)))
-        return Problem(f"full recompute needs {missing}", (fix,), key=place)
-    if granularity == "selective" and (method or number):
-        fix = " ".join((spell(names[1], None), spell(names[2], None)))
-        return Problem("selective recompute takes neither recompute_method nor recompute_num_layers", (fix,), key=place)
+    granularity = get_value(settings, names[0], before.recompute if before else None)
+    method = get_value(settings, names[1], "there" if full else None)
+    get_int = get_value(settings, names[2], 1 if full else None)
+    first = next(name for name in names if name in settings)
+    if granularity == "full" and not (method and get_int):
+        missing = " and ".join(name for name, setting in zip(names[1:], (method, get_int), strict=True) if not setting)
+        fix = " ".join((format_override(names[1], "uniform"), format_override(names[2], 1)))
+        return Problem(f"recompute_granularity=full needs {missing}", (fix,), key=first)
+    if granularity == "selective" and (method or get_int):
+        fix = " ".join((format_override(names[1], None), format_override(names[2], None)))
+        return Problem(
+            "recompute_granularity=selective takes neither recompute_method nor recompute_num_layers", (fix,), key=first
+        )
     return None
 
 
-def _two_splits(ctx: RuleContext) -> Problem | None:
+def _conflicting_splits(ctx: RuleContext) -> Problem | None:
     settings = ctx.parsed.settings
-    drawn = value(settings, "model.pipeline_model_parallel_layout")
-    ends = [f"model.num_layers_in_{place}_pipeline_stage" for place in ("first", "last")]
-    ends = [key for key in ends if value(settings, key)]
-    if not drawn or not ends:
+    stage_layout = get_value(settings, "model.pipeline_model_parallel_layout")
+    ends = [f"model.num_layers_in_{stage}_pipeline_stage" for stage in ("first", "last")]
+    ends = [key for key in ends if get_value(settings, key)]
+    if not stage_layout or not ends:
         return None
     return Problem(
-        "the stages are drawn and their layers are counted; say one of the two", (spell(ends[0], None),), key=ends[0]
+        "pipeline_model_parallel_layout and layer counts of the first or last stage are exclusive",
+        (format_override(ends[0], None),),
+        key=ends[0],
     )
 
 
 def _hierarchy(ctx: RuleContext) -> Problem | None:
     key = "model.hierarchical_context_parallel_sizes"
-    sizes, cp = value(ctx.parsed.settings, key), ctx.recipe.layout.cp
+    sizes, cp = get_value(ctx.parsed.settings, key), ctx.recipe.layout.cp
     if not isinstance(sizes, list) or not all(isinstance(one, int) for one in sizes) or prod(sizes) == cp:
         return None
-    return Problem(f"{key} multiply to {prod(sizes)}, context_parallel_size is {cp}", (), key=key)
+    return Problem(f"{key} multiply to {prod(sizes)}, not to context_parallel_size={cp}", (), key=key)
 
 
-def _rings(ctx: RuleContext) -> Problem | None:
-    rings, model = value(ctx.parsed.settings, "model.cp_comm_type"), ctx.case.model if ctx.case else None
-    if not isinstance(rings, list) or model is None or ctx.recipe.layout.cp == 1:
+def _comm_types(ctx: RuleContext) -> Problem | None:
+    comm_types, model = get_value(ctx.parsed.settings, "model.cp_comm_type"), ctx.case.model if ctx.case else None
+    if not isinstance(comm_types, list) or model is None or ctx.recipe.layout.cp == 1:
         return None
     layers = ctx.recipe.architecture.layers or model.num_layers
-    if len(rings) == layers:
+    if len(comm_types) == layers:
         return None
-    return Problem(f"cp_comm_type lists {len(rings)} layers of {layers}", (), key="model.cp_comm_type")
+    return Problem(f"cp_comm_type has {len(comm_types)} entries for {layers} layers", (), key="model.cp_comm_type")
 
 
-def _two_lengths(ctx: RuleContext) -> Iterator[Problem]:
+def _conflicting_lengths(ctx: RuleContext) -> Iterator[Problem]:
     settings = ctx.parsed.settings
     for key in ("train.train_samples", "train.num_epochs"):
-        if value(settings, key) and value(settings, "train.train_iters", "recipe") is not None:
-            yield Problem(f"{key} and train.train_iters exclude each other", ("train.train_iters=null",), key=key)
-    if value(settings, "train.num_epochs") and ctx.recipe.goal == "pretrain":
-        yield Problem("epochs are counted on fine-tuning data only", (), key="train.num_epochs")
+        if get_value(settings, key) and get_value(settings, "train.train_iters", "recipe") is not None:
+            yield Problem(f"{key} and train.train_iters are exclusive", ("train.train_iters=null",), key=key)
+    if get_value(settings, "train.num_epochs") and ctx.recipe.goal == "pretrain":
+        yield Problem("train.num_epochs is supported for fine-tuning only", (), key="train.num_epochs")
 
 
 def _schedule_units(ctx: RuleContext) -> Iterator[Problem]:
-    settings, row = ctx.parsed.settings, shipped(ctx)
-    warmup = value(settings, "scheduler.lr_warmup_iters", row.recipe().schedule.warmup_steps if row else 0)
-    samples = [key for key in SAMPLES if value(settings, key)]
-    decay = value(settings, "scheduler.lr_decay_iters")
+    settings, row = ctx.parsed.settings, bridge_recipe(ctx)
+    warmup = get_value(settings, "scheduler.lr_warmup_iters", row.recipe().schedule.warmup_steps if row else 0)
+    samples = [key for key in SAMPLES if get_value(settings, key)]
+    decay = get_value(settings, "scheduler.lr_decay_iters")
     if samples and (warmup or decay):
         yield Problem(
-            f"{samples[0]} counts samples, the rest of the schedule iterations",
+            f"{samples[0]} is in samples, the rest of the schedule in iterations",
             ("scheduler.lr_warmup_iters=0",),
             key=samples[0],
         )
     fraction = "scheduler.lr_warmup_fraction"
-    if value(settings, fraction) and warmup:
+    if get_value(settings, fraction) and warmup:
         yield Problem(
-            f"the warm-up is given as a fraction and as {warmup} iterations",
+            f"{fraction} and lr_warmup_iters={warmup} both set the warm-up",
             ("scheduler.lr_warmup_iters=0",),
             key=fraction,
         )
-    most, steps = number(ctx, "scheduler.max_steps"), ctx.recipe.train.steps
-    if most is not None and most < steps:
+    max_steps, steps = get_int(ctx, "scheduler.max_steps"), ctx.recipe.train.steps
+    if max_steps is not None and max_steps < steps:
         yield Problem(
-            f"scheduler.max_steps={most} is less than train_iters={steps}",
-            (spell("scheduler.max_steps", steps),),
+            f"scheduler.max_steps={max_steps} is less than train_iters={steps}",
+            (format_override("scheduler.max_steps", steps),),
             key="scheduler.max_steps",
         )
 
@@ -103,26 +107,26 @@ SAMPLES = ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", "schedul
 
 
 def _warmup_capped(ctx: RuleContext) -> Problem | None:
-    row, settings = shipped(ctx), ctx.parsed.settings
-    decay = number(ctx, "scheduler.lr_decay_iters")
-    warmup = value(settings, "scheduler.lr_warmup_iters", row.recipe().schedule.warmup_steps if row else 0)
+    row, settings = bridge_recipe(ctx), ctx.parsed.settings
+    decay = get_int(ctx, "scheduler.lr_decay_iters")
+    warmup = get_value(settings, "scheduler.lr_warmup_iters", row.recipe().schedule.warmup_steps if row else 0)
     if not decay or not isinstance(warmup, int) or warmup < decay:
         return None
     key = "scheduler.lr_warmup_iters"
     return Problem(
-        f"the warm-up of {warmup} iterations is cut: the decay ends at {decay}",
-        (spell(key, max(decay // 10, 1)),),
+        f"the warm-up of {warmup} iterations is truncated: the decay ends at {decay}",
+        (format_override(key, max(decay // 10, 1)),),
         key=key if ctx.is_set(key) else "scheduler.lr_decay_iters",
     )
 
 
-def _evaluation_twice(ctx: RuleContext) -> Iterator[Problem]:
+def _duplicate_evaluation(ctx: RuleContext) -> Iterator[Problem]:
     for name in ("eval_interval", "eval_iters"):
-        older, newer = (value(ctx.parsed.settings, f"{section}.{name}") for section in ("train", "validation"))
-        if older is not None and newer is not None and older != newer and command(ctx):
+        older, newer = (get_value(ctx.parsed.settings, f"{section}.{name}") for section in ("train", "validation"))
+        if older is not None and newer is not None and older != newer and uses_runner(ctx):
             yield Problem(
-                f"train.{name}={older} wins over validation.{name}={newer}",
-                (spell(f"train.{name}", None),),
+                f"train.{name}={older} overrides validation.{name}={newer}",
+                (format_override(f"train.{name}", None),),
                 key=f"validation.{name}",
             )
 
@@ -130,47 +134,51 @@ def _evaluation_twice(ctx: RuleContext) -> Iterator[Problem]:
 def _full_validation(ctx: RuleContext) -> Iterator[Problem]:
     for key in ("validation.full_validation", "dataset.full_validation"):
         if ctx.get(key) is True:
-            yield Problem(f"{key} is refused: evaluation is as long as eval_iters", (spell(key, False),), key=key)
+            yield Problem(
+                f"{key} is rejected: evaluation length is set by eval_iters", (format_override(key, False),), key=key
+            )
 
 
 def _evaluation_batch(ctx: RuleContext) -> Problem | None:
     key = "validation.eval_global_batch_size"
-    batch = number(ctx, key)
+    batch = get_int(ctx, key)
     if batch is None or ctx.cluster is None:
         return None
     layout = ctx.recipe.layout
-    micro = number(ctx, "validation.eval_micro_batch_size") or layout.micro_batch_size
+    micro = get_int(ctx, "validation.eval_micro_batch_size") or layout.micro_batch_size
     ranks = ctx.cluster.world // (layout.tp * layout.pp * layout.cp) or 1
     if batch % (micro * ranks) == 0:
         return None
     return Problem(
-        f"{key}={batch} is not a multiple of micro batch × data ranks = {micro} × {ranks}",
-        (spell(key, micro * ranks),),
+        f"{key}={batch} is not a multiple of micro batch × data-parallel ranks = {micro} × {ranks}",
+        (format_override(key, micro * ranks),),
         key=key,
     )
 
 
-def _averaged_per_token(ctx: RuleContext) -> Problem | None:
-    """The loss per token cannot be averaged inside the collective."""
+def _per_token_average(ctx: RuleContext) -> Problem | None:
+    """A per-token loss cannot be averaged inside the collective."""
     settings, key = ctx.parsed.settings, "ddp.average_in_collective"
-    tokens = value(settings, "model.calculate_per_token_loss")
-    row = shipped(ctx)
+    tokens = get_value(settings, "model.calculate_per_token_loss")
+    row = bridge_recipe(ctx)
     pretraining = row is not None and row.goal == "pretrain" and not row.recipe().train.per_token_loss
-    averaged = value(settings, key, pretraining and not (row is not None and row.benchmark))
+    averaged = get_value(settings, key, pretraining and not (row is not None and row.benchmark))
     if tokens is not True or averaged is not True:
         return None
-    return Problem("a loss per token is not averaged in the collective", (spell(key, False),), key=key)
+    return Problem(
+        "calculate_per_token_loss needs ddp.average_in_collective=false", (format_override(key, False),), key=key
+    )
 
 
 def _unused_backend(ctx: RuleContext) -> Problem | None:
     key = "model.moe_flex_dispatcher_backend"
-    if not (command(ctx) or ctx.is_set("recipe")) or value(ctx.parsed.settings, key) is None:
+    if not (uses_runner(ctx) or ctx.is_set("recipe")) or get_value(ctx.parsed.settings, key) is None:
         return None
     if ctx.recipe.moe.dispatcher not in ("alltoall", "allgather"):
         return None
     return Problem(
-        f"{key} is only read by the flex dispatcher",
-        (spell("model.moe_token_dispatcher_type", "flex"),),
+        f"{key} is read only by the flex dispatcher",
+        (format_override("model.moe_token_dispatcher_type", "flex"),),
         key=key,
     )
 
@@ -186,50 +194,50 @@ def _deterministic(ctx: RuleContext) -> Problem | None:
         missing.append("model.cross_entropy_loss_fusion=false")
     if not missing:
         return None
-    fix = ("--deterministic",) if command(ctx) else ("model.cross_entropy_loss_fusion=false", "NCCL_ALGO=Ring")
+    fix = ("--deterministic",) if uses_runner(ctx) else ("model.cross_entropy_loss_fusion=false", "NCCL_ALGO=Ring")
     return Problem(f"deterministic_mode needs {' and '.join(missing)}", fix, key=key)
 
 
 RULES = (
     rule(
-        "half-recompute", "error", ("model.recompute_granularity",), _half_recompute,
-        "ValueError when the model's config is finished",
-        "full recompute is told how and how much, selective recompute which modules",
+        "incomplete-recompute", "error", ("model.recompute_granularity",), _incomplete_recompute,
+        "ValueError when the model config is finalized",
+        "full recompute needs a method and a layer count, selective recompute takes modules",
     ),
     rule(
-        "two-splits", "error", ("model.pipeline_model_parallel_layout",), _two_splits,
-        "ValueError when the model's config is finished",
-        "either the stages are drawn or their layers are counted",
+        "two-splits", "error", ("model.pipeline_model_parallel_layout",), _conflicting_splits,
+        "ValueError when the model config is finalized",
+        "stages are given as a layout string or as layer counts",
     ),
     rule(
         "hierarchy", "error", ("model.hierarchical_context_parallel_sizes",), _hierarchy,
-        "an assertion that the sizes multiply to the context-parallel size",
-        "each rank has one place in every level",
+        "AssertionError: the sizes must multiply to the context-parallel size",
+        "every level partitions the context-parallel ranks",
     ),
     rule(
-        "rings", "error", ("model.cp_comm_type",), _rings,
-        "an assertion about the length of cp_comm_type",
+        "cp-comm-types", "error", ("model.cp_comm_type",), _comm_types,
+        "AssertionError about the length of cp_comm_type",
         "a list has one entry per layer",
     ),
     rule(
-        "two-lengths", "error", ("train.train_samples", "train.num_epochs"), _two_lengths,
-        "an assertion that only one of them is set",
-        "every recipe sets train_iters; another measure of the run needs it gone",
+        "two-lengths", "error", ("train.train_samples", "train.num_epochs"), _conflicting_lengths,
+        "AssertionError: only one of them may be set",
+        "every recipe sets train_iters; another length needs train_iters=null",
     ),
     rule(
         "schedule-units", "error", ("scheduler.lr_warmup_fraction", *SAMPLES), _schedule_units,
-        "an assertion from the scheduler section",
-        "a schedule counts iterations or samples, and recipes bring a warm-up in iterations",
+        "AssertionError from the scheduler section",
+        "a schedule uses iterations or samples, and recipes set a warm-up in iterations",
     ),
     rule(
         "warmup-capped", "warning", ("scheduler.lr_warmup_iters", "scheduler.lr_decay_iters"), _warmup_capped,
         "a warning, and a warm-up that ends one sample before the decay",
-        "the warm-up was made for a longer run",
+        "the warm-up was chosen for a longer run",
     ),
     rule(
-        "evaluation-twice", "warning", ("validation.eval_iters", "validation.eval_interval"), _evaluation_twice,
-        "a deprecation warning, and the older value in use",
-        "the fields moved from train to validation, and the old ones are copied over",
+        "duplicate-evaluation", "warning", ("validation.eval_iters", "validation.eval_interval"), _duplicate_evaluation,
+        "a deprecation warning; the older value is used",
+        "the fields moved from train to validation, and the old ones overwrite the new ones",
     ),
     rule(
         "full-validation", "error", ("validation.full_validation",), _full_validation,
@@ -238,22 +246,22 @@ RULES = (
     ),
     rule(
         "evaluation-batch", "error", ("validation.eval_global_batch_size",), _evaluation_batch,
-        "an assertion about eval_global_batch_size",
-        "every data rank evaluates the same whole number of micro batches",
+        "AssertionError about eval_global_batch_size",
+        "every data-parallel rank evaluates the same integer number of micro batches",
     ),
     rule(
-        "averaged-per-token", "error", ("ddp.average_in_collective",), _averaged_per_token,
-        "an assertion: cannot average in collective when calculating per-token loss",
+        "per-token-average", "error", ("ddp.average_in_collective",), _per_token_average,
+        "AssertionError: cannot average in collective when calculating per-token loss",
         "ranks have different numbers of tokens, and pretraining recipes average over ranks",
     ),
     rule(
         "unused-backend", "warning", ("model.moe_flex_dispatcher_backend",), _unused_backend,
         "the other dispatcher runs",
-        "a backend belongs to the flex dispatcher",
+        "only the flex dispatcher has backends",
     ),
     rule(
         "deterministic", "error", ("model.deterministic_mode",), _deterministic,
-        "an assertion about NCCL_ALGO or the fused cross-entropy",
-        "repeatable sums need one algorithm, and the fused loss is not repeatable",
+        "AssertionError about NCCL_ALGO or the fused cross-entropy",
+        "deterministic reductions need a fixed NCCL algorithm, and the fused loss is not deterministic",
     ),
 )  # fmt: skip
