@@ -218,24 +218,24 @@ def _compared(result: dict[str, Any]) -> tuple[object, ...]:
 
 def page(name: str) -> str:
     """The page of one framework: what is read, checked and written."""
-    theirs = frameworks.framework(name)
-    table_of_words = config_keys(theirs.key_map)
-    kept = [
-        word for word in table_of_words.values() if word.status == "read" and (word.field or word.key in _joint(name))
-    ]
-    lost = [word for word in table_of_words.values() if word.status != "read"]
-    owned = {word.field for word in kept} | {own for joint in composite_keys(theirs.key_map) for own in joint.fields}
-    silent = [key for key in recipe_fields() if key not in owned and not key.startswith("architecture.")]
+    framework = frameworks.framework(name)
+    key_map = config_keys(framework.key_map)
+    mapped = [row for row in key_map.values() if row.status == "read" and (row.field or row.key in _composite(name))]
+    unmapped = [row for row in key_map.values() if row.status != "read"]
+    covered = {row.field for row in mapped} | {
+        field for composite in composite_keys(framework.key_map) for field in composite.fields
+    }
+    without_key = [key for key in recipe_fields() if key not in covered and not key.startswith("architecture.")]
     parts = [
-        f"# {theirs.title}\n\nVersion: {theirs.title} {theirs.version}. Files are parsed, never executed.\n",
-        f"**Read**: {'; '.join(theirs.inputs)}.\n",
+        f"# {framework.title}\n\nVersion: {framework.title} {framework.version}. Files are parsed, never executed.\n",
+        f"**Read**: {'; '.join(framework.inputs)}.\n",
         f"**Commands**: `meshwright check FILE [--gpus 8xH100]`; `meshwright export RECIPE --to {name}`",
         _example(name),
-        f"## Key map\n\n{len(kept)} keys are read and written through this table.\n\n" + _word_table(kept, name),
+        f"## Key map\n\n{len(mapped)} keys are read and written through this table.\n\n" + _key_table(mapped, name),
     ]
-    if lost:
-        parts.append("## Removed, ignored and overwritten keys\n\n" + _lost_table(lost))
-    if theirs.rules:
+    if unmapped:
+        parts.append("## Removed, ignored and overwritten keys\n\n" + _removed_table(unmapped))
+    if framework.rules:
         rows = [(f"`{r.id}`", r.severity, r.symptom, r.cause) for r in rules_of(name)]
         parts.append(
             "## Rules of this framework, in addition to [our own](../rules.md)\n\n"
@@ -243,31 +243,35 @@ def page(name: str) -> str:
         )
     parts.append(
         "## Recipe fields without a key\n\n`meshwright export` lists these when a recipe sets them: "
-        + ", ".join(f"`{key}`" for key in silent)
+        + ", ".join(f"`{key}`" for key in without_key)
         + ".\n"
     )
     return "\n".join(parts)
 
 
-def _joint(name: str) -> set[str]:
-    return {key for joint in composite_keys(frameworks.framework(name).key_map) for key in joint.keys}
+def _composite(name: str) -> set[str]:
+    return {key for composite in composite_keys(frameworks.framework(name).key_map) for key in composite.keys}
 
 
-def _word_table(kept: Sequence[ConfigKey], name: str) -> str:
-    meant = {key: joint.fields for joint in composite_keys(frameworks.framework(name).key_map) for key in joint.keys}
+def _key_table(mapped: Sequence[ConfigKey], name: str) -> str:
+    fields_of = {
+        key: composite.fields
+        for composite in composite_keys(frameworks.framework(name).key_map)
+        for key in composite.keys
+    }
     rows = []
-    for word in kept:
-        own = ", ".join(f"`{key}`" for key in (meant.get(word.key) or (word.field,)))
-        default = "" if word.default is UNSET else f"`{word.default}`"
-        values = ", ".join(f"{theirs or '(empty)'} → {ours}" for theirs, ours in word.values.items())
-        since = " ".join(f"{label} {text}" for label, text in (("since", word.since), ("until", word.until)) if text)
-        rows.append((f"`{word.key}`", own, default, values, " ".join(part for part in (since, word.note) if part)))
-    return table(("key", "ours", "default there", "values", "note"), rows)
+    for row in mapped:
+        fields = ", ".join(f"`{key}`" for key in (fields_of.get(row.key) or (row.field,)))
+        default = "" if row.default is UNSET else f"`{row.default}`"
+        values = ", ".join(f"{value or '(empty)'} → {mapped_value}" for value, mapped_value in row.values.items())
+        since = " ".join(f"{label} {text}" for label, text in (("since", row.since), ("until", row.until)) if text)
+        rows.append((f"`{row.key}`", fields, default, values, " ".join(part for part in (since, row.note) if part)))
+    return table(("key", "recipe field", "default", "values", "note"), rows)
 
 
-def _lost_table(lost: Sequence[ConfigKey]) -> str:
-    rows = [(f"`{w.key}`", w.status, w.until, f"`{w.replacement}`" if w.replacement else "", w.note) for w in lost]
-    return table(("key", "fate", "until", "write instead", "why"), rows)
+def _removed_table(unmapped: Sequence[ConfigKey]) -> str:
+    rows = [(f"`{w.key}`", w.status, w.until, f"`{w.replacement}`" if w.replacement else "", w.note) for w in unmapped]
+    return table(("key", "status", "until", "replacement", "note"), rows)
 
 
 def _example(name: str) -> str:
