@@ -1,4 +1,4 @@
-"""Wan and FLUX: every layout trains like one process, and one process like diffusers itself."""
+"""Wan and FLUX: every layout trains like one process, and one process like diffusers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshwright.engine.diffusion import flow
 from meshwright.engine.diffusion.config import DenoiserConfig, config_for, tiny
 from meshwright.engine.diffusion.data import LatentFolder, MockLatents, open_latents
 from meshwright.engine.diffusion.hf_io import save_model
-from meshwright.engine.diffusion.loader import as_tokens, places
+from meshwright.engine.diffusion.loader import patchify, token_positions
 from meshwright.engine.diffusion.trainer import DiffusionTrainer
 from meshwright.engine.mesh import build_mesh
 from meshwright.errors import InputError
@@ -32,7 +32,7 @@ TOLERANCE = 1e-5
 
 
 def recipe(model: str, layout: types.Layout, **sections: Any) -> types.Recipe:
-    """fp32 and plain SGD, which hides no gradient of the wrong scale."""
+    """Return a recipe with fp32 and plain SGD, which does not hide gradients of the wrong scale."""
     given = {
         "precision": types.Precision(compute="fp32"),
         "optimizer": types.Optimizer(name="sgd", lr=0.05, beta1=0.0, weight_decay=0.0),
@@ -46,27 +46,27 @@ def recipe(model: str, layout: types.Layout, **sections: Any) -> types.Recipe:
 
 
 def small(model: str) -> DenoiserConfig:
-    """Two layers of each kind."""
+    """Return a tiny config with two layers of each type."""
     return tiny(config_for(recipe(model, types.Layout())), 4 if model == "flux_12b" else 2)
 
 
 def trainer_of(given: types.Recipe, weights: Path | None = None) -> DiffusionTrainer:
-    """A trainer on this rank's process group."""
+    """Return a trainer on this rank's process group."""
     config = small(given.model)
     mesh = build_mesh(given.layout, "cpu")
     return DiffusionTrainer(given, config, mesh, torch.device("cpu"), open_latents(given, config), weights)
 
 
 def train(rank: int, world: int, given: types.Recipe, steps: int = 2) -> dict[str, Any]:
-    """Losses, the gradients of the first step and the weights after the last."""
+    """Return losses, gradients of the first step and weights after the last."""
     if given.kernels.compile:
         compile_without_a_compiler()
     return run_steps(trainer_of(given), steps)
 
 
 @lru_cache(maxsize=8)
-def alone(model: str) -> dict[str, Any]:
-    """One process with the same micro batches."""
+def one_process(model: str) -> dict[str, Any]:
+    """Return the result of one process with the same micro batches."""
     return run(1, train, recipe(model, types.Layout(micro_batch_size=2)))[0]  # type: ignore[no-any-return]
 
 
@@ -94,7 +94,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-QUICK = ("fsdp2_tp2", "tp2_sp_cp2", "recompute_full")  # between them most techniques once
+QUICK = ("fsdp2_tp2", "tp2_sp_cp2", "recompute_full")  # together they cover most techniques
 
 
 @pytest.mark.parametrize(
@@ -104,21 +104,21 @@ QUICK = ("fsdp2_tp2", "tp2_sp_cp2", "recompute_full")  # between them most techn
 def test_every_layout_trains_like_one_process(model: str, layout: str) -> None:
     world, fields, sections = LAYOUTS[layout]
     given = recipe(model, types.Layout(**{"micro_batch_size": 2, **fields}), **sections)
-    expected = alone(model)
+    expected = one_process(model)
     for found in run(world, train, given):
         np.testing.assert_allclose(found["losses"], expected["losses"], rtol=TOLERANCE)
         np.testing.assert_allclose(found["norms"], expected["norms"], rtol=TOLERANCE)
         assert set(found["gradients"]) == set(expected["gradients"])
         for what in ("gradients", "weights"):
             for name, value in found[what].items():
-                # Some gradients are nought but for rounding: a bias of keys shifts all scores alike.
+                # Some gradients are zero up to rounding: a key bias shifts all scores equally.
                 floor = 1e-3 * expected["norms"][0] if what == "gradients" else 1e-2
                 scale = max(float(np.abs(expected[what][name]).max()), floor)
                 assert float(np.abs(value - expected[what][name]).max()) / scale < TOLERANCE, (what, name)
 
 
-def beside_diffusers(rank: int, world: int, given: types.Recipe, folder: str) -> dict[str, Any]:
-    """The loss and gradients of a step, and those of diffusers' own model with the same weights."""
+def compare_with_diffusers(rank: int, world: int, given: types.Recipe, folder: str) -> dict[str, Any]:
+    """Compare the loss and gradients of a step with those of the diffusers model with the same weights."""
     trainer = trainer_of(given)
     model: Any = trainer.stages[0]
     save_model(model, Path(folder), trainer.mesh)
@@ -130,7 +130,7 @@ def beside_diffusers(rank: int, world: int, given: types.Recipe, folder: str) ->
     drawn = [flow.draw(given.train.seed, n, tuple(latents.shape[1:]), shift) for n in range(len(latents))]
     noise, times = torch.stack([torch.from_numpy(n) for n, _ in drawn]), torch.tensor([t for _, t in drawn])
     t = times[:, None, None, None, None]
-    noisy, wanted = (1 - t) * latents + t * noise, noise - latents
+    noisy, target = (1 - t) * latents + t * noise, noise - latents
     if config.model_type == "wan":
         found = reference(noisy, times * 1000, samples.text).sample
     else:
@@ -146,8 +146,8 @@ def beside_diffusers(rank: int, world: int, given: types.Recipe, folder: str) ->
             torch.zeros(samples.text.shape[1], 3),
             torch.full_like(times, flow.GUIDANCE),
         ).sample
-        wanted = _packed(wanted)
-    loss = (found - wanted).square().mean()
+        target = _packed(target)
+    loss = (found - target).square().mean()
     loss.backward()
     theirs = {name: p.grad for name, p in reference.named_parameters()}
     ours = {name: p.grad for name, p in model.named_parameters()}
@@ -160,43 +160,43 @@ def beside_diffusers(rank: int, world: int, given: types.Recipe, folder: str) ->
 
 
 def _packed(latents: torch.Tensor) -> torch.Tensor:
-    """Squares of 2 × 2 latents as tokens, as FLUX's pipeline packs them."""
+    """Pack 2 × 2 latents into tokens, as FLUX's pipeline does."""
     n, channels, _, height, width = latents.shape
     squares = latents.reshape(n, channels, height // 2, 2, width // 2, 2).permute(0, 2, 4, 1, 3, 5)
     return squares.reshape(n, height * width // 4, channels * 4)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_one_process_computes_what_diffusers_does(model: str, tmp_path: Path) -> None:
+def test_one_process_matches_diffusers(model: str, tmp_path: Path) -> None:
     given = recipe(model, types.Layout(micro_batch_size=8))
-    found = run(1, beside_diffusers, given, str(tmp_path))[0]
+    found = run(1, compare_with_diffusers, given, str(tmp_path))[0]
     assert found["ours"] == pytest.approx(found["theirs"], rel=TOLERANCE)
     assert found["worst"] < TOLERANCE
 
 
-def saved(rank: int, world: int, given: types.Recipe, folder: str) -> None:
-    """Trains a step and writes the folder in several files."""
+def train_and_save(rank: int, world: int, given: types.Recipe, folder: str) -> None:
+    """Train a step and save the folder in several files."""
     trainer = trainer_of(given)
     trainer.step(0)
     save_model(trainer.stages[0], Path(folder), trainer.mesh, file_bytes=50_000)  # type: ignore[arg-type]
 
 
-def loaded(rank: int, world: int, given: types.Recipe, folder: str) -> float:
-    """The loss of the second step, started from a folder."""
+def loss_from_folder(rank: int, world: int, given: types.Recipe, folder: str) -> float:
+    """Return the loss of the second step with weights from a folder."""
     return trainer_of(given, Path(folder)).step(1).loss
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_folder_written_in_one_layout_starts_another(model: str, tmp_path: Path) -> None:
-    cut = recipe(model, types.Layout(micro_batch_size=2, tp=2, sp=True))
-    run(2, saved, cut, str(tmp_path))
+def test_folder_saved_in_one_layout_loads_in_another(model: str, tmp_path: Path) -> None:
+    sharded = recipe(model, types.Layout(micro_batch_size=2, tp=2, sp=True))
+    run(2, train_and_save, sharded, str(tmp_path))
     assert len(list(tmp_path.glob("diffusion_pytorch_model-*.safetensors"))) > 1
-    found = run(2, loaded, recipe(model, types.Layout(micro_batch_size=2)), str(tmp_path))
-    assert found == pytest.approx([alone(model)["losses"][1]] * 2, rel=TOLERANCE)
+    found = run(2, loss_from_folder, recipe(model, types.Layout(micro_batch_size=2)), str(tmp_path))
+    assert found == pytest.approx([one_process(model)["losses"][1]] * 2, rel=TOLERANCE)
 
 
 @pytest.mark.parametrize(
-    ("broken", "told"),
+    ("broken", "message"),
     [
         ({"num_layers": 3}, "num_layers is 3, not 2"),
         ({"_class_name": "UNet2DModel"}, "UNet2DModel"),
@@ -204,41 +204,43 @@ def test_a_folder_written_in_one_layout_starts_another(model: str, tmp_path: Pat
         ({"out_channels": 7}, "7"),
     ],
 )
-def test_a_folder_of_another_model_is_refused(broken: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_folder_of_another_model_is_rejected(broken: dict[str, Any], message: str, tmp_path: Path) -> None:
     given = recipe("wan_1_3b", types.Layout(micro_batch_size=2))
     values = {**small("wan_1_3b").to_dict(), **broken}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    with pytest.raises(AssertionError, match=told):
-        run(1, loaded, given, str(tmp_path))
+    with pytest.raises(AssertionError, match=message):
+        run(1, loss_from_folder, given, str(tmp_path))
 
 
 LATENTS = {"wan_1_3b": (4, 1, 8, 8), "flux_12b": (4, 8, 8)}  # of 16 tokens
 
 
-def written(model: str, folder: Path, **changed: Any) -> Path:
-    """A folder of five samples in two files; `changed` replaces tensors of the second, None leaves one out."""
+def write_latents(model: str, folder: Path, **changed: Any) -> Path:
+    """Write five samples in two files; `changed` replaces tensors of the second file, None omits one."""
     folder.mkdir(exist_ok=True)
     random = np.random.Generator(np.random.Philox(key=[1, 2]))
     for number, count in enumerate((2, 3)):
         tensors = {"latents": (count, *LATENTS[model]), "text": (count, 6, 32)}
         if model == "flux_12b":
             tensors["pooled"] = (count, 16)
-        made: dict[str, Any] = {
+        generated: dict[str, Any] = {
             name: random.standard_normal(shape, dtype=np.float32) for name, shape in tensors.items()
         }
-        made |= changed if number else {}
-        save_file({name: value for name, value in made.items() if value is not None}, folder / f"{number}.safetensors")
+        generated |= changed if number else {}
+        save_file(
+            {name: value for name, value in generated.items() if value is not None}, folder / f"{number}.safetensors"
+        )
     return folder
 
 
-def numbers(count: int, *shape: int, kind: Any = np.float32) -> Any:
-    """Zeros of a shape."""
-    return np.zeros((count, *shape), dtype=kind)
+def zeros(count: int, *shape: int, dtype: Any = np.float32) -> Any:
+    """Return zeros of a shape."""
+    return np.zeros((count, *shape), dtype=dtype)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_folder_of_latents_gives_every_sample_once_an_epoch(model: str, tmp_path: Path) -> None:
-    source = LatentFolder(str(written(model, tmp_path)), small(model), 16, seed=3)
+def test_latent_folder_visits_every_sample_once_per_epoch(model: str, tmp_path: Path) -> None:
+    source = LatentFolder(str(write_latents(model, tmp_path)), small(model), 16, seed=3)
     first, second = source.samples(range(5)), source.samples(range(5, 10))
     assert first.latents.shape == (5, 4, 1, 8, 8)
     assert first.text.shape == (5, 6, 32)
@@ -250,8 +252,8 @@ def test_a_folder_of_latents_gives_every_sample_once_an_epoch(model: str, tmp_pa
     assert torch.equal(source.samples([3]).latents[0], first.latents[3])
 
 
-def test_a_part_of_the_latents_is_held_out(tmp_path: Path) -> None:
-    folder = str(written("wan_1_3b", tmp_path))
+def test_part_of_the_latents_is_held_out(tmp_path: Path) -> None:
+    folder = str(write_latents("wan_1_3b", tmp_path))
     given = recipe("wan_1_3b", types.Layout(), data=types.Data(seq_length=16, dataset=folder, validation_part=0.4))
     trained, kept = (open_latents(given, small("wan_1_3b"), held_out) for held_out in (False, True))
     sums = [{float(one.sum()) for one in source.samples(range(12)).latents} for source in (trained, kept)]
@@ -260,33 +262,35 @@ def test_a_part_of_the_latents_is_held_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "changed", "told"),
+    ("model", "changed", "message"),
     [
         ("wan_1_3b", {"text": None}, "has no text"),
         ("flux_12b", {"pooled": None}, "has no pooled"),
-        ("wan_1_3b", {"latents": numbers(2, 4, 1, 8, 8)}, "number of samples"),
-        ("wan_1_3b", {"latents": numbers(3, 5, 1, 8, 8)}, "the model takes"),
-        ("wan_1_3b", {"latents": numbers(3, 4, 8, 8)}, "the model takes"),
-        ("flux_12b", {"latents": numbers(3, 4, 2, 8, 8)}, "the model takes"),
-        ("wan_1_3b", {"latents": numbers(3, 4, 1, 8, 7)}, "cannot be cut into patches"),
-        ("wan_1_3b", {"latents": numbers(3, 4, 1, 8, 4)}, "samples of 8 tokens"),
-        ("wan_1_3b", {"latents": numbers(3, 4, 1, 4, 16)}, "differ from those"),
-        ("wan_1_3b", {"latents": numbers(3, 4, 1, 2, 4096)}, "knows 1024 positions"),
-        ("wan_1_3b", {"text": numbers(3, 6, 31)}, "width 32"),
-        ("flux_12b", {"pooled": numbers(3, 15)}, "width 16"),
-        ("wan_1_3b", {"text": numbers(3, 6, 32, kind=np.int32)}, "not floats"),
+        ("wan_1_3b", {"latents": zeros(2, 4, 1, 8, 8)}, "number of samples"),
+        ("wan_1_3b", {"latents": zeros(3, 5, 1, 8, 8)}, "the model expects"),
+        ("wan_1_3b", {"latents": zeros(3, 4, 8, 8)}, "the model expects"),
+        ("flux_12b", {"latents": zeros(3, 4, 2, 8, 8)}, "the model expects"),
+        ("wan_1_3b", {"latents": zeros(3, 4, 1, 8, 7)}, "cannot be split into patches"),
+        ("wan_1_3b", {"latents": zeros(3, 4, 1, 8, 4)}, "samples of 8 tokens"),
+        ("wan_1_3b", {"latents": zeros(3, 4, 1, 4, 16)}, "unlike those"),
+        ("wan_1_3b", {"latents": zeros(3, 4, 1, 2, 4096)}, "has 1024 positions"),
+        ("wan_1_3b", {"text": zeros(3, 6, 31)}, "width 32"),
+        ("flux_12b", {"pooled": zeros(3, 15)}, "width 16"),
+        ("wan_1_3b", {"text": zeros(3, 6, 32, dtype=np.int32)}, "not floats"),
     ],
 )
-def test_latents_of_a_wrong_shape_are_refused(model: str, changed: dict[str, Any], told: str, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=told):
-        LatentFolder(str(written(model, tmp_path, **changed)), small(model), 16, seed=3)
+def test_latents_of_a_wrong_shape_are_rejected(
+    model: str, changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=message):
+        LatentFolder(str(write_latents(model, tmp_path, **changed)), small(model), 16, seed=3)
 
 
-def test_a_folder_without_latents_is_refused(tmp_path: Path) -> None:
+def test_folder_without_latents_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="folder of latents"):
         LatentFolder(str(tmp_path), small("wan_1_3b"), 16, seed=3)
-    (tmp_path / "a.safetensors").write_bytes(b"no such thing")
-    with pytest.raises(InputError, match="no safetensors file"):
+    (tmp_path / "a.safetensors").write_bytes(b"not safetensors")
+    with pytest.raises(InputError, match="not a safetensors file"):
         LatentFolder(str(tmp_path), small("wan_1_3b"), 16, seed=3)
 
 
@@ -299,15 +303,15 @@ def test_times_follow_a_shifted_logit_normal() -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_made_up_latents_have_the_asked_number_of_tokens(model: str) -> None:
+def test_mock_latents_have_the_requested_number_of_tokens(model: str) -> None:
     for tokens in (1, 6, 16, 64, 1000, 1024):
         config = small(model)
         latents = MockLatents(config, tokens, 1, 1).samples([0, 1]).latents
-        assert as_tokens(latents, config.patch).shape[:2] == (2, tokens)
-        assert places(latents.shape, config.patch).shape == (tokens, 3)
+        assert patchify(latents, config.patch).shape[:2] == (2, tokens)
+        assert token_positions(latents.shape, config.patch).shape == (tokens, 3)
 
 
-def test_the_layers_of_a_tiny_model_are_of_every_kind() -> None:
+def test_tiny_model_has_every_layer_type() -> None:
     flux = tiny(config_for(recipe("flux_12b", types.Layout())), 2)
     assert (flux.values["num_layers"], flux.values["num_single_layers"]) == (1, 1)
 
@@ -320,8 +324,8 @@ def test_only_the_depth_of_wan_can_be_changed() -> None:
             config_for(recipe(model, types.Layout(), architecture=types.Architecture(**change)))
 
 
-def evaluated(rank: int, world: int, given: types.Recipe) -> list[float]:
-    """The loss on held-out samples before and after some steps."""
+def held_out_losses(rank: int, world: int, given: types.Recipe) -> list[float]:
+    """Return the validation loss before and after some steps."""
     trainer = trainer_of(given)
     held_out = open_latents(given, trainer.config, True)
     before = trainer.evaluate(held_out, 2)
@@ -334,26 +338,28 @@ def evaluated(rank: int, world: int, given: types.Recipe) -> list[float]:
 
 
 @pytest.mark.parametrize("layout", [{"tp": 2, "sp": True}, pytest.param({"cp": 2}, marks=pytest.mark.slow)])
-def test_what_is_learnt_shows_on_held_out_samples(layout: dict[str, Any]) -> None:
+def test_validation_loss_falls(layout: dict[str, Any]) -> None:
     given = recipe("wan_1_3b", types.Layout(micro_batch_size=2, **layout))
-    before, after = run(2, evaluated, given)[0]
+    before, after = run(2, held_out_losses, given)[0]
     assert after < before
-    assert run(1, evaluated, recipe("wan_1_3b", types.Layout(micro_batch_size=2)))[0] == pytest.approx([before, after])
+    assert run(1, held_out_losses, recipe("wan_1_3b", types.Layout(micro_batch_size=2)))[0] == pytest.approx(
+        [before, after]
+    )
 
 
 @pytest.mark.parametrize("name", ["wan_1_3B_pretrain_config", "flux_12b_sft_config"])
-def test_a_recipe_trains_at_laptop_size(name: str, tmp_path: Path) -> None:
+def test_recipe_trains_with_tiny(name: str, tmp_path: Path) -> None:
     answer = tiny_run(name, tmp_path, 2, 4, "checkpoint.export=none")
     assert answer["losses"][-1] < answer["losses"][0]
 
 
 @pytest.mark.slow
-def test_a_run_is_resumed_in_another_layout_and_exported(tmp_path: Path) -> None:
-    whole = tiny_run("flux_12b_sft_config", tmp_path / "whole", 2, 4)
+def test_run_resumes_in_another_layout_and_exports(tmp_path: Path) -> None:
+    full = tiny_run("flux_12b_sft_config", tmp_path / "whole", 2, 4)
     tiny_run("flux_12b_sft_config", tmp_path / "cut", 2, 2)
     rest = tiny_run("flux_12b_sft_config", tmp_path / "cut", 1, 4, "layout.tp=1", "layout.sp=false")
-    assert whole["losses"][-1] < whole["losses"][0]
-    assert rest["losses"] == pytest.approx(whole["losses"][2:], rel=TOLERANCE)
+    assert full["losses"][-1] < full["losses"][0]
+    assert rest["losses"] == pytest.approx(full["losses"][2:], rel=TOLERANCE)
     assert {file.name for file in (tmp_path / "cut" / "model").iterdir()} >= {
         "config.json",
         "diffusion_pytorch_model.safetensors",
@@ -361,7 +367,7 @@ def test_a_run_is_resumed_in_another_layout_and_exported(tmp_path: Path) -> None
 
 
 def tiny_run(name: str, folder: Path, nproc: int, steps: int, *overrides: str) -> dict[str, Any]:
-    """A run of the recipe at laptop size, as the JSON answer of the command."""
+    """Run the recipe with --tiny and return the command's JSON response."""
     given = [f"train.steps={steps}", "schedule.name=constant", "checkpoint.save_every=2", *overrides]
     done = api.train(name, tiny=True, nproc=nproc, quiet=True, out=str(folder), accept_changes=True, overrides=given)
     return api.to_json(api.train_response(done))

@@ -1,4 +1,4 @@
-"""What is done with a trained model: converted, asked, measured, described."""
+"""Post-training: convert, generate, evaluate and model cards."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from meshwright.errors import InputError, MeshwrightError
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A run of all weights and one of adapters, each from a tiny folder of its own."""
-    made = {}
+    """Return a full fine-tuning run and an adapter run, each from its own tiny folder."""
+    folders = {}
     for goal in ("sft", "peft"):
         out = tmp_path_factory.mktemp(goal) / "run"
         steps = ["train.steps=2", "data.validation_part=0.1"]
         api.train(f"qwen3_8b_{goal}_config", tiny=True, nproc=2, quiet=True, out=str(out), overrides=steps)
-        made[goal] = out
-    return made
+        folders[goal] = out
+    return folders
 
 
 def logits(folder: Path) -> list[float]:
@@ -34,9 +34,9 @@ def logits(folder: Path) -> list[float]:
         return load_model(folder)(torch.arange(10, 20)[None]).logits[0, -1].tolist()
 
 
-def test_a_checkpoint_becomes_the_folder_that_the_run_exported(runs: dict[str, Path], tmp_path: Path) -> None:
-    told = api.convert(str(runs["sft"]), str(tmp_path / "model"))
-    assert told.dtype == "float32"
+def test_converted_checkpoint_equals_the_exported_folder(runs: dict[str, Path], tmp_path: Path) -> None:
+    result = api.convert(str(runs["sft"]), str(tmp_path / "model"))
+    assert result.dtype == "float32"
     assert logits(tmp_path / "model") == logits(runs["sft"] / "model")
     assert logits(tmp_path / "model") != logits(runs["sft"] / "start")
 
@@ -50,26 +50,26 @@ def test_adapters_are_merged_from_a_run_and_from_their_folder(runs: dict[str, Pa
     assert adapted != pytest.approx(logits(runs["peft"] / "start"), rel=1e-4, abs=1e-5)
 
 
-def test_a_folder_is_written_in_another_format_and_in_small_files(runs: dict[str, Path], tmp_path: Path) -> None:
-    told = api.convert(str(runs["sft"] / "model"), str(tmp_path / "small"), dtype="bf16", shard_gib=1e-4)
-    assert told.dtype == "bfloat16"
-    assert told.files > 1
+def test_folder_is_converted_to_another_dtype_and_shard_size(runs: dict[str, Path], tmp_path: Path) -> None:
+    result = api.convert(str(runs["sft"] / "model"), str(tmp_path / "small"), dtype="bf16", shard_gib=1e-4)
+    assert result.dtype == "bfloat16"
+    assert result.files > 1
     assert (tmp_path / "small" / "tokenizer.json").is_file()
 
 
-def test_a_folder_that_is_there_is_not_written_over(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_existing_folder_is_not_overwritten(runs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("mine")
     with pytest.raises(InputError, match="not empty"):
         api.convert(str(runs["sft"]), str(tmp_path))
 
 
 @pytest.mark.parametrize("goal", ["sft", "peft"])
-def test_a_run_is_asked(runs: dict[str, Path], goal: str) -> None:
-    said = api.generate(str(runs[goal]), "hello", max_tokens=5)
-    assert 0 < said.new_tokens <= 5
-    assert said.chat  # the tokenizer has a template
+def test_generate_from_a_run(runs: dict[str, Path], goal: str) -> None:
+    result = api.generate(str(runs[goal]), "hello", max_tokens=5)
+    assert 0 < result.new_tokens <= 5
+    assert result.chat  # the tokenizer has a template
     again = api.generate(str(runs[goal] / "model"), "hello", max_tokens=5)
-    assert again.text == said.text
+    assert again.text == result.text
 
 
 def test_sampling_follows_the_seed(runs: dict[str, Path]) -> None:
@@ -92,17 +92,17 @@ def test_perplexity_is_the_same_on_any_number_of_ranks(runs: dict[str, Path]) ->
     assert one.perplexity == pytest.approx(math.exp(one.loss))
 
 
-def test_a_folder_is_measured_on_the_data_that_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_folder_is_evaluated_on_the_given_dataset(runs: dict[str, Path], tmp_path: Path) -> None:
     text = tmp_path / "text.jsonl"
     text.write_text("".join(json.dumps({"text": "one two three four " * 20}) + "\n" for _ in range(40)))
     model = str(runs["sft"] / "model")
     found = api.evaluate(model, dataset=str(text), samples=8, nproc=1, overrides=["data.seq_length=64"])
     assert found.tokens == 8 * 64
-    with pytest.raises(InputError, match="what to evaluate on"):
+    with pytest.raises(InputError, match="no dataset to evaluate on"):
         api.evaluate(model)
 
 
-def test_the_card_says_what_was_measured(runs: dict[str, Path]) -> None:
+def test_model_card_contains_the_metrics(runs: dict[str, Path]) -> None:
     text = (runs["sft"] / "model" / "README.md").read_text()
     measured = read_metrics(runs["sft"])
     assert measured is not None
@@ -112,7 +112,7 @@ def test_the_card_says_what_was_measured(runs: dict[str, Path]) -> None:
     assert (runs["peft"] / "model" / "README.md").read_text().startswith("---\nlibrary_name: peft")
 
 
-def test_a_damaged_checkpoint_is_not_converted(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_corrupt_checkpoint_is_not_converted(runs: dict[str, Path], tmp_path: Path) -> None:
     import shutil
 
     copy = tmp_path / "run"
@@ -121,12 +121,12 @@ def test_a_damaged_checkpoint_is_not_converted(runs: dict[str, Path], tmp_path: 
     data = bytearray(file.read_bytes())
     data[-1] ^= 1
     file.write_bytes(data)
-    with pytest.raises(MeshwrightError, match=r"damaged|good"):
+    with pytest.raises(MeshwrightError, match=r"corrupt|valid"):
         api.convert(str(copy / "checkpoints" / file.parent.name), str(tmp_path / "out"))
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
+def test_path_without_a_checkpoint_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     with pytest.raises(InputError, match="neither"):
         api.generate(str(tmp_path / "other"), "hello")
@@ -134,7 +134,7 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path) -> None:
         api.generate(str(tmp_path / "missing"), "hello")
 
 
-def test_weights_that_cannot_be_trusted_are_not_opened(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_untrusted_weights_are_not_opened(runs: dict[str, Path], tmp_path: Path) -> None:
     good = runs["sft"] / "model"
     outside, cut, pickled = (shutil.copytree(good, tmp_path / name) for name in ("outside", "cut", "pickled"))
     (outside / "model.safetensors").rename(tmp_path / "else.safetensors")
@@ -142,7 +142,7 @@ def test_weights_that_cannot_be_trusted_are_not_opened(runs: dict[str, Path], tm
     (outside / "model.safetensors.index.json").write_text(json.dumps(named))
     (cut / "model.safetensors").write_bytes((good / "model.safetensors").read_bytes()[:-100])
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
-    for folder, reason in ((outside, "outside its folder"), (cut, "cut short"), (pickled, "can run code")):
+    for folder, reason in ((outside, "outside its folder"), (cut, "truncated"), (pickled, "can run code")):
         with pytest.raises(InputError, match=reason):
             api.convert(str(folder), str(tmp_path / "out"))
         with pytest.raises(InputError, match=reason):
@@ -150,33 +150,33 @@ def test_weights_that_cannot_be_trusted_are_not_opened(runs: dict[str, Path], tm
     assert not (tmp_path / "out").exists()
 
 
-def test_merging_without_adapters_is_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_merging_without_adapters_is_rejected(runs: dict[str, Path], tmp_path: Path) -> None:
     for source in (runs["sft"], runs["sft"] / "model"):
         with pytest.raises(InputError, match="no adapters to merge"):
             api.convert(str(source), str(tmp_path / "out"), merge=True)
 
 
-def test_a_folder_that_cannot_be_written_is_named(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_unwritable_folder_is_reported(runs: dict[str, Path], tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(MeshwrightError, match="cannot be written"):
         api.convert(str(runs["sft"] / "model"), str(tmp_path / "file" / "out"))
 
 
-def test_nothing_that_was_trained_on_is_called_held_out() -> None:
-    from meshwright.engine.post_training.perplexity import _require_held_out
+def test_training_data_is_not_evaluated_as_held_out() -> None:
+    from meshwright.engine.post_training.perplexity import _require_held_out_data
     from meshwright.recipes.types import Data
 
     for fine in (Data(), Data(dataset="a", validation_part=0.1), Data(dataset="a", validation="b")):
-        _require_held_out(fine, "run")
+        _require_held_out_data(fine, "run")
     for data in (Data(dataset="chats.jsonl"), Data(blend={"mock": 1, "chats.jsonl": 1})):
-        with pytest.raises(InputError, match=r"held nothing of chats\.jsonl out"):
-            _require_held_out(data, "run")
+        with pytest.raises(InputError, match=r"trained on all of chats\.jsonl"):
+            _require_held_out_data(data, "run")
 
 
-def test_adapters_that_name_code_are_refused(runs: dict[str, Path], tmp_path: Path) -> None:
+def test_adapters_that_import_code_are_rejected(runs: dict[str, Path], tmp_path: Path) -> None:
     adapters = shutil.copytree(runs["peft"] / "model", tmp_path / "adapters")
     settings = json.loads((adapters / "adapter_config.json").read_text())
     harmful = {**settings, "megatron_config": {"tp": 1}, "megatron_core": "antigravity"}
     (adapters / "adapter_config.json").write_text(json.dumps(harmful))
-    with pytest.raises(InputError, match="names code to be imported"):
+    with pytest.raises(InputError, match="makes peft import"):
         logits(adapters)

@@ -1,4 +1,4 @@
-"""The walkthrough of the docs is run as it stands: tokenise, train, kill, resume, export, generate, fine-tune."""
+"""Runs the commands of docs/walkthrough.md: tokenize, train, kill, resume, export, generate, fine-tune."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ def blocks() -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_walkthrough_works(tmp_path: Path) -> None:
+def test_walkthrough_commands_work(tmp_path: Path) -> None:
     commands = tmp_path / "bin"
     commands.mkdir()
-    for name, words in (("meshwright", "-m meshwright"), ("python", "")):
+    for name, arguments in (("meshwright", "-m meshwright"), ("python", "")):
         script = commands / name
-        script.write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {arguments} "$@"\n')
         script.chmod(0o755)
     work = tmp_path / "work"
     work.mkdir()
-    told = subprocess.run(
+    process = subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", "\n".join(blocks())],
         cwd=work,
         env={
@@ -43,12 +43,12 @@ def test_the_walkthrough_works(tmp_path: Path) -> None:
         text=True,
         timeout=400,
     )
-    assert told.returncode == 0, told.stderr[-3000:]
-    said = told.stdout
-    assert "resumed run/checkpoints/step-000000" in said  # after the kill, not from the start
-    assert re.search(r"perplexity [\d.]+ .* held out", said)
+    assert process.returncode == 0, process.stderr[-3000:]
+    output = process.stdout
+    assert "resumed run/checkpoints/step-000000" in output  # after the kill
+    assert re.search(r"perplexity [\d.]+ .* held out", output)
     assert (work / "exported" / "README.md").read_text().startswith("---\nlibrary_name: transformers")
     assert (work / "tuned" / "model" / "adapter_model.safetensors").is_file()
     assert (work / "merged" / "model.safetensors").is_file()
-    first, last = (float(x) for x in re.findall(r"loss +([\d.]+) → ([\d.]+)", said)[0])
+    first, last = (float(x) for x in re.findall(r"loss +([\d.]+) → ([\d.]+)", output)[0])
     assert last < first

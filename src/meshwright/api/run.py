@@ -182,10 +182,10 @@ def tokenize(request: requests.Tokenize) -> TokenizeResponse:
 @verb(requests.Generate)
 def generate(request: requests.Generate) -> GenerateResponse:
     """Generate text from a prompt with a trained model."""
-    from meshwright.engine.post_training.generate import Asking
+    from meshwright.engine.post_training.generate import GenerateOptions
     from meshwright.engine.post_training.generate import generate as sample
 
-    asking = Asking(request.max_tokens, request.temperature, request.top_p, request.seed, request.chat)
+    asking = GenerateOptions(request.max_tokens, request.temperature, request.top_p, request.seed, request.chat)
     done = sample(request.checkpoint, request.prompt, asking)
     return GenerateResponse(prompt=request.prompt, **msgspec.structs.asdict(done))
 

@@ -145,7 +145,7 @@ def _diffusion() -> ModelFamily:
         read_config=config.denoiser_config,
         spec_of=config.spec_of,
         tiny=config.tiny,
-        layer_types=config.kinds_of_layers,
+        layer_types=config.layer_types,
         open_source=lambda recipe, config, held_out, start: open_latents(recipe, config, held_out),
         trainer=_diffusion_trainer,
         modules=_diffusers_modules,

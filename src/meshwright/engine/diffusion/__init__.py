@@ -1,1 +1,1 @@
-"""Diffusion transformers (Wan, FLUX) trained by flow matching on latents and text embeddings made beforehand."""
+"""Diffusion transformers (Wan, FLUX) trained by flow matching on precomputed latents and text embeddings."""

@@ -13,17 +13,17 @@ from meshwright.models import ModelSpec, config_of, find, load_config, names, sp
 from meshwright.models.readers.diffusion import FLUX_DEFAULTS, WAN_DEFAULTS
 from meshwright.recipes.types import Recipe
 
-CLASS = "_class_name"  # the key by which diffusers tells its models apart
-PACKED = 2  # FLUX takes squares of 2 × 2 latents as one token
+CLASS = "_class_name"  # the key of the model class in diffusers configs
+PACK_SIZE = 2  # FLUX packs 2 × 2 latents into one token
 SHARED_KEYS = {"eps": 1e-6, "qk_norm": "rms_norm_across_heads"}
 WAN, FLUX = "WanTransformer3DModel", "FluxTransformer2DModel"
 DEFAULTS: dict[str, dict[str, Any]] = {
     WAN: {**WAN_DEFAULTS, **SHARED_KEYS},
     FLUX: {**FLUX_DEFAULTS, "axes_dims_rope": [16, 56, 56]},
 }
-KINDS = {WAN: "wan", FLUX: "flux"}
+MODEL_TYPES = {WAN: "wan", FLUX: "flux"}
 LAYERS = ("num_layers", "num_single_layers")
-# What --tiny makes of each value it finds. Heads of 12 keep three axes of rotation in both models.
+# Values that --tiny sets. Heads of width 12 keep three rotary axes in both models.
 TINY: dict[str, Any] = {
     "num_attention_heads": 4,
     "attention_head_dim": 12,
@@ -39,7 +39,7 @@ TINY_CHANNELS = {WAN: {"in_channels": 4, "out_channels": 4}, FLUX: {"in_channels
 
 @dataclass(frozen=True)
 class DenoiserConfig:
-    """A diffusers transformer's config.json, every key given."""
+    """A diffusers transformer's config.json with all keys set."""
 
     values: Mapping[str, Any]
 
@@ -50,7 +50,7 @@ class DenoiserConfig:
     @property
     def model_type(self) -> str:
         """wan or flux."""
-        return KINDS[self.class_name]
+        return MODEL_TYPES[self.class_name]
 
     @property
     def num_hidden_layers(self) -> int:
@@ -62,9 +62,9 @@ class DenoiserConfig:
 
     @property
     def patch(self) -> tuple[int, int, int]:
-        """Frames, height and width of the latents that make one token."""
+        """Frames, height and width of the latents in one token."""
         if self.class_name == FLUX:
-            return (1, PACKED, PACKED)
+            return (1, PACK_SIZE, PACK_SIZE)
         frames, height, width = self.values["patch_size"]
         return (frames, height, width)
 
@@ -72,7 +72,7 @@ class DenoiserConfig:
     def channels(self) -> int:
         """Channels of the latents."""
         channels = int(self.values["in_channels"])
-        return channels // PACKED**2 if self.class_name == FLUX else channels
+        return channels // PACK_SIZE**2 if self.class_name == FLUX else channels
 
     @property
     def text_width(self) -> int:
@@ -81,65 +81,65 @@ class DenoiserConfig:
 
     @property
     def pooled_width(self) -> int:
-        """Width of the embedding of the whole text; 0 where the model takes none."""
+        """Width of the pooled text embedding; 0 if the model has none."""
         return 0 if self.class_name == WAN else int(self.values["pooled_projection_dim"])
 
     def to_dict(self) -> dict[str, Any]:
-        """The config.json."""
+        """Return the config.json."""
         return dict(self.values)
 
 
 def denoiser_config(values: Mapping[str, Any]) -> DenoiserConfig:
-    """Checks a config.json of diffusers and fills in the defaults."""
-    kind = values.get(CLASS)
-    if kind not in DEFAULTS:
-        raise unknown(CLASS, str(kind), DEFAULTS)
-    known = DEFAULTS[kind]
+    """Validate a diffusers config.json and fill in the defaults."""
+    class_name = values.get(CLASS)
+    if class_name not in DEFAULTS:
+        raise unknown(CLASS, str(class_name), DEFAULTS)
+    known = DEFAULTS[class_name]
     for key in values:
         if key not in known and not key.startswith("_"):
             raise unknown(key, key, tuple(known))
-    found = DenoiserConfig({CLASS: kind, **known, **{k: v for k, v in values.items() if k in known}})
-    _refuse_unlike_outputs(found)
-    _refuse_unpacked(found)
+    found = DenoiserConfig({CLASS: class_name, **known, **{k: v for k, v in values.items() if k in known}})
+    _check_out_channels(found)
+    _check_flux_packing(found)
     return found
 
 
-def _refuse_unlike_outputs(config: DenoiserConfig) -> None:
+def _check_out_channels(config: DenoiserConfig) -> None:
     inputs, outputs = config.values["in_channels"], config.values["out_channels"]
     if outputs not in (None, inputs):
         raise InputError(
-            f"a velocity has the channels of the latents ({inputs}); models that are given more to see are not known",
+            f"must equal in_channels ({inputs}): models with extra conditioning channels are not supported",
             field="out_channels",
             value=outputs,
             fix=(f"out_channels={inputs}",),
         )
 
 
-def _refuse_unpacked(config: DenoiserConfig) -> None:
+def _check_flux_packing(config: DenoiserConfig) -> None:
     if config.class_name != FLUX:
         return
     if config.values["patch_size"] != 1:
         raise InputError(
-            "FLUX takes tokens that are packed already", field="patch_size", value=1, fix=("patch_size=1",)
+            "FLUX takes packed tokens", field="patch_size", value=config.values["patch_size"], fix=("patch_size=1",)
         )
-    if config.values["in_channels"] % PACKED**2:
-        raise InputError("a token of FLUX packs 2 × 2 latents", field="in_channels", value=config.values["in_channels"])
+    if config.values["in_channels"] % PACK_SIZE**2:
+        raise InputError("must be a multiple of 4 (2 × 2)", field="in_channels", value=config.values["in_channels"])
 
 
 def is_diffusion(recipe: Recipe) -> bool:
-    """Whether a recipe trains a diffusion model."""
+    """Return whether a recipe trains a diffusion model."""
     return find(recipe.model).kind == "diffusion"
 
 
 def config_for(recipe: Recipe) -> DenoiserConfig:
-    """The diffusers config of the model that a recipe trains."""
+    """Return the diffusers config of a recipe's model."""
     name = find(recipe.model).name
     config = denoiser_config(config_of(name) if name in names() else load_config(recipe.model))
     changes = {k: v for k, v in msgspec.structs.asdict(recipe.architecture).items() if v is not None}
     for field, value in changes.items():
         if field != "layers" or config.class_name == FLUX:
             raise InputError(
-                "in a diffusion model the sizes follow from each other; only the layers of Wan can be changed",
+                "the sizes of a diffusion model depend on each other; only the layers of Wan can be changed",
                 field=f"architecture.{field}",
                 value=value,
             )
@@ -148,18 +148,18 @@ def config_for(recipe: Recipe) -> DenoiserConfig:
 
 
 def tiny(config: DenoiserConfig, layers: int) -> DenoiserConfig:
-    """A config of the same structure with a few thousand weights: every kind of layer is there, widths are small."""
+    """Return a config with the same layer types, small widths and a few thousand weights."""
     small = {name: value for name, value in TINY.items() if name in config.values}
-    kinds = [name for name in LAYERS if config.values.get(name)]
-    depth = {name: max(1, layers // len(kinds)) for name in kinds}
+    layer_keys = [name for name in LAYERS if config.values.get(name)]
+    depth = {name: max(1, layers // len(layer_keys)) for name in layer_keys}
     return DenoiserConfig({**config.values, **small, **TINY_CHANNELS[config.class_name], **depth})
 
 
-def kinds_of_layers(config: DenoiserConfig) -> int:
-    """How many kinds of layers a model has: FLUX has layers for image and text apart, and for both together."""
+def layer_types(config: DenoiserConfig) -> int:
+    """Return the number of layer types: FLUX has layers with separate image and text weights, and joint ones."""
     return sum(1 for name in LAYERS if config.values.get(name))
 
 
 def spec_of(recipe: Recipe, config: DenoiserConfig) -> ModelSpec:
-    """The facts of the model that a config builds, for the rules and the estimate."""
+    """Return the model spec of a config, for rules and estimates."""
     return spec_from_config(config.to_dict(), recipe.model)

@@ -1,4 +1,4 @@
-"""The transformer of a diffusion model as one stage: latents and noise in, the loss out. Names are diffusers' own."""
+"""A diffusion transformer as one stage: latents and noise in, loss out. Module names are those of diffusers."""
 
 from __future__ import annotations
 
@@ -11,27 +11,29 @@ from torch import nn
 from meshwright.engine.diffusion import flow
 from meshwright.engine.diffusion.attention import Tables
 from meshwright.engine.diffusion.config import DenoiserConfig
-from meshwright.engine.diffusion.tensor import Spread
+from meshwright.engine.diffusion.tensor import ActivationSharding
 
 
 class Denoiser(nn.Module):
-    """A diffusers transformer that is given tokens and returns the loss of its micro batch.
+    """A diffusers transformer that takes tokens and returns the loss of its micro batch.
 
-    Tokens are [samples, tokens, width]: those of this rank, with sp and cp a part of the sample's. `positions` are
-    the places (frame, row, column) of all tokens of the tp ranks together.
+    Tokens are this rank's [samples, tokens, width], with sp and cp a part of the sample. `positions` are the positions
+    (frame, row, column) of the tokens of all tp ranks.
     """
 
     first = last = True  # there is no pipeline
     embedding_at_end = False
     mtp = None
-    blocks_in: tuple[str, ...] = ()  # names of the lists of blocks, in the order in which they run
+    block_lists: tuple[str, ...] = ()  # attribute names of the block lists, in execution order
 
     def __init__(self, model: nn.Module, config: DenoiserConfig, compute: torch.dtype) -> None:
         super().__init__()
         self.config, self.compute = config, compute
-        self.spread = Spread()
+        self.sharding = ActivationSharding()
         self.partial_grads: frozenset[str] = frozenset()  # parameters whose gradients the step sums over tp
-        self.losses: list[torch.Tensor] = []  # of each micro batch: the loss, and zeros where language models have more
+        self.losses: list[
+            torch.Tensor
+        ] = []  # per micro batch: the loss, and zeros for the other terms of language models
         for name, child in model.named_children():
             self.add_module(name, child)
         for name, parameter in model.named_parameters(recurse=False):
@@ -39,13 +41,13 @@ class Denoiser(nn.Module):
 
     @property
     def layers(self) -> dict[int, nn.Module]:
-        """The blocks by their place in the model."""
-        blocks = [block for name in self.blocks_in for block in getattr(self, name)]
+        """The blocks by their index in the model."""
+        blocks = [block for name in self.block_lists for block in getattr(self, name)]
         return dict(enumerate(blocks))
 
     @property
     def body(self) -> Denoiser:
-        """The model without its head: here there is none that could share weights with an embedding."""
+        """The model itself: there is no head with tied weights."""
         return self
 
     def forward(
@@ -58,13 +60,13 @@ class Denoiser(nn.Module):
         weights: torch.Tensor,
         pooled: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        noisy = flow.mixed(latents, noise, times).to(self.compute)
+        noisy = flow.add_noise(latents, noise, times).to(self.compute)
         pooled = None if pooled is None else pooled.to(self.compute)
-        found = self.velocity(noisy, times, text.to(self.compute), positions[0], pooled)
-        loss: torch.Tensor = flow.loss(found, self.as_output(noise - latents), weights)
-        # With sp each tp rank has the loss of its own tokens; the step takes the mean over tp ranks.
-        told = loss.detach() * (self.spread.tp.size if self.spread.sp else 1)
-        self.losses.append(torch.stack((told, torch.zeros_like(told), torch.zeros_like(told))))
+        predicted = self.velocity(noisy, times, text.to(self.compute), positions[0], pooled)
+        loss: torch.Tensor = flow.loss(predicted, self.to_output_order(noise - latents), weights)
+        # With sp each tp rank has the loss of its own tokens, and the step averages over tp ranks.
+        reported = loss.detach() * (self.sharding.tp.size if self.sharding.sp else 1)
+        self.losses.append(torch.stack((reported, torch.zeros_like(reported), torch.zeros_like(reported))))
         return loss.reshape(1)
 
     def velocity(
@@ -75,18 +77,18 @@ class Denoiser(nn.Module):
         positions: torch.Tensor,
         pooled: torch.Tensor | None,
     ) -> torch.Tensor:
-        """The velocity that the model finds for every token, [samples, tokens, width]."""
+        """Return the predicted velocity of every token, [samples, tokens, width]."""
         raise NotImplementedError
 
-    def as_output(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Tokens with their numbers in the order in which the model gives them."""
+    def to_output_order(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Reorder the values of tokens to the order of the model's output."""
         return tokens
 
 
 class WanDenoiser(Denoiser):
-    """Wan: a video's tokens see each other, then the text."""
+    """Wan: self-attention over a video's tokens, then cross-attention to the text."""
 
-    blocks_in = ("blocks",)
+    block_lists = ("blocks",)
 
     def velocity(
         self,
@@ -96,21 +98,21 @@ class WanDenoiser(Denoiser):
         positions: torch.Tensor,
         pooled: torch.Tensor | None,
     ) -> torch.Tensor:
-        whole: Any = self
-        patch = whole.patch_embedding  # a convolution over patches that do not overlap is a product with each of them
+        model: Any = self
+        patch = model.patch_embedding  # a convolution over non-overlapping patches is a matrix product
         hidden = F.linear(noisy, patch.weight.flatten(1), patch.bias)
-        time, modulation, text, _ = whole.condition_embedder(times * flow.TIMES, text)
+        time, modulation, text, _ = model.condition_embedder(times * flow.TIME_SCALE, text)
         modulation = modulation.unflatten(1, (6, -1))
         tables = self._tables(positions)
-        for block in whole.blocks:
+        for block in model.blocks:
             hidden = block(hidden, text, modulation, tables)
-        shift, scale = (whole.scale_shift_table + time.unsqueeze(1)).chunk(2, 1)
-        hidden = (whole.norm_out(hidden.float()) * (1 + scale) + shift).type_as(hidden)
-        out: torch.Tensor = whole.proj_out(hidden)
+        shift, scale = (model.scale_shift_table + time.unsqueeze(1)).chunk(2, 1)
+        hidden = (model.norm_out(hidden.float()) * (1 + scale) + shift).type_as(hidden)
+        out: torch.Tensor = model.proj_out(hidden)
         return out
 
     def _tables(self, positions: torch.Tensor) -> Tables:
-        """Cosines and sines of the tokens: a part of every head turns with the frame, one with row and column each."""
+        """Return the rotary tables of the tokens: parts of every head rotate by frame, row and column."""
         rope: Any = self.rope
         widths = (rope.t_dim, rope.h_dim, rope.w_dim)
         cos, sin = (
@@ -119,15 +121,15 @@ class WanDenoiser(Denoiser):
         )
         return cos, sin
 
-    def as_output(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Wan takes a patch channel by channel and gives it place by place."""
+    def to_output_order(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Wan's input patches are channel-major, its output patches position-major."""
         return torch.unflatten(tokens, -1, (self.config.channels, -1)).transpose(-1, -2).flatten(-2)
 
 
 class FluxDenoiser(Denoiser):
-    """FLUX: image and text with weights of their own, then as one sequence."""
+    """FLUX: blocks with separate image and text weights, then blocks on one joint sequence."""
 
-    blocks_in = ("transformer_blocks", "single_transformer_blocks")
+    block_lists = ("transformer_blocks", "single_transformer_blocks")
 
     def velocity(
         self,
@@ -137,26 +139,26 @@ class FluxDenoiser(Denoiser):
         positions: torch.Tensor,
         pooled: torch.Tensor | None,
     ) -> torch.Tensor:
-        whole: Any = self
-        hidden = whole.x_embedder(noisy)
-        told = [times * flow.TIMES]
+        model: Any = self
+        hidden = model.x_embedder(noisy)
+        conditions = [times * flow.TIME_SCALE]
         if self.config.values["guidance_embeds"]:
-            told.append(torch.full_like(times, flow.GUIDANCE * flow.TIMES))
-        time = whole.time_text_embed(*told, pooled)
-        text = whole.context_embedder(text)
+            conditions.append(torch.full_like(times, flow.GUIDANCE * flow.TIME_SCALE))
+        time = model.time_text_embed(*conditions, pooled)
+        text = model.context_embedder(text)
         joint, single = self._tables(positions, text.shape[1])
-        for block in whole.transformer_blocks:
+        for block in model.transformer_blocks:
             text, hidden = block(hidden, text, time, joint)
         both = torch.cat((text, hidden), 1)
-        for block in whole.single_transformer_blocks:
+        for block in model.single_transformer_blocks:
             both = block(both, time, single)
-        out: torch.Tensor = whole.proj_out(whole.norm_out(both[:, text.shape[1] :], time))
+        out: torch.Tensor = model.proj_out(model.norm_out(both[:, text.shape[1] :], time))
         return out
 
     def _tables(self, positions: torch.Tensor, text_tokens: int) -> tuple[Tables, Tables]:
-        """Cosines and sines for blocks that see text before image, and for single blocks: with sp rank by rank."""
+        """Return rotary tables for joint blocks (text before image) and for single blocks (with sp, rank by rank)."""
         embed: Any = self.pos_embed
-        parts = self.spread.tp.size if self.spread.sp else 1
+        parts = self.sharding.tp.size if self.sharding.sp else 1
         texts = positions.new_zeros((text_tokens * parts, positions.shape[1]))
         joint: Tables = embed(torch.cat((texts, positions)))
         if parts == 1:

@@ -1,6 +1,6 @@
-"""Diffusers folders in and out: config.json and diffusion_pytorch_model.safetensors, one file or several with an index.
+"""Loads and saves diffusers folders: config.json and diffusion_pytorch_model.safetensors, one file or several.
 
-Names are diffusers' own, so a folder that is written here is one that `from_pretrained` reads, and the other way round.
+Tensor names are those of diffusers, so `from_pretrained` loads folders written here, and vice versa.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from meshwright.errors import InputError, some
 
 NAME = "diffusion_pytorch_model"
 WEIGHTS, INDEX = f"{NAME}.safetensors", f"{NAME}.safetensors.index.json"
-FILE_BYTES = 5 * 10**9  # of one file at most
-SHOWN = 3
+FILE_BYTES = 5 * 10**9  # maximum per file
+MAX_DIFFERENCES_SHOWN = 3
 
 
 def model_shapes(config: DenoiserConfig) -> dict[str, Shape]:
-    """The tensors of a model, by their names in diffusers."""
+    """Return the tensor shapes of a model by diffusers name."""
     with torch.device("meta"):
         model = diffusers_model(config)
     return {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -49,40 +49,42 @@ def model_shapes(config: DenoiserConfig) -> dict[str, Shape]:
 
 @torch.no_grad()
 def load_weights(model: Denoiser, folder: Path) -> None:
-    """Fills what this rank holds of a model from a diffusers folder, of the transformer or of a whole pipeline."""
+    """Load this rank's part of a model from a diffusers folder, of the transformer or of a pipeline."""
     folder = transformer_folder(folder)
-    _refuse_other_config(folder, model.config)
+    _check_config(folder, model.config)
     files = SafetensorsFolder(folder, WEIGHTS, INDEX)
     shapes = model_shapes(model.config)
-    _refuse_other_tensors(files, shapes, folder)
+    _check_tensors(files, shapes, folder)
     stored = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    where = locate_tensors(stored, shapes, {})
+    locations = locate_tensors(stored, shapes, {})
     for name, parameter in model.named_parameters():
-        for view, box in local_views(parameter, where[name]):
-            view.copy_(files.read(where[name].name, box))
+        for view, box in local_views(parameter, locations[name]):
+            view.copy_(files.read(locations[name].name, box))
     files.close()
 
 
-def _refuse_other_config(folder: Path, config: DenoiserConfig) -> None:
+def _check_config(folder: Path, config: DenoiserConfig) -> None:
     theirs = denoiser_config(read_json(folder / CONFIG))
-    differ = [key for key, value in config.values.items() if _plain(theirs.values.get(key)) != _plain(value)]
-    if differ:
-        told = ", ".join(f"{key} is {theirs.values.get(key)}, not {config.values[key]}" for key in differ[:SHOWN])
+    keys = [key for key, value in config.values.items() if _as_list(theirs.values.get(key)) != _as_list(value)]
+    if keys:
+        differences = ", ".join(
+            f"{key} is {theirs.values.get(key)}, not {config.values[key]}" for key in keys[:MAX_DIFFERENCES_SHOWN]
+        )
         raise InputError(
-            f"the folder holds another model than the recipe: {told}",
+            f"the folder's model differs from the recipe's: {differences}",
             field=FIELD,
             value=str(folder),
             fix=(f"model={folder / CONFIG}",) if CLASS in theirs.values else (),
         )
 
 
-def _plain(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _refuse_other_tensors(files: SafetensorsFolder, shapes: Mapping[str, Shape], folder: Path) -> None:
-    missing, more = sorted(set(shapes) - set(files.file_of)), sorted(set(files.file_of) - set(shapes))
-    for names, what in ((missing, "lacks"), (more, "has, unlike the recipe's model,")):
+def _check_tensors(files: SafetensorsFolder, shapes: Mapping[str, Shape], folder: Path) -> None:
+    missing, unexpected = sorted(set(shapes) - set(files.file_of)), sorted(set(files.file_of) - set(shapes))
+    for names, what in ((missing, "lacks"), (unexpected, "has tensors that the recipe's model does not:")):
         if names:
             raise InputError(
                 f"the folder {what} {some(names)}",
@@ -99,21 +101,21 @@ def _refuse_other_tensors(files: SafetensorsFolder, shapes: Mapping[str, Shape],
 def save_model(
     model: Denoiser, folder: Path, mesh: Mesh, dtype: torch.dtype | None = None, file_bytes: float = FILE_BYTES
 ) -> None:
-    """Writes a diffusers folder; every rank must call it, rank 0 writes. Weights are gathered one tensor at a time."""
-    held = ShardedTensors([model], mesh)
+    """Save a diffusers folder; every rank must call it, rank 0 writes. Weights are gathered one tensor at a time."""
+    tensors = ShardedTensors([model], mesh)
     shapes = model_shapes(model.config)
-    parts = _parts(model, shapes)
-    kind = dtype or next(model.parameters()).dtype
-    files = split_into_files((Entry(name, kind, shape) for name, shape in shapes.items()), file_bytes)
+    parts = _stored_parts(model, shapes)
+    file_dtype = dtype or next(model.parameters()).dtype
+    files = split_into_files((Entry(name, file_dtype, shape) for name, shape in shapes.items()), file_bytes)
     plan = ShardPlan(list(zip(file_names(len(files), NAME), files, strict=True)))
     on_rank_zero(mesh, lambda: make_folder(folder, plan.bytes))
 
-    def emitted(entries: Sequence[Entry]) -> TensorChunks:
+    def chunks(entries: Sequence[Entry]) -> TensorChunks:
         for entry in entries:
-            yield entry.name, 0, full_tensor(held, parts[entry.name], kind)
+            yield entry.name, 0, full_tensor(tensors, parts[entry.name], file_dtype)
 
     for file, entries in plan.files:
-        write_stages_in_turn(entries, partial(emitted, entries), folder / file, mesh)
+        write_stages_in_turn(entries, partial(chunks, entries), folder / file, mesh)
     on_rank_zero(mesh, lambda: _finish(folder, plan, model.config))
 
 
@@ -123,21 +125,21 @@ def _finish(folder: Path, plan: ShardPlan, config: DenoiserConfig) -> None:
     sync_folder(folder)
 
 
-def _parts(model: Denoiser, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[TensorLocation, str]]]:
-    """The stored tensors of every tensor of the model, in their order in it."""
-    where = locate_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, shapes, {})
+def _stored_parts(model: Denoiser, shapes: Mapping[str, Shape]) -> dict[str, list[tuple[TensorLocation, str]]]:
+    """Return the stored tensors of every model tensor, in order."""
+    locations = locate_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, shapes, {})
     found: dict[str, list[tuple[TensorLocation, str]]] = {}
-    for name, place in where.items():
-        found.setdefault(place.name, []).append((place, name))
+    for name, location in locations.items():
+        found.setdefault(location.name, []).append((location, name))
     return {name: sorted(parts, key=lambda part: part[0].start) for name, parts in found.items()}
 
 
 def full_tensor(
-    held: ShardedTensors, parts: list[tuple[TensorLocation, str]], dtype: torch.dtype
+    tensors: ShardedTensors, parts: list[tuple[TensorLocation, str]], dtype: torch.dtype
 ) -> torch.Tensor | None:
-    """A tensor of the model on the rank that writes; None on the others."""
-    gathered = [held.rows(name, 0, held.shapes[name][0], dtype) for _, name in parts]
-    mine = [part for part in gathered if part is not None]
-    if not mine:
+    """Return a full model tensor on the writing rank; None on the others."""
+    gathered = [tensors.rows(name, 0, tensors.shapes[name][0], dtype) for _, name in parts]
+    local = [part for part in gathered if part is not None]
+    if not local:
         return None
-    return mine[0].contiguous() if len(mine) == 1 else torch.cat(mine, parts[0][0].dim)
+    return local[0].contiguous() if len(local) == 1 else torch.cat(local, parts[0][0].dim)

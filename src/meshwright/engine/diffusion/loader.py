@@ -1,4 +1,4 @@
-"""A step's latents dealt out to ranks, with the noise and the times of their samples."""
+"""The loader of latents: each rank's part of a step, with noise and times."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
 
-def as_tokens(latents: torch.Tensor, patch: tuple[int, int, int]) -> torch.Tensor:
-    """Latents [n, channels, frames, height, width] as tokens [n, tokens, channels × patch], channel by channel."""
+def patchify(latents: torch.Tensor, patch: tuple[int, int, int]) -> torch.Tensor:
+    """Split latents [n, channels, frames, height, width] into tokens [n, tokens, channels × patch], channel-major."""
     n, channels = latents.shape[:2]
     frames, rows, columns = (side // size for side, size in zip(latents.shape[2:], patch, strict=True))
-    cut = latents.reshape(n, channels, frames, patch[0], rows, patch[1], columns, patch[2])
-    return cut.permute(0, 2, 4, 6, 1, 3, 5, 7).reshape(n, frames * rows * columns, -1)
+    patches = latents.reshape(n, channels, frames, patch[0], rows, patch[1], columns, patch[2])
+    return patches.permute(0, 2, 4, 6, 1, 3, 5, 7).reshape(n, frames * rows * columns, -1)
 
 
-def places(shape: torch.Size, patch: tuple[int, int, int]) -> torch.Tensor:
-    """Frame, row and column of every token, [tokens, 3]."""
+def token_positions(shape: torch.Size, patch: tuple[int, int, int]) -> torch.Tensor:
+    """Return frame, row and column of every token, [tokens, 3]."""
     counts = [side // size for side, size in zip(shape[2:], patch, strict=True)]
     return torch.cartesian_prod(*(torch.arange(count) for count in counts)).reshape(-1, 3)
 
 
 class LatentLoader:
-    """Gives each rank its part of every step: its samples, and with cp and sp its part of their tokens."""
+    """Gives each rank its samples of every step and, with cp and sp, its part of their tokens."""
 
     def __init__(
         self, source: LatentSource, config: DenoiserConfig, recipe: Recipe, mesh: Mesh, device: torch.device
@@ -37,31 +37,33 @@ class LatentLoader:
         self.source, self.config, self.recipe, self.mesh, self.device = source, config, recipe, mesh, device
 
     def batch(self, step: int) -> Batch:
-        """This rank's part of a step."""
+        """Return this rank's part of a step."""
         train, mesh = self.recipe.train, self.mesh
         numbers = sample_numbers(
             step, train.global_batch_size, self.recipe.layout.micro_batch_size, mesh.dp.size, mesh.dp.rank
         )
         samples = self.source.samples(numbers)
         shape, patch = samples.latents.shape, self.config.patch
-        tokens = as_tokens(samples.latents, patch)
+        tokens = patchify(samples.latents, patch)
         noise, times = self._noise(numbers, shape[1:], tokens.shape[1])
-        positions = self._over_context(places(shape, patch), 0)
-        told = {
-            "noise": self._held(as_tokens(noise, patch)),
+        positions = self._shard_over_cp(token_positions(shape, patch), 0)
+        fields = {
+            "noise": self._local_tokens(patchify(noise, patch)),
             "times": times,
-            "text": samples.text if self.config.model_type == "wan" else self._held(samples.text),
+            "text": samples.text if self.config.model_type == "wan" else self._local_tokens(samples.text),
             "positions": positions.expand(len(numbers), -1, -1),
             "weights": torch.full((len(numbers),), 1 / (train.global_batch_size * tokens[0].numel())),
         }
         if samples.pooled is not None:
-            told["pooled"] = samples.pooled
-        there = {name: value.to(self.device, non_blocking=True) for name, value in told.items()}
-        counted = train.global_batch_size * tokens.shape[1]
-        return Batch(self._held(tokens).to(self.device, non_blocking=True), there, numbers, counted, counted)
+            fields["pooled"] = samples.pooled
+        tensors = {name: value.to(self.device, non_blocking=True) for name, value in fields.items()}
+        total_tokens = train.global_batch_size * tokens.shape[1]
+        return Batch(
+            self._local_tokens(tokens).to(self.device, non_blocking=True), tensors, numbers, total_tokens, total_tokens
+        )
 
     def close(self) -> None:
-        """Nothing is prepared ahead."""
+        """Do nothing: latents are not prefetched."""
 
     def _noise(self, numbers: list[int], shape: torch.Size, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         shift = flow.shift_of(self.config.model_type, tokens)
@@ -69,19 +71,19 @@ class LatentLoader:
         times = torch.tensor([time for _, time in drawn], dtype=torch.float32)
         return torch.from_numpy(np.stack([noise for noise, _ in drawn])), times
 
-    def _held(self, x: torch.Tensor) -> torch.Tensor:
-        """This rank's part of the tokens [n, tokens, ...]: of the cp axis, and with sp of the tp axis."""
-        x = self._over_context(x, 1)
-        return _part(x, self.mesh.tp, 1) if self.recipe.layout.sp else x
+    def _local_tokens(self, x: torch.Tensor) -> torch.Tensor:
+        """Return this rank's part of the tokens [n, tokens, ...]: over cp and, with sp, over tp."""
+        x = self._shard_over_cp(x, 1)
+        return _shard(x, self.mesh.tp, 1) if self.recipe.layout.sp else x
 
-    def _over_context(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        return _part(x, self.mesh.cp, dim)
+    def _shard_over_cp(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        return _shard(x, self.mesh.cp, dim)
 
 
-def _part(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
+def _shard(x: torch.Tensor, axis: GroupInfo, dim: int) -> torch.Tensor:
     if x.shape[dim] % axis.size:
         raise InputError(
-            f"{x.shape[dim]} tokens of a sample or its text cannot be dealt out to {axis.size} ranks",
+            f"{x.shape[dim]} tokens of a sample or its text cannot be split evenly over {axis.size} ranks",
             field="data.seq_length",
             value=x.shape[dim],
             fix=("layout.cp=1 layout.sp=false",),

@@ -1,4 +1,4 @@
-"""The trainer of diffusion models: the engine's step on another model and other samples."""
+"""The trainer of diffusion models: the engine's training step with a denoiser and latents."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from meshwright.engine.trainer import Trainer
 
 
 class DiffusionTrainer(Trainer):
-    """A diffusion transformer, its optimizer and its latents, on one rank of a mesh.
+    """A diffusion transformer, its optimizer and its data on one rank of a mesh.
 
-    A step's loss is the mean squared error of velocities; its tokens are those of the latents.
+    The loss is the mean squared error of velocities; tokens are latent tokens.
     """
 
     def _make_stages(self) -> list[Any]:

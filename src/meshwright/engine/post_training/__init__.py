@@ -1,1 +1,1 @@
-"""What is done with a trained model: try it, measure it, convert it, describe it."""
+"""Post-training tools: generate, evaluate, convert and model cards."""

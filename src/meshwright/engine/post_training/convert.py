@@ -1,4 +1,4 @@
-"""From a checkpoint, or from a Hugging Face folder, to a Hugging Face folder."""
+"""Converts a checkpoint or a Hugging Face folder to a Hugging Face folder."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import msgspec
 from meshwright.engine.faults import RunError
 from meshwright.engine.fsync import require_empty
 from meshwright.engine.post_training.open_checkpoint import (
-    Found,
+    FoundCheckpoint,
     has_adapters,
+    initial_weights_of,
     inspect,
     load_model,
-    newest,
     recipe_of,
-    start_of,
+    resolve_checkpoint,
     tokenizer_of,
 )
 from meshwright.engine.rank_env import Process
@@ -28,10 +28,10 @@ from meshwright.engine.warning_filters import no_progress
 from meshwright.errors import InputError
 from meshwright.recipes.types import Kernels, Layout, Recipe
 
-ENDLESS = 1 << 62  # bytes
+UNLIMITED_BYTES = 1 << 62  # bytes
 
 
-class Converted(msgspec.Struct, frozen=True):
+class ConvertResult(msgspec.Struct, frozen=True):
     """What was written."""
 
     folder: Path
@@ -40,13 +40,13 @@ class Converted(msgspec.Struct, frozen=True):
     dtype: str
 
 
-class Wanted(msgspec.Struct, frozen=True):
-    """How the folder is to be."""
+class ConvertOptions(msgspec.Struct, frozen=True):
+    """Format of the output folder."""
 
-    dtype: str | None = None  # bf16, fp16 or fp32; None: that of the source
+    dtype: str | None = None  # bf16, fp16 or fp32; None: as in the source
     shard_gib: float = 5.0
     consolidated: bool = False
-    merge: bool = False  # adapters into the model
+    merge: bool = False  # merge adapters into the model
 
 
 def convert(
@@ -57,19 +57,19 @@ def convert(
     shard_gib: float = 5.0,
     consolidated: bool = False,
     merge: bool = False,
-) -> Converted:
-    """Writes the model of a run, a checkpoint, a model folder or adapters as a Hugging Face folder."""
+) -> ConvertResult:
+    """Convert a run, a checkpoint, a model folder or adapters to a Hugging Face folder."""
     found, folder = inspect(path), Path(out).expanduser()
     require_empty(folder)
     if merge and not has_adapters(found):
         raise InputError("there are no adapters to merge", field="--merge", value=path, fix=("leave out --merge",))
-    wanted = Wanted(dtype, shard_gib, consolidated, merge)
-    with _whole_or_not_at_all(folder):
-        if found.kind in ("run", "checkpoint"):
-            _from_checkpoint(found, folder, wanted)
+    options = ConvertOptions(dtype, shard_gib, consolidated, merge)
+    with _remove_on_failure(folder):
+        if found.type in ("run", "checkpoint"):
+            _from_checkpoint(found, folder, options)
         else:
-            _from_folder(found, folder, wanted)
-    return _read_converted(folder)
+            _from_folder(found, folder, options)
+    return _inspect_result(folder)
 
 
 @contextmanager
@@ -79,7 +79,7 @@ def as_model_folder(path: str, merged: bool = False) -> Iterator[Path]:
     With `merged`, adapters are merged into the model.
     """
     found = inspect(path)
-    if found.kind == "model" or (found.kind == "adapters" and not merged):
+    if found.type == "model" or (found.type == "adapters" and not merged):
         yield found.path
         return
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
@@ -87,8 +87,8 @@ def as_model_folder(path: str, merged: bool = False) -> Iterator[Path]:
 
 
 @contextmanager
-def _whole_or_not_at_all(folder: Path) -> Iterator[None]:
-    """A folder that could not be written to its end is taken away again."""
+def _remove_on_failure(folder: Path) -> Iterator[None]:
+    """Remove the folder if writing it fails."""
     from safetensors import SafetensorError
 
     try:
@@ -97,35 +97,37 @@ def _whole_or_not_at_all(folder: Path) -> Iterator[None]:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, OSError | SafetensorError):
             raise RunError(
-                f"the folder {folder} cannot be written: {error}", fix=("a folder with space that can be written to",)
+                f"the folder {folder} cannot be written: {error}", fix=("choose a writable folder with free space",)
             ) from None
         raise
 
 
-def _read_converted(folder: Path) -> Converted:
+def _inspect_result(folder: Path) -> ConvertResult:
     from safetensors import safe_open
 
     files = sorted(folder.glob("*.safetensors"))
     with safe_open(str(files[0]), framework="pt") as first:
         dtype = str(first.get_tensor(next(iter(first.keys()))).dtype).removeprefix("torch.")
-    return Converted(folder, len(files), sum(file.stat().st_size for file in files), dtype)
+    return ConvertResult(folder, len(files), sum(file.stat().st_size for file in files), dtype)
 
 
-def _from_checkpoint(found: Found, folder: Path, wanted: Wanted) -> None:
+def _from_checkpoint(found: FoundCheckpoint, folder: Path, options: ConvertOptions) -> None:
     from meshwright.engine.diffusion.config import is_diffusion
     from meshwright.engine.post_training.model_card import write_card
 
-    checkpoint = newest(found)
+    checkpoint = resolve_checkpoint(found)
     recipe, config = recipe_of(checkpoint)
     if recipe.goal == "peft" or is_diffusion(recipe):
-        _through_the_engine(checkpoint, recipe, config, folder, wanted)
+        _export_with_engine(checkpoint, recipe, config, folder, options)
     else:
-        _tensor_by_tensor(checkpoint, recipe, config, folder, wanted)
+        _stream_tensors(checkpoint, recipe, config, folder, options)
     write_card(folder, recipe, recipe.checkpoint.pretrained, checkpoint.parent.parent)
 
 
-def _tensor_by_tensor(checkpoint: Path, recipe: Recipe, config: dict[str, Any], folder: Path, wanted: Wanted) -> None:
-    """Writes a model whose every tensor is in the checkpoint; one of them is in memory at a time."""
+def _stream_tensors(
+    checkpoint: Path, recipe: Recipe, config: dict[str, Any], folder: Path, options: ConvertOptions
+) -> None:
+    """Write a model from the checkpoint's tensors, one in memory at a time."""
     from meshwright.engine import hf_io
     from meshwright.engine.checkpoint.load import MODEL, full_tensor
     from meshwright.engine.checkpoint.metadata import read_index, read_manifest
@@ -140,64 +142,68 @@ def _tensor_by_tensor(checkpoint: Path, recipe: Recipe, config: dict[str, Any], 
         lambda name: full_tensor(checkpoint, index, f"{MODEL}{name}"),
         transformers_config(config),
         folder,
-        dtype=DTYPES[wanted.dtype or recipe.precision.compute],
-        max_shard_gib=wanted.shard_gib,
-        consolidated=wanted.consolidated,
-        tokenizer=tokenizer_folder(recipe, _start_if_there(checkpoint, recipe)),
+        dtype=DTYPES[options.dtype or recipe.precision.compute],
+        max_shard_gib=options.shard_gib,
+        consolidated=options.consolidated,
+        tokenizer=tokenizer_folder(recipe, _initial_weights_if_present(checkpoint, recipe)),
     )
 
 
-def _start_if_there(checkpoint: Path, recipe: Recipe) -> Path | None:
-    """The folder that training started from; here it is only asked for its tokenizer, and may be gone."""
+def _initial_weights_if_present(checkpoint: Path, recipe: Recipe) -> Path | None:
+    """Return the folder of the initial weights, used here only for its tokenizer; None if it no longer exists."""
     from meshwright.engine.metrics.jsonl import warn
 
     try:
-        return start_of(checkpoint, recipe)
+        return initial_weights_of(checkpoint, recipe)
     except InputError as error:
-        warn(f"no tokenizer goes along: {error.reason}")
+        warn(f"no tokenizer is copied: {error.reason}")
         return None
 
 
-def _through_the_engine(checkpoint: Path, recipe: Recipe, config: dict[str, Any], folder: Path, wanted: Wanted) -> None:
-    """Builds the model on one rank, puts the checkpoint's tensors into it and writes it as a training does."""
+def _export_with_engine(
+    checkpoint: Path, recipe: Recipe, config: dict[str, Any], folder: Path, options: ConvertOptions
+) -> None:
+    """Build the model on one rank, load the checkpoint into it and export it as training does."""
     from meshwright.engine import processes
     from meshwright.engine.model_families import family_of
     from meshwright.engine.train import preloaded
 
-    alone = msgspec.structs.replace(
+    single_rank = msgspec.structs.replace(
         recipe,
         layout=Layout(),
         kernels=Kernels(),
         train=msgspec.structs.replace(recipe.train, global_batch_size=1),
         data=msgspec.structs.replace(recipe.data, dataset="mock", blend={}, anneal_blend={}, anneal_steps=0),
-        precision=msgspec.structs.replace(recipe.precision, compute=wanted.dtype or recipe.precision.compute),
+        precision=msgspec.structs.replace(recipe.precision, compute=options.dtype or recipe.precision.compute),
     )
-    if wanted.merge and recipe.peft.method == "qlora":  # into the weights before they were cut down to four bits
-        alone = msgspec.structs.replace(alone, peft=msgspec.structs.replace(recipe.peft, method="lora"))
-    start = _frozen_weights(checkpoint, recipe) if recipe.goal == "peft" else None
-    kind = family_of(recipe)
-    preload = preloaded(kind, kind.read_config(config))
-    processes.fork(1, _work, alone, config, str(checkpoint), start, str(folder), wanted, preload=preload)
+    if options.merge and recipe.peft.method == "qlora":  # merge into the weights before quantization to 4 bits
+        single_rank = msgspec.structs.replace(single_rank, peft=msgspec.structs.replace(recipe.peft, method="lora"))
+    initial_weights = _base_weights(checkpoint, recipe) if recipe.goal == "peft" else None
+    family = family_of(recipe)
+    preload = preloaded(family, family.read_config(config))
+    processes.fork(
+        1, _export_rank, single_rank, config, str(checkpoint), initial_weights, str(folder), options, preload=preload
+    )
 
 
-def _frozen_weights(checkpoint: Path, recipe: Recipe) -> str:
-    """The folder of the weights that a checkpoint's adapters belong to."""
-    folder = start_of(checkpoint, recipe)
+def _base_weights(checkpoint: Path, recipe: Recipe) -> str:
+    """Return the folder of the base weights of a checkpoint's adapters."""
+    folder = initial_weights_of(checkpoint, recipe)
     if folder is None:
         raise InputError(
-            "the adapters belong to random weights that were not kept", field="checkpoint", value=str(checkpoint)
+            "the adapters' base weights were random and not saved", field="checkpoint", value=str(checkpoint)
         )
     return str(folder)
 
 
-def _work(
+def _export_rank(
     process: Process,
     recipe: Recipe,
     config: dict[str, Any],
     checkpoint: str,
-    start: str | None,
+    initial_weights: str | None,
     out: str,
-    wanted: Wanted,
+    options: ConvertOptions,
 ) -> None:
     from meshwright.engine import hf_io
     from meshwright.engine.checkpoint.load import load_model_only
@@ -205,15 +211,15 @@ def _work(
     from meshwright.engine.model_families import family_of, tokenizer_folder
     from meshwright.engine.parallelize.fsdp import DTYPES
 
-    kind = family_of(recipe)
-    settings = kind.read_config(config)
-    source = kind.open_source(recipe, settings, False, None)
-    weights = Path(start) if start is not None else None
+    family = family_of(recipe)
+    settings = family.read_config(config)
+    source = family.open_source(recipe, settings, False, None)
+    weights = Path(initial_weights) if initial_weights is not None else None
     mesh = build_mesh(recipe.layout, process.device.type)
-    trainer = kind.trainer()(recipe, settings, mesh, process.device, source, weights)
+    trainer = family.trainer()(recipe, settings, mesh, process.device, source, weights)
     load_model_only(trainer, Path(checkpoint))
-    if not (wanted.merge and recipe.goal == "peft"):
-        kind.export(trainer, Path(out), wanted.consolidated)
+    if not (options.merge and recipe.goal == "peft"):
+        family.export(trainer, Path(out), options.consolidated)
         return
     hf_io.save_model(
         trainer.stages,
@@ -221,29 +227,29 @@ def _work(
         settings,
         Path(out),
         dtype=DTYPES[recipe.precision.compute],
-        max_shard_gib=wanted.shard_gib,
-        consolidated=wanted.consolidated,
+        max_shard_gib=options.shard_gib,
+        consolidated=options.consolidated,
         tokenizer=tokenizer_folder(recipe, weights),
         merged=True,
     )
 
 
-def _from_folder(found: Found, folder: Path, wanted: Wanted) -> None:
-    """A model folder in another format or other files, or adapters merged into their model."""
+def _from_folder(found: FoundCheckpoint, folder: Path, options: ConvertOptions) -> None:
+    """Convert a model folder to another dtype or file size, or merge adapters into their model."""
     from meshwright.engine import hf_io
     from meshwright.engine.parallelize.fsdp import DTYPES
 
-    if found.kind == "adapters" and not wanted.merge:
+    if found.type == "adapters" and not options.merge:
         raise InputError(
-            "these are adapters; a model folder is made by merging them",
+            "these are adapters; merge them to get a model folder",
             field="checkpoint",
             value=str(found.path),
             fix=("--merge",),
         )
-    model = load_model(found.path, DTYPES[wanted.dtype] if wanted.dtype else "auto")
-    if found.kind == "adapters":
+    model = load_model(found.path, DTYPES[options.dtype] if options.dtype else "auto")
+    if found.type == "adapters":
         model = model.merge_and_unload()
-    largest = ENDLESS if wanted.consolidated else max(1, round(wanted.shard_gib * 1024**3))
+    largest = UNLIMITED_BYTES if options.consolidated else max(1, round(options.shard_gib * 1024**3))
     with no_progress():
         model.save_pretrained(folder, max_shard_size=largest)
     hf_io.copy_tokenizer(tokenizer_of(found.path), folder)

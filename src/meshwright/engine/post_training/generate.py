@@ -1,4 +1,4 @@
-"""A prompt and what a trained model makes of it: the quickest check that a checkpoint is alive."""
+"""Generates text from a prompt: the quickest check of a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import msgspec
 from meshwright.errors import InputError
 
 
-class Asking(msgspec.Struct, frozen=True):
-    """How a model is asked."""
+class GenerateOptions(msgspec.Struct, frozen=True):
+    """Sampling options."""
 
     max_tokens: int = 64
-    temperature: float = 0.0  # 0 takes the likeliest token each time
+    temperature: float = 0.0  # 0: greedy
     top_p: float = 1.0
     seed: int = 0
-    chat: bool | None = None  # the prompt as a user's turn; None: where the tokenizer has a chat template
+    chat: bool | None = None  # the prompt as a user turn; None: if the tokenizer has a chat template
 
 
-class Generated(msgspec.Struct, frozen=True):
-    """What a model said."""
+class GenerateResult(msgspec.Struct, frozen=True):
+    """Generated text and timing."""
 
     text: str
     prompt_tokens: int
@@ -31,8 +31,8 @@ class Generated(msgspec.Struct, frozen=True):
     device: str
 
 
-def generate(path: str, prompt: str, asking: Asking) -> Generated:
-    """Loads a checkpoint, a run, a model folder or adapters and lets the model go on from a prompt."""
+def generate(path: str, prompt: str, options: GenerateOptions) -> GenerateResult:
+    """Generate text from a prompt with a checkpoint, a run, a model folder or adapters."""
     import torch
 
     from meshwright.engine.data.tokenizers import load_tokenizer
@@ -40,24 +40,29 @@ def generate(path: str, prompt: str, asking: Asking) -> Generated:
     from meshwright.engine.post_training.open_checkpoint import load_model, tokenizer_of
 
     if not prompt:
-        raise InputError("a model needs something to go on from", field="prompt", value="")
+        raise InputError("the prompt is empty", field="prompt", value="")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with as_model_folder(path) as folder:
         tokenizer = load_tokenizer(tokenizer_of(folder))
         model = load_model(folder).to(device)
-    ids, chat = _prompt_ids(tokenizer, prompt, asking.chat)
-    torch.manual_seed(asking.seed)
-    began = time.monotonic()
+    ids, chat = _prompt_ids(tokenizer, prompt, options.chat)
+    torch.manual_seed(options.seed)
+    started = time.monotonic()
     with torch.no_grad():
-        out = model.generate(torch.tensor([ids], device=device), **_settings(asking, tokenizer))
+        out = model.generate(torch.tensor([ids], device=device), **_generate_kwargs(options, tokenizer))
     new = out[0, len(ids) :].tolist()
-    return Generated(
-        tokenizer.decode(new, skip_special_tokens=True), len(ids), len(new), time.monotonic() - began, chat, str(device)
+    return GenerateResult(
+        tokenizer.decode(new, skip_special_tokens=True),
+        len(ids),
+        len(new),
+        time.monotonic() - started,
+        chat,
+        str(device),
     )
 
 
 def _prompt_ids(tokenizer: Any, prompt: str, chat: bool | None) -> tuple[list[int], bool]:
-    """The tokens of a prompt, as a user's turn where that is wanted and possible."""
+    """Return the tokens of a prompt, with the chat template if requested or available, and whether it was used."""
     template = bool(tokenizer.chat_template)
     if chat and not template:
         raise InputError("this tokenizer has no chat template", field="chat", value=True, fix=("--raw",))
@@ -68,13 +73,13 @@ def _prompt_ids(tokenizer: Any, prompt: str, chat: bool | None) -> tuple[list[in
     return tokenizer(prompt)["input_ids"], False
 
 
-def _settings(asking: Asking, tokenizer: Any) -> dict[str, Any]:
-    settings: dict[str, Any] = {"max_new_tokens": asking.max_tokens, "pad_token_id": _padding(tokenizer)}
-    if asking.temperature == 0:
+def _generate_kwargs(options: GenerateOptions, tokenizer: Any) -> dict[str, Any]:
+    settings: dict[str, Any] = {"max_new_tokens": options.max_tokens, "pad_token_id": _pad_token(tokenizer)}
+    if options.temperature == 0:
         return {**settings, "do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-    return {**settings, "do_sample": True, "temperature": asking.temperature, "top_p": asking.top_p, "top_k": 0}
+    return {**settings, "do_sample": True, "temperature": options.temperature, "top_p": options.top_p, "top_k": 0}
 
 
-def _padding(tokenizer: Any) -> int | None:
+def _pad_token(tokenizer: Any) -> int | None:
     found: int | None = tokenizer.pad_token_id
     return found if found is not None else tokenizer.eos_token_id

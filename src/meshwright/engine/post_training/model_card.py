@@ -1,4 +1,4 @@
-"""The model card: what a folder of weights is, how it was made, and what was measured while it was made."""
+"""Writes model cards: the model, how it was trained, and the run's metrics."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from meshwright.recipes.files import to_text
 from meshwright.recipes.types import Recipe
 
 NAME = "README.md"
-WORDS = {"pretrain": "pretrained from random weights", "sft": "fine-tuned", "peft": "fine-tuned with adapters"}
+GOAL_PHRASES = {"pretrain": "pretrained from random weights", "sft": "fine-tuned", "peft": "fine-tuned with adapters"}
 
 
-class Measured(msgspec.Struct, frozen=True):
-    """What a run's metrics say."""
+class RunFigures(msgspec.Struct, frozen=True):
+    """The metrics of a run."""
 
     header: dict[str, Any]
-    steps: list[dict[str, Any]]  # one for each step, the last word on it
+    steps: list[dict[str, Any]]  # one per step; the last line of a repeated step
 
 
 def write_card(folder: Path, recipe: Recipe, base: str, run: Path | None) -> Path:
-    """Writes the card beside the weights; figures come from the run's metrics."""
+    """Write the model card into the model folder, with figures from the run's metrics."""
     path = folder / NAME
-    path.write_text(card(recipe, base, read_metrics(run) if run is not None else None, date.today()))
+    path.write_text(render_card(recipe, base, read_metrics(run) if run is not None else None, date.today()))
     return path
 
 
-def card(recipe: Recipe, base: str, measured: Measured | None, today: date) -> str:
-    """The card as Markdown with the front matter that model hubs read."""
+def render_card(recipe: Recipe, base: str, figures: RunFigures | None, today: date) -> str:
+    """Return the model card as Markdown with hub front matter."""
     return "\n".join(
         [
             *_front_matter(recipe, base),
-            f"# {recipe.model}, {WORDS[recipe.goal]}",
+            f"# {recipe.model}, {GOAL_PHRASES[recipe.goal]}",
             "",
             *_origin(recipe, base, today),
             "",
@@ -47,7 +47,7 @@ def card(recipe: Recipe, base: str, measured: Measured | None, today: date) -> s
             "",
             "## Measured",
             "",
-            *(_table(_figures(measured)) if measured is not None and measured.steps else [NOT_MEASURED]),
+            *(_table(_figures(figures)) if figures is not None and figures.steps else [NOT_MEASURED]),
             "",
             "## Recipe",
             "",
@@ -59,11 +59,11 @@ def card(recipe: Recipe, base: str, measured: Measured | None, today: date) -> s
     )
 
 
-NOT_MEASURED = "The run's metrics were not beside the checkpoint."
+NOT_MEASURED = "The run's metrics were not found next to the checkpoint."
 
 
-def read_metrics(run: Path) -> Measured | None:
-    """The header and the steps of a run's metrics; of a step that was run twice the later line counts."""
+def read_metrics(run: Path) -> RunFigures | None:
+    """Return the header and steps of a run's metrics; the last line of a repeated step is used."""
     path = run / METRICS_FILE
     if not path.is_file():
         return None
@@ -71,14 +71,14 @@ def read_metrics(run: Path) -> Measured | None:
     steps: dict[int, dict[str, Any]] = {}
     for line in path.read_bytes().splitlines():
         try:
-            told = msgspec.json.decode(line, type=dict[str, Any])
-        except msgspec.DecodeError:  # a line that was being written when the run was killed
+            record = msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.DecodeError:  # a partial line of a killed run
             continue
-        if told.get("kind") == "header":
-            header = told
-        elif told.get("kind") == "step":
-            steps[told["step"]] = told
-    return Measured(header, [steps[number] for number in sorted(steps)])
+        if record.get("kind") == "header":
+            header = record
+        elif record.get("kind") == "step":
+            steps[record["step"]] = record
+    return RunFigures(header, [steps[number] for number in sorted(steps)])
 
 
 def _front_matter(recipe: Recipe, base: str) -> list[str]:
@@ -93,40 +93,38 @@ def _front_matter(recipe: Recipe, base: str) -> list[str]:
 
 def _origin(recipe: Recipe, base: str, today: date) -> list[str]:
     start = f"from `{base}`" if base else "from random weights"
-    return [
-        f"Trained {start} with the recipe `{recipe.name}` on Meshwright's own engine; written on {today.isoformat()}."
-    ]
+    return [f"Trained {start} with the recipe `{recipe.name}` on Meshwright's engine; written on {today.isoformat()}."]
 
 
 def _data(recipe: Recipe) -> list[tuple[str, object]]:
     data, train = recipe.data, recipe.train
-    rows: list[tuple[str, object]] = [("data set", ", ".join(data.blend) or data.dataset)]
+    rows: list[tuple[str, object]] = [("dataset", ", ".join(data.blend) or data.dataset)]
     if data.blend:
         rows.append(("weights", ", ".join(f"{name} {weight:g}" for name, weight in data.blend.items())))
     return [
         *rows,
-        ("tokenizer", data.tokenizer or "the model's own"),
-        ("tokens in a sample", data.seq_length),
-        ("samples in a step", train.global_batch_size),
-        ("predictions that count", data.train_on if recipe.goal != "pretrain" else "all"),
-        ("packing", "yes, documents kept apart" if data.packing else "no"),
+        ("tokenizer", data.tokenizer or "the model's"),
+        ("sequence length", data.seq_length),
+        ("global batch size", train.global_batch_size),
+        ("tokens in the loss", data.train_on if recipe.goal != "pretrain" else "all"),
+        ("packing", "yes, documents isolated" if data.packing else "no"),
     ]
 
 
-def _figures(measured: Measured) -> list[tuple[str, object]]:
-    header, steps = measured.header, measured.steps
+def _figures(figures: RunFigures) -> list[tuple[str, object]]:
+    header, steps = figures.header, figures.steps
     first, last = steps[0], steps[-1]
     speeds = sorted(s["tokens_per_s_per_gpu"] for s in steps if s.get("tokens_per_s_per_gpu") is not None)
     rows: list[tuple[str, object]] = [
         ("steps", last["step"]),
         ("loss", f"{_number(first['loss'])} at step {first['step']}, {_number(last['loss'])} at step {last['step']}"),
-        ("tokens per second and GPU", f"{speeds[len(speeds) // 2]:,.0f} (median of the steps)" if speeds else "–"),
+        ("tokens/s/GPU", f"{speeds[len(speeds) // 2]:,.0f} (median over steps)" if speeds else "–"),
     ]
     if last.get("mfu") is not None:
         rows.append(("MFU", f"{last['mfu']:.1%}"))
     if last.get("memory_gib"):
         rows.append(("memory of rank 0, GiB", ", ".join(f"{k} {v:.3g}" for k, v in last["memory_gib"].items())))
-    rows += [(said, header[name]) for name, said in (("world", "ranks"), ("started", "started")) if name in header]
+    rows += [(label, header[name]) for name, label in (("world", "ranks"), ("started", "started")) if name in header]
     return [*rows, *((f"{name} version", version) for name, version in header.get("versions", {}).items())]
 
 

@@ -1,4 +1,4 @@
-"""The perplexity of a trained model: how many tokens it hesitates between, on data it was not trained on."""
+"""Measures the perplexity of a trained model on held-out data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 from meshwright.engine import processes
 from meshwright.engine.build_trainer import build_trainer
 from meshwright.engine.post_training.convert import as_model_folder
-from meshwright.engine.post_training.open_checkpoint import inspect, newest, recipe_of
+from meshwright.engine.post_training.open_checkpoint import inspect, recipe_of, resolve_checkpoint
 from meshwright.engine.rank_env import Process, detect
 from meshwright.engine.run_spec import RankSpec
 from meshwright.engine.train import preloaded
@@ -25,18 +25,18 @@ from meshwright.recipes.types import Architecture, Checkpoint, Data, Kernels, La
 if TYPE_CHECKING:
     from meshwright.recipes.types import Goal
 
-SAMPLES_IN_A_STEP = 8  # for each rank
+SAMPLES_PER_STEP = 8  # for each rank
 
 
-class Evaluated(msgspec.Struct, frozen=True):
-    """What was measured."""
+class EvaluateResult(msgspec.Struct, frozen=True):
+    """Measured perplexity."""
 
     dataset: str
     perplexity: float
     loss: float  # nats per token
     samples: int
     tokens: int
-    held_out: bool  # the samples that the run did not train on
+    held_out: bool  # whether the samples were held out from training
     ranks: int
 
 
@@ -48,35 +48,35 @@ def evaluate(
     nproc: int | None = None,
     answers: bool = False,
     overrides: Sequence[str] = (),
-) -> Evaluated:
-    """Measures a run, a checkpoint or a model folder on a data set; a run by default on what it held out."""
-    with ExitStack() as block:
-        recipe, held_out = _asked(path, dataset, answers)
-        folder = block.enter_context(as_model_folder(path, merged=True))
+) -> EvaluateResult:
+    """Evaluate a run, a checkpoint or a model folder on a dataset; by default on a run's held-out data."""
+    with ExitStack() as stack:
+        recipe, held_out = _resolve_data(path, dataset, answers)
+        folder = stack.enter_context(as_model_folder(path, merged=True))
         process = detect()
         world = nproc or (process.world if process else 1)
         recipe = override.apply(_for_evaluation(recipe, folder, world), overrides)
         return _measure(recipe, folder, world, nproc, samples, held_out)
 
 
-def _asked(path: str, dataset: str | None, answers: bool) -> tuple[Recipe, bool]:
-    """The data to evaluate on: those of a run, or those that were named."""
+def _resolve_data(path: str, dataset: str | None, answers: bool) -> tuple[Recipe, bool]:
+    """Return a recipe with the evaluation data, and whether it is the run's held-out data."""
     found = inspect(path)
     goal: Goal = "sft" if answers else "pretrain"
-    if found.kind in ("run", "checkpoint"):
-        trained = recipe_of(newest(found))[0]
+    if found.type in ("run", "checkpoint"):
+        trained = recipe_of(resolve_checkpoint(found))[0]
         if dataset is None:
-            _require_held_out(trained.data, path)
+            _require_held_out_data(trained.data, path)
             return trained, True
         named = msgspec.structs.replace(trained.data, dataset=dataset, blend={})
         return msgspec.structs.replace(trained, data=named), False
     if dataset is None:
-        raise InputError("a model folder does not say what to evaluate on", field="dataset", fix=("--dataset DATA",))
+        raise InputError("a model folder has no dataset to evaluate on", field="dataset", fix=("--dataset DATA",))
     return Recipe(name="evaluation", model=path, goal=goal, cluster="1xH100", data=Data(dataset=dataset)), False
 
 
-def _require_held_out(data: Data, path: str) -> None:
-    """Refuses to call samples held out that the run was trained on."""
+def _require_held_out_data(data: Data, path: str) -> None:
+    """Raise if the run trained on all of a dataset."""
     from meshwright.engine.data.dataset_registry import REGISTRY
     from meshwright.engine.data.open_dataset import MOCK_NAMES
 
@@ -85,15 +85,15 @@ def _require_held_out(data: Data, path: str) -> None:
         if name in MOCK_NAMES or data.validation or data.validation_part or (known and known.held_out):
             continue
         raise InputError(
-            f"the run held nothing of {name} out: it was trained on all of it",
+            f"the run has no held-out data: it was trained on all of {name}",
             field="checkpoint",
             value=path,
-            fix=("--dataset DATA names what to evaluate on", "train with data.validation_part=0.02"),
+            fix=("--dataset DATA", "train with data.validation_part=0.02"),
         )
 
 
 def _for_evaluation(recipe: Recipe, folder: Path, world: int) -> Recipe:
-    """The recipe with the weights of a folder, sharded over the ranks, counting every token alike."""
+    """Return the recipe with a folder's weights, sharded over the ranks, with equal weight per token."""
     import torch
 
     compute: Any = "bf16" if torch.cuda.is_available() else "fp32"
@@ -107,29 +107,31 @@ def _for_evaluation(recipe: Recipe, folder: Path, world: int) -> Recipe:
         kernels=Kernels(),
         precision=Precision(compute=compute, master=compute),
         data=msgspec.structs.replace(data, tokenizer=data.tokenizer or str(folder), anneal_blend={}, anneal_steps=0),
-        train=Train(global_batch_size=SAMPLES_IN_A_STEP * world, steps=1, per_token_loss=True, seed=recipe.train.seed),
+        train=Train(global_batch_size=SAMPLES_PER_STEP * world, steps=1, per_token_loss=True, seed=recipe.train.seed),
         checkpoint=Checkpoint(pretrained=str(folder)),
     )
 
 
-def _measure(recipe: Recipe, folder: Path, world: int, nproc: int | None, samples: int, held_out: bool) -> Evaluated:
+def _measure(
+    recipe: Recipe, folder: Path, world: int, nproc: int | None, samples: int, held_out: bool
+) -> EvaluateResult:
     from meshwright.engine.model_families import family_of
 
-    kind = family_of(recipe)
-    config = kind.config_for(recipe)
+    family = family_of(recipe)
+    config = family.config_for(recipe)
     case = validate(recipe, config, detect(), world)
     step = recipe.train.global_batch_size
     steps = max(1, math.ceil(samples / step))
     spec = RankSpec(recipe=recipe, config=config.to_dict(), case=case, folder="", weights=str(folder))
-    results = processes.start(_work, spec, steps, held_out, nproc=nproc, preload=preloaded(kind, config))
+    results = processes.start(_evaluate_rank, spec, steps, held_out, nproc=nproc, preload=preloaded(family, config))
     loss, tokens = next(result for result in results if result is not None)
     ranks = data_ranks(recipe.layout, world)
     name = ", ".join(recipe.data.blend) or recipe.data.dataset
-    return Evaluated(name, math.exp(loss), loss, steps * step, tokens, held_out, ranks)
+    return EvaluateResult(name, math.exp(loss), loss, steps * step, tokens, held_out, ranks)
 
 
-def _work(process: Process, spec: RankSpec, steps: int, held_out: bool) -> tuple[float, int] | None:
-    """One rank of an evaluation."""
+def _evaluate_rank(process: Process, spec: RankSpec, steps: int, held_out: bool) -> tuple[float, int] | None:
+    """Evaluate on one rank."""
     from meshwright.engine.model_families import family_of
 
     trainer = build_trainer(spec, process.device)
