@@ -173,8 +173,8 @@ def tokenising(folder: Path) -> dict[str, Any]:
         # From a process of its own: workers load the module they were started from, and this one loads torch.
         code = f"from meshwright.engine.data.tokenize import tokenize; r = tokenize(*{given!r}, workers={workers}); "
         code += "print(r.text_bytes / r.seconds / 1e6)"
-        told = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-        found[f"{workers} processes" if workers > 1 else "1 process"] = round(float(told), 2)
+        output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+        found[f"{workers} processes" if workers > 1 else "1 process"] = round(float(output), 2)
     return found
 
 

@@ -7,7 +7,7 @@
 `measure` trains every case of benchmarks/dryrun_cases.py for a few steps, one after the other in one process, each
 built as a run of one rank builds it. For every phase it notes the allocated bytes at its start, end and peak.
 `workspaces` measures what single operations take beside their inputs and outputs. Cases can be named, whole or by a
-pattern (`llama*`); `plain_allocator` stands for those that are also measured without expandable segments. The setting
+pattern (`llama*`); `plain_allocator` selects those that are also measured without expandable segments. The setting
 is PYTORCH_CUDA_ALLOC_CONF, and is noted in every row. `--trace` also writes what the second step of every case
 allocates and frees, one line each: to find where a prediction leaves reality (torch 2.11 cannot trace a recompute that
 stops early inside a function of autograd's own). `--tiny` tries the script on a CPU: its numbers are all 0.
@@ -165,7 +165,7 @@ def shrunk(recipe: Recipe, config: Any) -> tuple[Recipe, Any]:
 
 
 def job_of(case: Case) -> RankSpec:
-    """What the only rank of a run of this case is told; weights start from chance."""
+    """Spec of the only rank of a run of this case, with random weights."""
     recipe = recipe_of(case)
     config = family_of(recipe).config_for(recipe)
     judgement = validate(recipe, config, None, 1)
@@ -198,12 +198,12 @@ def events(entries: list[Any]) -> Iterator[str]:
     for number, entry in enumerate(entries):
         if entry["action"] == "alloc":
             numbers[entry["addr"]] = number
-            yield f"+{number} {entry['size']} {asker(entry['frames'])}\n"
+            yield f"+{number} {entry['size']} {caller(entry['frames'])}\n"
         elif entry["action"] == "free_requested":
-            yield f"-{numbers.pop(entry['addr'], 'before')} {entry['size']} {asker(entry['frames'])}\n"
+            yield f"-{numbers.pop(entry['addr'], 'before')} {entry['size']} {caller(entry['frames'])}\n"
 
 
-def asker(frames: list[dict[str, Any]]) -> str:
+def caller(frames: list[dict[str, Any]]) -> str:
     """The innermost places in the engine's and the model's code that lead to an allocation."""
     known = [f for f in frames if any(room in f["filename"] for room in ("meshwright", "transformers/models"))]
     inner = "/".join(Path(frames[0]["filename"]).parts[-2:]) + f":{frames[0]['line']}" if frames else "?"
@@ -278,12 +278,12 @@ def measure(out: Path, names: list[str]) -> None:
         rows.append(measured(case))
         clean()
         rows[-1]["left"] = allocated()
-        print(told(rows[-1]), flush=True)
+        print(summary(rows[-1]), flush=True)
         save(out, {"rows": rows})
     dist.destroy_process_group()
 
 
-def told(row: dict[str, Any]) -> str:
+def summary(row: dict[str, Any]) -> str:
     """A row in words."""
     if "error" in row:
         return f"{row['name']:<34} {row['error']}\n{row['where']}"
@@ -322,13 +322,13 @@ def size(full: int, tiny: int) -> int:
 TOKENS, HIDDEN, VOCAB = size(8192, 64), size(4096, 64), size(128256, 512)
 
 
-def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, learnt: bool = True) -> Tensor:
+def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, trainable: bool = True) -> Tensor:
     """Random numbers on the device."""
-    return torch.randn(*shape, dtype=dtype, device=DEVICE).requires_grad_(learnt)
+    return torch.randn(*shape, dtype=dtype, device=DEVICE).requires_grad_(trainable)
 
 
-def whole(most: int, *shape: int) -> Tensor:
-    """Random whole numbers on the device."""
+def integers(most: int, *shape: int) -> Tensor:
+    """Random integers on the device."""
     return torch.randint(most, shape, device=DEVICE)
 
 
@@ -385,7 +385,7 @@ WINDOW = size(1024, 16)
 
 
 def block_of_logits() -> list[Tensor]:
-    return [normal(ROWS, VOCAB, learnt=False), whole(VOCAB, ROWS)]
+    return [normal(ROWS, VOCAB, trainable=False), integers(VOCAB, ROWS)]
 
 
 PROBES = (
@@ -404,11 +404,13 @@ PROBES = (
     Probe("attention auto 16/16 seq 4096 batch 2",
           lambda: heads(LONG, size(16, 4), size(16, 4), size(128, 16), size(128, 16), 2), attention(PLAIN)),
     Probe("attention auto 192/128 16 heads seq 4096 batch 2", latent, attention(AttentionSpec(scale=192**-0.5))),
-    Probe("attention flash 192/128 16 heads seq 4096 batch 2", latent, attention(AttentionSpec(scale=192**-0.5), "flash")),
+    Probe("attention flash 192/128 16 heads seq 4096 batch 2", latent,
+          attention(AttentionSpec(scale=192**-0.5), "flash")),
     Probe("attention eager 32/8 seq 2048 batch 1", lambda: gqa(size(2048, 64), 1), attention(PLAIN, "eager")),
     Probe("flex window 32/8 seq 4096 batch 2", gqa, attention(AttentionSpec(scale=128**-0.5, window=WINDOW))),
     Probe("flex softcap 8/4 width 256 seq 4096 batch 2",
-          lambda: heads(LONG, 8, 4, size(256, 16), size(256, 16), 2), attention(AttentionSpec(scale=1 / 16, softcap=50.0))),
+          lambda: heads(LONG, 8, 4, size(256, 16), size(256, 16), 2),
+          attention(AttentionSpec(scale=1 / 16, softcap=50.0))),
     Probe("flex documents 32/8 seq 4096 batch 2", gqa, attention(PLAIN, documents=documents)),
     Probe("flex sinks window 64/8 width 64 seq 4096 batch 1",
           lambda: [*heads(LONG, 64, 8, size(64, 16), size(64, 16)), normal(64)],
@@ -426,24 +428,24 @@ PROBES = (
     Probe("loss statistics of 4096 tokens", block_of_logits, statistics, backward=False),
     Probe("loss gradient of 4096 tokens",
           lambda: [*block_of_logits(), *(torch.rand(ROWS, device=DEVICE) for _ in range(2))], gradient, backward=False),
-    Probe("cross_entropy fp32", lambda: [normal(ROWS, VOCAB, dtype=torch.float32), whole(VOCAB, ROWS)],
+    Probe("cross_entropy fp32", lambda: [normal(ROWS, VOCAB, dtype=torch.float32), integers(VOCAB, ROWS)],
           lambda logits, labels: F.cross_entropy(logits, labels, reduction="none")),
-    Probe("sort 65536 int64", lambda: [whole(64, 65536)], torch.sort, backward=False),
-    Probe("argsort stable 65536 int64", lambda: [whole(64, 65536)],
+    Probe("sort 65536 int64", lambda: [integers(64, 65536)], torch.sort, backward=False),
+    Probe("argsort stable 65536 int64", lambda: [integers(64, 65536)],
           lambda x: torch.argsort(x, stable=True), backward=False),
     Probe("topk 8 of 128", lambda: [normal(TOKENS, 128, dtype=torch.float32)], lambda x: torch.topk(x, 8)[0]),
     Probe("softmax fp32", lambda: [normal(TOKENS, 128, dtype=torch.float32)], lambda x: x.softmax(-1)),
-    Probe("rows by index bf16", lambda: [normal(TOKENS, HIDDEN), whole(TOKENS, 4 * TOKENS)], lambda x, i: x[i]),
-    Probe("index_select bf16", lambda: [normal(TOKENS, HIDDEN), whole(TOKENS, 4 * TOKENS)],
+    Probe("rows by index bf16", lambda: [normal(TOKENS, HIDDEN), integers(TOKENS, 4 * TOKENS)], lambda x, i: x[i]),
+    Probe("index_select bf16", lambda: [normal(TOKENS, HIDDEN), integers(TOKENS, 4 * TOKENS)],
           lambda x, i: x.index_select(0, i)),
-    Probe("index_add bf16", lambda: [normal(4 * TOKENS, HIDDEN), whole(TOKENS, 4 * TOKENS)],
+    Probe("index_add bf16", lambda: [normal(4 * TOKENS, HIDDEN), integers(TOKENS, 4 * TOKENS)],
           lambda x, i: x.new_zeros(TOKENS, x.shape[1]).index_add(0, i, x)),
-    Probe("bincount 65536", lambda: [whole(64, 65536)], lambda x: torch.bincount(x, minlength=64), backward=False),
-    Probe("embedding bf16", lambda: [whole(VOCAB, TOKENS), normal(VOCAB, HIDDEN)], F.embedding),
-    Probe("embedding fp32", lambda: [whole(VOCAB, TOKENS), normal(VOCAB, HIDDEN, dtype=torch.float32)], F.embedding),
-    Probe("nf4 unpack", lambda: [whole(255, *packed_shapes((HIDDEN, HIDDEN))[0]).to(torch.uint8),
-                                 normal(*packed_shapes((HIDDEN, HIDDEN))[1], learnt=False)], unpack, backward=False),
-    Probe("norm of gradients", lambda: [normal(VOCAB, HIDDEN, learnt=False)],
+    Probe("bincount 65536", lambda: [integers(64, 65536)], lambda x: torch.bincount(x, minlength=64), backward=False),
+    Probe("embedding bf16", lambda: [integers(VOCAB, TOKENS), normal(VOCAB, HIDDEN)], F.embedding),
+    Probe("embedding fp32", lambda: [integers(VOCAB, TOKENS), normal(VOCAB, HIDDEN, dtype=torch.float32)], F.embedding),
+    Probe("nf4 unpack", lambda: [integers(255, *packed_shapes((HIDDEN, HIDDEN))[0]).to(torch.uint8),
+                                 normal(*packed_shapes((HIDDEN, HIDDEN))[1], trainable=False)], unpack, backward=False),
+    Probe("norm of gradients", lambda: [normal(VOCAB, HIDDEN, trainable=False)],
           lambda x: torch.linalg.vector_norm(x, dtype=torch.float32), backward=False),
     Probe("cumsum fp32", lambda: [normal(TOKENS, HIDDEN, dtype=torch.float32)], lambda x: x.cumsum(-1)),
     Probe("conv1d by channel bf16", lambda: [normal(1, HIDDEN, TOKENS), normal(HIDDEN, 1, 4), normal(HIDDEN)],
@@ -469,11 +471,11 @@ def forward(probe: Probe, given: list[Tensor]) -> tuple[Any, dict[str, int]]:
 def backward(given: list[Tensor], made: Any) -> dict[str, int]:
     """Runs the backward pass of an operation: its gradients, and what it took beside them and what was there."""
     out = next(one for one in flat(made) if one.requires_grad)
-    learnt = [one for one in given if one.requires_grad]
+    trainable = [one for one in given if one.requires_grad]
     by_out = torch.randn_like(out)
     start = allocated()
     forget_peaks()
-    grads = torch.autograd.grad(out, learnt, by_out)
+    grads = torch.autograd.grad(out, trainable, by_out)
     end, found = allocated(), bytes_of(grads)
     return {"gradients": found, "transient": peaks()["peak"] - start - found, "freed": start + found - end}
 

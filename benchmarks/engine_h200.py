@@ -128,9 +128,9 @@ def plain(run: Run, recipe: Recipe, config: Any) -> Any:
     return plain_step(model, list(model.parameters()), recipe)
 
 
-def plain_step(model: Any, learnt: list[torch.nn.Parameter], recipe: Recipe, **told: Any) -> Any:
-    """The step of a plain loop that learns these parameters; `told` goes to the model beside the tokens."""
-    optimizer = torch.optim.AdamW(learnt, lr=1e-4, fused=True)
+def plain_step(model: Any, trainable: list[torch.nn.Parameter], recipe: Recipe, **model_kwargs: Any) -> Any:
+    """The step of a plain loop that trains these parameters; `model_kwargs` go to the model with the tokens."""
+    optimizer = torch.optim.AdamW(trainable, lr=1e-4, fused=True)
     source = Mock(model.config.vocab_size, recipe.data.seq_length, 1)
     numbers = iter(range(10**6))
     size = recipe.train.global_batch_size
@@ -142,7 +142,7 @@ def plain_step(model: Any, learnt: list[torch.nn.Parameter], recipe: Recipe, **t
     def step() -> torch.Tensor:
         first = next(numbers) * size
         tokens = torch.from_numpy(source.samples(range(first, first + size)).tokens).to(DEVICE)
-        hidden = model.model(input_ids=tokens[:, :-1], **told).last_hidden_state.flatten(0, 1)
+        hidden = model.model(input_ids=tokens[:, :-1], **model_kwargs).last_hidden_state.flatten(0, 1)
         labels = tokens[:, 1:].flatten()
         parts = [
             checkpoint(chunk_loss, h, y, use_reentrant=False)
@@ -150,7 +150,7 @@ def plain_step(model: Any, learnt: list[torch.nn.Parameter], recipe: Recipe, **t
         ]
         loss = torch.stack(parts).sum() / labels.numel()
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(learnt, 1.0)
+        torch.nn.utils.clip_grad_norm_(trainable, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
@@ -234,11 +234,11 @@ def main() -> None:
             row["ratio"] = row["tokens_per_s"] / base["tokens_per_s"]
         rows.append(row)
         broken = run.engine and "error" in row and not any(r.get("engine") for r in rows)
-        told = row.get("error") or (
+        outcome = row.get("error") or (
             f"{row['tokens_per_s']:>9,.0f} tok/s  {row.get('ratio', 1):.3f} ×  "
             f"{row.get('peak_allocated_gib', 0):.1f} GiB  first {row['first_step_s']:.0f} s  loss {row['losses'][-1]}"
         )
-        print(f"{run.name:<40} {told}", flush=True)
+        print(f"{run.name:<40} {outcome}", flush=True)
         save(out, rows)
         gc.collect()
         torch._dynamo.reset()

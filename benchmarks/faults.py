@@ -161,7 +161,7 @@ def wait_for(folder: Path, phase: str, child: Any, ranks: int = 1) -> list[int]:
 
 
 def losses_of(folder: Path) -> dict[int, set[float]]:
-    """Every loss that was ever told for each step."""
+    """Every loss ever logged for each step."""
     found: dict[int, set[float]] = {}
     for line in read(folder / "metrics.jsonl"):
         if line["kind"] == "step":
@@ -171,10 +171,10 @@ def losses_of(folder: Path) -> dict[int, set[float]]:
 
 def faults_of(folder: Path, reference: dict[int, set[float]], steps: int) -> list[str]:
     """What differs from a run in peace; nothing when the training came back as it should."""
-    told, found = losses_of(folder), []
+    logged, found = losses_of(folder), []
     for step in range(1, steps + 1):
-        if told.get(step, set()) != reference[step]:
-            found.append(f"step {step}: losses {sorted(told.get(step, set()))} instead of {sorted(reference[step])}")
+        if logged.get(step, set()) != reference[step]:
+            found.append(f"step {step}: losses {sorted(logged.get(step, set()))} instead of {sorted(reference[step])}")
     seen: dict[int, set[tuple[int, ...]]] = {}
     for path in folder.glob("samples.*"):
         for line in path.read_text().splitlines():

@@ -241,7 +241,7 @@ def write(tables: dict[str, Any], fitted: list[Parameter], theta: Array) -> None
         path.write_text(tomlkit.dumps(document))
 
 
-def learnt_bands(seen: Array, unseen: Array, data: Data) -> dict[str, float]:
+def fitted_bands(seen: Array, unseen: Array, data: Data) -> dict[str, float]:
     """Half-width of the 80 per cent band of every kind of training, every source counting the same within it.
 
     New runs lie between those the fit has seen and those of sources it has not: the geometric mean of the two 80th
@@ -281,7 +281,7 @@ def main() -> None:
     theta, error, slope = fit(data, tables, fitted, asked.rounds)
     unseen = left_out(data, tables, fitted, theta, error, slope)
     report("leave one source out", unseen, data)
-    found = learnt_bands(error, unseen, data)
+    found = fitted_bands(error, unseen, data)
     inside = np.expm1(np.abs(error)) <= np.array([found[kind] for kind in data.kind]) / 100
     print(
         f"inside their band: {100 * np.average(inside, weights=data.weight):.1f} % of rows, sources weighing the same"

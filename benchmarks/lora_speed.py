@@ -4,7 +4,7 @@
 
 Rank 32 on all linears, seq 4096, base weights in bf16. The plain loop is what a careful user writes:
 AutoModelForCausalLM in bf16, SDPA, torch.compile of each block, the loss in checkpointed chunks, clip_grad_norm_, fused
-AdamW. peft keeps adapters in fp32 unless it is told otherwise and then computes with them in fp32; it is measured so
+AdamW. peft keeps adapters in fp32 by default and then computes with them in fp32; it is measured so
 and with adapters in bf16. Times are CUDA events over the timed steps; ratios are to the row named in `against`.
 """
 
@@ -104,8 +104,8 @@ def plain(run: Run, recipe: Recipe, config: Any) -> Any:
     if not TINY:
         for layer in model.model.layers:
             layer.compile(fullgraph=True)
-    learnt = [p for p in wrapped.parameters() if p.requires_grad]
-    return plain_step(model, learnt, recipe, use_cache=False)
+    trainable = [p for p in wrapped.parameters() if p.requires_grad]
+    return plain_step(model, trainable, recipe, use_cache=False)
 
 
 def measure(run: Run) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def main() -> None:
     print(f"{'variant':<26} {'batch':>5} {'recompute':>9} {'tok/s':>8} {'ratio':>6} {'peak GiB':>8}")
     for run in (one for one in RUNS if not names or one.name in names):
         rows.append(tried(run, rows))
-        print(told(rows[-1]), flush=True)
+        print(summary(rows[-1]), flush=True)
         save(out, rows)
         gc.collect()
         torch._dynamo.reset()
@@ -145,7 +145,7 @@ def tried(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return row | ({"ratio": row["tokens_per_s"] / base["tokens_per_s"]} if base else {})
 
 
-def told(row: dict[str, Any]) -> str:
+def summary(row: dict[str, Any]) -> str:
     """A row of the table."""
     begins = f"{row['name']:<26} {row['micro_batch']:>5} {row['recompute']:>9}"
     if "error" in row:

@@ -4,7 +4,7 @@
 
 Builds weights in bf16 and the state of an optimizer with its master weights and moments in fp32 (14 bytes a parameter)
 in the shape of a model of that size, on the GPU where there is one, and saves them both ways. Blocked is the time until
-training may go on; the device's own time for the copy is told beside it, because an update has to wait for that.
+training continues; the device's own time for the copy is listed beside it, because an update has to wait for that.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ def main() -> int:
     print(f"{given.parameters / 1e9:.2f} billion parameters, {gib:.1f} GiB on {where}")
     print(f"{'':14}{'blocked':>10}{'copied':>10}{'on disk':>10}{'prepared':>10}   seconds, best of {given.saves}")
     for name, row in rows.items():
-        told = (row["blocked_s"], row["copied_s"], row["whole_s"], row["prepare_s"])
-        print(f"{name:14}" + "".join(f"{value:10.3f}" for value in told))
+        times = (row["blocked_s"], row["copied_s"], row["whole_s"], row["prepare_s"])
+        print(f"{name:14}" + "".join(f"{value:10.3f}" for value in times))
     print(f"the copy takes {waits:.1%} of a synchronous save")
     result = {
         "date": date.today().isoformat(),

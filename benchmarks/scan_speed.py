@@ -141,8 +141,8 @@ def main() -> None:
         print(rows[-1], flush=True)
     device = torch.cuda.get_device_name() if ON_GPU else "CPU"
     command = "python -m benchmarks.scan_speed OUT.json"
-    told = {"command": command, "date": str(date.today()), "device": device, "torch": torch.__version__, "rows": rows}
-    Path(sys.argv[1]).write_text(json.dumps(told, indent=1) + "\n")
+    output = {"command": command, "date": str(date.today()), "device": device, "torch": torch.__version__, "rows": rows}
+    Path(sys.argv[1]).write_text(json.dumps(output, indent=1) + "\n")
 
 
 if __name__ == "__main__":

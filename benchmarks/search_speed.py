@@ -32,7 +32,7 @@ RUNS = 3
 
 
 def search(name: str, gpus: str) -> dict[str, object]:
-    """Every legal layout of a recipe on a cluster, enumerated, judged and priced."""
+    """Every legal layout of a recipe on a cluster, enumerated, checked and estimated."""
     recipe = index.load(name)
     case = case_of(recipe, model_of(recipe), clusters.cluster(gpus))
     times, count = [], 0

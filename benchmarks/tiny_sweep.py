@@ -99,9 +99,9 @@ def main() -> int:
     for i, name in enumerate(names, 1):
         row = run(name, given.nproc)
         rows.append(row)
-        told = row.get("error") or f"{row['layout']:<28} loss {row['first_loss']} → {row['last_loss']}"
+        outcome = row.get("error") or f"{row['layout']:<28} loss {row['first_loss']} → {row['last_loss']}"
         print(
-            f"{i}/{len(names)} {'ok  ' if row['ok'] else 'FAIL'} {name:<52} {told}  {row.get('exported') or ''}"
+            f"{i}/{len(names)} {'ok  ' if row['ok'] else 'FAIL'} {name:<52} {outcome}  {row.get('exported') or ''}"
             f"  {row['seconds']} s",
             flush=True,
         )

@@ -1,10 +1,10 @@
-"""50 askers at once at `meshwright web`: errors, latencies and answers per second, as a table and a JSON file.
+"""50 concurrent clients of `meshwright web`: errors, latencies and responses per second, as a table and a JSON file.
 
-    python -m benchmarks.web_load [--askers 50] [--seconds 15] [--address http://127.0.0.1:8765]
+    python -m benchmarks.web_load [--clients 50] [--seconds 15] [--address http://127.0.0.1:8765]
 
-Every asker asks again as soon as it has its answer. "new" are questions nobody has asked before, "mixed" is one new
-question among ten, "asked before" are those that others asked already, "pages" the same as HTML. Without an address a
-server of its own is started. The askers run on the same cores as the server.
+Every client sends its next request when it has its response. "new" are requests that are not cached, "mixed" is one new
+question among ten, "cached" are repeated requests, "pages" the same as HTML. Without an address a
+server of its own is started. The clients run on the same cores as the server.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def pages() -> list[Question]:
 
 
 def new(chance: random.Random) -> Iterator[Question]:
-    """Questions that nobody has asked: a sequence length of their own each."""
+    """Requests that are not cached: each has its own sequence length."""
     for number in count(1):
         model, gpus = chance.choice(MODELS), chance.choice(CLUSTERS)
         asked = {"gpus": gpus, "seq": 1024 + 64 * number}
@@ -100,7 +100,7 @@ def new(chance: random.Random) -> Iterator[Question]:
 
 @dataclass
 class Seen:
-    """What the askers met."""
+    """What the clients saw."""
 
     ms: list[float] = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
@@ -114,7 +114,7 @@ class Seen:
             self.errors[status] = self.errors.get(status, 0) + 1
 
 
-class Asker:
+class Client:
     """One connection that asks and waits, and asks again."""
 
     def __init__(self, host: str, port: int) -> None:
@@ -142,28 +142,28 @@ class Asker:
 
 
 async def phase(
-    address: str, askers: int, next_question: Callable[[], Question], seconds: float, most: int | None = None
+    address: str, clients: int, next_question: Callable[[], Question], seconds: float, most: int | None = None
 ) -> dict[str, Any]:
-    """All askers at once, for so long or until so many were asked; the figures."""
+    """Run all clients for so long or until so many requests were sent; return the figures."""
     split, seen = urlsplit(address), Seen()
     begun = time.perf_counter()
     asked = 0
 
     async def one() -> None:
         nonlocal asked
-        asker = Asker(split.hostname or "127.0.0.1", split.port or 80)
+        client = Client(split.hostname or "127.0.0.1", split.port or 80)
         while time.perf_counter() - begun < seconds and (most is None or asked < most):
             asked += 1
             question, start = next_question(), time.perf_counter()
             try:
-                status = await asker.ask(question)
+                status = await client.ask(question)
             except (OSError, EOFError, ValueError) as error:
                 status = type(error).__name__
-                asker.close()
+                client.close()
             seen.note(question, status, 1000 * (time.perf_counter() - start))
-        asker.close()
+        client.close()
 
-    await asyncio.gather(*(one() for _ in range(askers)))
+    await asyncio.gather(*(one() for _ in range(clients)))
     return figures(seen, time.perf_counter() - begun)
 
 
@@ -196,7 +196,7 @@ def cpu_s(pid: int | None) -> float | None:
     return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
 
-async def measure(address: str, askers: int, seconds: float, pid: int | None = None) -> dict[str, Any]:
+async def measure(address: str, clients: int, seconds: float, pid: int | None = None) -> dict[str, Any]:
     """Every phase, one after the other, on a server that has answered nothing yet."""
     chance = random.Random(8)
     fresh, known = new(chance), popular()
@@ -208,15 +208,15 @@ async def measure(address: str, askers: int, seconds: float, pid: int | None = N
 
     async def noted(name: str, next_question: Callable[[], Question], most: int | None = None) -> None:
         before = cpu_s(pid)
-        found[name] = await phase(address, askers, next_question, seconds if most is None else 8 * seconds, most)
+        found[name] = await phase(address, clients, next_question, seconds if most is None else 8 * seconds, most)
         after = cpu_s(pid)
         if before is not None and after is not None:
             found[name]["server_cpu_ms_per_answer"] = round(1000 * (after - before) / found[name]["answers"], 2)
 
-    await noted("new", lambda: next(fresh), most=2 * askers)
+    await noted("new", lambda: next(fresh), most=2 * clients)
     await noted("mixed", mixed)
     await phase(address, 4, iter([*known, *known]).__next__, 8 * seconds, most=len(known))
-    await noted("asked before", lambda: chance.choice(known))
+    await noted("cached", lambda: chance.choice(known))
     shown = pages()
     await phase(address, 4, iter([*shown, *shown]).__next__, 8 * seconds, most=len(shown))
     await noted("pages", lambda: chance.choice(shown))
@@ -240,17 +240,17 @@ async def settled(address: str) -> None:
 
 def main() -> int:
     """Prints the table and writes the result; exit 1 with any error or a median over the goal."""
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--askers", type=int, default=50)
-    asked.add_argument("--seconds", type=float, default=15.0)
-    asked.add_argument("--address", default="")
-    asked.add_argument("--note", default="", help="what else the machine did meanwhile")
-    said = asked.parse_args()
-    process, address = (None, said.address) if said.address else served()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=50)
+    parser.add_argument("--seconds", type=float, default=15.0)
+    parser.add_argument("--address", default="")
+    parser.add_argument("--note", default="", help="what else the machine did meanwhile")
+    options = parser.parse_args()
+    process, address = (None, options.address) if options.address else served()
     before = os.getloadavg()
     try:
         asyncio.run(settled(address))
-        found = asyncio.run(measure(address, said.askers, said.seconds, process.pid if process else None))
+        found = asyncio.run(measure(address, options.clients, options.seconds, process.pid if process else None))
     finally:
         if process is not None:
             process.terminate()
@@ -259,15 +259,15 @@ def main() -> int:
     for name, row in found.items():
         times = "".join(f"{row[key]:>7.0f} ms" for key in ("median_ms", "p95_ms", "p99_ms"))
         cpu = row.get("server_cpu_ms_per_answer")
-        told = f"{name:<14}{row['answers']:>9}{sum(row['errors'].values()):>8}{times}{row['answers_per_s']:>9.1f}"
-        print(told + ("" if cpu is None else f"{cpu:>7.1f} ms/answer"))
+        line = f"{name:<14}{row['answers']:>9}{sum(row['errors'].values()):>8}{times}{row['answers_per_s']:>9.1f}"
+        print(line + ("" if cpu is None else f"{cpu:>7.1f} ms/answer"))
     result = {
         "date": date.today().isoformat(),
-        "command": f"python -m benchmarks.web_load --askers {said.askers} --seconds {said.seconds:g}",
+        "command": f"python -m benchmarks.web_load --clients {options.clients} --seconds {options.seconds:g}",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "load_average_before": [round(one, 1) for one in before],
-        "note": said.note,
-        "askers": said.askers,
+        "note": options.note,
+        "clients": options.clients,
         "phases": found,
     }
     out = Path(__file__).parent / "results" / f"web_load_{result['date']}.json"
