@@ -37,7 +37,7 @@ def test_the_report_has_the_documented_keys(tmp_path):
     assert set(made["fit"]) == {"ok_called_ok", "ok_rows", "oom_called_oom", "oom_rows"}
     assert set(made["step_time"]["by_source"]) == {"lab"}
     assert set(made["step_time"]["by_gpu"]) == {"A100-80"}
-    assert made["memory"]["median_abs_pct"] is None  # nothing measured: no number
+    assert made["memory"]["median_abs_pct"] is None  # nothing measured
 
 
 def test_every_source_counts_the_same():

@@ -47,8 +47,8 @@ def names(row: measurements.Measurement, *wanted: str) -> tuple[Any, ...]:
 
 def test_an_old_megatron_row(tmp_path):
     row = read_one(tmp_path)
-    asked = ("tp", "micro_batch_size", "global_batch_size", "recompute", "strategy", "speed_profile", "sp")
-    assert names(row, *asked) == (4, 1, 512, "full", "ddp", "megatron_2021", False)
+    fields = ("tp", "micro_batch_size", "global_batch_size", "recompute", "strategy", "speed_profile", "sp")
+    assert names(row, *fields) == (4, 1, 512, "full", "ddp", "megatron_2021", False)
     assert names(row, "attention", "compute", "overlap_grad_reduce") == ("eager", "fp16", False)
     assert row.step_s == 3.7
     assert row.model is not None

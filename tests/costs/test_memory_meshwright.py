@@ -208,11 +208,11 @@ def test_scans_save_convolution_outputs_and_a_state_per_block_but_the_first():
     layer = next(group.layer for group in model.groups if isinstance(group.layer.mixer, Mamba2))
     mixer = layer.mixer
     for tp, states in ((1, 7), (4, 1)):
-        told = {"tp": tp, "sp": tp > 1, "seq_length": 8192}
-        kept = layer_activation_bytes(case(model, "8xH100", **told), layer)["scan"]
+        values = {"tp": tp, "sp": tp > 1, "seq_length": 8192}
+        kept = layer_activation_bytes(case(model, "8xH100", **values), layer)["scan"]
         tokens = 4 * mixer.conv_width + 4 * mixer.inner
         assert kept == pytest.approx((tokens + 4 * mixer.inner * mixer.state * states / 8192) / tp)
-        packed = layer_activation_bytes(case(model, "8xH100", packing=True, **told), layer)["scan"]
+        packed = layer_activation_bytes(case(model, "8xH100", packing=True, **values), layer)["scan"]
         assert packed == pytest.approx(1.33 * tokens / tp)  # documents are shorter than blocks, their rows longer
 
 

@@ -45,18 +45,18 @@ def test_the_order_is_the_one_torch_runs(name: str, pp: int, vp: int, micro_batc
     if name == "dualpipe_v" and micro_batches < 2 * pp:
         pytest.skip("dualpipe_v needs as many micro batches as chunks")
     if micro_batches % max(1, micro_batches // pp):
-        pytest.skip("not whole rounds")
+        pytest.skip("not complete rounds")
     ours = [[f"{p.chunk}{p.kind}{p.micro_batch}" for p in order(name, r, pp, vp, micro_batches)] for r in range(pp)]
     assert ours == _theirs(name, pp, vp, micro_batches)
 
 
 def test_1f1b_and_gpipe_by_hand() -> None:
-    def said(name: str, rank: int) -> str:
+    def passes_of(name: str, rank: int) -> str:
         return " ".join(f"{p.kind}{p.micro_batch}" for p in order(name, rank, 2, 1, 4))
 
-    assert said("1f1b", 0) == "F0 F1 B0 F2 B1 F3 B2 B3"
-    assert said("1f1b", 1) == "F0 B0 F1 B1 F2 B2 F3 B3"
-    assert said("gpipe", 0) == said("gpipe", 1) == "F0 F1 F2 F3 B0 B1 B2 B3"
+    assert passes_of("1f1b", 0) == "F0 F1 B0 F2 B1 F3 B2 B3"
+    assert passes_of("1f1b", 1) == "F0 B0 F1 B1 F2 B2 F3 B3"
+    assert passes_of("gpipe", 0) == passes_of("gpipe", 1) == "F0 F1 F2 F3 B0 B1 B2 B3"
 
 
 @pytest.mark.parametrize("name", ORDERS)

@@ -111,7 +111,7 @@ def test_a_pointwise_kernel_reuses_the_buffer_it_reads_last() -> None:
         x = torch.empty(TOKENS, WIDTH, device=device)
         before = memory.now
         block(x)
-        assert memory.most - before == 2 * WIDE  # gate and up; their product lies where one of them was
+        assert memory.most - before == 2 * WIDE  # gate and up; their product reuses one of them
 
 
 @pytest.mark.parametrize(("recompute", "saved"), [(False, 3 * WIDE), (True, 0)])

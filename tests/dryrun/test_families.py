@@ -94,7 +94,7 @@ def trainer_of(case: Case, device: torch.device) -> Trainer:
 
 
 def parts(trainer: Trainer) -> dict[str, tuple[torch.Size, str]]:
-    """The shape of this rank's part of every parameter, and where it lies."""
+    """Return shape and device of this rank's shard of every parameter."""
     found = ((name, p) for stage in trainer.stages for name, p in stage.named_parameters())
     local = ((name, p.to_local() if hasattr(p, "to_local") else p) for name, p in found)
     return {name: (part.shape, part.device.type) for name, part in local}

@@ -38,9 +38,9 @@ def train_two_steps(
     wanted = ALONE | {"data.seq_length": str(width)} | dict(change.split("=") for change in changes)
     recipe = overrides.apply(load(name), [f"{field}={value}" for field, value in wanted.items()])
     family, layout = family_of(recipe), recipe.layout
-    whole = family.config_for(recipe)
-    layers = max(2, family.layer_types(whole))
-    config = family.read_config(family.tiny(whole, layers).to_dict())
+    full_config = family.config_for(recipe)
+    layers = max(2, family.layer_types(full_config))
+    config = family.read_config(family.tiny(full_config, layers).to_dict())
     samples = 2 * world // (layout.tp * layout.pp * layout.cp)
     train = msgspec.structs.replace(recipe.train, global_batch_size=samples)
     recipe = dry_recipe(msgspec.structs.replace(recipe, train=train))

@@ -212,7 +212,7 @@ def munge_command(folder: Path) -> list[str]:
     own = folder / "munge"
     files = {"key-file": own / "key", "log-file": own / "log", "pid-file": own / "pid", "seed-file": own / "seed"}
     files["socket"] = folder / "munge.socket"
-    # --force: temporary folders lie in one that all may write to, which munged refuses otherwise.
+    # --force: munged refuses a parent folder that everyone may write to, such as that of temporary folders.
     return [str(program("munged")), "--foreground", "--force", *(f"--{name}={path}" for name, path in files.items())]
 
 
@@ -306,7 +306,7 @@ def guarded() -> Iterator[dict[str, str]]:
     guard = subprocess.Popen(
         command,
         cwd=ROOT,
-        stdin=subprocess.PIPE,  # its end tells the guard that this process has gone
+        stdin=subprocess.PIPE,  # EOF tells the guard that this process has ended
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

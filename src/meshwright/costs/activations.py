@@ -63,18 +63,18 @@ def linear_input_bytes(case: Case) -> int:
 def layer_activation_bytes(case: Case, layer: Layer) -> Parts:
     """Return everything one layer saves, in bytes per token."""
     profile = memory_profile(case)
-    size, hidden, cut = BYTES[case.compute], case.model.hidden, residual_shards(case)
+    size, hidden, shards = BYTES[case.compute], case.model.hidden, residual_shards(case)
     mixers = (layer.mixer is not None) + (layer.cross is not None)
     blocks = mixers + (layer.ffn is not None)
     # Norms that feed a linear which saves its input.
     feeds = mixers * _saves_input(case, "qkv") + (layer.ffn is not None) * _saves_input(case, "fc1")
     normed = feeds * linear_input_bytes(case)
-    parts: Parts = {"input": size * hidden / cut}
+    parts: Parts = {"input": size * hidden / shards}
     if profile.gathers_inputs or profile.gathers_again:
         parts |= _norms_and_residual(case, layer, blocks, normed)
     else:
         beside = (blocks - 1) * size + blocks * _norm_extra(case, profile) + _dropout(case, layer)
-        parts["norm"] = (normed + beside) * hidden / cut
+        parts["norm"] = (normed + beside) * hidden / shards
     for mixer in (layer.mixer, layer.cross):
         if mixer is not None:
             _add(parts, _mixer_parts(case, mixer))
@@ -98,15 +98,15 @@ def _norms_and_residual(case: Case, layer: Layer, blocks: int, normed: int) -> P
 
     Experts save their own rows and routers their own copy; only shared and parallel blocks beside them gather.
     """
-    profile, size, hidden, cut = memory_profile(case), BYTES[case.compute], case.model.hidden, residual_shards(case)
+    profile, size, hidden, shards = memory_profile(case), BYTES[case.compute], case.model.hidden, residual_shards(case)
     if isinstance(layer.ffn, MoE) and not (layer.ffn.shared_width or layer.ffn.parallel):
         normed -= linear_input_bytes(case) * _saves_input(case, "fc1")
     if saves_fp32_norms(case):
         norms = layer.norm_params / hidden
-        residual = (4 * norms - size) * hidden / cut  # replaces the layer's input and the residual stream
+        residual = (4 * norms - size) * hidden / shards  # replaces the layer's input and the residual stream
     else:
-        residual = (blocks - 1) * size * hidden / cut
-    extra = (blocks * _norm_extra(case, profile) + _dropout(case, layer)) * hidden / cut
+        residual = (blocks - 1) * size * hidden / shards
+    extra = (blocks * _norm_extra(case, profile) + _dropout(case, layer)) * hidden / shards
     return {"norm": normed * hidden / _input_shards(case) + extra, "residual": residual}
 
 
@@ -148,8 +148,8 @@ def _mixer_parts(case: Case, mixer: Mixer) -> Parts:
         return _attention_parts(case, mixer)
     if isinstance(mixer, MLA):
         gathers = memory_profile(case).gathers_inputs or memory_profile(case).gathers_again
-        cut = 1 if gathers else residual_shards(case)  # computed from a gathered input
-        latent = size * (mixer.kv_lora + mixer.qk_rope + (mixer.q_lora or 0)) * 2 / cut  # and normed
+        shards = 1 if gathers else residual_shards(case)  # computed from a gathered input
+        latent = size * (mixer.kv_lora + mixer.qk_rope + (mixer.q_lora or 0)) * 2 / shards  # and normed
         up = 2 * mixer.heads * mixer.qk_head + mixer.heads * mixer.v_head
         split = mixer.heads * (mixer.qk_nope + mixer.v_head)  # kv before keys get their rotary part
         out = size * mixer.heads * mixer.v_head + 4 * mixer.heads
@@ -234,19 +234,19 @@ def _dense_parts(case: Case, block: Dense, fc1: str, act: str) -> Parts:
 
 def _moe_parts(case: Case, moe: MoE) -> Parts:
     """Return the parts of an MoE layer: each rank has top-k copies of its tokens, gathered over etp."""
-    size, hidden, cut = BYTES[case.compute], case.model.hidden, residual_shards(case)
+    size, hidden, shards = BYTES[case.compute], case.model.hidden, residual_shards(case)
     etp = 1 if case.engine == "kempnerforge" else case.etp
-    copies = moe.topk * _imbalance(case) * etp / cut
+    copies = moe.topk * _imbalance(case) * etp / shards
     inner, width = moe.latent or hidden, moe.width / etp
     parts = {
-        "router": (8.0 * moe.experts + _router_input(case)) / cut,  # fp32 logits and probabilities
+        "router": (8.0 * moe.experts + _router_input(case)) / shards,  # fp32 logits and probabilities
         "routed_in": linear_input_bytes(case) * inner * copies * _saves_rows(case),
         "routed_fc1": (2 if moe.gated else 1) * size * width * copies,
         "routed_act": (_product_bytes(case, moe.gated) + _clamped(case, moe)) * width * copies,
         "routed_out": size * inner * copies * (case.engine != "megatron"),  # Megatron scales inside the activation
     }
     if moe.latent:
-        parts["proj"] = 2 * size * moe.latent / cut
+        parts["proj"] = 2 * size * moe.latent / shards
     for block in (Dense(moe.shared_width, moe.gated), moe.parallel):
         if block is not None:
             _add(parts, _dense_parts(case, block, "shared_fc1", "shared_act"))
@@ -305,10 +305,10 @@ def _op_level(case: Case, parts: Parts) -> Column:
 
 def _op_level_with_experts(case: Case, parts: Parts) -> Column:
     """Experts drop only their activation; attention and norms are recomputed alone and save their inputs too."""
-    whole = ("norm", "residual", "router", "routed_in", "routed_fc1", "routed_out", "shared_fc1", "shared_act")
+    saved = ("norm", "residual", "router", "routed_in", "routed_fc1", "routed_out", "shared_fc1", "shared_act")
     attention = parts.get("core", 0.0) + (1.0 if "scan" in parts else 0.5) * parts.get("proj", 0.0)
     out = BYTES[case.compute] * case.model.hidden * ("up" in parts)  # output of MLA's last linear, its fifth
-    return parts["input"] + attention + out + sum(parts.get(name, 0.0) for name in whole)
+    return parts["input"] + attention + out + sum(parts.get(name, 0.0) for name in saved)
 
 
 def backward_working_bytes(case: Case, parts: Parts) -> Column:
@@ -321,10 +321,10 @@ def backward_working_bytes(case: Case, parts: Parts) -> Column:
 def vision_activation_bytes(case: Case) -> Column:
     """Return the bytes the vision encoder saves per language token, averaged over the sequence."""
     encoder = case.model.vision
-    whole = memory_profile(case).replicates_vision
-    if encoder is None or not case.images or (whole and case.goal == "peft"):
+    replicated = memory_profile(case).replicates_vision
+    if encoder is None or not case.images or (replicated and case.goal == "peft"):
         return 0.0
-    tp, copies = (1, case.cp) if whole else (case.tp, 1)  # cp shards only the tokens of the language model
+    tp, copies = (1, case.cp) if replicated else (case.tp, 1)  # cp shards only the tokens of the language model
     size, patches = BYTES[case.compute], IMAGE_SHARE * encoder.merge
     inputs = size * encoder.hidden * encoder.depth
     everything = encoder.depth * size * (4 * encoder.hidden + (4 * encoder.hidden + 2 * encoder.width) / tp)

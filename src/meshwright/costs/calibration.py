@@ -70,7 +70,7 @@ class Shared(_Profile, frozen=True, kw_only=True):
     block: float  # tokens wasted per causal block at the diagonal
     score_passes: dict[str, float]  # passes over the scores, forward and backward: eager, fused_softmax
     misaligned: float  # slowdown of a matmul whose width is not a multiple of 64
-    quantise: dict[str, float]  # bytes per element of a linear's inputs and outputs for quantization, by matmul format
+    quantize: dict[str, float]  # bytes per element of a linear's inputs and outputs for quantization, by matmul format
     loss_bytes: dict[str, float]  # bytes the loss moves per logit, forward and backward, by kind of loss
     latency_s: float  # latency of a collective
     hop_s: float  # additional latency per rank of a ring inside a domain

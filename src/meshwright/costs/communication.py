@@ -9,7 +9,7 @@ from meshwright.costs.compute import LayerTime
 from meshwright.costs.gemm import routing_imbalance
 from meshwright.costs.links import all_to_all_s, gather_s, neighbor_s
 from meshwright.costs.memory import tokens
-from meshwright.costs.parameters import RankParams, expert_cut
+from meshwright.costs.parameters import RankParams, expert_parallel_ranks
 from meshwright.costs.speeds import Speeds
 from meshwright.costs.state import defers_reduction, dense_ranks, expert_ranks
 from meshwright.costs.vectorize import BYTES, Column, any_of, larger, smaller, where
@@ -123,21 +123,23 @@ def _gather_once_s(case: Case, speed: Speeds, frozen_too: Column, params: RankPa
     dense = where(frozen_too, params.dense + params.ends, trained.dense + trained.ends)
     routed = where(frozen_too, params.routed, trained.routed)
     return _ring_s(case, speed, dense, size, case.tp, dense_ranks(case)) + _ring_s(
-        case, speed, routed, size, expert_cut(case), expert_ranks(case)
+        case, speed, routed, size, expert_parallel_ranks(case), expert_ranks(case)
     )
 
 
 def _reduce_once_s(case: Case, speed: Speeds, trained: RankParams) -> Column:
     """Return the seconds to reduce a rank's gradients once: reduce-scatter among shards, all-reduce among replicas."""
-    size, cut = BYTES[case.reduce], expert_cut(case)
+    size, shards = BYTES[case.reduce], expert_parallel_ranks(case)
     dense, routed = trained.dense + trained.ends, trained.routed
     shard, expert_shard = dense_ranks(case), expert_ranks(case)
     copies = larger(case.dp * case.cp // shard, 1)
     expert_copies = larger(case.expert_dp // expert_shard, 1)
-    scatter = _ring_s(case, speed, dense, size, case.tp, shard) + _ring_s(case, speed, routed, size, cut, expert_shard)
+    scatter = _ring_s(case, speed, dense, size, case.tp, shard) + _ring_s(
+        case, speed, routed, size, shards, expert_shard
+    )
     replicas = _ring_s(case, speed, dense / shard, size, case.tp * shard, copies)
     return scatter + 2 * (
-        replicas + _ring_s(case, speed, routed / expert_shard, size, cut * expert_shard, expert_copies)
+        replicas + _ring_s(case, speed, routed / expert_shard, size, shards * expert_shard, expert_copies)
     )
 
 

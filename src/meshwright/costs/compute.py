@@ -91,19 +91,19 @@ def _touched(case: Case, speed: Speeds, layer: Layer) -> Column:
     A norm reads and writes the residual, adding to it reads two and writes one: five widths per block. Rotary
     embedding and norms of queries and keys read and write them; a gated activation reads two widths and writes one.
     """
-    hidden, cut, tp = case.model.hidden, residual_shards(case), case.tp
+    hidden, shards, tp = case.model.hidden, residual_shards(case), case.tp
     blocks = (layer.mixer is not None) + (layer.cross is not None) + (layer.ffn is not None)
-    total = (5.0 + EAGER_NORM * (getattr(case, "norm_kernel", "") == "eager")) * blocks * hidden / cut
+    total = (5.0 + EAGER_NORM * (getattr(case, "norm_kernel", "") == "eager")) * blocks * hidden / shards
     for mixer in (layer.mixer, layer.cross):
         total = total + _mixer_touched(mixer) / tp
     ffn = layer.ffn
     if isinstance(ffn, MoE):
         etp = 1 if case.engine == "kempnerforge" else case.etp
         inner = ffn.latent or hidden
-        copies = ffn.topk * routing_imbalance(case, speed) / cut
+        copies = ffn.topk * routing_imbalance(case, speed) / shards
         # permuting reads and writes every copy, unpermuting reads them and writes one; the router works in fp32
         acted = ((3 if ffn.gated else 2) + UNFUSED_BIAS * ffn.bias) * ffn.width
-        total = total + copies * (3 * inner + acted) + (inner + 8 * ffn.experts) / cut
+        total = total + copies * (3 * inner + acted) + (inner + 8 * ffn.experts) / shards
         total = total + 2 * copies * inner * (etp - 1)  # gathered for the ranks that share an expert
         beside = ffn.shared_width + (ffn.parallel.width if ffn.parallel else 0)
         return total + (3 if ffn.gated else 2) * beside / tp
@@ -168,8 +168,8 @@ def head_s(case: Case, speed: Speeds, pipeline: Stages) -> tuple[Column, Column]
 def _loss_bytes(case: Case, speed: Speeds) -> Column:
     """Return the bytes the loss moves per logit of the full vocabulary on one rank; compiled losses are fused."""
     kind = "vocab_parallel" if case.loss == "plain" and case.compile else case.loss
-    cut = case.tp if case.loss == "vocab_parallel" and case.engine != "kempnerforge" else 1
-    return speed.shared.loss_bytes[kind] / cut
+    shards = case.tp if case.loss == "vocab_parallel" and case.engine != "kempnerforge" else 1
+    return speed.shared.loss_bytes[kind] / shards
 
 
 def vision_s(case: Case, speed: Speeds) -> Column:

@@ -126,7 +126,7 @@ def gradient_s(case: Case, speed: Speeds, found: list[Linear]) -> Column:
 
 def side_bytes(case: Case, speed: Speeds, found: list[Linear]) -> Column:
     """Return the bytes moved besides the matmuls of one micro batch: quantization of operands, and adapters."""
-    each = speed.shared.quantise[case.matmul]
+    each = speed.shared.quantize[case.matmul]
     targets = case.targets if case.goal == "peft" else ()
     total: Column = 0.0
     for linear in found:

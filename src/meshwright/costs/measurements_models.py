@@ -19,7 +19,7 @@ from meshwright.models.spec import Ffn, Mixer
 
 _DIMS = re.compile(r"\bL(?:\d+|None)\b|\bH\d+\b")
 _NUMBER = re.compile(r"\b(L|H|F|A|KV|D|V|E|top|Fexp|Fshared|every=|vocab=)(\d+)\b")
-_CUT = re.compile(r"\(layers=(\d+)\)|with (\d+) layers|\bdims, L(\d+)")
+_TRUNCATED = re.compile(r"\(layers=(\d+)\)|with (\d+) layers|\bdims, L(\d+)")
 _DENSE_LAYERS = re.compile(r"dense_layers=(\d+)")
 _PATTERN = re.compile(r"pattern=([M*E|/-]+)")
 # Llama-like families have gated blocks and an untied head; GPT-like ones two matrices and tied embeddings.
@@ -50,11 +50,11 @@ def model_of_row(name: str, dims: str, params_b: float) -> ModelSpec:
     if _DIMS.search(text) and "dims" not in text:
         return _from_dims(name, text, params_b)
     spec = _named(re.sub(r"\s*(\(.*|with \d+ layers.*|[\d.]+B dims.*)$", "", text), name)
-    cut = _CUT.search(text)
-    if not cut:
+    truncated = _TRUNCATED.search(text)
+    if not truncated:
         return spec
     dense = _DENSE_LAYERS.search(text)
-    return _shorter(spec, int(next(g for g in cut.groups() if g)), int(dense[1]) if dense else None)
+    return _shorter(spec, int(next(g for g in truncated.groups() if g)), int(dense[1]) if dense else None)
 
 
 def _named(identity: str, name: str) -> ModelSpec:

@@ -100,7 +100,7 @@ def memory(case: Case, stage: Where = "worst") -> Memory:
 def memory_by_stage(case: Case) -> tuple[Memory, ...]:
     """Peak memory of every pipeline stage of one layout, first to last."""
     if shape_of(case):
-        raise InputError("asks for one layout, not for columns of them", field="case")
+        raise InputError("must be one layout, not a column of layouts", field="case")
     return tuple(_memory(case, values) for values in _on_stages(case, stages(case, every=True)).T.tolist())
 
 
@@ -298,10 +298,10 @@ def _logits(case: Case, pipeline: Stages, trained: RankParams) -> Column:
         count = count / LOSS_CHUNKS
     elif case.loss == "fused_linear":
         count = smaller(count, FUSED_CHUNK_TOKENS)
-    each, cut = logit_bytes(case)
+    each, shards = logit_bytes(case)
     heads = 1 + (case.model.mtp_layers if trains_mtp(case) else 0)
     outputs = BYTES[case.compute] * (case.accumulation - 1) * (case.pp > 1) * tokens(case) * profile.keeps_outputs
-    return pipeline.last * case.model.vocab * (heads * count * each + outputs) / cut
+    return pipeline.last * case.model.vocab * (heads * count * each + outputs) / shards
 
 
 def logit_bytes(case: Case) -> tuple[Column, Column]:

@@ -23,15 +23,15 @@ class LayerParams(msgspec.Struct, frozen=True):
 
 def layer_params(layer: Layer, hidden: int) -> LayerParams:
     """Return how a layer is sharded: matrices by tp; norms, routers, biases, MLA's down projections replicated."""
-    cut = 0
+    shards = 0
     for mixer in (layer.mixer, layer.cross):
         if mixer is not None:
-            cut += layer.streams * (mixer.matmul_params(hidden) - _down_projections(mixer, hidden))
+            shards += layer.streams * (mixer.matmul_params(hidden) - _down_projections(mixer, hidden))
     if isinstance(layer.ffn, MoE):
-        cut += layer.ffn.always_on_params(hidden) - hidden * layer.ffn.experts
+        shards += layer.ffn.always_on_params(hidden) - hidden * layer.ffn.experts
     elif layer.ffn is not None:
-        cut += layer.streams * layer.ffn.matmul_params(hidden)
-    return LayerParams(cut, layer.dense_params(hidden) - cut, layer.routed_params(hidden))
+        shards += layer.streams * layer.ffn.matmul_params(hidden)
+    return LayerParams(shards, layer.dense_params(hidden) - shards, layer.routed_params(hidden))
 
 
 def _down_projections(mixer: Mixer, hidden: int) -> int:
@@ -110,29 +110,29 @@ class RankParams(msgspec.Struct, frozen=True):
         return self.dense + self.routed + self.ends
 
 
-def expert_cut(case: Case) -> Column:
+def expert_parallel_ranks(case: Case) -> Column:
     """Return over how many ranks one layer's experts are spread; KempnerForge replicates them on its tp ranks."""
     return case.ep * (1 if case.engine == "kempnerforge" else case.etp)
 
 
 def rank_params(case: Case, pipeline: Stages) -> RankParams:
     """Return the model parameters on one rank of each stage."""
-    hidden, cut = case.model.hidden, expert_cut(case)
+    hidden, shards = case.model.hidden, expert_parallel_ranks(case)
     parts = [(layer_params(layer, hidden), number) for layer, number in pipeline.layers]
     dense = [p.sharded / case.tp + p.replicated for p, _ in parts]
     return RankParams(
         dense=sum(number * d for d, (_, number) in zip(dense, parts, strict=True)),
-        routed=sum(number * p.routed for p, number in parts) / cut,
+        routed=sum(number * p.routed for p, number in parts) / shards,
         ends=_ends(case, pipeline),
         head=pipeline.last * case.model.vocab * hidden / case.tp,
         unit_dense=_largest(dense),
-        unit_routed=max(p.routed for p, _ in parts) / cut,
+        unit_routed=max(p.routed for p, _ in parts) / shards,
     )
 
 
 def rank_adapters(case: Case, pipeline: Stages) -> RankParams:
     """Return the adapter parameters on one rank of each stage; in some engines tp shards one side of each."""
-    hidden, cut = case.model.hidden, expert_cut(case)
+    hidden, shards = case.model.hidden, expert_parallel_ranks(case)
     parts = [(adapter_params(layer, hidden, case.rank, case.targets), n) for layer, n in pipeline.layers]
     if memory_profile(case).shards_adapters:
         sides = [_sharded_side(layer, hidden, case.targets) for layer, _ in pipeline.layers]
@@ -141,11 +141,11 @@ def rank_adapters(case: Case, pipeline: Stages) -> RankParams:
         each = [p.replicated for p, _ in parts]
     return RankParams(
         dense=sum(number * size for size, (_, number) in zip(each, parts, strict=True)),
-        routed=sum(number * p.routed for p, number in parts) / cut,
+        routed=sum(number * p.routed for p, number in parts) / shards,
         ends=0.0,
         head=0.0,
         unit_dense=_largest([1.0 * size for size in each]),
-        unit_routed=max(p.routed for p, _ in parts) / cut,
+        unit_routed=max(p.routed for p, _ in parts) / shards,
     )
 
 
@@ -157,10 +157,12 @@ def _ends(case: Case, pipeline: Stages) -> Column:
     tied_copy = (case.pp > 1) * head if model.tied else head  # across stages a tied head is a second copy
     mtp = model.mtp_layers * 2 * model.hidden**2 if trains_mtp(case) else 0  # projections of [hidden, embedding]
     replicates_vision = memory_profile(case).replicates_vision
-    whole = count.vision * bool(case.images) if replicates_vision else 0  # without images there is no vision encoder
+    replicated = (
+        count.vision * bool(case.images) if replicates_vision else 0
+    )  # without images there is no vision encoder
     first = count.embedding + (0 if replicates_vision else count.vision) + model.extra_params
-    cut = (pipeline.first * first + pipeline.last * (tied_copy + mtp)) / case.tp
-    return cut + pipeline.first * whole + pipeline.last * model.final_norm_params
+    shards = (pipeline.first * first + pipeline.last * (tied_copy + mtp)) / case.tp
+    return shards + pipeline.first * replicated + pipeline.last * model.final_norm_params
 
 
 def _largest(values: list[Column]) -> Column:

@@ -15,7 +15,7 @@ GIB = 1024**3
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 # Names of a case that a search may vectorize.
-LAYOUT_NAMES = (
+VECTORIZED_NAMES = (
     "tp",
     "pp",
     "vp",
@@ -40,7 +40,7 @@ LAYOUT_NAMES = (
 
 def shape_of(case: Case) -> tuple[int, ...]:
     """Return the common shape of a case's columns; () if every value is scalar."""
-    columns = [value for value in (getattr(case, name) for name in LAYOUT_NAMES) if isinstance(value, np.ndarray)]
+    columns = [value for value in (getattr(case, name) for name in VECTORIZED_NAMES) if isinstance(value, np.ndarray)]
     return np.broadcast_shapes(*(column.shape for column in columns)) if columns else ()
 
 

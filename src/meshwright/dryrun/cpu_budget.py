@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from meshwright.clusters import Cluster
+from meshwright.dryrun.types import GIB
 from meshwright.errors import InputError
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import Recipe
@@ -16,7 +17,6 @@ CGROUPS = (  # folder, file of the limit, file of the usage, name of the reclaim
     (Path("/sys/fs/cgroup"), "memory.max", "memory.current", "inactive_file"),
     (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
-GIB = 1024**3
 # Measured: 0.43 GiB for a rank with the 32 layers of Llama-3-8B, 0.42 for one of DeepSeek-V3 on 1,024 GPUs.
 IMPORTED_GIB = 0.45  # torch, transformers and the engine
 LAYER_GIB = 0.001  # modules and parameters of a layer, without data

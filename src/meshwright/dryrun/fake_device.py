@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from meshwright.engine.kernels.device_caps import CPU, DRY, PRETENDED, STEPS
+from meshwright.engine.kernels.device_caps import CPU, DRY, FAKE_GPU, STEPS
 from meshwright.engine.kernels.dry import register_operations
 
 OpCallback = Callable[[Any, Any, Any, Any], None]
@@ -139,8 +139,8 @@ def fake_rank(
         threads = torch.autograd.is_multithreading_enabled()
         torch.autograd.set_multithreading_enabled(False)
         undo.callback(torch.autograd.set_multithreading_enabled, threads)
-        undo.callback(setattr, PRETENDED, "capability", PRETENDED.capability)
-        PRETENDED.capability = capability
+        undo.callback(setattr, FAKE_GPU, "capability", FAKE_GPU.capability)
+        FAKE_GPU.capability = capability
         undo.enter_context(NoDataMode(on_op))
         yield torch.device(DRY)
 

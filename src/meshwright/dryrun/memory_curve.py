@@ -10,9 +10,8 @@ from meshwright.dryrun.allocation_log import SegmentKey
 from meshwright.dryrun.replay import ReplayedSegment, StepLog, repetitions
 from meshwright.dryrun.trace import Trace
 from meshwright.dryrun.trace_hooks import AFTER, BEFORE
-from meshwright.dryrun.types import PARTS, Collective, Holder, Moment
+from meshwright.dryrun.types import GIB, PARTS, Collective, Holder, Moment
 
-GIB = 2**30
 LAST_STEP = 1
 MAX_MOMENTS = 400
 MAX_HOLDERS = 40

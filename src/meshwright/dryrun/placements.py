@@ -8,9 +8,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright.dryrun.types import Placement
-
-GIB = 2**30
+from meshwright.dryrun.types import GIB, Placement
 
 
 def placements(stages: Iterable[Any]) -> tuple[Placement, ...]:

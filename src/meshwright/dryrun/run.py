@@ -14,7 +14,7 @@ import msgspec
 from meshwright import costs
 from meshwright.clusters import Cluster
 from meshwright.costs.memory_constants import FRAGMENTATION_FLOOR, RESERVE
-from meshwright.dryrun.types import PARTS, DryRun, RankDryRun
+from meshwright.dryrun.types import GIB, PARTS, DryRun, RankDryRun
 from meshwright.engine.validate import blocking_findings
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
@@ -163,8 +163,8 @@ def read_trace(trace: Any, task: RankTask, rank: int) -> RankDryRun | None:
         represents=task.represents,
         layers=tuple(number for chunk in trace.chunks for number in chunk.layers),
         memory_gib=memory_curve.in_gib(peak.parts),
-        allocated_gib=peak.peak / memory_curve.GIB,
-        reserved_gib=reserved(events_of(step, trace)) / memory_curve.GIB,
+        allocated_gib=peak.peak / GIB,
+        reserved_gib=reserved(events_of(step, trace)) / GIB,
         peak_phase=memory_curve.phase_of(peak.key),
         peak_at=memory_curve.label_of(peak.key, chunks),
         phases=memory_curve.by_phase(found),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+GIB = 2**30
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")  # of torch's allocations
 PHASES = ("build", "data", "forward", "backward", "gradients", "optimizer")
 

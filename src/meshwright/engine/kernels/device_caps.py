@@ -16,13 +16,13 @@ CPU = (0, 0)  # pretended in place of a GPU's: a device that computes as a CPU d
 
 
 @dataclass
-class Pretended:
+class FakeGpu:
     """What the pretended device can compute. No context variable: a compiler cannot look into those."""
 
     capability: tuple[int, int] = (9, 0)
 
 
-PRETENDED = Pretended()
+FAKE_GPU = FakeGpu()
 
 # Operations of our own that make memory in between, and what they do; a dry run carries it out one by one.
 STEPS: dict[Any, Callable[..., Any]] = {}
@@ -39,7 +39,7 @@ def on_gpu(tensor: Tensor) -> bool:
 
 
 def _computes_as_gpu(kind: str) -> bool:
-    return kind == "cuda" or (kind == DRY and PRETENDED.capability != CPU)
+    return kind == "cuda" or (kind == DRY and FAKE_GPU.capability != CPU)
 
 
 def is_dry(tensor: Tensor) -> bool:
@@ -55,7 +55,7 @@ def has_data(tensor: Tensor) -> bool:
 def capability(device: torch.device | str | None = None) -> tuple[int, int]:
     """What a GPU can compute, by NVIDIA's numbers."""
     if device is not None and torch.device(device).type == DRY:
-        return PRETENDED.capability
+        return FAKE_GPU.capability
     return torch.cuda.get_device_capability(device)
 
 
