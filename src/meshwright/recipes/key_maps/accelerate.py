@@ -313,67 +313,23 @@ def _read_compile(raw: RawValues, recipe: Recipe) -> MappedFields:
 
 
 COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
-    CompositeKey(
-        (
-            "distributed_type",
-            "fsdp_config.fsdp_version",
-            "fsdp_config.fsdp_sharding_strategy",
-            "fsdp_config.fsdp_reshard_after_forward",
-            "deepspeed_config.zero_stage",
-            "megatron_lm_config.megatron_lm_use_distributed_optimizer",
-        ),
-        ("layout.strategy", "layout.reshard_after_forward"),
-        _read_strategy,
-        _write_strategy,
-    ),
-    CompositeKey(
-        (
-            "distributed_type",
-            "fsdp_config.fsdp_offload_params",
-            "deepspeed_config.zero_stage",
-            "deepspeed_config.offload_optimizer_device",
-            "deepspeed_config.offload_param_device",
-        ),
-        ("layout.offload",),
-        _read_offload,
-        _write_offload,
-    ),
-    CompositeKey(
-        ("mixed_precision", "fp8_config.backend", "fp8_config.fp8_backend"),
+    CompositeKey(("distributed_type", "fsdp_config.fsdp_version", "fsdp_config.fsdp_sharding_strategy",
+        "fsdp_config.fsdp_reshard_after_forward", "deepspeed_config.zero_stage",
+        "megatron_lm_config.megatron_lm_use_distributed_optimizer"),
+        ("layout.strategy", "layout.reshard_after_forward"), _read_strategy, _write_strategy),
+    CompositeKey(("distributed_type", "fsdp_config.fsdp_offload_params", "deepspeed_config.zero_stage",
+        "deepspeed_config.offload_optimizer_device", "deepspeed_config.offload_param_device"), ("layout.offload",),
+        _read_offload, _write_offload),
+    CompositeKey(("mixed_precision", "fp8_config.backend", "fp8_config.fp8_backend"),
         ("precision.compute", "precision.matmul"),
         lambda raw, recipe: _read_precision(raw, recipe) if "mixed_precision" in raw else MappedFields({}),
-        _write_precision,
-    ),
-    CompositeKey(
-        ("distributed_type", "fsdp_config.fsdp_activation_checkpointing"),
-        ("layout.recompute",),
-        _read_recompute,
-        _write_recompute,
-    ),
-    CompositeKey(
-        (
-            "distributed_type",
-            *(f"{AXIS}{name}_size" for name in ("dp_replicate", "tp", "cp")),
-            f"{AXIS}cp_comm_strategy",
-            *(
-                f"{MEGATRON}megatron_lm_{name}"
-                for name in (
-                    "tp_degree",
-                    "pp_degree",
-                    "expert_model_parallel_size",
-                    "context_parallel_size",
-                    "sequence_parallelism",
-                )
-            ),
-        ),
-        ("layout.tp", "layout.cp", "layout.dp_replicate", "layout.cp_comm"),
-        _read_axes,
-        _write_axes,
-    ),
-    CompositeKey(
-        ("dynamo_config.dynamo_backend", "dynamo_backend"),
-        ("kernels.compile",),
-        _read_compile,
-        lambda recipe: {"dynamo_config.dynamo_backend": "INDUCTOR"} if recipe.kernels.compile else {},
-    ),
-)
+        _write_precision),
+    CompositeKey(("distributed_type", "fsdp_config.fsdp_activation_checkpointing"), ("layout.recompute",),
+        _read_recompute, _write_recompute),
+    CompositeKey(("distributed_type", *(f"{AXIS}{name}_size" for name in ("dp_replicate", "tp", "cp")),
+        f"{AXIS}cp_comm_strategy", *(f"{MEGATRON}megatron_lm_{name}" for name in ("tp_degree", "pp_degree",
+        "expert_model_parallel_size", "context_parallel_size", "sequence_parallelism", ) )),
+        ("layout.tp", "layout.cp", "layout.dp_replicate", "layout.cp_comm"), _read_axes, _write_axes),
+    CompositeKey(("dynamo_config.dynamo_backend", "dynamo_backend"), ("kernels.compile",), _read_compile,
+        lambda recipe: {"dynamo_config.dynamo_backend": "INDUCTOR"} if recipe.kernels.compile else {}),
+)  # fmt: skip

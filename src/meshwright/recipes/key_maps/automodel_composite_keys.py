@@ -498,101 +498,41 @@ def _adapter_keys(recipe: Recipe) -> Mapping[str, Any]:
 
 
 COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
-    CompositeKey(
-        (
-            "model.torch_dtype",
-            "peft.lora_dtype",
-            "optimizer._target_",
-            "optimizer.master_weights",
-            "optimizer.exp_avg_dtype",
-        ),
-        ("precision.master", "precision.moments", "optimizer.name"),
-        _storage,
-        _storage_keys,
-    ),
-    CompositeKey(
-        ("distributed.mp_policy.param_dtype", "distributed.autocast_dtype"),
-        ("precision.compute",),
-        _compute,
-        _compute_keys,
-    ),
-    CompositeKey(
-        ("distributed.mp_policy.reduce_dtype", "distributed.grad_reduce_in_fp32"),
-        ("precision.reduce",),
-        _reduce,
-        _reduce_keys,
-    ),
-    CompositeKey(
-        ("optimizer.betas",),
-        ("optimizer.beta1", "optimizer.beta2"),
-        shared.betas,
-        lambda recipe: {"optimizer.betas": [recipe.optimizer.beta1, recipe.optimizer.beta2]},
-    ),
-    CompositeKey(
-        ("packed_sequence.packed_sequence_size", "packed_sequence.pack_size"),
-        ("data.packing", "data.seq_length"),
-        _packing,
-        _length_keys,
-    ),
+    CompositeKey(("model.torch_dtype", "peft.lora_dtype", "optimizer._target_", "optimizer.master_weights",
+        "optimizer.exp_avg_dtype"), ("precision.master", "precision.moments", "optimizer.name"), _storage,
+        _storage_keys),
+    CompositeKey(("distributed.mp_policy.param_dtype", "distributed.autocast_dtype"), ("precision.compute",), _compute,
+        _compute_keys),
+    CompositeKey(("distributed.mp_policy.reduce_dtype", "distributed.grad_reduce_in_fp32"), ("precision.reduce",),
+        _reduce, _reduce_keys),
+    CompositeKey(("optimizer.betas",), ("optimizer.beta1", "optimizer.beta2"), shared.betas,
+        lambda recipe: {"optimizer.betas": [recipe.optimizer.beta1, recipe.optimizer.beta2]}),
+    CompositeKey(("packed_sequence.packed_sequence_size", "packed_sequence.pack_size"),
+        ("data.packing", "data.seq_length"), _packing, _length_keys),
     CompositeKey(("distributed.dp_size",), ("layout.dp_shard",), shared.dp_size, _ranks_keys),
-    CompositeKey(
-        ("step_scheduler.local_batch_size", "distributed.pipeline.pp_microbatch_size"),
-        ("layout.micro_batch_size",),
-        shared.local_batch,
-        _batch_keys,
-    ),
-    CompositeKey(
-        (
-            "distributed.pipeline.pp_schedule",
-            "distributed.pipeline.layers_per_stage",
-            "distributed.pipeline.round_virtual_stages_to_pp_multiple",
-        ),
-        ("layout.pp_schedule", "layout.vp"),
-        _schedule,
-        _schedule_keys,
-    ),
-    CompositeKey(
-        ("model.backend.attn", "model.attn_implementation"), ("kernels.attention",), _attention, _attention_keys
-    ),
-    CompositeKey(
-        ("model.backend.dispatcher", "model.backend.enable_deepep"), ("moe.dispatcher",), _dispatcher, _dispatcher_keys
-    ),
-    CompositeKey(
-        ("loss_fn._target_",),
-        ("kernels.loss",),
-        _loss,
-        lambda recipe: {"loss_fn._target_": LOSSES[recipe.kernels.loss]},
-    ),
-    CompositeKey(
-        ("fp8.enabled", "fp8.recipe_name", "model.backend.te_fp8.recipe"), ("precision.matmul",), _matmul, _matmul_keys
-    ),
-    CompositeKey(
-        (
-            "dataset._target_",
-            *(f"dataset.{name}" for name in DATASET_PATH_KEYS),
-            "dataset.split",
-            "dataset.column_mapping.question",
-            "dataset.column_mapping.answer",
-        ),
-        ("data.dataset", "data.blend", "data.split", "data.columns"),
-        _dataset,
-        _dataset_keys,
-    ),
+    CompositeKey(("step_scheduler.local_batch_size", "distributed.pipeline.pp_microbatch_size"),
+        ("layout.micro_batch_size",), shared.local_batch, _batch_keys),
+    CompositeKey(("distributed.pipeline.pp_schedule", "distributed.pipeline.layers_per_stage",
+        "distributed.pipeline.round_virtual_stages_to_pp_multiple"), ("layout.pp_schedule", "layout.vp"), _schedule,
+        _schedule_keys),
+    CompositeKey(("model.backend.attn", "model.attn_implementation"), ("kernels.attention",), _attention,
+        _attention_keys),
+    CompositeKey(("model.backend.dispatcher", "model.backend.enable_deepep"), ("moe.dispatcher",), _dispatcher,
+        _dispatcher_keys),
+    CompositeKey(("loss_fn._target_",), ("kernels.loss",), _loss,
+        lambda recipe: {"loss_fn._target_": LOSSES[recipe.kernels.loss]}),
+    CompositeKey(("fp8.enabled", "fp8.recipe_name", "model.backend.te_fp8.recipe"), ("precision.matmul",), _matmul,
+        _matmul_keys),
+    CompositeKey(("dataset._target_", *(f"dataset.{name}" for name in DATASET_PATH_KEYS), "dataset.split",
+        "dataset.column_mapping.question", "dataset.column_mapping.answer"),
+        ("data.dataset", "data.blend", "data.split", "data.columns"), _dataset, _dataset_keys),
     CompositeKey(("lr_scheduler.lr_decay_style",), ("schedule.name",), _decay, _decay_keys),
     CompositeKey(("clip_grad_norm.max_norm",), ("optimizer.clip_grad",), _clip, _clip_keys),
-    CompositeKey(
-        ("checkpoint.model_save_format", "checkpoint.save_consolidated"),
-        ("checkpoint.export",),
-        _export,
-        _export_keys,
-    ),
+    CompositeKey(("checkpoint.model_save_format", "checkpoint.save_consolidated"), ("checkpoint.export",), _export,
+        _export_keys),
     CompositeKey(("distributed.offload_policy._target_",), ("layout.offload",), _offload, _offload_keys),
-    CompositeKey(
-        ("freeze_config.freeze_language_model", "freeze_config.freeze_vision_tower"),
-        ("train.freeze",),
-        _freeze,
-        _freeze_keys,
-    ),
+    CompositeKey(("freeze_config.freeze_language_model", "freeze_config.freeze_vision_tower"), ("train.freeze",),
+        _freeze, _freeze_keys),
     CompositeKey(("dataset.mask_history",), ("data.train_on",), _train_on, _train_on_keys),
     CompositeKey(("peft.use_dora", "quantization.load_in_4bit"), ("peft.method",), _adapter, _adapter_keys),
-)
+)  # fmt: skip

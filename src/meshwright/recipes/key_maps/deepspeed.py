@@ -530,29 +530,13 @@ PRECISION_KEYS = (
     "communication_data_type",
 )
 COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
-    CompositeKey(
-        ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-        ("train.global_batch_size", "layout.micro_batch_size"),
-        _read_batch,
-        _write_batch,
-    ),
-    CompositeKey(
-        ("zero_optimization.stage",),
-        ("layout.strategy", "layout.reshard_after_forward"),
-        _read_stage,
-        lambda recipe: {"zero_optimization.stage": zero_stage(recipe)},
-    ),
-    CompositeKey(
-        (
-            "zero_optimization.offload_optimizer.device",
-            "zero_optimization.offload_param.device",
-            "zero_optimization.cpu_offload",
-            "zero_optimization.cpu_offload_param",
-        ),
-        ("layout.offload",),
-        _read_offload,
-        _write_offload,
-    ),
+    CompositeKey(("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+        ("train.global_batch_size", "layout.micro_batch_size"), _read_batch, _write_batch),
+    CompositeKey(("zero_optimization.stage",), ("layout.strategy", "layout.reshard_after_forward"), _read_stage,
+        lambda recipe: {"zero_optimization.stage": zero_stage(recipe)}),
+    CompositeKey(("zero_optimization.offload_optimizer.device", "zero_optimization.offload_param.device",
+        "zero_optimization.cpu_offload", "zero_optimization.cpu_offload_param"), ("layout.offload",), _read_offload,
+        _write_offload),
     *(
         CompositeKey(PRECISION_KEYS, (field,), _precision_reader(field), write)
         for field, write in (
@@ -564,40 +548,15 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
         )
     ),
     CompositeKey(("optimizer.type",), ("optimizer.name",), _read_optimizer, _write_optimizer),
-    CompositeKey(
-        ("optimizer.params.betas",),
-        ("optimizer.beta1", "optimizer.beta2"),
-        shared.betas,
-        _beta_keys,
-    ),
-    CompositeKey(
-        (
-            "scheduler.type",
-            "scheduler.params.warmup_num_steps",
-            "scheduler.params.warmup_max_lr",
-            "scheduler.params.warmup_min_lr",
-            "scheduler.params.total_num_steps",
-            "scheduler.params.cos_min_ratio",
-            "scheduler.params.warmup_type",
-        ),
-        (
-            "schedule.name",
-            "schedule.warmup_steps",
-            "schedule.min_lr",
-            "schedule.decay_steps",
-            "train.steps",
-        ),
-        _read_schedule,
-        _write_schedule,
-    ),
-    CompositeKey(
-        ("tensor_parallel.autotp_size",),
-        ("layout.tp",),
-        _read_tensor,
-        lambda recipe: {"tensor_parallel.autotp_size": recipe.layout.tp} if recipe.layout.tp > 1 else {},
-    ),
-    CompositeKey(
-        ("expert_parallel.enabled", "expert_parallel.autoep_size"), ("layout.ep",), _read_experts, _write_experts
-    ),
+    CompositeKey(("optimizer.params.betas",), ("optimizer.beta1", "optimizer.beta2"), shared.betas, _beta_keys),
+    CompositeKey(("scheduler.type", "scheduler.params.warmup_num_steps", "scheduler.params.warmup_max_lr",
+        "scheduler.params.warmup_min_lr", "scheduler.params.total_num_steps", "scheduler.params.cos_min_ratio",
+        "scheduler.params.warmup_type"),
+        ("schedule.name", "schedule.warmup_steps", "schedule.min_lr", "schedule.decay_steps", "train.steps"),
+        _read_schedule, _write_schedule),
+    CompositeKey(("tensor_parallel.autotp_size",), ("layout.tp",), _read_tensor,
+        lambda recipe: {"tensor_parallel.autotp_size": recipe.layout.tp} if recipe.layout.tp > 1 else {}),
+    CompositeKey(("expert_parallel.enabled", "expert_parallel.autoep_size"), ("layout.ep",), _read_experts,
+        _write_experts),
     CompositeKey(("pipeline.stages",), ("layout.pp",), _read_stages),
-)
+)  # fmt: skip

@@ -179,18 +179,10 @@ def _evaluation(recipe: Recipe) -> Mapping[str, Any]:
 
 
 COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
-    CompositeKey(
-        ("optimizer.betas",),
-        ("optimizer.beta1", "optimizer.beta2"),
-        shared.betas,
-        lambda recipe: {"optimizer.betas": [recipe.optimizer.beta1, recipe.optimizer.beta2]},
-    ),
-    CompositeKey(
-        ("train.mixed_precision",),
-        ("precision.compute", "precision.matmul"),
-        shared.mixed_precision,
-        _precision,
-    ),
+    CompositeKey(("optimizer.betas",), ("optimizer.beta1", "optimizer.beta2"), shared.betas,
+        lambda recipe: {"optimizer.betas": [recipe.optimizer.beta1, recipe.optimizer.beta2]}),
+    CompositeKey(("train.mixed_precision",), ("precision.compute", "precision.matmul"), shared.mixed_precision,
+        _precision),
     CompositeKey(("eval.enabled", "eval.interval"), ("train.eval_every",), shared.evaluation, _evaluation),
     CompositeKey(("scheduler.min_lr_ratio",), ("schedule.min_lr",), _last_lr, _ratio),
-)
+)  # fmt: skip

@@ -220,77 +220,31 @@ KEYS: tuple[ConfigKey, ...] = (
 
 
 COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
-    CompositeKey(
-        ("model.virtual_pipeline_model_parallel_size",),
-        ("layout.vp", "layout.pp_schedule"),
-        shared.virtual_stages,
-        bridge.virtual_stages,
-    ),
-    CompositeKey(
-        ("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers"),
-        ("layout.recompute", "layout.recompute_layers"),
-        shared.recompute,
-        bridge.recompute,
-    ),
-    CompositeKey(
-        ("model.moe_token_dispatcher_type", "model.moe_flex_dispatcher_backend"),
-        ("moe.dispatcher",),
-        shared.dispatcher,
-        bridge.dispatcher,
-    ),
-    CompositeKey(
-        ("mixed_precision",),
-        ("precision.compute", "precision.matmul"),
-        shared.mixed_precision,
-        bridge.precision,
-    ),
-    CompositeKey(
-        ("model.cpu_offloading", "optimizer.optimizer_cpu_offload"),
-        ("layout.offload",),
-        shared.offload,
-        bridge.offload,
-    ),
-    CompositeKey(
-        (
-            "ddp.use_megatron_fsdp",
-            "dist.use_megatron_fsdp",
-            "dist.use_torch_fsdp2",
-            "ddp.use_distributed_optimizer",
-            "optimizer.use_distributed_optimizer",
-        ),
-        ("layout.strategy",),
-        bridge.strategy,
-        bridge.strategy_keys,
-    ),
-    CompositeKey(bridge.EVAL_KEYS, ("train.eval_every", "train.eval_steps"), bridge.evaluation, bridge.evaluation_keys),
-    CompositeKey(
-        ("model.mtp_num_layers", "model.mtp_loss_scaling_factor"),
-        ("train.mtp_loss",),
-        bridge.prediction,
-        bridge.prediction_keys,
-    ),
-    CompositeKey(
-        ("model.moe_router_load_balancing_type", "model.moe_router_enable_expert_bias"),
-        ("moe.balancing",),
-        bridge.balancing,
-        bridge.balancing_keys,
-    ),
+    CompositeKey(("model.virtual_pipeline_model_parallel_size",), ("layout.vp", "layout.pp_schedule"),
+        shared.virtual_stages, bridge.virtual_stages),
+    CompositeKey(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers"),
+        ("layout.recompute", "layout.recompute_layers"), shared.recompute, bridge.recompute),
+    CompositeKey(("model.moe_token_dispatcher_type", "model.moe_flex_dispatcher_backend"), ("moe.dispatcher",),
+        shared.dispatcher, bridge.dispatcher),
+    CompositeKey(("mixed_precision",), ("precision.compute", "precision.matmul"), shared.mixed_precision,
+        bridge.precision),
+    CompositeKey(("model.cpu_offloading", "optimizer.optimizer_cpu_offload"), ("layout.offload",), shared.offload,
+        bridge.offload),
+    CompositeKey(("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "dist.use_torch_fsdp2",
+        "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"), ("layout.strategy",), bridge.strategy,
+        bridge.strategy_keys),
+    CompositeKey(bridge.EVAL_KEYS, ("train.eval_every", "train.eval_steps"), bridge.evaluation,
+        bridge.evaluation_keys),
+    CompositeKey(("model.mtp_num_layers", "model.mtp_loss_scaling_factor"), ("train.mtp_loss",), bridge.prediction,
+        bridge.prediction_keys),
+    CompositeKey(("model.moe_router_load_balancing_type", "model.moe_router_enable_expert_bias"), ("moe.balancing",),
+        bridge.balancing, bridge.balancing_keys),
     CompositeKey(tuple(bridge.FREEZE_KEYS), ("train.freeze",), bridge.frozen, bridge.frozen_keys),
-    CompositeKey(
-        (
-            "dataset.enable_offline_packing",
-            "dataset.offline_packing_specs",
-            "dataset.offline_packing_specs.packed_sequence_size",
-        ),
-        ("data.packing",),
-        bridge.packing,
-        bridge.packing_keys,
-    ),
+    CompositeKey(("dataset.enable_offline_packing", "dataset.offline_packing_specs",
+        "dataset.offline_packing_specs.packed_sequence_size"), ("data.packing",), bridge.packing, bridge.packing_keys),
     CompositeKey(bridge.DATA_KEYS, ("data.dataset",), bridge.dataset, bridge.dataset_keys),
-    CompositeKey(
-        ("model.pipeline_model_parallel_layout",), ("layout.stage_layers",), bridge.stage_layers, bridge.stage_keys
-    ),
-    CompositeKey(
-        ("model.hierarchical_context_parallel_sizes",), ("layout.cp_inner",), bridge.hierarchy, bridge.hierarchy_keys
-    ),
-)
+    CompositeKey(("model.pipeline_model_parallel_layout",), ("layout.stage_layers",), bridge.stage_layers,
+        bridge.stage_keys),
+    CompositeKey(("model.hierarchical_context_parallel_sizes",), ("layout.cp_inner",), bridge.hierarchy,
+        bridge.hierarchy_keys),
+)  # fmt: skip

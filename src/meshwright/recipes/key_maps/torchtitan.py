@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from meshwright.errors import InputError, closest
-from meshwright.recipes.key_maps.key import UNSET, CompositeKey, ConfigKey, MappedFields, RawValues, to_framework_name
+from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields, RawValues, to_framework_name
 from meshwright.recipes.key_maps.shared_composite_keys import as_bool, as_count, as_float, is_null
 from meshwright.recipes.key_maps.value_maps import ASYNC_MODES, PIPELINE_SCHEDULES
 from meshwright.recipes.types import Recipe, field_value
@@ -569,96 +569,39 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
     CompositeKey((LOCAL_BATCH, MICRO_BATCH), ("layout.micro_batch_size",), _batch, _batch_key),
     CompositeKey((MICRO_BATCH_TOKENS, CONTEXT_LENGTH), ("data.seq_length", "layout.micro_batch_size"), _tokens),
     CompositeKey((STEP_TOKENS,), ("train.global_batch_size",), _step),
-    CompositeKey(
-        ("activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"),
-        ("layout.recompute",),
-        _recompute,
-        lambda recipe: {"activation_checkpoint.mode": recipe.layout.recompute},
-    ),
-    CompositeKey(
-        ("parallelism.fsdp_reshard_after_forward",), ("layout.reshard_after_forward",), _reshard, _reshard_key
-    ),
-    CompositeKey(
-        (DECAY_TYPE, DECAY_RATIO, TOTAL_STEPS), ("schedule.name", "schedule.decay_steps"), _decay, _decay_keys
-    ),
+    CompositeKey(("activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"), ("layout.recompute",),
+        _recompute, lambda recipe: {"activation_checkpoint.mode": recipe.layout.recompute}),
+    CompositeKey(("parallelism.fsdp_reshard_after_forward",), ("layout.reshard_after_forward",), _reshard,
+        _reshard_key),
+    CompositeKey((DECAY_TYPE, DECAY_RATIO, TOTAL_STEPS), ("schedule.name", "schedule.decay_steps"), _decay,
+        _decay_keys),
     CompositeKey(("lr_scheduler.min_lr_factor",), ("schedule.min_lr",), _min_lr, _min_lr_key),
-    CompositeKey(
-        (CONVERTERS_KEY, FLOAT8_RECIPE, FLOAT8_GATHER),
-        ("precision.matmul", "precision.fp8_gather"),
-        _matmul,
-        _matmul_keys,
-    ),
-    CompositeKey(
-        ("training.dtype",),
-        ("precision.master", "precision.moments", "precision.grads"),
-        _storage_dtype,
-        _storage_dtype_key,
-    ),
-    _value_map_key(
-        "training.mixed_precision_param",
-        "precision.compute",
-        {"bfloat16": "bf16", "float32": "fp32"},
-        "is not available: torchtitan computes in bfloat16 or float32",
-    ),
-    _value_map_key(
-        "training.mixed_precision_reduce",
-        "precision.reduce",
-        {"float32": "fp32"},
-        "is not available: torchtitan 0.2 reduces gradients in float32",
-    ),
-    _value_map_key(
-        "training.enable_cpu_offload",
-        "layout.offload",
-        {"true": "params", "false": "none"},
-        "is not available: torchtitan offloads parameters with their gradients and optimizer state, or nothing",
-    ),
-    _value_map_key(
-        "parallelism.disable_loss_parallel",
-        "kernels.loss",
-        {"false": "vocab_parallel", "true": "plain"},
-        "is not available: torchtitan 0.2 has a vocabulary-parallel and a plain loss",
-    ),
-    _value_map_key(
-        "parallelism.expert_parallel_comm_backend",
-        "moe.dispatcher",
+    CompositeKey((CONVERTERS_KEY, FLOAT8_RECIPE, FLOAT8_GATHER), ("precision.matmul", "precision.fp8_gather"), _matmul,
+        _matmul_keys),
+    CompositeKey(("training.dtype",), ("precision.master", "precision.moments", "precision.grads"), _storage_dtype,
+        _storage_dtype_key),
+    _value_map_key("training.mixed_precision_param", "precision.compute", {"bfloat16": "bf16", "float32": "fp32"},
+        "is not available: torchtitan computes in bfloat16 or float32"),
+    _value_map_key("training.mixed_precision_reduce", "precision.reduce", {"float32": "fp32"},
+        "is not available: torchtitan 0.2 reduces gradients in float32"),
+    _value_map_key("training.enable_cpu_offload", "layout.offload", {"true": "params", "false": "none"},
+        "is not available: torchtitan offloads parameters with their gradients and optimizer state, or nothing"),
+    _value_map_key("parallelism.disable_loss_parallel", "kernels.loss", {"false": "vocab_parallel", "true": "plain"},
+        "is not available: torchtitan 0.2 has a vocabulary-parallel and a plain loss"),
+    _value_map_key("parallelism.expert_parallel_comm_backend", "moe.dispatcher",
         {"standard": "alltoall", "deepep": "deepep"},
-        "is not available: torchtitan 0.2 dispatches tokens by all-to-all or DeepEP",
-    ),
-    _value_map_key(
-        "checkpoint.last_save_in_hf",
-        "checkpoint.export",
-        {"true": "consolidated", "false": "none"},
-        "is not available: torchtitan writes one consolidated Hugging Face folder, or none",
-    ),
-    _value_map_key(
-        "training.disable_cuda_graphs",
-        "kernels.cuda_graphs",
-        {"true": "none", "false": "full_iteration"},
-        "is not available: torchtitan captures the forward and backward pass of a step, or nothing",
-    ),
+        "is not available: torchtitan 0.2 dispatches tokens by all-to-all or DeepEP"),
+    _value_map_key("checkpoint.last_save_in_hf", "checkpoint.export", {"true": "consolidated", "false": "none"},
+        "is not available: torchtitan writes one consolidated Hugging Face folder, or none"),
+    _value_map_key("training.disable_cuda_graphs", "kernels.cuda_graphs", {"true": "none", "false": "full_iteration"},
+        "is not available: torchtitan captures the forward and backward pass of a step, or nothing"),
     CompositeKey(("parallelism.context_parallel_rotate_method",), ("layout.cp_comm",), _cp_comm, _cp_comm_key),
     CompositeKey(("training.dataset", "training.dataset_path"), ("data.dataset",), _data, _data_keys),
     CompositeKey(("model.hf_assets_path",), ("data.tokenizer",), _assets("model.hf_assets_path")),
     CompositeKey(("hf_assets_path",), ("data.tokenizer",), _assets("hf_assets_path")),
-    CompositeKey(
-        ("validation.enable", "validation.freq"), ("train.eval_every",), _validation("validation"), _validation_keys
-    ),
+    CompositeKey(("validation.enable", "validation.freq"), ("train.eval_every",), _validation("validation"),
+        _validation_keys),
     CompositeKey(("validator.enable", "validator.freq"), ("train.eval_every",), _validation("validator")),
-    CompositeKey(
-        ("compile.enable", "compile.components"),
-        ("kernels.compile",),
-        _compiled,
-        lambda recipe: {"compile.enable": recipe.kernels.compile},
-    ),
-)
-
-__all__ = [
-    "COMPOSITE_KEYS",
-    "CONVERTERS",
-    "DATASETS",
-    "DEFAULT_ASSETS",
-    "KEYS",
-    "SCHEDULE_NAMES",
-    "UNSET",
-    "split_list",
-]
+    CompositeKey(("compile.enable", "compile.components"), ("kernels.compile",), _compiled,
+        lambda recipe: {"compile.enable": recipe.kernels.compile}),
+)  # fmt: skip
