@@ -158,7 +158,7 @@ tp = 16
 
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-AGREEMENT = ("both accept", "both refuse", "seen here only", "only we refuse", "only they refuse", "not the config's")
+AGREEMENT = ("both accept", "both reject", "found here only", "only we reject", "only they reject", "not a config error")
 
 
 def index() -> str:
@@ -199,7 +199,7 @@ COMPARED = """## Compared with the frameworks' own parsers
 
 The configs of our tests, exports of every fifth shipped recipe and randomly drawn configs were given to each
 framework's own parser and checks, on a machine without GPUs (`python -m benchmarks.against NAME --site FOLDER`, rows in
-`benchmarks/results/frameworks_*.json`). *Seen here only* counts failures that occur after the part that was executed:
+`benchmarks/results/frameworks_*.json`). *Found here only* counts failures that occur after the part that was executed:
 memory, heads, schedules, data. Differences were fixed, so the zeros are not an independent rate: of 1,600 newly drawn
 configs, 5 differed and were fixed too. Some wheels are older or newer than the commits that we support.
 """

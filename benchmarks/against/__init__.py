@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING as NO_DEFAULT
+from dataclasses import Field, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -61,3 +62,9 @@ class ReferenceParser:
     """Why our default of a key differs from its class."""
     other_keys: Mapping[str, str] = field(default_factory=dict)
     """Why a key is in one list only, by prefix of its name."""
+
+
+def default_of(one: Field[Any]) -> Any:
+    """Return the default of a dataclass field if it is a plain value, else MISSING."""
+    plain = one.default is not NO_DEFAULT and isinstance(one.default, bool | int | float | str | None)
+    return one.default if plain else MISSING

@@ -140,17 +140,17 @@ def _errors(reference: ReferenceParser, config: Config) -> tuple[str, ...]:
 
 def _outcome(reference: ReferenceParser, config: Config, theirs: Verdict, ours: Sequence[str]) -> tuple[str, str]:
     if theirs.accepts is None:
-        return "not asked", theirs.reason
+        return "not run", theirs.reason
     not_config_errors = next((why for text, why in reference.not_config_errors.items() if text in theirs.reason), "")
     if not theirs.accepts and not_config_errors:
-        return "not the config's", not_config_errors
+        return "not a config error", not_config_errors
     if theirs.accepts and not ours:
         return "both accept", ""
     if not theirs.accepts:
-        return ("both refuse" if ours else "only they refuse"), ""
+        return ("both reject" if ours else "only they reject"), ""
     reasons = [_reason({**LATER, **reference.detected_later}, rule) for rule in ours]
     explained = next((reason for reason in reasons if reason), "")
-    return ("seen here only" if explained else "only we refuse"), explained
+    return ("found here only" if explained else "only we reject"), explained
 
 
 def _reason(reasons: Mapping[str, str], name: str) -> str:
@@ -205,8 +205,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 OUTCOMES = (
-    "both accept", "both refuse", "seen here only", "only we refuse", "only they refuse", "not the config's",
-    "not asked",
+    "both accept", "both reject", "found here only", "only we reject", "only they reject", "not a config error",
+    "not run",
 )  # fmt: skip
 
 
@@ -217,7 +217,7 @@ def _print(reference: ReferenceParser, compared: Sequence[Compared], keys: Keys 
         counts = Counter(one.outcome for one in of_these)
         print(f"  {origin}s {len(of_these)}: " + ", ".join(f"{name} {counts[name]}" for name in OUTCOMES))
     for one in compared:
-        if one.outcome in ("only we refuse", "only they refuse"):
+        if one.outcome in ("only we reject", "only they reject"):
             print(f"  {one.outcome}: {one.config.origin} {one.config.name}: {one.theirs.reason or ', '.join(one.ours)}")
     if keys is not None:
         print(f"  keys: theirs {keys.theirs}, ours {keys.ours}, common defaults {keys.defaults}")
@@ -231,7 +231,7 @@ def _report(reference: ReferenceParser, name: str, compared: Sequence[Compared],
         "command": f"python -m benchmarks.against {name} --site FOLDER --out benchmarks/results/…",
         "framework": reference.needs,
         "installed": _version(reference.needs.split("==")[0]),
-        "asks": reference.runs_code,
+        "runs": reference.runs_code,
         "python": platform.python_version(),
         "torch": _version("torch"),
         "counts": {

@@ -14,13 +14,12 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import Field, fields
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.against import MISSING, Config, ReferenceParser, Verdict
+from benchmarks.against import Config, ReferenceParser, Verdict, default_of
 
 from meshwright import frameworks, models
 
@@ -157,7 +156,7 @@ def _steps(cfg: Any, setup: Any, world: int) -> None:
 
 
 def _model_sections(cfg: Any) -> None:
-    """Blocks that are taken apart just before the model is made."""
+    """Parse the sections that are read just before the model is built."""
     from nemo_automodel.components.models.common.utils import BackendConfig
     from nemo_automodel.components.quantization.fp8 import build_fp8_config
 
@@ -196,14 +195,8 @@ def keys() -> Mapping[str, Any]:
     found = {f"distributed.{name}": default for name, default in _PARALLELISM_DEFAULTS.items()}
     for section, classes in sections.items():
         for each in classes:
-            found |= {f"{section}.{one.name}": _default(one) for one in fields(each) if one.init}
+            found |= {f"{section}.{one.name}": default_of(one) for one in fields(each) if one.init}
     return found
-
-
-def _default(one: Field[Any]) -> Any:
-    if one.default is not NO_DEFAULT and isinstance(one.default, bool | int | float | str | None):
-        return one.default
-    return MISSING
 
 
 REFERENCE = ReferenceParser(

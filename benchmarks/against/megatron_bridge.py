@@ -13,15 +13,14 @@ import re
 import sys
 import typing
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from benchmarks.against import MISSING, Config, ReferenceParser, Verdict
+from benchmarks.against import Config, ReferenceParser, Verdict, default_of
 
 MOCKED = ("transformer_engine", "transformer_engine_torch", "modelopt", "nvidia_resiliency_ext", "apex")
 RECIPE_SECTIONS = ("model", "dataset", "peft", "env_vars")
@@ -128,7 +127,7 @@ def keys() -> Mapping[str, Any]:
         if found is not None and one.name not in sections:
             sections[one.name] = found
     return {
-        f"{section}.{one.name}": _default(one)
+        f"{section}.{one.name}": default_of(one)
         for section, config_class in sections.items()
         for one in fields(config_class)
         if one.init
@@ -142,12 +141,6 @@ def _classes(hint: Any) -> Iterator[Any]:
             yield from _classes(one)
     elif isinstance(hint, type):
         yield hint
-
-
-def _default(one: Field[Any]) -> Any:
-    if one.default is not NO_DEFAULT and isinstance(one.default, bool | int | float | str | None):
-        return one.default
-    return MISSING
 
 
 REFERENCE = ReferenceParser(

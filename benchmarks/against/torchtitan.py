@@ -75,7 +75,7 @@ def start(job: Any, world: int, folder: Path) -> None:
             model = spec.model_cls(shape)
         build_model_converters(job, dims).convert(model)
         loss = spec.build_loss_fn(job, parallel_dims=dims)
-        _batch(job, dims)
+        check_batch(job, dims)
         if dims.pp_enabled and spec.pipelining_fn is None:
             raise RuntimeError(f"Pipeline Parallel is enabled but {job.model.name} does not support pipelining")
         if dims.pp_enabled:
@@ -101,7 +101,7 @@ def start(job: Any, world: int, folder: Path) -> None:
         torch.distributed.destroy_process_group()
 
 
-def _batch(job: Any, dims: Any) -> None:
+def check_batch(job: Any, dims: Any) -> None:
     """Repeat the batch-size check from the trainer's constructor."""
     local, total = job.training.local_batch_size, job.training.global_batch_size
     ranks = dims.dp_replicate * dims.dp_shard

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.against import Config, ReferenceParser, Verdict
-from benchmarks.against.torchtitan import WORLD, last, mock_capability, mock_gpus, silence
+from benchmarks.against.torchtitan import WORLD, check_batch, last, mock_capability, mock_gpus, silence
 
 from meshwright.frameworks import content_of
 from meshwright.frameworks.torchtitan.commands import parse_flags, preset_of_command, runs
@@ -122,7 +122,7 @@ def start(job: Any, world: int) -> None:
         with torch.device("meta"), utils.set_default_dtype(TORCH_DTYPE_MAP[job.training.dtype]):
             model = spec.model.build()
         loss = job.loss.build(compile_config=job.compile)
-        _batch(job, dims)
+        check_batch(job, dims)
         shared = {
             "parallel_dims": dims,
             "training": job.training,
@@ -166,22 +166,12 @@ def _without_sharding() -> None:
             module.fully_shard = _unsharded
 
 
-def _batch(job: Any, dims: Any) -> None:
-    """Repeat the batch-size check from the trainer's constructor."""
-    local, total = job.training.local_batch_size, job.training.global_batch_size
-    ranks = dims.dp_replicate * dims.dp_shard
-    if total >= 0 and (total == 0 or total % (local * ranks)):
-        raise AssertionError(
-            f"global batch size must be multiple of local batch size times data-parallel degree {ranks}"
-        )
-
-
 def keys() -> Mapping[str, Any]:
     """Return every flag for the Llama 3 8B preset; defaults are those of the classes."""
     job = _job(["--module", "llama3", "--config", "llama3_8b"])
     return {
         **dict(_flags("", job)),
-        **{key: held for key, held in _flags("", type(job)()) if "param_groups" not in key},
+        **{key: current for key, current in _flags("", type(job)()) if "param_groups" not in key},
     }
 
 
@@ -190,15 +180,15 @@ def _flags(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
     for field in dataclasses.fields(value):
         if not field.init or "Suppress" in repr(getattr(hints[field.name], "__metadata__", "")):
             continue
-        name, held = f"{prefix}{field.name}", getattr(value, field.name)
-        if dataclasses.is_dataclass(held):
-            yield from _flags(f"{name}.", held)
-        elif isinstance(held, list) and held and dataclasses.is_dataclass(held[0]):
-            yield from _flags(f"{name}.0.", held[0])
-        elif isinstance(held, dict):
-            yield from ((f"{name}.{key}", one) for key, one in held.items())
+        name, current = f"{prefix}{field.name}", getattr(value, field.name)
+        if dataclasses.is_dataclass(current):
+            yield from _flags(f"{name}.", current)
+        elif isinstance(current, list) and current and dataclasses.is_dataclass(current[0]):
+            yield from _flags(f"{name}.0.", current[0])
+        elif isinstance(current, dict):
+            yield from ((f"{name}.{key}", one) for key, one in current.items())
         elif not OPEN_SECTIONS.match(name) or name in config_keys("torchtitan"):
-            yield name, held
+            yield name, current
 
 
 RANDOM_CONFIGS = 200

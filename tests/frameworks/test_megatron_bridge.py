@@ -215,7 +215,7 @@ CASES = (
     ], "8xH100"),
     Case("benchmark data", with_line(BENCHMARK, "--dataset mock"), [("megatron-bridge.benchmark-data", 3)]),
     Case(
-        "made-up data for fine-tuning",
+        "mock data for fine-tuning",
         replaced(TUNE, ("--dataset squad", "--dataset mock")),
         [("megatron-bridge.dataset-goal-mismatch", 4)],
     ),
@@ -234,7 +234,7 @@ CASES = (
         [("megatron-bridge.null-vocabulary", 4)],
     ),
     Case(
-        "the name says other GPUs",
+        "the name has another GPU count",
         replaced(
             EXPERTS,
             ("--nnodes=2 --nproc-per-node=8", "--nproc-per-node=4"),
@@ -245,7 +245,7 @@ CASES = (
         "4xB300",
     ),
     Case(
-        "the layout needs more GPUs than the name says",
+        "the layout needs more GPUs than in the name",
         replaced(
             with_line(EXPERTS, "-tp 8"),
             ("torchrun --nnodes=2 --nproc-per-node=8", "python"),
@@ -319,7 +319,7 @@ CASES = (
         "2x8xH200",
     ),
     Case(
-        "a drawing of other stages",
+        "a layout string for other stages",
         with_line(EXPERTS, "'model.pipeline_model_parallel_layout=\"Et*24|t*23L\"'"),
         [("pipeline.stage-count", 7), ("pipeline.stage-sum", 7)],
         "2x8xH200",

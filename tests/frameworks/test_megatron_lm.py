@@ -117,8 +117,8 @@ def broken(
     name: str, text: str, old: str, new: str, rule: str, words: str | None = None, gpus: str | None = "2x8xH100"
 ) -> Case:
     """A script with one error and its one expected finding; without `words` the finding has line 0."""
-    made = replaced(text, (old, new))
-    return Case(name, made, [(rule, at(made, words) if words else 0)], gpus)
+    changed_text = replaced(text, (old, new))
+    return Case(name, changed_text, [(rule, at(changed_text, words) if words else 0)], gpus)
 
 
 def with_args(text: str, args: str, after: str = "--overlap-grad-reduce") -> tuple[str, str, str]:
@@ -578,10 +578,10 @@ STAGES: list[dict[str, Any]] = [
 @given(FIELDS, st.sampled_from(STAGES), st.sampled_from(["llama3_8b", "qwen3_30b_a3b", "deepseek_v2_lite"]))
 def test_export_round_trip(values: dict[str, Any], stages: dict[str, Any], model: str) -> None:
     base = changed(pretrain(model, 64), {"layout.strategy": "zero1", "checkpoint.async_save": False})
-    made = {**values, **stages}
-    if made.get("data.blend"):
-        made.pop("data.dataset", None)  # a blend replaces the dataset
-    recipe = changed(base, made)
+    fields = {**values, **stages}
+    if fields.get("data.blend"):
+        fields.pop("data.dataset", None)  # a blend replaces the dataset
+    recipe = changed(base, fields)
     if recipe.layout.recompute != "full":
         recipe = changed(recipe, {"layout.recompute_layers": 0})
     assert unmapped("megatron-lm", recipe, model, "64xH100") == {}
@@ -647,7 +647,7 @@ def test_unsupported_recipe_is_rejected(name: str) -> None:
 def test_program_includes_environment() -> None:
     theirs, recipe = frameworks.framework("megatron-lm"), changed(pretrain("llama3_8b", 8), {"layout.tp": 2})
     for gpus, expected in (("8xH100", {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}), ("8xB200", {})):
-        made = changed(recipe, {"layout.strategy": "zero1"})
-        written = frameworks.export(theirs, made, find("llama3_8b"), cluster(gpus))
+        zero1 = changed(recipe, {"layout.strategy": "zero1"})
+        written = frameworks.export(theirs, zero1, find("llama3_8b"), cluster(gpus))
         assert written.program.env == expected
         assert written.program.argv[0] == "pretrain_gpt.py"

@@ -147,15 +147,15 @@ def test_loop_body_runs_once_with_unknown_variable() -> None:
 
 
 @pytest.mark.parametrize(
-    "made", ["$(nproc --all)", "`nproc`", "$FOO", "${FOO}", "$((FOO * 2))", "${1}", "$(seq 1 3)", "$?"]
+    "text", ["$(nproc --all)", "`nproc`", "$FOO", "${FOO}", "$((FOO * 2))", "${1}", "$(seq 1 3)", "$?"]
 )
-def test_command_substitution_stays_as_written(made: str) -> None:
-    script = read_script(f"A={made}\nshow --n=$A\n", "run.sh")
+def test_command_substitution_stays_as_written(text: str) -> None:
+    script = read_script(f"A={text}\nshow --n=$A\n", "run.sh")
     (command,) = script.commands
-    assert (command.words[1].value, command.words[1].line) == (f"--n={made}", 2)
+    assert (command.words[1].value, command.words[1].line) == (f"--n={text}", 2)
     assert command.words[1].unresolved
-    assert unresolved_lines(script) == [(made, 1)]
-    assert script.variables["A"].value == made
+    assert unresolved_lines(script) == [(text, 1)]
+    assert script.variables["A"].value == text
 
 
 def test_comment_in_continued_command_is_reported() -> None:

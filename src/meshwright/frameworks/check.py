@@ -100,9 +100,9 @@ def _cases(imported: ImportedRecipe, candidates: Sequence[Cluster]) -> Iterator[
     for on in candidates:
         yield case_of(complete(imported, on), imported.model, on, imported.engine)
     first = complete(imported, candidates[0])
-    for own in (*imported.mapped.unresolved, *imported.unknown_fields):
-        for value in alternatives(own):
-            changed, _ = override.change(first, {own: value})
+    for field in (*imported.mapped.unresolved, *imported.unknown_fields):
+        for value in alternatives(field):
+            changed, _ = override.change(first, {field: value})
             yield case_of(changed, imported.model, candidates[0], imported.engine)
 
 
@@ -127,20 +127,20 @@ def _downgrade_within_error(finding: Finding, case: Case) -> Finding:
 
 
 def _in_framework_keys(imported: ImportedRecipe, recipe: Recipe, finding: Finding) -> Finding:
-    own = finding.field
-    key = imported.mapped.source_keys.get(own, "")
+    field = finding.field
+    key = imported.mapped.source_keys.get(field, "")
     setting = imported.parsed.settings.get(key)
     return msgspec.structs.replace(
         finding,
-        field=key or _their_key(imported, recipe, own) or own,
+        field=key or _their_key(imported, recipe, field) or field,
         fix=_their_fix(imported, recipe, finding.fix),
         file=setting.file if setting else imported.parsed.files[0] if imported.parsed.files else "",
         line=setting.line if setting else 0,
     )
 
 
-def _their_key(imported: ImportedRecipe, recipe: Recipe, own: str) -> str:
-    settings, _ = to_settings(imported.framework, recipe, [own])
+def _their_key(imported: ImportedRecipe, recipe: Recipe, field: str) -> str:
+    settings, _ = to_settings(imported.framework, recipe, [field])
     return next(iter(settings), "")
 
 
@@ -181,7 +181,9 @@ def _notes(imported: ImportedRecipe, known: bool) -> Iterator[str]:
     if imported.model is None:
         yield "the file does not name its model: architecture and memory were not checked (--model NAME)"
     elif imported.unknown_fields:
-        example = " ".join(f"{own}={text_of(field_value(imported.recipe, own))}" for own in imported.unknown_fields)
+        example = " ".join(
+            f"{field}={text_of(field_value(imported.recipe, field))}" for field in imported.unknown_fields
+        )
         yield f"the training program sets some fields: memory is checked if you pass them, e.g. {example}"
     if imported.model is not None and not known:
         count = imported.parsed.gpu_request.count

@@ -52,8 +52,8 @@ def torchrun(cluster: Cluster, head: str = "HEAD_NODE") -> list[str]:
 
 def value_or_default(table: str, settings: Settings, key: str) -> Any:
     """Return the value of a key, or its default if it is unset, unresolved or of another type."""
-    word = config_keys(table).get(key)
-    default = None if word is None or word.default is UNSET else word.default
+    config_key = config_keys(table).get(key)
+    default = None if config_key is None or config_key.default is UNSET else config_key.default
     setting = settings.get(key)
     if setting is None or setting.unresolved:
         return default
@@ -98,8 +98,8 @@ def range_rule(
             if not minimum <= found <= maximum or (exclusive and found == minimum):
                 expected = f"above {minimum:g}" if exclusive else f"at least {minimum:g}"
                 expected += f" and at most {maximum:g}" if maximum != INFINITE else ""
-                word = config_keys(ctx.framework.key_map)[key]
-                fix = () if word.default in (UNSET, None) else (format_setting(key, word.default),)
+                config_key = config_keys(ctx.framework.key_map)[key]
+                fix = () if config_key.default in (UNSET, None) else (format_setting(key, config_key.default),)
                 yield Problem(f"{key}={found} must be {expected}", fix, key=key)
 
     return FrameworkRule(

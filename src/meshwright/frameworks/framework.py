@@ -101,8 +101,8 @@ class RuleContext(msgspec.Struct, frozen=True):
         setting = self.parsed.settings.get(key)
         if setting is not None:
             return default if setting.unresolved else setting.value
-        word = config_keys(self.framework.key_map).get(key)
-        return default if word is None or word.default is UNSET else word.default
+        config_key = config_keys(self.framework.key_map).get(key)
+        return default if config_key is None or config_key.default is UNSET else config_key.default
 
     def is_set(self, key: str) -> bool:
         """Return whether the file sets this key."""

@@ -21,7 +21,7 @@ from meshwright.rules.rule import Finding, Severity
 SIMILARITY = 70.0  # percent of matching characters above which an unknown key counts as a typo
 
 
-FATES: Mapping[str, tuple[str, Severity, str]] = {
+STATUS_FINDINGS: Mapping[str, tuple[str, Severity, str]] = {
     "removed": ("key.removed", "error", "was removed"),
     "ignored": ("key.ignored", "warning", "is accepted but ignored"),
     "overwritten": ("key.overwritten", "warning", "is overwritten by another setting"),
@@ -68,108 +68,110 @@ class _Reader:
 
     def __init__(self, framework: Framework, start: Recipe, with_defaults: bool) -> None:
         self.framework, self.start = framework, start
-        self.table = config_keys(framework.key_map)
-        self.joints = composite_keys(framework.key_map)
-        self.composite_of = {key: joint for joint in self.joints for key in joint.keys}
+        self.key_map = config_keys(framework.key_map)
+        self.composites = composite_keys(framework.key_map)
+        self.composite_of = {key: composite for composite in self.composites for key in composite.keys}
         self.values: dict[str, Any] = {}
         self.source_keys: dict[str, str] = {}
         self.unresolved: list[str] = []
         self.findings: list[Finding] = []
         self.notes: list[str] = []
         self.defaults = {
-            key: text_of(word.default)
-            for key, word in self.table.items()
-            if with_defaults and word.default is not UNSET and word.status == "read"
+            key: text_of(config_key.default)
+            for key, config_key in self.key_map.items()
+            if with_defaults and config_key.default is not UNSET and config_key.status == "read"
         }
 
     def read(self, settings: Settings) -> None:
         """Apply the framework's defaults, then single keys, then composite keys."""
         for key, text in self.defaults.items():
-            word = self.table[key]
-            if word.field and key not in self.composite_of and not _is_model_size(word):
-                self.values[word.field] = self._typed(word, text)
+            config_key = self.key_map[key]
+            if config_key.field and key not in self.composite_of and not _is_model_size(config_key):
+                self.values[config_key.field] = self._typed(config_key, text)
         for key, setting in settings.items():
-            self._read_key(key, setting, self.table.get(key))
-        for joint in self.joints:
-            self._read_composite(joint, {key: settings[key] for key in joint.keys if key in settings})
+            self._read_key(key, setting, self.key_map.get(key))
+        for composite in self.composites:
+            self._read_composite(composite, {key: settings[key] for key in composite.keys if key in settings})
 
-    def _read_key(self, key: str, setting: SourcedValue, word: ConfigKey | None) -> None:
-        if word is not None and word.status != "read":
-            self._report_status(word, setting)
+    def _read_key(self, key: str, setting: SourcedValue, config_key: ConfigKey | None) -> None:
+        if config_key is not None and config_key.status != "read":
+            self._report_status(config_key, setting)
         elif setting.unresolved:
-            self._mark_unresolved(key, word)
+            self._mark_unresolved(key, config_key)
         elif key in self.composite_of:
             return
-        elif word is None:
+        elif config_key is None:
             self._report_unknown(key, setting)
-        elif word.field:
-            self._set(word, setting)
+        elif config_key.field:
+            self._set(config_key, setting)
         else:
-            self._check_type(word, setting)
+            self._check_type(config_key, setting)
 
-    def _read_composite(self, joint: CompositeKey, settings: Mapping[str, SourcedValue]) -> None:
+    def _read_composite(self, composite: CompositeKey, settings: Mapping[str, SourcedValue]) -> None:
         if any(setting.unresolved for setting in settings.values()):
             return
-        defaults = {key: self.defaults[key] for key in joint.keys if key in self.defaults}
+        defaults = {key: self.defaults[key] for key in composite.keys if key in self.defaults}
         texts = {**defaults, **{key: text_of(setting.value) for key, setting in settings.items()}}
         if not texts:
             return
         so_far, _ = overrides.change(self.start, self.values)
         fields = recipe_fields()
         try:
-            meaning = joint.read(texts, so_far)
-            outright = {own: parse(fields[own], text, own) for own, text in meaning.explicit.items()}
-            implied = {own: parse(fields[own], text, own) for own, text in meaning.implied.items()}
+            mapped = composite.read(texts, so_far)
+            explicit = {field: parse(fields[field], text, field) for field, text in mapped.explicit.items()}
+            implied = {field: parse(fields[field], text, field) for field, text in mapped.implied.items()}
         except InputError as error:
             key = error.field if error.field in settings else next(iter(settings), "")
             if key:
                 self._report_rejected(key, settings[key], error)
             return
-        self.values |= {own: value for own, value in implied.items() if own not in self.source_keys} | outright
+        self.values |= {field: value for field, value in implied.items() if field not in self.source_keys} | explicit
         if settings:
-            self.source_keys |= {own: next(iter(settings)) for own in outright if own not in self.source_keys}
+            self.source_keys |= {field: next(iter(settings)) for field in explicit if field not in self.source_keys}
 
-    def _typed(self, word: ConfigKey, text: str) -> Any:
-        return parse(recipe_fields()[word.field], overrides.translate_value(word, text), word.key)
+    def _typed(self, config_key: ConfigKey, text: str) -> Any:
+        return parse(recipe_fields()[config_key.field], overrides.translate_value(config_key, text), config_key.key)
 
-    def _set(self, word: ConfigKey, setting: SourcedValue) -> None:
-        if word.choices and isinstance(setting.value, str) and not _is_choice(word, setting.value):
-            self._check_type(word, setting)
+    def _set(self, config_key: ConfigKey, setting: SourcedValue) -> None:
+        if config_key.choices and isinstance(setting.value, str) and not _is_choice(config_key, setting.value):
+            self._check_type(config_key, setting)
             return
         try:
-            value = self._typed(word, text_of(setting.value))
+            value = self._typed(config_key, text_of(setting.value))
         except InputError as error:
-            if _is_choice(word, setting.value):
+            if _is_choice(config_key, setting.value):
                 self.notes.append(
-                    f"{self.framework.format_setting(word.key, setting.value)} has no counterpart here: not modeled"
+                    f"{self.framework.format_setting(config_key.key, setting.value)} has no counterpart: not modeled"
                 )
             else:
-                self._report_rejected(word.key, setting, error)
+                self._report_rejected(config_key.key, setting, error)
             return
-        self.source_keys[word.field] = word.key
-        if not _is_model_size(word):
-            self.values[word.field] = value
+        self.source_keys[config_key.field] = config_key.key
+        if not _is_model_size(config_key):
+            self.values[config_key.field] = value
 
-    def _mark_unresolved(self, key: str, word: ConfigKey | None) -> None:
-        joint = self.composite_of.get(key)
-        owned = joint.fields if joint else (word.field,) if word and word.field else ()
-        self.unresolved += [own for own in owned if own not in self.unresolved]
-        self.source_keys |= {own: key for own in owned if own not in self.source_keys}
+    def _mark_unresolved(self, key: str, config_key: ConfigKey | None) -> None:
+        composite = self.composite_of.get(key)
+        owned = composite.fields if composite else (config_key.field,) if config_key and config_key.field else ()
+        self.unresolved += [field for field in owned if field not in self.unresolved]
+        self.source_keys |= {field: key for field in owned if field not in self.source_keys}
 
-    def _check_type(self, word: ConfigKey, setting: SourcedValue) -> None:
+    def _check_type(self, config_key: ConfigKey, setting: SourcedValue) -> None:
         """Check the type or choice that the framework's parser requires, for keys without a recipe field."""
         value, error = setting.value, ""
-        if word.choices and not _is_choice(word, value):
-            error = f"allowed: {', '.join(word.choices)}"
-        elif word.type == "int" and not _is_int(value):
+        if config_key.choices and not _is_choice(config_key, value):
+            error = f"allowed: {', '.join(config_key.choices)}"
+        elif config_key.type == "int" and not _is_int(value):
             error = "expected an integer"
-        elif word.type == "float" and not _is_number(value):
+        elif config_key.type == "float" and not _is_number(value):
             error = "expected a number"
-        elif word.type == "bool" and text_of(value).lower() not in ("true", "false"):
+        elif config_key.type == "bool" and text_of(value).lower() not in ("true", "false"):
             error = "expected true or false"
         if error:
-            near = closest(str(value), word.choices, 1) if word.choices else []
-            self._report_rejected(word.key, setting, InputError(error, fix=[f"{word.key}={one}" for one in near]))
+            near = closest(str(value), config_key.choices, 1) if config_key.choices else []
+            self._report_rejected(
+                config_key.key, setting, InputError(error, fix=[f"{config_key.key}={one}" for one in near])
+            )
 
     def _report_rejected(self, key: str, setting: SourcedValue, error: InputError) -> None:
         message = f"{self.framework.format_setting(key, setting.value)}: {error.reason}"
@@ -178,7 +180,7 @@ class _Reader:
 
     def _format_fix(self, fix: str, key: str) -> str:
         name, equals, value = fix.partition("=")
-        return self.framework.format_setting(name, value) if equals and (name == key or name in self.table) else fix
+        return self.framework.format_setting(name, value) if equals and (name == key or name in self.key_map) else fix
 
     def _report_unknown(self, key: str, setting: SourcedValue) -> None:
         if self.framework.is_extra_key(key):
@@ -201,23 +203,32 @@ class _Reader:
         def last(name: str) -> str:
             return name.rpartition(".")[2]
 
-        found = closest(key, [word.key for word in self.table.values() if word.status == "read"], 1)
+        found = closest(key, [config_key.key for config_key in self.key_map.values() if config_key.status == "read"], 1)
         if not found or min(ratio(key, found[0]), ratio(last(key), last(found[0]))) < SIMILARITY:
             return None
-        return self.table[found[0]]
+        return self.key_map[found[0]]
 
-    def _accepts(self, word: ConfigKey, setting: SourcedValue) -> bool:
+    def _accepts(self, config_key: ConfigKey, setting: SourcedValue) -> bool:
         """Return whether another key accepts a value."""
         try:
-            return not word.field or self._typed(word, text_of(setting.value)) is not None
+            return not config_key.field or self._typed(config_key, text_of(setting.value)) is not None
         except InputError:
             return False
 
-    def _report_status(self, word: ConfigKey, setting: SourcedValue) -> None:
-        finding, severity, text = FATES[word.status]
-        ended = f" (until {word.until})" if word.until else ""
-        message = f"{self.framework.display_key(word.key)} {text}{ended}" + (f": {word.note}" if word.note else "")
-        self._report(finding, severity, word.key, setting, message, (word.replacement,) if word.replacement else ())
+    def _report_status(self, config_key: ConfigKey, setting: SourcedValue) -> None:
+        finding, severity, text = STATUS_FINDINGS[config_key.status]
+        ended = f" (until {config_key.until})" if config_key.until else ""
+        message = f"{self.framework.display_key(config_key.key)} {text}{ended}" + (
+            f": {config_key.note}" if config_key.note else ""
+        )
+        self._report(
+            finding,
+            severity,
+            config_key.key,
+            setting,
+            message,
+            (config_key.replacement,) if config_key.replacement else (),
+        )
 
     def _report(
         self, rule: str, severity: Severity, key: str, setting: SourcedValue, message: str, fix: tuple[str, ...]
@@ -225,13 +236,13 @@ class _Reader:
         self.findings.append(Finding(rule, severity, key, message, fix, file=setting.file, line=setting.line))
 
 
-def _is_model_size(word: ConfigKey) -> bool:
+def _is_model_size(config_key: ConfigKey) -> bool:
     """Return whether a key is a model size; the framework's reader builds the model from all of them."""
-    return word.field.startswith("architecture.")
+    return config_key.field.startswith("architecture.")
 
 
-def _is_choice(word: ConfigKey, value: Any) -> bool:
-    return text_of(value).lower() in {choice.lower() for choice in word.choices}
+def _is_choice(config_key: ConfigKey, value: Any) -> bool:
+    return text_of(value).lower() in {choice.lower() for choice in config_key.choices}
 
 
 def _is_int(value: Any) -> bool:
@@ -282,25 +293,27 @@ def to_settings(
     found: dict[str, Any] = {}
     unmapped: dict[str, UnmappedField] = {}
     covered: set[str] = set()
-    for joint in composite_keys(framework.key_map):
-        if joint.write is not None and wanted & set(joint.fields):
-            covered |= set(joint.fields)
+    for composite in composite_keys(framework.key_map):
+        if composite.write is not None and wanted & set(composite.fields):
+            covered |= set(composite.fields)
             try:
-                found |= joint.write(recipe)
+                found |= composite.write(recipe)
             except InputError as error:
-                own = error.field if error.field in joint.fields else joint.fields[0]
-                unmapped[own] = UnmappedField(own, field_value(recipe, own), error.reason)
-    for key, word in config_keys(framework.key_map).items():
-        if word.status != "read" or word.field not in wanted or word.field in covered or key in found:
+                field = error.field if error.field in composite.fields else composite.fields[0]
+                unmapped[field] = UnmappedField(field, field_value(recipe, field), error.reason)
+    for key, config_key in config_keys(framework.key_map).items():
+        if config_key.status != "read" or config_key.field not in wanted or config_key.field in covered or key in found:
             continue
-        covered.add(word.field)
+        covered.add(config_key.field)
         try:
-            found[key] = word.to_framework_value(field_value(recipe, word.field))
+            found[key] = config_key.to_framework_value(field_value(recipe, config_key.field))
         except InputError as error:
-            unmapped[word.field] = UnmappedField(word.field, field_value(recipe, word.field), error.reason)
-    for own in (own for own in recipe_fields() if own in wanted and own not in covered):
-        if field_value(recipe, own) != recipe_fields()[own].default:
-            unmapped[own] = UnmappedField(own, field_value(recipe, own), f"{framework.title} has no key for it")
+            unmapped[config_key.field] = UnmappedField(
+                config_key.field, field_value(recipe, config_key.field), error.reason
+            )
+    for field in (field for field in recipe_fields() if field in wanted and field not in covered):
+        if field_value(recipe, field) != recipe_fields()[field].default:
+            unmapped[field] = UnmappedField(field, field_value(recipe, field), f"{framework.title} has no key for it")
     order = {key: index for index, key in enumerate(config_keys(framework.key_map))}
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order)))), tuple(unmapped.values())
 
@@ -310,8 +323,8 @@ def without_defaults(framework: Framework, settings: Mapping[str, Any], keep: Co
     table = config_keys(framework.key_map)
 
     def is_needed(key: str, value: Any) -> bool:
-        word = table.get(key)
-        return word is None or word.default is UNSET or word.default != value
+        config_key = table.get(key)
+        return config_key is None or config_key.default is UNSET or config_key.default != value
 
     return {key: value for key, value in settings.items() if key in keep or is_needed(key, value)}
 

@@ -53,7 +53,9 @@ def import_recipe(
     mapped = map_to_recipe(framework, parsed)
     requested = override.requested(mapped.recipe, overrides or [])
     recipe, _ = override.change(mapped.recipe, requested)
-    unknown = tuple(own for own in parsed.unknown_fields if own not in requested and own not in mapped.source_keys)
+    unknown = tuple(
+        field for field in parsed.unknown_fields if field not in requested and field not in mapped.source_keys
+    )
     return ImportedRecipe(framework, parsed, mapped, recipe, found, unknown)
 
 
@@ -92,11 +94,11 @@ def _cluster(world: int, per_node: int | None, gpu: str) -> Cluster:
     return cluster(f"{world // size}x{size}x{gpu}" if world % size == 0 and world >= size else f"{world}x{gpu}")
 
 
-def alternatives(own: str) -> list[Any]:
+def alternatives(field: str) -> list[Any]:
     """Return candidate values for an unresolved field."""
-    field_type, _ = bare_type(recipe_fields()[own].type)
+    field_type, _ = bare_type(recipe_fields()[field].type)
     if get_origin(field_type) is Literal:
         return list(get_args(field_type))
     if field_type is bool:
         return [True, False]
-    return [*INT_CANDIDATES, *EXTRA_CANDIDATES.get(own, ())] if field_type is int else []
+    return [*INT_CANDIDATES, *EXTRA_CANDIDATES.get(field, ())] if field_type is int else []

@@ -179,7 +179,7 @@ INSTEAD: Mapping[str, str] = {
     "--config-file": "trailing KEY=VALUE",
     "--config_file": "trailing KEY=VALUE",
 }
-"""Flags that are refused, with what says the same."""
+"""Rejected flags, with their replacement."""
 MODEL = """
     hf_model_id seq_length num_layers hidden_size ffn_hidden_size num_attention_heads num_query_groups kv_channels
     vocab_size make_vocab_size_divisible_by should_pad_vocab share_embeddings_and_output_weights position_embedding_type

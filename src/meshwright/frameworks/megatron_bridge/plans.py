@@ -22,7 +22,7 @@ def unsupported_reason(plan: Plan) -> str | None:
     if row is None or row.raises or plan.recipe.model != plan.base.model:
         return "it has no recipe for this model and goal"
     if plan.question.engine not in ("meshwright", "megatron"):
-        return f"the plan was made for the {plan.question.engine} engine"
+        return f"the plan is for the {plan.question.engine} engine"
     if plan.recipe.layout.strategy == "megatron_fsdp":
         return "it has no single key for layout.strategy"
     changed = {change.field for change in plan.changes} - set(DERIVED_FIELDS)

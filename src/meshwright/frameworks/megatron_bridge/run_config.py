@@ -46,8 +46,8 @@ def strip_object_keys(leaves: Settings) -> dict[str, SourcedValue]:
 
 def _is_unused_removed_key(key: str, setting: SourcedValue) -> bool:
     """Return whether a removed field was saved with an unused value."""
-    word = config_keys("megatron_bridge").get(key)
-    return word is not None and word.status == "removed" and setting.value in (None, False)
+    config_key = config_keys("megatron_bridge").get(key)
+    return config_key is not None and config_key.status == "removed" and setting.value in (None, False)
 
 
 def _is_type_of_value(key: str, found: dict[str, SourcedValue]) -> bool:

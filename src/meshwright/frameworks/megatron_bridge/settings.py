@@ -75,11 +75,11 @@ def difference(
     unmapped = {one.field: one for one in lost}
     changed: dict[str, Any] = {}
     for key, value in after.items():
-        own = config_keys("megatron_bridge")[key].field if key in config_keys("megatron_bridge") else ""
-        choices = config_keys("megatron_bridge")[key].choices if own else ()
+        field = config_keys("megatron_bridge")[key].field if key in config_keys("megatron_bridge") else ""
+        choices = config_keys("megatron_bridge")[key].choices if field else ()
         if choices and value is not None and str(value) not in choices:
-            unmapped[own] = UnmappedField(
-                own, field_value(recipe, own), f"Megatron-Bridge supports {', '.join(choices)}"
+            unmapped[field] = UnmappedField(
+                field, field_value(recipe, field), f"Megatron-Bridge supports {', '.join(choices)}"
             )
         elif before.get(key, ...) != value or key in SHOWN or (key in SHOWN_IF_PARALLEL and value != 1):
             changed[key] = value

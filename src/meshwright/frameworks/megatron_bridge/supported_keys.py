@@ -58,8 +58,10 @@ def mappable_settings(
 
 def _is_unset(key: str, setting: SourcedValue) -> bool:
     """Return whether a null unsets a value that recipes always have; another setting then decides."""
-    word = config_keys("megatron_bridge").get(key)
-    return setting.value is None and word is not None and bool(word.field) and "null" not in word.values
+    config_key = config_keys("megatron_bridge").get(key)
+    return (
+        setting.value is None and config_key is not None and bool(config_key.field) and "null" not in config_key.values
+    )
 
 
 def _complete_recompute(found: dict[str, SourcedValue], base: Recipe) -> dict[str, SourcedValue]:

@@ -111,8 +111,8 @@ DATA = {"pretrain": ("mock",), "sft": ("squad", "tulu3", "cord-v2"), "peft": ("s
 
 def _name(row: bridge_recipes.BridgeRecipe) -> str:
     """Return an unambiguous name: the runner resolves some library names to benchmarks."""
-    meant = bridge_recipes.find(row.name)
-    return row.aliases[0] if row.aliases and meant is not None and meant.benchmark != row.benchmark else row.name
+    resolved = bridge_recipes.find(row.name)
+    return row.aliases[0] if row.aliases and resolved is not None and resolved.benchmark != row.benchmark else row.name
 
 
 def _script(framework: Framework, recipe: Recipe, cluster: Cluster, argv: list[str], model: ModelSpec) -> str:

@@ -53,22 +53,22 @@ def parse_args(args: Sequence[SourcedValue]) -> ParsedArgs:
     findings: list[Finding] = []
     at = 0
     while at < len(args):
-        word = args[at]
-        if not _is_flag(word):
+        arg = args[at]
+        if not _is_flag(arg):
             at += 1
-            if word.unresolved:
-                settings[UNREAD_ARGS] = word
-            elif UNREAD_ARGS not in settings or settings[UNREAD_ARGS].line != word.line:
-                findings.append(_stray(word))
+            if arg.unresolved:
+                settings[UNREAD_ARGS] = arg
+            elif UNREAD_ARGS not in settings or settings[UNREAD_ARGS].line != arg.line:
+                findings.append(_stray(arg))
             continue
-        name, equals, glued = str(word.value).partition("=")
+        name, equals, glued = str(arg.value).partition("=")
         key = key_of(name)
-        found = [_like(word, glued)] if equals else list(_values(args, at + 1, key))
+        found = [_like(arg, glued)] if equals else list(_values(args, at + 1, key))
         at += 1 + (0 if equals else len(found))
-        findings.extend(_check_underscores(name, key, word))
-        setting = _value(key, word, found)
+        findings.extend(_check_underscores(name, key, arg))
+        setting = _value(key, arg, found)
         if setting is None:
-            findings.append(_missing_value(key, word))
+            findings.append(_missing_value(key, arg))
             continue
         findings.extend(_report_replaced(key, setting, settings.get(key)))
         settings[key] = setting
@@ -84,27 +84,31 @@ def key_of(flag: str) -> str:
     return other if key not in key_map and key.startswith("disable_") and other in key_map else key
 
 
-def _is_flag(word: SourcedValue) -> bool:
-    return bool(OPTION.match(str(word.value)))
+def _is_flag(arg: SourcedValue) -> bool:
+    return bool(OPTION.match(str(arg.value)))
 
 
-def _like(word: SourcedValue, text: str) -> SourcedValue:
-    return SourcedValue(text, word.line, word.file, word.unresolved)
+def _like(arg: SourcedValue, text: str) -> SourcedValue:
+    return SourcedValue(text, arg.line, arg.file, arg.unresolved)
 
 
 def arity(key: str) -> str:
     """Return how many values a flag takes: none, one, many, or any for unknown flags."""
-    word = config_keys(KEY_MAP).get(key)
-    if key in MULTI_VALUE or (word is not None and word.type == "list"):
+    config_key = config_keys(KEY_MAP).get(key)
+    if key in MULTI_VALUE or (config_key is not None and config_key.type == "list"):
         return "many"
-    if word is None:
+    if config_key is None:
         return "any"
-    return "none" if _is_switch(word) else "one"
+    return "none" if _is_switch(config_key) else "one"
 
 
-def _is_switch(word: ConfigKey) -> bool:
+def _is_switch(config_key: ConfigKey) -> bool:
     """Return whether a flag takes no value; removed flags without a recorded type count as switches."""
-    return word.type == "flag" or isinstance(word.default, bool) or (word.status != "read" and not word.type)
+    return (
+        config_key.type == "flag"
+        or isinstance(config_key.default, bool)
+        or (config_key.status != "read" and not config_key.type)
+    )
 
 
 def _values(args: Sequence[SourcedValue], at: int, key: str) -> Iterator[SourcedValue]:
@@ -112,16 +116,16 @@ def _values(args: Sequence[SourcedValue], at: int, key: str) -> Iterator[Sourced
     count = arity(key)
     if count == "none":
         return
-    for word in args[at:]:
-        if _is_flag(word) and not _is_number(word):
+    for arg in args[at:]:
+        if _is_flag(arg) and not _is_number(arg):
             return
-        yield word
+        yield arg
         if count == "one":
             return
 
 
-def _is_number(word: SourcedValue) -> bool:
-    return bool(re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", str(word.value)))
+def _is_number(arg: SourcedValue) -> bool:
+    return bool(re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", str(arg.value)))
 
 
 def _value(key: str, flag: SourcedValue, found: Sequence[SourcedValue]) -> SourcedValue | None:
@@ -131,28 +135,28 @@ def _value(key: str, flag: SourcedValue, found: Sequence[SourcedValue]) -> Sourc
         return _like(flag, "") if flag.unresolved else SourcedValue(True, flag.line, flag.file)
     if not found and (count == "one" or key in FIRST_VALUE_ONLY):
         return None
-    reason = "; ".join(dict.fromkeys(word.unresolved for word in (flag, *found) if word.unresolved))
-    texts = [str(word.value) for word in found]
+    reason = "; ".join(dict.fromkeys(arg.unresolved for arg in (flag, *found) if arg.unresolved))
+    texts = [str(arg.value) for arg in found]
     line, file = (flag.line, flag.file) if not found or found[0].file != flag.file else (found[0].line, flag.file)
     if reason:
         return SourcedValue(" ".join(texts), line, file, reason)
     return SourcedValue(texts if count == "many" and key not in FIRST_VALUE_ONLY else texts[0], line, file)
 
 
-def _check_underscores(name: str, key: str, word: SourcedValue) -> Iterator[Finding]:
+def _check_underscores(name: str, key: str, arg: SourcedValue) -> Iterator[Finding]:
     if "_" not in name or name in WITH_UNDERSCORE or key not in config_keys(KEY_MAP):
         return
     right = "--" + key.replace("_", "-")
-    yield _finding("key.unknown", key, f"Megatron-LM has no {name}: its flags use dashes", word, (right,))
+    yield _finding("key.unknown", key, f"Megatron-LM has no {name}: its flags use dashes", arg, (right,))
 
 
-def _stray(word: SourcedValue) -> Finding:
-    text = str(word.value)
-    return _finding("value.stray", "", f"{text!r} belongs to no flag: the parser fails on it", word)
+def _stray(arg: SourcedValue) -> Finding:
+    text = str(arg.value)
+    return _finding("value.stray", "", f"{text!r} belongs to no flag: the parser fails on it", arg)
 
 
-def _missing_value(key: str, word: SourcedValue) -> Finding:
-    return _finding("value.missing", key, f"{format_flag(key, True)} needs a value", word)
+def _missing_value(key: str, arg: SourcedValue) -> Finding:
+    return _finding("value.missing", key, f"{format_flag(key, True)} needs a value", arg)
 
 
 def _report_replaced(key: str, setting: SourcedValue, before: SourcedValue | None) -> Iterator[Finding]:

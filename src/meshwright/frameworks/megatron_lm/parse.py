@@ -59,14 +59,14 @@ def _program(launch: LaunchCommand) -> str:
 
 
 def _texts(args: Sequence[SourcedValue]) -> set[str]:
-    return {str(word.value).partition("=")[0] for word in args}
+    return {str(arg.value).partition("=")[0] for arg in args}
 
 
 def _argument_list(content: Content) -> tuple[SourcedValue, ...]:
     """Return the arguments of a bare argument list: every command starts with --."""
     commands = content.script.commands if content.script else ()
     lists = [command.words for command in commands if command.words and str(command.words[0].value).startswith("--")]
-    return tuple(word for line in lists for word in line)
+    return tuple(arg for line in lists for arg in line)
 
 
 def _from_variables(content: Content) -> tuple[SourcedValue, ...]:
@@ -149,10 +149,10 @@ def _env(content: Content, launch: LaunchCommand) -> Settings:
     if script is None or CONNECTIONS in env:
         return env
     passed = f"{CONNECTIONS}="
-    for word in (word for command in script.commands for word in command.words):
-        if passed in str(word.value):  # mpirun -x NAME=value, docker run --env NAME=value
-            value = str(word.value).partition(passed)[2]
-            return {**env, CONNECTIONS: SourcedValue(value, word.line, word.file, word.unresolved)}
+    for arg in (arg for command in script.commands for arg in command.words):
+        if passed in str(arg.value):  # mpirun -x NAME=value, docker run --env NAME=value
+            value = str(arg.value).partition(passed)[2]
+            return {**env, CONNECTIONS: SourcedValue(value, arg.line, arg.file, arg.unresolved)}
     for each in script.unresolved:
         if "source" in f"{each.what} {each.reason}":
             return {**env, CONNECTIONS: SourcedValue("", each.line, each.file, f"{each.what} may set it")}
@@ -230,8 +230,8 @@ def int_value(settings: Settings, key: str) -> int | None:
     """Return the integer value of a flag, or its default, if known."""
     if key in settings:
         return as_int(settings[key])
-    word = config_keys(KEY_MAP).get(key)
-    return word.default if word is not None and isinstance(word.default, int) else None
+    config_key = config_keys(KEY_MAP).get(key)
+    return config_key.default if config_key is not None and isinstance(config_key.default, int) else None
 
 
 def pipeline_fields(settings: Settings, layers: int) -> dict[str, Any]:

@@ -79,7 +79,9 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clust
     return ExportedConfig(
         framework=framework.name,
         files={name: _text(flags, recipe, framework, cluster, env, script)},
-        program=Program(argv=(script, *(word for key, value in flags.items() for word in _argv(key, value))), env=env),
+        program=Program(
+            argv=(script, *(config_key for key, value in flags.items() for config_key in _argv(key, value))), env=env
+        ),
         unmapped=(*unmapped, *rejected),
         notes=tuple(_notes(recipe, model)),
     )
@@ -108,18 +110,18 @@ def _accepted(
         kept.pop("lr_warmup_iters", None)
         rejected.append(UnmappedField("schedule.warmup_steps", warmup, "the warm-up must end before the decay does"))
     if not _adam(recipe):
-        for key, own in ADAM_ONLY.items():
+        for key, field in ADAM_ONLY.items():
             if key in without_defaults(framework, kept):
                 del kept[key]
                 reason = "only Adam supports other state formats and offload"
-                rejected.append(UnmappedField(own, field_value(recipe, own), reason))
+                rejected.append(UnmappedField(field, field_value(recipe, field), reason))
     for key, value in settings.items():
-        word = table.get(key)
-        if word is None or not word.choices or value is None or text_of(value) in word.choices:
+        config_key = table.get(key)
+        if config_key is None or not config_key.choices or value is None or text_of(value) in config_key.choices:
             continue
         del kept[key]
-        reason = f"{framework.format_setting(key, True)} takes {', '.join(word.choices)}"
-        rejected.append(UnmappedField(word.field, field_value(recipe, word.field), reason))
+        reason = f"{framework.format_setting(key, True)} takes {', '.join(config_key.choices)}"
+        rejected.append(UnmappedField(config_key.field, field_value(recipe, config_key.field), reason))
     return kept, tuple(rejected)
 
 
@@ -238,12 +240,12 @@ def _array(name: str, rows: list[str]) -> list[str]:
 
 
 def _quoted(argv: list[str]) -> list[str]:
-    return [shlex.quote(word) for word in argv]
+    return [shlex.quote(config_key) for config_key in argv]
 
 
 def _groups(flags: Mapping[str, Any]) -> dict[str, list[str]]:
     """Group flags by array, in key-map order."""
-    array_of = {word.key: name for name, group in SCRIPT_ARRAYS.items() for word in group} | ARRAYS
+    array_of = {config_key.key: name for name, group in SCRIPT_ARRAYS.items() for config_key in group} | ARRAYS
     found: dict[str, list[str]] = {name: [] for name in SCRIPT_ARRAYS}
     for key in flags:
         found[array_of.get(key, "GPT_MODEL_ARGS")].append(key)

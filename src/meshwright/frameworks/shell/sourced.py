@@ -35,11 +35,11 @@ class Sourced:
         text = name.text
         if name.unresolved:
             first = name.pieces[0]
-            own = self.chain[-1][1]
+            current = self.chain[-1][1]
             known_rest = first.unresolved and not any(piece.unresolved for piece in name.pieces[1:])
-            if not known_rest or own is None or not OWN_FOLDER.fullmatch(first.text):
+            if not known_rest or current is None or not OWN_FOLDER.fullmatch(first.text):
                 raise Unreadable(f"its name is unknown: {name.unresolved}")
-            return Path(str(own.parent) + text[len(first.text) :])
+            return Path(str(current.parent) + text[len(first.text) :])
         return self.folder / text
 
     def open(self, name: Field, line: int, file: str) -> tuple[str, str]:

@@ -268,9 +268,9 @@ class WordReader:
         stack: list[list[int | str]] = [["(", 0]]  # open bracket, and the number of open case … esac in it
         at = opened + 1
         while stack:
-            kind = stack[-1][0]
-            wanted = INSIDE_PARENS if kind == "(" else INSIDE_DOUBLE if kind == '"' else INSIDE_BRACE
-            found = wanted.search(self.text, at, self.end)
+            bracket = stack[-1][0]
+            pattern = INSIDE_PARENS if bracket == "(" else INSIDE_DOUBLE if bracket == '"' else INSIDE_BRACE
+            found = pattern.search(self.text, at, self.end)
             if not found:
                 raise self.error("the parenthesis ( opened here is never closed", opened)
             at = self._step(found, stack)
