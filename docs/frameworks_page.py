@@ -158,7 +158,14 @@ tp = 16
 
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-AGREEMENT = ("both accept", "both reject", "found here only", "only we reject", "only they reject", "not a config error")
+AGREEMENT = (
+    "both accept",
+    "both reject",
+    "found here only",
+    "only we reject",
+    "only they reject",
+    "not a config error",
+)
 
 
 def index() -> str:
