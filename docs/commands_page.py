@@ -13,8 +13,7 @@ HEAD = f"""# Commands
 
 Every command has `--json` (one object, first key `"schema": "{SCHEMA}"`) and `--help`. The same inputs, with the same
 limits, are the parameters of the HTTP API (`/api/NAME`) and of the agent tools. Where a command takes a file, HTTP and
-MCP take its contents. Every response has a [JSON Schema](schema/recommend.json) in `docs/schema`; errors are
-`{{"schema": …, "error": {{"kind", "field", "value", "message", "fix"}}}}` everywhere ([schema](schema/error.json)).
+MCP take its contents. Responses and errors are the same objects everywhere: [JSON](schema.md).
 
 """
 

@@ -26,6 +26,7 @@ sys.path.insert(0, str(HERE))  # the other page generators
 import commands_page  # noqa: E402
 import doctor_page  # noqa: E402
 import frameworks_page  # noqa: E402
+import schema_page  # noqa: E402
 import skill_page  # noqa: E402
 import verification_page  # noqa: E402
 from tables import table  # noqa: E402
@@ -393,17 +394,6 @@ def support_page() -> str:
     return text + _families_by_techniques(found["results"]) + notes + "\n\n## Layouts\n\n" + _tried_layouts(ran)
 
 
-def schema_page() -> str:
-    """Links to the published JSON Schema files."""
-    rows = [(f"`{name.removesuffix('.json')}`", f"[{name}](schema/{name})") for name in schema.published()]
-    return (
-        f"# JSON Schema\n\nThe response of every command with `--json`, of the HTTP API and of the agent tools "
-        f"(`{api.SCHEMA}`), "
-        "and the error object. The files are generated from the response types; a test validates real answers.\n\n"
-        + table(("response", "schema"), rows)
-    )
-
-
 def schema_file(name: str) -> str:
     """A published JSON Schema."""
     return json.dumps(schema.published()[name], indent=1, ensure_ascii=False) + "\n"
@@ -426,9 +416,9 @@ PAGES = {
     "support.md": support_page,
     "verification.md": verification_page.page,
     "commands.md": commands_page.page,
+    "schema.md": schema_page.page,
     "doctor.md": doctor_page.page,
     "skill/SKILL.md": skill_page.page,
-    "schema.md": schema_page,
     **{f"schema/{name}": partial(schema_file, name) for name in schema.published()},
 }
 

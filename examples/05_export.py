@@ -7,5 +7,5 @@ for framework in ("megatron-lm", "torchtitan"):
     print(f"# {framework}: {' '.join(written.program.words)}")
     for name in written.files:
         print(f"#   writes {name}")
-    for lost in written.unsaid:
+    for lost in written.unmapped:
         print(f"#   not expressible: {lost.field} = {lost.value}")

@@ -1,4 +1,4 @@
-"""The errors a user can meet: each names the field, the value, the reason and the exact fix."""
+"""Errors for users: each has the field, the value, the reason and the fix."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 
 
 class MeshwrightError(Exception):
-    """A mistake or a "no" that is told in one message, with the way out."""
+    """An error that is reported in one message, with its fix."""
 
     exit_code = 2
-    shown = 300  # characters of the value that are repeated
+    shown = 300  # characters of the value in the message
 
     def __init__(self, reason: str, field: str = "", value: object = None, fix: Sequence[str] = ()) -> None:
         super().__init__(reason)
@@ -27,7 +27,7 @@ class MeshwrightError(Exception):
         return where + self.reason
 
     def to_dict(self) -> dict[str, object]:
-        """The error as the JSON object of the outer contract."""
+        """Return the error as it is printed and sent as JSON."""
         return {
             "kind": type(self).__name__,
             "field": self.field,
@@ -38,20 +38,20 @@ class MeshwrightError(Exception):
 
 
 class InputError(MeshwrightError):
-    """What was asked cannot be understood or cannot exist (exit code 2)."""
+    """An input is invalid (exit code 2)."""
 
 
-SHORT = 5  # letters
+SHORT = 5  # characters
 
 
 class OutputError(MeshwrightError):
-    """An answer was there and could not be written (exit code 3)."""
+    """An output could not be written (exit code 3)."""
 
     exit_code = 3
 
 
 def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """The known names nearest to what was typed, best first; empty when nothing is near."""
+    """Return the known names closest to a name, best first; empty if none is close."""
     from rapidfuzz import fuzz, process
 
     found = process.extract(
@@ -62,26 +62,26 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
         limit=5 * limit,
         score_cutoff=60,
     )
-    # WRatio finds parts of long names; among what it finds, the one nearest as a whole comes first.
+    # WRatio also matches parts of long names; sort its matches by the similarity of the full names.
     scored = [(match, score, fuzz.ratio(name.lower(), match.lower())) for match, score, _ in found]
-    if len(name) <= SHORT:  # a few letters are easily part of something: they must be there to the letter
+    if len(name) <= SHORT:  # a short name is part of many names: require a close match
         scored = [one for one in scored if one[1] >= 85 or one[2] >= 60]
     return [match for match, _, _ in sorted(scored, key=lambda one: -one[2])][:limit]
 
 
 def some(names: Sequence[str], shown: int = 3, between: str = ", ") -> str:
-    """The first of some names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
     return between.join(names[:shown]) + more
 
 
 def first_line(error: Exception, longest: int = 300) -> str:
-    """What another library's error says, without the pages it may add; its kind where it says nothing."""
+    """Return the first line of another library's error; its type if it has no message."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
 
 
 def unknown(field: str, value: object, known: Iterable[str]) -> InputError:
-    """The error for a name nobody knows, with did-you-mean."""
+    """Return the error for an unknown name, with did-you-mean."""
     names = list(known)
     near = closest(str(value), names)
     if near:

@@ -30,10 +30,10 @@ def test_a_healthy_run_is_said_to_be_so(meshwright: Any, log: Path, writer: str)
     assert answer.code == 0
     assert "no findings" in answer.out
     assert "tokens/s/GPU" in answer.out
-    told = meshwright("doctor", str(log), "--json").json
-    assert set(told) == KEYS
-    assert told["ok"] is True
-    assert told["findings"] == []
+    result = meshwright("doctor", str(log), "--json").json
+    assert set(result) == KEYS
+    assert result["ok"] is True
+    assert result["findings"] == []
 
 
 def test_what_is_found_has_figures_steps_and_overrides(meshwright: Any, log: Path) -> None:
@@ -58,13 +58,13 @@ def test_recipe_gpus_and_overrides_bring_the_estimate(meshwright: Any, log: Path
     made = case("llama3_8b_pretrain_config", "8xH100", "automodel")
     log.write_text(LOG_WRITERS["automodel"](at_estimated_speed(made, 30)))
     asked = ("doctor", str(log), "--recipe", "llama3_8b_pretrain_config", "--gpus", "8xH100", "--json")
-    told = meshwright(*asked)
-    assert told.code == 0
-    figures = {figure["name"]: figure for figure in told.json["figures"]}
+    result = meshwright(*asked)
+    assert result.code == 0
+    figures = {figure["name"]: figure for figure in result.json["figures"]}
     assert figures["MFU"]["measured"] == pytest.approx(figures["MFU"]["estimate"], rel=0.02)
-    assert told.json["engine"] == "automodel"
+    assert result.json["engine"] == "automodel"
     other = meshwright(*asked, "layout.recompute=full").json
-    assert other["figures"][0]["estimate"] != told.json["figures"][0]["estimate"]
+    assert other["figures"][0]["estimate"] != result.json["figures"][0]["estimate"]
 
 
 def test_the_batch_that_megatron_tells_is_the_one_that_ran(meshwright: Any, log: Path) -> None:
@@ -73,11 +73,11 @@ def test_the_batch_that_megatron_tells_is_the_one_that_ran(meshwright: Any, log:
     asked = ("doctor", str(log), "--recipe", "llama3_8b_pretrain_config", "--gpus", "8xH100", "--json")
     (own,) = (one for one in meshwright(*asked).json["figures"] if one["name"] == "tokens/s/GPU")
     assert own["measured"] == pytest.approx(64 * 8192 / 2.0 / 8, rel=0.02)
-    told = meshwright(*asked, "train.global_batch_size=2048").json
-    assert any("is impossible" in note for note in told["notes"])
+    result = meshwright(*asked, "train.global_batch_size=2048").json
+    assert any("is impossible" in note for note in result["notes"])
 
 
-def test_a_full_gpu_is_told_with_layouts_that_fit(meshwright: Any, log: Path) -> None:
+def test_a_full_gpu_is_reported_with_layouts_that_fit(meshwright: Any, log: Path) -> None:
     fake_run = replace(healthy(2), final_lines=(OOM,))
     log.write_text(LOG_WRITERS["megatron"](fake_run))
     words = ("layout.micro_batch_size=4", "layout.recompute=none")
@@ -88,7 +88,7 @@ def test_a_full_gpu_is_told_with_layouts_that_fit(meshwright: Any, log: Path) ->
     assert "GiB, step time ×" in answer.out
 
 
-def test_bad_input_is_told_with_the_way_out(meshwright: Any, log: Path) -> None:
+def test_bad_input_is_reported_with_a_fix(meshwright: Any, log: Path) -> None:
     log.write_text("nothing of the kind\n")
     unknown = meshwright("doctor", str(log), "--json")
     assert unknown.code == 2
@@ -120,10 +120,10 @@ def test_a_run_of_our_engine_is_read(meshwright: Any, tmp_path: Path) -> None:
     asked = ("train", "llama3_8b_pretrain_config", "--tiny", "--out", str(folder), "train.steps=7")
     assert meshwright(*asked, "train.log_every=1", "checkpoint.export=none", "--json").code == 0
     answer = meshwright("doctor", str(folder), "--json")
-    told = answer.json
-    assert answer.code == 0, told["findings"]
-    assert (told["kind"], told["recipe"], told["last_step"]) == ("meshwright", "llama3_8b_pretrain_config", 7)
-    assert "a run on GPUs" in told["not_examined"]["speed.low-mfu"]
-    assert {figure["name"] for figure in told["figures"]} >= {"step time", "tokens/s/rank", "peak memory"}
+    result = answer.json
+    assert answer.code == 0, result["findings"]
+    assert (result["kind"], result["recipe"], result["last_step"]) == ("meshwright", "llama3_8b_pretrain_config", 7)
+    assert "a run on GPUs" in result["not_examined"]["speed.low-mfu"]
+    assert {figure["name"] for figure in result["figures"]} >= {"step time", "tokens/s/rank", "peak memory"}
     named = meshwright("doctor", str(folder)).out
     assert "step 7 of 7" in named

@@ -218,8 +218,8 @@ def test_what_does_not_fit_is_a_no(meshwright: Any, proves: Any) -> None:
     assert "does not fit" in answer.out
     assert "✗ rank 2" in answer.out
     assert "✓ rank 0" in answer.out
-    told = meshwright("dryrun", RECIPE, "--gpus", GPUS, "--json")
-    assert (told.code, told.json["fits"]) == (1, False)
+    result = meshwright("dryrun", RECIPE, "--gpus", GPUS, "--json")
+    assert (result.code, result.json["fits"]) == (1, False)
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
@@ -231,7 +231,7 @@ def test_plots(meshwright: Any, proves: Any, tmp_path: Path, suffix: str) -> Non
     assert path.stat().st_size > 10_000
 
 
-def test_a_plot_that_cannot_be_drawn_is_told_before_the_work(meshwright: Any, proves: Any) -> None:
+def test_a_plot_that_cannot_be_drawn_is_reported_before_the_work(meshwright: Any, proves: Any) -> None:
     calls = proves(proof())
     answer = meshwright("dryrun", RECIPE, "--plot", "memory.gif", "--json")
     assert (answer.code, answer.json["error"]["field"]) == (2, "plot")
@@ -291,7 +291,7 @@ def test_without_torch_it_says_how_to_get_it(meshwright: Any, monkeypatch: pytes
     assert answer.json["error"]["fix"] == ['pip install "meshwright[train]"']
 
 
-def test_too_little_host_memory_is_told_before_the_work(
+def test_too_little_host_memory_is_reported_before_the_work(
     meshwright: Any, proves: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = proves(proof())
@@ -332,15 +332,15 @@ def test_free_memory_is_the_containers_where_it_has_less(tmp_path: Path, monkeyp
 ASKED = ("recommend", "llama3-8b", "--gpus", GPUS, "--goal", "sft")
 
 
-def test_recommend_proves_its_pick(meshwright: Any, proves: Any) -> None:
+def test_recommend_dry_runs_its_pick(meshwright: Any, proves: Any) -> None:
     calls = proves(proof())
     answer = meshwright(*ASKED, "--dry-run", "--json")
     assert answer.code == 0
     plan = api.recommend("llama3-8b", GPUS, "sft")
     assert calls[0][:2] == (plan.recipe, plan.question.cluster)
-    told = answer.json["dry_run"]
-    assert told["memory_gib"]["total"] == pytest.approx(40.5)
-    assert not any(name in holder for holder in (told, *told["ranks"]) for name in ("timeline", "placement"))
+    result = answer.json["dry_run"]
+    assert result["memory_gib"]["total"] == pytest.approx(40.5)
+    assert not any(name in holder for holder in (result, *result["ranks"]) for name in ("timeline", "placement"))
     text = meshwright(*ASKED, "--dry-run")
     assert "Run " in text.out
     assert "Dry run  40.5 of 79.6 GiB" in text.out
@@ -355,7 +355,7 @@ def test_recommend_says_no_when_the_proof_does(meshwright: Any, proves: Any) -> 
     assert "does not fit" in meshwright(*ASKED, "--dry-run").out
 
 
-def test_what_cannot_be_built_is_not_proven(meshwright: Any, proves: Any) -> None:
+def test_what_cannot_be_built_is_not_dry_run(meshwright: Any, proves: Any) -> None:
     calls = proves(proof())
     answer = meshwright(*ASKED, "layout.tp=3", "--dry-run", "--json")
     assert (answer.code, answer.json["dry_run"], calls) == (1, None, [])

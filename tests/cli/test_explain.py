@@ -52,7 +52,7 @@ def test_a_rule_of_another_framework(meshwright: Any) -> None:
     assert meshwright("explain", "automodel.no-recipe", "--json").json["kind"] == "rule"
 
 
-def test_what_nobody_knows_is_told_with_what_is_near(meshwright: Any) -> None:
+def test_an_unknown_name_is_reported_with_the_closest(meshwright: Any) -> None:
     answer = meshwright("explain", "layout.tpp", "--json")
     assert answer.code == 2
     assert "layout.tp" in answer.json["error"]["fix"]

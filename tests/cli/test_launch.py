@@ -155,9 +155,9 @@ def test_watch(meshwright: Any, slurm: FakeSlurm, state: str, code: int) -> None
     assert answer.code == code
     assert answer.out == "submitted job 4711\nstep 1\n"
     assert f"job 4711: {state.lower()}" in answer.err
-    told = meshwright(*TINY, "--submit", "--watch", "--json")
-    assert told.code == code
-    assert told.json["submitted"] == {"id": "4711", "state": state, "restarts": 1}
+    result = meshwright(*TINY, "--submit", "--watch", "--json")
+    assert result.code == code
+    assert result.json["submitted"] == {"id": "4711", "state": state, "restarts": 1}
 
 
 def test_ctrl_c_leaves_the_job_alone(meshwright: Any, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def test_findings_name_file_line_and_fix(meshwright: Any, tmp_path: Path) -> Non
     assert shown.code == 1
 
 
-def test_our_own_files_are_told_apart_and_get_lines_too(meshwright: Any, tmp_path: Path) -> None:
+def test_our_own_files_are_detected_and_get_lines_too(meshwright: Any, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
     file.write_text('base = "llama3_8b_pretrain_config"\n\n[layout]\ntp = 3\n')
     answer = meshwright("check", str(file), "--json")

@@ -31,7 +31,7 @@ def test_a_reader_that_has_enough_is_fine(words: str) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no full device here")
 @pytest.mark.parametrize("words", ["gpus", "gpus --json", "gpus --help", "recipe no_such_recipe_zzz --json"])
-def test_a_full_disk_is_told_in_one_line(words: str) -> None:
+def test_a_full_disk_is_reported_in_one_line(words: str) -> None:
     done = shell(f"meshwright {words} > /dev/full")
     assert done.returncode == 3
     assert "Traceback" not in done.stderr
@@ -39,7 +39,7 @@ def test_a_full_disk_is_told_in_one_line(words: str) -> None:
 
 
 @pytest.mark.parametrize("words", ["gpus", "gpus --json", "recipe no_such_recipe_zzz --json"])
-def test_a_closed_output_is_told_in_one_line(words: str) -> None:
+def test_a_closed_output_is_reported_in_one_line(words: str) -> None:
     done = shell(f"meshwright {words} >&-")
     assert done.returncode == 3
     assert done.stderr == "error: the output cannot be written: standard output is closed\n"

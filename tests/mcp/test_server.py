@@ -44,15 +44,15 @@ SENT = {
         {"recipe.toml": RECIPE},
     ),
 }
-WRONG: dict[str, tuple[Call, str, str]] = {  # the call, the field that is told, a part of the fix
+WRONG: dict[str, tuple[Call, str, str]] = {  # the call, the field of the error, a part of the fix
     "a word too many": (Call("recipes", {"qery": "llama"}), "argument", "query"),
     "nothing said": (Call("explain", {}), "about", "heads.attention"),
     "no model": (Call("recommend", {"gpus": "8xH100", "goal": "sft"}), "model", "llama3-8b"),
     "both": (Call("recommend", {"model": "x", "config": "{}", "gpus": "1", "goal": "sft"}), "model", "only model"),
     "another type": (Call("plan", {"target": "llama3-8b", "gpus": "8xH100", "top": "3"}), "top", "top: 5"),
-    "true is no number": (Call("rules", {"limit": True}), "limit", "limit: 40"),
+    "a boolean for a number": (Call("rules", {"limit": True}), "limit", "limit: 40"),
     "too many plans": (Call("plan", {"target": "llama3-8b", "gpus": 8, "top": MAX_PLANS + 1}), "top", "top: 5"),
-    "a goal that is none": (Call("recommend", {"model": "llama3-8b", "gpus": 8, "goal": "stf"}), "goal", "sft"),
+    "an unknown goal": (Call("recommend", {"model": "llama3-8b", "gpus": 8, "goal": "stf"}), "goal", "sft"),
     "a model's typo": (Call("size", {"model": "lama3-8b", "goal": "sft", "gpu": "H100"}), "model", "llama3_8b"),
     "an override's typo": (
         Call("estimate", {"target": "llama3_8b_sft_config", "overrides": ["layout.tpp=2"]}),
@@ -155,12 +155,12 @@ def test_a_long_list_is_cut_and_says_so(answered: tuple[Any, dict[str, Any]], me
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_mistake_is_told_with_its_fix(answered: tuple[Any, dict[str, Any]], name: str) -> None:
+def test_an_error_has_its_fix(answered: tuple[Any, dict[str, Any]], name: str) -> None:
     (_, field, fix), answer = WRONG[name], answered[1][name]
     assert answer.is_error
-    told = answer.structured_content["error"]
-    assert field in told["field"]
-    assert fix in " ".join(told["fix"])
+    result = answer.structured_content["error"]
+    assert field in result["field"]
+    assert fix in " ".join(result["fix"])
     assert answer.content[0].text.startswith("error: ")
     assert fix in answer.content[0].text
 
@@ -248,14 +248,14 @@ def test_a_client_that_goes_away_before_its_answer_makes_no_fault() -> None:
         assert (server.wait(60), server.stderr.read()) == (0, "")
 
 
-def test_an_unknown_tool_is_told_with_what_it_may_have_been() -> None:
+def test_an_unknown_tool_has_did_you_mean() -> None:
     async def main() -> None:
         async with Client(make_server(Executor())) as client:
             await client.call_tool("recomend", {})
 
-    with pytest.raises(BaseException) as told:  # noqa: PT011  # a group of one
+    with pytest.raises(BaseException) as result:  # noqa: PT011  # a group of one
         anyio.run(main)
-    found: Any = told.value
+    found: Any = result.value
     while isinstance(found, BaseExceptionGroup):
         (found,) = found.exceptions
     assert isinstance(found, MCPError)

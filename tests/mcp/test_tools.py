@@ -98,7 +98,7 @@ def test_no_argument_reaches_a_file_and_nothing_heavy_is_imported() -> None:
     assert json.loads(done.stdout) == {"opened": [], "heavy": []}
 
 
-def test_without_the_extra_its_name_is_told(meshwright: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_its_name_is_reported(meshwright: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
     answer = meshwright("mcp")
     assert answer.code == 2
@@ -116,7 +116,7 @@ def test_a_host_is_allowed_by_its_name_alone(meshwright: Any, name: str) -> None
     assert meshwright("mcp", "--http", "--port", "0", "--allow-host", name).code == 2
 
 
-def test_a_port_that_is_taken_is_told(meshwright: Any) -> None:
+def test_a_port_in_use_is_reported(meshwright: Any) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as taken:

@@ -88,7 +88,7 @@ def test_every_verb_has_an_address_and_says_what_it_answers(client: TestClient) 
 
 
 @pytest.mark.parametrize("address", BAD)
-def test_what_is_not_understood_is_told_with_the_way_out(address: str, client: TestClient) -> None:
+def test_an_invalid_request_is_reported_with_a_fix(address: str, client: TestClient) -> None:
     answer = client.get(address)
     error = answer.json()["error"]
     field, fix = BAD[address]
@@ -124,9 +124,9 @@ def test_a_config_that_is_sent_answers_as_the_file_does(
     }.items():
         sent = client.post(f"/api/{path}", json={"config": config(), "gpus": "8xH100", "goal": "sft"})
         assert sent.status_code == 200, sent.text
-        told = cli(*words.split())
+        result = cli(*words.split())
         for part in ("contract", "layout", "estimate", "findings"):
-            assert sent.json()[part] == told[part]
+            assert sent.json()[part] == result[part]
         assert sent.json()["question"]["model"] == "config.json"
     facts = client.post("/api/models", json={"config": config()}).json()["model"]
     assert facts["layers"] == 20
@@ -134,7 +134,7 @@ def test_a_config_that_is_sent_answers_as_the_file_does(
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '"x"', '{"model_type": "nobody"}', "[" * 100_000])
-def test_a_text_that_is_no_config_is_told_as_such(text: str, client: TestClient) -> None:
+def test_a_text_that_is_not_a_config_is_rejected(text: str, client: TestClient) -> None:
     answer = client.post("/api/models", json={"config": text})
     assert answer.status_code == 422
     assert answer.json()["error"]["message"]

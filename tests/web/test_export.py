@@ -107,10 +107,10 @@ def test_the_list_for_language_models_names_data_that_is_there(site: Path) -> No
 def test_an_export_is_written_again_and_what_is_gone_is_removed(site: Path) -> None:
     gone, own = site / "recipes" / "old_config.html", site / "notes.txt"
     mark = site / exporting.MARK
-    told = json.loads(mark.read_text())
+    shown = json.loads(mark.read_text())
     gone.write_text("old")
     own.write_text("mine")
-    mark.write_text(json.dumps({**told, "files": [*told["files"], "recipes/old_config.html", "../outside.txt"]}))
+    mark.write_text(json.dumps({**shown, "files": [*shown["files"], "recipes/old_config.html", "../outside.txt"]}))
     outside = site.parent / "outside.txt"
     outside.write_text("mine too")
     exporting.export(str(site))

@@ -1,4 +1,4 @@
-"""Many askers at once get their answers; what was asked before is told at once."""
+"""Concurrent clients get their responses; cached ones at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from benchmarks import web_load
 
-ASKERS = 50
+CLIENTS = 50
 QUICK = [
     web_load.Question("gpus", "/api/gpus"),
     *(one for one in web_load.popular() if one.kind in ("complete", "estimate")),
@@ -29,12 +29,12 @@ def address() -> Iterator[str]:
 
 
 @pytest.mark.slow  # `make load` asks the same, and more
-def test_fifty_askers_at_once_meet_no_error(address: str) -> None:
+def test_fifty_concurrent_clients_meet_no_error(address: str) -> None:
     chance = random.Random(1)
-    cold = asyncio.run(web_load.phase(address, ASKERS, lambda: chance.choice(QUICK), 60, most=2 * ASKERS))
-    warm = asyncio.run(web_load.phase(address, ASKERS, lambda: chance.choice(QUICK), 20, most=8 * ASKERS))
+    cold = asyncio.run(web_load.phase(address, CLIENTS, lambda: chance.choice(QUICK), 60, most=2 * CLIENTS))
+    warm = asyncio.run(web_load.phase(address, CLIENTS, lambda: chance.choice(QUICK), 20, most=8 * CLIENTS))
     assert (cold["errors"], warm["errors"]) == ({}, {})
-    assert cold["answers"] >= 2 * ASKERS
+    assert cold["answers"] >= 2 * CLIENTS
     assert warm["median_ms"] < 1500  # on a machine that does other things too; the benchmark says how fast it is
 
 
@@ -53,6 +53,6 @@ def test_figures_are_what_was_seen() -> None:
     seen = web_load.Seen()
     for number in range(100):
         seen.note(QUICK[0], "200" if number else "429", float(number))
-    told = web_load.figures(seen, 2.0)
-    assert (told["answers"], told["errors"], told["median_ms"], told["p95_ms"]) == (100, {"429": 1}, 50.0, 95.0)
-    assert told["answers_per_s"] == 50.0
+    result = web_load.figures(seen, 2.0)
+    assert (result["answers"], result["errors"], result["median_ms"], result["p95_ms"]) == (100, {"429": 1}, 50.0, 95.0)
+    assert result["answers_per_s"] == 50.0

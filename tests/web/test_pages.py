@@ -117,9 +117,7 @@ def test_every_page_is_whole(client: Any, path: str, query: dict[str, str]) -> N
 
 
 @pytest.mark.parametrize(("path", "query", "status", "said"), WRONG, ids=lambda one: str(one)[:60])
-def test_errors_are_told_with_their_way_out(
-    client: Any, path: str, query: dict[str, str], status: int, said: str
-) -> None:
+def test_errors_are_reported_with_a_fix(client: Any, path: str, query: dict[str, str], status: int, said: str) -> None:
     page = read(client, path, query, status)
     assert said in page.text
     assert "<script>alert" not in html.unescape("".join(page.addresses))
@@ -193,9 +191,9 @@ def test_the_layouts_of_the_chart_are_those_that_estimate_prices(client: Any, cl
     data = charts.layouts_data(ranking)
     assert len(data["rows"]) == len(ranking["fitting"]) > 100
     for row in (data["rows"][0], data["rows"][len(data["rows"]) // 2], data["rows"][-1]):
-        told = {**data["common"], **dict(zip(data["columns"], row, strict=True))}
-        gib, step_s = told.pop("total_gib"), told.pop("step_s")
-        overrides = [f"layout.{name}={value}" for name, value in told.items()]
+        result = {**data["common"], **dict(zip(data["columns"], row, strict=True))}
+        gib, step_s = result.pop("total_gib"), result.pop("step_s")
+        overrides = [f"layout.{name}={value}" for name, value in result.items()]
         answer = cli("estimate", "llama3-8b", "--gpus", "16xH100", "--goal", "pretrain", *overrides)
         assert answer["estimate"]["step_s"] == pytest.approx(step_s, rel=1e-12)
         assert answer["estimate"]["memory_gib"]["total"] == pytest.approx(gib, rel=1e-12)

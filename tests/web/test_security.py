@@ -124,9 +124,9 @@ def test_a_connection_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pyte
     running = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     running.start()
     try:
-        with socket.create_connection(opened.getsockname(), timeout=5) as asker:
-            asker.sendall(sent)
-            while asker.recv(1000):
+        with socket.create_connection(opened.getsockname(), timeout=5) as client_socket:
+            client_socket.sendall(sent)
+            while client_socket.recv(1000):
                 pass
     finally:
         server.should_exit = True
@@ -260,11 +260,11 @@ def test_a_text_is_sent_under_a_plain_name(name: str, client: TestClient) -> Non
 
 def test_whether_a_file_exists_does_not_show(client: TestClient, there: dict[str, str]) -> None:
     for key in ("model", "gpus"):
-        told = [
+        result = [
             client.get("/api/recommend", params={**ASK, key: path}).json()
             for path in (there["config.json"], there["config.json"].replace("config", "nothing"))
         ]
-        assert told[0]["error"]["message"] == told[1]["error"]["message"]
+        assert result[0]["error"]["message"] == result[1]["error"]["message"]
 
 
 def test_assets_are_names_not_paths(client: TestClient) -> None:
@@ -331,7 +331,7 @@ def test_a_worker_that_dies_is_replaced_and_nothing_is_cached() -> None:
     assert (died.status, died.data["error"]["kind"], after.status) == (422, "TooMuch", 200)
 
 
-def test_more_questions_than_may_wait_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_questions_than_may_wait_are_rejected_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene() -> tuple[list[Reply], int]:
         asked: list[Any] = []
         dispatcher = Dispatcher(Settings(workers=0, max_pending=3))
@@ -350,7 +350,7 @@ def test_more_questions_than_may_wait_are_told_to_come_back(monkeypatch: pytest.
     assert asked == 3  # equal questions are asked once
 
 
-def test_the_answer_says_when_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_response_says_when_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = at("127.0.0.1", max_pending=0).get("/api/gpus")
     assert answer.status_code == 429
     assert int(answer.headers["retry-after"]) > 0
@@ -393,9 +393,9 @@ def test_the_command_serves_this_machine_only_and_ends_cleanly(capsys: pytest.Ca
         assert address == f"http://127.0.0.1:{port}/"
         with pytest.raises(SystemExit) as ended:
             run(["web", "--port", str(port), "--json"])
-        told = json.loads(capsys.readouterr().out)["error"]
-        assert (ended.value.code, told["field"], told["value"]) == (2, "port", str(port))
-        assert told["fix"][0].startswith("--port ")
+        result = json.loads(capsys.readouterr().out)["error"]
+        assert (ended.value.code, result["field"], result["value"]) == (2, "port", str(port))
+        assert result["fix"][0].startswith("--port ")
         with socket.socket() as other:
             other.settimeout(2)
             assert other.connect_ex((_own_address(), port)) != 0

@@ -45,7 +45,7 @@ class Text(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     help: str
-    file: str  # the name that stands for it in the request
+    file: str  # file name in the request
     json_file: str = ""  # the same when the text is JSON
     named_by: str = ""  # the argument that names the file
     examples: tuple[str, ...] = ()

@@ -12,7 +12,7 @@ from meshwright import clusters, costs, file_access, launch, planner
 from meshwright.api import requests
 from meshwright.api.catalogues import save_recipe
 from meshwright.api.inputs import verb
-from meshwright.api.resolve import is_recipe, model_and_goal, model_named, recipe_from, refuse_unknown
+from meshwright.api.resolve import is_recipe, model_and_goal, model_named, recipe_from, require_known
 from meshwright.api.responses import (
     Estimate,
     FieldKind,
@@ -67,7 +67,7 @@ def estimate(request: requests.Estimate) -> Plan:
         base = recipe_from(target)
         question = _question(request, *model_and_goal(target, request.goal), gpus or base.cluster)
         return planner.plan_fixed(question, base, request.overrides)
-    refuse_unknown(target)
+    require_known(target)
     if gpus is None:
         raise InputError("required to estimate a model without a recipe", field="gpus", fix=("--gpus 8xH100",))
     question = _question(request, target, request.goal or "pretrain", gpus)

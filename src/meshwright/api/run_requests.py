@@ -129,7 +129,7 @@ class Launch(Request, frozen=True):
     signal_ahead_s: Annotated[
         int | None,
         path(
-            "Seconds before the time limit at which the run is told to save.  [default: checkpoint.grace_s + 60]",
+            "Seconds before the time limit at which SLURM signals the run to save.  [default: checkpoint.grace_s + 60]",
             "SECONDS",
             flag="--signal-ahead",
         ),

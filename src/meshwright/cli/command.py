@@ -119,7 +119,7 @@ def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
 
 
 def _prompt_missing(request: type[Request], given: dict[str, Any]) -> dict[str, Any]:
-    """Return the values with those that are missing asked for, if a person is at the terminal."""
+    """Return the values; prompt for missing ones on a terminal."""
     missing = [field for field in fields_of(request) if field.required and not given.get(field.name)]
     if not missing or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return {name: value for name, value in given.items() if name not in [field.name for field in missing]}

@@ -1,1 +1,1 @@
-"""The page and its JSON API: the same verbs as the command line, answered over HTTP. Needs the `web` extra."""
+"""The web UI and the HTTP API: the same verbs as the command line. Needs the `web` extra."""

@@ -175,8 +175,8 @@ def pipeline(line: Answer) -> dict[str, Any]:
     """Return a pipeline's step as drawings: all of it, or start and end if it is long."""
     forward = [one["end_s"] - one["start_s"] for one in line["passes"] if one["kind"] == "F"]
     scale = PASS_PX / max(sum(forward) / len(forward), 1e-12)
-    whole, window = line["span_s"], MAX_PX / scale
-    parts = [(0.0, whole)] if whole <= 1.5 * window else [(0.0, window), (whole - 0.75 * window, whole)]
+    span, window = line["span_s"], MAX_PX / scale
+    parts = [(0.0, span)] if span <= 1.5 * window else [(0.0, window), (span - 0.75 * window, span)]
     names = ("the whole step",) if len(parts) == 1 else ("start of the step", "end of the step")
     busy = [0.0] * line["ranks"]
     for one in line["passes"]:
@@ -185,7 +185,7 @@ def pipeline(line: Answer) -> dict[str, Any]:
         "line": line,
         "views": [_view(line, name, *ends, scale) for name, ends in zip(names, parts, strict=True)],
         "kinds": {kind: KINDS[kind] for kind in KINDS if any(one["kind"] == kind for one in line["passes"])},
-        "ranks": [{"rank": rank, "busy_s": s, "idle": 1 - s / whole} for rank, s in enumerate(busy)],
+        "ranks": [{"rank": rank, "busy_s": s, "idle": 1 - s / span} for rank, s in enumerate(busy)],
     }
 
 

@@ -68,11 +68,11 @@ class Watched:
         self.address, self.wrong = address, list[str]()
         self.page = context.new_page()
         self.page.set_default_timeout(PATIENCE_MS)
-        self.page.on("console", self._heard)
+        self.page.on("console", self._on_console)
         self.page.on("pageerror", lambda error: self.wrong.append(f"error: {error}"))
         self.page.on("request", self._requested)
 
-    def _heard(self, message: Any) -> None:
+    def _on_console(self, message: Any) -> None:
         if message.type in ("error", "warning"):
             self.wrong.append(f"{message.type}: {message.text}")
 

@@ -140,7 +140,7 @@ def test_a_dropped_config_is_asked_about(watched: Any, meshwright: Any, tmp_path
     assert all(value == at(answer, path) for path, value in numbers.items())
 
 
-def test_a_file_beside_the_form_or_too_large_is_told_and_a_name_made_plain(watched: Any) -> None:
+def test_a_file_beside_the_form_or_too_large_is_reported_and_a_name_made_plain(watched: Any) -> None:
     page = watched.open("/check")
     page.evaluate(DROP, ["footer", "run.sh", SCRIPT])
     assert page.input_value("#f-text") == ""
@@ -163,7 +163,7 @@ def test_going_back_shows_what_was_asked_before(watched: Any) -> None:
     assert (page.input_value("#f-gpus"), watched.numbers("#answer")) == ("64xH100", before)
 
 
-def test_a_mistake_is_told_in_place(watched: Any) -> None:
+def test_an_error_is_shown_in_place(watched: Any) -> None:
     page = watched.open("/")
     page.fill("#f-model", "lama3-70b")
     page.fill("#f-gpus", "64xH100")
