@@ -41,7 +41,5 @@ def sequence_length(seq: int | str | None) -> int | None:
     digits = text[:-1] if scale > 1 else text
     is_integer = digits.isascii() and digits.isdigit() and len(digits) <= 9
     if not is_integer or not 0 < int(digits) * scale <= MAX_TOKENS:
-        raise InputError(
-            f"must be 1 to {MAX_TOKENS:,} tokens, e.g. 8192, 8k or 1M", field="seq", value=text[:40]
-        )
+        raise InputError(f"must be 1 to {MAX_TOKENS:,} tokens, e.g. 8192, 8k or 1M", field="seq", value=text[:40])
     return int(digits) * scale
