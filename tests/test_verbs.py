@@ -127,9 +127,9 @@ def test_measurements_match_the_published_schema(meshwright: Callable[..., Answe
     (folder / "runs.csv").write_text("\n".join(rows[:40]) + "\n")
     validate("accuracy", meshwright("accuracy", "runs.csv", "--json").json)
     verb = VERBS["calibrate"]
-    from meshwright.costs.calibrate import OwnProfile
+    from meshwright.costs.calibrate import MachineProfile
 
-    validate("calibrate", api.to_json(verb.respond([OwnProfile("H100")], verb.request())))
+    validate("calibrate", api.to_json(verb.respond([MachineProfile("H100")], verb.request())))
 
 
 def test_every_command_has_its_schema_checked() -> None:
