@@ -9,7 +9,7 @@ import torch
 
 from meshwright.dryrun.allocation_log import AllocationLog, Segment, SegmentKey
 from meshwright.dryrun.fake_device import fake_rank
-from meshwright.engine.kernels.device_caps import DRY, STEPS
+from meshwright.engine.kernels.device_caps import DECOMPOSITIONS, DRY
 from meshwright.engine.kernels.state_space import state_space_scan
 
 HEADS, WIDTH, GROUPS, STATE = 4, 16, 2, 8
@@ -34,13 +34,13 @@ def entries(log: AllocationLog, segment: Segment) -> list[tuple[int, str, bool]]
 
 def test_a_replayed_operation_has_the_entries_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     operation, executed = torch.ops.meshwright.state_space_scan.default, []
-    steps = STEPS[operation]
+    steps = DECOMPOSITIONS[operation]
 
     def count_calls(x: torch.Tensor, *more: Any) -> Any:
         executed.append(x.shape[1])
         return steps(x, *more)
 
-    monkeypatch.setitem(STEPS, operation, count_calls)
+    monkeypatch.setitem(DECOMPOSITIONS, operation, count_calls)
     log = AllocationLog(capability=(9, 0))
     with fake_rank(1, 0, log.record), log.patch_torch():
         scan(512)  # libraries make their workspaces

@@ -40,7 +40,7 @@ STEPS = 3
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """B does not start at nought, so that A has a gradient from the first step on."""
-    monkeypatch.setattr(adapters, "ZERO", InitSpec("uniform", -0.3, 0.3))
+    monkeypatch.setattr(adapters, "INIT_B", InitSpec("uniform", -0.3, 0.3))
 
 
 def recipe(layout: dict[str, Any] | None = None, peft: types.Peft = PEFT, **sections: Any) -> types.Recipe:
@@ -264,11 +264,11 @@ def drop_outs(rank: int, world: int) -> dict[str, Any]:
     """Shares of numbers that dropout leaves, and what it depends on."""
     keys = dropout_keys.token_keys(7, [5, 6, 2**40], torch.arange(50))
     x = torch.ones(3, 50, 400)
-    out = dropout_keys.dropped(x, keys, 11, 0, 0.25)
+    out = dropout_keys.apply_dropout(x, keys, 11, 0, 0.25)
     others = {
-        "adapter": dropout_keys.dropped(x, keys, 12, 0, 0.25),
-        "layer": dropout_keys.dropped(x, dropout_keys.layer_keys(keys, 3), 11, 0, 0.25),
-        "seed": dropout_keys.dropped(x, dropout_keys.token_keys(8, [5, 6, 2**40], torch.arange(50)), 11, 0, 0.25),
+        "adapter": dropout_keys.apply_dropout(x, keys, 12, 0, 0.25),
+        "layer": dropout_keys.apply_dropout(x, dropout_keys.layer_keys(keys, 3), 11, 0, 0.25),
+        "seed": dropout_keys.apply_dropout(x, dropout_keys.token_keys(8, [5, 6, 2**40], torch.arange(50)), 11, 0, 0.25),
         "token": out.roll(1, 1),
         "sample": out.roll(1, 0),
         "channel": out.roll(1, 2),
@@ -277,7 +277,7 @@ def drop_outs(rank: int, world: int) -> dict[str, Any]:
         "mean": float(out.mean()),
         "kept": float((out > 0).float().mean()),
         "by_token": float((out > 0).float().mean(2).std()),
-        "part": torch.equal(dropout_keys.dropped(x[..., 100:], keys, 11, 100, 0.25), out[..., 100:]),
+        "part": torch.equal(dropout_keys.apply_dropout(x[..., 100:], keys, 11, 100, 0.25), out[..., 100:]),
         "alike": {name: float(((one > 0) == (out > 0)).float().mean()) for name, one in others.items()},
     }
 

@@ -127,7 +127,7 @@ def test_products_of_bf16_are_those_of_fp32_but_for_rounding(monkeypatch: pytest
 
     seen: set[torch.dtype] = set()
     monkeypatch.setattr(delta_rule, "on_gpu", lambda _: True)  # whose products take bf16 and sum in fp32
-    monkeypatch.setattr(delta_rule, "product", product)
+    monkeypatch.setattr(delta_rule, "bmm_fp32", product)
     low = inputs(2, 300, 2, 2, 8, 8, torch.bfloat16)
     high = [one.detach().float().requires_grad_() for one in low]
     worst = differences(outcome(ours, low), outcome(reference, high))
@@ -159,14 +159,14 @@ def test_operations_that_a_dry_run_leaves_out_are_those_of_the_products(monkeypa
     q, k, v, g, beta = (one.detach() for one in inputs(2, 60, 2, 3, 4, 5))
     blocks = plan(2, 60, 6, 4, 5)
 
-    def told(products: delta_rule.Products) -> int:
+    def told(products: delta_rule.GemmCounts) -> int:
         every = [(rows, tokens) for rows in blocks.of_rows() for tokens in blocks.along()]
         return sum(delta_rule._flop(rows, tokens, 8, k, v, products) for rows, tokens in every)
 
     with FlopCounterMode(display=False) as forward:
-        out, starts = delta_rule._rule_steps(q, k, v, g, beta, True)
+        out, starts = delta_rule._rule_forward(q, k, v, g, beta, True)
     with FlopCounterMode(display=False) as backward:
-        delta_rule._backward_steps(torch.ones_like(out), starts, q, k, v, g, beta, True)
+        delta_rule._rule_backward_impl(torch.ones_like(out), starts, q, k, v, g, beta, True)
     assert forward.get_total_flops() == told(delta_rule.FORWARD)
     assert backward.get_total_flops() == told(delta_rule.BACKWARD)
 
@@ -242,7 +242,7 @@ def test_text_that_is_generated_goes_on_from_a_state() -> None:
 
 @pytest.mark.parametrize("low", [False, True])
 def test_norms_with_a_gate_behind_them_keep_their_inputs_alone(low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gated_norms, "BLOCK_NUMBERS", 3 * 24)  # rows come in blocks of three
+    monkeypatch.setattr(gated_norms, "BLOCK_ELEMENTS", 3 * 24)  # rows come in blocks of three
     plain, lean = (qwen.Qwen3NextRMSNormGated(24) for _ in range(2))
     assert gated_norms.fuse_gated_norms(torch.nn.ModuleList([lean])) == 1
     kind = torch.bfloat16 if low else torch.float32

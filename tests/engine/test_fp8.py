@@ -98,7 +98,7 @@ def test_blocks_share_the_smallest_power_of_two_that_holds_them() -> None:
 
 def test_tiles_of_scales_lie_as_the_hardware_reads_them() -> None:
     exponents = torch.arange(150 * 6).remainder(251).to(torch.uint8).view(150, 6)
-    flat = mxfp8.tiled(exponents.view(torch.float8_e8m0fnu)).view(torch.uint8)
+    flat = mxfp8.tile_scales(exponents.view(torch.float8_e8m0fnu)).view(torch.uint8)
     assert flat.numel() == 2 * 2 * 512
     for row, column in ((0, 0), (31, 3), (32, 0), (127, 3), (128, 0), (149, 5), (70, 4)):
         tile = (row // 128) * 2 + column // 4
@@ -140,7 +140,7 @@ def test_blocks_and_tiles_are_torchaos() -> None:
     mine, my_scales = mxfp8.to_blocks(values)
     assert torch.equal(my_scales.view(torch.uint8), scales.view(torch.uint8))
     assert torch.equal(mine.float(), codes.float())
-    assert torch.equal(mxfp8.tiled(my_scales).view(torch.uint8), utils.to_blocked(scales.view(torch.uint8)))
+    assert torch.equal(mxfp8.tile_scales(my_scales).view(torch.uint8), utils.to_blocked(scales.view(torch.uint8)))
 
 
 @pytest.mark.parametrize(("scaling", "theirs"), [("tensor", "tensorwise"), ("row", "rowwise")])

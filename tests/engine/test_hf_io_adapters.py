@@ -23,8 +23,8 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Initialize B away from zero, so that a lost adapter shows."""
-    monkeypatch.setattr(adapters, "ZERO", InitSpec("uniform", -0.1, 0.1))
+    """B does not start at nought: an adapter that is lost is seen."""
+    monkeypatch.setattr(adapters, "INIT_B", InitSpec("uniform", -0.1, 0.1))
 
 
 def peft(method: Any = "lora", targets: Any = ("qkv", "proj", "fc1", "fc2"), **extra: Any) -> types.Peft:

@@ -113,7 +113,7 @@ def test_products_of_bf16_are_those_of_fp32_but_for_rounding(monkeypatch: pytest
 
     seen: set[torch.dtype] = set()
     monkeypatch.setattr(state_space, "on_gpu", lambda _: True)  # whose products take bf16 and sum in fp32
-    monkeypatch.setattr(state_space, "product", product)
+    monkeypatch.setattr(state_space, "bmm_fp32", product)
     low = inputs(2, 300, 2, 2, 8, 8, torch.bfloat16)
     high = [one.detach().float().requires_grad_() for one in low]
     worst = differences(outcome(ours, low), outcome(reference, high))
@@ -170,7 +170,7 @@ def test_mixers_of_a_model_scan_block_by_block_and_others_stay(monkeypatch: pyte
 
 @pytest.mark.parametrize("low", [False, True])
 def test_gated_norms_keep_their_inputs_alone(low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gated_norms, "BLOCK_NUMBERS", 3 * 24)  # rows come in blocks of three
+    monkeypatch.setattr(gated_norms, "BLOCK_ELEMENTS", 3 * 24)  # rows come in blocks of three
     plain, lean = (nemotron.Zamba2RMSNormGated(24, 8) for _ in range(2))
     holder = torch.nn.ModuleList([lean])
     assert gated_norms.fuse_gated_norms(holder) == 1

@@ -199,7 +199,8 @@ def _run_kernel(kernel: Kernel, buffers: dict[Slot, Any], on_op: Any) -> None:
     for call in kernel.calls:
         outputs = _allocate_outputs(call, kernel, reused, buffers)
         buffers.update(outputs)
-        if on_op is not None and call.operation not in device_caps.STEPS and (outputs or not _is_fused(call.operation)):
+        decomposed = call.operation in device_caps.DECOMPOSITIONS
+        if on_op is not None and not decomposed and (outputs or not _is_fused(call.operation)):
             on_op(call.operation, call.args, call.kwargs, tuple(outputs.values()))
     for slot in kernel.frees:
         buffers.pop(slot, None)
@@ -207,9 +208,9 @@ def _run_kernel(kernel: Kernel, buffers: dict[Slot, Any], on_op: Any) -> None:
 
 def _allocate_outputs(call: Call, kernel: Kernel, reused: dict[Slot, Any], buffers: dict[Slot, Any]) -> dict[Slot, Any]:
     """Allocate the outputs of an operation; the log records them with the operation, not here."""
-    if call.operation in device_caps.STEPS:  # a composite operation allocates intermediates too
+    if call.operation in device_caps.DECOMPOSITIONS:  # a composite operation allocates intermediates too
         args, kwargs = tree_map_only(Use, lambda one: _view_as(one, buffers), (call.args, call.kwargs), is_leaf=_is_use)
-        results = device_caps.STEPS[call.operation](*args, **kwargs)
+        results = device_caps.DECOMPOSITIONS[call.operation](*args, **kwargs)
         several = results if isinstance(results, tuple) else (results,)
         return {slot: several[slot.result] for slot in call.outputs}
     mode = _fake_mode()
@@ -281,7 +282,7 @@ class BufferPlan:
                 self._reads[node] = self._reads[node.all_input_nodes[0]]
             else:
                 self._reads[node] = frozenset(outputs)
-            to_value = self._output if node.target in device_caps.STEPS else _value
+            to_value = self._output if node.target in device_caps.DECOMPOSITIONS else _value
             args, kwargs = tree_map_only(fx.Node, to_value, (node.args, node.kwargs))
             self.calls.append(Call(node.target, args, kwargs, outputs, read, _numel(node)))
 

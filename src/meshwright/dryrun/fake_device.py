@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from meshwright.engine.kernels.device_caps import CPU, DRY, FAKE_GPU, STEPS
+from meshwright.engine.kernels.device_caps import CPU, DECOMPOSITIONS, DRY, FAKE_GPU
 from meshwright.engine.kernels.dry import register_operations
 
 OpCallback = Callable[[Any, Any, Any, Any], None]
@@ -173,7 +173,7 @@ class NoDataMode(FakeTensorMode):  # type: ignore[no-untyped-call]
             and not _is_offloaded(func, args, kwargs)
         ):
             return func(*args, **kwargs)
-        if func in STEPS:
+        if func in DECOMPOSITIONS:
             return self._composite(func, types, args, kwargs)
         result = self._dispatch_once(func, types, args, kwargs)
         if self.on_op is not None and result is not NotImplemented:
@@ -192,7 +192,7 @@ class NoDataMode(FakeTensorMode):  # type: ignore[no-untyped-call]
 
         def run_op() -> Any:
             with self:
-                return STEPS[func](*args, **kwargs)
+                return DECOMPOSITIONS[func](*args, **kwargs)
 
         recorder = getattr(self.on_op, "__self__", None)
         if not isinstance(recorder, OpRecorder):

@@ -33,9 +33,9 @@ from meshwright.engine.kernels.cross_entropy import (
     logit_gradient,
     logits_to_gradient_,
     slice_statistics,
-    wide,
+    upcast,
 )
-from meshwright.engine.kernels.device_caps import is_dry, on_gpu, outputs_alone
+from meshwright.engine.kernels.device_caps import is_dry, on_gpu, outputs_only
 
 LossMethod = Literal["vocab_parallel", "plain", "chunked", "fused_linear"]
 P = ParamSpec("P")
@@ -115,7 +115,7 @@ def _fast(function: Callable[P, R], like: Tensor) -> Callable[P, R]:
     """Return the function compiled to one kernel on a GPU; unchanged on a CPU."""
     if not on_gpu(like):
         return function
-    return partial(outputs_alone, function) if is_dry(like) else _compiled(function)
+    return partial(outputs_only, function) if is_dry(like) else _compiled(function)
 
 
 def _statistics(logits: Tensor, labels: Tensor, terms: _Terms) -> Tensor:
@@ -197,7 +197,7 @@ class _VocabParallel(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, labels: Tensor, weights: Tensor, terms: _Terms
     ) -> tuple[Tensor, Tensor, Tensor]:
-        statistics = wide(logits.new_empty(2, len(logits)))
+        statistics = upcast(logits.new_empty(2, len(logits)))
         for rows in _blocks(len(logits), terms.chunk):
             statistics[:, rows] = _statistics(logits[rows], labels[rows], terms)
         ctx.terms = terms
@@ -264,7 +264,7 @@ class _Chunked(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, labels: Tensor, weights: Tensor, terms: _Terms
     ) -> tuple[Tensor, Tensor, Tensor]:
-        statistics = wide(hidden.new_empty(2, len(hidden)))
+        statistics = upcast(hidden.new_empty(2, len(hidden)))
         for rows in _blocks(len(hidden), terms.chunk):
             statistics[:, rows] = _statistics(F.linear(hidden[rows], weight, bias), labels[rows], terms)
         ctx.terms = terms
@@ -291,7 +291,7 @@ class _Chunked(torch.autograd.Function):
 
 def _scaled(gradient: Tensor, factor: Tensor, dtype: torch.dtype) -> Tensor:
     # Converted to fp32 first: torch would round the factor to the gradient's dtype.
-    return (wide(gradient) * factor).to(dtype)
+    return (upcast(gradient) * factor).to(dtype)
 
 
 def _statistics_and_gradient(logits: Tensor, labels: Tensor, weights: Tensor, terms: _Terms) -> tuple[Tensor, Tensor]:
@@ -310,7 +310,7 @@ class _FusedLinear(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         # 1/tokens underflows in fp16 and the loss scale is not known yet: the largest weight is factored out.
         unit = weights.abs().amax().clamp(min=torch.finfo(weights.dtype).tiny) if len(weights) else weights.new_ones(())
-        statistics = wide(hidden.new_empty(2, len(hidden)))
+        statistics = upcast(hidden.new_empty(2, len(hidden)))
         gradients = _HeadGradients(hidden, weight, bias, ctx.needs_input_grad)
         for rows in _blocks(len(hidden), terms.chunk):
             logits = F.linear(hidden[rows], weight, bias)

@@ -1,1 +1,1 @@
-"""Faster ways to compute parts of transformers models, put in from outside; parameter names never change."""
+"""Faster or smaller computations of parts of transformers models, as patches; parameter names never change."""

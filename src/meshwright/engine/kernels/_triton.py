@@ -1,6 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: N803 (Triton's compile-time constants are written in capitals)
-"""The Triton programs behind this package; imported only where tensors lie on a GPU."""
+"""The Triton kernels of this package; imported only for tensors on a GPU."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import triton.language as tl
 def logits_to_gradient(
     logits, labels, weights, statistics, rows, columns, stride, z_loss, cap, CAPPED: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """One row: its log-sum-exp in a first pass, its gradient in a second that finds the row in the cache."""
+    """Process one row: log-sum-exp in a first pass, the gradient in a second pass that hits the cache."""
     row = tl.program_id(0).to(tl.int64)
     line = logits + row * stride
     label = tl.load(labels + row)
     weight = tl.load(weights + row)
-    held = (label >= 0) & (label < columns)
-    target = tl.load(line + tl.where(held, label, 0)).to(tl.float32)
+    inside_shard = (label >= 0) & (label < columns)
+    target = tl.load(line + tl.where(inside_shard, label, 0)).to(tl.float32)
     if CAPPED:
         target = _capped(target, cap)
     highest = float("-inf")
@@ -33,7 +33,7 @@ def logits_to_gradient(
         highest = now
     log_sum = highest + tl.log(total)
     tl.store(statistics + row, log_sum)
-    tl.store(statistics + rows + row, tl.where(held, target, 0.0))
+    tl.store(statistics + rows + row, tl.where(inside_shard, target, 0.0))
     slope = weight * (1.0 + 2.0 * z_loss * log_sum)
     for start in range(0, columns, BLOCK):
         offsets = start + tl.arange(0, BLOCK)
@@ -72,7 +72,7 @@ def adamw(
 
 @triton.jit
 def sum_of_squares(values, partial, count, CHUNK: tl.constexpr, BLOCK: tl.constexpr):
-    """The sum of squares of one chunk."""
+    """Sum the squares of one chunk."""
     first = tl.program_id(0).to(tl.int64) * CHUNK
     total = tl.zeros([BLOCK], tl.float32)
     for start in range(0, CHUNK, BLOCK):
@@ -84,7 +84,7 @@ def sum_of_squares(values, partial, count, CHUNK: tl.constexpr, BLOCK: tl.conste
 
 @triton.jit
 def scale_unless_one(values, factor, count, BLOCK: tl.constexpr):
-    """Multiplies by a number that is nearly always one, and then touches nothing."""
+    """Multiply by a factor that is nearly always one; then nothing is read or written."""
     by = tl.load(factor).to(tl.float32)
     if by != 1.0:
         offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -95,7 +95,7 @@ def scale_unless_one(values, factor, count, BLOCK: tl.constexpr):
 
 @triton.jit
 def unpack_nf4(codes, scales, levels, out, count, bytes_per_scale, BLOCK: tl.constexpr):
-    """Two numbers for every byte: the level that each half names, times the scale of its block."""
+    """Write two values per byte: the level of each half times the scale of its block."""
     offsets = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = offsets < count
     pair = tl.load(codes + offsets, inside, 0).to(tl.int32)
@@ -103,5 +103,5 @@ def unpack_nf4(codes, scales, levels, out, count, bytes_per_scale, BLOCK: tl.con
     first = tl.load(levels + (pair >> 4)) * scale
     second = tl.load(levels + (pair & 15)) * scale
     both = tl.interleave(first, second)
-    places = tl.program_id(0).to(tl.int64) * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
-    tl.store(out + places, both.to(out.dtype.element_ty), places < 2 * count)
+    positions = tl.program_id(0).to(tl.int64) * (2 * BLOCK) + tl.arange(0, 2 * BLOCK)
+    tl.store(out + positions, both.to(out.dtype.element_ty), positions < 2 * count)

@@ -1,4 +1,4 @@
-"""Sequences worked through in blocks of chunks: what the scans of state-space and delta-rule layers share."""
+"""Scans in blocks of chunks: what the state-space and delta-rule kernels share."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from meshwright.engine.kernels.cross_entropy import wide
+from meshwright.engine.kernels.cross_entropy import upcast
 from meshwright.engine.kernels.device_caps import is_dry
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a scan is worked through: blocks of some rows and of whole chunks."""
+    """The blocks of a scan: some rows (samples) and a number of chunks each."""
 
-    rows: int  # of all
+    rows: int  # in total
     tokens: int
     chunk: int
     block_rows: int
@@ -26,38 +26,41 @@ class Plan:
 
     @property
     def blocks(self) -> int:
-        """Blocks along the sequence."""
+        """Number of blocks along the sequence."""
         return -(-self.tokens // self.block_tokens)
 
     def of_rows(self) -> list[slice]:
-        """The rows that go together."""
-        return parts(self.rows, self.block_rows)
+        """Return the rows of each block."""
+        return slices(self.rows, self.block_rows)
 
     def along(self) -> list[slice]:
-        """The tokens of each block."""
-        return parts(self.tokens, self.block_tokens)
+        """Return the tokens of each block."""
+        return slices(self.tokens, self.block_tokens)
 
 
-def parts(whole: int, step: int) -> list[slice]:
-    """So many things, `step` at a time."""
-    return [slice(i, min(i + step, whole)) for i in range(0, whole, step)]
+def slices(total: int, step: int) -> list[slice]:
+    """Split a range into slices of at most `step`."""
+    return [slice(i, min(i + step, total)) for i in range(0, total, step)]
 
 
-def plan_of(rows: int, tokens: int, chunk: int, each: int, most: int) -> Plan:
-    """Blocks whose chunks, of `each` bytes in a row, take `most` bytes. Long blocks before many rows: fewer states."""
+def block_plan(rows: int, tokens: int, chunk: int, chunk_bytes: int, max_bytes: int) -> Plan:
+    """Return blocks of at most `max_bytes` for chunks of `chunk_bytes` per row.
+
+    Long blocks come before many rows, because a state is saved per block.
+    """
     chunk = min(chunk, tokens)
-    chunks = max(1, min(most // each, -(-tokens // chunk)))
-    return Plan(rows, tokens, chunk, max(1, min(rows, most // (each * chunks))), chunks * chunk)
+    chunks = max(1, min(max_bytes // chunk_bytes, -(-tokens // chunk)))
+    return Plan(rows, tokens, chunk, max(1, min(rows, max_bytes // (chunk_bytes * chunks))), chunks * chunk)
 
 
-def ends(every: list[Any]) -> list[Any]:
-    """The first and the last: what a dry run carries out of things that are alike."""
-    return every if len(every) < 3 else [every[0], every[-1]]
+def first_and_last(items: list[Any]) -> list[Any]:
+    """Return the first and the last item: a dry run executes only these of equal blocks."""
+    return items if len(items) < 3 else [items[0], items[-1]]
 
 
 @torch.library.custom_op("meshwright::left_out", mutates_args=(), schema="(Tensor x, int flop) -> ()")
 def left_out(x: Tensor, flop: int) -> None:
-    """Stands for blocks that a dry run leaves out."""
+    """Account for the FLOPs of blocks that a dry run skips."""
 
 
 @left_out.register_fake
@@ -70,45 +73,46 @@ def _left_out_flop(x: Any, flop: int, **_: Any) -> int:
     return flop
 
 
-def carried_out(
+def executed_blocks(
     blocks: Plan, like: Tensor, flop: Callable[[slice, slice, bool], int]
 ) -> list[tuple[slice, list[tuple[int, slice]]]]:
-    """The blocks of each group of rows, numbered. In a dry run the first and last alone: those between are alike.
+    """Return the numbered blocks of each group of rows; in a dry run only the first and last, the others are equal.
 
-    `flop` counts the floating-point operations of a block of rows and tokens, as it is or as a dry run carries it out.
+    `flop` counts the FLOPs of a block of rows and tokens, in a real run or as a dry run executes it.
     """
-    every, along = blocks.of_rows(), list(enumerate(blocks.along()))
+    row_blocks, token_blocks = blocks.of_rows(), list(enumerate(blocks.along()))
     if not is_dry(like):
-        return [(rows, along) for rows in every]
-    rows, outer = ends(every), ends(along)
-    whole = sum(flop(part, tokens, False) for part in every for _, tokens in along)
-    rest = whole - sum(flop(part, tokens, True) for part in rows for _, tokens in outer)
-    if rest:
-        left_out(like, rest)
-    return [(part, outer) for part in rows]
+        return [(rows, token_blocks) for rows in row_blocks]
+    kept_rows, kept_tokens = first_and_last(row_blocks), first_and_last(token_blocks)
+    total = sum(flop(rows, tokens, False) for rows in row_blocks for _, tokens in token_blocks)
+    skipped = total - sum(flop(rows, tokens, True) for rows in kept_rows for _, tokens in kept_tokens)
+    if skipped:
+        left_out(like, skipped)
+    return [(rows, kept_tokens) for rows in kept_rows]
 
 
 def empty_states(starts: Tensor, rows: slice) -> Tensor:
-    """The states before the first block of some rows, whose later ones `starts` [rows, blocks, ...] holds."""
+    """Return zero states before the first block of some rows; `starts` [rows, blocks, ...] has the later ones."""
     return starts.new_zeros(rows.stop - rows.start, *starts.shape[2:])
 
 
-def product(left: Tensor, right: Tensor) -> Tensor:
-    """Products of many matrices, with sums in fp32."""
-    many = left.shape[:-2]
+def bmm_fp32(left: Tensor, right: Tensor) -> Tensor:
+    """Batched matrix product with fp32 accumulation and output."""
+    batch = left.shape[:-2]
     a, b = left.flatten(0, -3), right.flatten(0, -3)
-    made = torch.bmm(a, b) if left.dtype == wide(left).dtype else torch.bmm(a, b, out_dtype=torch.float32)
-    return torch.unflatten(made, 0, many)
+    out = torch.bmm(a, b) if left.dtype == upcast(left).dtype else torch.bmm(a, b, out_dtype=torch.float32)
+    return torch.unflatten(out, 0, batch)
 
 
-def until_end(numbers: Tensor) -> Tensor:
-    """The sum of a token's number and those behind it in its chunk, in fp64."""
-    return numbers.double().flip(-1).cumsum(-1).flip(-1)
+def suffix_sum(values: Tensor) -> Tensor:
+    """Return for each token the sum over itself and the later tokens of its chunk, in fp64."""
+    return values.double().flip(-1).cumsum(-1).flip(-1)
 
 
-def crossing(matrix: Tensor) -> Tensor:
-    """For every token of a chunk but the first: the sum of what it and those behind it see of those before it.
+def crossing_sums(matrix: Tensor) -> Tensor:
+    """Return for every token of a chunk but the first the sum of matrix entries (row >= token, column < token).
 
-    The matrix [..., t, t] counts below its diagonal only; it is used up.
+    These are the pairs whose decay spans that token. Only entries of [..., t, t] below the diagonal count; the matrix
+    is overwritten.
     """
     return matrix.cumsum_(-1).tril_(-1).sum(-2, dtype=torch.float64)[..., :-1]

@@ -1,4 +1,4 @@
-"""Cross entropy whose logits become their own gradient: nothing of their size is made beside them."""
+"""Cross entropy that overwrites the logits with their gradient: no second tensor of their size is allocated."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ BLOCK, WARPS = 16384, 32
 def logits_to_gradient_(
     logits: Tensor, labels: Tensor, weights: Tensor, z_loss: float = 0.0, softcap: float | None = None
 ) -> Tensor:
-    """Turns logits [tokens, vocabulary] into the gradient of the weighted loss; gives log-sum-exp and target logit.
+    """Overwrite logits [tokens, vocabulary] with the gradient of the loss; return log-sum-exp and target logit.
 
-    The loss is the sum of weights * (log_sum - target + z_loss * log_sum²); a label outside the vocabulary has target
-    zero and no share in the gradient but the softmax's.
+    The loss is the sum of weights * (log_sum - target + z_loss * log_sum²). A label outside the vocabulary (of another
+    rank's shard) has target zero; only the softmax term contributes to its gradient.
     """
     if on_gpu(logits):
         return _on_gpu(logits, labels, weights, z_loss, softcap)
@@ -37,29 +37,29 @@ def _on_gpu(logits: Tensor, labels: Tensor, weights: Tensor, z_loss: float, soft
     return statistics
 
 
-def wide(tensor: Tensor) -> Tensor:
-    """The tensor in fp32, or in its own format where that is wider."""
+def upcast(tensor: Tensor) -> Tensor:
+    """Return the tensor in fp32, or in its own dtype if that is wider."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def capped(logits: Tensor, softcap: float | None) -> Tensor:
-    """Logits in fp32, pressed into ±softcap where there is one."""
-    return wide(logits) if softcap is None else softcap * torch.tanh(wide(logits) / softcap)
+    """Return logits in fp32, soft-capped to ±softcap if it is set."""
+    return upcast(logits) if softcap is None else softcap * torch.tanh(upcast(logits) / softcap)
 
 
 def slice_statistics(logits: Tensor, labels: Tensor, softcap: float | None) -> Tensor:
-    """Log-sum-exp of a slice of the vocabulary, and the label's logit where the slice holds it: [2, n]."""
+    """Return the log-sum-exp of a vocabulary shard, and the label's logit if the shard has it, as [2, n]."""
     within = capped(logits, softcap)
     columns = logits.shape[1]
-    held = (labels >= 0) & (labels < columns)
+    inside = (labels >= 0) & (labels < columns)
     target = within.gather(1, labels.clamp(0, columns - 1)[:, None])[:, 0]
-    return torch.stack([torch.logsumexp(within, 1), torch.where(held, target, 0.0)])
+    return torch.stack([torch.logsumexp(within, 1), torch.where(inside, target, 0.0)])
 
 
 def logit_gradient(
     logits: Tensor, labels: Tensor, log_sum: Tensor, weights: Tensor, z_loss: float, softcap: float | None
 ) -> Tensor:
-    """The gradient of the weighted loss by the raw logits, in the logits' format."""
+    """Return the gradient of the weighted loss with respect to the raw logits, in their dtype."""
     within = capped(logits, softcap)
     slope = weights * (1 + 2 * z_loss * log_sum)
     gradient = torch.exp(within - log_sum[:, None]) * slope[:, None]

@@ -1,4 +1,4 @@
-"""Operations for which torch looks at the kind of device: on the pretended GPU they make and keep what CUDA's do."""
+"""Device-dependent torch operations on the simulated GPU: they allocate and save what CUDA's kernels do."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ aten = torch.ops.aten
 
 @cache
 def register_operations() -> torch.library.Library:
-    """Makes torch take CUDA's way on the pretended device, and on no other; once in a process."""
-    ours: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Register CUDA's behavior for the simulated device; once per process."""
+    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]  # torch leaves it untyped
     for name, function in (("rms_norm", _rms_norm), ("scaled_dot_product_attention", _attention)):
-        ours.impl(name, function, "AutogradPrivateUse1")
-    ours.impl("silu_backward", _silu_backward, "PrivateUse1")  # one kernel everywhere else
-    return ours  # type: ignore[no-any-return]  # kept by the cache: its end would undo it
+        library.impl(name, function, "AutogradPrivateUse1")
+    library.impl("silu_backward", _silu_backward, "PrivateUse1")  # one kernel on every real device
+    return library  # type: ignore[no-any-return]  # the cache keeps it alive: its destructor would unregister
 
 
 def _silu_backward(gradient: Tensor, x: Tensor) -> Tensor:
@@ -28,11 +28,11 @@ def _silu_backward(gradient: Tensor, x: Tensor) -> Tensor:
 
 
 def _rms_norm(x: Tensor, shape: list[int], weight: Tensor | None = None, eps: float | None = None) -> Tensor:
-    traced = torch._guards.TracingContext.try_get() is not None  # a compiler writes it out in its graph
-    one_format = weight is None or weight.dtype == x.dtype
-    if traced or not (one_format and on_gpu(x)):  # CUDA has one kernel for one format only, a CPU none
-        written_out: Tensor = aten._fused_rms_norm(x, shape, weight, eps)[0]
-        return written_out
+    traced = torch._guards.TracingContext.try_get() is not None  # the compiler decomposes it in its graph
+    same_dtype = weight is None or weight.dtype == x.dtype
+    if traced or not (same_dtype and on_gpu(x)):  # CUDA's fused kernel needs one dtype; CPUs have none
+        unfused: Tensor = aten._fused_rms_norm(x, shape, weight, eps)[0]
+        return unfused
     return _RmsNorm.apply(x, weight, len(shape))  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
 
 
@@ -48,8 +48,8 @@ class _RmsNorm(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight, _ = ctx.saved_tensors
         x, gradient = x.contiguous(), gradient.contiguous()
-        by_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
-        return by_x, torch.empty_like(weight) if ctx.needs_input_grad[1] else None, None
+        grad_x = torch.empty_like(x) if ctx.needs_input_grad[0] else None
+        return grad_x, torch.empty_like(weight) if ctx.needs_input_grad[1] else None, None
 
 
 def _attention(
@@ -66,10 +66,10 @@ def _attention(
     if mask is not None:
         groups = q.shape[1] // k.shape[1] if enable_gqa else 1
         k, v = (x if groups == 1 else x.repeat_interleave(groups, 1) for x in (k, v))
-        learns = torch.is_grad_enabled()
-        made = aten._scaled_dot_product_efficient_attention(q, k, v, mask, learns, dropout, causal, scale=scale)
-        out: Tensor = made[0]
+        needs_grad = torch.is_grad_enabled()
+        result = aten._scaled_dot_product_efficient_attention(q, k, v, mask, needs_grad, dropout, causal, scale=scale)
+        out: Tensor = result[0]
         return out
-    from meshwright.engine.attention.dry import attend_plain  # imports this room
+    from meshwright.engine.attention.dry import attend_plain  # a lazy import: it imports this package
 
     return attend_plain(q, k, v, causal, q.shape[-1] ** -0.5 if scale is None else scale, "auto")

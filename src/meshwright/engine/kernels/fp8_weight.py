@@ -1,4 +1,4 @@
-"""A weight that was gathered in fp8: to autograd a tensor of the computing format, in memory codes and one scale."""
+"""A weight that FSDP gathered in fp8: autograd sees the compute dtype, memory has fp8 codes and one scale."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 aten = torch.ops.aten
-# What only chooses among the codes: their unit stays.
-CHOOSING = {
+# Views and slices of the codes: the scale does not change.
+VIEW_OPS = {
     aten.detach.default,
     aten.alias.default,
     aten.as_strided.default,
@@ -22,22 +22,22 @@ CHOOSING = {
 
 
 class Fp8Weight(torch.Tensor):
-    """Codes times a unit. Linear layers in fp8 take both; any other operation gets the numbers they stand for."""
+    """fp8 codes and their scale. fp8 linear layers use both; other operations get the dequantized weight."""
 
     codes: Tensor
     unit: Tensor
 
     @staticmethod
     def __new__(cls, codes: Tensor, unit: Tensor, dtype: torch.dtype) -> Fp8Weight:
-        made: Any = torch.Tensor._make_wrapper_subclass(
+        weight: Any = torch.Tensor._make_wrapper_subclass(
             cls, codes.shape, codes.stride(), codes.storage_offset(), dtype=dtype, device=codes.device
         )
-        return made  # type: ignore[no-any-return]  # torch's
+        return weight  # type: ignore[no-any-return]  # torch's
 
     def __init__(self, codes: Tensor, unit: Tensor, dtype: torch.dtype) -> None:
         self.codes, self.unit = codes, unit
 
-    def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # its one argument is of no use here
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]  # its argument is not used
         return f"Fp8Weight({tuple(self.shape)}, {self.dtype})"
 
     def __tensor_flatten__(self) -> tuple[list[str], Any]:
@@ -51,15 +51,15 @@ class Fp8Weight(torch.Tensor):
     def __torch_dispatch__(  # type: ignore[override]  # torch's stub takes it for a method
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        if func in CHOOSING:
+        if func in VIEW_OPS:
             weight = args[0]
-            chosen = func(weight.codes, *args[1:], **(kwargs or {}))
-            return tree_map_only(Tensor, lambda codes: cls(codes, weight.unit, weight.dtype), chosen)
-        args, kwargs = tree_map_only(cls, cls.numbers, (args, kwargs or {}))
+            viewed = func(weight.codes, *args[1:], **(kwargs or {}))
+            return tree_map_only(Tensor, lambda codes: cls(codes, weight.unit, weight.dtype), viewed)
+        args, kwargs = tree_map_only(cls, cls.dequantized, (args, kwargs or {}))
         return func(*args, **kwargs)
 
-    def numbers(self) -> Tensor:
-        """What the codes stand for, in the format of computation."""
+    def dequantized(self) -> Tensor:
+        """Return the weight in the compute dtype."""
         return (self.codes.float() * self.unit).to(self.dtype)
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # torch's own way

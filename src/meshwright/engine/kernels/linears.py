@@ -1,4 +1,4 @@
-"""Linear layers of a model that compute through other products: tuned bf16 ones, or 8 bits."""
+"""Patches of linear layers: tuned bf16 GEMMs, or fp8."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from meshwright.engine.patching import Patch, apply
 
 
 def tune_linears(block: nn.Module) -> int:
-    """Sends the plain linear layers of a block through the products tuned for long load; says how many.
+    """Use the GEMM kernels tuned for sustained load in the plain linear layers of a block; return how many.
 
-    Worth it for bf16 on Hopper GPUs; elsewhere the products are torch's own.
+    Helps bf16 on Hopper GPUs; elsewhere the GEMMs are torch's own.
     """
     return _patch(block, TunedLinear, lambda _: True)
 
 
 def use_fp8(block: nn.Module, exact_gradients: bool = True, scaling: Scaling = "tensor") -> int:
-    """Makes the plain linear layers of a block compute in 8 bits where their widths allow it; says how many.
+    """Use fp8 in the plain linear layers of a block whose widths allow it; return how many.
 
-    Give it decoder layers: the head and the embedding stay as they are. Compile the block, or the casts cost more than
-    the products save.
+    Call it for decoder layers, not for the head and the embedding. Compile the block: uncompiled, the casts cost more
+    than the GEMMs save.
     """
     patch = FP8_PATCHES[scaling] if exact_gradients else FastFp8Linear
-    return _patch(block, patch, lambda linear: divides(linear.weight.shape, scaling))
+    return _patch(block, patch, lambda linear: is_divisible(linear.weight.shape, scaling))
 
 
-def divides(shape: tuple[int, ...], scaling: Scaling) -> bool:
-    """Whether products in 8 bits can work on a weight of this shape."""
+def is_divisible(shape: tuple[int, ...], scaling: Scaling) -> bool:
+    """Return whether fp8 GEMMs support a weight of this shape."""
     return all(width % MULTIPLE[scaling] == 0 for width in shape)
 
 
@@ -43,52 +43,52 @@ def _patch(block: nn.Module, patch: type[Patch], suits: Any) -> int:
 
 
 class TunedLinear(Patch):
-    """A linear layer through the tuned products."""
+    """A linear layer with tuned GEMM kernels."""
 
     tag = "TunedGEMM"
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        """The same numbers as torch's linear layer, but for the order of sums."""
+        """Return the result of nn.Linear, up to the order of summation."""
         out: Tensor = product(input.flatten(0, -2), self.weight, False, True)
-        # The width of the weight: that of the layer counts what all tensor-parallel ranks hold.
+        # The weight's width, not out_features: that is the sum over the tensor-parallel ranks.
         out = out.view(*input.shape[:-1], self.weight.shape[0])
         return out if self.bias is None else out + self.bias
 
 
 class Fp8Linear(Patch):
-    """A linear layer in 8 bits with one scale for each operand, and fp32 sums in the backward pass."""
+    """An fp8 linear layer with one scale per operand and fp32 accumulation in the backward pass."""
 
     tag = "FP8"
     exact_gradients = True
     scaling: Scaling = "tensor"
 
     def forward(self: Any, input: Tensor) -> Tensor:
-        """Torch's linear layer to 8 bits' precision; torch's own where the number of tokens is not a multiple of 16."""
+        """Compute in fp8; in the weight's dtype if the number of tokens is not a multiple of 16."""
         rows = input.flatten(0, -2)
         if rows.shape[0] % MULTIPLE[self.scaling]:
             return functional.linear(input, self.weight, self.bias)
         out = fp8_linear(rows, self.weight, self.exact_gradients, self.scaling)
-        # The width of the weight: that of the layer counts what all tensor-parallel ranks hold.
+        # The weight's width, not out_features: that is the sum over the tensor-parallel ranks.
         out = out.view(*input.shape[:-1], self.weight.shape[0])
         return out if self.bias is None else out + self.bias
 
 
 class FastFp8Linear(Fp8Linear):
-    """A linear layer in fp8, with the tensor cores' short sums both ways."""
+    """An fp8 linear layer with fast accumulation in both passes."""
 
     tag = "FP8Fast"
     exact_gradients = False
 
 
 class RowFp8Linear(Fp8Linear):
-    """A linear layer in fp8 with a scale for every row and column."""
+    """An fp8 linear layer with a scale per row and column."""
 
     tag = "FP8Row"
     scaling: Scaling = "row"
 
 
 class Mxfp8Linear(Fp8Linear):
-    """A linear layer in MXFP8; untested on GPUs that have it."""
+    """An MXFP8 linear layer; untested on GPUs with hardware support."""
 
     tag = "MXFP8"
     scaling: Scaling = "mx"
@@ -98,6 +98,6 @@ FP8_PATCHES: dict[Scaling, type[Fp8Linear]] = {"tensor": Fp8Linear, "row": RowFp
 
 
 def linear_add(add: Tensor, hidden: Tensor, weight: Tensor) -> Tensor:
-    """hidden @ weight.T + add, with the sum made inside the product."""
+    """Return hidden @ weight.T + add, with the addition inside the GEMM."""
     out: Tensor = product_add(add.flatten(0, -2), hidden.flatten(0, -2), weight, True)
     return out.view(add.shape)

@@ -1,11 +1,11 @@
-"""The product of a frozen linear layer with its adapter: one pass over inputs and outputs less than written out.
+"""A frozen linear layer with its LoRA adapter: one pass over inputs and outputs less than separate operations.
 
-y = x·Wᵀ + s·(x·Aᵀ)·Bᵀ. The low-rank part is made first and handed to the large product, which adds it before it rounds;
-the backward pass does the same with dx = dy·W + s·(dy·B)·A. W has no gradient. Kept are x, W, A, B and s·x·Aᵀ; of a
-weight in four bits only its codes and scales, and each pass unpacks it for itself.
+y = x·Wᵀ + s·(x·Aᵀ)·Bᵀ. The low-rank part is computed first and added inside the large GEMM, before it rounds; the
+backward pass does the same with dx = dy·W + s·(dy·B)·A. W has no gradient. Saved are x, W, A, B and s·x·Aᵀ; of a
+four-bit weight only its codes and scales, which each pass unpacks.
 
-These are operations of their own rather than autograd functions: inside a compiled layer that is to be recomputed, the
-compiler would keep what an autograd function gives.
+These are custom ops rather than autograd functions: inside a compiled layer that is recomputed, the compiler would save
+the outputs of an autograd function.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from meshwright.engine.kernels.device_caps import STEPS
+from meshwright.engine.kernels.device_caps import DECOMPOSITIONS
 from meshwright.engine.kernels.matmul import product_add
 from meshwright.engine.kernels.nf4 import unpack
 
@@ -34,23 +34,23 @@ def adapted_linear(
     inputs_first: bool = False,
     tuned: bool = False,
 ) -> Tensor:
-    """What a frozen weight and its adapter A [rank, in], B [out, rank] make of x [..., in].
+    """Apply a frozen weight and its adapter A [rank, in], B [out, rank] to x [..., in].
 
-    The weight is a matrix [out, in], or [in, out] where inputs come first; with `scales` it is the codes of one.
-    `tuned` sends the large products through the kernels that hold their speed on Hopper GPUs.
+    The weight is [out, in], or [in, out] with `inputs_first`; with `scales` it is four-bit codes. `tuned` uses the GEMM
+    kernels that keep their speed at a Hopper GPU's power limit.
     """
     out, _ = _adapted(x.flatten(0, -2), matrix, scales, a, b, scale, inputs_first, tuned)
-    made: Tensor = out.view(*x.shape[:-1], b.shape[0])
-    return made
+    result: Tensor = out.view(*x.shape[:-1], b.shape[0])
+    return result
 
 
 def packed_linear(x: Tensor, codes: Tensor, scales: Tensor, inputs_first: bool = False) -> Tensor:
-    """What a frozen weight in four bits makes of x [..., in]."""
+    """Apply a frozen four-bit weight to x [..., in]."""
     out: Tensor = _packed(x.flatten(0, -2), codes, scales, inputs_first)
     return out.view(*x.shape[:-1], out.shape[-1])
 
 
-def _adapted_steps(
+def _adapted_forward(
     x: Tensor,
     matrix: Tensor,
     scales: Tensor | None,
@@ -61,11 +61,11 @@ def _adapted_steps(
     tuned: bool,
 ) -> tuple[Tensor, Tensor]:
     low = (x @ a.t()).mul_(scale)
-    return _plus(low @ b.t(), x, _numbers(matrix, scales), not inputs_first, tuned), low
+    return _addmm(low @ b.t(), x, _unpacked(matrix, scales), not inputs_first, tuned), low
 
 
 _adapted = torch.library.custom_op(
-    "meshwright::adapted", _adapted_steps, mutates_args=(), schema=f"(Tensor x, {WEIGHT}) -> (Tensor, Tensor)"
+    "meshwright::adapted", _adapted_forward, mutates_args=(), schema=f"(Tensor x, {WEIGHT}) -> (Tensor, Tensor)"
 )
 
 
@@ -74,7 +74,7 @@ def _(x: Tensor, matrix: Tensor, scales: Tensor | None, a: Tensor, b: Tensor, *_
     return x.new_empty(x.shape[0], b.shape[0]), x.new_empty(x.shape[0], a.shape[0])
 
 
-def _adapted_backward_steps(
+def _adapted_backward_impl(
     gradient: Tensor,
     low: Tensor,
     x: Tensor,
@@ -85,22 +85,22 @@ def _adapted_backward_steps(
     scale: float,
     inputs_first: bool,
     tuned: bool,
-    wanted: bool,
+    needs_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x (nothing where nobody wants it), A and B."""
+    """Return the gradients of x (empty unless `needs_x`), A and B."""
     gradient = gradient.contiguous()
-    by_low = (gradient @ b).mul_(scale)
-    by_a, by_b = by_low.t() @ x, gradient.t() @ low
-    if not wanted:
-        return x.new_empty(0), by_a, by_b
-    return _plus(by_low @ a, gradient, _numbers(matrix, scales), inputs_first, tuned), by_a, by_b
+    grad_low = (gradient @ b).mul_(scale)
+    grad_a, grad_b = grad_low.t() @ x, gradient.t() @ low
+    if not needs_x:
+        return x.new_empty(0), grad_a, grad_b
+    return _addmm(grad_low @ a, gradient, _unpacked(matrix, scales), inputs_first, tuned), grad_a, grad_b
 
 
 _adapted_backward = torch.library.custom_op(
     "meshwright::adapted_backward",
-    _adapted_backward_steps,
+    _adapted_backward_impl,
     mutates_args=(),
-    schema=f"(Tensor gradient, Tensor low, Tensor x, {WEIGHT}, bool wanted) -> (Tensor, Tensor, Tensor)",
+    schema=f"(Tensor gradient, Tensor low, Tensor x, {WEIGHT}, bool needs_x) -> (Tensor, Tensor, Tensor)",
 )
 
 
@@ -116,31 +116,31 @@ def _(
     scale: float,
     inputs_first: bool,
     tuned: bool,
-    wanted: bool,
+    needs_x: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return x.new_empty(x.shape if wanted else (0,)), torch.empty_like(a), torch.empty_like(b)
+    return x.new_empty(x.shape if needs_x else (0,)), torch.empty_like(a), torch.empty_like(b)
 
 
-def _remember(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     x, matrix, scales, a, b, *ctx.settings = inputs
     ctx.save_for_backward(output[1], x, matrix, scales, a, b)
 
 
 def _gradients(ctx: Any, gradient: Tensor, _: Tensor) -> Gradients:
-    wanted = ctx.needs_input_grad[0]
-    by_x, by_a, by_b = _adapted_backward(gradient, *ctx.saved_tensors, *ctx.settings, wanted)
-    return by_x if wanted else None, None, None, by_a, by_b, None, None, None
+    needs_x = ctx.needs_input_grad[0]
+    grad_x, grad_a, grad_b = _adapted_backward(gradient, *ctx.saved_tensors, *ctx.settings, needs_x)
+    return grad_x if needs_x else None, None, None, grad_a, grad_b, None, None, None
 
 
-_adapted.register_autograd(_gradients, setup_context=_remember)
+_adapted.register_autograd(_gradients, setup_context=_save_inputs)
 
 
-def _packed_steps(x: Tensor, codes: Tensor, scales: Tensor, inputs_first: bool) -> Tensor:
-    weight = _numbers(codes, scales)
+def _packed_forward(x: Tensor, codes: Tensor, scales: Tensor, inputs_first: bool) -> Tensor:
+    weight = _unpacked(codes, scales)
     return x @ (weight if inputs_first else weight.t())
 
 
-_packed = torch.library.custom_op("meshwright::packed", _packed_steps, mutates_args=())
+_packed = torch.library.custom_op("meshwright::packed", _packed_forward, mutates_args=())
 
 
 @_packed.register_fake
@@ -148,7 +148,7 @@ def _(x: Tensor, codes: Tensor, scales: Tensor, inputs_first: bool) -> Tensor:
     return x.new_empty(x.shape[0], 2 * codes.shape[1] if inputs_first else codes.shape[0])
 
 
-def _remember_packed(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_packed_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     _, codes, scales, ctx.inputs_first = inputs
     ctx.save_for_backward(codes, scales)
 
@@ -157,21 +157,21 @@ def _packed_gradients(ctx: Any, gradient: Tensor) -> Gradients:
     return _packed(gradient, *ctx.saved_tensors, not ctx.inputs_first), None, None, None
 
 
-_packed.register_autograd(_packed_gradients, setup_context=_remember_packed)
+_packed.register_autograd(_packed_gradients, setup_context=_save_packed_inputs)
 
 
-# What they make in between takes memory, which a dry run is to see.
-STEPS[torch.ops.meshwright.adapted.default] = _adapted_steps
-STEPS[torch.ops.meshwright.adapted_backward.default] = _adapted_backward_steps
-STEPS[torch.ops.meshwright.packed.default] = _packed_steps
+# A dry run runs these decompositions to see the memory of intermediate tensors.
+DECOMPOSITIONS[torch.ops.meshwright.adapted.default] = _adapted_forward
+DECOMPOSITIONS[torch.ops.meshwright.adapted_backward.default] = _adapted_backward_impl
+DECOMPOSITIONS[torch.ops.meshwright.packed.default] = _packed_forward
 
 
-def _numbers(matrix: Tensor, scales: Tensor | None) -> Tensor:
+def _unpacked(matrix: Tensor, scales: Tensor | None) -> Tensor:
     return matrix if scales is None else unpack(matrix, scales)
 
 
-def _plus(add: Tensor, left: Tensor, right: Tensor, transposed: bool, tuned: bool) -> Tensor:
-    """left @ right (or its transpose) + add."""
+def _addmm(add: Tensor, left: Tensor, right: Tensor, transposed: bool, tuned: bool) -> Tensor:
+    """Return left @ right (or its transpose) + add."""
     if tuned:
         out: Tensor = product_add(add, left, right, transposed)
         return out

@@ -1,9 +1,9 @@
-"""bf16 matrix products with cublasLt kernels chosen for long load.
+"""bf16 GEMMs with cublasLt kernels selected for sustained load.
 
 A Hopper GPU in training runs at its power limit: the clock falls from 1.98 to about 1.5 GHz, and the kernel that is
 fastest for a moment is not the one that does most work per joule. The table below was measured under sustained load
-on an H200; torch takes what the library's own heuristic proposes. Training an 8B model gains 1.0 % from the table;
-a 1B model gains nothing.
+on an H200; torch uses the library's heuristic. Training an 8B model gains 1.0 % from the table; a 1B model gains
+nothing.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from torch.utils.flop_counter import register_flop_formula
 
 from meshwright.engine.kernels.device_caps import capability, on_gpu
 
-# Numbers of cublasLt's interface: cublasLt.h and library_types.h.
+# Constants of cublasLt.h and library_types.h.
 BF16, FP32, COMPUTE_FP32 = 14, 0, 68
 TRANSPOSE_LEFT, TRANSPOSE_RIGHT, WORKSPACE = 3, 4, 1
 TILE, SWIZZLE, VARIANT, CLUSTER = 1, 4, 5, 8
 WIDTHS = {TILE: ctypes.c_uint32, SWIZZLE: ctypes.c_uint32, VARIANT: ctypes.c_uint32, CLUSTER: ctypes.c_uint16}
 PROPOSALS = 16
-WORKSPACE_BYTES = 2**25  # what torch gives the library too; the kernels keep their count of tiles in it
+WORKSPACE_BYTES = 2**25  # the same as torch; the kernels store their tile counters in it
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One configuration of the library's Hopper kernel."""
+    """A configuration of cublasLt's Hopper kernel."""
 
     tile: int
     variant: int
@@ -45,8 +45,8 @@ WIDE_GRADIENT = Kernel(tile=23, variant=4, cluster=3, swizzle=1)  # tiles 128x25
 VOCABULARY = Kernel(tile=201, variant=2, cluster=5, swizzle=0)  # tiles 176x128, clusters 1x2
 
 
-def preferred(rows: int, columns: int, inner: int, left_transposed: bool) -> Kernel:
-    """The kernel that did most under sustained load for a row-major result of this shape.
+def preferred_kernel(rows: int, columns: int, inner: int, left_transposed: bool) -> Kernel:
+    """Return the kernel with the highest sustained throughput for a row-major result of this shape.
 
     Measured on an H200 (torch 2.11, 20,480 tokens), in TFLOP/s against torch's choice: 4096 columns 680 to 703 against
     661 to 705, 14,336 columns 691 to 709 against 672 to 705, 128,256 columns 698 against 670.
@@ -60,13 +60,13 @@ def preferred(rows: int, columns: int, inner: int, left_transposed: bool) -> Ker
 
 @torch.library.custom_op("meshwright::product", mutates_args=())
 def product(left: Tensor, right: Tensor, left_transposed: bool, right_transposed: bool) -> Tensor:
-    """The matrix product of two row-major matrices, either of them read as its transpose."""
+    """Return the product of two row-major matrices, each optionally transposed."""
     return _product(left, right, left_transposed, right_transposed, None)
 
 
 @torch.library.custom_op("meshwright::product_add", mutates_args=())
 def product_add(add: Tensor, left: Tensor, right: Tensor, right_transposed: bool) -> Tensor:
-    """The matrix product plus a matrix of the result's shape, rounded once and in one pass."""
+    """Return left @ right + add, rounded once, in one pass."""
     return _product(left, right, False, right_transposed, add)
 
 
@@ -80,24 +80,24 @@ def _(add: Tensor, left: Tensor, right: Tensor, right_transposed: bool) -> Tenso
     return left.new_empty(left.shape[0], right.shape[not right_transposed])
 
 
-# Gradients are those of a linear layer, left @ right.T. They belong to the operations: inside a compiled block a
-# function of autograd's own would keep what the block is told to compute again.
+# Gradients are those of a linear layer, left @ right.T. They are registered on the custom ops because inside a compiled
+# block that is recomputed an autograd function would save its outputs.
 
 
-def _keep_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+def _save_factors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.save_for_backward(*[one for one in inputs if isinstance(one, Tensor)][-2:])
 
 
-def _by_factors(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+def _factor_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
     left, right = ctx.saved_tensors
     gradient = gradient.contiguous()
-    by_left: Tensor = product(gradient, right, False, False)
-    by_right: Tensor = product(gradient, left, True, False)
-    return by_left, by_right
+    grad_left: Tensor = product(gradient, right, False, False)
+    grad_right: Tensor = product(gradient, left, True, False)
+    return grad_left, grad_right
 
 
-product.register_autograd(lambda ctx, g: (*_by_factors(ctx, g), None, None), setup_context=_keep_factors)
-product_add.register_autograd(lambda ctx, g: (g, *_by_factors(ctx, g), None), setup_context=_keep_factors)
+product.register_autograd(lambda ctx, g: (*_factor_gradients(ctx, g), None, None), setup_context=_save_factors)
+product_add.register_autograd(lambda ctx, g: (g, *_factor_gradients(ctx, g), None), setup_context=_save_factors)
 
 
 @register_flop_formula(torch.ops.meshwright.product)
@@ -112,27 +112,25 @@ def _product_add_flop(add: Any, left: Any, right: Any, *_: Any, **__: Any) -> in
 
 
 def _product(left: Tensor, right: Tensor, left_t: bool, right_t: bool, add: Tensor | None) -> Tensor:
-    made = (
-        _library(left.device).product(left, right, left_t, right_t, add)
-        if _served_by_the_library(left, right, add)
-        else None
+    result = (
+        _library(left.device).product(left, right, left_t, right_t, add) if _is_supported(left, right, add) else None
     )
-    if made is not None:
-        return made
+    if result is not None:
+        return result
     out = (left.t() if left_t else left) @ (right.t() if right_t else right)
     return out if add is None else out.add_(add)
 
 
-def _served_by_the_library(*tensors: Tensor | None) -> bool:
+def _is_supported(*tensors: Tensor | None) -> bool:
     return all(
         one is None
         or (one.is_cuda and one.dtype == torch.bfloat16 and one.is_contiguous() and one.data_ptr() % 16 == 0)
         for one in tensors
-    ) and hopper(tensors[0])
+    ) and is_hopper(tensors[0])
 
 
-def hopper(tensor: Tensor | None) -> bool:
-    """Whether a tensor lies on a GPU that the table was measured for."""
+def is_hopper(tensor: Tensor | None) -> bool:
+    """Return whether a tensor is on a GPU that the table was measured for."""
     return tensor is not None and on_gpu(tensor) and capability(tensor.device) == (9, 0)
 
 
@@ -153,7 +151,7 @@ class _Plan:
     second: ctypes.c_void_p
     out: ctypes.c_void_p
     proposal: _Proposal
-    as_preferred: bool
+    is_preferred: bool
 
 
 @cache
@@ -162,9 +160,9 @@ def _library(device: torch.device) -> _Library:
 
 
 class _Library:
-    """The cublasLt that torch has loaded, and a plan for every shape met so far.
+    """The cublasLt that torch has loaded, and a plan for every shape so far.
 
-    The library counts columns first: it is asked for the transpose of the result, from the right matrix times the left.
+    The library is column-major: it computes the transpose of the result from the right matrix times the left.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -178,7 +176,7 @@ class _Library:
         self.zero, self.one = ctypes.c_float(0.0), ctypes.c_float(1.0)
 
     def product(self, left: Tensor, right: Tensor, left_t: bool, right_t: bool, add: Tensor | None) -> Tensor | None:
-        """The product, in a new tensor; nothing where the library has no kernel for it."""
+        """Return the product in a new tensor; None if the library has no kernel for it."""
         rows, inner = left.shape[left_t], left.shape[not left_t]
         columns = right.shape[not right_t]
         key = (rows, columns, inner, left_t, right_t)
@@ -214,24 +212,24 @@ class _Library:
         proposals = self._proposals(operation, first, second, out)
         if not proposals:
             return None
-        wanted = preferred(rows, columns, inner, left_t)
+        wanted = preferred_kernel(rows, columns, inner, left_t)
         for proposal in proposals:
-            changed = self._as(wanted, proposal)
+            changed = self._configured(wanted, proposal)
             if changed is not None and self._accepted(changed, operation, first, second, out):
                 return _Plan(operation, first, second, out, changed, True)
         return _Plan(operation, first, second, out, proposals[0], False)
 
     def _layout(self, rows: int, columns: int) -> ctypes.c_void_p:
-        made = ctypes.c_void_p()
+        result = ctypes.c_void_p()
         self._check(
             self.lib.cublasLtMatrixLayoutCreate(
-                ctypes.byref(made), BF16, ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows)
+                ctypes.byref(result), BF16, ctypes.c_uint64(rows), ctypes.c_uint64(columns), ctypes.c_int64(rows)
             )
         )
-        return made
+        return result
 
-    def _proposals(self, *described: ctypes.c_void_p) -> list[_Proposal]:
-        operation, first, second, out = described
+    def _proposals(self, *descriptors: ctypes.c_void_p) -> list[_Proposal]:
+        operation, first, second, out = descriptors
         preference, most = ctypes.c_void_p(), ctypes.c_uint64(WORKSPACE_BYTES)
         self._check(self.lib.cublasLtMatmulPreferenceCreate(ctypes.byref(preference)))
         self._check(
@@ -245,8 +243,8 @@ class _Library:
             return []
         return [found[i] for i in range(count.value) if found[i].state == 0]
 
-    def _as(self, kernel: Kernel, proposal: _Proposal) -> _Proposal | None:
-        """A proposal of the wanted tile, variant and cluster with the wanted order of tiles; nothing for another."""
+    def _configured(self, kernel: Kernel, proposal: _Proposal) -> _Proposal | None:
+        """Return a proposal with the kernel's swizzle if its tile, variant and cluster match, else None."""
         if (kernel.tile, kernel.variant, kernel.cluster) != tuple(
             self._setting(proposal, attribute) for attribute in (TILE, VARIANT, CLUSTER)
         ):
@@ -267,8 +265,8 @@ class _Library:
         )  # fmt: skip
         return -1 if status else int(value.value)
 
-    def _accepted(self, proposal: _Proposal, *described: ctypes.c_void_p) -> bool:
-        operation, first, second, out = described
+    def _accepted(self, proposal: _Proposal, *descriptors: ctypes.c_void_p) -> bool:
+        operation, first, second, out = descriptors
         result = _Proposal()
         status = self.lib.cublasLtMatmulAlgoCheck(
             self.handle, operation, first, second, out, out, ctypes.byref(proposal), ctypes.byref(result)
@@ -278,7 +276,7 @@ class _Library:
     @staticmethod
     def _check(status: int) -> None:
         if status:
-            raise RuntimeError(f"cublasLt answered with status {status}")
+            raise RuntimeError(f"cublasLt returned status {status}")
 
 
 def _loaded_library() -> str:

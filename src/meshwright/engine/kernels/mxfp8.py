@@ -1,7 +1,7 @@
-"""The MXFP8 format: e4m3 numbers, 32 of them in a row sharing one power of two (e8m0).
+"""The MXFP8 format: e4m3 values, of which 32 in a row share one power-of-two scale (e8m0).
 
-GPUs of compute capability 10.0 and newer multiply it in hardware; elsewhere the product is that of the numbers that
-the codes stand for. The hardware path has not been run: no such GPU was at hand.
+GPUs of compute capability 10.0 and newer multiply it in hardware; elsewhere the dequantized values are multiplied. The
+hardware path has not been run: no such GPU was available.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ BLOCK = 32
 CODES = torch.float8_e4m3fn
 SCALES = torch.float8_e8m0fnu
 CAPABILITY = (10, 0)
-SMALLEST = 2.0**-100  # a block of noughts needs a scale too
+SMALLEST = 2.0**-100  # the scale of an all-zero block
 MANTISSA = 0x7FFFFF
 MANTISSA_BITS = 23
-TILE = (128, 4)  # the rows and columns of scales that the hardware reads at once, in an order of its own
+TILE = (128, 4)  # rows and columns of scales per hardware tile
 
 
-def in_hardware(tensor: Tensor) -> bool:
-    """Whether the tensor is on a GPU that multiplies the format itself."""
+def has_hardware_support(tensor: Tensor) -> bool:
+    """Return whether the tensor is on a GPU with MXFP8 tensor cores."""
     return on_gpu(tensor) and capability(tensor.device) >= CAPABILITY
 
 
 def to_blocks(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix [rows, columns] as codes of its shape and scales [rows, columns / 32].
+    """Return a matrix [rows, columns] as codes of its shape and scales [rows, columns / 32].
 
-    A scale is the smallest power of two that leaves no number of its block beyond the format's largest.
+    A scale is the smallest power of two with which no value of its block overflows.
     """
     rows, columns = matrix.shape
     blocks = matrix.float().reshape(rows, columns // BLOCK, BLOCK)
@@ -42,34 +42,34 @@ def to_blocks(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def from_blocks(codes: Tensor, scales: Tensor) -> Tensor:
-    """The fp32 numbers that codes and scales stand for."""
+    """Return the dequantized fp32 matrix."""
     rows, columns = codes.shape
     power = (scales.view(torch.uint8).to(torch.int32) << MANTISSA_BITS).view(torch.float32)
     return (codes.float().reshape(rows, columns // BLOCK, BLOCK) * power.unsqueeze(-1)).reshape(rows, columns)
 
 
-def product(left: Tensor, left_scales: Tensor, right: Tensor, right_scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """left @ right.T of two matrices in blocks along their columns."""
-    if not in_hardware(left):
-        return in_format(from_blocks(left, left_scales) @ from_blocks(right, right_scales).t(), dtype)
-    made = torch._scaled_mm(
-        left, right.t(), scale_a=tiled(left_scales), scale_b=tiled(right_scales), out_dtype=torch.bfloat16
+def matmul(left: Tensor, left_scales: Tensor, right: Tensor, right_scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return left @ right.T of two matrices quantized in blocks along their columns."""
+    if not has_hardware_support(left):
+        return cast_if_needed(from_blocks(left, left_scales) @ from_blocks(right, right_scales).t(), dtype)
+    result = torch._scaled_mm(
+        left, right.t(), scale_a=tile_scales(left_scales), scale_b=tile_scales(right_scales), out_dtype=torch.bfloat16
     )
-    return in_format(made, dtype)
+    return cast_if_needed(result, dtype)
 
 
-def in_format(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in a format; a cast that changes nothing is left out.
+def cast_if_needed(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the tensor in a dtype, without a cast if it has it already.
 
-    As the last operation of an autograd function it would lose every gradient in what torch 2.11 compiles.
+    A no-op cast as the last operation of an autograd function loses all gradients when compiled by torch 2.11.
     """
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
-def tiled(scales: Tensor) -> Tensor:
-    """Scales [rows, columns] in the order in which the hardware reads them, filled up to whole tiles.
+def tile_scales(scales: Tensor) -> Tensor:
+    """Return scales [rows, columns] in hardware order, padded to full tiles.
 
-    In a tile of 128 rows and 4 columns the scale at (row, column) lies at (row % 32)·16 + (row // 32)·4 + column.
+    In a tile of 128 rows and 4 columns the scale of (row, column) is at (row % 32)·16 + (row // 32)·4 + column.
     """
     rows, columns = scales.shape
     down, across = -(-rows // TILE[0]), -(-columns // TILE[1])

@@ -1,9 +1,9 @@
-"""Weights in four bits: NF4, sixteen levels that lie where a normal distribution's weight does.
+"""NF4: four-bit weights with sixteen levels at quantiles of a normal distribution.
 
-A block of 64 numbers that follow each other along the last dimension shares a scale, its largest magnitude; a number is
-stored as the nearest level times the scale, two to a byte, the first in the high half. Scales keep the weights' own
-format, in which a largest magnitude is exact: 4.25 bits a weight for bf16, 4.5 for fp32. No scale knows more than its
-block, so a weight that is cut between blocks has the codes of the whole.
+A block of 64 consecutive values along the last dimension shares a scale, its largest magnitude; a value is stored as
+the nearest level times the scale, two per byte, the first in the high half. Scales have the dtype of the weights, in
+which a largest magnitude is exact: 4.25 bits per weight for bf16, 4.5 for fp32. A scale depends on its block only, so
+a shard that does not split blocks has the codes of the full weight.
 """
 
 from __future__ import annotations
@@ -36,50 +36,50 @@ LEVELS = (
     0.7229568362236023,
     1.0,
 )
-BYTES_AT_ONCE = 2**22  # codes made at once: bounds the memory of comparing
-PROGRAM_BYTES = 1024  # codes that one program on a GPU unpacks
+BYTES_AT_ONCE = 2**22  # codes computed at once: bounds temporary memory
+PROGRAM_BYTES = 1024  # codes that one Triton program unpacks
 
 
 def block_length(width: int) -> int:
-    """How many numbers of a row this wide share a scale: 64, or fewer where 64 does not divide the width."""
+    """Return how many values of a row share a scale: 64, or fewer if 64 does not divide the width."""
     return math.gcd(width, BLOCK)
 
 
 def packed_shapes(shape: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The shapes of the codes and scales of a weight."""
+    """Return the shapes of the codes and scales of a weight."""
     *rows, width = shape
     return (*rows, width // 2), (*rows, width // block_length(width))
 
 
 @torch.no_grad()
 def pack(weight: Tensor, codes: Tensor, scales: Tensor) -> None:
-    """Puts the codes and scales of a weight, of the same rows, where they belong."""
+    """Quantize a weight into `codes` and `scales`, which have the same rows."""
     block = 2 * codes.shape[-1] // scales.shape[-1]
-    blocks, into = weight.reshape(-1, block), codes.view(-1, block // 2)
+    blocks, out_codes = weight.reshape(-1, block), codes.view(-1, block // 2)
     largest = blocks.abs().amax(1)
     scales.copy_(largest.view(scales.shape))
-    between = _middles(weight.device)
+    thresholds = _thresholds(weight.device)
     step = max(1, 2 * BYTES_AT_ONCE // block)
     for first in range(0, len(blocks), step):
         part = slice(first, first + step)
-        # A block of noughts has no scale to divide by; its levels are nought anyway.
+        # An all-zero block has scale zero; the clamp avoids the division by zero and its levels are zero anyway.
         relative = blocks[part].float() / largest[part].float().clamp(min=1e-38)[:, None]
-        found = torch.bucketize(relative, between, out_int32=True).to(torch.uint8)
-        into[part] = found[:, 0::2] << 4 | found[:, 1::2]
+        levels = torch.bucketize(relative, thresholds, out_int32=True).to(torch.uint8)
+        out_codes[part] = levels[:, 0::2] << 4 | levels[:, 1::2]
 
 
-def _middles(device: torch.device) -> Tensor:
+def _thresholds(device: torch.device) -> Tensor:
     levels = torch.tensor(LEVELS, dtype=torch.float64)
     return ((levels[1:] + levels[:-1]) / 2).to(device=device, dtype=torch.float32)
 
 
 def unpack(codes: Tensor, scales: Tensor) -> Tensor:
-    """The weight that codes and scales stand for, in the format of the scales."""
-    codes = codes.to(torch.uint8).contiguous()  # some versions of fully_shard hand bytes out as floating numbers
+    """Return the dequantized weight in the dtype of the scales."""
+    codes = codes.to(torch.uint8).contiguous()  # some versions of fully_shard return gathered bytes as floats
     scales = scales.contiguous()
     if on_gpu(codes):
         return _on_gpu(codes, scales)
-    levels = _levels_beside(codes)
+    levels = _levels_like(codes)
     numbers = torch.stack([levels[(codes >> 4).int()], levels[(codes & 15).int()]], -1).view(*scales.shape, -1)
     return (numbers * scales[..., None].float()).to(scales.dtype).view(*codes.shape[:-1], -1)
 
@@ -87,15 +87,15 @@ def unpack(codes: Tensor, scales: Tensor) -> Tensor:
 def _on_gpu(codes: Tensor, scales: Tensor) -> Tensor:
     out = torch.empty(*codes.shape[:-1], 2 * codes.shape[-1], dtype=scales.dtype, device=codes.device)
     count = codes.numel()
-    levels = _levels_beside(codes)
+    levels = _levels_like(codes)
     grid = (-(-count // PROGRAM_BYTES),)
-    each = codes.shape[-1] // scales.shape[-1]
-    launch("unpack_nf4", grid, codes, scales, levels, out, count, each, BLOCK=PROGRAM_BYTES)
+    bytes_per_scale = codes.shape[-1] // scales.shape[-1]
+    launch("unpack_nf4", grid, codes, scales, levels, out, count, bytes_per_scale, BLOCK=PROGRAM_BYTES)
     return out
 
 
-def _levels_beside(codes: Tensor) -> Tensor:
-    if is_dry(codes):  # beyond which nothing is kept
+def _levels_like(codes: Tensor) -> Tensor:
+    if is_dry(codes):  # no cached tensor may outlive a dry run
         return codes.new_empty(len(LEVELS), dtype=torch.float32)
     return _levels_on(codes.device)
 

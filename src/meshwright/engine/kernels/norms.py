@@ -1,4 +1,4 @@
-"""RMS norms that keep one number per row for their backward pass instead of several copies of their input."""
+"""Fused RMS norms, which save one value per row for the backward pass instead of several copies of their input."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ PROBE_WIDTH = 8
 
 
 def fuse_norms(model: nn.Module) -> int:
-    """Makes every plain RMS norm of a model compute through torch's own; says how many were changed."""
+    """Replace every plain RMS norm of a model by torch's fused one; return how many."""
     changed = 0
     for module in model.modules():
         original: Any = type(module)
-        patch = _patch_for(original) if _looks_like_a_norm(module) else None
+        patch = _patch_for(original) if _is_rms_norm(module) else None
         if patch is not None:
             apply(module, patch)
             changed += 1
     return changed
 
 
-def _looks_like_a_norm(module: nn.Module) -> bool:
+def _is_rms_norm(module: nn.Module) -> bool:
     parameters = list(module.named_parameters())
     return (
         base_class(module).__name__.endswith("RMSNorm")
@@ -75,7 +75,7 @@ def _epsilon(module: Any) -> float:
 def _agree(original: type[nn.Module], patch: type[Patch]) -> bool:
     """Return whether a small norm gives the same numbers with the patch: class names do not distinguish variants."""
     try:
-        with torch.device("cpu"), torch.no_grad():  # models are built under other default devices, such as meta
+        with torch.device("cpu"), torch.no_grad():  # models may be built under another default device, such as meta
             rows = torch.linspace(-2.0, 3.0, 3 * PROBE_WIDTH, dtype=torch.float32).reshape(3, PROBE_WIDTH)
             expected, fused = _probe(original), _probe(original)
             apply(fused, patch)

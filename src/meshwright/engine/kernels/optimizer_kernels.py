@@ -1,4 +1,4 @@
-"""What happens once per step to every parameter, in as few passes over memory as it can be."""
+"""Optimizer-step kernels: once per step over every parameter, in as few passes over memory as possible."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from meshwright.engine.kernels.device_caps import launch, on_gpu
 
 BLOCK = 4096
 WARPS = 8
-CHUNK = 8192  # elements whose squares one program sums, all of them in flight at once
+CHUNK = 8192  # elements per program, all loaded at once
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> Tensor:
-    """The sum of the squares of all elements, in fp32, as a tensor on their device."""
+    """Return the sum of squares of all elements, in fp32, as a tensor on their device."""
     filled = [tensor for tensor in tensors if tensor.numel()]
     if not filled:
         return torch.zeros(())
@@ -42,10 +42,10 @@ def adamw_(
     eps: float,
     weight_decay: float,
 ) -> None:
-    """One AdamW update in place; the gradient counts times a factor on the GPU, such as that of clipping.
+    """Apply one AdamW update in place; the gradient is multiplied by a factor on the GPU, such as that of clipping.
 
-    The four tensors are contiguous, in any formats; arithmetic is fp32. On an H200 3.9 TB/s, 1.35 times torch's fused
-    AdamW without its separate pass for clipping.
+    The four tensors are contiguous, in any dtypes; arithmetic is fp32. On an H200 3.9 TB/s, 1.35 times torch's fused
+    AdamW, without its separate pass for clipping.
     """
     beta1, beta2 = betas
     step_size = lr / (1 - beta1**step)
@@ -82,7 +82,7 @@ def _adamw_(
 
 
 def scale_unless_one_(tensor: Tensor, factor: Tensor) -> Tensor:
-    """Multiplies in place by a number on the GPU; costs nothing where it is one."""
+    """Multiply in place by a factor on the GPU; does not touch the tensor if it is one."""
     if not on_gpu(tensor):
         return tensor.mul_(factor)
     count = tensor.numel()

@@ -1,7 +1,8 @@
-"""Decoder layers whose last projections add the residual stream themselves, instead of a pass of its own.
+"""Decoder layers whose output projections add the residual inside their GEMM, instead of in a separate pass.
 
-Only layers written as `x + attention(norm(x))`, then `x + mlp(norm(x))`, are changed: their source is compared, since
-what matters is what the forward pass says, not what the family is called. Of transformers 5.17's decoder layers 68 are.
+Only layers of the form `x + attention(norm(x))`, then `x + mlp(norm(x))`, are patched. They are recognized by the
+source of their forward, not by family name: 68 decoder layers of transformers 5.17 match. The optimization is optional:
+a layer that does not match keeps its own forward.
 """
 
 from __future__ import annotations
@@ -34,29 +35,29 @@ LAST_OF_MLP = "down_proj = self.down_proj(self.act_fn(self.gate_proj(x)) * self.
 
 
 def fuse_residuals(model: nn.Module) -> int:
-    """Lets o_proj and down_proj of every suitable layer add the residual; says how many projections do.
+    """Let o_proj and down_proj of every matching layer add the residual; return how many projections do.
 
-    For whole layers on one rank, after `tune_linears`: under tp the sum over ranks comes before the residual.
+    For layers without tp, after `tune_linears`: with tp the reduction over ranks comes before the residual.
     """
-    folded = 0
+    fused = 0
     layer: Any
     for layer in list(model.modules()):
-        kind: Any = type(layer)
-        if _says(kind, LAYER):
-            attention = _postpone(layer.self_attn, "o_proj", LAST_OF_ATTENTION)
-            mlp = _postpone(layer.mlp, "down_proj", LAST_OF_MLP)
+        cls: Any = type(layer)
+        if _ends_with(cls, LAYER):
+            attention = _defer(layer.self_attn, "o_proj", LAST_OF_ATTENTION)
+            mlp = _defer(layer.mlp, "down_proj", LAST_OF_MLP)
             if attention or mlp:
                 apply(layer, FusedResidual)
-            folded += attention + mlp
-    return folded
+            fused += attention + mlp
+    return fused
 
 
-def _postpone(module: Any, name: str, ending: str) -> bool:
-    """Leaves a module's last projection to its layer, where it is the last thing that the module does."""
-    kind: Any = type(module)
+def _defer(module: Any, name: str, ending: str) -> bool:
+    """Defer a module's last projection to its layer if it is the last operation of the module."""
+    cls: Any = type(module)
     last: Any = getattr(module, name, None)
     tuned = isinstance(last, TunedLinear) and not isinstance(last, DeferredProjection)
-    if not tuned or last.bias is not None or not _says(kind, ending):
+    if not tuned or last.bias is not None or not _ends_with(cls, ending):
         return False
     apply(last, DeferredProjection)
     return True
@@ -90,16 +91,16 @@ def _add(residual: Tensor, inner: Tensor, last: Any) -> Tensor:
 
 
 @cache
-def _says(kind: Any, ending: str) -> bool:
-    """Whether a module's forward pass ends with these statements."""
-    statements = [ast.unparse(one) for one in ast.parse(ending).body]
-    return _statements(kind)[-len(statements) :] == statements
+def _ends_with(cls: Any, ending: str) -> bool:
+    """Return whether the source of a class's forward ends with these statements."""
+    statements = [ast.unparse(node) for node in ast.parse(ending).body]
+    return _statements(cls)[-len(statements) :] == statements
 
 
 @cache
-def _statements(kind: Any) -> list[str]:
+def _statements(cls: Any) -> list[str]:
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind.forward)))
+        tree = ast.parse(textwrap.dedent(inspect.getsource(cls.forward)))
     except (OSError, TypeError, SyntaxError):
         return []
     body = getattr(tree.body[0], "body", [])

@@ -1,8 +1,8 @@
-"""State-space and delta-rule mixers of transformers whose scan is ours; the rest of their code runs as it is.
+"""State-space and delta-rule mixers of transformers with our scan; the rest of their code runs unchanged.
 
-A mixer's forward pass calls its scan by name, and what transformers has under that name without kernels of other
-packages is a reference that keeps matrices of tokens × chunk × heads. Here the same code finds another function under
-the name: for the mixers of one model, not for all of transformers.
+A mixer's forward calls its scan by a global name. Without third-party kernels transformers has a reference under that
+name, which saves matrices of tokens × chunk × heads. Here a copy of the forward's code runs with other globals, in
+which the name is our scan: for the mixers of one model, not for all of transformers.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from meshwright.engine.patching import Patch, apply, base_class, symbol
 
 
 def use_chunked_scans(model: nn.Module) -> int:
-    """Makes every Mamba-2 and gated delta mixer of a model scan block by block; says how many were changed."""
+    """Patch every Mamba-2 and gated-delta mixer of a model with our scan; return how many."""
     changed = 0
     for modeling in {base_class(module).__module__ for module in model.modules()} & SCANS.keys():
-        symbol(modeling, SCANS[modeling])  # without it the reference runs, which needs many times the memory
+        symbol(modeling, SCANS[modeling])  # if renamed, the reference would run, which needs many times the memory
     for module in list(model.modules()):
         mixer: Any = type(module)
-        patch = None if isinstance(module, ChunkedScan) else _scan_patch(mixer, _heads_of_a_key(module))
+        patch = None if isinstance(module, ChunkedScan) else _scan_patch(mixer, _heads_per_key(module))
         if patch is not None:
             apply(module, patch)
             changed += 1
     return changed
 
 
-def _heads_of_a_key(module: nn.Module) -> int:
-    """How many value heads of a delta mixer share a query and a key, which its code copies for each."""
+def _heads_per_key(module: nn.Module) -> int:
+    """Return how many value heads of a delta mixer share a key head, which its code repeats for each."""
     keys = getattr(module, "num_k_heads", None)
     return int(getattr(module, "num_v_heads", keys)) // keys if isinstance(keys, int) else 1
 
@@ -52,15 +52,16 @@ def _scan_patch(mixer: Any, copies: int) -> type[Patch] | None:
     forward: Any = inspect.unwrap(mixer.forward)
     called = set(getattr(getattr(forward, "__code__", None), "co_names", ()))
     found = {
-        name: forward.__globals__[name] for name in called & OWN.keys() & getattr(forward, "__globals__", {}).keys()
+        name: forward.__globals__[name]
+        for name in called & REPLACEMENTS.keys() & getattr(forward, "__globals__", {}).keys()
     }
     if not found:
         return None
     names = {
         **forward.__globals__,
-        **{name: partial(OWN[name], reference, copies) for name, reference in found.items()},
+        **{name: partial(REPLACEMENTS[name], reference, copies) for name, reference in found.items()},
     }
-    names.pop("__name__")  # a compiler would look names up in the module of this name instead
+    names.pop("__name__")  # torch.compile would look names up in the module of this name
     copied = FunctionType(forward.__code__, names, forward.__name__, forward.__defaults__, forward.__closure__)
     copied.__kwdefaults__ = forward.__kwdefaults__
     copied.__qualname__ = f"ChunkedScan({forward.__qualname__})"  # in a traceback: transformers' line, our scan
@@ -76,12 +77,12 @@ def _mamba2(
     b: Tensor,
     c: Tensor,
     chunk_size: int,
-    **given: Any,
+    **options: Any,
 ) -> Any:
-    if given.get("initial_states") is not None or given.get("return_final_states"):  # text that is generated
-        return reference(x, dt, a, b, c, chunk_size, **given)
-    settings = (given.get("D"), given.get("dt_bias"), given.get("dt_softplus", False))
-    return state_space_scan(x, dt, a, b, c, *settings, given.get("dt_limit", (0.0, float("inf"))))
+    if options.get("initial_states") is not None or options.get("return_final_states"):  # generation with a cache
+        return reference(x, dt, a, b, c, chunk_size, **options)
+    settings = (options.get("D"), options.get("dt_bias"), options.get("dt_softplus", False))
+    return state_space_scan(x, dt, a, b, c, *settings, options.get("dt_limit", (0.0, float("inf"))))
 
 
 def _delta(
@@ -92,12 +93,12 @@ def _delta(
     value: Tensor,
     g: Tensor,
     beta: Tensor,
-    **given: Any,
+    **options: Any,
 ) -> Any:
-    if given.get("initial_state") is not None or given.get("output_final_state"):  # text that is generated
-        return reference(query, key, value, g=g, beta=beta, **given)
-    query, key = query[:, :, ::copies], key[:, :, ::copies]  # one of the copies is kept
-    return gated_delta_rule(query, key, value, g, beta, given.get("use_qk_l2norm_in_kernel", False)), None
+    if options.get("initial_state") is not None or options.get("output_final_state"):  # generation with a cache
+        return reference(query, key, value, g=g, beta=beta, **options)
+    query, key = query[:, :, ::copies], key[:, :, ::copies]  # undo the repetition: our scan shares keys between heads
+    return gated_delta_rule(query, key, value, g, beta, options.get("use_qk_l2norm_in_kernel", False)), None
 
 
 _MODELING = "transformers.models.{0}.modeling_{0}".format
@@ -107,4 +108,4 @@ SCANS = {
     **dict.fromkeys(map(_MODELING, ("qwen3_next", "qwen3_5", "qwen3_5_moe")), "torch_chunk_gated_delta_rule"),
 }
 # By the name under which mixers call them.
-OWN: dict[str, Callable[..., Any]] = {"mamba2_chunk_scan": _mamba2, "torch_chunk_gated_delta_rule": _delta}
+REPLACEMENTS: dict[str, Callable[..., Any]] = {"mamba2_chunk_scan": _mamba2, "torch_chunk_gated_delta_rule": _delta}

@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from meshwright.engine.collectives import sum_out
 from meshwright.engine.experts.expert_params import add_expert_adapter, expert_blocks, first_proj, pack_expert
-from meshwright.engine.kernels.dropout_keys import dropped
+from meshwright.engine.kernels.dropout_keys import apply_dropout
 from meshwright.engine.kernels.lora_linear import adapted_linear, packed_linear
 from meshwright.engine.kernels.nf4 import block_length
 from meshwright.engine.model.init import InitSpec, fill_initial
@@ -49,7 +49,7 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "mamba_in": ("mixer.in_proj",),
     "mamba_out": ("mixer.out_proj",),
 }
-ZERO = InitSpec("constant", 0.0)
+INIT_B = InitSpec("constant", 0.0)
 
 
 def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, InitSpec]:
@@ -190,7 +190,7 @@ def _adapt(module: Any, peft: Peft, dtype: torch.dtype) -> None:
 
 
 def _starts(module: Any) -> dict[str, InitSpec]:
-    starts = {"lora_A": _uniform(module.lora_A.shape[-1]), "lora_B": ZERO}
+    starts = {"lora_A": _uniform(module.lora_A.shape[-1]), "lora_B": INIT_B}
     if hasattr(module, "lora_magnitude"):
         starts["lora_magnitude"] = InitSpec("constant", 1.0)  # until `start_magnitudes` knows the weights
     return starts
@@ -257,7 +257,7 @@ def _add_adapter(linear: Any, x: torch.Tensor, base: torch.Tensor) -> torch.Tens
 
 def _dropped(linear: Any, x: torch.Tensor) -> torch.Tensor:
     first = linear.lora_axes[0].rank * x.shape[-1] if linear.lora_axes else 0
-    return dropped(x, linear.dropout_context.keys, linear.lora_key, first, linear.lora_dropout)
+    return apply_dropout(x, linear.dropout_context.keys, linear.lora_key, first, linear.lora_dropout)
 
 
 def _packed_base(linear: Any, x: torch.Tensor) -> torch.Tensor:
@@ -318,7 +318,7 @@ def _adapt_experts(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, In
             if peft.method == "qlora":
                 pack_expert(block.experts, name)
             path = f"{block.name}.experts.{name}"
-            found |= {f"{path}_lora_A": _uniform(inputs), f"{path}_lora_B": ZERO}
+            found |= {f"{path}_lora_A": _uniform(inputs), f"{path}_lora_B": INIT_B}
     return found
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine.kernels.device_caps import has_data
-from meshwright.engine.kernels.fp8 import ACTIVATION, scale_for, scaled
+from meshwright.engine.kernels.fp8 import ACTIVATION, cast_scaled, scale_for
 from meshwright.engine.kernels.fp8_weight import Fp8Weight
 from meshwright.engine.kernels.linears import Fp8Linear
 from meshwright.engine.mesh import Mesh
@@ -35,7 +35,7 @@ class Fp8Shard(torch.Tensor):
     def fsdp_pre_all_gather(self, mesh: Any, size: Any, stride: Any, module: Any, policy: Any) -> Any:
         """Return the tensors to gather and the metadata for `fsdp_post_all_gather`."""
         shard = self.to(policy.param_dtype or self.dtype)
-        codes = scaled(shard, self.scale, ACTIVATION)
+        codes = cast_scaled(shard, self.scale, ACTIVATION)
         return (codes.view(torch.uint8),), (self.scale.reciprocal(),)  # not every backend supports fp8 dtypes
 
     def fsdp_post_all_gather(

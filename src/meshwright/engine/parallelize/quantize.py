@@ -17,7 +17,7 @@ from torch import nn
 from meshwright.engine.experts import expert_blocks
 from meshwright.engine.kernels.device_caps import DRY, capability, is_gpu
 from meshwright.engine.kernels.fp8 import MULTIPLE, Scaling
-from meshwright.engine.kernels.linears import FP8_PATCHES, divides, tune_linears
+from meshwright.engine.kernels.linears import FP8_PATCHES, is_divisible, tune_linears
 from meshwright.engine.kernels.mxfp8 import CAPABILITY
 from meshwright.engine.kernels.residuals import fuse_residuals
 from meshwright.engine.mesh import Mesh
@@ -111,7 +111,7 @@ def _reason(linear: Any, shape: tuple[int, ...] | None, scaling: Scaling) -> str
     if not isinstance(linear, nn.Linear):
         return "its weight is stored transposed"
     shape = tuple(linear.weight.shape) if shape is None else shape
-    if not divides(shape, scaling):
+    if not is_divisible(shape, scaling):
         return f"its local weight of {' × '.join(map(str, shape))} is not a multiple of {MULTIPLE[scaling]}"
     return ""
 
