@@ -199,8 +199,8 @@ meshwright export llama3_70b_pretrain_config --to megatron-lm --gpus 8x8xH100
 Scripts are never executed: variables, arrays, conditions and included files are followed, and a value that only
 execution could determine is reported as unresolved, not guessed. The file is mapped to a recipe and checked with the
 framework's own constraints, our rules and the estimate. Findings name file, line and the fix in the framework's own
-keys: settings that prevent the start or exceed memory, and settings that are unused, ignored or overwritten. `export` writes a recipe as
-the framework's config, parses the result again, and lists every setting that would be lost.
+keys: settings that prevent the start or exceed memory, and settings that are unused, ignored or overwritten.
+`export` writes a recipe as the framework's config, parses the result again, and lists every setting that would be lost.
 """
 COMPARED = """## Compared with the frameworks' own parsers
 
