@@ -23,15 +23,15 @@ class LayerParams(msgspec.Struct, frozen=True):
 
 def layer_params(layer: Layer, hidden: int) -> LayerParams:
     """Return how a layer is sharded: matrices by tp; norms, routers, biases, MLA's down projections replicated."""
-    shards = 0
+    sharded = 0
     for mixer in (layer.mixer, layer.cross):
         if mixer is not None:
-            shards += layer.streams * (mixer.matmul_params(hidden) - _down_projections(mixer, hidden))
+            sharded += layer.streams * (mixer.matmul_params(hidden) - _down_projections(mixer, hidden))
     if isinstance(layer.ffn, MoE):
-        shards += layer.ffn.always_on_params(hidden) - hidden * layer.ffn.experts
+        sharded += layer.ffn.always_on_params(hidden) - hidden * layer.ffn.experts
     elif layer.ffn is not None:
-        shards += layer.streams * layer.ffn.matmul_params(hidden)
-    return LayerParams(shards, layer.dense_params(hidden) - shards, layer.routed_params(hidden))
+        sharded += layer.streams * layer.ffn.matmul_params(hidden)
+    return LayerParams(sharded, layer.dense_params(hidden) - sharded, layer.routed_params(hidden))
 
 
 def _down_projections(mixer: Mixer, hidden: int) -> int:
@@ -157,12 +157,11 @@ def _ends(case: Case, pipeline: Stages) -> Column:
     tied_copy = (case.pp > 1) * head if model.tied else head  # across stages a tied head is a second copy
     mtp = model.mtp_layers * 2 * model.hidden**2 if trains_mtp(case) else 0  # projections of [hidden, embedding]
     replicates_vision = memory_profile(case).replicates_vision
-    replicated = (
-        count.vision * bool(case.images) if replicates_vision else 0
-    )  # without images there is no vision encoder
+    # Without images there is no vision encoder.
+    replicated = count.vision * bool(case.images) if replicates_vision else 0
     first = count.embedding + (0 if replicates_vision else count.vision) + model.extra_params
-    shards = (pipeline.first * first + pipeline.last * (tied_copy + mtp)) / case.tp
-    return shards + pipeline.first * replicated + pipeline.last * model.final_norm_params
+    sharded = (pipeline.first * first + pipeline.last * (tied_copy + mtp)) / case.tp
+    return sharded + pipeline.first * replicated + pipeline.last * model.final_norm_params
 
 
 def _largest(values: list[Column]) -> Column:
