@@ -1,8 +1,8 @@
-"""Write how well the cost model meets published measurements: docs/accuracy.md and benchmarks/results/accuracy.json.
+"""Compare the cost model with published measurements: writes docs/accuracy.md and benchmarks/results/accuracy.json.
 
     python benchmarks/accuracy_report.py [--csv FILE] [--left-out]
 
---left-out also refits without each source in turn (about two minutes); without it the last such figures are kept.
+--left-out also refits without each source in turn (about two minutes); otherwise the previous figures are kept.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 from choice import summary, sweeps
-from fit_costs import derivatives, get, left_out, load, log_error, made, parameters
+from fit_costs import calibration_with, derivatives, get, left_out, load, log_error, parameters
 
 from meshwright.costs.accuracy import compare, to_dict, weighted_quantile
 from meshwright.costs.calibration import PROFILES, read_tables
@@ -28,7 +28,7 @@ from meshwright.costs.uncertainty import step_band
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "accuracy.md"
 RESULT = HERE / "results" / "accuracy.json"
-DRY_RUNS = HERE / "data" / "dryrun.csv"  # made by dryrun_rows.py; of our own engine, and no part of any fit
+DRY_RUNS = HERE / "data" / "dryrun.csv"  # written by dryrun_rows.py; our own engine, not used in any fit
 GOALS = {
     "step time, median": "8 %",
     "step time, 90th percentile": "25 %",
@@ -46,10 +46,10 @@ GOALS = {
 
 
 def unseen(path: Path) -> dict[str, float]:
-    """Errors of every source when the fit has not seen it."""
+    """Return the errors of every source when left out of the fit."""
     data, tables, fitted = load(path), read_tables(PROFILES), parameters()
     theta = np.log([np.clip(get(tables, p), p.low, p.high) for p in fitted])
-    error = log_error(data, made(tables, fitted, theta))
+    error = log_error(data, calibration_with(tables, fitted, theta))
     slope = derivatives(data, tables, fitted, theta, error)
     off = np.abs(np.expm1(left_out(data, tables, fitted, theta, error, slope)))
     median, high = (round(100 * weighted_quantile(off, data.weight, q), 2) for q in (0.5, 0.9))
@@ -57,7 +57,7 @@ def unseen(path: Path) -> dict[str, float]:
 
 
 def inside_band(rows: list[Measurement]) -> float:
-    """Share of the timed rows that lie inside their own 80 % band, every source counting the same, in per cent."""
+    """Return the percentage of timed rows inside their 80 % band, with equal weight per source."""
     timed = [r for r in rows if r.case and r.step_s and not r.oom and r.tier in ("A", "B")]
     count: dict[str, int] = {}
     for row in timed:
@@ -71,7 +71,7 @@ def inside_band(rows: list[Measurement]) -> float:
 
 
 def milliseconds(rows: list[Measurement]) -> float:
-    """CPU time of one estimate, once loaded: the median over a sample of the rows."""
+    """Return the median CPU time of one estimate over a sample of the rows."""
     times = []
     for row in [r for r in rows if r.case][::40]:
         assert row.case is not None
@@ -83,7 +83,7 @@ def milliseconds(rows: list[Measurement]) -> float:
 
 
 def dry_runs(path: Path = DRY_RUNS) -> dict[str, Any]:
-    """Memory of our engine against the dry runs of shipped recipes: all of them, and by family."""
+    """Compare memory estimates of our engine with the dry runs of shipped recipes, in total and by family."""
     rows = read(path)
     sized = [row for row in rows if row.model is not None and not row.tiny]
     errors = compare(rows).memory
@@ -97,8 +97,8 @@ def dry_runs(path: Path = DRY_RUNS) -> dict[str, Any]:
     }
 
 
-def figures(path: Path, old: dict[str, Any], again: bool) -> dict[str, Any]:
-    """Every figure of the report."""
+def figures(path: Path, old: dict[str, Any], refit: bool) -> dict[str, Any]:
+    """Return all figures of the report."""
     rows = read(path)
     report, dry = to_dict(compare(rows)), dry_runs()
     report["memory"]["by_source"] = dict(sorted({**report["memory"]["by_source"], **dry["by_source"]}.items()))
@@ -108,7 +108,7 @@ def figures(path: Path, old: dict[str, Any], again: bool) -> dict[str, Any]:
         "python": platform.python_version(),
         **report,
         "dry_run": dry,
-        "left_out": unseen(path) if again else old.get("left_out"),
+        "left_out": unseen(path) if refit else old.get("left_out"),
         "inside_band_pct": inside_band(rows),
         "choice": summary(sweeps(rows)),
         "estimate_ms": milliseconds(rows),
@@ -116,7 +116,7 @@ def figures(path: Path, old: dict[str, Any], again: bool) -> dict[str, Any]:
 
 
 def page(found: dict[str, Any]) -> str:
-    """The report as Markdown."""
+    """Return the report as Markdown."""
     step, gib, fit, chosen, new = (found[k] for k in ("step_time", "memory", "fit", "choice", "left_out"))
     values = [
         f"{step['median_abs_pct']} %", f"{step['p90_abs_pct']} %", f"{new['median_abs_pct']} %" if new else "not run",
@@ -128,16 +128,16 @@ def page(found: dict[str, Any]) -> str:
     lines = [
         "# How far to trust the estimates",
         "",
-        f"Made on {found['date']} by `{found['command']}` from {found['rows']:,} published measurements"
-        " (`benchmarks/data/measurements.csv`). Every source counts the same, however many rows it has; an error is"
-        " predicted over measured, less one. Step times: tiers A and B. Memory: tier A, models of real size.",
+        f"Generated on {found['date']} by `{found['command']}` from {found['rows']:,} published measurements"
+        " (`benchmarks/data/measurements.csv`). Every source has equal weight, whatever its number of rows; an error is"
+        " predicted / measured - 1. Step times: tiers A and B. Memory: tier A, models of real size.",
         "",
         "| figure | reached | goal |",
         "| --- | --- | --- |",
         *(f"| {name} | {value} | {goal} |" for (name, goal), value in zip(GOALS.items(), values, strict=True)),
         "",
-        f"The profiles hold {new['parameters'] if new else 'about a hundred'} fitted numbers, each tied to a prior with"
-        " a physical meaning; `benchmarks/fit_costs.py` fits them. A source the fit has not seen is the fairest figure"
+        f"The profiles have {new['parameters'] if new else 'about a hundred'} fitted parameters, each with a prior of"
+        " physical meaning; `benchmarks/fit_costs.py` fits them. The error on left-out sources is the fairest figure"
         " for a new cluster.",
         "",
     ]
@@ -162,9 +162,9 @@ def page(found: dict[str, Any]) -> str:
         "",
         "## Memory of our own engine by family",
         "",
-        "Estimates against dry runs of shipped recipes at full size on their own clusters"
-        " (`benchmarks/data/dryrun.csv`), which meet measured peaks of an H200 within 1.2 %. They are no part of any"
-        " fit, nor of the figures at the top."
+        "Estimates compared with dry runs of shipped recipes at full size on their own clusters"
+        " (`benchmarks/data/dryrun.csv`), which match measured peaks of an H200 within 1.2 %. They are not used in any"
+        " fit, nor in the figures at the top."
         f" Median {dry['median_abs_pct']} %, 90th percentile {dry['p90_abs_pct']} %.",
         "",
         "| family | recipes | median error | bias |",
@@ -183,9 +183,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, default=HERE / "data" / "measurements.csv")
     parser.add_argument("--left-out", action="store_true", help="refit without each source in turn")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     old = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    found = figures(asked.csv, old, asked.left_out)
+    found = figures(args.csv, old, args.left_out)
     RESULT.parent.mkdir(exist_ok=True)
     RESULT.write_text(json.dumps(found, indent=1) + "\n")
     PAGE.write_text(page(found))

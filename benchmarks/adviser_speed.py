@@ -1,4 +1,4 @@
-"""CPU time of the adviser's commands, whole process, best and median of several runs: one table and a JSON file.
+"""Measure the CPU time of CLI commands (whole process, best and median of several runs): a table and a JSON file.
 
 make bench
 """
@@ -30,9 +30,9 @@ COMMANDS = {
 }
 
 
-def cpu_seconds(words: list[str]) -> float:
-    """User and system seconds of one run of a command."""
-    command = words if words[0] == sys.executable else [sys.executable, "-m", "meshwright", *words]
+def cpu_seconds(arguments: list[str]) -> float:
+    """Return user plus system seconds of one run of a command."""
+    command = arguments if arguments[0] == sys.executable else [sys.executable, "-m", "meshwright", *arguments]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -40,10 +40,10 @@ def cpu_seconds(words: list[str]) -> float:
 
 
 def main() -> int:
-    """Prints the table, writes it beside this file, exit 1 when `recommend` is over its limit."""
+    """Print and save the table; return 1 if `recommend` exceeds its limit."""
     rows = {}
-    for name, words in COMMANDS.items():
-        times = [cpu_seconds(words) for _ in range(RUNS)]
+    for name, arguments in COMMANDS.items():
+        times = [cpu_seconds(arguments) for _ in range(RUNS)]
         rows[name] = {"best_s": round(min(times), 3), "median_s": round(median(times), 3)}
         print(f"{name:<36} best {rows[name]['best_s']:.3f} s   median {rows[name]['median_s']:.3f} s")
     result = {

@@ -1,10 +1,10 @@
-"""Does the cost model pick the right layout? Over every published sweep: the layout it ranks first against the best.
+"""Does the cost model pick the right layout? For every published sweep: the layout it ranks first vs. the fastest.
 
     python benchmarks/choice.py [--csv benchmarks/data/measurements.csv]
 
 A sweep is one source's rows of the same model, GPUs, global batch, sequence length and precision with at least four
-different layouts. The score of a sweep is the measured speed of the layout the model ranks first over that of the
-fastest measured; where a layout was measured several times its median counts.
+different layouts. The score of a sweep is the measured speed of the layout the model ranks first, divided by that of
+the fastest measured one; a layout measured several times counts with its median.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from meshwright.costs.measurements import Measurement, batches, read
 from meshwright.costs.time import step_time
 
 HERE = Path(__file__).parent
-LEAST_LAYOUTS = 4
+MIN_LAYOUTS = 4
 SAME = ("world", "global_batch_size", "seq_length", "matmul", "compute")
 LAYOUT = (
     "strategy", "tp", "pp", "vp", "cp", "ep", "etp", "dp_shard", "dp_replicate", "sp", "micro_batch_size", "recompute",
@@ -33,7 +33,7 @@ LAYOUT = (
 
 @dataclass(frozen=True)
 class Sweep:
-    """One sweep and how well the model chose in it."""
+    """One sweep and the score of the model's choice."""
 
     source: str
     model: str
@@ -45,11 +45,11 @@ class Sweep:
 
 
 def sweeps(rows: list[Measurement]) -> list[Sweep]:
-    """Every sweep of the rows, scored."""
+    """Return the scored sweeps of the rows."""
     usable = [r for r in rows if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
     predicted = np.empty(len(usable))
-    for case, places in batches(usable):
-        predicted[places] = step_time(case).step_s
+    for case, indices in batches(usable):
+        predicted[indices] = step_time(case).step_s
     found: dict[tuple[Any, ...], dict[tuple[Any, ...], list[tuple[float, float]]]] = defaultdict(
         lambda: defaultdict(list)
     )
@@ -57,10 +57,10 @@ def sweeps(rows: list[Measurement]) -> list[Sweep]:
         same = (row.source, row.model, row.gpu, *(row.values[name] for name in SAME))
         layout = tuple(row.values.get(name) for name in LAYOUT)
         found[same][layout].append((float(seconds), row.step_s))
-    return [_scored(same, layouts) for same, layouts in found.items() if len(layouts) >= LEAST_LAYOUTS]
+    return [_score(same, layouts) for same, layouts in found.items() if len(layouts) >= MIN_LAYOUTS]
 
 
-def _scored(same: tuple[Any, ...], layouts: dict[tuple[Any, ...], list[tuple[float, float]]]) -> Sweep:
+def _score(same: tuple[Any, ...], layouts: dict[tuple[Any, ...], list[tuple[float, float]]]) -> Sweep:
     pairs = [(min(p for p, _ in runs), float(np.median([m for _, m in runs]))) for runs in layouts.values()]
     chosen = min(pairs)[1]
     best = min(measured for _, measured in pairs)
@@ -69,7 +69,7 @@ def _scored(same: tuple[Any, ...], layouts: dict[tuple[Any, ...], list[tuple[flo
 
 
 def summary(found: list[Sweep]) -> dict[str, Any]:
-    """Median and worst tenth of the scores."""
+    """Return the median and the 10th percentile of the scores."""
     scores = np.array([sweep.score for sweep in found])
     return {
         "sweeps": len(found),

@@ -44,22 +44,22 @@ def meshwright(tree: Path, words: list[str]) -> dict[str, Any]:
 
 
 def recommended(tree: Path, model: str, goal: str) -> list[str]:
-    """The arguments of the recommended training command, without dataset and rank count."""
+    """Return the arguments of the recommended training command, without dataset and rank count."""
     plan = meshwright(tree, ["recommend", model, "--gpus", "1xH200", "--goal", goal])
     words = shlex.split(plan["commands"]["meshwright"])[2:]
     for flag in ("--dataset", "--nproc"):
         if flag in words:
-            place = words.index(flag)
-            del words[place : place + 2]
+            position = words.index(flag)
+            del words[position : position + 2]
     return words
 
 
 def row(tree: Path, words: list[str]) -> dict[str, Any]:
-    """Throughput, memory and losses of one run."""
-    began = time.monotonic()
+    """Return throughput, memory and losses of one run."""
+    started = time.monotonic()
     found = meshwright(tree, ["bench", *words])
     kept = {key: found[key] for key in ("losses", "tokens_per_s_per_gpu", "mfu", "memory_gib", "error") if key in found}
-    return kept | {"wall_s": round(time.monotonic() - began, 1)}
+    return kept | {"wall_s": round(time.monotonic() - started, 1)}
 
 
 def main() -> None:
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def summary(pair: dict[str, dict[str, Any]]) -> str:
-    """Both runs in one line."""
+    """Format both runs in one line."""
     speeds = " → ".join(f"{one.get('tokens_per_s_per_gpu') or 0:,.0f}" for one in pair.values())
     peaks = " → ".join(f"{one.get('memory_gib', {}).get('peak', 0):.3f}" for one in pair.values())
     losses = " → ".join(f"{one['losses'][-1]:.5f}" if one.get("losses") else "-" for one in pair.values())

@@ -1,10 +1,10 @@
-"""How fast samples come, against how fast a GPU uses them up: one table and a JSON file.
+"""Measure data loading throughput relative to a GPU's consumption: a table and a JSON file.
 
 PYTHONPATH=src python benchmarks/data_speed.py
 
-All runs are of one rank that reads with `THREADS` threads. The rate of the engine is that of Llama-3-8B on one H200
-(results/engine_h200_2026-11-15.json). The stall is what a step waits for its batch while the device computes for
-`STEP_S`, with steps prepared ahead and without.
+All runs use one rank with `THREADS` reader threads. The engine's rate is that of Llama-3-8B on one H200
+(results/engine_h200_2026-11-15.json). The stall is how long a step waits for its batch while the device computes for
+`STEP_S`, with and without prefetching.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ STEP_S = 0.2  # this many tokens take one GPU 3.8 s
 
 
 def write_tokens(folder: Path) -> Path:
-    """A folder of shards with made-up documents."""
+    """Write a shard folder with mock documents."""
     folder.mkdir()
     random = np.random.default_rng(0)
     writer = ShardWriter(folder, "uint16", TOKENS // 4)
@@ -77,8 +77,8 @@ def write_tokens(folder: Path) -> Path:
     return folder
 
 
-def write_talks(path: Path) -> Path:
-    """Made-up conversations of different lengths."""
+def write_conversations(path: Path) -> Path:
+    """Write mock conversations of different lengths."""
     random = np.random.default_rng(0)
     with path.open("w") as file:
         for _ in range(4000):
@@ -88,18 +88,18 @@ def write_talks(path: Path) -> Path:
 
 
 def sources(folder: Path) -> dict[str, Callable[[], Source]]:
-    """The sources that are measured, by name."""
+    """Return the measured sources by name."""
     os.environ["MESHWRIGHT_CACHE"] = str(folder / "cache")
     stream, _ = open_shards(write_tokens(folder / "shards"))
     write_stream(stream, folder / "megatron", "uint16")
-    theirs = open_megatron(folder / "megatron").stream()
+    megatron_stream = open_megatron(folder / "megatron").stream()
 
     def plain(packing: bool = False, of: Any = stream) -> Source:
         return Shuffled(StreamCorpus(of, SEQ, vocab=VOCAB, packing=packing), 1)
 
-    def talks() -> Source:
+    def conversations() -> Source:
         data = types.Data(
-            dataset=str(write_talks(folder / "talks.jsonl")),
+            dataset=str(write_conversations(folder / "conversations.jsonl")),
             tokenizer=str(write_byte_tokenizer(folder / "tokenizer")),
             seq_length=SEQ,
             packing=True,
@@ -109,17 +109,17 @@ def sources(folder: Path) -> dict[str, Callable[[], Source]]:
 
     return {
         "shards": plain,
-        "shards, documents apart": lambda: plain(True),
-        "Megatron .bin/.idx": lambda: plain(of=theirs),
-        "Megatron, documents apart": lambda: plain(True, theirs),
-        "blend of 3": lambda: Blend([plain(), plain(of=theirs), plain()], [0.6, 0.3, 0.1]),
-        "conversations, packed": talks,
-        "made up": lambda: Mock(VOCAB, SEQ, 1),
+        "shards, documents isolated": lambda: plain(True),
+        "Megatron .bin/.idx": lambda: plain(of=megatron_stream),
+        "Megatron, documents isolated": lambda: plain(True, megatron_stream),
+        "blend of 3": lambda: Blend([plain(), plain(of=megatron_stream), plain()], [0.6, 0.3, 0.1]),
+        "conversations, packed": conversations,
+        "mock": lambda: Mock(VOCAB, SEQ, 1),
     }
 
 
 def loader(source: Source, prefetch: int) -> Loader:
-    """A loader of a run on one rank."""
+    """Return a loader of a single rank."""
     state: Any = None
     mesh = Mesh("cpu", SOLO, SOLO, SOLO, SOLO, SOLO, SOLO, SOLO, SOLO, SOLO, state, state, ((0,),))
     return Loader(
@@ -136,42 +136,44 @@ def loader(source: Source, prefetch: int) -> Loader:
 
 
 def rate(source: Source) -> tuple[float, float]:
-    """Tokens per second when nothing but loading is done, and per second of one core."""
-    made = loader(source, PREFETCH)
-    made.batch(0)
-    begun, begun_core = time.perf_counter(), time.process_time()
+    """Return tokens per second of loading alone, per wall second and per CPU second."""
+    data_loader = loader(source, PREFETCH)
+    data_loader.batch(0)
+    started, started_core = time.perf_counter(), time.process_time()
     for step in range(1, STEPS + 1):
-        made.batch(step)
-    took, took_core = time.perf_counter() - begun, time.process_time() - begun_core
-    made.close()
+        data_loader.batch(step)
+    took, took_core = time.perf_counter() - started, time.process_time() - started_core
+    data_loader.close()
     return STEPS * BATCH * SEQ / took, STEPS * BATCH * SEQ / took_core
 
 
 def stall(source: Source, prefetch: int) -> float:
-    """Milliseconds a step waits for its batch, by the median, while the device is busy between."""
-    made = loader(source, prefetch)
+    """Return the median milliseconds a step waits for its batch while the device is busy in between."""
+    data_loader = loader(source, prefetch)
     waits = []
     for step in range(STEPS // 2):
-        begun = time.perf_counter()
-        batch = made.batch(step)
-        waits.append(time.perf_counter() - begun)
+        started = time.perf_counter()
+        batch = data_loader.batch(step)
+        waits.append(time.perf_counter() - started)
         time.sleep(STEP_S)  # the host waits for the device
         del batch
-    made.close()
+    data_loader.close()
     return median(waits[1:]) * 1e3
 
 
-def tokenising(folder: Path) -> dict[str, Any]:
-    """How fast text becomes tokens, with one process and with two."""
+def tokenize_speed(folder: Path) -> dict[str, Any]:
+    """Measure tokenization in MB/s, with one process and with two."""
     path = folder / "text.jsonl"
     line = json.dumps({"text": "the quick brown fox jumps over the lazy dog, " * 60}) + "\n"
     path.write_text(line * (9_000_000 // len(line)))
     tokenizer = str(write_byte_tokenizer(folder / "bytes"))
     found = {}
     for workers in (1, 2):
-        given = ([str(path)], tokenizer, str(folder / f"out{workers}"))
-        # From a process of its own: workers load the module they were started from, and this one loads torch.
-        code = f"from meshwright.engine.data.tokenize import tokenize; r = tokenize(*{given!r}, workers={workers}); "
+        arguments = ([str(path)], tokenizer, str(folder / f"out{workers}"))
+        # In a separate process: workers import the module they were started from, and this one imports torch.
+        code = (
+            f"from meshwright.engine.data.tokenize import tokenize; r = tokenize(*{arguments!r}, workers={workers}); "
+        )
         code += "print(r.text_bytes / r.seconds / 1e6)"
         output = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
         found[f"{workers} processes" if workers > 1 else "1 process"] = round(float(output), 2)
@@ -179,12 +181,12 @@ def tokenising(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints the table and writes it beside this file."""
+    """Print and save the table."""
     rows = []
     print(f"{'source':28} {'tokens/s':>12} {'per core':>12} {'× one GPU':>10} {'stall ms':>9} {'without prefetch':>17}")
     with tempfile.TemporaryDirectory() as scratch:
-        for name, opening in sources(Path(scratch)).items():
-            source = opening()
+        for name, open_source in sources(Path(scratch)).items():
+            source = open_source()
             found, found_core = rate(source)
             row = {
                 "source": name,
@@ -196,8 +198,8 @@ def main() -> None:
             }
             rows.append(row)
             print("{:28} {:>12,} {:>12,} {:>9}× {:>9} {:>17}".format(*row.values()))
-        text = tokenising(Path(scratch))
-        print(f"tokenising, MB of text per second with a tokenizer of bytes: {text}")
+        text = tokenize_speed(Path(scratch))
+        print(f"tokenization, MB of text per second with the byte tokenizer: {text}")
     result = {
         "date": date.today().isoformat(),
         "command": "python benchmarks/data_speed.py",

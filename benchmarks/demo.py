@@ -1,4 +1,4 @@
-"""The main job, shown: recommendations for this machine and example clusters, then a real (tiny) training run."""
+"""Demo: recommendations for this machine and example clusters, then a real (tiny) training run."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ EXAMPLES = (
 TRAINING = ("train", "qwen3_30b_a3b_pretrain_config", "--tiny", "--nproc", "2", "--json")
 
 
-def meshwright(*words: str) -> subprocess.CompletedProcess[str]:
-    """Runs the command line as a user would."""
-    return subprocess.run([sys.executable, "-m", "meshwright", *words], text=True, capture_output=True, check=False)
+def meshwright(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a meshwright command."""
+    return subprocess.run([sys.executable, "-m", "meshwright", *arguments], text=True, capture_output=True, check=False)
 
 
-def show(words: tuple[str, ...]) -> int:
-    """Prints a command and what it answers."""
-    done = meshwright(*words)
-    print(f"$ meshwright {' '.join(words)}\n{done.stdout}{done.stderr}")
+def show(arguments: tuple[str, ...]) -> int:
+    """Print a command and its output; return its exit code."""
+    done = meshwright(*arguments)
+    print(f"$ meshwright {' '.join(arguments)}\n{done.stdout}{done.stderr}")
     return done.returncode
 
 
 def main() -> int:
-    """Exit 0 when every command ended as it should."""
+    """Return 0 if every command has the expected exit code."""
     this_machine = ("recommend", "llama3-8b", "--gpus", "auto", "--goal", "peft")
     print("== this machine ==")
     code = show(this_machine)
@@ -35,14 +35,14 @@ def main() -> int:
         print("(no GPU here; a workstation with one RTX 4090 would get this)\n")
         code = show(("recommend", "qwen3-1.7b", "--gpus", "1xRTX4090", "--goal", "peft"))
     print("== example clusters ==")
-    codes = [show(words) for words in EXAMPLES]
-    print("== a real training run: the recipe's structure and layout, a model of laptop size ==")
+    codes = [show(arguments) for arguments in EXAMPLES]
+    print("== a real training run: the recipe's structure and layout with a tiny model ==")
     fell = train()
     return 0 if code in (0, 1) and codes == [0, 0, 1] and fell else 1
 
 
 def train() -> bool:
-    """Trains for a few seconds on two processes; whether the loss fell."""
+    """Train for a few seconds on two processes; return whether the loss fell."""
     print(f"$ meshwright {' '.join(TRAINING)}")
     done = meshwright(*TRAINING)
     if done.returncode:

@@ -1,7 +1,7 @@
 """The configurations whose memory on one GPU is compared with the dry run.
 
-Slices of published models, so that state, activations and logits each weigh something and one GPU of 139 GiB has room.
-Nothing here needs a GPU: what measures and what predicts import the same table.
+Slices of published models, so that state, activations and logits all matter and fit on one GPU of 139 GiB.
+Nothing here needs a GPU: the measurement and the prediction import the same table.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import msgspec
 from meshwright.recipes.overrides import apply
 from meshwright.recipes.types import Data, Goal, Recipe, Schedule, Train
 
-STEPS = 3  # optimizer steps of every case; the first makes the optimizer's state
+STEPS = 3  # optimizer steps of every case; the first creates the optimizer state
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One configuration: a model, a goal, and what its recipe changes."""
+    """One configuration: a model, a goal and overrides."""
 
     name: str
     model: str
@@ -42,13 +42,13 @@ def _samples(micro_batch: int, micro_batches: int = 1, seq_length: int = 4096) -
 
 
 def _llama(name: str, *overrides: str, micro_batch: int = 4, plain_allocator: bool = False) -> Case:
-    """Four layers of the Llama 3 8B shape in bf16, one micro batch a step."""
+    """Return four layers of Llama 3 8B in bf16 with one micro batch per step."""
     given = (_layers(4), *HALF, *_samples(micro_batch), *overrides)
     return Case(name, "llama3_8b", given, plain_allocator=plain_allocator)
 
 
 def _part(name: str, model: str, layers: int, micro_batch: int, seq_length: int, *overrides: str) -> Case:
-    """Some layers of a model in bf16, one micro batch a step."""
+    """Return some layers of a model in bf16 with one micro batch per step."""
     return Case(name, model, (_layers(layers), *HALF, *_samples(micro_batch, 1, seq_length), *overrides))
 
 
@@ -124,7 +124,7 @@ CASES: tuple[Case, ...] = (*DENSE, *EXPERTS, *STATE_SPACE, *FINE_TUNING, *COMPIL
 
 
 def recipe_of(case: Case) -> Recipe:
-    """The recipe of a case, on one H200."""
+    """Return the recipe of a case on one H200."""
     start = Recipe(
         name=case.name,
         model=case.model,
@@ -138,5 +138,5 @@ def recipe_of(case: Case) -> Recipe:
 
 
 def _last_of_each_key(overrides: tuple[str, ...]) -> list[str]:
-    """What is said later counts: a case may change what its group says."""
+    """Return the last override of each key: a case may override its group."""
     return list({text.partition("=")[0]: text for text in overrides}.values())

@@ -1,10 +1,10 @@
-"""What ranks of our engine really hold, against the dry run: processes on CPUs, one table.
+"""Compare the memory of real CPU ranks of our engine with the dry run: one table.
 
     python -m benchmarks.dryrun_cpu OUT.json [CASE ...]
 
 Every case is trained for two steps on forked gloo ranks. Each rank counts the bytes of all its tensors' storages as
-they come and go; the dry run of the same recipe, of every one of those ranks, pretends a device that computes as a CPU
-does. Cases can be named, step or by a pattern (`pp*`).
+they are allocated and freed; the dry run of the same recipe and ranks fakes a device that computes like a CPU.
+Cases can be selected by name or by a pattern (`pp*`).
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ from meshwright.recipes.types import Data, Goal, Recipe, Schedule, Train
 
 MIB = 2**20
 AS_CPU = (0, 0)
-ROUNDS = 2  # steps of every case; the first makes the optimizer's state
+ROUNDS = 2  # steps of every case; the first creates the optimizer state
 TIMEOUT_S = 600.0
-STEPPED = tuple(name for name in PHASES if name != "build")  # initial weights need room, of which a dry run sees none
+STEPPED = tuple(
+    name for name in PHASES if name != "build"
+)  # initializing weights needs memory that the dry run does not trace
 PRELOADED = ("meshwright.dryrun.trace", "meshwright.dryrun.replay")
 CONVENTION = """Bytes of all storages of a rank, each rounded up to 512, at the highest point of building and two steps;
 by part at that point, and the highest point of each phase. real: counted on a gloo rank while it trains. dry: the dry
@@ -43,7 +45,7 @@ run of all layers and micro batches. shortened: the dry run that leaves out what
 
 
 class Case(msgspec.Struct, frozen=True):
-    """One training: a small model, its ranks, and what its recipe changes."""
+    """One training run: a small model, its ranks and overrides."""
 
     name: str
     world: int
@@ -56,12 +58,12 @@ class Case(msgspec.Struct, frozen=True):
 
 
 class Peak(msgspec.Struct, frozen=True):
-    """The highest point of a rank's memory."""
+    """The peak of a rank's memory."""
 
     bytes: int
     phase: str
     parts: dict[str, int]
-    phases: dict[str, int]  # the highest point of each, in bytes
+    phases: dict[str, int]  # peak of each phase in bytes
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -75,12 +77,12 @@ class Row(msgspec.Struct, frozen=True):
 
     @property
     def difference(self) -> float:
-        """The worse of both dry runs, relative to the real memory."""
+        """Relative error of the worse of both dry runs."""
         return max((one.bytes / self.real.bytes - 1 for one in self.predicted), key=abs)
 
     @property
     def by_phase(self) -> float:
-        """The same for the phase that differs most."""
+        """Relative error of the phase that differs most."""
         phases = self.real.phases
         return max((one.phases[name] / phases[name] - 1 for one in self.predicted for name in STEPPED), key=abs)
 
@@ -159,13 +161,13 @@ CASES: tuple[Case, ...] = (
 
 
 def recipe_of(case: Case) -> Recipe:
-    """The recipe of a case."""
+    """Return the recipe of a case."""
     model, shape = MODELS[case.model]
     start = Recipe(
         name=case.name,
         model=model,
         goal=case.goal,
-        cluster="1xH200",  # needed, and of no consequence here
+        cluster="1xH200",  # required but without effect here
         data=Data(dataset="mock", prefetch=0, workers=0, seq_length=TOKENS),
         train=Train(
             steps=ROUNDS, check_nan=False, global_batch_size=case.samples * case.micro_batches * case.data_ranks
@@ -173,7 +175,7 @@ def recipe_of(case: Case) -> Recipe:
         schedule=Schedule(name="constant", warmup_steps=0),
     )
     given = {f"architecture.{name}": f"architecture.{name}={value}" for name, value in shape.items()}
-    given["precision.compute"] = "precision.compute=fp32"  # many CPUs are slow at everything else
+    given["precision.compute"] = "precision.compute=fp32"  # many CPUs are slow at other dtypes
     given |= {text.partition("=")[0]: text for text in (f"layout.micro_batch_size={case.samples}", *case.overrides)}
     return apply(start, list(given.values()))
 
@@ -285,19 +287,19 @@ def as_text(row: Row) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs the cases and writes what they found."""
-    out, *wanted = arguments
+    """Run the cases and save the table."""
+    out, *patterns = arguments
     rows: list[Row] = []
     print(f"{'case':28} rank  real MiB   dry MiB     short     worst   a phase")
     for case in CASES:
-        if wanted and not any(fnmatch(case.name, one) for one in wanted):
+        if patterns and not any(fnmatch(case.name, one) for one in patterns):
             continue
         found = compared(case)
         rows.extend(found)
         for row in found:
             print(as_text(row), flush=True)
     result = {
-        "command": f"python -m benchmarks.dryrun_cpu {' '.join([Path(out).name, *wanted])}",
+        "command": f"python -m benchmarks.dryrun_cpu {' '.join([Path(out).name, *patterns])}",
         "date": date.today().isoformat(),
         "versions": {name: version(name) for name in ("torch", "transformers")},
         "python": sys.version.split()[0],

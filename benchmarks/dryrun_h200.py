@@ -1,16 +1,16 @@
-"""What our engine really takes of a GPU's memory, for the comparison with the dry run.
+"""Measure the GPU memory of our engine, for the comparison with the dry run.
 
     python -m benchmarks.dryrun_h200 measure OUT.json [--tiny] [--trace=FOLDER] [CASE ...]
     python -m benchmarks.dryrun_h200 workspaces OUT.json [--tiny]
     python -m benchmarks.dryrun_h200 join OUT.json PART.json ...
 
 `measure` trains every case of benchmarks/dryrun_cases.py for a few steps, one after the other in one process, each
-built as a run of one rank builds it. For every phase it notes the allocated bytes at its start, end and peak.
-`workspaces` measures what single operations take beside their inputs and outputs. Cases can be named, whole or by a
+built like a run of one rank. For every phase it records the allocated bytes at its start, end and peak.
+`workspaces` measures what single operations allocate besides their inputs and outputs. Cases are selected by name or
 pattern (`llama*`); `plain_allocator` selects those that are also measured without expandable segments. The setting
-is PYTORCH_CUDA_ALLOC_CONF, and is noted in every row. `--trace` also writes what the second step of every case
-allocates and frees, one line each: to find where a prediction leaves reality (torch 2.11 cannot trace a recompute that
-stops early inside a function of autograd's own). `--tiny` tries the script on a CPU: its numbers are all 0.
+is PYTORCH_CUDA_ALLOC_CONF and is recorded in every row. `--trace` also writes what the second step of every case
+allocates and frees, one line each, to find where a prediction differs (torch 2.11 cannot trace a recompute that
+stops early inside a custom autograd function). `--tiny` tests the script on a CPU: its numbers are all 0.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import msgspec
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F  # noqa: N812 (torch's own habit)
+import torch.nn.functional as F  # noqa: N812 (torch's convention)
 from benchmarks.dryrun_cases import CASES, STEPS, Case, recipe_of
 from torch import Tensor
 
@@ -62,33 +62,33 @@ ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda", 0) if ON_GPU else torch.device("cpu")
 TINY = "--tiny" in sys.argv
 TRACES = next((Path(a.partition("=")[2]) for a in sys.argv if a.startswith("--trace=")), None)
-TRACED = 1  # the number of the step that is traced: the first one that has its optimizer's state
-CONVENTION = """Bytes. Of a case, allocated, requested and reserved are the most over its whole life; a phase has what
-was allocated where it began and ended, and its peaks; before is allocated when nothing is built, left when everything
-is destroyed. Of an operation, saved is what stays beside its outputs, transient what is taken beside inputs, outputs,
-saved tensors and gradients, and stays what libraries keep after the first call.""".replace("\n", " ")
-SECONDS = float(os.environ.get("BENCH_SECONDS", "1e9"))  # no case is begun after these
+TRACED = 1  # number of the traced step: the first one with optimizer state
+CONVENTION = """Bytes. For a case, allocated, requested and reserved are the peaks over its lifetime; a phase has the
+bytes allocated at its start and end, and its peaks; before is allocated before anything is built, left after everything
+is destroyed. For an operation, saved is what remains besides its outputs, transient what is allocated besides inputs,
+outputs, saved tensors and gradients, and stays what libraries keep after the first call.""".replace("\n", " ")
+SECONDS = float(os.environ.get("BENCH_SECONDS", "1e9"))  # no case is started after this
 
 
-# --- the allocator's own counts ----------------------------------------------------------------------------------
+# --- allocator statistics ----------------------------------------------------------------------------------------
 
 
 def allocated() -> int:
-    """Bytes in tensors now, after the GPU has caught up."""
+    """Return the allocated bytes after a synchronization."""
     if not ON_GPU:
         return 0
     torch.cuda.synchronize()
     return torch.cuda.memory_allocated()
 
 
-def forget_peaks() -> None:
-    """Peaks count from here."""
+def reset_peaks() -> None:
+    """Reset the peak statistics."""
     if ON_GPU:
         torch.cuda.reset_peak_memory_stats()
 
 
 def peaks() -> dict[str, int]:
-    """The most that was allocated, asked for and reserved since peaks were forgotten."""
+    """Return peak allocated, requested and reserved bytes since the last reset."""
     if not ON_GPU:
         return dict.fromkeys(("peak", "requested_peak", "reserved_peak"), 0)
     return {
@@ -99,12 +99,12 @@ def peaks() -> dict[str, int]:
 
 
 def retries() -> int:
-    """How often the allocator had to give memory back before it could serve a request."""
+    """Return the number of allocation retries."""
     return torch.cuda.memory_stats().get("num_alloc_retries", 0) if ON_GPU else 0
 
 
 def bytes_of(tensors: Iterable[Any]) -> int:
-    """Bytes of the storages of these tensors on the device, each counted once."""
+    """Return the bytes of the tensors' storages on the device, each counted once."""
     seen: dict[int, int] = {}
     for tensor in tensors:
         local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -115,7 +115,7 @@ def bytes_of(tensors: Iterable[Any]) -> int:
 
 
 def clean() -> None:
-    """Leaves the device as a new process finds it: also what libraries keep between calls is given back."""
+    """Free all device memory, including library workspaces, as in a new process."""
     gc.collect()
     torch._dynamo.reset()
     matmul._library.cache_clear()
@@ -130,33 +130,33 @@ def clean() -> None:
 
 @dataclass
 class Meter(StepCallbacks):
-    """Notes the memory of every phase of a step."""
+    """Records the memory of every phase of a step."""
 
-    step: int = 0  # 0 while everything is built
+    step: int = 0  # 0 during the build
     trainer: Trainer | None = None
     phases: list[dict[str, Any]] = field(default_factory=list)
     gradients: int = 0
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """A phase: what is allocated where it begins and ends, and its peaks."""
+        """Record a phase: bytes allocated at its start and end, and its peaks."""
         if name == "optimizer" and self.trainer is not None:
             self.gradients = bytes_of(p.grad for s in self.trainer.stages for p in s.parameters() if p.grad is not None)
         start = allocated()
-        forget_peaks()
+        reset_peaks()
         yield
         end = allocated()
         self.phases.append({"step": self.step, "phase": name, "start": start, "end": end, **peaks()})
 
-    def most(self, what: str) -> int:
-        """The largest of a phase's numbers over the whole life."""
+    def maximum(self, what: str) -> int:
+        """Return the maximum of a value over all phases."""
         return max(int(phase[what]) for phase in self.phases)
 
 
 def shrunk(recipe: Recipe, config: Any) -> tuple[Recipe, Any]:
-    """The case on a CPU: the same structure, a small model, nothing compiled."""
-    kind, replace = family_of(recipe), msgspec.structs.replace
-    config = kind.tiny(config, max(2, kind.layer_types(config)))
+    """Return the case for a CPU: same structure, small model, nothing compiled."""
+    family, replace = family_of(recipe), msgspec.structs.replace
+    config = family.tiny(config, max(2, family.layer_types(config)))
     return replace(
         recipe,
         data=replace(recipe.data, seq_length=64),
@@ -164,19 +164,19 @@ def shrunk(recipe: Recipe, config: Any) -> tuple[Recipe, Any]:
     ), config
 
 
-def job_of(case: Case) -> RankSpec:
-    """Spec of the only rank of a run of this case, with random weights."""
+def spec_of(case: Case) -> RankSpec:
+    """Return the rank spec of a single-rank run of a case, with random weights."""
     recipe = recipe_of(case)
     config = family_of(recipe).config_for(recipe)
-    judgement = validate(recipe, config, None, 1)
+    validated = validate(recipe, config, None, 1)
     if TINY:
         recipe, config = shrunk(recipe, config)
-    return RankSpec(recipe=recipe, config=config.to_dict(), case=judgement, folder="")
+    return RankSpec(recipe=recipe, config=config.to_dict(), case=validated, folder="")
 
 
 @contextmanager
 def traced(name: str, number: int) -> Iterator[None]:
-    """Writes what a step allocates and frees, where that is asked for and it is the step's turn."""
+    """Write what a step allocates and frees, if tracing is on and this is the traced step."""
     if TRACES is None or number != TRACED or not ON_GPU:
         yield
         return
@@ -193,25 +193,25 @@ def traced(name: str, number: int) -> Iterator[None]:
 
 
 def events(entries: list[Any]) -> Iterator[str]:
-    """A line for each block that is taken (+ its number, bytes asked for, who asked) or given back (-)."""
-    numbers: dict[int, int] = {}  # by address, which later blocks use again
+    """Yield a line per allocation (+ number, requested bytes, call site) and per free (-)."""
+    numbers: dict[int, int] = {}  # by address, which later blocks reuse
     for number, entry in enumerate(entries):
         if entry["action"] == "alloc":
             numbers[entry["addr"]] = number
-            yield f"+{number} {entry['size']} {caller(entry['frames'])}\n"
+            yield f"+{number} {entry['size']} {call_site(entry['frames'])}\n"
         elif entry["action"] == "free_requested":
-            yield f"-{numbers.pop(entry['addr'], 'before')} {entry['size']} {caller(entry['frames'])}\n"
+            yield f"-{numbers.pop(entry['addr'], 'before')} {entry['size']} {call_site(entry['frames'])}\n"
 
 
-def caller(frames: list[dict[str, Any]]) -> str:
-    """The innermost places in the engine's and the model's code that lead to an allocation."""
-    known = [f for f in frames if any(room in f["filename"] for room in ("meshwright", "transformers/models"))]
+def call_site(frames: list[dict[str, Any]]) -> str:
+    """Return the innermost frames in engine and model code of an allocation."""
+    known = [f for f in frames if any(package in f["filename"] for package in ("meshwright", "transformers/models"))]
     inner = "/".join(Path(frames[0]["filename"]).parts[-2:]) + f":{frames[0]['line']}" if frames else "?"
     return " < ".join([inner, *(f"{Path(f['filename']).name}:{f['line']}:{f['name']}" for f in known[:4])])
 
 
-def life(spec: RankSpec) -> dict[str, Any]:
-    """Builds the trainer of a job and takes its steps; what it took of the device."""
+def run_case(spec: RankSpec) -> dict[str, Any]:
+    """Build the trainer of a spec, run its steps and return its memory use."""
     meter, before, retried = Meter(), allocated(), retries()
     set_determinism(spec.recipe, DEVICE)
     with meter.part("build"):
@@ -225,9 +225,9 @@ def life(spec: RankSpec) -> dict[str, Any]:
     parameters = [p for stage in trainer.stages for p in stage.parameters()]
     row = {
         "before": before,
-        "allocated": meter.most("peak"),
-        "requested": meter.most("requested_peak"),
-        "reserved": meter.most("reserved_peak"),
+        "allocated": meter.maximum("peak"),
+        "requested": meter.maximum("requested_peak"),
+        "reserved": meter.maximum("reserved_peak"),
         "retries": retries() - retried,
         "parameters": bytes_of(parameters),
         "buffers": bytes_of(b for stage in trainer.stages for b in stage.buffers()),
@@ -241,19 +241,19 @@ def life(spec: RankSpec) -> dict[str, Any]:
     return row
 
 
-def measured(case: Case) -> dict[str, Any]:
-    """The row of a case; one that failed says why."""
-    began = time.monotonic()
+def case_row(case: Case) -> dict[str, Any]:
+    """Return the row of a case, with the error if it failed."""
+    started = time.monotonic()
     row: dict[str, Any] = {"name": case.name, "allocator": os.environ["PYTORCH_CUDA_ALLOC_CONF"]}
     try:
-        row |= life(job_of(case))
+        row |= run_case(spec_of(case))
     except Exception as error:
         row |= {"error": f"{type(error).__name__}: {error}"[:600], "where": traceback.format_exc()[-2500:]}
-    return row | {"seconds": round(time.monotonic() - began, 1)}
+    return row | {"seconds": round(time.monotonic() - started, 1)}
 
 
-def chosen(names: list[str]) -> list[Case]:
-    """The cases that these names or patterns mean, in the order of the names; all of them where none is given."""
+def select_cases(names: list[str]) -> list[Case]:
+    """Return the cases matching names or patterns, in the order of the names; all cases without names."""
     if not names:
         return list(CASES)
     found = [
@@ -266,25 +266,25 @@ def chosen(names: list[str]) -> list[Case]:
 
 
 def measure(out: Path, names: list[str]) -> None:
-    """Measures cases one after the other."""
-    began = time.monotonic()
-    backend, own = ("nccl", DEVICE) if ON_GPU else ("gloo", None)
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, device_id=own)
+    """Measure cases one after the other."""
+    started = time.monotonic()
+    backend, device_id = ("nccl", DEVICE) if ON_GPU else ("gloo", None)
+    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, device_id=device_id)
     rows: list[dict[str, Any]] = []
-    for case in chosen(names):
-        if time.monotonic() - began > SECONDS:
-            print(f"{case.name}: left out, no time", flush=True)
+    for case in select_cases(names):
+        if time.monotonic() - started > SECONDS:
+            print(f"{case.name}: skipped, out of time", flush=True)
             continue
-        rows.append(measured(case))
+        rows.append(case_row(case))
         clean()
         rows[-1]["left"] = allocated()
-        print(summary(rows[-1]), flush=True)
+        print(format_row(rows[-1]), flush=True)
         save(out, {"rows": rows})
     dist.destroy_process_group()
 
 
-def summary(row: dict[str, Any]) -> str:
-    """A row in words."""
+def format_row(row: dict[str, Any]) -> str:
+    """Format a row."""
     if "error" in row:
         return f"{row['name']:<34} {row['error']}\n{row['where']}"
     by_phase: dict[str, int] = {}
@@ -298,7 +298,7 @@ def summary(row: dict[str, Any]) -> str:
 
 
 def gib(count: int) -> str:
-    """Bytes as GiB."""
+    """Format bytes as GiB."""
     return f"{count / 2**30:.3f}"
 
 
@@ -306,7 +306,7 @@ def gib(count: int) -> str:
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """An operation: how its inputs are made and what it computes of them."""
+    """An operation and its inputs."""
 
     name: str
     inputs: Callable[[], list[Tensor]]
@@ -315,31 +315,31 @@ class Probe(msgspec.Struct, frozen=True):
 
 
 def size(full: int, tiny: int) -> int:
-    """A width, smaller where the script is only tried."""
+    """Return a size, smaller with --tiny."""
     return tiny if TINY else full
 
 
 TOKENS, HIDDEN, VOCAB = size(8192, 64), size(4096, 64), size(128256, 512)
 
 
-def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, trainable: bool = True) -> Tensor:
-    """Random numbers on the device."""
-    return torch.randn(*shape, dtype=dtype, device=DEVICE).requires_grad_(trainable)
+def normal(*shape: int, dtype: torch.dtype = torch.bfloat16, requires_grad: bool = True) -> Tensor:
+    """Return a random normal tensor on the device."""
+    return torch.randn(*shape, dtype=dtype, device=DEVICE).requires_grad_(requires_grad)
 
 
-def integers(most: int, *shape: int) -> Tensor:
-    """Random integers on the device."""
-    return torch.randint(most, shape, device=DEVICE)
+def random_ints(maximum: int, *shape: int) -> Tensor:
+    """Return random integers on the device."""
+    return torch.randint(maximum, shape, device=DEVICE)
 
 
 def heads(tokens: int, queries: int, keys: int, width: int, values: int, batch: int = 1) -> list[Tensor]:
-    """Queries, keys and values as projections leave them: heads beside each other in a token's row."""
+    """Return queries, keys and values as projections output them: [batch, tokens, heads, width]."""
     shapes = ((queries, width), (keys, width), (keys, values))
     return [normal(batch, tokens, count, wide) for count, wide in shapes]
 
 
 def attention(terms: AttentionSpec, kernel: str = "auto", **more: Any) -> Callable[..., Tensor]:
-    """Attention as a layer calls it."""
+    """Return a function that calls attention like a layer."""
 
     def run(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         q, k, v = (one.transpose(1, 2) for one in (q, k, v))
@@ -357,12 +357,12 @@ def gqa(tokens: int = LONG, batch: int = 2) -> list[Tensor]:
 
 
 def latent(batch: int = 2) -> list[Tensor]:
-    """Heads of multi-head latent attention: values narrower than keys."""
+    """Return heads of multi-head latent attention: values narrower than keys."""
     return heads(LONG, size(16, 4), size(16, 4), size(192, 24), size(128, 16), batch)
 
 
 def documents() -> Tensor:
-    """Four documents of one length in every sample."""
+    """Return document ids of four equally long documents per sample."""
     return (torch.arange(LONG, device=DEVICE) // (LONG // 4)).expand(2, -1).contiguous()
 
 
@@ -385,7 +385,7 @@ WINDOW = size(1024, 16)
 
 
 def block_of_logits() -> list[Tensor]:
-    return [normal(ROWS, VOCAB, trainable=False), integers(VOCAB, ROWS)]
+    return [normal(ROWS, VOCAB, requires_grad=False), random_ints(VOCAB, ROWS)]
 
 
 PROBES = (
@@ -428,24 +428,27 @@ PROBES = (
     Probe("loss statistics of 4096 tokens", block_of_logits, statistics, backward=False),
     Probe("loss gradient of 4096 tokens",
           lambda: [*block_of_logits(), *(torch.rand(ROWS, device=DEVICE) for _ in range(2))], gradient, backward=False),
-    Probe("cross_entropy fp32", lambda: [normal(ROWS, VOCAB, dtype=torch.float32), integers(VOCAB, ROWS)],
+    Probe("cross_entropy fp32", lambda: [normal(ROWS, VOCAB, dtype=torch.float32), random_ints(VOCAB, ROWS)],
           lambda logits, labels: F.cross_entropy(logits, labels, reduction="none")),
-    Probe("sort 65536 int64", lambda: [integers(64, 65536)], torch.sort, backward=False),
-    Probe("argsort stable 65536 int64", lambda: [integers(64, 65536)],
+    Probe("sort 65536 int64", lambda: [random_ints(64, 65536)], torch.sort, backward=False),
+    Probe("argsort stable 65536 int64", lambda: [random_ints(64, 65536)],
           lambda x: torch.argsort(x, stable=True), backward=False),
     Probe("topk 8 of 128", lambda: [normal(TOKENS, 128, dtype=torch.float32)], lambda x: torch.topk(x, 8)[0]),
     Probe("softmax fp32", lambda: [normal(TOKENS, 128, dtype=torch.float32)], lambda x: x.softmax(-1)),
-    Probe("rows by index bf16", lambda: [normal(TOKENS, HIDDEN), integers(TOKENS, 4 * TOKENS)], lambda x, i: x[i]),
-    Probe("index_select bf16", lambda: [normal(TOKENS, HIDDEN), integers(TOKENS, 4 * TOKENS)],
+    Probe("rows by index bf16", lambda: [normal(TOKENS, HIDDEN), random_ints(TOKENS, 4 * TOKENS)], lambda x, i: x[i]),
+    Probe("index_select bf16", lambda: [normal(TOKENS, HIDDEN), random_ints(TOKENS, 4 * TOKENS)],
           lambda x, i: x.index_select(0, i)),
-    Probe("index_add bf16", lambda: [normal(4 * TOKENS, HIDDEN), integers(TOKENS, 4 * TOKENS)],
+    Probe("index_add bf16", lambda: [normal(4 * TOKENS, HIDDEN), random_ints(TOKENS, 4 * TOKENS)],
           lambda x, i: x.new_zeros(TOKENS, x.shape[1]).index_add(0, i, x)),
-    Probe("bincount 65536", lambda: [integers(64, 65536)], lambda x: torch.bincount(x, minlength=64), backward=False),
-    Probe("embedding bf16", lambda: [integers(VOCAB, TOKENS), normal(VOCAB, HIDDEN)], F.embedding),
-    Probe("embedding fp32", lambda: [integers(VOCAB, TOKENS), normal(VOCAB, HIDDEN, dtype=torch.float32)], F.embedding),
-    Probe("nf4 unpack", lambda: [integers(255, *packed_shapes((HIDDEN, HIDDEN))[0]).to(torch.uint8),
-                                 normal(*packed_shapes((HIDDEN, HIDDEN))[1], trainable=False)], unpack, backward=False),
-    Probe("norm of gradients", lambda: [normal(VOCAB, HIDDEN, trainable=False)],
+    Probe("bincount 65536", lambda: [random_ints(64, 65536)],
+          lambda x: torch.bincount(x, minlength=64), backward=False),
+    Probe("embedding bf16", lambda: [random_ints(VOCAB, TOKENS), normal(VOCAB, HIDDEN)], F.embedding),
+    Probe("embedding fp32", lambda: [random_ints(VOCAB, TOKENS), normal(VOCAB, HIDDEN, dtype=torch.float32)],
+          F.embedding),
+    Probe("nf4 unpack", lambda: [random_ints(255, *packed_shapes((HIDDEN, HIDDEN))[0]).to(torch.uint8),
+                                 normal(*packed_shapes((HIDDEN, HIDDEN))[1], requires_grad=False)],
+          unpack, backward=False),
+    Probe("norm of gradients", lambda: [normal(VOCAB, HIDDEN, requires_grad=False)],
           lambda x: torch.linalg.vector_norm(x, dtype=torch.float32), backward=False),
     Probe("cumsum fp32", lambda: [normal(TOKENS, HIDDEN, dtype=torch.float32)], lambda x: x.cumsum(-1)),
     Probe("conv1d by channel bf16", lambda: [normal(1, HIDDEN, TOKENS), normal(HIDDEN, 1, 4), normal(HIDDEN)],
@@ -453,62 +456,62 @@ PROBES = (
 )  # fmt: skip
 
 
-def flat(made: Any) -> list[Tensor]:
-    """The tensors of an operation's result."""
-    return [one for one in (made if isinstance(made, list | tuple) else [made]) if isinstance(one, Tensor)]
+def flat(result: Any) -> list[Tensor]:
+    """Return the tensors of an operation's result."""
+    return [one for one in (result if isinstance(result, list | tuple) else [result]) if isinstance(one, Tensor)]
 
 
-def forward(probe: Probe, given: list[Tensor]) -> tuple[Any, dict[str, int]]:
-    """Runs an operation: what it returns, what it keeps for its backward pass, what it took meanwhile."""
+def forward(probe: Probe, inputs: list[Tensor]) -> tuple[Any, dict[str, int]]:
+    """Run an operation: return its result, and the bytes of outputs, saved tensors and transients."""
     start = allocated()
-    forget_peaks()
-    made = probe.run(*given)
+    reset_peaks()
+    result = probe.run(*inputs)
     end = allocated()
-    outputs = bytes_of(flat(made))
-    return made, {"outputs": outputs, "saved": end - start - outputs, "transient": peaks()["peak"] - end}
+    outputs = bytes_of(flat(result))
+    return result, {"outputs": outputs, "saved": end - start - outputs, "transient": peaks()["peak"] - end}
 
 
-def backward(given: list[Tensor], made: Any) -> dict[str, int]:
-    """Runs the backward pass of an operation: its gradients, and what it took beside them and what was there."""
-    out = next(one for one in flat(made) if one.requires_grad)
-    trainable = [one for one in given if one.requires_grad]
-    by_out = torch.randn_like(out)
+def backward(inputs: list[Tensor], result: Any) -> dict[str, int]:
+    """Run the backward pass of an operation: return the bytes of gradients, transients and freed tensors."""
+    out = next(one for one in flat(result) if one.requires_grad)
+    requires_grad = [one for one in inputs if one.requires_grad]
+    grad_output = torch.randn_like(out)
     start = allocated()
-    forget_peaks()
-    grads = torch.autograd.grad(out, trainable, by_out)
+    reset_peaks()
+    grads = torch.autograd.grad(out, requires_grad, grad_output)
     end, found = allocated(), bytes_of(grads)
     return {"gradients": found, "transient": peaks()["peak"] - start - found, "freed": start + found - end}
 
 
-def probed(probe: Probe) -> dict[str, Any]:
-    """The row of an operation: twice, since the first time compiles and makes what libraries keep."""
+def probe_row(probe: Probe) -> dict[str, Any]:
+    """Return the row of an operation, run twice: the first call compiles and creates library workspaces."""
     row: dict[str, Any] = {"name": probe.name}
     try:
-        given = probe.inputs()
-        row["inputs"] = [f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in given]
+        inputs = probe.inputs()
+        row["inputs"] = [f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in inputs]
         before = allocated()
-        made, first = forward(probe, given)
-        row["first"] = {**first, "backward": backward(given, made)} if probe.backward else first
-        del made
+        result, first = forward(probe, inputs)
+        row["first"] = {**first, "backward": backward(inputs, result)} if probe.backward else first
+        del result
         row["stays"] = allocated() - before
-        made, again = forward(probe, given)
-        row["forward"] = again
+        result, second = forward(probe, inputs)
+        row["forward"] = second
         if probe.backward:
-            row["saved_by"] = type(next(one for one in flat(made) if one.requires_grad).grad_fn).__name__
-            row["backward"] = backward(given, made)
+            row["saved_by"] = type(next(one for one in flat(result) if one.requires_grad).grad_fn).__name__
+            row["backward"] = backward(inputs, result)
     except Exception as error:
         row |= {"error": f"{type(error).__name__}: {error}"[:400], "where": traceback.format_exc()[-1200:]}
     return row
 
 
 def workspaces(out: Path, names: list[str]) -> None:
-    """Measures single operations, each from an empty device."""
+    """Measure single operations, each from an empty device."""
     rows: list[dict[str, Any]] = []
     for probe in PROBES:
         if names and not any(fnmatch(probe.name, name) for name in names):
             continue
         clean()
-        rows.append(probed(probe))
+        rows.append(probe_row(probe))
         print(json.dumps({k: v for k, v in rows[-1].items() if k != "first"}), flush=True)
         save(out, {"workspaces": rows})
 
@@ -517,7 +520,7 @@ def workspaces(out: Path, names: list[str]) -> None:
 
 
 def save(path: Path, found: dict[str, Any]) -> None:
-    """What was measured so far."""
+    """Save the measurements so far."""
     import transformers
 
     head = {
@@ -537,10 +540,10 @@ def save(path: Path, found: dict[str, Any]) -> None:
 
 
 def join(out: Path, parts: list[str]) -> None:
-    """One file of several: rows in the order of the table, those of the usual allocator first."""
+    """Join several files: rows in the order of the table, those of the usual allocator first."""
     read = [json.loads(Path(part).read_text()) for part in parts]
     rows = [row for one in read for row in one.get("rows", [])]
-    order = {case.name: place for place, case in enumerate(CASES)}
+    order = {case.name: index for index, case in enumerate(CASES)}
     usual = max((row["allocator"] for row in rows), key=[row["allocator"] for row in rows].count, default="")
     rows.sort(key=lambda row: (row["allocator"] != usual, order[row["name"]]))
     found = {"rows": rows, "workspaces": [row for one in read for row in one.get("workspaces", [])]}

@@ -1,8 +1,8 @@
-"""The dry run of every case that was measured on an H200, beside what was measured.
+"""Compare the dry run of every case with its measurement on an H200.
 
     python -m benchmarks.dryrun_predict MEASURED.json OUT.json [CASE or pattern …]
 
-Runs without a GPU. Prints one table: allocated and reserved as measured and as the dry run says.
+Runs without a GPU. Prints one table: allocated and reserved memory, measured and predicted.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def predicted(case: Case, measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def chosen(patterns: list[str]) -> list[Case]:
-    """The cases whose names match; all where nothing is asked for."""
+    """Return the cases whose names match a pattern; all without patterns."""
     return [case for case in CASES if not patterns or any(fnmatch.fnmatch(case.name, p) for p in patterns)]
 
 
@@ -88,7 +88,7 @@ def _line(row: dict[str, Any]) -> str:
 
 
 def save(path: Path, source: str, rows: list[dict[str, Any]]) -> None:
-    """The table as JSON."""
+    """Save the table as JSON."""
     head = {
         "command": f"python -m benchmarks.dryrun_predict {source} {path.name}",
         "date": date.today().isoformat(),

@@ -2,7 +2,7 @@
 
     python -m benchmarks.dryrun_rows [--reports docs/data/verification.jsonl]
 
-Stale reports and dry runs without figures are skipped. The rows have no times and are in a table of their own: nothing
+Stale reports and dry runs without figures are skipped. The rows have no times and are in a separate table: nothing
 is fitted to them.
 """
 
@@ -21,7 +21,7 @@ from meshwright.recipes.case import model_of
 ROOT = Path(__file__).parents[1]
 TABLE = ROOT / "benchmarks" / "data" / "dryrun.csv"
 SOURCE = "dry run"
-TINY = 1e8  # parameters: below, what a step keeps beside its tensors is all there is
+TINY = 1e8  # parameters; below this, overheads dominate the memory of a step
 
 
 def row_of(report: VerificationReport, found: DryRunResult) -> dict[str, object]:

@@ -1,8 +1,8 @@
-"""Our engine beside a plain transformers loop, on one GPU, in one call: tokens per second, ratio and peak memory.
+"""Compare our engine with a plain transformers loop on one GPU: tokens per second, ratio and peak memory.
 
     python benchmarks/engine_h200.py OUT.json [--tiny] [CASE ...]
 
-The plain loop is what a careful user writes: AutoModelForCausalLM in bf16, SDPA, torch.compile of each block, the loss
+The plain loop is a well-tuned baseline: AutoModelForCausalLM in bf16, SDPA, torch.compile of each block, the loss
 in checkpointed chunks, clip_grad_norm_, fused AdamW. Both train on the same shapes with bf16 weights, gradients and
 optimizer state. Times are CUDA events over the timed steps; the ratio is what to compare between machines.
 """
@@ -62,10 +62,10 @@ class Run(msgspec.Struct, frozen=True):
     recompute: str = "none"
     recompute_modules: tuple[str, ...] = ()
     layers: int | None = None  # a slice of the model
-    against: str = ""  # the row this one is compared with
+    against: str = ""  # the baseline row
 
 
-RUNS = (  # a row comes after the one it is compared with
+RUNS = (  # a row comes after its baseline
     Run("1B plain", "llama32_1b", 8, engine=False),
     Run("1B engine", "llama32_1b", 8, against="1B plain"),
     Run("8B plain", "llama3_8b", 3, engine=False),
@@ -81,7 +81,7 @@ RUNS = (  # a row comes after the one it is compared with
 
 
 def recipe_of(run: Run) -> Recipe:
-    """The recipe of a row: one micro batch a step, so that a step is a micro batch."""
+    """Return the recipe of a row, with one micro batch per step."""
     return Recipe(
         name=run.name,
         model=run.model,
@@ -104,7 +104,7 @@ def recipe_of(run: Run) -> Recipe:
 
 
 def ours(run: Run, recipe: Recipe, config: Any) -> Any:
-    """A step of our engine."""
+    """Return a step function of our engine."""
     mesh = build_mesh(recipe.layout, DEVICE.type)
     source = Mock(config.vocab_size, recipe.data.seq_length, 1)
     trainer = Trainer(recipe, config, mesh, DEVICE, source)
@@ -113,7 +113,7 @@ def ours(run: Run, recipe: Recipe, config: Any) -> Any:
 
 
 def plain(run: Run, recipe: Recipe, config: Any) -> Any:
-    """A step of the loop that a careful user writes."""
+    """Return a step function of the plain loop."""
     from transformers import AutoModelForCausalLM
 
     config._attn_implementation = "sdpa"
@@ -129,7 +129,7 @@ def plain(run: Run, recipe: Recipe, config: Any) -> Any:
 
 
 def plain_step(model: Any, trainable: list[torch.nn.Parameter], recipe: Recipe, **model_kwargs: Any) -> Any:
-    """The step of a plain loop that trains these parameters; `model_kwargs` go to the model with the tokens."""
+    """Return a plain training step for these parameters; `model_kwargs` go to the model with the tokens."""
     optimizer = torch.optim.AdamW(trainable, lr=1e-4, fused=True)
     source = Mock(model.config.vocab_size, recipe.data.seq_length, 1)
     numbers = iter(range(10**6))
@@ -159,7 +159,7 @@ def plain_step(model: Any, trainable: list[torch.nn.Parameter], recipe: Recipe, 
 
 
 def measure(run: Run) -> dict[str, Any]:
-    """Tokens per second of a row, its peak memory, its losses."""
+    """Return tokens per second, peak memory and losses of a row."""
     recipe = recipe_of(run)
     config = config_for(recipe)
     if TINY:
@@ -175,18 +175,18 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 def figures(make: Any, recipe: Recipe) -> dict[str, Any]:
-    """Speed, losses and peak memory of the step that `make` makes."""
-    began = time.monotonic()
+    """Return speed, losses and peak memory of the step function that `make` returns."""
+    started = time.monotonic()
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     step = make()
     losses = [step()]
-    first_s = time.monotonic() - began
+    first_s = time.monotonic() - started
     losses += [step() for _ in range(WARM - 1)]
-    spent = timed(step, losses)
+    seconds = timed(step, losses)
     row = {
-        "tokens_per_s": recipe.train.global_batch_size * recipe.data.seq_length / spent,
-        "step_s": spent,
+        "tokens_per_s": recipe.train.global_batch_size * recipe.data.seq_length / seconds,
+        "step_s": seconds,
         "first_step_s": first_s,
         "losses": [round(float(loss), 4) for loss in losses],
     }
@@ -199,11 +199,11 @@ def figures(make: Any, recipe: Recipe) -> dict[str, Any]:
 
 
 def timed(step: Any, losses: list[torch.Tensor]) -> float:
-    """Seconds of one step, over several."""
+    """Return the mean seconds of a step."""
     if DEVICE.type != "cuda":
-        began = time.perf_counter()
+        started = time.perf_counter()
         losses += [step() for _ in range(TIMED)]
-        return (time.perf_counter() - began) / TIMED
+        return (time.perf_counter() - started) / TIMED
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     losses += [step() for _ in range(TIMED)]
@@ -214,12 +214,12 @@ def timed(step: Any, losses: list[torch.Tensor]) -> float:
 
 def main() -> None:
     out, names = Path(sys.argv[1]), [a for a in sys.argv[2:] if not a.startswith("--")]
-    limit = float(os.environ.get("BENCH_SECONDS", "1e9"))  # no new row is begun after this
-    began = time.monotonic()
+    limit = float(os.environ.get("BENCH_SECONDS", "1e9"))  # no row is started after this
+    started = time.monotonic()
     dist.init_process_group("nccl" if DEVICE.type == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     rows: list[dict[str, Any]] = []
     for run in RUNS:
-        if (names and not any(name in run.name for name in names)) or time.monotonic() - began > limit:
+        if (names and not any(name in run.name for name in names)) or time.monotonic() - started > limit:
             continue
         try:
             row = measure(run)
@@ -234,24 +234,24 @@ def main() -> None:
             row["ratio"] = row["tokens_per_s"] / base["tokens_per_s"]
         rows.append(row)
         broken = run.engine and "error" in row and not any(r.get("engine") for r in rows)
-        outcome = row.get("error") or (
+        model_kwargs = row.get("error") or (
             f"{row['tokens_per_s']:>9,.0f} tok/s  {row.get('ratio', 1):.3f} ×  "
             f"{row.get('peak_allocated_gib', 0):.1f} GiB  first {row['first_step_s']:.0f} s  loss {row['losses'][-1]}"
         )
-        print(f"{run.name:<40} {outcome}", flush=True)
+        print(f"{run.name:<40} {model_kwargs}", flush=True)
         save(out, rows)
         gc.collect()
         torch._dynamo.reset()
         if DEVICE.type == "cuda":
             torch.cuda.empty_cache()
-        if broken:  # the first row of ours: the others would fail alike
+        if broken:  # our first row failed: the others would fail too
             print(row["where"], flush=True)
             break
     dist.destroy_process_group()
 
 
 def save(path: Path, rows: list[dict[str, Any]]) -> None:
-    """What was measured so far."""
+    """Save the measurements so far."""
     import transformers
 
     found = {

@@ -1,14 +1,14 @@
-"""What each speed idea is worth on this GPU: training steps of a Llama shape, each case against the plain loop.
+"""Measure the gain of each optimization on this GPU: training steps of a Llama shape, compared with a plain loop.
 
 python benchmarks/engine_h200_lab.py OUT.json products attention plain head optimizer norms batch tuned folded fp8
 
-Every case is one rung: it has all that the ones before it have. Llama-3-8B shape, 4,096 tokens a sequence, bf16
+The cases are cumulative: each adds one optimization to the previous. Llama-3-8B shape, 4,096 tokens a sequence, bf16
 weights, gradients and AdamW state, blocks compiled one by one. On a machine without a GPU a tiny model runs instead.
 
-Tried on an H200 at its 700 W limit (clock 1.5 instead of 1.98 GHz; torch 2.11) and left out, because it did not pay:
-q, k and v (gate and up) as one product over weights that lie side by side, -1.3 %: the products gain nothing and the
-compiler joins their gradients with one pass too many; coordinate descent tuning, 0.0 % for 40 s more of compiling;
-Triton products of max-autotune, 626 to 671 TFLOP/s against 678 to 703; recomputing whatever the compiler can
+Tried on an H200 at its 700 W limit (clock 1.5 instead of 1.98 GHz; torch 2.11) and dropped because it did not help:
+q, k and v (gate and up) as one GEMM over concatenated weights, -1.3 %: the GEMM gains nothing and the compiler adds a
+pass to concatenate the gradients; coordinate descent tuning, 0.0 % for 40 s more of compiling;
+Triton GEMMs of max-autotune, 626 to 671 TFLOP/s compared with 678 to 703; recomputing whatever the compiler can
 (ban_recompute_materialized_backward off), 98.5 GiB at micro batch 4 but no faster than micro batch 3 without it.
 """
 
@@ -66,13 +66,13 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class Case:
-    """One training set-up."""
+    """One training setup."""
 
     name: str
     shape: str = "8b"
     micro_batch: int = 3
-    own_loss: bool = False
-    own_optimizer: bool = False
+    engine_loss: bool = False
+    engine_optimizer: bool = False
     norms: bool = False
     tuned: bool = False
     folded: bool = False
@@ -83,12 +83,12 @@ class Case:
 
 
 PLAIN = Case("plain")
-HEAD = replace(PLAIN, name="+ loss that turns logits into gradients", own_loss=True)
-OPTIMIZER = replace(HEAD, name="+ AdamW and clipping in one pass", own_optimizer=True)
+HEAD = replace(PLAIN, name="+ loss with gradients in the forward pass", engine_loss=True)
+OPTIMIZER = replace(HEAD, name="+ AdamW and clipping in one pass", engine_optimizer=True)
 NORMS = replace(OPTIMIZER, name="+ fused norms", norms=True)
 BATCH = replace(NORMS, name="+ micro batch 5", micro_batch=5)
-TUNED = replace(BATCH, name="+ tuned products", tuned=True)
-FOLDED = replace(TUNED, name="+ residuals added by the products", folded=True)
+TUNED = replace(BATCH, name="+ tuned GEMMs", tuned=True)
+FOLDED = replace(TUNED, name="+ residuals added by the GEMMs", folded=True)
 CASES = {
     "plain": PLAIN,
     "head": HEAD,
@@ -98,18 +98,18 @@ CASES = {
     "tuned": TUNED,
     "folded": FOLDED,
     "fp8": replace(NORMS, name="fp8, micro batch 6", micro_batch=6, fp8="exact"),
-    "fp8fast": replace(NORMS, name="fp8 with short sums, micro batch 6", micro_batch=6, fp8="fast"),
+    "fp8fast": replace(NORMS, name="fp8 with fast accumulation, micro batch 6", micro_batch=6, fp8="fast"),
     "plain1b": Case("plain 1b", shape="1b", micro_batch=8),
-    "norms1b": replace(NORMS, name="1b, all but the tuned products", shape="1b", micro_batch=8),
+    "norms1b": replace(NORMS, name="1b, all but the tuned GEMMs", shape="1b", micro_batch=8),
     "folded1b": replace(FOLDED, name="1b, everything", shape="1b", micro_batch=8),
 }
 
 
-# --- measuring ---------------------------------------------------------------------------------------------------
+# --- measurement -------------------------------------------------------------------------------------------------
 
 
 def seconds(call: Callable[[], object], repeats: int) -> float:
-    """The time of one call on the GPU."""
+    """Return the GPU time of one call."""
     call()
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -121,13 +121,13 @@ def seconds(call: Callable[[], object], repeats: int) -> float:
 
 
 def tflops(call: Callable[[], object], flop: float) -> int:
-    """The rate of a call, measured long enough for the clock to settle."""
+    """Return the TFLOP/s of a call, measured long enough for the clock to settle."""
     repeats = max(3, int(SLOT_S / seconds(call, 3)))
     return round(flop / seconds(call, repeats) / 1e12)
 
 
 class Joules:
-    """The GPU's own count of the energy it has used."""
+    """The GPU's energy counter."""
 
     def __init__(self) -> None:
         self.lib = ctypes.CDLL("libnvidia-ml.so.1")
@@ -136,7 +136,7 @@ class Joules:
         self.lib.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(self.device))
 
     def read(self) -> float:
-        """Joules since the driver was loaded."""
+        """Return the joules since the driver was loaded."""
         value = ctypes.c_ulonglong()
         self.lib.nvmlDeviceGetTotalEnergyConsumption(self.device, ctypes.byref(value))
         return value.value / 1e3
@@ -146,7 +146,7 @@ class Joules:
 
 
 def products(tokens: int = 20480, chunk: int = 4096) -> dict[str, Any]:
-    """Torch's products and the tuned ones, in slots that take turns."""
+    """Compare torch's GEMMs with the tuned ones, in alternating slots."""
     rates = {}
     shapes = ((4096, 4096, tokens), (4096, 14336, tokens), (14336, 4096, tokens), (4096, 128256, chunk))
     for inner, outer, rows in shapes:
@@ -177,7 +177,7 @@ def _compare(left: Tensor, right: Tensor, left_t: bool, right_t: bool) -> dict[s
 
 
 def attention(batch: int = 3, seq: int = 4096, heads: int = 32, kv_heads: int = 8, width: int = 128) -> dict[str, Any]:
-    """Causal attention by each of torch's kernels: TFLOP/s forward and backward, half of the scores counted."""
+    """Return the TFLOP/s of causal attention forward and backward per torch kernel, counting half of the scores."""
     flop = 2.0 * batch * heads * seq * seq * width
     rates = {}
     for name, backend in (("cudnn", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):
@@ -194,13 +194,13 @@ def attention(batch: int = 3, seq: int = 4096, heads: int = 32, kv_heads: int = 
             return torch.autograd.grad(out, leaves, torch.ones_like(out))
 
         with sdpa_kernel([backend]):
-            ahead, whole = seconds(forward, 60), seconds(both, 30)
-        rates[name] = [round(flop / ahead / 1e12), round(2.5 * flop / (whole - ahead) / 1e12)]
+            forward_s, total_s = seconds(forward, 60), seconds(both, 30)
+        rates[name] = [round(flop / forward_s / 1e12), round(2.5 * flop / (total_s - forward_s) / 1e12)]
     return rates
 
 
 def fp8_products(tokens: int = 12288) -> dict[str, Any]:
-    """fp8 products with short and with fp32 sums."""
+    """Return the TFLOP/s of fp8 GEMMs with fast and with fp32 accumulation."""
     rates = {}
     for rows, inner, columns in ((tokens, 4096, 14336), (tokens, 14336, 4096), (14336, tokens, 4096)):
         left, left_unit = to_fp8(torch.randn(rows, inner, device=DEVICE), torch.float8_e4m3fn)
@@ -232,7 +232,7 @@ OPERATIONS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 def build(case: Case) -> Any:
-    """The model of a case, with the case's kernels in it and its blocks compiled."""
+    """Build the model of a case with its kernels and compiled blocks."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     shape = SHAPES[case.shape if GPU else "tiny"]
@@ -266,14 +266,14 @@ def build(case: Case) -> Any:
 
 
 def loss_of(case: Case, model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
-    """The mean loss, computed as the engine does: block by block, then the head."""
+    """Return the mean loss, computed as the engine does: block by block, then the head."""
     inner = model.model
     hidden = inner.embed_tokens(tokens)
     rope = inner.rotary_emb(hidden, torch.arange(tokens.shape[1], device=DEVICE)[None])
     for layer in inner.layers:
         hidden = layer(hidden, position_embeddings=rope)
     hidden, labels, weight = inner.norm(hidden).flatten(0, 1), labels.flatten(), model.lm_head.weight
-    if case.own_loss:
+    if case.engine_loss:
         return HeadLoss.apply(hidden, weight, labels, case.tuned)
 
     def part(rows: Tensor, targets: Tensor) -> Tensor:
@@ -284,28 +284,28 @@ def loss_of(case: Case, model: Any, tokens: Tensor, labels: Tensor) -> Tensor:
 
 
 def plain_product(left: Tensor, right: Tensor, left_t: bool, right_t: bool) -> Tensor:
-    """Torch's own."""
+    """Multiply with torch."""
     return (left.t() if left_t else left) @ (right.t() if right_t else right)
 
 
 class HeadLoss(torch.autograd.Function):
-    """The head's loss with its gradients made in the forward pass, 4,096 tokens at a time."""
+    """The lm_head loss with gradients computed in the forward pass, 4,096 tokens at a time."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, tuned: bool) -> Tensor:
         multiply = product if tuned else plain_product
-        share = torch.full((labels.numel(),), 1.0 / labels.numel(), device=hidden.device)
-        by_hidden, by_weight, losses = [], None, []
-        for rows, targets, by in zip(hidden.split(4096), labels.split(4096), share.split(4096), strict=True):
+        per_token = torch.full((labels.numel(),), 1.0 / labels.numel(), device=hidden.device)
+        grad_hidden, grad_weight, losses = [], None, []
+        for rows, targets, weights in zip(hidden.split(4096), labels.split(4096), per_token.split(4096), strict=True):
             logits = multiply(rows, weight, False, True)
-            log_sum, target = logits_to_gradient_(logits, targets, by)
-            losses.append(((log_sum - target) * by).sum())
-            by_hidden.append(multiply(logits, weight, False, False))
-            if by_weight is None:
-                by_weight = multiply(logits, rows, True, False)
+            log_sum, target = logits_to_gradient_(logits, targets, weights)
+            losses.append(((log_sum - target) * weights).sum())
+            grad_hidden.append(multiply(logits, weight, False, False))
+            if grad_weight is None:
+                grad_weight = multiply(logits, rows, True, False)
             else:
-                by_weight.addmm_(logits.t(), rows)
-        ctx.save_for_backward(torch.cat(by_hidden), by_weight)
+                grad_weight.addmm_(logits.t(), rows)
+        ctx.save_for_backward(torch.cat(grad_hidden), grad_weight)
         return torch.stack(losses).sum()
 
     @staticmethod
@@ -314,22 +314,22 @@ class HeadLoss(torch.autograd.Function):
 
 
 class Updates:
-    """Clipping and AdamW: torch's, or the engine's."""
+    """Gradient clipping and AdamW, of torch or of the engine."""
 
-    def __init__(self, model: nn.Module, own: bool) -> None:
+    def __init__(self, model: nn.Module, use_engine: bool) -> None:
         self.parameters = list(model.parameters())
-        self.torchs = None if own else torch.optim.AdamW(
+        self.torch_optimizer = None if use_engine else torch.optim.AdamW(
             self.parameters, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY, fused=GPU
         )  # fmt: skip
-        self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters] if own else []
+        self.moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in self.parameters] if use_engine else []
         self.count = 0
 
     def step(self) -> None:
-        """One update; gradients are dropped."""
-        if self.torchs is not None:
+        """Update the parameters and free the gradients."""
+        if self.torch_optimizer is not None:
             nn.utils.clip_grad_norm_(self.parameters, 1.0)
-            self.torchs.step()
-            self.torchs.zero_grad(set_to_none=True)
+            self.torch_optimizer.step()
+            self.torch_optimizer.zero_grad(set_to_none=True)
             return
         self.count += 1
         with torch.no_grad():
@@ -342,11 +342,11 @@ class Updates:
 
 
 def train(case: Case) -> dict[str, Any]:
-    """Steps on random tokens: how many tokens a second, how much memory, and where the time goes."""
-    began = time.time()
+    """Train on random tokens: return tokens per second, memory and time per kernel group."""
+    started = time.time()
     torch._dynamo.reset()
     model = build(case)
-    updates = Updates(model, case.own_optimizer)
+    updates = Updates(model, case.engine_optimizer)
     seq = case.seq if GPU else 32
     generator = torch.Generator(device=DEVICE).manual_seed(1)
     losses: list[Tensor] = []
@@ -363,7 +363,7 @@ def train(case: Case) -> dict[str, Any]:
         step()
     row: dict[str, Any] = {"case": case.name, "losses": [round(loss.item(), 4) for loss in losses]}
     if GPU:
-        row["until_warm_s"] = time.time() - began
+        row["until_warm_s"] = time.time() - started
         row |= _timed(step, case, seq)
         row["kernels_us_per_token"] = _profile(step, case.micro_batch * seq)
     return row
@@ -406,12 +406,12 @@ def _profile(step: Callable[[], None], tokens: int) -> dict[str, float]:
 
 
 def main(out: Path, names: list[str]) -> None:
-    """Measures what is named, in that order, and writes after each."""
+    """Run the named cases in order and save after each."""
     results: dict[str, Any] = {"torch": torch.__version__, "gpu": torch.cuda.get_device_name() if GPU else "cpu"}
     for name in names:
         try:
             results[name] = OPERATIONS[name]() if name in OPERATIONS else train(CASES[name])
-        except Exception:  # the ladder goes on without this rung
+        except Exception:  # continue with the next case
             results[name] = {"error": traceback.format_exc()}
         base = results.get("plain1b" if name.endswith("1b") else "plain", {}).get("tokens_per_s")
         if base and "tokens_per_s" in results[name]:

@@ -2,13 +2,13 @@
 
     python benchmarks/fit_costs.py [--rounds 6] [--write] [--csv benchmarks/data/measurements.csv]
 
-Every fitted number has a prior with a physical meaning (a share of a peak, a latency, bytes per element) and a width
-that says how far data may move it; numbers without data stay at their prior. The loss is the absolute error of the
-logarithm of the step time, smoothed near zero, with some of its square; every source counts the same however many rows
-it has. Rows beyond a factor of two (functional runs, misread tables) pull no more than those at it.
+Every fitted parameter has a prior with a physical meaning (a share of a peak, a latency, bytes per element) and a width
+that limits how far data moves it; parameters without data stay at their prior. The loss is the absolute error of the
+logarithm of the step time, smoothed near zero, plus some of its square; every source has equal weight, whatever its
+number of rows. Rows beyond a factor of two (functional runs, misread tables) pull no more than those at it.
 
 Solved by Gauss-Newton with reweighting. Leave-one-source-out refits everything without the source, starting from the
-common solution and using its derivatives, then prices the source with the real model.
+common solution and using its derivatives, then evaluates the source with the real model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from meshwright.recipes.case import Case
 HERE = Path(__file__).parent
 PRIORS = HERE / "data" / "priors.toml"
 SMOOTH = 0.04  # below this log error the loss is quadratic
-TAIL = 2.0  # weight of the squared error beside the absolute one: large errors matter more than many small ones
+TAIL = 2.0  # weight of the squared error added to the absolute one: large errors matter more than many small ones
 CUT = 0.7  # beyond this log error (a factor of two) a row pulls no more
 STEP = 0.02  # of a log parameter, for the derivatives
 Array = NDArray[np.float64]
@@ -42,7 +42,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Parameter:
-    """One fitted number: where it stands in the profiles, its prior, the width of the prior in logs, its limits."""
+    """A fitted parameter: its key in the profiles, its prior, the width of the prior in logs, its limits."""
 
     table: str
     key: str
@@ -58,33 +58,33 @@ class Parameter:
 
 @dataclass(frozen=True)
 class Data:
-    """Rows with a measured time as batches, what they weigh, and the kind of training each is."""
+    """Rows with a measured time as batches, their weights, sources and types of training."""
 
     cases: list[tuple[Case, NDArray[np.int64]]]
     measured: Array
     weight: Array
     source: tuple[str, ...]
-    kind: tuple[str, ...]
+    training_type: tuple[str, ...]
 
 
 def parameters() -> list[Parameter]:
-    """Every fitted number, from the file of priors."""
+    """Return all fitted parameters from the file of priors."""
     groups = tomllib.loads(PRIORS.read_text())
     return [Parameter(**entry) for group in groups.values() for entry in group["numbers"]]
 
 
 def load(path: Path) -> Data:
-    """Rows of tiers A and B that have a case and a time."""
+    """Load the rows of tiers A and B that have a case and a time."""
     rows: list[Measurement] = [r for r in read(path) if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
     count = Counter(r.source for r in rows)
-    cases = [(case, np.array(places)) for case, places in batches(rows)]
+    cases = [(case, np.array(indices)) for case, indices in batches(rows)]
     weight = np.array([1 / count[r.source] for r in rows])
-    kinds = tuple(error_class(r.case) for r in rows if r.case)
-    return Data(cases, np.array([r.step_s for r in rows]), weight, tuple(r.source for r in rows), kinds)
+    training_types = tuple(error_class(r.case) for r in rows if r.case)
+    return Data(cases, np.array([r.step_s for r in rows]), weight, tuple(r.source for r in rows), training_types)
 
 
 def get(tables: dict[str, Any], parameter: Parameter) -> float:
-    """The number's present value; the prior where the profile leaves it out."""
+    """Return a parameter's current value, or its prior if the profile has none."""
     value: Any = tables[parameter.table]
     for part in parameter.key.split("/"):
         value = value.get(part, parameter.prior)
@@ -92,61 +92,61 @@ def get(tables: dict[str, Any], parameter: Parameter) -> float:
 
 
 def put(tables: dict[str, Any], parameter: Parameter, value: float) -> None:
-    """Set the number."""
+    """Set a parameter."""
     *path, last = parameter.key.split("/")
-    at: Any = tables[parameter.table]
+    table: Any = tables[parameter.table]
     for part in path:
-        at = at[part]
-    at[last] = value
+        table = table[part]
+    table[last] = value
 
 
-def made(tables: dict[str, Any], fitted: list[Parameter], theta: Array) -> Calibration:
-    """The calibration with the fitted numbers set."""
+def calibration_with(tables: dict[str, Any], fitted: list[Parameter], theta: Array) -> Calibration:
+    """Return the calibration with the fitted parameters set."""
     changed = copy.deepcopy(tables)
     for parameter, value in zip(fitted, np.exp(theta), strict=True):
         put(changed, parameter, float(value))
     return from_tables(changed)
 
 
-def touches(parameter: Parameter, case: Case, own: Calibration) -> bool:
-    """Whether a batch can depend on the number at all."""
-    kind, _, name = parameter.table.partition("_")
-    if kind == "gpu":
+def touches(parameter: Parameter, case: Case, calibration: Calibration) -> bool:
+    """Return whether a batch can depend on a parameter."""
+    training_type, _, name = parameter.table.partition("_")
+    if training_type == "gpu":
         clock = parameter.key.split("/")
         return name == case.cluster.gpu.arch and (clock[0] != "clock" or clock[1] == case.cluster.gpu.name)
-    if kind == "engine":
-        return own.engine(case) is own.engines[name]
+    if training_type == "engine":
+        return calibration.engine(case) is calibration.engines[name]
     return True
 
 
-def log_error(data: Data, own: Calibration, only: Parameter | None = None, base: Array | None = None) -> Array:
-    """Logarithm of predicted over measured; batches a parameter cannot change keep their base value."""
+def log_error(data: Data, calibration: Calibration, only: Parameter | None = None, base: Array | None = None) -> Array:
+    """Return log(predicted / measured); batches that a parameter cannot change keep their base value."""
     out = np.empty(len(data.measured)) if base is None else base.copy()
-    for case, places in data.cases:
-        if only is None or touches(only, case, own):
-            out[places] = np.log(priced(case, own) / data.measured[places])
+    for case, indices in data.cases:
+        if only is None or touches(only, case, calibration):
+            out[indices] = np.log(predict(case, calibration) / data.measured[indices])
     return out
 
 
-def priced(case: Case, own: Calibration) -> Array:
-    """Step seconds of a batch under a calibration; set in place, so that what it does not change is kept."""
-    case.calibration = own  # type: ignore[attr-defined]  # names are found by __getattr__
+def predict(case: Case, calibration: Calibration) -> Array:
+    """Return the step seconds of a batch under a calibration, set in place so that unaffected caches are kept."""
+    case.calibration = calibration  # type: ignore[attr-defined]  # names are found by __getattr__
     return np.asarray(step_time(case).step_s)
 
 
 def derivatives(data: Data, tables: dict[str, Any], fitted: list[Parameter], theta: Array, base: Array) -> Array:
-    """Change of every row's log error with every parameter."""
+    """Return the derivative of every row's log error by every parameter."""
     out = np.empty((len(base), len(fitted)))
     for i, parameter in enumerate(fitted):
         moved = theta.copy()
         step = STEP if theta[i] + STEP <= np.log(parameter.high) else -STEP
         moved[i] += step
-        out[:, i] = (log_error(data, made(tables, fitted, moved), parameter, base) - base) / step
+        out[:, i] = (log_error(data, calibration_with(tables, fitted, moved), parameter, base) - base) / step
     return out
 
 
 def solve(error: Array, slope: Array, weight: Array, theta: Array, fitted: list[Parameter], loops: int = 12) -> Array:
-    """The parameters that minimise the loss if errors change linearly, by reweighted least squares with priors."""
+    """Return the parameters that minimize the linearized loss, by reweighted least squares with priors."""
     prior = np.log([p.prior for p in fitted])
     pull = np.array([p.width for p in fitted]) ** -2.0
     low, high = np.log([p.low for p in fitted]), np.log([p.high for p in fitted])
@@ -175,7 +175,7 @@ def report(name: str, error: Array, data: Data) -> tuple[float, float]:
 
 
 def loss(error: Array, theta: Array, data: Data, fitted: list[Parameter]) -> float:
-    """What the fit minimises."""
+    """Return the loss that the fit minimizes."""
     off = np.abs(error)
     each = np.where(off < SMOOTH, off**2 / (2 * SMOOTH) + SMOOTH / 2, off) + TAIL / 2 * off**2
     each = np.minimum(each, CUT + TAIL / 2 * CUT**2)
@@ -187,9 +187,9 @@ def loss(error: Array, theta: Array, data: Data, fitted: list[Parameter]) -> flo
 
 
 def fit(data: Data, tables: dict[str, Any], fitted: list[Parameter], rounds: int) -> tuple[Array, Array, Array]:
-    """Parameters, errors and derivatives at the end."""
+    """Fit, and return the final parameters, errors and derivatives."""
     theta = np.log([np.clip(get(tables, p), p.low, p.high) for p in fitted])
-    error = log_error(data, made(tables, fitted, theta))
+    error = log_error(data, calibration_with(tables, fitted, theta))
     report("before", error, data)
     best = loss(error, theta, data, fitted)
     slope = derivatives(data, tables, fitted, theta, error)
@@ -197,7 +197,7 @@ def fit(data: Data, tables: dict[str, Any], fitted: list[Parameter], rounds: int
         goal, scale = solve(error, slope, data.weight, theta, fitted), 1.0
         while scale > 0.1:
             new = theta + scale * (goal - theta)
-            now = log_error(data, made(tables, fitted, new))
+            now = log_error(data, calibration_with(tables, fitted, new))
             value = loss(now, new, data, fitted)
             if value < best:
                 break
@@ -215,21 +215,21 @@ def fit(data: Data, tables: dict[str, Any], fitted: list[Parameter], rounds: int
 def left_out(
     data: Data, tables: dict[str, Any], fitted: list[Parameter], theta: Array, error: Array, slope: Array
 ) -> Array:
-    """Errors of every source when the fit has not seen it."""
+    """Return the errors of every source when left out of the fit."""
     out = error.copy()
     sources = np.array(data.source)
     for name in sorted(set(data.source)):
-        mine = sources == name
-        new = solve(error, slope, np.where(mine, 0.0, data.weight), theta, fitted)
-        own = made(tables, fitted, new)
-        for case, places in data.cases:
-            if mine[places].any():
-                out[places] = np.log(priced(case, own) / data.measured[places])
+        selected = sources == name
+        new = solve(error, slope, np.where(selected, 0.0, data.weight), theta, fitted)
+        calibration = calibration_with(tables, fitted, new)
+        for case, indices in data.cases:
+            if selected[indices].any():
+                out[indices] = np.log(predict(case, calibration) / data.measured[indices])
     return out
 
 
 def write(tables: dict[str, Any], fitted: list[Parameter], theta: Array) -> None:
-    """Write the fitted numbers into the profile files, four digits each; everything else in them stays."""
+    """Write the fitted parameters into the profile files with four digits; everything else is unchanged."""
     import tomlkit
 
     for name in {p.table for p in fitted}:
@@ -241,32 +241,34 @@ def write(tables: dict[str, Any], fitted: list[Parameter], theta: Array) -> None
         path.write_text(tomlkit.dumps(document))
 
 
-def fitted_bands(seen: Array, unseen: Array, data: Data) -> dict[str, float]:
-    """Half-width of the 80 per cent band of every kind of training, every source counting the same within it.
+def fit_bands(seen: Array, unseen: Array, data: Data) -> dict[str, float]:
+    """Return the half-width of the 80 % band of every type of training, with equal weight per source.
 
-    New runs lie between those the fit has seen and those of sources it has not: the geometric mean of the two 80th
+    New runs lie between those in the fit and those of left-out sources: the geometric mean of the two 80th
     percentiles. Functional runs have no useful band and get a factor of two.
     """
-    kinds, sources = np.array(data.kind), np.array(data.source)
+    training_types, sources = np.array(data.training_type), np.array(data.source)
     found = {}
-    for kind in error_bands().step_pct:
-        mine = kinds == kind
-        count = Counter(sources[mine])
-        weight = np.array([1 / count[name] for name in sources[mine]])
-        both = [weighted_quantile(np.expm1(np.abs(e[mine])), weight, 0.8) for e in (seen, unseen)]
-        found[kind] = round(min(100 * float(np.sqrt(both[0] * both[1])), 100.0), 1)
-        print(f"  band {kind:16s} {found[kind]:5.1f} %   {mine.sum()} rows of {len(count)} sources")
+    for training_type in error_bands().step_pct:
+        selected = training_types == training_type
+        count = Counter(sources[selected])
+        weight = np.array([1 / count[name] for name in sources[selected]])
+        both = [weighted_quantile(np.expm1(np.abs(e[selected])), weight, 0.8) for e in (seen, unseen)]
+        found[training_type] = round(min(100 * float(np.sqrt(both[0] * both[1])), 100.0), 1)
+        print(
+            f"  band {training_type:16s} {found[training_type]:5.1f} %   {selected.sum()} rows of {len(count)} sources"
+        )
     return found
 
 
 def write_bands(found: dict[str, float]) -> None:
-    """Write the fitted error bands; the factors that widen them stay."""
+    """Write the fitted error bands; the widening factors are unchanged."""
     import tomlkit
 
     path = PROFILES.parent / "uncertainty.toml"
     document = tomlkit.parse(path.read_text())
-    for kind, value in found.items():
-        put({"bands": document}, Parameter("bands", f"step_pct/{kind}", 0, 0, 0, 0), value)
+    for training_type, value in found.items():
+        put({"bands": document}, Parameter("bands", f"step_pct/{training_type}", 0, 0, 0, 0), value)
     path.write_text(tomlkit.dumps(document))
 
 
@@ -275,20 +277,20 @@ def main() -> None:
     parser.add_argument("--csv", type=Path, default=HERE / "data" / "measurements.csv")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--write", action="store_true", help="write the profiles")
-    asked = parser.parse_args()
-    data, tables, fitted = load(asked.csv), read_tables(PROFILES), parameters()
+    args = parser.parse_args()
+    data, tables, fitted = load(args.csv), read_tables(PROFILES), parameters()
     print(f"{len(data.measured)} rows of {len(set(data.source))} sources, {len(fitted)} parameters")
-    theta, error, slope = fit(data, tables, fitted, asked.rounds)
+    theta, error, slope = fit(data, tables, fitted, args.rounds)
     unseen = left_out(data, tables, fitted, theta, error, slope)
     report("leave one source out", unseen, data)
-    found = fitted_bands(error, unseen, data)
-    inside = np.expm1(np.abs(error)) <= np.array([found[kind] for kind in data.kind]) / 100
+    found = fit_bands(error, unseen, data)
+    inside = np.expm1(np.abs(error)) <= np.array([found[training_type] for training_type in data.training_type]) / 100
     print(
-        f"inside their band: {100 * np.average(inside, weights=data.weight):.1f} % of rows, sources weighing the same"
+        f"inside their band: {100 * np.average(inside, weights=data.weight):.1f} % of rows, equal weight per source"
     )
     for parameter, value in zip(fitted, np.exp(theta), strict=True):
         print(f"  {parameter.name:42s} {parameter.prior:10.4g} -> {value:10.4g}")
-    if asked.write:
+    if args.write:
         write(tables, fitted, theta)
         write_bands(found)
 

@@ -1,8 +1,8 @@
-"""Linear layers in 8 bits beside bf16 on one GPU: tokens per second, peak memory, and the loss of the same samples.
+"""Compare fp8 linear layers with bf16 on one GPU: tokens per second, peak memory, and losses on the same samples.
 
     python -m benchmarks.fp8_speed OUT.json [--tiny]
 
-Every row trains the Llama 3 8B shape from the same start on the same samples, so their losses can be compared step by
+Every row trains the Llama 3 8B shape from the same weights on the same samples, so losses can be compared step by
 step. The last two rows are a slice of the model with fp32 weights, sharded (over one GPU here): weights gathered in
 bf16 and in fp8 must give the same losses.
 """
@@ -23,8 +23,8 @@ from benchmarks.engine_h200 import BF16, DEVICE, TINY, WARM, Run, ours, recipe_o
 from meshwright.engine.model.config import config_for, tiny
 from meshwright.recipes.types import Precision
 
-SPANS = 2  # of timed steps; the better one counts, the losses of both are kept
-MICRO_BATCH = 5  # the largest that bf16 has room for
+SPANS = 2  # timed spans; the faster one counts, the losses of both are kept
+MICRO_BATCH = 5  # the largest that fits in bf16
 SLICE = 4
 
 
@@ -50,7 +50,7 @@ RUNS = (
 
 
 def measure(run: Run) -> dict[str, Any]:
-    """Tokens per second, peak memory and losses of a row."""
+    """Return tokens per second, peak memory and losses of a row."""
     recipe = recipe_of(run)
     config = config_for(recipe)
     if TINY:
@@ -62,13 +62,13 @@ def measure(run: Run) -> dict[str, Any]:
         torch.cuda.reset_peak_memory_stats()
     step = ours(run, recipe, config)
     losses = [step() for _ in range(WARM)]
-    spent = min(timed(step, losses) for _ in range(SPANS))
+    seconds = min(timed(step, losses) for _ in range(SPANS))
     row = {
         "name": run.name,
         "micro_batch": run.micro_batch,
         "precision": msgspec.to_builtins(recipe.precision),
-        "tokens_per_s": run.micro_batch * recipe.data.seq_length / spent,
-        "step_s": spent,
+        "tokens_per_s": run.micro_batch * recipe.data.seq_length / seconds,
+        "step_s": seconds,
         "losses": [round(float(loss), 5) for loss in losses],
     }
     if DEVICE.type == "cuda":
@@ -77,7 +77,7 @@ def measure(run: Run) -> dict[str, Any]:
 
 
 def compare(row: dict[str, Any], base: dict[str, Any]) -> None:
-    """Adds what a row gains over another, and how far its losses are from the other's."""
+    """Add a row's speedup over its baseline and the largest difference of their losses."""
     row["ratio"] = row["tokens_per_s"] / base["tokens_per_s"]
     row["largest_loss_difference"] = max(abs(a - b) for a, b in zip(row["losses"], base["losses"], strict=True))
 
@@ -94,7 +94,7 @@ def main() -> None:
         print(
             f"{run.name:<26}{row['tokens_per_s']:>9,.0f} tok/s  {row.get('ratio', 1):.3f} ×  "
             f"{row.get('peak_allocated_gib', 0):6.1f} GiB  loss {row['losses'][0]} → {row['losses'][-1]}, "
-            f"apart by {row.get('largest_loss_difference', 0):.5f}",
+            f"max difference {row.get('largest_loss_difference', 0):.5f}",
             flush=True,
         )
         save(out, list(rows.values()))

@@ -1,11 +1,11 @@
-"""LoRA of the Llama-3-8B shape on one GPU: our engine beside a plain transformers + peft loop, in one call.
+"""Compare LoRA training of our engine with a plain transformers + peft loop: Llama-3-8B shape on one GPU.
 
     python -m benchmarks.lora_speed OUT.json [--tiny] [CASE ...]
 
-Rank 32 on all linears, seq 4096, base weights in bf16. The plain loop is what a careful user writes:
+Rank 32 on all linears, seq 4096, base weights in bf16. The plain loop is a well-tuned baseline:
 AutoModelForCausalLM in bf16, SDPA, torch.compile of each block, the loss in checkpointed chunks, clip_grad_norm_, fused
-AdamW. peft keeps adapters in fp32 by default and then computes with them in fp32; it is measured so
-and with adapters in bf16. Times are CUDA events over the timed steps; ratios are to the row named in `against`.
+AdamW. By default peft keeps adapters in fp32 and computes with them in fp32; it is measured with this default
+and with bf16 adapters. Times are CUDA events over the timed steps; ratios are to the row named in `against`.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class Run(msgspec.Struct, frozen=True):
     micro_batch: int
     engine: bool = True  # ours, or the plain loop
     method: str = "lora"
-    adapters: str = "bf16"  # the format in which adapters and their optimizer state are kept
+    adapters: str = "bf16"  # dtype of adapters and their optimizer state
     recompute: str = "none"
-    against: str = ""  # the row this one is compared with
+    against: str = ""  # the baseline row
 
 
-RUNS = (  # a row comes after the one it is compared with
+RUNS = (  # a row comes after its baseline
     Run("plain", 4, engine=False, adapters="fp32"),
     Run("plain, bf16 adapters", 4, engine=False, against="plain"),
     Run("engine", 4, against="plain"),
@@ -71,7 +71,7 @@ RUNS = (  # a row comes after the one it is compared with
 
 
 def recipe_of(run: Run) -> Recipe:
-    """The recipe of a row: one micro batch a step, so that a step is a micro batch."""
+    """Return the recipe of a row, with one micro batch per step."""
     return Recipe(
         name=run.name,
         model="llama3_8b",
@@ -89,7 +89,7 @@ def recipe_of(run: Run) -> Recipe:
 
 
 def plain(run: Run, recipe: Recipe, config: Any) -> Any:
-    """A step of the loop that a careful user writes."""
+    """Return a step function of the plain loop."""
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM
 
@@ -109,7 +109,7 @@ def plain(run: Run, recipe: Recipe, config: Any) -> Any:
 
 
 def measure(run: Run) -> dict[str, Any]:
-    """Tokens per second of a row, its peak memory, its losses."""
+    """Return tokens per second, peak memory and losses of a row."""
     recipe = recipe_of(run)
     config = config_for(recipe)
     if TINY:
@@ -124,8 +124,8 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     print(f"{'variant':<26} {'batch':>5} {'recompute':>9} {'tok/s':>8} {'ratio':>6} {'peak GiB':>8}")
     for run in (one for one in RUNS if not names or one.name in names):
-        rows.append(tried(run, rows))
-        print(summary(rows[-1]), flush=True)
+        rows.append(try_run(run, rows))
+        print(format_row(rows[-1]), flush=True)
         save(out, rows)
         gc.collect()
         torch._dynamo.reset()
@@ -134,8 +134,8 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def tried(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """A row, with its ratio to the one it is compared with; one that failed says why."""
+def try_run(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return a row with its ratio to the baseline, or with its error."""
     try:
         row = measure(run)
     except Exception as error:
@@ -145,17 +145,17 @@ def tried(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return row | ({"ratio": row["tokens_per_s"] / base["tokens_per_s"]} if base else {})
 
 
-def summary(row: dict[str, Any]) -> str:
-    """A row of the table."""
-    begins = f"{row['name']:<26} {row['micro_batch']:>5} {row['recompute']:>9}"
+def format_row(row: dict[str, Any]) -> str:
+    """Format a row of the table."""
+    prefix = f"{row['name']:<26} {row['micro_batch']:>5} {row['recompute']:>9}"
     if "error" in row:
-        return f"{begins} {row['error']}\n{row['where']}"
+        return f"{prefix} {row['error']}\n{row['where']}"
     ratio = f"{row['ratio']:.3f}" if "ratio" in row else ""
-    return f"{begins} {row['tokens_per_s']:>8,.0f} {ratio:>6} {row.get('peak_allocated_gib', 0.0):>8.1f}"
+    return f"{prefix} {row['tokens_per_s']:>8,.0f} {ratio:>6} {row.get('peak_allocated_gib', 0.0):>8.1f}"
 
 
 def save(path: Path, rows: list[dict[str, Any]]) -> None:
-    """What was measured so far."""
+    """Save the measurements so far."""
     import peft
     import transformers
 

@@ -1,4 +1,4 @@
-"""Measured points of this machine's GPU as one JSON file: matmuls, attention, memory, launches, optimizer.
+"""Measure this machine's GPU and write one JSON file: matmuls, attention, memory, launches, optimizer.
 
 python benchmarks/measure_machine.py OUT.json
 """
@@ -16,7 +16,7 @@ from meshwright.engine.measure import measure_all
 
 
 def main(out: str) -> None:
-    """Prints each point as it is measured and writes them all."""
+    """Print each point as it is measured and save them all."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     points = []
     for point in measure_all(device):

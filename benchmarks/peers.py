@@ -1,10 +1,10 @@
-"""Memory and step time of the same jobs, asked of Meshwright and of estimators that pip can install: one table.
+"""Compare memory and step time estimates of Meshwright and of pip-installable estimators for the same jobs: one table.
 
 python benchmarks/peers.py --python PEERS_ENV/bin/python
 
-The peers live in an environment of their own (benchmarks/peers_requirements.txt); each is asked in a process of that
-interpreter (peers_answers.py), and one that cannot be imported is shown as not installed. Writes
-benchmarks/results/peers.json and docs/peers.md; `--page` writes the page again from the JSON alone.
+The peers are in their own environment (benchmarks/peers_requirements.txt); each runs in a process of that
+interpreter (peers_answers.py); one that cannot be imported is shown as not installed. Writes
+benchmarks/results/peers.json and docs/peers.md; `--page` regenerates the page from the JSON alone.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One training job in words every peer can be asked in."""
+    """One training job in terms that every peer supports."""
 
     name: str
     model: str
@@ -47,15 +47,15 @@ class Job:
     seq: int
     micro_batch: int
     global_batch: int
-    zero: int  # 0 nothing is shared, 1 optimizer state, 3 weights too (FSDP)
+    zero: int  # 0: nothing sharded, 1: optimizer state, 3: weights too (FSDP)
     recompute: str
     engine: str = "meshwright"
     tp: int = 1
     pp: int = 1
     ep: int = 1
-    state: str = "fp32"  # what Adam updates and keeps; bf16 means pure bf16 training
+    state: str = "fp32"  # dtype of Adam's weights and moments; bf16 means pure bf16 training
     lora_rank: int = 0
-    more: tuple[str, ...] = ()  # Meshwright overrides no peer has a word for
+    more: tuple[str, ...] = ()  # Meshwright overrides that no peer supports
     measured: Measured | None = None
 
 
@@ -202,7 +202,7 @@ LEFT_OUT = {
 
 
 def ask_meshwright(job: Job) -> Answer:
-    """Meshwright's estimate of exactly this layout."""
+    """Return Meshwright's estimate of exactly this layout."""
     from meshwright import api
 
     overrides = [
@@ -233,8 +233,8 @@ def ask_meshwright(job: Job) -> Answer:
     }
 
 
-def question(job: Job) -> Answer:
-    """The job as the peers get it: with the model's Hugging Face configuration and the shape of the cluster."""
+def job_for_peers(job: Job) -> Answer:
+    """Return the job for the peers, with the model's Hugging Face config and the cluster shape."""
     from meshwright import api
 
     spec, cluster = api.find_model(job.model), api.cluster(job.gpus)
@@ -262,25 +262,25 @@ def question(job: Job) -> Answer:
 
 
 def ask_peer(python: str, name: str, jobs: Sequence[Answer]) -> Answer:
-    """A peer's version and answers, from a process of the peers' interpreter."""
-    words = [python, str(HERE / "peers_answers.py"), name]
-    done = subprocess.run(words, input=json.dumps(jobs), capture_output=True, text=True, timeout=600)
+    """Return a peer's version and answers, from a process of the peers' interpreter."""
+    command = [python, str(HERE / "peers_answers.py"), name]
+    done = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, timeout=600)
     try:
         return json.loads(done.stdout.splitlines()[-1])
     except (IndexError, json.JSONDecodeError):
-        said = (done.stderr.strip().splitlines() or ["said nothing"])[-1][:200]
-        return {"version": None, "answers": [{"unsupported": f"failed: {said}"} for _ in jobs]}
+        error = (done.stderr.strip().splitlines() or ["no output"])[-1][:200]
+        return {"version": None, "answers": [{"unsupported": f"failed: {error}"} for _ in jobs]}
 
 
 def compare(python: str) -> Answer:
-    """Every job asked of everyone."""
-    asked = [question(job) for job in JOBS]
-    peers = {name: ask_peer(python, name, asked) for name in PEERS}
+    """Estimate every job with Meshwright and all peers."""
+    args = [job_for_peers(job) for job in JOBS]
+    peers = {name: ask_peer(python, name, args) for name in PEERS}
     if not any(p["version"] for p in peers.values()):
         raise SystemExit("none of the peers is installed there (benchmarks/peers_requirements.txt); nothing written")
     rows = []
-    for at, job in enumerate(JOBS):
-        answers = {"Meshwright": ask_meshwright(job)} | {name: p["answers"][at] for name, p in peers.items()}
+    for i, job in enumerate(JOBS):
+        answers = {"Meshwright": ask_meshwright(job)} | {name: p["answers"][i] for name, p in peers.items()}
         rows.append({"job": asdict(job), "answers": answers})
     return {
         "date": date.today().isoformat(),
@@ -291,7 +291,7 @@ def compare(python: str) -> Answer:
 
 
 def main_table(rows: Sequence[Answer]) -> tuple[list[str], list[list[str]]]:
-    """Memory in GiB per GPU from everyone, then seconds per step from those who give them."""
+    """Return the table of GiB per GPU of all estimators, and seconds per step of those that have them."""
     timed = ["Meshwright", *(name for name, peer in PEERS.items() if peer.time != "no")]
     headers = ["#", "job", "measured", "Meshwright", *PEERS, "s: measured", *(f"s: {name}" for name in timed)]
     table = []
@@ -317,7 +317,7 @@ def _seconds(answer: Answer) -> str:
 
 
 def error_table(rows: Sequence[Answer]) -> list[list[str]]:
-    """Per cent from the measured figure, for answers to exactly the job."""
+    """Return percentage errors from the measured figure, for exact answers."""
     table = []
     for number, row in enumerate(rows, 1):
         measured, answers = row["job"]["measured"], row["answers"]
@@ -333,37 +333,37 @@ def error_table(rows: Sequence[Answer]) -> list[list[str]]:
 
 
 def spread_table(rows: Sequence[Answer]) -> list[list[str]]:
-    """Smallest and largest answer to exactly the job, and who gave them."""
+    """Return the smallest and largest exact answer to each job."""
     table = []
     for number, row in enumerate(rows, 1):
         found = sorted((a["memory_gib"], name) for name, a in row["answers"].items() if a.get("exact"))
-        (low, least), (high, most) = found[0], found[-1]
+        (low, lowest), (high, highest) = found[0], found[-1]
         if len(found) > 1:
-            ends = [f"{low:.1f} ({least})", f"{high:.1f} ({most})", f"{high / low:.1f}x"]
+            ends = [f"{low:.1f} ({lowest})", f"{high:.1f} ({highest})", f"{high / low:.1f}x"]
             table.append([f"{number} {row['job']['name']}", str(len(found)), *ends])
     return table
 
 
 def gap_table(rows: Sequence[Answer]) -> list[list[str]]:
-    """Peer, reason and the jobs for which it gave no answer or only one near the job."""
+    """Return peer, reason and the jobs without an exact answer."""
     gaps: dict[tuple[str, str], list[str]] = {}
     for number, row in enumerate(rows, 1):
         for name, a in row["answers"].items():
             if not a.get("exact"):
-                why = a.get("unsupported") or f"~ {a['note']}"
-                gaps.setdefault((name, why), []).append(str(number))
-    return [[name, why, ", ".join(jobs)] for (name, why), jobs in sorted(gaps.items())]
+                reason = a.get("unsupported") or f"~ {a['note']}"
+                gaps.setdefault((name, reason), []).append(str(number))
+    return [[name, reason, ", ".join(jobs)] for (name, reason), jobs in sorted(gaps.items())]
 
 
 def markdown(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
+    """Return a Markdown table."""
     return "".join("| " + " | ".join(cells) + " |\n" for cells in (headers, ["---"] * len(headers), *rows))
 
 
 PAGE_TEXT = """<!-- generated by benchmarks/peers.py; do not edit -->
-# The same jobs, asked of other estimators
+# The same jobs in other estimators
 
-Asked on {date}: {versions}.
+Run on {date}: {versions}.
 `{command}`, with
 the packages of `benchmarks/peers_requirements.txt`; every answer with its note is in
 `benchmarks/results/peers.json`.
@@ -373,40 +373,40 @@ and in brackets the part torch counts as allocated. `~`: the peer cannot express
 `–`: no answer.
 
 {main}
-## Against what was measured
+## Compared with measurements
 
-Answers to exactly the job only. Meshwright's allocated part is held against allocated figures and its total against the
-reserved one; peers' answers are taken as they are. Meshwright's constants were set with published runs in view, those
-of torchtitan, KempnerForge and Megatron-Bridge among them, so these are not errors on unseen runs, except for LoRA.
+Exact answers only. Meshwright's allocated part is compared with allocated figures and its total with the reserved one;
+peers' answers are taken as they are. Meshwright's constants were fitted to published runs, including those of
+torchtitan, KempnerForge and Megatron-Bridge, so these are not errors on unseen runs, except for LoRA.
 vramcalc was adjusted on the LoRA run it published; the other peers are fixed formulas.
 
 {errors}
 {sources}
 
-## How far the answers lie apart
+## Spread of the answers
 
-Meshwright included. Part of the distance is what is counted: DeepSpeed and accelerate count no activations,
+Including Meshwright. Part of the spread is due to what is counted: DeepSpeed and accelerate count no activations,
 hf-vram-calc a flat share.
 
 {spread}
 ## Who covers what
 
 {covers}
-llm-analysis is asked with a FLOPs efficiency of 0.5, which its README names for training, and with MLP widths times
-3/2, as in its own Llama files. It counts one embedding for input and output, and takes hidden size over heads as the
-size of a head.
+llm-analysis is run with a FLOPs efficiency of 0.5, the value its README gives for training, and with MLP widths times
+3/2, as in its own Llama files. It counts one embedding for input and output, and uses hidden size / heads as the head
+size.
 
-Where a peer gave no answer, or one near the job (`~`):
+Jobs for which a peer has no answer, or only a similar one (`~`):
 
 {gaps}
-Other packages that were looked at:
+Other packages considered:
 
 {left_out}
 """
 
 
 def page(result: Answer) -> str:
-    """docs/peers.md."""
+    """Return docs/peers.md."""
     rows = result["rows"]
     measured = [(n, row["job"]["measured"]) for n, row in enumerate(rows, 1) if row["job"]["measured"]]
     everyone = ["Meshwright", *PEERS]
@@ -423,20 +423,20 @@ def page(result: Answer) -> str:
             [[name, peer.counts, peer.layouts, peer.time] for name, peer in PEERS.items()],
         ),
         gaps=markdown(["peer", "why", "jobs"], gap_table(rows)),
-        left_out="\n".join(f"- {why}: {names}." for why, names in LEFT_OUT.items()),
+        left_out="\n".join(f"- {reason}: {names}." for reason, names in LEFT_OUT.items()),
     )
 
 
 def main() -> None:
-    """Asks everyone, prints the table, writes the JSON and the page."""
+    """Run all estimators, print the table, write the JSON and the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="interpreter of the environment with the peers")
     parser.add_argument("--page", action="store_true", help="only write docs/peers.md from the JSON")
-    asked = parser.parse_args()
-    if shutil.which(asked.python) is None:
-        parser.error(f"no interpreter at {asked.python}")
-    if not asked.page:
-        RESULT.write_text(json.dumps(compare(asked.python), indent=1) + "\n", encoding="utf-8")
+    args = parser.parse_args()
+    if shutil.which(args.python) is None:
+        parser.error(f"no interpreter at {args.python}")
+    if not args.page:
+        RESULT.write_text(json.dumps(compare(args.python), indent=1) + "\n", encoding="utf-8")
     result = json.loads(RESULT.read_text(encoding="utf-8"))
     headers, rows = main_table(result["rows"])
     widths = [max(map(len, column)) for column in zip(headers, *rows, strict=True)]

@@ -1,9 +1,9 @@
-"""Estimators that pip can install, asked about training jobs; runs in the interpreter of their own environment.
+"""Run pip-installable estimators on training jobs; runs in the interpreter of their environment.
 
 python benchmarks/peers_answers.py NAME < jobs.json
 
-Needs the peer and nothing of Meshwright. A job is a plain object (peers.py makes it); an answer is one too:
-memory_gib, perhaps step_s, exact (false: the nearest the peer can express) and a note, or why there is none.
+Needs the peer but not Meshwright. A job is a JSON object (from peers.py); an answer is one too:
+memory_gib, optionally step_s, exact (false: the nearest job the peer supports) and a note, or why there is none.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Answer = dict[str, Any]
 
 
 class UnsupportedError(Exception):
-    """What a peer cannot express."""
+    """Raised for a job that a peer does not support."""
 
 
 def ask_deepspeed(job: Answer) -> Answer:
@@ -34,9 +34,9 @@ def ask_deepspeed(job: Answer) -> Answer:
     model = _empty_model(job["config"])
     total = sum(p.numel() for p in model.parameters())
     largest = max(sum(p.numel() for p in m.parameters(recurse=False)) for m in model.modules())
-    cut = [axis for axis in ("tp", "pp", "ep") if job[axis] > 1]
-    loose = [f"ZeRO-3 over all {job['world']} GPUs, no {'/'.join(cut)}"] if cut else []
-    loose += ["Adam in fp32"] if job["state"] != "fp32" else []
+    axes = [axis for axis in ("tp", "pp", "ep") if job[axis] > 1]
+    deviations = [f"ZeRO-3 over all {job['world']} GPUs, no {'/'.join(axes)}"] if axes else []
+    deviations += ["Adam in fp32"] if job["state"] != "fp32" else []
     _, gpu, _ = estimate_zero3_model_states_mem_needs(
         total,
         largest,
@@ -45,7 +45,7 @@ def ask_deepspeed(job: Answer) -> Answer:
         cpu_offload=False,
         cpu_offload_params=False,
     )
-    return {"memory_gib": gpu / GIB, "exact": not loose, "note": "; ".join(["model states only", *loose])}
+    return {"memory_gib": gpu / GIB, "exact": not deviations, "note": "; ".join(["model states only", *deviations])}
 
 
 def ask_llm_analysis(job: Answer) -> Answer:
@@ -55,7 +55,7 @@ def ask_llm_analysis(job: Answer) -> Answer:
     if job["lora_rank"]:
         raise UnsupportedError("every parameter is trained")
     hf, bf16 = job["config"], job["state"] == "bf16"
-    # It knows two MLP matrices; its own Llama files widen them by 3/2 to hold the parameters of a gated MLP.
+    # It models two MLP matrices; its own Llama files widen them by 3/2 to match the parameters of a gated MLP.
     width = hf.get("moe_intermediate_size", hf["intermediate_size"]) * 3 // 2
     model = config.ModelConfig(
         name=job["model"],
@@ -72,13 +72,13 @@ def ask_llm_analysis(job: Answer) -> Answer:
     )
     gpu = config.GPUConfig("h200", 141, 4800, 450, 8e-6, 989) if "H200" in job["gpus"] else None
     dp = job["world"] // (job["tp"] * job["pp"])
-    asked = analysis.LLMAnalysis(
+    calculator = analysis.LLMAnalysis(
         model,
         gpu or config.get_gpu_config_by_name("h100-sxm-80gb"),
         parallelism_config=config.ParallelismConfig(job["tp"], job["pp"], dp, job["ep"]),
         flops_efficiency=0.5,
     )
-    found = asked.training(
+    found = calculator.training(
         batch_size_per_gpu=job["micro_batch"],
         global_batch_size=job["global_batch"],
         seq_len=job["seq"],
@@ -87,12 +87,12 @@ def ask_llm_analysis(job: Answer) -> Answer:
         # Pure bf16 in its terms: gradient 2 bytes, optimizer 2 + 2 bytes.
         **({"master_weights_dtype_bytes": 2, "other_op_bytes": 2} if bf16 else {}),
     )
-    loose = ["selective recompute of attention scores, not of ops"] if job["recompute"] == "selective" else []
+    deviations = ["selective recompute of attention scores, not of ops"] if job["recompute"] == "selective" else []
     return {
         "memory_gib": found["(weight+op_state+grad+act)_memory_per_gpu"] / GIB,
         "step_s": found["latency_per_iter"],
-        "exact": not loose,
-        "note": "; ".join([f"counts {found['num_params_total'] / 1e9:.2f}B parameters", *loose]),
+        "exact": not deviations,
+        "note": "; ".join([f"counts {found['num_params_total'] / 1e9:.2f}B parameters", *deviations]),
     }
 
 
@@ -136,21 +136,21 @@ def ask_hf_vram_calc(job: Answer) -> Answer:
     from hf_vram_calc.parallel import ParallelizationCalculator
 
     if job["zero"] == 3 and job["world"] > 1:
-        raise UnsupportedError("data parallelism shares nothing")
-    asked = VRAMCalculator(ConfigManager())
+        raise UnsupportedError("data parallelism shards nothing")
+    calculator = VRAMCalculator(ConfigManager())
     params = sum(p.numel() for p in _empty_model(job["config"]).parameters())
-    weights = asked.calculate_model_memory(params, "bf16")
+    weights = calculator.calculate_model_memory(params, "bf16")
     if job["lora_rank"]:
-        memory = asked.calculate_lora_memory(weights, params, job["lora_rank"])
+        memory = calculator.calculate_lora_memory(weights, params, job["lora_rank"])
         return {"memory_gib": memory, "exact": True, "note": "a flat 20 % for activations and the rest"}
     memory = ParallelizationCalculator.calculate_combined_parallel(
-        asked.calculate_training_memory(weights), job["tp"], job["pp"], job["ep"]
+        calculator.calculate_training_memory(weights), job["tp"], job["pp"], job["ep"]
     )
-    loose = (["no ZeRO-1"] if job["zero"] == 1 else []) + (["Adam in bf16"] if job["state"] == "fp32" else [])
+    deviations = (["no ZeRO-1"] if job["zero"] == 1 else []) + (["Adam in bf16"] if job["state"] == "fp32" else [])
     return {
         "memory_gib": memory,
-        "exact": not loose,
-        "note": "; ".join(["a flat 30 % for activations and the rest", *loose]),
+        "exact": not deviations,
+        "note": "; ".join(["a flat 30 % for activations and the rest", *deviations]),
     }
 
 
@@ -164,7 +164,7 @@ def _empty_model(config: Answer) -> Any:
 
 @dataclass(frozen=True)
 class Peer:
-    """An estimator: how it is asked, what it is called on PyPI and what its answer holds."""
+    """An estimator: its function, its PyPI name and what it covers."""
 
     ask: Callable[[Answer], Answer]
     package: str
@@ -194,7 +194,7 @@ PEERS = {
 
 
 def answer(peer: Peer, job: Answer) -> Answer:
-    """One answer; whatever a peer says against a job is its answer too."""
+    """Return a peer's answer; an error is an answer too."""
     try:
         return {key: round(value, 3) if isinstance(value, float) else value for key, value in peer.ask(job).items()}
     except ImportError as error:
@@ -206,7 +206,7 @@ def answer(peer: Peer, job: Answer) -> Answer:
 
 
 def main(name: str) -> None:
-    """Jobs as JSON from stdin, the peer's version and answers as JSON to stdout; what the peer prints is dropped."""
+    """Read jobs as JSON from stdin, print the peer's version and answers as JSON; the peer's own output is dropped."""
     peer, jobs = PEERS[name], json.load(sys.stdin)
     with contextlib.redirect_stdout(io.StringIO()):
         answers = [answer(peer, job) for job in jobs]

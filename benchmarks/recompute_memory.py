@@ -1,4 +1,4 @@
-"""Whether full recompute gives its memory back on one GPU: half of Llama 3 8B, compiled, with and without it.
+"""Measure the memory saved by full recompute on one GPU: half of Llama 3 8B, compiled, with and without it.
 
 python -m benchmarks.recompute_memory
 """

@@ -1,11 +1,11 @@
-"""Our scans of Mamba-2 layers and of gated delta rules beside transformers' reference, which runs where no kernel is
-installed: time and memory of a forward and a backward pass, and how far both are from ours in fp64 (which the tests
-hold against the rules token by token).
+"""Compare our Mamba-2 and gated delta rule scans with transformers' reference, which is used if no kernel is installed:
+time and memory of a forward and a backward pass, and the error of both against ours in fp64 (which the tests compare
+with the recurrence token by token).
 
     python -m benchmarks.scan_speed OUT.json [--tiny]
 
-Both take turns on the same inputs; ratios are of their medians. Differences are the largest of the output and of any
-gradient, each relative to its own largest number.
+Both alternate on the same inputs; ratios are of medians. Errors are the largest of the output and of any gradient, each
+relative to its largest value.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from meshwright.engine.kernels.state_space import state_space_scan
 
 ON_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_GPU else "cpu")
-TURNS = 5
+REPEATS = 5
 Scan = Callable[..., Tensor]
 
 
@@ -38,7 +38,7 @@ def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def state_space(tokens: int, heads: int, width: int, groups: int, state: int) -> tuple[list[Tensor], Scan, Scan]:
-    """Inputs of a Mamba-2 layer, our scan and the reference."""
+    """Return inputs of a Mamba-2 layer, our scan and the reference."""
     x, dt = normal(1, tokens, heads, width), normal(1, tokens, heads)
     a = -torch.linspace(1, 16, heads, device=DEVICE)
     b, c = normal(1, tokens, groups, state), normal(1, tokens, groups, state)
@@ -56,7 +56,7 @@ def state_space(tokens: int, heads: int, width: int, groups: int, state: int) ->
 
 
 def delta(tokens: int, heads: int, width: int) -> tuple[list[Tensor], Scan, Scan]:
-    """Inputs of a gated delta rule, our rule and the reference."""
+    """Return inputs of a gated delta rule, our rule and the reference."""
     q, k, v = (normal(1, tokens, heads, width) for _ in range(3))
     g = -torch.rand(1, tokens, heads, device=DEVICE) * 0.2
     beta = torch.rand(1, tokens, heads, device=DEVICE).to(torch.bfloat16)
@@ -75,14 +75,14 @@ def delta(tokens: int, heads: int, width: int) -> tuple[list[Tensor], Scan, Scan
 SHORT = 64 if "--tiny" in sys.argv else 4096
 LONG = 128 if "--tiny" in sys.argv else 8192
 CASES: dict[str, tuple[list[Tensor], Scan, Scan]] = {
-    "Mamba-2 of Nemotron-H 8B, 4k": state_space(SHORT, 128, 64, 8, 128),  # the reference has no room for 8k
+    "Mamba-2 of Nemotron-H 8B, 4k": state_space(SHORT, 128, 64, 8, 128),  # the reference runs out of memory at 8k
     "gated delta rule of Qwen3-Next, 4k": delta(SHORT, 32, 128),
     "gated delta rule of Qwen3-Next, 8k": delta(LONG, 32, 128),
 }
 
 
 def passes(scan: Scan, tensors: list[Tensor]) -> list[Tensor]:
-    """The output and all gradients."""
+    """Return the output and all gradients."""
     tensors = [one.detach().requires_grad_() for one in tensors]
     out = scan(*tensors)
     weights = torch.randn(out.shape, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(1))
@@ -90,22 +90,22 @@ def passes(scan: Scan, tensors: list[Tensor]) -> list[Tensor]:
 
 
 def timed(scan: Scan, tensors: list[Tensor]) -> tuple[float, float]:
-    """Seconds, and the GiB taken beside what was there (0 without a GPU)."""
+    """Return the seconds and the additional peak GiB (0 without a GPU)."""
     start = 0
     if ON_GPU:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         start = torch.cuda.memory_allocated()
-    began = time.perf_counter()
+    started = time.perf_counter()
     passes(scan, tensors)
     if ON_GPU:
         torch.cuda.synchronize()
-    seconds = time.perf_counter() - began
+    seconds = time.perf_counter() - started
     return seconds, (torch.cuda.max_memory_allocated() - start) / 2**30 if ON_GPU else 0.0
 
 
 def distance(found: list[Tensor], expected: list[Tensor]) -> float:
-    """The largest difference, each relative to its own largest number."""
+    """Return the largest error, each relative to the largest expected value."""
     return max(float((f.double() - e).abs().max() / e.abs().max()) for f, e in zip(found, expected, strict=True))
 
 
@@ -114,14 +114,14 @@ def fp32_inputs(tensors: list[Tensor]) -> list[Tensor]:
 
 
 def row(name: str) -> dict[str, Any]:
-    """One case: both in turns, and their first 512 tokens in fp32 against ours in fp64."""
+    """Return the row of a case: both scans alternating, and their fp32 errors on the first 512 tokens."""
     tensors, ours, reference = CASES[name]
     scans = {"ours": ours, "reference": reference}
     for scan in scans.values():
         passes(scan, tensors)
-    turns = [{key: timed(scan, tensors) for key, scan in scans.items()} for _ in range(TURNS)]
-    seconds = {key: median(turn[key][0] for turn in turns) for key in scans}
-    memory = {key: max(turn[key][1] for turn in turns) for key in scans}
+    repeats = [{key: timed(scan, tensors) for key, scan in scans.items()} for _ in range(REPEATS)]
+    seconds = {key: median(repeat[key][0] for repeat in repeats) for key in scans}
+    memory = {key: max(repeat[key][1] for repeat in repeats) for key in scans}
     found = {key: [one.cpu() for one in passes(scan, fp32_inputs(tensors))] for key, scan in scans.items()}
     exact = [one.cpu() for one in passes(ours, [one.double() for one in fp32_inputs(tensors)])]
     return {
@@ -141,8 +141,8 @@ def main() -> None:
         print(rows[-1], flush=True)
     device = torch.cuda.get_device_name() if ON_GPU else "CPU"
     command = "python -m benchmarks.scan_speed OUT.json"
-    output = {"command": command, "date": str(date.today()), "device": device, "torch": torch.__version__, "rows": rows}
-    Path(sys.argv[1]).write_text(json.dumps(output, indent=1) + "\n")
+    result = {"command": command, "date": str(date.today()), "device": device, "torch": torch.__version__, "rows": rows}
+    Path(sys.argv[1]).write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

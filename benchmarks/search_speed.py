@@ -1,4 +1,4 @@
-"""CPU time of the search and of one estimate: one table and a JSON file.
+"""Measure the CPU time of the layout search and of one estimate: a table and a JSON file.
 
 make bench
 """
@@ -16,7 +16,7 @@ from time import process_time
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from meshwright import api, clusters, costs
-from meshwright.planner import case_of, rank_layouts
+from meshwright.planner import case_of
 from meshwright.planner.search import score
 from meshwright.planner.space import FULL_SPACE
 from meshwright.recipes import index
@@ -32,45 +32,44 @@ RUNS = 3
 
 
 def search(name: str, gpus: str) -> dict[str, object]:
-    """Every legal layout of a recipe on a cluster, enumerated, checked and estimated."""
+    """Enumerate, check and estimate every legal layout of a recipe on a cluster."""
     recipe = index.load(name)
     case = case_of(recipe, model_of(recipe), clusters.cluster(gpus))
     times, count = [], 0
     for _ in range(RUNS):
-        begun = process_time()
+        started = process_time()
         count = sum(len(batch) for batch in score(case, {}, FULL_SPACE))
-        times.append(process_time() - begun)
-    took = median(times)
-    return {"recipe": name, "gpus": gpus, "layouts": count, "cpu_s": round(took, 3), "per_s": round(count / took)}
+        times.append(process_time() - started)
+    seconds = median(times)
+    return {"recipe": name, "gpus": gpus, "layouts": count, "cpu_s": round(seconds, 3), "per_s": round(count / seconds)}
 
 
 def one_estimate() -> float:
-    """Milliseconds of one estimate once everything is loaded."""
+    """Return the milliseconds of one estimate after loading."""
     recipe = index.load("llama3_8b_pretrain_config")
     case = case_of(recipe, model_of(recipe), clusters.cluster("8xH100"))
     costs.estimate(case)
-    begun = process_time()
+    started = process_time()
     for _ in range(200):
         costs.estimate(case.replace(tp=1))
-    return round((process_time() - begun) / 200 * 1e3, 2)
+    return round((process_time() - started) / 200 * 1e3, 2)
 
 
-def whole_plan() -> float:
-    """Seconds of one `plan` with its ranked plans, findings and dropped reasons."""
-    question = api.question_of("kimi-k2", "pretrain", gpus="1024xGB200")
-    begun = process_time()
-    rank_layouts(question)
-    return round(process_time() - begun, 3)
+def plan_seconds() -> float:
+    """Return the seconds of one `plan` with its ranked plans, findings and reasons for dropped layouts."""
+    started = process_time()
+    api.plan("kimi-k2", gpus="1024xGB200", goal="pretrain")
+    return round(process_time() - started, 3)
 
 
 def main() -> None:
-    """Prints the table and writes it beside this file."""
+    """Print and save the table."""
     rows = [search(name, gpus) for name, gpus in SEARCHES]
     for row in rows:
         print(
             f"{row['recipe']} on {row['gpus']}: {row['layouts']:,} layouts in {row['cpu_s']} s CPU, {row['per_s']:,}/s"
         )
-    estimate, plan = one_estimate(), whole_plan()
+    estimate, plan = one_estimate(), plan_seconds()
     print(f"one estimate: {estimate} ms; `plan kimi-k2 --gpus 1024xGB200` with its five plans explained: {plan} s CPU")
     result = {
         "date": date.today().isoformat(),

@@ -1,17 +1,17 @@
-"""Trains a tiny model of every shipped recipe for a few steps and writes the table.
+"""Train a tiny model of every shipped recipe for a few steps and save the table.
 
     python benchmarks/tiny_sweep.py [--nproc 2] [--part 0/2] [--goal sft] [NAME...]
 
-One line per recipe: the layout it ran in, first and last loss, seconds. Fine-tuning starts from a tiny Hugging Face
-folder and ends in one, which the library it is meant for must load. A recipe whose loss does not fall (the last third
-of the steps against the first), that does not run, or whose export does not load, fails the sweep.
+One line per recipe: its layout, first and last loss, seconds. Fine-tuning starts from a tiny Hugging Face folder and
+exports one, which its library must load. A recipe whose loss does not fall (last third of the steps vs. the first),
+that does not run, or whose export does not load, fails the sweep.
 """
 
 from __future__ import annotations
 
 import os
 
-os.environ["OMP_NUM_THREADS"] = "1"  # ranks are forked from a process that has computed
+os.environ["OMP_NUM_THREADS"] = "1"  # ranks are forked from a process that has run torch
 
 import argparse
 import json
@@ -30,23 +30,23 @@ from meshwright.recipes.index import entries, load
 from meshwright.recipes.types import Recipe
 
 RESULTS = Path(__file__).parent / "results" / "tiny_sweep.json"
-STEPS = {"pretrain": 6, "sft": 6, "peft": 12}  # adapters start as nothing and take longer
+STEPS = {"pretrain": 6, "sft": 6, "peft": 12}  # adapters start at zero and take longer
 
 
 def run(name: str, nproc: int) -> dict[str, Any]:
-    """One recipe: what it ran as and how it went."""
-    began = time.monotonic()
+    """Train one recipe and return its row."""
+    started = time.monotonic()
     recipe = load(name)
     row: dict[str, Any] = {"recipe": name, "goal": recipe.goal, "kind": model_of(recipe).kind}
     try:
         with tempfile.TemporaryDirectory(prefix="sweep-") as out:
-            row |= _trained(recipe, nproc, out if recipe.goal != "pretrain" else None)
+            row |= _train(recipe, nproc, out if recipe.goal != "pretrain" else None)
     except MeshwrightError as error:
         row |= {"ok": False, "error": str(error)[:600]}
-    return {**row, "seconds": round(time.monotonic() - began, 1)}
+    return {**row, "seconds": round(time.monotonic() - started, 1)}
 
 
-def _trained(recipe: Recipe, nproc: int, out: str | None) -> dict[str, Any]:
+def _train(recipe: Recipe, nproc: int, out: str | None) -> dict[str, Any]:
     steps = [f"train.steps={STEPS[recipe.goal]}"]
     done = api.train(recipe, tiny=True, nproc=nproc, quiet=True, out=out, overrides=steps)
     answer = api.to_json(api.train_response(done))
@@ -65,18 +65,18 @@ def _trained(recipe: Recipe, nproc: int, out: str | None) -> dict[str, Any]:
 
 
 def _falls(losses: list[float]) -> bool:
-    """Whether the last third of the steps lost less than the first: single steps see few answers and differ."""
+    """Return whether the loss of the last third of the steps is below the first: single steps are noisy."""
     third = len(losses) // 3
     return sum(losses[-third:]) < sum(losses[:third])
 
 
 def _loads(folder: Path) -> str:
-    """The class that an exported folder is loaded as; an error in words where it is not."""
+    """Return the class that an exported folder is loaded as."""
     if "_class_name" in json.loads((folder / "config.json").read_text() if (folder / "config.json").exists() else "{}"):
         import diffusers
 
-        kind = json.loads((folder / "config.json").read_text())["_class_name"]
-        return type(getattr(diffusers, kind).from_pretrained(folder)).__name__
+        class_name = json.loads((folder / "config.json").read_text())["_class_name"]
+        return type(getattr(diffusers, class_name).from_pretrained(folder)).__name__
     from meshwright.engine.post_training.open_checkpoint import load_model
 
     model = load_model(folder)
@@ -91,28 +91,28 @@ def main() -> int:
     parser.add_argument("--part", default="0/1", help="k/n: every n-th recipe from the k-th on")
     parser.add_argument("--goal", action="append", help="only recipes of this goal; may be given several times")
     parser.add_argument("--results", type=Path, default=RESULTS)
-    given = parser.parse_args()
-    first, step = map(int, given.part.split("/"))
-    wanted = [e.name for e in entries(benchmark=False) if not given.goal or e.goal in given.goal]
-    names = given.names or wanted[first::step]
+    args = parser.parse_args()
+    first, step = map(int, args.part.split("/"))
+    selected = [e.name for e in entries(benchmark=False) if not args.goal or e.goal in args.goal]
+    names = args.names or selected[first::step]
     rows = []
     for i, name in enumerate(names, 1):
-        row = run(name, given.nproc)
+        row = run(name, args.nproc)
         rows.append(row)
-        outcome = row.get("error") or f"{row['layout']:<28} loss {row['first_loss']} → {row['last_loss']}"
+        summary = row.get("error") or f"{row['layout']:<28} loss {row['first_loss']} → {row['last_loss']}"
         print(
-            f"{i}/{len(names)} {'ok  ' if row['ok'] else 'FAIL'} {name:<52} {outcome}  {row.get('exported') or ''}"
+            f"{i}/{len(names)} {'ok  ' if row['ok'] else 'FAIL'} {name:<52} {summary}  {row.get('exported') or ''}"
             f"  {row['seconds']} s",
             flush=True,
         )
-        write(given.results, given.nproc, rows)
+        write(args.results, args.nproc, rows)
     failed = [row["recipe"] for row in rows if not row["ok"]]
-    print(f"{len(rows) - len(failed)} of {len(rows)} recipes train on {given.nproc} processes")
+    print(f"{len(rows) - len(failed)} of {len(rows)} recipes train on {args.nproc} processes")
     return 1 if failed else 0
 
 
 def write(path: Path, nproc: int, rows: list[dict[str, Any]]) -> None:
-    """The table as JSON; parts of one sweep are put together."""
+    """Save the table as JSON; parts of one sweep are merged."""
     import torch
     import transformers
 

@@ -1,10 +1,10 @@
-"""50 concurrent clients of `meshwright web`: errors, latencies and responses per second, as a table and a JSON file.
+"""Load-test `meshwright web` with 50 concurrent clients: errors, latencies and throughput as a table and a JSON file.
 
     python -m benchmarks.web_load [--clients 50] [--seconds 15] [--address http://127.0.0.1:8765]
 
-Every client sends its next request when it has its response. "new" are requests that are not cached, "mixed" is one new
-question among ten, "cached" are repeated requests, "pages" the same as HTML. Without an address a
-server of its own is started. The clients run on the same cores as the server.
+Every client sends its next request as soon as it has a response. "new" are uncached requests, "mixed" is one uncached
+request in ten, "cached" are repeated requests, "pages" the same as HTML. Without an address a server is started. The
+clients run on the same cores as the server.
 """
 
 from __future__ import annotations
@@ -38,28 +38,28 @@ CLUSTERS = ("8xH100", "64xH100", "4x8xH200", "16xA100-80", "64xGB200", "8xB200")
 
 
 @dataclass(frozen=True)
-class Question:
+class ApiRequest:
     """One request."""
 
-    kind: str
+    endpoint: str
     path: str
     body: bytes = b""
 
-    def sent(self, host: str) -> bytes:
-        """The request as bytes."""
+    def to_bytes(self, host: str) -> bytes:
+        """Return the HTTP request as bytes."""
         head = f"{'POST' if self.body else 'GET'} {self.path} HTTP/1.1\r\nHost: {host}\r\n"
         if self.body:
             head += f"Content-Type: application/json\r\nContent-Length: {len(self.body)}\r\n"
         return f"{head}\r\n".encode() + self.body
 
 
-def get(kind: str, /, **asked: Any) -> Question:
-    """A question by GET."""
-    return Question(kind, f"/api/{kind}?{urlencode(asked, doseq=True)}")
+def get(endpoint: str, /, **query: Any) -> ApiRequest:
+    """Return a GET request."""
+    return ApiRequest(endpoint, f"/api/{endpoint}?{urlencode(query, doseq=True)}")
 
 
-def popular() -> list[Question]:
-    """What people ask: mostly for a plan."""
+def popular() -> list[ApiRequest]:
+    """Return typical requests, mostly for plans."""
     found = [get("recommend", model=m, gpus=g, goal="sft") for m in MODELS[:4] for g in CLUSTERS[:3]]
     found += [
         get("recommend", model=m, gpus=g, goal="pretrain", explain=True) for m in MODELS[4:] for g in CLUSTERS[3:6]
@@ -75,58 +75,58 @@ def popular() -> list[Question]:
         get("export", target="llama3_8b_pretrain_config", to=to, gpus="8xH100") for to in ("torchtitan", "automodel")
     ]
     found += [get("schedule", target="llama3_70b_pretrain_config", first=16), get("recipes", query="llama", goal="sft")]
-    found += [get("models", query="qwen3"), Question("gpus", "/api/gpus"), get("rules", pitfalls=True)]
+    found += [get("models", query="qwen3"), ApiRequest("gpus", "/api/gpus"), get("rules", pitfalls=True)]
     text = json.dumps({"text": SCRIPT, "name": "train.sh", "gpus": "8xH100"}).encode()
-    return [*found, Question("check", "/api/check", text)]
+    return [*found, ApiRequest("check", "/api/check", text)]
 
 
-def pages() -> list[Question]:
-    """The same as pages."""
-    asked = [urlencode({"model": m, "gpus": g, "goal": "sft"}) for m in MODELS[:4] for g in CLUSTERS[:3]]
-    found = [Question("ask page", f"/?{one}") for one in asked]
-    return [*found, *(Question(f"{name} page", f"/{name}") for name in ("recipes", "models", "gpus", "rules"))]
+def pages() -> list[ApiRequest]:
+    """Return requests for HTML pages."""
+    query = [urlencode({"model": m, "gpus": g, "goal": "sft"}) for m in MODELS[:4] for g in CLUSTERS[:3]]
+    found = [ApiRequest("plan page", f"/?{one}") for one in query]
+    return [*found, *(ApiRequest(f"{name} page", f"/{name}") for name in ("recipes", "models", "gpus", "rules"))]
 
 
-def new(chance: random.Random) -> Iterator[Question]:
-    """Requests that are not cached: each has its own sequence length."""
+def new(rng: random.Random) -> Iterator[ApiRequest]:
+    """Yield uncached requests, each with its own sequence length."""
     for number in count(1):
-        model, gpus = chance.choice(MODELS), chance.choice(CLUSTERS)
-        asked = {"gpus": gpus, "seq": 1024 + 64 * number}
+        model, gpus = rng.choice(MODELS), rng.choice(CLUSTERS)
+        query = {"gpus": gpus, "seq": 1024 + 64 * number}
         if number % 3 == 0:
-            yield get("estimate", target=model, goal="sft", **asked)
+            yield get("estimate", target=model, goal="sft", **query)
         else:
-            yield get("recommend", model=model, goal=chance.choice(("sft", "peft", "pretrain")), **asked)
+            yield get("recommend", model=model, goal=rng.choice(("sft", "peft", "pretrain")), **query)
 
 
 @dataclass
-class Seen:
-    """What the clients saw."""
+class LoadStats:
+    """Latencies and errors of all clients."""
 
     ms: list[float] = field(default_factory=list)
     errors: dict[str, int] = field(default_factory=dict)
-    kinds: dict[str, list[float]] = field(default_factory=dict)
+    by_endpoint: dict[str, list[float]] = field(default_factory=dict)
 
-    def note(self, question: Question, status: str, ms: float) -> None:
-        """One answer."""
+    def record(self, request: ApiRequest, status: str, ms: float) -> None:
+        """Record one response."""
         self.ms.append(ms)
-        self.kinds.setdefault(question.kind, []).append(ms)
+        self.by_endpoint.setdefault(request.endpoint, []).append(ms)
         if status != "200":
             self.errors[status] = self.errors.get(status, 0) + 1
 
 
 class Client:
-    """One connection that asks and waits, and asks again."""
+    """One keep-alive connection with one request at a time."""
 
     def __init__(self, host: str, port: int) -> None:
         self.host, self.port = host, port
         self.reader: asyncio.StreamReader | None = None
         self.writer: asyncio.StreamWriter | None = None
 
-    async def ask(self, question: Question) -> str:
-        """The status of the answer, which is read to its end."""
+    async def send(self, request: ApiRequest) -> str:
+        """Send a request, read the response and return its status."""
         if self.reader is None or self.writer is None:
             self.reader, self.writer = await asyncio.open_connection(self.host, self.port, limit=1 << 22)
-        self.writer.write(question.sent(f"{self.host}:{self.port}"))
+        self.writer.write(request.to_bytes(f"{self.host}:{self.port}"))
         head = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
         length = head.partition("content-length:")[2].partition("\r\n")[0]
         await self.reader.readexactly(int(length))
@@ -135,59 +135,59 @@ class Client:
         return head.split(" ", 2)[1]
 
     def close(self) -> None:
-        """Hangs up."""
+        """Close the connection."""
         if self.writer is not None:
             self.writer.close()
         self.reader = self.writer = None
 
 
 async def phase(
-    address: str, clients: int, next_question: Callable[[], Question], seconds: float, most: int | None = None
+    address: str, clients: int, next_request: Callable[[], ApiRequest], seconds: float, limit: int | None = None
 ) -> dict[str, Any]:
-    """Run all clients for so long or until so many requests were sent; return the figures."""
-    split, seen = urlsplit(address), Seen()
-    begun = time.perf_counter()
-    asked = 0
+    """Run all clients for `seconds` or until `limit` requests; return the figures."""
+    split, stats = urlsplit(address), LoadStats()
+    started = time.perf_counter()
+    query = 0
 
     async def one() -> None:
-        nonlocal asked
+        nonlocal query
         client = Client(split.hostname or "127.0.0.1", split.port or 80)
-        while time.perf_counter() - begun < seconds and (most is None or asked < most):
-            asked += 1
-            question, start = next_question(), time.perf_counter()
+        while time.perf_counter() - started < seconds and (limit is None or query < limit):
+            query += 1
+            request, start = next_request(), time.perf_counter()
             try:
-                status = await client.ask(question)
+                status = await client.send(request)
             except (OSError, EOFError, ValueError) as error:
                 status = type(error).__name__
                 client.close()
-            seen.note(question, status, 1000 * (time.perf_counter() - start))
+            stats.record(request, status, 1000 * (time.perf_counter() - start))
         client.close()
 
     await asyncio.gather(*(one() for _ in range(clients)))
-    return figures(seen, time.perf_counter() - begun)
+    return figures(stats, time.perf_counter() - started)
 
 
-def figures(seen: Seen, seconds: float) -> dict[str, Any]:
-    """Counts, and latencies in milliseconds."""
-    ordered = sorted(seen.ms)
+def figures(stats: LoadStats, seconds: float) -> dict[str, Any]:
+    """Return counts, and latencies in milliseconds."""
+    ordered = sorted(stats.ms)
 
     def share(part: float) -> float:
         return round(ordered[min(int(part * len(ordered)), len(ordered) - 1)], 1) if ordered else 0.0
 
     return {
         "answers": len(ordered),
-        "errors": seen.errors,
+        "errors": stats.errors,
         "median_ms": share(0.5),
         "p95_ms": share(0.95),
         "p99_ms": share(0.99),
         "max_ms": share(1.0),
         "answers_per_s": round(len(ordered) / seconds, 1),
-        "median_ms_by_kind": {k: round(sorted(v)[len(v) // 2], 1) for k, v in sorted(seen.kinds.items())},
+        "median_ms_by_kind": {k: round(sorted(v)[len(v) // 2], 1) for k, v in sorted(stats.by_endpoint.items())},
     }
 
 
 def cpu_s(pid: int | None) -> float | None:
-    """CPU seconds that a server and its workers have taken; Linux only."""
+    """Return the CPU seconds of a server and its workers; Linux only."""
     try:
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         fields = [Path(f"/proc/{one}/stat").read_text().rpartition(")")[2].split() for one in (pid, *children)]
@@ -197,34 +197,34 @@ def cpu_s(pid: int | None) -> float | None:
 
 
 async def measure(address: str, clients: int, seconds: float, pid: int | None = None) -> dict[str, Any]:
-    """Every phase, one after the other, on a server that has answered nothing yet."""
-    chance = random.Random(8)
-    fresh, known = new(chance), popular()
+    """Run all phases in sequence on a server with an empty cache."""
+    rng = random.Random(8)
+    fresh, known = new(rng), popular()
 
-    def mixed() -> Question:
-        return next(fresh) if chance.random() < NEW_SHARE else chance.choice(known)
+    def mixed() -> ApiRequest:
+        return next(fresh) if rng.random() < NEW_SHARE else rng.choice(known)
 
     found: dict[str, Any] = {}
 
-    async def noted(name: str, next_question: Callable[[], Question], most: int | None = None) -> None:
+    async def noted(name: str, next_request: Callable[[], ApiRequest], limit: int | None = None) -> None:
         before = cpu_s(pid)
-        found[name] = await phase(address, clients, next_question, seconds if most is None else 8 * seconds, most)
+        found[name] = await phase(address, clients, next_request, seconds if limit is None else 8 * seconds, limit)
         after = cpu_s(pid)
         if before is not None and after is not None:
             found[name]["server_cpu_ms_per_answer"] = round(1000 * (after - before) / found[name]["answers"], 2)
 
-    await noted("new", lambda: next(fresh), most=2 * clients)
+    await noted("new", lambda: next(fresh), limit=2 * clients)
     await noted("mixed", mixed)
-    await phase(address, 4, iter([*known, *known]).__next__, 8 * seconds, most=len(known))
-    await noted("cached", lambda: chance.choice(known))
+    await phase(address, 4, iter([*known, *known]).__next__, 8 * seconds, limit=len(known))
+    await noted("cached", lambda: rng.choice(known))
     shown = pages()
-    await phase(address, 4, iter([*shown, *shown]).__next__, 8 * seconds, most=len(shown))
-    await noted("pages", lambda: chance.choice(shown))
+    await phase(address, 4, iter([*shown, *shown]).__next__, 8 * seconds, limit=len(shown))
+    await noted("pages", lambda: rng.choice(shown))
     return found
 
 
-def served() -> tuple[subprocess.Popen[str], str]:
-    """A server of its own, and its address."""
+def start_server() -> tuple[subprocess.Popen[str], str]:
+    """Start a server; return its process and address."""
     command = [sys.executable, "-m", "meshwright", "web", "--port", "0", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     if process.stdout is None:
@@ -232,25 +232,27 @@ def served() -> tuple[subprocess.Popen[str], str]:
     return process, json.loads(process.stdout.readline())["address"]
 
 
-async def settled(address: str) -> None:
-    """Waits until the server has what it works out by itself."""
-    while (await phase(address, 1, lambda: Question("accuracy", "/api/accuracy?points=true"), 120, most=1))["errors"]:
+async def wait_until_ready(address: str) -> None:
+    """Wait until the server has finished its startup computations."""
+    while (await phase(address, 1, lambda: ApiRequest("accuracy", "/api/accuracy?points=true"), 120, limit=1))[
+        "errors"
+    ]:
         await asyncio.sleep(0.2)
 
 
 def main() -> int:
-    """Prints the table and writes the result; exit 1 with any error or a median over the goal."""
+    """Print and save the table; return 1 on any error or a median above the goal."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--address", default="")
-    parser.add_argument("--note", default="", help="what else the machine did meanwhile")
-    options = parser.parse_args()
-    process, address = (None, options.address) if options.address else served()
+    parser.add_argument("--note", default="", help="other load on the machine")
+    args = parser.parse_args()
+    process, address = (None, args.address) if args.address else start_server()
     before = os.getloadavg()
     try:
-        asyncio.run(settled(address))
-        found = asyncio.run(measure(address, options.clients, options.seconds, process.pid if process else None))
+        asyncio.run(wait_until_ready(address))
+        found = asyncio.run(measure(address, args.clients, args.seconds, process.pid if process else None))
     finally:
         if process is not None:
             process.terminate()
@@ -263,11 +265,11 @@ def main() -> int:
         print(line + ("" if cpu is None else f"{cpu:>7.1f} ms/answer"))
     result = {
         "date": date.today().isoformat(),
-        "command": f"python -m benchmarks.web_load --clients {options.clients} --seconds {options.seconds:g}",
+        "command": f"python -m benchmarks.web_load --clients {args.clients} --seconds {args.seconds:g}",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
         "load_average_before": [round(one, 1) for one in before],
-        "note": options.note,
-        "clients": options.clients,
+        "note": args.record,
+        "clients": args.clients,
         "phases": found,
     }
     out = Path(__file__).parent / "results" / f"web_load_{result['date']}.json"
