@@ -285,9 +285,7 @@ def main() -> None:
     report("leave one source out", unseen, data)
     found = fit_bands(error, unseen, data)
     inside = np.expm1(np.abs(error)) <= np.array([found[training_type] for training_type in data.training_type]) / 100
-    print(
-        f"inside their band: {100 * np.average(inside, weights=data.weight):.1f} % of rows, equal weight per source"
-    )
+    print(f"inside their band: {100 * np.average(inside, weights=data.weight):.1f} % of rows, equal weight per source")
     for parameter, value in zip(fitted, np.exp(theta), strict=True):
         print(f"  {parameter.name:42s} {parameter.prior:10.4g} -> {value:10.4g}")
     if args.write:
