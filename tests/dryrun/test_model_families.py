@@ -15,7 +15,7 @@ from meshwright.dryrun.fake_device import fake_rank
 from meshwright.engine.data.sampler import check_document_boundaries
 from meshwright.engine.kernels.device_caps import DRY
 from meshwright.engine.mesh import build_mesh
-from meshwright.engine.model.config import kinds_of_layers
+from meshwright.engine.model.config import distinct_layer_types
 from meshwright.engine.model_families import family_of
 from meshwright.errors import InputError
 from meshwright.recipes import overrides
@@ -156,7 +156,7 @@ def test_packed_documents_are_isolated() -> None:
             rows.add(tuple(result.shape))
 
     trainer = train_two_steps("nemotronh_4b_sft_config", on_op=record, width=512)
-    assert kinds_of_layers(trainer.config) == 3
+    assert distinct_layer_types(trainer.config) == 3
     assert {shape[0] for shape in rows} == {1, 2}  # rows of 256 and 129 tokens, and of the 127 that are left
 
 

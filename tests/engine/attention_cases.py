@@ -1,4 +1,4 @@
-"""The kinds of attention that models ask for, and what each of them means, written out in double precision."""
+"""Attention variants of the supported models, and their definition in double precision."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Case:
-    """Heads, widths and terms of one kind of attention."""
+    """Heads, widths and mask options of an attention variant."""
 
     heads: int = 4
     kv_heads: int = 4
@@ -42,7 +42,7 @@ CASES = {
 
 
 def inputs(case: Case, seq_length: int, batch: int = 2, spread: float = 1.5) -> dict[str, Tensor]:
-    """q, k, v, the output's gradient, sinks and documents, the same on every rank."""
+    """Return q, k, v, the output's gradient, sinks and documents, the same on every rank."""
     noise = torch.Generator().manual_seed(5)
 
     def normal(*shape: int) -> Tensor:
@@ -63,7 +63,7 @@ def inputs(case: Case, seq_length: int, batch: int = 2, spread: float = 1.5) -> 
 
 
 def expected(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The output and the gradients of q, k, v and sinks, from the definition."""
+    """Return the output and the gradients of q, k, v and sinks by definition."""
     leaves = {name: given[name].double().requires_grad_() for name in ("q", "k", "v", "sinks") if name in given}
     group, tokens = case.heads // case.kv_heads, given["q"].shape[2]
     k, v = (leaves[name].repeat_interleave(group, 1) for name in ("k", "v"))
@@ -71,15 +71,15 @@ def expected(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
     if case.softcap:
         scores = case.softcap * torch.tanh(scores / case.softcap)
     at = torch.arange(tokens, device=scores.device)
-    seen = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=scores.device)
+    mask = torch.ones(1, 1, tokens, tokens, dtype=torch.bool, device=scores.device)
     if case.causal:
-        seen = seen & (at <= at[:, None])
+        mask = mask & (at <= at[:, None])
     if case.window:
-        seen = seen & (at[:, None] - at < case.window)
+        mask = mask & (at[:, None] - at < case.window)
     if case.documents:
         ids = given["documents"]
-        seen = seen & (ids[:, None, :, None] == ids[:, None, None, :])
-    scores = scores.masked_fill(~seen, float("-inf"))
+        mask = mask & (ids[:, None, :, None] == ids[:, None, None, :])
+    scores = scores.masked_fill(~mask, float("-inf"))
     if case.sinks:
         scores = torch.cat([scores, leaves["sinks"][None, :, None, None].expand(*scores.shape[:-1], 1)], -1)
     out = (scores.softmax(-1)[..., :tokens] @ v).transpose(1, 2)
@@ -88,7 +88,7 @@ def expected(case: Case, given: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def options(case: Case, given: dict[str, Tensor]) -> dict[str, Any]:
-    """The keyword arguments a model's attention layer would pass."""
+    """Return the keyword arguments that a model's attention module would pass."""
     return {
         "sliding_window": case.window,
         "softcap": case.softcap,
@@ -98,5 +98,5 @@ def options(case: Case, given: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
-    """The largest difference over the largest value."""
+    """Return the largest difference divided by the largest value."""
     return float((found.double() - wanted).abs().max() / wanted.abs().max())

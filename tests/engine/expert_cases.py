@@ -1,4 +1,4 @@
-"""Tiny mixture-of-experts blocks of the families in transformers, with transformers' loop or with our function."""
+"""Tiny mixture-of-experts blocks of transformers' families, with transformers' loop or with our function."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WIDTHS = {"hidden_size": H, "moe_intermediate_size": I, "intermediate_size": I, 
 WIDTHS |= {"num_attention_heads": 2, "num_key_value_heads": 2}  # blocks have none, configs check them
 SHARED = {"n_shared_experts": 1, "n_group": 2, "topk_group": 1}
 QWEN = {"num_experts": E, "norm_topk_prob": True, "shared_expert_intermediate_size": I}
-# family: (config class, block class, what its config calls the widths above)
+# family: (config class, block class, settings of its config)
 FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeSparseMoeBlock", QWEN),
     "mixtral": ("MixtralConfig", "MixtralSparseMoeBlock", {"num_local_experts": E}),
@@ -42,10 +42,10 @@ for _family in FAMILIES:  # before the ranks are forked: an import in each of th
 
 
 def block_of(family: str, device: str = "cpu") -> Any:
-    """A family's tiny block with parameters that matter, running transformers' own loop."""
-    config_name, block_name, words = FAMILIES[family]
+    """Return a family's tiny block with random parameters, running transformers' own loop."""
+    config_name, block_name, settings = FAMILIES[family]
     package = f"transformers.models.{family}"
-    config = getattr(importlib.import_module(f"{package}.configuration_{family}"), config_name)(**WIDTHS | words)
+    config = getattr(importlib.import_module(f"{package}.configuration_{family}"), config_name)(**WIDTHS | settings)
     config._experts_implementation = "eager"
     torch.manual_seed(0)
     with torch.device(device):
@@ -56,22 +56,22 @@ def block_of(family: str, device: str = "cpu") -> Any:
 
 
 def ours(family: str, axis: ExpertAxis | None = None) -> Any:
-    """The same block through our function, cut for this rank of an axis."""
+    """Return the same block with our function, sharded for this rank of an axis."""
     moe.register()
     block = block_of(family)
     block.experts.config._experts_implementation = moe.IMPLEMENTATION
     moe.reshape_experts(block.experts)
     if axis is not None:
         block.experts.axis = axis
-        for name, cut in moe.shard_specs(block.experts).items():
-            part = slice_of(getattr(block.experts, name).data, cut, axis)
+        for name, spec in moe.shard_specs(block.experts).items():
+            part = slice_of(getattr(block.experts, name).data, spec, axis)
             setattr(block.experts, name, nn.Parameter(part.contiguous()))
     return block
 
 
-def slice_of(whole: torch.Tensor, cut: moe.ExpertShardSpec, axis: ExpertAxis) -> torch.Tensor:
-    part = whole.chunk(axis.ep, cut.ep_dim)[axis.rank // axis.etp]
-    return part if cut.etp_dim is None else part.chunk(axis.etp, cut.etp_dim)[axis.etp_rank]
+def slice_of(full: torch.Tensor, spec: moe.ExpertShardSpec, axis: ExpertAxis) -> torch.Tensor:
+    part = full.chunk(axis.ep, spec.ep_dim)[axis.rank // axis.etp]
+    return part if spec.etp_dim is None else part.chunk(axis.etp, spec.etp_dim)[axis.etp_rank]
 
 
 def forward(block: Any, x: torch.Tensor) -> torch.Tensor:

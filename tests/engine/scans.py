@@ -1,4 +1,4 @@
-"""What the tests of scans share: what a scan gives and keeps, and how far two outcomes are apart."""
+"""Helpers of the scan tests: outputs and gradients, saved bytes, and differences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 
 def outcome(scan: Any, tensors: list[Tensor], names: Sequence[str]) -> dict[str, Tensor]:
-    """The output of a scan and the gradients of its inputs, for a loss that weighs every output differently."""
+    """Return the output of a scan and the gradients of its inputs, for a loss with random weights."""
     out = scan(*tensors)
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
     found = torch.autograd.grad((out * weights).sum(), tensors)
@@ -19,7 +19,7 @@ def outcome(scan: Any, tensors: list[Tensor], names: Sequence[str]) -> dict[str,
 
 
 def differences(found: dict[str, Tensor], expected: dict[str, Tensor], floor: float) -> dict[str, float]:
-    """The largest difference of each, relative to the largest number expected, which counts as `floor` at least."""
+    """Return the largest difference of each tensor, relative to its largest expected value (at least `floor`)."""
     return {
         name: float((found[name].double() - one.double()).abs().max() / one.double().abs().max().clamp(min=floor))
         for name, one in expected.items()
@@ -27,7 +27,7 @@ def differences(found: dict[str, Tensor], expected: dict[str, Tensor], floor: fl
 
 
 def kept_bytes(scan: Any, tensors: list[Tensor]) -> int:
-    """Bytes of the storages that a forward pass keeps."""
+    """Return the bytes of the storages that a forward pass saves."""
     kept: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Adapters: the same numbers as the peft library, every layout alike, and nothing but them learns."""
+"""Adapters equal the peft library's, train the same in every layout, and are all that is trained."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ STEPS = 3
 
 @pytest.fixture
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B does not start at nought, so that A has a gradient from the first step on."""
+    """Start B away from zero, so that A has a gradient from the first step on."""
     monkeypatch.setattr(adapters, "INIT_B", InitSpec("uniform", -0.3, 0.3))
 
 
@@ -54,11 +54,11 @@ def trainer_of(family: str, given: types.Recipe) -> Trainer:
     return Trainer(given, config, build_mesh(given.layout, "cpu"), torch.device("cpu"), source)
 
 
-# The same numbers as the peft library
+# Equality with the peft library
 
 
-def stuck_together(tensors: dict[str, torch.Tensor], names: set[str]) -> dict[str, torch.Tensor]:
-    """Tensors under the names and in the shapes that transformers has; parts of a split one are put side by side."""
+def joined(tensors: dict[str, torch.Tensor], names: set[str]) -> dict[str, torch.Tensor]:
+    """Return tensors under transformers' names and shapes; segments of a split one are concatenated."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         whole = name if name in names else re.sub(r"_\d+$", "", name)
@@ -67,12 +67,12 @@ def stuck_together(tensors: dict[str, torch.Tensor], names: set[str]) -> dict[st
 
 
 def like_peft(rank: int, world: int, family: str, given: types.Peft) -> float:
-    """The worst difference of loss and gradients from transformers with the peft library's adapters."""
+    """Return the largest difference of loss and gradients from transformers with the peft library's adapters."""
     from peft import LoraConfig, get_peft_model
     from peft.tuners import tuners_utils
 
-    # The library refuses output projections of state-space layers: fused kernels, of which there are none here, would
-    # not run the adapter.
+    # The library rejects output projections of state-space layers because fused kernels would skip the adapter; there
+    # are none here.
     tuners_utils._check_lora_target_modules_mamba = lambda *_: None
     trainer = trainer_of(family, recipe(peft=given))
     stage = trainer.stages[0]
@@ -94,7 +94,7 @@ def like_peft(rank: int, world: int, family: str, given: types.Peft) -> float:
     names |= {f"{path}.{part}" for path in paths for part in ("lora_A", "lora_B", "lora_magnitude")}
     wrapped: Any = get_peft_model(model, settings)
     theirs = {own_name(name): p for name, p in wrapped.named_parameters()}
-    ours = stuck_together({name: p.detach() for name, p in stage.named_parameters()}, names)
+    ours = joined({name: p.detach() for name, p in stage.named_parameters()}, names)
     with torch.no_grad():
         for name, parameter in theirs.items():
             parameter.copy_(ours[name].view(parameter.shape))
@@ -104,7 +104,7 @@ def like_peft(rank: int, world: int, family: str, given: types.Peft) -> float:
     expected = (each * batch.model_kwargs["weights"].flatten()).sum()
     expected.backward()
     gradients = {name: p.grad for name, p in stage.named_parameters() if p.grad is not None}
-    gradients = stuck_together(gradients, names)
+    gradients = joined(gradients, names)
     assert set(gradients) == {name for name, p in theirs.items() if p.grad is not None}
     assert all(float(gradient.abs().max()) > 1e-6 for gradient in gradients.values())
     worst = float((loss - expected).abs() / expected)
@@ -112,7 +112,7 @@ def like_peft(rank: int, world: int, family: str, given: types.Peft) -> float:
 
 
 def own_name(name: str) -> str:
-    """The peft library's name of a parameter as ours."""
+    """Return our name of a parameter of the peft library."""
     name = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
     return re.sub(r"\.lora_(A|B|magnitude)(_vector)?\.default\.weight$", r".lora_\1", name)
 
@@ -136,7 +136,7 @@ def test_one_process_equals_the_peft_library(family: str, given: types.Peft) -> 
 
 
 def experts_like_merged(rank: int, world: int, family: str) -> float:
-    """The worst difference of output and gradients from experts whose weights are W + s·B·A."""
+    """Return the largest difference of output and gradients from experts with weights W + s·B·A."""
     block, x = expert_cases.ours(family), expert_cases.inputs()[0]
     own, scale = block.experts.requires_grad_(False), 0.7
     merged: dict[str, torch.Tensor] = {}
@@ -147,23 +147,23 @@ def experts_like_merged(rank: int, world: int, family: str) -> float:
         if own.is_transposed:
             product = product.movedim(-1, 1)
         merged[f"experts.{name}"] = getattr(own, name) + scale * product
-    learnt = {name: p for name, p in own.named_parameters() if "lora" in name}
+    trained = {name: p for name, p in own.named_parameters() if "lora" in name}
     outs = [expert_cases.forward(block, x)]
-    for name in learnt:  # the second run has no adapters but in its weights
+    for name in trained:  # the second run has the adapters merged into its weights
         delattr(own, name)
-    room = torch.func.functional_call(block, merged, (x,))
-    outs.append(room[0] if isinstance(room, tuple) else room)
-    found, wanted = (torch.autograd.grad(out.square().sum(), list(learnt.values()), retain_graph=True) for out in outs)
+    out = torch.func.functional_call(block, merged, (x,))
+    outs.append(out[0] if isinstance(out, tuple) else out)
+    found, wanted = (torch.autograd.grad(out.square().sum(), list(trained.values()), retain_graph=True) for out in outs)
     worst = max(expert_cases.differ(one, other) for one, other in zip(found, wanted, strict=True))
     return max(worst, expert_cases.differ(outs[0], outs[1]))
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "nemotron_h"])
-def test_adapted_experts_equal_experts_with_the_sum_as_their_weight(family: str) -> None:
+def test_adapted_experts_equal_merged_experts(family: str) -> None:
     assert run(1, experts_like_merged, family)[0] < 1e-5
 
 
-# Every layout alike
+# Parity of layouts
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp": (2, {}),
@@ -210,7 +210,7 @@ QUICK = {
         for name in names
     ],
 )
-def test_adapters_train_alike_in_every_layout(family: str, name: str) -> None:
+def test_adapters_train_the_same_in_every_layout(family: str, name: str) -> None:
     world, layout = LAYOUTS[name]
     found = parity.differences(family, world, recipe(layout), STEPS)
     assert max(found.values()) <= parity.TOLERANCE, found
@@ -226,7 +226,7 @@ def test_adapters_train_alike_in_every_layout(family: str, name: str) -> None:
         pytest.param("llama", "fsdp", marks=pytest.mark.slow),
     ],
 )
-def test_dora_trains_alike_in_every_layout(family: str, name: str) -> None:
+def test_dora_trains_the_same_in_every_layout(family: str, name: str) -> None:
     targets = NO_EXPERTS if family == "nemotron_h" else EVERYTHING
     peft = msgspec.structs.replace(PEFT, method="dora", targets=targets)
     world, layout = LAYOUTS[name]
@@ -260,8 +260,8 @@ def test_dropout_is_the_same_in_every_layout(family: str, name: str) -> None:
     assert max(found.values()) <= parity.TOLERANCE, found
 
 
-def drop_outs(rank: int, world: int) -> dict[str, Any]:
-    """Shares of numbers that dropout leaves, and what it depends on."""
+def dropout_statistics(rank: int, world: int) -> dict[str, Any]:
+    """Return the fractions that dropout keeps, and what the mask depends on."""
     keys = dropout_keys.token_keys(7, [5, 6, 2**40], torch.arange(50))
     x = torch.ones(3, 50, 400)
     out = dropout_keys.apply_dropout(x, keys, 11, 0, 0.25)
@@ -283,17 +283,17 @@ def drop_outs(rank: int, world: int) -> dict[str, Any]:
 
 
 def test_dropout_keeps_the_mean_and_depends_on_everything() -> None:
-    found = run(1, drop_outs)[0]
+    found = run(1, dropout_statistics)[0]
     assert found["mean"] == pytest.approx(1.0, abs=0.01)
     assert found["kept"] == pytest.approx(0.75, abs=0.01)
-    assert found["by_token"] == pytest.approx((0.75 * 0.25 / 400) ** 0.5, rel=0.3)  # as of independent draws
+    assert found["by_token"] == pytest.approx((0.75 * 0.25 / 400) ** 0.5, rel=0.3)  # like independent draws
     assert found["part"]
     independent = 0.75**2 + 0.25**2
     assert found["alike"] == {name: pytest.approx(independent, abs=0.01) for name in found["alike"]}
 
 
 def dropout_and_none(rank: int, world: int) -> list[float]:
-    """Losses of a step with dropout, of one in evaluation, and of one without."""
+    """Return training losses with and without dropout, and the same in evaluation."""
     noisy, plain = (trainer_of("llama", recipe(peft=peft)) for peft in (DROPOUT, PEFT))
     batch = plain.loader.batch(0)
     trained = [float(one.forward_backward(batch).sum()) for one in (noisy, plain)]
@@ -307,11 +307,11 @@ def test_dropout_is_for_training_only() -> None:
     assert evaluated[0] == pytest.approx(evaluated[1], rel=1e-6)
 
 
-# Nothing else learns
+# Frozen weights
 
 
 def steps(rank: int, world: int, family: str, given: types.Recipe, count: int = STEPS) -> dict[str, Any]:
-    """What changed in some steps, and what the optimizer keeps state for."""
+    """Return which parameters changed in some steps, and which have optimizer state."""
     trainer = trainer_of(family, given)
     stage = trainer.stages[0]
     before = {name: local(p).clone() for name, p in stage.named_parameters()}
@@ -337,35 +337,35 @@ def test_only_adapters_change_and_have_state(family: str, world: int, layout: di
         "moe": types.Moe(balancing="bias", aux_loss=0.01, router_z_loss=0.01),
     }
     for found in run(world, steps, family, recipe(layout, **sections)):
-        learnt = {name for name in found["formats"] if "lora_" in name}
-        assert learnt
-        assert found["changed"] == found["state"] == learnt
+        trained = {name for name in found["formats"] if "lora_" in name}
+        assert trained
+        assert found["changed"] == found["state"] == trained
         assert not any(found["biases"])  # a frozen router is not balanced either
 
 
 def state_bytes(rank: int, world: int, given: types.Recipe) -> tuple[int, int, set[str]]:
-    """Bytes of the optimizer's tensors, numbers that learn, and frozen parameters with a gradient."""
+    """Return the optimizer's bytes, the number of trained values, and frozen parameters with a gradient."""
     trainer = trainer_of("llama", given)
-    learnt = [p for p in trainer.stages[0].parameters() if p.requires_grad]
+    trained = [p for p in trainer.stages[0].parameters() if p.requires_grad]
     trainer.forward_backward(trainer.loader.batch(0))
     frozen = {n for n, p in trainer.stages[0].named_parameters() if not p.requires_grad and p.grad is not None}
     trainer.step(0)
     kept = [t for state in trainer.optimizer.state.values() for t in state.values() if torch.is_tensor(t) and t.ndim]
-    return sum(t.nbytes for t in kept), sum(p.numel() for p in learnt), frozen
+    return sum(t.nbytes for t in kept), sum(p.numel() for p in trained), frozen
 
 
 @pytest.mark.parametrize("method", ["lora", "qlora"])
 def test_frozen_weights_have_no_gradient_and_no_optimizer_state(method: Any) -> None:
     peft = msgspec.structs.replace(PEFT, method=method)
-    state, learnt, frozen = run(1, state_bytes, recipe(peft=peft, optimizer=types.Optimizer(lr=1e-2)))[0]
-    assert state == 2 * 4 * learnt  # two moments in fp32
+    state, trained, frozen = run(1, state_bytes, recipe(peft=peft, optimizer=types.Optimizer(lr=1e-2)))[0]
+    assert state == 2 * 4 * trained  # two moments in fp32
     assert not frozen
 
 
 @pytest.mark.usefixtures("wide")
-def test_frozen_weights_are_stored_as_they_are_computed_with() -> None:
+def test_frozen_weights_are_stored_in_the_compute_dtype() -> None:
     given = recipe(
-        peft=msgspec.structs.replace(PEFT, rank=8),  # what the grouped product of bf16 needs
+        peft=msgspec.structs.replace(PEFT, rank=8),  # needed by the bf16 grouped GEMM
         precision=types.Precision(compute="bf16", master="fp32"),
         data=types.Data(seq_length=8),  # bf16 is slow on CPUs
         train=types.Train(global_batch_size=parity.MICRO_BATCH, steps=100),
@@ -388,7 +388,7 @@ def test_an_adapted_model_starts_as_the_model_itself(method: Any) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
-# Which layers have adapters, and what is refused
+# Targets, and errors
 
 
 def stage_of(family: str) -> Stage:
@@ -405,7 +405,7 @@ def test_every_family_has_layers_for_every_target(family: str) -> None:
         assert {name[-1] for name in starts} == {"A", "B"}
 
 
-def test_vision_towers_are_not_adapted() -> None:
+def test_vision_encoders_are_not_adapted() -> None:
     stage = stage_of("llama")
     first = {"encoder": "model.layers.0", "blocks": "model.layers.0.mlp", "projector": ()}  # as if it were an encoder
     stage.vision_modules = replace(VISION_MODULES["gemma3"], **first)
@@ -443,14 +443,14 @@ EXPECTED = {
         ("llama", types.Peft(targets=("mamba_in",)), "peft.targets"),
     ],
 )
-def test_what_cannot_be_done_is_refused(family: str, peft: types.Peft, field: str) -> None:
+def test_unsupported_settings_are_errors(family: str, peft: types.Peft, field: str) -> None:
     with pytest.raises(InputError) as refused:
         adapters.add_adapters(stage_of(family), peft, torch.float32)
     assert refused.value.field == field
 
 
 class Mixer(nn.Module):
-    """A state-space mixer as far as kernels are concerned: in training they multiply by the weight themselves."""
+    """A state-space mixer whose fused kernel reads the weight of its output projection in training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -460,14 +460,14 @@ class Mixer(nn.Module):
         return functional.linear(x, self.out_proj.weight) if self.training else self.out_proj(x)
 
 
-def past_the_adapter(rank: int, world: int) -> bool:
+def skips_adapter(rank: int, world: int) -> bool:
     mixer = Mixer()
     adapters._adapt(mixer.out_proj, PEFT, torch.float32)
-    adapters._keep_out_of_fused_kernels(mixer)
+    adapters._disable_fused_mixer(mixer)
     mixer.train()
     mixer(torch.ones(1, 4)).sum().backward()
     return mixer.out_proj.lora_A.grad is None  # type: ignore[union-attr]
 
 
-def test_no_fused_kernel_goes_past_an_adapter() -> None:
-    assert not run(1, past_the_adapter)[0]
+def test_no_fused_kernel_skips_an_adapter() -> None:
+    assert not run(1, skips_adapter)[0]

@@ -1,3 +1,5 @@
+"""Attention on one rank and over cp equals its definition in double precision."""
+
 from __future__ import annotations
 
 import types
@@ -28,7 +30,7 @@ LAYOUTS += [("a2a+ring", 4, 2)]
 def attended(
     case: Case, given: dict[str, Tensor], axis: ContextAxis | None, kernel: str = "auto", again: bool = False
 ) -> dict[str, Tensor]:
-    """This rank's output and gradients, those of the sinks summed over the cp axis."""
+    """Return this rank's output and gradients, those of the sinks summed over the cp axis."""
     mine = positions(TOKENS, axis)
     local = {name: given[name][:, :, mine].clone().requires_grad_() for name in ("q", "k", "v")}
     sinks = given["sinks"].clone().requires_grad_() if case.sinks else None
@@ -50,8 +52,8 @@ def attended(
     return found
 
 
-def held(whole: dict[str, Tensor], axis: ContextAxis | None) -> dict[str, Tensor]:
-    """This rank's part of the expected tensors."""
+def local_part(whole: dict[str, Tensor], axis: ContextAxis | None) -> dict[str, Tensor]:
+    """Return this rank's part of the expected tensors."""
     mine = positions(TOKENS, axis)
     dims = {"out": 1, "q": 2, "k": 2, "v": 2}
     return {name: x.index_select(dims[name], mine) if name in dims else x for name, x in whole.items()}
@@ -62,7 +64,7 @@ def errors_of_rank(rank: int, world: int, comm: str, inner: int, kernel: str) ->
     worst = {}
     for name, case in CASES.items():
         given = inputs(case, TOKENS)
-        found, wanted = attended(case, given, axis, kernel), held(expected(case, given), axis)
+        found, wanted = attended(case, given, axis, kernel), local_part(expected(case, given), axis)
         assert found.keys() == wanted.keys()
         worst |= {f"{name}: {part}": distance(found[part], wanted[part]) for part in wanted}
     return worst
@@ -75,12 +77,12 @@ def assert_small(ranks: list[dict[str, float]], tolerance: float = 1e-5) -> None
 
 
 @pytest.mark.parametrize("kernel", ["auto", "eager"])
-def test_on_one_rank_every_kind_of_attention_is_its_definition(kernel: str) -> None:
+def test_on_one_rank_attention_equals_its_definition(kernel: str) -> None:
     assert_small(run(1, errors_of_rank, "", 1, kernel))
 
 
 @pytest.mark.parametrize(("comm", "world", "inner"), LAYOUTS)
-def test_over_cp_every_kind_of_attention_is_its_definition(comm: str, world: int, inner: int) -> None:
+def test_over_cp_attention_equals_its_definition(comm: str, world: int, inner: int) -> None:
     assert_small(run(world, errors_of_rank, comm, inner, "auto"))
 
 
@@ -89,12 +91,12 @@ def test_the_ring_without_flash_kernels_is_the_same() -> None:
 
 
 def two_groups(rank: int, world: int) -> dict[str, float]:
-    """Four ranks as two cp groups that are not neighbours, as tp inside of cp makes them."""
+    """Use four ranks as two interleaved cp groups, as tp inside of cp does."""
     axis = context_axis([[0, 2], [1, 3]], "ring")
     assert (axis.size, axis.rank) == (2, rank // 2)
     case = CASES["everything"]
     given = {name: x.roll(rank % 2, 1) if x.dim() > 1 else x for name, x in inputs(case, TOKENS).items()}
-    found, wanted = attended(case, given, axis), held(expected(case, given), axis)
+    found, wanted = attended(case, given, axis), local_part(expected(case, given), axis)
     return {name: distance(found[name], wanted[name]) for name in wanted}
 
 
@@ -122,7 +124,7 @@ def in_half_precision(rank: int, world: int, comm: str) -> dict[str, float]:
     worst = {}
     for name in ("gqa", "everything"):
         given = {part: x if x.dtype == torch.int64 else x.bfloat16() for part, x in inputs(CASES[name], TOKENS).items()}
-        found, wanted = attended(CASES[name], given, axis), held(expected(CASES[name], given), axis)
+        found, wanted = attended(CASES[name], given, axis), local_part(expected(CASES[name], given), axis)
         assert all(x.dtype == torch.bfloat16 for x in found.values())
         worst |= {f"{name}: {part}": distance(found[part], wanted[part]) for part in wanted}
     return worst
@@ -143,75 +145,75 @@ def axes(draw: st.DrawFn) -> tuple[str, int, int, int]:
 
 @settings(deadline=None, max_examples=60)
 @given(axes())
-def test_ranks_share_the_tokens_and_the_causal_work(axis: tuple[str, int, int, int]) -> None:
+def test_ranks_have_equal_tokens_and_causal_work(axis: tuple[str, int, int, int]) -> None:
     comm, size, inner, tokens = axis
     shares = [positions(tokens, ContextAxis(comm, size, rank, inner)).tolist() for rank in range(size)]
     assert sorted(at for share in shares for at in share) == list(range(tokens))
     assert {len(share) for share in shares} == {tokens // size}
     assert all(share == sorted(share) for share in shares)
     ring = size // inner
-    # After the all-to-all a ring rank attends with all tokens of its inner ranks: keys seen, summed over its queries.
+    # After the all-to-all a ring rank has all tokens of its inner ranks: visible keys, summed over its queries.
     work = [sum(at + 1 for rank in range(r * inner, (r + 1) * inner) for at in shares[rank]) for r in range(ring)]
     assert max(work) - min(work) <= (tokens // (2 * ring)) ** 2
 
 
-def test_a_sequence_that_cannot_be_cut_is_refused_with_lengths_that_can() -> None:
+def test_an_uneven_sequence_length_is_an_error_that_suggests_others() -> None:
     with pytest.raises(InputError, match="8 equal chunks") as refused:
         positions(30, ContextAxis("ring", 4, 0))
     assert refused.value.fix == ("seq_length=24", "seq_length=32")
 
 
-def refusals(rank: int, world: int) -> list[str]:
-    said = []
+def error_fields(rank: int, world: int) -> list[str]:
+    fields = []
     whole: Any = [range(world)]
     q, kv = torch.zeros(1, 3, 8, 8), torch.zeros(1, 1, 8, 8)
 
-    def ask(**more: Any) -> Any:
+    def call(**more: Any) -> Any:
         module: Any = types.SimpleNamespace(**{name: more.pop(name) for name in ("context", "kernel") if name in more})
         return attend(module, q, kv, kv, **more)
 
     for wrong in (
         lambda: context_axis(whole, "rink"),
         lambda: context_axis(whole, "a2a+ring", 2),
-        lambda: ask(context=context_axis(whole, "a2a")),
-        lambda: ask(context=context_axis(whole, "ring"), dropout=0.1),
-        lambda: ask(sliding_window=2, dropout=0.1),
-        lambda: ask(sliding_window=2, is_causal=False),
-        lambda: ask(attention_mask=torch.ones(8, 8)),
-        lambda: ask(kernel="fast"),
+        lambda: call(context=context_axis(whole, "a2a")),
+        lambda: call(context=context_axis(whole, "ring"), dropout=0.1),
+        lambda: call(sliding_window=2, dropout=0.1),
+        lambda: call(sliding_window=2, is_causal=False),
+        lambda: call(attention_mask=torch.ones(8, 8)),
+        lambda: call(kernel="fast"),
         lambda: attend(types.SimpleNamespace(), q[:, :, :4], kv, kv),  # type: ignore[arg-type]
     ):
         with pytest.raises(InputError) as refused:
             wrong()
-        said.append(refused.value.field)
-    return said
+        fields.append(refused.value.field)
+    return fields
 
 
-def test_what_would_be_wrong_is_refused_by_name() -> None:
+def test_unsupported_arguments_are_errors_that_name_them() -> None:
     fields = ["cp_comm", "cp_inner", "cp_comm", "attention_dropout", "attention_dropout", "sliding_window"]
     fields += ["attention_mask", "kernels.attention", "use_cache"]
-    assert run(2, refusals)[0] == fields
+    assert run(2, error_fields)[0] == fields
 
 
 def flex_errors(rank: int, world: int) -> dict[str, float]:
-    """Flex has no backward on CPU and is not compiled here: its mask and forward are checked."""
+    """Check mask and forward of flex attention; it has no backward on CPU and is not compiled here."""
     worst, device = {}, torch.device("cpu")
     for name, case in CASES.items():
         wide = replace(case, window=case.window and 20 * case.window)
         data = inputs(wide, 300)
         ids = data.get("documents")
-        terms = AttentionSpec(wide.width**-0.5, wide.causal, wide.window, wide.softcap)
-        ours = block_mask(300, terms, ids, device)
+        spec = AttentionSpec(wide.width**-0.5, wide.causal, wide.window, wide.softcap)
+        ours = block_mask(300, spec, ids, device)
         if ours is not None:
             torchs = create_block_mask(
-                _mask_mod(terms, ids), 2 if ids is not None else None, None, 300, 300, device="cpu"
+                _mask_mod(spec, ids), 2 if ids is not None else None, None, 300, 300, device="cpu"
             )
-            # A window and documents may each leave a block that they empty together: it is visited and masked.
+            # A window and documents may together empty a block that neither empties alone: it is visited and masked.
             assert bool((ours.to_dense() >= torchs.to_dense()).all())
             assert torch.equal(ours.to_dense(), torchs.to_dense()) or (ids is not None and wide.window)
             assert full_blocks(ours) == full_blocks(torchs)
         if name in ("gqa", "everything"):
-            out = attend_flex(data["q"], data["k"], data["v"], terms, data.get("sinks"), ids)
+            out = attend_flex(data["q"], data["k"], data["v"], spec, data.get("sinks"), ids)
             worst[name] = distance(out.transpose(1, 2), expected(wide, data)["out"])
     return worst
 
@@ -221,12 +223,12 @@ def full_blocks(mask: Any) -> list[list[int]]:
     return [sorted(row[:n].tolist()) for n, row in zip(counts, columns, strict=True)]
 
 
-def test_flex_visits_the_blocks_it_must_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flex_visits_only_the_blocks_it_must(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.engine.attention.flex._compiled_flex", lambda: flex_attention)
     assert_small(run(1, flex_errors))
 
 
-def test_registering_twice_is_registering_once() -> None:
+def test_registering_twice_changes_nothing() -> None:
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 

@@ -1,6 +1,6 @@
 """The CUDA kernels of attention against its definition: `python tests/engine/test_attention_gpu.py` prints a table.
 
-Under pytest the same script runs in a process of its own, since forked ranks and an initialised CUDA do not mix.
+Under pytest the script runs in its own process, because forked ranks and an initialized CUDA do not mix.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from meshwright.engine.attention.cp_layout import Span, chunk_spans  # noqa: E40
 from meshwright.engine.attention.mask_spec import AttentionSpec  # noqa: E402
 from meshwright.engine.attention.ring import RingLayout, attend_blocks  # noqa: E402
 
-TOKENS = 1000  # no multiple of any kernel's block
+TOKENS = 1000  # not a multiple of any kernel's block
 PLAIN = {
     "plain": Case(8, 8, 64, 64),
     "gqa": Case(8, 2, 128, 128),
@@ -76,17 +76,17 @@ def attended(case: Case, given: Result, kernel: str, compiled: bool = False) -> 
 
 
 def by_blocks(case: Case, given: Result, ring: int = 2) -> Result:
-    """What the ranks of a ring compute, one after the other, over keys that need not travel."""
+    """Compute what the ranks of a ring compute, one after another, with all keys local."""
     length, inside = TOKENS // (2 * ring), leaves(given)
     keys = tuple(Span(at, at, length) for at in range(0, TOKENS, length))
-    terms, ids = AttentionSpec(case.width**-0.5, case.causal, case.window, case.softcap), given.get("documents")
+    spec, ids = AttentionSpec(case.width**-0.5, case.causal, case.window, case.softcap), given.get("documents")
     whole = []
     for rank in range(ring):
         spans = chunk_spans(TOKENS, ring, rank)
         mine = torch.cat([torch.arange(span.position, span.end) for span in spans]).cuda()
         pair = None if ids is None else (ids[:, mine], ids)
-        track = RingLayout(spans, (keys,))
-        out = attend_blocks(inside["q"][:, :, mine], inside["k"], inside["v"], terms, track, inside.get("sinks"), pair)
+        layout = RingLayout(spans, (keys,))
+        out = attend_blocks(inside["q"][:, :, mine], inside["k"], inside["v"], spec, layout, inside.get("sinks"), pair)
         whole.append(torch.zeros(*inside["q"].shape[:-1], out.shape[-1], **like(out)).index_add(2, mine, out))
     return graded(sum(whole).transpose(1, 2), inside, given["grad"])
 
@@ -96,7 +96,7 @@ def like(x: Tensor) -> dict[str, Any]:
 
 
 def kernel_calls() -> Iterator[tuple[str, Case, torch.dtype, Callable[[Case, Result], Result]]]:
-    """Every kernel that can be asked for, with what it is asked."""
+    """Yield every kernel with its case."""
     half, full = torch.bfloat16, torch.float32
     for name, case in CASES.items():
         for kernel in ("auto", "flex", "eager"):
@@ -112,7 +112,7 @@ def kernel_calls() -> Iterator[tuple[str, Case, torch.dtype, Callable[[Case, Res
 
 
 def check_kernels() -> list[str]:
-    """Prints the worst difference of each kernel; returns what is wrong."""
+    """Print the largest difference of each kernel; return the failures."""
     wrong = []
     for label, case, dtype, call in kernel_calls():
         given = on_gpu(case, dtype)
@@ -120,17 +120,17 @@ def check_kernels() -> list[str]:
         try:
             found, wanted = call(case, given), expected(case, given)
             errors = {part: distance(found[part], wanted[part]) for part in wanted}
-            said = " ".join(f"{part} {error:.1e}" for part, error in errors.items())
+            message = " ".join(f"{part} {error:.1e}" for part, error in errors.items())
             good = found.keys() == wanted.keys() and all(error < TOLERANCE[dtype] for error in errors.values())
         except Exception as error:  # one kernel that fails must not hide the others
-            said, good = f"{type(error).__name__}: {str(error)[:300]}", False
-        print(f"{'ok   ' if good else 'WRONG'} {label:28} {said}", flush=True)
+            message, good = f"{type(error).__name__}: {str(error)[:300]}", False
+        print(f"{'ok   ' if good else 'WRONG'} {label:28} {message}", flush=True)
         wrong += [] if good else [label]
     return wrong
 
 
 def check_lengths() -> list[str]:
-    """Sequences of many lengths, as fine-tuning has them, must not run into compile limits."""
+    """Check that many sequence lengths, as in fine-tuning, do not exceed the recompile limit."""
     case = SPECIAL["window and sinks"]
     try:
         torch._dynamo.reset()
@@ -148,7 +148,7 @@ def check_lengths() -> list[str]:
 
 
 def check_memory_and_time(tokens: int = 16384) -> list[str]:
-    """No kernel but eager may hold the score matrix, 16 GiB here; prints GiB and milliseconds of a step."""
+    """Check that no kernel but eager allocates the score matrix (16 GiB); print GiB and ms of a step."""
     cases = {
         "gqa": Case(32, 8, 128, 128),
         "mla": Case(32, 32, 192, 128),
@@ -165,19 +165,19 @@ def check_memory_and_time(tokens: int = 16384) -> list[str]:
                 torch._dynamo.reset()
                 attended(case, given, kernel)
                 torch.cuda.reset_peak_memory_stats()
-                held, start = torch.cuda.memory_allocated(), synchronised()
+                allocated, start = torch.cuda.memory_allocated(), synchronized_time()
                 for _ in range(3):
                     attended(case, given, kernel)
-                gib, ms = (torch.cuda.max_memory_allocated() - held) / 2**30, (synchronised() - start) / 3e-3
-                said, good = f"{gib:5.2f} GiB {ms:7.1f} ms", gib < 4
+                gib, ms = (torch.cuda.max_memory_allocated() - allocated) / 2**30, (synchronized_time() - start) / 3e-3
+                message, good = f"{gib:5.2f} GiB {ms:7.1f} ms", gib < 4
             except Exception as error:
-                said, good = f"{type(error).__name__}: {str(error)[:300]}", False
-            print(f"{'ok   ' if good else 'WRONG'} 16k {kernel + ': ' + name:24} {said}", flush=True)
+                message, good = f"{type(error).__name__}: {str(error)[:300]}", False
+            print(f"{'ok   ' if good else 'WRONG'} 16k {kernel + ': ' + name:24} {message}", flush=True)
             wrong += [] if good else [f"16k {kernel}: {name}"]
     return wrong
 
 
-def synchronised() -> float:
+def synchronized_time() -> float:
     torch.cuda.synchronize()
     return time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""Whole tiny transformers models through our attention, against their own eager attention and over cp."""
+"""Tiny transformers models with our attention equal their own eager attention, also over cp."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from meshwright.engine.attention import attend, context_axis, positions, register
 
-TOKENS, WORDS = 32, 64
+TOKENS, VOCAB = 32, 64
 SHARED: dict[str, Any] = {
-    "vocab_size": WORDS,
+    "vocab_size": VOCAB,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -31,7 +31,7 @@ SHARED: dict[str, Any] = {
 MOE: dict[str, Any] = {"num_local_experts": 4, "num_experts_per_tok": 2}
 MLA: dict[str, Any] = {
     "num_key_value_heads": 4,
-    "head_dim": 4,  # transformers reads the rotated part here
+    "head_dim": 4,  # transformers' name for the rotary width
     "q_lora_rank": 16,
     "kv_lora_rank": 16,
     "qk_nope_head_dim": 8,
@@ -57,13 +57,13 @@ def built(name: str, attention: str) -> nn.Module:
     torch.manual_seed(3)
     model: nn.Module = getattr(transformers, f"{family}ForCausalLM")(config)
     for parameter_name, parameter in model.named_parameters():
-        if "sinks" in parameter_name:  # as large as the scores, or nobody would miss them
+        if "sinks" in parameter_name:  # as large as the scores, so that errors show
             nn.init.normal_(parameter)
     return model.train()
 
 
 def step(model: nn.Module, tokens: Tensor, at: Tensor, weight: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Logits and gradients of one fixed loss."""
+    """Return logits and gradients of a fixed loss."""
     logits = model(input_ids=tokens[:, at], position_ids=at[None].expand(len(tokens), -1)).logits
     (logits * weight[:, at]).sum().backward()
     return logits.detach(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
@@ -71,7 +71,7 @@ def step(model: nn.Module, tokens: Tensor, at: Tensor, weight: Tensor) -> tuple[
 
 def data() -> tuple[Tensor, Tensor]:
     noise = torch.Generator().manual_seed(9)
-    return torch.randint(1, WORDS, (2, TOKENS), generator=noise), torch.randn(2, TOKENS, WORDS, generator=noise) / 99
+    return torch.randint(1, VOCAB, (2, TOKENS), generator=noise), torch.randn(2, TOKENS, VOCAB, generator=noise) / 99
 
 
 def model_errors(rank: int, world: int, name: str, comm: str, inner: int) -> dict[str, float]:
@@ -99,7 +99,7 @@ def assert_small(ranks: list[dict[str, float]]) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_model_computes_what_its_eager_attention_computes(name: str) -> None:
+def test_a_model_equals_its_eager_attention(name: str) -> None:
     assert_small(run(1, model_errors, name, "", 1))
 
 

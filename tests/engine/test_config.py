@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import transformers
 
-from meshwright.engine.model.config import config_for, layer_kinds, spec_of, tiny
+from meshwright.engine.model.config import config_for, layer_signatures, spec_of, tiny
 from meshwright.engine.tiny import scaled_layout, tiny_recipe
 from meshwright.recipes.case import model_of
 from meshwright.recipes.index import entries, load
@@ -53,7 +53,7 @@ def test_changes_of_the_architecture_reach_the_config() -> None:
 def test_a_tiny_model_has_every_kind_of_layer() -> None:
     config = config_for(load("nemotron_3_super_pretrain_config"))
     small = tiny(config, 4)
-    assert set(layer_kinds(small.to_dict())) == set(layer_kinds(config.to_dict()))
+    assert set(layer_signatures(small.to_dict())) == set(layer_signatures(config.to_dict()))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Our gated delta rule gives what transformers' reference gives, and keeps its inputs and a few states."""
+"""Our gated delta rule equals transformers' reference and saves only its inputs and a few states."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ differences = partial(scans.differences, floor=1e-6)
 def inputs(
     rows: int, tokens: int, groups: int, heads: int, key: int, value: int, dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
-    """q, k, v, g and beta of a layer, `heads` for each query and key; decays from gentle to almost total."""
+    """q, k, v, g and beta of a layer, `heads` for each query and key; decays from weak to almost complete."""
     generator = torch.Generator().manual_seed(tokens * heads + key)
 
     def numbers(*shape: int) -> Tensor:
@@ -67,7 +67,7 @@ def ours(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
     chunk=st.sampled_from([4, 16, 64]),
     states=st.sampled_from([1, 3, 1000]),
 )
-def test_rule_is_that_of_transformers(
+def test_rule_equals_transformers(
     rows: int, tokens: int, groups: int, heads: int, key: int, value: int, chunk: int, states: int
 ) -> None:
     tensors = inputs(rows, tokens, groups, heads, key, value)
@@ -76,12 +76,12 @@ def test_rule_is_that_of_transformers(
         patch.setattr(delta_rule, "STATE_BYTES", states * 4 * groups * heads * key * value)
         found = outcome(ours, tensors)
     worst = differences(found, outcome(reference, tensors))
-    assert worst.pop("g") < 1e-4  # there it is the small difference of large numbers; see the test below
+    assert worst.pop("g") < 1e-4  # the reference computes a small difference of large numbers; see the test below
     assert max(worst.values()) < 1e-5, worst
 
 
 def one_by_one(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-    """The rule as it is written down: token after token."""
+    """Compute the rule by its definition, token by token."""
     q, k = (one.repeat_interleave(v.shape[2] // k.shape[2], dim=2) for one in (q, k))
     q, k = (one * torch.rsqrt(one.square().sum(-1, keepdim=True) + delta_rule.EPSILON) for one in (q, k))
     state, seen = v.new_zeros(v.shape[0], v.shape[2], k.shape[3], v.shape[3]), []
@@ -94,7 +94,7 @@ def one_by_one(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tens
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-def test_rule_is_as_exact_as_its_numbers(kind: torch.dtype) -> None:
+def test_rule_is_as_exact_as_its_dtype(kind: torch.dtype) -> None:
     tensors = [one.detach().to(kind).requires_grad_() for one in inputs(2, 150, 2, 2, 6, 5)]
     with torch.no_grad():
         tensors[3][:, :40] = -40.0  # the logarithms of decays add up to thousands, and then change by a little
@@ -104,14 +104,14 @@ def test_rule_is_as_exact_as_its_numbers(kind: torch.dtype) -> None:
     assert max(worst.values()) < (1e-5 if kind == torch.float32 else 1e-12), worst
 
 
-def test_vectors_that_are_taken_as_they_are() -> None:
+def test_rule_without_normalized_queries_and_keys() -> None:
     q, k, v, g, beta = (one.detach() for one in inputs(2, 70, 2, 2, 8, 4))
     k = k / k.norm(dim=-1, keepdim=True)
     found = gated_delta_rule(q, k, v, g, beta)
     torch.testing.assert_close(found, reference(q, k, v, g, beta, norm=False), rtol=1e-5, atol=1e-5)
 
 
-def test_rule_in_bf16_is_that_in_fp32_but_for_rounding() -> None:
+def test_bf16_rule_equals_fp32_up_to_rounding() -> None:
     low = inputs(2, 90, 2, 2, 8, 8, torch.bfloat16)
     high = [one.detach().float().requires_grad_() for one in low]
     found = outcome(ours, low)
@@ -120,13 +120,13 @@ def test_rule_in_bf16_is_that_in_fp32_but_for_rounding() -> None:
     assert max(worst.values()) < 2**-7, worst
 
 
-def test_products_of_bf16_are_those_of_fp32_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_gemms_equal_fp32_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     def product(left: Tensor, right: Tensor) -> Tensor:
         seen.update((left.dtype, right.dtype))
         return left.float() @ right.float()
 
     seen: set[torch.dtype] = set()
-    monkeypatch.setattr(delta_rule, "on_gpu", lambda _: True)  # whose products take bf16 and sum in fp32
+    monkeypatch.setattr(delta_rule, "on_gpu", lambda _: True)  # a GPU multiplies bf16 and accumulates in fp32
     monkeypatch.setattr(delta_rule, "bmm_fp32", product)
     low = inputs(2, 300, 2, 2, 8, 8, torch.bfloat16)
     high = [one.detach().float().requires_grad_() for one in low]
@@ -135,7 +135,7 @@ def test_products_of_bf16_are_those_of_fp32_but_for_rounding(monkeypatch: pytest
     assert seen == {torch.bfloat16}
 
 
-def test_kept_are_the_inputs_and_the_states_before_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saves_the_inputs_and_the_states_before_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_rule, "CHUNK", 16)
     monkeypatch.setattr(delta_rule, "STATE_BYTES", 4 * 4 * 8 * 16 * 4)  # blocks of four chunks
     tensors = inputs(2, 256, 2, 2, 8, 16)
@@ -144,7 +144,7 @@ def test_kept_are_the_inputs_and_the_states_before_blocks(monkeypatch: pytest.Mo
 
 
 @given(rows=st.integers(1, 600), tokens=st.integers(1, 200_000), heads=st.sampled_from([1, 4, 32, 64]))
-def test_blocks_cover_every_token_within_their_memory(rows: int, tokens: int, heads: int) -> None:
+def test_blocks_cover_every_token_within_the_memory_limit(rows: int, tokens: int, heads: int) -> None:
     found = plan(rows, tokens, heads, 128, 128)
     assert found.along()[-1].stop == tokens
     assert len(found.along()) == found.blocks
@@ -153,13 +153,13 @@ def test_blocks_cover_every_token_within_their_memory(rows: int, tokens: int, he
     assert states <= max(delta_rule.STATE_BYTES, 4 * heads * 128**2)
 
 
-def test_operations_that_a_dry_run_leaves_out_are_those_of_the_products(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flop_formula_counts_the_gemms(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delta_rule, "CHUNK", 8)
     monkeypatch.setattr(delta_rule, "STATE_BYTES", 3 * 4 * 6 * 4 * 5)  # blocks of three chunks
     q, k, v, g, beta = (one.detach() for one in inputs(2, 60, 2, 3, 4, 5))
     blocks = plan(2, 60, 6, 4, 5)
 
-    def told(products: delta_rule.GemmCounts) -> int:
+    def counted(products: delta_rule.GemmCounts) -> int:
         every = [(rows, tokens) for rows in blocks.of_rows() for tokens in blocks.along()]
         return sum(delta_rule._flop(rows, tokens, 8, k, v, products) for rows, tokens in every)
 
@@ -167,8 +167,8 @@ def test_operations_that_a_dry_run_leaves_out_are_those_of_the_products(monkeypa
         out, starts = delta_rule._rule_forward(q, k, v, g, beta, True)
     with FlopCounterMode(display=False) as backward:
         delta_rule._rule_backward_impl(torch.ones_like(out), starts, q, k, v, g, beta, True)
-    assert forward.get_total_flops() == told(delta_rule.FORWARD)
-    assert backward.get_total_flops() == told(delta_rule.BACKWARD)
+    assert forward.get_total_flops() == counted(delta_rule.FORWARD)
+    assert backward.get_total_flops() == counted(delta_rule.BACKWARD)
 
 
 def mixer() -> Any:
@@ -188,23 +188,23 @@ def outcome_of_mixer(module: Any, hidden: Tensor) -> dict[str, Tensor]:
     return dict(zip(("out", "hidden", *names), (out.detach(), *found), strict=True))
 
 
-def test_mixers_of_a_model_work_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixers_of_a_model_use_the_chunked_rule(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, lean = mixer(), mixer()
     holder = torch.nn.ModuleList([lean, torch.nn.Linear(2, 2)])
     assert use_chunked_scans(holder) == 1
     assert gated_norms.fuse_gated_norms(holder) == 1
     hidden = torch.randn(2, 70, plain.hidden_size).requires_grad_()
     expected = outcome_of_mixer(plain, hidden)
-    monkeypatch.setattr(qwen, "torch_chunk_gated_delta_rule", None)  # nobody may ask for it
+    monkeypatch.setattr(qwen, "torch_chunk_gated_delta_rule", None)  # it must not be called
     worst = differences(outcome_of_mixer(lean, hidden), expected)
-    # Transformers' gradient of decays is the small difference of large numbers; summed over tokens, that is seen.
+    # Transformers' gradient of decays is a small difference of large numbers, whose error adds up over tokens.
     assert max(worst.pop(name) for name in ("A_log", "dt_bias")) < 1e-4
     assert max(worst.values()) < 1e-5, worst
     with pytest.raises(TypeError):
         plain(hidden)
 
 
-def test_queries_and_keys_are_not_kept_for_each_head() -> None:
+def test_queries_and_keys_are_not_saved_per_head() -> None:
     plain, lean = mixer(), mixer()
     use_chunked_scans(torch.nn.ModuleList([lean]))
     gated_norms.fuse_gated_norms(lean)
@@ -218,7 +218,7 @@ def test_queries_and_keys_are_not_kept_for_each_head() -> None:
     assert kept_bytes(plain, [hidden]) > 2 * kept_bytes(lean, [hidden])
 
 
-def test_text_that_is_generated_goes_on_from_a_state() -> None:
+def test_generation_uses_the_cached_state() -> None:
     lean = mixer()
     use_chunked_scans(lean)
     seen = {}
@@ -241,7 +241,7 @@ def test_text_that_is_generated_goes_on_from_a_state() -> None:
 
 
 @pytest.mark.parametrize("low", [False, True])
-def test_norms_with_a_gate_behind_them_keep_their_inputs_alone(low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_norms_before_a_gate_save_only_their_inputs(low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gated_norms, "BLOCK_ELEMENTS", 3 * 24)  # rows come in blocks of three
     plain, lean = (qwen.Qwen3NextRMSNormGated(24) for _ in range(2))
     assert gated_norms.fuse_gated_norms(torch.nn.ModuleList([lean])) == 1

@@ -1,4 +1,4 @@
-"""Balancing losses, biases and figures of routers: against the formulas written out on one process."""
+"""Balancing losses, biases and statistics of routers equal the formulas on one process."""
 
 from __future__ import annotations
 
@@ -26,50 +26,50 @@ LOSSES = {
 }
 
 
-def settings_of(family: str, **words: Any) -> moe.Balancing:
-    return moe.Balancing(experts=E, topk=K, score="sigmoid" if family in SIGMOID else "softmax", **words)
+def settings_of(family: str, **settings: Any) -> moe.Balancing:
+    return moe.Balancing(experts=E, topk=K, score="sigmoid" if family in SIGMOID else "softmax", **settings)
 
 
-def attach(family: str, block: Any, **words: Any) -> moe.RouterState:
-    state = moe.attach_router(block.gate, block, settings_of(family, **words))
+def attach(family: str, block: Any, **settings: Any) -> moe.RouterState:
+    state = moe.attach_router(block.gate, block, settings_of(family, **settings))
     state.scale = SCALE
     return state
 
 
-def written_out(family: str, gate: nn.Module, x: torch.Tensor, words: dict[str, Any]) -> torch.Tensor:
-    """The losses as the papers write them, expert by expert."""
+def reference_loss(family: str, gate: nn.Module, x: torch.Tensor, settings: dict[str, Any]) -> torch.Tensor:
+    """Return the losses by the papers' formulas, expert by expert."""
     logits, _, chosen = gate(x.reshape(-1, x.shape[-1]))
     scores = logits.sigmoid() if family in SIGMOID else logits.softmax(-1)
     probabilities = scores / scores.sum(-1, keepdim=True)
-    sequences = words.get("samples", 1)
+    sequences = settings.get("samples", 1)
     aux = logits.new_zeros(())
     for p, c in zip(probabilities.chunk(sequences), chosen.chunk(sequences), strict=True):
         for expert in range(E):
             tokens_to_it = (c == expert).sum() / c.shape[0]
             aux = aux + E / K * tokens_to_it * p[:, expert].mean() / sequences
     z = (logits.exp().sum(-1).log() ** 2).mean()
-    return words.get("aux_loss", 0.0) * aux + words.get("router_z_loss", 0.0) * z
+    return settings.get("aux_loss", 0.0) * aux + settings.get("router_z_loss", 0.0) * z
 
 
-def split_sequences(rank: int, world: int, family: str, words: dict[str, Any]) -> float:
-    """Each rank holds a part of both sequences; the sums of the ranks' gradients are those of one process."""
+def split_sequences(rank: int, world: int, family: str, settings: dict[str, Any]) -> float:
+    """Give each rank a shard of both sequences; return the largest difference of the summed gradients."""
     x, probe = inputs()
     whole = block_of(family)
     leaf = x.clone().requires_grad_()
-    loss = written_out(family, whole.gate, leaf, words)
+    loss = reference_loss(family, whole.gate, leaf, settings)
     ((forward(whole, leaf) * probe).sum() + SCALE * loss).backward()
 
     group = dist.group.WORLD if world > 1 else None
     block = ours(family)
-    state = attach(family, block, group=group, **words)
+    state = attach(family, block, group=group, **settings)
     own = x.chunk(world, 1)[rank].clone().requires_grad_()
     out = forward(block, own)
     (out * probe.chunk(world, 1)[rank]).sum().backward()
     total = block.gate.weight.grad.clone()
     if group is not None:
         dist.all_reduce(total)
-    figures = moe.statistics([state], group)
-    reported = torch.tensor(figures["aux_loss"] + figures["z_loss"])
+    statistics = moe.statistics([state], group)
+    reported = torch.tensor(statistics["aux_loss"] + statistics["z_loss"])
     return max(
         differ(total, whole.gate.weight.grad),
         differ(own.grad, leaf.grad.chunk(world, 1)[rank]),
@@ -80,12 +80,12 @@ def split_sequences(rank: int, world: int, family: str, words: dict[str, Any]) -
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_loss_over_parts_of_sequences_is_the_formula(loss: str, family: str, world: int) -> None:
+def test_a_loss_over_sequence_shards_equals_the_formula(loss: str, family: str, world: int) -> None:
     assert max(run(world, split_sequences, family, LOSSES[loss])) < 1e-5
 
 
 def other_sequences(rank: int, world: int, kind: str) -> float:
-    """Two dp ranks: with global_aux_loss the fractions are those of all sequences, else each rank's own."""
+    """Use two dp ranks: global_aux_loss takes the fractions over all sequences, the others per rank."""
     x, _ = inputs()
     whole = block_of("qwen3_moe")
     _, _, every = whole.gate(x.view(-1, x.shape[-1]))
@@ -120,11 +120,11 @@ def recomputed(rank: int, world: int, recompute: bool) -> tuple[list[int], dict[
 
 
 def test_recomputing_counts_nothing_twice() -> None:
-    counts, figures, grads = run(2, recomputed, False)[0]
+    counts, statistics, grads = run(2, recomputed, False)[0]
     again = run(2, recomputed, True)[0]
     assert sum(counts) == 2 * 12 * K
     assert again[0] == counts
-    assert again[1] == pytest.approx(figures)
+    assert again[1] == pytest.approx(statistics)
     assert again[2] == pytest.approx(grads, rel=1e-5)
 
 
@@ -156,13 +156,13 @@ def test_biases_move_against_the_load_of_all_ranks() -> None:
 def counted(rank: int, world: int) -> None:
     block = ours("qwen3_moe")
     state = attach("qwen3_moe", block, kind="none", router_in_fp32=False)
-    nn.init.zeros_(block.gate.weight)  # all experts alike: the first K of them get every token
+    nn.init.zeros_(block.gate.weight)  # all experts equal: the first K of them get every token
     forward(block, inputs()[0])
     block.eval()
     forward(block, inputs()[0])
-    figures = moe.statistics([state], None)
+    statistics = moe.statistics([state], None)
     idle = sum(count == 0 for count in state.counts.tolist()) / E
-    assert figures == pytest.approx({
+    assert statistics == pytest.approx({
         "max_over_mean_load": E / K,
         "experts_without_tokens": idle,
         "aux_loss": 0.0,
@@ -173,7 +173,7 @@ def counted(rank: int, world: int) -> None:
     assert moe.statistics([], None) == {}
 
 
-def test_figures_of_a_step_are_those_of_training_alone() -> None:
+def test_statistics_of_a_step_count_training_only() -> None:
     run(1, counted)
 
 
@@ -226,5 +226,5 @@ def uneven(rank: int, world: int) -> None:
         forward(block, inputs()[0])
 
 
-def test_sequences_of_uneven_length_are_refused() -> None:
+def test_sequences_of_uneven_length_are_an_error() -> None:
     run(1, uneven)

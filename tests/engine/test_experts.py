@@ -1,4 +1,4 @@
-"""Experts alone, cut over ep and etp, and their balancing: against transformers' own loop on one process."""
+"""Experts on one rank and sharded over ep and etp equal transformers' own loop on one process."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ def alone(rank: int, world: int, family: str) -> float:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_our_function_alone_equals_each_familys_loop(family: str) -> None:
+def test_our_function_on_one_rank_equals_each_familys_loop(family: str) -> None:
     assert run(1, alone, family)[0] < 1e-5
 
 
-def shares(world: int, tokens: int, empty: bool) -> list[int]:
+def tokens_per_rank(world: int, tokens: int, empty: bool) -> list[int]:
     return [tokens, *[0] * (world - 1)] if empty else [tokens // world] * world
 
 
 def over_ranks(rank: int, world: int, family: str, ep: int, etp: int, empty: bool, recompute: bool) -> float:
-    """The worst difference of outputs and gradients from one process that sees all ranks' tokens."""
+    """Return the largest difference of outputs and gradients from one process with all ranks' tokens."""
     x, probe = (one.reshape(1, -1, H) for one in inputs())
     whole = block_of(family)
     leaf = x.clone().requires_grad_()
@@ -55,7 +55,7 @@ def over_ranks(rank: int, world: int, family: str, ep: int, etp: int, empty: boo
 
     axis = ExpertAxis(ep, etp, dist.group.WORLD, rank)
     block = ours(family, axis)
-    mine = slice(sum(shares(world, 12, empty)[:rank]), sum(shares(world, 12, empty)[: rank + 1]))
+    mine = slice(sum(tokens_per_rank(world, 12, empty)[:rank]), sum(tokens_per_rank(world, 12, empty)[: rank + 1]))
     own = x[:, mine].clone().requires_grad_()
     out = checkpoint(forward, block, own, use_reentrant=False) if recompute else forward(block, own)
     (out * probe[:, mine]).sum().backward()
@@ -65,9 +65,9 @@ def over_ranks(rank: int, world: int, family: str, ep: int, etp: int, empty: boo
 
 
 def gradient_differences(whole: Any, block: Any, axis: ExpertAxis) -> list[float]:
-    """Each rank's gradients put at their place in a whole tensor and summed; copies on etp ranks are counted once."""
+    """Sum the ranks' gradients in a full tensor (replicas on etp ranks count once) and compare."""
     differences = []
-    cuts = moe.shard_specs(block.experts)
+    specs = moe.shard_specs(block.experts)
     every = {name: parameter.grad for name, parameter in whole.named_parameters()}
     moe.reshape_experts(whole.experts)
     for name, parameter in block.named_parameters():
@@ -77,7 +77,7 @@ def gradient_differences(whole: Any, block: Any, axis: ExpertAxis) -> list[float
         if name.startswith("experts."):
             short = name.removeprefix("experts.")
             total = torch.zeros(getattr(whole.experts, short).shape)
-            slice_of(total, cuts[short], axis).copy_(grad / (axis.etp if cuts[short].etp_dim is None else 1))
+            slice_of(total, specs[short], axis).copy_(grad / (axis.etp if specs[short].etp_dim is None else 1))
         else:
             total = grad.clone()
         dist.all_reduce(total)
@@ -97,16 +97,16 @@ def test_ep_or_etp_equals_one_process(family: str, ep: int, etp: int) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
-def test_ranks_without_tokens_serve_the_others(family: str) -> None:
+def test_ranks_without_tokens_compute_for_the_others(family: str) -> None:
     assert max(run(4, over_ranks, family, 2, 2, True, False)) < 1e-5
 
 
-def test_recomputed_layers_send_their_tokens_again() -> None:
+def test_recomputed_layers_dispatch_their_tokens_again() -> None:
     assert max(run(2, over_ranks, "deepseek_v3", 2, 1, False, True)) < 1e-5
 
 
 def one_expert(rank: int, world: int) -> list[float]:
-    """All tokens go to the last expert: the others, and rank 0, compute nothing and still have gradients."""
+    """Send all tokens to the last expert: the others, and rank 0, have zero gradients."""
     axis = ExpertAxis(2, 1, dist.group.WORLD, rank)
     experts = ours("gpt_oss", axis).experts
     x = inputs()[0].view(-1, H).requires_grad_()
@@ -123,13 +123,13 @@ def test_an_expert_without_tokens_has_a_gradient_of_zero() -> None:
 
 
 def sharded(rank: int, world: int) -> float:
-    """Parameters held as DTensors, as the engine stores them."""
+    """Store parameters as DTensors, as the engine does."""
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "etp"))
     axis = ExpertAxis(2, 2, dist.group.WORLD, rank)
     block = ours("gpt_oss", axis)
-    for name, cut in moe.shard_specs(block.experts).items():
-        placements = [Shard(cut.ep_dim), Shard(cut.etp_dim)] if cut.etp_dim else [Shard(cut.ep_dim)]
-        over = mesh if cut.etp_dim else mesh["ep"]
+    for name, spec in moe.shard_specs(block.experts).items():
+        placements = [Shard(spec.ep_dim), Shard(spec.etp_dim)] if spec.etp_dim else [Shard(spec.ep_dim)]
+        over = mesh if spec.etp_dim else mesh["ep"]
         stored = DTensor.from_local(getattr(block.experts, name).data, over, placements)
         setattr(block.experts, name, nn.Parameter(stored))
     whole = block_of("gpt_oss")
@@ -183,7 +183,7 @@ def test_blocks_are_found_in_a_model() -> None:
 
 
 def both_products(rank: int, world: int) -> float:
-    """The grouped kernel and the product per expert on the same bf16 numbers, one expert without rows."""
+    """Compare the grouped kernel and one GEMM per expert in bf16, with one empty expert."""
     torch.manual_seed(0)
     ends = torch.tensor([4, 4, 10], dtype=torch.int32)
     results = []
@@ -197,12 +197,12 @@ def both_products(rank: int, world: int) -> float:
     return max(differ(found, wanted) for found, wanted in zip(*results, strict=True))
 
 
-def test_the_grouped_kernel_equals_one_product_per_expert() -> None:
+def test_the_grouped_kernel_equals_one_gemm_per_expert() -> None:
     assert run(1, both_products)[0] < 1e-2
 
 
 def odd_widths(rank: int, world: int) -> None:
-    rows, columns = torch.randn(10, 6).bfloat16(), torch.randn(3, 6, 5).bfloat16()  # 12 bytes a row: no kernel's
+    rows, columns = torch.randn(10, 6).bfloat16(), torch.randn(3, 6, 5).bfloat16()  # 12 bytes per row: not aligned
     out = grouped_mm(rows, columns, torch.tensor([4, 4, 10], dtype=torch.int32))
     torch.testing.assert_close(out, torch.cat((rows[:4] @ columns[0], rows[4:] @ columns[2])))
 
@@ -231,10 +231,10 @@ def forced(rank: int, world: int) -> list[int]:
 
     def spy(counts: torch.Tensor, rows: int, axis: ExpertAxis) -> ExchangeCounts:
         seen.extend(counts.flatten().tolist())
-        traffic, assumed = moe.exchange_counts(counts, rows, axis), balanced_counts(counts, rows, axis)
-        assert (traffic.send, traffic.receive) == (assumed.send, assumed.receive)
-        assert torch.equal(traffic.by_expert, assumed.by_expert)
-        return traffic
+        counted, assumed = moe.exchange_counts(counts, rows, axis), balanced_counts(counts, rows, axis)
+        assert (counted.send, counted.receive) == (assumed.send, assumed.receive)
+        assert torch.equal(counted.by_expert, assumed.by_expert)
+        return counted
 
     experts = ours("qwen3_moe", ExpertAxis(2, 1, dist.group.WORLD, rank, force_balance=True, exchange=spy)).experts
     x = inputs(32)[0].view(-1, H)
@@ -254,7 +254,7 @@ def odd_loads(rank: int, world: int) -> None:
     assert int(counts.max() - counts.min()) <= 1
 
 
-def test_forced_balance_goes_on_where_the_rank_before_stopped() -> None:
+def test_forced_balance_continues_where_the_previous_rank_stopped() -> None:
     run(1, odd_loads)
 
 

@@ -1,4 +1,4 @@
-"""Linear layers in 8 bits: formats are those of torchao, products near torch's, and nothing stays out in silence."""
+"""fp8 linear layers: codes and scales equal torchao's, results are near torch's, skipped layers are reported."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCALINGS: tuple[Scaling, ...] = ("tensor", "row", "mx")
 
 
 def uneven(rows: int, columns: int) -> Tensor:
-    """Rows of very different magnitudes: what a single scale serves badly."""
+    """Return rows of very different magnitudes, for which one scale is bad."""
     torch.manual_seed(0)
     return torch.randn(rows, columns) * torch.logspace(-4, 2, rows)[:, None]
 
@@ -72,7 +72,7 @@ def test_a_scale_for_each_row_keeps_small_rows() -> None:
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("trained", [True, False])
-def test_a_frozen_weight_costs_no_third_product(scaling: Scaling, trained: bool) -> None:
+def test_a_frozen_weight_needs_no_weight_gradient_gemm(scaling: Scaling, trained: bool) -> None:
     hidden = torch.randn(32, 64, requires_grad=True)
     weight = torch.randn(32, 64, requires_grad=trained)
     with FlopCounterMode(display=False) as counted:
@@ -81,7 +81,7 @@ def test_a_frozen_weight_costs_no_third_product(scaling: Scaling, trained: bool)
     assert (weight.grad is not None) == trained
 
 
-def test_blocks_share_the_smallest_power_of_two_that_holds_them() -> None:
+def test_a_block_has_the_smallest_power_of_two_scale_without_overflow() -> None:
     values = uneven(64, 128)
     values[3, :32] = 0
     codes, scales = mxfp8.to_blocks(values)
@@ -91,12 +91,12 @@ def test_blocks_share_the_smallest_power_of_two_that_holds_them() -> None:
     largest = values.view(64, -1, 32).abs().amax(-1)
     filled = largest > 0
     assert bool((largest <= 448 * power).all())
-    assert bool((largest > 448 * power / 2)[filled].all()), "a smaller power would have held it"
+    assert bool((largest > 448 * power / 2)[filled].all()), "a smaller power of two would do"
     back = mxfp8.from_blocks(codes, scales)
     assert bool(((back - values).abs() <= values.abs() * 2**-4 + power.repeat_interleave(32, 1) * 2**-10).all())
 
 
-def test_tiles_of_scales_lie_as_the_hardware_reads_them() -> None:
+def test_tiles_of_scales_are_in_hardware_order() -> None:
     exponents = torch.arange(150 * 6).remainder(251).to(torch.uint8).view(150, 6)
     flat = mxfp8.tile_scales(exponents.view(torch.float8_e8m0fnu)).view(torch.uint8)
     assert flat.numel() == 2 * 2 * 512
@@ -106,7 +106,7 @@ def test_tiles_of_scales_lie_as_the_hardware_reads_them() -> None:
         assert flat[place] == exponents[row, column]
 
 
-def test_scales_and_codes_are_torchaos() -> None:
+def test_scales_and_codes_equal_torchaos() -> None:
     pytest.importorskip("torchao")
     from torchao.float8.config import ScalingGranularity
     from torchao.float8.float8_utils import tensor_to_scale, to_fp8_saturated
@@ -130,7 +130,7 @@ def test_scales_and_codes_are_torchaos() -> None:
         assert torch.equal(codes.float(), to_fp8_saturated(matrix * scale, ACTIVATION).float())
 
 
-def test_blocks_and_tiles_are_torchaos() -> None:
+def test_blocks_and_tiles_equal_torchaos() -> None:
     pytest.importorskip("torchao")
     formats: Any = importlib.import_module("torchao.prototype.mx_formats.mx_tensor")
     utils: Any = importlib.import_module("torchao.prototype.mx_formats.utils")
@@ -144,7 +144,7 @@ def test_blocks_and_tiles_are_torchaos() -> None:
 
 
 @pytest.mark.parametrize(("scaling", "theirs"), [("tensor", "tensorwise"), ("row", "rowwise")])
-def test_a_layer_gives_torchaos_numbers(scaling: Scaling, theirs: str) -> None:
+def test_a_layer_equals_torchaos(scaling: Scaling, theirs: str) -> None:
     pytest.importorskip("torchao")
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
@@ -152,7 +152,7 @@ def test_a_layer_gives_torchaos_numbers(scaling: Scaling, theirs: str) -> None:
     linear = nn.Linear(64, 32, bias=False)
     other = nn.Sequential(nn.Linear(64, 32, bias=False))
     other[0].load_state_dict(linear.state_dict())
-    # Emulated: the same casts, then products of the numbers that the codes stand for.
+    # Emulated: the same casts, then GEMMs of the dequantized values.
     convert_to_float8_training(other, config=replace(Float8LinearConfig.from_recipe_name(theirs), emulate=True))
     use_fp8(linear, scaling=scaling)
     rows, direction = uneven(48, 64).requires_grad_(), torch.randn(48, 32)
@@ -160,7 +160,7 @@ def test_a_layer_gives_torchaos_numbers(scaling: Scaling, theirs: str) -> None:
         assert error(got, want) < 1e-5
 
 
-def test_a_gathered_weight_is_codes_to_products_and_numbers_to_all_else() -> None:
+def test_a_gathered_weight_is_fp8_for_gemms_and_dequantized_for_other_operations() -> None:
     torch.manual_seed(0)
     weight = torch.randn(32, 64)
     codes, unit = to_fp8(weight, ACTIVATION)
@@ -183,8 +183,8 @@ def trained(rank: int, world: int, family: str, given: types.Recipe, steps: int)
     source = Mock(config.vocab_size, given.data.seq_length, 1)
     trainer = Trainer(given, config, build_mesh(given.layout, "cpu"), torch.device("cpu"), source)
     results = [trainer.step(step) for step in range(steps)]
-    kinds = {type(m).__name__ for stage in trainer.stages for m in stage.modules() if hasattr(m, "lora_A")}
-    return {"report": describe(trainer.stages), "losses": [result.loss for result in results], "bases": kinds}
+    classes = {type(m).__name__ for stage in trainer.stages for m in stage.modules() if hasattr(m, "lora_A")}
+    return {"report": describe(trainer.stages), "losses": [result.loss for result in results], "bases": classes}
 
 
 def recipe_in(matmul: str, goal: str = "pretrain", **precision: Any) -> types.Recipe:
@@ -195,12 +195,12 @@ def recipe_in(matmul: str, goal: str = "pretrain", **precision: Any) -> types.Re
 
 
 @pytest.mark.parametrize(("matmul", "count"), [("fp8_tensor", 28), ("fp8_row", 28), ("mxfp8", 20)])
-def test_losses_stay_near_those_of_wide_products(matmul: str, count: int) -> None:
+def test_losses_stay_near_those_without_fp8(matmul: str, count: int) -> None:
     wide = run(1, trained, "llama", recipe_in("same"), 3)[0]
     low = run(1, trained, "llama", recipe_in(matmul), 3)[0]
     assert wide["report"] == []
     assert low["report"][0] == f"precision.matmul={matmul}: {count} linear layers in fp8"
-    assert len(low["report"]) == (3 if matmul == "mxfp8" else 1)  # the tiny keys and values are 16 wide: half a block
+    assert len(low["report"]) == (3 if matmul == "mxfp8" else 1)  # the tiny keys and values have width 16: half a block
     assert low["losses"] == pytest.approx(wide["losses"], rel=5e-3)
     assert low["losses"] != wide["losses"]
 
@@ -214,15 +214,15 @@ def test_losses_stay_near_those_of_wide_products(matmul: str, count: int) -> Non
         ("gpt2", False, 0, ("attn.c_attn", "stored transposed")),
     ],
 )
-def test_what_stays_wide_is_said(family: str, first_last: bool, count: int, reasons: tuple[str, ...]) -> None:
-    said = run(1, trained, family, recipe_in("fp8_tensor", first_last_bf16=first_last), 1)[0]["report"]
-    assert said[0].startswith(f"precision.matmul=fp8_tensor: {count} linear layer"), said
+def test_skipped_layers_are_reported(family: str, first_last: bool, count: int, reasons: tuple[str, ...]) -> None:
+    report = run(1, trained, family, recipe_in("fp8_tensor", first_last_bf16=first_last), 1)[0]["report"]
+    assert report[0].startswith(f"precision.matmul=fp8_tensor: {count} linear layer"), report
     for reason in reasons:
-        assert any(reason in line for line in said[1:]), (reason, said)
+        assert any(reason in line for line in report[1:]), (reason, report)
 
 
 @pytest.mark.parametrize("matmul", ["fp8_tensor", "fp8_row"])
-def test_adapters_stand_beside_bases_in_8_bits(matmul: str) -> None:
+def test_adapters_work_on_fp8_bases(matmul: str) -> None:
     wide = run(1, trained, "llama", recipe_in("same", "peft"), 3)[0]
     low = run(1, trained, "llama", recipe_in(matmul, "peft"), 3)[0]
     assert wide["bases"] == {"Linear[LoRA]"}
@@ -231,7 +231,7 @@ def test_adapters_stand_beside_bases_in_8_bits(matmul: str) -> None:
 
 
 @pytest.mark.parametrize("matmul", ["nvfp4", "fp8_block", "fp8_delayed"])
-def test_other_formats_are_refused_by_name(matmul: str) -> None:
+def test_other_formats_are_errors(matmul: str) -> None:
     from meshwright.engine.parallelize.quantize import apply_fp8
 
     stage: Any = nn.Module()
@@ -245,7 +245,7 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUD
 
 @on_a_gpu
 @pytest.mark.parametrize("scaling", ["tensor", "row"])
-def test_the_gpus_8_bit_products_are_the_cpus(scaling: Scaling) -> None:
+def test_gpu_fp8_equals_cpu(scaling: Scaling) -> None:
     torch.manual_seed(0)
     linear = nn.Linear(256, 512, bias=False)
     use_fp8(linear, scaling=scaling)

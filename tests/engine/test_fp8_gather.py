@@ -1,4 +1,4 @@
-"""Weights that travel in 8 bits give the very numbers of weights that are gathered first and cast then."""
+"""Gathering weights in fp8 gives exactly the result of gathering first and casting then."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ADAM = types.Optimizer(name="adamw", lr=1e-2)
 
 
 def trained(rank: int, world: int, family: str, given: types.Recipe) -> dict[str, Any]:
-    """Losses, weights, and what of this rank's weights travelled how."""
+    """Return losses, weights, and the classes of the gathered weights."""
     if given.kernels.compile:
         compile_without_a_compiler()
     config = transformers_config(FAMILIES[family])
@@ -37,7 +37,7 @@ def trained(rank: int, world: int, family: str, given: types.Recipe) -> dict[str
     for stage in trainer.stages if not given.kernels.compile else ():  # a hook would break the graph
         for module in stage.modules():
             if isinstance(module, Fp8Linear):
-                module.register_forward_pre_hook(lambda m, _: seen.add(_kind(m.weight)))
+                module.register_forward_pre_hook(lambda m, _: seen.add(_class_name(m.weight)))
     results = [trainer.step(step) for step in range(STEPS)]
     parameters = [p for stage in trainer.stages for p in stage.parameters()]
     states = [t for state in trainer.optimizer.state.values() for t in state.values()]
@@ -52,7 +52,7 @@ def trained(rank: int, world: int, family: str, given: types.Recipe) -> dict[str
     }
 
 
-def _kind(weight: torch.Tensor) -> str:
+def _class_name(weight: torch.Tensor) -> str:
     return type(weight.to_local() if isinstance(weight, DTensor) else weight).__name__
 
 
@@ -78,7 +78,7 @@ SLOW = {
     "fsdp2": (2, "llama", {}, {}, 28),
     "hsdp-kept": (4, "llama", {"dp_replicate": 2, "micro_batch_size": 1, "reshard_after_forward": False}, {}, 28),
     "pp": (4, "llama", {"pp": 2}, {}, 14),
-    "tp-sp": (4, "llama", {"tp": 2, "sp": True}, {}, 20),  # keys and values are 8 wide on a rank
+    "tp-sp": (4, "llama", {"tp": 2, "sp": True}, {}, 20),  # keys and values have local width 8
     "compile": (2, "llama", {}, {"kernels": types.Kernels(compile=True)}, 28),
     "state-space": (2, "nemotron_h", {}, {}, 9),
 }
@@ -87,7 +87,7 @@ SLOW = {
 @pytest.mark.parametrize(
     "case", [*CASES.values(), *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW.values())], ids=[*CASES, *SLOW]
 )
-def test_the_numbers_are_those_of_wide_gathers(case: tuple[int, str, dict[str, Any], dict[str, Any], int]) -> None:
+def test_fp8_gathers_change_nothing(case: tuple[int, str, dict[str, Any], dict[str, Any], int]) -> None:
     world, family, layout, sections, count = case
     wide = run(world, trained, family, recipe_with(False, layout, sections))[0]
     low = run(world, trained, family, recipe_with(True, layout, sections))[0]
@@ -99,12 +99,12 @@ def test_the_numbers_are_those_of_wide_gathers(case: tuple[int, str, dict[str, A
     assert low["norms"] == wide["norms"]
     for name, value in wide["weights"].items():
         assert np.array_equal(low["weights"][name], value), name
-    assert low["stored"] == wide["stored"], "what is stored and trained stays wide"
+    assert low["stored"] == wide["stored"], "stored and trained weights keep their dtype"
     assert low["saved"] == {torch.Tensor}
 
 
-def test_weights_that_nothing_may_cast_are_gathered_as_before() -> None:
-    """A scale for each row, weights in host memory, ranks that hold unequal parts."""
+def test_unsupported_weights_are_gathered_as_usual() -> None:
+    """Row scales, offloaded weights, uneven shards."""
     by_rows = run(2, trained, "llama", recipe_with(True, {}, {"precision": {"matmul": "fp8_row"}}))[0]
     offloaded = run(2, trained, "llama", recipe_with(True, {"offload": "params"}, {}))[0]
     unequal = run(3, trained, "llama", recipe_with(True, {"micro_batch_size": 1}, {"train": TRAIN}))[0]

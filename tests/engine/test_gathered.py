@@ -1,4 +1,4 @@
-"""Sequence parallelism keeps each rank's own part alone: what regions gather is gathered again in the backward pass."""
+"""With sequence parallelism each rank saves only its shard; the backward pass gathers inputs again."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def selective(*modules: str) -> dict[str, Any]:
 
 
 class Counted:
-    """A collective of the engine whose calls are counted and whose results are watched, not kept."""
+    """A collective of the engine with counted calls and weak references to its results."""
 
     def __init__(self, name: str) -> None:
         self.inner, self.calls = getattr(collectives, name), 0
@@ -45,7 +45,7 @@ class Counted:
         return out
 
     def alive(self) -> int:
-        """Results that are still there; gloo's threads let go of theirs a moment after the call."""
+        """Return the number of live results; gloo's threads release theirs shortly after the call."""
         until = time.monotonic() + PATIENCE_S
         while (left := sum(one() is not None for one in self.storages)) and time.monotonic() < until:
             time.sleep(0.01)
@@ -60,12 +60,12 @@ def trainer_of(family: str, layout: dict[str, Any], layers: int = 2) -> Trainer:
 
 
 def one_micro_batch(rank: int, world: int, family: str, layout: dict[str, Any]) -> dict[str, int]:
-    """Collectives of one forward and backward pass, and how much of what was gathered outlives the forward pass."""
+    """Count the collectives of a forward and backward pass, and gathered tensors that outlive the forward pass."""
     trainer = trainer_of(family, layout)
     (stage,) = trainer.stages
-    tokens, told = trainer.loader.batch(0).micro_batches(SAMPLES)[0]
+    tokens, kwargs = trainer.loader.batch(0).micro_batches(SAMPLES)[0]
     gathers, scatters = Counted("_all_gather"), Counted("_reduce_scatter")
-    loss = stage(tokens, **told)
+    loss = stage(tokens, **kwargs)
     found = {"gathers": gathers.calls, "scatters": scatters.calls, "kept": gathers.alive()}
     loss.sum().backward()
     return found | {"backward": gathers.calls - found["gathers"], "left": gathers.alive()}
@@ -85,58 +85,58 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_gathered_is_not_kept_and_gathered_once_more(name: str) -> None:
+def test_gathered_inputs_are_not_saved_but_gathered_again(name: str) -> None:
     for found in run(2, one_micro_batch, *CASES[name]):
         assert found["gathers"] > 0
         assert found["kept"] == 0
-        # One for the gradient of every scatter, and one more of every gather.
+        # One for the gradient of every scatter, and one to repeat every gather.
         assert found["backward"] == found["scatters"] + found["gathers"]
         assert found["left"] == 0
 
 
 def kept_by_layer(rank: int, world: int, layouts: list[dict[str, Any]]) -> list[float]:
-    """Numbers (of 4 bytes) that a llama layer keeps per token of the sequence, with each layout."""
+    """Return the fp32 values that a llama layer saves per token of the sequence, for each layout."""
 
     def kept(layout: dict[str, Any], layers: int) -> int:
         trainer = trainer_of("llama", layout, layers)
         (stage,) = trainer.stages
-        tokens, told = trainer.loader.batch(0).micro_batches(SAMPLES)[0]
-        return kept_bytes(stage, lambda: stage(tokens, **told))
+        tokens, kwargs = trainer.loader.batch(0).micro_batches(SAMPLES)[0]
+        return kept_bytes(stage, lambda: stage(tokens, **kwargs))
 
     return [(kept(layout, 3) - kept(layout, 1)) / 2 / (SEQ * SAMPLES) / 4 for layout in layouts]
 
 
-def test_a_note_does_not_keep_a_part_that_is_made_again_itself() -> None:
+def test_a_note_does_not_save_a_shard_that_is_itself_recomputed() -> None:
     every, some = run(2, kept_by_layer, [TP_SP, TP_SP | selective("layernorm")])[0]
     hidden = FAMILIES["llama"]["hidden_size"]
-    # What two norms gave, of half of the tokens; but for a few numbers that gloo's threads may still hold.
+    # The outputs of two norms for half of the tokens, up to a few values that gloo's threads may still hold.
     assert every - some == pytest.approx(2 * hidden / 2, rel=0.25)
 
 
 def alive_afterwards(rank: int, world: int) -> list[int]:
-    """What is left of all that was scattered after a forward pass without gradients, and after one thrown away."""
+    """Count live scattered tensors after a forward pass without gradients, and after one whose loss is dropped."""
     trainer = trainer_of("llama", TP_SP)
     (stage,) = trainer.stages
-    tokens, told = trainer.loader.batch(0).micro_batches(SAMPLES)[0]
+    tokens, kwargs = trainer.loader.batch(0).micro_batches(SAMPLES)[0]
     scatters = Counted("_reduce_scatter")
     with torch.no_grad():
-        stage(tokens, **told)
+        stage(tokens, **kwargs)
     without = scatters.alive()
-    stage(tokens, **told)
+    stage(tokens, **kwargs)
     return [without, scatters.alive()]
 
 
-def test_nothing_is_left_of_a_forward_pass_without_a_backward_pass() -> None:
+def test_a_forward_pass_without_a_backward_pass_leaves_nothing() -> None:
     assert run(2, alive_afterwards) == [[0, 0]] * 2
 
 
-def test_activations_in_host_memory_are_not_gathered_again() -> None:
+def test_offloaded_activations_are_not_gathered_again() -> None:
     for found in run(2, one_micro_batch, "llama", {**TP_SP, "offload": "activations"}):
-        assert found["backward"] == found["scatters"] + 1  # of the head, whose activations stay
+        assert found["backward"] == found["scatters"] + 1  # the head's, whose activations are not offloaded
 
 
 def shared(rank: int, world: int) -> dict[str, Any]:
-    """Two products that keep parts of one gathered tensor: what was gathered and freed when, and the gradients."""
+    """Run two GEMMs that save views of one gathered tensor; return when it was freed, and the gradients."""
     gathered: list[weakref.ref[torch.UntypedStorage]] = []
 
     def gather(part: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ def shared(rank: int, world: int) -> dict[str, Any]:
     return {"freed": (after_forward, after_backward), "gradients": gradients}
 
 
-def test_askers_share_one_gather_and_the_last_one_frees_it() -> None:
+def test_operations_share_one_gather_and_the_last_one_frees_it() -> None:
     (found,) = run(1, shared)
     assert found["freed"] == ([True], [True, True])
     assert found["gradients"] == [[[4.0] * 3] * 3, [[3.0] * 3] * 3, [[21.0] * 3, [30.0] * 3]]

@@ -1,4 +1,4 @@
-"""Fused operations give transformers' and torch's own numbers."""
+"""Fused operations equal those of transformers and torch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def norm_of(family: str, name: str, width: int = 16) -> nn.Module:
 
 
 @pytest.mark.parametrize(("family", "name"), NORMS)
-def test_a_fused_norm_gives_the_familys_output_and_gradients(family: str, name: str) -> None:
+def test_a_fused_norm_equals_the_original(family: str, name: str) -> None:
     torch.manual_seed(0)
     norm = norm_of(family, name)
     rows = torch.randn(4, 3, 16, requires_grad=True)
@@ -62,13 +62,13 @@ def test_a_fused_norm_gives_the_familys_output_and_gradients(family: str, name: 
 
 
 def test_layers_share_one_fused_class() -> None:
-    """One class for all layers is what lets them share one compiled graph."""
+    """Layers share one compiled graph only if they share one class."""
     model = nn.ModuleList([norm_of("llama", "LlamaRMSNorm") for _ in range(3)])
     assert fuse_norms(model) == 3
     assert len({type(norm) for norm in model}) == 1
 
 
-def test_a_second_call_changes_nothing_but_still_counts() -> None:
+def test_a_second_call_changes_nothing() -> None:
     model = nn.ModuleList([norm_of("gemma3", "Gemma3RMSNorm")])
     fuse_norms(model)
     rows = torch.randn(2, 16)
@@ -77,7 +77,7 @@ def test_a_second_call_changes_nothing_but_still_counts() -> None:
     torch.testing.assert_close(model[0](rows), before, rtol=0, atol=0)
 
 
-def test_a_norm_that_computes_something_else_is_left_alone() -> None:
+def test_other_norms_are_not_patched() -> None:
     class DoubledRMSNorm(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -91,7 +91,7 @@ def test_a_norm_that_computes_something_else_is_left_alone() -> None:
     assert fuse_norms(nn.ModuleList([DoubledRMSNorm(), gated, nn.RMSNorm(8)])) == 0
 
 
-def test_norms_are_recognised_on_the_meta_device() -> None:
+def test_norms_are_recognized_on_the_meta_device() -> None:
     with torch.device("meta"):
         model = nn.ModuleList([norm_of("llama", "LlamaRMSNorm"), norm_of("gemma3", "Gemma3RMSNorm")])
         assert fuse_norms(model) == 2
@@ -99,10 +99,10 @@ def test_norms_are_recognised_on_the_meta_device() -> None:
 
 
 @pytest.mark.parametrize(("z_loss", "softcap"), [(0.0, None), (1e-2, None), (1e-2, 3.0)])
-def test_logits_become_the_gradient_of_the_weighted_loss(z_loss: float, softcap: float | None) -> None:
+def test_logits_are_overwritten_with_the_gradient_of_the_weighted_loss(z_loss: float, softcap: float | None) -> None:
     torch.manual_seed(0)
     logits = (torch.randn(6, 37) * 2).requires_grad_()
-    labels = torch.tensor([3, 36, -100, 40, 0, 7])  # -100 and 40 lie outside: ignored, and another rank's slice
+    labels = torch.tensor([3, 36, -100, 40, 0, 7])  # -100 is ignored, 40 is in another rank's shard
     weights = torch.tensor([0.3, 0.1, 0.0, 0.2, 0.4, 0.5])
     capped = logits if softcap is None else softcap * torch.tanh(logits / softcap)
     held = (labels >= 0) & (labels < 37)
@@ -115,7 +115,7 @@ def test_logits_become_the_gradient_of_the_weighted_loss(z_loss: float, softcap:
     torch.testing.assert_close(statistics, torch.stack([log_sum, target]).detach(), rtol=1e-6, atol=1e-6)
 
 
-def test_adamw_is_torchs_with_the_gradient_times_the_factor() -> None:
+def test_adamw_equals_torchs_with_a_scaled_gradient() -> None:
     torch.manual_seed(0)
     mine = torch.randn(50)
     reference = nn.Parameter(mine.clone())
@@ -133,7 +133,7 @@ def test_adamw_is_torchs_with_the_gradient_times_the_factor() -> None:
     torch.testing.assert_close(square, optimizer.state[reference]["exp_avg_sq"], rtol=1e-5, atol=1e-9)
 
 
-def test_adamw_keeps_bf16_moments_in_their_format() -> None:
+def test_adamw_keeps_bf16_moments_in_bf16() -> None:
     parameter, gradient = torch.randn(8).bfloat16(), torch.randn(8).bfloat16()
     average, square = torch.zeros(8).bfloat16(), torch.zeros(8).bfloat16()
     before = parameter.clone()
@@ -166,7 +166,7 @@ def test_scaling_by_one_and_by_another_number() -> None:
 
 
 @pytest.mark.parametrize(("left_t", "right_t"), [(False, True), (False, False), (True, False)])
-def test_products_know_their_value_their_shape_and_their_flop(left_t: bool, right_t: bool) -> None:
+def test_gemms_have_the_right_value_shape_and_flops(left_t: bool, right_t: bool) -> None:
     torch.manual_seed(0)
     left = torch.randn((5, 3) if left_t else (3, 5))
     right = torch.randn((4, 5) if right_t else (5, 4))
@@ -178,7 +178,7 @@ def test_products_know_their_value_their_shape_and_their_flop(left_t: bool, righ
     assert product(left.to("meta"), right.to("meta"), left_t, right_t).shape == expected.shape
 
 
-def test_a_product_adds_a_matrix() -> None:
+def test_a_gemm_adds_a_matrix() -> None:
     torch.manual_seed(0)
     add, left, right = torch.randn(3, 4), torch.randn(3, 5), torch.randn(4, 5)
     before = add.clone()
@@ -193,7 +193,7 @@ def outcome(module: nn.Module, rows: torch.Tensor, direction: torch.Tensor) -> l
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_tuned_linear_layer_is_torchs(bias: bool) -> None:
+def test_a_tuned_linear_layer_equals_torchs(bias: bool) -> None:
     torch.manual_seed(0)
     linear = nn.Linear(6, 4, bias=bias)
     rows, direction = torch.randn(2, 3, 6, requires_grad=True), torch.randn(2, 3, 4)
@@ -204,7 +204,7 @@ def test_a_tuned_linear_layer_is_torchs(bias: bool) -> None:
         torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)
 
 
-def test_fp8_gives_a_tensor_to_the_precision_of_the_format() -> None:
+def test_fp8_keeps_the_precision_of_the_format() -> None:
     values = torch.tensor([[1000.0, -3.0], [0.5, 0.0]])
     narrow, unit = to_fp8(values, ACTIVATION)
     assert narrow.float().abs().max() == torch.finfo(ACTIVATION).max
@@ -225,7 +225,7 @@ def test_an_fp8_linear_layer_is_near_torchs(exact: bool) -> None:
     assert (linear(rows) - expected[0]).abs().max() > 0, "it computes in fp32"
 
 
-def test_fp8_leaves_odd_numbers_of_tokens_to_torch() -> None:
+def test_fp8_is_not_used_for_odd_numbers_of_tokens() -> None:
     linear = nn.Linear(16, 16)
     rows = torch.randn(5, 16)
     expected = linear(rows)
@@ -260,24 +260,24 @@ def gradients(model: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("family", "folded"), [("llama", 4), ("qwen2", 4), ("qwen3", 4), ("mistral", 4), ("olmoe", 2), ("gemma3_text", 0)]
+    ("family", "fused"), [("llama", 4), ("qwen2", 4), ("qwen3", 4), ("mistral", 4), ("olmoe", 2), ("gemma3_text", 0)]
 )
-def test_folded_residuals_change_no_gradient(family: str, folded: int) -> None:
-    """An expert block ends in no projection of its own: there only attention's is folded. Gemma norms what it adds."""
+def test_fused_residuals_do_not_change_gradients(family: str, fused: int) -> None:
+    """An expert block has no output projection: only attention's is fused. Gemma norms before the residual."""
     model = tiny(family)
     tokens = torch.randint(64, (2, 8))
     expected = gradients(model, tokens)
     tune_linears(model.model.layers)
-    assert fuse_residuals(model) == folded
+    assert fuse_residuals(model) == fused
     got = gradients(model, tokens)
     assert got.keys() == expected.keys()
     for name, want in expected.items():
         torch.testing.assert_close(got[name], want, rtol=1e-5, atol=1e-6, msg=name)
 
 
-def test_residuals_stay_where_a_projection_is_not_plain() -> None:
+def test_residuals_of_other_projections_are_not_fused() -> None:
     model = tiny("llama")
-    assert fuse_residuals(model) == 0  # not tuned: nothing would be gained
+    assert fuse_residuals(model) == 0  # not tuned: nothing to gain
     tune_linears(model.model.layers)
     model.model.layers[0].self_attn.o_proj.__class__ = type("Adapted", (nn.Linear,), {})
     assert fuse_residuals(model) == 3
@@ -306,7 +306,7 @@ on_a_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUD
 
 @on_a_gpu
 @pytest.mark.parametrize(("z_loss", "softcap"), [(0.0, None), (1e-2, 3.0)])
-def test_the_gpus_cross_entropy_is_the_cpus(z_loss: float, softcap: float | None) -> None:
+def test_gpu_cross_entropy_equals_cpu(z_loss: float, softcap: float | None) -> None:
     torch.manual_seed(0)
     logits, weights = torch.randn(9, 40003), torch.rand(9)
     labels = torch.tensor([3, 40002, -100, 50000, 0, 7, 9, 11, 13])
@@ -319,7 +319,7 @@ def test_the_gpus_cross_entropy_is_the_cpus(z_loss: float, softcap: float | None
 
 
 @on_a_gpu
-def test_the_gpus_updates_are_the_cpus() -> None:
+def test_gpu_updates_equal_cpu() -> None:
     torch.manual_seed(0)
     here = [torch.rand(30001) for _ in range(4)]
     there = [one.cuda() for one in here]
@@ -334,7 +334,7 @@ def test_the_gpus_updates_are_the_cpus() -> None:
 
 @on_a_gpu
 @pytest.mark.parametrize(("left_t", "right_t"), [(False, True), (False, False), (True, False)])
-def test_the_gpus_tuned_products_are_torchs(left_t: bool, right_t: bool) -> None:
+def test_gpu_tuned_gemms_equal_torchs(left_t: bool, right_t: bool) -> None:
     torch.manual_seed(0)
     for rows, columns, inner in ((512, 4096, 1024), (512, 14336, 512), (256, 65536, 128), (1024, 8, 64)):
         left = torch.randn((inner, rows) if left_t else (rows, inner), device="cuda", dtype=torch.bfloat16)
@@ -348,7 +348,7 @@ def test_the_gpus_tuned_products_are_torchs(left_t: bool, right_t: bool) -> None
 
 
 @pytest.mark.parametrize("name", ["gelu_new", "gelu_fast"])
-def test_a_gelu_that_is_written_out_becomes_one_operation(name: str) -> None:
+def test_an_elementwise_gelu_becomes_one_operation(name: str) -> None:
     model = nn.Sequential(ACT2FN[name], nn.GELU())
     given = torch.linspace(-6, 6, 4001, dtype=torch.float64, requires_grad=True)
     expected = model[0](given)

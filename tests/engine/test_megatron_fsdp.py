@@ -1,4 +1,4 @@
-"""Megatron-FSDP where neither it nor a GPU is there: what is refused, and that its way to fill a stage is ours."""
+"""Megatron-FSDP without the package and without a GPU: errors, and that it initializes a stage as FSDP2 does."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from meshwright.errors import InputError
 from meshwright.recipes import types
 
 
-def test_without_a_gpu_it_is_refused() -> None:
+def test_without_a_gpu_it_is_an_error() -> None:
     with pytest.raises(InputError, match="needs NVIDIA GPUs") as refused:
         megatron.require(torch.device("cpu"))
     assert refused.value.field == "layout.strategy"
     assert "layout.strategy=fsdp2" in refused.value.fix
 
 
-def test_without_the_package_the_command_to_install_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_package_the_error_has_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(megatron, "find_spec", lambda name: None)
     with pytest.raises(InputError, match="not installed") as refused:
         megatron.require(torch.device("cuda"))
     assert "pip install 'meshwright[megatron_fsdp]'" in refused.value.fix
 
 
-def test_with_both_it_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_both_it_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(megatron, "find_spec", lambda name: object())
     megatron.require(torch.device("cuda"))
 
@@ -49,7 +49,7 @@ def _start_on_cpu(rank: int, world: int) -> str:
     return ""
 
 
-def test_the_engine_refuses_before_it_builds() -> None:
+def test_the_engine_raises_before_it_builds() -> None:
     assert "needs NVIDIA GPUs" in run(1, _start_on_cpu)[0]
 
 
@@ -65,7 +65,7 @@ def _stage(family: str, given: types.Recipe) -> tuple[Stage, dict[str, Any]]:
 
 
 def _fill_both_ways(rank: int, world: int, family: str, compute: str) -> dict[str, Any]:
-    """Parameters that are not filled alike, by either strategy; and whether tied weights are still one."""
+    """Return parameters that the two strategies initialize differently, and whether tied weights are still tied."""
     given = recipe(types.Layout(tp=world), precision=types.Precision(compute=compute))  # type: ignore[arg-type]
     ours, initial = _stage(family, given)
     init_weights(ours, initial, given.train.seed, torch.device("cpu"), offloaded=False)
@@ -93,7 +93,7 @@ def _fill_both_ways(rank: int, world: int, family: str, compute: str) -> dict[st
 @pytest.mark.parametrize(
     ("family", "world", "compute"), [("llama", 2, "fp32"), ("qwen3", 1, "bf16"), ("qwen3", 2, "bf16")]
 )
-def test_a_stage_starts_with_the_same_numbers(family: str, world: int, compute: str) -> None:
+def test_a_stage_gets_the_same_initial_weights(family: str, world: int, compute: str) -> None:
     for found in run(world, _fill_both_ways, family, compute):
         assert found["different"] == []
         assert found["missing"] == []

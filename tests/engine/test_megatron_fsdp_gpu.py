@@ -1,7 +1,7 @@
 """Training with Megatron-FSDP against fsdp2 on one GPU: `python tests/engine/test_megatron_fsdp_gpu.py` prints a table.
 
-With a file name behind it the numbers are written there as JSON. Under pytest the same script runs in a process of
-its own, since forked ranks and an initialised CUDA do not mix.
+With a file name as argument the results are written there as JSON. Under pytest the script runs in its own process,
+because forked ranks and an initialized CUDA do not mix.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from meshwright.engine.trainer import Trainer  # noqa: E402
 from meshwright.recipes import types  # noqa: E402
 
 STEPS = 5
-# fp32: the same sums. bf16: kernels may add up in another order, and a bf16 number has three digits.
+# fp32: the same sums. bf16: kernels may sum in another order, and bf16 has three digits.
 TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3}
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama": ("llama", "fp32", {}),
@@ -45,7 +45,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
 
 
 def train(family: str, given: types.Recipe) -> list[tuple[float, float]]:
-    """Loss and gradient norm of every step."""
+    """Return loss and gradient norm of every step."""
     config, device = transformers_config(FAMILIES[family]), torch.device("cuda", 0)
     source = Mock(config.vocab_size, given.data.seq_length, given.train.seed)
     trainer = Trainer(given, config, build_mesh(given.layout, "cuda"), device, source)
@@ -53,7 +53,7 @@ def train(family: str, given: types.Recipe) -> list[tuple[float, float]]:
 
 
 def compare(family: str, compute: str, layout: dict[str, Any]) -> dict[str, Any]:
-    """The same training by both strategies, and the largest relative differences."""
+    """Train with both strategies; return the largest relative differences."""
     found = {}
     for strategy in ("fsdp2", "megatron_fsdp"):
         chosen = types.Layout(micro_batch_size=2, strategy=strategy, **layout)  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def compare(family: str, compute: str, layout: dict[str, Any]) -> dict[str, Any]
 
 
 def check() -> tuple[dict[str, Any], list[str]]:
-    """All cases, and those that differ by too much."""
+    """Return all cases, and those that differ too much."""
     rows, wrong = {}, []
     for name, (family, compute, layout) in CASES.items():
         row = rows[name] = compare(family, compute, layout)
@@ -78,7 +78,7 @@ def check() -> tuple[dict[str, Any], list[str]]:
     return rows, wrong
 
 
-def test_both_strategies_train_alike() -> None:
+def test_both_strategies_train_the_same() -> None:
     import pytest
 
     if not torch.cuda.is_available() or find_spec("megatron_fsdp") is None:
@@ -97,7 +97,7 @@ if __name__ == "__main__":
         results, failed = check()
         dist.destroy_process_group()
     versions = f"torch {torch.__version__}, megatron-fsdp {version('megatron-fsdp')}, {torch.cuda.get_device_name()}"
-    print(f"{versions}: " + (f"{len(failed)} wrong: {failed}" if failed else "all alike"))
+    print(f"{versions}: " + (f"{len(failed)} wrong: {failed}" if failed else "all equal"))
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(
             json.dumps({"machine": versions, "steps": STEPS, "cases": results}, indent=1) + "\n"

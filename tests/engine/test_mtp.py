@@ -1,4 +1,4 @@
-"""Multi-token prediction: its loss against a computation written out with transformers, and every layout alike."""
+"""Multi-token prediction equals a reference with transformers, and trains the same in every layout."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from meshwright.errors import InputError
 from meshwright.models import config_of, find
 from meshwright.recipes import types
 
-WEIGHT = 0.3  # large, so that gradients show what is wrong with it
+WEIGHT = 0.3  # large, so that errors show in the gradients
 TRAIN = types.Train(global_batch_size=parity.BATCH, steps=100, mtp_loss=WEIGHT)
 TP_SP = {"tp": 2, "sp": True}
 ZBV = {"pp": 2, "vp": 2, "pp_schedule": "zbv"}
@@ -80,11 +80,11 @@ def _trainer(family: str, layout: types.Layout, weight: float = WEIGHT) -> Train
 
 
 def _both(rank: int, world: int, family: str) -> dict[str, float]:
-    """What the engine computes and what is written out below: losses and two gradients, as relative differences."""
+    """Return relative differences of losses and two gradients between the engine and the reference below."""
     trainer = _trainer(family, types.Layout(micro_batch_size=parity.BATCH))
     stage = trainer.stages[0]
     tokens = torch.from_numpy(trainer.loader.source.samples(range(parity.BATCH)).tokens)
-    expected = _written_out(family, stage, tokens)
+    expected = _reference(family, stage, tokens)
     losses = trainer.forward_backward(trainer.loader.batch(0))
     found = {
         "main": losses[0],
@@ -95,7 +95,7 @@ def _both(rank: int, world: int, family: str) -> dict[str, float]:
     return {name: float((found[name] - expected[name]).norm() / expected[name].norm()) for name in found}
 
 
-def _written_out(family: str, stage: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
+def _reference(family: str, stage: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     config = transformers_config(FAMILIES[family])
     config._attn_implementation = "eager"
     model: Any = transformers.AutoModelForCausalLM.from_config(config)
@@ -132,7 +132,7 @@ def _written_out(family: str, stage: Any, tokens: torch.Tensor) -> dict[str, tor
 
 
 def _load(module: torch.nn.Module, stage: Any, prefix: str) -> None:
-    """A module of transformers gets the weights that the stage holds under a prefix, in its own shapes."""
+    """Copy the stage's weights under a prefix into a transformers module, in its shapes."""
     held = {**dict(stage.named_parameters()), **dict(stage.named_buffers())}
     with torch.no_grad():
         for name, parameter in (*module.named_parameters(), *module.named_buffers()):
@@ -140,7 +140,7 @@ def _load(module: torch.nn.Module, stage: Any, prefix: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe"])
-def test_the_loss_is_the_one_written_out(family: str) -> None:
+def test_the_loss_equals_the_reference(family: str) -> None:
     differences = run(1, _both, family)[0]
     assert max(differences.values()) < 1e-5, differences
 
@@ -150,7 +150,7 @@ def _reported(rank: int, world: int, layout: types.Layout) -> list[tuple[float, 
     return [(result.loss, result.mtp_loss) for result in map(trainer.step, (0, 0, 0))]
 
 
-def test_its_loss_is_reported_apart_and_falls() -> None:
+def test_its_loss_is_reported_separately_and_falls() -> None:
     alone = run(1, _reported, types.Layout(micro_batch_size=2))[0]
     ends = run(2, _reported, types.Layout(micro_batch_size=2, pp=2))
     assert ends[0] == ends[1]
@@ -167,22 +167,22 @@ def _evaluated(rank: int, world: int) -> tuple[float, float]:
     return values[0], values[1]
 
 
-def test_evaluation_is_of_the_next_token_alone() -> None:
+def test_evaluation_uses_the_next_token_only() -> None:
     without, with_mtp = run(1, _evaluated)[0]
     assert without == pytest.approx(with_mtp, rel=1e-6)
 
 
-class _Given:
+class _FixedSamples:
     def __init__(self, samples: Samples) -> None:
-        self.given = samples
+        self.fixed = samples
 
     def samples(self, numbers: Any) -> Samples:
-        return self.given
+        return self.fixed
 
 
-def _told(rank: int, world: int, samples: Samples) -> dict[str, Any]:
+def _model_kwargs(rank: int, world: int, samples: Samples) -> dict[str, Any]:
     loader = Loader(
-        _Given(samples),
+        _FixedSamples(samples),
         build_mesh(types.Layout(), "cpu"),
         global_batch=1,
         micro_batch=1,
@@ -196,32 +196,34 @@ def _told(rank: int, world: int, samples: Samples) -> dict[str, Any]:
 
 def test_labels_two_ahead_stay_in_their_sample_and_document() -> None:
     tokens = np.arange(10, 17)[None]
-    counted = np.array([[False, True, True, False, True, True]])  # a prompt token first; a border behind the fourth
+    counted = np.array(
+        [[False, True, True, False, True, True]]
+    )  # a prompt token first; a document ends after the fourth
     documents = np.array([[0, 0, 0, 0, 1, 1]])
-    told = run(1, _told, Samples(tokens, counted, documents))[0]
-    assert told["next_tokens"] == [11, 12, 13, 14, 15, 16]
-    assert told["labels_2"] == [12, 13, -100, -100, 16, -100]
-    assert told["weights_2"] == pytest.approx([1 / 3, 1 / 3, 0, 0, 1 / 3, 0])
+    kwargs = run(1, _model_kwargs, Samples(tokens, counted, documents))[0]
+    assert kwargs["next_tokens"] == [11, 12, 13, 14, 15, 16]
+    assert kwargs["labels_2"] == [12, 13, -100, -100, 16, -100]
+    assert kwargs["weights_2"] == pytest.approx([1 / 3, 1 / 3, 0, 0, 1 / 3, 0])
 
 
 PUBLISHED = ("qwen35_800m", "qwen3_next_80b_a3b", "glm45_air_106b", "nemotron_3_super", "deepseek_v3")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_it_has_the_parameters_that_the_catalogue_counts(name: str) -> None:
+def test_it_has_the_parameters_of_the_catalog(name: str) -> None:
     model: Any = build_model(transformers_config(config_of(name)).get_text_config(), torch.bfloat16, mtp=True)
     assert sum(p.numel() for p in model.mtp.parameters()) == find(name).params.mtp
 
 
 @pytest.mark.parametrize("family", ["llama", "olmoe"])
-def test_a_model_without_it_is_refused(family: str) -> None:
+def test_a_model_without_it_is_an_error(family: str) -> None:
     config = transformers_config(FAMILIES[family])
     with pytest.raises(InputError, match="has none"):
         build_model(config, torch.float32, mtp=True)
 
 
-def test_a_model_with_several_is_refused() -> None:
+def test_a_model_with_several_is_an_error() -> None:
     config = transformers_config({**FAMILIES["deepseek_v3"], "num_nextn_predict_layers": 2})
     assert mtp_depth(config) == 2
-    with pytest.raises(InputError, match="works with one"):
+    with pytest.raises(InputError, match="one is supported"):
         build_model(config, torch.float32, mtp=True)

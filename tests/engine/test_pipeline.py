@@ -1,4 +1,4 @@
-"""A pipeline holds what it receives for the micro batches that are under way, not for all of a step."""
+"""A pipeline has receive buffers only for micro batches in flight, not for all of a step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from meshwright.recipes import types
 MICRO_BATCHES = 16
 RANKS = 2
 ONE_CHUNK = ("1f1b", "gpipe")
-ALL_FORWARD_FIRST = ("gpipe", "looped_bfs")  # every micro batch is under way before the first backward pass
+ALL_FORWARD_FIRST = ("gpipe", "looped_bfs")  # all micro batches are in flight before the first backward pass
 BATCHES = 2  # of an evaluation
 
 
@@ -40,16 +40,16 @@ def trainer_of(given: types.Layout) -> Trainer:
 
 
 class Received:
-    """Every tensor that stages receive, and the most of them that were alive together."""
+    """Tracks the tensors that stages receive, and the largest number alive at once."""
 
     def __init__(self, stages: list[Any]) -> None:
         self.alive: weakref.WeakSet[Any] = weakref.WeakSet()
         self.count = self.most = 0
         for stage in stages:
             for name in ("get_fwd_recv_ops", "get_bwd_recv_ops"):
-                setattr(stage, name, self.noting(getattr(stage, name)))
+                setattr(stage, name, self.tracked(getattr(stage, name)))
 
-    def noting(self, receive: Callable[[int], Any]) -> Callable[[int], Any]:
+    def tracked(self, receive: Callable[[int], Any]) -> Callable[[int], Any]:
         def receives(number: int) -> Any:
             found = receive(number)
             self.count += len(found)
@@ -61,7 +61,7 @@ class Received:
 
 
 def received(rank: int, world: int, schedule: str) -> dict[str, Any]:
-    """Tensors received in a step, the most that were alive in it and in an evaluation, and those left in between."""
+    """Count tensors received in a step, the most alive in it and in an evaluation, and those left in between."""
     trainer = trainer_of(layout(schedule))
     assert trainer.pipeline is not None
     made: Any = trainer.pipeline.schedule
@@ -86,7 +86,7 @@ def expected_loss() -> float:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_what_is_received_is_held_while_its_micro_batch_is_under_way(schedule: str) -> None:
+def test_receive_buffers_live_only_while_their_micro_batch_is_in_flight(schedule: str) -> None:
     given = layout(schedule)
     for found in run(RANKS, received, schedule):
         assert found["count"] >= MICRO_BATCHES

@@ -1,4 +1,4 @@
-"""Base weights in four bits: the codes of NF4, the numbers of lora on unpacked weights, every layout alike."""
+"""Four-bit base weights: NF4 codes, equality with lora on unpacked weights, parity of layouts."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ WIDE: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Models with rows of several blocks; B does not start at nought, so that A has a gradient from the first step."""
+    """Use models with several blocks per row, and start B away from zero, so that A has a gradient from step 1."""
     monkeypatch.setattr(adapters, "INIT_B", InitSpec("uniform", -0.3, 0.3))
     for name, values in WIDE.items():
         monkeypatch.setitem(FAMILIES, name, values)
 
 
-# The codes
+# Codes
 
 
 def packed(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     codes, scales = nf4.packed_shapes(tuple(weight.shape))
-    made = torch.empty(codes, dtype=torch.uint8), torch.empty(scales, dtype=weight.dtype)
-    nf4.pack(weight, *made)
-    return made
+    out = torch.empty(codes, dtype=torch.uint8), torch.empty(scales, dtype=weight.dtype)
+    nf4.pack(weight, *out)
+    return out
 
 
 def codes_of_a_ramp(rank: int, world: int) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def codes_of_a_ramp(rank: int, world: int) -> dict[str, Any]:
 RAMP = "00000111111112222233344445556667788899aaabbbccccddddeeeeeeefffff"
 
 
-def test_codes_are_those_of_bitsandbytes() -> None:
+def test_codes_equal_bitsandbytes() -> None:
     found = run(1, codes_of_a_ramp)[0]
     for dtype in ("torch.float32", "torch.bfloat16"):
         codes, scales = found[dtype]
@@ -83,7 +83,7 @@ def test_codes_are_those_of_bitsandbytes() -> None:
 
 
 def stored_bits(rank: int, world: int, compute: Any) -> tuple[float, set[str]]:
-    """Bits for each weight of the packed layers, and which linear layers still hold a weight."""
+    """Return the bits per weight of packed layers, and which linear layers still have a weight."""
     peft = msgspec.structs.replace(QLORA, targets=("qkv", "proj", "fc1", "fc2"))
     given = recipe(peft=peft, precision=types.Precision(compute=compute, master=compute))
     stage = trainer_of("qwen3_moe_wide", given).stages[0]
@@ -95,18 +95,18 @@ def stored_bits(rank: int, world: int, compute: Any) -> tuple[float, set[str]]:
 
 
 @pytest.mark.parametrize(("compute", "bits"), [("fp32", 4.5), ("bf16", 4.25)])
-def test_a_weight_takes_four_bits_and_its_share_of_a_scale(compute: str, bits: float) -> None:
+def test_a_weight_takes_four_bits_and_a_fraction_of_a_scale(compute: str, bits: float) -> None:
     found, dense = run(1, stored_bits, compute)[0]
     assert found == bits
     left = ("scales", "embed_tokens.weight", "lm_head.weight", "gate.weight")
     assert all(name.endswith(left) for name in dense), dense
 
 
-# The numbers
+# Equality with lora
 
 
 def like_lora(rank: int, world: int, family: str) -> float:
-    """The worst difference of loss and gradients from lora whose weights are what the codes stand for."""
+    """Return the largest difference of loss and gradients from lora on the dequantized weights."""
     four = trainer_of(family, recipe(peft=QLORA))
     plain = trainer_of(family, recipe(peft=PEFT))
     unpacked = {name: tensor.clone() for name, tensor in unpacked_weights(four.stages[0])}
@@ -115,7 +115,7 @@ def like_lora(rank: int, world: int, family: str) -> float:
         for name, parameter in plain.stages[0].named_parameters():
             apart = max(apart, expert_cases.differ(parameter, unpacked[name].view(parameter.shape)))
             parameter.copy_(unpacked[name].view(parameter.shape))
-    assert apart > 1e-2  # rounding to four bits is felt
+    assert apart > 1e-2  # quantization changes the weights
     batch = plain.loader.batch(0)
     losses = [float(one.forward_backward(batch).sum()) for one in (four, plain)]
     gradients = [
@@ -127,7 +127,7 @@ def like_lora(rank: int, world: int, family: str) -> float:
 
 
 def unpacked_weights(stage: nn.Module) -> Any:
-    """Every weight of a stage under the model's name, as the codes say."""
+    """Yield every dequantized weight of a stage under the model's name."""
     own = dict(stage.named_parameters())
     for name, tensor in weights_to_fill(stage):
         if name in own:
@@ -146,7 +146,7 @@ def test_qlora_is_lora_on_unpacked_weights(family: str) -> None:
     assert run(1, like_lora, family)[0] < 1e-5
 
 
-# Every layout alike
+# Parity of layouts
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "fsdp": (2, {}),
@@ -168,7 +168,7 @@ QUICK = {
 }
 TRIED = [
     *(("llama_wide", name) for name in LAYOUTS if name not in ("ep", "etp")),
-    *(("qwen3_moe_wide", name) for name in LAYOUTS if name != "tp"),  # experts ask for sp with tp
+    *(("qwen3_moe_wide", name) for name in LAYOUTS if name != "tp"),  # experts need sp with tp
     *((family, name) for family in ("gpt_oss_wide", "nemotron_h") for name in ("fsdp", "ep", "pp")),
     ("gpt_oss_wide", "etp"),
     ("gpt2_wide", "tp-sp"),
@@ -179,26 +179,26 @@ TRIED = [
     ("family", "name"),
     [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in TRIED],
 )
-def test_qlora_trains_alike_in_every_layout(family: str, name: str) -> None:
+def test_qlora_trains_the_same_in_every_layout(family: str, name: str) -> None:
     world, layout = LAYOUTS[name]
     found = parity.differences(family, world, recipe(layout, QLORA), STEPS)
     assert max(found.values()) <= parity.TOLERANCE, found
 
 
 @pytest.mark.slow
-def test_qlora_trains_alike_when_compiled() -> None:
+def test_qlora_trains_the_same_when_compiled() -> None:
     given = recipe({}, QLORA, kernels=types.Kernels(compile=True))
     found = parity.differences("llama_wide", 1, given, STEPS)
     assert max(found.values()) <= parity.TOLERANCE, found
 
 
 def kept_for_backward(rank: int, world: int, recompute: str) -> int:
-    """Bytes that compiled layers keep for the backward pass, weights aside."""
+    """Return the bytes that compiled layers save for the backward pass, without weights."""
     parity.compile_without_a_compiler()
     trainer = trainer_of("llama_wide", recipe({"recompute": recompute}, QLORA, kernels=types.Kernels(compile=True)))
     stage = trainer.stages[0]
     weights = {p.untyped_storage().data_ptr() for p in stage.parameters()}
-    tokens, told = trainer.loader.batch(0).micro_batches(parity.MICRO_BATCH)[0]
+    tokens, kwargs = trainer.loader.batch(0).micro_batches(parity.MICRO_BATCH)[0]
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -207,12 +207,12 @@ def kept_for_backward(rank: int, world: int, recompute: str) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        stage(tokens, **told)
+        stage(tokens, **kwargs)
     return sum(size for place, size in kept.items() if place not in weights)
 
 
 @pytest.mark.slow
-def test_compiled_layers_keep_little_when_recomputed() -> None:
+def test_recomputed_compiled_layers_save_little() -> None:
     full, none = (run(1, kept_for_backward, recompute)[0] for recompute in ("full", "none"))
     assert full < none / 5
 
@@ -224,12 +224,12 @@ def refused(rank: int, world: int, family: str, layout: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(("family", "axis"), [("llama", "tp"), ("qwen3_moe", "etp")])
-def test_a_cut_through_a_block_is_refused(family: str, axis: str) -> None:
+def test_a_shard_that_splits_a_block_is_an_error(family: str, axis: str) -> None:
     assert all("not divide" in message for message in run(2, refused, family, {axis: 2}))
 
 
 def packed_from_a_folder(rank: int, world: int, folder: str, layout: dict[str, Any]) -> list[str]:
-    """Linear layers whose codes are not those of the folder's weights."""
+    """Return the linear layers whose codes differ from those of the folder's weights."""
     from safetensors.torch import load_file
 
     given = recipe(layout, QLORA)

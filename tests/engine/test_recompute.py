@@ -1,4 +1,4 @@
-"""Recompute frees what it names: bytes that a layer keeps for its backward pass, measured and as they are priced."""
+"""Recompute frees the activations it names: bytes that a layer saves, measured and as estimated."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from tests.engine.families import FAMILIES
-from tests.engine.kept import activation_bytes_by_recompute
+from tests.engine.kept import kept_bytes
 from tests.engine.parity import recipe
 from tests.engine.ranks import run
 
@@ -54,7 +54,7 @@ def given(layout: types.Layout, attention: str) -> types.Recipe:
 
 
 def kept_by_layers(rank: int, world: int, family: str, layouts: list[types.Layout], attention: str) -> list[float]:
-    """Numbers (of 4 bytes) that a layer keeps per token, with each layout."""
+    """Return the fp32 values that a layer saves per token, for each layout."""
 
     def kept(layout: types.Layout, layers: int) -> int:
         config = transformers_config(wide(family, layers))
@@ -62,14 +62,14 @@ def kept_by_layers(rank: int, world: int, family: str, layouts: list[types.Layou
         source = Mock(config.vocab_size, SEQ, seed=1)
         trainer = Trainer(given(layout, attention), config, mesh, torch.device("cpu"), source)
         (stage,) = trainer.stages
-        tokens, told = trainer.loader.batch(0).micro_batches(SAMPLES)[0]
-        return activation_bytes_by_recompute(stage, lambda: stage(tokens, **told))
+        tokens, kwargs = trainer.loader.batch(0).micro_batches(SAMPLES)[0]
+        return kept_bytes(stage, lambda: stage(tokens, **kwargs))
 
     return [(kept(layout, 3) - kept(layout, 1)) / 2 / (SEQ * SAMPLES) / 4 for layout in layouts]
 
 
 @pytest.mark.parametrize("module", CASES)
-def test_a_module_is_not_kept(module: str) -> None:
+def test_a_recomputed_module_is_not_saved(module: str) -> None:
     attention = "eager" if module == "core_attn" else "auto"  # flash attention has no scores to drop
     full = types.Layout(micro_batch_size=SAMPLES, recompute="full")
     every, some, least = run(1, kept_by_layers, CASES[module], [NOTHING, selective(module), full], attention)[0]
@@ -77,7 +77,7 @@ def test_a_module_is_not_kept(module: str) -> None:
     assert least == pytest.approx(WIDE["hidden_size"], rel=0.01)  # the layer's input
 
 
-def test_operations_are_kept_as_priced() -> None:
+def test_saved_operations_match_the_estimate() -> None:
     layout = selective("ops")
     (measured,) = run(1, kept_by_layers, "llama", [layout], "auto")[0]
     spec = spec_from_config(wide("llama", 1), "llama")

@@ -1,4 +1,4 @@
-"""Our scan of Mamba-2 layers gives what transformers' reference gives, and keeps its inputs and a few states."""
+"""Our Mamba-2 scan equals transformers' reference and saves only its inputs and a few states."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshwright.engine.kernels.state_space import plan, state_space_scan
 from meshwright.engine.model.build import transformers_config
 
 REFERENCE: Any = nemotron.mamba2_chunk_scan
-LIMITS = (0.3, 2.5)  # some steps lie outside
+LIMITS = (0.3, 2.5)  # some steps are outside
 outcome = partial(scans.outcome, names=("out", "x", "dt", "A_log", "B", "C", "D", "dt_bias"))
 differences = partial(scans.differences, floor=1e-12)
 
@@ -29,7 +29,7 @@ differences = partial(scans.differences, floor=1e-12)
 def inputs(
     rows: int, tokens: int, groups: int, heads: int, width: int, state: int, dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
-    """x, dt, A_log, B, C, D and dt_bias of a layer, `heads` for each group; decays from gentle to total."""
+    """x, dt, A_log, B, C, D and dt_bias of a layer, `heads` for each group; decays from weak to complete."""
     generator = torch.Generator().manual_seed(tokens * heads + state)
 
     def numbers(*shape: int) -> Tensor:
@@ -50,8 +50,8 @@ def ours(x: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor, 
 
 def reference(x: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor, bias: Tensor) -> Tensor:
     """The scan of transformers."""
-    told = {"D": d, "dt_bias": bias, "dt_softplus": True, "dt_limit": LIMITS}
-    out: Tensor = REFERENCE(x, dt, -a_log.exp(), b, c, chunk_size=16, **told)
+    options = {"D": d, "dt_bias": bias, "dt_softplus": True, "dt_limit": LIMITS}
+    out: Tensor = REFERENCE(x, dt, -a_log.exp(), b, c, chunk_size=16, **options)
     return out
 
 
@@ -66,7 +66,7 @@ def reference(x: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Ten
     chunk=st.sampled_from([4, 16, 128]),
     matrices=st.sampled_from([1, 3, 1000]),
 )
-def test_scan_is_that_of_transformers(
+def test_scan_equals_transformers(
     rows: int, tokens: int, groups: int, heads: int, width: int, state: int, chunk: int, matrices: int
 ) -> None:
     tensors = inputs(rows, tokens, groups, heads, width, state)
@@ -74,12 +74,12 @@ def test_scan_is_that_of_transformers(
         patch.setattr(state_space, "CHUNK", chunk)
         patch.setattr(state_space, "MATRIX_BYTES", matrices * 4 * groups * heads * min(chunk, tokens) ** 2)
         found = outcome(ours, tensors)
-    exact = [one.detach().double().requires_grad_() for one in tensors]  # in fp32 the reference is further off than we
+    exact = [one.detach().double().requires_grad_() for one in tensors]  # in fp32 the reference is less exact than ours
     worst = differences(found, outcome(reference, exact))
     assert max(worst.values()) < 1e-5, worst
 
 
-def test_small_decays_behind_large_ones_are_exact() -> None:
+def test_small_decays_after_large_ones_are_exact() -> None:
     tensors = inputs(1, 100, 1, 2, 4, 4)
     with torch.no_grad():
         tensors[1][:, :50] = 40.0  # the logarithms of decays add up to thousands, and then change by a little
@@ -90,14 +90,14 @@ def test_small_decays_behind_large_ones_are_exact() -> None:
 
 
 def unlimited(scan: Any, x: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor, bias: Tensor) -> Tensor:
-    """Either scan, without limits of steps."""
+    """Run either scan without step limits."""
     if scan is state_space_scan:
         return state_space_scan(x, dt, -a_log.exp(), b, c, d, bias, softplus=True)
     out: Tensor = scan(x, dt, -a_log.exp(), b, c, 16, D=d, dt_bias=bias, dt_softplus=True)
     return out
 
 
-def test_scan_in_bf16_is_that_in_fp32_but_for_rounding() -> None:
+def test_bf16_scan_equals_fp32_up_to_rounding() -> None:
     low = inputs(2, 90, 2, 2, 8, 8, torch.bfloat16)
     high = [one.detach().float().requires_grad_() for one in low]
     found = outcome(ours, low)
@@ -106,13 +106,13 @@ def test_scan_in_bf16_is_that_in_fp32_but_for_rounding() -> None:
     assert max(worst.values()) < 2**-7, worst
 
 
-def test_products_of_bf16_are_those_of_fp32_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_gemms_equal_fp32_up_to_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
     def product(left: Tensor, right: Tensor) -> Tensor:
         seen.update((left.dtype, right.dtype))
         return left.float() @ right.float()
 
     seen: set[torch.dtype] = set()
-    monkeypatch.setattr(state_space, "on_gpu", lambda _: True)  # whose products take bf16 and sum in fp32
+    monkeypatch.setattr(state_space, "on_gpu", lambda _: True)  # a GPU multiplies bf16 and accumulates in fp32
     monkeypatch.setattr(state_space, "bmm_fp32", product)
     low = inputs(2, 300, 2, 2, 8, 8, torch.bfloat16)
     high = [one.detach().float().requires_grad_() for one in low]
@@ -128,7 +128,7 @@ def test_scan_without_skip_bias_and_softplus() -> None:
     torch.testing.assert_close(found, REFERENCE(x, steps, -a_log.exp(), b, c, 16), rtol=1e-5, atol=1e-5)
 
 
-def test_kept_are_the_inputs_and_the_states_before_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saves_the_inputs_and_the_states_before_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state_space, "CHUNK", 16)
     monkeypatch.setattr(state_space, "MATRIX_BYTES", 4 * 4 * 16**2 * 4)  # blocks of four chunks
     tensors = inputs(2, 256, 2, 2, 8, 16)
@@ -138,7 +138,7 @@ def test_kept_are_the_inputs_and_the_states_before_blocks(monkeypatch: pytest.Mo
 
 
 @given(rows=st.integers(1, 600), tokens=st.integers(1, 200_000), heads=st.sampled_from([1, 8, 96, 256]))
-def test_blocks_cover_every_token_within_their_memory(rows: int, tokens: int, heads: int) -> None:
+def test_blocks_cover_every_token_within_the_memory_limit(rows: int, tokens: int, heads: int) -> None:
     found = plan(rows, tokens, heads)
     assert [one.start for one in found.along()] == list(range(0, tokens, found.block_tokens))
     assert found.along()[-1].stop == tokens
@@ -156,12 +156,12 @@ def mixer() -> Any:
     return made
 
 
-def test_mixers_of_a_model_scan_block_by_block_and_others_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_mixers_of_a_model_use_the_chunked_scan(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, lean = mixer(), mixer()
     assert use_chunked_scans(torch.nn.ModuleList([lean, torch.nn.Linear(2, 2)])) == 1
     hidden = torch.randn(2, 37, plain.hidden_size)
     expected = plain(hidden)
-    monkeypatch.setattr(nemotron, "mamba2_chunk_scan", None)  # nobody may ask for it
+    monkeypatch.setattr(nemotron, "mamba2_chunk_scan", None)  # it must not be called
     torch.testing.assert_close(lean(hidden), expected, rtol=1e-5, atol=1e-6)
     with pytest.raises(TypeError):
         plain(hidden)
@@ -169,7 +169,7 @@ def test_mixers_of_a_model_scan_block_by_block_and_others_stay(monkeypatch: pyte
 
 
 @pytest.mark.parametrize("low", [False, True])
-def test_gated_norms_keep_their_inputs_alone(low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gated_norms_save_only_their_inputs(low: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gated_norms, "BLOCK_ELEMENTS", 3 * 24)  # rows come in blocks of three
     plain, lean = (nemotron.Zamba2RMSNormGated(24, 8) for _ in range(2))
     holder = torch.nn.ModuleList([lean])

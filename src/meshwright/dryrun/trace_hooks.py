@@ -92,7 +92,7 @@ class Chunk:
 
     def __init__(self, number: int, stage: Any, shortened: bool) -> None:
         self.number, self.stage = number, stage
-        self.layers: dict[int, nn.Module] = dict(getattr(stage, "own_layers", {}))
+        self.layers: dict[int, nn.Module] = dict(getattr(stage, "decoder_layers", {}))
         self.numbers = list(self.layers)
         signatures = _signatures(list(self.layers.values()))
         positions = kept_layers(signatures) if shortened else list(range(len(signatures)))
@@ -115,7 +115,7 @@ class TracedLayers(Patch):
     tag = "Traced"
 
     @property
-    def own_layers(self: Any) -> dict[int, Any]:
+    def decoder_layers(self: Any) -> dict[int, Any]:
         layers: dict[int, Any] = self.traced_layers
         return layers
 

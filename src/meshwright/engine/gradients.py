@@ -32,7 +32,7 @@ def _copied_at_ends(stage: Stage) -> list[nn.Parameter]:
     """Return the embedding if the last stage has a copy: as its tied head, or for multi-token prediction."""
     if stage.first == stage.last:
         return []
-    tied, needed = bool(tied_embedding_name(stage)), stage.embedding_at_end
+    tied, needed = bool(tied_embedding_name(stage)), stage.embedding_on_last_stage
     if stage.first:
         return [stage.embedding.weight] if tied or needed else []
     return [*([stage.lm_head.weight] if tied else []), *([stage.embedding.weight] if needed else [])]

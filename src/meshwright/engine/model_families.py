@@ -49,7 +49,7 @@ def _language() -> ModelFamily:
         read_config=transformers_config,
         spec_of=config.spec_of,
         tiny=config.tiny,
-        layer_types=config.kinds_of_layers,
+        layer_types=config.distinct_layer_types,
         open_source=_open_tokens,
         trainer=_language_trainer,
         modules=_transformers_modules,

@@ -204,7 +204,9 @@ class Trainer:
         width = batch.tokens.shape[1] * self.mesh.cp.size
         places = attention.positions(width, sequence_layout(self.recipe, self.mesh)[1])
         keys = token_keys(self.recipe.train.seed, batch.numbers, places)
-        return replace(batch, model_kwargs={**batch.model_kwargs, "noise": keys.to(self.device, non_blocking=True)})
+        return replace(
+            batch, model_kwargs={**batch.model_kwargs, "dropout_keys": keys.to(self.device, non_blocking=True)}
+        )
 
     def _accumulate(self, batch: Batch) -> None:
         stage, layout = self.stages[0], self.recipe.layout

@@ -22,7 +22,7 @@ class Denoiser(nn.Module):
     """
 
     first = last = True  # there is no pipeline
-    embedding_at_end = False
+    embedding_on_last_stage = False
     mtp = None
     block_lists: tuple[str, ...] = ()  # attribute names of the block lists, in execution order
 

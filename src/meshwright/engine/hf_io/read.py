@@ -226,7 +226,7 @@ class FolderWeights:
 
 def load_weights(stages: Sequence[Any], folder: Path, config: Any) -> LoadReport:
     """Load the weights of a folder into existing stages; adapters are unchanged."""
-    weights = FolderWeights(folder, build_name_map(config, mtp=any(stage.embedding_at_end for stage in stages)))
+    weights = FolderWeights(folder, build_name_map(config, mtp=any(stage.embedding_on_last_stage for stage in stages)))
     for stage in stages:
         parameters = dict(stage.named_parameters())
         tensors = {**parameters, **dict(stage.named_buffers())}

@@ -62,7 +62,7 @@ def save_model(
 ) -> SaveReport:
     """Save the sharded model; every rank must call it. `merged` merges adapters into the weights."""
     _require_plain(stages)
-    names = build_name_map(config, mtp=any(stage.embedding_at_end for stage in stages))
+    names = build_name_map(config, mtp=any(stage.embedding_on_last_stage for stage in stages))
     source = ShardedTensors(stages, mesh)
     scale = next((m.lora_scale for stage in stages for m in stage.modules() if hasattr(m, "lora_scale")), None)
     if scale is not None and not merged:

@@ -1,1 +1,1 @@
-"""The model a rank trains: a transformers class built on the meta device, and the parts of it that a stage runs."""
+"""Transformers models on the meta device: config, module names, init specs, adapters, multi-token prediction."""

@@ -1,12 +1,12 @@
-"""Adapters: low-rank pairs beside frozen linear layers. They alone learn; the model's own weights stay as they are.
+"""LoRA adapters: trained low-rank matrices added to frozen linear layers.
 
     y = W·x + s·B·A·x         s = alpha / rank (lora, dora) or alpha / √rank (rslora)
-    y = m·(W + s·B·A)·x / n   dora: m is learnt, n is the norm of each row of W + s·B·A and has no gradient
+    y = m·(W + s·B·A)·x / n   dora: m is trained, n is the norm of each row of W + s·B·A and has no gradient
 
-qlora is lora on weights that are stored in four bits. Dropout drops channels of what A multiplies.
+qlora is lora on weights that are stored in four bits. Dropout applies to the input of A.
 
-A, B and m are parameters of the layer that they adapt, so all other names stay the model's own. A starts uniformly in
-±1/√inputs, B at nought and m at the norms of W: an adapted model starts as the model itself.
+A, B and m are parameters of the layer they adapt, so all other names stay those of the model. A starts uniform in
+±1/√inputs, B at zero and m at the norms of W: an adapted model starts as the model itself.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from meshwright.engine.vision import is_vision_module
 from meshwright.errors import InputError
 from meshwright.recipes.types import Peft
 
-# What the recipe's targets are called in the models: a name matches the end of a path. Experts are stacked in one
-# tensor per projection and come under fc1 and fc2 too. Of latent attention the projections that make the heads are
-# adapted, not those into the latent space; gated delta rules stand where attention stands in other layers.
+# Module names of the recipe's targets: a name matches the end of a path. fc1 and fc2 include experts, which are stacked
+# in one tensor per projection. In latent attention the projections into heads are adapted, not those into the latent
+# space; gated-delta mixers count as attention.
 TARGETS: dict[str, tuple[str, ...]] = {
     "qkv": (
         *("q_proj", "k_proj", "v_proj"),
@@ -53,9 +53,9 @@ INIT_B = InitSpec("constant", 0.0)
 
 
 def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, InitSpec]:
-    """Freezes a stage and gives the linear layers that the recipe names adapters; says how those start.
+    """Freeze a stage and add adapters to the targeted linear layers; return the adapters' init specs.
 
-    Of a model that sees, only the language model is adapted.
+    In a vision-language model only the language model is adapted.
     """
     stage.requires_grad_(False)
     found: dict[str, InitSpec] = {}
@@ -64,25 +64,25 @@ def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Init
             _adapt(module, peft, dtype)
             if peft.method == "qlora":
                 pack_linear(module, name)
-            found |= {f"{name}.{part}": initial for part, initial in _starts(module).items()}
+            found |= {f"{name}.{part}": initial for part, initial in _init_specs(module).items()}
             if name.endswith("mixer.out_proj"):
-                _keep_out_of_fused_kernels(stage.get_submodule(name.rpartition(".")[0]))
+                _disable_fused_mixer(stage.get_submodule(name.rpartition(".")[0]))
     found |= _adapt_experts(stage, peft, dtype)
     if not found:
         raise InputError(
-            f"layers {', '.join(map(str, stage.layers))} have none of the linear layers that get adapters",
+            f"layers {', '.join(map(str, stage.layers))} have none of the targeted linear layers",
             field="peft.targets",
             value=",".join(peft.targets),
-            fix=("name other targets, or give every pipeline stage layers that have them",),
+            fix=("choose other targets, or give every pipeline stage layers that have them",),
         )
     if peft.dropout:
         _check_dropout(stage, peft)
-        _drop_out(stage, peft.dropout)
+        _add_dropout(stage, peft.dropout)
     return found
 
 
 def tune_adapters(layer: nn.Module) -> int:
-    """Sends the products of adapted linear layers through the kernels tuned for long load; says how many."""
+    """Use the GEMM kernels tuned for sustained load in adapted linear layers; return how many."""
     adapted: list[Any] = [module for module in layer.modules() if hasattr(module, "lora_tuned")]
     for linear in adapted:
         linear.lora_tuned = True
@@ -96,14 +96,13 @@ def patch_base(linear: Any, patch: type[Patch]) -> None:
 
 
 def peft_target(path: str) -> str:
-    """What recipes call a module, by its path in the model; empty where it is never adapted."""
-    ends = (f".{path}".endswith(f".{name}") for names in TARGETS.values() for name in names)
-    targets = (target for target, names in TARGETS.items() for _ in names)
-    return next((target for target, matches in zip(targets, ends, strict=True) if matches), "")
+    """Return the target name of a module by its path in the model; empty if it is never adapted."""
+    pairs = ((target, name) for target, names in TARGETS.items() for name in names)
+    return next((target for target, name in pairs if f".{path}".endswith(f".{name}")), "")
 
 
 def is_linear(module: nn.Module) -> bool:
-    """Whether a module multiplies by one matrix: torch's linear layer, or GPT-2's, which stores it transposed."""
+    """Return whether a module is a linear layer: nn.Linear, or GPT-2's Conv1D, which stores its weight transposed."""
     return isinstance(module, nn.Linear) or _inputs_first(module)
 
 
@@ -112,24 +111,24 @@ def _inputs_first(module: nn.Module) -> bool:
 
 
 def scale_of(peft: Peft) -> float:
-    """The factor of the adapters' output."""
+    """Return the factor of the adapters' output."""
     return peft.alpha / (math.sqrt(peft.rank) if peft.method == "rslora" else peft.rank)
 
 
 class DropoutContext:
-    """What the adapters of a layer are told with every micro batch: the keys of its tokens."""
+    """The dropout keys of the current micro batch's tokens, shared by the adapters of a layer."""
 
     keys: torch.Tensor | None = None
 
 
-def _drop_out(stage: Stage, probability: float) -> None:
-    """Gives the adapters of a stage dropout; the keys of the tokens come with the layers' arguments."""
+def _add_dropout(stage: Stage, probability: float) -> None:
+    """Add dropout to the adapters of a stage; the layers get the tokens' keys as an argument."""
     layer: Any
     for layer in stage.layers.values():
         layer.dropout_context = DropoutContext()
         adapted: list[tuple[str, Any]] = [(n, m) for n, m in layer.named_modules() if hasattr(m, "lora_A")]
         for name, linear in adapted:
-            # Keys differ between layers already, so that all layers share one graph.
+            # The name inside the layer only: token keys differ per layer already, and all layers must share one graph.
             linear.lora_key, linear.dropout_context = zlib.crc32(name.encode()), layer.dropout_context
             linear.lora_dropout = probability
         apply(layer, AdapterDropout)
@@ -140,27 +139,27 @@ class AdapterDropout(Patch):
 
     tag = "AdapterDropout"
 
-    def forward(self: Any, *args: Any, noise: torch.Tensor | None = None, **kwargs: Any) -> Any:
-        self.dropout_context.keys = noise
+    def forward(self: Any, *args: Any, dropout_keys: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        self.dropout_context.keys = dropout_keys
         return super().forward(*args, **kwargs)
 
 
 def _check_dropout(stage: Stage, peft: Peft) -> None:
-    """Refuses dropout where a linear layer does not know which token is which, and where dora would go past it."""
+    """Raise if dropout cannot be the same in every layout: a linear layer must know its tokens."""
     routed = list(expert_blocks(stage)) if {"fc1", "fc2"} & set(peft.targets) else []
     mixers = [
         name for name, m in stage.named_modules() if hasattr(m, "conv1d") and any(_is_adapted(c) for c in m.children())
     ]
-    why = ""
+    reason = ""
     if peft.method == "dora":
-        why, fix = "dora takes the norms of whole weights, past the dropout", "peft.method=lora"
+        reason, fix = "dora normalizes by the full weights, which bypasses the dropout", "peft.method=lora"
     elif routed:
-        why, fix = f"tokens reach the experts of {routed[0].name} out of order", "peft.targets=qkv,proj"
+        reason, fix = f"tokens reach the experts of {routed[0].name} in another order", "peft.targets=qkv,proj"
     elif mixers:
-        why, fix = f"{mixers[0]} takes documents and sequences apart before its linear layers", "peft.dropout=0"
-    if why:
+        reason, fix = f"{mixers[0]} reorders tokens by document before its linear layers", "peft.dropout=0"
+    if reason:
         raise InputError(
-            f"{why}: there would be other masks in every layout",
+            f"{reason}: dropout masks would depend on the layout",
             field="peft.dropout",
             value=peft.dropout,
             fix=tuple(dict.fromkeys((fix, "peft.dropout=0"))),
@@ -172,28 +171,28 @@ def _is_adapted(module: nn.Module) -> bool:
 
 
 def _adapt(module: Any, peft: Peft, dtype: torch.dtype) -> None:
-    """Adds the parameters of an adapter to a linear layer and makes its forward use them."""
+    """Add the parameters of an adapter to a linear layer and patch its forward."""
     inputs_first = _inputs_first(module)
     inputs, outputs = module.weight.shape if inputs_first else reversed(module.weight.shape)
-    normed = peft.method == "dora"
+    has_magnitude = peft.method == "dora"
     device = module.weight.device
     module.lora_A = nn.Parameter(torch.empty(peft.rank, inputs, dtype=dtype, device=device))
     module.lora_B = nn.Parameter(torch.empty(outputs, peft.rank, dtype=dtype, device=device))
-    if normed:
+    if has_magnitude:
         module.lora_magnitude = nn.Parameter(torch.empty(outputs, dtype=dtype, device=device))
     module.lora_scale, module.lora_inputs_first = scale_of(peft), inputs_first
     module.lora_tuned, module.lora_dropout = False, 0.0
     module.base_block = block_length(module.weight.shape[-1])
-    module.lora_axes = ()  # ranks that hold other inputs of the same rows
+    module.lora_axes = ()  # groups that share the rows' inputs
     module.lora_fused = type(module) is nn.Linear
     apply(module, ADAPTERS[peft.method])
 
 
-def _starts(module: Any) -> dict[str, InitSpec]:
-    starts = {"lora_A": _uniform(module.lora_A.shape[-1]), "lora_B": INIT_B}
+def _init_specs(module: Any) -> dict[str, InitSpec]:
+    specs = {"lora_A": _uniform(module.lora_A.shape[-1]), "lora_B": INIT_B}
     if hasattr(module, "lora_magnitude"):
-        starts["lora_magnitude"] = InitSpec("constant", 1.0)  # until `start_magnitudes` knows the weights
-    return starts
+        specs["lora_magnitude"] = InitSpec("constant", 1.0)  # until `start_magnitudes` knows the weights
+    return specs
 
 
 def _uniform(inputs: int) -> InitSpec:
@@ -232,7 +231,7 @@ class DoRA(Adapter):
     tag = "DoRA"
 
     def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
-        return _renormed(self, _add_adapter(self, x, super().forward(x)))
+        return _apply_magnitude(self, _add_adapter(self, x, super().forward(x)))
 
 
 ADAPTERS: dict[str, type[Adapter]] = {"lora": LoRA, "rslora": LoRA, "qlora": QLoRA, "dora": DoRA}
@@ -261,15 +260,15 @@ def _dropped(linear: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _packed_base(linear: Any, x: torch.Tensor) -> torch.Tensor:
-    made = packed_linear(x, linear.base_codes, linear.base_scales, linear.lora_inputs_first)
-    return made if linear.bias is None else made + linear.bias
+    out = packed_linear(x, linear.base_codes, linear.base_scales, linear.lora_inputs_first)
+    return out if linear.bias is None else out + linear.bias
 
 
-def _renormed(linear: Any, out: torch.Tensor) -> torch.Tensor:
-    """Rows of the adapted weight taken to the length that dora learns; the bias stays out of it."""
+def _apply_magnitude(linear: Any, out: torch.Tensor) -> torch.Tensor:
+    """Scale the rows of the adapted weight to dora's trained magnitudes; the bias is not scaled."""
     ratio = (linear.lora_magnitude / _row_norms(linear).to(linear.lora_magnitude.dtype)).to(out.dtype)
-    renormed: torch.Tensor = out * ratio if linear.bias is None else (out - linear.bias) * ratio + linear.bias
-    return renormed
+    scaled: torch.Tensor = out * ratio if linear.bias is None else (out - linear.bias) * ratio + linear.bias
+    return scaled
 
 
 def _row_norms(linear: Any) -> torch.Tensor:
@@ -284,7 +283,7 @@ def _row_norms(linear: Any) -> torch.Tensor:
 
 @torch.no_grad()
 def init_magnitudes(stage: Stage) -> None:
-    """Sets what dora learns to the norms of the weights as they are; call it whenever base weights were filled."""
+    """Set dora's magnitudes to the norms of the weights; call it whenever base weights were filled."""
     for module in stage.modules():
         linear: Any = module
         parts = dict(linear.named_parameters(recurse=False))
@@ -295,10 +294,11 @@ def init_magnitudes(stage: Stage) -> None:
 
 
 def full_tensor(parameter: torch.Tensor) -> torch.Tensor:
+    """Return the full tensor of a parameter that may be sharded."""
     if not isinstance(parameter, DTensor):
         return parameter
-    there = parameter.to(parameter.device_mesh.device_type)  # offloaded weights wait where no collective reaches them
-    return there.full_tensor()  # type: ignore[no-any-return,attr-defined]  # still a DTensor
+    on_device = parameter.to(parameter.device_mesh.device_type)  # collectives cannot reach offloaded weights
+    return on_device.full_tensor()  # type: ignore[no-any-return,attr-defined]  # still a DTensor
 
 
 def _adapt_experts(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, InitSpec]:
@@ -309,7 +309,7 @@ def _adapt_experts(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, In
                 continue
             if peft.method == "dora":
                 raise InputError(
-                    f"dora adapts single matrices, not the stacked experts that {target} names too",
+                    f"dora does not support stacked experts, which {target} includes",
                     field="peft.method",
                     value="dora",
                     fix=("peft.method=lora", "peft.targets=qkv,proj"),
@@ -322,8 +322,8 @@ def _adapt_experts(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, In
     return found
 
 
-def _keep_out_of_fused_kernels(mixer: Any) -> None:
-    """State-space kernels multiply by the output projection's weight themselves, past its adapter, when training."""
+def _disable_fused_mixer(mixer: Any) -> None:
+    """Disable fused state-space kernels: in training they read the output projection's weight, without its adapter."""
     apply(mixer, UnfusedMixer)
 
 

@@ -1,4 +1,4 @@
-"""Builds the transformers model of a recipe on the meta device: no weight exists until it is known who holds it."""
+"""Builds the transformers model of a recipe on the meta device: weights are allocated after sharding."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from meshwright.engine.model.mtp import add_mtp
 from meshwright.engine.vision.vision_modules import VISION_MODULES, vision_modules_of
 from meshwright.errors import InputError, first_line
 
-SAME_CLASS = {"kimi_k2": "deepseek_v3"}  # model types that run in another one's class
+SAME_CLASS = {"kimi_k2": "deepseek_v3"}  # model types that use the class of another one
 DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
-# No padding row: its gradient would be dropped, and a vocabulary cut over ranks would drop another row on each.
+# No padding row: torch drops its gradient, and with a sharded vocabulary each rank would drop another row.
 SETTINGS = {"use_cache": False, "pad_token_id": None, "rescale_prenorm_residual": False, "output_router_logits": False}
 
 
 def transformers_config(values: Mapping[str, Any]) -> Any:
-    """The transformers config of a config.json, with what training changes: no cache, no dropout, no padding row."""
+    """Return the transformers config of a config.json with training settings: no cache, dropout or padding row."""
     from transformers import AutoConfig
 
     values = dict(values)
-    kind = values.get("model_type")
-    values["model_type"] = SAME_CLASS.get(str(kind), kind)
+    model_type = values.get("model_type")
+    values["model_type"] = SAME_CLASS.get(str(model_type), model_type)
     try:
         config = AutoConfig.for_model(**values)
     except (ValueError, KeyError) as error:
         raise InputError(
-            f"transformers has no model of type {kind!r}: {error}", field="model", fix=("meshwright models",)
+            f"transformers has no model type {model_type!r}: {error}", field="model", fix=("meshwright models",)
         ) from None
     for part in (config, *_inner(config)):
         _set_present(part, dict.fromkeys(DROPOUTS, 0.0) | SETTINGS)
@@ -38,7 +38,7 @@ def transformers_config(values: Mapping[str, Any]) -> Any:
 
 
 def _inner(config: Any) -> list[Any]:
-    """The configs inside the config of a composite model."""
+    """Return the configs inside the config of a composite model."""
     return [part for name in ("text_config", "vision_config") if (part := getattr(config, name, None)) is not None]
 
 
@@ -49,26 +49,26 @@ def _set_present(config: Any, values: Mapping[str, Any]) -> None:
 
 
 def build_model(config: Any, dtype: torch.dtype, mtp: bool = False) -> nn.Module:
-    """The model of a config on the meta device, its attention and experts led to the engine's own.
+    """Build the model of a config on the meta device, with the engine's attention and experts.
 
-    A causal language model, or a vision-language model where the config has a vision part. With `mtp` it has its
-    multi-token prediction, which transformers leaves out.
+    A causal language model, or a vision-language model if the config has a vision config. With `mtp` it gets
+    multi-token prediction, which transformers does not build.
     """
     attention.register()
     experts.register()
-    kind, said = _class_for(config)
+    auto_class, description = _class_for(config)
     try:
         with torch.device("meta"):
-            model: nn.Module = kind.from_config(config, dtype=dtype)
+            model: nn.Module = auto_class.from_config(config, dtype=dtype)
     except ValueError as error:
         raise InputError(
-            f"{config.model_type} is no {said} in transformers: {first_line(error)}",
+            f"{config.model_type} is not a {description} in transformers: {first_line(error)}",
             field="model",
         ) from None
-    _settle_tying(model)
+    _copy_tying_flag(model)
     if mtp:
         add_mtp(model, dtype)
-    for module in model.modules():  # composite models hold several configs
+    for module in model.modules():  # composite models have several configs
         inner = getattr(module, "config", None)
         if inner is not None:
             inner._attn_implementation = "meshwright"
@@ -83,15 +83,15 @@ def _class_for(config: Any) -> tuple[Any, str]:
         return AutoModelForCausalLM, "causal language model"
     if vision_modules_of(config) is None:
         raise InputError(
-            f"the engine does not know the vision parts of {config.model_type}; it knows those of {', '.join(VISION_MODULES)}",
+            f"the vision encoder of {config.model_type} is not supported; supported: {', '.join(VISION_MODULES)}",
             field="model",
             fix=("data.images=false",),
         )
     return AutoModelForImageTextToText, "vision-language model"
 
 
-def _settle_tying(model: Any) -> None:
-    """Says in the language model's own config whether head and embedding are one: composite configs say it outside."""
+def _copy_tying_flag(model: Any) -> None:
+    """Copy the weight-tying flag to the language model's config: composite configs have it only outside."""
     text = model.config.get_text_config()
     if text is not model.config:
         text.tie_word_embeddings = model.lm_head.weight is model.get_input_embeddings().weight

@@ -13,7 +13,7 @@ from meshwright.errors import InputError
 from meshwright.models import ModelSpec, config_of, find, load_config, names, spec_from_config
 from meshwright.recipes.types import Recipe
 
-# A recipe's architecture field -> the names transformers has for it.
+# Architecture field of a recipe -> transformers' names for it.
 NAMES = {
     "layers": ("num_hidden_layers", "n_layer"),
     "hidden": ("hidden_size", "n_embd"),
@@ -28,10 +28,10 @@ NAMES = {
 
 
 def config_for(recipe: Recipe) -> Any:
-    """The transformers config of the model that a recipe trains: with its vision parts where the data have images."""
-    whole = transformers_config(_known_to_transformers(recipe))
-    config = whole if recipe.data.images else whole.get_text_config()
-    config.tie_word_embeddings = whole.tie_word_embeddings  # a model that sees says outside whether its head is tied
+    """Return the transformers config of the model that a recipe trains, with the vision config if data has images."""
+    full = transformers_config(_supported_config(recipe))
+    config = full if recipe.data.images else full.get_text_config()
+    config.tie_word_embeddings = full.tie_word_embeddings  # vision-language configs have it only outside
     values = _values(config)
     text = language_values(values)
     changes = {k: v for k, v in msgspec.structs.asdict(recipe.architecture).items() if v is not None}
@@ -43,34 +43,34 @@ def config_for(recipe: Recipe) -> Any:
     return transformers_config(_with_language(values, text))
 
 
-def _known_to_transformers(recipe: Recipe) -> Mapping[str, Any]:
-    """The published config; of a model whose class transformers does not have, the language model's part."""
+def _supported_config(recipe: Recipe) -> Mapping[str, Any]:
+    """Return the published config, or the language model's part of it if transformers has no class for the model."""
     published = _published(recipe.model)
-    inside = published.get("llm_config")
-    if not isinstance(inside, Mapping):
+    language = published.get("llm_config")
+    if not isinstance(language, Mapping):
         return published
     if recipe.data.images:
         raise InputError(
-            f"transformers has no class for {published.get('model_type')}, and code of the model's own is never run; "
-            "its language model can be trained without the vision tower",
+            f"transformers has no class for {published.get('model_type')}, and remote code is never run; "
+            "its language model can be trained without the vision encoder",
             field="model",
             value=recipe.model,
             fix=("data.images=false",),
         )
-    return inside
+    return language
 
 
 def language_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The language model's part of a config: inside the config of a model that sees, else all of it."""
-    return dict(values["text_config"] if _sees(values) else values)
+    """Return the language model's values: the text config of a vision-language model, else all values."""
+    return dict(values["text_config"] if _has_vision(values) else values)
 
 
-def _sees(values: Mapping[str, Any]) -> bool:
+def _has_vision(values: Mapping[str, Any]) -> bool:
     return isinstance(values.get("vision_config"), Mapping) and isinstance(values.get("text_config"), Mapping)
 
 
 def _with_language(values: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
-    if not _sees(values):
+    if not _has_vision(values):
         return dict(text)
     vision = dict(values["vision_config"])
     if "out_hidden_size" in vision:
@@ -79,13 +79,13 @@ def _with_language(values: Mapping[str, Any], text: Mapping[str, Any]) -> dict[s
 
 
 def spec_of(recipe: Recipe, config: Any) -> ModelSpec:
-    """The facts of the model that a transformers config builds, for the rules and the estimate."""
+    """Return the ModelSpec of a transformers config, for the rules and the estimate."""
     published = _published(recipe.model)
     values = config.to_dict()
-    known = _named_in(published, config)
-    if not _sees(values):
-        return spec_from_config({k: v for k, v in values.items() if k in known}, recipe.model)
-    text = {k: v for k, v in values["text_config"].items() if k in known}
+    keys = _published_keys(published, config)
+    if not _has_vision(values):
+        return spec_from_config({k: v for k, v in values.items() if k in keys}, recipe.model)
+    text = {k: v for k, v in values["text_config"].items() if k in keys}
     towers = {*published.get("vision_config", {}), "in_channels", "in_chans"}
     vision = {k: v for k, v in values["vision_config"].items() if k in towers}
     outer = ({*published} - {*text}) | {"model_type", "tie_word_embeddings"}
@@ -93,24 +93,24 @@ def spec_of(recipe: Recipe, config: Any) -> ModelSpec:
     return spec_from_config({**outside, "text_config": text, "vision_config": vision}, recipe.model)
 
 
-def _named_in(published: Mapping[str, Any], config: Any) -> set[str]:
-    """The keys that a config.json has: transformers gives every key a value, also those of blocks it does not have."""
+def _published_keys(published: Mapping[str, Any], config: Any) -> set[str]:
+    """Return the keys of the config.json: transformers fills in every key, also those of absent blocks."""
     text = published.get("text_config", published.get("llm_config"))
-    known = {*published, *(text if isinstance(text, Mapping) else {}), "model_type", *LISTS}
-    return known | {stored for name, stored in config.get_text_config().attribute_map.items() if name in known}
+    keys = {*published, *(text if isinstance(text, Mapping) else {}), "model_type", *LISTS}
+    return keys | {stored for name, stored in config.get_text_config().attribute_map.items() if name in keys}
 
 
 LISTS = ("layer_types", "layers_block_type")
 
 
 def _published(model: str) -> Mapping[str, Any]:
-    """The config.json of a catalogue name in any spelling, or at a path."""
+    """Return the config.json of a catalog name or alias, or at a path."""
     name = find(model).name
     return config_of(name) if name in names() else load_config(model)
 
 
 def _values(config: Any) -> dict[str, Any]:
-    """A config as plain values; what transformers adds or derives by itself left out. None says something too."""
+    """Return a config as plain values without the keys that transformers adds or derives. None values stay."""
     return _plain(config.to_dict())
 
 
@@ -118,9 +118,9 @@ DROPPED = ("architectures", "transformers_version", "dtype", "torch_dtype", "pro
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {k: v for k, v in values.items() if k not in DROPPED and not k.startswith("_")}
-    inner = {k: _plain(v) for k, v in kept.items() if k in ("text_config", "vision_config") and isinstance(v, Mapping)}
-    return kept | inner
+    plain = {k: v for k, v in values.items() if k not in DROPPED and not k.startswith("_")}
+    inner = {k: _plain(v) for k, v in plain.items() if k in ("text_config", "vision_config") and isinstance(v, Mapping)}
+    return plain | inner
 
 
 def _named(values: Mapping[str, Any], field: str) -> str:
@@ -131,14 +131,14 @@ def _named(values: Mapping[str, Any], field: str) -> str:
 
 
 def layer_count(values: Mapping[str, Any]) -> int:
-    """Layers of a config, where it gives their number or lists them."""
+    """Return the number of layers of a config, given as a number or as a list."""
     if "layers_block_type" in values:
         return len(values["layers_block_type"])
     return int(values[_named(values, "layers")])
 
 
 def with_layers(values: Mapping[str, Any], chosen: list[int]) -> dict[str, Any]:
-    """The config with these layers of it, in this order: every list that has an entry for each layer follows."""
+    """Return the config with these layers in this order; lists with one entry per layer are reindexed."""
     count, changed = layer_count(values), dict(values)
     for name, value in values.items():
         if isinstance(value, list) and len(value) == count:
@@ -151,8 +151,8 @@ def with_layers(values: Mapping[str, Any], chosen: list[int]) -> dict[str, Any]:
     return changed
 
 
-def layer_kinds(values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """What each layer is: layers of one kind are alike."""
+def layer_signatures(values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """Return a signature of each layer; layers with equal signatures have the same structure."""
     count = layer_count(values)
     lists = [v for v in values.values() if isinstance(v, list) and len(v) == count]
     dense = values.get("first_k_dense_replace", 0)
@@ -167,7 +167,7 @@ def _kv_heads(values: Mapping[str, Any]) -> int:
     return HEADS if kv == heads else 1 if kv == 1 else HEADS // 2
 
 
-# What --tiny makes of each value it finds. Structure stays: grouped heads stay grouped, one shared head stays one.
+# Values of --tiny models. The structure stays: grouped heads stay grouped, a single kv head stays single.
 TINY: dict[str, int | Callable[[Mapping[str, Any]], int]] = {
     "hidden_size": HEADS * HEAD,
     "n_embd": HEADS * HEAD,
@@ -211,19 +211,19 @@ TINY: dict[str, int | Callable[[Mapping[str, Any]], int]] = {
 
 
 def tiny(config: Any, layers: int) -> Any:
-    """A config of the same structure with a few thousand weights: every kind of layer is there, widths are small."""
+    """Return a config of the same structure with a few thousand weights: every type of layer, small widths."""
     values = _values(config)
     text = language_values(values)
-    sees = _sees(values)
-    small = {**with_layers(text, _telling_layers(text, layers)), **_shrunk(text, TINY)}
+    has_vision = _has_vision(values)
+    small = {**with_layers(text, _representative_layers(text, layers)), **_shrunk(text, TINY)}
     if "partial_rotary_factor" in (text.get("rope_parameters") or {}):
-        # Three axes of positions need three frequencies: six numbers of a head that are rotated.
-        part = 0.75 if sees else 0.5
+        # Three position axes need three frequencies: six rotated channels of a head.
+        part = 0.75 if has_vision else 0.5
         small["rope_parameters"] = {**text["rope_parameters"], "partial_rotary_factor": part}
         small["partial_rotary_factor"] = part
-    if not sees:
+    if not has_vision:
         return transformers_config(small)
-    return transformers_config(_with_language(_tiny_eyes(values, small), small))
+    return transformers_config(_with_language(_tiny_vision(values, small), small))
 
 
 def _shrunk(values: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def _shrunk(values: Mapping[str, Any], table: Mapping[str, Any]) -> dict[str, An
     }
 
 
-# Of the vision parts: 2 blocks, images of 4 by 4 patches, 4 patches to a token.
+# Vision encoder: 2 blocks, images of 4 by 4 patches, 4 patches per token.
 PATCH, SIDE = 4, 4
 TINY_VISION: dict[str, int] = {
     "depth": 2,
@@ -246,16 +246,18 @@ TINY_VISION: dict[str, int] = {
     "num_position_embeddings": SIDE * SIDE,
     "window_size": SIDE * PATCH,
 }
-TINY_PLACES = {"deepstack_visual_indexes": [0], "fullatt_block_indexes": [1]}
-TOKEN_ENDS = ("_token_id", "_token_index")
+TINY_BLOCK_INDICES = {"deepstack_visual_indexes": [0], "fullatt_block_indexes": [1]}
+TOKEN_SUFFIXES = ("_token_id", "_token_index")
 
 
-def _tiny_eyes(values: Mapping[str, Any], text: dict[str, Any]) -> dict[str, Any]:
-    """The outer config and vision part to go with a tiny language model, whose positions get axes that fit."""
+def _tiny_vision(values: Mapping[str, Any], text: dict[str, Any]) -> dict[str, Any]:
+    """Return the outer and vision config for a tiny language model, whose mrope sections are adjusted."""
     vision = {**values["vision_config"], **_shrunk(values["vision_config"], TINY_VISION)}
-    vision |= {name: places for name, places in TINY_PLACES.items() if vision.get(name)}
-    marks = sorted(name for name, value in values.items() if name.endswith(TOKEN_ENDS) and isinstance(value, int))
-    tokens = {name: text["vocab_size"] - 1 - i for i, name in enumerate(marks)}
+    vision |= {name: indices for name, indices in TINY_BLOCK_INDICES.items() if vision.get(name)}
+    token_keys = sorted(
+        name for name, value in values.items() if name.endswith(TOKEN_SUFFIXES) and isinstance(value, int)
+    )
+    tokens = {name: text["vocab_size"] - 1 - i for i, name in enumerate(token_keys)}
     if values["model_type"] in VISION_MODULES and not VISION_MODULES[values["model_type"]].whole_images:
         rope = text.get("rope_parameters") or {}
         width = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
@@ -264,18 +266,17 @@ def _tiny_eyes(values: Mapping[str, Any], text: dict[str, Any]) -> dict[str, Any
     return {**values, **tokens, **_shrunk(values, {"mm_tokens_per_image": SIDE}), "vision_config": vision}
 
 
-def _telling_layers(values: Mapping[str, Any], count: int) -> list[int]:
-    """Layers in which every kind occurs, as evenly as the count allows, in the model's own order."""
-    kinds = layer_kinds(values)
-    firsts = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}
-    chosen = sorted(firsts.values())
-    others = [i for i in range(len(kinds)) if i not in chosen]
+def _representative_layers(values: Mapping[str, Any], count: int) -> list[int]:
+    """Return layers that include every signature, in the model's order."""
+    signatures = layer_signatures(values)
+    chosen = sorted(signatures.index(one) for one in dict.fromkeys(signatures))
+    others = [i for i in range(len(signatures)) if i not in chosen]
     chosen += others[: max(0, count - len(chosen))]
-    while len(chosen) < count:  # a model with fewer layers than stages: its last kind once more
+    while len(chosen) < count:  # fewer layers than pipeline stages: repeat the last one
         chosen.append(chosen[-1])
     return sorted(chosen)
 
 
-def kinds_of_layers(config: Any) -> int:
-    """How many kinds of layers a model has: a tiny one cannot have fewer layers."""
-    return len(set(layer_kinds(language_values(_values(config)))))
+def distinct_layer_types(config: Any) -> int:
+    """Return the number of distinct layer types: a tiny model cannot have fewer layers."""
+    return len(set(layer_signatures(language_values(_values(config)))))

@@ -1,8 +1,8 @@
-"""Initial weights that depend on the seed and the parameter's name alone: the same for every layout.
+"""Weight initialization that depends only on the seed and the parameter's name: the same for every layout.
 
-What transformers would do to each parameter is recorded on the meta device (a normal of this width, ones, a copied
-vector) and played back on whatever part of it a rank holds. Random numbers come from a counter: the value at a place
-is a function of the seed, the name and the place, so no rank draws more than its own part.
+transformers' init of each parameter is recorded on the meta device (a normal of some width, ones, a copied vector) and
+replayed on the shard that a rank has. The random generator is counter-based: a value is a function of the seed, the
+name and the index in the full tensor, so a rank computes only its own shard.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class InitSpec:
-    """How a parameter or buffer starts: normal(a, b), uniform(a, b), constant(a) or these very values."""
+    """The init of a parameter or buffer: normal(a, b), uniform(a, b), constant(a) or given values."""
 
     kind: str
     a: float = 0.0
@@ -36,27 +36,27 @@ class InitSpec:
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Notes what is done in place to meta tensors; a later deed replaces an earlier one."""
+    """Records in-place init operations on meta tensors; a later one replaces an earlier one."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.deeds: dict[int, InitSpec] = {}
+        self.specs: dict[int, InitSpec] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if args and isinstance(args[0], torch.Tensor) and args[0].is_meta:
-            deed = _init_spec(func, args, kwargs or {})
-            if deed is not None:
-                self.deeds[id(args[0])] = deed
+            spec = _init_spec(func, args, kwargs or {})
+            if spec is not None:
+                self.specs[id(args[0])] = spec
         return out
 
 
 def _init_spec(func: Any, args: Any, kwargs: Any) -> InitSpec | None:
     name = func.overloadpacket
     if name is aten.normal_:
-        return InitSpec("normal", *_two(args, kwargs, "mean", 0.0, "std", 1.0))
+        return InitSpec("normal", *_two_arguments(args, kwargs, "mean", 0.0, "std", 1.0))
     if name is aten.uniform_:
-        return InitSpec("uniform", *_two(args, kwargs, "from", 0.0, "to", 1.0))
+        return InitSpec("uniform", *_two_arguments(args, kwargs, "from", 0.0, "to", 1.0))
     if name is aten.zero_:
         return InitSpec("constant", 0.0)
     if name is aten.fill_:
@@ -66,7 +66,7 @@ def _init_spec(func: Any, args: Any, kwargs: Any) -> InitSpec | None:
     return None
 
 
-def _two(args: Any, kwargs: Any, first: str, a: float, second: str, b: float) -> tuple[float, float]:
+def _two_arguments(args: Any, kwargs: Any, first: str, a: float, second: str, b: float) -> tuple[float, float]:
     values = list(args[1:3])
     return (
         float(values[0] if values else kwargs.get(first, a)),
@@ -75,43 +75,43 @@ def _two(args: Any, kwargs: Any, first: str, a: float, second: str, b: float) ->
 
 
 def record_initial(model: Any, seed: int) -> dict[str, InitSpec]:
-    """What transformers would put into every parameter and buffer of a meta model, by name."""
+    """Return transformers' init of every parameter and buffer of a meta model, by name."""
     recorder = _Recorder()
     names = {id(module): name for name, module in model.named_modules()}
     owners = _owners(model)
     for module in reversed(list(model.modules())):  # children first, as transformers does: parents may override
-        torch.manual_seed(_key(seed, names[id(module)]))  # for vectors that transformers draws itself
+        torch.manual_seed(_key(seed, names[id(module)]))  # for vectors that transformers computes on the CPU
         with recorder, torch.no_grad():
             owners[id(module)]._init_weights(module)
-    found = _drawn_vectors(model, owners, names, recorder, seed)
+    found = _random_vectors(model, owners, names, recorder, seed)
     for name, tensor in _tensors(model):
         if name in found:
             continue
-        if id(tensor) not in recorder.deeds:
-            raise MeshwrightError(f"transformers does not say how {name} is initialised", field="model")
-        found[name] = recorder.deeds[id(tensor)]
+        if id(tensor) not in recorder.specs:
+            raise MeshwrightError(f"transformers has no init for {name}", field="model")
+        found[name] = recorder.specs[id(tensor)]
     return found | _scaled_outputs(model) | _patch_embeddings(model)
 
 
 def _owners(model: Any) -> dict[int, Any]:
-    """The model whose rules each module starts by: in a composite model those of the innermost one around it."""
+    """Return the model whose `_init_weights` applies to each module: the innermost one in a composite model."""
     owners: dict[int, Any] = {}
     for module in model.modules():  # outer ones first
         if hasattr(module, "_init_weights"):
             owners |= {id(inner): module for inner in module.modules()}
-    if getattr(model, "mtp", None) is not None:  # made of the language model's layers
+    if getattr(model, "mtp", None) is not None:  # built from the language model's layers
         owners |= dict.fromkeys(map(id, model.mtp.modules()), model.get_submodule(find_module_names(model).body))
     return owners
 
 
-def _drawn_vectors(
+def _random_vectors(
     model: Any, owners: dict[int, Any], names: dict[int, str], recorder: _Recorder, seed: int
 ) -> dict[str, InitSpec]:
-    """Vectors that transformers draws on the device of the model: drawn once more with real tensors in their place."""
+    """Return vectors that transformers draws on the model's device: drawn again with real tensors."""
     found = {}
     for module in model.modules():
         own = module._parameters
-        missing = [n for n, p in own.items() if p is not None and p.ndim == 1 and id(p) not in recorder.deeds]
+        missing = [n for n, p in own.items() if p is not None and p.ndim == 1 and id(p) not in recorder.specs]
         if not missing:
             continue
         before = {n: p for n, p in own.items() if p is not None and p.ndim == 1}
@@ -125,7 +125,7 @@ def _drawn_vectors(
 
 
 def _scaled_outputs(model: Any) -> dict[str, InitSpec]:
-    """Nemotron-H draws the output projections of its mixers uniformly and narrows them with depth."""
+    """Return Nemotron-H's init of output projections: uniform, scaled down with depth."""
     if model.config.model_type != "nemotron_h":
         return {}
     depth = math.sqrt(model.config.num_hidden_layers)
@@ -137,7 +137,7 @@ def _scaled_outputs(model: Any) -> dict[str, InitSpec]:
 
 
 def _patch_embeddings(model: Any) -> dict[str, InitSpec]:
-    """SigLIP draws its patches' weights from a normal that is cut off far outside: torch does not do so on meta."""
+    """Return SigLIP's init of patch weights: torch has no truncated normal on meta; the cutoff is far out."""
     return {
         f"{name}.patch_embedding.weight": InitSpec(
             "normal", 0.0, 1 / math.sqrt(module.patch_embedding.weight[0].numel())
@@ -158,7 +158,7 @@ def _key(seed: int, name: str) -> int:
 
 @torch.no_grad()
 def fill_initial(tensor: torch.Tensor, name: str, initial: InitSpec, seed: int) -> None:
-    """Fills the part of a tensor that this rank holds."""
+    """Fill this rank's shard of a tensor."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
     if not has_data(local):
         return
@@ -167,18 +167,18 @@ def fill_initial(tensor: torch.Tensor, name: str, initial: InitSpec, seed: int) 
         return
     if local.numel() == 0:
         return
-    places = _places(tensor, local.device)
+    indices = _flat_index_parts(tensor, local.device)
     if initial.kind == "values":
         assert initial.values is not None
-        local.copy_(initial.values.reshape(-1).to(local.device)[_sum(places)].reshape(local.shape))
+        local.copy_(initial.values.reshape(-1).to(local.device)[_sum(indices)].reshape(local.shape))
         return
     key = _key(seed, name)
     for first, rows in _blocks(local):
-        part = [places[0][first : first + rows.shape[0]], *places[1:]] if places else []
+        part = [indices[0][first : first + rows.shape[0]], *indices[1:]] if indices else []
         rows.copy_(_draw(initial, key, _sum(part)))
 
 
-BLOCK = 1 << 22  # numbers drawn at once: bounds the memory that integers need beside the weights
+BLOCK = 1 << 22  # values drawn at once: bounds the memory of the integer hashes
 
 
 def _blocks(local: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
@@ -188,8 +188,8 @@ def _blocks(local: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
         yield first, rows[first : first + step]
 
 
-def _places(tensor: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
-    """What each dimension adds to the place in the whole tensor of the numbers this rank holds; to be summed."""
+def _flat_index_parts(tensor: torch.Tensor, device: torch.device) -> list[torch.Tensor]:
+    """Return what each dimension adds to the flat index in the full tensor of this rank's values; to be summed."""
     shape = tensor.shape
     found: list[torch.Tensor] = []
     stride = 1
@@ -208,35 +208,35 @@ def _sum(parts: list[torch.Tensor]) -> torch.Tensor:
 
 
 def local_indices(tensor: torch.Tensor, dim: int) -> torch.Tensor:
-    """Which indices along a dimension of the whole tensor this rank holds."""
+    """Return the indices along a dimension of the full tensor that are on this rank."""
     rows = torch.arange(tensor.shape[dim])
     if not isinstance(tensor, DTensor):
         return rows
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None
-    cuts = [(i, p) for i, p in enumerate(tensor.placements) if getattr(p, "dim", None) == dim]
-    # A strided shard (FSDP over a tensor-parallel cut) cuts what the plain shards have left.
-    for i, _ in sorted(cuts, key=lambda c: type(c[1]) is not Shard):
+    shards = [(i, p) for i, p in enumerate(tensor.placements) if getattr(p, "dim", None) == dim]
+    # A strided shard (FSDP over a tensor-parallel shard) splits the result of the plain shards.
+    for i, _ in sorted(shards, key=lambda c: type(c[1]) is not Shard):
         size = tensor.device_mesh.size(i)
         step = -(-len(rows) // size)
         rows = rows[coordinate[i] * step : (coordinate[i] + 1) * step]
     return rows
 
 
-def _draw(initial: InitSpec, key: int, places: torch.Tensor) -> torch.Tensor:
-    first = _uniform(places, key)
+def _draw(initial: InitSpec, key: int, indices: torch.Tensor) -> torch.Tensor:
+    first = _uniform(indices, key)
     if initial.kind == "uniform":
         return initial.a + (initial.b - initial.a) * first
-    second = _uniform(places, key ^ 0x5BD1E995)
+    second = _uniform(indices, key ^ 0x5BD1E995)
     normal = torch.sqrt(-2 * torch.log(1 - first)) * torch.cos(2 * math.pi * second)  # Box-Muller; 1 - u is never 0
     return initial.a + initial.b * normal
 
 
-def _uniform(places: torch.Tensor, key: int) -> torch.Tensor:
-    """Numbers in [0, 1) from an integer hash of place and key."""
+def _uniform(indices: torch.Tensor, key: int) -> torch.Tensor:
+    """Return values in [0, 1) from an integer hash of index and key."""
     drawn = hash32(
-        hash32(places & MASK) + (places >> 32) * 0x9E3779B1 + key
-    )  # mixed before the key joins: names differ
+        hash32(indices & MASK) + (indices >> 32) * 0x9E3779B1 + key
+    )  # hashed before the key is added, so that names are independent
     return (drawn >> 8).to(torch.float32) * 2.0**-24
 
 
@@ -244,7 +244,7 @@ MASK = 0xFFFFFFFF
 
 
 def hash32(x: torch.Tensor) -> torch.Tensor:
-    """A 32-bit integer hash: rounds of xor-shift and multiply, in 64-bit integers whose low half is kept."""
+    """Return a 32-bit integer hash: rounds of xor-shift and multiply in the low half of 64-bit integers."""
     x = x & MASK
     for multiplier in (0x7FEB352D, 0x846CA68B):
         x = ((x ^ (x >> 16)) * multiplier) & MASK

@@ -1,11 +1,11 @@
-"""Multi-token prediction: one more layer at the end of the model learns the token after the next one.
+"""Multi-token prediction: one more layer after the last predicts the token after the next one.
 
-transformers leaves these modules out, so they are built here, of the model's own kinds of layer and norm. From the
-hidden state h at a place, before the last norm, and the embedding e of the token that follows it (DeepSeek-V3, 2.2):
+transformers does not build these modules, so they are built here from the model's own layer and norm classes. From the
+hidden state h of a token, before the final norm, and the embedding e of the next token (DeepSeek-V3, section 2.2):
 
     h' = layer(fc(cat[norm(e), norm(h)])),  loss = mtp_loss · cross entropy of head(norm(h')) and the token two ahead
 
-Embedding and head are the model's own. In the place of an image token e is the embedding of its placeholder.
+Embedding and head are those of the model. For an image token e is the embedding of its placeholder.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DEPTH_NAMES = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_lay
 
 
 class MultiTokenPrediction(nn.Module):
-    """Turns hidden states and the embeddings of the next tokens into the head's input for the tokens after those."""
+    """Computes the head's input for the tokens two ahead from hidden states and the embeddings of the next tokens."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -31,35 +31,35 @@ class MultiTokenPrediction(nn.Module):
         body: Any = model.get_submodule(parts.body)
         config = body.config
         layers, norm = getattr(body, parts.layers), getattr(body, parts.norm)
-        # Named as Qwen3-Next's and Qwen3.5's own weights are.
+        # The names of Qwen3-Next's and Qwen3.5's checkpoints.
         self.pre_fc_norm_embedding = copy.deepcopy(norm)
         self.pre_fc_norm_hidden = copy.deepcopy(norm)
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
         self.layers = nn.ModuleList(_layers(type(layers[-1]), config))
         self.norm = copy.deepcopy(norm)
 
-    def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, **told: Any) -> torch.Tensor:
+    def forward(self, hidden: torch.Tensor, embedded: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         both = torch.cat([self.pre_fc_norm_embedding(embedded), self.pre_fc_norm_hidden(hidden)], -1)
         hidden = self.fc(both)
         for layer in self.layers:
-            out = layer(hidden, **told)
+            out = layer(hidden, **kwargs)
             hidden = out[0] if isinstance(out, tuple) else out
         predicted: torch.Tensor = self.norm(hidden)
         return predicted
 
 
 def mtp_depth(config: Any) -> int:
-    """How many tokens beyond the next one a model learns to predict."""
+    """Return how many tokens beyond the next one a model predicts."""
     return next((int(value) for name in DEPTH_NAMES if (value := getattr(config, name, None))), 0)
 
 
 def add_mtp(model: Any, dtype: torch.dtype) -> None:
-    """Gives a model on the meta device its multi-token prediction, as `mtp`."""
+    """Add multi-token prediction to a model on the meta device, as `mtp`."""
     depth = mtp_depth(model.config.get_text_config())
     if depth != 1:
-        has = f"{depth} multi-token-prediction modules, and training works with one" if depth else "none"
+        reason = f"has {depth} multi-token-prediction modules; one is supported" if depth else "has none"
         raise InputError(
-            f"train.mtp_loss trains the multi-token prediction of a model, and {model.config.model_type} has {has}",
+            f"train.mtp_loss trains multi-token prediction, and {model.config.model_type} {reason}",
             field="train.mtp_loss",
             fix=("train.mtp_loss=0",),
         )
@@ -68,9 +68,9 @@ def add_mtp(model: Any, dtype: torch.dtype) -> None:
 
 
 def _layers(kind: Any, config: Any) -> list[nn.Module]:
-    """The module's layers: full attention and the model's last kind of feed-forward block, or as the config lists."""
+    """Build the layers: full attention and the model's last type of feed-forward block, or as the config lists."""
     changed = copy.copy(config)
-    if hasattr(config, "mtp_layers_block_type"):  # Nemotron-H: attention and experts are layers of their own
+    if hasattr(config, "mtp_layers_block_type"):  # Nemotron-H: attention and experts are separate layers
         changed.layers_block_type = list(config.mtp_layers_block_type)
         return [kind(changed, i) for i in range(len(config.mtp_layers_block_type))]
     if getattr(config, "layer_types", None):

@@ -1,8 +1,8 @@
-"""Weights of a stage in four bits: declared before anything is cut, filled one matrix at a time.
+"""Four-bit weights of a stage: declared before sharding, filled one matrix at a time.
 
-A packed weight is two frozen parameters, `base_codes` and `base_scales` of a linear layer (with a number behind where
-the weight is split), or `…_codes` and `…_scales` of stacked experts. They are cut and sharded like any other; cuts
-along their last dimension fall between blocks.
+A packed weight is two frozen parameters, `base_codes` and `base_scales` of a linear layer (with a number suffix where
+the weight is split into segments), or `…_codes` and `…_scales` of stacked experts. They are sharded like any other
+parameter; shards along the last dimension do not split blocks.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _PACKED = re.compile(r"(base|_proj)_(codes|scales)(_\d+)?$")
 
 
 def pack_linear(linear: Any, path: str) -> None:
-    """Declares the weight of a linear layer as codes and scales."""
+    """Replace the weight of a linear layer by codes and scales."""
     weight = linear.weight
     if weight.shape[-1] % 2:
         raise InputError(
-            f"{path} has rows of {weight.shape[-1]} numbers; two of them share a byte",
+            f"{path} has rows of {weight.shape[-1]} values, an odd number; two values share a byte",
             field="peft.method",
             value="qlora",
             fix=("peft.method=lora",),
@@ -43,23 +43,23 @@ def pack_linear(linear: Any, path: str) -> None:
 
 
 def weights_to_fill(stage: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every parameter under the model's name, to be filled in place before the next is asked for.
+    """Yield every parameter under the model's name; fill it in place before taking the next.
 
-    A packed one is there in the format of its scales, cut like its codes, until then: beside the weights there is never
-    more than one matrix in memory.
+    A packed one is yielded as an unpacked matrix in the dtype of its scales, sharded like its codes, and is packed when
+    the next is taken: there is never more than one unpacked matrix in memory.
     """
     for name, parameter, module in _owned(stage):
         if not _PACKED.search(name):
             yield name, parameter
             continue
         scales = module.get_parameter(name.rpartition(".")[2].replace("_codes", "_scales"))
-        numbers = _unpacked_like(module, name, parameter, scales.dtype)
-        yield _model_name(name), numbers
-        _pack(numbers, parameter, scales)
+        unpacked = _unpacked_like(module, name, parameter, scales.dtype)
+        yield _model_name(name), unpacked
+        _pack(unpacked, parameter, scales)
 
 
 def shapes_to_fill(stage: nn.Module) -> dict[str, torch.Size]:
-    """The whole shape of every parameter under the model's name."""
+    """Return the full shape of every parameter by the model's name."""
     return {
         _model_name(name) if _PACKED.search(name) else name: torch.Size(_full_shape(module, name, parameter))
         for name, parameter, module in _owned(stage)
@@ -67,7 +67,7 @@ def shapes_to_fill(stage: nn.Module) -> dict[str, torch.Size]:
 
 
 def _owned(stage: nn.Module) -> Iterator[tuple[str, torch.Tensor, nn.Module]]:
-    """Parameters, but for scales, with the module that has them."""
+    """Yield all parameters except scales, with their module."""
     for name, parameter in list(stage.named_parameters()):
         found = _PACKED.search(name)
         if found is None or found.group(2) == "codes":
@@ -75,7 +75,7 @@ def _owned(stage: nn.Module) -> Iterator[tuple[str, torch.Tensor, nn.Module]]:
 
 
 def _model_name(name: str) -> str:
-    """The model's name of a weight, from that of its codes."""
+    """Return the model's name of a weight from the name of its codes."""
     return re.sub(r"_codes(_\d+)?$", r"\1", name).replace(".base", ".weight")
 
 
@@ -88,22 +88,22 @@ def _full_shape(module: Any, name: str, codes: torch.Tensor) -> tuple[int, ...]:
 
 
 def _unpacked_like(module: nn.Module, name: str, codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """An empty weight that this rank holds the same part of as of the codes."""
+    """Return an empty unpacked weight, sharded like the codes."""
     shape = _full_shape(module, name, codes)
     if not isinstance(codes, DTensor):
         return torch.empty(shape, dtype=dtype, device=codes.device)
     local = codes.to_local()
-    here = torch.empty((local.numel() * 2,), dtype=dtype, device=local.device)
-    part = here.view(_full_shape(module, name, local))
+    flat = torch.empty((local.numel() * 2,), dtype=dtype, device=local.device)
+    shard = flat.view(_full_shape(module, name, local))
     stride = tuple(torch.empty(shape, device="meta").stride())
     return DTensor.from_local(
-        part, codes.device_mesh, codes.placements, run_check=False, shape=torch.Size(shape), stride=stride
+        shard, codes.device_mesh, codes.placements, run_check=False, shape=torch.Size(shape), stride=stride
     )
 
 
-def _pack(numbers: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
+def _pack(unpacked: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor) -> None:
     weight, into, with_scales = (
-        tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in (numbers, codes, scales)
+        tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in (unpacked, codes, scales)
     )
     if into.numel() and has_data(into):
         pack(weight, into, with_scales)

@@ -1,4 +1,4 @@
-"""The part of a model that one rank runs: some layers, and the embedding and head at the ends of the pipeline."""
+"""A pipeline stage: some layers of a model, and the embedding and head at the ends of the pipeline."""
 
 from __future__ import annotations
 
@@ -20,88 +20,88 @@ from meshwright.engine.vision import (
 
 
 class Stage(nn.Module):
-    """A run of layers that keep the names they have in the whole model.
+    """Consecutive layers of a model, with the parameter names of the full model.
 
     The first stage takes token ids, the others hidden states; the last returns the loss of its micro batch (already
-    divided by the global normaliser), the others hidden states. The vision parts of a model are on the first stage.
+    divided by the global normalizer), the others hidden states. The vision encoder is on the first stage.
     """
 
     def __init__(self, model: nn.Module, layers: range, first: bool, last: bool) -> None:
         super().__init__()
-        self.parts: ModuleNames = find_module_names(model)
+        self.names: ModuleNames = find_module_names(model)
         self.vision_modules: VisionModules | None = vision_modules_of(model.config)
         if self.vision_modules is not None and first and not last:
             check_deepstack_layers(model.config, len(layers))
         self.first, self.last = first, last
-        self.sequence_rank = 0  # this rank's part of the tokens between regions, with sequence parallelism
+        self.sequence_rank = 0  # rank among the sequence-parallel ranks
         self.local_positions: torch.Tensor | None = None  # of this rank's tokens, with context parallelism
         self.partial_grads: frozenset[str] = frozenset()  # parameters whose gradients the step reduces over tp
-        self.loaded: Any = None  # on a rank's first stage: what was read of a folder (folders.Loaded)
-        self.losses: list[torch.Tensor] = []  # on the last stage: cross entropy, z-loss and mtp of each micro batch
-        body: Any = model.get_submodule(self.parts.body)
-        self.depth = len(getattr(body, self.parts.layers))
-        kept = {str(i): layer for i, layer in enumerate(getattr(body, self.parts.layers)) if i in layers}
-        setattr(body, self.parts.layers, nn.ModuleDict(kept))  # a dict, so that layers keep their numbers
+        self.loaded: Any = None  # on a rank's first stage: report of the loaded checkpoint
+        self.losses: list[torch.Tensor] = []  # on the last stage: cross entropy, z-loss and mtp loss per micro batch
+        body: Any = model.get_submodule(self.names.body)
+        self.depth = len(getattr(body, self.names.layers))
+        kept = {str(i): layer for i, layer in enumerate(getattr(body, self.names.layers)) if i in layers}
+        setattr(body, self.names.layers, nn.ModuleDict(kept))  # a dict keeps the layer numbers of the full model
         mtp: Any = getattr(model, "mtp", None)
-        self.embedding_at_end = mtp is not None  # the last stage of the pipeline holds a copy of it
+        self.embedding_on_last_stage = mtp is not None  # multi-token prediction needs a copy of it there
         if not first:
-            _drop(body, self.parts.positions)
-        if not first and not (last and self.embedding_at_end):
-            _drop(body, self.parts.embedding)
+            _drop(body, self.names.positions)
+        if not first and not (last and self.embedding_on_last_stage):
+            _drop(body, self.names.embedding)
         if not last:
-            _drop(body, self.parts.norm)
+            _drop(body, self.names.norm)
         if self.vision_modules is not None and not first:
             for path in self.vision_modules.entry_modules:
                 owner, _, name = path.rpartition(".")
                 setattr(model.get_submodule(owner), name, None)
-        outermost = self.parts.body.partition(".")[0]
+        outermost = self.names.body.partition(".")[0]
         self.add_module(outermost, getattr(model, outermost))
         self.mtp: Any = mtp if last else None
         self.lm_head: Any = model.lm_head if last else None
-        if last and not first and self.embedding_at_end:
-            # A head tied to the embedding is another copy: schedules that split the backward pass cannot follow a
-            # weight that is used at both ends of a stage.
+        if last and not first and self.embedding_on_last_stage:
+            # A head tied to the embedding gets a copy of its own: zero-bubble schedules do not support a weight that is
+            # used at both ends of a stage.
             head: Any = model.lm_head
             head.weight = nn.Parameter(head.weight.detach().clone())
 
     @property
     def body(self) -> Any:
-        return self.get_submodule(self.parts.body)
+        return self.get_submodule(self.names.body)
 
     @property
-    def seeing(self) -> list[nn.Module]:
-        """The vision parts that are called by themselves, on the first stage of a model that sees; else none."""
+    def vision_entry_modules(self) -> list[nn.Module]:
+        """The vision modules that are called directly (the encoder, a projector), on the first stage; else none."""
         if self.vision_modules is None or not self.first:
             return []
         return [self.get_submodule(path) for path in self.vision_modules.entry_modules]
 
     @property
-    def seeing_blocks(self) -> dict[int, nn.Module]:
-        """The layers of the vision tower, where `seeing` has one."""
+    def vision_blocks(self) -> dict[int, nn.Module]:
+        """The layers of the vision encoder, on the first stage; else none."""
         if self.vision_modules is None or not self.first:
             return {}
         return dict(enumerate(self.get_submodule(self.vision_modules.blocks).children()))
 
     @property
     def layers(self) -> dict[int, nn.Module]:
-        """The layers of this stage by their place in the whole model; multi-token prediction's come after the last."""
-        further = self.mtp.layers if self.mtp is not None else ()
-        return self.own_layers | {self.depth + i: layer for i, layer in enumerate(further)}
+        """The layers of this stage by their number in the full model; those of multi-token prediction follow."""
+        mtp_layers = self.mtp.layers if self.mtp is not None else ()
+        return self.decoder_layers | {self.depth + i: layer for i, layer in enumerate(mtp_layers)}
 
     @property
-    def own_layers(self) -> dict[int, nn.Module]:
-        """The layers of this stage that hidden states run through, one after the other."""
-        return {int(i): layer for i, layer in getattr(self.body, self.parts.layers).items()}
+    def decoder_layers(self) -> dict[int, nn.Module]:
+        """The decoder layers of this stage in order, without multi-token prediction."""
+        return {int(i): layer for i, layer in getattr(self.body, self.names.layers).items()}
 
     @property
     def embedding(self) -> Any:
-        """The token embedding: on the first stage, and on the last where multi-token prediction needs it; else None."""
-        return getattr(self.body, self.parts.embedding)
+        """The token embedding: on the first stage, and on the last with multi-token prediction; else None."""
+        return getattr(self.body, self.names.embedding)
 
     @property
     def norm(self) -> Any:
-        """The last norm, on the last stage."""
-        return getattr(self.body, self.parts.norm)
+        """The final norm, on the last stage."""
+        return getattr(self.body, self.names.norm)
 
     def forward(
         self,
@@ -113,62 +113,64 @@ class Stage(nn.Module):
         next_tokens: torch.Tensor | None = None,
         labels_2: torch.Tensor | None = None,
         weights_2: torch.Tensor | None = None,
-        noise: torch.Tensor | None = None,
+        dropout_keys: torch.Tensor | None = None,
         **images: torch.Tensor,
     ) -> torch.Tensor:
-        at = self._held(feature_indices(images)) if images else None
-        seen = encode_images(self.model, images) if images and self.first else None
+        feature_index = self._local_tokens(feature_indices(images)) if images else None
+        features = encode_images(self.model, images) if images and self.first else None
         hidden = self._embed(x, positions) if self.first else x
-        if seen is not None and at is not None:
-            hidden = seen.scatter_into(hidden, self._between(at, hidden))
-        told: dict[str, Any] = {"attention_mask": None, "position_ids": positions}
+        if features is not None and feature_index is not None:
+            hidden = features.scatter_into(hidden, self._sequence_shard(feature_index, hidden))
+        kwargs: dict[str, Any] = {"attention_mask": None, "position_ids": positions}
         if documents is not None:
-            told["documents"] = documents
-        if at is not None and self.vision_modules is not None and self.vision_modules.whole_images:
-            told["image_groups"] = image_groups(at)
-        axes = self._held(images["axes"]) if "axes" in images else positions
-        tables = rotary_tables(self.body, self.parts, hidden, axes)
-        for i, layer in self.own_layers.items():
-            where = layer_arguments(self.body, self.parts, tables, i) | _noise(noise, i)
-            hidden = layer(hidden, **where, **told)
+            kwargs["documents"] = documents
+        if feature_index is not None and self.vision_modules is not None and self.vision_modules.whole_images:
+            kwargs["image_groups"] = image_groups(feature_index)
+        axes = self._local_tokens(images["axes"]) if "axes" in images else positions
+        tables = rotary_tables(self.body, self.names, hidden, axes)
+        for i, layer in self.decoder_layers.items():
+            layer_kwargs = layer_arguments(self.body, self.names, tables, i) | _dropout_kwargs(dropout_keys, i)
+            hidden = layer(hidden, **layer_kwargs, **kwargs)
             hidden = hidden[0] if isinstance(hidden, tuple) else hidden
-            if seen is not None and at is not None:
-                hidden = seen.add_deepstack(hidden, self._between(at, hidden), i)
+            if features is not None and feature_index is not None:
+                hidden = features.add_deepstack(hidden, self._sequence_shard(feature_index, hidden), i)
         if not self.last:
             return hidden
-        further: tuple[Any, ...] = ()
+        mtp_inputs: tuple[Any, ...] = ()
         if self.mtp is not None and self.training:
-            where = layer_arguments(self.body, self.parts, tables, self.depth - 1) | _noise(noise, self.depth)
-            further = (self.mtp(hidden, self._look_up(next_tokens), **where, **told), labels_2, weights_2)
-        # One call of the head for both: it may be gathered for the call and freed after it.
-        loss: torch.Tensor = self.lm_head(self.norm(hidden), labels, weights, *further)
-        return loss.reshape(1)  # pipelines put outputs side by side and need a dimension for it
+            layer_kwargs = layer_arguments(self.body, self.names, tables, self.depth - 1)
+            layer_kwargs |= _dropout_kwargs(dropout_keys, self.depth)
+            predicted = self.mtp(hidden, self._embed_tokens(next_tokens), **layer_kwargs, **kwargs)
+            mtp_inputs = (predicted, labels_2, weights_2)
+        # One call of the head for both losses: FSDP gathers its weight once per call.
+        loss: torch.Tensor = self.lm_head(self.norm(hidden), labels, weights, *mtp_inputs)
+        return loss.reshape(1)  # pipeline schedules concatenate outputs and need a dimension
 
     def _embed(self, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        hidden = self._look_up(tokens)
-        if self.parts.positions is not None:
-            table = getattr(self.body, self.parts.positions)(positions)
-            hidden = hidden + self._between(table, hidden)
+        hidden = self._embed_tokens(tokens)
+        if self.names.positions is not None:
+            table = getattr(self.body, self.names.positions)(positions)
+            hidden = hidden + self._sequence_shard(table, hidden)
         return hidden
 
-    def _held(self, value: torch.Tensor) -> torch.Tensor:
-        """Of a value for each token of the sequence, those that this rank holds."""
+    def _local_tokens(self, value: torch.Tensor) -> torch.Tensor:
+        """Select the values of this rank's tokens from one value per token of the sequence (context parallelism)."""
         return value if self.local_positions is None else value[..., self.local_positions]
 
-    def _between(self, value: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
-        """Of a value for each of the rank's tokens, those between regions: with sequence parallelism a part."""
+    def _sequence_shard(self, value: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+        """Select the sequence-parallel shard that matches `hidden` from one value per token of this rank."""
         parts = value.shape[1] // hidden.shape[1]
         return value.chunk(parts, 1)[self.sequence_rank % parts]
 
-    def _look_up(self, tokens: torch.Tensor | None) -> torch.Tensor:
+    def _embed_tokens(self, tokens: torch.Tensor | None) -> torch.Tensor:
         found: torch.Tensor = self.embedding(tokens)
-        scale = self.parts.embedding_scale
+        scale = self.names.embedding_scale
         return found if scale == 1.0 else found * torch.tensor(scale, dtype=found.dtype)
 
 
-def _noise(keys: torch.Tensor | None, layer: int) -> dict[str, torch.Tensor]:
-    """What adapters with dropout are told of the tokens in a layer."""
-    return {} if keys is None else {"noise": layer_keys(keys, layer)}
+def _dropout_kwargs(keys: torch.Tensor | None, layer: int) -> dict[str, torch.Tensor]:
+    """Return the dropout keys of the tokens in a layer, as its keyword argument."""
+    return {} if keys is None else {"dropout_keys": layer_keys(keys, layer)}
 
 
 def _drop(module: nn.Module, *names: str | None) -> None:

@@ -151,7 +151,7 @@ def recompute_and_compile(stage: Stage, recipe: Recipe) -> None:
     if not around:
         apply_recompute(stage.layers, layout, recipe.kernels.compile)
     if layout.recompute == "full":
-        apply_recompute(stage.seeing_blocks, msgspec.structs.replace(layout, recompute_layers=0), compiled=False)
+        apply_recompute(stage.vision_blocks, msgspec.structs.replace(layout, recompute_layers=0), compiled=False)
     offload_activations(stage.layers, layout)
     if recipe.kernels.compile:
         # Per block: all blocks share one graph, and compiling the full model takes minutes.

@@ -45,7 +45,7 @@ def tied_embedding_name(stage: Stage) -> str:
     """Return the name of the embedding weight if the head is tied to it, else an empty string."""
     if not getattr(stage.body.config, "tie_word_embeddings", False):
         return ""
-    return f"{stage.parts.body}.{stage.parts.embedding}.weight"
+    return f"{stage.names.body}.{stage.names.embedding}.weight"
 
 
 def recorded_name(name: str, initial: dict[str, InitSpec]) -> str:

@@ -61,7 +61,7 @@ class ReceivingStage(PipelineStage):
     """A torch pipeline stage whose receive buffers exist only while their micro batch is in flight.
 
     torch allocates the buffers of all micro batches of a step before the first pass and keeps them for the whole run.
-    Here they are meta tensors until a receive is posted, and are handed over to the pass that reads them.
+    Here they are meta tensors until a receive is posted, and belong to the pass that reads them.
 
     This is safe on GPU streams: a buffer is allocated on the compute stream, NCCL's stream waits for the compute stream
     before it writes, and the schedule makes the compute stream wait for NCCL before a pass reads. So the previous user

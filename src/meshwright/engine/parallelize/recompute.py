@@ -71,8 +71,8 @@ def _gathering_modules(layer: nn.Module) -> Iterator[nn.Module]:
 def recompute_compiled(layer: Any) -> None:
     """Checkpoint a compiled layer from outside its graph.
 
-    For layers with fp8 GEMMs: they are custom autograd functions, inside which the compiler saves tensors that it was
-    told to recompute.
+    For layers with fp8 GEMMs: they are custom autograd functions, inside which the compiler saves tensors that it
+    should recompute.
     """
     apply(layer, RecomputedAround)
     compiled = layer._compiled_call_impl
