@@ -28,7 +28,7 @@ WORDS = [
     "thereof",
 ]
 PHRASES = (
-    r"gone on\b", r"go(es)? on from", r"made anew", r"held against", r"stands? for\b", r"\bis no [A-Z]", 
+    r"gone on\b", r"go(es)? on from", r"made anew", r"held against", r"stands? for\b", r"\b(?<!there )(?<!There )is no [A-Z]", 
     r"\bwhole numbers?\b",
     r"\bthe house\b", r"\baskers?\b", r"of several ranks", r"in (its|their|our) own words", r"\bwhat is (said|told)\b",
 )  # fmt: skip

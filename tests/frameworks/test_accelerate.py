@@ -94,7 +94,7 @@ CASES = (
     Case("valid and small", "distributed_type: 'NO'\nfsdp_config: {}\ndeepspeed_config: {}\nmain_process_ip: null\n"),
     Case("valid, one process", "distributed_type: 'NO'\nnum_processes: 1\n"),
     Case(
-        "a section that nobody asks for is told once",
+        "an unused section is reported once",
         ZERO + "fsdp_config:\n  fsdp_state_dict_type: SHARDED\n  fsdp_min_num_params: 1e6\n",
         [("accelerate.unused-section", 14)],
     ),
@@ -104,7 +104,7 @@ CASES = (
         [("accelerate.unused-section", 3)],
     ),
     Case(
-        "a compiler that DeepSpeed is not told of",
+        "a compiler that DeepSpeed does not get",
         ZERO + "dynamo_config:\n  dynamo_backend: FAST\n",
         [("accelerate.unused-section", 14)],
     ),
@@ -393,7 +393,7 @@ def test_program_gets_the_launcher_environment() -> None:
     program = frameworks.export(
         frameworks.framework("accelerate"), recipe, find("llama3_8b"), cluster("8xH100")
     ).program
-    told = {
+    expected = {
         "ACCELERATE_USE_FSDP": "true",
         "ACCELERATE_MIXED_PRECISION": "bf16",
         "FSDP_VERSION": "2",
@@ -402,7 +402,7 @@ def test_program_gets_the_launcher_environment() -> None:
         "PARALLELISM_CONFIG_TP_SIZE": "2",
         "PARALLELISM_CONFIG_DP_SHARD_SIZE": "4",
     }
-    assert told.items() <= program.env.items()
+    assert expected.items() <= program.env.items()
     assert program.argv[0] == "train.py"
 
 

@@ -141,7 +141,7 @@ PLACES = (
 
 
 def find(lines: Sequence[Line], steps_by_line: Sequence[tuple[int, int]] = (), file: str = "") -> Iterator[Fault]:
-    """Yield every fault in a log in order; equal lines of several ranks are separate faults."""
+    """Yield every fault in a log in order; equal lines from different ranks are separate faults."""
     indices: dict[str, deque[int]] = {one.name: deque(maxlen=MAX_FAULTS) for one in FAULT_PATTERNS}
     failing = False
     for index, line in enumerate(lines):
