@@ -13,7 +13,7 @@ from meshwright import clusters, models, rules
 from meshwright.api import requests
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import recipe_from, write_text
-from meshwright.api.responses import Part, Response, Severity
+from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.clusters import Gpu
 from meshwright.errors import InputError, OutputError, unknown
 from meshwright.models import ModelSpec
@@ -233,8 +233,7 @@ def recipes_response(
     request: requests.Recipes = requests.Recipes(),  # noqa: B008  # immutable
 ) -> RecipesResponse:
     """Return the response of recipes."""
-    names = RecipeRow.__struct_fields__
-    rows = [RecipeRow(**{name: getattr(one, name) for name in names}) for one in entries[: request.limit]]
+    rows = [copied(RecipeRow, one) for one in entries[: request.limit]]
     return RecipesResponse(recipes=rows, left_out=len(entries) - len(rows) or UNSET)
 
 
@@ -248,27 +247,12 @@ def recipe_response(found: Recipe, request: requests.RecipeRequest | None = None
 
 def model_part(model: ModelSpec) -> ModelPart:
     """Return a model's shape and parameter counts."""
-    p = model.params
-    return ModelPart(
-        name=model.name,
-        family=model.family,
-        kind=model.kind,
-        hf_id=model.hf_id,
+    return copied(
+        ModelPart,
+        model,
         layers=model.num_layers,
-        hidden=model.hidden,
-        vocab=model.vocab,
         experts=model.moe.experts if model.moe else 0,
-        max_seq_length=model.max_seq_length,
-        parameters=ParameterCounts(
-            total=p.total,
-            active=p.active,
-            embedding=p.embedding,
-            head=p.head,
-            routed_experts=p.routed,
-            vision=p.vision,
-            mtp=p.mtp,
-        ),
-        source=model.source,
+        parameters=copied(ParameterCounts, model.params, routed_experts=model.params.routed),
     )
 
 
@@ -284,41 +268,22 @@ def model_response(found: ModelSpec, request: requests.ModelRequest | None = Non
 
 def gpus_response(found: Sequence[Gpu], request: requests.GpuCatalogue | None = None) -> GpusResponse:
     """Return the response of gpus."""
-    return GpusResponse(
-        gpus=[
-            GpuPart(
-                name=gpu.name,
-                arch=gpu.arch,
-                memory_gib=gpu.memory_gib,
-                peak_tflops_dense=gpu.peak_tflops,
-                hbm_gb_s=gpu.hbm_gb_s,
-                link=gpu.link,
-                nvlink_gb_s_per_direction=gpu.nvlink_gb_s,
-                nvlink_domain=gpu.nvlink_domain,
-                network_gb_s=gpu.network_gb_s,
-                gpus_per_node=gpu.gpus_per_node,
-                host_gib_per_gpu=gpu.host_gib,
-                source=gpu.source,
-                note=gpu.note,
-            )
-            for gpu in found
-        ]
+    return GpusResponse(gpus=[_gpu_part(gpu) for gpu in found])
+
+
+def _gpu_part(gpu: Gpu) -> GpuPart:
+    return copied(
+        GpuPart,
+        gpu,
+        peak_tflops_dense=gpu.peak_tflops,
+        nvlink_gb_s_per_direction=gpu.nvlink_gb_s,
+        host_gib_per_gpu=gpu.host_gib,
     )
 
 
 def rule_part(rule: Rule) -> RulePart:
     """Return a rule with symptom and cause."""
-    return RulePart(
-        id=rule.id,
-        subject=rule.subject,
-        severity=rule.severity,
-        field=rule.field,
-        engines=rule.engines,
-        symptom=rule.symptom,
-        cause=rule.cause,
-        fix_fields=sorted({name for fix in rule.fixes for name in fix}),
-        pitfall=rule.pitfall,
-    )
+    return copied(RulePart, rule, fix_fields=sorted({name for fix in rule.fixes for name in fix}))
 
 
 def rules_response(found: Sequence[Rule], request: requests.Rules = requests.Rules()) -> RulesResponse:  # noqa: B008  # immutable

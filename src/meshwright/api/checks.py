@@ -13,7 +13,7 @@ from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.inputs import verb
 from meshwright.api.planning import plan_response, recommend
 from meshwright.api.resolve import recipe_from
-from meshwright.api.responses import Estimate, Finding, Response, estimate_part, finding_parts
+from meshwright.api.responses import Estimate, Finding, Response, copied, estimate_part, finding_parts
 from meshwright.errors import InputError
 from meshwright.frameworks import CheckResult, ExportedConfig, RecipeCheckResult, UnmappedField, UnresolvedValue
 from meshwright.parsing import one_of
@@ -125,18 +125,14 @@ class ExportResponse(Response, frozen=True, kw_only=True):
 
 def check_response(result: CheckResult, request: requests.Check | None = None) -> CheckResponse:
     """Return the response of check."""
-    return CheckResponse(
-        framework=result.framework,
-        version=result.version,
-        ok=result.ok,
+    return copied(
+        CheckResponse,
+        result,
         file=result.file or None,
         recipe=result.recipe.name,
         model=result.model.name if result.model else None,
         gpus=str(result.cluster) if result.cluster else None,
-        engine=result.engine,
         findings=finding_parts(result.findings),
-        unresolved=result.unresolved,
-        notes=result.notes,
         estimate=estimate_part(result.estimate) if result.estimate else None,
     )
 
@@ -144,15 +140,13 @@ def check_response(result: CheckResult, request: requests.Check | None = None) -
 def export_response(result: Exported, request: requests.Export | None = None) -> ExportResponse:
     """Return the response of export."""
     written, checked = result.written, result.checked
-    return ExportResponse(
-        framework=written.framework,
+    return copied(
+        ExportResponse,
+        written,
         ok=checked.ok,
         gpus=str(checked.cluster),
-        files=written.files,
         command=launch.command_of(written.program, checked.cluster),
         env=written.program.env,
-        unmapped=written.unmapped,
-        notes=written.notes,
         findings=finding_parts(checked.findings),
     )
 

@@ -11,7 +11,7 @@ from meshwright import doctor
 from meshwright.api import run_requests as requests
 from meshwright.api.inputs import verb
 from meshwright.api.planning import estimate
-from meshwright.api.responses import Part, Response, Severity
+from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.doctor import Checkup, Run
 from meshwright.doctor.finding import Evidence, Figure, Remedy
 from meshwright.doctor.match_recipe import gpus_of, logged_overrides
@@ -96,14 +96,10 @@ def doctor_response(checkup: Checkup, request: requests.Doctor | None = None) ->
     """Return the response of doctor."""
     values: dict[str, Any] = msgspec.structs.asdict(checkup)
     values["findings"] = [
-        DoctorFinding(
+        copied(
+            DoctorFinding,
+            f,
             rule=f.id,
-            severity=f.severity,
-            message=f.message,
-            steps=f.steps,
-            lines=f.lines,
-            evidence=f.evidence,
-            remedies=f.remedies,
             fix=next((one.try_ for one in f.remedies if one.what in ("layout", "contract")), ()),
         )
         for f in checkup.findings

@@ -11,7 +11,7 @@ import msgspec
 from meshwright import rules
 from meshwright.api import requests
 from meshwright.api.inputs import verb
-from meshwright.api.responses import Part, Response, Severity
+from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.errors import InputError, closest, unknown
 from meshwright.frameworks import rule_catalog
 from meshwright.recipes.key_maps import override_keys
@@ -118,17 +118,8 @@ def _field_part(field: RecipeField) -> FieldPart:
 def _rule_part(rule: Rule) -> ExplainedRule:
     keys = {info.flat: key for key, info in recipe_fields().items()}
     fixes = [sorted(keys[flat] for flat in fix) for fix in rule.fixes]
-    return ExplainedRule(
-        id=rule.id,
-        subject=rule.subject,
-        severity=rule.severity,
-        engines=rule.engines,
-        symptom=rule.symptom,
-        cause=rule.cause,
-        pitfall=rule.pitfall,
-        field=keys.get(rule.field, ""),
-        fix=[fix for place, fix in enumerate(fixes) if fix not in fixes[:place]],
-    )
+    distinct = [fix for place, fix in enumerate(fixes) if fix not in fixes[:place]]
+    return copied(ExplainedRule, rule, field=keys.get(rule.field, ""), fix=distinct)
 
 
 def _choices(hint: Any) -> Iterable[Any]:

@@ -10,7 +10,6 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, costs, file_access, launch, planner
 from meshwright.api import requests
-from meshwright.api.catalogues import save_recipe
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import is_recipe, model_and_goal, model_named, recipe_from, require_known
 from meshwright.api.responses import (
@@ -20,6 +19,7 @@ from meshwright.api.responses import (
     MemoryGib,
     Part,
     Response,
+    copied,
     estimate_part,
     finding_parts,
 )
@@ -35,6 +35,8 @@ def recommend(request: requests.Recommend) -> Plan:
     question = _question(request, request.model, request.goal, request.gpus, request.benchmark)
     found = planner.recommend(question, request.overrides)
     if request.save:
+        from meshwright.api.catalogues import save_recipe  # 10 ms that other recommendations save
+
         save_recipe(found, request.save)
     return found
 
@@ -319,7 +321,7 @@ def _plan_response(plan: Plan) -> PlanResponse:
         contract=Contract(**contract),
         layout=PlanLayout(**plan.layout_dict()),
         estimate=estimate_part(plan.estimate, plan.exists),
-        changes=[ChangePart(field=c.field, old=c.old, new=c.new, kind=c.kind, why=c.why) for c in plan.changes],
+        changes=[copied(ChangePart, c) for c in plan.changes],
         findings=finding_parts(plan.findings),
         suggestions=plan.suggestions,
         commands=launch.commands_of(plan, no_command),
@@ -353,12 +355,12 @@ def plans_response(ranking: Ranking, request: requests.Plan | None = None) -> Pl
 
 
 def _scores(candidates: Sequence[planner.Candidate]) -> list[LayoutScore]:
-    return [LayoutScore(layout=c.layout, step_s=c.step_s, total_gib=c.total_gib) for c in candidates]
+    return [copied(LayoutScore, c) for c in candidates]
 
 
 def sizes_response(sizing: Sizing, request: requests.Size | None = None) -> SizesResponse:
     """Return the response of size."""
-    return SizesResponse(smallest=sizing.smallest, most_efficient=sizing.most_efficient, sizes=sizing.sizes)
+    return copied(SizesResponse, sizing)
 
 
 @verb(requests.Scale)
@@ -366,9 +368,9 @@ def scale(request: requests.Scale) -> ScaleResponse:
     """Return the sizes of several GPU types."""
     values = msgspec.structs.asdict(request)
     sizings = {gpu: size(**values | {"gpu": gpu}) for gpu in request.gpu}
-    return ScaleResponse(series=[Series(gpu=gpu, **msgspec.structs.asdict(one)) for gpu, one in sizings.items()])
+    return ScaleResponse(series=[copied(Series, one, gpu=gpu) for gpu, one in sizings.items()])
 
 
 def schedule_response(line: costs.Timeline, request: requests.Schedule | None = None) -> ScheduleResponse:
     """Return the response of schedule."""
-    return ScheduleResponse(**msgspec.structs.asdict(line))
+    return copied(ScheduleResponse, line)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -109,6 +109,15 @@ class Finding(Part, frozen=True, kw_only=True):
     line: int | UnsetType | None = UNSET
 
 
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def copied(to: type[S], source: object, **more: Any) -> S:
+    """Return a struct with these fields and, for the others, the source's attributes of the same name."""
+    names = [name for name in to.__struct_fields__ if name not in more and hasattr(source, name)]
+    return to(**{name: getattr(source, name) for name in names}, **more)
+
+
 def estimate_part(estimate: costs.Estimate, exists: bool = True) -> Estimate:
     """Return an estimate; a layout that cannot be built does not fit, whatever its arithmetic gives."""
     values = costs.to_dict(estimate)
@@ -123,18 +132,7 @@ def estimate_part(estimate: costs.Estimate, exists: bool = True) -> Estimate:
 
 def finding_parts(findings: Sequence[RuleFinding]) -> list[Finding]:
     """Return findings, errors first."""
-    return [
-        Finding(
-            rule=f.rule,
-            severity=f.severity,
-            field=f.field,
-            message=f.message,
-            fix=f.fix,
-            file=f.file or UNSET,
-            line=(f.line or None) if f.file else UNSET,
-        )
-        for f in findings
-    ]
+    return [copied(Finding, f, file=f.file or UNSET, line=(f.line or None) if f.file else UNSET) for f in findings]
 
 
 def to_json(response: msgspec.Struct) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from meshwright.api import run_requests as requests
 from meshwright.api.checks import check_recipe, export
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import model_named, recipe_from
-from meshwright.api.responses import Estimate, Finding, Part, Response, estimate_part, finding_parts
+from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.errors import InputError
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import ENGINES, Layout, Precision, Recipe
@@ -176,7 +176,7 @@ def tokenize(request: requests.Tokenize) -> TokenizeResponse:
         bad_lines="skip" if request.skip_bad_lines else "refuse",
         format=request.format,  # type: ignore[arg-type]  # one of its choices, as validated
     )
-    return TokenizeResponse(**msgspec.structs.asdict(done))
+    return copied(TokenizeResponse, done)
 
 
 @verb(requests.Generate)
@@ -187,7 +187,7 @@ def generate(request: requests.Generate) -> GenerateResponse:
 
     asking = GenerateOptions(request.max_tokens, request.temperature, request.top_p, request.seed, request.chat)
     done = sample(request.checkpoint, request.prompt, asking)
-    return GenerateResponse(prompt=request.prompt, **msgspec.structs.asdict(done))
+    return copied(GenerateResponse, done, prompt=request.prompt)
 
 
 @verb(requests.Evaluate)
@@ -203,7 +203,7 @@ def evaluate(request: requests.Evaluate) -> EvaluateResponse:
         answers=request.answers,
         overrides=request.overrides,
     )
-    return EvaluateResponse(checkpoint=request.checkpoint, **msgspec.structs.asdict(done))
+    return copied(EvaluateResponse, done, checkpoint=request.checkpoint)
 
 
 @verb(requests.Convert)
@@ -219,8 +219,7 @@ def convert(request: requests.Convert) -> ConvertResponse:
         consolidated=request.consolidated,
         merge=request.merge,
     )
-    values = msgspec.structs.asdict(done) | {"folder": str(done.folder)}
-    return ConvertResponse(checkpoint=request.checkpoint, **values)
+    return copied(ConvertResponse, done, checkpoint=request.checkpoint, folder=str(done.folder))
 
 
 class TrainResponse(Response, frozen=True, kw_only=True):
@@ -282,33 +281,23 @@ def train_response(done: TrainResult, request: requests.Bench | requests.Train |
     if metrics is None:
         raise ValueError("only rank 0 has the metrics of a run")
     estimate = estimate_part(done.estimate)
-    return TrainResponse(
+    return copied(
+        TrainResponse,
+        metrics,
         recipe=recipe.name,
         model=recipe.model,
         goal=recipe.goal,
         ranks=done.case.world,
-        device=metrics.device,
         layout=recipe.layout,
         precision=recipe.precision,
         seq_length=recipe.data.seq_length,
         global_batch_size=recipe.train.global_batch_size,
         steps=len(metrics.losses),
-        losses=metrics.losses,
-        grad_norms=metrics.grad_norms,
         eval_losses={str(step): loss for step, loss in metrics.eval_losses.items()},
-        skipped=metrics.skipped,
-        step_s=metrics.step_s,
         step_parts_s=metrics.parts_s,
-        tokens_per_s_per_gpu=metrics.tokens_per_s_per_gpu,
-        tflops_per_gpu=metrics.tflops_per_gpu,
-        mfu=metrics.mfu,
         mfu_convention=estimate.mfu_convention,
-        memory_gib=metrics.memory_gib,
         estimate=estimate if metrics.mfu is not None else None,  # on GPUs; the estimate is not for CPUs
         folder=done.folder,
-        first_step=metrics.first_step,
-        checkpoint=metrics.checkpoint,
-        resumed_from=metrics.resumed_from,
         exported=metrics.model,
     )
 
@@ -317,12 +306,10 @@ def launch_response(started: Started, request: requests.Launch | None = None) ->
     """Return the response of launch."""
     job, state = started.launch, started.final_state
     ended: dict[str, Any] = {} if state is None else {"state": state.state, "restarts": state.restarts}
-    return LaunchResponse(
-        scheduler=job.scheduler,
-        files=job.files,
-        commands=job.commands,
+    return copied(
+        LaunchResponse,
+        job,
         hosts=job.places,
-        notes=job.notes,
         written=started.paths,
         submitted=None if started.number is None else Submitted(id=started.number, **ended),
         findings=finding_parts(started.findings),

@@ -14,7 +14,6 @@ import msgspec
 
 from meshwright.api import requests, run_requests
 from meshwright.api.inputs import ALL, CLI, Request, Surface, VerbFunction, json_schema
-from meshwright.errors import unknown
 
 Group = Literal["Plan", "Check", "Run", "Inspect", "Serve", ""]
 GROUPS: tuple[Group, ...] = ("Plan", "Check", "Run", "Inspect", "Serve")
@@ -350,13 +349,6 @@ _TABLE = (
     Verb(*("complete", "", requests.Complete, "completion.complete_names", ""), surfaces=HTTP),
 )
 VERBS: Mapping[str, Verb] = {verb.name: verb for verb in _TABLE}
-
-
-def find_verb(name: str) -> Verb:
-    """Return a verb by name; raise InputError with did-you-mean."""
-    if name not in VERBS:
-        raise unknown("verb", name, VERBS)
-    return VERBS[name]
 
 
 def verbs_on(surface: Surface) -> list[Verb]:
