@@ -12,7 +12,7 @@ from tests.web.html import Page, at
 
 from meshwright import api
 from meshwright.models import config_of
-from meshwright.web import charts, presenters
+from meshwright.web import presenters
 
 CONFIG = json.dumps(config_of("qwen3_8b"))
 ASKED = {"model": "llama3-70b", "gpus": "64xH100", "goal": "pretrain"}
@@ -188,7 +188,7 @@ def test_explore_has_the_numbers_of_plan(client: Any, cli: Any) -> None:
 def test_the_layouts_of_the_chart_are_those_that_estimate_prices(client: Any, cli: Any) -> None:
     found = api.plan("llama3-8b", "16xH100", "pretrain", top=1, everything=True)
     ranking = api.to_json(api.plans_response(found))
-    data = charts.layouts_data(ranking)
+    data = presenters.table_of(ranking["fitting"])
     assert len(data["rows"]) == len(ranking["fitting"]) > 100
     for row in (data["rows"][0], data["rows"][len(data["rows"]) // 2], data["rows"][-1]):
         result = {**data["common"], **dict(zip(data["columns"], row, strict=True))}

@@ -163,12 +163,7 @@ def texts_of(request: type[Request]) -> dict[str, Text]:
 
 
 def read(
-    request: type[R],
-    arguments: Mapping[str, Any],
-    surface: Surface,
-    *,
-    texts: bool = True,
-    strings: bool = False,
+    request: type[R], arguments: Mapping[str, Any], surface: Surface, *, texts: bool = True, strings: bool = False
 ) -> tuple[R, dict[str, str]]:
     """Return the validated request and the texts sent with it, by file name.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
+import msgspec
+
 from meshwright.api.inputs import CLI, MAX_OVERRIDES, OVERRIDE_BYTES, REMOTE, Input, Request, Text
 from meshwright.choices import ENGINES, FORMATS, FRAMEWORKS, GOALS
 
@@ -33,13 +35,10 @@ RECIPE_TEXT = Text(
     json_file="recipe.json",
     examples=('base = "llama3_8b_sft_config"\n[layout]\ntp = 2\n',),
 )
-NAMED_RECIPE_TEXT = Text(
-    name="recipe",
+NAMED_RECIPE_TEXT = msgspec.structs.replace(
+    RECIPE_TEXT,
     help="Your own recipe as text, in the format that the ending of `name` gives; TOML or JSON without a name.",
-    file="recipe.toml",
-    json_file="recipe.json",
     named_by="name",
-    examples=RECIPE_TEXT.examples,
 )
 FILE_TEXT = Text(
     name="text",
@@ -217,11 +216,7 @@ class Size(Request, frozen=True):
     calibration: Calibration | None = None
     tokens: Annotated[
         float | str | None,
-        Input(
-            help="Token budget, e.g. 15T: adds days, and cost with a price.",
-            metavar="N",
-            examples=("15T", "300B"),
-        ),
+        Input(help="Token budget, e.g. 15T: adds days, and cost with a price.", metavar="N", examples=("15T", "300B")),
     ] = None
     price: Annotated[
         float | None,
@@ -390,10 +385,7 @@ class Rules(Request, frozen=True):
     query: Annotated[
         str | None,
         Input(
-            help="Part of a rule's id, or a framework.",
-            positional=True,
-            metavar="QUERY",
-            examples=("moe", "automodel"),
+            help="Part of a rule's id, or a framework.", positional=True, metavar="QUERY", examples=("moe", "automodel")
         ),
     ] = None
     pitfalls: Annotated[bool, Input(help="List only the well-known pitfalls.")] = False

@@ -13,9 +13,7 @@ from meshwright.engine.run_spec import Nproc, RunOptions, TrainOptions
 INTERNAL = ()  # set by code, never by a user
 
 LOG_TEXT = Text(
-    name="log",
-    help="Output of the run; for a long log, its beginning and its last steps.",
-    file="train.log",
+    name="log", help="Output of the run; for a long log, its beginning and its last steps.", file="train.log"
 )
 BASELINE_TEXT = Text(name="baseline", help="Log of the same training on fewer GPUs.", file="baseline.log")
 
@@ -152,8 +150,7 @@ class Doctor(Request, frozen=True):
     """
 
     run: Annotated[
-        str,
-        Input(help="Run folder or log file.", positional=True, metavar="RUN", surfaces=CLI, texts=(LOG_TEXT,)),
+        str, Input(help="Run folder or log file.", positional=True, metavar="RUN", surfaces=CLI, texts=(LOG_TEXT,))
     ]
     recipe: Annotated[
         str | None,

@@ -336,10 +336,7 @@ _TABLE = (
         runs=True,
     ),
     Verb(*("scale", "", requests.Scale, "planning.scale", ""), surfaces=HTTP, slow=True),
-    Verb(
-        *("schedule", "", requests.Schedule, "planning.schedule", "schedule_response"),
-        surfaces=HTTP,
-    ),
+    Verb(*("schedule", "", requests.Schedule, "planning.schedule", "schedule_response"), surfaces=HTTP),
     Verb(*("write", "", requests.Write, "checks.write", ""), surfaces=()),
     Verb(
         *("model", "", requests.ModelRequest, "catalogues.find_model", "model_response"),

@@ -9,7 +9,7 @@ from meshwright.cli.console import console, escape, table
 COLORS = {"error": "red", "warning": "yellow", "advice": "cyan"}
 
 
-def show(answer: dict[str, Any], found: Any) -> None:
+def doctor(answer: dict[str, Any], found: Any) -> None:
     """Print a diagnosis."""
     out = console()
     out.print(f"[bold green]{escape(answer['path'])}[/]  {escape(_what_ran(answer))}")

@@ -23,7 +23,7 @@ def section(answer: dict[str, Any] | None) -> None:
     titled(console(), "Dry run", lines)
 
 
-def full(answer: dict[str, Any], found: Any) -> None:
+def dryrun(answer: dict[str, Any], found: Any) -> None:
     """Print a dry run, the worst rank in full."""
     out = console()
     out.print(f"[bold green]{escape(answer['recipe'])}[/]  {escape(answer['model'])} on {answer['cluster']}")

@@ -56,23 +56,6 @@ def speed_line(estimate: dict[str, Any]) -> str:
     )
 
 
-def layout_line(layout: dict[str, Any]) -> str:
-    """Return a layout on one line."""
-    degrees = [f"{name} {layout[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if layout[name] > 1 or name == "tp"]
-    replicas = f" × {layout['dp_replicate']} copies" if layout["dp_replicate"] > 1 else ""
-    return " · ".join(
-        [
-            layout["strategy"],
-            *degrees,
-            *([layout["pp_schedule"]] if layout["pp"] > 1 else []),
-            f"dp {layout['dp_shard']}{replicas}",
-            f"micro batch {layout['micro_batch_size']} × {layout['gradient_accumulation']} accumulated",
-            f"recompute {layout['recompute']}",
-            *([f"offload {layout['offload']}"] if layout["offload"] != "none" else []),
-        ]
-    )
-
-
 def titled(out: Out, title: str, lines: Sequence[str]) -> None:
     """Print lines, with a title before the first."""
     for i, line in enumerate(lines):

@@ -1,8 +1,7 @@
-"""Plots of responses as SVG or PNG files; needs matplotlib (the `plot` extra)."""
+"""Plots of responses as SVG or PNG files; needs matplotlib (the `plot` extra). A plot has the name of its verb."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ def estimate(result: Any, answer: dict[str, Any], path: str) -> None:
     save(made, path)
 
 
-def sizing(result: Any, answer: dict[str, Any], path: str) -> None:
+def size(result: Any, answer: dict[str, Any], path: str) -> None:
     """Plot throughput and MFU against the number of GPUs, for those counts that fit."""
     made, (rate, mfu) = figure(2)
     fitting = [s for s in answer["sizes"] if s["fits"]]
@@ -107,11 +106,3 @@ def accuracy(result: Any, answer: dict[str, Any], path: str) -> None:
             axis.loglog(ends, ends, color="black", linewidth=1)
         axis.set(title=title, xlabel="measured", ylabel="predicted")
     save(made, path)
-
-
-PLOTS: dict[str, Callable[[Any, dict[str, Any], str], None]] = {
-    "size": sizing,
-    "estimate": estimate,
-    "dryrun": dryrun,
-    "accuracy": accuracy,
-}

@@ -1,20 +1,23 @@
-"""Responses as text for a terminal; colored only there. Each report gets the response as JSON and the result."""
+"""Responses as text for a terminal; colored only there. A report has the name of its verb
+and gets the response as JSON and the Python result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import click
 
-from meshwright.cli import doctor_report, dryrun_report
+from meshwright.api.summary import layout_summary
 from meshwright.cli.console import console, escape, table
-from meshwright.cli.layout import MARKS, NO_LAYOUT, finding_lines, layout_line, memory_lines, speed_line, titled
+from meshwright.cli.doctor_report import doctor as doctor
+from meshwright.cli.dryrun_report import dryrun as dryrun
+from meshwright.cli.layout import MARKS, NO_LAYOUT, finding_lines, memory_lines, speed_line, titled
 
 Answer = dict[str, Any]
 
 
-def plan(answer: Answer, found: Any) -> None:
+def recommend(answer: Answer, found: Any) -> None:
     """Print a plan: recipe, layout, memory, speed, changes, findings and commands."""
     out, recipe = console(), answer["recipe"]
     origin = f"{recipe['match']}; made for {recipe['made_for']}"
@@ -22,7 +25,7 @@ def plan(answer: Answer, found: Any) -> None:
     titled(out, "Train", [_train_line(answer, found.case.model.params)])
     if recipe["benchmark"]:
         titled(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
-    titled(out, "Layout", [layout_line(answer["layout"])])
+    titled(out, "Layout", [layout_summary(answer["layout"])])
     titled(out, "Memory", memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
     if answer["estimate"]["fits"]:
         titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
@@ -48,7 +51,7 @@ def estimate(answer: Answer, found: Any) -> None:
     out = console()
     out.print(f"[bold green]{answer['recipe']['name']}[/]  exactly this layout, nothing searched")
     titled(out, "Train", [_train_line(answer, found.case.model.params)])
-    titled(out, "Layout", [layout_line(answer["layout"])])
+    titled(out, "Layout", [layout_summary(answer["layout"])])
     if found.exists:
         titled(out, "Memory", memory_lines(answer["estimate"]))
         titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
@@ -58,14 +61,14 @@ def estimate(answer: Answer, found: Any) -> None:
     titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
 
 
-def ranking(answer: Answer, found: Any) -> None:
+def plan(answer: Answer, found: Any) -> None:
     """Print ranked plans and what was dropped."""
     out = console()
     rows = []
     for place, p in enumerate(answer["plans"], 1):
         e, memory = p["estimate"], p["estimate"]["memory_gib"]
         gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + ("" if e["fits"] else " over")
-        rows.append((str(place), layout_line(p["layout"]), f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib))
+        rows.append((str(place), layout_summary(p["layout"]), f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib))
     table(rows, "", "layout", "s/step", "MFU", "GiB")
     if answer["plans"]:
         titled(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
@@ -76,7 +79,7 @@ def ranking(answer: Answer, found: Any) -> None:
     out.print(f"[dim]{answer['searched']:,} legal layouts scored[/]")
 
 
-def sizing(answer: Answer, found: Any) -> None:
+def size(answer: Answer, found: Any) -> None:
     """Print GPU counts as a table."""
     out = console()
     rows = [_size_row(s) for s in answer["sizes"]]
@@ -232,7 +235,7 @@ def rules(answer: Answer, found: Any) -> None:
             out.print(f"    fix      {', '.join(r['fix_fields'])}")
 
 
-def explained(answer: Answer, found: Any) -> None:
+def explain(answer: Answer, found: Any) -> None:
     """Print a rule, a field and the rules about it, or a finding of the doctor."""
     out, field = console(), answer["field"]
     if answer["kind"] == "finding":
@@ -250,11 +253,11 @@ def explained(answer: Answer, found: Any) -> None:
             out.print("    fix      " + " or ".join(" + ".join(fix) for fix in r["fix"]))
 
 
-def training(answer: Answer, found: Any) -> None:
+def train(answer: Answer, found: Any) -> None:
     """Print the metrics of a run, next to the estimate if it ran on GPUs."""
     out, losses, memory = console(), answer["losses"], answer["memory_gib"]
     where = f"{answer['steps']} steps on {answer['ranks']} × {escape(answer['device'])}"
-    out.print(f"[bold]{escape(answer['recipe'])}[/]  {where}  {_layout_summary(answer['layout'])}")
+    out.print(f"[bold]{escape(answer['recipe'])}[/]  {where}  {layout_summary(answer['layout'])}")
     if answer["resumed_from"]:
         out.print(f"resumed {escape(answer['resumed_from'])}")
     if not losses:
@@ -276,7 +279,7 @@ def training(answer: Answer, found: Any) -> None:
             out.print(f"{label:<7} {escape(answer[key])}")
 
 
-def tokenized(answer: Answer, found: Any) -> None:
+def tokenize(answer: Answer, found: Any) -> None:
     """Print what was tokenized."""
     out = console()
     out.print(f"[bold]{escape(answer['folder'])}[/]  {answer['tokens']:,} tokens of {answer['documents']:,} documents")
@@ -288,12 +291,12 @@ def tokenized(answer: Answer, found: Any) -> None:
         out.print(f"  {escape(line)}")
 
 
-def generated(answer: Answer, found: Any) -> None:
+def generate(answer: Answer, found: Any) -> None:
     """Print the generated text and nothing else, so that it can be piped."""
     console().print(answer["text"], markup=False)
 
 
-def evaluated(answer: Answer, found: Any) -> None:
+def evaluate(answer: Answer, found: Any) -> None:
     """Print the perplexity."""
     held_out = ", held out" if answer["held_out"] else ""
     console().print(
@@ -302,19 +305,10 @@ def evaluated(answer: Answer, found: Any) -> None:
     )
 
 
-def converted(answer: Answer, found: Any) -> None:
+def convert(answer: Answer, found: Any) -> None:
     """Print what was written."""
-    size = answer["bytes"] / 1024**3
-    console().print(f"{escape(str(answer['folder']))}  {answer['files']} files, {size:.3g} GiB, {answer['dtype']}")
-
-
-def _layout_summary(layout: Answer) -> str:
-    sizes = [
-        f"{axis} {layout[axis]}" for axis in ("tp", "pp", "vp", "cp", "ep", "etp", "dp_replicate") if layout[axis] > 1
-    ]
-    return ", ".join(
-        [layout["strategy"], *sizes, f"micro batch {layout['micro_batch_size']}", f"recompute {layout['recompute']}"]
-    )
+    gib = answer["bytes"] / 1024**3
+    console().print(f"{escape(str(answer['folder']))}  {answer['files']} files, {gib:.3g} GiB, {answer['dtype']}")
 
 
 def _against_estimate(answer: Answer) -> str:
@@ -327,25 +321,4 @@ def _against_estimate(answer: Answer) -> str:
     )
 
 
-REPORTS: dict[str, Callable[[Answer, Any], None]] = {
-    "recommend": plan,
-    "plan": ranking,
-    "size": sizing,
-    "estimate": estimate,
-    "check": check,
-    "export": export,
-    "dryrun": dryrun_report.full,
-    "doctor": doctor_report.show,
-    "train": training,
-    "bench": training,
-    "tokenize": tokenized,
-    "generate": generated,
-    "evaluate": evaluated,
-    "convert": converted,
-    "recipes": recipes,
-    "models": models,
-    "gpus": gpus,
-    "rules": rules,
-    "explain": explained,
-    "accuracy": accuracy,
-}
+bench = train

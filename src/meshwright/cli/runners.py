@@ -34,7 +34,7 @@ def run(verb: Verb, request: Any, as_json: bool) -> None:
         result = verb.handle(request)
     response = verb.respond(result, request)
     if plot:
-        plots.PLOTS[verb.name](result, api.to_json(response), plot)
+        getattr(plots, verb.name)(result, api.to_json(response), plot)
     _print(verb, response, result, as_json)
     end(response.ok)
 
@@ -46,7 +46,7 @@ def _print(verb: Verb, response: msgspec.Struct, result: Any, as_json: bool) -> 
         return
     from meshwright.cli import reports
 
-    reports.REPORTS[verb.name](answer, result)
+    getattr(reports, verb.name)(answer, result)
 
 
 def recommend(verb: Verb, request: Any, as_json: bool) -> None:

@@ -12,7 +12,7 @@ from meshwright import api, file_access
 from meshwright.api.inputs import fields_of, read, remote_fixes
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.mcp import rendering
-from meshwright.mcp.tools import TEXTS, TOOLS
+from meshwright.mcp.tools import TOOLS
 
 MAX_BYTES = 768 * 1024  # of one response
 
@@ -58,4 +58,4 @@ def _run(name: str, arguments: Mapping[str, Any]) -> Reply:
             f"the response has {len(encoded):,} bytes; the limit is {MAX_BYTES:,}",
             fix=[f"a smaller {field}" for field in smaller] or ["request less"],
         )
-    return Reply(json.loads(encoded), TEXTS[name](answer))
+    return Reply(json.loads(encoded), getattr(rendering, name)(answer))

@@ -1,15 +1,17 @@
-"""Responses as a few lines for an agent; the JSON object has the rest."""
+"""Responses as a few lines for an agent; the JSON object has the rest. A text has the name of its verb."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.api.summary import layout_summary
+
 Answer = dict[str, Any]
 SHOWN = 8  # rows of a list
 
 
-def plan(answer: Answer) -> str:
+def recommend(answer: Answer) -> str:
     """Return one plan: recipe, layout, memory, speed, changes, findings and commands."""
     recipe, question = answer["recipe"], answer["question"]
     origin = f" ({recipe['match']}; made for {recipe['made_for']})" if "match" in recipe else " (exactly this layout)"
@@ -17,7 +19,7 @@ def plan(answer: Answer) -> str:
     return _lines(
         f"{recipe['name']}{origin}: {where}, {question['seq_length']:,} tokens × "
         f"{answer['contract']['global_batch_size']:,} per step",
-        f"layout: {layout(answer['layout'])}",
+        f"layout: {layout_summary(answer['layout'])}",
         *figures(answer["estimate"]),
         _smallest(answer),
         *_some("changed", [f"{c['field']} {c['from']} → {c['to']}: {c['why']}" for c in answer["changes"]]),
@@ -29,18 +31,6 @@ def plan(answer: Answer) -> str:
         ),
         *(f"run with {name}: {command}" for name, command in answer["commands"].items()),
     )
-
-
-def layout(found: Answer) -> str:
-    """Return a layout on one line."""
-    sizes = [
-        f"{axis} {found[axis]}"
-        for axis in ("tp", "pp", "vp", "cp", "ep", "etp", "dp_shard", "dp_replicate")
-        if found[axis] > 1
-    ]
-    batch = f"micro batch {found['micro_batch_size']} × {found['gradient_accumulation']} accumulated"
-    more = [f"offload {found['offload']}"] if found["offload"] != "none" else []
-    return ", ".join([found["strategy"], *sizes, batch, f"recompute {found['recompute']}", *more])
 
 
 def figures(estimate: Answer) -> list[str]:
@@ -69,11 +59,12 @@ def _smallest(answer: Answer) -> str:
     return f"smallest count that fits: {count} GPUs" if count else "no number of these GPUs fits it"
 
 
-def ranking(answer: Answer) -> str:
+def plan(answer: Answer) -> str:
     """Return ranked plans, what was dropped, and the command of the first."""
     rows = [
-        f"{place}. {layout(p['layout'])}: {p['estimate']['step_s']:.3g} s per step, MFU {p['estimate']['mfu']:.1%}, "
-        f"{p['estimate']['memory_gib']['total']:.1f} of {p['estimate']['memory_gib']['capacity']:.1f} GiB per GPU"
+        f"{place}. {layout_summary(p['layout'])}: {p['estimate']['step_s']:.3g} s per step, "
+        f"MFU {p['estimate']['mfu']:.1%}, {p['estimate']['memory_gib']['total']:.1f} of "
+        f"{p['estimate']['memory_gib']['capacity']:.1f} GiB per GPU"
         f"{'' if p['estimate']['fits'] else ', does NOT fit'}"
         for place, p in enumerate(answer["plans"], 1)
     ]
@@ -88,7 +79,7 @@ def ranking(answer: Answer) -> str:
     )
 
 
-def sizing(answer: Answer) -> str:
+def size(answer: Answer) -> str:
     """Return GPU counts with speed, days and cost."""
     chosen = [
         f"{title.replace('_', ' ')}: " + (f"{one['gpus']:,} GPUs, {one['layout']}" if one else "none fits")
@@ -138,7 +129,7 @@ def export(answer: Answer) -> str:
     )
 
 
-def checkup(answer: Answer) -> str:
+def doctor(answer: Answer) -> str:
     """Return the findings for a run, its figures and remedies."""
     ran = answer["recipe"] or answer["model"] or "an unknown run"
     where = f" on {answer['gpus']}" if answer["gpus"] else ""
@@ -190,7 +181,7 @@ def rules(answer: Answer) -> str:
     return _lines(*rows, _left_out(answer))
 
 
-def explained(answer: Answer) -> str:
+def explain(answer: Answer) -> str:
     """Return a rule, a field and the rules about it, or a finding of the doctor."""
     lines, field = [], answer["field"]
     if answer["kind"] == "finding":
@@ -238,3 +229,6 @@ def _left_out(answer: Answer) -> str:
 
 def _lines(*lines: str) -> str:
     return "\n".join(line for line in lines if line)
+
+
+estimate = recommend

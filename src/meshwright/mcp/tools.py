@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from meshwright.api import SCHEMA
 from meshwright.api.schema import response_schema
 from meshwright.api.verbs import Verb, verbs_on
-from meshwright.mcp import rendering
 
 SECONDS = 30.0  # time limit of a call
 
@@ -20,18 +19,6 @@ INSTRUCTIONS = (
 )
 
 TOOLS: Mapping[str, Verb] = {verb.name: verb for verb in verbs_on("mcp")}
-TEXTS: Mapping[str, Callable[[dict[str, Any]], str]] = {
-    "recommend": rendering.plan,
-    "plan": rendering.ranking,
-    "size": rendering.sizing,
-    "estimate": rendering.plan,
-    "check": rendering.check,
-    "export": rendering.export,
-    "doctor": rendering.checkup,
-    "recipes": rendering.recipes,
-    "rules": rendering.rules,
-    "explain": rendering.explained,
-}
 
 
 def title(tool: Verb) -> str:

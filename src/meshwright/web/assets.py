@@ -14,17 +14,11 @@ from fastapi import APIRouter, Request, Response
 TYPES = {
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
-    ".mjs": "text/javascript; charset=utf-8",
-    ".json": "application/json",
     ".svg": "image/svg+xml",
-    ".png": "image/png",
-    ".ico": "image/x-icon",
-    ".woff2": "font/woff2",
-    ".txt": "text/plain; charset=utf-8",
     ".md": "text/plain; charset=utf-8",
     "": "text/plain; charset=utf-8",
 }
-PACKED = (".css", ".js", ".mjs", ".json", ".svg", ".txt")
+PACKED = (".css", ".js", ".svg")
 FOREVER = "public, max-age=31536000, immutable"
 router = APIRouter()
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright.web import presenters
-
 NEAR = 2.5  # times the fastest step: the initial view
 Spec = dict[str, Any]
 
@@ -140,8 +138,3 @@ def accuracy(points: Sequence[Mapping[str, Any]], unit: str) -> Spec:
             },
         ],
     }
-
-
-def layouts_data(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the rows of the chart of layouts."""
-    return presenters.table_of(answer.get("fitting", []))

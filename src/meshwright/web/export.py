@@ -21,20 +21,12 @@ from meshwright.web.templates import render
 
 MARK = ".meshwright-export.json"
 """Marks an exported folder and lists its files."""
-ABOUT = {
-    "recipes": "the library: a contract and a layout for a cluster",
-    "throughput": "upper bounds on mock data; never a production setting",
-    "models": "shapes and exact parameter counts",
-    "gpus": "memory, peaks and links, with sources",
-    "rules": "all checks: symptom, cause and fix",
-    "accuracy": "predicted against measured, by source",
-}
-TITLES = {
-    "recipes": "Recipes",
-    "throughput": "Throughput recipes",
-    "models": "Models",
-    "gpus": "GPUs",
-    "rules": "Rules",
+SECTIONS = {
+    "recipes": ("Recipes", "the library: a contract and a layout for a cluster"),
+    "throughput": ("Throughput recipes", "upper bounds on mock data; never a production setting"),
+    "models": ("Models", "shapes and exact parameter counts"),
+    "gpus": ("GPUs", "memory, peaks and links, with sources"),
+    "rules": ("Rules", "all checks: symptom, cause and fix"),
 }
 Get = Callable[[str], Awaitable[bytes]]
 
@@ -179,10 +171,10 @@ def _without_served(html: str) -> str:
 
 
 def _sections(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    for key, title in TITLES.items():
+    for key, (title, about) in SECTIONS.items():
         rows = catalogue[key]["recipes" if key == "throughput" else key]
-        yield "/recipes?benchmark=1" if key == "throughput" else f"/{key}", title, str(len(rows)), ABOUT[key]
-    yield "/accuracy", "Accuracy", "", ABOUT["accuracy"]
+        yield "/recipes?benchmark=1" if key == "throughput" else f"/{key}", title, str(len(rows)), about
+    yield "/accuracy", "Accuracy", "", "predicted against measured, by source"
 
 
 def _index(pages: Mapping[str, tuple[str, str]]) -> dict[str, Any]:

@@ -80,17 +80,6 @@ def step(estimate: Answer) -> dict[str, Any]:
     }
 
 
-def layout_words(layout: Answer) -> str:
-    """Return a layout on one line."""
-    words = [str(layout["strategy"])]
-    words += [f"{name} {layout[name]}" for name in ("tp", "pp", "vp", "cp", "ep") if layout[name] > 1]
-    words += [str(layout["pp_schedule"])] if layout["pp"] > 1 else []
-    words += [f"dp {layout['dp_shard']}"] if layout.get("dp_shard", -1) > 0 else []
-    words += [f"micro batch {layout['micro_batch_size']}", f"recompute {layout['recompute']}"]
-    words += [f"offload {layout['offload']}"] if layout["offload"] != "none" else []
-    return " · ".join(words)
-
-
 def differing(a: Answer, b: Answer) -> list[dict[str, Any]]:
     """Return two layouts field by field."""
     names = [name for name in a["layout"] if name in b["layout"]]

@@ -14,6 +14,7 @@ from starlette.exceptions import HTTPException
 from meshwright import __version__, api
 from meshwright.api import requests
 from meshwright.api.requests import CONFIG
+from meshwright.api.summary import layout_summary
 from meshwright.web import charts, presenters
 from meshwright.web.errors import to_error
 from meshwright.web.routes_api import dispatcher_of
@@ -59,22 +60,23 @@ def _stripped(name: str, value: str) -> str:
     return value if name in VERBATIM and value.strip() else value.strip()
 
 
-async def page(request: Request, template: str, status: int = 200, **shown: Any) -> HTMLResponse:
-    """Return a page; status 200 if htmx requested it, so that an error is shown in its place."""
+async def page(request: Request, template: str, status: int | None = None, **shown: Any) -> HTMLResponse:
+    """Return a page: 422 with an error, but 200 if htmx requested it, so that the error is shown in its place."""
     fragment = request.headers.get("hx-request") == "true"
+    status = status or (422 if shown.get("error") else 200)
     text = await asyncio.to_thread(
         render, template, version=__version__, path=request.url.path, frameworks=presenters.FRAMEWORKS, **shown
     )
     return HTMLResponse(text, 200 if fragment else status, {"cache-control": "no-cache", "vary": "hx-request"})
 
 
-async def ask(request: Request, verb: str, arguments: Mapping[str, Any]) -> tuple[Answer | None, Answer | None]:
-    """Return the response to a request, or the error and its fix."""
+async def ask(request: Request, verb: str, arguments: Mapping[str, Any]) -> tuple[Answer, Answer | None]:
+    """Return the response to a request, empty if there is an error, and the error."""
     reply = await dispatcher_of(request).ask(verb, arguments)
-    return (reply.data, None) if reply.ok else (None, reply.data["error"])
+    return (reply.data, None) if reply.ok else ({}, reply.data["error"])
 
 
-async def ask_form(request: Request, verb: str, form: FormFields, **more: Any) -> tuple[Answer | None, Answer | None]:
+async def ask_form(request: Request, verb: str, form: FormFields, **more: Any) -> tuple[Answer, Answer | None]:
     """Return the response to the request of a form; a config.json takes the place of a model's name."""
     fields: dict[str, Any] = {name: value for name, value in form.items() if value}
     if "config" in fields:
@@ -84,44 +86,35 @@ async def ask_form(request: Request, verb: str, form: FormFields, **more: Any) -
             fields["overrides"] = presenters.words(fields["overrides"])
     except ValueError as error:
         failed = to_error(str(error).lower(), "overrides", form["overrides"], ("layout.tp=4 layout.pp=2",))
-        return None, failed["error"]
+        return {}, failed["error"]
     return await ask(request, verb, {**fields, **more})
 
 
-def status_of(error: Answer | None) -> int:
-    """Return the status of a page with or without an error."""
-    return 422 if error else 200
+def layout_view(answer: Answer) -> dict[str, Any]:
+    """Return what is shown of a layout: memory and step time by part, and a line."""
+    return {
+        "memory": presenters.memory(answer["estimate"], answer["memory_by_stage_gib"]),
+        "step": presenters.step(answer["estimate"]),
+        "words": layout_summary(answer["layout"]),
+    }
 
 
 @router.api_route("/", methods=["GET", "POST"])
 async def recommend(request: Request) -> HTMLResponse:
     """Recommend a recipe."""
     form = await form_fields(request, ASK)
-    plan, error = None, None
+    plan, error = Answer(), None
     if any(form[name] for name in ("model", "gpus", "config")):
         plan, error = await ask_form(request, "recommend", form, explain=True)
-    shown = {} if plan is None else _recommended(plan, form)
-    goals, engines = api.GOALS, api.ENGINES
-    return await page(
-        request,
-        "ask.html",
-        status_of(error),
-        form=form,
-        error=error,
-        goals=goals,
-        engines=engines,
-        examples=EXAMPLES,
-        **shown,
-    )
+    shown = _recommended(plan, form) if plan else {}
+    return await page(request, "ask.html", form=form, error=error, examples=EXAMPLES, **shown)
 
 
 def _recommended(plan: Answer, form: FormFields) -> dict[str, Any]:
     own = bool(form["config"])
     return {
         "plan": plan,
-        "memory": presenters.memory(plan["estimate"], plan["memory_by_stage_gib"]),
-        "step": presenters.step(plan["estimate"]),
-        "words": presenters.layout_words(plan["layout"]),
+        **layout_view(plan),
         "counts": presenters.counted(plan["findings"]),
         "cli": presenters.command("recommend", requests.Recommend, {**form, "model": CONFIG if own else form["model"]}),
         "permalink": presenters.query(form),
@@ -140,7 +133,7 @@ async def commands(request: Request) -> HTMLResponse:
     """Show the plan as one framework's files and command."""
     form = await form_fields(request, (*ASK, "to"))
     written, error = await ask_form(request, "write", form)
-    return await page(request, "commands.html", status_of(error), written=written, error=error, to=form["to"])
+    return await page(request, "commands.html", written=written, error=error, to=form["to"])
 
 
 @router.api_route("/explore", methods=["GET", "POST"])
@@ -148,29 +141,26 @@ async def explore(request: Request) -> HTMLResponse:
     """Plot all layouts that fit, memory against speed."""
     form = await form_fields(request, (*EXPLORE, "a", "b"))
     fields = {name: form[name] for name in EXPLORE}
-    plans, error = None, None
+    plans, error = Answer(), None
     if any(fields[name] for name in ("target", "gpus", "config")):
         plans, error = await ask_form(request, "plan", fields, top=TOP, everything=True)
     shown: dict[str, Any] = {"plans": plans}
-    if plans is not None:
+    if plans:
         arguments = {**fields, "target": fields["target"] or CONFIG, "top": TOP}
         shown["cli"] = presenters.command("plan", requests.Plan, arguments)
         shown |= {
             "spec": charts.layouts(plans),
-            "data": charts.layouts_data(plans),
-            "words_of": presenters.layout_words,
+            "data": presenters.table_of(plans.get("fitting", [])),
+            "words_of": layout_summary,
         }
         shown["opened"] = lambda one: presenters.opened(one, plans, fields)
-    choices = {"goals": ("", *api.GOALS), "engines": api.ENGINES}
     return await page(
         request,
         "explore.html",
-        status_of(error),
         form=fields,
         chosen={"a": form["a"], "b": form["b"]},
         error=error,
         permalink=presenters.query(form),
-        **choices,
         **shown,
     )
 
@@ -184,33 +174,27 @@ async def compare(request: Request) -> HTMLResponse:
     found = await asyncio.gather(*(_one_layout(request, fields, form[slot]) for slot in slots))
     sides = [{"slot": slot.upper(), **one} for slot, one in zip(slots, found, strict=True)]
     answers = [one["answer"] for one in sides if one["answer"]]
-    return await page(
-        request,
-        "compare.html",
-        sides=sides,
-        fields=presenters.differing(answers[0], answers[1]) if len(answers) == 2 else [],
-    )
+    differing = presenters.differing(answers[0], answers[1]) if len(answers) == 2 else []
+    return await page(request, "compare.html", sides=sides, fields=differing)
 
 
 async def _one_layout(request: Request, fields: FormFields, overrides: str) -> dict[str, Any]:
     """Return one layout's estimate and its step over time."""
     form = {**fields, "overrides": f"{fields['overrides']} {overrides}".strip()}
     answer, error = await ask_form(request, "estimate", form)
-    if answer is None:
+    if not answer:
         return {"answer": None, "error": error}
     shown: dict[str, Any] = {
         "answer": answer,
         "error": None,
-        "memory": presenters.memory(answer["estimate"], answer["memory_by_stage_gib"]),
-        "step": presenters.step(answer["estimate"]),
-        "words": presenters.layout_words(answer["layout"]),
+        **layout_view(answer),
         "ask": presenters.query({**form, "model": form["target"], "target": ""}),
         "cli": presenters.command("estimate", requests.Estimate, {**form, "target": form["target"] or CONFIG}),
         "pipeline": None,
     }
     if answer["layout"]["pp"] > 1:
         line, _ = await ask_form(request, "schedule", form)
-        shown["pipeline"] = None if line is None else presenters.pipeline(line)
+        shown["pipeline"] = presenters.pipeline(line) if line else None
     return shown
 
 
@@ -218,29 +202,22 @@ async def _one_layout(request: Request, fields: FormFields, overrides: str) -> d
 async def scale(request: Request) -> HTMLResponse:
     """Plot speed, days and cost against the number of GPUs."""
     form = await form_fields(request, SCALE)
-    found, error = None, None
+    found, error = Answer(), None
     if any(form[name] for name in ("model", "gpu", "config")):
-        types = {"gpu": [one for one in form["gpu"].replace(",", " ").split() if one]}
-        typed: dict[str, Any] = {name: value for name, value in form.items() if name != "gpu"}
-        more: dict[str, Any] = types if types["gpu"] else {}
-        found, error = await ask_form(request, "scale", typed, **more)
-    specs = {} if found is None else charts.scaling(found["series"])
-    titles = {name: row[0] for name, row in charts.SCALED.items()}
-    choices = {"goals": api.GOALS, "engines": api.ENGINES, "titles": titles}
+        types = form["gpu"].replace(",", " ").split()
+        found, error = await ask_form(request, "scale", {**form, "gpu": ""}, **({"gpu": types} if types else {}))
+    series = found.get("series", [])
+    sized = {**form, "model": form["model"] or CONFIG}
     return await page(
         request,
         "scale.html",
-        status_of(error),
         form=form,
         found=found,
         error=error,
-        specs=specs,
-        cli="\n".join(
-            presenters.command("size", requests.Size, {**form, "model": form["model"] or CONFIG, "gpu": one["gpu"]})
-            for one in (found or {}).get("series", [])
-        ),
+        specs=charts.scaling(series),
+        titles={name: row[0] for name, row in charts.SCALED.items()},
+        cli="\n".join(presenters.command("size", requests.Size, {**sized, "gpu": one["gpu"]}) for one in series),
         permalink=presenters.query(form),
-        **choices,
     )
 
 
@@ -248,27 +225,25 @@ async def scale(request: Request) -> HTMLResponse:
 async def check(request: Request) -> HTMLResponse:
     """Check a config or launch script."""
     form = await form_fields(request, CHECK)
-    found, error = None, None
+    found, error = Answer(), None
     if form["example"] and not form["text"]:
         form, error = await _example(request, form)
     elif form["text"]:
         fields: dict[str, Any] = {name: form[name] for name in CHECK if name != "example"}
         found, error = await ask(request, "check", {**fields, "advice": bool(form["advice"])})
     shown: dict[str, Any] = {}
-    if found is not None:
+    if found:
         shown = presenters.findings_by_line(found["findings"], form["text"])
         shown["memory"] = presenters.memory(found["estimate"]) if found["estimate"] else None
     choices = ("", api.ENGINES[0], *api.FRAMEWORKS)
-    return await page(
-        request, "check.html", status_of(error), form=form, found=found, error=error, framework_choices=choices, **shown
-    )
+    return await page(request, "check.html", form=form, found=found, error=error, framework_choices=choices, **shown)
 
 
 async def _example(request: Request, form: FormFields) -> tuple[FormFields, Answer | None]:
     """Return a shipped recipe as one framework's config, to try the check on."""
     arguments = {"target": EXAMPLE_RECIPE, "to": form["example"], "gpus": "8xH100"}
     written, error = await ask(request, "export", arguments)
-    if written is None:
+    if not written:
         return form, error
     name, text = next(iter(written["files"].items()))
     return {**form, "name": name.rpartition("/")[2], "text": text, "gpus": "8xH100", "model": "llama3-8b"}, None
@@ -281,7 +256,7 @@ async def complete(request: Request, kind: str) -> HTMLResponse:
     last = typed.replace(",", " ").split(" ")[-1] if kind == "gpus" else typed
     found, _ = await ask(request, "complete", {"kind": kind, "query": last[:200], "limit": 12})
     before = typed[: len(typed) - len(last)]
-    return await page(request, "options.html", names=[before + name for name in (found or {}).get("names", [])])
+    return await page(request, "options.html", names=[before + name for name in found.get("names", [])])
 
 
 @router.get("/recipes")
@@ -291,25 +266,20 @@ async def recipes(request: Request) -> HTMLResponse:
     arguments: dict[str, Any] = {name: form[name] for name in ("query", "goal", "family")}
     found, error = await ask(request, "recipes", {**arguments, "benchmark": bool(form["benchmark"])})
     every, _ = await ask(request, "recipes", {"benchmark": bool(form["benchmark"])})
-    families = sorted({one["family"] for one in (every or {}).get("recipes", [])})
-    choices = {"goals": ("", *api.GOALS), "families": ("", *families)}
-    rows = (found or {}).get("recipes", [])
-    return await page(request, "recipes.html", status_of(error), form=form, rows=rows, error=error, **choices)
+    families = ("", *sorted({one["family"] for one in every.get("recipes", [])}))
+    rows = found.get("recipes", [])
+    return await page(request, "recipes.html", form=form, rows=rows, error=error, families=families)
 
 
 @router.get("/recipes/{name}")
 async def recipe(request: Request, name: str) -> HTMLResponse:
     """Show one recipe: layout, estimate, verification report and text."""
     found, error = await ask(request, "recipe", {"name": name, "format": "toml"})
-    if found is None:
+    if not found:
         return await page(request, "missing.html", 404, error=error, what="recipe", back="/recipes")
     name = found["recipe"]["name"]
     estimate, failed = await ask(request, "estimate", {"target": name})
     reports = await verification_reports(request)
-    shown: dict[str, Any] = {}
-    if estimate is not None:
-        shown["memory"] = presenters.memory(estimate["estimate"], estimate["memory_by_stage_gib"])
-        shown |= {"step": presenters.step(estimate["estimate"]), "words": presenters.layout_words(estimate["layout"])}
     return await page(
         request,
         "recipe.html",
@@ -319,9 +289,8 @@ async def recipe(request: Request, name: str) -> HTMLResponse:
         estimate=estimate,
         error=failed,
         report=reports.get(name),
-        formats=("toml", "yaml", "json", "python"),
         cli=f"meshwright estimate {name} --json",
-        **shown,
+        **(layout_view(estimate) if estimate else {}),
     )
 
 
@@ -340,10 +309,10 @@ async def recipe_text(request: Request, name: str) -> HTMLResponse:
     form = await form_fields(request, ("format", "to"))
     if form["to"]:
         written, error = await ask(request, "export", {"target": name, "to": form["to"]})
-        return await page(request, "commands.html", status_of(error), written=written, error=error, to=form["to"])
+        return await page(request, "commands.html", written=written, error=error, to=form["to"])
     found, error = await ask(request, "recipe", {"name": name, "format": form["format"] or "toml"})
-    files = None if found is None else {f"{name}.{ENDINGS[found['format']]}": found["text"]}
-    return await page(request, "files.html", status_of(error), files=files, error=error)
+    files = {} if not found else {f"{name}.{ENDINGS[found['format']]}": found["text"]}
+    return await page(request, "files.html", files=files, error=error)
 
 
 ENDINGS = {"toml": "toml", "yaml": "yaml", "json": "json", "python": "py"}
@@ -353,19 +322,18 @@ ENDINGS = {"toml": "toml", "yaml": "yaml", "json": "json", "python": "py"}
 async def models(request: Request) -> HTMLResponse:
     """List models."""
     form = await form_fields(request, ("query",))
-    found, error = await ask(request, "models", {"query": form["query"]} if form["query"] else {})
-    rows = (found or {}).get("models", [])
-    return await page(request, "models.html", status_of(error), form=form, rows=rows, error=error)
+    found, error = await ask(request, "models", form)
+    return await page(request, "models.html", form=form, rows=found.get("models", []), error=error)
 
 
 @router.get("/models/{name:path}")
 async def model(request: Request, name: str) -> HTMLResponse:
     """Show one model: shape, parameters and recipes."""
     found, error = await ask(request, "model", {"name": name})
-    if found is None:
+    if not found:
         return await page(request, "missing.html", 404, error=error, what="model", back="/models")
     every, _ = await ask(request, "recipes", {})
-    rows = [one for one in (every or {}).get("recipes", []) if one["model"] == found["model"]["name"]]
+    rows = [one for one in every.get("recipes", []) if one["model"] == found["model"]["name"]]
     return await page(request, "model.html", model=found["model"], rows=rows)
 
 
@@ -375,7 +343,7 @@ async def gpus(request: Request) -> HTMLResponse:
     form = await form_fields(request, ("query",))
     found, error = await ask(request, "gpus", {})
     wanted = form["query"].lower()
-    rows = [one for one in (found or {}).get("gpus", []) if wanted in f"{one['name']} {one['arch']}".lower()]
+    rows = [one for one in found.get("gpus", []) if wanted in f"{one['name']} {one['arch']}".lower()]
     return await page(request, "gpus.html", form=form, rows=rows, error=error)
 
 
@@ -383,10 +351,10 @@ async def gpus(request: Request) -> HTMLResponse:
 async def gpu(request: Request, name: str) -> HTMLResponse:
     """Show one GPU and its sources."""
     found, error = await ask(request, "gpus", {})
-    rows = [one for one in (found or {}).get("gpus", []) if one["name"].lower() == name.lower()]
+    rows = [one for one in found.get("gpus", []) if one["name"].lower() == name.lower()]
     if not rows:
         near, _ = await ask(request, "complete", {"kind": "gpus", "query": name[:200], "limit": 3})
-        error = error or to_error("not in the catalogue", "gpu", name, (near or {}).get("names", ()))["error"]
+        error = error or to_error("not in the catalogue", "gpu", name, near.get("names", ()))["error"]
         return await page(request, "missing.html", 404, error=error, what="GPU", back="/gpus")
     return await page(request, "gpu.html", gpu=rows[0])
 
@@ -397,13 +365,12 @@ async def rules(request: Request) -> HTMLResponse:
     form = await form_fields(request, ("query", "pitfalls", "severity"))
     arguments: dict[str, Any] = {"pitfalls": bool(form["pitfalls"])}
     found, error = await ask(request, "rules", arguments)
-    rows = _matching((found or {}).get("rules", []), form["query"])
+    rows = _matching(found.get("rules", []), form["query"])
     if form["query"] and not rows:  # rules of other frameworks are found by name
         found, error = await ask(request, "rules", {**arguments, "query": form["query"]})
-        rows = (found or {}).get("rules", [])
+        rows = found.get("rules", [])
     rows = [one for one in rows if form["severity"] in ("", one["severity"])]
-    severities = ("", *presenters.SEVERITIES)
-    return await page(request, "rules.html", status_of(error), form=form, rows=rows, error=error, severities=severities)
+    return await page(request, "rules.html", form=form, rows=rows, error=error)
 
 
 def _matching(rows: list[Answer], query: str) -> list[Answer]:
@@ -416,9 +383,9 @@ def _matching(rows: list[Answer], query: str) -> list[Answer]:
 async def rule(request: Request, name: str) -> HTMLResponse:
     """Show one rule: symptom, cause and fix."""
     found, error = await ask(request, "rules", {"query": name})
-    rows = [one for one in (found or {}).get("rules", []) if one["id"] == name]
+    rows = [one for one in found.get("rules", []) if one["id"] == name]
     if not rows:
-        near = [one["id"] for one in (found or {}).get("rules", [])[:3]]
+        near = [one["id"] for one in found.get("rules", [])[:3]]
         error = error or to_error("unknown rule", "rule", name, near)["error"]
         return await page(request, "missing.html", 404, error=error, what="rule", back="/rules")
     return await page(request, "rule.html", rule=rows[0])
@@ -428,8 +395,6 @@ async def rule(request: Request, name: str) -> HTMLResponse:
 async def accuracy(request: Request) -> HTMLResponse:
     """Plot predicted against measured."""
     found, error = await ask(request, "accuracy", {"points": True})
-    specs: dict[str, Any] = {}
-    if found is not None:
-        units = {"step_time": "s per step", "memory": "GiB"}
-        specs = {name: charts.accuracy(found["points"][name], unit) for name, unit in units.items()}
-    return await page(request, "accuracy.html", status_of(error), found=found, error=error, specs=specs)
+    units = {"step_time": "s per step", "memory": "GiB"} if found else {}
+    specs = {name: charts.accuracy(found["points"][name], unit) for name, unit in units.items()}
+    return await page(request, "accuracy.html", found=found, error=error, specs=specs)

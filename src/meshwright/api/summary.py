@@ -1,0 +1,26 @@
+"""One-line summaries of responses, the same on every surface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp")
+
+
+def layout_summary(layout: Mapping[str, Any]) -> str:
+    """Return a layout on one line; degrees of 1 are left out."""
+    sharded, copies = layout.get("dp_shard", -1), layout.get("dp_replicate", 1)
+    data_parallel = [f"dp {sharded}" + (f" × {copies} copies" if copies > 1 else "")] if sharded > 0 else []
+    steps = layout.get("gradient_accumulation")
+    return " · ".join(
+        [
+            layout["strategy"],
+            *(f"{name} {layout[name]}" for name in DEGREES if layout.get(name, 1) > 1),
+            *([layout["pp_schedule"]] if layout["pp"] > 1 else []),
+            *data_parallel,
+            f"micro batch {layout['micro_batch_size']}" + (f" × {steps} accumulated" if steps else ""),
+            f"recompute {layout['recompute']}",
+            *([f"offload {layout['offload']}"] if layout["offload"] != "none" else []),
+        ]
+    )
