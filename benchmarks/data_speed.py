@@ -208,7 +208,7 @@ def main() -> None:
         "engine_tokens_per_s_per_gpu": ENGINE,
         "goal_times": GOAL,
         "sources": rows,
-        "tokenising_mb_per_s": text,
+        "tokenization_mb_per_s": text,
     }
     out = Path(__file__).parent / "results" / "data_speed.json"
     out.write_text(json.dumps(result, indent=2) + "\n")

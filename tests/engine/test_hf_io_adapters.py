@@ -23,7 +23,7 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B does not start at nought: an adapter that is lost is seen."""
+    """Initialize B away from zero, so that a lost adapter shows."""
     monkeypatch.setattr(adapters, "INIT_B", InitSpec("uniform", -0.1, 0.1))
 
 

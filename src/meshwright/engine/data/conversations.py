@@ -74,15 +74,15 @@ class Conversation:
     plain: bool = False  # a prompt and its response: can be joined without a chat template
 
 
-def detect_columns(columns: Iterable[str], given: Mapping[str, str], name: str) -> dict[str, str]:
+def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: str) -> dict[str, str]:
     """Map conversation keys to columns: from data.columns if set, else by matching the known schemas."""
     available = list(columns)
-    for key, column in given.items():
+    for key, column in configured.items():
         if key not in COLUMN_KEYS and key != "images":
             raise unknown("data.columns", key, COLUMN_KEYS)
         if column not in available:
             raise _missing_column(key, column, available)
-    selected = {key: column for key, column in given.items() if key != "images"}
+    selected = {key: column for key, column in configured.items() if key != "images"}
     if selected:
         return _check_columns(selected, available)
     for schema in COLUMN_SCHEMAS:

@@ -85,9 +85,9 @@ def open_megatron(prefix: Path) -> MegatronFile:
     for path in (index, data):
         if not path.is_file():
             raise _corrupt(path, "the file is missing")
-    dtype, sequences, borders = _header(index)
+    dtype, sequences, boundaries = _header(index)
     position, arrays = HEADER.size, []
-    for item_dtype, count in ((LENGTHS, sequences), (OFFSETS, sequences), (OFFSETS, borders)):
+    for item_dtype, count in ((LENGTHS, sequences), (OFFSETS, sequences), (OFFSETS, boundaries)):
         arrays.append(map_file(index, item_dtype, count, position))
         position += item_dtype.itemsize * count
     lengths, offsets, document_list = arrays
@@ -221,21 +221,22 @@ def _header(path: Path) -> tuple[np.dtype[Any], int, int]:
         raw = file.read(HEADER.size)
     if len(raw) < HEADER.size:
         raise _corrupt(path, f"{size} bytes is shorter than the header")
-    magic, version, code, sequences, borders = HEADER.unpack(raw)
+    magic, version, code, sequences, boundaries = HEADER.unpack(raw)
     if magic != MAGIC:
         raise _corrupt(path, "no Megatron index magic at its start")
     if version != VERSION:
         raise _corrupt(path, f"version {version}, expected {VERSION}")
     if code not in DTYPES:
         raise _corrupt(path, f"unknown token dtype code {code} ({', '.join(map(str, DTYPES))})")
-    expected = HEADER.size + sequences * (LENGTHS.itemsize + OFFSETS.itemsize) + borders * OFFSETS.itemsize
+    expected = HEADER.size + sequences * (LENGTHS.itemsize + OFFSETS.itemsize) + boundaries * OFFSETS.itemsize
     if size == expected + sequences and sequences:
         raise _corrupt(path, "multimodal indices (with sequence modes) are not supported")
     if size != expected:
         raise _corrupt(
-            path, f"{sequences:,} sequences and {borders:,} document borders need {expected:,} bytes, not {size:,}"
+            path,
+            f"{sequences:,} sequences and {boundaries:,} document boundaries need {expected:,} bytes, not {size:,}",
         )
-    return DTYPES[code], sequences, borders
+    return DTYPES[code], sequences, boundaries
 
 
 def _check_sequences(

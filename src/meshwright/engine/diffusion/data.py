@@ -153,8 +153,8 @@ class LatentFolder:
         return LatentSamples(latents if latents.dim() == 5 else latents.unsqueeze(2), read["text"], read.get("pooled"))
 
     def _row(self, number: int) -> tuple[Path, int]:
-        epoch, place = divmod(number, self.length)
-        row = self.first + int(_permutation(self.seed, epoch, self.length)[place])
+        epoch, position = divmod(number, self.length)
+        row = self.first + int(_permutation(self.seed, epoch, self.length)[position])
         for file, count in zip(self.files, self.counts, strict=True):
             if row < count:
                 return file, row

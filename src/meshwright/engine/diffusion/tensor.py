@@ -49,7 +49,7 @@ def local(parameter: Any) -> Any:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-# Patches of modules whose weights are sharded over tp; each module has its `spread`.
+# Patches of modules whose weights are sharded over tp; each module has its `sharding`.
 
 
 class OutputShardedLinear(Patch):

@@ -108,7 +108,7 @@ def save_adapters(stages: Sequence[Any], mesh: Mesh, peft: Peft, folder: Path, b
         Entry(part.name, source.tensors[part.stored[0]].dtype, part.peft_shape([source.shapes[n] for n in part.stored]))
         for part in parts
     ]
-    entries = [entry for those in gather_from_stages(mesh, local_entries) for entry in those]
+    entries = [entry for stage_entries in gather_from_stages(mesh, local_entries) for entry in stage_entries]
 
     def chunks() -> TensorChunks:
         for part in parts:
@@ -128,16 +128,16 @@ def load_adapters(stages: Sequence[Any], folder: Path) -> int:
     """Load peft adapters into those of the stages, each rank its part; return how many tensors were read."""
     settings = read_json(folder / CONFIG_FILE)
     files = SafetensorsFolder(folder, WEIGHTS_FILE, "adapter_model.safetensors.index.json")
-    wanted: set[str] = set()
+    expected: set[str] = set()
     for stage in stages:
         tensors = dict(stage.named_parameters())
         parts = list(_adapter_tensors(find_adapters(tensors)))
         _check_settings(folder, settings, stage, parts)
         for part in parts:
             _load_tensor(part, tensors, files, folder)
-        wanted |= {part.name for part in parts}
-    layers = {_layer_key(name) for name in wanted}
-    unexpected = [name for name in files.file_of if name not in wanted and _layer_key(name) in layers]
+        expected |= {part.name for part in parts}
+    layers = {_layer_key(name) for name in expected}
+    unexpected = [name for name in files.file_of if name not in expected and _layer_key(name) in layers]
     if unexpected:
         raise InputError(
             f"{folder / WEIGHTS_FILE} has {unexpected[0]} ({len(unexpected)} such), but this run has no adapter there",
@@ -145,7 +145,7 @@ def load_adapters(stages: Sequence[Any], folder: Path) -> int:
             fix=("use the targets that the adapters were trained with",),
         )
     files.close()
-    return len(wanted)
+    return len(expected)
 
 
 def _adapter_tensors(adapters: Mapping[str, AdapterNames]) -> Iterator[AdapterTensor]:
@@ -239,10 +239,10 @@ def _load_tensor(
             fix=("use the targets that the adapters were trained with",),
         )
     shapes = [tuple(tensors[name].shape) for name in part.stored]
-    wanted, found = part.peft_shape(shapes), files.shape(part.name)
-    if wanted != found:
+    expected, found = part.peft_shape(shapes), files.shape(part.name)
+    if expected != found:
         raise InputError(
-            f"{part.name} in {folder / WEIGHTS_FILE} has shape {found}, but this run's adapter has {wanted}",
+            f"{part.name} in {folder / WEIGHTS_FILE} has shape {found}, but this run's adapter has {expected}",
             field="peft.rank",
             fix=("use the rank and the model that the adapters were trained with",),
         )

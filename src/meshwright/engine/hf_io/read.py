@@ -162,8 +162,8 @@ class FolderWeights:
                 box[0] = slice(file_tensor.index, file_tensor.index + 1)
             boxes.append(tuple(box))
         covers = tuple(max(box[dim].stop for box in boxes) for dim in range(len(full)))
-        alike = all(len(shape) == len(full) for shape in shapes)
-        if not alike or covers != full or sum(map(_volume, boxes)) != prod(full):
+        same_rank = all(len(shape) == len(full) for shape in shapes)
+        if not same_rank or covers != full or sum(map(_volume, boxes)) != prod(full):
             raise self._wrong_shape(name, file_tensors, full)
         return boxes
 

@@ -129,7 +129,7 @@ def _inputs_on_device(module: torch.nn.Module | None, device: torch.device) -> I
     if module is None:
         yield
         return
-    hook = module.register_forward_pre_hook(lambda _, given: tuple(one.to(device) for one in given))
+    hook = module.register_forward_pre_hook(lambda _, args: tuple(one.to(device) for one in args))
     try:
         yield
     finally:

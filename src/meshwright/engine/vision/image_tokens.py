@@ -50,16 +50,16 @@ def image_token_spec(config: Any) -> ImageTokenSpec:
     special_tokens = [value for name, value in values.items() if name.endswith(TOKEN_SUFFIXES) and value > 0]
     vocab = config.get_text_config().vocab_size
     channels: int = getattr(vision, "in_channels", None) or getattr(vision, "num_channels", None) or 3
-    whole = VISION_MODULES[config.model_type].whole_images
+    whole_images = VISION_MODULES[config.model_type].whole_images
     pixels = channels * getattr(vision, "temporal_patch_size", 1) * vision.patch_size**2
     return ImageTokenSpec(
         image_token=int(config.image_token_id),
         before=tuple(values[name] for name in BEFORE if name in values),
         after=tuple(values[name] for name in AFTER if name in values),
         text_vocab=min([token for token in special_tokens if token > vocab // 2] + [vocab]),
-        shape=(channels, vision.image_size, vision.image_size) if whole else (pixels,),
-        merge=1 if whole else vision.spatial_merge_size,
-        tokens=config.mm_tokens_per_image if whole else 0,
+        shape=(channels, vision.image_size, vision.image_size) if whole_images else (pixels,),
+        merge=1 if whole_images else vision.spatial_merge_size,
+        tokens=config.mm_tokens_per_image if whole_images else 0,
         processor=VISION_MODULES[config.model_type].images,
     )
 
@@ -86,21 +86,21 @@ def build_sample(documents: Sequence[Document], spec: ImageTokenSpec, seq_length
     padding = length - len(tokens)
     numbers = np.repeat(np.arange(len(documents)), [len(one.tokens) for one in documents])[:length]
     tokens, loss_mask = np.pad(tokens, (0, padding)), np.pad(loss_mask, (0, padding))
-    whole: dict[str, NDArray[Any]] = {
+    extras: dict[str, NDArray[Any]] = {
         "pixels": np.concatenate([one.pixels for one in documents]),
         "image_at": _feature_indices(tokens[:-1], spec),
     }
-    whole["feature_counts"] = np.array((whole["image_at"] >= 0).sum())
+    extras["feature_counts"] = np.array((extras["image_at"] >= 0).sum())
     if not spec.whole_images:
         grids = np.concatenate([one.grids for one in documents if one.grids is not None])
-        whole["grids"] = grids
-        whole["feature_counts"] = np.array(sum(spec.tokens_for_grid(grid) for grid in grids))
+        extras["grids"] = grids
+        extras["feature_counts"] = np.array(sum(spec.tokens_for_grid(grid) for grid in grids))
         rows = [position_axes(one.tokens, one.grids, spec) for one in documents if one.grids is not None]
-        whole["axes"] = _pad_positions(np.concatenate(rows, 1)[:, :seq_length], seq_length, restart=packed)
+        extras["axes"] = _pad_positions(np.concatenate(rows, 1)[:, :seq_length], seq_length, restart=packed)
     else:
-        whole["feature_counts"] = np.array(len(whole["pixels"]) * spec.tokens)
-    special_tokens = np.pad(numbers, (0, padding), constant_values=len(documents))[:-1] if packed else None
-    return Sample(tokens, loss_mask[1:], special_tokens, whole)
+        extras["feature_counts"] = np.array(len(extras["pixels"]) * spec.tokens)
+    document_ids = np.pad(numbers, (0, padding), constant_values=len(documents))[:-1] if packed else None
+    return Sample(tokens, loss_mask[1:], document_ids, extras)
 
 
 def position_axes(tokens: Ints, grids: Ints, spec: ImageTokenSpec) -> Ints:
