@@ -15,10 +15,10 @@ from meshwright.recipes.index import (
     search,
 )
 from meshwright.recipes.overrides import Change, apply, apply_with_log, change
-from meshwright.recipes.registry import READ_FILE, Published, recipe
+from meshwright.recipes.registry import Published, recipe, set_file_reader
 from meshwright.recipes.types import Recipe, RecipeField, recipe_fields
 
-READ_FILE[:] = [from_file]
+set_file_reader(from_file)
 
 __all__ = [
     "Change",

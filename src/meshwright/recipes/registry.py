@@ -51,8 +51,12 @@ class Registered(msgspec.Struct, frozen=True):
 
 
 _REGISTRY: dict[str, Registered] = {}
-READ_FILE: list[Callable[[Path], Recipe]] = []
-"""The function that reads a recipe file; set by the package, because it needs the registry itself."""
+_file_reader: list[Callable[[Path], Recipe]] = []
+
+
+def set_file_reader(reader: Callable[[Path], Recipe]) -> None:
+    """Set the function that reads recipe files; it needs the registry for a file's base, so it cannot be imported."""
+    _file_reader[:] = [reader]
 
 
 def recipe(*, family: str, published: Published | None = None) -> Callable[[Builder], Builder]:
@@ -94,7 +98,7 @@ def _from_file(path: Path) -> Registered:
 
     @lru_cache(maxsize=1)
     def build() -> Recipe:
-        return msgspec.structs.replace(READ_FILE[0](path), name=path.stem)
+        return msgspec.structs.replace(_file_reader[0](path), name=path.stem)
 
     return Registered(path.stem, extensions.name_of(path), Published(), build)
 
