@@ -28,17 +28,7 @@ import torch.distributed as dist
 from benchmarks.engine_h200 import BF16, DEVICE, TINY, figures, ours, plain_step
 
 from meshwright.engine.model.config import config_for, tiny
-from meshwright.recipes.types import (
-    Data,
-    Kernels,
-    Layout,
-    Optimizer,
-    Peft,
-    Precision,
-    Recipe,
-    Schedule,
-    Train,
-)
+from meshwright.recipes.types import Data, Kernels, Layout, Optimizer, Peft, Precision, Recipe, Schedule, Train
 
 RANK = 32
 LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -252,11 +252,7 @@ def job_for_peers(job: Job) -> Answer:
         "tie_word_embeddings": spec.tied,
     }
     if hasattr(ffn, "experts"):
-        config |= {
-            "moe_intermediate_size": ffn.width,
-            "num_experts": ffn.experts,
-            "num_experts_per_tok": ffn.topk,
-        }
+        config |= {"moe_intermediate_size": ffn.width, "num_experts": ffn.experts, "num_experts_per_tok": ffn.topk}
     shape = {"world": cluster.world, "gpus_per_node": min(cluster.world, cluster.gpus_per_node)}
     return asdict(job) | shape | {"config": config, "params": spec.params.total}
 

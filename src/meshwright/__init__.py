@@ -13,16 +13,7 @@ if TYPE_CHECKING:
     from meshwright.recipes.types import Recipe
 
 __version__ = VERSION
-__all__ = [
-    "InputError",
-    "MeshwrightError",
-    "Plan",
-    "Recipe",
-    "check",
-    "find_recipes",
-    "recipe",
-    "recommend",
-]
+__all__ = ["InputError", "MeshwrightError", "Plan", "Recipe", "check", "find_recipes", "recipe", "recommend"]
 
 _HOMES = {
     "InputError": "meshwright.errors",

@@ -154,10 +154,7 @@ def test_calibrate_without_a_gpu_says_so(meshwright: Any) -> None:
 def test_plots_are_written(meshwright: Any, tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / f"plot.{suffix}"
-    for words in (
-        ("estimate", "llama3_70b_pretrain_config"),
-        ("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "H100"),
-    ):
+    for words in (("estimate", "llama3_70b_pretrain_config"), ("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "H100")):
         assert meshwright(*words, "--plot", str(out)).code == 0
         assert out.stat().st_size > 3000
         out.unlink()

@@ -19,17 +19,7 @@ from meshwright.engine.data.mock import Mock
 from meshwright.engine.mesh import build_mesh
 from meshwright.engine.model.config import config_for
 from meshwright.engine.trainer import Trainer
-from meshwright.recipes.types import (
-    Architecture,
-    Data,
-    Kernels,
-    Layout,
-    Optimizer,
-    Precision,
-    Recipe,
-    Schedule,
-    Train,
-)
+from meshwright.recipes.types import Architecture, Data, Kernels, Layout, Optimizer, Precision, Recipe, Schedule, Train
 
 TOKENS, WIDTH, WIDER = 256, 128, 512
 NARROW, WIDE = TOKENS * WIDTH * 4, TOKENS * WIDER * 4  # bytes of activations

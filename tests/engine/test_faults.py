@@ -13,15 +13,7 @@ import torch
 from tests.engine.children import child, children
 from tests.engine.ranks import run
 
-from meshwright.engine.faults import (
-    LESS_GPU_MEMORY,
-    LossGuard,
-    RunError,
-    blames_another,
-    explain,
-    explain_death,
-    guard,
-)
+from meshwright.engine.faults import LESS_GPU_MEMORY, LossGuard, RunError, blames_another, explain, explain_death, guard
 from meshwright.engine.metrics.jsonl import read
 from meshwright.engine.rank_env import Process
 from meshwright.engine.watchdog import Watchdog

@@ -119,8 +119,7 @@ def test_weights_are_loaded_into_an_existing_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("family", "layout"),
-    [("deepseek_v3", {"pp": 2}), pytest.param("qwen3_next", {"tp": 2}, marks=pytest.mark.slow)],
+    ("family", "layout"), [("deepseek_v3", {"pp": 2}), pytest.param("qwen3_next", {"tp": 2}, marks=pytest.mark.slow)]
 )
 def test_multi_token_prediction_uses_hub_names(family: str, layout: dict[str, Any], tmp_path: Path) -> None:
     folder = cases.write(tmp_path / "in", family)

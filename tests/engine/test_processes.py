@@ -70,10 +70,7 @@ def without(env: dict[str, str], *names: str, **more: str) -> dict[str, str]:
         (without(SLURM, "SLURM_STEP_ID"), None),  # a shell inside an allocation
         (without(SLURM, "SLURM_NTASKS"), None),
         (SLURM | {"SLURM_STEP_ID": str(0xFFFFFFFB)}, None),  # the batch script itself
-        (
-            {"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"},
-            (0, 1, 0, 1, "slurm", "", PORTS[0], 0),
-        ),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "1", "SLURM_STEP_ID": "0"}, (0, 1, 0, 1, "slurm", "", PORTS[0], 0)),
     ],
 )
 def test_the_rank_is_read_from_the_environment(env: dict[str, str], expected: tuple[Any, ...] | None) -> None:

@@ -176,8 +176,7 @@ TRIED = [
 
 
 @pytest.mark.parametrize(
-    ("family", "name"),
-    [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in TRIED],
+    ("family", "name"), [pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in TRIED]
 )
 def test_qlora_trains_the_same_in_every_layout(family: str, name: str) -> None:
     world, layout = LAYOUTS[name]

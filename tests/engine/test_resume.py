@@ -115,8 +115,7 @@ def test_a_run_restarted_by_its_scheduler_finds_its_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "number"),
-    [("flush", signal.SIGTERM), pytest.param("step", signal.SIGUSR1, marks=pytest.mark.slow)],
+    ("phase", "number"), [("flush", signal.SIGTERM), pytest.param("step", signal.SIGUSR1, marks=pytest.mark.slow)]
 )
 def test_a_preempted_run_saves_and_resumes(tmp_path: Path, phase: str, number: signal.Signals) -> None:
     assert faults_soak.signalled(tmp_path, phase, number) == []

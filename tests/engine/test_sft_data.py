@@ -98,8 +98,7 @@ def target_text(tokenizer: Any, tokens: MaskedTokens) -> str:
 
 @pytest.mark.parametrize("kind", ["marked", "plain"])
 @pytest.mark.parametrize(
-    ("train_on", "expected"),
-    [("answers", "two<|im_end|>|four<|im_end|>"), ("last_answer", "four<|im_end|>")],
+    ("train_on", "expected"), [("answers", "two<|im_end|>|four<|im_end|>"), ("last_answer", "four<|im_end|>")]
 )
 def test_loss_mask_covers_answers_and_their_end_of_turn_tokens(
     kind: str, train_on: str, expected: str, request: pytest.FixtureRequest

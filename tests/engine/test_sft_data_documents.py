@@ -102,8 +102,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(
-    ("family", "name"),
-    [*(("llama", name) for name in LAYOUTS), ("nemotron_h", "tp2 sp"), ("nemotron_h", "cp2")],
+    ("family", "name"), [*(("llama", name) for name in LAYOUTS), ("nemotron_h", "tp2 sp"), ("nemotron_h", "cp2")]
 )
 def test_losses_and_gradients_over_answers_match_one_process(
     family: str, name: str, monkeypatch: pytest.MonkeyPatch

@@ -179,10 +179,7 @@ def test_tokens_match_the_transformers_processor(tmp_path: Path) -> None:
     tokenizer.boi_token, tokenizer.eoi_token = "<|vision_start|>", "<|vision_end|>"
     tokenizer.image_token, tokenizer.boi_token_id = "<|image_pad|>", image_token_spec(config).before[0]
     theirs = Gemma3Processor(Gemma3ImageProcessorPil.from_pretrained(folder), tokenizer, image_seq_length=4)
-    messages = [
-        {"role": "user", "content": [{"type": "image"}, TEXT]},
-        {"role": "assistant", "content": "A red box."},
-    ]
+    messages = [{"role": "user", "content": [{"type": "image"}, TEXT]}, {"role": "assistant", "content": "A red box."}]
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     seen = theirs.image_processor([Image.open(tmp_path / "data" / "a.png").convert("RGB")], return_tensors="pt")
     expanded = text.replace("<|vision_start|>", theirs.replace_image_token(seen, 0))

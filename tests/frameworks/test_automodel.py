@@ -122,11 +122,7 @@ CASES = (
         "2x8xH100",
     ),
     broken(
-        "unknown option",
-        SFT,
-        [("tp_size: 1", "tensor_parallel: 1")],
-        [("key.unknown", "tensor_parallel: 1")],
-        "8xH100",
+        "unknown option", SFT, [("tp_size: 1", "tensor_parallel: 1")], [("key.unknown", "tensor_parallel: 1")], "8xH100"
     ),
     broken(
         "unknown checkpointing value",
@@ -170,10 +166,7 @@ CASES = (
         "3x8xH200",
     ),
     broken(
-        "batch",
-        SFT,
-        [("local_batch_size: 1", "local_batch_size: 3")],
-        [("automodel.batch", "local_batch_size: 3")],
+        "batch", SFT, [("local_batch_size: 1", "local_batch_size: 3")], [("automodel.batch", "local_batch_size: 3")]
     ),
     broken(
         "more ranks than samples",
@@ -254,9 +247,7 @@ CASES = (
         "one virtual stage in an interleaved schedule",
         STAGES,
         [("layers_per_stage: 4", "layers_per_stage: 20")],
-        [
-            ("schedule.several-chunks", "pp_schedule: interleaved1f1b"),
-        ],
+        [("schedule.several-chunks", "pp_schedule: interleaved1f1b")],
         "8x8xH100",
     ),
     # values that nothing reads
@@ -267,13 +258,7 @@ CASES = (
         [("automodel.compile-ignored", "enabled: true\n\nloss_fn")],
         "8xH100",
     ),
-    broken(
-        "ignored seed",
-        SFT,
-        [("seed: 7", "rng:\n  seed: 7")],
-        [("automodel.rng-ignored", "seed: 7")],
-        "8xH100",
-    ),
+    broken("ignored seed", SFT, [("seed: 7", "rng:\n  seed: 7")], [("automodel.rng-ignored", "seed: 7")], "8xH100"),
     broken(
         "Slurm block",
         SFT,
@@ -412,9 +397,7 @@ CASES = (
         "warmup too long",
         SFT,
         [("lr_warmup_steps: 50", "lr_warmup_steps: 500")],
-        [
-            ("automodel.learning-rate", "lr_warmup_steps: 500"),
-        ],
+        [("automodel.learning-rate", "lr_warmup_steps: 500")],
         "8xH100",
     ),
     broken(
@@ -424,13 +407,7 @@ CASES = (
         [("automodel.learning-rate", "lr_decay_style: WSD")],
         "2x8xH100",
     ),
-    broken(
-        "unresolved value",
-        SFT,
-        [("global_batch_size: 64", "global_batch_size: ${BATCH}")],
-        [],
-        "8xH100",
-    ),
+    broken("unresolved value", SFT, [("global_batch_size: 64", "global_batch_size: ${BATCH}")], [], "8xH100"),
 )
 
 
@@ -444,11 +421,7 @@ def test_file_name_with_another_layout_is_reported() -> None:
     assert found(case, PATH, "automodel") == [("automodel.name-mismatch", line(SFT, "tp_size: 1"))]
 
 
-SCRIPTS = {
-    "start.sh": [],
-    "start_torchrun.sh": [("automodel.mesh", 4)],
-    "start_old.sh": [("automodel.old-command", 2)],
-}
+SCRIPTS = {"start.sh": [], "start_torchrun.sh": [("automodel.mesh", 4)], "start_old.sh": [("automodel.old-command", 2)]}
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

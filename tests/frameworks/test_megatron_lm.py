@@ -480,11 +480,7 @@ def test_other_expressions_are_rejected(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "layers"),
-    [
-        ("E|(t|)*3,m|m||L", (0, 1, 1, 1, 0, 0, 0, 0)),
-        ("Et*3|(tt|)*2mL", (3, 2, 2, 0)),
-        ("Ett|ttL", (2, 2)),
-    ],
+    [("E|(t|)*3,m|m||L", (0, 1, 1, 1, 0, 0, 0, 0)), ("Et*3|(tt|)*2mL", (3, 2, 2, 0)), ("Ett|ttL", (2, 2))],
 )
 def test_pipeline_layout_string(text: str, layers: tuple[int, ...]) -> None:
     assert parse_pipeline_layout(text, "key", LAYOUT_SYMBOLS) == layers

@@ -178,7 +178,7 @@ def test_whitespace_after_backslash_is_reported() -> None:
 def test_commands_in_lists_pipes_and_eval_are_recorded() -> None:
     script = read_script("cd x && a 1; b | c & time d\nnohup bash -c 'e; f'\nA=1\nexport B=2\n", "run.sh")
     assert [" ".join(word.value for word in one.words) for one in script.commands] == [
-        *("cd x", "a 1", "b", "c", "time d", "nohup bash -c e; f", "nohup e", "nohup f"),
+        *("cd x", "a 1", "b", "c", "time d", "nohup bash -c e; f", "nohup e", "nohup f")
     ]
 
 

@@ -239,13 +239,7 @@ def test_torchtitan_with_defaults_from_the_environment() -> None:
         SourcedValue("torchtitan.train", 8, "run.sh"),
         True,
     )
-    assert pairs(run.args) == [
-        ("--module", 16),
-        ("llama3", 6),
-        ("--config", 16),
-        ("llama3_debugmodel", 7),
-        ("$@", 16),
-    ]
+    assert pairs(run.args) == [("--module", 16), ("llama3", 6), ("--config", 16), ("llama3_debugmodel", 7), ("$@", 16)]
     assert run.gpus_per_node == SourcedValue(8, 14, "run.sh")
     assert {name: value.value for name, value in run.env.items()} == {
         "LOG_RANK": "0",

@@ -71,12 +71,7 @@ def test_random_vision_language_models_have_the_parameters_that_transformers_bui
 
 
 @few
-@given(
-    layers=st.integers(1, 3),
-    heads=st.integers(1, 3),
-    inner=st.none() | st.integers(1, 40),
-    tied=st.booleans(),
-)
+@given(layers=st.integers(1, 3), heads=st.integers(1, 3), inner=st.none() | st.integers(1, 40), tied=st.booleans())
 def test_random_gpt2_models_have_the_parameters_that_transformers_builds(
     layers: int, heads: int, inner: int | None, tied: bool
 ) -> None:

@@ -13,8 +13,7 @@ from meshwright.recipes.index import IndexEntry, architecture_class
 
 
 @pytest.mark.parametrize(
-    "alias",
-    ["llama3_8b_sft_config", "llama3_8b_sft", "llama3-8b-sft", "Llama3 8B SFT", "LLAMA3_8B_SFT_CONFIG"],
+    "alias", ["llama3_8b_sft_config", "llama3_8b_sft", "llama3-8b-sft", "Llama3 8B SFT", "LLAMA3_8B_SFT_CONFIG"]
 )
 def test_a_name_in_any_usual_form(alias: str) -> None:
     assert is_known(alias)

@@ -68,10 +68,7 @@ SPELLINGS = [
     # Megatron-Bridge
     ("model.pipeline_model_parallel_size=2", {"layout.pp": 2}),
     ("model.virtual_pipeline_model_parallel_size=null", {"layout.vp": 1}),
-    (
-        "model.virtual_pipeline_model_parallel_size=4",
-        {"layout.vp": 4, "layout.pp_schedule": "interleaved_1f1b"},
-    ),
+    ("model.virtual_pipeline_model_parallel_size=4", {"layout.vp": 4, "layout.pp_schedule": "interleaved_1f1b"}),
     ("model.expert_tensor_parallel_size=null", {"layout.etp": 1}),
     ("model.sequence_parallel=false", {"layout.sp": False}),
     ("dataset.seq_length=8192", {"data.seq_length": 8192}),
@@ -98,10 +95,7 @@ SPELLINGS = [
     ("dist.use_megatron_fsdp=true", {"layout.strategy": "megatron_fsdp"}),
     ("optimizer.optimizer=adam", {"optimizer.name": "adamw"}),
     ("optimizer.optimizer_cpu_offload=true", {"layout.offload": "optimizer"}),
-    (
-        "mixed_precision=bf16_with_mxfp8_mixed",
-        {"precision.compute": "bf16", "precision.matmul": "mxfp8"},
-    ),
+    ("mixed_precision=bf16_with_mxfp8_mixed", {"precision.compute": "bf16", "precision.matmul": "mxfp8"}),
     # Megatron-LM
     ("tensor-model-parallel-size=8", {"layout.tp": 8}),
     ("micro-batch-size=2", {"layout.micro_batch_size": 2}),

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -17,23 +16,12 @@ from meshwright.api.verbs import Verb
 from meshwright.errors import MeshwrightError
 from meshwright.parsing import one_of
 
-FAILED = 1  # the answer is no
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
 
 def examples(*lines: str) -> str:
     """Return the examples at the end of a help page, one per line."""
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def emit(answer: Mapping[str, Any]) -> None:
-    """Print one JSON object."""
-    click.echo(json.dumps(answer, indent=2, default=str))
-
-
-def end(ok: bool) -> None:
-    """Exit with the code of the answer."""
-    click.get_current_context().exit(0 if ok else FAILED)
 
 
 class VerbCommand(click.Command):

@@ -6,7 +6,8 @@ from importlib.util import find_spec
 
 import click
 
-from meshwright.cli.command import as_json, emit, examples
+from meshwright.cli.answer import emit
+from meshwright.cli.command import as_json, examples
 from meshwright.errors import InputError
 
 HOST, PORT = "127.0.0.1", 8766

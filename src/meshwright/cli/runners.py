@@ -12,7 +12,7 @@ import msgspec
 
 from meshwright import api
 from meshwright.api.verbs import Verb
-from meshwright.cli.command import emit, end
+from meshwright.cli.answer import emit, end
 from meshwright.cli.progress import progress_line
 from meshwright.errors import InputError
 

@@ -8,7 +8,8 @@ from importlib.util import find_spec
 import click
 
 from meshwright.api import SCHEMA
-from meshwright.cli.command import as_json, emit, examples
+from meshwright.cli.answer import emit
+from meshwright.cli.command import as_json, examples
 from meshwright.errors import InputError
 
 REQUIRED = ("fastapi", "uvicorn", "jinja2")

@@ -47,7 +47,7 @@ FAULT_PATTERNS = (
         "loss_not_a_number",
         re.compile(
             r"the (loss|gradient norm) is (nan|-?inf) in step|found NaN in local (forward|grad)|Rank \d+: found NaN"
-            r"|[Uu]nexpected result (nan|-?inf)|is NaN\b.*(abort|exit|stop)",
+            r"|[Uu]nexpected result (nan|-?inf)|is NaN\b.*(abort|exit|stop)"
         ),
         "the run ended on a NaN or infinite loss",
         (),
@@ -56,7 +56,7 @@ FAULT_PATTERNS = (
         "host_memory",
         re.compile(
             r"oom-kill|Out of memory: Killed process|Detected \d+ oom[-_]kill|OOM Killed|DataLoader worker .* is killed"
-            r"|\(SIGKILL\)|exitcode\s*: -9\b|Cannot allocate memory",
+            r"|\(SIGKILL\)|exitcode\s*: -9\b|Cannot allocate memory"
         ),
         "the host ran out of memory, or a rank was killed for another reason",
         ("data.workers=0", "layout.offload=none", "run fewer ranks per node"),
@@ -65,7 +65,7 @@ FAULT_PATTERNS = (
         "hang",
         re.compile(
             r"Watchdog caught collective operation timeout|collective operation timeout|hangs in step"
-            r"|Timed out waiting \d+ms|wait timeout after",
+            r"|Timed out waiting \d+ms|wait timeout after"
         ),
         "a collective timed out: some ranks never reached it",
         ("check the rank that lags behind", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records the last collectives"),
@@ -74,7 +74,7 @@ FAULT_PATTERNS = (
         "network",
         re.compile(
             r"ncclRemoteError|ncclSystemError|NCCL WARN .*(failed|error|[Tt]imed? ?out|refused|reset)|ibv_poll_cq"
-            r"|Connection reset by peer|Got completion from peer",
+            r"|Connection reset by peer|Got completion from peer"
         ),
         "the network between ranks failed",
         ("NCCL_DEBUG=INFO names the device", "exclude the node that it names"),

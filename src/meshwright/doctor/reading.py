@@ -86,10 +86,7 @@ def _read_folder(folder: Path) -> Run:
         notes.append(f"steps were read from {used}; {len(unused)} more files contain steps, such as {unused[0]}")
     others = [fault for run in runs if run is not best for fault in run.faults]
     return msgspec.structs.replace(
-        _joined(starts, runs),
-        path=str(folder),
-        faults=(*best.faults, *others, *recorded),
-        notes=(*best.notes, *notes),
+        _joined(starts, runs), path=str(folder), faults=(*best.faults, *others, *recorded), notes=(*best.notes, *notes)
     )
 
 

@@ -30,13 +30,7 @@ PARTS_BY_FILE = (
     ("meshwright/engine/gradients.py", "buffers"),
     ("meshwright/engine/kernels/optimizer_kernels.py", "buffers"),
 )
-HIDDEN = (
-    "torch/",
-    "meshwright/dryrun/",
-    "meshwright/engine/kernels/device_caps.py",
-    "contextlib.py",
-    "functools.py",
-)
+HIDDEN = ("torch/", "meshwright/dryrun/", "meshwright/engine/kernels/device_caps.py", "contextlib.py", "functools.py")
 # Path prefixes to strip; Python's own files are below its library.
 ROOTS = (sysconfig.get_path("stdlib") + "/", "site-packages/", "dist-packages/", "/src/")
 RECOMPUTE = "torch/utils/checkpoint.py"

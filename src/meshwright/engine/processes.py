@@ -25,15 +25,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
-from meshwright.engine.faults import (
-    RunError,
-    blames_another,
-    explain,
-    explain_death,
-    guard,
-    interrupted,
-    leave,
-)
+from meshwright.engine.faults import RunError, blames_another, explain, explain_death, guard, interrupted, leave
 from meshwright.engine.process_group import COLLECTIVE_TIMEOUT_S, join
 from meshwright.engine.rank_env import DeviceType, Process, detect, hosts
 from meshwright.engine.warning_filters import no_enum_warnings

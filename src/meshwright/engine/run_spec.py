@@ -23,8 +23,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     nproc: Nproc | None = None  # None: the ranks of torchrun or SLURM, else one
     tiny: Annotated[
-        bool,
-        Meta(description="Train a laptop-size model of the same structure on CPU, with the layout scaled to N."),
+        bool, Meta(description="Train a laptop-size model of the same structure on CPU, with the layout scaled to N.")
     ] = False
     out: Annotated[
         str | None,

@@ -93,13 +93,7 @@ class Trainer:
     """A model, its optimizer and its data, on one rank of a mesh."""
 
     def __init__(
-        self,
-        recipe: Recipe,
-        config: Any,
-        mesh: Mesh,
-        device: torch.device,
-        source: Source,
-        weights: Path | None = None,
+        self, recipe: Recipe, config: Any, mesh: Mesh, device: torch.device, source: Source, weights: Path | None = None
     ) -> None:
         self.recipe, self.config, self.mesh, self.device = recipe, config, mesh, device
         self.weights = weights  # Hugging Face folder with the initial weights

@@ -278,10 +278,7 @@ class _Run:
         trainer = self.trainer
         parameters = [p for stage in trainer.stages for p in stage.parameters()]
         parts = metrics.memory_parts(
-            parameters,
-            [p.grad for p in parameters],
-            metrics.optimizer_tensors(trainer.optimizer.state),
-            trainer.device,
+            parameters, [p.grad for p in parameters], metrics.optimizer_tensors(trainer.optimizer.state), trainer.device
         )
         return {**parts.parts, "peak": parts.peak, "reserved": parts.reserved}
 

@@ -59,8 +59,5 @@ def format_of(path: str, text: str) -> Format:
     if start in ("#!", "--") or "torchrun" in text or "#SBATCH" in text:
         return "shell"
     raise InputError(
-        "has an unknown format",
-        field="file",
-        value=path,
-        fix=[f"use one of the suffixes {', '.join(SUFFIXES)}"],
+        "has an unknown format", field="file", value=path, fix=[f"use one of the suffixes {', '.join(SUFFIXES)}"]
     )

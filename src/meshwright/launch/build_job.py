@@ -36,16 +36,7 @@ WRITERS: Mapping[Scheduler, Callable[[Job], Launch]] = {
     "skypilot": on_skypilot,
 }
 # Fields of a job that are derived, not user options.
-DERIVED = (
-    "program",
-    "cluster",
-    "finds_ranks",
-    "files",
-    "folder",
-    "advised",
-    "named",
-    "grace_s",
-)
+DERIVED = ("program", "cluster", "finds_ranks", "files", "folder", "advised", "named", "grace_s")
 REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
 
@@ -81,10 +72,7 @@ def exported(written: ExportedConfig, checked: RecipeCheckResult) -> LaunchReque
         program=written.program,
         files=written.files,
         findings=checked.findings,
-        notes=(
-            *written.notes,
-            *(f"not exported: {one.field}={one.value} ({one.reason})" for one in written.unmapped),
-        ),
+        notes=(*written.notes, *(f"not exported: {one.field}={one.value} ({one.reason})" for one in written.unmapped)),
     )
 
 

@@ -75,10 +75,7 @@ def _batch_suggestions(base: Recipe, base_world: int, case: Case) -> list[Sugges
     if world > base_world:
         wanted, why = scaled_batch(old, base_world, world), f"{world} GPUs instead of {base_world}"
     elif per_gpu < MIN_TOKENS_PER_GPU:
-        wanted, why = (
-            ceil(MIN_TOKENS_PER_GPU * world / case.seq_length),
-            f"{per_gpu:,.0f} tokens per GPU and step",
-        )
+        wanted, why = (ceil(MIN_TOKENS_PER_GPU * world / case.seq_length), f"{per_gpu:,.0f} tokens per GPU and step")
     else:
         return []
     batch = _whole_steps(min(wanted, MAX_TOKENS // case.seq_length, MAX_BATCH_GROWTH * old), case)

@@ -205,10 +205,7 @@ class Layout(Section, frozen=True):
         Literal["none", "selective", "full"], layout("activations to recompute in the backward pass to save memory")
     ] = "none"
     recompute_modules: Annotated[
-        tuple[
-            Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj", "shared_experts", "ops"],
-            ...,
-        ],
+        tuple[Literal["core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj", "shared_experts", "ops"], ...],
         layout("modules for selective recompute, or ops for single operations; empty means the engine's default"),
     ] = ()
     recompute_layers: Annotated[int, layout("full recompute of this many layers per stage; 0 means all", ge=0)] = 0

@@ -83,10 +83,7 @@ def images_from_text_dataset(c: Case) -> Column:
     message="images=true, but the model has no vision encoder",
     symptom="unexpected keyword argument pixel_values in the first forward pass",
     cause="a text model takes tokens only",
-    fixes=(
-        {"images": [False]},
-        {"images": [False], "dataset": ["squad"]},
-    ),
+    fixes=({"images": [False]}, {"images": [False], "dataset": ["squad"]}),
 )
 def images_for_text_model(c: Case) -> Column:
     return c.images & not_(c.has_vision) & not_(c.is_diffusion)

@@ -43,11 +43,7 @@ def tp_groups_straddle_domains(c: Case) -> Column:
     message="cp_comm={cp_comm} over tp × {inner} ranks exceeds the {nvlink_domain} GPUs with fast links",
     symptom="attention waits for the network in every layer",
     cause="this collective cannot overlap with attention; the steps of a ring can",
-    fixes=(
-        {"cp_comm": ["a2a+ring"], "cp_inner": inner_sizes},
-        {"cp_comm": ["ring"]},
-        {"cp": smaller("cp")},
-    ),
+    fixes=({"cp_comm": ["a2a+ring"], "cp_inner": inner_sizes}, {"cp_comm": ["ring"]}, {"cp": smaller("cp")}),
     values={"inner": lambda c: int(inner_ranks(c))},
 )
 def cp_beyond_fast_links(c: Case) -> Column:

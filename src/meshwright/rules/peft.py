@@ -10,10 +10,7 @@ from meshwright.rules.model_families import is_qwen3_next
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import NO_TP, unsupported, without
 
-METHODS: dict[str, tuple[str, ...]] = {
-    "megatron": ("lora", "dora"),
-    "automodel": ("lora", "dora", "qlora"),
-}
+METHODS: dict[str, tuple[str, ...]] = {"megatron": ("lora", "dora"), "automodel": ("lora", "dora", "qlora")}
 LORA: Fix = {"method": ["lora"]}
 DEFAULTS: Fix = {name: [getattr(Peft(), name)] for name in ("method", "rank", "alpha", "dropout", "targets")}
 
@@ -148,11 +145,7 @@ def dora_on_experts(c: Case) -> Column:
     message="dropout={dropout} needs adapters on attention or dense layers, not {method} on targets={targets}",
     symptom="dropout masks differ between layouts, and between the forward pass and its recompute",
     cause="experts and Mamba layers see tokens out of order, and dora needs norms of full weights",
-    fixes=(
-        LORA,
-        {"targets": without("targets", lambda c: _tokens_out_of_order(c))},
-        {"dropout": [0.0]},
-    ),
+    fixes=(LORA, {"targets": without("targets", lambda c: _tokens_out_of_order(c))}, {"dropout": [0.0]}),
 )
 def dropout_on_unordered_tokens(c: Case) -> Column:
     unordered = bool(set(_tokens_out_of_order(c)) & set(c.targets))

@@ -34,11 +34,7 @@ def _uneven(c: Case) -> Column:
     message="pp × vp = {pp} × {vp} stage chunks, but only {layers} layers: some would be empty",
     symptom="the number of stages exceeds the number of layers; or a stage without parameters hangs",
     cause="every stage chunk needs at least one layer",
-    fixes=(
-        {"vp": [1], "pp_schedule": ["1f1b"]},
-        {"pp": degrees("pp"), "vp": [1], "pp_schedule": ["1f1b"]},
-        NO_PP,
-    ),
+    fixes=({"vp": [1], "pp_schedule": ["1f1b"]}, {"pp": degrees("pp"), "vp": [1], "pp_schedule": ["1f1b"]}, NO_PP),
 )
 def more_stages_than_layers(c: Case) -> Column:
     return c.stages > c.split_layers

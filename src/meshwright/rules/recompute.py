@@ -116,10 +116,7 @@ def recompute_layers_above_stage(c: Case) -> Column:
     message="recompute of moe_act needs grouped_gemm=true",
     symptom="moe_act recompute is only supported with grouped GEMM",
     cause="it is a feature of the grouped expert kernel",
-    fixes=(
-        {"grouped_gemm": [True]},
-        {"recompute_modules": without("recompute_modules", lambda c: ("moe_act",))},
-    ),
+    fixes=({"grouped_gemm": [True]}, {"recompute_modules": without("recompute_modules", lambda c: ("moe_act",))}),
 )
 def moe_act_without_grouped_gemm(c: Case) -> Column:
     return c.is_moe & ("moe_act" in c.recompute_modules) & not_(c.grouped_gemm) & (c.recompute == "selective")

@@ -42,11 +42,7 @@ def memory_is_tight(c: Case) -> Column:
     message="seq_length={seq_length} is not divisible by 2 × cp = 2 × {cp}",
     symptom="sequence length must be divisible by 2 × context_parallel_size",
     cause="each rank takes one chunk from the front and one from the back, to balance causal attention",
-    fixes=(
-        {"cp": smaller("cp")},
-        {"cp": larger("cp")},
-        {"seq_length": multiples("seq_length", lambda c: 2 * c.cp)},
-    ),
+    fixes=({"cp": smaller("cp")}, {"cp": larger("cp")}, {"seq_length": multiples("seq_length", lambda c: 2 * c.cp)}),
 )
 def sequence_not_divisible_by_cp(c: Case) -> Column:
     return (c.cp > 1) & (c.seq_length % (2 * c.cp) != 0)
@@ -154,11 +150,7 @@ def unneeded_context_parallel(c: Case) -> Column:
     message="{heads} heads and {kv_heads} key/value heads are not divisible by {inner} all-to-all ranks × tp={tp}",
     symptom="assertion that the number of heads is divisible by the context-parallel size",
     cause="all-to-all trades sequence chunks for heads: every rank needs complete query and key/value heads",
-    fixes=(
-        {"cp_comm": ["ring"]},
-        {"cp_comm": ["a2a+ring"], "cp_inner": inner_sizes},
-        {"cp": smaller("cp")},
-    ),
+    fixes=({"cp_comm": ["ring"]}, {"cp_comm": ["a2a+ring"], "cp_inner": inner_sizes}, {"cp": smaller("cp")}),
     values={"inner": lambda c: int(inner_ranks(c))},
 )
 def all_to_all_heads_not_divisible(c: Case) -> Column:
@@ -174,10 +166,7 @@ def all_to_all_heads_not_divisible(c: Case) -> Column:
     message="cp_inner={cp_inner} does not split cp={cp} into an inner and an outer group for a2a+ring",
     symptom="the hierarchical context-parallel sizes must multiply to the context-parallel size",
     cause="cp_inner ranks exchange heads, cp / cp_inner such groups form the ring; both must be at least 2",
-    fixes=(
-        {"cp_inner": inner_sizes},
-        {"cp_comm": ["ring"], "cp_inner": [1]},
-    ),
+    fixes=({"cp_inner": inner_sizes}, {"cp_comm": ["ring"], "cp_inner": [1]}),
 )
 def cp_hierarchy_invalid(c: Case) -> Column:
     valid = (c.cp % c.cp_inner == 0) & (c.cp_inner > 1) & (c.cp_inner < c.cp)

@@ -53,10 +53,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # pipeline
     "pipeline.more-stages-than-layers": ({"on": MANY, "pp": 64}, {"pp": 32}),
     "pipeline.even-split": ({"on": TWELVE, "pp": 3, "global_batch_size": 480}, {"pp": 2}),
-    "pipeline.uneven-split": (
-        {"engine": "torchtitan", "on": TWELVE, "pp": 3, "global_batch_size": 480},
-        {"pp": 2},
-    ),
+    "pipeline.uneven-split": ({"engine": "torchtitan", "on": TWELVE, "pp": 3, "global_batch_size": 480}, {"pp": 2}),
     "pipeline.stage-count": ({"pp": 2, "stage_layers": (10, 11, 11)}, {"stage_layers": (16, 16)}),
     "pipeline.stage-sum": ({"pp": 2, "stage_layers": (16, 15)}, {"stage_layers": (16, 16)}),
     "pipeline.conflicting-splits": (
@@ -116,14 +113,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sequence.long-without-context-parallel": ({"seq_length": 65536}, {"cp": 4}),
     "sequence.consider-context-parallel": ({"seq_length": 32768}, {"cp": 2}),
     "sequence.context-parallel-not-needed": ({"cp": 2}, {"seq_length": 16384}),
-    "sequence.all-to-all-heads": (
-        {"on": MANY, "cp": 16, "cp_comm": "a2a", "seq_length": 65536},
-        {"cp": 8},
-    ),
-    "sequence.hierarchy": (
-        {"cp": 8, "cp_comm": "a2a+ring", "cp_inner": 3, "seq_length": 65536},
-        {"cp_inner": 4},
-    ),
+    "sequence.all-to-all-heads": ({"on": MANY, "cp": 16, "cp_comm": "a2a", "seq_length": 65536}, {"cp": 8}),
+    "sequence.hierarchy": ({"cp": 8, "cp_comm": "a2a+ring", "cp_inner": 3, "seq_length": 65536}, {"cp_inner": 4}),
     "sequence.exchange-supported": ({"engine": "torchtitan", "cp": 2, "cp_comm": "a2a"}, {"cp_comm": "allgather"}),
     "sequence.attention-kernel": ({"cp": 2, "attention": "eager"}, {"attention": "flash"}),
     "sequence.sliding-window-ring": ({"engine": "megatron", "spec": WINDOWED, "cp": 2}, {"cp_comm": "a2a"}),
@@ -137,10 +128,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"engine": "automodel", "spec": MIXTURE, "tp": 2, "sp": True},
         {"sp": False},
     ),
-    "sequence_parallel.state-space": (
-        {"engine": "automodel", "spec": STATE_SPACE, "tp": 2, "sp": True},
-        {"sp": False},
-    ),
+    "sequence_parallel.state-space": ({"engine": "automodel", "spec": STATE_SPACE, "tp": 2, "sp": True}, {"sp": False}),
     # strategy
     "strategy.ddp-tp": ({"goal": "peft", "strategy": "ddp", "tp": 2, "sp": True}, {"engine": "megatron"}),
     "strategy.ddp-pp": ({"goal": "peft", "strategy": "ddp", "pp": 2}, {"engine": "megatron"}),

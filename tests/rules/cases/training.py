@@ -89,10 +89,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"spec": QWEN3_VL, "images": True, "pp": 8, "vp": 2, "pp_schedule": "interleaved_1f1b"},
         {"vp": 1, "pp_schedule": "1f1b"},
     ),
-    "vision.strategy": (
-        {"spec": VISION_LANGUAGE, "images": True, "strategy": "megatron_fsdp"},
-        {"strategy": "fsdp2"},
-    ),
+    "vision.strategy": ({"spec": VISION_LANGUAGE, "images": True, "strategy": "megatron_fsdp"}, {"strategy": "fsdp2"}),
     "vision.freeze-without-images": ({"freeze": ("vision",)}, {"freeze": ()}),
     "vision.nothing-trained": (
         {"spec": VISION_LANGUAGE, "images": True, "freeze": ("language", "vision", "projector")},
@@ -100,10 +97,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     # graphs
     "graphs.supported": ({"engine": "kempnerforge", "cuda_graphs": "local"}, {"engine": "torchtitan"}),
-    "graphs.random-states": (
-        {"engine": "megatron", "cuda_graphs": "transformer_engine"},
-        {"te_rng_tracker": True},
-    ),
+    "graphs.random-states": ({"engine": "megatron", "cuda_graphs": "transformer_engine"}, {"te_rng_tracker": True}),
     "graphs.packing": ({"cuda_graphs": "transformer_engine", "packing": True}, {"pad_to_max_length": True}),
     "graphs.full-recompute": (
         {"cuda_graphs": "transformer_engine", "recompute": "full"},
@@ -168,10 +162,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "learning_rate.adapters": ({"goal": "peft", "lr": 5e-6, "min_lr": 0.0}, {"lr": 1e-4}),
     "learning_rate.fine-tuning": ({"goal": "sft", "lr": 3e-4}, {"lr": 1e-5, "min_lr": 0.0}),
     "learning_rate.pretraining": ({"lr": 5e-3}, {"lr": 3e-4}),
-    "learning_rate.schedule-free": (
-        {"optimizer_name": "schedule_free_adamw"},
-        {"schedule_name": "constant"},
-    ),
+    "learning_rate.schedule-free": ({"optimizer_name": "schedule_free_adamw"}, {"schedule_name": "constant"}),
     # memory
     "memory.replicated-state": ({"strategy": "ddp"}, {"goal": "peft"}),
     "memory.state": ({"memory": _state(150.0)}, {"tp": 4, "sp": True}),
@@ -196,13 +187,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "offload.params-strategy": ({"offload": "params", "strategy": "megatron_fsdp"}, {"strategy": "fsdp2"}),
     "offload.optimizer-strategy": ({"engine": "megatron", "offload": "optimizer"}, {"strategy": "zero1"}),
     "offload.optimizer-fp8": (
-        {
-            "engine": "megatron",
-            "strategy": "zero1",
-            "offload": "optimizer",
-            "matmul": "fp8_tensor",
-            "fp8_gather": True,
-        },
+        {"engine": "megatron", "strategy": "zero1", "offload": "optimizer", "matmul": "fp8_tensor", "fp8_gather": True},
         {"matmul": "fp8_delayed"},
     ),
     "offload.params-slow": ({"offload": "params"}, {"on": ONE}),
@@ -245,10 +230,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"engine": "automodel", "spec": MIXTURE, "goal": "peft", "method": "dora"},
         {"targets": ("qkv",)},
     ),
-    "peft.dropout": (
-        {"spec": MIXTURE, "goal": "peft", "dropout": 0.1},
-        {"targets": ("qkv", "proj")},
-    ),
+    "peft.dropout": ({"spec": MIXTURE, "goal": "peft", "dropout": 0.1}, {"targets": ("qkv", "proj")}),
     "peft.dropout-recompute": (
         {"goal": "peft", "dropout": 0.1, "pp": 2, "recompute": "selective", "recompute_modules": ("mlp",)},
         {"recompute_modules": ("ops",)},
@@ -261,10 +243,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"spec": ODD_WIDTH, "goal": "peft", "method": "qlora", "tp": 2, "sp": True},
         {"tp": 1, "sp": False},
     ),
-    "peft.qlora-strategy": (
-        {"goal": "peft", "method": "qlora", "strategy": "megatron_fsdp"},
-        {"strategy": "fsdp2"},
-    ),
+    "peft.qlora-strategy": ({"goal": "peft", "method": "qlora", "strategy": "megatron_fsdp"}, {"strategy": "fsdp2"}),
     "peft.qlora-fp8": ({"goal": "peft", "method": "qlora", "matmul": "fp8_tensor"}, {"method": "lora"}),
     "peft.scale": ({"goal": "peft", "alpha": 512.0}, {"alpha": 64.0}),
     # precision
@@ -284,12 +263,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"matmul": "fp8_tensor"},
     ),
     "precision.delayed-recompute": (
-        {
-            "engine": "megatron",
-            "matmul": "fp8_delayed",
-            "recompute": "selective",
-            "recompute_modules": ("layernorm",),
-        },
+        {"engine": "megatron", "matmul": "fp8_delayed", "recompute": "selective", "recompute_modules": ("layernorm",)},
         {"recompute_modules": ("mlp",)},
     ),
     "precision.gather-needs-fp8": ({"fp8_gather": True}, {"matmul": "fp8_tensor"}),

@@ -262,12 +262,7 @@ def _table_blocks(path: Path, number: int, column: str) -> Iterator[Block]:
         raise InputError(f"the file cannot be read: {error}", field=INPUTS, value=str(path)) from None
 
 
-_READERS = {
-    "jsonl": _json_blocks,
-    "ndjson": _json_blocks,
-    "txt": _text_blocks,
-    "parquet": _table_blocks,
-}
+_READERS = {"jsonl": _json_blocks, "ndjson": _json_blocks, "txt": _text_blocks, "parquet": _table_blocks}
 
 
 def encode_blocks(

@@ -105,9 +105,7 @@ class MegatronWriter:
         token_dtype = np.dtype(dtype).newbyteorder("<")
         if token_dtype not in CODES:
             raise InputError(
-                f"unsupported token dtype ({', '.join(str(known) for known in CODES)})",
-                field="dtype",
-                value=str(dtype),
+                f"unsupported token dtype ({', '.join(str(known) for known in CODES)})", field="dtype", value=str(dtype)
             )
         self.prefix, self.dtype = prefix, token_dtype
         self._lengths: list[int] = []

@@ -18,14 +18,7 @@ from meshwright.engine.experts.expert_params import (
     reshape_experts,
     shard_specs,
 )
-from meshwright.engine.experts.router import (
-    RouterState,
-    attach_router,
-    reset,
-    router_states,
-    statistics,
-    update_biases,
-)
+from meshwright.engine.experts.router import RouterState, attach_router, reset, router_states, statistics, update_biases
 from meshwright.engine.patching import symbol
 
 IMPLEMENTATION = "meshwright"

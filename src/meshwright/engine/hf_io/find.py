@@ -30,10 +30,7 @@ def find_folder(pretrained: str) -> Path:
         return path
     if path.exists():
         raise InputError(
-            f"{path} is a file, not a folder",
-            field=FIELD,
-            value=pretrained,
-            fix=(f"{FIELD}={path.parent}",),
+            f"{path} is a file, not a folder", field=FIELD, value=pretrained, fix=(f"{FIELD}={path.parent}",)
         )
     if path.is_absolute() or pretrained.startswith((".", "~")) or pretrained.count("/") > 1:
         raise InputError("no such folder", field=FIELD, value=pretrained, fix=("check the path",))

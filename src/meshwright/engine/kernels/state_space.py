@@ -123,10 +123,7 @@ def _empty_starts(x: Tensor, b: Tensor, blocks: Plan) -> Tensor:
 
 
 _scan = torch.library.custom_op(
-    "meshwright::state_space_scan",
-    _scan_forward,
-    mutates_args=(),
-    schema=f"({INPUTS}, {SETTINGS}) -> (Tensor, Tensor)",
+    "meshwright::state_space_scan", _scan_forward, mutates_args=(), schema=f"({INPUTS}, {SETTINGS}) -> (Tensor, Tensor)"
 )
 
 

@@ -62,8 +62,7 @@ def build_model(config: Any, dtype: torch.dtype, mtp: bool = False) -> nn.Module
             model: nn.Module = auto_class.from_config(config, dtype=dtype)
     except ValueError as error:
         raise InputError(
-            f"{config.model_type} is not a {description} in transformers: {first_line(error)}",
-            field="model",
+            f"{config.model_type} is not a {description} in transformers: {first_line(error)}", field="model"
         ) from None
     _copy_tying_flag(model)
     if mtp:

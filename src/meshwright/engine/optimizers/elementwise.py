@@ -186,10 +186,7 @@ class ScheduleFreeAdamW(LocalOptimizer):
         self._evaluating = False
 
     def init_state(self, parameter: Parameter, group: Group) -> dict[str, Tensor]:
-        return {
-            "z": parameter.detach().clone(),
-            "exp_avg_sq": torch.zeros_like(parameter, dtype=torch.float32),
-        }
+        return {"z": parameter.detach().clone(), "exp_avg_sq": torch.zeros_like(parameter, dtype=torch.float32)}
 
     def update(self, group: Group, parameters: list[Parameter]) -> None:
         if self._evaluating:

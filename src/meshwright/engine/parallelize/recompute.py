@@ -8,11 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import (
-    CheckpointPolicy,
-    checkpoint,
-    create_selective_checkpoint_contexts,
-)
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from meshwright.engine.experts.expert_params import expert_blocks
 from meshwright.engine.model.module_names import is_attention
@@ -202,12 +198,6 @@ BLOCKS: dict[str, Modules] = {
     "shared_experts": _shared,
 }
 # Modules whose output is not saved.
-OUTPUTS: dict[str, Modules] = {
-    "layernorm": lambda layer: _children(layer, NORMS),
-    "mla_up_proj": _up_projections,
-}
+OUTPUTS: dict[str, Modules] = {"layernorm": lambda layer: _children(layer, NORMS), "mla_up_proj": _up_projections}
 # Functions of the engine that check a flag on the module.
-FLAGGED: dict[str, Callable[[nn.Module], None]] = {
-    "core_attn": _attention_cores,
-    "moe_act": _expert_activations,
-}
+FLAGGED: dict[str, Callable[[nn.Module], None]] = {"core_attn": _attention_cores, "moe_act": _expert_activations}

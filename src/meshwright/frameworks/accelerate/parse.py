@@ -24,12 +24,7 @@ from meshwright.rules.rule import Finding
 if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
-FLAGS = {
-    "use_fsdp": "FSDP",
-    "use_deepspeed": "DEEPSPEED",
-    "use_megatron_lm": "MEGATRON_LM",
-    "multi_gpu": "MULTI_GPU",
-}
+FLAGS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM", "multi_gpu": "MULTI_GPU"}
 GPU_TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 ENGINES: dict[str, Engine] = {"DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron"}
 MICRO_BATCHES = {

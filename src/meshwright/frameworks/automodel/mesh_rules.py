@@ -12,10 +12,7 @@ from meshwright.frameworks.automodel.values import strategy_name
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.recipes.key_maps.automodel import COMMON_OPTIONS, PARALLEL_AXES, STRATEGY_OPTIONS
 
-UNSUPPORTED_AXES = {
-    "ddp": ("tp", "pp", "cp", "ep"),
-    "megatron_fsdp": ("pp", "ep"),
-}
+UNSUPPORTED_AXES = {"ddp": ("tp", "pp", "cp", "ep"), "megatron_fsdp": ("pp", "ep")}
 """Axes that a strategy rejects above size 1."""
 
 AXIS_IN_NAME = re.compile(r"(?:(?<=[^a-z])|(?<=\d)|^)(tp|pp|cp|ep)(\d+)(?![a-z0-9]*b(?:\b|_))")

@@ -18,12 +18,7 @@ KEEP_ALL = 1_000_000
 """Checkpoints to keep where Megatron-Bridge keeps all (-1)."""
 
 COMMON: dict[str, dict[str, Any]] = {
-    "pretrain": {
-        "global_batch_size": 32,
-        "micro_batch_size": 2,
-        "eval_every": 500,
-        "save_every": 500,
-    },
+    "pretrain": {"global_batch_size": 32, "micro_batch_size": 2, "eval_every": 500, "save_every": 500},
     "sft": {
         "dataset": "squad",
         "packing": True,

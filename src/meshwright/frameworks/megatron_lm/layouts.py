@@ -31,11 +31,7 @@ def several_interleavings(ctx: RuleContext) -> Problem | None:
 def virtual_layers(ctx: RuleContext) -> Iterator[Problem]:
     """Layers per virtual stage must divide the layers per stage, and all stages must be equal."""
     key = VIRTUAL_STAGE_KEYS[0]
-    chunk, layers, pp = (
-        get_int(ctx, key),
-        get_int(ctx, "num_layers"),
-        get_int(ctx, "pipeline_model_parallel_size"),
-    )
+    chunk, layers, pp = (get_int(ctx, key), get_int(ctx, "num_layers"), get_int(ctx, "pipeline_model_parallel_size"))
     if not chunk or not layers or pp < 2:
         return
     if any(map(ctx.is_set, FIRST_LAST_KEYS)):

@@ -46,14 +46,7 @@ ALIASES = {
     "layers_block_type": ("layer_types",),
     "num_nextn_predict_layers": ("num_mtp_layers", "mtp_num_hidden_layers"),
 }
-_LETTERS = {
-    "mamba": "M",
-    "linear_attention": "M",
-    "attention": "*",
-    "full_attention": "*",
-    "mlp": "-",
-    "moe": "E",
-}
+_LETTERS = {"mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*", "mlp": "-", "moe": "E"}
 
 
 def read_nemotron(fields: Fields) -> Decoder:

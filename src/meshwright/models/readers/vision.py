@@ -246,9 +246,7 @@ def _out(fields: Fields, text_hidden: int) -> int:
     out = fields.size("out_hidden_size")
     if out != text_hidden:
         raise InputError(
-            f"must be the language model's hidden_size {text_hidden}",
-            field=fields.where + "out_hidden_size",
-            value=out,
+            f"must be the language model's hidden_size {text_hidden}", field=fields.where + "out_hidden_size", value=out
         )
     return out
 

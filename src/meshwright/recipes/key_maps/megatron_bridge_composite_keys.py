@@ -192,10 +192,7 @@ def packing(raw: RawValues, recipe: Recipe) -> MappedFields:
 def packing_keys(recipe: Recipe) -> Mapping[str, Any]:
     if recipe.data.packing:
         size = recipe.data.seq_length
-        return {
-            "dataset.enable_offline_packing": True,
-            "dataset.offline_packing_specs.packed_sequence_size": size,
-        }
+        return {"dataset.enable_offline_packing": True, "dataset.offline_packing_specs.packed_sequence_size": size}
     return {"dataset.enable_offline_packing": False, "dataset.offline_packing_specs": None}
 
 

@@ -200,10 +200,7 @@ def write_matmul(recipe: Recipe) -> KeyValues:
             field="precision.matmul",
             value=matmul,
         )
-    return {
-        "fp8_format": FP8_FORMATS[matmul],
-        "fp8_recipe": to_framework_name(FP8_RECIPES, matmul),
-    }
+    return {"fp8_format": FP8_FORMATS[matmul], "fp8_recipe": to_framework_name(FP8_RECIPES, matmul)}
 
 
 def read_scope(raw: RawValues, recipe: Recipe) -> MappedFields:

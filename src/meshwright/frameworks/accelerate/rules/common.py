@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import RuleContext
-from meshwright.recipes.key_maps.accelerate import (
-    FSDP,
-    distributed_type,
-)
+from meshwright.recipes.key_maps.accelerate import FSDP, distributed_type
 
 
 def type_of(ctx: RuleContext) -> str:

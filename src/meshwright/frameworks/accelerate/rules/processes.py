@@ -11,10 +11,7 @@ from meshwright.frameworks.accelerate.parse import GPU_TYPES
 from meshwright.frameworks.accelerate.rules.common import has_command_line, int_value, type_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.frameworks.types import as_int
-from meshwright.recipes.key_maps.accelerate import (
-    DISTRIBUTED_TYPES,
-    ZERO,
-)
+from meshwright.recipes.key_maps.accelerate import DISTRIBUTED_TYPES, ZERO
 
 
 def _no_distributed_type(ctx: RuleContext) -> Problem | None:

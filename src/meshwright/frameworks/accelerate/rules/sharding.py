@@ -11,13 +11,7 @@ from meshwright.frameworks.accelerate.keys import format_setting
 from meshwright.frameworks.accelerate.rules.common import fsdp_version, int_value, is_enabled, type_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.frameworks.types import as_int
-from meshwright.recipes.key_maps.accelerate import (
-    AXIS,
-    FSDP,
-    MEGATRON,
-    ZERO,
-    sharding_strategy,
-)
+from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, sharding_strategy
 
 
 def _no_wrap_policy(ctx: RuleContext) -> Problem | None:

@@ -39,13 +39,7 @@ def has_custom_module(ctx: RuleContext) -> bool:
 
 
 def rule(
-    name: str,
-    severity: Any,
-    keys: tuple[str, ...],
-    broken: Any,
-    symptom: str,
-    cause: str,
-    covers: tuple[str, ...] = (),
+    name: str, severity: Any, keys: tuple[str, ...], broken: Any, symptom: str, cause: str, covers: tuple[str, ...] = ()
 ) -> FrameworkRule:
     """Return a torchtitan rule."""
     return FrameworkRule(f"torchtitan.{name}", severity, keys, broken, symptom=symptom, cause=cause, supersedes=covers)

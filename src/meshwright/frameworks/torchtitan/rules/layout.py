@@ -139,9 +139,7 @@ def _expert_mesh(ctx: RuleContext) -> Problem | None:
     if ep == 1 or is_current(ctx) or etp in (1, tp):
         return None
     return Problem(
-        f"{ETP}={etp}: must be 1 or the tensor-parallel degree {tp}",
-        (ctx.framework.format_setting(ETP, 1),),
-        key=ETP,
+        f"{ETP}={etp}: must be 1 or the tensor-parallel degree {tp}", (ctx.framework.format_setting(ETP, 1),), key=ETP
     )
 
 

@@ -96,9 +96,7 @@ def _recompute_option(ctx: RuleContext) -> Problem | None:
     if ctx.get(MODE) != "selective" or not ctx.is_set(OPTION) or re.fullmatch("op|[0-9]+", str(option)):
         return None
     return Problem(
-        f"{OPTION}={option}: must be op or an integer",
-        (ctx.framework.format_setting(OPTION, "op"),),
-        key=OPTION,
+        f"{OPTION}={option}: must be op or an integer", (ctx.framework.format_setting(OPTION, "op"),), key=OPTION
     )
 
 
