@@ -12,7 +12,7 @@ from typing import Any
 import jsonschema
 import pytest
 from tests.cli.conftest import Answer, meshwright  # noqa: F401  # a fixture
-from tests.cli.test_dryrun import proof
+from tests.cli.test_dryrun import dry_run_result
 
 from meshwright import api, choices, frameworks
 from meshwright.api import completion, requests, schema
@@ -115,9 +115,9 @@ def test_runs_match_the_published_schema(run: tuple[Path, Any], tmp_path: Path) 
 
 
 def test_dry_runs_match_the_published_schema() -> None:
-    validate("dryrun", api.to_json(api.dryrun_response(proof())))
+    validate("dryrun", api.to_json(api.dryrun_response(dry_run_result())))
     plan = api.recommend("llama3-8b", "8xH100", "sft")
-    brief = api.to_json(api.dryrun_response(proof(), brief=True))
+    brief = api.to_json(api.dryrun_response(dry_run_result(), brief=True))
     validate("recommend", {**api.to_json(api.plan_response(plan)), "dry_run": brief})
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 
-def test_plan_ranks_by_speed_and_says_what_was_dropped(meshwright: Any) -> None:
+def test_plan_ranks_by_speed_and_lists_what_was_dropped(meshwright: Any) -> None:
     answer = meshwright("plan", "llama3-70b", "--gpus", "64xH100", "--goal", "pretrain", "--top", "4", "--json")
     assert answer.code == 0
     found = answer.json
@@ -56,7 +56,7 @@ def test_size_finds_the_smallest_and_the_days(meshwright: Any) -> None:
     assert one["days"] == pytest.approx(seconds / 86400)
 
 
-def test_estimate_prices_exactly_what_is_asked(meshwright: Any) -> None:
+def test_estimate_is_of_exactly_the_requested_layout(meshwright: Any) -> None:
     asked = ("layout.tp=2", "layout.recompute=full", "--gpus", "8xH100")
     found = meshwright("estimate", "llama3-8b", *asked, "--json").json
     assert (found["layout"]["tp"], found["layout"]["recompute"]) == (2, "full")
@@ -141,7 +141,7 @@ def test_calibrate_to_runs_and_use_it(meshwright: Any, tmp_path: Path) -> None:
     assert meshwright("estimate", "llama3_8b_sft_config", "--calibration", str(out), "--json").code == 0
 
 
-def test_calibrate_without_a_gpu_says_so(meshwright: Any) -> None:
+def test_calibrate_without_a_gpu_is_an_error(meshwright: Any) -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is one")

@@ -85,7 +85,7 @@ def test_unknown_engine_option_and_command(meshwright: Any) -> None:
 
 
 @pytest.mark.parametrize("framework", ["megatron-lm", "torchtitan", "accelerate"])
-def test_a_recipe_of_ours_is_no_file_of_another_framework(meshwright: Any, framework: str) -> None:
+def test_framework_and_model_do_not_apply_to_a_recipe(meshwright: Any, framework: str) -> None:
     error = refused(meshwright, "check", "llama3_8b_sft_config", f"--framework={framework}")
     assert error["field"] == "framework"
     assert refused(meshwright, "check", "llama3_8b_sft_config", "--model=llama3-8b")["field"] == "model"
@@ -96,7 +96,7 @@ def test_frameworks_have_did_you_mean(meshwright: Any) -> None:
     assert meshwright("check", "llama3_8b_sft_config", "--framework=meshwright").code == 0
 
 
-def test_did_you_mean_says_nothing_twice(meshwright: Any) -> None:
+def test_did_you_mean_repeats_nothing(meshwright: Any) -> None:
     asked = ("recommend", "llama3-8b", "--gpus=8xH100", "--goal=sft", "optimizer.lrr=1")
     fix = refused(meshwright, *asked)["fix"]
     assert fix[0] == "optimizer.lr"

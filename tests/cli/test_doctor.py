@@ -24,7 +24,7 @@ def log(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("writer", LOG_WRITERS)
-def test_a_healthy_run_is_said_to_be_so(meshwright: Any, log: Path, writer: str) -> None:
+def test_a_healthy_run_has_no_findings(meshwright: Any, log: Path, writer: str) -> None:
     log.write_text(LOG_WRITERS[writer](healthy()))
     answer = meshwright("doctor", str(log))
     assert answer.code == 0

@@ -1,4 +1,4 @@
-"""dryrun and recommend --dry-run around a proof made by hand: text, JSON, pictures, exit codes, bad input."""
+"""dryrun and recommend --dry-run with a fake dry run: text, JSON, plots, exit codes, bad input."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def rank(number: int, pp_rank: int, more: float = 0.0, count: int = 40) -> RankD
     )
 
 
-def proof(more: float = 0.0, count: int = 40) -> DryRun:
+def dry_run_result(more: float = 0.0, count: int = 40) -> DryRun:
     ranks = (rank(0, 0, count=count), rank(2, 1, more or 1.0, count))
     memory = {**ranks[1].memory_gib, "overhead": 4.0, "total": ranks[1].allocated_gib + 4.0, "capacity": 79.6}
     estimate = {**memory, "activations": 18.0, "total": memory["total"] + 18.0 - memory["activations"]}
@@ -98,7 +98,7 @@ def proof(more: float = 0.0, count: int = 40) -> DryRun:
 
 
 @pytest.fixture
-def proves(monkeypatch: pytest.MonkeyPatch) -> Any:
+def fake_dry_run(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that sets what the dry run finds out, or how it fails; the calls it gets."""
     calls: list[tuple[Any, Any, dict[str, Any]]] = []
 
@@ -118,8 +118,8 @@ def proves(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
-def test_the_answer_has_the_shape_of_the_contract(meshwright: Any, proves: Any) -> None:
-    calls = proves(proof())
+def test_the_answer_has_the_shape_of_the_contract(meshwright: Any, fake_dry_run: Any) -> None:
+    calls = fake_dry_run(dry_run_result())
     answer = meshwright("dryrun", RECIPE, "--gpus", GPUS, "layout.recompute=full", "--exact", "--json")
     assert answer.code == 0, answer.err
     asked, cluster, settings = calls[0]
@@ -152,14 +152,14 @@ def test_the_answer_has_the_shape_of_the_contract(meshwright: Any, proves: Any) 
     assert answer.err == ""  # progress is for terminals
 
 
-def test_the_cluster_is_the_recipes_own_unless_one_is_named(meshwright: Any, proves: Any) -> None:
-    calls = proves(proof())
+def test_the_cluster_is_the_recipes_unless_one_is_given(meshwright: Any, fake_dry_run: Any) -> None:
+    calls = fake_dry_run(dry_run_result())
     assert meshwright("dryrun", RECIPE).code == 0
     assert str(calls[0][1]) == str(api.cluster(api.recipe(RECIPE).cluster))
 
 
-def test_text_names_what_holds_the_peak_and_fits_a_terminal(meshwright: Any, proves: Any) -> None:
-    proves(proof())
+def test_text_names_what_holds_the_peak_and_fits_a_terminal(meshwright: Any, fake_dry_run: Any) -> None:
+    fake_dry_run(dry_run_result())
     answer = meshwright("dryrun", RECIPE, "--gpus", GPUS)
     assert answer.code == 0
     for words in (
@@ -211,8 +211,8 @@ def test_a_timeline_beyond_the_limit_crosses_its_line() -> None:
     assert timeline.drawn([], 20.0) == []
 
 
-def test_what_does_not_fit_is_a_no(meshwright: Any, proves: Any) -> None:
-    proves(proof(more=60.0))
+def test_what_does_not_fit_is_a_no(meshwright: Any, fake_dry_run: Any) -> None:
+    fake_dry_run(dry_run_result(more=60.0))
     answer = meshwright("dryrun", RECIPE, "--gpus", GPUS)
     assert answer.code == 1
     assert "does not fit" in answer.out
@@ -223,16 +223,16 @@ def test_what_does_not_fit_is_a_no(meshwright: Any, proves: Any) -> None:
 
 
 @pytest.mark.parametrize("suffix", ["svg", "png"])
-def test_plots(meshwright: Any, proves: Any, tmp_path: Path, suffix: str) -> None:
+def test_plots(meshwright: Any, fake_dry_run: Any, tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
-    proves(proof(count=300))
+    fake_dry_run(dry_run_result(count=300))
     path = tmp_path / f"memory.{suffix}"
     assert meshwright("dryrun", RECIPE, "--plot", str(path)).code == 0
     assert path.stat().st_size > 10_000
 
 
-def test_a_plot_that_cannot_be_drawn_is_reported_before_the_work(meshwright: Any, proves: Any) -> None:
-    calls = proves(proof())
+def test_a_plot_that_cannot_be_drawn_is_reported_before_the_work(meshwright: Any, fake_dry_run: Any) -> None:
+    calls = fake_dry_run(dry_run_result())
     answer = meshwright("dryrun", RECIPE, "--plot", "memory.gif", "--json")
     assert (answer.code, answer.json["error"]["field"]) == (2, "plot")
     assert calls == []
@@ -248,42 +248,44 @@ def test_a_plot_that_cannot_be_drawn_is_reported_before_the_work(meshwright: Any
         (("missing.toml",), ""),
     ],
 )
-def test_bad_input(meshwright: Any, proves: Any, words: tuple[str, ...], hint: str) -> None:
-    calls = proves(proof())
+def test_bad_input(meshwright: Any, fake_dry_run: Any, words: tuple[str, ...], hint: str) -> None:
+    calls = fake_dry_run(dry_run_result())
     answer = meshwright("dryrun", *words, "--json")
     assert answer.code == 2
     assert hint in str(answer.json["error"])
     assert calls == []
 
 
-def test_a_failing_trace_is_a_failed_run(meshwright: Any, proves: Any) -> None:
-    proves(ValueError("a shape is wrong"))
+def test_a_failing_trace_is_a_failed_run(meshwright: Any, fake_dry_run: Any) -> None:
+    fake_dry_run(ValueError("a shape is wrong"))
     answer = meshwright("dryrun", RECIPE, "--json")
     assert answer.code == 3
     assert "a shape is wrong" in answer.json["error"]["message"]
-    proves(RunError("rank 3 was killed"))
+    fake_dry_run(RunError("rank 3 was killed"))
     assert meshwright("dryrun", RECIPE).code == 3
 
 
-def test_what_rules_refuse_is_a_no_and_an_unknown_class_is_bad_input(meshwright: Any, proves: Any) -> None:
+def test_a_rejected_layout_exits_1_and_an_unknown_class_2(meshwright: Any, fake_dry_run: Any) -> None:
     found = api.check(RECIPE, gpus="2xH100", overrides=["layout.tp=8"]).findings
-    proves(RefusedError([one for one in found if one.severity == "error"]))
+    fake_dry_run(RefusedError([one for one in found if one.severity == "error"]))
     answer = meshwright("dryrun", RECIPE, "--gpus", "2xH100", "layout.tp=8", "--json")
     assert answer.code == 1
     assert "2 GPUs are not divisible by tp × pp × cp = 8" in answer.json["error"]["message"]
-    proves(InputError("transformers has no class for it", field="model", value="x"))
+    fake_dry_run(InputError("transformers has no class for it", field="model", value="x"))
     assert meshwright("dryrun", RECIPE).code == 2
 
 
-def test_ctrl_c_ends_it_clearly(meshwright: Any, proves: Any) -> None:
-    proves(KeyboardInterrupt())
+def test_ctrl_c_ends_it_clearly(meshwright: Any, fake_dry_run: Any) -> None:
+    fake_dry_run(KeyboardInterrupt())
     answer = meshwright("dryrun", RECIPE, "--json")
     assert (answer.code, answer.out) == (130, "")
     assert answer.err == "interrupted; no files were written\n"
 
 
 @pytest.mark.parametrize("missing", ["torch", "transformers"])
-def test_without_torch_it_says_how_to_get_it(meshwright: Any, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+def test_without_torch_the_error_has_the_install_command(
+    meshwright: Any, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
     answer = meshwright("dryrun", RECIPE, "--json")
     assert answer.code == 2
@@ -292,9 +294,9 @@ def test_without_torch_it_says_how_to_get_it(meshwright: Any, monkeypatch: pytes
 
 
 def test_too_little_host_memory_is_reported_before_the_work(
-    meshwright: Any, proves: Any, monkeypatch: pytest.MonkeyPatch
+    meshwright: Any, fake_dry_run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = proves(proof())
+    calls = fake_dry_run(dry_run_result())
     monkeypatch.setattr(cpu_budget, "cores", lambda: 4)
     need = cpu_budget.gib_per_process(api.recipe("llama3_70b_pretrain_config"), api.cluster("64xH100"))
     monkeypatch.setattr(cpu_budget, "free_gib", lambda: 2.5 * need)
@@ -332,8 +334,8 @@ def test_free_memory_is_the_containers_where_it_has_less(tmp_path: Path, monkeyp
 ASKED = ("recommend", "llama3-8b", "--gpus", GPUS, "--goal", "sft")
 
 
-def test_recommend_dry_runs_its_pick(meshwright: Any, proves: Any) -> None:
-    calls = proves(proof())
+def test_recommend_dry_runs_its_pick(meshwright: Any, fake_dry_run: Any) -> None:
+    calls = fake_dry_run(dry_run_result())
     answer = meshwright(*ASKED, "--dry-run", "--json")
     assert answer.code == 0
     plan = api.recommend("llama3-8b", GPUS, "sft")
@@ -346,8 +348,8 @@ def test_recommend_dry_runs_its_pick(meshwright: Any, proves: Any) -> None:
     assert "Dry run  40.5 of 79.6 GiB" in text.out
 
 
-def test_recommend_says_no_when_the_proof_does(meshwright: Any, proves: Any) -> None:
-    proves(proof(more=60.0))
+def test_recommend_fails_if_its_dry_run_does_not_fit(meshwright: Any, fake_dry_run: Any) -> None:
+    fake_dry_run(dry_run_result(more=60.0))
     answer = meshwright(*ASKED, "--dry-run", "--json")
     assert answer.code == 1
     assert answer.json["estimate"]["fits"] is True
@@ -355,15 +357,15 @@ def test_recommend_says_no_when_the_proof_does(meshwright: Any, proves: Any) -> 
     assert "does not fit" in meshwright(*ASKED, "--dry-run").out
 
 
-def test_what_cannot_be_built_is_not_dry_run(meshwright: Any, proves: Any) -> None:
-    calls = proves(proof())
+def test_what_cannot_be_built_is_not_dry_run(meshwright: Any, fake_dry_run: Any) -> None:
+    calls = fake_dry_run(dry_run_result())
     answer = meshwright(*ASKED, "layout.tp=3", "--dry-run", "--json")
     assert (answer.code, answer.json["dry_run"], calls) == (1, None, [])
     assert "Dry run  no figures" in meshwright(*ASKED, "layout.tp=3", "--dry-run").out
 
 
-def test_only_our_own_engine_can_be_proven(meshwright: Any, proves: Any) -> None:
-    calls = proves(proof())
+def test_only_our_engine_can_be_dry_run(meshwright: Any, fake_dry_run: Any) -> None:
+    calls = fake_dry_run(dry_run_result())
     answer = meshwright(*ASKED, "--engine", "megatron", "--dry-run", "--json")
     assert (answer.code, answer.json["error"]["field"], calls) == (2, "engine", [])
 

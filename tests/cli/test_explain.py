@@ -13,7 +13,7 @@ from meshwright.recipes.types import recipe_fields
 @pytest.mark.parametrize(
     "spelled", ["layout.tp", "tp", "tensor_model_parallel_size", "distributed.tp_size", "layout.tp=4"]
 )
-def test_a_field_in_any_spelling(meshwright: Any, spelled: str) -> None:
+def test_a_field_in_any_frameworks_key(meshwright: Any, spelled: str) -> None:
     found = meshwright("explain", spelled, "--json").json
     assert (found["kind"], found["about"], found["field"]["key"]) == ("field", "layout.tp", "layout.tp")
     assert found["field"]["default"] == 1

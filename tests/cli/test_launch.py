@@ -101,7 +101,7 @@ def test_files_are_written_and_not_replaced(meshwright: Any, tmp_path: Path) -> 
     assert meshwright(*SLURM, "--write", folder, "--qos", "high", "--overwrite").code == 0
 
 
-def test_a_recipe_of_ones_own(meshwright: Any, tmp_path: Path) -> None:
+def test_a_recipe_file(meshwright: Any, tmp_path: Path) -> None:
     path = tmp_path / "my recipe.toml"
     path.write_text(meshwright("recipe", RECIPE).out)
     answer = meshwright("launch", str(path), "--scheduler", "slurm", "--gpus", "2x8xH100", "--json")

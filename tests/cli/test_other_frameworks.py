@@ -115,14 +115,14 @@ def test_a_huge_file_is_refused_without_reading_it(meshwright: Any, tmp_path: Pa
     assert time.process_time() - began < 0.5
 
 
-def test_what_is_no_file_is_refused(meshwright: Any, tmp_path: Path) -> None:
+def test_a_path_that_is_not_a_file_is_an_error(meshwright: Any, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.yaml")
     for name in ("missing.yaml", "pipe.yaml", "."):
         refused(meshwright("check", str(tmp_path / name), "--json"))
     assert "llama3_8b_pretrain_config" in str(refused(meshwright("check", "lama3_8b_pretrain_config", "--json"))["fix"])
 
 
-def test_a_script_is_never_run_and_what_only_running_tells_is_said(meshwright: Any, tmp_path: Path) -> None:
+def test_a_script_is_never_run_and_unresolved_values_are_reported(meshwright: Any, tmp_path: Path) -> None:
     mark, file = tmp_path / "was_run", tmp_path / "train.sh"
     file.write_text(SCRIPT.replace("{mark}", str(mark)))
     answer = meshwright("check", str(file), "--gpus", "8xH100", "--json")
@@ -138,7 +138,7 @@ def test_includes_that_go_in_circles_are_refused(meshwright: Any, tmp_path: Path
     assert "b.sh" in error["message"] + error["value"]
 
 
-def test_whose_words_can_be_said(meshwright: Any, tmp_path: Path) -> None:
+def test_the_framework_can_be_given(meshwright: Any, tmp_path: Path) -> None:
     file = tmp_path / "7b.toml"
     file.write_text(TOML)
     assert meshwright("check", str(file), "--framework", "kempnerforge", "--json").json["framework"] == "kempnerforge"
@@ -159,13 +159,13 @@ def test_export_writes_files_and_lists_what_it_cannot_say(meshwright: Any, tmp_p
     assert (tmp_path / "out" / name).read_text() == "mine"
 
 
-def test_export_says_what_the_rules_say_there(meshwright: Any) -> None:
+def test_export_has_the_findings_there(meshwright: Any) -> None:
     answer = meshwright("export", "kempner_7b_12gpu_tp4_config", "--to", "kempnerforge", "layout.tp=3", "--json")
     assert answer.code == 1
     assert "heads.attention" in {finding["rule"] for finding in answer.json["findings"]}
 
 
-def test_export_to_nobody_knows_where(meshwright: Any) -> None:
+def test_export_to_an_unknown_framework(meshwright: Any) -> None:
     assert "torchtitan" in str(
         refused(meshwright("export", "llama3_8b_pretrain_config", "--to", "torchtitanic", "--json"))["fix"]
     )

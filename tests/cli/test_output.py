@@ -53,7 +53,7 @@ def test_a_closed_error_output_leaves_the_answer_alone() -> None:
 
 
 @pytest.mark.parametrize("words", ["recommend llama3-8b --gpus 8xH100 --goal sft", "recipe ünknöwn", "rules"])
-def test_an_encoding_without_our_characters_shows_others(words: str) -> None:
+def test_an_encoding_without_our_characters_prints_replacements(words: str) -> None:
     done = shell(f"meshwright {words}", PYTHONIOENCODING="ascii")
     assert done.returncode == (2 if "ü" in words else 0)
     assert "Traceback" not in done.stderr

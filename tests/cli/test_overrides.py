@@ -81,5 +81,5 @@ def test_cuda_graphs(meshwright: Any) -> None:
         ("optimizer.lr=1e-4", "optimizer", "lr", 1e-4),
     ],
 )
-def test_spellings(meshwright: Any, override: str, section: str, field: str, value: object) -> None:
+def test_other_frameworks_keys(meshwright: Any, override: str, section: str, field: str, value: object) -> None:
     assert resolved(meshwright, "llama3_70b_pretrain_config", override)[section][field] == value

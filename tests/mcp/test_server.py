@@ -115,7 +115,7 @@ def test_tools_are_listed_with_schemas_and_hints(answered: tuple[Any, dict[str, 
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_answer_is_what_the_command_line_says(
+def test_a_tool_returns_what_the_command_prints(
     answered: tuple[Any, dict[str, Any]], name: str, meshwright: Any, files: Path
 ) -> None:
     call, answer = EXAMPLES[name], answered[1][name]
@@ -147,7 +147,7 @@ def test_a_config_is_a_model(answered: tuple[Any, dict[str, Any]], meshwright: A
     assert (found["estimate"], found["layout"]) == (beside["estimate"], beside["layout"])
 
 
-def test_a_long_list_is_cut_and_says_so(answered: tuple[Any, dict[str, Any]], meshwright: Any) -> None:
+def test_a_long_list_is_cut_and_the_rest_counted(answered: tuple[Any, dict[str, Any]], meshwright: Any) -> None:
     every, found = meshwright("recipes", "--json").json["recipes"], answered[1]["cut"]
     assert found.structured_content["recipes"] == every[:3]
     assert found.structured_content["left_out"] == len(every) - 3

@@ -75,7 +75,7 @@ def test_an_address_answers_as_its_command(
     assert answer.json() == cli(*SAME[address].split())
 
 
-def test_every_verb_has_an_address_and_says_what_it_answers(client: TestClient) -> None:
+def test_every_verb_has_an_address_and_a_typed_response(client: TestClient) -> None:
     paths = client.get("/api/openapi.json").json()["paths"]
     for verb in verbs_on("http"):
         responses = paths[f"/api{verb.path.replace(':path', '') or '/' + verb.name}"]["get"]["responses"]
@@ -225,7 +225,7 @@ def test_what_was_answered_before_is_the_same_to_the_header(client: TestClient) 
     assert [client.get(bad).status_code for _ in range(2)] == [422, 422]
 
 
-def test_an_address_that_nobody_serves(client: TestClient) -> None:
+def test_an_unknown_address(client: TestClient) -> None:
     page = client.get("/nothing/here")
     assert page.status_code == 404
     assert page.headers["content-type"].startswith("text/html")

@@ -94,7 +94,7 @@ def test_a_recipe_is_there_in_every_format(site: Path) -> None:
         assert piece in text
 
 
-def test_the_list_for_language_models_names_data_that_is_there(site: Path) -> None:
+def test_llms_txt_lists_existing_files(site: Path) -> None:
     text = (site / "llms.txt").read_text(encoding="utf-8")
     assert text.startswith("# Meshwright\n\n> ")
     named = re.findall(r"\]\(([^)]+)\)", text)

@@ -112,7 +112,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("path", "query"), FINE, ids=lambda one: str(one)[:60])
-def test_every_page_is_whole(client: Any, path: str, query: dict[str, str]) -> None:
+def test_every_page_is_valid(client: Any, path: str, query: dict[str, str]) -> None:
     read(client, path, query)
 
 
@@ -167,7 +167,7 @@ def test_the_command_on_the_page_asks_the_same(client: Any, cli: Any) -> None:
     assert _same(page, answer) > 40
 
 
-def test_a_config_of_ones_own_is_answered_as_its_file(client: Any, cli: Any, tmp_path: Any) -> None:
+def test_a_pasted_config_is_answered_like_its_file(client: Any, cli: Any, tmp_path: Any) -> None:
     (tmp_path / "config.json").write_text(CONFIG)
     reply = client.post("/", data={"config": CONFIG, "gpus": "8xH100", "goal": "sft"})
     page = Page(reply.text)
@@ -227,7 +227,7 @@ def test_a_plan_that_is_opened_is_that_plan(client: Any, cli: Any) -> None:
         ("/scale", {"model": "llama3-8b", "gpu": "H100,H200", "goal": "sft"}, "--gpu H200 --json"),
     ],
 )
-def test_the_command_line_says_all_that_was_asked(client: Any, path: str, query: dict[str, str], said: str) -> None:
+def test_the_command_line_has_all_inputs(client: Any, path: str, query: dict[str, str], said: str) -> None:
     assert said in read(client, path, query).text
 
 

@@ -39,12 +39,12 @@ def at(host: str, **settings: Any) -> TestClient:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8765", "localhost", "LOCALHOST:80", "[::1]:8765"])
-def test_the_own_names_are_answered(host: str) -> None:
+def test_loopback_names_are_accepted(host: str) -> None:
     assert at(host).get("/api/health").status_code == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "0.0.0.0"])
-def test_other_names_are_refused_with_the_way_out(host: str) -> None:
+def test_other_names_are_rejected_with_a_fix(host: str) -> None:
     answer = at(host).get("/api/health")
     assert answer.status_code == 421
     assert answer.json()["error"]["fix"] == [f"meshwright web --allow-host {host.partition(':')[0]}"]
@@ -77,7 +77,7 @@ def test_refusals_bind_the_browser_too() -> None:
     assert HEADERS.items() <= dict(at("evil.example").get("/").headers).items()
 
 
-def test_a_body_that_says_it_is_too_large_is_not_read(client: TestClient) -> None:
+def test_a_body_declared_too_large_is_not_read(client: TestClient) -> None:
     answer = client.post("/api/check", json={"text": "x" * 3_000_000})
     assert answer.status_code == 413
     assert answer.json()["error"]["field"] == "body"
@@ -133,13 +133,13 @@ def test_a_connection_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pyte
         running.join()
 
 
-def test_what_nobody_waits_for_any_more_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_clients_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
 
     async def slow(worker: Any, question: Any, seconds: float) -> Reply:
         begun.append(question[1]["model"])
         await asyncio.sleep(0.1)
-        return Reply(200, b"{}", lasts=True)
+        return Reply(200, b"{}", cacheable=True)
 
     async def scene() -> None:
         app = create_app(Settings(workers=1))
@@ -339,7 +339,7 @@ def test_more_questions_than_may_wait_are_rejected_for_now(monkeypatch: pytest.M
         async def slow(question: Any) -> Reply:
             asked.append(question)
             await asyncio.sleep(0.05)
-            return Reply(200, b"{}", lasts=True)
+            return Reply(200, b"{}", cacheable=True)
 
         monkeypatch.setattr(dispatcher, "_here", slow)
         replies = await asyncio.gather(*(dispatcher.ask("model", {"name": f"m{n % 5}"}) for n in range(20)))
@@ -439,6 +439,6 @@ def _children(pid: int) -> list[int]:
         return []
 
 
-def test_without_the_extra_the_command_says_what_to_install(monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
+def test_without_the_extra_the_error_has_the_install_command(monkeypatch: pytest.MonkeyPatch, cli: Any) -> None:
     monkeypatch.setattr("meshwright.cli.web.find_spec", lambda name: None)
     assert cli("web")["error"]["fix"] == ['pip install "meshwright[web]"']

@@ -338,12 +338,12 @@ def json_schema(request: type[Request], surface: Surface, *, texts: bool = True)
 def _property(field: Field) -> dict[str, Any]:
     declared = field.input
     types = [_JSON_TYPES[one] for one in field.types]
-    made: dict[str, Any] = {"type": types[0] if len(types) == 1 else types, "description": declared.help}
+    schema: dict[str, Any] = {"type": types[0] if len(types) == 1 else types, "description": declared.help}
     if field.repeated:
-        made["type"] = "array"
-        made |= {"items": {"type": "string", "maxLength": declared.max_bytes}, "maxItems": declared.max_entries}
+        schema["type"] = "array"
+        schema |= {"items": {"type": "string", "maxLength": declared.max_bytes}, "maxItems": declared.max_entries}
     elif str in field.types:
-        made["maxLength"] = declared.max_bytes
+        schema["maxLength"] = declared.max_bytes
     limits = {
         "minimum": declared.minimum,
         "maximum": declared.maximum,
@@ -352,7 +352,7 @@ def _property(field: Field) -> dict[str, Any]:
         "enum": list(declared.choices) or None,
         "examples": [list(one) if isinstance(one, tuple) else one for one in declared.examples] or None,
     }
-    return made | {name: value for name, value in limits.items() if value is not None}
+    return schema | {name: value for name, value in limits.items() if value is not None}
 
 
 def remote_fixes(error: MeshwrightError, request: type[Request], arguments: Mapping[str, Any]) -> list[str]:

@@ -71,7 +71,7 @@ def _rich_table(rows: Sequence[Sequence[str]], headers: Sequence[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    made = Table(*headers, box=None, pad_edge=False, header_style="bold")
+    rich_table = Table(*headers, box=None, pad_edge=False, header_style="bold")
     for row in rows:
-        made.add_row(*[escape(cell) for cell in row])
-    Console(highlight=False, soft_wrap=True).print(made)
+        rich_table.add_row(*[escape(cell) for cell in row])
+    Console(highlight=False, soft_wrap=True).print(rich_table)

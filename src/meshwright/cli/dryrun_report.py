@@ -9,7 +9,7 @@ from meshwright.cli.console import console, escape, table
 from meshwright.cli.layout import LETTERS, NO_LAYOUT, PARTS, memory_bar, titled
 from meshwright.cli.timeline import drawn
 
-HOLDERS, PLACED = 10, 8  # rows shown; --json has all
+HOLDERS, PLACEMENTS = 10, 8  # rows shown; --json has all
 FLOPS = ("forward", "recompute", "backward", "total")
 CONVENTION = "products alone, causal attention counted as half; MFU counts them without recompute"
 
@@ -42,9 +42,15 @@ def dryrun(answer: dict[str, Any], found: Any) -> None:
     table(_collective_rows(answer["collectives"]), "axis", "collective", "ranks", "a step", "     GiB", "in")
     out.print("")
     _unbroken(
-        _placement_rows(answer["placement"][:PLACED]), "parameter", "shape", "held", "format", "placement", "   GiB"
+        _placement_rows(answer["placement"][:PLACEMENTS]),
+        "parameter",
+        "shape",
+        "local shape",
+        "format",
+        "placement",
+        "   GiB",
     )
-    _left_out(len(answer["placement"]), PLACED, "kinds of parameters")
+    _left_out(len(answer["placement"]), PLACEMENTS, "kinds of parameters")
     out.print("")
     titled(out, "Ranks", [_rank_line(rank, answer) for rank in answer["ranks"]])
     traced = dict.fromkeys(rank["traced"] for rank in answer["ranks"])
@@ -67,11 +73,11 @@ def _peak_line(answer: dict[str, Any]) -> str:
 
 
 def _cost_line(answer: dict[str, Any]) -> str:
-    made = ", ".join(f"{name} {version}" for name, version in answer["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in answer["versions"].items())
     ranks = len(answer["ranks"])
     kinds = "1 kind of rank" if ranks == 1 else f"{ranks} kinds of ranks"
     seconds = f"{answer['cpu_s']:.0f} s of CPU time, {answer['wall_s']:.0f} s in all"
-    return f"{kinds} of {answer['world']:,} executed without a GPU in {seconds} [dim]({escape(made)})[/]"
+    return f"{kinds} of {answer['world']:,} executed without a GPU in {seconds} [dim]({escape(versions)})[/]"
 
 
 def _part_rows(answer: dict[str, Any]) -> list[tuple[str, ...]]:
@@ -101,11 +107,11 @@ def _timeline(answer: dict[str, Any]) -> None:
     lines = drawn(answer["timeline"], limit)
     if not lines:
         return
-    held = {part for moment in answer["timeline"] for part, gib in moment["gib"].items() if gib}
+    used = {part for moment in answer["timeline"] for part, gib in moment["gib"].items() if gib}
     out.print("")
     for line in lines:
         out.print(line)
-    out.print("  ".join(f"[{c}]{LETTERS[part]}[/] {part}" for part, c in PARTS.items() if part in held))
+    out.print("  ".join(f"[{c}]{LETTERS[part]}[/] {part}" for part, c in PARTS.items() if part in used))
     out.print(f"[dim]GiB of torch; {limit:.1f} is the capacity of {memory['capacity']:.1f} less the overhead[/]")
 
 

@@ -27,21 +27,21 @@ def figure(columns: int = 1) -> Any:
     """Return an empty figure with axes side by side."""
     from matplotlib.figure import Figure
 
-    made = Figure(figsize=(5.5 * columns, 4.2), layout="constrained")
-    return made, [made.add_subplot(1, columns, i + 1) for i in range(columns)]
+    drawing = Figure(figsize=(5.5 * columns, 4.2), layout="constrained")
+    return drawing, [drawing.add_subplot(1, columns, i + 1) for i in range(columns)]
 
 
-def save(made: Any, path: str) -> None:
+def save(drawing: Any, path: str) -> None:
     """Write the figure."""
     try:
-        made.savefig(path, dpi=150)
+        drawing.savefig(path, dpi=150)
     except OSError as error:
         raise OutputError(f"cannot be written: {error.strerror}", field="plot", value=path) from error
 
 
 def estimate(result: Any, answer: dict[str, Any], path: str) -> None:
     """Plot memory by part and pipeline stage against capacity, and the step by part."""
-    made, (memory, step) = figure(2)
+    drawing, (memory, step) = figure(2)
     stages, capacity = answer["memory_by_stage_gib"], answer["estimate"]["memory_gib"]["capacity"]
     below = [0.0] * len(stages)
     for part in PARTS:
@@ -54,24 +54,24 @@ def estimate(result: Any, answer: dict[str, Any], path: str) -> None:
     parts = {name: s for name, s in answer["estimate"]["step_parts_s"].items() if s > 0}
     step.barh(list(parts)[::-1], list(parts.values())[::-1])
     step.set(title=f"step of {answer['estimate']['step_s']:.2f} s by part", xlabel="seconds")
-    save(made, path)
+    save(drawing, path)
 
 
 def size(result: Any, answer: dict[str, Any], path: str) -> None:
     """Plot throughput and MFU against the number of GPUs, for those counts that fit."""
-    made, (rate, mfu) = figure(2)
+    drawing, (rate, mfu) = figure(2)
     fitting = [s for s in answer["sizes"] if s["fits"]]
     gpus = [s["gpus"] for s in fitting]
     rate.loglog(gpus, [s["tokens_per_s"] for s in fitting], marker="o", base=2)
     rate.set(title="throughput", xlabel="GPUs", ylabel="tokens/s")
     mfu.semilogx(gpus, [100 * s["mfu"] for s in fitting], marker="o", base=2)
     mfu.set(title="model FLOPs utilization", xlabel="GPUs", ylabel="MFU, %", ylim=(0, None))
-    save(made, path)
+    save(drawing, path)
 
 
 def dryrun(result: Any, answer: dict[str, Any], path: str) -> None:
     """Plot memory of the worst rank over a step by part, and its peak next to the estimate."""
-    made, (step, peak) = figure(2)
+    drawing, (step, peak) = figure(2)
     memory, moments = answer["memory_gib"], answer["timeline"]
     heights = [[moment["gib"].get(part, 0.0) for moment in moments] for part in PARTS[:-1]]
     if moments:
@@ -91,13 +91,13 @@ def dryrun(result: Any, answer: dict[str, Any], path: str) -> None:
     peak.axhline(memory["capacity"], linestyle="--", color="black", linewidth=1)
     peak.set(title="peak by part, and capacity", ylabel="GiB per GPU")
     peak.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1))
-    save(made, path)
+    save(drawing, path)
 
 
 def accuracy(result: Any, answer: dict[str, Any], path: str) -> None:
     """Plot predicted against measured, for step time and memory."""
     points: dict[str, list[tuple[float, float]]] = result.points
-    made, axes = figure(len(points))
+    drawing, axes = figure(len(points))
     for (title, pairs), axis in zip(points.items(), axes, strict=True):
         measured, predicted = [p[0] for p in pairs], [p[1] for p in pairs]
         axis.loglog(measured, predicted, ".", markersize=3)
@@ -105,4 +105,4 @@ def accuracy(result: Any, answer: dict[str, Any], path: str) -> None:
             ends = (min(*measured, *predicted), max(*measured, *predicted))
             axis.loglog(ends, ends, color="black", linewidth=1)
         axis.set(title=title, xlabel="measured", ylabel="predicted")
-    save(made, path)
+    save(drawing, path)

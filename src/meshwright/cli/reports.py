@@ -156,8 +156,8 @@ def check(answer: Answer, found: Any) -> None:
     verdict = "[green]ok[/]" if answer["ok"] else "[red]cannot start or does not fit[/]"
     what = answer["file"] or answer["recipe"]
     where = f" on {answer['gpus']}" if answer["gpus"] else ""
-    whose = f"the {answer['engine']} engine" if answer["framework"] == "meshwright" else answer["framework"]
-    out.print(f"[bold]{escape(what)}[/]{where} with {whose}: {verdict}")
+    runner = f"the {answer['engine']} engine" if answer["framework"] == "meshwright" else answer["framework"]
+    out.print(f"[bold]{escape(what)}[/]{where} with {runner}: {verdict}")
     if answer["estimate"]:
         titled(out, "Memory", memory_lines(answer["estimate"]))
     titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])

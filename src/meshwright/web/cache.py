@@ -24,7 +24,7 @@ class Reply:
 
     status: int
     body: bytes
-    lasts: bool = False  # the same request always gets this reply
+    cacheable: bool = False  # the same request always gets this reply
 
     @property
     def ok(self) -> bool:

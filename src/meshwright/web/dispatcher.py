@@ -92,7 +92,7 @@ class Dispatcher:
         try:
             async with self.slow if VERBS[call[0]].slow else contextlib.nullcontext():
                 reply = await (self._by_worker(call, waiting) if self.workers else self._here(call))
-            if reply.lasts:
+            if reply.cacheable:
                 self.cache.put(key, reply)
             return reply
         finally:
@@ -110,11 +110,11 @@ class Dispatcher:
             if not reply.ok:
                 return reply
             series.append({"gpu": gpu, **{name: value for name, value in reply.data.items() if name != "schema"}})
-        return _reply(200, {"schema": SCHEMA, "series": series}, lasts=True)
+        return _reply(200, {"schema": SCHEMA, "series": series}, cacheable=True)
 
     async def _here(self, call: Call) -> Reply:
         status, body = await asyncio.to_thread(worker.reply, *call)
-        return _reply(status, body, lasts=status != worker.INTERNAL_ERROR)
+        return _reply(status, body, cacheable=status != worker.INTERNAL_ERROR)
 
     async def _by_worker(self, call: Call, waiting: PendingRequest) -> Reply:
         chosen = await self.idle.get()
@@ -158,8 +158,8 @@ def _given(request: Request) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if name not in defaults or value != defaults[name]}
 
 
-def _reply(status: int, body: Any, lasts: bool = False) -> Reply:
-    return Reply(status, msgspec.json.encode(body, enc_hook=str), lasts)
+def _reply(status: int, body: Any, cacheable: bool = False) -> Reply:
+    return Reply(status, msgspec.json.encode(body, enc_hook=str), cacheable)
 
 
 class Worker:
@@ -202,7 +202,7 @@ class Worker:
             raise
         self.fresh = False
         status, body = msgspec.json.decode(raw, type=tuple[int, msgspec.Raw])
-        return Reply(status, bytes(body), lasts=status != worker.INTERNAL_ERROR)
+        return Reply(status, bytes(body), cacheable=status != worker.INTERNAL_ERROR)
 
     async def _exchange(self, process: asyncio.subprocess.Process, sent: bytes) -> bytes:
         if process.stdin is None or process.stdout is None:

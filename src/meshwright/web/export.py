@@ -78,7 +78,7 @@ async def _files(log: Callable[[str], None]) -> dict[str, bytes]:
     async def get(address: str) -> bytes:
         return await _answer(app, address)
 
-    made: dict[str, bytes] = {f"static/{one.name}": one.content for one in assets().values()}
+    contents: dict[str, bytes] = {f"static/{one.name}": one.content for one in assets().values()}
     catalogue = {name: json.loads(await get(f"/api/{name}")) for name in ("recipes", "models", "gpus", "rules")}
     catalogue["throughput"] = json.loads(await get("/api/recipes?benchmark=true"))
     pages = dict(_pages(catalogue))
@@ -86,17 +86,17 @@ async def _files(log: Callable[[str], None]) -> dict[str, bytes]:
     for number, (name, (address, twin)) in enumerate(pages.items()):
         html, data = (await get(address)).decode(), await get(twin)
         parts = {part: await _part(get, part) for part in _parts(html)}
-        made[name] = as_file(_without_served(html), name, links, parts.__getitem__).encode()
+        contents[name] = as_file(_without_served(html), name, links, parts.__getitem__).encode()
         if name.startswith("recipes/"):
             data = _merged(data, "estimate", await get(f"/api/estimate?target={PurePosixPath(name).stem}"))
-        made[str(PurePosixPath(name).with_suffix(".json"))] = _indented(data)
+        contents[str(PurePosixPath(name).with_suffix(".json"))] = _indented(data)
         if number % 100 == 0:
             log(f"{number} of {len(pages)} pages")
     front = render("catalogue.html", version=__version__, path="/", sections=list(_sections(catalogue)))
-    made["index.html"] = as_file(_without_served(front), "index.html", links, str).encode()
-    made["index.json"] = _indented(json.dumps(_index(pages)).encode())
-    made["llms.txt"] = _llms(catalogue).encode()
-    return made
+    contents["index.html"] = as_file(_without_served(front), "index.html", links, str).encode()
+    contents["index.json"] = _indented(json.dumps(_index(pages)).encode())
+    contents["llms.txt"] = _llms(catalogue).encode()
+    return contents
 
 
 def _pages(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:

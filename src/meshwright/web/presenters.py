@@ -106,7 +106,9 @@ def _formatted(value: Any) -> str:
 
 def with_override(form: Mapping[str, str], overrides: Iterable[str]) -> str:
     """Return the query with more overrides; a later one for the same field wins."""
-    latest = {word.partition("=")[0]: word for word in (*words(form.get("overrides", "")), *overrides)}
+    latest = {
+        override.partition("=")[0]: override for override in (*split_overrides(form.get("overrides", "")), *overrides)
+    }
     return query({**form, "overrides": shlex.join(latest.values())})
 
 
@@ -120,14 +122,14 @@ def query(form: Mapping[str, str]) -> str:
     return urlencode({name: value for name, value in form.items() if value})
 
 
-def words(text: str) -> list[str]:
+def split_overrides(text: str) -> list[str]:
     """Split overrides as a shell does; raise ValueError for an open quote."""
     return shlex.split(text.replace("\n", " "))
 
 
 def command(verb: str, request: type[Request], form: Mapping[str, Any]) -> str:
     """Return the command line for the same request."""
-    arguments = {**form, "overrides": words(form.get("overrides", ""))}
+    arguments = {**form, "overrides": split_overrides(form.get("overrides", ""))}
     return shlex.join(["meshwright", verb, *command_words(request, arguments), "--json"])
 
 

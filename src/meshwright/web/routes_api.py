@@ -48,7 +48,7 @@ def _route(verb: Verb, method: str, path: str) -> None:
             return JSONResponse(to_error("must be a JSON object", "body"), 422, {"cache-control": "no-store"})
         arguments |= request.path_params
         reply = await dispatcher.ask(verb.name, arguments, texts=not is_get, strings=is_get)
-        if is_get and reply.ok and reply.lasts:
+        if is_get and reply.ok and reply.cacheable:
             dispatcher.cache.put(address(request.scope), reply)
         return reply.to_response(request.headers.get("if-none-match", "") if is_get else "")
 

@@ -83,7 +83,7 @@ async def ask_form(request: Request, verb: str, form: FormFields, **more: Any) -
         fields = {name: value for name, value in fields.items() if name not in ("model", "target")}
     try:
         if "overrides" in fields:
-            fields["overrides"] = presenters.words(fields["overrides"])
+            fields["overrides"] = presenters.split_overrides(fields["overrides"])
     except ValueError as error:
         failed = to_error(str(error).lower(), "overrides", form["overrides"], ("layout.tp=4 layout.pp=2",))
         return {}, failed["error"]

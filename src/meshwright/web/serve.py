@@ -71,25 +71,25 @@ def address(host: str) -> str:
 
 def listening(host: str, port: int) -> socket.socket:
     """Return an open socket; if the port is taken, the error names a free one."""
-    made = _socket(host)
+    opened = _socket(host)
     try:
-        made.bind((host, port))
+        opened.bind((host, port))
     except OSError as error:
-        made.close()
+        opened.close()
         if error.errno == errno.EADDRINUSE:
             free = _free(host, port)
             raise InputError("the port is in use", "port", port, (f"--port {free}",)) from None
         if error.errno in (errno.EACCES, errno.EPERM):
             raise InputError("the port needs administrator rights", "port", port, ("--port 8765",)) from None
         raise InputError(f"cannot listen: {error.strerror}", "host", host, ("--host 127.0.0.1",)) from None
-    made.listen(512)
-    return made
+    opened.listen(512)
+    return opened
 
 
 def _socket(host: str) -> socket.socket:
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    return made
+    opened = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    return opened
 
 
 def _free(host: str, port: int) -> int:

@@ -11,10 +11,10 @@ VOID = frozenset(("input", "meta", "link", "br", "hr", "img"))
 
 def as_file(page: str, at: str, files: Mapping[str, str], inlined: Callable[[str], str]) -> str:
     """Return a page as a static file. `files` maps URLs to files; `inlined` returns parts that are loaded later."""
-    made = _Page(at, files, inlined)
-    made.feed(page)
-    made.close()
-    return "".join(made.out)
+    parser = _Page(at, files, inlined)
+    parser.feed(page)
+    parser.close()
+    return "".join(parser.out)
 
 
 class _Page(HTMLParser):

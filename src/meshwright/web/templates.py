@@ -19,18 +19,18 @@ NUMBER = Markup('<data value="{}" data-of="{}">{}</data>')
 @cache
 def environment() -> Environment:
     """Return the environment: every value is escaped, and an unknown name is an error."""
-    made = Environment(
+    loaded = Environment(
         loader=PackageLoader("meshwright.web"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(short=presenters.shortened, seconds=presenters.seconds, pct=percent, gib=gib)
-    made.globals.update(asset=asset_url, num=number, step_labels=presenters.STEP_PARTS, text_bytes=TEXT_BYTES)
-    made.globals.update(goals=GOALS, engines=ENGINES, formats=FORMATS, severities=presenters.SEVERITIES)
-    made.tests["number"] = lambda value: isinstance(value, int | float)
-    return made
+    loaded.filters.update(short=presenters.shortened, seconds=presenters.seconds, pct=percent, gib=gib)
+    loaded.globals.update(asset=asset_url, num=number, step_labels=presenters.STEP_PARTS, text_bytes=TEXT_BYTES)
+    loaded.globals.update(goals=GOALS, engines=ENGINES, formats=FORMATS, severities=presenters.SEVERITIES)
+    loaded.tests["number"] = lambda value: isinstance(value, int | float)
+    return loaded
 
 
 def render(template: str, **shown: Any) -> str:
