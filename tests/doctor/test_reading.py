@@ -329,7 +329,7 @@ def test_missing_and_binary_files_are_rejected(tmp_path: Path) -> None:
 def test_only_supplied_texts_are_read_over_http() -> None:
     with file_access.only({"train.log": LOG_WRITERS["torchtitan"](healthy())}):
         assert api.diagnose("train.log").ok
-        with pytest.raises(InputError, match="not opened here"):
+        with pytest.raises(InputError, match="not allowed over HTTP"):
             api.diagnose("/etc/passwd")
 
 
