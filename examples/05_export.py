@@ -4,7 +4,7 @@ from meshwright import api
 
 for framework in ("megatron-lm", "torchtitan"):
     written, _ = api.export("llama3_8b_pretrain_config", framework, gpus="8xH100")
-    print(f"# {framework}: {' '.join(written.program.words)}")
+    print(f"# {framework}: {' '.join(written.program.argv)}")
     for name in written.files:
         print(f"#   writes {name}")
     for lost in written.unmapped:
