@@ -11,8 +11,8 @@ from tests.doctor.fake_runs import LOG_WRITERS, OOM, at_estimated_speed, case, h
 from tests.doctor.planted import FAULTS
 
 KEYS = {
-    "schema", "ok", "kind", "path", "file", "recipe", "model", "gpus", "engine", "steps", "last_step", "total_steps",
-    "starts", "figures", "mfu_convention", "findings", "looked_for", "not_examined", "notes",
+    "schema", "ok", "kind", "path", "file", "recipe", "model", "gpus", "cpu_ranks", "engine", "steps", "last_step",
+    "total_steps", "starts", "figures", "mfu_convention", "findings", "looked_for", "not_examined", "notes",
 }  # fmt: skip
 FINDING_KEYS = {"rule", "severity", "message", "steps", "lines", "evidence", "remedies", "fix"}
 REMEDY_KEYS = {"try", "what", "why", "there", "peak_gib", "fits", "step_ratio"}
@@ -127,3 +127,4 @@ def test_a_run_of_our_engine_is_read(meshwright: Any, tmp_path: Path) -> None:
     assert {figure["name"] for figure in result["figures"]} >= {"step time", "tokens/s/rank", "peak memory"}
     named = meshwright("doctor", str(folder)).out
     assert "step 7 of 7" in named
+    assert "on CPU, 1 rank," in named

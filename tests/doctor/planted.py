@@ -56,6 +56,11 @@ def slowing(fake_run: FakeRun, rng: random.Random) -> FakeRun:
     return _rows(fake_run, lambda i, n, one: replace(one, seconds=one.seconds * (1 + more * i / n)))
 
 
+def shifted(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    at, more = rng.uniform(0.2, 0.85), rng.uniform(0.15, 1.0)
+    return _rows(fake_run, lambda i, n, one: replace(one, seconds=one.seconds * (1 + more * (i > at * n))))
+
+
 def stragglers(fake_run: FakeRun, rng: random.Random) -> FakeRun:
     apart = rng.uniform(1.4, 3)
     return _rows(fake_run, lambda i, n, one: replace(one, ranks_apart=apart))
@@ -153,6 +158,7 @@ FAULTS = {
     "uneven steps": Fault("speed.uneven-steps", uneven),
     "periodic steps": Fault("speed.periodic-steps", periodic),
     "slowing down": Fault("speed.slowing-down", slowing),
+    "sustained slowdown": Fault("speed.sustained-slowdown", shifted),
     "stragglers": Fault("speed.stragglers", stragglers, ("megatron",)),
     "out of memory": Fault("memory.out-of-memory", out_of_memory),
     "hang": Fault("run.failed-hang", hang),

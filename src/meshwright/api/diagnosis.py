@@ -79,6 +79,7 @@ class DoctorResponse(Response, frozen=True, kw_only=True):
     recipe: str | None
     model: str | None
     gpus: str | None
+    cpu_ranks: int | None
     engine: str | None
     steps: int
     last_step: int

@@ -18,8 +18,9 @@ def doctor(answer: dict[str, Any], found: Any) -> None:
     if answer["mfu_convention"]:
         out.print(f"[dim]MFU: {escape(answer['mfu_convention'])}[/]")
     out.print("")
+    listed: dict[str, str] = {}  # remedy -> the finding that lists it
     for finding in answer["findings"]:
-        _finding(finding)
+        _finding(finding, listed)
     if not answer["findings"]:
         out.print(f"[green]no findings[/] from {len(answer['looked_for'])} checks")
     for name, lacks in answer["not_examined"].items():
@@ -30,7 +31,9 @@ def doctor(answer: dict[str, Any], found: Any) -> None:
 
 def _what_ran(answer: dict[str, Any]) -> str:
     format = {"torch": "torch log"}.get(answer["kind"], answer["kind"])
-    named = [answer["recipe"] or answer["model"], answer["gpus"] and f"on {answer['gpus']}"]
+    ranks = answer["cpu_ranks"]
+    where = f"on CPU, {ranks} rank{'s' * (ranks > 1)}" if ranks else answer["gpus"] and f"on {answer['gpus']}"
+    named = [answer["recipe"] or answer["model"], where]
     total = f" of {answer['total_steps']:,}" if answer["total_steps"] else ""
     steps = f"step {answer['last_step']:,}{total}"
     return ", ".join([format, *([" ".join(filter(None, named))] if any(named) else []), steps])
@@ -49,7 +52,8 @@ def _value(value: float | None, figure: dict[str, Any]) -> str:
     return f"{text:>10}" + (f" {figure['unit']}" if figure["unit"] else "")
 
 
-def _finding(finding: dict[str, Any]) -> None:
+def _finding(finding: dict[str, Any], listed: dict[str, str]) -> None:
+    """Print a finding; remedies that an earlier finding lists are not repeated."""
     out = console()
     color = COLORS[finding["severity"]]
     where = f" [dim]steps {finding['steps'][0]:,}–{finding['steps'][1]:,}[/]" if finding["steps"] else ""
@@ -61,10 +65,15 @@ def _finding(finding: dict[str, Any]) -> None:
         out.print(f"  [dim]{escape(one['name'])}: {_number(one['value'])}{unit}{escape(against)}[/]")
     for line in finding["lines"]:
         out.print(f"  [dim]{escape(line)}[/]")
-    for number, remedy in enumerate(finding["remedies"], start=1):
+    new = [one for one in finding["remedies"] if " ".join(one["try"]) not in listed]
+    for number, remedy in enumerate(new, start=1):
         out.print(f"  {number}. [bold]{escape(' '.join(remedy['try']))}[/]{escape(_effect(remedy))}")
         if remedy["there"]:
             out.print(f"     [dim]in its framework: {escape(' '.join(remedy['there']))}[/]")
+    others = {listed[text] for one in finding["remedies"] if (text := " ".join(one["try"])) in listed}
+    if others:
+        out.print(f"  [dim]{'also the' if new else 'the'} remedies of {', '.join(sorted(others))} above[/]")
+    listed |= {" ".join(one["try"]): finding["rule"] for one in new}
     out.print("")
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from math import isfinite
 from typing import NamedTuple
 
-from meshwright.doctor import faults, liveness, loss, memory, speed, throughput
+from meshwright.doctor import faults, liveness, loss, memory, slowdown, speed, throughput
 from meshwright.doctor.finding import Checkup, Figure, Finding
 from meshwright.doctor.run import ENGINE, Run
-from meshwright.doctor.run_stats import RunStats, deviation, median_of
+from meshwright.doctor.run_stats import RunStats, deviation
 from meshwright.doctor.thresholds import limit
 from meshwright.recipes.case import Case
 from meshwright.rules import SEVERITIES
@@ -20,9 +20,7 @@ class Diagnosis(NamedTuple):
 
     id: str
     find: Callable[[RunStats], Iterator[Finding]]
-    missing_input: Callable[[RunStats], str] = lambda stats: (
-        ""
-    )  # what the log missing_input for this diagnosis; empty if nothing
+    missing_input: Callable[[RunStats], str] = lambda stats: ""  # what the log lacks for it; empty if nothing
 
 
 def _needs_steps(stats: RunStats) -> str:
@@ -103,7 +101,8 @@ DIAGNOSES = (
     Diagnosis("speed.low-mfu", speed.low_mfu, _needs_estimate),
     Diagnosis("speed.bubbles", speed.bubbles, _needs_pipeline),
     Diagnosis("speed.uneven-steps", throughput.uneven_steps, _needs_trend),
-    Diagnosis("speed.slowing-down", throughput.slowing_down, _needs_trend),
+    Diagnosis("speed.sustained-slowdown", slowdown.sustained_slowdown, _needs_trend),
+    Diagnosis("speed.slowing-down", slowdown.slowing_down, _needs_trend),
     Diagnosis("speed.stragglers", throughput.stragglers, _needs_ranks),
     Diagnosis("memory.growing", memory.growing_memory, _needs_memory),
     Diagnosis("memory.only-just-fits", memory.allocator_retries),
@@ -138,7 +137,8 @@ def examine(
         file=run.file,
         recipe=(case.recipe.name if case is not None else header.recipe_name) or None,
         model=(case.model.name if case is not None else header.model) or None,
-        gpus=(str(case.cluster) if case is not None else header.gpus) or None,
+        gpus=((str(case.cluster) if case is not None else header.gpus) or None) if header.on_gpu else None,
+        cpu_ranks=None if header.on_gpu else header.world or 1,
         engine=(case.engine if case is not None else ENGINE.get(run.kind)),
         steps=len(run.steps),
         last_step=run.last_step,
@@ -182,7 +182,16 @@ def figures(stats: RunStats) -> Iterator[Figure]:
     if stats.enough and stats.seconds_per_unit:
         yield Figure("spread of step times", "", deviation([one / stats.seconds_per_unit for one in times]))
     first = next((step.loss for step in stats.run.steps if step.loss is not None and isfinite(step.loss)), None)
-    last = median_of(step.loss for step in stats.run.steps[-5:])
-    if first is not None and last is not None:
+    if first is not None:
         yield Figure("first loss", "", first)
-        yield Figure("last loss", "", last)
+    yield from _last_of(stats, "loss", "last loss")
+    yield from _last_of(stats, "grad_norm", "last gradient norm")
+
+
+def _last_of(stats: RunStats, field: str, name: str) -> Iterator[Figure]:
+    """Yield the last value of a field that the log has; if NaN follows, its name says which step it is from."""
+    logged = [step for step in stats.run.steps if getattr(step, field) is not None]
+    finite = [step for step in logged if isfinite(getattr(step, field))]
+    if finite:
+        where = f", step {finite[-1].step:,} (NaN or infinite after it)" if finite[-1] is not logged[-1] else ""
+        yield Figure(name + where, "", getattr(finite[-1], field))

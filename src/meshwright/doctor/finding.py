@@ -62,7 +62,8 @@ class Checkup(msgspec.Struct, frozen=True, kw_only=True):
     file: str
     recipe: str | None
     model: str | None
-    gpus: str | None
+    gpus: str | None  # None also for a run on CPUs
+    cpu_ranks: int | None  # of a run on CPUs
     engine: str | None
     steps: int  # log lines with step metrics
     last_step: int
@@ -72,7 +73,7 @@ class Checkup(msgspec.Struct, frozen=True, kw_only=True):
     mfu_convention: str
     findings: tuple[Finding, ...]
     looked_for: tuple[str, ...]  # ids of the diagnoses that were possible
-    not_examined: dict[str, str]  # id -> what the log missing_input for that diagnosis
+    not_examined: dict[str, str]  # id -> what the log lacks for that diagnosis
     notes: tuple[str, ...] = ()
 
     @property

@@ -15,7 +15,7 @@ TARGET_SHARE = 0.01  # target share of the run time for blocking checkpoints
 
 
 def checkpoint_stalls(stats: RunStats) -> Iterator[Finding]:
-    """Training blocking for checkpoints."""
+    """Training is blocked by checkpoints."""
     blocking = [step for step in stats.run.steps if step.blocked_s > 0]
     seconds = stats.step_s
     if not blocking or seconds is None:
@@ -123,7 +123,7 @@ def failed(stats: RunStats) -> Iterator[Finding]:
             Remedy(
                 try_=(text,), what="layout" if text.split("=")[0].count(".") == 1 and "=" in text else "action", why=""
             )
-            for text in (*first.fix, *pattern.fix)
+            for text in dict.fromkeys((*first.fix, *pattern.fix))
         ),
     )
 

@@ -34,8 +34,9 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
     count = sum(max(step.bad, step.skipped, 1) for step in not_finite)
     text = f"loss or gradients are NaN or infinite{'' if first is None else f' in step {first}'}"
     text += f", in {count} steps overall" if count > 1 else ""
-    if growth is not None and growth > limit("growing_gradients"):
-        text += f". The gradient norm had grown to {growth:.1f} times its median before"
+    norm = _last_norm(before)
+    if norm is not None and growth is not None and growth > limit("growing_gradients"):
+        text += f". The gradient norm had grown to {norm.grad_norm:.4g} in step {norm.step} ({_typical_norm(before)})"
     yield Finding(
         id="loss.not-a-number",
         severity="error",
@@ -45,10 +46,7 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
             *(stats.location(step) for step in not_finite[:MAX_SHOWN]),
             *(f"{one.file}:{one.line} {one.text}" for one in faults[:MAX_SHOWN]),
         ),
-        evidence=(
-            Evidence("steps", float(max(count, 1)), "", 0.0, "limit"),
-            *(() if growth is None else (Evidence("gradient norm before it over its median", round(growth, 2), "×"),)),
-        ),
+        evidence=(Evidence("steps", float(max(count, 1)), "", 0.0, "limit"), *_norm_evidence(before)),
         remedies=tuple(_stabilizing_remedies(stats)),
     )
 
@@ -58,22 +56,23 @@ def diverging(stats: RunStats) -> Iterator[Finding]:
     rows = _with_loss(stats)
     if len(rows) < limit("enough_for_trends") or _ended_not_finite(stats):
         return
-    best, at = _best(rows)
+    best = _best(rows)
     tail = rows[-_tail(rows) :]
     now = median(_loss(step) for step in tail)
     noise = _noise(rows)
     if now <= best + share("diverging_share") * abs(best) or now <= best + limit("spike_sigmas") * noise:
         return
-    growth = _growth(rows)
+    at = max(step.step for step in rows if _loss(step) <= best + 3 * noise)  # the last step at the old level
     yield Finding(
         id="loss.diverging",
         severity="error",
-        message=f"the loss rose from {best:.3g} around step {at} to {now:.3g} at the end",
+        message=f"the loss rose from {best:.4g} around step {at} to {_loss(rows[-1]):.4g} in step {rows[-1].step}"
+        + (f" (median of the last {len(tail)} lines: {now:.4g})" if len(tail) > 1 else ""),
         steps=(at, rows[-1].step),
         lines=(stats.location(next(step for step in rows if step.step >= at)), stats.location(rows[-1])),
         evidence=(
-            Evidence("final loss", round(now, 4), "", round(best, 4), "best before"),
-            *(() if growth is None else (Evidence("final gradient norm over its median", round(growth, 2), "×"),)),
+            Evidence("last loss", _loss(rows[-1]), "", round(best, 4), "best before, as a median"),
+            *_norm_evidence(rows),
         ),
         remedies=tuple(_stabilizing_remedies(stats)),
     )
@@ -84,9 +83,8 @@ def spikes(stats: RunStats) -> Iterator[Finding]:
     rows = _with_loss(stats)
     if stats.findings_of(diverging) or len(rows) < 2 * MIN_LINES:
         return
-    if _ended_not_finite(stats):
-        rows = rows[:-LINES_BEFORE]
-    jumps = _jumps(rows)
+    looked_at = rows[:-LINES_BEFORE] if _ended_not_finite(stats) else rows
+    jumps = _recovered(rows, _jumps(looked_at))
     if not jumps:
         return
     found = [step for step, _ in jumps]
@@ -154,10 +152,18 @@ def growing_gradients(stats: RunStats) -> Iterator[Finding]:
     yield Finding(
         id="loss.growing-gradients",
         severity="warning",
-        message=f"the final gradient norm is {growth:.1f} times its median while the loss is still stable",
+        message=(
+            f"the gradient norm is {rows[-1].grad_norm:.4g} in step {rows[-1].step}; the last {_tail(rows)} lines are "
+            f"{growth:.1f} times the median of the run while the loss is still stable"
+        ),
         steps=(rows[-_tail(rows)].step, rows[-1].step),
         lines=(stats.location(rows[-1]),),
-        evidence=(Evidence("gradient norm", round(growth, 2), "×", limit("growing_gradients"), "limit"),),
+        evidence=(
+            *_norm_evidence(rows),
+            Evidence(
+                "median of the end over that of the run", round(growth, 2), "×", limit("growing_gradients"), "limit"
+            ),
+        ),
         remedies=tuple(_stabilizing_remedies(stats)),
     )
 
@@ -230,12 +236,10 @@ def _noise(rows: Sequence[Step]) -> float:
     return deviation(np.diff(_losses(rows))) / math.sqrt(2) if len(rows) > 1 else 0.0
 
 
-def _best(rows: Sequence[Step]) -> tuple[float, int]:
-    """Return the lowest running median of the loss, and the step at its center."""
+def _best(rows: Sequence[Step]) -> float:
+    """Return the lowest running median of the loss."""
     size = max(3, min(WINDOW, _tail(rows)))
-    medians = running_median(_losses(rows), size - 1, 0)[size - 1 :]
-    index = int(np.argmin(medians))
-    return float(medians[index]), rows[index + size // 2].step
+    return float(running_median(_losses(rows), size - 1, 0)[size - 1 :].min())
 
 
 def _jumps(rows: Sequence[Step]) -> list[tuple[Step, float]]:
@@ -249,6 +253,19 @@ def _jumps(rows: Sequence[Step]) -> list[tuple[Step, float]]:
     return [(rows[index], float(typical[index])) for index in np.flatnonzero(above).tolist()]
 
 
+def _recovered(rows: Sequence[Step], jumps: Sequence[tuple[Step, float]]) -> list[tuple[Step, float]]:
+    """Return the jumps after which the loss came back; the run-up to a NaN or to divergence is no jump."""
+    kept: list[tuple[Step, float]] = []
+    by_step = {step.step: typical for step, typical in jumps}
+    for group in _groups([step for step, _ in jumps]):
+        level = by_step[group[0].step]
+        after = [_loss(step) for step in rows if step.step > group[-1].step]
+        height = max(_loss(step) for step in group) - level
+        if not after or min(after) <= level + 0.5 * height:
+            kept += [(step, by_step[step.step]) for step in group]
+    return kept
+
+
 def _groups(steps: Sequence[Step]) -> list[list[Step]]:
     """Group steps that follow each other closely into one jump."""
     groups: list[list[Step]] = []
@@ -258,6 +275,23 @@ def _groups(steps: Sequence[Step]) -> list[list[Step]]:
         else:
             groups.append([step])
     return groups
+
+
+def _last_norm(rows: Sequence[Step]) -> Step | None:
+    """Return the last step with a finite gradient norm."""
+    return next((one for one in reversed(rows) if one.grad_norm is not None and math.isfinite(one.grad_norm)), None)
+
+
+def _typical_norm(rows: Sequence[Step]) -> str:
+    return f"median {median_of(step.grad_norm for step in rows) or 0.0:.4g}"
+
+
+def _norm_evidence(rows: Sequence[Step]) -> tuple[Evidence, ...]:
+    """Return the last gradient norm of the log beside its median."""
+    last, typical = _last_norm(rows), median_of(step.grad_norm for step in rows)
+    if last is None or last.grad_norm is None or typical is None:
+        return ()
+    return (Evidence(f"gradient norm in step {last.step}", last.grad_norm, "", round(typical, 6), "median"),)
 
 
 def _growth(rows: Sequence[Step]) -> float | None:
@@ -272,7 +306,7 @@ def _growth(rows: Sequence[Step]) -> float | None:
 def _why_flat(stats: RunStats, rates: Sequence[float], always_zero: bool) -> tuple[str, tuple[Remedy, ...]]:
     recipe = stats.case.recipe if stats.case is not None else None
     if always_zero:
-        why = "the learning rate is always always_zero"
+        why = "the learning rate is zero in every step"
         lr = recipe.optimizer.lr if recipe else 3e-4
         return why, (remedies.contract(stats, {"optimizer.lr": lr}, "a nonzero learning rate"),)
     rising = len(rates) >= MIN_LINES and rates[-1] > rates[0] and rates[-1] == max(rates)
@@ -296,7 +330,7 @@ def _why_flat(stats: RunStats, rates: Sequence[float], always_zero: bool) -> tup
 def _stabilizing_remedies(stats: RunStats) -> Iterator[Remedy]:
     """Yield remedies that stabilize training; all but the first change the experiment."""
     recipe = stats.case.recipe if stats.case is not None else None
-    yield remedies.advice("resume from an earlier checkpoint with other samples", why="skips a not_finite batch")
+    yield remedies.advice("resume from an earlier checkpoint with other samples", why="skips the batch that caused it")
     if recipe is None:
         highest_lr = max((step.lr for step in stats.run.steps if step.lr), default=None)
         lower = "a lower optimizer.lr" if highest_lr is None else f"optimizer.lr={highest_lr / 2:.3g}"

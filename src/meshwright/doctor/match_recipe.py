@@ -37,7 +37,9 @@ def case_of_run(run: Run, gpus: str | None = None, overrides: tuple[str, ...] = 
     if run.header.recipe_name and index.is_known(run.header.recipe_name):
         recipe = override.apply(index.load(run.header.recipe_name), overrides)
         note = "the log names its recipe but not its overrides: the estimate is for the recipe as shipped"
-        return case_of(recipe, model_of(recipe), cluster or clusters.cluster(recipe.cluster)), note
+        if cluster is None:
+            return None, NO_GPUS
+        return case_of(recipe, model_of(recipe), cluster), note
     if run.header.model and cluster is not None:
         return _from_name(run, cluster, overrides)
     if cluster is None and (run.header.model or run.header.recipe_name):

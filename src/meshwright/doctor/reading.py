@@ -1,4 +1,4 @@
-"""Reads a run from a folder or a file: findings_of the log with the steps, its format, and what else belongs to it."""
+"""Reads a run from a folder or a file: finds the log with the steps, its format, and what else belongs to it."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _files(folder: Path) -> Iterator[Path]:
 def _recorded(folder: Path, run: Run) -> Iterator[Fault]:
     """Yield the failures that our own runs record: batches with a NaN or infinite loss, and the error itself.
 
-    Failures that the run recovered from are unused out: steps after a bad batch, a start after an error.
+    Failures that the run recovered from are left out: steps after a bad batch, a start after an error.
     """
     bad = [one for one in _json_lines(folder / BAD_BATCHES, BadBatch) if one.step >= run.last_step]
     if bad:

@@ -23,7 +23,7 @@ from meshwright.recipes.types import recipe_fields
 MAX_SHOWN = 5
 COMBINED = 8  # single changes to combine if none is enough
 LEAST_SAVED_GIB = 0.05
-CHEAP = 1.1  # step time ratio above which combinations are evaluate_change too
+CHEAP = 1.1  # step time ratio above which combinations are evaluated too
 UNKNOWN_COST = 1.5  # step time ratio assumed for changes without an estimate: worse than full recompute
 
 

@@ -29,7 +29,7 @@ class RunStats:
         self._found: dict[Any, tuple[Finding, ...]] = {}
 
     def findings_of(self, diagnosis: Callable[[RunStats], Iterable[Finding]]) -> tuple[Finding, ...]:
-        """Return what a diagnosis findings_of, computed once."""
+        """Return what a diagnosis finds, computed once."""
         if diagnosis not in self._found:
             self._found[diagnosis] = tuple(diagnosis(self))
         return self._found[diagnosis]
@@ -99,7 +99,7 @@ class RunStats:
         return median_of(step.mfu for step in self.steady)
 
     def part_s(self, name: str) -> float | None:
-        """Return the median seconds of a part of the step; None if the log missing_input it."""
+        """Return the median seconds of a part of the step; None if the log lacks it."""
         return median_of(step.parts_s.get(name) for step in self.steady)
 
     def part_share(self, name: str) -> float | None:

@@ -34,7 +34,9 @@ TABLE: dict[str, Threshold] = {
     "slow_steps": Threshold(3, "lines", "one or two slow steps are not reproducible"),
     "slow_steps_time": Threshold(5, "%", "of the run time lost to slow steps; less is not worth investigating"),
     "spread": Threshold(10, "%", "median deviation of step times; healthy runs are below 3"),
-    "slowdown": Threshold(15, "%", "from the first to the last fifth of a run; heat and fragmentation cost less"),
+    "slowdown": Threshold(15, "%", "gradually, from the start to the end; heat and fragmentation cost less"),
+    "shift": Threshold(10, "%", "from one level to the next; levels of a healthy run differ by a few per cent"),
+    "shift_lines": Threshold(8, "lines", "a shorter slow phase is a pause; its median is unreliable"),
     "ranks_apart": Threshold(1.3, "×", "ranks with equal work differ by a few per cent"),
     # Memory
     "leak_gib": Threshold(0.5, "GiB", "caches and longer samples settle within less"),

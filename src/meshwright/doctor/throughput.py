@@ -1,4 +1,4 @@
-"""Diagnoses of uneven throughput: slow steps, slow ranks, and steps that get slower."""
+"""Diagnoses of uneven throughput: slow steps and slow ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Step
-from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median, sections, span
+from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median, span
 from meshwright.doctor.thresholds import limit, share
 
 NEIGHBORS = 10  # lines before and after a step that it is compared with
@@ -42,7 +42,7 @@ def uneven_steps(stats: RunStats) -> Iterator[Finding]:
             steps=span(rows),
             lines=stats.ends,
             evidence=(Evidence("spread of step times", round(spread, 4), "", share("spread"), "limit"),),
-            remedies=_check_ranks(stats),
+            remedies=check_ranks(stats),
         )
 
 
@@ -59,7 +59,7 @@ def _slow_steps_finding(stats: RunStats, slow: Sequence[Step], part: float, time
         message = (
             f"{len(slow)} of {rows} steps take {times:.1f} times as long as the others: {part:.0%} of the run time"
         )
-        fixes = _check_ranks(stats)
+        fixes = check_ranks(stats)
     else:
         message = f"every {every}th step takes {times:.1f} times as long as the others: {part:.0%} of the run time"
         fixes = _periodic(stats, every)
@@ -78,36 +78,6 @@ def _slow_steps_finding(stats: RunStats, slow: Sequence[Step], part: float, time
     )
 
 
-def slowing_down(stats: RunStats) -> Iterator[Finding]:
-    """Steps get slower over the run."""
-    if not stats.enough_for_trends:
-        return
-    paces = sections(stats.steady, lambda step: step.seconds_per_unit)
-    rising = sum(after > before for before, after in pairwise(paces))
-    if len(paces) < 2 or rising < len(paces) - 2 or paces[-1] <= paces[0] * (1 + share("slowdown")):
-        return
-    times = paces[-1] / paces[0]
-    if not _keeps_rising(paces):
-        return
-    yield Finding(
-        id="speed.slowing-down",
-        severity="warning",
-        message=f"steps at the end take {times:.2f} times as long as at the beginning, and keep slowing down",
-        steps=span(stats.steady),
-        lines=stats.ends,
-        evidence=(Evidence("last over first fifth", round(times, 4), "×", 1 + share("slowdown"), "limit"),),
-        remedies=(
-            remedies.advice("nvidia-smi -q -d PERFORMANCE,CLOCK", why="shows thermal or power throttling"),
-            Remedy(
-                try_=("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",),
-                what="environment",
-                why="a fragmented allocator stalls the GPU increasingly often",
-            ),
-            remedies.advice("check host memory and objects kept across steps", why="growing lists slow the host"),
-        ),
-    )
-
-
 def stragglers(stats: RunStats) -> Iterator[Finding]:
     """Some ranks take longer than others for equal work."""
     worst: tuple[float, str] = (0.0, "")
@@ -120,7 +90,7 @@ def stragglers(stats: RunStats) -> Iterator[Finding]:
     if apart <= limit("ranks_apart"):
         return
     stages = stats.case is not None and stats.case.pp > 1
-    fixes = list(_check_ranks(stats))
+    fixes = list(check_ranks(stats))
     if stages:
         fixes.insert(
             0,
@@ -153,13 +123,7 @@ def period(numbers: Sequence[int]) -> int | None:
     return common if common > 1 and sum(one == common for one in apart) * 2 >= len(apart) else None
 
 
-def _keeps_rising(values: Sequence[float]) -> bool:
-    """Return whether the last increase is not small: a trend that settles does not count."""
-    rises = [after - before for before, after in pairwise(values)]
-    return rises[-1] >= 0.25 * sum(rises) / len(rises)
-
-
-def _check_ranks(stats: RunStats) -> tuple[Remedy, ...]:
+def check_ranks(stats: RunStats) -> tuple[Remedy, ...]:
     if not stats.run.header.on_gpu:
         return (remedies.advice("check what else runs on the machine", why="CPU ranks share its cores"),)
     return (

@@ -24,6 +24,7 @@ FIELDS = {
     "memory_gib": re.compile(rf"\| mem:? ({NUMBER}) GiB"),
     "tokens_per_s": re.compile(rf"\| tps {NUMBER}\(({NUMBER})/gpu\)"),
     "all_tokens_per_s": re.compile(rf"\| tps ({NUMBER})"),
+    "seconds": re.compile(rf"\| time ({NUMBER})s\b"),
 }
 NAMES = {
     "loss": "loss",

@@ -67,12 +67,13 @@ class Metrics(msgspec.Struct):
 def read(lines: Sequence[Line], path: str) -> Run:
     """Read a run of ours."""
     steps = Steps()
-    header, total, damaged = None, None, 0
+    header, total, damaged, on_gpu = None, None, 0, True
     for line, found in of_one_rank(lines, STEP, HINTS):
         if found is None:
             continue
         if found[2] is not None:
             total = int(found[3]) if found[3] else total
+            on_gpu = "tokens/s/rank" not in line.text  # CPU ranks are not GPUs
             steps.add(int(found[2]), line.number, **_printed(line.text))
             continue
         one = _decoded(line.text, Header if found[1] else Metrics)
@@ -93,7 +94,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
         file=path,
         steps=steps.all(),
         starts=tuple(steps.starts),
-        header=_run_header(header, recipe) if header else RunHeader(total_steps=total),
+        header=_run_header(header, recipe) if header else RunHeader(total_steps=total, on_gpu=on_gpu),
         notes=tuple(notes),
     )
 
