@@ -316,7 +316,7 @@ def test_a_missing_tensorboard_is_named(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(InputError, match="not installed") as missing:
         TensorBoardSink(tmp_path, {})
-    assert missing.value.fix == ("pip install tensorboard",)
+    assert missing.value.fix[0].endswith('pip install "meshwright[train]"')
 
 
 def test_a_full_disk_ends_tensorboard_and_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

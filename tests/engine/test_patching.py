@@ -180,7 +180,7 @@ def test_a_missing_library_is_an_error_with_the_extra_to_install(monkeypatch: py
     monkeypatch.setattr(patching, "import_module", missing)
     with pytest.raises(InputError) as caught:
         symbol("diffusers", "FluxTransformer2DModel")
-    assert caught.value.fix == ('pip install "meshwright[train,diffusion]"',)
+    assert caught.value.fix[0].endswith('pip install "meshwright[diffusion]"')
 
 
 @pytest.mark.parametrize(

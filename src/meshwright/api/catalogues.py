@@ -81,7 +81,7 @@ def recipe_text(found: Recipe, format: str = "toml") -> str:
 
 
 def verification_reports() -> dict[str, dict[str, Any]]:
-    """Return the verification report of each shipped recipe; empty outside a checkout of the sources."""
+    """Return the verification report of each shipped recipe."""
     from meshwright.dryrun import verification
 
     reports = verification.read()

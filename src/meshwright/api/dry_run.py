@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import clusters
+from meshwright import clusters, extras
 from meshwright.api import run_requests as requests
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import recipe_from
@@ -23,7 +22,6 @@ from meshwright.recipes.types import Recipe
 
 Progress = Callable[[str], None]  # called with a line per stage
 
-REQUIRED = ("torch", "transformers")
 DIGITS = 6  # decimals of a GiB: single bytes do not matter
 
 
@@ -43,17 +41,15 @@ def dryrun_plan(plan: Plan, *, exact: bool = False, progress: Progress | None = 
 
 
 def require_own_engine(engine: str) -> None:
-    """Raise InputError for an engine other than ours, whose code cannot be executed here."""
+    """Raise InputError for an engine other than ours, whose code cannot be executed here, or if ours is missing."""
     if engine != "meshwright":
         reason = "a dry run executes our engine and does not apply to another"
         raise InputError(reason, field="engine", value=engine, fix=("--engine meshwright", "without --dry-run"))
+    extras.require("dryrun", *extras.ENGINE)
 
 
 def _execute(recipe: Recipe, cluster: Cluster, exact: bool, processes: int | None, progress: Progress | None) -> DryRun:
-    missing = [name for name in REQUIRED if find_spec(name) is None]
-    if missing:
-        reason = f"a dry run needs {' and '.join(missing)}, which are not installed"
-        raise InputError(reason, field="dryrun", fix=('pip install "meshwright[train]"',))
+    extras.require("dryrun", *extras.ENGINE)
     from meshwright.dryrun import cpu_budget, run
     from meshwright.engine.warning_filters import no_enum_warnings
 
@@ -61,7 +57,7 @@ def _execute(recipe: Recipe, cluster: Cluster, exact: bool, processes: int | Non
     cpu_budget.require_memory(recipe, cluster, processes)
     try:
         return run.dry_run(recipe, cluster, exact=exact, processes=processes, progress=progress or (lambda _: None))
-    except MeshwrightError:
+    except (MeshwrightError, ImportError):
         raise
     except Exception as error:
         from meshwright.engine.faults import explain

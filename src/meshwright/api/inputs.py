@@ -11,11 +11,12 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, wraps
 from typing import Annotated, Any, Generic, Literal, ParamSpec, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from meshwright import extras
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.parsing import one_of
 
@@ -403,6 +404,23 @@ class VerbFunction(Generic[P, R, T]):
         return self.handle(validated(self.request(*args, **kwargs)))
 
 
-def verb(request: Callable[P, R]) -> Callable[[Callable[[R], T]], VerbFunction[P, R, T]]:
-    """Turn a function of a request into one that takes the request's fields."""
-    return lambda handle: VerbFunction(request, handle)
+def verb(request: Callable[P, R], needs: Sequence[str] = ()) -> Callable[[Callable[[R], T]], VerbFunction[P, R, T]]:
+    """Turn a function of a request into one that takes the request's fields; `needs` are optional packages."""
+    return lambda handle: VerbFunction(request, _with_packages(handle, needs))
+
+
+def _with_packages(handle: Callable[[R], T], needs: Sequence[str]) -> Callable[[R], T]:
+    """Return the function with an error in one line, not a traceback, if an optional package is missing."""
+
+    @wraps(handle)
+    def checked(request: R) -> T:
+        extras.require(handle.__name__, *needs)
+        try:
+            return handle(request)
+        except ImportError as error:
+            explained = extras.explain(error, handle.__name__)
+            if explained is None:
+                raise
+            raise explained from error
+
+    return checked

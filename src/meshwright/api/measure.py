@@ -8,6 +8,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
+from meshwright import extras
 from meshwright.api import requests
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import write_text
@@ -37,6 +38,7 @@ def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
     if request.runs:
         profiles = calibration.from_runs(request.runs, one_type=bool(request.out))
     else:
+        extras.require("calibrate", "torch")
         from meshwright.engine.machine import measured
 
         profiles = [measured()[0]]

@@ -14,6 +14,7 @@ from meshwright.api.inputs import verb
 from meshwright.api.resolve import model_named, recipe_from
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.errors import InputError
+from meshwright.extras import ENGINE
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import ENGINES, Layout, Precision, Recipe
 
@@ -30,13 +31,13 @@ OF_THE_VERB = frozenset(
 DEFAULTS = {"requeue": True, "cpu": False}
 
 
-@verb(requests.Train)
+@verb(requests.Train, ENGINE)
 def train(request: requests.Train) -> TrainResult:
     """Train a recipe on our engine; resume if the run folder contains checkpoints."""
     return _run(request, request.dataset, {})
 
 
-@verb(requests.Bench)
+@verb(requests.Bench, ENGINE)
 def bench(request: requests.Bench) -> TrainResult:
     """Measure the throughput of a recipe on our engine: 50 steps on mock data."""
     return _run(request, "mock", {"checkpoints": False, "random_weights": True}, BENCH_OVERRIDES)
@@ -160,7 +161,7 @@ class ConvertResponse(Response, frozen=True, kw_only=True):
     dtype: str
 
 
-@verb(requests.Tokenize)
+@verb(requests.Tokenize, ENGINE)
 def tokenize(request: requests.Tokenize) -> TokenizeResponse:
     """Tokenize text, JSON lines or Parquet into shards that training reads from disk."""
     from meshwright.engine.data.tokenize import SHARD_TOKENS
@@ -179,7 +180,7 @@ def tokenize(request: requests.Tokenize) -> TokenizeResponse:
     return copied(TokenizeResponse, done)
 
 
-@verb(requests.Generate)
+@verb(requests.Generate, ENGINE)
 def generate(request: requests.Generate) -> GenerateResponse:
     """Generate text from a prompt with a trained model."""
     from meshwright.engine.post_training.generate import GenerateOptions
@@ -190,7 +191,7 @@ def generate(request: requests.Generate) -> GenerateResponse:
     return copied(GenerateResponse, done, prompt=request.prompt)
 
 
-@verb(requests.Evaluate)
+@verb(requests.Evaluate, ENGINE)
 def evaluate(request: requests.Evaluate) -> EvaluateResponse:
     """Measure the perplexity of a trained model."""
     from meshwright.engine.post_training.perplexity import evaluate as measure
@@ -206,7 +207,7 @@ def evaluate(request: requests.Evaluate) -> EvaluateResponse:
     return copied(EvaluateResponse, done, checkpoint=request.checkpoint)
 
 
-@verb(requests.Convert)
+@verb(requests.Convert, ENGINE)
 def convert(request: requests.Convert) -> ConvertResponse:
     """Write the model of a checkpoint as a Hugging Face folder."""
     from meshwright.engine.post_training.convert import convert as write

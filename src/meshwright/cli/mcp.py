@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import click
 
+from meshwright import extras
 from meshwright.cli.answer import emit
 from meshwright.cli.command import as_json, examples
 from meshwright.errors import InputError
 
 HOST, PORT = "127.0.0.1", 8766
-REQUIRED = ("mcp", "mcp_types")  # mcp 2.0 split its types into a second module
+REQUIRED = ("mcp", "uvicorn")
 
 
 @click.command(
@@ -41,9 +40,7 @@ def mcp(http: bool, host: str | None, port: int | None, allow_hosts: tuple[str, 
     for name, value in (("host", host), ("port", port), ("allow-host", allow_hosts or None)):
         if value is not None and not http:
             raise InputError("applies to --http only", field=name, value=value, fix=("--http",))
-    missing = [name for name in REQUIRED if find_spec(name) is None]
-    if missing:
-        raise InputError("serving tools needs the mcp package", field="mcp", fix=('pip install "meshwright[mcp]"',))
+    extras.require("mcp", *REQUIRED)
     from meshwright.mcp import server
 
     if http:

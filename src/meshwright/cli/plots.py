@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from meshwright import extras
 from meshwright.errors import InputError, OutputError
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
@@ -19,8 +19,7 @@ def require(path: str) -> None:
         raise InputError(
             f"a plot is {' or '.join(SUFFIXES)}", field="plot", value=path, fix=(f"--plot {Path(path).stem}.svg",)
         )
-    if find_spec("matplotlib") is None:
-        raise InputError("plots need matplotlib", field="plot", fix=('pip install "meshwright[plot]"',))
+    extras.require("plot", "matplotlib")
 
 
 def figure(columns: int = 1) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TextIO
 
 import click
 
+from meshwright import extras
 from meshwright.cli.app import app
 from meshwright.errors import MeshwrightError
 from meshwright.version import SCHEMA
@@ -46,6 +47,11 @@ def _run(arguments: list[str]) -> Any:
         return app.main(arguments, prog_name="meshwright", standalone_mode=False)
     except MeshwrightError as error:
         return _report(error.to_dict(), str(error), arguments, error.exit_code)
+    except ImportError as error:
+        explained = extras.explain(error, next((word for word in arguments if not word.startswith("-")), "meshwright"))
+        if explained is None:
+            raise
+        return _report(explained.to_dict(), str(explained), arguments, explained.exit_code)
     except (KeyboardInterrupt, click.Abort):  # Ctrl-C, or Ctrl-D at a prompt
         return INTERRUPTED
     except click.ClickException as error:
@@ -55,7 +61,7 @@ def _run(arguments: list[str]) -> Any:
 
 
 def _report(details: dict[str, Any], text: str, arguments: list[str], code: int) -> int:
-    _print_error(text, [str(f) for f in details["fix"]])
+    _print_error(text, [str(fix) for fix in details["fix"] if not (" " in str(fix) and str(fix) in text)])
     if "--json" in arguments:
         print(json.dumps({"schema": SCHEMA, "error": details}, indent=2))
     return code

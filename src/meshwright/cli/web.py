@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from importlib.util import find_spec
 
 import click
 
+from meshwright import extras
 from meshwright.api import SCHEMA
 from meshwright.cli.answer import emit
 from meshwright.cli.command import as_json, examples
-from meshwright.errors import InputError
 
 REQUIRED = ("fastapi", "uvicorn", "jinja2")
 
@@ -35,9 +34,7 @@ def web(host: str, port: int, allow_hosts: tuple[str, ...], workers: int, export
     Only this machine can connect unless --host and --allow-host allow more: there are no accounts, and everybody who
     reaches the server may use it. Pages load nothing from other sites.
     """
-    missing = [name for name in REQUIRED if find_spec(name) is None]
-    if missing:
-        raise InputError(f"the web UI needs {', '.join(missing)}", field="web", fix=('pip install "meshwright[web]"',))
+    extras.require("web", *REQUIRED)
     if export is not None:
         _export(export, as_json)
         return

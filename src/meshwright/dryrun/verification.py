@@ -20,7 +20,8 @@ from meshwright.recipes import index
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import Recipe
 
-REPORTS = Path(__file__).parents[3] / "docs" / "data" / "verification.jsonl"  # exists in a checkout only
+_INSTALLED, _CHECKOUT = Path(__file__).with_name("verification.jsonl"), Path(__file__).parents[3] / "docs" / "data"
+REPORTS = _INSTALLED if _INSTALLED.is_file() else _CHECKOUT / "verification.jsonl"
 CHECKS = ("rules", "estimate", "dryrun", "tiny")
 # Fields that describe a model without changing what runs. Editing them does not make a report stale.
 DESCRIPTIVE = ("source", "published_total", "published_active", "aliases")

@@ -17,12 +17,12 @@ from importlib.metadata import version
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import MeshwrightError
+from meshwright.extras import not_installed
 
 PARTS = "patched_parts"  # attribute of a combined class: (base class, patches)
 # The oldest version of each library that we support, as in pyproject.toml; the symbols below exist in these.
 SUPPORTED = {"transformers": "5.17", "diffusers": "0.42"}
-EXTRAS = {"transformers": "train", "diffusers": "train,diffusion"}
 
 if TYPE_CHECKING:
     from torch import nn
@@ -84,11 +84,7 @@ def symbol(module: str, name: str) -> Any:
         return getattr(import_module(module), name)
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and error.name == library:
-            raise InputError(
-                f"training needs the {library} library, which is not installed",
-                field="model",
-                fix=(f'pip install "meshwright[{EXTRAS[library]}]"',),
-            ) from None
+            raise not_installed(f"the {library} library", "model", library) from None
         oldest = SUPPORTED[library]
         raise MeshwrightError(
             f"{library} {version(library)} has no {module}.{name}, which the engine patches or calls; "

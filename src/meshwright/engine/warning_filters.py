@@ -22,9 +22,15 @@ def no_progress() -> Iterator[None]:
 
 
 def no_enum_warnings() -> None:
-    """Drop torch's warning about torchao's enums, which every import of transformers triggers."""
+    """Drop warnings about torchao's enums and prebuilt kernels, which every import of transformers triggers."""
     python_logging.getLogger("torch.utils._pytree").addFilter(_not_about_enums)
+    python_logging.getLogger("torchao").addFilter(_not_about_kernels)
 
 
 def _not_about_enums(record: python_logging.LogRecord) -> bool:
     return "is an Enum subclass" not in str(record.msg)
+
+
+def _not_about_kernels(record: python_logging.LogRecord) -> bool:
+    """Drop torchao's warning about its prebuilt kernels: no part of the engine calls them."""
+    return not str(record.msg).startswith("Failed to load")

@@ -15,6 +15,7 @@ from typing import IO, Any
 import msgspec
 
 from meshwright.errors import InputError, unknown
+from meshwright.extras import not_installed
 
 Row = dict[str, Any]
 FIELD = "data.dataset"
@@ -150,9 +151,7 @@ def require_package(module: str, field: str = FIELD, package: str = "") -> Any:
         return import_module(module)
     except ImportError:
         package = package or module.split(".")[0]
-        raise InputError(
-            f"{package} is needed to read this and is not installed", field=field, fix=(f"pip install {package}",)
-        ) from None
+        raise not_installed(package, field, package) from None
 
 
 def no_rows(name: str) -> InputError:

@@ -11,7 +11,7 @@ from meshwright.engine.metrics.live import ConsoleSink
 from meshwright.engine.metrics.meter import Constants
 from meshwright.engine.metrics.record import StepRecord, header
 from meshwright.engine.rank_env import Process
-from meshwright.errors import InputError
+from meshwright.extras import not_installed
 
 METRICS_FILE = "metrics.jsonl"
 
@@ -49,9 +49,7 @@ class TensorBoardSink:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise InputError(
-                "TensorBoard is not installed", field="tensorboard", fix=("pip install tensorboard",)
-            ) from None
+            raise not_installed("TensorBoard", "tensorboard", "tensorboard") from None
         self._warn, self._works = warn, True
         self._writer: Any = None
         self._try(lambda: self._open(SummaryWriter, folder, header))

@@ -26,6 +26,7 @@ from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize.fsdp import DTYPES, storage_dtype
 from meshwright.engine.parallelize.init_weights import fill_buffers, places_in, recorded_name
 from meshwright.errors import InputError
+from meshwright.extras import install_command
 from meshwright.recipes.types import Precision, Recipe
 
 WRAPPER = "megatron_fsdp"  # key in the stage's __dict__: as a submodule the wrapper would form a cycle
@@ -39,7 +40,7 @@ def require(device: torch.device) -> None:
         reason = f"Megatron-FSDP needs NVIDIA GPUs (CUDA streams and NCCL), and this run is on {device}"
     elif find_spec("megatron_fsdp") is None:
         reason = "the package megatron-fsdp is not installed"
-        fix.insert(0, "pip install 'meshwright[megatron_fsdp]'")
+        fix.insert(0, install_command("megatron-fsdp"))
     if reason:
         raise InputError(reason, field="layout.strategy", value="megatron_fsdp", fix=fix)
 

@@ -11,6 +11,7 @@ from meshwright.engine.faults import RunError
 from meshwright.engine.train import TINY_WEIGHTS
 from meshwright.engine.warning_filters import no_progress
 from meshwright.errors import InputError, first_line
+from meshwright.extras import require
 from meshwright.recipes.types import Recipe
 
 CheckpointType = Literal["model", "adapters", "checkpoint", "run"]
@@ -111,6 +112,7 @@ def load_model(folder: Path, dtype: Any = "auto") -> Any:
     """Load a model folder, or adapters with their base model, as a transformers model in eval mode."""
     if not _are_adapters(folder):
         return _transformers_model(folder, dtype)
+    require("adapters", "peft")
     from peft import PeftModel
 
     from meshwright.engine.hf_io.peft import WEIGHTS_FILE
