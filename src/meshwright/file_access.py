@@ -12,7 +12,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, closest
+
+SHOWN_NAMES = 5  # of a folder in an error
+MOST_NAMES = 10_000  # of a folder that are compared with a name
 
 _sent: ContextVar[Mapping[str, str] | None] = ContextVar("sent", default=None)
 
@@ -62,3 +65,32 @@ def is_dir(path: str | Path) -> bool:
 def resolved(path: str | Path) -> Path:
     """Return the absolute path of a file; a text keeps its name."""
     return Path(path) if closed() else Path(path).expanduser().resolve()
+
+
+def missing_path(path: str | Path, field: str, reason: str = "no such file or folder") -> InputError:
+    """Return the error for a path that does not exist, with the nearest names in the folder it should be in."""
+    wanted = Path(path).expanduser()
+    rest = Path()
+    while not wanted.parent.is_dir() and wanted.parent != wanted:
+        wanted, rest = wanted.parent, wanted.name / rest
+    near = [str(Path(found, rest)) if Path(found, rest).exists() else found for found in neighbours(wanted)]
+    near = [one if os.sep in one else os.path.join(os.curdir, one) for one in near]
+    if near:
+        reason += f"; did you mean {' or '.join(near)}?"
+    elif wanted != Path(path).expanduser():
+        reason += f": there is no {wanted}"
+    elif shown := sorted(_names(wanted.parent))[:SHOWN_NAMES]:
+        reason += f"; {wanted.parent if str(wanted.parent) != '.' else 'this folder'} has {', '.join(shown)}"
+    return InputError(reason, field=field, value=str(path), fix=near)
+
+
+def neighbours(path: Path) -> list[str]:
+    """Return the paths in the same folder whose names are closest to this one."""
+    return [str(path.parent / name) for name in closest(path.name, _names(path.parent))]
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if not name.startswith(".")][:MOST_NAMES]
+    except OSError:  # not readable, or not a folder
+        return []

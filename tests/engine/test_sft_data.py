@@ -218,7 +218,9 @@ def test_known_schemas_are_detected(row: dict[str, Any], prompt: str, response: 
 def test_columns_can_be_set_and_wrong_ones_are_reported() -> None:
     available = ["quest", "reply", "id"]
     given = {"prompt": "quest", "response": "reply"}
-    assert detect_columns(available, given, "set") == given
+    optional = {"tools": "tools", "system": "system"}  # a later row may have them
+    assert detect_columns(available, given, "set") == {**optional, **given}
+    assert detect_columns(available, {**given, "tools": "", "system": ""}, "set") == given
     with pytest.raises(InputError, match="no column rely; did you mean reply") as error:
         detect_columns(available, {"prompt": "quest", "response": "rely"}, "set")
     assert error.value.fix == ("data.columns.response=reply",)

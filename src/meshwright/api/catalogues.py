@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters, models, rules
 from meshwright.api import requests
 from meshwright.api.inputs import verb
-from meshwright.api.resolve import recipe_from, write_text
+from meshwright.api.resolve import model_named, recipe_from, write_text
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.clusters import Gpu
 from meshwright.errors import InputError, OutputError, unknown
@@ -43,13 +43,13 @@ def model_catalogue(request: requests.Models) -> list[ModelSpec]:
     """Return models whose name contains the query, or the model of a config.json; all of them without a query."""
     if request.query is None:
         return list(models.all_specs())
-    return [models.find(name) for name in models.search(request.query)] or [models.find(request.query)]
+    return [models.find(name) for name in models.search(request.query)] or [model_named(request.query)[0]]
 
 
 @verb(requests.ModelRequest)
 def find_model(request: requests.ModelRequest) -> ModelSpec:
     """Return one model."""
-    return models.find(request.name)
+    return model_named(request.name)[0]
 
 
 @verb(requests.GpuCatalogue)

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright import clusters, frameworks, launch, models, planner
+from meshwright import clusters, frameworks, launch, planner
 from meshwright.api import requests
 from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.inputs import verb
 from meshwright.api.planning import plan_response, recommend
-from meshwright.api.resolve import recipe_from
+from meshwright.api.resolve import model_named, recipe_from
 from meshwright.api.responses import Estimate, Finding, Response, copied, estimate_part, finding_parts
 from meshwright.errors import InputError
 from meshwright.frameworks import CheckResult, ExportedConfig, RecipeCheckResult, UnmappedField, UnresolvedValue
@@ -33,7 +33,7 @@ def check(request: requests.Check) -> CheckResult:
         if theirs is not None:
             if request.engine is not None:
                 raise InputError(f"the file is for {theirs.engine}", field="engine", value=request.engine)
-            spec = None if model is None else models.find(model)
+            spec = None if model is None else model_named(model)[0]
             gpus = None if request.gpus is None else str(request.gpus)
             return frameworks.check(
                 theirs, content, gpus=gpus, model=spec, overrides=request.overrides, advice=request.advice

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters, costs, file_access, launch, planner
 from meshwright.api import requests
 from meshwright.api.inputs import verb
-from meshwright.api.resolve import is_recipe, model_and_goal, model_named, recipe_from, require_known
+from meshwright.api.resolve import is_recipe, model_and_goal, recipe_from, referenced_model, require_known, typed_model
 from meshwright.api.responses import (
     Estimate,
     FieldKind,
@@ -32,7 +32,7 @@ from meshwright.planner import Plan, Question, Ranking, Sizing
 @verb(requests.Recommend)
 def recommend(request: requests.Recommend) -> Plan:
     """Return the plan for a model on a cluster: recipe, layout, memory, speed and findings."""
-    question = _question(request, request.model, request.goal, request.gpus, request.benchmark)
+    question = _question(request, typed_model(request.model), request.goal, request.gpus, request.benchmark)
     found = planner.recommend(question, request.overrides)
     if request.save:
         from meshwright.api.catalogues import save_recipe  # 10 ms that other recommendations save
@@ -55,7 +55,7 @@ def size(request: requests.Size) -> Sizing:
     if not clusters.is_known(gpu) and gpu[:1].isdigit():
         reason = "must be a GPU type without a count; the count is the result"
         raise InputError(reason, field="gpu", value=gpu, fix=(f"--gpu {gpu.split('x')[-1]}",))
-    question = _question(request, request.model, request.goal, f"1x{clusters.gpu(gpu).name}")
+    question = _question(request, typed_model(request.model), request.goal, f"1x{clusters.gpu(gpu).name}")
     if price is not None and tokens is None:
         raise InputError("needs a token budget", field="price", value=price, fix=("--tokens 1T --price 2.5",))
     return planner.size(question, request.overrides, token_budget(tokens), price)
@@ -72,7 +72,7 @@ def estimate(request: requests.Estimate) -> Plan:
     require_known(target)
     if gpus is None:
         raise InputError("required to estimate a model without a recipe", field="gpus", fix=("--gpus 8xH100",))
-    question = _question(request, target, request.goal or "pretrain", gpus)
+    question = _question(request, typed_model(target), request.goal or "pretrain", gpus)
     return planner.plan_fixed(question, None, request.overrides)
 
 
@@ -100,7 +100,7 @@ def _question(
     benchmark: bool = False,
 ) -> Question:
     """Return a request as the values that the planner works with."""
-    spec, reference = model_named(model)
+    spec, reference = referenced_model(model)
     return Question(
         model=spec,
         model_ref=reference,

@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from meshwright import file_access, models
 from meshwright.errors import InputError, OutputError, closest, unknown
 from meshwright.models import ModelSpec
+from meshwright.notes import note
 from meshwright.recipes import files, index
 from meshwright.recipes.types import Recipe
 
 
 def model_named(text: str) -> tuple[ModelSpec, str]:
-    """Return a model and how a recipe refers to it."""
-    spec = models.find(text)
-    return spec, spec.name if spec.name in models.names() else str(file_access.resolved(text))
+    """Return a model that a user typed, and how a recipe refers to it."""
+    return referenced_model(typed_model(text))
+
+
+def referenced_model(text: str) -> tuple[ModelSpec, str]:
+    """Return the model of a recipe, and how a recipe refers to it: a shipped name, or an absolute path."""
+    return models.find(text), models.catalogue_name(text) or str(file_access.resolved(text.strip()))
+
+
+def typed_model(text: str) -> str:
+    """Return the model that a user typed: a folder with that name and a config.json comes before a shipped model."""
+    name = text.strip()
+    if models.is_path(name) or not file_access.is_dir(name):
+        return text
+    if (Path(name) / "config.json").is_file():
+        note(f"model {name} is the folder {Path(name).resolve()}, not the catalogue model of that name")
+        return f".{os.sep}{name}"
+    note(f"model {name} is the catalogue model; the folder {name} here has no config.json")
+    return text
 
 
 def model_and_goal(target: str, goal: str | None) -> tuple[str, str]:
@@ -28,14 +46,16 @@ def model_and_goal(target: str, goal: str | None) -> tuple[str, str]:
     if goal is None:
         fix = ("--goal pretrain", "--goal sft", "--goal peft")
         raise InputError("required for a model without a recipe", field="goal", fix=fix)
-    return target, goal
+    return typed_model(target), goal
 
 
 def require_known(target: str) -> None:
     """Raise InputError with did-you-mean if a name is neither a model nor a recipe."""
     try:
-        models.find(target)
+        model_named(target)
     except InputError:
+        if models.is_path(target):
+            raise
         near = closest(target, index.names(), 2)
         if near and "_" in target:
             raise unknown("model or recipe", target, [*near, *closest(target, models.names(), 1)]) from None
@@ -49,7 +69,12 @@ def is_recipe(name: str) -> bool:
 
 def recipe_from(name: str) -> Recipe:
     """Return a recipe from a file or by name."""
-    return files.from_file(name) if files.is_file(name) else index.load(name)
+    if not files.is_file(name):
+        return index.load(name)
+    found = files.from_file(name)
+    if not models.is_path(found.model) and file_access.is_dir(found.model):
+        note(f"model {found.model} of {name} is the catalogue model; write ./{found.model} for the folder of that name")
+    return found
 
 
 def write_text(path: str, text: str, field: str) -> None:

@@ -10,6 +10,7 @@ import msgspec
 
 from meshwright.errors import InputError
 from meshwright.models import find as find_model
+from meshwright.models import is_path
 from meshwright.recipes.types import Recipe
 
 FIELD = "checkpoint.pretrained"
@@ -33,8 +34,8 @@ def weights_folder(recipe: Recipe) -> Path | None:
     if named:
         inner = transformer_folder(Path(named).expanduser())
         return hf_io.find_folder(str(inner) if inner.is_dir() else named)
-    model = Path(recipe.model).expanduser()
-    if model.exists():
+    if is_path(recipe.model):
+        model = Path(recipe.model).expanduser()
         return hf_io.find_folder(str(model if model.is_dir() else model.parent))
     return _downloaded(recipe)
 
@@ -82,4 +83,4 @@ def _value(config: Any, name: str) -> Any:
 
 def is_named(recipe: Recipe, pinned: Mapping[str, Any]) -> bool:
     """Whether the user chose the weights: by checkpoint.pretrained, or with a folder as the model."""
-    return FIELD in pinned or Path(recipe.model).expanduser().exists()
+    return FIELD in pinned or is_path(recipe.model)

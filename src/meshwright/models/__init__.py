@@ -1,6 +1,17 @@
 """Model architectures: specs, the reader of Hugging Face configs, and the catalogue."""
 
-from .catalogue import all_specs, config_of, find, find_by_shape, names, nearest_by_size, search
+from .catalogue import (
+    all_specs,
+    catalogue_name,
+    config_named,
+    config_of,
+    find,
+    find_by_shape,
+    is_path,
+    names,
+    nearest_by_size,
+    search,
+)
 from .reader import known_architectures, load_config, spec_from_config
 from .reshape import reshape
 from .spec import (
@@ -36,9 +47,12 @@ __all__ = [
     "ParamCount",
     "Vision",
     "all_specs",
+    "catalogue_name",
+    "config_named",
     "config_of",
     "find",
     "find_by_shape",
+    "is_path",
     "known_architectures",
     "load_config",
     "names",

@@ -41,16 +41,25 @@ def find(text: str) -> ModelSpec:
     text = text.strip()
     if text.lower().endswith(_RECIPE_FILES):
         raise _recipe_as_model(text)
-    if _is_path(text):
+    if is_path(text):
         file_access.text_of(text, "model")
         return _from_path(os.path.expanduser(text))
     name = _resolve(text)
     if name is not None:
         return _spec(name)
-    if file_access.exists(text):
-        return _from_path(text)
     size = _SIZE.fullmatch(text.lower().replace(" ", ""))
     raise _unknown_size(text, size) if size and not size[1] else unknown("model", text[:80], names())
+
+
+def catalogue_name(text: str) -> str | None:
+    """Return the name of the shipped model that a text refers to; None for a path."""
+    return None if is_path(text.strip()) else find(text).name
+
+
+def config_named(text: str) -> dict[str, Any]:
+    """Return the Hugging Face config of a shipped model by any form of its name, or at a path."""
+    name = catalogue_name(text)
+    return config_of(name) if name is not None else load_config(os.path.expanduser(text.strip()))
 
 
 def names() -> tuple[str, ...]:
@@ -121,6 +130,11 @@ def _spec(name: str) -> ModelSpec:
     facts: dict[str, Any] = {key: entry[key] for key in ("hf_id", "family", "source") if key in entry}
     facts |= {key: float(entry[key]) for key in ("published_total", "published_active") if key in entry}
     return spec_from_config(entry["config"], name, aliases=tuple(entry.get("aliases", ())), **facts)
+
+
+@cache
+def _hub_ids() -> frozenset[str]:
+    return frozenset(str(entry["hf_id"]).lower() for entry in _entries().values() if "hf_id" in entry)
 
 
 @cache
@@ -220,12 +234,27 @@ def _recipe_as_model(text: str) -> InputError:
     return InputError("this is a recipe file, not a model; pass it to check, estimate or plan", "model", text, fixes)
 
 
-def _is_path(text: str) -> bool:
-    """Return whether a text is a file path: ends in .json, starts like a path, or has a separator and exists."""
-    if text.lower().endswith(".json") or text.startswith((".", "~", os.sep)):
+def is_path(text: str) -> bool:
+    """Return whether a text is a file path: written like one, or an existing file or folder.
+
+    A shipped model's name alone is never a path, so that a recipe means the same model in every working directory; nor
+    is an id such as org/name, unless it or its folder exists.
+    """
+    if text.lower().endswith(".json") or text.startswith((".", "~", os.sep)) or text.endswith(os.sep):
         return True
-    separators = [mark for mark in (os.sep, os.altsep) if mark]
-    return any(mark in text for mark in separators) and file_access.exists(text)
+    if os.sep not in text:
+        return file_access.exists(text) and not _is_listed(text)
+    if text.count(os.sep) > 1 or file_access.exists(text):
+        return True
+    return file_access.is_dir(os.path.dirname(text)) and text.lower() not in _hub_ids()
+
+
+def _is_listed(text: str) -> bool:
+    """Return whether a text names one or several shipped models."""
+    try:
+        return _resolve(text) is not None
+    except InputError:
+        return True
 
 
 def _from_path(text: str) -> ModelSpec:
@@ -234,6 +263,8 @@ def _from_path(text: str) -> ModelSpec:
         raise _recipe_as_model(text)
     path = file_access.resolved(text)
     name = path.name if file_access.is_dir(path) else path.parent.name if path.name == "config.json" else path.stem
+    if name in _entries():  # another model than the shipped one of that name, which frameworks look up by name
+        name = str(path)
     try:
         return spec_from_config(config, name or "model", source=text)
     except InputError as error:

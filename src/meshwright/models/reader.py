@@ -54,7 +54,10 @@ def load_config(path: str | Path) -> dict[str, Any]:
     file = Path(path, "config.json") if file_access.is_dir(path) else Path(path)
     sent = file_access.text_of(file, "model")
     if sent is None and not os.path.isfile(file):
-        raise InputError("config.json not found", field="model", value=str(file))
+        if file_access.is_dir(path):
+            fix = ("a folder with config.json",)
+            raise InputError("the folder has no config.json", field="model", value=str(path), fix=fix)
+        raise file_access.missing_path(path, "model")
     try:
         size = file.stat().st_size if sent is None else len(sent.encode())
         if size > MAX_BYTES:

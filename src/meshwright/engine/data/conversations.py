@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.engine.data.files import Row, row_error
@@ -44,24 +44,26 @@ class ColumnSchema:
     """A known set of columns and the key that each one maps to."""
 
     required: dict[str, str]  # key: column
-    optional: tuple[tuple[str, str], ...] = ()  # (key, column)
+    optional: dict[str, str] = field(default_factory=dict)  # a row without such a column has no value for its key
 
 
+CHAT = {"tools": "tools", "system": "system"}  # optional columns of conversations
 COLUMN_SCHEMAS = (
-    ColumnSchema({"messages": "messages"}, (("tools", "tools"),)),
-    ColumnSchema({"messages": "conversations"}, (("tools", "tools"), ("system", "system"))),
-    ColumnSchema({"messages": "conversation"}, (("tools", "tools"), ("system", "system"))),
-    ColumnSchema({"prompt": "prompt", "response": "response"}, (("system", "system"),)),
-    ColumnSchema({"prompt": "prompt", "response": "completion"}, (("system", "system"),)),
-    ColumnSchema({"prompt": "instruction", "response": "output"}, (("input", "input"), ("system", "system"))),
-    ColumnSchema({"prompt": "instruction", "response": "response"}, (("input", "context"), ("system", "system"))),
-    ColumnSchema({"prompt": "question", "response": "answers"}, (("context", "context"),)),
-    ColumnSchema({"prompt": "question", "response": "answer"}, (("context", "context"),)),
-    ColumnSchema({"prompt": "problem", "response": "generated_solution"}),
-    ColumnSchema({"prompt": "problem", "response": "solution"}),
-    ColumnSchema({"prompt": "input", "response": "output"}, (("system", "system"),)),
+    ColumnSchema({"messages": "messages"}, CHAT),
+    ColumnSchema({"messages": "conversations"}, CHAT),
+    ColumnSchema({"messages": "conversation"}, CHAT),
+    ColumnSchema({"prompt": "prompt", "response": "response"}, CHAT),
+    ColumnSchema({"prompt": "prompt", "response": "completion"}, CHAT),
+    ColumnSchema({"prompt": "instruction", "response": "output"}, {"input": "input", **CHAT}),
+    ColumnSchema({"prompt": "instruction", "response": "response"}, {"input": "context", **CHAT}),
+    ColumnSchema({"prompt": "question", "response": "answers"}, {"context": "context", **CHAT}),
+    ColumnSchema({"prompt": "question", "response": "answer"}, {"context": "context", **CHAT}),
+    ColumnSchema({"prompt": "problem", "response": "generated_solution"}, CHAT),
+    ColumnSchema({"prompt": "problem", "response": "solution"}, CHAT),
+    ColumnSchema({"prompt": "input", "response": "output"}, CHAT),
     ColumnSchema({"text": "text"}),
 )
+REQUIRED = ("messages", "prompt", "response", "text")  # keys whose column every row has; others are optional
 
 
 @dataclass(frozen=True)
@@ -75,19 +77,25 @@ class Conversation:
 
 
 def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: str) -> dict[str, str]:
-    """Map conversation keys to columns: from data.columns if set, else by matching the known schemas."""
+    """Map conversation keys to columns: from data.columns if set, else by matching the known schemas.
+
+    `columns` are those of one row, which must have the required ones. Optional ones are returned whether it has them or
+    not: other rows may. An empty name in data.columns (`data.columns.tools=`) leaves an optional column out.
+    """
     available = list(columns)
     for key, column in configured.items():
         if key not in COLUMN_KEYS and key != "images":
             raise unknown("data.columns", key, COLUMN_KEYS)
-        if column not in available:
-            raise _missing_column(key, column, available)
+        if key in REQUIRED and column not in available:
+            raise missing_column(key, column, available)
     selected = {key: column for key, column in configured.items() if key != "images"}
-    if selected:
-        return _check_columns(selected, available)
+    if set(selected) & set(REQUIRED):
+        chosen = _check_columns(selected, available)
+        return {key: column for key, column in {**({} if "text" in chosen else CHAT), **chosen}.items() if column}
     for schema in COLUMN_SCHEMAS:
         if set(schema.required.values()) <= set(available):
-            return {**schema.required, **{key: column for key, column in schema.optional if column in available}}
+            found = {**schema.required, **schema.optional, **selected}
+            return {key: column for key, column in found.items() if column}
     raise InputError(
         f"{name} has the columns {', '.join(available)}, which match no known conversation schema "
         "(messages; prompt and response; instruction, input and output; question and answer; text)",
@@ -109,7 +117,8 @@ def _check_columns(selected: dict[str, str], available: list[str]) -> dict[str, 
     )
 
 
-def _missing_column(key: str, column: str, available: list[str]) -> InputError:
+def missing_column(key: str, column: str, available: Sequence[str]) -> InputError:
+    """Return the error for a column of data.columns that the dataset does not have."""
     suggestions = closest(column, available)
     hint = f"did you mean {' or '.join(suggestions)}?" if suggestions else f"it has {', '.join(available)}"
     return InputError(
@@ -121,9 +130,9 @@ def _missing_column(key: str, column: str, available: list[str]) -> InputError:
 
 
 def parse_conversation(row: Row, columns: Mapping[str, str], where: str) -> Conversation:
-    """Parse a row into a conversation."""
-    for column in columns.values():
-        if column not in row:
+    """Parse a row into a conversation; an absent or null optional column is empty."""
+    for key, column in columns.items():
+        if key in REQUIRED and column not in row:
             suggestions = closest(column, row)
             hint = (
                 f"; did you mean {' or '.join(suggestions)}?"
@@ -134,32 +143,43 @@ def parse_conversation(row: Row, columns: Mapping[str, str], where: str) -> Conv
     tools = _tools(row.get(columns.get("tools", "")), where)
     if "messages" in columns:
         messages = _messages(row[columns["messages"]], columns["messages"], where)
-        system = _text(row[columns["system"]], columns["system"], where) if "system" in columns else ""
-        if system and messages[0]["role"] != "system":
-            messages.insert(0, {"role": "system", "content": system})
-        return Conversation(messages, tools)
+        system = _text(row.get(columns.get("system", "")), columns.get("system", ""), where)
+        return Conversation(_with_system(messages, system, columns.get("system", ""), where), tools)
     if "text" in columns:
         text = _text(row[columns["text"]], columns["text"], where)
         return Conversation([], text=text)
-    return _prompt_response(row, columns, where)
+    return _prompt_response(row, columns, where, tools)
 
 
-def _prompt_response(row: Row, columns: Mapping[str, str], where: str) -> Conversation:
+def _with_system(messages: list[Message], system: str, column: str, where: str) -> list[Message]:
+    """Return the messages with a system message from its own column, unless they contain the same one."""
+    own = next((message["content"] for message in messages[:1] if message["role"] in ("system", "developer")), None)
+    if not system or own == system:
+        return messages
+    if own is not None:
+        fix = ("remove one of the two", "data.columns.system= (ignores the column)")
+        raise row_error(where, f"column {column} differs from the system message of the conversation", fix)
+    return [{"role": "system", "content": system}, *messages]
+
+
+def _prompt_response(row: Row, columns: Mapping[str, str], where: str, tools: list[Any] | None = None) -> Conversation:
     """Build a user turn (context, prompt, input) and its assistant turn."""
+    system = _text(row.get(columns.get("system", "")), columns.get("system", ""), where)
     prompt, response = (row[columns[key]] for key in ("prompt", "response"))
     if isinstance(prompt, list) and isinstance(response, list) and prompt and isinstance(prompt[0], dict):
         both = _messages(prompt, columns["prompt"], where) + _messages(response, columns["response"], where)
-        return Conversation(both)
+        return Conversation(_with_system(both, system, columns.get("system", ""), where), tools)
     texts = {
-        key: _text(row[column], column, where) for key, column in columns.items() if key not in ("response", "tools")
+        key: _text(row.get(column), column, where)
+        for key, column in columns.items()
+        if key not in ("response", "tools", "system")
     }
     user_text = "\n\n".join(texts[key] for key in ("context", "prompt", "input") if texts.get(key))
     if not user_text:
         raise row_error(where, f"the prompt ({columns['prompt']}) is empty")
     answer = _answer(response, columns["response"], where)
-    system = [{"role": "system", "content": texts["system"]}] if texts.get("system") else []
     turns = [{"role": "user", "content": user_text}, {"role": "assistant", "content": answer}]
-    return Conversation(system + turns, plain=True)
+    return Conversation(_with_system(turns, system, columns.get("system", ""), where), tools, plain=True)
 
 
 def _answer(value: object, column: str, where: str) -> str:
@@ -189,6 +209,8 @@ def _tools(value: object, where: str) -> list[Any] | None:
             value = json.loads(value)
         except ValueError as error:
             raise row_error(where, f"the tools are not JSON: {error}") from None
+        if not value:  # null, or an empty list
+            return None
     if not isinstance(value, list):
         raise row_error(where, f"the tools must be a list, not {type(value).__name__}")
     return value

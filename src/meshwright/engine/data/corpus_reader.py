@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from meshwright.engine.data.files import longest_suffix, require_package
 from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.errors import InputError, closest
+from meshwright.file_access import missing_path
 
 SUFFIXES = (".jsonl", ".ndjson", ".txt", ".parquet", *(f"{e}{c}" for e in (".jsonl", ".txt") for c in (".gz", ".zst")))
 BLOCK_BYTES = 1 << 20  # bytes read and encoded at a time
@@ -167,8 +168,9 @@ def find_text_files(inputs: Sequence[str]) -> list[Path]:
                 raise InputError(f"the folder has no text files ({', '.join(SUFFIXES)})", field=INPUTS, value=name)
             found += matches
         elif not path.is_file():
-            what = "not a file or folder" if path.exists() else "no such file or folder"
-            raise InputError(what, field=INPUTS, value=name, fix=_near(path) if not path.exists() else ())
+            if not path.exists():
+                raise missing_path(name, INPUTS)
+            raise InputError("not a file or folder", field=INPUTS, value=name)
         elif not longest_suffix(path, SUFFIXES):
             raise InputError(f"unsupported file type ({', '.join(SUFFIXES)})", field=INPUTS, value=name)
         else:
@@ -176,11 +178,6 @@ def find_text_files(inputs: Sequence[str]) -> list[Path]:
     if not found:
         raise InputError("no input files", field=INPUTS)
     return found
-
-
-def _near(path: Path) -> tuple[str, ...]:
-    siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    return tuple(str(path.parent / name) for name in closest(path.name, siblings))
 
 
 def blocks(files: Sequence[Path], text_column: str) -> Iterator[Block]:

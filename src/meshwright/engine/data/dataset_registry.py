@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from meshwright.engine.data.files import FIELD, Rows, find_rows, require_package
 from meshwright.errors import InputError, closest, first_line
+from meshwright.file_access import missing_path, neighbours
+from meshwright.notes import note
 
 HUB_TIMEOUT_S = 3.0  # connect timeout; an unreachable hub would otherwise retry for half a minute
 
@@ -53,9 +55,11 @@ def open_rows(name: str, split: str, streaming: bool = False) -> Rows:
     """Open the rows of a dataset given by path, short name or hub id."""
     path = Path(name).expanduser()
     if path.exists():
+        if name in REGISTRY:
+            note(f"dataset {name} is {path.resolve()}, not the registered dataset {REGISTRY[name].hub_id}")
         return find_rows(path, split, name)
-    if path.is_absolute() or name.startswith((".", "~")):
-        raise InputError("no such file or folder", field=FIELD, value=name)
+    if path.is_absolute() or name.startswith((".", "~")) or name.endswith("/") or name.count("/") > 1:
+        raise missing_path(name, FIELD)
     known = REGISTRY.get(name)
     if known is None and "/" not in name:
         known = RegisteredDataset("")
@@ -155,7 +159,7 @@ def _not_found(name: str, hub_id: str, hub_error: str = "") -> InputError:
         )
         if not root:
             fix.insert(1, "export MESHWRIGHT_DATA=FOLDER")
-    elif suggestions := closest(name, REGISTRY):
+    if suggestions := [*neighbours(Path(name)), *([] if hub_id else closest(name, REGISTRY))]:
         hint = f"; did you mean {' or '.join(suggestions)}?"
         fix = [f"{FIELD}={one}" for one in suggestions] + fix
     reason = f"dataset not found{hint} (searched {'; '.join(searched)})"

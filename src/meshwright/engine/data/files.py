@@ -43,7 +43,7 @@ class Rows:
         """Yield the rows from `start` on; earlier rows are skipped without being parsed."""
         if self.dataset is not None:
             for number, row in enumerate(self.dataset.skip(start), start):
-                yield f"{self.name}[{number}]", row
+                yield f"{self.name}[{number}]", _without_nulls(row)
             return
         for path in self.files:
             skipped = 0
@@ -242,10 +242,21 @@ def _parquet(path: Path, start: int) -> RowIterator:
                 else:
                     rows = batch.to_pylist()
                 for row in rows:
-                    yield f"{path} row {number}", None if number < start else row
+                    yield f"{path} row {number}", None if number < start or row is None else _without_nulls(row)
                     number += 1
     except (OSError, ValueError) as error:  # pyarrow's errors derive from these
         raise row_error(f"{path} row {number}", f"not Parquet: {error}") from None
+
+
+def _without_nulls(row: Row) -> Row:
+    """Return a row of a typed table without the nulls in its objects, which stand for keys that other rows have."""
+    return {column: _pruned(value) if isinstance(value, list | dict) else value for column, value in row.items()}
+
+
+def _pruned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _pruned(one) for key, one in value.items() if one is not None}
+    return [_pruned(one) for one in value] if isinstance(value, list) else value
 
 
 def _object(where: str, row: object) -> Row:

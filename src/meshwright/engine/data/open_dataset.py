@@ -21,6 +21,7 @@ from meshwright.engine.data.shards import (
 )
 from meshwright.engine.data.shuffle import Shuffled
 from meshwright.errors import InputError, closest
+from meshwright.notes import note
 from meshwright.recipes.types import Recipe
 
 MOCK = "mock"
@@ -72,6 +73,8 @@ def _blend(recipe: Recipe, vocab: int, held_out: bool, pretrained: Path | None) 
 
 def _open_one(recipe: Recipe, name: str, vocab: int, held_out: bool, pretrained: Path | None) -> Source:
     """Open one dataset."""
+    if name in MOCK_NAMES and Path(name).exists():
+        note(f"dataset {name} is random data; write ./{name} for the file or folder of that name")
     if recipe.goal != "pretrain":
         from meshwright.engine.data.instructions import open_instructions
 

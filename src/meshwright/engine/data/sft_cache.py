@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.engine.data.cache import cache_folder, cache_lock, cache_not_writable
-from meshwright.engine.data.conversations import detect_columns, parse_conversation, untrainable_reason
+from meshwright.engine.data.conversations import detect_columns, missing_column, parse_conversation, untrainable_reason
 from meshwright.engine.data.files import FIELD, Row, Rows
 from meshwright.engine.data.templates import ChatTemplate, MaskedTokens
 from meshwright.engine.data.tokenizers import load_tokenizer
@@ -27,7 +27,7 @@ from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.engine.fsync import atomic_folder
 from meshwright.errors import InputError
 
-CACHE_VERSION = 2  # increment when the files or the tokens of the same text change
+CACHE_VERSION = 3  # increment when the files or the tokens of the same text change
 STATS = "stats.json"  # written last: its presence marks a complete cache folder
 CHUNK = 256  # rows tokenized together
 PARALLEL_ROWS = 20_000  # rows from which worker processes pay off
@@ -54,7 +54,8 @@ class TokenizationStats(msgspec.Struct, frozen=True):
     no_targets: int = 0  # rows dropped because truncation left no target token
     untrainable: int = 0  # rows dropped because they have no target tokens
     first_untrainable: str = ""  # location and reason of the first of those
-    columns: dict[str, str] = {}
+    columns: dict[str, str] = {}  # of at least one row
+    unused_tools: int = 0  # conversations with tools that the chat template does not render
     mask_source: str = ""  # how answers were located, see ChatTemplate.mask_source
 
     def lines(self) -> list[str]:
@@ -65,6 +66,8 @@ class TokenizationStats(msgspec.Struct, frozen=True):
             f"{self.kept} of {self.rows} conversations, {self.tokens} tokens, {self.target_tokens} of them in the loss "
             f"({parts}; {self.mask_source})"
         ]
+        if self.unused_tools:
+            lines.append(f"{self.unused_tools} with tools, which the chat template does not render")
         if self.truncated:
             lines.append(f"{self.truncated} truncated (the longest has {self.max_length} tokens)")
         if dropped:
@@ -131,7 +134,8 @@ def _build(
     policy: Policy,
     workers: int,
 ) -> None:
-    columns = detect_columns(rows.first(), columns, rows.name)
+    first, configured = rows.first(), columns
+    columns = detect_columns(first, columns, rows.name)
     count = rows.count()
     name = template.tokenizer.name_or_path
     tokenize_rows = _RowTokenizer(template, columns, policy)
@@ -143,11 +147,14 @@ def _build(
             with processes as pool, _progress(count) as advance:
                 results = _results(pool, tokenize_rows, worker_args, _chunks(rows), workers)
                 stats = _write(partial_folder, results, advance)
+            for key, column in configured.items():
+                if column and key in columns and key not in stats.columns:
+                    raise missing_column(key, column, list(first))
             if not stats.kept:
                 detail = f"; {stats.lines()[-1]}" if stats.rows else ""
                 reason = f"none of its {stats.rows} rows has target tokens{detail}"
                 raise InputError(reason, field=FIELD, value=rows.name)
-            stats = msgspec.structs.replace(stats, columns=columns, mask_source=template.mask_source)
+            stats = msgspec.structs.replace(stats, mask_source=template.mask_source)
             (partial_folder / STATS).write_bytes(msgspec.json.encode(stats))
     except OSError as error:
         raise cache_not_writable(folder, error) from None
@@ -186,6 +193,7 @@ class _RowTokenizer:
             else:
                 conversations.append(conversation)
                 locations.append(where)
+        unused_tools = 0 if self.template.renders_tools else sum(one.tools is not None for one in conversations)
         full = self.template.tokens(conversations, locations) if conversations else []
         fitted = [truncate(one, self.policy, where) for one, where in zip(full, locations, strict=True)]
         kept = [one for one in fitted if one is not None and one.loss_mask.any()]
@@ -201,6 +209,8 @@ class _RowTokenizer:
             too_long=sum(one is None for one in fitted),
             no_targets=sum(one is not None and not one.loss_mask.any() for one in fitted),
             untrainable=len(untrainable),
+            columns={key: name for key, name in self.columns.items() if any(name in row for _, row in chunk)},
+            unused_tools=unused_tools,
             first_untrainable=untrainable[0] if untrainable else "",
         )
         return ChunkResult(kept, stats)
@@ -287,13 +297,17 @@ def _error(stats: dict[str, Any]) -> InputError:
     return InputError(stats["message"], field=stats["field"], value=stats["value"], fix=stats["fix"])
 
 
+COUNTS = (
+    *("rows", "kept", "tokens", "target_tokens", "truncated", "too_long", "no_targets", "untrainable"),
+    "unused_tools",
+)
+
+
 def _sum(a: TokenizationStats, b: TokenizationStats) -> TokenizationStats:
-    counts = {
-        name: getattr(a, name) + getattr(b, name)
-        for name in ("rows", "kept", "tokens", "target_tokens", "truncated", "too_long", "no_targets", "untrainable")
-    }
+    counts = {name: getattr(a, name) + getattr(b, name) for name in COUNTS}
     return TokenizationStats(
         **counts,
+        columns={**a.columns, **b.columns},
         max_length=max(a.max_length, b.max_length),
         first_untrainable=a.first_untrainable or b.first_untrainable,
     )

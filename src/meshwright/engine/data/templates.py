@@ -60,6 +60,11 @@ class ChatTemplate:
             return "no chat template: prompt, newline, response"
         return "answers from generation marks" if self.has_generation_mark else "answers from comparing turns"
 
+    @property
+    def renders_tools(self) -> bool:
+        """Return whether the template uses the tools of a conversation."""
+        return "tools" in self.text
+
     def tokens(self, conversations: Sequence[Conversation], locations: Sequence[str]) -> list[MaskedTokens]:
         """Return the conversations' tokens; locations are used in errors."""
         rendered = [

@@ -7,7 +7,8 @@ from typing import Any
 
 from meshwright.engine.data import byte_level
 from meshwright.errors import InputError, first_line
-from meshwright.models.catalogue import find
+from meshwright.file_access import missing_path, neighbours
+from meshwright.models.catalogue import find, is_path
 from meshwright.recipes.types import Recipe
 
 FIELD = "data.tokenizer"
@@ -23,8 +24,8 @@ def load_tokenizer(source: Recipe | str | Path, pretrained: Path | None = None) 
         path = path.parent
     if path.is_dir():
         return _load(str(path), name, cached=False)
-    if path.is_absolute() or name.startswith((".", "~")):
-        raise InputError("no such folder", field=FIELD, value=name, fix=_folder_fix())
+    if path.is_absolute() or name.startswith((".", "~")) or name.endswith("/") or name.count("/") > 1:
+        raise missing_path(name, FIELD, "no such folder")
     return _load(name, name, cached=True)
 
 
@@ -47,7 +48,7 @@ def _name(recipe: Recipe, pretrained: Path | None) -> str:
         return str(pretrained)
     if recipe.checkpoint.pretrained:
         return recipe.checkpoint.pretrained
-    if Path(recipe.model).expanduser().exists():
+    if is_path(recipe.model):
         return recipe.model
     hub_id = find(recipe.model).hf_id
     if hub_id:
@@ -80,8 +81,9 @@ def _load_error(name: str, cached: bool, error: Exception) -> InputError:
         reason = "the tokenizer needs remote code, which is never run"
         return InputError(reason, field=FIELD, value=name, fix=_folder_fix())
     if cached:
-        reason = "not a folder and not in the local Hugging Face cache"
-        fix = (f"hf download {name} --include '*token*' '*.jinja'", *_folder_fix())
+        near = neighbours(Path(name))
+        reason = f"not a folder{f' (did you mean {near[0]}?)' if near else ''} and not in the local Hugging Face cache"
+        fix = (*near[:1], f"hf download {name} --include '*token*' '*.jinja'", *_folder_fix())
         return InputError(reason, field=FIELD, value=name, fix=fix)
     reason = "no tokenizer in this folder" if "backend tokenizer" in str(error) else f"cannot read: {first_line(error)}"
     return InputError(reason, field=FIELD, value=name, fix=_folder_fix())

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError, unknown
-from meshwright.models import ModelSpec, config_of, find, load_config, names, spec_from_config
+from meshwright.models import ModelSpec, config_named, find, spec_from_config
 from meshwright.models.readers.diffusion import FLUX_DEFAULTS, WAN_DEFAULTS
 from meshwright.recipes.types import Recipe
 
@@ -133,8 +133,7 @@ def is_diffusion(recipe: Recipe) -> bool:
 
 def config_for(recipe: Recipe) -> DenoiserConfig:
     """Return the diffusers config of a recipe's model."""
-    name = find(recipe.model).name
-    config = denoiser_config(config_of(name) if name in names() else load_config(recipe.model))
+    config = denoiser_config(config_named(recipe.model))
     changes = {k: v for k, v in msgspec.structs.asdict(recipe.architecture).items() if v is not None}
     for field, value in changes.items():
         if field != "layers" or config.class_name == FLUX:

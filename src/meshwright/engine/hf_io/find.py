@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.file_access import missing_path, neighbours
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -32,8 +33,8 @@ def find_folder(pretrained: str) -> Path:
         raise InputError(
             f"{path} is a file, not a folder", field=FIELD, value=pretrained, fix=(f"{FIELD}={path.parent}",)
         )
-    if path.is_absolute() or pretrained.startswith((".", "~")) or pretrained.count("/") > 1:
-        raise InputError("no such folder", field=FIELD, value=pretrained, fix=("check the path",))
+    if path.is_absolute() or pretrained.startswith((".", "~")) or pretrained.endswith("/") or pretrained.count("/") > 1:
+        raise missing_path(pretrained, FIELD, "no such folder")
     return _cached_snapshot(pretrained)
 
 
@@ -54,11 +55,17 @@ def _cached_snapshot(model_id: str) -> Path:
         candidates = sorted((one for one in snapshots.iterdir() if one.is_dir()), key=lambda one: one.stat().st_mtime)
     folder = next((one for one in reversed(candidates) if (one / CONFIG).is_file()), None)
     if folder is None:
+        near = neighbours(Path(model_id))
         raise InputError(
-            f"no folder {model_id}, and no model of that id in {cache}; nothing is downloaded automatically",
+            f"no folder {model_id}{f' (did you mean {near[0]}?)' if near else ''}, and no model of that id in {cache}; "
+            "nothing is downloaded automatically",
             field=FIELD,
             value=model_id,
-            fix=(f"hf download {model_id}", f"{FIELD}=path of a folder with config.json and safetensors files"),
+            fix=(
+                *near[:1],
+                f"hf download {model_id}",
+                f"{FIELD}=path of a folder with config.json and safetensors files",
+            ),
         )
     return folder
 

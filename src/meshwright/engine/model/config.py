@@ -10,7 +10,7 @@ import msgspec
 from meshwright.engine.model.build import transformers_config
 from meshwright.engine.vision.vision_modules import VISION_MODULES
 from meshwright.errors import InputError
-from meshwright.models import ModelSpec, config_of, find, load_config, names, spec_from_config
+from meshwright.models import ModelSpec, config_named, spec_from_config
 from meshwright.recipes.types import Recipe
 
 # Architecture field of a recipe -> transformers' names for it.
@@ -105,8 +105,7 @@ LISTS = ("layer_types", "layers_block_type")
 
 def _published(model: str) -> Mapping[str, Any]:
     """Return the config.json of a catalog name or alias, or at a path."""
-    name = find(model).name
-    return config_of(name) if name in names() else load_config(model)
+    return config_named(model)
 
 
 def _values(config: Any) -> dict[str, Any]:

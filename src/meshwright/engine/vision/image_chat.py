@@ -60,13 +60,12 @@ def read_records(
     """Parse all rows; raise at a row without target tokens."""
     found: list[Record] = []
     columns: dict[str, str] = {}
-    image_column = ""
+    image_columns = (recipe_columns["images"],) if recipe_columns.get("images") else IMAGE_COLUMNS
     for where, read in rows:
         row = _rewrite_row(read, rewrite, where)
         if not columns:
-            image_column = recipe_columns.get("images") or next((name for name in IMAGE_COLUMNS if name in row), "")
             columns = detect_columns(row, recipe_columns, rows.name)
-        found.append(_record(row, columns, image_column, where))
+        found.append(_record(row, columns, image_columns, where))
         reason = untrainable_reason(found[-1].conversation, train_on)
         if reason:
             raise row_error(where, reason)
@@ -82,13 +81,13 @@ def _rewrite_row(row: Row, rewrite: Callable[[Row], Row] | None, where: str) -> 
         raise row_error(where, f"the row does not match this dataset's format: {error!r}") from None
 
 
-def _record(row: Row, columns: Mapping[str, str], image_column: str, where: str) -> Record:
+def _record(row: Row, columns: Mapping[str, str], image_columns: Sequence[str], where: str) -> Record:
     inline: list[Any] = []
     if "messages" in columns and isinstance(row.get(columns["messages"]), list):
         name = columns["messages"]
         row = {**row, name: [_extract_images(message, inline) for message in row[name]]}
     conversation = parse_conversation(row, columns, where)
-    from_column = _as_list(row.get(image_column)) if image_column else []
+    from_column = next((_as_list(row[name]) for name in image_columns if row.get(name) is not None), [])
     if inline and from_column:
         from_column = []  # the column repeats the images of the messages
     messages = [dict(message) for message in conversation.messages]
