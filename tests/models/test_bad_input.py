@@ -156,7 +156,7 @@ def test_a_missing_file_is_rejected(path: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_folder_without_config_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="the folder has no config.json"):
+    with pytest.raises(InputError, match=r"the folder has no config\.json"):
         load_config(tmp_path)
 
 
