@@ -19,7 +19,7 @@ from tests.engine.hf_folder import tiny_model, write_shards
 from tests.engine.ranks import run
 
 from meshwright.engine import hf_io
-from meshwright.engine.hf_io import read, shards
+from meshwright.engine.hf_io import shards
 from meshwright.engine.hf_io.files import SafetensorsFolder
 from meshwright.engine.model.build import transformers_config
 from meshwright.errors import InputError, OutputError
@@ -256,7 +256,7 @@ def test_loading_needs_one_slice_of_memory_besides_the_weights(tmp_path: Path) -
     run(1, write_large, str(tmp_path / "in"), config)
     for extra, local in run(2, peak_besides_weights, str(tmp_path / "in"), config):
         assert local > 230 << 20
-        assert extra < read.SLICE_BYTES + (32 << 20)
+        assert extra < SafetensorsFolder.slice_bytes + (32 << 20)
 
 
 # Rejected folders
@@ -304,7 +304,7 @@ def _only_pickled(folder: Path) -> None:
 
 def _quantize(folder: Path) -> None:
     settings = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**settings, "quantization_config": {"quant_method": "fp8"}}))
+    (folder / "config.json").write_text(json.dumps({**settings, "quantization_config": {"quant_method": "gptq"}}))
 
 
 SECOND = "model-00002-of-00002.safetensors"
@@ -320,7 +320,7 @@ BROKEN: dict[str, tuple[Callable[[Path], Any], dict[str, Any], tuple[str, ...]]]
     "absent": (lambda f: _rename_in_index(f, "gone.safetensors"), {}, ("gone.safetensors", "missing")),
     "wrong file": (lambda f: _rename_in_index(f, SECOND), {}, ("lm_head.weight", SECOND)),
     "pickled": (_only_pickled, {}, ("pytorch_model.bin", "safetensors")),
-    "quantized": (_quantize, {}, ("fp8", "bf16")),
+    "quantized": (_quantize, {}, ("gptq", "bf16")),
     "no weights": (lambda f: [x.unlink() for x in f.glob("model*")], {}, ("neither model.safetensors",)),
     "no config": (lambda f: (f / "config.json").write_text("{"), {}, ("config.json",)),
 }

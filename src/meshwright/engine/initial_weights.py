@@ -58,6 +58,9 @@ def _downloaded(recipe: Recipe) -> Path:
 
 def config_in(folder: Path, recipe: Recipe, config_for: Any) -> Any:
     """Return the config of a folder's model; raise InputError if its shape differs from the recipe's model."""
+    from meshwright.engine.hf_io.quantized import require_readable
+
+    require_readable(folder)
     theirs = config_for(msgspec.structs.replace(recipe, model=str(folder)))
     ours = config_for(recipe)
     differing = {

@@ -12,7 +12,8 @@ from .catalogue import (
     nearest_by_size,
     search,
 )
-from .reader import known_architectures, load_config, spec_from_config
+from .quantization import Quantization, quantization_of
+from .reader import decode_float, known_architectures, load_config, spec_from_config
 from .reshape import reshape
 from .spec import (
     MLA,
@@ -45,11 +46,13 @@ __all__ = [
     "ModelKind",
     "ModelSpec",
     "ParamCount",
+    "Quantization",
     "Vision",
     "all_specs",
     "catalogue_name",
     "config_named",
     "config_of",
+    "decode_float",
     "find",
     "find_by_shape",
     "is_path",
@@ -57,6 +60,7 @@ __all__ = [
     "load_config",
     "names",
     "nearest_by_size",
+    "quantization_of",
     "reshape",
     "search",
     "spec_from_config",

@@ -13,6 +13,7 @@ import msgspec
 from meshwright import file_access
 from meshwright.errors import InputError
 
+from .quantization import quantization_of
 from .readers import diffusion, gpt2, nemotron
 from .readers.architectures import SAME_AS, TRAITS
 from .readers.decoder import Decoder, grouped, read_decoder
@@ -45,6 +46,9 @@ def spec_from_config(config: Mapping[str, Any], name: str, **facts: Any) -> Mode
     if not isinstance(config, Mapping):
         raise InputError("the config must be a JSON object", field="config", value=type(config).__name__)
     spec = _read(config, name)
+    quantization = quantization_of(config)
+    if quantization is not None:
+        facts = {"quantization": quantization, **facts}
     return msgspec.structs.replace(spec, **facts) if facts else spec
 
 
@@ -66,7 +70,8 @@ def load_config(path: str | Path) -> dict[str, Any]:
                 field="model",
                 value=str(file),
             )
-        data = json.loads(file.read_bytes().decode("utf-8-sig") if sent is None else sent.removeprefix("\ufeff"))
+        text = file.read_bytes().decode("utf-8-sig") if sent is None else sent.removeprefix("\ufeff")
+        data = json.loads(text, object_hook=decode_float)
     except OSError as problem:
         raise InputError(f"the file cannot be read: {problem.strerror}", field="model", value=str(file)) from problem
     except (ValueError, RecursionError) as problem:  # not UTF-8, not JSON, truncated, or nested too deep
@@ -74,6 +79,12 @@ def load_config(path: str | Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise InputError("the file must contain a JSON object", field="model", value=str(file))
     return data
+
+
+def decode_float(values: dict[str, Any]) -> Any:
+    """Return the float that transformers writes as {"__float__": "Infinity"}; any other JSON object unchanged."""
+    encoded = values.get("__float__")
+    return float(encoded) if len(values) == 1 and encoded in ("Infinity", "-Infinity", "NaN") else values
 
 
 def _read(config: Mapping[str, Any], name: str) -> ModelSpec:

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from .quantization import Quantization
+
 ModelKind = Literal["causal_lm", "vision_language", "diffusion"]
 
 
@@ -307,6 +309,7 @@ class ModelSpec(msgspec.Struct, frozen=True, dict=True):
     hf_class: str = ""  # class name in transformers or diffusers
     activation: str = "silu"
     source: str = ""
+    quantization: Quantization | None = None  # of the weights in its folder
     published_total: float | None = None
     published_active: float | None = None
     aliases: tuple[str, ...] = ()

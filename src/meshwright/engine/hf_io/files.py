@@ -18,12 +18,15 @@ DOWNLOAD_AGAIN = ("download the file again",)
 class SafetensorsFolder:
     """The tensors in a folder's safetensors files, which are opened on first use."""
 
+    slice_bytes = 1 << 26  # to read at once: bounds the memory besides the weights
+
     def __init__(self, folder: Path, single: str = WEIGHTS, index: str = INDEX) -> None:
         self.folder = folder
         self.bytes_read = 0
         self._opened: dict[str, Any] = {}
         self._slices: dict[str, Any] = {}
-        self.file_of = self._read_index(folder / index) if (folder / index).is_file() else self._single_file(single)
+        self.stored_in = self._read_index(folder / index) if (folder / index).is_file() else self._single_file(single)
+        self.file_of: dict[str, str] = self.stored_in  # by name in the model's files; see QuantizedFolder
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a tensor in its file."""
@@ -34,7 +37,7 @@ class SafetensorsFolder:
         dtype = self._slice(name).get_dtype()
         if dtype not in FLOATS:
             raise InputError(
-                f"{name} in {self.folder / self.file_of[name]} is {dtype}: quantized weights are not supported",
+                f"{name} in {self.folder / self.stored_in[name]} is {dtype}: quantized weights are not supported",
                 field=FIELD,
                 fix=("start from a folder with bf16, fp16 or fp32 weights",),
             )
@@ -42,16 +45,16 @@ class SafetensorsFolder:
     def read(self, name: str, box: Sequence[slice] = ()) -> torch.Tensor:
         """Read a tensor, or the part of it given by one slice per dimension."""
         try:
-            found = self._slice(name)[tuple(box)] if box else self._file(self.file_of[name]).get_tensor(name)
+            found = self._slice(name)[tuple(box)] if box else self._file(self.stored_in[name]).get_tensor(name)
         except (OSError, RuntimeError) as error:
-            raise self._corrupt(self.file_of[name], error) from None
+            raise self._corrupt(self.stored_in[name], error) from None
         self.bytes_read += found.nbytes
         tensor: torch.Tensor = found
         return tensor
 
     def open_all(self) -> None:
         """Open every file, to find corrupt or truncated ones."""
-        for file in sorted(set(self.file_of.values())):
+        for file in sorted(set(self.stored_in.values())):
             self._file(file)
 
     def close(self) -> None:
@@ -61,7 +64,7 @@ class SafetensorsFolder:
 
     def _slice(self, name: str) -> Any:
         if name not in self._slices:
-            file = self.file_of[name]
+            file = self.stored_in[name]
             try:
                 self._slices[name] = self._file(file).get_slice(name)
             except Exception as error:  # safetensors has one error type: here the index names the wrong file

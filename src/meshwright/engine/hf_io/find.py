@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.file_access import missing_path, neighbours
+from meshwright.models import decode_float
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -80,7 +81,7 @@ def _hub_cache() -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"), object_hook=decode_float)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}", field=FIELD, fix=("download the folder again",)) from None
     if not isinstance(values, dict):

@@ -13,18 +13,26 @@ from typing import Any
 
 import torch
 
-from meshwright.engine.hf_io.files import SafetensorsFolder
 from meshwright.engine.hf_io.find import CONFIG, FIELD, read_json
 from meshwright.engine.hf_io.layout_map import Box, Shape, TensorLocation, local_views, locate_tensors
 from meshwright.engine.hf_io.name_map import FileTensor, NameMap, build_name_map
+from meshwright.engine.hf_io.quantized import QuantizedFolder, open_folder
 from meshwright.errors import InputError, closest, some
 
-SLICE_BYTES = 1 << 26  # bytes read at once: bounds the memory besides the weights
 # Keys of config.json that do not affect what a model computes, or that training changes on purpose.
 IGNORED_CONFIG_KEYS = (
     *("architectures", "transformers_version", "dtype", "torch_dtype", "use_cache", "output_router_logits"),
     *("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "max_position_embeddings", "task_specific"),
-    *("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop", "rescale_prenorm_residual"),
+    *(
+        "attention_dropout",
+        "hidden_dropout",
+        "residual_dropout",
+        "embedding_dropout",
+        "resid_pdrop",
+        "embd_pdrop",
+        "attn_pdrop",
+        "rescale_prenorm_residual",
+    ),
     *("router_aux_loss_coef", "aux_loss_alpha", "output_attentions", "output_hidden_states", "return_dict"),
 )
 
@@ -47,8 +55,7 @@ class FolderWeights:
     def __init__(self, folder: Path, names: NameMap) -> None:
         self.folder, self.names = folder, names
         self.config = read_json(folder / CONFIG)
-        _check_not_quantized(folder, self.config)
-        self.files = SafetensorsFolder(folder)
+        self.files = open_folder(folder)
         self.ignored: list[str] = []
         self.file_tensors = self._group_by_name(self.files.file_of)
         self._check_complete()
@@ -136,8 +143,10 @@ class FolderWeights:
 
     def _unknown(self, keys: list[str]) -> InputError:
         reason = f"has {some(keys)}, which the recipe's model does not have"
-        if keys[0].endswith("weight_scale_inv") or keys[0].endswith(("_blocks", "_scales")):
-            return self._error("has quantized weights, which are not supported", "use a folder with bf16 weights")
+        is_plain = not isinstance(self.files, QuantizedFolder)
+        if is_plain and keys[0].endswith(("weight_scale_inv", "weight_scale", "_blocks", "_scales")):
+            what = "has quantized weights, but no quantization_config in its config.json says how"
+            return self._error(what, "download its config.json again", "use a folder with bf16 weights")
         near = closest(keys[0], self.names.shapes, 1)
         reason += f" (it has {near[0]})" if near else ""
         method = self.config.get("model_type")
@@ -212,7 +221,7 @@ class FolderWeights:
             to.copy_(self.files.read(file_tensor.name))
             return
         rows, transposed = source_box[0], self._is_transposed(file_tensor, tuple(one.stop for one in box))
-        step = max(1, SLICE_BYTES // max(1, to.nbytes // to.shape[0]))
+        step = max(1, self.files.slice_bytes // max(1, to.nbytes // to.shape[0]))
         for first in range(rows.start, rows.stop, step):
             last = min(first + step, rows.stop)
             trailing = source_box[:0:-1] if transposed else source_box[1:]
@@ -236,18 +245,6 @@ def load_weights(stages: Sequence[Any], folder: Path, config: Any) -> LoadReport
                 weights.fill(tensor, name, where.get(name))
     weights.files.close()
     return weights.report()
-
-
-def _check_not_quantized(folder: Path, config: Mapping[str, Any]) -> None:
-    settings = config.get("quantization_config") or (config.get("text_config") or {}).get("quantization_config")
-    if settings:
-        method = settings.get("quant_method", "fewer bits") if isinstance(settings, Mapping) else "fewer bits"
-        raise InputError(
-            f"the weights in {folder} are quantized ({method}); training needs bf16, fp16 or fp32 weights",
-            field=FIELD,
-            value=str(folder),
-            fix=("use a folder of the same model with bf16 weights",),
-        )
 
 
 def _language_values(config: Any) -> dict[str, Any]:

@@ -12,29 +12,50 @@ from meshwright.engine import attention, experts
 from meshwright.engine.model.mtp import add_mtp
 from meshwright.engine.vision.vision_modules import VISION_MODULES, vision_modules_of
 from meshwright.errors import InputError, first_line
+from meshwright.models.quantization import KEYS as QUANTIZATION_KEYS
 
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}  # model types that use the class of another one
-DROPOUTS = ("attention_dropout", "hidden_dropout", "resid_pdrop", "embd_pdrop", "attn_pdrop")
+NEVER_TIED = ("nemotron_h",)  # classes without tied weights, whatever tie_word_embeddings says
+DROPOUTS = (
+    *("attention_dropout", "hidden_dropout", "residual_dropout", "embedding_dropout"),
+    *("resid_pdrop", "embd_pdrop", "attn_pdrop"),
+)
 # No padding row: torch drops its gradient, and with a sharded vocabulary each rank would drop another row.
 SETTINGS = {"use_cache": False, "pad_token_id": None, "rescale_prenorm_residual": False, "output_router_logits": False}
 
 
 def transformers_config(values: Mapping[str, Any]) -> Any:
-    """Return the transformers config of a config.json with training settings: no cache, dropout or padding row."""
-    from transformers import AutoConfig
+    """Return the transformers config of a config.json with training settings: no cache, dropout or padding row.
 
-    values = dict(values)
+    The quantization of a folder's files is left out: weights are dequantized as they are read, and saved plain.
+    """
+    from huggingface_hub.errors import StrictDataclassError
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    values = _without_file_settings(values)
     model_type = values.get("model_type")
     values["model_type"] = SAME_CLASS.get(str(model_type), model_type)
+    if values["model_type"] not in CONFIG_MAPPING:
+        raise InputError(f"transformers has no model type {model_type!r}", field="model", fix=("meshwright models",))
     try:
         config = AutoConfig.for_model(**values)
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, StrictDataclassError) as error:
         raise InputError(
-            f"transformers has no model type {model_type!r}: {error}", field="model", fix=("meshwright models",)
+            f"transformers rejects the config of this {model_type}: {error}",
+            field="model",
+            fix=("correct the value in config.json, or download the folder again",),
         ) from None
+    if config.model_type in NEVER_TIED:
+        config.tie_word_embeddings = False
     for part in (config, *_inner(config)):
         _set_present(part, dict.fromkeys(DROPOUTS, 0.0) | SETTINGS)
     return config
+
+
+def _without_file_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    inner = values.get("text_config")
+    kept = {name: value for name, value in values.items() if name not in QUANTIZATION_KEYS}
+    return {**kept, "text_config": _without_file_settings(inner)} if isinstance(inner, Mapping) else kept
 
 
 def _inner(config: Any) -> list[Any]:
@@ -62,7 +83,9 @@ def build_model(config: Any, dtype: torch.dtype, mtp: bool = False) -> nn.Module
             model: nn.Module = auto_class.from_config(config, dtype=dtype)
     except ValueError as error:
         raise InputError(
-            f"{config.model_type} is not a {description} in transformers: {first_line(error)}", field="model"
+            f"{config.model_type} is not a {description} in transformers: {first_line(error)}",
+            field="model",
+            fix=("data.images=true with a dataset of images",) if config.model_type.endswith("_text") else (),
         ) from None
     _copy_tying_flag(model)
     if mtp:

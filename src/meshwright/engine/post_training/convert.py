@@ -26,6 +26,7 @@ from meshwright.engine.post_training.open_checkpoint import (
 from meshwright.engine.rank_env import Process
 from meshwright.engine.warning_filters import no_progress
 from meshwright.errors import InputError
+from meshwright.models import quantization_of
 from meshwright.recipes.types import Kernels, Layout, Recipe
 
 UNLIMITED_BYTES = 1 << 62  # bytes
@@ -237,6 +238,7 @@ def _export_rank(
 def _from_folder(found: FoundCheckpoint, folder: Path, options: ConvertOptions) -> None:
     """Convert a model folder to another dtype or file size, or merge adapters into their model."""
     from meshwright.engine import hf_io
+    from meshwright.engine.hf_io.find import CONFIG, read_json
     from meshwright.engine.parallelize.fsdp import DTYPES
 
     if found.type == "adapters" and not options.merge:
@@ -246,6 +248,9 @@ def _from_folder(found: FoundCheckpoint, folder: Path, options: ConvertOptions) 
             value=str(found.path),
             fix=("--merge",),
         )
+    if found.type == "model" and quantization_of(read_json(found.path / CONFIG)) is not None:
+        _dequantize(found.path, folder, options)
+        return
     model = load_model(found.path, DTYPES[options.dtype] if options.dtype else "auto")
     if found.type == "adapters":
         model = model.merge_and_unload()
@@ -253,3 +258,38 @@ def _from_folder(found: FoundCheckpoint, folder: Path, options: ConvertOptions) 
     with no_progress():
         model.save_pretrained(folder, max_shard_size=largest)
     hf_io.copy_tokenizer(tokenizer_of(found.path), folder)
+
+
+def _dequantize(source: Path, folder: Path, options: ConvertOptions) -> None:
+    """Write a quantized folder as a plain one, one tensor in memory at a time."""
+    import torch
+
+    from meshwright.engine import hf_io
+    from meshwright.engine.hf_io.find import CONFIG, read_json
+    from meshwright.engine.hf_io.layout_map import TensorLocation
+    from meshwright.engine.hf_io.name_map import build_name_map
+    from meshwright.engine.hf_io.read import FolderWeights
+    from meshwright.engine.model.build import transformers_config
+    from meshwright.engine.model.mtp import mtp_depth
+    from meshwright.engine.parallelize.fsdp import DTYPES
+
+    config = transformers_config(read_json(source / CONFIG))
+    dtype = DTYPES[options.dtype or "bf16"]
+    weights = FolderWeights(source, build_name_map(config, mtp=mtp_depth(config.get_text_config()) == 1))
+    names = weights.names
+
+    def read(name: str) -> torch.Tensor:
+        tensor = torch.empty(names.shapes[name], dtype=names.buffer_dtypes.get(name, dtype))
+        weights.fill(tensor, name, TensorLocation(name))
+        return tensor
+
+    hf_io.write_folder(
+        {name: shape for name, shape in names.shapes.items() if name in weights.file_tensors},
+        read,
+        config,
+        folder,
+        dtype=dtype,
+        max_shard_gib=options.shard_gib,
+        consolidated=options.consolidated,
+        tokenizer=source,
+    )

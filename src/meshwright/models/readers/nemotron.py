@@ -26,6 +26,7 @@ DEFAULTS = {
     "use_conv_bias": True,
     "use_bias": False,
     "n_routed_experts": 8,
+    "n_shared_experts": 1,  # not read: their total width has a separate key
     "moe_intermediate_size": 7688,
     "moe_shared_expert_intermediate_size": 7688,
     "moe_latent_size": None,
@@ -64,19 +65,13 @@ def read_nemotron(fields: Fields) -> Decoder:
         hidden=hidden,
         layers=tuple(kinds[letter] for letter in pattern),
         vocab=fields.size("vocab_size"),
-        tied=_untied(fields),
+        tied=False,  # whatever tie_word_embeddings says: transformers' class has no tied weights
         max_seq_length=fields.size("max_position_embeddings"),
         final_norm_params=hidden,
         activation=fields.text("mlp_hidden_act"),
         mtp_layers=mtp,
         mtp_layer=_joined([kinds[letter] for letter in predicted], fields) if mtp else None,
     )
-
-
-def _untied(fields: Fields) -> bool:
-    if fields.flag("tie_word_embeddings"):
-        raise fields.error("tie_word_embeddings", "this architecture is only supported with untied embeddings")
-    return False
 
 
 def layer_pattern(fields: Fields, list_key: str, text_key: str) -> str:
@@ -129,7 +124,6 @@ def _attention(fields: Fields) -> Attention:
 
 def _experts(fields: Fields) -> MoE:
     experts, topk = fields.size("n_routed_experts"), fields.size("num_experts_per_tok")
-    fields.read.add("n_shared_experts")  # their total width has a separate key
     if topk > experts:
         raise fields.error("num_experts_per_tok", f"is larger than the {experts} experts")
     return MoE(
