@@ -33,9 +33,25 @@ DEEPSEEK = {**FAMILIES["deepseek_v3"], "num_nextn_predict_layers": 0, "hidden_si
 def words(folder: Path, out: Path, *more: str) -> list[str]:
     """Return the command line of two training steps from a folder."""
     return [
-        *("train", "llama3_8b_pretrain_config", "--model", str(folder), "--dataset", "mock", "--json", "--out", str(out)),
+        *(
+            "train",
+            "llama3_8b_pretrain_config",
+            "--model",
+            str(folder),
+            "--dataset",
+            "mock",
+            "--json",
+            "--out",
+            str(out),
+        ),
         *(f"checkpoint.pretrained={folder}", f"train.seed={SEED}", "train.steps=2"),
-        *("train.global_batch_size=2", f"data.seq_length={SEQ}", "layout.micro_batch_size=1", "layout.tp=1", "layout.cp=1"),
+        *(
+            "train.global_batch_size=2",
+            f"data.seq_length={SEQ}",
+            "layout.micro_batch_size=1",
+            "layout.tp=1",
+            "layout.cp=1",
+        ),
         *("moe.balancing=none", "moe.aux_loss=0", *more),
     ]
 
@@ -60,9 +76,7 @@ def test_train_from_an_mxfp4_folder_and_save_bf16(meshwright: Any, tmp_path: Pat
     folder, out = tmp_path / "in", tmp_path / "run"
     import_models("gpt_oss")
     expected = run(1, write, str(folder), "mxfp4")[0]
-    answer = meshwright(
-        *words(folder, out, "optimizer.lr=1e-12", "schedule.min_lr=0", "layout.ep=2", "--nproc", "2")
-    )
+    answer = meshwright(*words(folder, out, "optimizer.lr=1e-12", "schedule.min_lr=0", "layout.ep=2", "--nproc", "2"))
     assert answer.code == 0, answer.out + answer.err
     assert answer.json["losses"][0] == pytest.approx(expected, rel=2e-3)  # computed in bf16
     saved = json.loads((out / "model" / "config.json").read_text())
@@ -152,7 +166,12 @@ def convert_large(rank: int, world: int, path: str) -> tuple[float, float]:
     source, out = Path(path) / "in", Path(path) / "out"
     source.mkdir()
     config = {**quantized_cases.GPT_OSS, "num_hidden_layers": 12, "hidden_size": 512, "intermediate_size": 512}
-    config = {**config, "layer_types": ["full_attention"] * 12, "num_local_experts": 16, "quantization_config": {"quant_method": "mxfp4"}}
+    config = {
+        **config,
+        "layer_types": ["full_attention"] * 12,
+        "num_local_experts": 16,
+        "quantization_config": {"quant_method": "mxfp4"},
+    }
     (source / "config.json").write_text(json.dumps(config))
     plain = transformers_config(config)
     with torch.device("meta"):
