@@ -33,8 +33,8 @@ from meshwright.engine.checkpoint.metadata import (
     read_state,
 )
 from meshwright.engine.checkpoint.save import SaveError
-from meshwright.engine.checkpoint.stop_request import StopRequest
 from meshwright.engine.faults import RunError
+from meshwright.engine.stop_request import StopRequest, StopSignal
 from meshwright.errors import InputError
 from meshwright.recipes.index import load as load_recipe
 from meshwright.recipes.types import Layout, Optimizer
@@ -366,22 +366,41 @@ def test_nothing_in_a_checkpoint_is_a_pickle(tmp_path: Path) -> None:
 def _requested(*numbers: signal.Signals, grace_s: float = 30.0, pause_s: float = 0.0) -> str:
     late: list[str] = []
     with StopRequest(grace_s, late.append) as request:
+        request.phase = "training"
         for number in numbers:
             os.kill(os.getpid(), number)
             time.sleep(pause_s or 0.05)
     return ",".join([request.name, *late])
 
 
-def test_a_stop_request_is_received_and_a_second_sigterm_ends_immediately(tmp_path: Path) -> None:
-    term, user = signal.SIGTERM, signal.SIGUSR1
-    quiet, twice, both, again, late = children(
+def _early(alone: bool) -> str:
+    """Return how a stop before training ends: by an exception if nobody waits for this rank."""
+    late: list[str] = []
+    try:
+        with StopRequest(0.2, late.append, alone=alone):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.5)
+    except StopSignal as stop:
+        return f"raised {stop.name}"
+    return ",".join(late)
+
+
+def test_a_stop_request_survives_more_signals_and_only_the_third_ctrl_c_quits(tmp_path: Path) -> None:
+    term, user, ctrl_c = signal.SIGTERM, signal.SIGUSR1, signal.SIGINT
+    quiet, both, again, mixed, late, patient, quits, alone, waited_for = children(
         tmp_path,
         lambda: _requested(),
-        lambda: _requested(term, term),  # one request, sent by two senders
         lambda: _requested(user, term, pause_s=1.1),
-        lambda: _requested(term, term, pause_s=1.1),
+        lambda: _requested(*[term] * 4, pause_s=0.6),
+        lambda: _requested(term, ctrl_c, ctrl_c, pause_s=0.6),
         lambda: _requested(user, grace_s=0.05, pause_s=0.3),
+        lambda: _requested(ctrl_c, grace_s=0.05, pause_s=0.3),  # nobody kills a run after Ctrl-C
+        lambda: _requested(*[ctrl_c] * 3, pause_s=0.6),
+        lambda: _early(alone=True),
+        lambda: _early(alone=False),
     )
-    assert [quiet.result, twice.result, both.result, late.result] == ["", "SIGTERM", "SIGUSR1", "SIGUSR1,SIGUSR1"]
-    assert again.code == 128 + signal.SIGTERM
+    assert [quiet.result, both.result, again.result] == ["", "SIGUSR1", "SIGTERM"]
+    assert [mixed.result, late.result, patient.result] == ["SIGTERM", "SIGUSR1,SIGUSR1", "SIGINT"]
+    assert quits.code == 128 + signal.SIGINT
+    assert [alone.result, waited_for.result] == ["raised SIGTERM", "SIGTERM"]
     assert find_problems(tmp_path)  # an empty folder is not a checkpoint

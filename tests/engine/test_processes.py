@@ -371,7 +371,7 @@ def forks(folder: str) -> None:
 @pytest.mark.parametrize(
     ("number", "code", "message"),
     [
-        (signal.SIGINT, 3, "RunError interrupted"),
+        (signal.SIGINT, 130, "RunInterruptedError interrupted"),
         (signal.SIGTERM, 3, "RunError the run was stopped from outside (SIGTERM)"),
         (signal.SIGKILL, -9, ""),
     ],

@@ -40,8 +40,8 @@ class Train(TrainOptions, Request, frozen=True):
     """Train a recipe on our engine, on one or more ranks.
 
     Runs alone, on N ranks of this machine, or as a rank of torchrun or SLURM. If the run folder contains checkpoints,
-    training resumes from the latest one, on any number of ranks and in any layout. On SIGTERM or SIGUSR1 the run saves
-    a checkpoint and exits.
+    training resumes from the latest one, on any number of ranks and in any layout. On Ctrl-C, SIGTERM, SIGUSR1 or
+    SIGHUP the run saves a checkpoint, prints the command that resumes it and exits; the third Ctrl-C does not save.
     """
 
     recipe: RecipeName

@@ -67,8 +67,8 @@ def app(context: click.Context) -> None:
 
     Without a command on a terminal, it asks for model, GPUs and goal and recommends a recipe.
 
-    Exit codes: 0 success, 1 the answer is no, 2 bad input, 3 a run failed, 75 preempted (checkpoint saved; restart to
-    resume).
+    Exit codes: 0 success, 1 the answer is no, 2 bad input, 3 a run failed, 75 stopped (checkpoint saved; restart to
+    resume), 130 interrupted.
     """
     if context.invoked_subcommand in SERVE:
         gc.enable()  # servers run for long

@@ -13,6 +13,7 @@ import click
 from meshwright import api
 from meshwright.api.inputs import Field, Request, fields_of, range_of, read
 from meshwright.api.verbs import Verb
+from meshwright.cli.progress import Interrupted
 from meshwright.errors import MeshwrightError
 from meshwright.parsing import one_of
 
@@ -103,7 +104,10 @@ def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
     request, _ = read(verb.request, given, "cli", strings=True)
     if verb.runs:
         gc.enable()  # tensors are held in cycles
-    RUNNERS.get(verb.name, run)(verb, request, as_json)
+    try:
+        RUNNERS.get(verb.name, run)(verb, request, as_json)
+    except KeyboardInterrupt:
+        raise Interrupted("interrupted") from None
 
 
 def _prompt_missing(request: type[Request], given: dict[str, Any]) -> dict[str, Any]:

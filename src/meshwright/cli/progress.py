@@ -11,6 +11,10 @@ from contextlib import contextmanager, suppress
 START_OF_LINE = "\r\x1b[2K"  # return, and clear the line
 
 
+class Interrupted(Exception):  # noqa: N818  # Ctrl-C is not an error
+    """A command was ended by Ctrl-C; click would print an empty line for KeyboardInterrupt."""
+
+
 @contextmanager
 def progress_line(wanted: bool = True) -> Iterator[Callable[[str], None] | None]:
     """Yield a function that shows a line on a terminal's stderr; the line is cleared afterwards."""
@@ -22,8 +26,7 @@ def progress_line(wanted: bool = True) -> Iterator[Callable[[str], None] | None]
     try:
         yield _show if terminal else None
     except KeyboardInterrupt:
-        _write(START_OF_LINE * terminal + "interrupted; no files were written")  # click ends the line
-        raise
+        raise Interrupted("interrupted; no files were written") from None
     finally:
         _write(START_OF_LINE * terminal)
 

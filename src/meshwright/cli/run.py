@@ -6,18 +6,23 @@ import io
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import Any, NoReturn, TextIO
 
 import click
 
 from meshwright import extras
 from meshwright.cli.app import app
+from meshwright.cli.progress import Interrupted
 from meshwright.errors import MeshwrightError
 from meshwright.version import SCHEMA
 
 BAD_INPUT = 2
 OUTPUT_FAILED = 3
 INTERRUPTED = 130
+SAVED = 75
+SHOW_CURSOR = "\x1b[?25h"
+START_OF_LINE = "\r\x1b[2K"
 
 
 def run(args: list[str] | None = None) -> NoReturn:
@@ -46,13 +51,20 @@ def _run(arguments: list[str]) -> Any:
     try:
         return app.main(arguments, prog_name="meshwright", standalone_mode=False)
     except MeshwrightError as error:
+        if error.exit_code in (INTERRUPTED, SAVED):
+            _end_line(_stop_line(error))
+            return _print_json(error.to_dict(), arguments, error.exit_code)
         return _report(error.to_dict(), str(error), arguments, error.exit_code)
     except ImportError as error:
         explained = extras.explain(error, next((word for word in arguments if not word.startswith("-")), "meshwright"))
         if explained is None:
             raise
         return _report(explained.to_dict(), str(explained), arguments, explained.exit_code)
+    except Interrupted as error:
+        _end_line(str(error))
+        return INTERRUPTED
     except (KeyboardInterrupt, click.Abort):  # Ctrl-C, or Ctrl-D at a prompt
+        _end_line("interrupted")
         return INTERRUPTED
     except click.ClickException as error:
         text = error.format_message()
@@ -60,8 +72,31 @@ def _run(arguments: list[str]) -> Any:
         return _report(details, text, arguments, BAD_INPUT)
 
 
+def _stop_line(error: MeshwrightError) -> str:
+    """Return the line about a run that was stopped: what was saved, and how to resume."""
+    if not error.fix:
+        return str(error)
+    return f"{error}; {getattr(error, 'next_step', 'resume with')}: {' | '.join(error.fix)}"
+
+
+def _end_line(text: str) -> None:
+    """Print the last line of an interrupted command, with the cursor visible."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            if stream.isatty():
+                stream.write(SHOW_CURSOR)
+                stream.flush()
+    with suppress(OSError, ValueError, AttributeError):
+        print(f"{START_OF_LINE * sys.stderr.isatty()}{text}", file=sys.stderr, flush=True)
+
+
 def _report(details: dict[str, Any], text: str, arguments: list[str], code: int) -> int:
     _print_error(text, [str(fix) for fix in details["fix"] if not (" " in str(fix) and str(fix) in text)])
+    _print_error(text, [str(f) for f in details["fix"]])
+    return _print_json(details, arguments, code)
+
+
+def _print_json(details: dict[str, Any], arguments: list[str], code: int) -> int:
     if "--json" in arguments:
         print(json.dumps({"schema": SCHEMA, "error": details}, indent=2))
     return code

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 import click
@@ -78,9 +80,15 @@ def _dry_run(plan: Any) -> dict[str, Any] | None:
 
 def train(verb: Verb, request: Any, as_json: bool) -> None:
     """Print the response on rank 0; the other ranks of torchrun and SLURM print nothing."""
-    done = verb.handle(msgspec.structs.replace(request, json=as_json))
+    done = verb.handle(msgspec.structs.replace(request, json=as_json, command=command_line()))
     if done.outcome is not None:
         _print(verb, verb.respond(done, request), done, as_json)
+
+
+def command_line() -> tuple[str, ...]:
+    """Return the command line of this process as the user can type it again."""
+    as_module = Path(sys.argv[0]).name == "__main__.py"
+    return (*(("python", "-m", "meshwright") if as_module else ("meshwright",)), *sys.argv[1:])
 
 
 def launch(verb: Verb, request: Any, as_json: bool) -> None:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 SHOWN = 5  # names in a message
 
 
-def build_trainer(spec: RankSpec, device: torch.device) -> Trainer:
-    """Build this rank's trainer: mesh, data, model and optimizer."""
+def build_trainer(spec: RankSpec, device: torch.device, on_phase: Callable[[str], None] = lambda text: None) -> Trainer:
+    """Build this rank's trainer: mesh, data, model and optimizer; `on_phase` is called with what it does next."""
     from meshwright.engine.mesh import build_mesh
     from meshwright.engine.model_families import family_of
 
@@ -28,8 +28,11 @@ def build_trainer(spec: RankSpec, device: torch.device) -> Trainer:
     mesh = build_mesh(spec.recipe.layout, device.type)
     weights = Path(spec.weights) if spec.weights is not None else None
     if weights is not None and spec.write_random_weights:
+        on_phase("writing random initial weights")
         _on_rank_0(lambda: family.write_random(config, weights, spec.recipe.train.seed))
+    on_phase(f"preparing the data: {' + '.join(spec.recipe.data.blend) or spec.recipe.data.dataset}")
     source = family.open_source(spec.recipe, config, False, weights)
+    on_phase(f"loading the weights: {weights}" if weights is not None else f"building the model: {spec.recipe.model}")
     trainer = family.trainer()(spec.recipe, config, mesh, device, source, weights)
     if trainer.mesh.stage.rank == 0:  # each pipeline stage reports its own parameters
         _report_loaded(trainer)

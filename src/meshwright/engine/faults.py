@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
+import shlex
 import signal
 import sys
 import threading
@@ -14,8 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
 from meshwright.engine.metrics.jsonl import Lines, json_float, warn
-from meshwright.engine.rank_env import Process
+from meshwright.engine.rank_env import Launcher, Process
 from meshwright.engine.run_spec import NanPolicy
+from meshwright.engine.stop_request import StopSignal
 from meshwright.errors import InputError, MeshwrightError
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ T = TypeVar("T")
 
 TRACEBACK_LINES = 8  # from the end of a traceback
 MESSAGE_CHARACTERS = 600
+SHOW_CURSOR = "\x1b[?25h"
 FAULT_KEY = "meshwright/fault"  # in the ranks' store, set by the first rank that fails
 
 
@@ -38,9 +42,17 @@ class StoppedError(RunError):
     """A run was preempted and has saved a checkpoint; restart to resume (exit code 75)."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
+    next_step = "resume with"  # before the fix, on the line that reports the error
 
     def __init__(self, reason: str, field: str = "", value: object = None, fix: Sequence[str] = ()) -> None:
         super().__init__(reason, field, value, fix or RESTART)
+
+
+class RunInterruptedError(RunError):
+    """A run was ended by Ctrl-C before anything was saved (exit code 130)."""
+
+    exit_code = 128 + signal.SIGINT
+    next_step = "start again with"
 
 
 class Remedy(NamedTuple):
@@ -135,7 +147,45 @@ def explain_death(rank: int, world: int, exit_code: int) -> RunError:
 
 def interrupted() -> RunError:
     """Return the error of a run ended by Ctrl-C."""
-    return RunError("interrupted", fix=RESTART)
+    return RunInterruptedError("interrupted")
+
+
+def stopped_early(name: str, checkpoint: int | None, fix: Sequence[str]) -> RunError:
+    """Return the error of a run that a signal stopped before its first step; `checkpoint`: the newest one's step."""
+    by = signal_label(name)
+    if checkpoint is not None:
+        return StoppedError(f"{by} before the first step; the checkpoint of step {checkpoint} is unchanged", fix=fix)
+    if name == signal.SIGINT.name:
+        return RunInterruptedError(f"{by} before the first step; nothing was saved", fix=fix)
+    return StoppedError(f"{by} before the first step; there was nothing to save", fix=fix)
+
+
+def quit_error(checkpoint: int | None, fix: Sequence[str]) -> RunError:
+    """Return the error of a run whose user did not wait for its checkpoint."""
+    lost = f"what was trained after step {checkpoint} is lost" if checkpoint is not None else "nothing was saved"
+    return RunInterruptedError(f"interrupted (Ctrl-C pressed three times); {lost}", fix=fix)
+
+
+def newest_checkpoint(run: Path) -> int | None:
+    """Return the step of the newest checkpoint in a run folder; imports no torch, which may be half imported."""
+    with suppress(OSError):
+        steps = [int(one.name[5:]) for one in (run / "checkpoints").glob("step-*") if one.name[5:].isdecimal()]
+        return max(steps, default=None)
+    return None
+
+
+def restart_command(command: Sequence[str], folder: str | None, how: Launcher) -> tuple[str, ...]:
+    """Return the command that resumes a run in its folder, as exactly as this process knows it."""
+    named_out = any(word == "--out" or word.startswith("--out=") for word in command)
+    out = () if folder is None or named_out else ("--out", folder)
+    if how in ("torchrun", "slurm"):
+        return (f"the command that started the ranks{', and ' if out else ''}{shlex.join(out)}",)
+    return (shlex.join([*command, *out]),) if command else RESTART
+
+
+def signal_label(name: str) -> str:
+    """Return how a run was stopped, by the name of the signal."""
+    return "interrupted (Ctrl-C)" if name == signal.SIGINT.name else f"preempted{f' ({name})' if name else ''}"
 
 
 def blames_another(error: MeshwrightError) -> bool:
@@ -169,15 +219,15 @@ def guard(process: Process) -> Iterator[None]:
     """
     try:
         yield
-    except SystemExit:
+    except (SystemExit, StopSignal):
         raise
     except BaseException as error:
         explained = explain(error, process)
         if process.how in ("alone", "nproc"):
-            if explained is error:
+            if explained is error or isinstance(error, KeyboardInterrupt):
                 raise
             raise explained from error
-        if isinstance(explained, StoppedError):  # all ranks stop together, and none of them failed
+        if isinstance(explained, StoppedError | RunInterruptedError):  # all ranks stop together, and none failed
             if process.rank == 0:
                 print_error(explained, process)
         elif announce(explained):
@@ -198,28 +248,42 @@ def print_error(error: MeshwrightError, process: Process) -> None:
     """Print an error to stderr with its rank and fix."""
     rank = "" if isinstance(error, RunError) or process.world == 1 else f"{named(process.rank, process.world)}: "
     lines = [f"error: {rank}{error}", *(["fix:   " + " | ".join(error.fix)] if error.fix else [])]
+    if isinstance(error, StoppedError | RunInterruptedError):
+        lines = [f"{error}; {error.next_step}: {' | '.join(error.fix)}" if error.fix else str(error)]
     with suppress(OSError, ValueError):
         print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def ran_out_of_grace(process: Process, name: str, grace_s: float) -> NoReturn:
     """End a rank that could not save within the grace period after a stop request."""
-    error = RunError(
-        f"{named(process.rank, process.world)} could not save within {grace_s:g} s after the stop request ({name})",
-        fix=("a larger checkpoint.grace_s", *RESTART),
+    end_rank(
+        RunError(
+            f"{named(process.rank, process.world)} could not save within {grace_s:g} s after the stop request ({name})",
+            fix=("a larger checkpoint.grace_s", *RESTART),
+        ),
+        process,
     )
+
+
+def end_rank(error: RunError, process: Process) -> NoReturn:
+    """Report an error and end this rank at once, from any thread."""
     if process.how == "nproc":
         with suppress(OSError):
-            process.exit_reason.write_text(error.reason)
+            process.exit_reason.write_bytes(pickle.dumps(error))
+    elif isinstance(error, StoppedError | RunInterruptedError):
+        if process.rank == 0:
+            print_error(error, process)
     elif announce(error):
         print_error(error, process)
     leave(error.exit_code)
 
 
 def leave(code: int) -> NoReturn:
-    """End this process immediately, after flushing its output."""
+    """End this process immediately, after flushing its output and showing the cursor that a live panel hides."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):
+            if stream.isatty():
+                stream.write(SHOW_CURSOR)
             stream.flush()
     os._exit(code)
 

@@ -28,6 +28,14 @@ from typing import Any, NoReturn
 from meshwright.engine.faults import RunError, blames_another, explain, explain_death, guard, interrupted, leave
 from meshwright.engine.process_group import COLLECTIVE_TIMEOUT_S, join
 from meshwright.engine.rank_env import DeviceType, Process, detect, hosts
+from meshwright.engine.stop_request import (
+    STOP_SIGNALS,
+    Presses,
+    StopSignal,
+    after_stop,
+    exits_after_stop,
+    handled_signals,
+)
 from meshwright.engine.warning_filters import no_enum_warnings
 from meshwright.errors import InputError, MeshwrightError
 
@@ -40,8 +48,6 @@ PROBE_S = 3.0
 PRELOADED = ("torch", "torch.distributed", "torch._dynamo")  # dynamo: AdamW imports it, 1.6 s on every rank
 PR_SET_PDEATHSIG = 1
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
-SAME_S = 1.0  # a SIGTERM may arrive twice: schedulers signal every process, and parents forward it
 
 Work = Callable[..., Any]
 
@@ -128,8 +134,9 @@ def fork(
     they are imported once, before the fork. If this process has already used CUDA or OpenMP threads, the ranks cannot
     be forked and are spawned instead, which takes seconds longer.
 
-    A signal that ends this process also ends the ranks. With `grace_s`, the first SIGTERM or SIGUSR1 is forwarded to
-    the ranks, which then have that many seconds to save and exit.
+    A signal that ends this process also ends the ranks. With `grace_s`, the first stop signal is forwarded to the
+    ranks, which then have that many seconds to save and exit (after Ctrl-C as long as they need). Before there are
+    ranks it raises StopSignal.
     """
     if nproc < 1:
         raise InputError("must be at least 1", field="--nproc", value=nproc)
@@ -151,6 +158,8 @@ def fork(
                 timeout,
                 request,
             )
+    except StopSignal:
+        raise
     except KeyboardInterrupt:
         raise interrupted() from None
 
@@ -163,12 +172,12 @@ def _run(infos: list[Process], task: _RankTask, timeout: float | None, request: 
         for info in infos:
             with _signals_blocked():  # a signal between start and append would leave a rank running
                 ranks.append(_start_rank(how, info, task))
-                request.forward(ranks)  # a request that came before this rank was started
+                request.has_ranks = True
         results = _results(ranks, timeout, request)
         grace_s = GRACE_S
         return results
     finally:
-        _end(ranks, grace_s)
+        _end(ranks, grace_s, at_once=request.quits)
 
 
 def _threads(nproc: int) -> int:
@@ -196,22 +205,24 @@ class _StopRequest:
     def __init__(self, grace_s: float | None) -> None:
         self.grace_s = grace_s
         self.signal: signal.Signals | None = None
+        self.has_ranks = self.quits = False
         self.deadline = math.inf  # when the ranks must have ended
-        self._terminated_at = 0.0
+        self._presses = Presses()
         self._forwarded: set[int] = set()  # process ids
 
     def on_signal(self, number: int, _: object) -> None:
-        """Record the first stop signal for `forward`; raise to end the run on any other signal."""
-        now = time.monotonic()
-        is_stop = number in STOP_SIGNALS and self.grace_s is not None
-        again = number == signal.SIGTERM and self._terminated_at and now - self._terminated_at > SAME_S
-        if not is_stop or again:
+        """Record the first stop signal for `forward`; raise to end a run that does not save, or has not started."""
+        if self.grace_s is None:
             raise explain_death(0, 1, -number)
-        if number == signal.SIGTERM:
-            self._terminated_at = self._terminated_at or now
+        self.quits |= self._presses.quits(number)
         if self.signal is None:
             self.signal = signal.Signals(number)
-            self.deadline = now + (self.grace_s or 0.0) + GRACE_S
+            if not self.has_ranks:
+                raise StopSignal(self.signal.name)
+            if number != signal.SIGINT:
+                self.deadline = time.monotonic() + self.grace_s + GRACE_S
+        elif self.quits:
+            raise KeyboardInterrupt
 
     def forward(self, ranks: list[_Rank]) -> None:
         """Send the stop signal to the ranks that have not received it yet."""
@@ -230,12 +241,14 @@ def _stop_signals(grace_s: float | None) -> Iterator[_StopRequest]:
     if threading.current_thread() is not threading.main_thread():
         yield request  # only the main thread may set handlers
         return
-    handled = (signal.SIGTERM, signal.SIGHUP, *((signal.SIGUSR1,) if grace_s is not None else ()))
+    handled = handled_signals() if grace_s is not None else (signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, request.on_signal) for number in handled}
     try:
         yield request
     finally:
-        for number, handler in before.items():
+        if request.signal is not None:
+            after_stop(before)
+        for number, handler in before.items() if request.signal is None else ():
             signal.signal(number, handler)
 
 
@@ -323,8 +336,9 @@ def _set_up_process(parent: int, handles_stop: bool) -> None:
     """Detach from the terminal's signals and make this process die with its parent."""
     with suppress(OSError):
         os.setpgid(0, 0)  # one process group per rank, so that its children are killed with it
-    for number in ENDING_SIGNALS:
-        signal.signal(number, signal.SIG_IGN if number == signal.SIGINT else signal.SIG_DFL)
+    for number in ENDING_SIGNALS:  # without handlers, Ctrl-C is the parent's to handle
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGINT and not handles_stop else signal.SIG_DFL)
+    exits_after_stop()
     still_blocked = STOP_SIGNALS if handles_stop else ()
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [number for number in ENDING_SIGNALS if number not in still_blocked])
     end_with(parent)
@@ -392,17 +406,19 @@ def _receive(ranks: list[_Rank], received: dict[int, RankMessage]) -> None:
 
 def _exit_error(info: Process, code: int) -> RunError:
     """Return why a rank exited: the reason it wrote, else the meaning of its exit code."""
-    with suppress(OSError):
-        return RunError(info.exit_reason.read_text())
+    with suppress(OSError, pickle.UnpicklingError, EOFError):
+        reason: RunError = pickle.loads(info.exit_reason.read_bytes())
+        return reason
     return explain_death(info.rank, info.world, code)
 
 
-def _end(ranks: list[_Rank], grace_s: float) -> None:
+def _end(ranks: list[_Rank], grace_s: float, at_once: bool = False) -> None:
     """End all ranks: wait `grace_s`, then send SIGTERM, then SIGKILL."""
     try:
-        _join_all(ranks, grace_s)
-        _signal(ranks, signal.SIGTERM)
-        _join_all(ranks, GRACE_S)
+        if not at_once:
+            _join_all(ranks, grace_s)
+            _signal(ranks, signal.SIGTERM)
+            _join_all(ranks, GRACE_S)
     finally:  # also after a second Ctrl-C
         _signal(ranks, signal.SIGKILL)
         for one in ranks:

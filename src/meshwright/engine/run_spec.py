@@ -43,6 +43,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = 600.0
     json: bool = False
     quiet: bool = False
+    command: tuple[str, ...] = ()  # the command line that started the run, for messages
 
 
 class TrainOptions(RunOptions, frozen=True, kw_only=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -15,10 +16,23 @@ import msgspec
 
 from meshwright import costs
 from meshwright.engine import processes
-from meshwright.engine.faults import LESS_GPU_MEMORY, RunError, StoppedError
+from meshwright.engine.faults import (
+    LESS_GPU_MEMORY,
+    RunError,
+    RunInterruptedError,
+    StoppedError,
+    end_rank,
+    explain_death,
+    newest_checkpoint,
+    quit_error,
+    restart_command,
+    stopped_early,
+)
 from meshwright.engine.metrics.jsonl import Lines
+from meshwright.engine.metrics.status import Status
 from meshwright.engine.rank_env import DeviceType, Process, detect
 from meshwright.engine.run_spec import RankSpec, RunSpec
+from meshwright.engine.stop_request import StopSignal, stops_at_once
 from meshwright.engine.validate import data_ranks, validate
 from meshwright.engine.worker import RunMetrics, run_rank
 from meshwright.errors import InputError
@@ -50,6 +64,16 @@ def train(recipe: Recipe, run: RunSpec, pinned: Mapping[str, Any] | None = None)
 
     `pinned` are values set by the user, which --tiny does not scale down.
     """
+    process = detect()
+    status = Status(not run.quiet and (process is None or process.rank == 0))
+    with stops_at_once(exits=bool(run.command)), _stops_reported(run, run.out), status:
+        status.show("importing torch", ticks=False)
+        return _train(recipe, run, pinned, process, status)
+
+
+def _train(
+    recipe: Recipe, run: RunSpec, pinned: Mapping[str, Any] | None, process: Process | None, status: Status
+) -> TrainResult:
     from meshwright.engine.initial_weights import config_in, is_named, weights_folder
     from meshwright.engine.model_families import family_of
 
@@ -57,7 +81,6 @@ def train(recipe: Recipe, run: RunSpec, pinned: Mapping[str, Any] | None = None)
     random_tiny = run.tiny and not is_named(recipe, pinned or {})
     weights = None if run.random_weights or random_tiny else weights_folder(recipe)
     config = family.config_for(recipe) if weights is None else config_in(weights, recipe, family.config_for)
-    process = detect()
     world = run.nproc or (process.world if process else 1)
     if run.tiny:
         from meshwright.engine.tiny import tiny_recipe
@@ -75,7 +98,8 @@ def train(recipe: Recipe, run: RunSpec, pinned: Mapping[str, Any] | None = None)
             spec = msgspec.structs.replace(spec, weights=str(weights))
         elif random_tiny and recipe.goal != "pretrain" and not run.random_weights:
             spec = with_tiny_weights(spec)
-        with _failure_recorded(Path(folder) if run.checkpoints else None):
+        status.clear()
+        with _failure_recorded(Path(folder) if run.checkpoints else None), _stops_reported(run, folder):
             results = processes.start(
                 run_rank,
                 spec,
@@ -95,12 +119,50 @@ def with_tiny_weights(spec: RankSpec) -> RankSpec:
 
 
 @contextmanager
+def _stops_reported(run: RunSpec, folder: str | None) -> Iterator[None]:
+    """Turn a signal that ended the run without saving into the error that says so; ranks of a launcher exit here."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        error = _stopped(run, folder, stop.name if isinstance(stop, StopSignal) else signal.SIGINT.name)
+    except RunInterruptedError as stop:
+        if stop.fix:  # it already says what was saved
+            raise
+        error = (
+            quit_error(newest_checkpoint(Path(folder)), _restart(run, folder)) if folder and run.checkpoints else stop
+        )
+    else:
+        return
+    process = detect()
+    if process is not None and process.how in ("torchrun", "slurm"):
+        end_rank(error, process)
+    raise error from None
+
+
+def _stopped(run: RunSpec, folder: str | None, name: str) -> RunError:
+    """Return the error of a run that was stopped before it had anything to save, or that keeps no checkpoints."""
+    if run.checkpoints and not (run.tiny and run.out is None):
+        return stopped_early(name, newest_checkpoint(Path(folder)) if folder else None, _restart(run, folder))
+    if name != signal.SIGINT.name:
+        return explain_death(0, 1, -signal.Signals[name])
+    if run.random_weights:
+        return RunInterruptedError("interrupted (Ctrl-C); a throughput run saves nothing")
+    fix = (f"{' '.join(_restart(run, None))} --out FOLDER",) if run.command else ("out=FOLDER",)
+    return RunInterruptedError("interrupted (Ctrl-C); nothing was saved: --tiny saves only with --out", fix=fix)
+
+
+def _restart(run: RunSpec, folder: str | None) -> tuple[str, ...]:
+    process = detect()
+    return restart_command(run.command, folder, process.how if process is not None else "alone")
+
+
+@contextmanager
 def _failure_recorded(folder: Path | None) -> Iterator[None]:
     """Append the error of a failed run to `failure.jsonl` in its folder, where the doctor finds it."""
     try:
         yield
     except RunError as error:
-        if folder is not None and not isinstance(error, StoppedError):
+        if folder is not None and not isinstance(error, StoppedError | RunInterruptedError):
             with suppress(OSError, InputError):
                 lines = Lines(folder / FAILURE)
                 lines.write({"error": str(error), "fix": [*error.fix], "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"})

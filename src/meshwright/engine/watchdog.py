@@ -8,7 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NamedTuple
 
-from meshwright.engine.faults import FAULT_KEY, RunError, announce, leave, named, print_error, ranks_store, within
+from meshwright.engine.faults import FAULT_KEY, RunError, end_rank, leave, named, print_error, ranks_store, within
 from meshwright.engine.rank_env import Process
 
 EXCHANGE_S = 3.0  # how long a hanging rank waits for the positions of the other ranks
@@ -85,7 +85,7 @@ class Watchdog:
             f"{self.limit_s:g} s. {self._others(position)}".strip(),
             fix=("inspect the rank that is behind", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records the collectives"),
         )
-        self._end(error)
+        end_rank(error, self._process)
 
     def _check_other_ranks(self, position: Position) -> None:
         if self._store is None:
@@ -102,14 +102,6 @@ class Watchdog:
             return
         if failed and not self._done.wait(self._poll_s):  # it may be about to raise its own error
             leave(RunError.exit_code)
-
-    def _end(self, error: RunError) -> None:
-        if self._process.how == "nproc":
-            with suppress(OSError):
-                self._process.exit_reason.write_text(error.reason)
-        elif announce(error):
-            print_error(error, self._process)
-        leave(error.exit_code)
 
     def _others(self, position: Position) -> str:
         """Describe where the other ranks are, as far as they answer: their time runs out at about the same moment."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +15,18 @@ import msgspec
 from meshwright import costs
 from meshwright.engine import metrics
 from meshwright.engine.build_trainer import build_trainer
-from meshwright.engine.faults import LossGuard, StoppedError, ran_out_of_grace
+from meshwright.engine.faults import (
+    LossGuard,
+    StoppedError,
+    end_rank,
+    newest_checkpoint,
+    quit_error,
+    ran_out_of_grace,
+    restart_command,
+    signal_label,
+    stopped_early,
+)
+from meshwright.engine.metrics.jsonl import log, warn
 from meshwright.engine.profiling import window
 from meshwright.engine.rank_env import Process
 from meshwright.engine.run_spec import RankSpec
@@ -29,6 +40,12 @@ if TYPE_CHECKING:
     from meshwright.engine.trainer import StepResult, Trainer
 
 MOST_SKIPPED = 10  # consecutive steps that --on-nan skip may skip
+SIGNAL_NAMES = {"SIGINT": "Ctrl-C"}
+STOPPING = {
+    "building": "stopping before the first step",
+    "training": "saving a checkpoint after this step, then stopping",
+    "finishing": "the last step is saved; finishing",
+}
 STOP_LAG = 2  # steps after which a stop vote is read, so that reading it does not make the CPU wait for the GPU
 
 
@@ -63,10 +80,19 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
         stop_request = _open_stop_request(cleanup, process, spec)
         dog = cleanup.enter_context(Watchdog(process, spec.run.timeout_s))
         dog.phase(0, "build")
-        trainer = build_trainer(spec, device)
+        status = metrics.Status(process.rank == 0 and not spec.run.quiet)
+        cleanup.callback(status.clear)
+        if process.rank == 0 and device.type == "cpu":
+            _warn_of_slow_precision(spec)
+        trainer = build_trainer(spec, device, status.show)
         cleanup.callback(trainer.close)
         run = _Run(process, spec, trainer, dog, stop_request)
+        cleanup.callback(run.close)
         run.resume()
+        status.show(f"step {run.first + 1}{' (compiles the model)' * spec.recipe.kernels.compile}")
+        run.on_first_step = status.clear
+        if stop_request is not None:
+            stop_request.phase = "training"
         profile = cleanup.enter_context(window(spec.recipe.train.profile, Path(spec.folder), process=process))
         for number in range(run.first, spec.recipe.train.steps):
             run.step(number)
@@ -75,6 +101,14 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
         if device.type == "cuda":
             torch.cuda.synchronize()
     return outcome if process.rank == 0 else None
+
+
+def _warn_of_slow_precision(spec: RankSpec) -> None:
+    from meshwright.engine.cpu_speed import slow_precision_warning
+
+    resumes = spec.run.checkpoints and newest_checkpoint(Path(spec.folder)) is not None
+    if text := slow_precision_warning(spec.recipe, resumes):
+        warn(text)
 
 
 def _with_shared_folder(process: Process, spec: RankSpec) -> RankSpec:
@@ -94,8 +128,31 @@ def _open_stop_request(cleanup: ExitStack, process: Process, spec: RankSpec) -> 
         return None
     if process.rank == 0:
         cleanup.callback(Lock(Path(spec.folder)).release)
-    grace_s = spec.recipe.checkpoint.grace_s
-    return cleanup.enter_context(StopRequest(grace_s, lambda name: ran_out_of_grace(process, name, grace_s)))
+    folder, grace_s = Path(spec.folder), spec.recipe.checkpoint.grace_s
+    restart = restart_command(spec.run.command, spec.folder, process.how)
+
+    def too_late(name: str) -> None:
+        if request.phase == "building":
+            end_rank(stopped_early(name, newest_checkpoint(folder), restart), process)
+        if request.phase == "finishing":
+            reason = f"{signal_label(name)}; checkpoint saved at step {newest_checkpoint(folder)}, model not exported"
+            end_rank(StoppedError(reason, fix=restart), process)
+        ran_out_of_grace(process, name, grace_s)
+
+    def on_request(name: str) -> None:
+        if process.rank == 0:
+            log(f"{SIGNAL_NAMES.get(name, name)}: {STOPPING[request.phase]}")
+            if name == "SIGINT" and request.phase == "training":
+                log("press Ctrl-C twice more to quit without saving")
+
+    request = StopRequest(
+        grace_s,
+        too_late,
+        alone=process.world == 1,
+        on_request=on_request,
+        on_quit=lambda: end_rank(quit_error(newest_checkpoint(folder), restart), process),
+    )
+    return cleanup.enter_context(request)
 
 
 def set_determinism(recipe: Recipe, device: torch.device) -> None:
@@ -128,6 +185,9 @@ class _Run:
         self.resumed_from: str | None = None
         self.stopping = False  # a stop was requested, and all ranks know it
         self._stops: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
+        self._opened: metrics.Reporter | None = None
+        self.on_first_step: Callable[[], None] = lambda: None
+        self._gradients_gib: float | None = None  # before the first update: they are freed after it
 
     def _checkpoints(self) -> Checkpoints:
         from meshwright.engine.checkpoint import Checkpoints
@@ -149,7 +209,9 @@ class _Run:
             if self.spec.recipe.checkpoint.save_every:
                 self.checkpoints.saver.prepare()
             if any(gathered(self.wants_to_stop(), self.checkpoints.saver.group)):
-                raise StoppedError("stop requested before the first step")
+                name = self.stop_request.name if self.stop_request is not None else ""
+                fix = restart_command(self.spec.run.command, self.spec.folder, self.process.how)
+                raise stopped_early(name, newest_checkpoint(Path(self.spec.folder)), fix)
         self._open_reports()
 
     def _open_reports(self) -> None:
@@ -166,7 +228,7 @@ class _Run:
         )
         if spec.run.quiet:
             sinks = sinks[:-1]
-        self.reporter = metrics.Reporter(self.meter, self.clock, sinks, self.memory)
+        self.reporter = self._opened = metrics.Reporter(self.meter, self.clock, sinks, self.memory)
 
     # The step calls these while it runs (see trainer.StepCallbacks).
 
@@ -195,6 +257,8 @@ class _Run:
         """
         import torch
 
+        if self._gradients_gib is None:
+            self._gradients_gib = self._measured_memory().gradients
         if self.checkpoints is not None:
             self.checkpoints.saver.before_update()
         if self.stop_request is None:
@@ -218,6 +282,8 @@ class _Run:
         self.clock.start()
         figures = (number + 1) % train.log_every == 0 or number == 0
         result = self.trainer.step(number, self, figures)  # type: ignore[arg-type]  # StepCallbacks by its methods
+        if not self.results:
+            self.on_first_step()
         self.results.append(result)
         extra = {f"router_{name}": value for name, value in result.router.items()}
         if figures and train.mtp_loss > 0:
@@ -271,22 +337,34 @@ class _Run:
         self._save(step, wait=True, read_back=False)
         self.reporter.close()
         name = self.stop_request.name if self.stop_request is not None else ""
-        raise StoppedError(f"preempted{f' ({name})' if name else ''}; checkpoint saved at step {step}")
+        fix = restart_command(self.spec.run.command, self.spec.folder, self.process.how)
+        raise StoppedError(f"{signal_label(name)}; checkpoint saved at step {step} in {self.spec.folder}", fix=fix)
+
+    def close(self) -> None:
+        """Close the reports, also after an error."""
+        if self._opened is not None:
+            self._opened.abort()
 
     def memory(self) -> dict[str, float]:
         """Return this rank's memory by part and its peak, in GiB."""
+        parts = self._measured_memory()
+        return {**parts.parts, "peak": parts.peak, "reserved": parts.reserved}
+
+    def _measured_memory(self) -> metrics.MemoryParts:
         trainer = self.trainer
         parameters = [p for stage in trainer.stages for p in stage.parameters()]
-        parts = metrics.memory_parts(
-            parameters, [p.grad for p in parameters], metrics.optimizer_tensors(trainer.optimizer.state), trainer.device
+        state = metrics.optimizer_tensors(trainer.optimizer.state)
+        return metrics.memory_parts(
+            parameters, [p.grad for p in parameters], state, trainer.device, self._gradients_gib
         )
-        return {**parts.parts, "peak": parts.peak, "reserved": parts.reserved}
 
     def finish(self) -> RunMetrics:
         """Save the last step, export the model, close the reports and return the run's metrics."""
         if self.checkpoints is not None:
             self.checkpoints.saver.settle()
             self._save(self.spec.recipe.train.steps, wait=True)
+            if self.stop_request is not None:
+                self.stop_request.phase = "finishing"
         model = self._export()
         memory = self.memory()
         self.reporter.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -59,7 +60,7 @@ def serve(settings: Settings, announce: Callable[[str], None]) -> None:
     try:
         uvicorn.Server(config).run(sockets=[opened])
     except KeyboardInterrupt:  # uvicorn stops cleanly, then raises
-        pass
+        print("\nstopped", file=sys.stderr)
     finally:
         opened.close()
 

@@ -20,8 +20,8 @@ from meshwright.engine.checkpoint.load import find_latest_valid, load, load_tens
 from meshwright.engine.checkpoint.metadata import State, read_index, read_manifest, read_state
 from meshwright.engine.checkpoint.save import SaveError, Saver, rng_shards
 from meshwright.engine.checkpoint.shards import Shard
-from meshwright.engine.checkpoint.stop_request import StopRequest
 from meshwright.engine.rank_env import Process
+from meshwright.engine.stop_request import StopRequest
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 

@@ -7,6 +7,7 @@ from meshwright.engine.metrics.meter import Constants, Meter, Speed, constants
 from meshwright.engine.metrics.record import StepRecord, header
 from meshwright.engine.metrics.reporter import Reporter
 from meshwright.engine.metrics.sinks import JsonlSink, Sink, TensorBoardSink, open_sinks
+from meshwright.engine.metrics.status import Status
 
 __all__ = [
     "PARTS",
@@ -19,6 +20,7 @@ __all__ = [
     "Reporter",
     "Sink",
     "Speed",
+    "Status",
     "StepRecord",
     "StepTime",
     "TensorBoardSink",

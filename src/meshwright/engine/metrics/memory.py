@@ -35,13 +35,16 @@ def memory_parts(
     gradients: Iterable[torch.Tensor | None],
     optimizer_state: Iterable[torch.Tensor],
     device: torch.device,
+    gradients_gib: float | None = None,
 ) -> MemoryParts:
     """Return the memory of this rank's weights, gradients and optimizer state on the device, and the peak.
 
     Tensors that share a storage count once; tensors on another device (offloaded to the host) do not count.
+    `gradients_gib` is their size at the peak, measured earlier in the step: there are none between steps.
     """
     seen: set[int] = set()
     weights, grads, state = (_gib(tensors, device, seen) for tensors in (parameters, gradients, optimizer_state))
+    grads = grads if gradients_gib is None else gradients_gib
     peak, reserved = _cuda_gib(device) if device.type == "cuda" else resident_gib()
     other = max(0.0, peak - weights - grads - state)
     return MemoryParts(weights, grads, state, other, peak, reserved)

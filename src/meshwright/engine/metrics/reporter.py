@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.engine.metrics.clock import Clock, Timing
@@ -74,6 +75,12 @@ class Reporter:
         self.flush()
         for sink in self._sinks:
             sink.close()
+
+    def abort(self) -> None:
+        """Close the sinks of a run that failed: a live panel that stays open hides the cursor."""
+        for sink in self._sinks:
+            with suppress(Exception):  # the run's own error is the one to report
+                sink.close()
 
     def _report(self, one: _PendingStep) -> None:
         time = one.timing.read()
