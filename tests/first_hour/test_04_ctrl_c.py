@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 
 import pytest
-
 from tests.first_hour.terminal import CTRL_C, Action, Transcript, in_terminal
 
 RECIPE = "qwen3_600m_pretrain_config"
