@@ -13,6 +13,7 @@ from meshwright import InputError, recommend
 from meshwright.clusters import gpu
 from meshwright.costs import calibrate
 from meshwright.costs.calibration import shipped
+from meshwright.costs.measurements import read
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "benchmarks" / "results" / "measure_h200_2026-11-15.json"
@@ -71,8 +72,8 @@ def test_runs_twice_as_slow_give_about_half_the_clock(tmp_path: Path) -> None:
         if row["tokens_per_s_per_gpu"]:
             changed["tokens_per_s_per_gpu"] = str(float(row["tokens_per_s_per_gpu"]) / 2)
         slow.append(changed)
-    usual = {p.gpu: p for p in calibrate.from_runs(write_table(rows, tmp_path / "usual.csv"))}
-    slower = {p.gpu: p for p in calibrate.from_runs(write_table(slow, tmp_path / "slow.csv"))}
+    usual = {p.gpu: p for p in calibrate.from_runs(read(write_table(rows, tmp_path / "usual.csv")), "usual.csv")}
+    slower = {p.gpu: p for p in calibrate.from_runs(read(write_table(slow, tmp_path / "slow.csv")), "slow.csv")}
     for name, profile in usual.items():
         assert profile.error_pct is not None
         assert profile.error_pct < 15

@@ -28,7 +28,7 @@ _NAMES = {
     "api.diagnosis": "diagnose doctor_response",
     "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",
     "api.explanations": "explain",
-    "api.measure": "accuracy calibrate profile_text shipped_measurements",
+    "api.measure": "accuracy calibrate profile_text runs_template shipped_measurements",
     "api.planning": "estimate plan plan_response plans_response recommend size timeline",
     "api.responses": "to_json",
     "api.run": "bench convert evaluate generate launch launch_response tokenize train train_response watch",

@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from meshwright import extras
+from meshwright import doctor, extras
 from meshwright.api import requests
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import write_text
@@ -17,12 +17,30 @@ from meshwright.costs import accuracy as accuracies
 from meshwright.costs import calibrate as calibration
 from meshwright.costs.accuracy import Report
 from meshwright.costs.calibrate import MachineProfile
+from meshwright.costs.measurements import Measurement, of_case, read_with_notes
+from meshwright.costs.runs_table import template
+from meshwright.errors import InputError
 
 
 @verb(requests.Accuracy)
 def accuracy(request: requests.Accuracy) -> Report:
-    """Compare the cost model with a CSV of measurements; the shipped ones by default."""
-    return accuracies.accuracy(request.file or shipped_measurements())
+    """Compare the cost model with a CSV of measurements or a folder of runs; the shipped measurements by default."""
+    _refuse_template(request.template)
+    path = request.file or shipped_measurements()
+    if not Path(path).is_dir():
+        return accuracies.accuracy(path)
+    rows, notes = _runs_in(Path(path))
+    return accuracies.report(rows, path, notes)
+
+
+def runs_template() -> str:
+    """Return a CSV for your own runs that accuracy and calibrate accept: explanations, header and two examples."""
+    return template()
+
+
+def _refuse_template(asked: bool) -> None:
+    if asked:
+        raise InputError("only the command line prints it", field="template", fix=("meshwright.api.runs_template()",))
 
 
 def shipped_measurements() -> str:
@@ -34,9 +52,14 @@ def shipped_measurements() -> str:
 
 @verb(requests.Calibrate)
 def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
-    """Measure this machine's GPU (imports torch), or fit profiles to a CSV of runs."""
+    """Measure this machine's GPU (imports torch), or fit profiles to run folders and CSVs of runs."""
+    _refuse_template(request.template)
     if request.runs:
-        profiles = calibration.from_runs(request.runs, one_type=bool(request.out))
+        runs = (request.runs,) if isinstance(request.runs, str) else tuple(request.runs)
+        tables = [_runs_in(Path(path)) if Path(path).is_dir() else read_with_notes(path) for path in runs]
+        rows, notes = ([one for table in tables for one in table[part]] for part in (0, 1))
+        what = "; ".join([", ".join(runs), *notes])
+        profiles = calibration.from_runs(rows, what, one_type=bool(request.out))
     else:
         extras.require("calibrate", "torch")
         from meshwright.engine.machine import measured
@@ -45,6 +68,44 @@ def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
     if request.out:
         write_text(request.out, calibration.to_text(profiles[0]), "out")
     return profiles
+
+
+METRICS = "metrics.jsonl"
+
+
+def _runs_in(folder: Path) -> tuple[list[Measurement], list[str]]:
+    """Return what our own runs in a folder measured, and which were left out and why."""
+    folders = [folder] if (folder / METRICS).is_file() else sorted(one.parent for one in folder.rglob(METRICS))
+    rows, notes = [], []
+    for number, one in enumerate(folders, start=1):
+        found = _run_in(one, number)
+        if isinstance(found, str):
+            notes.append(f"left out {one}: {found}")
+        else:
+            rows.append(found)
+    if not rows:
+        reason = notes[0] if notes else f"there is no {METRICS} in it or below it"
+        fix = ("meshwright calibrate --template > runs.csv", "a folder that meshwright train or bench wrote")
+        raise InputError(f"has no run to compare with: {reason}", field="runs", value=str(folder), fix=fix)
+    return rows, notes
+
+
+def _run_in(folder: Path, number: int) -> Measurement | str:
+    """Return what one of our runs measured, or why it cannot be used."""
+    try:
+        run = doctor.read(folder)
+    except InputError as error:
+        return error.reason
+    if not run.header.on_gpu:
+        return "it ran on CPUs, and the cost model is for GPUs"
+    case, why = doctor.case_of_run(run)
+    if case is None:
+        return why
+    stats = doctor.RunStats(run, case)
+    if not stats.enough or not stats.step_s:
+        return "it has too few steps after warm-up"
+    measured = {"step_time_s": str(stats.step_s), "peak_mem_gib_allocated": str(stats.peak_gib or "")}
+    return of_case(case, {"row_id": str(number), "source": folder.name, **measured})
 
 
 class GroupError(Part, frozen=True, kw_only=True):
@@ -97,6 +158,7 @@ class AccuracyResponse(Response, frozen=True, kw_only=True):
     step_time: StepTimeErrors
     memory: PredictionErrors
     fit: FitCounts
+    notes: Sequence[str] = ()
     points: Mapping[str, Sequence[Point]] | UnsetType = UNSET
 
 
@@ -104,6 +166,7 @@ class CalibrateResponse(Response, frozen=True, kw_only=True):
     """Profiles, and each as the TOML file that --calibration reads."""
 
     profiles: Sequence[MachineProfile]
+    notes: Sequence[str] = ()  # what the fit improved, and how much that is worth
 
 
 def accuracy_response(report: Report, request: requests.Accuracy = requests.Accuracy()) -> AccuracyResponse:  # noqa: B008
@@ -115,7 +178,8 @@ def accuracy_response(report: Report, request: requests.Accuracy = requests.Accu
 
 def calibrate_response(profiles: list[MachineProfile], request: requests.Calibrate | None = None) -> CalibrateResponse:
     """Return the response of calibrate."""
-    return CalibrateResponse(profiles=profiles)
+    notes = [line for profile in profiles for line in calibration.worth(profile)]
+    return CalibrateResponse(profiles=profiles, notes=notes)
 
 
 def profile_text(profile: MachineProfile) -> str:

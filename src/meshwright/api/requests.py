@@ -417,9 +417,15 @@ class Accuracy(Request, frozen=True):
     Reports the error of step time and memory by source and GPU, and how often the model predicts correctly what fits.
     """
 
-    file: Annotated[str | None, path("CSV of measurements; the shipped ones by default.", "FILE", positional=True)] = (
-        None
-    )
+    file: Annotated[
+        str | None,
+        path(
+            "CSV of measurements, or a folder of Meshwright runs; the shipped table by default.",
+            "FILE",
+            positional=True,
+        ),
+    ] = None
+    template: Annotated[bool, flag("Print a table for your own runs, with explanations and examples.")] = False
     points: Annotated[bool, Input(help="Include every measurement with its prediction.", surfaces=("http",))] = False
     plot: Plot | None = None
 
@@ -427,12 +433,19 @@ class Accuracy(Request, frozen=True):
 class Calibrate(Request, frozen=True):
     """Fit a calibration profile to this machine or to your runs.
 
-    Measures this machine's GPU, or fits RUNS, and writes a profile for --calibration.
+    Measures this machine's GPU, or fits RUNS, and writes a profile for --calibration. Reports the error before and
+    after the fit, and the error of every run predicted from the others.
     """
 
     runs: Annotated[
-        str | None, path("CSV of your runs; this machine's GPU is measured without it.", "RUNS", positional=True)
-    ] = None
+        Sequence[str],
+        path(
+            "Run folders of Meshwright or CSVs of your runs; without any, this machine's GPU is measured.",
+            "[RUNS]...",
+            positional=True,
+        ),
+    ] = ()
+    template: Annotated[bool, flag("Print a table for your own runs, with explanations and examples.")] = False
     out: Annotated[str | None, path("Write the profile to this file instead of printing it.", "FILE")] = None
 
 

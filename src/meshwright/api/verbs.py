@@ -322,7 +322,11 @@ _TABLE = (
     Verb(
         *("accuracy", "Inspect", requests.Accuracy, "measure.accuracy", "accuracy_response"),
         surfaces=CLI_HTTP,
-        examples=("meshwright accuracy", "meshwright accuracy runs.csv", "meshwright accuracy runs.csv --json"),
+        examples=(
+            "meshwright accuracy",
+            "meshwright accuracy --template > runs.csv",
+            "meshwright accuracy runs.csv --json",
+        ),
         slow=True,
     ),
     Verb(
@@ -330,7 +334,8 @@ _TABLE = (
         surfaces=CLI,
         examples=(
             "meshwright calibrate --out mine.toml",
-            "meshwright calibrate my_runs.csv --out mine.toml",
+            "meshwright calibrate runs/first runs/second --out mine.toml",
+            "meshwright calibrate runs.csv --out mine.toml",
             "torchrun --nproc-per-node=8 -m meshwright calibrate --out mine.toml",
         ),
         runs=True,

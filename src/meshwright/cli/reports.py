@@ -105,19 +105,37 @@ def _size_row(s: Answer) -> tuple[str, ...]:
     )
 
 
+FEW_ROWS = 5
+
+
 def accuracy(answer: Answer, found: Any) -> None:
     """Print the error of the cost model."""
     out, step, memory, fit = console(), answer["step_time"], answer["memory"], answer["fit"]
     out.print(f"{answer['predicted']:,} of {answer['rows']:,} rows predicted")
     for name, part in (("step time", step), ("memory", memory)):
-        out.print(f"{name}: median |error| {part['median_abs_pct']} %, 90th percentile {part['p90_abs_pct']} %")
-    ran, oom = (fit["ok_called_ok"], fit["ok_rows"]), (fit["oom_called_oom"], fit["oom_rows"])
-    out.print(f"called fits: {ran[0]} of {ran[1]} that ran; called out of memory: {oom[0]} of {oom[1]} that were")
+        if not part["rows"]:
+            out.print(f"{name}: no row measured it")
+            continue
+        count = f"{part['rows']:,} row{'s' * (part['rows'] > 1)}"
+        high = f", 90th percentile {part['p90_abs_pct']} %" if part["rows"] > 1 else ""
+        out.print(f"{name}: {'median ' * (part['rows'] > 1)}|error| {part['median_abs_pct']} %{high} ({count})")
+    counts = [
+        f"{fit[f'{key}_called_{key}']} of {fit[f'{key}_rows']} {what}"
+        for key, what in (("ok", "that ran are predicted to fit"), ("oom", "that ran out of memory are predicted to"))
+        if fit[f"{key}_rows"]
+    ]
+    if counts:
+        out.print("fits: " + "; ".join(counts))
     rows = [
         (source, str(found["rows"]), f"{found['median_abs_pct']}", f"{found['bias_pct']:+}")
         for source, found in step["by_source"].items()
     ]
-    table(rows, "source", "rows", "step time, median |error| %", "bias %")
+    if rows:
+        table(rows, "source", "rows", "step time, median |error| %", "bias %")
+    if 0 < answer["predicted"] < FEW_ROWS:
+        out.print(f"[dim]{answer['predicted']} rows are few: the median says little about other runs[/]")
+    for note in answer["notes"]:
+        out.print(f"[dim]note: {escape(note)}[/]")
     for reason, count in answer["unsupported"].items():
         out.print(f"[dim]{count} not predicted: {escape(reason)}[/]")
 

@@ -17,6 +17,7 @@ from meshwright.api.verbs import Verb
 from meshwright.cli.answer import emit, end
 from meshwright.cli.progress import progress_line
 from meshwright.errors import InputError
+from meshwright.version import SCHEMA
 
 RUN_FAILED = 3
 COMPLETED = "COMPLETED"
@@ -157,12 +158,35 @@ def recipe(verb: Verb, request: Any, as_json: bool) -> None:
 
 
 def calibrate(verb: Verb, request: Any, as_json: bool) -> None:
-    """Print profiles as JSON, or as TOML if they are not written to a file."""
+    """Print profiles as JSON, or as TOML if they are not written to a file; then what the fit improved."""
+    if request.template:
+        _template(as_json)
+        return
     profiles = verb.handle(request)
     if as_json:
         emit(api.to_json(verb.respond(profiles, request)))
-    elif not request.out:
+    elif request.out:
+        click.echo(f"wrote {request.out}")
+        for line in verb.respond(profiles, request).notes:
+            click.echo(line)
+    else:
         click.echo("\n".join(api.profile_text(profile) for profile in profiles))
+
+
+def accuracy(verb: Verb, request: Any, as_json: bool) -> None:
+    """Print the error of the cost model, or a table for your own runs."""
+    if request.template:
+        _template(as_json)
+    else:
+        run(verb, request, as_json)
+
+
+def _template(as_json: bool) -> None:
+    text = api.runs_template()
+    if as_json:
+        emit({"schema": SCHEMA, "template": text})
+    else:
+        click.echo(text, nl=False)
 
 
 RUNNERS: dict[str, Callable[[Verb, Any, bool], None]] = {
@@ -172,6 +196,7 @@ RUNNERS: dict[str, Callable[[Verb, Any, bool], None]] = {
     "launch": launch,
     "recipes": recipes,
     "recipe": recipe,
+    "accuracy": accuracy,
     "calibrate": calibrate,
 }
 """Commands that do more than print a response."""

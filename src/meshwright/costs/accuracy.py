@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costs.measurements import Measurement, batches, read
+from meshwright.costs.measurements import Measurement, batches, read_with_notes
 from meshwright.costs.memory import memory
 from meshwright.costs.time import step_time
 from meshwright.errors import InputError
@@ -60,15 +60,21 @@ class Report(msgspec.Struct, frozen=True):
     memory: Errors
     fit: dict[str, int]
     points: dict[str, list[tuple[float, float]]]  # (measured, predicted) of every usable row, for a plot
+    notes: tuple[str, ...] = ()
 
 
 def accuracy(path: str | Path) -> Report:
     """Compare the cost model with every row of a CSV of measurements."""
-    rows = read(path)
+    rows, notes = read_with_notes(path)
+    return report(rows, str(path), notes)
+
+
+def report(rows: Sequence[Measurement], path: str, notes: Sequence[str] = ()) -> Report:
+    """Compare the cost model with rows, at least one of which can be predicted."""
     if not any(row.case is not None for row in rows):
         reason = Counter(row.unsupported for row in rows).most_common(1)[0][0]
-        raise InputError(f"no row of {len(rows)} can be predicted: {reason}", field="file", value=str(path))
-    return compare(rows)
+        raise InputError(f"no row of {len(rows)} can be predicted: {reason}", field="file", value=path)
+    return msgspec.structs.replace(compare(rows), notes=tuple(notes))
 
 
 def compare(rows: Sequence[Measurement]) -> Report:
@@ -171,6 +177,7 @@ def to_dict(report: Report) -> dict[str, Any]:
         "step_time": {**part(report.step_time), "by_gpu": report.step_time.by(report.step_time.gpu)},
         "memory": part(report.memory),
         "fit": report.fit,
+        "notes": list(report.notes),
     }
 
 

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright import file_access
 from meshwright.clusters import Gpu, gpu
 from meshwright.costs.calibration import Calibration, shipped
-from meshwright.costs.measurements import Measurement, batches, read
+from meshwright.costs.measurements import Measurement, batches
 from meshwright.costs.time import step_time
 from meshwright.errors import InputError
 
 LARGE = 2048  # minimum tokens and widths at which a matmul reaches its plateau
 SLOWEST, FASTEST = 0.3, 3.0  # range of speeds over the shipped profile
 WORST_FIT = 0.5  # median error above which the fit is rejected
+CLOCKS, COARSE = 461, 24  # speeds tried (0.5 % apart), and those that are computed (10 % apart)
+FEW_RUNS = 5
 
 
 class MachineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,6 +39,8 @@ class MachineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     network: float | None = None
     runs: int = 0  # number of runs it was fitted to
     error_pct: float | None = None  # median error over them after the fit
+    error_before_pct: float | None = None  # with the shipped profile
+    error_left_out_pct: float | None = None  # of every run with the profile fitted to the others
 
     def apply(self, to: Calibration) -> Calibration:
         """Return the calibration with this machine's numbers in place of its architecture's."""
@@ -87,59 +92,116 @@ def _share(value: float) -> float:
     return round(min(max(value, 0.01), 1.0), 4)
 
 
-def from_runs(path: str | Path, *, one_type: bool = False) -> list[MachineProfile]:
-    """Return one profile per GPU type in a table of runs: the speed at which predictions match them.
+def from_runs(rows: Sequence[Measurement], what: str, *, one_type: bool = False) -> list[MachineProfile]:
+    """Return one profile per GPU type in some runs: the speed at which predictions match them.
 
-    With one_type, a table with several types is rejected before anything is fitted.
+    With one_type, runs on several types are rejected before anything is fitted.
     """
     runs: dict[str, list[Measurement]] = {}
-    for row in usable_runs(path):
-        if row.case is not None:
+    for row in rows:
+        if row.case is not None and row.step_s > 0 and not row.oom:
             runs.setdefault(row.case.cluster.gpu.name, []).append(row)
+    if not runs:
+        raise InputError(
+            "no run has a usable model, GPUs and step time",
+            field="runs",
+            value=what,
+            fix=("fill step_time_s or tokens_per_s_per_gpu", "meshwright calibrate --template > runs.csv"),
+        )
     if one_type and len(runs) > 1:
         names = ", ".join(sorted(runs))
         raise InputError(
-            f"the runs are on several GPU types ({names}); use one table per type", field="runs", value=str(path)
-        )
-    return [_fitted(runs[name], name, path) for name in sorted(runs)]
-
-
-def usable_runs(path: str | Path) -> list[Measurement]:
-    """Return the rows with a model, GPUs and a step time; at least one."""
-    rows = [r for r in read(path) if r.case is not None and r.step_s > 0 and not r.oom]
-    if not rows:
-        raise InputError("no row has a usable model, GPUs and step time", field="runs", value=str(path))
-    return rows
-
-
-def _fitted(rows: list[Measurement], name: str, path: str | Path) -> MachineProfile:
-    """Return the clock with the least error: a coarse grid search, then finer ones around the best."""
-    low, high = SLOWEST, FASTEST
-    for steps in (9, 9, 9):
-        clocks = [float(c) for c in np.geomspace(low, high, steps)]
-        errors = [_error(rows, MachineProfile(gpu=name, clock=c)) for c in clocks]
-        at = int(np.argmin(errors))
-        low, high = clocks[max(at - 1, 0)], clocks[min(at + 1, steps - 1)]
-    clock, error = clocks[at], errors[at]
-    if error > WORST_FIT or not SLOWEST * 1.01 < clock < FASTEST / 1.01:
-        raise InputError(
-            f"no speed of {name} fits these runs: the best has a median error of {100 * error:.0f} %",
+            f"the runs are on several GPU types ({names}); a profile is for one",
             field="runs",
-            value=str(path),
-            fix=("check the step times and layouts of the rows",),
+            value=what,
+            fix=("one table per GPU type", "without --out, all profiles are printed"),
         )
-    source = f"fitted to {len(rows)} runs of {Path(path).name}"
-    return MachineProfile(name, source, round(clock, 4), runs=len(rows), error_pct=round(100 * error, 2))
+    return [_fitted(runs[name], name, what) for name in sorted(runs)]
 
 
-def _error(rows: list[Measurement], profile: MachineProfile) -> float:
-    """Return the median relative error of the step time over some runs with this profile."""
-    machine = profile.apply(shipped())
-    errors: list[float] = []
-    for case, places in batches(rows):
-        predicted = np.broadcast_to(step_time(case.replace(calibration=machine)).step_s, len(places))
-        errors += [abs(float(p) / rows[i].step_s - 1) for p, i in zip(predicted, places, strict=True)]
-    return float(np.median(errors))
+def _fitted(rows: list[Measurement], name: str, what: str) -> MachineProfile:
+    """Return the clock with the least error, and what it would be worth for a run that is not among these."""
+    clocks = np.geomspace(SLOWEST, FASTEST, CLOCKS)
+    errors = np.abs(_ratios(rows, name, clocks) - 1)
+    shipped_errors = np.abs(_ratios(rows, name, np.array([shipped_clock(name)])) - 1)[0]
+    at = int(np.argmin(np.median(errors, axis=1)))
+    clock, error = float(clocks[at]), float(np.median(errors[at]))
+    if error > WORST_FIT or not SLOWEST * 1.01 < clock < FASTEST / 1.01:
+        worst = rows[int(np.argmax(errors[at]))]
+        raise InputError(
+            f"no speed of {name} between {SLOWEST:g} and {FASTEST:g} fits these runs: the best has a median error of "
+            f"{100 * error:.0f} %; the worst is {worst.source}, row {worst.row_id}",
+            field="runs",
+            value=what,
+            fix=("check the step times, batch sizes and layouts of the rows",),
+        )
+    return MachineProfile(
+        name,
+        f"fitted to {len(rows)} run{'s' * (len(rows) > 1)} of {what}",
+        round(clock, 4),
+        runs=len(rows),
+        error_pct=round(100 * error, 2),
+        error_before_pct=round(100 * float(np.median(shipped_errors)), 2),
+        error_left_out_pct=_left_out(errors),
+    )
+
+
+def shipped_clock(name: str) -> float:
+    """Return the speed of a GPU in the shipped calibration."""
+    return float(shipped().gpus[gpu(name).arch].clock.get(name, 1.0))
+
+
+def _left_out(errors: NDArray[np.float64]) -> float | None:
+    """Return the median error in per cent of every run, each predicted by the clock fitted to all others."""
+    count = errors.shape[1]
+    if count < 2:
+        return None
+    found = []
+    for place in range(count):
+        others = np.median(np.delete(errors, place, axis=1), axis=1)
+        found.append(errors[int(np.argmin(others)), place])
+    return round(100 * float(np.median(found)), 2)
+
+
+def _ratios(rows: list[Measurement], name: str, clocks: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return predicted over measured step time of every run with every clock; coarse clocks are interpolated."""
+    coarse = clocks if len(clocks) <= COARSE else np.geomspace(clocks[0], clocks[-1], COARSE)
+    table = np.empty((len(coarse), len(rows)))
+    for at, clock in enumerate(coarse):
+        machine = MachineProfile(gpu=name, clock=float(clock)).apply(shipped())
+        for case, places in batches(rows):
+            table[at, places] = step_time(case.replace(calibration=machine)).step_s
+    measured = np.array([row.step_s for row in rows])
+    if coarse is clocks:
+        return table / measured
+    logs = [np.interp(np.log(clocks), np.log(coarse), np.log(table[:, place])) for place in range(len(rows))]
+    return np.exp(np.stack(logs, axis=1)) / measured
+
+
+def worth(profile: MachineProfile) -> list[str]:
+    """Return what a fit improved and how much that is worth, in sentences."""
+    if not profile.runs or profile.error_before_pct is None or profile.error_pct is None:
+        return []
+    speed = f"{profile.gpu}: {profile.clock / shipped_clock(profile.gpu):.3g} times the speed of the shipped profile"
+    errors = f"{profile.error_before_pct:g} % before, {profile.error_pct:g} % after"
+    lines = [profile.source, f"{speed}. Median error of the step time: {errors}"]
+    if profile.error_left_out_pct is None:
+        lines.append("one run is fitted exactly by any speed: this says nothing about other runs; add at least 4 more")
+        return lines
+    gained = profile.error_left_out_pct < profile.error_before_pct
+    lines.append(
+        f"each run predicted from the others: {profile.error_left_out_pct:g} % "
+        + (
+            "(an improvement for runs that are not in the table)"
+            if gained
+            else "(no improvement: do not use the profile)"
+        )
+    )
+    if profile.runs < FEW_RUNS:
+        lines.append(
+            f"{profile.runs} runs are few: one different run can change the result; {FEW_RUNS} or more are better"
+        )
+    return lines
 
 
 def load(path: str | Path) -> Calibration:
@@ -162,4 +224,5 @@ def to_text(profile: MachineProfile) -> str:
     import tomlkit
 
     table = {k: v for k, v in msgspec.to_builtins(profile).items() if v not in (None, {}, "")}
-    return tomlkit.dumps(table)
+    comments = "".join(f"# {line}\n" for line in worth(profile))
+    return comments + tomlkit.dumps(table)

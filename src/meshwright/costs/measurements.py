@@ -36,7 +36,8 @@ from meshwright.costs.measurements_knobs import (
 )
 from meshwright.costs.measurements_models import UnknownModelError, model_of_row
 from meshwright.costs.memory import Where
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.costs.runs_table import Row, is_wide, parse, read_cells
+from meshwright.errors import InputError, MeshwrightError, closest
 from meshwright.models import MLA, ModelSpec
 from meshwright.recipes import index
 from meshwright.recipes.case import Case, model_of
@@ -82,24 +83,80 @@ class _UnusableError(ValueError):
 
 
 def read(path: str | Path) -> list[Measurement]:
-    """Read every row of a CSV with the columns of the measurement table."""
-    return [_measured(row, i) for i, row in enumerate(_rows(Path(path)))]
+    """Read every row of a CSV: a table of published measurements, or one of your own runs (`runs_table`)."""
+    return read_with_notes(path)[0]
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
+def read_with_notes(path: str | Path) -> tuple[list[Measurement], list[str]]:
+    """Read every row of a CSV, and what was ignored in it."""
+    text = _text(Path(path))
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            reader = csv.DictReader(file)
-            rows = [{k: v or "" for k, v in row.items() if k} for row in reader]
-            columns = reader.fieldnames or []
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        if is_wide(next(csv.reader(text.splitlines()[:1]), []), REQUIRED, str(path)):
+            wide = [{k: v or "" for k, v in row.items() if k} for row in csv.DictReader(text.splitlines(keepends=True))]
+            if not wide:
+                raise _no_rows(path)
+            return [_measured(row, i) for i, row in enumerate(wide)], []
+        header, cells = read_cells(text)
+    except csv.Error as error:
         raise InputError(f"cannot be read as CSV: {error}", field="file", value=str(path)) from None
-    missing = [name for name in REQUIRED if name not in columns]
-    if missing:
-        raise InputError(f"lacks the columns {', '.join(missing)}", field="file", value=str(path))
+    if not header:
+        raise _no_rows(path)
+    rows, notes = parse(header, cells, str(path))
     if not rows:
-        raise InputError("has no rows", field="file", value=str(path))
-    return rows
+        raise _no_rows(path)
+    return [_own_measurement(row, Path(path)) for row in rows], notes
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        near = closest(path.name, [one.name for one in path.parent.glob("*.csv")], 2)
+        fix = tuple(str(path.parent / name) for name in near) or ("meshwright accuracy --template > runs.csv",)
+        raise InputError(f"cannot be read: {error.strerror}", field="file", value=str(path), fix=fix) from None
+    except UnicodeDecodeError:
+        reason = "is not UTF-8 text; a spreadsheet has to be saved as CSV (UTF-8)"
+        raise InputError(reason, field="file", value=str(path), fix=("save it as CSV UTF-8",)) from None
+
+
+def _no_rows(path: str | Path) -> InputError:
+    fix = ("meshwright accuracy --template > runs.csv",)
+    return InputError("has no rows", field="file", value=str(path), fix=fix)
+
+
+def _own_measurement(row: Row, path: Path) -> Measurement:
+    """Return a row of your own runs as a measurement; a row that cannot be predicted is an error."""
+    wide = {**row.wide, "source": row.wide["source"] or path.stem}
+    if row.case is not None:
+        return of_case(row.case, wide)
+    found = _measured(wide, int(wide["row_id"]) - 1)
+    if found.case is None:
+        where = f"row {wide['row_id']} (line {row.line}) of {path}"
+        raise InputError(found.unsupported, field=where, value=wide["model"], fix=("correct or delete the row",))
+    return found
+
+
+def of_case(case: Case, wide: dict[str, str]) -> Measurement:
+    """Return what was measured for a case that is known exactly."""
+    values = {column: getattr(case, column) for column in COLUMNS}
+    return Measurement(
+        row_id=wide["row_id"],
+        source=wide["source"],
+        tier="A",
+        mem_tier="A",
+        gpu=case.cluster.gpu.name,
+        case=case,
+        unsupported="",
+        step_s=_step_s(wide, values),
+        allocated_gib=number(wide, "peak_mem_gib_allocated"),
+        reserved_gib=number(wide, "peak_mem_gib_reserved"),
+        oom=wide.get("status", "").upper() == "OOM",
+        tiny=False,
+        stage="worst",
+        values=values,
+        key=("own", wide["source"], wide["row_id"]),
+        model=case.model,
+    )
 
 
 def _measured(row: dict[str, str], place: int) -> Measurement:

@@ -1,0 +1,363 @@
+"""A table of your own runs: the few columns that matter, checked cell by cell, and its template.
+
+The wide table of published measurements is read leniently, because nobody can correct what was published. Rows of your
+own can be corrected, so every cell that cannot be used is an error that names its row, column, value and fix.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from typing import Any, NamedTuple
+
+import msgspec
+
+from meshwright.clusters import Cluster, cluster
+from meshwright.errors import InputError, MeshwrightError, closest, some
+from meshwright.models import ModelSpec, find
+from meshwright.recipes import index
+from meshwright.recipes import overrides as override
+from meshwright.recipes.case import Case
+from meshwright.recipes.types import GOALS, Recipe
+
+FRAMEWORKS = {
+    "meshwright": "meshwright",
+    "megatron-lm": "Megatron-LM",
+    "megatron": "Megatron-LM",
+    "megatron-bridge": "Megatron-Bridge",
+    "torchtitan": "torchtitan",
+    "automodel": "AutoModel",
+    "nemo-automodel": "AutoModel",
+    "kempnerforge": "KempnerForge",
+    "deepspeed": "DeepSpeed",
+    "fsdp": "FSDP",
+    "accelerate": "FSDP",
+    "torchtune": "torchtune",
+    "nanotron": "nanotron",
+}
+"""Names of frameworks -> the name in the table of frameworks."""
+STRATEGIES = {"fsdp2": "zero3_fsdp", "fsdp": "zero3_fsdp", "zero3": "zero3_fsdp", "hsdp": "hsdp", "zero1": "zero1",
+              "zero2": "zero2", "ddp": "ddp", "megatron_fsdp": "megatron_fsdp"}  # fmt: skip
+PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8-cs", "fp8_tensor": "fp8-cs", "fp8_block": "fp8-block",
+              "mxfp8": "fp8-mx", "nvfp4": "nvfp4"}  # fmt: skip
+MATMULS = {"fp8": "fp8_tensor", "bf16": "same", "fp16": "same"}
+RECOMPUTE = ("none", "selective", "full")
+STATUSES = ("ok", "oom")
+MISSPELLED = 0.75  # similarity from which an unknown column is a misspelled one
+SHARDED = ("meshwright", "torchtitan", "AutoModel", "KempnerForge", "FSDP", "torchtune", "DeepSpeed")
+
+
+class Column(NamedTuple):
+    """One column: its name, what it holds, what a blank cell means, and other names for it."""
+
+    name: str
+    help: str
+    blank: str = ""  # empty: the cell is required
+    also: tuple[str, ...] = ()
+
+
+COLUMNS = (
+    Column("name", "what you call the run; errors are grouped by it", "the file's name", ("source", "run", "run_id")),
+    Column("framework", f"what trained: {', '.join(FRAMEWORKS)}", "meshwright", ("engine",)),
+    Column("model", "a model name, a Hugging Face id, or the path of a config.json", "", ("hf_id_or_dims", "model_id")),
+    Column("goal", "pretrain, sft or peft", "pretrain", ("mode",)),
+    Column("gpus", "the cluster, e.g. 8xH100 or 4x8xH100 (nodes x GPUs)", "", ("cluster",)),
+    Column("seq_length", "tokens per sample", "", ("seq_len", "sequence_length", "seq")),
+    Column("micro_batch_size", "samples per GPU and forward pass", "1", ("mbs", "local_batch_size")),
+    Column("global_batch_size", "samples per step, over all GPUs", "", ("gbs", "batch_size")),
+    Column("precision", f"{', '.join(PRECISIONS)}", "bf16", ()),
+    Column("tp", "tensor parallelism", "1", ("tensor_parallel",)),
+    Column("pp", "pipeline parallelism", "1", ("pipeline_parallel",)),
+    Column("cp", "context parallelism", "1", ("context_parallel",)),
+    Column("ep", "expert parallelism", "1", ("expert_parallel",)),
+    Column("strategy", f"data parallelism: {', '.join(STRATEGIES)}", "the framework's default", ("dp_strategy",)),
+    Column("recompute", f"{', '.join(RECOMPUTE)} (activation checkpointing)", "the framework's default", ()),
+    Column("step_time_s", "measured seconds per step; the median after warm-up", "not measured", ("step_s",)),
+    Column("tokens_per_s_per_gpu", "measured, in place of step_time_s", "not measured", ("tps", "tok_s")),
+    Column("peak_memory_gib", "measured torch.cuda.max_memory_allocated of the fullest GPU, in GiB", "not measured",
+           ("peak_mem_gib_allocated", "memory_gib", "peak_gib")),
+    Column("status", "ok, or oom if the run ran out of memory (then nothing need be measured)", "ok", ()),
+)  # fmt: skip
+REQUIRED = tuple(column.name for column in COLUMNS if not column.blank)
+WIDE_ONLY = ("precision_class", "recompute_class", "dp_class")
+OPTIONAL_WIDE = ("gpu", "n_gpus", "gpus_per_node")  # of the wide table, in place of gpus
+EXAMPLES = (
+    {
+        "name": "titan-8b", "framework": "torchtitan", "model": "llama3-8b", "goal": "pretrain", "gpus": "8xH100",
+        "seq_length": "8192", "micro_batch_size": "1", "global_batch_size": "8", "precision": "bf16", "tp": "1",
+        "strategy": "fsdp2", "recompute": "selective", "step_time_s": "1.332",
+    },
+    {
+        "name": "lora-8b", "framework": "meshwright", "model": "llama3-8b", "goal": "peft", "gpus": "1xH200",
+        "seq_length": "4096", "micro_batch_size": "4", "global_batch_size": "4", "precision": "bf16",
+        "recompute": "none", "tokens_per_s_per_gpu": "16003", "peak_memory_gib": "86",
+    },
+)  # fmt: skip
+"""Two runs as a user would write them; both were measured (torchao's documentation, and this engine)."""
+
+
+def template() -> str:
+    """Return a table that `accuracy` and `calibrate` accept as it is: explanations, header and two example rows."""
+    lines = [
+        "# Your runs, one row each: replace the two examples. Lines that start with # are ignored.",
+        "# meshwright accuracy runs.csv: how wrong are the estimates?",
+        "# meshwright calibrate runs.csv --out mine.toml: fits a profile for --calibration.",
+        "#",
+    ]
+    width = max(len(column.name) for column in COLUMNS)
+    for column in COLUMNS:
+        blank = f"blank: {column.blank}" if column.blank else "required"
+        lines.append(f"# {column.name:<{width}}  {column.help}; {blank}")
+    lines.append("# A row needs step_time_s, tokens_per_s_per_gpu, peak_memory_gib or status oom.")
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [column.name for column in COLUMNS], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(EXAMPLES)
+    return "\n".join(lines) + "\n" + text.getvalue()
+
+
+class Row(NamedTuple):
+    """A row of the wide table, the case if the row determines it by itself, and the line it is from."""
+
+    line: int
+    wide: dict[str, str]
+    case: Case | None
+
+
+class _CellError(ValueError):
+    def __init__(self, column: str, value: str, reason: str, fix: Sequence[str] = ()) -> None:
+        super().__init__(reason)
+        self.column, self.value, self.fix = column, value, fix
+
+
+def read_cells(text: str) -> tuple[list[str], list[tuple[int, dict[str, str]]]]:
+    """Return the header and the rows of a CSV with their line numbers; comments and blank lines are left out.
+
+    Commas, semicolons or tabs separate cells, whichever the header has.
+    """
+    kept = [(n, line) for n, line in enumerate(text.lstrip("\ufeff").splitlines(), 1) if line.strip(" ,;\t\r")]
+    kept = [(n, line) for n, line in kept if not line.lstrip().lstrip('"').startswith("#")]
+    if not kept:
+        return [], []
+    head = kept[0][1]
+    separator = max(",;\t", key=head.count)
+    reader = csv.reader((line for _, line in kept), delimiter=separator)
+    header = [cell.strip() for cell in next(reader)]
+    rows = []
+    for cells in reader:
+        values = {name: cell.strip() for name, cell in zip(header, cells, strict=False) if name}
+        if len(cells) > len(header):
+            values["__extra__"] = separator.join(cells[len(header) :])
+        rows.append((kept[reader.line_num - 1][0], values))
+    return header, rows
+
+
+def is_wide(header: Sequence[str], wide: Sequence[str], path: str) -> bool:
+    """Return whether a header is that of the published measurements, which has classes of free texts."""
+    if not any(name in header for name in WIDE_ONLY):
+        return False
+    missing = [name for name in wide if name not in header]
+    if missing:
+        fix = ("meshwright accuracy --template > runs.csv shows a shorter table",)
+        raise InputError(f"lacks the columns {', '.join(missing)}", field="file", value=path, fix=fix)
+    return True
+
+
+def parse(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]], path: str) -> tuple[list[Row], list[str]]:
+    """Return every row in the form of the wide table, and notes; raise InputError for the first cell that is wrong."""
+    names, notes = _names(header, path)
+    found, errors = [], []
+    for number, (line, cells) in enumerate(rows, start=1):
+        try:
+            found.append(_row(number, line, {names[key]: cell for key, cell in cells.items() if key in names}, cells))
+        except _CellError as error:
+            errors.append((number, line, error))
+    if errors:
+        number, line, error = errors[0]
+        more = f" (also wrong: line{'s' * (len(errors) > 2)} {some([str(e[1]) for e in errors[1:]])})"
+        where = f"row {number} (line {line}) of {path}, column {error.column}"
+        raise InputError(
+            str(error) + (more if len(errors) > 1 else ""), field=where, value=error.value, fix=tuple(error.fix)
+        )
+    return found, notes
+
+
+def _names(header: Sequence[str], path: str) -> tuple[dict[str, str], list[str]]:
+    """Return our name of every column in a header; columns without one are noted, or errors if they look misspelled."""
+    known = {name: column.name for column in COLUMNS for name in (column.name, *column.also)}
+    known |= {name: name for name in (*OPTIONAL_WIDE, "peak_mem_gib_reserved", "recipe")}
+    names, ignored = {}, []
+    for title in header:
+        plain = title.lower().replace(" ", "_").replace("-", "_")
+        if plain in known:
+            names[title] = known[plain]
+        elif title:
+            ignored.append(title)
+    twice = [name for name in set(names.values()) if list(names.values()).count(name) > 1]
+    if twice:
+        same = [title for title, name in names.items() if name == twice[0]]
+        raise InputError(f"the columns {' and '.join(same)} mean the same", field="file", value=path, fix=("keep one",))
+    missing = [name for name in REQUIRED if name not in names.values()]
+    if "gpus" in missing and "gpu" in names.values() and "n_gpus" in names.values():
+        missing.remove("gpus")
+    if missing:
+        near = [f"rename {one[0]} to {name}" for name in missing if (one := closest(name, ignored, 1))]
+        raise InputError(
+            f"lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}",
+            field="file",
+            value=path,
+            fix=(*near, "meshwright accuracy --template > runs.csv shows every column"),
+        )
+    for title in ignored:
+        optional = [column.name for column in COLUMNS if column.name not in names.values()]
+        if near := get_close_matches(title.lower(), optional, 1, MISSPELLED):
+            raise InputError(
+                f"unknown column; did you mean {near[0]}?", field=f"column of {path}", value=title,
+                fix=(f"rename it to {near[0]}", "delete it"),
+            )  # fmt: skip
+    return names, [f"ignored columns: {', '.join(ignored)}"] if ignored else []
+
+
+def _row(number: int, line: int, cells: Mapping[str, str], raw: Mapping[str, str]) -> Row:
+    if "__extra__" in raw:
+        raise _CellError("(after the last)", raw["__extra__"], "the row has more cells than the header",
+                         ('quote a cell that contains the separator: "1,024"',))  # fmt: skip
+    status = _choice(cells, "status", STATUSES, "ok")
+    framework = _choice(cells, "framework", FRAMEWORKS, "meshwright")
+    goal = _choice(cells, "goal", GOALS, "pretrain")
+    model = _model(cells.get("model", ""))
+    place = _cluster(cells)
+    counts = {name: _count(cells, name) for name in ("tp", "pp", "cp", "ep", "micro_batch_size")}
+    length, batch = _count(cells, "seq_length", None), _count(cells, "global_batch_size", None)
+    measured = {name: _measure(cells, name) for name in ("step_time_s", "tokens_per_s_per_gpu", "peak_memory_gib",
+                                                        "peak_mem_gib_reserved")}  # fmt: skip
+    if status == "ok" and not any(measured.values()):
+        reason = "nothing was measured: step_time_s, tokens_per_s_per_gpu and peak_memory_gib are blank"
+        raise _CellError("step_time_s", "", reason, ("fill one of them", "status oom if it ran out of memory"))
+    _check_layout(counts, place.world, batch)
+    strategy = _choice(cells, "strategy", STRATEGIES, "")
+    precision = _choice(cells, "precision", PRECISIONS, "bf16")
+    recompute = _choice(cells, "recompute", RECOMPUTE, "")
+    theirs = FRAMEWORKS[framework]
+    dp_class = STRATEGIES[strategy or ("fsdp2" if theirs in SHARDED else "zero1")]
+    wide = {
+        "row_id": str(number), "source": cells.get("name") or "", "framework": theirs, "framework_version": "",
+        "model": cells["model"], "hf_id_or_dims": cells["model"], "mode": goal, "gpu": place.gpu.name,
+        "gpus_per_node": str(place.gpus_per_node), "n_gpus": str(place.world), "seq_len": str(length),
+        "mbs": str(counts["micro_batch_size"]), "gbs": str(batch), "precision": precision.replace("_", "-"),
+        **{name: str(counts[name]) for name in ("tp", "pp", "cp", "ep")},
+        "dp_strategy": strategy.replace("_", "-"), "recompute": recompute, "status": status,
+        "precision_class": PRECISIONS[precision], "recompute_class": recompute, "dp_class": dp_class,
+        **{name: str(value or "") for name, value in measured.items() if name != "peak_memory_gib"},
+        "peak_mem_gib_allocated": str(measured["peak_memory_gib"] or ""),
+    }  # fmt: skip
+    if theirs != "meshwright":
+        return Row(line, wide, None)
+    settings = {
+        **{f"layout.{name}": value for name, value in counts.items()},
+        "layout.sp": counts["tp"] > 1, "layout.vp": 1, "layout.pp_schedule": "1f1b", "layout.stage_layers": (),
+        "layout.dp_shard": -1, "layout.dp_replicate": 1, "layout.etp": 1, "data.seq_length": length,
+        "train.global_batch_size": batch, "precision.matmul": MATMULS.get(precision, precision),
+        **({"layout.recompute": recompute, "layout.recompute_modules": ()} if recompute else {}),
+        **({"layout.strategy": {"fsdp": "fsdp2", "zero3": "fsdp2", "hsdp": "fsdp2"}.get(strategy, strategy)}
+           if strategy else {}),
+    }  # fmt: skip
+    return Row(line, wide, _own_case(cells, model, place, goal, settings))
+
+
+def _own_case(cells: Mapping[str, str], model: ModelSpec, place: Cluster, goal: str, settings: dict[str, Any]) -> Case:
+    """Return a run of our engine: the model's recipe, as `estimate` uses it, with the row's layout and batch."""
+    name = cells.get("recipe") or f"{model.name}_{goal}_config"
+    if index.is_known(name):
+        recipe = index.load(name)
+    elif cells.get("recipe"):
+        near = closest(name, index.names())
+        raise _CellError("recipe", name, f"unknown recipe; did you mean {' or '.join(near)}?", near)
+    else:
+        recipe = Recipe(name="measured", model=model.name, goal=goal, cluster=str(place))  # type: ignore[arg-type]
+    try:
+        changed, _ = override.change(recipe, settings)
+    except (InputError, msgspec.ValidationError) as error:
+        raise _CellError("framework", "meshwright", str(error)) from None
+    return Case(changed, model, place)
+
+
+def _choice(cells: Mapping[str, str], column: str, known: Sequence[str] | Mapping[str, str], blank: str) -> str:
+    text = cells.get(column, "")
+    if not text:
+        return blank
+    plain = text.lower().replace(" ", "-")
+    for name in (plain, plain.replace("-", "_"), plain.replace("_", "-")):
+        if name in known:
+            return name
+    near = closest(plain, known) or list(known)
+    raise _CellError(column, text, f"unknown {column}; known: {', '.join(known)}", near[:3])
+
+
+def _model(text: str) -> ModelSpec:
+    if not text:
+        raise _CellError("model", text, "is blank", ("llama3-8b",))
+    try:
+        return find(text)
+    except MeshwrightError as error:
+        raise _CellError("model", text, error.reason, tuple(error.fix)) from None
+
+
+def _cluster(cells: Mapping[str, str]) -> Cluster:
+    text = cells.get("gpus", "")
+    if not text and cells.get("gpu"):
+        count, size = _count(cells, "n_gpus", None), _count(cells, "gpus_per_node", 0)
+        whole = size and count % size == 0 and count > size
+        text = f"{count // size}x{size}x{cells['gpu']}" if whole else f"{count}x{cells['gpu']}"
+    if not text:
+        raise _CellError("gpus", text, "is blank", ("8xH100",))
+    try:
+        return cluster(text)
+    except MeshwrightError as error:
+        raise _CellError("gpus", text, error.reason, tuple(error.fix)) from None
+
+
+def _count(cells: Mapping[str, str], column: str, blank: int | None = 1) -> int:
+    text = cells.get(column, "")
+    if not text and blank is not None:
+        return blank
+    return int(_number(column, text, lambda value: value >= 1 and value == int(value), "an integer from 1", "8"))
+
+
+def _measure(cells: Mapping[str, str], column: str) -> float:
+    text = cells.get(column, "")
+    return _number(column, text, lambda value: value > 0, "a number above 0", "1.25") if text else 0.0
+
+
+def _number(column: str, text: str, valid: Callable[[float], bool], what: str, example: str) -> float:
+    if not text:
+        raise _CellError(column, text, "is blank", (example,))
+    try:
+        value = float(text.replace("_", ""))
+    except ValueError:
+        value = math.nan
+    if math.isfinite(value) and valid(value):
+        return value
+    shorter = text.replace(",", ".") if text.count(",") == 1 and "." not in text else "".join(_digits(text))
+    fix = (shorter,) if shorter and shorter != text else (example,)
+    raise _CellError(column, text, f"must be {what}, without unit and thousands separator", fix)
+
+
+def _digits(text: str) -> str:
+    return "".join(one for one in text if one.isdigit() or one == ".")
+
+
+def _check_layout(counts: Mapping[str, int], world: int, batch: int) -> None:
+    ranks = counts["tp"] * counts["pp"] * counts["cp"]
+    if world % ranks:
+        shown = " × ".join(f"{name} {counts[name]}" for name in ("tp", "pp", "cp"))
+        raise _CellError("tp", str(counts["tp"]), f"{shown} = {ranks} does not divide the {world} GPUs",
+                         ("correct tp, pp, cp or gpus",))  # fmt: skip
+    per_pass = counts["micro_batch_size"] * (world // ranks)
+    if batch % per_pass:
+        raise _CellError("global_batch_size", str(batch), f"is not a multiple of micro_batch_size "
+                         f"{counts['micro_batch_size']} × {world // ranks} data-parallel ranks = {per_pass}",
+                         (str(max(1, round(batch / per_pass)) * per_pass),))  # fmt: skip
