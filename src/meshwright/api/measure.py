@@ -57,8 +57,8 @@ def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
     if request.runs:
         runs = (request.runs,) if isinstance(request.runs, str) else tuple(request.runs)
         tables = [_runs_in(Path(path)) if Path(path).is_dir() else read_with_notes(path) for path in runs]
-        rows, notes = ([one for table in tables for one in table[part]] for part in (0, 1))
-        what = "; ".join([", ".join(runs), *notes])
+        rows = [row for table, _ in tables for row in table]
+        what = "; ".join([", ".join(runs), *(note for _, notes in tables for note in notes)])
         profiles = calibration.from_runs(rows, what, one_type=bool(request.out))
     else:
         extras.require("calibrate", "torch")

@@ -173,9 +173,9 @@ def _ratios(rows: list[Measurement], name: str, clocks: NDArray[np.float64]) -> 
             table[at, places] = step_time(case.replace(calibration=machine)).step_s
     measured = np.array([row.step_s for row in rows])
     if coarse is clocks:
-        return table / measured
+        return np.asarray(table / measured)
     logs = [np.interp(np.log(clocks), np.log(coarse), np.log(table[:, place])) for place in range(len(rows))]
-    return np.exp(np.stack(logs, axis=1)) / measured
+    return np.asarray(np.exp(np.stack(logs, axis=1)) / measured)
 
 
 def worth(profile: MachineProfile) -> list[str]:

@@ -176,11 +176,11 @@ def parse(header: Sequence[str], rows: Sequence[tuple[int, dict[str, str]]], pat
         except _CellError as error:
             errors.append((number, line, error))
     if errors:
-        number, line, error = errors[0]
+        number, line, first = errors[0]
         more = f" (also wrong: line{'s' * (len(errors) > 2)} {some([str(e[1]) for e in errors[1:]])})"
-        where = f"row {number} (line {line}) of {path}, column {error.column}"
+        where = f"row {number} (line {line}) of {path}, column {first.column}"
         raise InputError(
-            str(error) + (more if len(errors) > 1 else ""), field=where, value=error.value, fix=tuple(error.fix)
+            str(first) + (more if len(errors) > 1 else ""), field=where, value=first.value, fix=tuple(first.fix)
         )
     return found, notes
 
