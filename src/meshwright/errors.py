@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from meshwright.similar import closest as closest
+
 
 class MeshwrightError(Exception):
     """An error that is reported in one message, with its fix."""
@@ -41,32 +43,10 @@ class InputError(MeshwrightError):
     """An input is invalid (exit code 2)."""
 
 
-SHORT = 5  # characters
-
-
 class OutputError(MeshwrightError):
     """An output could not be written (exit code 3)."""
 
     exit_code = 3
-
-
-def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Return the known names closest to a name, best first; empty if none is close."""
-    from rapidfuzz import fuzz, process
-
-    found = process.extract(
-        name.lower(),
-        list(dict.fromkeys(known)),
-        scorer=fuzz.WRatio,
-        processor=str.lower,
-        limit=5 * limit,
-        score_cutoff=60,
-    )
-    # WRatio also matches parts of long names; sort its matches by the similarity of the full names.
-    scored = [(match, score, fuzz.ratio(name.lower(), match.lower())) for match, score, _ in found]
-    if len(name) <= SHORT:  # a short name is part of many names: require a close match
-        scored = [one for one in scored if one[1] >= 85 or one[2] >= 60]
-    return [match for match, _, _ in sorted(scored, key=lambda one: -one[2])][:limit]
 
 
 def some(names: Sequence[str], shown: int = 3, between: str = ", ") -> str:
@@ -80,13 +60,13 @@ def first_line(error: Exception, longest: int = 300) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
 
 
-def unknown(field: str, value: object, known: Iterable[str]) -> InputError:
-    """Return the error for an unknown name, with did-you-mean."""
+def unknown(field: str, value: object, known: Iterable[str], listed_by: str = "") -> InputError:
+    """Return the error for an unknown name, with did-you-mean; `listed_by` is the command that lists all names."""
     names = list(known)
     near = closest(str(value), names)
     if near:
         reason = f"unknown {field} {value!s}; did you mean {' or '.join(near)}?"
     else:
-        shown = ", ".join(sorted(names)[:12]) + (" …" if len(names) > 12 else "")
-        reason = f"unknown {field} {value!s}; known: {shown}"
+        more = f" …; {listed_by} lists all" if listed_by else " …"
+        reason = f"unknown {field} {value!s}; known: {', '.join(sorted(names)[:12])}{more if len(names) > 12 else ''}"
     return InputError(reason, field=field, value=value, fix=near)

@@ -56,7 +56,7 @@ WRONG: dict[str, tuple[Call, str, str]] = {  # the call, the field of the error,
     "a model's typo": (Call("size", {"model": "lama3-8b", "goal": "sft", "gpu": "H100"}), "model", "llama3_8b"),
     "an override's typo": (
         Call("estimate", {"target": "llama3_8b_sft_config", "overrides": ["layout.tpp=2"]}),
-        "key",
+        "layout.tpp",
         "layout.tp",
     ),
     "too long a text": (Call("check", {"text": "#" * (TEXT_BYTES + 1)}), "text", "send less"),

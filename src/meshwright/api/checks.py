@@ -14,11 +14,13 @@ from meshwright.api.inputs import verb
 from meshwright.api.planning import plan_response, recommend
 from meshwright.api.resolve import model_named, recipe_from
 from meshwright.api.responses import Estimate, Finding, Response, copied, estimate_part, finding_parts
+from meshwright.choices import FRAMEWORKS
 from meshwright.errors import InputError
 from meshwright.frameworks import CheckResult, ExportedConfig, RecipeCheckResult, UnmappedField, UnresolvedValue
 from meshwright.parsing import one_of
 from meshwright.recipes import index
 from meshwright.recipes import overrides as override
+from meshwright.recipes.case import model_of
 from meshwright.recipes.types import ENGINES, Recipe
 
 
@@ -81,7 +83,11 @@ def export(request: requests.Export) -> Exported:
     theirs = frameworks.framework(request.to)
     found = request.target if isinstance(request.target, Recipe) else recipe_from(request.target)
     checked = check_recipe(found, request.gpus, theirs.engine, request.overrides, advice=False)
-    written = frameworks.export(theirs, checked.recipe, checked.model, checked.cluster)
+    try:
+        written = frameworks.export(theirs, checked.recipe, checked.model, checked.cluster)
+    except InputError as error:
+        fixes = _export_fixes(request.to, checked, error.fix)
+        raise InputError(error.reason, error.field, error.value, fixes) from error
     if not checked.ok:
         recipe = checked.recipe
         arguments = f"{recipe.model} --gpus {checked.cluster} --goal {recipe.goal} --engine {checked.engine}"
@@ -90,6 +96,24 @@ def export(request: requests.Export) -> Exported:
     if request.out:
         save_files(written.files, request.out)
     return Exported(written, checked)
+
+
+def _export_fixes(to: str, checked: RecipeCheckResult, tried: Sequence[str]) -> list[str]:
+    """Return what makes an export possible: the error's own fixes, those of the findings, or other frameworks."""
+    found = [fix for one in checked.findings if one.severity == "error" for fix in one.fix]
+    changes = [fix for fix in (*tried, " ".join(dict.fromkeys(found))) if fix and not fix.startswith("--")]
+    works = [fix for fix in changes if _can_export(to, checked, fix.split())]
+    others = [name for name in FRAMEWORKS if name != to and not works and _can_export(name, checked, ())]
+    return works or [f"--to {name}" for name in others[:3]]
+
+
+def _can_export(to: str, checked: RecipeCheckResult, changes: Sequence[str]) -> bool:
+    try:
+        recipe = override.apply(checked.recipe, changes)
+        frameworks.export(frameworks.framework(to), recipe, model_of(recipe), checked.cluster)
+    except InputError:
+        return False
+    return True
 
 
 class CheckResponse(Response, frozen=True, kw_only=True):

@@ -52,9 +52,10 @@ def plan(request: requests.Plan) -> Ranking:
 def size(request: requests.Size) -> Sizing:
     """Return GPU counts that fit a training, with speed, goodput, and days and cost for a token budget."""
     gpu, price, tokens = request.gpu, request.price, request.tokens
-    if not clusters.is_known(gpu) and gpu[:1].isdigit():
+    without_count = gpu.lower().split("x", 1)[-1].lstrip("0123456789x ")
+    if not clusters.is_known(gpu) and gpu[:1].isdigit() and clusters.is_known(without_count):
         reason = "must be a GPU type without a count; the count is the result"
-        raise InputError(reason, field="gpu", value=gpu, fix=(f"--gpu {gpu.split('x')[-1]}",))
+        raise InputError(reason, field="gpu", value=gpu, fix=(f"--gpu {clusters.gpu(without_count).name}",))
     question = _question(request, typed_model(request.model), request.goal, f"1x{clusters.gpu(gpu).name}")
     if price is not None and tokens is None:
         raise InputError("needs a token budget", field="price", value=price, fix=("--tokens 1T --price 2.5",))

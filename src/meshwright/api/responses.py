@@ -98,7 +98,7 @@ class Estimate(Part, frozen=True, kw_only=True):
 
 
 class Finding(Part, frozen=True, kw_only=True):
-    """What a rule found; `fix` lists overrides that together remove it."""
+    """What a rule found; `fix` lists overrides that together remove it, `no_fix` says why there are none."""
 
     rule: str
     severity: Severity
@@ -107,6 +107,7 @@ class Finding(Part, frozen=True, kw_only=True):
     fix: Sequence[str]
     file: str | UnsetType = UNSET
     line: int | UnsetType | None = UNSET
+    no_fix: str | UnsetType = UNSET
 
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -132,7 +133,10 @@ def estimate_part(estimate: costs.Estimate, exists: bool = True) -> Estimate:
 
 def finding_parts(findings: Sequence[RuleFinding]) -> list[Finding]:
     """Return findings, errors first."""
-    return [copied(Finding, f, file=f.file or UNSET, line=(f.line or None) if f.file else UNSET) for f in findings]
+    return [
+        copied(Finding, f, file=f.file or UNSET, line=(f.line or None) if f.file else UNSET, no_fix=f.no_fix or UNSET)
+        for f in findings
+    ]
 
 
 def to_json(response: msgspec.Struct) -> dict[str, Any]:

@@ -85,8 +85,11 @@ def launch(request: requests.Launch) -> Started:
     if request.to is not None:
         only = [name for name in ("tiny", "out", "model") if getattr(request, name)]
         if only:
-            reason = "is an option of our engine"
-            raise InputError(reason, field=f"--{only[0]}", value=request.to, fix=("without --to",))
+            uses = {"out": "; --write DIR writes the files of the job"}.get(only[0], "")
+            value = getattr(request, only[0])
+            reason = f"is an option of our engine, and --to runs the recipe with {request.to}{uses}"
+            fixes = (f"remove --{only[0]}", "remove --to")
+            raise InputError(reason, field=f"--{only[0]}", value="true" if value is True else value, fix=fixes)
         changes = [*request.overrides, *([f"data.dataset={dataset}"] if dataset else [])]
         exported = export(request.recipe, request.to, gpus=request.gpus, overrides=changes)
         job = build_job.exported(exported.written, exported.checked)

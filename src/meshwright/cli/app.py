@@ -37,6 +37,16 @@ class Commands(click.Group):
         found: click.Command = getattr(import_module(f"meshwright.cli.{cmd_name}"), cmd_name)
         return found
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command to run; raise InputError with did-you-mean for an unknown one."""
+        if not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            from meshwright.cli.usage_errors import unknown_command
+
+            raise unknown_command(args[0], self.list_commands(ctx))
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the commands in groups."""
         for group, rows in command_groups():

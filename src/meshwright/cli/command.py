@@ -99,6 +99,11 @@ def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
     from meshwright.cli.runners import RUNNERS, run
 
     given = {name: value for name, value in values.items() if value not in (None, ())}
+    for word in given.get("overrides", ()):
+        if "=" not in word:
+            from meshwright.api.stray_words import stray_word
+
+            raise stray_word(word, verb.name, fields_of(verb.request), given)
     if verb.name == "recommend":
         given = _prompt_missing(verb.request, given)
     request, _ = read(verb.request, given, "cli", strings=True)

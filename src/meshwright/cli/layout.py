@@ -68,6 +68,7 @@ def finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
     for f in findings:
         mark, color = MARKS[f["severity"]]
         fix = f"  [dim]fix:[/] [cyan]{escape(' '.join(f['fix']))}[/]" if f["fix"] else ""
+        fix = f"  [dim]{escape(f['no_fix'])}[/]" if f.get("no_fix") else fix
         place = f"{escape(f['file'])}:{f['line']} " if f.get("line") else ""
         lines.append(f"[{color}]{mark} {f['severity']}[/] {place}{escape(f['message'])} [dim]({f['rule']})[/]{fix}")
     return lines

@@ -67,9 +67,10 @@ def _run(arguments: list[str]) -> Any:
         _end_line("interrupted")
         return INTERRUPTED
     except click.ClickException as error:
-        text = error.format_message()
-        details = {"kind": "UsageError", "field": "", "value": None, "message": text, "fix": ["meshwright --help"]}
-        return _report(details, text, arguments, BAD_INPUT)
+        from meshwright.cli.usage_errors import to_error
+
+        found = to_error(error, arguments)
+        return _report(found.to_dict() | {"kind": "UsageError"}, str(found), arguments, BAD_INPUT)
 
 
 def _stop_line(error: MeshwrightError) -> str:

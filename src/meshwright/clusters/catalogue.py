@@ -10,7 +10,7 @@ from pathlib import Path
 from meshwright import extensions
 from meshwright.clusters.tables import BadTableError, read_gpu
 from meshwright.clusters.types import Gpu
-from meshwright.errors import unknown
+from meshwright.errors import closest, unknown
 
 _VENDOR_WORDS = re.compile(r"^(?:nvidia|amd|geforce|instinct|tesla)+(?=.)")
 
@@ -18,7 +18,10 @@ _VENDOR_WORDS = re.compile(r"^(?:nvidia|amd|geforce|instinct|tesla)+(?=.)")
 def gpu(name: str) -> Gpu:
     """Return a GPU type by name, ignoring case, separators and vendor (`h100`, `NVIDIA H100 80GB HBM3`)."""
     if not is_known(name):
-        raise unknown("GPU", name.strip()[:80], _nearest_names(name))
+        names = [known.name for known in gpus()]
+        error = unknown("GPU", name.strip()[:80], names, "meshwright gpus")
+        error.fix = error.fix or closest(re.sub(r"x[0-9]+$", "", name.strip()[:80]), names)  # 8xH100x2 names an H100
+        raise error
     return _by_key()[normalize_name(name)]
 
 
@@ -45,14 +48,6 @@ def gpus() -> tuple[Gpu, ...]:
 def normalize_name(name: str) -> str:
     """Return a GPU name without case, separators and vendor."""
     return _VENDOR_WORDS.sub("", re.sub(r"[^a-z0-9]", "", name.lower()))
-
-
-def _nearest_names(name: str) -> list[str]:
-    """Return names that differ by a typo, else all: partial matching would prefer H100-PCIe to H100 for `H10`."""
-    from difflib import SequenceMatcher
-
-    key, names = normalize_name(name[:80]), [known.name for known in gpus()]
-    return [known for known in names if SequenceMatcher(None, key, normalize_name(known)).ratio() > 0.8] or names
 
 
 @cache

@@ -10,7 +10,7 @@ from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.result import RecipeCheckResult
-from meshwright.planner import case_of
+from meshwright.planner import case_of, explain_missing, layout_fix
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
@@ -31,6 +31,7 @@ def check(
     model = model_of(recipe)
     case = case_of(recipe, model, on, engine)
     severities = rules.SEVERITIES if advice else rules.SEVERITIES[:2]
+    found = explain_missing(rules.check(case, severities, search=layout_fix), case)
     lines = {key: setting.line for key, setting in content.settings.items()} if content else {}
     return RecipeCheckResult(
         framework=NAME,
@@ -40,7 +41,7 @@ def check(
         recipe=recipe,
         model=model,
         cluster=on,
-        findings=tuple(_with_location(f, content, lines) for f in rules.check(case, severities)),
+        findings=tuple(_with_location(f, content, lines) for f in found),
         estimate=costs.estimate(case),
     )
 

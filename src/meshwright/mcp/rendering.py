@@ -213,6 +213,7 @@ def _findings(findings: Sequence[Answer]) -> list[str]:
     rows = [
         f"{f['severity']}{' in line ' + str(f['line']) if f.get('line') else ''}: {f['message']} ({f['rule']})"
         + (f"; fix: {' '.join(f['fix'])}" if f["fix"] else "")
+        + (f"; {f['no_fix']}" if f.get("no_fix") else "")
         for f in findings
     ]
     return _some("", rows, 12) if rows else ["findings: none"]

@@ -48,7 +48,9 @@ def find(text: str) -> ModelSpec:
     if name is not None:
         return _spec(name)
     size = _SIZE.fullmatch(text.lower().replace(" ", ""))
-    raise _unknown_size(text, size) if size and not size[1] else unknown("model", text[:80], names())
+    raise (
+        _unknown_size(text, size) if size and not size[1] else unknown("model", text[:80], names(), "meshwright models")
+    )
 
 
 def catalogue_name(text: str) -> str | None:
@@ -93,7 +95,7 @@ def _has_shape(config: dict[str, Any], hidden: int, layers: int) -> bool:
 def config_of(name: str) -> dict[str, Any]:
     """Return the Hugging Face config of a shipped model, with the keys that determine its shape."""
     if name not in _entries():
-        raise unknown("model", name, names())
+        raise unknown("model", name, names(), "meshwright models")
     config: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(_entries()[name]["config"]))  # a copy
     return config
 

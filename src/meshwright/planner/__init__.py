@@ -3,6 +3,7 @@
 from meshwright.planner.baseline import case_of, with_engine_strategy
 from meshwright.planner.divisors import smallest_fit
 from meshwright.planner.explain import reasons
+from meshwright.planner.missing_fixes import explain_missing, layout_fix
 from meshwright.planner.plan import Change, Plan, Question, Reason, Suggestion
 from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend
@@ -23,6 +24,8 @@ __all__ = [
     "Suggestion",
     "batch_for_tokens",
     "case_of",
+    "explain_missing",
+    "layout_fix",
     "plan_fixed",
     "rank_layouts",
     "reasons",

@@ -29,7 +29,7 @@ def find_baseline_recipe(question: Question) -> tuple[Recipe, BaselineSource]:
             f"{question.model.name} has no benchmark recipe for goal {question.goal}",
             field="benchmark",
             value="true",
-            fix=("leave out --benchmark", f"meshwright recipes --benchmark --goal {question.goal}"),
+            fix=("remove --benchmark", f"meshwright recipes --benchmark --goal {question.goal}"),
         )
     near = index.closest(question.model, question.goal, question.seq_length)
     if models.find(near.model).kind != question.model.kind:

@@ -11,6 +11,7 @@ from meshwright import costs, rules
 from meshwright.planner.baseline import ENGINE_STRATEGY, Baseline, baseline_for
 from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
+from meshwright.planner.missing_fixes import explain_missing, layout_fix
 from meshwright.planner.plan import Change, Match, Plan, Question, Suggestion
 from meshwright.planner.scaling import suggestions
 from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, Candidate, always_broken, any_legal, best, has_headroom
@@ -80,7 +81,7 @@ def plan_with(baseline: Baseline, layout: Mapping[str, Any], faster: Candidate |
         case=case,
         estimate=estimate,
         changes=changes,
-        findings=tuple(_drop_useless_fixes(rules.check(case), case, float(estimate.step_s))),
+        findings=tuple(explain_missing(_findings(case, float(estimate.step_s)), case)),
         suggestions=(
             *_faster_layout(case, estimate, faster),
             *suggestions(baseline.base, baseline.base_cluster.world, case),
@@ -91,6 +92,10 @@ def plan_with(baseline: Baseline, layout: Mapping[str, Any], faster: Candidate |
 def with_layout(recipe: Recipe, layout: Mapping[str, Any]) -> Recipe:
     """Return the recipe with these layout values."""
     return msgspec.structs.replace(recipe, layout=msgspec.structs.replace(recipe.layout, **layout))
+
+
+def _findings(case: Case, step_s: float) -> Iterable[Finding]:
+    return _drop_useless_fixes(rules.check(case, search=layout_fix), case, step_s)
 
 
 def _drop_useless_fixes(findings: Iterable[Finding], case: Case, step_s: float) -> Iterable[Finding]:

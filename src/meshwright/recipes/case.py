@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from meshwright.clusters import Cluster
+from meshwright.errors import InputError
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Mamba2, ModelSpec, find, reshape
 from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 
@@ -151,7 +152,13 @@ def _at_least_one(value: Column) -> Column:
 def model_of(recipe: Recipe) -> ModelSpec:
     """Return the model of a recipe, with its architecture changes applied."""
     changes = {k: v for k, v in msgspec.structs.asdict(recipe.architecture).items() if v is not None}
-    return reshape(find(recipe.model), **changes) if changes else find(recipe.model)
+    try:
+        return reshape(find(recipe.model), **changes) if changes else find(recipe.model)
+    except InputError as error:
+        if error.field not in changes:
+            raise
+        key = f"architecture.{error.field}"
+        raise InputError(error.reason, key, error.value, error.fix or [f"{key}=null"]) from error
 
 
 def _gcd(values: list[int]) -> int:

@@ -79,7 +79,7 @@ def resolve(name: str) -> str:
     for benchmark in (False, True):  # the library first, so that benchmarks are not imported
         if plain in (aliases := _name_aliases(benchmark)):
             return aliases[plain]
-    raise unknown("recipe", name, names())
+    raise unknown("recipe", name, names(), "meshwright recipes")
 
 
 def is_known(name: str) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from meshwright.errors import InputError, unknown
+from meshwright.errors import InputError, closest
+from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import REMOVED_KEYS, ConfigKey, override_composite_keys, override_keys
 from meshwright.recipes.types import FieldKind, Recipe, field_value, keys_by_flat_name, recipe_fields
 from meshwright.recipes.values import is_map, parse
@@ -121,14 +122,14 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
         elif key in override_composite_keys():
             groups.setdefault(override_composite_keys()[key].keys, {})[key] = text
         else:
-            _add(explicit, _plain(key, text))
+            _add(explicit, _plain(key, text, recipe))
     for keys, texts in groups.items():
         mapped = override_composite_keys()[keys[0]].read(texts, recipe)
         source = " ".join(f"{key}={text}" for key, text in texts.items())
         for own, text in mapped.explicit.items():
-            _add(explicit, _typed(own, text, source.split("=")[0], source))
+            _add(explicit, _typed(own, text, source.split("=")[0], source, recipe))
         for own, text in mapped.implied.items():
-            implied[own] = _typed(own, text, own, source)
+            implied[own] = _typed(own, text, own, source, recipe)
     for own, texts in items.items():
         explicit[own] = _with_items(own, texts, explicit.get(own), recipe)
     return list({**implied, **explicit}.values())
@@ -143,18 +144,44 @@ def _with_items(own: str, texts: dict[str, str], setting: _Setting | None, recip
     return _Setting(own, {**before, **new}, " ".join(f"{own}.{item}={text}" for item, text in texts.items()))
 
 
-def _plain(key: str, text: str) -> _Setting:
+def _plain(key: str, text: str, recipe: Recipe) -> _Setting:
     own = native_key(key)
     if own is not None:
-        return _typed(own, text, key, f"{key}={text}")
+        return _typed(own, text, key, f"{key}={text}", recipe)
     if key in override_keys():
         alias = override_keys()[key]
-        return _typed(alias.field, translate_value(alias, text), key, f"{key}={text}")
+        return _typed(alias.field, translate_value(alias, text), key, f"{key}={text}", recipe)
     if key in REMOVED_KEYS:
         reason, instead = REMOVED_KEYS[key]
         instead = instead.replace("{value}", text or "8xH100")
         raise InputError(f"{reason}; use {instead}", field=key, value=text, fix=[instead])
-    raise unknown("key", key, known_keys())
+    raise _unknown_key(key, text, recipe)
+
+
+def _unknown_key(key: str, text: str, recipe: Recipe) -> InputError:
+    """Return the error for an unknown key, with did-you-mean of keys that accept the value."""
+    near = [one for one in _similar_keys(key) if _accepts(one, text, recipe)]
+    hint = f"did you mean {' or '.join(near)}?" if near else "meshwright explain KEY describes a key"
+    return InputError(f"unknown key {key}; {hint}", field=key, value=text, fix=[f"{one}={text}" for one in near])
+
+
+def _similar_keys(key: str) -> list[str]:
+    """Return the keys with the same last name in another section, else those that differ by a typing error."""
+    name = key.rpartition(".")[2]
+    if name in {info.partition(".")[2] for info in recipe_fields()}:
+        return [own for own in recipe_fields() if own.endswith(f".{name}")][:3]
+    field, _, item = key.rpartition(".")  # data.colums.prompt: an item of a mapping
+    maps = [own for own, info in recipe_fields().items() if is_map(info)]
+    return closest(key, known_keys()) or [f"{own}.{item}" for own in closest(field, maps)]
+
+
+def _accepts(key: str, text: str, recipe: Recipe) -> bool:
+    """Return whether a key can be set to a value."""
+    try:
+        _settings([(key, text)], recipe)
+    except InputError:
+        return False
+    return True
 
 
 def translate_value(alias: ConfigKey, text: str) -> str:
@@ -164,8 +191,14 @@ def translate_value(alias: ConfigKey, text: str) -> str:
     return re.sub(r"[\w+./-]+", lambda word: alias.to_recipe_value(word[0]), text)
 
 
-def _typed(own: str, text: str, key: str, source: str) -> _Setting:
-    return _Setting(own, parse(recipe_fields()[own], text, key), source)
+def _typed(own: str, text: str, key: str, source: str, recipe: Recipe) -> _Setting:
+    try:
+        return _Setting(own, parse(recipe_fields()[own], text, key), source)
+    except InputError as error:
+        if error.fix:
+            raise
+        kept = format_override(own, field_value(recipe, own))  # no value is near: the recipe's own is a valid one
+        raise InputError(error.reason, error.field, error.value, [kept]) from error
 
 
 def _add(settings: dict[str, _Setting], setting: _Setting) -> None:

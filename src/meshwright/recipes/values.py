@@ -33,6 +33,7 @@ def parse(info: RecipeField, text: str, key: str = "") -> Any:
         msgspec.convert(value, info.type)
     except msgspec.ValidationError as error:
         wanted = str(error).replace("Expected ", "").split(" - at")[0].replace("`", "")
+        wanted = wanted.replace("int ", "an integer ").replace("float ", "a number ")
         raise InputError(f"must be {wanted} ({info.text})", field=key, value=text) from error
     return value
 

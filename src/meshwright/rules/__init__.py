@@ -20,6 +20,7 @@ from meshwright.rules import (  # noqa: F401  # importing a subject registers it
     pipeline,
     precision,
     prediction,
+    ranges,
     recompute,
     schedule,
     sequence,

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice, product
 from string import Formatter
@@ -20,6 +20,10 @@ from meshwright.rules.rule import SEVERITIES, Finding, Rule, Severity, all_rules
 
 MAX_FIRST_CHANGES = 6  # first changes to which a second one is added
 Change = dict[str, Any]  # values by flat name
+Search = Callable[[Case, frozenset[str]], Change | None]
+"""Returns the change to a layout that is legal, except for some rules, and fits; None if there is none."""
+UNRELATED_TO_LAYOUT = ("peft", "data", "diffusion", "vision", "optimizer", "learning_rate", "engine", "prediction")
+"""Subjects of rules that may stay broken in every layout."""
 
 
 class _MessageFormatter(Formatter):
@@ -66,22 +70,83 @@ def illegal_by_rule(case: Case) -> dict[str, Column]:
     return {id: mask for id, mask in masks.items() if mask.any()}
 
 
-def check(case: Case, severities: Iterable[Severity] = SEVERITIES, others: Sequence[Case] = ()) -> list[Finding]:
+def check(
+    case: Case, severities: Iterable[Severity] = SEVERITIES, others: Sequence[Case] = (), search: Search | None = None
+) -> list[Finding]:
     """Return the findings of one case, errors first, each with overrides that resolve it.
 
-    `others` are alternatives for a case that is not fully known: a finding must then hold in all of them.
+    `others` are alternatives for a case that is not fully known: a finding must then hold in all of them. `search`
+    looks for a layout if the rules' own fixes leave errors.
     """
     found = sorted((r for r in applicable(case) if bool(r.broken(case))), key=lambda r: SEVERITIES.index(r.severity))
     broken = frozenset(r.id for r in found)
     wanted = tuple(severities)
     reported = [r for r in found if r.severity in wanted and all(bool(r.broken(other)) for other in others)]
-    findings = [_finding(r, case, broken) for r in reported]
+    together = _fixes_together(case, [r for r in found if r.severity == "error"], search)
+    findings = [_finding(r, case, broken, together) for r in reported]
     return [f for f in findings if f.severity != "advice" or f.fix]  # advice needs a fix that works
 
 
-def _finding(rule: Rule, case: Case, broken: frozenset[str]) -> Finding:
+def _finding(rule: Rule, case: Case, broken: frozenset[str], together: Mapping[str, Change]) -> Finding:
     field = keys_by_flat_name().get(rule.field, rule.field)
-    return Finding(rule.id, rule.severity, field, message(rule, case), try_fixes(rule, case, broken))
+    fix = _overrides(together.get(rule.id)) if rule.severity == "error" else try_fixes(rule, case, broken)
+    return Finding(rule.id, rule.severity, field, message(rule, case), fix)
+
+
+def _fixes_together(case: Case, broken: Sequence[Rule], search: Search | None) -> dict[str, Change]:
+    """Return the change for every error that has one; all changes can be made at once and break no other error rule.
+
+    The errors are fixed one after the other, each on the case that the changes before it lead to. So no two changes
+    set one field to different values, and the last case breaks only errors that no change resolves.
+    """
+    errors = applicable(case, ("error",))
+    resolved: dict[str, Change] = {}  # the change that resolved each rule's finding
+    total: Change = {}
+    left = list(broken)
+    while step := _next_step(case.replace(**total), errors, left, search):
+        total |= step
+        still = [r for r in left if bool(r.broken(case.replace(**total)))]
+        resolved |= {r.id: step for r in left if r not in still}
+        left = still
+    total = {name: value for name, value in total.items() if value != getattr(case, name)}
+    intact = [r for r in errors if r not in broken]
+    by_id = {r.id: r for r in broken}
+    return {id: _smallest_part(by_id[id], case, intact, total, step) for id, step in resolved.items()}
+
+
+def _next_step(case: Case, errors: Sequence[Rule], left: Sequence[Rule], search: Search | None) -> Change | None:
+    """Return a change that resolves one of the errors left; if possible, all that are about its fields."""
+    intact = [r for r in errors if r not in left]
+    for rule in left:
+        others = [r for r in errors if r is not rule and (r not in left or r.subject != "memory")]
+        change = _try_one_change(rule, case, others) or _try_one_change(rule, case, intact)
+        change = change or _try_two_changes(rule, case, intact)
+        if change is not None:
+            return change
+    return _searched(case, intact, left, search) if search is not None and left else None
+
+
+def _searched(case: Case, intact: Sequence[Rule], left: Sequence[Rule], search: Search) -> Change | None:
+    """Return the layout that a search finds, if it resolves an error and breaks no intact rule."""
+    change = search(case, frozenset(r.id for r in left if r.subject in UNRELATED_TO_LAYOUT))
+    if not change:
+        return None
+    trial = case.replace(**change)
+    resolves = not all(bool(r.broken(trial)) for r in left)
+    return change if resolves and not any(bool(r.broken(trial)) for r in intact) else None
+
+
+def _smallest_part(rule: Rule, case: Case, intact: Sequence[Rule], total: Change, step: Change) -> Change:
+    """Return the part of the total change that resolves this finding alone without breaking an intact rule."""
+    part = {name: value for name, value in total.items() if name in step}
+    alone = case.replace(**part)
+    works = part and not bool(rule.broken(alone)) and not any(bool(r.broken(alone)) for r in intact)
+    return part if works else total
+
+
+def _overrides(change: Change | None) -> tuple[str, ...]:
+    keys = keys_by_flat_name()
+    return tuple(format_override(keys[name], value) for name, value in (change or {}).items())
 
 
 def try_fixes(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> tuple[str, ...]:
@@ -100,8 +165,7 @@ def try_fixes(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> t
         change = _try_one_change(rule, case, kept_errors)
     if change is None and rule.severity == "error":
         change = _try_two_changes(rule, case, kept_errors)
-    keys = keys_by_flat_name()
-    return tuple(format_override(keys[name], value) for name, value in (change or {}).items())
+    return _overrides(change)
 
 
 def _working_changes(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:

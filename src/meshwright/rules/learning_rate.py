@@ -10,6 +10,8 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
     "megatron": ("cosine", "linear", "wsd", "constant", "inverse_sqrt"),
     "kempnerforge": ("cosine", "linear", "wsd", "constant", "rex"),
 }
+FAR_TOO_HIGH = 0.02
+DIVERGES = 1.0
 
 
 @rule(
@@ -101,7 +103,7 @@ def decay_unfinished(c: Case) -> Column:
     fixes=({"lr": [1e-4], "min_lr": lambda c: [min(c.min_lr, 1e-5)]},),
 )
 def unusual_adapter_lr(c: Case) -> Column:
-    return (c.goal == "peft") & ((c.lr < 2e-5) | (c.lr > 1e-3))
+    return (c.goal == "peft") & ((c.lr < 2e-5) | (c.lr > 1e-3)) & (c.lr <= FAR_TOO_HIGH)
 
 
 @rule(
@@ -115,7 +117,8 @@ def unusual_adapter_lr(c: Case) -> Column:
 )
 def fine_tuning_lr_too_high(c: Case) -> Column:
     orthogonal = c.optimizer_name == "muon"  # Muon updates have one magnitude, independent of the gradients
-    return (c.goal == "sft") & (c.lr > 1e-4) & not_(orthogonal) & not_(c.is_diffusion) & not_(c.benchmark)
+    high = (c.lr > 1e-4) & (c.lr <= FAR_TOO_HIGH)
+    return (c.goal == "sft") & high & not_(orthogonal) & not_(c.is_diffusion) & not_(c.benchmark)
 
 
 @rule(
@@ -131,7 +134,54 @@ def fine_tuning_lr_too_high(c: Case) -> Column:
 def pretraining_lr_too_high(c: Case) -> Column:
     adam = one_of(c.optimizer_name, ("adamw", "schedule_free_adamw"))
     limit = 6e-4 if c.params_active > 2e10 else 2e-3
-    return adam & (c.goal == "pretrain") & (c.lr > limit) & not_(c.benchmark)
+    return adam & (c.goal == "pretrain") & (c.lr > limit) & (c.lr <= FAR_TOO_HIGH) & not_(c.benchmark)
+
+
+def _usual_rates(c: Case) -> list[float]:
+    return [{"pretrain": 3e-4, "sft": 1e-5, "peft": 1e-4}[str(c.goal)]]
+
+
+def _usual_minimum(c: Case) -> list[float]:
+    return [min(float(c.min_lr), _usual_rates(c)[0] / 10)]
+
+
+@rule(
+    "learning_rate.far-too-high",
+    "warning",
+    "lr",
+    message="lr={lr} is far above every usual learning rate",
+    symptom="the loss diverges within some steps",
+    cause="an update of Adam, Lion or Muon has about the size of lr, and weights are around 0.02",
+    fixes=({"lr": _usual_rates, "min_lr": _usual_minimum},),
+)
+def lr_far_too_high(c: Case) -> Column:
+    return (c.lr > FAR_TOO_HIGH) & (c.lr <= DIVERGES) & (c.optimizer_name != "sgd")
+
+
+@rule(
+    "learning_rate.diverges",
+    "error",
+    "lr",
+    message="lr={lr} moves every weight by more than its own size in each step",
+    symptom="the loss is NaN or that of random weights after a few steps",
+    cause="an update has about the size of lr (of lr × gradient with sgd), and weights are around 0.02",
+    fixes=({"lr": _usual_rates, "min_lr": _usual_minimum},),
+)
+def lr_diverges(c: Case) -> Column:
+    return c.lr > (1000 if c.optimizer_name == "sgd" else DIVERGES)
+
+
+@rule(
+    "learning_rate.too-small",
+    "warning",
+    "lr",
+    message="lr={lr} is too small to change a weight",
+    symptom="the loss stays where it starts",
+    cause="updates below 1e-9 vanish in the rounding of fp32 weights",
+    fixes=({"lr": _usual_rates, "min_lr": _usual_minimum},),
+)
+def lr_too_small(c: Case) -> Column:
+    return (c.lr < 1e-9) & not_(c.benchmark)
 
 
 @rule(

@@ -22,7 +22,8 @@ class RefusedError(MeshwrightError):
         findings: Sequence[Finding] = (),
     ) -> None:
         listed = "\n  ".join(f"{finding.message} ({finding.rule})" for finding in blocking)
-        super().__init__(f"{reason}\n  {listed}", fix=tuple(blocking[0].fix))
+        together = " ".join(dict.fromkeys(fix for finding in blocking for fix in finding.fix))  # no two disagree
+        super().__init__(f"{reason}\n  {listed}", fix=(together,) if together else ())
         self.findings = tuple(findings or blocking)
 
     def to_dict(self) -> dict[str, object]:

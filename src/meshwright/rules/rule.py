@@ -47,6 +47,7 @@ class Finding(msgspec.Struct, frozen=True):
     fix: tuple[str, ...]  # overrides that together resolve the finding
     file: str = ""  # the config file with the finding, if any
     line: int = 0  # from 1; 0 if the file does not set the field
+    no_fix: str = ""  # why `fix` is empty, and what else can be done
 
 
 RULES: dict[str, Rule] = {}

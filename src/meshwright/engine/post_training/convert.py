@@ -63,7 +63,7 @@ def convert(
     found, folder = inspect(path), Path(out).expanduser()
     require_empty(folder)
     if merge and not has_adapters(found):
-        raise InputError("there are no adapters to merge", field="--merge", value=path, fix=("leave out --merge",))
+        raise InputError("there are no adapters to merge", field="--merge", value=path, fix=("remove --merge",))
     options = ConvertOptions(dtype, shard_gib, consolidated, merge)
     with _remove_on_failure(folder):
         if found.type in ("run", "checkpoint"):

@@ -1,0 +1,65 @@
+"""Layouts and words for findings that no rule's own fix resolves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from meshwright import rules
+from meshwright.planner.search import LAYOUT_NAMES, best
+from meshwright.recipes.case import Case
+from meshwright.recipes.types import ENGINES
+from meshwright.rules import Finding
+
+OF_THE_CLUSTER = (
+    "memory",
+    "topology",
+    "batch",
+    "moe",
+    "heads",
+    "pipeline",
+    "schedule",
+    "sequence",
+    "offload",
+    "network",
+)
+"""Subjects of rules that more or other GPUs resolve."""
+
+
+def layout_fix(case: Case, ignoring: frozenset[str]) -> dict[str, Any] | None:
+    """Return the layout fields to change so that the case is legal and fits; None if no layout is."""
+    found = best(case, {}, ignoring)
+    if found is None or not found.fits:
+        return None
+    return {name: found.layout[name] for name in LAYOUT_NAMES if found.layout[name] != getattr(case, name)}
+
+
+def explain_missing(findings: Iterable[Finding], case: Case) -> Iterator[Finding]:
+    """Yield the findings; those without a fix say why there is none and what else can be done."""
+    for finding in findings:
+        yield finding if finding.fix else msgspec.structs.replace(finding, no_fix=_no_fix(finding, case))
+
+
+def _no_fix(finding: Finding, case: Case) -> str:
+    if finding.severity != "error":
+        return "no setting resolves it without breaking another rule"
+    rule = rules.all_rules()[finding.rule]
+    if rule.subject not in OF_THE_CLUSTER:
+        others = [engine for engine in ENGINES if engine != case.engine and not _breaks(rule, case, engine)]
+        return (
+            f"no setting of {case.engine} resolves it; other engines can: --engine {' or '.join(others)}"
+            if others
+            else "no setting resolves it: it follows from the model and the goal"
+        )
+    size = f"meshwright size {case.recipe.model} --goal {case.recipe.goal} --gpu {case.cluster.gpu.name}"
+    return (
+        f"no layout of this recipe runs on {case.cluster} with the {case.engine} engine; use more GPUs or larger ones "
+        f"({size} --engine {case.engine} gives a count)"
+    )
+
+
+def _breaks(rule: rules.Rule, case: Case, engine: Any) -> bool:
+    other = Case(case.recipe, case.model, case.cluster, engine)
+    return engine in rule.engines and bool(rule.broken(other))

@@ -1,0 +1,159 @@
+"""Names that a mistyped or shortened name may mean, for did-you-mean.
+
+Two names with different numbers are different products: an RTX 3090 is never taken for an RTX 4090, nor a 7B model for
+an 8B one. A word of its own is no typing error either: `q_proj` does not mean `proj`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+LONGEST = 200  # characters of a name that are compared
+SHORT = 5  # characters up to which one wrong letter is all, and the first letter must be right
+LEFT_OUT = 0.1  # distance per word or number that a short form leaves out
+MARGIN = 0.35  # of distance between the best name and the last one shown
+LEAST_SHARE = 0.3  # of a name that the words of its short form must cover
+PREFIX_SHARE = 0.5  # of a name that its first letters must cover
+_PARTS = re.compile(r"[a-z]+|[0-9]+|[^\W_a-z0-9]+")
+_WORDS = re.compile(r"[^\W_]+")
+_LETTERS_FOR_DIGITS = str.maketrans("oil", "011")
+
+
+class _Name(NamedTuple):
+    """A name without case and separators, and what it consists of."""
+
+    joined: str
+    words: tuple[str, ...]  # between separators
+    parts: tuple[str, ...]  # letters and numbers
+
+    @property
+    def numbers(self) -> tuple[str, ...]:
+        return tuple(part for part in self.parts if part.isdigit())
+
+
+@lru_cache(maxsize=4096)
+def _name(text: str) -> _Name:
+    lower = text.lower()[:LONGEST]
+    # The letters O, I and l stand for digits next to one: H10O is H100.
+    lower = re.sub(r"(?<=[0-9])[oil]+(?![a-z])", lambda found: found[0].translate(_LETTERS_FOR_DIGITS), lower)
+    words = tuple(_WORDS.findall(lower))
+    return _Name("".join(words), words, tuple(_PARTS.findall(lower)))
+
+
+def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
+    """Return the known names that a name may be a typing error or a short form of, best first; empty if none."""
+    asked = _name(name)
+    scored = [(_distance(asked, _name(one)), one) for one in dict.fromkeys(known)] if asked.joined else []
+    found = sorted(
+        (
+            (distance, -_shared_start(asked.joined, _name(one).joined), len(one), one)
+            for distance, one in scored
+            if distance is not None
+        )
+    )
+    if not found:
+        return []
+    best = found[0][0]
+    is_typo = best == int(best)  # and not a short form
+    near = [one for distance, *_, one in found if distance <= best + (0 if is_typo else MARGIN)]
+    # A wrong letter that fits more names than are shown does not tell which was meant.
+    return [] if is_typo and len(near) > limit else near[:limit]
+
+
+def _distance(asked: _Name, known: _Name) -> float | None:
+    """Return how far a name is from a known one, in wrong letters; None if it does not mean it."""
+    found = [one for one in (_typo(asked, known), _short_form(asked, known)) if one is not None]
+    return min(found, default=None)
+
+
+def _shared_start(one: str, other: str) -> int:
+    """Return how many letters two names share at their start, where typing errors are rare."""
+    return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def _typo(asked: _Name, known: _Name) -> float | None:
+    """Return the number of wrong letters, if they are few, the numbers agree and no word is added or missing."""
+    allowed = _allowed(max(len(asked.joined), len(known.joined)))
+    if abs(len(asked.joined) - len(known.joined)) > allowed or not _same_numbers(asked, known):
+        return None
+    wrong = _wrong_letters(asked.joined, known.joined)
+    if wrong > allowed or (wrong and _other_words(asked.words, known.words)):
+        return None
+    if len(known.joined) <= SHORT and sorted(asked.joined[:2]) != sorted(known.joined[:2]):
+        return wrong if asked.joined[:1] == known.joined[:1] or not wrong else None
+    return wrong
+
+
+def _short_form(asked: _Name, known: _Name) -> float | None:
+    """Return the distance to a name that starts with the asked one or contains all its words in order."""
+    left_out = len(known.parts) - len(asked.parts)
+    share = len(asked.joined) / max(len(known.joined), 1)
+    rest = known.joined[len(asked.joined) :]
+    if rest and known.joined.startswith(asked.joined) and not rest[0].isdigit() and share >= PREFIX_SHARE:
+        return LEFT_OUT * max(left_out, 1)
+    if share < LEAST_SHARE or left_out <= 0:
+        return None
+    wrong = _in_order(asked.parts, known.parts)
+    return None if wrong is None else wrong + LEFT_OUT * left_out
+
+
+def _in_order(asked: Sequence[str], known: Sequence[str]) -> float | None:
+    """Return the wrong letters of all asked parts, each found in the known ones in order; None if one is missing."""
+    rest, total = list(known), 0
+    for part in asked:
+        found = [(at, wrong) for at, one in enumerate(rest) if (wrong := _wrong_part(part, one)) is not None]
+        if not found:
+            return None
+        at, wrong = found[0]
+        rest, total = rest[at + 1 :], total + wrong
+    return float(total)
+
+
+def _wrong_part(asked: str, known: str) -> int | None:
+    if asked == known:
+        return 0
+    if asked.isdigit() or known.isdigit() or min(len(asked), len(known)) < 4:
+        return None
+    wrong = _wrong_letters(asked, known)
+    return wrong if wrong <= 1 else None
+
+
+def _allowed(length: int) -> int:
+    """Return how many letters of a name may be wrong."""
+    return 1 if length <= SHORT else min(max(2, length // 5), 4)
+
+
+def _wrong_letters(one: str, other: str) -> int:
+    """Return the letters to add, drop, replace or swap with their neighbour."""
+    from rapidfuzz.distance import OSA
+
+    return int(OSA.distance(one, other))
+
+
+def _same_numbers(asked: _Name, known: _Name) -> bool:
+    """Return whether the digits agree, or differ only by a repeated or a swapped key."""
+    one, other = "".join(asked.numbers), "".join(known.numbers)
+    if one == other:
+        return True
+    if not one or not other:
+        return False
+    if re.sub(r"([0-9])\1+", r"\1", one) == re.sub(r"([0-9])\1+", r"\1", other):
+        return True
+    return sorted(one) == sorted(other) and _wrong_letters(one, other) == 1
+
+
+def _other_words(asked: Sequence[str], known: Sequence[str]) -> bool:
+    """Return whether the names differ by a word, such as q_proj and proj, or train.lr and train_on."""
+    if len(asked) == len(known):
+        pairs = [(one, other) for one, other in zip(asked, known, strict=True) if one != other]
+        return any(_wrong_letters(one, other) > _allowed(max(len(one), len(other))) for one, other in pairs)
+    longer, shorter = (asked, known) if len(asked) > len(known) else (known, asked)
+    rest = list(longer)
+    for word in shorter:
+        if word not in rest:
+            return False
+        rest.remove(word)
+    return True
