@@ -93,7 +93,6 @@ def _end_line(text: str) -> None:
 
 def _report(details: dict[str, Any], text: str, arguments: list[str], code: int) -> int:
     _print_error(text, [str(fix) for fix in details["fix"] if not (" " in str(fix) and str(fix) in text)])
-    _print_error(text, [str(f) for f in details["fix"]])
     return _print_json(details, arguments, code)
 
 

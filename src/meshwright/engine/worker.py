@@ -89,7 +89,8 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
         run = _Run(process, spec, trainer, dog, stop_request)
         cleanup.callback(run.close)
         run.resume()
-        status.show(f"step {run.first + 1}{' (compiles the model)' * spec.recipe.kernels.compile}")
+        if run.first < spec.recipe.train.steps:
+            status.show(f"step {run.first + 1}{' (compiles the model)' * spec.recipe.kernels.compile}")
         run.on_first_step = status.clear
         if stop_request is not None:
             stop_request.phase = "training"

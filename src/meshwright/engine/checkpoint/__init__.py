@@ -20,6 +20,8 @@ from meshwright.engine.checkpoint.load import find_latest_valid, load, load_tens
 from meshwright.engine.checkpoint.metadata import State, read_index, read_manifest, read_state
 from meshwright.engine.checkpoint.save import SaveError, Saver, rng_shards
 from meshwright.engine.checkpoint.shards import Shard
+from meshwright.engine.data.fingerprint import Fingerprint, data_fingerprints
+from meshwright.engine.object_collectives import gathered
 from meshwright.engine.rank_env import Process
 from meshwright.engine.stop_request import StopRequest
 from meshwright.errors import InputError
@@ -43,6 +45,8 @@ class Checkpoints:
         self.folder = Folder(run)
         self.saver = Saver(self.folder, trainer, process, self.recipe.checkpoint)
         self.skipped_in_a_row = 0
+        found = data_fingerprints(self.recipe) if process.rank == 0 else {}
+        self.data: dict[str, Fingerprint] = gathered(found, self.saver.group)[0]
 
     def resume(self) -> State | None:
         """Load the newest valid checkpoint; None if the run has no checkpoints."""
@@ -60,7 +64,9 @@ class Checkpoints:
         found = find_latest_valid(self.folder, self.saver.group)
         if found is None:
             return None
-        check_contract(read_state(found).contract, self.contract, self.accept_changes, self.process.rank == 0)
+        saved = read_state(found)
+        warns = self.process.rank == 0
+        check_contract(saved.contract, self.contract, self.accept_changes, warns, saved.data, self.data)
         state = load(self.trainer, found)
         _restore_rng(found, state, self.process.rank, self.trainer.device)
         self.saver.last, self.skipped_in_a_row = state.step, state.skipped_in_a_row
@@ -87,6 +93,7 @@ class Checkpoints:
             groups={},
             loss_scale=scale.state_dict() if scale is not None else None,
             skipped_in_a_row=self.skipped_in_a_row,
+            data=self.data,
             versions={"torch": str(torch.__version__), "python": platform.python_version()},
             recipe=recipe.name,
         )

@@ -7,11 +7,14 @@ from typing import Any
 
 import msgspec
 
+from meshwright.engine.data.fingerprint import Fingerprint
 from meshwright.engine.metrics.jsonl import warn
 from meshwright.errors import InputError, some
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 SHOWN = 12
+SHOWN_CHARACTERS = 80
+SOURCE_FIELDS = ("data.dataset", "data.blend", "data.anneal_blend")
 # Config entries of transformers that do not describe the model.
 IGNORED_CONFIG_KEYS = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "use_cache")
 
@@ -28,23 +31,50 @@ def contract_of(recipe: Recipe, config: Mapping[str, Any]) -> dict[str, Any]:
     return plain
 
 
-def changed_fields(saved: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the fields that differ, with both values; a field missing on one side has its default there."""
+def changed_fields(
+    saved: Mapping[str, Any],
+    now: Mapping[str, Any],
+    saved_data: Mapping[str, Fingerprint] = {},
+    data: Mapping[str, Fingerprint] = {},
+) -> dict[str, tuple[Any, Any]]:
+    """Return the fields that differ, with both values; a field missing on one side has its default there.
+
+    A dataset whose path differs but whose content is equal does not differ; one whose content differs does.
+    """
     fields = recipe_fields()
-    found = {}
+    found: dict[str, tuple[Any, Any]] = {}
     for key in {**saved, **now}:
         if key.startswith("config.") and (key not in saved or key not in now):
             continue  # versions of transformers write different keys
         default = _plain(fields[key].default) if key in fields else None
         before, after = saved.get(key, default), now.get(key, default)
-        if before != after:
+        if before != after and (key not in SOURCE_FIELDS or _content(before, saved_data) != _content(after, data)):
             found[key] = (before, after)
+    for name in sorted(saved_data.keys() & data.keys()):
+        if saved_data[name].hash != data[name].hash:
+            found[f"the content of {name}"] = (saved_data[name], data[name])
     return found
 
 
-def check_contract(saved: Mapping[str, Any], now: Mapping[str, Any], accepted: bool, warns: bool = True) -> None:
-    """Raise InputError if contract fields differ from the checkpoint, unless the user accepts the changes."""
-    changed = changed_fields(saved, now)
+def _content(value: Any, fingerprints: Mapping[str, Fingerprint]) -> Any:
+    """Return a dataset or blend with the hashes of its sources instead of their names, where they are known."""
+
+    def known(name: str) -> str:
+        return fingerprints[name].hash if name in fingerprints else name
+
+    return known(value) if isinstance(value, str) else sorted((known(name), share) for name, share in value.items())
+
+
+def check_contract(
+    saved: Mapping[str, Any],
+    now: Mapping[str, Any],
+    accepted: bool,
+    warns: bool = True,
+    saved_data: Mapping[str, Fingerprint] = {},
+    data: Mapping[str, Fingerprint] = {},
+) -> None:
+    """Raise InputError if contract fields or data differ from the checkpoint, unless the user accepts the changes."""
+    changed = changed_fields(saved, now, saved_data, data)
     if not changed:
         return
     lines = [f"{key} was {_short(before)} and is {_short(after)}" for key, (before, after) in changed.items()]
@@ -66,4 +96,4 @@ def _plain(value: Any) -> Any:
 
 def _short(value: Any) -> str:
     text = str(value)
-    return text if len(text) <= 60 else f"{text[:60]}…"
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"

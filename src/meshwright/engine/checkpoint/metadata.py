@@ -17,6 +17,7 @@ import msgspec
 from meshwright.engine.checkpoint.files import DamagedError, Manifest, read_checksummed
 from meshwright.engine.checkpoint.folder import INDEX, MANIFEST, STATE, rank_file
 from meshwright.engine.checkpoint.shards import Shard
+from meshwright.engine.data.fingerprint import Fingerprint
 from meshwright.engine.safetensors_header import FORMATS, header
 
 T = TypeVar("T")
@@ -58,6 +59,7 @@ class State(msgspec.Struct, frozen=True):
     loss_scale: dict[str, float] | None
     skipped_in_a_row: int
     versions: dict[str, str]
+    data: dict[str, Fingerprint] = {}  # of the datasets, by name; empty in checkpoints of older versions
     recipe: str = ""  # name
 
 
