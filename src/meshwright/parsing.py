@@ -1,13 +1,25 @@
-"""Parse values that users type: choices, sequence lengths, token budgets."""
+"""Parse values that users type: choices, sequence lengths, token budgets, prices."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from meshwright.errors import InputError, unknown
 
 MAX_TOKENS = 100_000_000  # of one sample
+MAX_PRICE = 1e6  # of one GPU for one hour
+CURRENCIES = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₩": "KRW"}
+_SYMBOL = rf"[{''.join(CURRENCIES)}]|[A-Za-z]{{2,}}"
+_PRICE = re.compile(
+    rf"({_SYMBOL})?\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*({_SYMBOL})?(?:\s*/\s*(?:gpu\s*-?\s*)?h(?:our|r)?)?"
+)
+_TOKENS = re.compile(
+    r"([0-9][0-9,_]*(?:\.[0-9]*)?(?:e[+]?[0-9]+)?|\.[0-9]+)\s*"
+    r"(k|m|b|g|t|thousand|million|billion|bn|trillion|tn)?(?:\s*tok(?:en)?s?)?"
+)
+_SCALES = {"": 1.0, "k": 1e3, "th": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
 
 def one_of(field: str, value: str, known: Sequence[Any]) -> Any:
@@ -18,18 +30,47 @@ def one_of(field: str, value: str, known: Sequence[Any]) -> Any:
 
 
 def token_budget(tokens: float | str | None) -> float | None:
-    """Return a number of tokens from 15e12, 15T or 300B."""
+    """Return a number of tokens from 15e12, 15T, 300B, 1.5 trillion or 500,000,000."""
     if tokens is None:
         return None
-    text = str(tokens).strip().lower()
-    scale = {"m": 1e6, "b": 1e9, "t": 1e12}.get(text[-1:], 1.0)
-    try:
-        count = float(text.rstrip("mbt")) * scale
-    except ValueError:
-        count = 0.0
+    found = _TOKENS.fullmatch(str(tokens).strip().lower())
+    count = float(found[1].replace(",", "").replace("_", "")) * _scale(found[2]) if found else 0.0
     if not 0 < count < 1e18:
-        raise InputError("must be a number such as 15e12, 300B or 15T", field="tokens", value=tokens)
+        fix = ("--tokens 15T", "--tokens 300B", "--tokens 1e12")
+        raise InputError("must be a number such as 15e12, 300B or 15T", field="tokens", value=tokens, fix=fix)
     return count
+
+
+def _scale(unit: str | None) -> float:
+    unit = unit or ""
+    return _SCALES["th"] if unit == "thousand" else _SCALES[unit[:1]]
+
+
+def price_per_hour(price: float | str | None, currency: str | None = None) -> tuple[float, str] | None:
+    """Return a price and its currency from 2.5, 2.10EUR, €2.10 or $2/h; the currency is empty if none is named."""
+    if price is None:
+        if currency is not None:
+            reason = "needs a price per GPU-hour"
+            raise InputError(reason, field="currency", value=currency, fix=("--price 2.50 --currency EUR",))
+        return None
+    found = _PRICE.fullmatch(f"{price:f}" if isinstance(price, float) else str(price).strip())
+    fix = ("--price 2.50", "--price 2.10EUR")
+    if not found or not 0 <= (amount := float(found[2])) <= MAX_PRICE:
+        reason = f"must be a price per GPU-hour from 0 to {MAX_PRICE:,.0f}, such as 2.50, 2.10EUR or €2.10"
+        raise InputError(reason, field="price", value=price, fix=fix)
+    named = {_currency(text) for text in (found[1], found[3], currency) if text and text.strip()}
+    if len(named) > 1:
+        raise InputError(f"names {' and '.join(sorted(named))}; use one currency", field="price", value=price, fix=fix)
+    return amount, next(iter(named), "")
+
+
+def _currency(text: str) -> str:
+    """Return a currency as its three-letter code."""
+    code = CURRENCIES.get(text.strip(), text.strip().upper())
+    if not re.fullmatch(r"[A-Z]{3}", code):
+        reason = f"must be a three-letter code or one of {' '.join(CURRENCIES)}"
+        raise InputError(reason, field="currency", value=text[:40], fix=("--currency EUR",))
+    return code
 
 
 def sequence_length(seq: int | str | None) -> int | None:

@@ -241,7 +241,8 @@ def test_estimate_takes_a_sequence_length(meshwright: Any) -> None:
     assert found["contract"]["seq_length"] == 4096
 
 
-def test_size_asks_for_the_type_alone(meshwright: Any) -> None:
-    answer = meshwright("size", "llama3-8b", "--goal", "sft", "--gpu", "8xH100", "--json")
-    assert answer.code == 2
-    assert answer.json["error"]["fix"] == ["--gpu H100"]
+def test_size_takes_one_node_or_the_type_alone(meshwright: Any) -> None:
+    answer = meshwright("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "4xH100", "--json").json
+    assert answer["node"] == 4
+    assert {3, 4, 12, 20} <= set(answer["tried"])
+    assert meshwright("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "H100", "--json").json["node"] == 8

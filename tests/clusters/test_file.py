@@ -79,7 +79,7 @@ def test_a_custom_gpu(read: Read) -> None:
         ('gpu = "H100"\nmemory_gib = nan', "memory_gib = nan: must be a positive number"),
         ('gpu = "H100"\nhbm_gb_s = inf', "hbm_gb_s = inf: must be a positive number"),
         ('gpu = "H100"\nnetwork_gb_s = "fast"', "must be a positive number"),
-        ('gpu = "H100"\narch = "volta"', "must be one of ampere"),
+        ('gpu = "H100"\narch = "pascal"', "must be one of volta"),
         ('gpu = "H100"\nlink = "string"', "must be one of nvlink"),
         ('gpu = "H100"\nname = ""', "must be a non-empty string"),
         ('gpu = "H100"\npeak_tflops = 900', "peak_tflops must be a table"),

@@ -16,12 +16,14 @@ def test_the_dictionary_has_the_documented_keys_and_is_json():
     assert set(made) == {
         "fits", "memory_gib", "step_s", "step_parts_s", "tokens_per_s_per_gpu",
         "tflops_per_gpu", "mfu", "mfu_convention", "band",
+        "fit_probability",
     }  # fmt: skip
     assert set(made["memory_gib"]) == {
         "weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead", "total", "capacity",
     }  # fmt: skip
     assert set(made["step_parts_s"]) == {"compute", "tp", "cp", "ep", "pp_bubble", "dp", "optimizer", "other"}
-    assert set(made["band"]) == {"step_pct", "memory_pct"}
+    ends = {"step_low_s", "step_high_s", "memory_low_gib", "memory_high_gib"}
+    assert set(made["band"]) == {"step_pct", "memory_pct", *ends}
     assert json.loads(json.dumps(made)) == made
 
 

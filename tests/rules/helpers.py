@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from meshwright.clusters import Cluster, Gpu
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Group, Layer, Mamba2, ModelSpec, MoE, Vision
@@ -73,6 +74,7 @@ GPUS = {
 
 
 OLD_GPU = Cluster(Gpu("V100", "ampere", 7.0, 31.7, {"fp16": 125.0, "bf16": 1.0}, 900, 150, 8, 12, 8), 1, 8)
+WITHOUT_BF16 = Cluster(Gpu("V100", "volta", 7.0, 31.7, {"fp32": 15.7, "fp16": 125.0}, 900, 150, 8, 12, 8), 1, 8)
 
 
 def cluster(count: int = 8, gpu: str = "H100") -> Cluster:
@@ -93,6 +95,16 @@ class StubMemory:
     buffers: Any = 0.0
     overhead: Any = 1.0
     capacity: float = 79.6
+    band_pct: float = 0.0
+
+    @property
+    def usable(self) -> float:
+        return 0.98 * self.capacity
+
+    @property
+    def fit_probability(self) -> Any:
+        """Return whether the band ends below capacity; else a chance between a half and one, or none."""
+        return np.where(self.total * (1 + self.band_pct / 100) <= self.usable, 1.0, np.where(self.fits, 0.8, 0.0))
 
     @property
     def fits(self) -> Any:

@@ -12,7 +12,7 @@ from meshwright.api import requests
 from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.inputs import verb
 from meshwright.api.planning import plan_response, recommend
-from meshwright.api.resolve import model_named, recipe_from
+from meshwright.api.resolve import assumed_in, model_named, recipe_from
 from meshwright.api.responses import Estimate, Finding, Response, copied, estimate_part, finding_parts
 from meshwright.choices import FRAMEWORKS
 from meshwright.errors import InputError
@@ -131,6 +131,7 @@ class CheckResponse(Response, frozen=True, kw_only=True):
     unresolved: Sequence[UnresolvedValue]
     notes: Sequence[str]
     estimate: Estimate | None
+    assumed: Sequence[clusters.Assumption] = ()
 
 
 class ExportResponse(Response, frozen=True, kw_only=True):
@@ -145,6 +146,7 @@ class ExportResponse(Response, frozen=True, kw_only=True):
     unmapped: Sequence[UnmappedField]
     notes: Sequence[str]
     findings: Sequence[Finding]
+    assumed: Sequence[clusters.Assumption] = ()
 
 
 def check_response(result: CheckResult, request: requests.Check | None = None) -> CheckResponse:
@@ -158,6 +160,7 @@ def check_response(result: CheckResult, request: requests.Check | None = None) -
         gpus=str(result.cluster) if result.cluster else None,
         findings=finding_parts(result.findings),
         estimate=estimate_part(result.estimate) if result.estimate else None,
+        assumed=assumed_in(request.gpus) if request is not None else (),
     )
 
 
@@ -172,6 +175,7 @@ def export_response(result: Exported, request: requests.Export | None = None) ->
         command=launch.command_of(written.program, checked.cluster),
         env=written.program.env,
         findings=finding_parts(checked.findings),
+        assumed=assumed_in(request.gpus) if request is not None else (),
     )
 
 
@@ -192,4 +196,5 @@ def write(request: requests.Write) -> ExportResponse:
         unmapped=[],
         notes=[],
         findings=response.findings,
+        assumed=response.question.assumed,
     )

@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters, extras
 from meshwright.api import run_requests as requests
 from meshwright.api.inputs import verb
-from meshwright.api.resolve import recipe_from
+from meshwright.api.resolve import assumed_in, recipe_from
 from meshwright.api.responses import MemoryGib, Part, Response
 from meshwright.clusters import Cluster
 from meshwright.dryrun.types import Collective, DryRun, Holder, Moment, Placement
@@ -120,6 +120,7 @@ class DryRunResponse(Response, frozen=True, kw_only=True):
     versions: Mapping[str, str]
     cpu_s: float
     wall_s: float
+    assumed: Sequence[clusters.Assumption] = ()
 
     @property
     def ok(self) -> bool:
@@ -147,6 +148,7 @@ def dryrun_response(found: DryRun, request: requests.DryRun | None = None, *, br
             versions=found.versions,
             cpu_s=found.cpu_s,
             wall_s=found.wall_s,
+            assumed=assumed_in(request.gpus) if request is not None else (),
         )
     )
     return response

@@ -11,7 +11,15 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters, costs, file_access, launch, planner
 from meshwright.api import requests
 from meshwright.api.inputs import verb
-from meshwright.api.resolve import is_recipe, model_and_goal, recipe_from, referenced_model, require_known, typed_model
+from meshwright.api.resolve import (
+    assumed_in,
+    is_recipe,
+    model_and_goal,
+    recipe_from,
+    referenced_model,
+    require_known,
+    typed_model,
+)
 from meshwright.api.responses import (
     Estimate,
     FieldKind,
@@ -25,7 +33,7 @@ from meshwright.api.responses import (
 )
 from meshwright.costs.timeline import ScheduledPass
 from meshwright.errors import InputError
-from meshwright.parsing import sequence_length, token_budget
+from meshwright.parsing import price_per_hour, sequence_length, token_budget
 from meshwright.planner import Plan, Question, Ranking, Sizing
 
 
@@ -33,6 +41,7 @@ from meshwright.planner import Plan, Question, Ranking, Sizing
 def recommend(request: requests.Recommend) -> Plan:
     """Return the plan for a model on a cluster: recipe, layout, memory, speed and findings."""
     question = _question(request, typed_model(request.model), request.goal, request.gpus, request.benchmark)
+    _price(request, question), token_budget(request.tokens)  # refused before the search
     found = planner.recommend(question, request.overrides)
     if request.save:
         from meshwright.api.catalogues import save_recipe  # 10 ms that other recommendations save
@@ -51,15 +60,57 @@ def plan(request: requests.Plan) -> Ranking:
 @verb(requests.Size)
 def size(request: requests.Size) -> Sizing:
     """Return GPU counts that fit a training, with speed, goodput, and days and cost for a token budget."""
-    gpu, price, tokens = request.gpu, request.price, request.tokens
-    without_count = gpu.lower().split("x", 1)[-1].lstrip("0123456789x ")
-    if not clusters.is_known(gpu) and gpu[:1].isdigit() and clusters.is_known(without_count):
-        reason = "must be a GPU type without a count; the count is the result"
-        raise InputError(reason, field="gpu", value=gpu, fix=(f"--gpu {clusters.gpu(without_count).name}",))
-    question = _question(request, typed_model(request.model), request.goal, f"1x{clusters.gpu(gpu).name}")
-    if price is not None and tokens is None:
-        raise InputError("needs a token budget", field="price", value=price, fix=("--tokens 1T --price 2.5",))
-    return planner.size(question, request.overrides, token_budget(tokens), price)
+    question = _sized_question(request)
+    price, tokens = _price(request, question), token_budget(request.tokens)
+    if request.price is not None and tokens is None:
+        raise InputError("needs a token budget", field="price", value=request.price, fix=("--tokens 1T --price 2.5",))
+    return planner.size(question, request.overrides, tokens, price if tokens else None)
+
+
+def _sized_question(request: requests.Size) -> Question:
+    """Return the question on one node: that of a GPU type, a count (the GPUs of one node), or a file's."""
+    named = clusters.is_known(request.gpu)
+    try:
+        on = f"1x{request.gpu}" if named else request.gpu
+        question = _question(request, typed_model(request.model), request.goal, on)
+    except InputError as error:
+        if error.field != "gpus":
+            raise
+        plain = [fix.split("x", 1)[-1] if fix[:1].isdigit() else fix for fix in error.fix]
+        known = [fix for fix in plain if clusters.is_known(fix)] or ["H100", "4xL40S"]
+        raise InputError(
+            error.reason, field="gpu", value=request.gpu, fix=tuple(f"--gpu {fix}" for fix in known)
+        ) from None
+    if named:
+        usual = clusters.Cluster(question.cluster.gpu, 1, question.cluster.gpu.gpus_per_node)
+        return msgspec.structs.replace(question, cluster=usual)
+    if any(one.field == "nodes" for one in question.assumed):  # 16xH100: a count of GPUs, not a node
+        node = question.cluster.gpus_per_node
+        text = f"nodes of {node} GPUs; the number of GPUs is the result, so {request.gpu} gives only the node"
+        assumed = tuple(one for one in question.assumed if one.field != "nodes")
+        question = msgspec.structs.replace(question, assumed=(*assumed, clusters.Assumption("nodes", str(node), text)))
+    return question
+
+
+def _price(request: requests.Recommend | requests.Size | requests.Estimate, question: Question) -> planner.Price | None:
+    """Return the requested price, or that of the cluster file."""
+    given = price_per_hour(request.price, request.currency if request.price is not None else None)
+    on = question.cluster
+    if given is None and on.price is not None:
+        given = price_per_hour(on.price, request.currency or on.currency or None)
+    if given is None and request.currency is not None:
+        price_per_hour(None, request.currency)
+    return None if given is None else planner.Price(*given)
+
+
+def _budget(plan: Plan, request: requests.Recommend | requests.Estimate | None) -> planner.Budget | UnsetType | None:
+    """Return days and cost of the requested tokens, or of the recipe's steps if only a price was given."""
+    if request is None or (request.tokens is None and request.price is None):
+        return UNSET
+    if not plan.exists or not plan.estimate.fits:
+        return None
+    price = _price(request, plan.question)
+    return planner.budget(plan.case, plan.estimate, token_budget(request.tokens), price)
 
 
 @verb(requests.Estimate)
@@ -69,6 +120,9 @@ def estimate(request: requests.Estimate) -> Plan:
     if is_recipe(target):
         base = recipe_from(target)
         question = _question(request, *model_and_goal(target, request.goal), gpus or base.cluster)
+        _price(request, question), token_budget(request.tokens)
+        if gpus is None:  # the recipe's own cluster was not typed
+            question = msgspec.structs.replace(question, assumed=())
         return planner.plan_fixed(question, base, request.overrides)
     require_known(target)
     if gpus is None:
@@ -112,6 +166,7 @@ def _question(
         engine=request.engine,  # type: ignore[arg-type]  # one of its choices, as validated
         benchmark=benchmark,
         calibration=None if request.calibration is None else _calibration(request.calibration),
+        assumed=assumed_in(gpus),
     )
 
 
@@ -129,6 +184,7 @@ class QuestionPart(Part, frozen=True, kw_only=True):
     goal: str
     seq_length: int
     engine: str
+    assumed: Sequence[clusters.Assumption] = ()
 
 
 class BaseRecipe(Part, frozen=True, kw_only=True):
@@ -212,6 +268,7 @@ class PlanResponse(Response, frozen=True, kw_only=True):
     suggestions: Sequence[planner.Suggestion] | UnsetType = UNSET
     commands: Mapping[str, str]
     no_command: Mapping[str, str]
+    budget: planner.Budget | UnsetType | None = UNSET
     smallest_that_fits: int | UnsetType | None = UNSET
     reasons: Sequence[planner.Reason] | UnsetType = UNSET
     memory_by_stage_gib: Mapping[str, MemoryGib] | UnsetType = UNSET
@@ -253,6 +310,15 @@ class SizesResponse(Response, frozen=True, kw_only=True):
     smallest: planner.Size | None
     most_efficient: planner.Size | None
     sizes: Sequence[planner.Size]
+    gpu: str
+    node: int
+    tried: Sequence[int]
+    no_layout: Sequence[int]
+    tokens: float | None
+    price: float | None
+    currency: str
+    notes: Sequence[str]
+    assumed: Sequence[clusters.Assumption]
 
     @property
     def ok(self) -> bool:
@@ -291,13 +357,13 @@ class ScheduleResponse(Response, frozen=True, kw_only=True):
 def plan_response(plan: Plan, request: requests.Recommend | None = None) -> PlanResponse:
     """Return the response of recommend, with reasons if they were requested."""
     response = _plan_response(plan)
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"budget": _budget(plan, request)}
     if not plan.estimate.fits:
         more["smallest_that_fits"] = planner.smallest_fit(plan)
     if request is not None and request.explain:
         more["reasons"] = planner.reasons(plan)
         more["memory_by_stage_gib"] = _memory_by_stage(plan)
-    return msgspec.structs.replace(response, **more) if more else response
+    return msgspec.structs.replace(response, **more)
 
 
 def _plan_response(plan: Plan) -> PlanResponse:
@@ -310,6 +376,7 @@ def _plan_response(plan: Plan) -> PlanResponse:
             goal=question.goal,
             seq_length=plan.recipe.data.seq_length,
             engine=question.engine,
+            assumed=question.assumed,
         ),
         recipe=BaseRecipe(
             name=plan.base.name,
@@ -335,7 +402,9 @@ def estimate_response(plan: Plan, request: requests.Estimate | None = None) -> P
     response = _plan_response(plan)
     base = msgspec.structs.replace(response.recipe, match=UNSET, approach=UNSET)
     by_stage = _memory_by_stage(plan)
-    return msgspec.structs.replace(response, recipe=base, suggestions=UNSET, memory_by_stage_gib=by_stage)
+    return msgspec.structs.replace(
+        response, recipe=base, suggestions=UNSET, memory_by_stage_gib=by_stage, budget=_budget(plan, request)
+    )
 
 
 def _memory_by_stage(plan: Plan) -> dict[str, MemoryGib]:

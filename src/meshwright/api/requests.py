@@ -137,6 +137,23 @@ FileName = Annotated[
         surfaces=REMOTE,
     ),
 ]
+Tokens = Annotated[
+    float | str,
+    Input(
+        help="Token budget, e.g. 15T, 300B or 1e12: adds days and GPU-hours, and cost with a price.",
+        metavar="N",
+        examples=("15T", "300B"),
+    ),
+]
+Price = Annotated[
+    float | str,
+    Input(
+        help="Price of one GPU for one hour, e.g. 2.50, 2.10EUR or €2.10: adds the cost.",
+        metavar="PER_GPU_HOUR",
+        examples=(2.5, "2.10EUR"),
+    ),
+]
+Currency = Annotated[str, Input(help="Currency of the price, e.g. EUR.", metavar="CODE", examples=("EUR",))]
 Benchmark = Annotated[bool, Input(help="Upper-bound throughput on mock data; never a production setting.")]
 Limit = Annotated[int, Input(help="Maximum number of rows.", minimum=1, maximum=MAX_ROWS, absent=40, surfaces=("mcp",))]
 
@@ -170,6 +187,9 @@ class Recommend(Request, frozen=True):
     engine: Engine = ENGINES[0]
     calibration: Calibration | None = None
     benchmark: Benchmark = False
+    tokens: Tokens | None = None
+    price: Price | None = None
+    currency: Currency | None = None
     explain: Annotated[bool, Input(help="Explain why each number of the layout was chosen.")] = False
     save: Annotated[str | None, path("Write the plan's recipe to this TOML file.", "FILE")] = None
     dry_run: Annotated[bool, flag("Then execute the layout at full size without GPUs (see dryrun).")] = False
@@ -210,18 +230,21 @@ class Size(Request, frozen=True):
 
     model: Model
     goal: Goal
-    gpu: Annotated[str, Input(help="GPU type, e.g. H100.", metavar="GPU", complete="gpus", examples=("H100", "GB200"))]
+    gpu: Annotated[
+        str,
+        Input(
+            help="GPU type, or one node of it: H100, 4xL40S, p5.48xlarge; on the command line also a TOML file.",
+            metavar="GPU",
+            complete="gpus",
+            examples=("H100", "4xL40S", "GB200"),
+        ),
+    ]
     seq: Seq | None = None
     engine: Engine = ENGINES[0]
     calibration: Calibration | None = None
-    tokens: Annotated[
-        float | str | None,
-        Input(help="Token budget, e.g. 15T: adds days, and cost with a price.", metavar="N", examples=("15T", "300B")),
-    ] = None
-    price: Annotated[
-        float | None,
-        Input(help="Price of one GPU for one hour.", metavar="PER_GPU_HOUR", minimum=0, maximum=1e6, examples=(2.5,)),
-    ] = None
+    tokens: Tokens | None = None
+    price: Price | None = None
+    currency: Currency | None = None
     plot: Plot | None = None
     overrides: Overrides = ()
 
@@ -246,6 +269,9 @@ class Estimate(Request, frozen=True):
     seq: Seq | None = None
     engine: Engine = ENGINES[0]
     calibration: Calibration | None = None
+    tokens: Tokens | None = None
+    price: Price | None = None
+    currency: Currency | None = None
     plot: Plot | None = None
     overrides: Overrides = ()
 

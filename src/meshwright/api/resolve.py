@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from meshwright import file_access, models
+from meshwright import clusters, file_access, models
 from meshwright.errors import InputError, OutputError, closest, unknown
 from meshwright.models import ModelSpec
 from meshwright.notes import note
@@ -60,6 +60,13 @@ def require_known(target: str) -> None:
         if near and "_" in target:
             raise unknown("model or recipe", target, [*near, *closest(target, models.names(), 1)]) from None
         raise
+
+
+def assumed_in(gpus: str | int | None) -> tuple[clusters.Assumption, ...]:
+    """Return what a cluster argument leaves open; nothing for this machine, or if none was given."""
+    if gpus is None or str(gpus).strip().lower() == "auto":
+        return ()
+    return clusters.assumptions(str(gpus))
 
 
 def is_recipe(name: str) -> bool:

@@ -11,8 +11,9 @@ from msgspec import UNSET, UnsetType
 from meshwright.api import run_requests as requests
 from meshwright.api.checks import check_recipe, export
 from meshwright.api.inputs import verb
-from meshwright.api.resolve import model_named, recipe_from
+from meshwright.api.resolve import assumed_in, model_named, recipe_from
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
+from meshwright.clusters import Assumption
 from meshwright.errors import InputError
 from meshwright.extras import ENGINE
 from meshwright.recipes import overrides as override
@@ -277,6 +278,7 @@ class LaunchResponse(Response, frozen=True, kw_only=True):
     written: Sequence[str]
     submitted: Submitted | None
     findings: Sequence[Finding]
+    assumed: Sequence[Assumption] = ()
 
 
 def train_response(done: TrainResult, request: requests.Bench | requests.Train | None = None) -> TrainResponse:
@@ -317,4 +319,5 @@ def launch_response(started: Started, request: requests.Launch | None = None) ->
         written=started.paths,
         submitted=None if started.number is None else Submitted(id=started.number, **ended),
         findings=finding_parts(started.findings),
+        assumed=() if request is None or request.tiny or request.cpu else assumed_in(request.gpus),
     )

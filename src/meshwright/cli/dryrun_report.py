@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cli.console import console, escape, table
-from meshwright.cli.layout import LETTERS, NO_LAYOUT, PARTS, memory_bar, titled
+from meshwright.cli.layout import LETTERS, NO_LAYOUT, PARTS, assumed_lines, memory_bar, titled
 from meshwright.cli.timeline import drawn
 
 HOLDERS, PLACEMENTS = 10, 8  # rows shown; --json has all
@@ -27,6 +27,7 @@ def dryrun(answer: dict[str, Any], found: Any) -> None:
     """Print a dry run, the worst rank in full."""
     out = console()
     out.print(f"[bold green]{escape(answer['recipe'])}[/]  {escape(answer['model'])} on {answer['cluster']}")
+    titled(out, "Assumed", assumed_lines(answer.get("assumed", ())))
     titled(out, "Dry run", [_verdict(answer), memory_bar(answer["memory_gib"]), _peak_line(answer)])
     out.print("")
     table(_part_rows(answer), "GiB", " dry run", "estimate", "difference")

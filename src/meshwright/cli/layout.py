@@ -38,19 +38,32 @@ def memory_lines(estimate: dict[str, Any]) -> list[str]:
     """Return memory against capacity: a sentence, a bar and the parts."""
     memory = estimate["memory_gib"]
     parts = "  ".join(f"[{c}]{LETTERS[p]}[/] {p} {memory[p]:.1f}" for p, c in PARTS.items() if memory[p] >= 0.05)
-    verdict = "[green]fits[/]" if estimate["fits"] else "[red]does not fit[/]"
-    band = estimate["band"]["memory_pct"]
+    color = "red" if not estimate["fits"] else "yellow" if estimate["fit"] == "may not fit" else "green"
+    band = estimate["band"]
+    within = f"{band['memory_low_gib']:.1f} to {band['memory_high_gib']:.1f}"
     return [
-        f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU (±{band:.0f} %): {verdict}",
+        f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU ({within}): [{color}]{estimate['fit']}[/]",
         memory_bar(memory),
         parts,
     ]
 
 
+def seconds(value: float) -> str:
+    """Return seconds with at least two significant digits."""
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
+def assumed_lines(assumed: Sequence[dict[str, Any]]) -> list[str]:
+    """Return what was taken for what the request leaves open."""
+    return [f"[yellow]{escape(one['message'])}[/]" for one in assumed]
+
+
 def speed_line(estimate: dict[str, Any]) -> str:
     """Return step time, throughput and MFU."""
+    band = estimate["band"]
+    within = f"{seconds(band['step_low_s'])} to {seconds(band['step_high_s'])}"
     return (
-        f"{estimate['step_s']:.2f} s per step (±{estimate['band']['step_pct']:.0f} %), "
+        f"{seconds(estimate['step_s'])} s per step ({within}), "
         f"{estimate['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, {estimate['tflops_per_gpu']:.0f} TFLOP/s/GPU, "
         f"MFU {estimate['mfu']:.0%}"
     )

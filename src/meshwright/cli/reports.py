@@ -9,10 +9,11 @@ from typing import Any
 import click
 
 from meshwright.api.summary import layout_summary
+from meshwright.cli.budget_report import MISSING, budget_lines, print_sizes
 from meshwright.cli.console import console, escape, table
 from meshwright.cli.doctor_report import doctor as doctor
 from meshwright.cli.dryrun_report import dryrun as dryrun
-from meshwright.cli.layout import MARKS, NO_LAYOUT, finding_lines, memory_lines, speed_line, titled
+from meshwright.cli.layout import MARKS, NO_LAYOUT, assumed_lines, finding_lines, memory_lines, speed_line, titled
 
 Answer = dict[str, Any]
 
@@ -23,12 +24,14 @@ def recommend(answer: Answer, found: Any) -> None:
     origin = f"{recipe['match']}; made for {recipe['made_for']}"
     out.print(f"[bold green]{recipe['name']}[/]  {recipe['approach']} ({origin})")
     titled(out, "Train", [_train_line(answer, found.case.model.params)])
+    titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
     if recipe["benchmark"]:
         titled(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
     titled(out, "Layout", [layout_summary(answer["layout"])])
     titled(out, "Memory", memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
     if answer["estimate"]["fits"]:
         titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
+    titled(out, "Budget", budget_lines(answer.get("budget", MISSING), found.question.cluster.world))
     if "smallest_that_fits" in answer:
         titled(out, "Needs", [_needs_line(answer["smallest_that_fits"], found.question.cluster.gpu.name)])
     titled(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
@@ -51,11 +54,14 @@ def estimate(answer: Answer, found: Any) -> None:
     out = console()
     out.print(f"[bold green]{answer['recipe']['name']}[/]  exactly this layout, nothing searched")
     titled(out, "Train", [_train_line(answer, found.case.model.params)])
+    titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
+    titled(out, "Changed", [_change_line(c) for c in answer["changes"] if c["field"] == "precision.compute"])
     titled(out, "Layout", [layout_summary(answer["layout"])])
     if found.exists:
         titled(out, "Memory", memory_lines(answer["estimate"]))
         titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
         titled(out, "Step", [_step_line(answer["estimate"])])
+        titled(out, "Budget", budget_lines(answer.get("budget", MISSING), found.question.cluster.world))
     else:
         titled(out, "Memory", [NO_LAYOUT])
     titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
@@ -69,6 +75,8 @@ def plan(answer: Answer, found: Any) -> None:
         e, memory = p["estimate"], p["estimate"]["memory_gib"]
         gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + ("" if e["fits"] else " over")
         rows.append((str(place), layout_summary(p["layout"]), f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib))
+    if answer["plans"]:
+        titled(out, "Assumed", assumed_lines(answer["plans"][0]["question"]["assumed"]))
     table(rows, "", "layout", "s/step", "MFU", "GiB")
     if answer["plans"]:
         titled(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
@@ -81,28 +89,7 @@ def plan(answer: Answer, found: Any) -> None:
 
 def size(answer: Answer, found: Any) -> None:
     """Print GPU counts as a table."""
-    out = console()
-    rows = [_size_row(s) for s in answer["sizes"]]
-    table(rows, "GPUs", "layout", "GiB", "s/step", "tokens/s", "per GPU", "MFU", "goodput", "days", "cost")
-    for title in ("smallest", "most_efficient"):
-        chosen = answer[title]
-        text = f"{chosen['gpus']} GPUs: {chosen['layout']}" if chosen else "none fits"
-        titled(out, title.replace("_", " "), [" " + text])
-
-
-def _size_row(s: Answer) -> tuple[str, ...]:
-    return (
-        f"{s['gpus']:,}",
-        s["layout"],
-        f"{s['total_gib']:.0f}" + ("" if s["fits"] else " over"),
-        f"{s['step_s']:.2f}",
-        f"{s['tokens_per_s']:,.0f}",
-        f"{s['tokens_per_s_per_gpu']:,.0f}",
-        f"{s['mfu']:.0%}",
-        f"{s['goodput']['share']:.0%}",
-        "" if s["days"] is None else f"{s['days']:,.1f}",
-        "" if s["cost"] is None else f"{s['cost']:,.0f}",
-    )
+    print_sizes(answer)
 
 
 FEW_ROWS = 5
@@ -176,6 +163,7 @@ def check(answer: Answer, found: Any) -> None:
     where = f" on {answer['gpus']}" if answer["gpus"] else ""
     runner = f"the {answer['engine']} engine" if answer["framework"] == "meshwright" else answer["framework"]
     out.print(f"[bold]{escape(what)}[/]{where} with {runner}: {verdict}")
+    titled(out, "Assumed", assumed_lines(answer["assumed"]))
     if answer["estimate"]:
         titled(out, "Memory", memory_lines(answer["estimate"]))
     titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
@@ -192,6 +180,7 @@ def export(answer: Answer, found: Any) -> None:
     for name, text in answer["files"].items():
         out.print(f"[bold]# {escape(name)}[/]")
         click.echo(text)
+    titled(out, "Assumed", assumed_lines(answer["assumed"]))
     titled(out, "Start", [escape(answer["command"])])
     if answer["env"]:
         titled(out, "With", [escape(f"{name}={value}") for name, value in answer["env"].items()])

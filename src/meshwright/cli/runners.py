@@ -109,7 +109,8 @@ def launch(verb: Verb, request: Any, as_json: bool) -> None:
 
 def _show_job(answer: dict[str, Any]) -> None:
     """Print the files and commands of a job as they are, or where they were written."""
-    for line in (*answer["notes"], *(f"{one['severity']}: {one['message']}" for one in answer["findings"])):
+    assumed = [f"assumed: {one['message']}" for one in answer["assumed"]]
+    for line in (*answer["notes"], *assumed, *(f"{one['severity']}: {one['message']}" for one in answer["findings"])):
         click.echo(f"# {line}", err=True)
     for path in answer["written"]:
         click.echo(f"wrote {path}", err=True)

@@ -12,22 +12,35 @@ from meshwright.clusters.tables import BadTableError, read_gpu
 from meshwright.clusters.types import Gpu
 from meshwright.errors import closest, unknown
 
-_VENDOR_WORDS = re.compile(r"^(?:nvidia|amd|geforce|instinct|tesla)+(?=.)")
+_VENDOR_WORDS = re.compile(r"^(?:nvidia|amd|geforce|instinct|tesla|quadro)+(?=.)")
+_MEMORY_SUFFIX = re.compile(r"(.+?)([0-9]{1,4})gi?b?")
+SAME_MEMORY = 0.1  # a driver reports up to a tenth less than the GB on the box
 
 
 def gpu(name: str) -> Gpu:
     """Return a GPU type by name, ignoring case, separators and vendor (`h100`, `NVIDIA H100 80GB HBM3`)."""
-    if not is_known(name):
+    found = _find(name)
+    if found is None:
         names = [known.name for known in gpus()]
         error = unknown("GPU", name.strip()[:80], names, "meshwright gpus")
         error.fix = error.fix or closest(re.sub(r"x[0-9]+$", "", name.strip()[:80]), names)  # 8xH100x2 names an H100
         raise error
-    return _by_key()[normalize_name(name)]
+    return found
 
 
 def is_known(name: str) -> bool:
     """Return whether this is the name of a GPU type."""
-    return normalize_name(name) in _by_key()
+    return _find(name) is not None
+
+
+def _find(name: str) -> Gpu | None:
+    """Return a GPU type by name, which may end in its memory (`RTX 3090 24GB`)."""
+    key = normalize_name(name)
+    if key in _by_key():
+        return _by_key()[key]
+    sized = _MEMORY_SUFFIX.fullmatch(key)
+    found = _by_key().get(sized[1]) if sized else None
+    return found if sized and found and abs(found.memory_gib / int(sized[2]) - 1) < SAME_MEMORY else None
 
 
 @cache

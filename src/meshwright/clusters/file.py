@@ -18,14 +18,16 @@ from meshwright.clusters.tables import (
     BadTableError,
     format_value,
     read_count,
+    read_currency,
     read_gpu,
     read_gpu_values,
+    read_price,
     reject_unknown_keys,
 )
 from meshwright.clusters.types import Cluster, Gpu
 from meshwright.errors import InputError
 
-_OWN_KEYS = ("gpu", "nodes", "gpus_per_node")
+_OWN_KEYS = ("gpu", "nodes", "gpus_per_node", "price", "currency")
 _OVERRIDES = tuple(key for key in GPU_KEYS if key not in ("gpus_per_node", "aliases"))
 _FILE_KEYS = (*_OWN_KEYS, *_OVERRIDES)
 
@@ -70,7 +72,8 @@ def _cluster_of(table: Mapping[str, Any]) -> Cluster:
     gpus_per_node = read_count("gpus_per_node", table.get("gpus_per_node", base.gpus_per_node))
     if nodes * gpus_per_node > MAX_GPUS:
         raise BadTableError(f"{nodes} nodes of {gpus_per_node} GPUs exceed the maximum of {MAX_GPUS} GPUs")
-    return Cluster(msgspec.structs.replace(base, **overrides), nodes, gpus_per_node)
+    price, currency = read_price(table.get("price")), read_currency(table.get("currency"))
+    return Cluster(msgspec.structs.replace(base, **overrides), nodes, gpus_per_node, price, currency)
 
 
 def _gpu_of(table: Mapping[str, Any]) -> Gpu:

@@ -1,28 +1,99 @@
-"""Parse a cluster: `8xH100`, `4x8xH100`, `64xGB200`, `auto` or a file."""
+"""Parse a cluster: `8xH100`, `4x8xH100`, `h100:8`, `2 nodes of 8 H100`, `p5.48xlarge`, `auto` or a file."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from math import gcd
+
+import msgspec
 
 from meshwright import file_access
+from meshwright.clusters.assumptions import nodes_assumed, variant_assumed
 from meshwright.clusters.catalogue import gpu, is_known
 from meshwright.clusters.detect import this_machine
 from meshwright.clusters.file import looks_like_path, read_cluster_file
+from meshwright.clusters.instances import instance, instance_names
 from meshwright.clusters.tables import MAX_GPUS
-from meshwright.clusters.types import Cluster, Gpu
-from meshwright.errors import InputError
+from meshwright.clusters.types import Assumption, Cluster, Gpu
+from meshwright.errors import InputError, closest
 
 DEFAULT_GPU = "H100"
 EXAMPLES = ("8xH100", "4x8xH100")
+LARGEST_NODE = 72  # GPUs; without a GPU name, a larger second number is no node but probably a name
 
-_TIMES_SIGNS = str.maketrans("×✕*", "xxx")
-_NUMBER = r"[-+]?[0-9][0-9.,_]*(?:e[-+]?[0-9]+)?"
-_COUNT_FIRST = re.compile(rf"({_NUMBER})(?:x({_NUMBER}))?(?:x([a-z].*))?", re.IGNORECASE)
-_NAME_FIRST = re.compile(rf"([a-z].*)x({_NUMBER})", re.IGNORECASE)
+MAX_LENGTH = 200  # characters of a description
+
+_N = r"[-+]?[0-9][0-9.,_]*(?:e[-+]?[0-9]+)?"
+_NODE = r"(?:nodes?|machines?|servers?|hosts?|instances?|box(?:es)?)"
+_OF = r"(?:of|with|x|,|:|having)"
+_BY = r"(?:\s*[x:@]\s*|\s+|\s*-\s*)"
+_FORMS = tuple(
+    re.compile(form)
+    for form in (
+        rf"(?P<nodes>{_N})\s*{_NODE}\s*{_OF}?\s*(?P<each>{_N}){_BY}(?P<name>.+?)(?:\s*(?:each|per node))?",
+        rf"(?P<nodes>{_N})\s*{_NODE}\s*{_OF}\s*(?P<name>[a-z].*)",
+        rf"(?P<count>{_N}){_BY}(?P<name>.+?)\s*(?:on|in|over|across|,)\s*(?P<nodes>{_N})\s*{_NODE}",
+        rf"(?P<each>{_N}){_BY}(?P<name>.+?)\s*(?:per|/|a)\s*node\s*(?:x|,|on|and)?\s*(?P<nodes>{_N})\s*{_NODE}",
+        rf"(?P<nodes>{_N})\s*x\s*(?P<each>{_N}){_BY}(?P<name>.+)",
+        rf"(?P<nodes>{_N})\s*x\s*\(\s*(?P<each>{_N}){_BY}(?P<name>.+?)\s*\)",
+        rf"(?P<count>{_N}){_BY}(?P<name>.+)",
+        rf"(?P<count>{_N})(?P<name>(?!x(?:\s*[0-9]|$))[a-z].*)",
+        rf"(?P<name>.+?)\s*[x:=,@]\s*(?P<count>{_N})",
+        rf"(?P<name>.+?)\s*[x:=,@]?\s*(?P<nodes>{_N})\s*x\s*(?P<each>{_N})",
+        rf"(?P<nodes>{_N})\s*x\s*(?P<each>{_N})",
+        rf"(?P<nodes>{_N})\s*{_NODE}",
+        rf"(?P<count>{_N})",
+    )
+)
+_TIMES_SIGNS = str.maketrans("×✕✖*", "xxxx")
+_FILLERS = re.compile(r"^gpus?\s*[:=]\s*|\b(?:gpus?|cards?|accelerators?)\b")
+_NUMBER_WORDS = {
+    "one": 1,
+    "single": 1,
+    "two": 2,
+    "dual": 2,
+    "three": 3,
+    "four": 4,
+    "quad": 4,
+    "eight": 8,
+    "sixteen": 16,
+}
+_NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(_NUMBER_WORDS)})\b")
+_CARD_NUMBER = re.compile(r"[1-5]0[5-9]0|16[56]0|[45]500|[2-8]000|7900|9070")
+"""Numbers in the names of GeForce, RTX and Radeon cards."""
+
+
+class _Parts(msgspec.Struct, frozen=True):
+    """A cluster argument in parts; what is None was not written."""
+
+    name: str | None
+    count: int | None = None
+    nodes: int | None = None
+    each: int | None = None  # GPUs of one node
 
 
 def cluster(text: str) -> Cluster:
     """Parse a cluster: `8xH100`, `4x8xH100` (nodes x GPUs), a count, `auto` (this machine) or a TOML file."""
+    return _read(text)[0]
+
+
+def assumptions(text: str) -> tuple[Assumption, ...]:
+    """Return what this cluster argument leaves open and what was taken for it."""
+    return _read(text)[1]
+
+
+def default_nodes(count: int, known: Gpu) -> tuple[int, int]:
+    """Return nodes and GPUs per node for a count: full nodes, one smaller node, or the largest that also divide one.
+
+    64xH100 is 8 nodes of 8, 4xH100 one node of 4. 12xH200 is 3 nodes of 4: whether the GPUs are in nodes of 8 and 4
+    or in three of 4, each group of 4 shares a node.
+    """
+    size = count if count <= known.gpus_per_node else gcd(count, known.gpus_per_node)
+    return count // size, size
+
+
+def _read(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
     text = text.strip()
     if not text:
         raise _bad(text, "the cluster is empty; write a count and a GPU", EXAMPLES)
@@ -31,42 +102,113 @@ def cluster(text: str) -> Cluster:
             raise _bad(
                 text, "auto is not allowed over HTTP, it would detect the server's GPUs; name the GPUs", EXAMPLES
             )
-        return this_machine()
+        return this_machine(), ()
     if looks_like_path(text):
-        return read_cluster_file(text)
-    return _parse_cluster(text)
+        return read_cluster_file(text), ()
+    return _instances(text) or _described(text)
 
 
-def default_nodes(count: int, known: Gpu) -> tuple[int, int]:
-    """Return nodes and GPUs per node for a count: equal nodes, as large as possible up to the GPU's usual node.
+def _instances(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
+    """Return a cluster of cloud instances: `p5.48xlarge`, `2xp5.48xlarge`."""
+    counted = re.fullmatch(rf"({_N})\s*(?:[x×*]|\s|{_NODE}\s+of)\s*(.+)", text, re.IGNORECASE)
+    alone = instance(text)
+    found = alone or (instance(counted[2]) if counted else None)
+    if found is None:
+        return None
+    nodes = 1 if alone or counted is None else _as_int(text, counted[1])
+    per = f"{found.name} has {found.count} {found.gpu} ({found.cloud}, as of {found.checked})"
+    message = f"{per}; links and network are those of the catalogue's {found.gpu}, not of the instance"
+    made = Cluster(gpu(found.gpu), nodes, found.count)
+    _check_size(text, made)
+    return made, (Assumption("instance", f"{nodes}x{found.count}x{found.gpu}", message),)
 
-    64xH100 is 8 nodes of 8, 4xH100 one node of 4, 12xH200 two nodes of 6, 11xH100 eleven nodes of 1.
-    """
-    size = next(size for size in range(min(count, known.gpus_per_node), 0, -1) if count % size == 0)
-    return count // size, size
 
-
-def _parse_cluster(text: str) -> Cluster:
-    compact = re.sub(r"\s*([x×✕*])\s*", r"\1", text, flags=re.IGNORECASE).translate(_TIMES_SIGNS)
-    if is_known(compact):
-        name = gpu(compact).name
-        raise _bad(
-            text,
-            f"the number of GPUs is missing; write the count before {name}",
-            [f"{gpu(compact).gpus_per_node}x{name}"],
-        )
-    if match := _COUNT_FIRST.fullmatch(compact):
-        first, second, name = match.groups()
-    elif match := _NAME_FIRST.fullmatch(compact):
-        name, first, second = *match.groups(), None
+def _described(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
+    parts = _parts(text)
+    known = _gpu_in(text, parts)
+    if parts.nodes and parts.count and parts.count % parts.nodes:
+        raise _bad(text, f"{parts.count} GPUs cannot be in {parts.nodes} equal nodes", EXAMPLES)
+    if parts.nodes:
+        each = parts.each or (parts.count // parts.nodes if parts.count else known.gpus_per_node)
+        made = Cluster(known, parts.nodes, each)
     else:
-        raise _bad(text, "not a cluster; write COUNTxGPU, NODESxGPUSxGPU, auto, or the path of a .toml file", EXAMPLES)
-    counts = [_as_int(text, number) for number in (first, second) if number is not None]
-    known = _gpu_in(text, name or DEFAULT_GPU, counts)
-    nodes, gpus_per_node = (counts[0], counts[1]) if len(counts) == 2 else default_nodes(counts[0], known)
-    if nodes * gpus_per_node > MAX_GPUS:
+        made = Cluster(known, *default_nodes(parts.count or 1, known))
+    _check_size(text, made)
+    return made, tuple(_assumed(parts, made))
+
+
+def _assumed(parts: _Parts, made: Cluster) -> Iterator[Assumption]:
+    if parts.name is None:
+        text = f"{made.gpu.name}, because no GPU was named; write {made.world}xA100-80, for example, for another"
+        yield Assumption("gpu", made.gpu.name, text)
+    else:
+        yield from variant_assumed(parts.name, made)
+    if parts.each is None and not (parts.nodes and parts.count):
+        yield from nodes_assumed(made)
+
+
+def _check_size(text: str, made: Cluster) -> None:
+    if made.world > MAX_GPUS:
         raise _bad(text, f"more than {MAX_GPUS} GPUs")
-    return Cluster(known, nodes, gpus_per_node)
+
+
+def _parts(text: str) -> _Parts:
+    """Return the parts of the first form that names a known GPU, or of counts alone."""
+    if len(text) > MAX_LENGTH and not text.isdigit():
+        raise _bad(text, "not a cluster: too long", EXAMPLES)
+    plain = re.sub(r"\s+", " ", text.lower().translate(_TIMES_SIGNS))
+    plain = _NUMBER_WORD.sub(lambda found: str(_NUMBER_WORDS[found[0]]), _FILLERS.sub("", plain)).strip()
+    if is_known(plain):
+        known = gpu(plain)
+        fixes = [f"{n}x{known.name}" for n in dict.fromkeys((1, known.gpus_per_node))]
+        raise _bad(text, f"the number of GPUs is missing; write the count before {known.name}", fixes)
+    unknown = None
+    for form in _FORMS:
+        groups = {} if (found := form.fullmatch(plain)) is None else found.groupdict()
+        name = groups.get("name")
+        if name is not None and not is_known(name):
+            unknown = unknown or (groups if name[:1].isalpha() else None)
+        elif groups and (name is not None or unknown is None or unknown["name"].startswith("node")):
+            return _counted(text, groups)
+    if unknown is not None:
+        return _counted(text, unknown)
+    if (found := re.fullmatch(rf"(.+) ({_N})", plain)) and is_known(found[1]):
+        fix = f"{found[2]}x{gpu(found[1]).name}"
+        raise _bad(text, f"write the count before the GPU: {fix}", [fix])
+    near = (
+        closest(text, instance_names(), 2) if re.search(r"[a-z]", plain) and re.search(r"[._-].*[0-9]", plain) else []
+    )
+    reason = "not a cluster; write COUNTxGPU, NODESxGPUSxGPU, auto, or the path of a .toml file"
+    raise _bad(text, reason, (*near, *EXAMPLES) if near else EXAMPLES)
+
+
+def _counted(text: str, groups: dict[str, str]) -> _Parts:
+    """Return matched parts with their counts as integers; a card's number is not taken for a count."""
+    counts = {key: _as_int(text, groups[key]) for key in ("count", "nodes", "each") if groups.get(key)}
+    name = groups.get("name")
+    if name is None:
+        _require_counts(text, counts)
+    return _Parts(name=name, **counts)
+
+
+def _require_counts(text: str, counts: dict[str, int]) -> None:
+    """Raise if a number without a GPU name is probably a card's: `3070`, `2x6000`."""
+    for key, value in counts.items():
+        card = _CARD_NUMBER.fullmatch(str(value))
+        if not card and (key != "each" or value <= LARGEST_NODE):
+            continue
+        what = f"{value} looks like the name of a card" if card else f"{value} GPUs are not one node"
+        others = [n for other, n in counts.items() if other != key]
+        near = [name for name in closest(f"RTX{value}", _names(), 3) if str(value)[:2] in name]
+        fixes = [f"{others[0] if others else 1}x{name}" for name in near] or list(EXAMPLES)
+        more = "describe a card that the catalogue lacks in a .toml file"
+        raise _bad(text, f"{what}; name the GPU (for {value:,} GPUs write {value}x{DEFAULT_GPU}); {more}", fixes)
+
+
+def _names() -> list[str]:
+    from meshwright.clusters.catalogue import gpus
+
+    return [known.name for known in gpus()]
 
 
 def _as_int(text: str, number: str) -> int:
@@ -79,11 +221,11 @@ def _as_int(text: str, number: str) -> int:
     return int(number)
 
 
-def _gpu_in(text: str, name: str, counts: list[int]) -> Gpu:
+def _gpu_in(text: str, parts: _Parts) -> Gpu:
     try:
-        return gpu(name)
+        return gpu(parts.name or DEFAULT_GPU)
     except InputError as error:
-        written = "x".join(map(str, counts))
+        written = "x".join(str(n) for n in (parts.nodes, parts.each or parts.count) if n)
         raise _bad(text, error.reason, [f"{written}x{near}" for near in error.fix]) from None
 
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 from meshwright.clusters.types import Gpu, GpuArch, GpuLink
 from meshwright.errors import closest
 
-PRECISIONS = ("fp32", "tf32", "bf16", "fp8", "fp4")
+PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 MAX_GPUS = 1_000_000
 
 _NUMBERS = ("capability", "memory_gib", "hbm_gb_s", "nvlink_gb_s", "network_gb_s", "host_gib")
@@ -54,6 +54,16 @@ def read_count(key: str, value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_GPUS:
         raise BadTableError(f"{key} = {format_value(value)}: must be an integer from 1 to {MAX_GPUS}")
     return value
+
+
+def read_price(value: object) -> float | None:
+    """Return a price per GPU-hour from a cluster file; None without one."""
+    return None if value is None else _read_number("price", value)
+
+
+def read_currency(value: object) -> str:
+    """Return a currency code or symbol from a cluster file; empty without one."""
+    return "" if value is None else _read_text("currency", value)
 
 
 def _read_value(key: str, value: object) -> object:

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-GpuArch = Literal["ampere", "ada", "hopper", "blackwell", "rubin", "cdna3"]
+GpuArch = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin", "cdna3"]
 GpuLink = Literal["nvlink", "xgmi", "pcie"]
 
 
@@ -17,7 +17,7 @@ class Gpu(msgspec.Struct, frozen=True):
     arch: GpuArch
     capability: float  # CUDA compute capability; 9.4 (gfx942) for MI300X
     memory_gib: float  # total, as the driver reports it
-    peak_tflops: dict[str, float]  # by precision: fp32, tf32, bf16, fp8, fp4 (absent = not supported)
+    peak_tflops: dict[str, float]  # by precision: fp32, tf32, fp16, bf16, fp8, fp4 (absent = not supported)
     hbm_gb_s: float
     nvlink_gb_s: float  # GPU to GPU inside the domain (the PCIe x16 rate without NVLink)
     nvlink_domain: int  # GPUs connected at nvlink_gb_s (the node without NVLink)
@@ -33,12 +33,22 @@ class Gpu(msgspec.Struct, frozen=True):
         return hash(self.name)  # a dict of peaks has no hash
 
 
+class Assumption(msgspec.Struct, frozen=True):
+    """Something that a cluster argument leaves open, the value taken for it, and how to choose another."""
+
+    field: str  # gpu, variant, nodes or instance
+    value: str
+    message: str
+
+
 class Cluster(msgspec.Struct, frozen=True):
     """GPUs of one type in equal nodes."""
 
     gpu: Gpu
     nodes: int
     gpus_per_node: int
+    price: float | None = None  # of one GPU for one hour, if the cluster file has one
+    currency: str = ""
 
     @property
     def world(self) -> int:

@@ -18,7 +18,10 @@ from meshwright.recipes.case import Case
 
 
 class Band(msgspec.Struct, frozen=True):
-    """Half-width of the error band in per cent: four of five comparable published runs are within it."""
+    """Half-width of the error band in per cent: four of five comparable published runs are within it.
+
+    It is a factor: 35 per cent means from the estimate / 1.35 to the estimate × 1.35.
+    """
 
     step_pct: float
     memory_pct: float
@@ -80,5 +83,13 @@ def to_dict(estimate: Estimate) -> dict[str, Any]:
         "tflops_per_gpu": float(estimate.tflops_per_gpu),
         "mfu": float(estimate.mfu),
         "mfu_convention": estimate.mfu_convention,
-        "band": {"step_pct": estimate.band.step_pct, "memory_pct": estimate.band.memory_pct},
+        "band": {
+            "step_pct": estimate.band.step_pct,
+            "memory_pct": estimate.band.memory_pct,
+            "step_low_s": float(estimate.step_s) / (1 + estimate.band.step_pct / 100),
+            "step_high_s": float(estimate.step_s) * (1 + estimate.band.step_pct / 100),
+            "memory_low_gib": gib["total"] / (1 + estimate.band.memory_pct / 100),
+            "memory_high_gib": gib["total"] * (1 + estimate.band.memory_pct / 100),
+        },
+        "fit_probability": round(float(estimate.memory.fit_probability), 3),
     }

@@ -43,6 +43,7 @@ from meshwright.recipes.case import Case
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
 Where = Literal["worst", "first", "last"]
+NORMAL_80 = 1.2816  # standard deviations from the mean within which 80 per cent lie
 
 
 class Memory(msgspec.Struct, frozen=True):
@@ -58,6 +59,7 @@ class Memory(msgspec.Struct, frozen=True):
     total: Column
     capacity: float
     cache: Column = 0.0  # the allocator cache within the overhead
+    band_pct: float = 0.0  # half-width of the 80 per cent error band of the total
 
     @property
     def allocated(self) -> Column:
@@ -72,7 +74,23 @@ class Memory(msgspec.Struct, frozen=True):
     @property
     def fits(self) -> Column:
         """Whether the total leaves the reserve of the GPU free."""
-        return self.total <= self.capacity * (1 - RESERVE) * (1 + 1e-12)
+        return self.total <= self.usable * (1 + 1e-12)
+
+    @property
+    def usable(self) -> float:
+        """GiB of the GPU without the reserve."""
+        return self.capacity * (1 - RESERVE)
+
+    @property
+    def fit_probability(self) -> Column:
+        """Chance that it fits, if errors are as spread as the band: half if the total is exactly what is usable."""
+        spread = np.log1p(max(self.band_pct, 0.1) / 100) / NORMAL_80
+        return _normal_cdf(np.log(self.usable / self.total) / spread)
+
+
+def _normal_cdf(z: Column) -> Column:
+    """Return the normal distribution function, to 1e-3."""
+    return 1 / (1 + np.exp(-1.5976 * z - 0.070566 * z**3))
 
 
 class Peak(msgspec.Struct, frozen=True):
@@ -106,7 +124,7 @@ def memory_by_stage(case: Case) -> tuple[Memory, ...]:
 
 def _memory(case: Case, values: list[Column]) -> Memory:
     named = dict(zip((*PARTS, "cache", "total"), values, strict=True))
-    return Memory(**named, capacity=case.cluster.gpu.memory_gib)
+    return Memory(**named, capacity=case.cluster.gpu.memory_gib, band_pct=memory_band(case))
 
 
 def _on_stages(case: Case, pipeline: Stages) -> NDArray[np.float64]:
@@ -356,6 +374,9 @@ def memory_band(case: Case) -> float:
         "low_precision": case.matmul != "same",
         "hybrid": case.is_hybrid,
         "peft": case.goal == "peft",
-        "unmeasured": case.matmul == "nvfp4" or case.is_diffusion or case.images or case.gpu_arch in ("rubin", "cdna3"),
+        "unmeasured": case.matmul == "nvfp4"
+        or case.is_diffusion
+        or case.images
+        or case.gpu_arch in ("volta", "turing", "rubin", "cdna3"),
     }
     return max(MEMORY_BANDS[name] for name, member in applies.items() if member)

@@ -17,14 +17,28 @@ LINEAR_PRECISION = {
     "mxfp8": "fp8",
     "nvfp4": "fp4",
 }
-OPERAND_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp8": 1.0, "fp4": 0.5625}  # fp4: one scale per 16 values
+OPERAND_BYTES = {
+    "fp32": 4.0,
+    "tf32": 4.0,
+    "fp16": 2.0,
+    "bf16": 2.0,
+    "fp8": 1.0,
+    "fp4": 0.5625,
+}  # fp4: one scale per 16 values
 MATMUL_ELSE = 0.5  # share of the peak for a precision missing in a profile
 
 
 def linear_precision(case: Case) -> str:
     """Return the precision of linear layers, by the name in the GPU's peaks."""
-    precision = LINEAR_PRECISION[case.matmul] or ("tf32" if case.compute == "fp32" else "bf16")
-    return precision if precision in case.cluster.gpu.peak_tflops else "bf16"
+    peaks = case.cluster.gpu.peak_tflops
+    wide = ("tf32", "fp32") if case.compute == "fp32" else ()
+    wanted = (LINEAR_PRECISION[case.matmul], *wide)
+    return next((precision for precision in wanted if precision in peaks), sixteen_bit(case.cluster.gpu))
+
+
+def sixteen_bit(gpu: Gpu) -> str:
+    """Return the 16-bit precision of a GPU: bf16, or fp16 before Ampere."""
+    return "fp16" if "fp16" in gpu.peak_tflops and "bf16" not in gpu.peak_tflops else "bf16"
 
 
 def peak_flops(case: Case, precision: str) -> float:
@@ -42,7 +56,7 @@ class Speeds(msgspec.Struct, frozen=True):
     shared: Shared
     precision: str  # of the linear layers
     linear: float  # FLOP/s of large matmuls in that precision
-    linear_bf16: float
+    linear_bf16: float  # in bf16, or in fp16 on a GPU without it
     core: float  # FLOP/s of attention over the causal half, forward
     scan: float
     hbm: float  # bytes/s
@@ -56,7 +70,8 @@ def speeds(case: Case) -> Speeds:
     profiles = calibration(case)
     chip, engine, gpu = profiles.gpu(case), profiles.engine(case), case.cluster.gpu
     clock, precision = chip.clock.get(gpu.name, 1.0), linear_precision(case)
-    bf16, tuned = peak_flops(case, "bf16"), clock * engine.matmul
+    half = sixteen_bit(gpu)
+    peak, tuned = peak_flops(case, half), clock * engine.matmul
     kernel = getattr(case, "attention_kernel", "") or engine.attention
     return Speeds(
         gpu=gpu,
@@ -65,9 +80,9 @@ def speeds(case: Case) -> Speeds:
         shared=profiles.shared,
         precision=precision,
         linear=peak_flops(case, precision) * chip.matmul.get(precision, MATMUL_ELSE) * tuned,
-        linear_bf16=bf16 * chip.matmul["bf16"] * tuned,
-        core=bf16 * chip.attention.get(kernel, chip.attention["best"]) * clock,
-        scan=bf16 * chip.scan * clock,
+        linear_bf16=peak * chip.matmul[half] * tuned,
+        core=peak * chip.attention.get(kernel, chip.attention["best"]) * clock,
+        scan=peak * chip.scan * clock,
         hbm=gpu.hbm_gb_s * 1e9 * chip.hbm,
         link=gpu.nvlink_gb_s * 1e9 * chip.link,
         network=gpu.network_gb_s * 1e9 * chip.network,

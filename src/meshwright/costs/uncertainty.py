@@ -23,11 +23,13 @@ class ErrorBands(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     step_pct: dict[str, float]  # dense, moe, hybrid, peft, and functional: untuned runs
     engines: list[str]  # profiles with measured runs
     gpus: list[str]  # architectures with measured runs
+    cards: list[str]  # GPU types with measured runs
     precisions: list[str]  # matmul formats with measured runs
     largest_world: int  # GPUs of the largest measured run
     longest_seq: int
     widen_engine: float  # factor for an engine without measured runs
     widen_gpu: float
+    widen_card: float  # for a GPU type without measured runs of a measured architecture
     widen_precision: float
     widen_modality: float  # diffusion and images: without measured runs
     widen_per_doubling: float  # per doubling of GPUs or sequence beyond the largest measured
@@ -60,11 +62,18 @@ def step_band(case: Case) -> float:
     known = error_bands()
     width: float = known.step_pct[error_class(case)]
     width *= known.widen_engine if _profile(case) not in known.engines else 1.0
-    width *= known.widen_gpu if case.gpu_arch not in known.gpus else 1.0
+    width *= _widen_gpu(case, known)
     width *= known.widen_precision if case.matmul not in known.precisions else 1.0
     width *= known.widen_modality if case.is_diffusion or case.images else 1.0
     beyond = _doublings(case.cluster.world, known.largest_world) + _doublings(case.seq_length, known.longest_seq)
     return float(round(width * known.widen_per_doubling**beyond, 1))
+
+
+def _widen_gpu(case: Case, known: ErrorBands) -> float:
+    """Return the factor for the GPU; a custom or consumer GPU shares no measured runs with its architecture."""
+    if case.gpu_arch not in known.gpus:
+        return known.widen_gpu
+    return 1.0 if case.gpu in known.cards else known.widen_card
 
 
 def _profile(case: Case) -> str:

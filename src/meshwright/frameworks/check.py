@@ -31,6 +31,7 @@ SUGGESTIONS_ONLY = (
     "precision.fp16",
     "precision.fp8-tokens",
     "precision.mxfp8-untested",
+    "schedule.idle-pipeline",
     "schedule.idle-stages",
     "schedule.no-interleaving",
     "sequence.long-without-context-parallel",

@@ -9,7 +9,7 @@ from meshwright.clusters import Cluster
 from meshwright.launch.job import Variable
 from meshwright.recipes.types import Recipe
 
-UP_TO_HOPPER = ("ampere", "ada", "hopper")
+UP_TO_HOPPER = ("volta", "turing", "ampere", "ada", "hopper")
 FSDP = ("fsdp2", "megatron_fsdp")
 EXPANDABLE = "expandable_segments:True"
 

@@ -19,8 +19,10 @@ def recommend(answer: Answer) -> str:
     return _lines(
         f"{recipe['name']}{origin}: {where}, {question['seq_length']:,} tokens × "
         f"{answer['contract']['global_batch_size']:,} per step",
+        *(f"assumed: {one['message']}" for one in question["assumed"]),
         f"layout: {layout_summary(answer['layout'])}",
         *figures(answer["estimate"]),
+        *_budget(answer.get("budget")),
         _smallest(answer),
         *_some("changed", [f"{c['field']} {c['from']} → {c['to']}: {c['why']}" for c in answer["changes"]]),
         *_some("why", [f"{r['field']} {r['value']}: {r['why']}" for r in answer.get("reasons", [])], 20),
@@ -35,11 +37,12 @@ def recommend(answer: Answer) -> str:
 
 def figures(estimate: Answer) -> list[str]:
     """Return memory against capacity, and speed with its MFU convention."""
-    verdict = "fits" if estimate["fits"] else "does NOT fit or cannot be built"
+    verdict = estimate["fit"] if estimate["fits"] else "does NOT fit or cannot be built"
+    band = estimate["band"]
     mfu = f"MFU {estimate['mfu']:.1%} ({estimate['mfu_convention']})"
     return [
         f"{verdict}: {_memory(estimate)}",
-        f"speed: {estimate['step_s']:.3g} s per step (±{estimate['band']['step_pct']:.0f} %), "
+        f"speed: {estimate['step_s']:.3g} s per step ({band['step_low_s']:.3g} to {band['step_high_s']:.3g}), "
         f"{estimate['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, {mfu}",
     ]
 
@@ -48,8 +51,23 @@ def _memory(estimate: Answer) -> str:
     memory = estimate["memory_gib"]
     used = {name: memory[name] for name in memory if name not in ("total", "capacity") and memory[name] >= 0.05}
     parts = ", ".join(f"{name} {gib:.1f}" for name, gib in used.items())
-    band = estimate["band"]["memory_pct"]
-    return f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU (±{band:.0f} %): {parts}"
+    within = f"{estimate['band']['memory_low_gib']:.1f} to {estimate['band']['memory_high_gib']:.1f}"
+    return f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB per GPU ({within}): {parts}"
+
+
+def _budget(budget: Answer | None) -> list[str]:
+    """Return days, GPU-hours and cost of a token budget."""
+    if budget is None:
+        return []
+    days, unit = budget["days_band"], f" {budget['currency']}" if budget["currency"] else ""
+    lines = [
+        f"budget: {budget['tokens']:.4g} tokens in {budget['steps']:,} steps: {budget['days']:,.2f} days "
+        f"({days['low']:,.2f} to {days['high']:,.2f}), {budget['gpu_hours']:,.0f} GPU-hours"
+    ]
+    if budget["cost"] is not None:
+        cost = budget["cost_band"]
+        lines.append(f"cost: {budget['cost']:,.0f}{unit} ({cost['low']:,.0f} to {cost['high']:,.0f})")
+    return [*lines, *budget["notes"]]
 
 
 def _smallest(answer: Answer) -> str:
@@ -86,7 +104,8 @@ def size(answer: Answer) -> str:
         for title in ("smallest", "most_efficient")
         for one in [answer[title]]
     ]
-    return _lines(*chosen, *_some("", [_size(one) for one in answer["sizes"]], 12))
+    assumed = [f"assumed: {one['message']}" for one in answer["assumed"]]
+    return _lines(*chosen, *assumed, *answer["notes"], *_some("", [_size(one) for one in answer["sizes"]], 12))
 
 
 def _size(one: Answer) -> str:

@@ -1,6 +1,7 @@
 """Plan a training: find a recipe, size it to the cluster, search layouts and explain the result."""
 
 from meshwright.planner.baseline import case_of, with_engine_strategy
+from meshwright.planner.budget import Budget, Price, budget
 from meshwright.planner.divisors import smallest_fit
 from meshwright.planner.explain import reasons
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
@@ -12,10 +13,12 @@ from meshwright.planner.search import Candidate
 from meshwright.planner.sizing import Size, Sizing, size
 
 __all__ = [
+    "Budget",
     "Candidate",
     "Change",
     "Dropped",
     "Plan",
+    "Price",
     "Question",
     "Ranking",
     "Reason",
@@ -23,6 +26,7 @@ __all__ = [
     "Sizing",
     "Suggestion",
     "batch_for_tokens",
+    "budget",
     "case_of",
     "explain_missing",
     "layout_fix",

@@ -58,6 +58,9 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
     if base is None:
         base, source = find_baseline_recipe(question)
     requested, reasons = bind(base, question)
+    if recipe is None:  # a recipe that the user names stays as it is; a rule reports what its GPU lacks
+        requested, older = _with_supported_precision(requested, question.cluster)
+        reasons = {**reasons, **older}
     wanted = override.requested(requested, overrides)
     if question.seq_length is not None and wanted.get("data.seq_length", question.seq_length) != question.seq_length:
         raise InputError(
@@ -117,6 +120,16 @@ def bind(base: Recipe, question: Question) -> tuple[Recipe, dict[str, str]]:
         layout=msgspec.structs.replace(adapted.layout, dp_shard=-1),
     )
     return recipe, why
+
+
+def _with_supported_precision(recipe: Recipe, on: Cluster) -> tuple[Recipe, dict[str, str]]:
+    """Return the recipe in fp16 on GPUs older than bf16, and why."""
+    gpu = on.gpu
+    if recipe.precision.compute != "bf16" or "bf16" in gpu.peak_tflops or "fp16" not in gpu.peak_tflops:
+        return recipe, {}
+    why = f"{gpu.name} does not support bf16; fp16 needs loss scaling: a new experiment"
+    precision = msgspec.structs.replace(recipe.precision, compute="fp16")
+    return msgspec.structs.replace(recipe, precision=precision), {"precision.compute": why}
 
 
 def _requested_reason(key: str) -> str:

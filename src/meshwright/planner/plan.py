@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from meshwright.clusters import Cluster
+from meshwright.clusters import Assumption, Cluster
 from meshwright.costs import Estimate
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
@@ -35,6 +35,7 @@ class Question(msgspec.Struct, frozen=True):
     engine: Engine = "meshwright"
     benchmark: bool = False
     calibration: Any = None  # costs.Calibration of a machine
+    assumed: tuple[Assumption, ...] = ()  # what the cluster argument leaves open
 
 
 class Change(msgspec.Struct, frozen=True):

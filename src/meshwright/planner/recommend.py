@@ -25,6 +25,8 @@ ARITHMETIC = {*LAYOUT_NAMES, "global_batch_size"}
 """Fields whose rules concern divisibility: if only these block every layout, the GPU count is wrong."""
 SUGGEST_BELOW = 0.95  # of the kept layout's step time
 ADVISE_BELOW = 0.99
+FOR_MEMORY = ("memory.tight", "memory.uncertain")
+"""Findings whose fixes save memory; they need not be faster."""
 
 
 def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
@@ -101,7 +103,7 @@ def _findings(case: Case, step_s: float) -> Iterable[Finding]:
 def _drop_useless_fixes(findings: Iterable[Finding], case: Case, step_s: float) -> Iterable[Finding]:
     """Keep advice only if following it is faster and leaves headroom; warnings stay, but lose such a fix."""
     for finding in findings:
-        of_memory = finding.rule.startswith("memory.") and finding.severity == "warning"
+        of_memory = finding.rule in FOR_MEMORY
         about_layout = bool(finding.fix) and all(key.startswith("layout.") for key in finding.fix)
         if finding.severity == "error" or of_memory or not about_layout or _helps(finding, case, step_s):
             yield finding

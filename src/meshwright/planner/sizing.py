@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 
 from meshwright import costs
-from meshwright.clusters import Gpu, cluster
+from meshwright.clusters import Assumption, Cluster, Gpu, default_nodes
 from meshwright.planner.baseline import Baseline, baseline_for
-from meshwright.planner.goodput import Goodput, goodput
+from meshwright.planner.budget import Price, Range, batch_notes, budget, goodput_of
+from meshwright.planner.goodput import Goodput
 from meshwright.planner.plan import Question
 from meshwright.planner.recommend import with_layout
 from meshwright.planner.search import best
 
-DAY = 86400.0
-GB_PER_GIB = 1.073741824
 MAX_GPUS = 131072
+BUDGETED = ("days", "days_band", "gpu_hours", "cost", "cost_band")
+EVERY_NODE = 16  # nodes up to which every number is tried; beyond, four per doubling
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -34,19 +35,33 @@ class Size(msgspec.Struct, frozen=True):
     goodput: Goodput
     days: float | None = None
     cost: float | None = None
+    nodes: str = ""  # nodes x GPUs per node
+    days_band: Range | None = None
+    gpu_hours: float | None = None
+    cost_band: Range | None = None
 
 
 class Sizing(msgspec.Struct, frozen=True):
-    """All tried counts, the smallest that fits and the most efficient."""
+    """All counts with a layout, the smallest that fits and the most efficient, and which counts were tried."""
 
     sizes: tuple[Size, ...]
     smallest: Size | None
     most_efficient: Size | None
+    gpu: str = ""
+    node: int = 0  # GPUs per node
+    tried: tuple[int, ...] = ()
+    no_layout: tuple[int, ...] = ()  # tried counts that no layout divides
+    tokens: float | None = None
+    price: float | None = None
+    currency: str = ""
+    notes: tuple[str, ...] = ()
+    assumed: tuple[Assumption, ...] = ()
 
 
-def gpu_counts(gpu: Gpu, most: int = MAX_GPUS) -> list[int]:
-    """Return usual GPU counts: powers of two, and 1.5 times those in full nodes."""
-    found = {2**i for i in range(18)} | {3 * 2**i * gpu.gpus_per_node for i in range(15)}
+def gpu_counts(node: int, most: int = MAX_GPUS) -> list[int]:
+    """Return the counts to try: every part of a node, every number of nodes up to 16, then four per doubling."""
+    nodes = {k * 2**i for i in range(18) for k in (EVERY_NODE // 4 * 4, *range(EVERY_NODE, 2 * EVERY_NODE, 4))}
+    found = {*range(1, node + 1), *(k * node for k in (*range(1, EVERY_NODE + 1), *nodes))}
     return sorted(n for n in found if n <= most)
 
 
@@ -54,24 +69,43 @@ def size(
     question: Question,
     overrides: Sequence[str] = (),
     tokens: float | None = None,
-    price: float | None = None,
+    price: Price | None = None,
     most: int = MAX_GPUS,
 ) -> Sizing:
-    """Return sizes for a question's model, goal and GPU type; its GPU count is ignored."""
-    gpu = question.cluster.gpu
-    found = []
-    for count in gpu_counts(gpu, most):
-        baseline = baseline_for(msgspec.structs.replace(question, cluster=cluster(f"{count}x{gpu.name}")), overrides)
+    """Return sizes for a question's model, goal, GPU type and node; its number of nodes is ignored."""
+    gpu, node = question.cluster.gpu, question.cluster.gpus_per_node
+    found: list[Size] = []
+    notes: tuple[str, ...] = ()
+    tried = gpu_counts(node, most)
+    for count in tried:
+        on = Cluster(gpu, *_nodes(count, node, gpu))
+        baseline = baseline_for(msgspec.structs.replace(question, cluster=on), overrides)
+        notes = batch_notes(baseline.case, tokens) if tokens is not None else ()
         sized = _size_for(baseline, tokens, price)
         if sized is not None:
             found.append(sized)
     fitting = [s for s in found if s.fits]
     below = [s for s in found if not fitting or s.gpus < fitting[0].gpus][-1:]
+    divided = {s.gpus for s in found}
     return Sizing(
         sizes=(*below, *(s for s in found if fitting and s.gpus >= fitting[0].gpus)),
         smallest=fitting[0] if fitting else None,
         most_efficient=max(fitting, key=lambda s: s.tokens_per_s_per_gpu * s.goodput.share, default=None),
+        gpu=gpu.name,
+        node=node,
+        tried=tuple(tried),
+        no_layout=tuple(n for n in tried if n not in divided),
+        tokens=tokens,
+        price=None if price is None else price.per_gpu_hour,
+        currency="" if price is None else price.currency,
+        notes=notes,
+        assumed=question.assumed,
     )
+
+
+def _nodes(count: int, node: int, gpu: Gpu) -> tuple[int, int]:
+    """Return nodes and GPUs per node for a count of GPUs in nodes of this size."""
+    return default_nodes(count, msgspec.structs.replace(gpu, gpus_per_node=node))
 
 
 def describe_layout(layout: dict[str, Any]) -> str:
@@ -80,7 +114,7 @@ def describe_layout(layout: dict[str, Any]) -> str:
     return f"{degrees or 'data parallel'}, micro {layout['micro_batch_size']}, recompute {layout['recompute']}"
 
 
-def _size_for(baseline: Baseline, tokens: float | None, price: float | None) -> Size | None:
+def _size_for(baseline: Baseline, tokens: float | None, price: Price | None) -> Size | None:
     chosen = best(baseline.case, baseline.pinned)
     if chosen is None:  # no layout divides this count
         return None
@@ -88,9 +122,7 @@ def _size_for(baseline: Baseline, tokens: float | None, price: float | None) -> 
     estimate = costs.estimate(case)
     gpus = case.cluster.world
     rate = float(estimate.tokens_per_s_per_gpu)
-    state = float(estimate.memory.weights + estimate.memory.optimizer) * GB_PER_GIB
-    useful = goodput(gpus, state)
-    days = tokens / (rate * gpus * useful.share * DAY) if tokens and useful.share > 0 and estimate.fits else None
+    taken = budget(case, estimate, tokens, price) if tokens and estimate.fits else None
     return Size(
         gpus=gpus,
         layout=describe_layout(chosen.layout),
@@ -100,7 +132,7 @@ def _size_for(baseline: Baseline, tokens: float | None, price: float | None) -> 
         tokens_per_s=rate * gpus,
         tokens_per_s_per_gpu=rate,
         mfu=float(estimate.mfu),
-        goodput=useful,
-        days=days,
-        cost=days * 24 * gpus * price if days is not None and price is not None else None,
+        goodput=goodput_of(case, estimate),
+        nodes=f"{case.cluster.nodes}x{case.cluster.gpus_per_node}",
+        **({} if taken is None else {name: getattr(taken, name) for name in BUDGETED}),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.memory import GIB
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import unsupported
+from meshwright.rules.search_values import one_of, unsupported
 
 ATTENTION: dict[str, tuple[str, ...]] = {
     "megatron": ("auto", "flash", "te", "cudnn", "eager"),
@@ -29,6 +29,19 @@ ATTENTION: dict[str, tuple[str, ...]] = {
 )
 def attention_unsupported(c: Case) -> Column:
     return unsupported(c, "attention", ATTENTION)
+
+
+@rule(
+    "kernels.attention-gpu",
+    "error",
+    "attention",
+    message="{gpu} (compute capability {capability}) does not support attention={attention}",
+    symptom="FlashAttention only supports Ampere GPUs or newer; or no available kernel",
+    cause="flash, Transformer Engine and cuDNN attention need compute capability 8.0",
+    fixes=({"attention": ["auto"]}, {"attention": ["sdpa"]}),
+)
+def attention_unsupported_gpu(c: Case) -> Column:
+    return one_of(c.attention, ("flash", "te", "cudnn")) & (c.capability < 8)
 
 
 @rule(

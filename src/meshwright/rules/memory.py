@@ -13,6 +13,7 @@ from meshwright.rules.search_values import NO_TP, Values, larger, not_
 GIB = 2**30
 TIGHT_SHARE = 0.92
 IDLE_SHARE = 0.5
+LIKELY, CERTAIN = 0.7, 0.9  # chances of fitting: below, it may not fit; above, the band ends below capacity
 
 
 def host_memory_gib(c: Case) -> Column:
@@ -77,6 +78,26 @@ def _state(c: Case) -> Column:
 def _total(c: Case) -> Column:
     memory = c.memory
     return 0.0 if memory is None else memory.total
+
+
+def _usable(c: Case) -> Column:
+    memory = c.memory
+    return c.capacity_gib if memory is None else memory.usable
+
+
+def _high(c: Case) -> Column:
+    """Return the upper end of the error band of the total."""
+    memory = c.memory
+    return 0.0 if memory is None else memory.total * (1 + memory.band_pct / 100)
+
+
+def _fit_probability(c: Case) -> Column:
+    memory = c.memory
+    return 1.0 if memory is None else memory.fit_probability
+
+
+def _verdict(c: Case) -> str:
+    return "it may not fit" if _fit_probability(c) < LIKELY else "little headroom"
 
 
 def _fits(c: Case) -> Column:
@@ -144,11 +165,11 @@ def host_memory_too_small(c: Case) -> Column:
     "memory.peak",
     "error",
     "micro_batch_size",
-    message="the estimated peak is {total:.0f} GiB of {capacity_gib:.0f} GiB",
+    message="the estimated peak is {total:.1f} GiB, but {usable:.1f} of {capacity_gib:.1f} GiB are usable",
     symptom="out of memory in the first or second step",
     cause="activations and buffers do not fit next to the state",
     fixes=MEMORY_FIXES,
-    values={"total": _total},
+    values={"total": _total, "usable": _usable},
 )
 def peak_too_large(c: Case) -> Column:
     return not_(_fits(c)) & (_state(c) <= c.capacity_gib)
@@ -158,14 +179,30 @@ def peak_too_large(c: Case) -> Column:
     "memory.tight",
     "warning",
     "micro_batch_size",
-    message="the estimated peak is {total:.0f} GiB of {capacity_gib:.0f} GiB, with little headroom",
+    message="the estimated peak is {total:.1f} of {capacity_gib:.1f} GiB (up to {high:.1f} GiB): {verdict}",
     symptom="may run out of memory on a long sample, in an unbalanced expert step or after hours",
     cause="estimates have an error band, and memory fragments",
     fixes=MEMORY_FIXES,
-    values={"total": _total},
+    values={"total": _total, "high": _high, "verdict": _verdict},
 )
 def peak_without_headroom(c: Case) -> Column:
-    return np.asarray(_fits(c)) & (_total(c) > TIGHT_SHARE * c.capacity_gib)
+    tight = (_total(c) > TIGHT_SHARE * c.capacity_gib) | (_fit_probability(c) < LIKELY)
+    return np.asarray(_fits(c)) & tight
+
+
+@rule(
+    "memory.uncertain",
+    "advice",
+    "micro_batch_size",
+    message="the estimated peak is {total:.1f} of {capacity_gib:.1f} GiB, but up to {high:.1f} GiB are within its band",
+    symptom="may run out of memory in the first steps",
+    cause="few runs of this kind were measured, so the error band of the estimate is wide",
+    fixes=MEMORY_FIXES,
+    values={"total": _total, "high": _high},
+)
+def peak_uncertain(c: Case) -> Column:
+    crosses = (_fit_probability(c) < CERTAIN) & (_high(c) > _usable(c))
+    return np.asarray(_fits(c)) & crosses & not_(peak_without_headroom(c))
 
 
 def _with(c: Case, **change: Any) -> Column:

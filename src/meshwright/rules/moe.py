@@ -81,6 +81,22 @@ def expert_width_not_divisible(c: Case) -> Column:
 def expert_memory_gib(c: Case) -> Column:
     """Return GiB of the routed experts on one rank, which expert parallelism divides.
 
+    If the case has an estimate, it is at most the part of the estimate that holds them: with replicated experts the
+    experts' share of weights, gradients and optimizer state, with sharded experts the buffers of gathered layers.
+    """
+    alone = _experts_alone_gib(c)
+    memory = c.memory
+    if memory is None:
+        return alone
+    state = memory.weights + memory.gradients + memory.optimizer
+    routed = c.params_routed / (c.ep * c.etp)
+    share = routed / (routed + (c.params_total - c.params_routed) / c.tp)
+    return np.where(one_of(c.strategy, ("ddp", "zero1")), state * share, np.minimum(alone, memory.buffers))
+
+
+def _experts_alone_gib(c: Case) -> Column:
+    """Return GiB of the routed experts on one rank by bytes per parameter.
+
     Replicated experts: weights and gradients, and the optimizer state or the rank's shard of it. Sharded experts:
     the weights and gradients of two layers, gathered one ahead of the other.
     """

@@ -20,6 +20,19 @@ FORMATS: dict[str, tuple[str, ...]] = {
 
 
 @rule(
+    "precision.bf16-gpu",
+    "error",
+    "compute",
+    message="{gpu} (compute capability {capability}) does not support bf16",
+    symptom="bf16 is rejected at the start, or emulated at a fraction of the speed of fp16",
+    cause="bf16 tensor cores came with Ampere (compute capability 8.0); Volta and Turing have fp16",
+    fixes=({"compute": ["fp16"]}, {"compute": ["fp16"], **NO_FP8}, {"compute": ["fp32"], **NO_FP8}),
+)
+def bf16_unsupported_gpu(c: Case) -> Column:
+    return (c.compute == "bf16") & ("bf16" not in c.gpu_precisions) & ("fp16" in c.gpu_precisions)
+
+
+@rule(
     "precision.fp8-gpu",
     "error",
     "matmul",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import divisors, divisors_of, not_, one_of, smaller, unsupported
+from meshwright.rules.search_values import divisors, divisors_of, even_stages, not_, one_of, smaller, unsupported
 
 ONE_CHUNK = ("1f1b", "gpipe")
 SEVERAL_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
@@ -24,6 +26,9 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
 }
 MAX_BUBBLE = 0.15
 VISIBLE_BUBBLE = 0.05
+IDLE_BUBBLE = 0.25
+"""Idle over busy time above which a pipeline wastes a fifth of the step: of 173 tuned published runs with a pipeline,
+nine of ten are below 0.10, and of 26 sources 22 have a median below 0.25."""
 
 
 def bubble(c: Case) -> Column:
@@ -202,4 +207,34 @@ def no_interleaving(c: Case) -> Column:
 )
 def bubble_too_large(c: Case) -> Column:
     no_other_rule = (c.vp > 1) | (len(c.stage_layers) > 0) | (c.engine == "deepspeed")
-    return (c.pp > 1) & no_other_rule & not_(one_of(c.pp_schedule, ZERO_BUBBLE)) & (bubble(c) > MAX_BUBBLE)
+    large = (bubble(c) > MAX_BUBBLE) & (bubble(c) <= IDLE_BUBBLE)
+    return (c.pp > 1) & no_other_rule & not_(one_of(c.pp_schedule, ZERO_BUBBLE)) & large
+
+
+def _batches_that_fill(c: Case) -> list[int]:
+    """Return the global batch whose micro batches bring the bubble down to MAX_BUBBLE."""
+    micro_batches = ceil((int(c.pp) - 1) / (int(c.vp) * MAX_BUBBLE) / int(c.pp)) * int(c.pp)
+    return [int(c.micro_batch_size * c.dp) * micro_batches]
+
+
+@rule(
+    "schedule.idle-pipeline",
+    "warning",
+    "pp",
+    message="stages idle {idle:.0%} of the step (pp={pp}, vp={vp}, {accumulation} micro batches)",
+    symptom="low throughput: a fifth of the step or more is spent filling and draining the pipeline",
+    cause="the bubble is (pp - 1) / (vp × micro batches) of the compute: too few micro batches for this many stages",
+    fixes=(
+        _interleave(),
+        SMALLER_MICRO_BATCH,
+        _interleave(SMALLER_MICRO_BATCH),
+        {"pp": smaller("pp"), **PLAIN_1F1B},
+        {"pp": smaller("pp"), "stage_layers": even_stages},
+        {"global_batch_size": _batches_that_fill},
+    ),
+    values={"idle": lambda c: bubble(c) / (1 + bubble(c))},
+)
+def pipeline_idle(c: Case) -> Column:
+    no_other_rule = not_(no_interleaving(c)) | (c.engine == "deepspeed")
+    large = (bubble(c) > IDLE_BUBBLE) & (c.accumulation >= c.pp)
+    return (c.pp > 1) & no_other_rule & not_(one_of(c.pp_schedule, ZERO_BUBBLE)) & large

@@ -96,6 +96,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "schedule.no-interleaving": ({"pp": 4, "global_batch_size": 64}, {"global_batch_size": 512}),
     "schedule.bubble": (
+        {"pp": 8, "vp": 2, "pp_schedule": "interleaved_1f1b", "global_batch_size": 16},
+        {"global_batch_size": 64},
+    ),
+    "schedule.idle-pipeline": (
         {"pp": 8, "vp": 2, "pp_schedule": "interleaved_1f1b", "global_batch_size": 8},
         {"global_batch_size": 64},
     ),

@@ -17,17 +17,18 @@ from ..helpers import (
     QWEN3_VL,
     TWO_PREDICTIONS,
     VISION_LANGUAGE,
+    WITHOUT_BF16,
     cluster,
 )
 from .places import A100, B200, MANY, ONE
 
 
-def _activations(base: float) -> Any:
+def _activations(base: float, band_pct: float = 0.0) -> Any:
     """Memory whose activations grow with the micro batch and shrink by recompute and model parallelism."""
 
     def memory(c: Case) -> dict[str, Any]:
         kept = {"none": 1.0, "selective": 0.6, "full": 0.1}[str(c.recompute)]
-        return {"activations": base * c.micro_batch_size * kept / (c.tp * c.cp)}
+        return {"activations": base * c.micro_batch_size * kept / (c.tp * c.cp), "band_pct": band_pct}
 
     return memory
 
@@ -144,6 +145,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     # kernels
     "kernels.attention-supported": ({"engine": "megatron", "attention": "flex"}, {"attention": "flash"}),
+    "kernels.attention-gpu": ({"attention": "flash", "on": WITHOUT_BF16, "compute": "fp16"}, {"attention": "sdpa"}),
     "kernels.eager-attention": ({"attention": "eager"}, {"seq_length": 1024}),
     "kernels.compiled-experts": ({"engine": "kempnerforge", "spec": MIXTURE, "compile": True}, {"spec": DENSE}),
     "kernels.deterministic-loss": (
@@ -198,6 +200,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "memory.state": ({"memory": _state(150.0)}, {"tp": 4, "sp": True}),
     "memory.host": ({"memory": _on_host(500.0), "offload": "params"}, {"tp": 4, "sp": True}),
     "memory.peak": ({"memory": _activations(30.0), "micro_batch_size": 4}, {"micro_batch_size": 1}),
+    "memory.uncertain": ({"memory": _activations(16.0, band_pct=25.0), "micro_batch_size": 4}, {"micro_batch_size": 1}),
     "memory.tight": ({"memory": _activations(18.0), "micro_batch_size": 4}, {"micro_batch_size": 1}),
     "memory.recompute-not-needed": ({"memory": _activations(30.0), "recompute": "full"}, {"micro_batch_size": 4}),
     "memory.tensor-parallel-not-needed": (
@@ -277,6 +280,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "peft.qlora-fp8": ({"goal": "peft", "method": "qlora", "matmul": "fp8_tensor"}, {"method": "lora"}),
     "peft.scale": ({"goal": "peft", "alpha": 512.0}, {"alpha": 64.0}),
     # precision
+    "precision.bf16-gpu": ({"on": WITHOUT_BF16}, {"compute": "fp16"}),
     "precision.fp8-gpu": ({"on": A100, "matmul": "fp8_tensor"}, {"on": cluster(8)}),
     "precision.block-scaled-gpu": ({"matmul": "mxfp8"}, {"on": B200}),
     "precision.blockwise-on-blackwell": ({"matmul": "fp8_block", "on": B200}, {"on": cluster(8)}),

@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody knows
 from torch import Tensor
 
 from meshwright.engine.attention.mask_spec import AttentionSpec
-from meshwright.engine.kernels.device_caps import on_gpu
+from meshwright.engine.kernels.device_caps import capability, on_gpu
 
 aten = torch.ops.aten
 
@@ -64,6 +64,8 @@ def flash_takes(q: Tensor, k: Tensor) -> bool:
     """Return whether the flash kernels of this device support these shapes and this dtype."""
     if not on_gpu(q):
         return True
+    if capability(q.device)[0] < 8:  # flash kernels came with Ampere
+        return False
     return q.dtype in (torch.float16, torch.bfloat16) and q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
 
 

@@ -1,0 +1,134 @@
+"""How days, GPU-hours and cost are written on a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.cli.console import console, escape, table
+from meshwright.cli.layout import assumed_lines, seconds, titled
+
+Answer = dict[str, Any]
+MISSING = object()  # no budget was requested
+EVERY_ROW = 24  # sizes up to which all are listed; JSON always has all
+
+
+def _number(value: float) -> str:
+    """Return a number with its thousands; two decimals below ten."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def _days(value: float) -> str:
+    """Return a time in days, or in hours below two days."""
+    return f"{_number(value)} days" if value >= 2 else f"{_number(24 * value)} hours"
+
+
+def _tokens(value: float) -> str:
+    for letter, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
+        if value >= scale:
+            return f"{value / scale:,.4g}{letter}"
+    return f"{value:,.0f}"
+
+
+def budget_lines(budget: Any, gpus: int) -> list[str]:
+    """Return time, GPU-hours and cost of a token budget, each with its range."""
+    if budget is MISSING:
+        return []
+    if budget is None:
+        return ["no figures: this plan does not fit"]
+    days, hours = budget["days_band"], budget["gpu_hours_band"]
+    source = "" if budget["tokens_from"] == "requested" else f" ({escape(budget['tokens_from'])})"
+    lines = [
+        f"{_tokens(budget['tokens'])} tokens{source} in {budget['steps']:,} steps: {_days(budget['days'])} "
+        f"({_days(days['low'])} to {_days(days['high'])}) on {gpus:,} GPUs",
+        f"{_number(budget['gpu_hours'])} GPU-hours ({_number(hours['low'])} to {_number(hours['high'])})",
+    ]
+    if budget["cost"] is not None:
+        unit, cost = f" {budget['currency']}" if budget["currency"] else "", budget["cost_band"]
+        lines[-1] += (
+            f" at {budget['price']:g}{unit} each: {_number(budget['cost'])}{unit} "
+            f"({_number(cost['low'])} to {_number(cost['high'])})"
+        )
+    good = budget["goodput"]
+    share = f"goodput {good['share']:.1%}: {good['failures_per_day']:.2g} failures per day and a checkpoint every"
+    lines.append(f"[dim]{share} {good['save_interval_s'] / 60:,.0f} minutes are included[/]")
+    return [*lines, *(f"[yellow]{escape(note)}[/]" for note in budget["notes"])]
+
+
+def print_sizes(answer: Answer) -> None:
+    """Print GPU counts as a table, and which were tried."""
+    out, unit = console(), f" {answer['currency']}" if answer["currency"] else ""
+    titled(out, "Assumed", assumed_lines(answer["assumed"]))
+    rows = [_size_row(s) for s in _shown(answer)]
+    headers = (
+        "GPUs",
+        "nodes",
+        "layout",
+        "GiB",
+        "s/step",
+        "tokens/s",
+        "per GPU",
+        "MFU",
+        "goodput",
+        "days",
+        "cost" + unit,
+    )
+    table(rows, *headers)
+    for title in ("smallest", "most_efficient"):
+        chosen = answer[title]
+        text = f"{chosen['gpus']} GPUs: {chosen['layout']}{_band(chosen, unit)}" if chosen else "none fits"
+        titled(out, title.replace("_", " "), [" " + text])
+    for note in answer["notes"]:
+        out.print(f"[yellow]! {escape(note)}[/]")
+    out.print(f"[dim]{_tried(answer)}[/]")
+
+
+def _band(chosen: Answer, unit: str) -> str:
+    if chosen["days"] is None:
+        return ""
+    days, cost = chosen["days_band"], chosen["cost_band"]
+    text = f"; {_days(chosen['days'])} ({_days(days['low'])} to {_days(days['high'])})"
+    if cost is not None:
+        text += f", {_number(chosen['cost'])}{unit} ({_number(cost['low'])} to {_number(cost['high'])})"
+    return text
+
+
+def _shown(answer: Answer) -> list[Answer]:
+    """Return the sizes to list: all of a few; of many, the smaller ones and those around powers of two."""
+    sizes: list[Answer] = answer["sizes"]
+    if len(sizes) <= EVERY_ROW:
+        return sizes
+    chosen = {s["gpus"] for s in (answer["smallest"], answer["most_efficient"]) if s}
+    few = {s["gpus"] for s in sizes[:10]}
+    node = answer["node"]
+    round_numbers = {k * node * 2**i for i in range(18) for k in (1, 3)} | {2**i for i in range(18)}
+    return [s for s in sizes if s["gpus"] in chosen | few | round_numbers]
+
+
+def _tried(answer: Answer) -> str:
+    tried, node, listed = answer["tried"], answer["node"], len(_shown(answer))
+    text = (
+        f"{len(tried)} counts tried: 1 to {node}, then nodes of {node}: every number up to "
+        f"{min(16 * node, tried[-1]):,} GPUs, then four per doubling up to {tried[-1]:,}"
+    )
+    if answer["no_layout"]:
+        none = answer["no_layout"]
+        text += f"; no layout divides {', '.join(map(str, none[:8]))}" + (" …" if len(none) > 8 else "")
+    return text + (
+        f"; {listed} of {len(answer['sizes'])} listed, --json has all" if listed < len(answer["sizes"]) else ""
+    )
+
+
+def _size_row(s: Answer) -> tuple[str, ...]:
+    return (
+        f"{s['gpus']:,}",
+        s["nodes"],
+        s["layout"],
+        f"{s['total_gib']:.0f}" + ("" if s["fits"] else " over"),
+        seconds(s["step_s"]),
+        f"{s['tokens_per_s']:,.0f}",
+        f"{s['tokens_per_s_per_gpu']:,.0f}",
+        f"{s['mfu']:.0%}",
+        f"{s['goodput']['share']:.0%}",
+        "" if s["days"] is None else f"{s['days']:,.1f}",
+        "" if s["cost"] is None else f"{s['cost']:,.0f}",
+    )

@@ -1,0 +1,58 @@
+"""What a cluster argument leaves open: which variant of a GPU, which nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.clusters.catalogue import normalize_name
+from meshwright.clusters.types import Assumption, Cluster
+
+MEMORY_VARIANTS = {
+    "A100": "the SXM4 card with 80 GB; write A100-40 for 40 GB, A100-PCIe-40 or A100-PCIe-80 for a PCIe card",
+    "A100-SXM": "the card with 80 GB; write A100-40 for 40 GB",
+    "A100-SXM4": "the card with 80 GB; write A100-40 for 40 GB",
+    "A100-PCIe": "the card with 80 GB; write A100-PCIe-40 for 40 GB",
+    "V100": "the SXM2 card with 16 GB; write V100-32 for 32 GB",
+    "V100-SXM2": "the card with 16 GB; write V100-32 for 32 GB",
+    "GH200": "the version with 96 GB; write GH200-144 for 144 GB",
+    "Grace-Hopper": "GH200 with 96 GB; write GH200-144 for 144 GB",
+    "RTX6000": "RTX 6000 Ada with 48 GB; write RTX-PRO-6000 for the Blackwell card, A6000 for the Ampere card",
+    "3080": "the card with 10 GB",
+    "RTX3080": "the card with 10 GB",
+    "4060-Ti": "the card with 16 GB",
+    "RTX-4060-Ti": "the card with 16 GB",
+}
+"""Names that several cards share, which differ in memory."""
+CARDS = {
+    "H100": "the SXM5 card with 80 GB; write H100-PCIe, H100-NVL (94 GB) or H100-96 for another",
+    "H200": "the SXM5 card; write H200-NVL for the PCIe card",
+}
+"""Boards that come as full nodes; fewer GPUs may also be PCIe cards under the same name."""
+_MEMORY_VARIANTS = {normalize_name(name): f"{name} means {text}" for name, text in MEMORY_VARIANTS.items()}
+_CARDS = {normalize_name(name): f"{name} means {text}" for name, text in CARDS.items()}
+
+
+def variant_assumed(name: str, found: Cluster) -> Iterator[Assumption]:
+    """Yield the variant that was taken if several GPUs have this name."""
+    text = _MEMORY_VARIANTS.get(normalize_name(name))
+    if text is None and found.world % found.gpu.gpus_per_node:
+        text = _CARDS.get(normalize_name(name))
+    if text is not None:
+        yield Assumption("variant", found.gpu.name, text)
+
+
+def nodes_assumed(found: Cluster) -> Iterator[Assumption]:
+    """Yield the nodes that were taken for a count of GPUs that needs several."""
+    count, usual, name = found.world, found.gpu.gpus_per_node, found.gpu.name
+    if found.nodes == 1 or usual == 1:
+        return
+    shape = f"{found.nodes} nodes of {found.gpus_per_node}"
+    if found.gpus_per_node == usual:
+        text = f"{shape} GPUs, the usual {name} node; write NODESxGPUSx{name} for other nodes"
+    else:
+        full = [n for n in (count // usual * usual, -(-count // usual) * usual) if n]
+        text = (
+            f"{count} GPUs do not fill nodes of {usual}, the usual {name} node: taken as {shape}; "
+            f"write NODESxGPUSx{name} for other nodes; full nodes: {' or '.join(f'{n}x{name}' for n in full)}"
+        )
+    yield Assumption("nodes", f"{found.nodes}x{found.gpus_per_node}", text)
