@@ -90,6 +90,7 @@ class Memory(msgspec.Struct, frozen=True):
 
 def _normal_cdf(z: Column) -> Column:
     """Return the normal distribution function, to 1e-3."""
+    z = np.clip(z, -6, 6)
     return 1 / (1 + np.exp(-1.5976 * z - 0.070566 * z**3))
 
 

@@ -40,7 +40,8 @@ def low_mfu(stats: RunStats) -> Iterator[Finding]:
         id="speed.low-mfu",
         severity="warning",
         message=(
-            f"MFU is {mfu:.1%}, estimated {expected_mfu:.1%} (within a factor of {1 + estimate.band.step_pct / 100:.2f}): a step takes "
+            f"MFU is {mfu:.1%}, estimated {expected_mfu:.1%} (within a factor of "
+            f"{1 + estimate.band.step_pct / 100:.2f}): a step takes "
             f"{stats.step_s:.3g} s instead of {expected:.3g} s. {part}"
         ),
         steps=span(stats.steady),

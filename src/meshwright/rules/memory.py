@@ -165,7 +165,7 @@ def host_memory_too_small(c: Case) -> Column:
     "memory.peak",
     "error",
     "micro_batch_size",
-    message="the estimated peak is {total:.1f} GiB, but {usable:.1f} of {capacity_gib:.1f} GiB are usable",
+    message="the estimated peak is {total:.1f} GiB of {usable:.1f} GiB usable",
     symptom="out of memory in the first or second step",
     cause="activations and buffers do not fit next to the state",
     fixes=MEMORY_FIXES,
