@@ -66,7 +66,7 @@ WRONG: dict[str, tuple[Call, str, str]] = {  # the call, the field of the error,
         "send the file's contents",
     ),
     "a goal left out": (Call("plan", {"target": "llama3-8b", "gpus": 8}), "goal", 'goal: "pretrain"'),
-    "a count beside the type": (Call("size", {"model": "llama3-8b", "goal": "sft", "gpu": "8xH100"}), "gpu", 'gpu: "H'),
+    "an unknown GPU type": (Call("size", {"model": "llama3-8b", "goal": "sft", "gpu": "H10O"}), "gpu", 'gpu: "H'),
     "a name like no other": (Call("recommend", {"model": "模型", "gpus": 8, "goal": "sft"}), "model", '"llama3-8b"'),
     "too long a sequence": (Call("estimate", {"target": "llama3-8b", "gpus": 8, "seq": 10**15}), "seq", "seq: 8192"),
     "a price below nothing": (

@@ -150,6 +150,8 @@ Price = Annotated[
     Input(
         help="Price of one GPU for one hour, e.g. 2.50, 2.10EUR or €2.10: adds the cost.",
         metavar="PER_GPU_HOUR",
+        minimum=0,
+        maximum=1e6,
         examples=(2.5, "2.10EUR"),
     ),
 ]
