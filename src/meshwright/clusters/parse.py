@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from difflib import get_close_matches
 from math import gcd
 
 import msgspec
 
 from meshwright import file_access
 from meshwright.clusters.assumptions import nodes_assumed, variant_assumed
-from meshwright.clusters.catalogue import gpu, is_known
+from meshwright.clusters.catalogue import gpu, gpus, is_known
 from meshwright.clusters.detect import this_machine
 from meshwright.clusters.file import looks_like_path, read_cluster_file
 from meshwright.clusters.instances import instance, instance_names
 from meshwright.clusters.tables import MAX_GPUS
 from meshwright.clusters.types import Assumption, Cluster, Gpu
-from meshwright.errors import InputError, closest
+from meshwright.errors import InputError
 
 DEFAULT_GPU = "H100"
 EXAMPLES = ("8xH100", "4x8xH100")
@@ -175,9 +176,7 @@ def _parts(text: str) -> _Parts:
     if (found := re.fullmatch(rf"(.+) ({_N})", plain)) and is_known(found[1]):
         fix = f"{found[2]}x{gpu(found[1]).name}"
         raise _bad(text, f"write the count before the GPU: {fix}", [fix])
-    near = (
-        closest(text, instance_names(), 2) if re.search(r"[a-z]", plain) and re.search(r"[._-].*[0-9]", plain) else []
-    )
+    near = get_close_matches(plain.split("x", 1)[-1] if plain[:1].isdigit() else plain, instance_names(), 2, 0.8)
     reason = "not a cluster; write COUNTxGPU, NODESxGPUSxGPU, auto, or the path of a .toml file"
     raise _bad(text, reason, (*near, *EXAMPLES) if near else EXAMPLES)
 
@@ -199,16 +198,10 @@ def _require_counts(text: str, counts: dict[str, int]) -> None:
             continue
         what = f"{value} looks like the name of a card" if card else f"{value} GPUs are not one node"
         others = [n for other, n in counts.items() if other != key]
-        near = [name for name in closest(f"RTX{value}", _names(), 3) if str(value)[:2] in name]
+        near = [known.name for known in gpus() if str(value) in known.name]
         fixes = [f"{others[0] if others else 1}x{name}" for name in near] or list(EXAMPLES)
         more = "describe a card that the catalogue lacks in a .toml file"
         raise _bad(text, f"{what}; name the GPU (for {value:,} GPUs write {value}x{DEFAULT_GPU}); {more}", fixes)
-
-
-def _names() -> list[str]:
-    from meshwright.clusters.catalogue import gpus
-
-    return [known.name for known in gpus()]
 
 
 def _as_int(text: str, number: str) -> int:
