@@ -15,6 +15,7 @@ def refused(meshwright: Any, *words: str) -> dict[str, Any]:
     answer = meshwright(*words, "--json")
     assert answer.code == 2, answer.out
     assert answer.err.startswith("error: ")
+    assert answer.err.count("error: ") == 1
     assert "Traceback" not in answer.err
     error: dict[str, Any] = answer.json["error"]
     assert error["message"]

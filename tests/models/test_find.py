@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.errors import InputError
-from meshwright.models import all_specs, catalogue, config_of, find, names, nearest_by_size
+from meshwright.models import all_specs, catalogue, config_of, find, names
 
 SPELLINGS = {
     "llama3-8b": "llama3_8b",
@@ -164,17 +164,6 @@ def test_no_name_matches_two_models() -> None:
             if alias:
                 meanings.setdefault(catalogue._normalize(alias), set()).add(spec.name)
     assert {alias: found for alias, found in meanings.items() if len(found) > 1} == {}
-
-
-def test_nearest_by_size() -> None:
-    assert nearest_by_size("llama", 60e9).name in ("llama3_70b", "llama31_70b")
-    assert nearest_by_size("qwen", 0.5e9).name in ("qwen2_500m", "qwen25_500m")
-    assert nearest_by_size(None, 1.0e12).name == "kimi_k2"
-    assert nearest_by_size("qwen", 8e9, "vision_language").kind == "vision_language"
-    with pytest.raises(InputError, match="unknown family"):
-        nearest_by_size("lama", 1e9)
-    with pytest.raises(InputError):
-        nearest_by_size("llama", 0)
 
 
 def test_a_config_can_be_changed_without_changing_the_catalogue() -> None:

@@ -1,17 +1,6 @@
 """Model architectures: specs, the reader of Hugging Face configs, and the catalogue."""
 
-from .catalogue import (
-    all_specs,
-    catalogue_name,
-    config_named,
-    config_of,
-    find,
-    find_by_shape,
-    is_path,
-    names,
-    nearest_by_size,
-    search,
-)
+from .catalogue import all_specs, catalogue_name, config_named, config_of, find, find_by_shape, is_path, names, search
 from .quantization import Quantization, quantization_of
 from .reader import decode_float, known_architectures, load_config, spec_from_config
 from .reshape import reshape
@@ -59,7 +48,6 @@ __all__ = [
     "known_architectures",
     "load_config",
     "names",
-    "nearest_by_size",
     "quantization_of",
     "reshape",
     "search",

@@ -15,7 +15,7 @@ from meshwright import extensions, file_access
 from meshwright.errors import InputError, unknown
 
 from .reader import load_config, spec_from_config
-from .spec import ModelKind, ModelSpec
+from .spec import ModelSpec
 
 _SIZE = re.compile(r"(a?)(\d+(?:[.p]\d+)?)([bmt])")
 _SIZE_IN_MILLIONS = {"m": 1, "b": 1_000, "t": 1_000_000}
@@ -98,16 +98,6 @@ def config_of(name: str) -> dict[str, Any]:
         raise unknown("model", name, names(), "meshwright models")
     config: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(_entries()[name]["config"]))  # a copy
     return config
-
-
-def nearest_by_size(family: str | None, total_params: float, kind: ModelKind | None = None) -> ModelSpec:
-    """Return the shipped model nearest in total parameters, optionally within a family and kind."""
-    if not total_params > 0:
-        raise InputError("total_params must be above 0", field="total_params", value=total_params)
-    found = [spec for spec in all_specs() if family in (None, spec.family) and kind in (None, spec.kind)]
-    if not found:
-        raise unknown("family", family, sorted({spec.family for spec in all_specs()}))
-    return min(found, key=lambda spec: abs(math.log(spec.params.total / total_params)))
 
 
 @cache
