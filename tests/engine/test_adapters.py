@@ -28,7 +28,7 @@ from meshwright.engine.model.stage import Stage
 from meshwright.engine.trainer import Trainer
 from meshwright.engine.vision.vision_modules import VISION_MODULES
 from meshwright.errors import InputError
-from meshwright.recipes import types
+from meshwright.recipes import adapter_targets, types
 
 EVERYTHING = ("qkv", "proj", "fc1", "fc2", "mamba_in", "mamba_out")
 NO_EXPERTS = ("qkv", "proj", "mamba_in", "mamba_out")
@@ -401,7 +401,7 @@ def stage_of(family: str) -> Stage:
 def test_every_family_has_layers_for_every_target(family: str) -> None:
     mixers = {"mamba_in", "mamba_out"} if family == "nemotron_h" else set()
     for target in {"qkv", "proj", "fc1", "fc2"} | mixers:
-        starts = adapters.add_adapters(stage_of(family), types.Peft(targets=(target,)), torch.float32)  # type: ignore[arg-type]
+        starts = adapters.add_adapters(stage_of(family), types.Peft(targets=(target,)), torch.float32)
         assert {name[-1] for name in starts} == {"A", "B"}
 
 
@@ -415,7 +415,7 @@ def test_vision_encoders_are_not_adapted() -> None:
 
 
 def test_targets_of_a_few_paths() -> None:
-    found = {path: adapters.peft_target(path) for path in EXPECTED}
+    found = {path: adapter_targets.group_of(path) for path in EXPECTED}
     assert found == EXPECTED
 
 

@@ -10,7 +10,19 @@ import msgspec
 import numpy as np
 
 from meshwright.clusters import Cluster, Gpu
-from meshwright.models import MLA, Attention, Dense, GatedDelta, Group, Layer, Mamba2, ModelSpec, MoE, Vision
+from meshwright.models import (
+    MLA,
+    Attention,
+    Dense,
+    GatedDelta,
+    Group,
+    Layer,
+    Mamba2,
+    ModelSpec,
+    MoE,
+    Quantization,
+    Vision,
+)
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import SECTIONS, Engine, Goal, Recipe, recipe_fields
 
@@ -60,6 +72,7 @@ QWEN3_VL = model(model_type="qwen3_vl", kind="vision_language", vision=VISION_LA
 TWO_PREDICTIONS = model(ffn=MoE(64, 8, 1024), layers=24, hidden=2048, mtp_layers=2)
 WRONG_TOPK = model(ffn=MoE(4, 8, 1024), layers=24, hidden=2048)
 ODD_WIDTH = model(Attention(24, 24, 64), Dense(4100), hidden=1530, vocab=50257)
+GPTQ = model(quantization=Quantization("gptq", reason="GPTQ's grouped integers are not read"))
 DIFFUSION = model(kind="diffusion", vocab=0, max_seq_length=0)
 
 GPUS = {

@@ -273,6 +273,7 @@ class PlanResponse(Response, frozen=True, kw_only=True):
     reasons: Sequence[planner.Reason] | UnsetType = UNSET
     memory_by_stage_gib: Mapping[str, MemoryGib] | UnsetType = UNSET
     dry_run: Mapping[str, Any] | UnsetType | None = UNSET
+    notes: Sequence[str] | UnsetType = UNSET
 
     @property
     def ok(self) -> bool:
@@ -394,6 +395,7 @@ def _plan_response(plan: Plan) -> PlanResponse:
         suggestions=plan.suggestions,
         commands=launch.commands_of(plan, no_command),
         no_command=no_command,
+        notes=plan.notes or UNSET,
     )
 
 

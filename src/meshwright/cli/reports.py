@@ -25,6 +25,7 @@ def recommend(answer: Answer, found: Any) -> None:
     out.print(f"[bold green]{recipe['name']}[/]  {recipe['approach']} ({origin})")
     titled(out, "Train", [_train_line(answer, found.case.model.params)])
     titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
+    titled(out, "Weights", [escape(note) for note in answer.get("notes", [])])
     if recipe["benchmark"]:
         titled(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
     titled(out, "Layout", [layout_summary(answer["layout"])])
@@ -56,6 +57,7 @@ def estimate(answer: Answer, found: Any) -> None:
     titled(out, "Train", [_train_line(answer, found.case.model.params)])
     titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
     titled(out, "Changed", [_change_line(c) for c in answer["changes"] if c["field"] == "precision.compute"])
+    titled(out, "Weights", [escape(note) for note in answer.get("notes", [])])
     titled(out, "Layout", [layout_summary(answer["layout"])])
     if found.exists:
         titled(out, "Memory", memory_lines(answer["estimate"]))
@@ -80,6 +82,8 @@ def plan(answer: Answer, found: Any) -> None:
     table(rows, "", "layout", "s/step", "MFU", "GiB")
     if answer["plans"]:
         titled(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
+        if not answer["plans"][0]["estimate"]["fits"]:
+            titled(out, "Consider", [_suggestion_line(o) for o in answer["plans"][0]["suggestions"]])
     trades = [f"{c['step_s']:.2f} s, {c['total_gib']:.0f} GiB" for c in answer["pareto"]]
     titled(out, "Trade", ["  ·  ".join(trades[:8])] if trades else [])
     dropped = [f"{d['count']:,} × {escape(d['reason'])}  [dim]{escape(d['example'])}[/]" for d in answer["dropped"]]
@@ -136,7 +140,8 @@ def _reason_line(reason: Answer) -> str:
 
 
 def _suggestion_line(suggestion: Answer) -> str:
-    return f"{suggestion['title']}: [cyan]{' '.join(suggestion['overrides'])}[/]  [dim]{escape(suggestion['why'])}[/]"
+    change = f" [cyan]{' '.join(suggestion['overrides'])}[/]" if suggestion["overrides"] else ""
+    return f"{suggestion['title']}:{change}  [dim]{escape(suggestion['why'])}[/]"
 
 
 def _train_line(answer: Answer, parameters: Any) -> str:

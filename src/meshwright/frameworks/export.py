@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 import msgspec
 
@@ -13,6 +14,7 @@ from meshwright.frameworks.mapping import relevant_fields, same_value
 from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.types import ExportedConfig, UnmappedField
 from meshwright.models import ModelSpec
+from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 
@@ -46,5 +48,16 @@ def differences(
     return tuple(
         UnmappedField(key, field_value(recipe, key), f"{framework.title} would use {field_value(found, key)!r}")
         for key in relevant_fields(recipe, model)
-        if not same_value(field_value(found, key), field_value(recipe, key)) and key in recipe_fields()
+        if not _is_same(key, field_value(found, key), field_value(recipe, key)) and key in recipe_fields()
+    )
+
+
+def _is_same(key: str, found: Any, wanted: Any) -> bool:
+    """Return whether an exported value is the recipe's; adapter targets may be written as groups or as names."""
+    if key != "peft.targets":
+        return same_value(found, wanted)
+    groups, theirs = as_groups(wanted), as_groups(found)
+    mamba = {"mamba_in", "mamba_out"} if ALL_LINEAR in wanted else set()
+    return same_value(found, wanted) or (
+        groups is not None and theirs is not None and not (set(groups) ^ set(theirs)) - mamba
     )

@@ -29,7 +29,7 @@ def recommend(answer: Answer) -> str:
         *_findings(answer["findings"]),
         *_some(
             "suggestion",
-            [f"{o['title']}: {' '.join(o['overrides'])} ({o['why']})" for o in answer.get("suggestions", [])],
+            [" ".join([f"{o['title']}:", *o["overrides"], f"({o['why']})"]) for o in answer.get("suggestions", [])],
         ),
         *(f"run with {name}: {command}" for name, command in answer["commands"].items()),
     )

@@ -79,6 +79,14 @@ class Plan(msgspec.Struct, frozen=True):
     suggestions: tuple[Suggestion, ...] = ()
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What is worth knowing about the model's weights."""
+        found = self.question.model.quantization
+        if found is None or found.reason:
+            return ()
+        return (f"the folder's weights are {found.method}: they are read as bf16, and the training saves bf16",)
+
+    @property
     def ok(self) -> bool:
         """Whether the plan has no errors and fits in memory."""
         return bool(self.estimate.fits) and not any(f.severity == "error" for f in self.findings)

@@ -12,6 +12,7 @@ from meshwright.planner.baseline import ENGINE_STRATEGY, Baseline, baseline_for
 from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
+from meshwright.planner.four_bit import qlora_suggestion
 from meshwright.planner.plan import Change, Match, Plan, Question, Suggestion
 from meshwright.planner.scaling import suggestions
 from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, Candidate, always_broken, any_legal, best, has_headroom
@@ -85,6 +86,7 @@ def plan_with(baseline: Baseline, layout: Mapping[str, Any], faster: Candidate |
         changes=changes,
         findings=tuple(explain_missing(_findings(case, float(estimate.step_s)), case)),
         suggestions=(
+            *qlora_suggestion(baseline, case, estimate),
             *_faster_layout(case, estimate, faster),
             *suggestions(baseline.base, baseline.base_cluster.world, case),
         ),

@@ -18,6 +18,7 @@ import numpy as np
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Mamba2, ModelSpec, find, reshape
+from meshwright.recipes.adapter_targets import groups_of
 from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 
 Value = TypeVar("Value")
@@ -82,7 +83,16 @@ class Case:
         for key, info in recipe_fields().items():
             if not key.startswith("architecture."):  # model facts already include these
                 values[info.flat] = field_value(self.recipe, key)
+        values["targets"] = self._target_groups()
         return values
+
+    def _target_groups(self) -> tuple[str, ...]:
+        """Return the groups of the adapters' targets; all-linear and patterns only those that the model has."""
+        named = self.recipe.peft.targets
+        facts = self._facts
+        absent = () if facts["mamba_heads"] else ("mamba_in", "mamba_out")
+        absent = absent if facts["heads"] or facts["delta_v_heads"] else (*absent, "qkv", "proj")
+        return tuple(group for group in groups_of(named) if group in named or group not in absent)
 
     @cached_property
     def _facts(self) -> dict[str, Column]:

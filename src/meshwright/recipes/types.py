@@ -18,6 +18,7 @@ from meshwright.choices import ENGINES as ENGINES
 from meshwright.choices import GOALS as GOALS
 from meshwright.choices import Engine as Engine
 from meshwright.choices import Goal as Goal
+from meshwright.recipes.adapter_targets import require_targets
 
 FieldKind = Literal["contract", "layout", "benchmark"]
 Strategy = Literal["fsdp2", "ddp", "megatron_fsdp", "zero1"]
@@ -161,9 +162,12 @@ class Peft(Section, frozen=True):
     alpha: Annotated[float, contract("scale of the adapters", gt=0)] = 32.0
     dropout: Annotated[float, contract("dropout in the adapters", ge=0, lt=1)] = 0.0
     targets: Annotated[
-        tuple[Literal["qkv", "proj", "fc1", "fc2", "mamba_in", "mamba_out"], ...],
-        contract("linear layers with adapters"),
+        tuple[str, ...],
+        contract("linear layers with adapters: qkv, proj, fc1, fc2, mamba_in, mamba_out, or Hugging Face names"),
     ] = ("qkv", "proj", "fc1", "fc2")
+
+    def __post_init__(self) -> None:
+        require_targets(self.targets)
 
 
 class Moe(Section, frozen=True):

@@ -28,6 +28,7 @@ from meshwright.rules import (  # noqa: F401  # importing a subject registers it
     strategy,
     topology,
     vision,
+    weights,
 )
 from meshwright.rules.evaluate import applicable, check, illegal_by_rule, legal, message, try_fixes
 from meshwright.rules.refusal import RefusedError

@@ -35,6 +35,11 @@ def host_is_full(c: Case) -> Column:
     return host_memory_gib(c) > c.host_gib
 
 
+def four_bits(c: Case) -> list[str]:
+    """Return qlora for adapters on base weights in the compute format; nothing for other trainings."""
+    return ["qlora"] if c.goal == "peft" and c.method in ("lora", "rslora") else []
+
+
 # Cheapest first: a smaller micro batch costs a little, recompute a fifth of the speed, tensor parallelism most.
 RECOMPUTE: Fix = {"recompute": ["selective", "full"], "recompute_modules": [()]}
 MEMORY_FIXES: tuple[Fix, ...] = (
@@ -57,6 +62,7 @@ MEMORY_FIXES: tuple[Fix, ...] = (
         "recompute_modules": [()],
         "offload": offloads("optimizer", "params"),
     },
+    {"method": four_bits, "micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()]},
 )
 STATE_FIXES: tuple[Fix, ...] = (
     {"strategy": ["fsdp2", "zero1", "megatron_fsdp"]},
@@ -66,6 +72,8 @@ STATE_FIXES: tuple[Fix, ...] = (
     {"pp": larger("pp")},
     {"tp": larger("tp"), "sp": [True]},
     {"tp": larger("tp"), "sp": [True], "pp": larger("pp")},
+    {"method": four_bits},
+    {"method": four_bits, "micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()]},
     {"offload": offloads("params")},
 )
 

@@ -10,6 +10,7 @@ from ..helpers import (
     DENSE,
     DIFFUSION,
     GEMMA3,
+    GPTQ,
     LATENT,
     MIXTURE,
     NEXT,
@@ -210,6 +211,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "memory.offload-not-needed": ({"memory": _offloaded, "offload": "optimizer"}, {"offload": "none"}),
     "memory.gathers-every-micro-batch": ({"memory": _gathered, "pp": 2}, {"reshard_after_forward": False}),
     "memory.underused": ({"memory": _activations(5.0)}, {"micro_batch_size": 8}),
+    # weights
+    "weights.quantized": ({"spec": GPTQ, "goal": "sft", "dataset": "squad"}, {"goal": "pretrain", "dataset": "mock"}),
     # offload
     "offload.supported": ({"engine": "kempnerforge", "offload": "params"}, {"engine": "torchtitan"}),
     "offload.activations-pipeline": (

@@ -118,7 +118,7 @@ class QuantizedFolder(SafetensorsFolder):
     def _steps(self, one: _Stored, full: Sequence[int], grid: Sequence[int]) -> list[int]:
         """Return the block size of each dimension: the config's for the last two, or one scale per row or tensor."""
         blocks = [1] * (len(full) - 2) + list(self.block or (1, full[-1]))
-        # One scale stands for a whole dimension, whatever the block size is.
+        # A single scale applies to the whole dimension, whatever the block size is.
         steps = [size if count == 1 else block for size, count, block in zip(full, grid, blocks, strict=False)]
         if len(grid) != len(full) or any(
             -(-size // step) != count for size, step, count in zip(full, steps, grid, strict=True)

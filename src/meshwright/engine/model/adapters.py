@@ -30,25 +30,18 @@ from meshwright.engine.model.nf4_linear import pack_linear
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.patching import Patch, apply, base_class
 from meshwright.engine.vision import is_vision_module
-from meshwright.errors import InputError
+from meshwright.errors import InputError, closest
+from meshwright.recipes.adapter_targets import (
+    ALL_LINEAR,
+    EXPERT_ALIASES,
+    GROUPS,
+    UNGROUPED,
+    group_of,
+    groups_of,
+    is_target,
+)
 from meshwright.recipes.types import Peft
 
-# Module names of the recipe's targets: a name matches the end of a path. fc1 and fc2 include experts, which are stacked
-# in one tensor per projection. In latent attention the projections into heads are adapted, not those into the latent
-# space; gated-delta mixers count as attention.
-TARGETS: dict[str, tuple[str, ...]] = {
-    "qkv": (
-        *("q_proj", "k_proj", "v_proj"),
-        *("q_b_proj", "kv_b_proj"),
-        *("in_proj_qkvz", "in_proj_qkv", "in_proj_z"),
-        "c_attn",
-    ),
-    "proj": ("o_proj", "linear_attn.out_proj", "attn.c_proj"),
-    "fc1": ("gate_proj", "up_proj", "c_fc"),
-    "fc2": ("down_proj", "mlp.c_proj"),
-    "mamba_in": ("mixer.in_proj",),
-    "mamba_out": ("mixer.out_proj",),
-}
 INIT_B = InitSpec("constant", 0.0)
 
 
@@ -60,7 +53,7 @@ def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Init
     stage.requires_grad_(False)
     found: dict[str, InitSpec] = {}
     for name, module in list(stage.named_modules()):
-        if peft_target(name) in peft.targets and is_linear(module) and not is_vision_module(stage.vision_modules, name):
+        if is_target(name, peft.targets) and is_linear(module) and not is_vision_module(stage.vision_modules, name):
             _adapt(module, peft, dtype)
             if peft.method == "qlora":
                 pack_linear(module, name)
@@ -81,6 +74,41 @@ def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Init
     return found
 
 
+def check_targets(model: Any, peft: Peft, tp: int) -> None:
+    """Raise if a named target matches no linear layer of the full model, or one that tp cannot shard."""
+    linears = [name for name, module in model.named_modules() if is_linear(module)]
+    experts = {block.name: block.experts for block in expert_blocks(model)}
+    for target in (name for name in peft.targets if name not in GROUPS and name != ALL_LINEAR):
+        stacked = any(is_target(path, (target,)) for name, e in experts.items() for path in _expert_paths(name, e))
+        if not stacked and not any(is_target(name, (target,)) for name in linears):
+            valid = sorted({name.rpartition(".")[2] for name in linears if group_of(name) or _is_ungrouped(name)})
+            raise InputError(
+                f"{model.config.model_type} has no such linear layer; it has {', '.join(valid)}, and the groups "
+                f"{', '.join(dict.fromkeys(group_of(name) for name in linears if group_of(name)))}",
+                field="peft.targets",
+                value=target,
+                fix=tuple(f"peft.targets={near}" for near in closest(target, [*valid, ALL_LINEAR])),
+            )
+    unsharded = [name for name in linears if _is_ungrouped(name) and is_target(name, peft.targets)]
+    if tp > 1 and unsharded:
+        raise InputError(
+            f"{unsharded[0]} is the same on every tensor-parallel rank and has no adapter with tp={tp}",
+            field="peft.targets",
+            value=",".join(peft.targets),
+            fix=("layout.tp=1", "peft.targets=qkv,proj,fc1,fc2"),
+        )
+
+
+def _is_ungrouped(path: str) -> bool:
+    return path.rpartition(".")[2] in UNGROUPED
+
+
+def _expert_paths(name: str, experts: Any) -> list[str]:
+    """Return the paths under which the projections of stacked experts may be named."""
+    parts = [first_proj(experts), "gate_proj", "up_proj", "down_proj", *EXPERT_ALIASES]
+    return [f"{name}.experts{number}.{part}" for number in ("", ".0") for part in parts]
+
+
 def tune_adapters(layer: nn.Module) -> int:
     """Use the GEMM kernels tuned for sustained load in adapted linear layers; return how many."""
     adapted: list[Any] = [module for module in layer.modules() if hasattr(module, "lora_tuned")]
@@ -93,12 +121,6 @@ def patch_base(linear: Any, patch: type[Patch]) -> None:
     """Patch the frozen linear layer below its adapter."""
     apply(linear, patch, under=Adapter)
     linear.lora_fused = False  # the fused operation multiplies by the weight itself
-
-
-def peft_target(path: str) -> str:
-    """Return the target name of a module by its path in the model; empty if it is never adapted."""
-    pairs = ((target, name) for target, names in TARGETS.items() for name in names)
-    return next((target for target, name in pairs if f".{path}".endswith(f".{name}")), "")
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -146,7 +168,7 @@ class AdapterDropout(Patch):
 
 def _check_dropout(stage: Stage, peft: Peft) -> None:
     """Raise if dropout cannot be the same in every layout: a linear layer must know its tokens."""
-    routed = list(expert_blocks(stage)) if {"fc1", "fc2"} & set(peft.targets) else []
+    routed = list(expert_blocks(stage)) if {"fc1", "fc2"} & set(groups_of(peft.targets)) else []
     mixers = [
         name for name, m in stage.named_modules() if hasattr(m, "conv1d") and any(_is_adapted(c) for c in m.children())
     ]
@@ -305,7 +327,7 @@ def _adapt_experts(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, In
     found: dict[str, InitSpec] = {}
     for block in expert_blocks(stage):
         for target, name in (("fc1", first_proj(block.experts)), ("fc2", "down_proj")):
-            if target not in peft.targets:
+            if not _adapts_experts(f"{block.name}.experts", name, peft):
                 continue
             if peft.method == "dora":
                 raise InputError(
@@ -320,6 +342,26 @@ def _adapt_experts(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, In
             path = f"{block.name}.experts.{name}"
             found |= {f"{path}_lora_A": _uniform(inputs), f"{path}_lora_B": INIT_B}
     return found
+
+
+def _adapts_experts(path: str, name: str, peft: Peft) -> bool:
+    """Return whether the targets include a projection of stacked experts; raise if only the gate or only up is one."""
+    parts = ("gate_proj", "up_proj") if name == "gate_up_proj" else (name,)
+    if is_target(f"{path}.{name}", peft.targets):
+        return True
+    aliases = {module: alias for alias, module in EXPERT_ALIASES.items()}
+    named = [
+        any(is_target(f"{path}{number}.{one}", peft.targets) for number in ("", ".0") for one in (part, aliases[part]))
+        for part in parts
+    ]
+    if any(named) != all(named):
+        raise InputError(
+            f"{path} stores gate_proj and up_proj as one tensor, which has one adapter: name both or none",
+            field="peft.targets",
+            value=",".join(peft.targets),
+            fix=("peft.targets=gate_proj,up_proj,down_proj",),
+        )
+    return all(named)
 
 
 def _disable_fused_mixer(mixer: Any) -> None:

@@ -18,7 +18,7 @@ from meshwright.engine.kernels.gelu import fuse_gelus
 from meshwright.engine.kernels.norms import fuse_norms
 from meshwright.engine.kernels.scan_patch import use_chunked_scans
 from meshwright.engine.mesh import Mesh
-from meshwright.engine.model.adapters import add_adapters, init_magnitudes
+from meshwright.engine.model.adapters import add_adapters, check_targets, init_magnitudes
 from meshwright.engine.model.build import build_model
 from meshwright.engine.model.init import record_initial
 from meshwright.engine.model.module_names import is_attention
@@ -54,6 +54,8 @@ def parallelize(
         megatron.require(device)
     mtp = recipe.train.mtp_loss > 0
     models = [build_model(config, base_dtype(recipe), mtp) for _ in stage_numbers(layout, mesh.pp)]
+    if recipe.goal == "peft":
+        check_targets(models[0], recipe.peft, layout.tp)
     initial = record_initial(models[0], recipe.train.seed)
     checkpoint = FolderWeights(weights, build_name_map(config, mtp)) if weights is not None else None
 

@@ -10,6 +10,7 @@ from meshwright.frameworks.automodel.extra_keys import BF16_NAMES, SHORT_DATASET
 from meshwright.frameworks.automodel.values import axis_size, setting_value, strategy_name, text_setting
 from meshwright.frameworks.types import Settings
 from meshwright.models import Mamba2, ModelSpec
+from meshwright.recipes.adapter_targets import as_groups, target_names
 from meshwright.recipes.types import Goal
 
 LORA_TARGETS = {
@@ -135,6 +136,9 @@ def _lora_targets(settings: Settings, model: ModelSpec | None) -> tuple[str, ...
     if setting_value(settings, "peft.match_all_linear") is True or not target_modules:
         return (*DEFAULT_TARGETS, *mamba)
     names = [str(name) for name in (target_modules if isinstance(target_modules, list) else [target_modules])]
+    plain = tuple(name.removeprefix("*.") for name in names)
+    if set(plain) <= set(target_names()) and as_groups(plain) is None:
+        return plain
     patterns = [re.compile(re.escape(name).replace(r"\*", ".*")) for name in names]
 
     def matches(name: str) -> bool:

@@ -12,6 +12,7 @@ from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
+from meshwright.recipes.adapter_targets import STANDARD
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.automodel import COMMON_OPTIONS, STRATEGY_OPTIONS
 from meshwright.recipes.key_maps.automodel_composite_keys import (
@@ -51,14 +52,6 @@ KEEP = frozenset(
         "peft.alpha", "fp8.recipe_name", "model.torch_dtype", "clip_grad_norm.max_norm",
     }
 )  # fmt: skip
-LORA_MODULES = {
-    "qkv": ("q_proj", "k_proj", "v_proj"),
-    "proj": ("o_proj",),
-    "fc1": ("gate_proj", "up_proj"),
-    "fc2": ("down_proj",),
-    "mamba_in": ("in_proj",),
-    "mamba_out": ("mixer.out_proj",),
-}
 FIXED_SETTINGS: Mapping[str, Any] = {
     "dist_env.backend": "nccl",
     "dist_env.timeout_minutes": 10,  # the default of one minute is shorter than loading a large model
@@ -240,7 +233,7 @@ def _adapter_keys(recipe: Recipe) -> dict[str, Any]:
     if recipe.goal != "peft":
         return {}
     settings: dict[str, Any] = {"peft._target_": "nemo_automodel.components._peft.lora.PeftConfig"}
-    names = [f"*.{name}" for group in recipe.peft.targets for name in LORA_MODULES[group]]
+    names = [f"*.{name}" for target in recipe.peft.targets for name in STANDARD.get(target, (target,))]
     settings["peft.target_modules"] = names
     if recipe.peft.method == "qlora":
         settings |= {"quantization.bnb_4bit_compute_dtype": "bfloat16", "quantization.bnb_4bit_quant_type": "nf4"}

@@ -7,6 +7,8 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import torchrun
@@ -20,7 +22,8 @@ from meshwright.frameworks.megatron_bridge.settings import (
     with_distributed_optimizer,
 )
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
-from meshwright.models import ModelSpec
+from meshwright.models import Mamba2, ModelSpec
+from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups, groups_of
 from meshwright.recipes.types import Recipe
 
 SCRIPT = "scripts/training/run_recipe.py"
@@ -34,6 +37,25 @@ CONVERT = (
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster) -> ExportedConfig:
     """Export the run command for the matching recipe, or a Python file if there is none."""
+    grouped, unmapped = _with_target_groups(recipe, model)
+    found = _write(framework, grouped, model, cluster)
+    return msgspec.structs.replace(found, unmapped=(*found.unmapped, *unmapped)) if unmapped else found
+
+
+def _with_target_groups(recipe: Recipe, model: ModelSpec) -> tuple[Recipe, tuple[UnmappedField, ...]]:
+    """Return the recipe with whole groups of adapter targets: Megatron's linear layers are fused."""
+    targets = recipe.peft.targets
+    mamba = ALL_LINEAR not in targets or bool(model.mixers(Mamba2))
+    groups = tuple(group for group in groups_of(targets) if mamba or not group.startswith("mamba"))
+    if groups == targets:
+        return recipe, ()
+    grouped = msgspec.structs.replace(recipe, peft=msgspec.structs.replace(recipe.peft, targets=groups))
+    reason = f"Megatron fuses these linear layers: {','.join(groups)} is adapted as a whole"
+    unmapped = (UnmappedField("peft.targets", ",".join(targets), reason),) if as_groups(targets) is None else ()
+    return grouped, unmapped
+
+
+def _write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster) -> ExportedConfig:
     bridge_recipe = with_distributed_optimizer(recipe)
     row = find_counterpart(bridge_recipe, model)
     notes = (
