@@ -11,8 +11,8 @@ from meshwright import costs, rules
 from meshwright.planner.baseline import ENGINE_STRATEGY, Baseline, baseline_for
 from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
-from meshwright.planner.missing_fixes import explain_missing, layout_fix
 from meshwright.planner.four_bit import qlora_suggestion
+from meshwright.planner.missing_fixes import explain_missing, layout_fix
 from meshwright.planner.plan import Change, Match, Plan, Question, Suggestion
 from meshwright.planner.scaling import suggestions
 from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, Candidate, always_broken, any_legal, best, has_headroom

@@ -12,7 +12,7 @@ from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
-from meshwright.recipes.adapter_targets import STANDARD
+from meshwright.recipes.adapter_targets import ALL_LINEAR, REGEX, STANDARD, groups_of
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.automodel import COMMON_OPTIONS, STRATEGY_OPTIONS
 from meshwright.recipes.key_maps.automodel_composite_keys import (
@@ -233,8 +233,14 @@ def _adapter_keys(recipe: Recipe) -> dict[str, Any]:
     if recipe.goal != "peft":
         return {}
     settings: dict[str, Any] = {"peft._target_": "nemo_automodel.components._peft.lora.PeftConfig"}
-    names = [f"*.{name}" for target in recipe.peft.targets for name in STANDARD.get(target, (target,))]
-    settings["peft.target_modules"] = names
+    if ALL_LINEAR in recipe.peft.targets:
+        settings["peft.match_all_linear"] = True
+    else:
+        # A pattern has no counterpart: its groups are written, and the difference is reported.
+        expanded = (groups_of((one,)) if REGEX.search(one) else (one,) for one in recipe.peft.targets)
+        targets = [target for one in expanded for target in one]
+        names = (name for target in targets for name in STANDARD.get(target, (target,)))
+        settings["peft.target_modules"] = [f"*.{name}" for name in dict.fromkeys(names)]
     if recipe.peft.method == "qlora":
         settings |= {"quantization.bnb_4bit_compute_dtype": "bfloat16", "quantization.bnb_4bit_quant_type": "nf4"}
     return settings
