@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from meshwright import api
@@ -163,14 +164,17 @@ def test_unwritable_folder_is_reported(runs: dict[str, Path], tmp_path: Path) ->
 
 
 def test_training_data_is_not_evaluated_as_held_out() -> None:
-    from meshwright.engine.post_training.perplexity import _require_held_out_data
+    from meshwright.engine.data.held_out import held_out_set
+    from meshwright.engine.post_training.perplexity import _no_held_out_data
+    from meshwright.recipes import load
     from meshwright.recipes.types import Data
 
+    recipe = load("qwen3_8b_sft_config")
     for fine in (Data(), Data(dataset="a", validation_part=0.1), Data(dataset="a", validation="b")):
-        _require_held_out_data(fine, "run")
+        assert held_out_set(msgspec.structs.replace(recipe, data=fine)) is not None
     for data in (Data(dataset="chats.jsonl"), Data(blend={"mock": 1, "chats.jsonl": 1})):
-        with pytest.raises(InputError, match=r"trained on all of chats\.jsonl"):
-            _require_held_out_data(data, "run")
+        assert held_out_set(msgspec.structs.replace(recipe, data=data)) is None
+        assert "trained on all of chats.jsonl" in str(_no_held_out_data(data, "run"))
 
 
 def test_adapters_that_import_code_are_rejected(runs: dict[str, Path], tmp_path: Path) -> None:

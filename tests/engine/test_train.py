@@ -47,8 +47,10 @@ def test_a_recipe_trains_in_its_own_layout(name: str, axis: str) -> None:
 
 def test_a_run_leaves_metrics_behind(tmp_path: Path) -> None:
     tiny("llama3_8b_pretrain_config", nproc=1, out=str(tmp_path), steps=3, overrides=["train.eval_every=2"])
-    header, *steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    header, *lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert header["kind"] == "header"
+    assert [line["step"] for line in lines if line["kind"] == "validation"] == [2, 3]
+    steps = [line for line in lines if line["kind"] == "step"]
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert all(step["loss"] > 0 and step["tokens"] > 0 for step in steps)
 

@@ -146,10 +146,13 @@ class EvaluateResponse(Response, frozen=True, kw_only=True):
     """The perplexity of a model on a dataset."""
 
     checkpoint: str
+    step: int | None
     dataset: str
-    perplexity: float
+    part: str
+    perplexity: float | None
     loss: float
     samples: int
+    available: int | None
     tokens: int
     held_out: bool
     ranks: int
@@ -191,7 +194,7 @@ def generate(request: requests.Generate) -> GenerateResponse:
     from meshwright.engine.post_training.generate import generate as sample
 
     asking = GenerateOptions(request.max_tokens, request.temperature, request.top_p, request.seed, request.chat)
-    done = sample(request.checkpoint, request.prompt, asking)
+    done = sample(request.checkpoint, request.prompt, asking, request.which)
     return copied(GenerateResponse, done, prompt=request.prompt)
 
 
@@ -207,6 +210,7 @@ def evaluate(request: requests.Evaluate) -> EvaluateResponse:
         nproc=request.nproc,
         answers=request.answers,
         overrides=request.overrides,
+        which=request.which,
     )
     return copied(EvaluateResponse, done, checkpoint=request.checkpoint)
 
@@ -223,8 +227,21 @@ def convert(request: requests.Convert) -> ConvertResponse:
         shard_gib=request.shard_gib,
         consolidated=request.consolidated,
         merge=request.merge,
+        which=request.which,
     )
     return copied(ConvertResponse, done, checkpoint=request.checkpoint, folder=str(done.folder))
+
+
+class ValidationPart(Part, frozen=True, kw_only=True):
+    """The result of one validation."""
+
+    step: int
+    loss: float
+    perplexity: float | None
+    tokens: int
+    samples: int
+    seconds: float
+    best: bool
 
 
 class TrainResponse(Response, frozen=True, kw_only=True):
@@ -243,6 +260,10 @@ class TrainResponse(Response, frozen=True, kw_only=True):
     losses: Sequence[float]
     grad_norms: Sequence[float]
     eval_losses: Mapping[str, float]
+    validation: Sequence[ValidationPart]
+    best_step: int | None
+    best_checkpoint: str | None
+    stopped_early: str | None
     skipped: Sequence[int]
     step_s: float
     step_parts_s: Mapping[str, float]
@@ -300,6 +321,7 @@ def train_response(done: TrainResult, request: requests.Bench | requests.Train |
         global_batch_size=recipe.train.global_batch_size,
         steps=len(metrics.losses),
         eval_losses={str(step): loss for step, loss in metrics.eval_losses.items()},
+        validation=[copied(ValidationPart, record) for record in metrics.validation],
         step_parts_s=metrics.parts_s,
         mfu_convention=estimate.mfu_convention,
         estimate=estimate if metrics.mfu is not None else None,  # on GPUs; the estimate is not for CPUs

@@ -206,6 +206,17 @@ Checkpoint = Annotated[
 ]
 
 
+Which = Annotated[
+    str,
+    Input(
+        help="Checkpoint of a run: best (lowest validation loss), latest, or a step.",
+        flag="--checkpoint",
+        metavar="WHICH",
+        surfaces=CLI,
+    ),
+]
+
+
 class Generate(Request, frozen=True):
     """Generate text from PROMPT with a trained model."""
 
@@ -219,16 +230,21 @@ class Generate(Request, frozen=True):
         float, Input(help="Probability mass to sample from.", metavar="P", above=0, maximum=1, surfaces=CLI)
     ] = 1.0
     seed: Annotated[int, Input(help="Random seed.", metavar="N", surfaces=CLI)] = 0
+    which: Which | None = None
     chat: Annotated[bool | None, flag("Send the prompt as a user turn, or as plain text.", flag="--chat/--raw")] = None
 
 
 class Evaluate(Request, frozen=True):
-    """Measure the perplexity of a trained model on a dataset."""
+    """Measure the perplexity of a trained model on a dataset.
+
+    Each sample counts once, and every token equally, on any number of ranks.
+    """
 
     checkpoint: Checkpoint
     dataset: Annotated[str | None, path("Dataset; the run's held-out samples by default.", "DATA")] = None
     answers: Annotated[bool, flag("Count only the answers of conversations, for a model folder.")] = False
-    samples: Annotated[int, count("Number of samples, in steps of 8 per rank.")] = 256
+    samples: Annotated[int | None, count("Number of samples; all by default, at most 4096.")] = None
+    which: Which | None = None
     nproc: Nproc | None = None
     overrides: Overrides = ()
 
@@ -253,3 +269,4 @@ class Convert(Request, frozen=True):
     shard_gib: Annotated[float, Input(help="Size of a weight file.", metavar="GIB", above=0, surfaces=CLI)] = 5.0
     consolidated: Annotated[bool, flag("Write one file.")] = False
     merge: Annotated[bool, flag("Merge adapters into the model.")] = False
+    which: Which | None = None

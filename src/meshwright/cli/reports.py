@@ -273,12 +273,17 @@ def train(answer: Answer, found: Any) -> None:
     if answer["resumed_from"]:
         out.print(f"resumed {escape(answer['resumed_from'])}")
     if not losses:
-        out.print("the run was already complete; nothing was trained")
+        done = escape(answer["stopped_early"] or "the run was already complete")
+        out.print(f"{done}; nothing was trained")
+        _print_validation(answer)
         return
     out.print(
         f"loss    {losses[0]:.4f} → {losses[-1]:.4f}"
         + (f"  skipped steps {answer['skipped']}" * bool(answer["skipped"]))
     )
+    _print_validation(answer)
+    if answer["stopped_early"]:
+        out.print(escape(answer["stopped_early"]))
     speed = f"{answer['tokens_per_s_per_gpu']:,.0f} tokens/s/rank, step {answer['step_s']:.3g} s"
     if answer["mfu"] is not None:
         speed += f", {answer['tflops_per_gpu']:.0f} TFLOP/s/GPU, MFU {answer['mfu']:.1%} ({answer['mfu_convention']})"
@@ -289,6 +294,27 @@ def train(answer: Answer, found: Any) -> None:
     for label, key in (("metrics", "folder"), ("saved", "checkpoint"), ("model", "exported")):
         if answer[key]:
             out.print(f"{label:<7} {escape(answer[key])}")
+
+
+def _print_validation(answer: Answer) -> None:
+    """Print the last and the best validation."""
+    if not answer["validation"]:
+        return
+    out, last = console(), answer["validation"][-1]
+    out.print(f"val     {_validated(last)} over {last['tokens']:,} tokens of {_samples(last['samples'])}")
+    best = next((one for one in reversed(answer["validation"]) if one["step"] == answer["best_step"]), None)
+    if best is not None:
+        kept = f", kept in {escape(answer['best_checkpoint'])}" if answer["best_checkpoint"] else ""
+        out.print(f"best    {_validated(best)}{kept}")
+
+
+def _samples(count: int) -> str:
+    return f"{count:,} sample{'s' * (count != 1)}"
+
+
+def _validated(one: Answer) -> str:
+    shown = f", perplexity {one['perplexity']:.4g}" if one["perplexity"] is not None else ""
+    return f"loss {one['loss']:.4f}{shown} at step {one['step']}"
 
 
 def tokenize(answer: Answer, found: Any) -> None:
@@ -310,11 +336,17 @@ def generate(answer: Answer, found: Any) -> None:
 
 def evaluate(answer: Answer, found: Any) -> None:
     """Print the perplexity."""
-    held_out = ", held out" if answer["held_out"] else ""
+    measured = f"loss {answer['loss']:.4f}"
+    if answer["perplexity"] is not None:
+        measured = f"perplexity {answer['perplexity']:.4g} ({measured})"
+    part = f" ({answer['part']})" if answer["part"] else ""
     console().print(
-        f"perplexity {answer['perplexity']:.4g} (loss {answer['loss']:.4f}) over {answer['tokens']:,} tokens of "
-        f"{answer['samples']:,} samples of {escape(answer['dataset'])}{held_out}"
+        f"{measured} over {answer['tokens']:,} tokens of {_samples(answer['samples'])} of "
+        f"{escape(answer['dataset'])}{escape(part)}"
     )
+    available = answer["available"] or 0
+    if available > answer["samples"]:
+        console().print(f"the dataset has {_samples(available)}; --samples {available} uses all")
 
 
 def convert(answer: Answer, found: Any) -> None:

@@ -18,8 +18,13 @@ if TYPE_CHECKING:
 SHOWN = 5  # names in a message
 
 
-def build_trainer(spec: RankSpec, device: torch.device, on_phase: Callable[[str], None] = lambda text: None) -> Trainer:
-    """Build this rank's trainer: mesh, data, model and optimizer; `on_phase` is called with what it does next."""
+def build_trainer(
+    spec: RankSpec, device: torch.device, on_phase: Callable[[str], None] = lambda text: None, held_out: bool = False
+) -> Trainer:
+    """Build this rank's trainer: mesh, data, model and optimizer; `on_phase` is called with what it does next.
+
+    With `held_out`, for an evaluation, the data is the held-out data.
+    """
     from meshwright.engine.mesh import build_mesh
     from meshwright.engine.model_families import family_of
 
@@ -31,7 +36,7 @@ def build_trainer(spec: RankSpec, device: torch.device, on_phase: Callable[[str]
         on_phase("writing random initial weights")
         _on_rank_0(lambda: family.write_random(config, weights, spec.recipe.train.seed))
     on_phase(f"preparing the data: {' + '.join(spec.recipe.data.blend) or spec.recipe.data.dataset}")
-    source = family.open_source(spec.recipe, config, False, weights)
+    source = family.open_source(spec.recipe, config, held_out, weights)
     on_phase(f"loading the weights: {weights}" if weights is not None else f"building the model: {spec.recipe.model}")
     trainer = family.trainer()(spec.recipe, config, mesh, device, source, weights)
     if trainer.mesh.stage.rank == 0:  # each pipeline stage reports its own parameters

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 
 from meshwright.engine import attention, experts, gradients
+from meshwright.engine.data.finite import FiniteSource
 from meshwright.engine.data.sample_types import Source
 from meshwright.engine.data.sampler import Batch, Loader
 from meshwright.engine.kernels.device_caps import has_data
@@ -65,6 +66,7 @@ class Evaluation:
 
     loss: float
     tokens: int  # in the loss
+    samples: int = 0  # with tokens in the loss
 
 
 class StepCallbacks:
@@ -258,23 +260,25 @@ class Trainer:
 
     @torch.no_grad()
     def measure(self, source: Source, steps: int, watch: StepCallbacks = NO_CALLBACKS) -> Evaluation | None:
-        """Return the mean loss and its number of tokens; None after a stop request.
+        """Return the mean loss and what it is over; None after a stop request.
 
-        With train.per_token_loss, steps are weighted by their number of tokens.
+        Steps of a finite source, and all with train.per_token_loss, are weighted by their number of tokens.
         """
+        per_token = bool(getattr(source, "per_token", self.recipe.train.per_token_loss))
         kept, self.loader.source = self.loader.source, source
         self.optimizer.eval_mode()
         for stage in self.stages:
             stage.eval()
-        total, shares, counted, stopped = 0.0, 0, 0, False
+        total, shares, counted, samples, stopped = 0.0, 0, 0, 0, False
         for number in range(steps):
             batch = self.loader.batch(number)
-            share = batch.target_tokens if self.recipe.train.per_token_loss else 1
-            counted += batch.target_tokens
+            share = batch.target_tokens if per_token else 1
+            counted, samples = counted + batch.target_tokens, samples + batch.target_samples
             if self.pipeline is not None:
                 self.pipeline.evaluate(batch.tokens, batch.model_kwargs)
             else:
-                for tokens, kwargs in batch.micro_batches(self.recipe.layout.micro_batch_size):
+                parts = batch.micro_batches(self.recipe.layout.micro_batch_size)
+                for tokens, kwargs in parts[: self._filled_micro_batches(source, number)]:
                     self.stages[0](tokens, **kwargs)
             losses, stops = self._reduce_losses(self._take_losses(), watch)
             watch.on_stop_vote(stops)
@@ -288,4 +292,11 @@ class Trainer:
                     module.reshard()
         self.optimizer.train_mode()
         self.loader.source = kept
-        return None if stopped else Evaluation(total / max(shares, 1), counted)
+        return None if stopped else Evaluation(total / max(shares, 1), counted, samples)
+
+    def _filled_micro_batches(self, source: Source, step: int) -> int:
+        """Return the micro batches of a step that are not padding on all ranks, the same number on every rank."""
+        if not isinstance(source, FiniteSource):
+            return self.micro_batches
+        batch = self.recipe.train.global_batch_size
+        return -(-source.valid(step * batch, batch) // (self.recipe.layout.micro_batch_size * self.mesh.dp.size))

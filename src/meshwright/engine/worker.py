@@ -15,6 +15,7 @@ import msgspec
 from meshwright import costs
 from meshwright.engine import metrics
 from meshwright.engine.build_trainer import build_trainer
+from meshwright.engine.evaluation import Validation
 from meshwright.engine.faults import (
     LossGuard,
     StoppedError,
@@ -55,6 +56,10 @@ class RunMetrics(msgspec.Struct, frozen=True):
     losses: list[float]
     grad_norms: list[float]
     eval_losses: dict[int, float]
+    validation: list[metrics.ValidationRecord]
+    best_step: int | None  # with the lowest validation loss
+    best_checkpoint: str | None
+    stopped_early: str | None  # why, if train.early_stop_patience ended the run
     step_s: float
     tokens_per_s_per_gpu: float
     tflops_per_gpu: float
@@ -96,6 +101,8 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
             stop_request.phase = "training"
         profile = cleanup.enter_context(window(spec.recipe.train.profile, Path(spec.folder), process=process))
         for number in range(run.first, spec.recipe.train.steps):
+            if run.stops_early():
+                break
             run.step(number)
             profile.step()
         outcome = run.finish()
@@ -181,8 +188,8 @@ class _Run:
         self.guard = LossGuard(spec.run.on_nan, MOST_SKIPPED, Path(spec.folder), trainer.device)
         self.checkpoints = self._checkpoints() if spec.run.checkpoints else None
         self.results: list[StepResult] = []
-        self.evaluated: dict[int, float] = {}
-        self.first = self.number = 0
+        self.validation = Validation(spec.recipe, trainer, process.rank == 0)
+        self.first = self.number = self.completed = 0
         self.resumed_from: str | None = None
         self.stopping = False  # a stop was requested, and all ranks know it
         self._stops: deque[tuple[torch.Tensor, torch.cuda.Event]] = deque()
@@ -204,9 +211,10 @@ class _Run:
             self.dog.phase(0, "resume")
             state = self.checkpoints.resume()
             if state is not None:
-                self.first = state.step
+                self.first = self.completed = state.step
                 self.resumed_from = self.checkpoints.path(state.step)
                 self.guard.skipped_in_a_row = state.skipped_in_a_row
+                self.validation.restore(state.validation)
             if self.spec.recipe.checkpoint.save_every:
                 self.checkpoints.saver.prepare()
             if any(gathered(self.wants_to_stop(), self.checkpoints.saver.group)):
@@ -214,6 +222,8 @@ class _Run:
                 fix = restart_command(self.spec.run.command, self.spec.folder, self.process.how)
                 raise stopped_early(name, newest_checkpoint(Path(self.spec.folder)), fix)
         self._open_reports()
+        if self.first and self.validation.due(self.first) and self._validate(self.first) and self.checkpoints:
+            self.checkpoints.mark_best(self.first)  # a stop request had kept the checkpoint's validation from running
 
     def _open_reports(self) -> None:
         process, spec, device = self.process, self.spec, self.trainer.device
@@ -223,6 +233,8 @@ class _Run:
         self.meter = metrics.Meter(constants)
         every = spec.recipe.train.log_every
         header = {"settings": msgspec.to_builtins(spec.recipe), "gpus": str(spec.case.cluster)}
+        if self.validation.name:
+            header["validation"] = {"dataset": self.validation.name, "samples": self.validation.source.size}
         folder, first = Path(spec.folder), self.first + 1
         sinks = metrics.open_sinks(
             process, spec.recipe.name, constants, folder, first, spec.run.tensorboard, every, spec.run.json, header
@@ -302,32 +314,39 @@ class _Run:
             skipped=result.skipped,
             extra=extra,
         )
-        if train.eval_every and (number + 1) % train.eval_every == 0 and not self.stopping:
-            self._evaluate(number + 1)
-        every = self.spec.recipe.checkpoint.save_every
+        self.completed = number + 1
+        best = not self.stopping and self.validation.due(number + 1) and self._validate(number + 1)
+        checkpoint = self.spec.recipe.checkpoint
+        due = bool(checkpoint.save_every) and (number + 1) % checkpoint.save_every == 0
         if self.stopping and number + 1 < train.steps:
             self._stop(number + 1)
-        elif self.checkpoints is not None and every and (number + 1) % every == 0:
+        elif self.checkpoints is not None and (due or (best and checkpoint.keep_best)):
             self._save(number + 1)
 
-    def _evaluate(self, step: int) -> None:
-        from meshwright.engine.model_families import family_of
-
-        self.dog.phase(step, "evaluation")
+    def _validate(self, step: int) -> bool:
+        """Validate and report; return whether the loss is the lowest so far."""
+        self.dog.phase(step, "validation")
         if self.checkpoints is not None:
             self.checkpoints.saver.before_update()  # some optimizers evaluate other weights than they train
-        held_out = family_of(self.spec.recipe).open_source(
-            self.spec.recipe, self.trainer.config, True, self.trainer.weights
-        )
-        loss = self.trainer.evaluate(held_out, self.spec.recipe.train.eval_steps, self)  # type: ignore[arg-type]
-        if loss is not None:
-            self.evaluated[step] = loss
+        record = self.validation.run(step, self)  # type: ignore[arg-type]
+        if record is not None:
+            self.reporter.validation(record)
+        return record is not None and record.best
+
+    def stops_early(self) -> bool:
+        """Whether train.early_stop_patience ends the run before its last step."""
+        if not self.validation.exhausted:
+            return False
+        if self.process.rank == 0:
+            log(self.validation.why_stopped())
+        return True
 
     def _save(self, step: int, wait: bool = False, read_back: bool = True) -> None:
         if self.checkpoints is None or self.checkpoints.saver.last == step:
             return
         self.dog.phase(step, "save")
         self.checkpoints.skipped_in_a_row = self.guard.skipped_in_a_row
+        self.checkpoints.validation = self.validation.state
         self.checkpoints.save(step, wait, read_back)
 
     def _stop(self, step: int) -> None:
@@ -363,7 +382,7 @@ class _Run:
         """Save the last step, export the model, close the reports and return the run's metrics."""
         if self.checkpoints is not None:
             self.checkpoints.saver.settle()
-            self._save(self.spec.recipe.train.steps, wait=True)
+            self._save(self.completed, wait=True)
             if self.stop_request is not None:
                 self.stop_request.phase = "finishing"
         model = self._export()
@@ -374,7 +393,11 @@ class _Run:
         return RunMetrics(
             losses=[result.loss for result in self.results],
             grad_norms=[result.grad_norm for result in self.results],
-            eval_losses=self.evaluated,
+            eval_losses={record.step: record.loss for record in self.validation.state.records},
+            validation=self.validation.state.records,
+            best_step=self.validation.state.best_step,
+            best_checkpoint=self._best_checkpoint(),
+            stopped_early=self.validation.why_stopped() if self.completed < self.spec.recipe.train.steps else None,
             step_s=steady.step_s if steady else 0.0,
             tokens_per_s_per_gpu=steady.tokens_per_s_per_gpu if steady else 0.0,
             tflops_per_gpu=steady.tflops_per_gpu if steady else 0.0,
@@ -388,6 +411,11 @@ class _Run:
             resumed_from=self.resumed_from,
             model=model,
         )
+
+    def _best_checkpoint(self) -> str | None:
+        step = self.validation.state.best_step
+        kept = self.checkpoints is not None and self.spec.recipe.checkpoint.keep_best and step is not None
+        return self.checkpoints.path(step) if kept and self.checkpoints is not None else None
 
     def _export(self) -> str | None:
         """Write the trained model as a Hugging Face folder with a model card; None for runs without checkpoints."""

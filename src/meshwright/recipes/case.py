@@ -52,6 +52,10 @@ class Case:
                 return source[name]
         raise AttributeError(f"a case has no {name!r}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle what defines the case: its cache has keys that cannot be pickled, such as functions of rules."""
+        return (Case, (self.recipe, self.model, self.cluster, self.engine, self._columns, self._memory_of))
+
     def cached(self, compute: Callable[[Case], Value]) -> Value:
         """Return `compute(case)`, computed once per case: a case never changes."""
         if compute not in self._memo:

@@ -102,8 +102,12 @@ class Train(Section, frozen=True):
     z_loss: Annotated[float, contract("weight of the squared log-partition term in the loss", ge=0)] = 0.0
     mtp_loss: Annotated[float, contract("weight of the multi-token-prediction loss; 0 turns it off", ge=0)] = 0.0
     per_token_loss: Annotated[bool, contract("average the loss over target tokens, not over samples")] = False
-    eval_every: Annotated[int, layout("steps between evaluations; 0 turns them off", ge=0)] = 0
-    eval_steps: Annotated[int, layout("batches per evaluation", ge=1)] = 32
+    eval_every: Annotated[int, layout("steps between validations, and one after the last; 0 turns them off", ge=0)] = 0
+    eval_steps: Annotated[int, layout("batches per validation; 0 means the whole set, at most 256 batches", ge=0)] = 0
+    early_stop_patience: Annotated[
+        int, layout("validations without a lower loss after which training stops; 0 turns it off", ge=0)
+    ] = 0
+    early_stop_delta: Annotated[float, layout("decrease of the validation loss that counts as lower", ge=0)] = 0.0
     log_every: Annotated[int, layout("steps between log lines", ge=1)] = 10
     profile: Annotated[bool, layout("record a profiler trace of a few steps")] = False
     freeze: Annotated[
@@ -263,6 +267,7 @@ class Checkpoint(Section, frozen=True):
     ] = ""
     save_every: Annotated[int, layout("steps between checkpoints; 0 saves only at the end", ge=0)] = 1000
     keep: Annotated[int, layout("number of checkpoints to keep", ge=1)] = 3
+    keep_best: Annotated[bool, layout("also save and keep the checkpoint with the lowest validation loss")] = True
     milestone_every: Annotated[int, layout("steps between checkpoints that are never deleted; 0 means none", ge=0)] = 0
     async_save: Annotated[bool, layout("write checkpoints in the background")] = True
     resume: Annotated[bool, layout("resume from the last complete checkpoint in the run folder")] = True

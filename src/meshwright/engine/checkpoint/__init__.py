@@ -21,6 +21,7 @@ from meshwright.engine.checkpoint.metadata import State, read_index, read_manife
 from meshwright.engine.checkpoint.save import SaveError, Saver, rng_shards
 from meshwright.engine.checkpoint.shards import Shard
 from meshwright.engine.data.fingerprint import Fingerprint, data_fingerprints
+from meshwright.engine.evaluation import ValidationState
 from meshwright.engine.object_collectives import gathered
 from meshwright.engine.rank_env import Process
 from meshwright.engine.stop_request import StopRequest
@@ -47,6 +48,7 @@ class Checkpoints:
         self.skipped_in_a_row = 0
         found = data_fingerprints(self.recipe) if process.rank == 0 else {}
         self.data: dict[str, Fingerprint] = gathered(found, self.saver.group)[0]
+        self.validation = ValidationState()
 
     def resume(self) -> State | None:
         """Load the newest valid checkpoint; None if the run has no checkpoints."""
@@ -80,6 +82,11 @@ class Checkpoints:
         """Return the folder of a step's checkpoint."""
         return str(self.folder.step_path(step)) if step is not None else None
 
+    def mark_best(self, step: int) -> None:
+        """Make `best` point to a checkpoint that exists already."""
+        if self.process.rank == 0 and self.recipe.checkpoint.keep_best:
+            self.folder.mark_best(step)
+
     def _state(self, step: int) -> State:
         recipe, scale = self.recipe, self.trainer.scale
         base = {"pretrained": recipe.checkpoint.pretrained, "model": recipe.model, "seed": recipe.train.seed}
@@ -96,6 +103,7 @@ class Checkpoints:
             data=self.data,
             versions={"torch": str(torch.__version__), "python": platform.python_version()},
             recipe=recipe.name,
+            validation=self.validation,
         )
 
 

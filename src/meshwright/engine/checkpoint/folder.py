@@ -1,6 +1,7 @@
 """The checkpoint folder of a run: its layout on disk, retention, and the lock against a second run.
 
     checkpoints/latest                          name of the newest complete checkpoint
+    checkpoints/best                            name of the one with the lowest validation loss
     checkpoints/step-00000100/manifest.json     all other files with size and checksums; written last
                              /state.json        step, counters, the contract of the recipe
                              /index.json        where each chunk of each tensor is stored
@@ -29,7 +30,7 @@ from meshwright.engine.metrics.jsonl import warn
 from meshwright.errors import InputError
 
 CHECKPOINTS = "checkpoints"
-LATEST = "latest"
+LATEST, BEST = "latest", "best"
 LOCK = "run.lock"
 MANIFEST, STATE, INDEX = "manifest.json", "state.json", "index.json"
 STEP = re.compile(r"step-(\d{8,})")
@@ -64,7 +65,18 @@ class Folder:
 
     def latest(self) -> int | None:
         """Return the step that `latest` points to; None if the file does not exist."""
-        pointer = self.path / LATEST
+        return self._pointed(LATEST)
+
+    def best(self) -> int | None:
+        """Return the step that `best` points to; None if the file does not exist."""
+        return self._pointed(BEST)
+
+    def mark_best(self, step: int) -> None:
+        """Make `best` point to a step's checkpoint."""
+        write_checksummed(self.path / BEST, self.step_path(step).name.encode())
+
+    def _pointed(self, name: str) -> int | None:
+        pointer = self.path / name
         if not pointer.exists():
             return None
         named = STEP.fullmatch(read_checksummed(pointer).decode(errors="replace"))
@@ -84,8 +96,10 @@ class Folder:
         return final
 
     def prune(self, keep: int, milestone_every: int) -> None:
-        """Remove all but the newest `keep` checkpoints and the milestones."""
+        """Remove all but the newest `keep` checkpoints, the milestones and the best one."""
         steps = self.steps()
+        with suppress(DamagedError):  # a damaged pointer protects nothing; the next best one replaces it
+            steps = [step for step in steps[:-keep] if step != self.best()] + steps[-keep:]
         for step in steps[:-keep]:
             if not (milestone_every and step % milestone_every == 0):
                 self._remove(self.step_path(step))

@@ -18,6 +18,7 @@ from meshwright.engine.checkpoint.files import DamagedError, Manifest, read_chec
 from meshwright.engine.checkpoint.folder import INDEX, MANIFEST, STATE, rank_file
 from meshwright.engine.checkpoint.shards import Shard
 from meshwright.engine.data.fingerprint import Fingerprint
+from meshwright.engine.evaluation import ValidationState
 from meshwright.engine.safetensors_header import FORMATS, header
 
 T = TypeVar("T")
@@ -61,6 +62,7 @@ class State(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     data: dict[str, Fingerprint] = {}  # of the datasets, by name; empty in checkpoints of older versions
     recipe: str = ""  # name
+    validation: ValidationState = ValidationState()
 
 
 class ShardMeta(msgspec.Struct, frozen=True, array_like=True):

@@ -269,6 +269,8 @@ class Saver:
             files[name] = write(folder / name, [msgspec.json.encode(content)])
         write_checksummed(folder / MANIFEST, msgspec.json.encode(Manifest(state.step, files)))
         self.folder.publish(state.step)
+        if state.validation.best_step == state.step and self.settings.keep_best:
+            self.folder.mark_best(state.step)
         with suppress(OSError):  # the next save tries again
             self.folder.prune(self.settings.keep, self.settings.milestone_every)
 

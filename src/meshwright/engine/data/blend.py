@@ -121,10 +121,10 @@ class Blend:
         for row, (which, _) in enumerate(assigned):
             rows.setdefault(which, []).append(row)
         parts = [self.sources[which].samples([assigned[row][1] for row in where]) for which, where in rows.items()]
-        return _interleave(parts, list(rows.values()))
+        return interleave(parts, list(rows.values()))
 
 
-def _interleave(parts: list[Samples], rows: list[list[int]]) -> Samples:
+def interleave(parts: list[Samples], rows: list[list[int]]) -> Samples:
     """Merge the samples of several sources back into request order."""
     if len(parts) == 1:
         return parts[0]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from meshwright.engine.data.conversations import detect_columns
 from meshwright.engine.data.dataset_registry import REGISTRY, dataset_columns, open_rows
-from meshwright.engine.data.files import Rows
+from meshwright.engine.data.files import Rows, longest_suffix
 from meshwright.engine.data.length_grouping import LengthGrouped
 from meshwright.engine.data.mock import VALIDATION_SEED_OFFSET, Mock
 from meshwright.engine.data.packing import PackedCorpus, PaddedCorpus
@@ -34,15 +35,17 @@ def open_instructions(recipe: Recipe, vocab: int, pretrained: Path | None = None
     """Open the fine-tuning samples of a recipe, or its held-out ones."""
     _check_compatible_settings(recipe)
     data, seed = recipe.data, recipe.train.seed
-    if data.dataset == MOCK and recipe.benchmark:  # an upper bound: no padding, every token in the loss
+    generated = data.dataset == MOCK and not (held_out and data.validation)
+    if generated and recipe.benchmark:  # an upper bound: no padding, every token in the loss
         return Mock(vocab, data.seq_length, seed + VALIDATION_SEED_OFFSET * held_out)
-    if data.dataset == MOCK:
+    if generated:
         mock = MockConversations(vocab, data.seq_length, seed + VALIDATION_SEED_OFFSET * held_out, data.packing)
-        return _group_by_length(mock, recipe) if data.group_by_length else mock
+        return _group_by_length(mock, recipe) if data.group_by_length and not held_out else mock
     tokenizer = load_tokenizer(recipe, pretrained)
     check_ids(tokenizer, vocab)
     name, split = dataset_and_split(recipe, held_out)
-    rows = open_rows(name, split, data.streaming)
+    with naming_validation(recipe, held_out):
+        rows = open_rows(name, split, data.streaming)
     policy = Policy(data.train_on, data.truncation, data.seq_length + 1)
     columns = dataset_columns(name, data.columns)
     if data.streaming:
@@ -52,7 +55,22 @@ def open_instructions(recipe: Recipe, vocab: int, pretrained: Path | None = None
     conversations = tokenize_conversations(rows, columns, tokenizer, data.chat_template, policy, data.workers)
     share = 0.0 if data.validation else data.validation_part
     indices = split_by_content(conversations, share, held_out)
-    return _build_source(recipe, conversations, indices, held_out)
+    return _build_source(recipe, name, conversations, indices, held_out)
+
+
+@contextmanager
+def naming_validation(recipe: Recipe, held_out: bool) -> Iterator[None]:
+    """Name data.validation in errors of opening it, in place of data.dataset and data.split."""
+    try:
+        yield
+    except InputError as error:
+        if not (held_out and recipe.data.validation) or error.field not in ("data.dataset", "data.split"):
+            raise
+        fixes = [str(one).replace(f"{error.field}=", "data.validation=") for one in error.fix]
+        kept = [one for one in fixes if one not in ("data.validation=train", "--dataset mock")]
+        raise InputError(
+            error.reason, field="data.validation", value=recipe.data.validation, fix=(*kept, "data.validation_part=0.1")
+        ) from None
 
 
 def split_by_content(conversations: TokenizedConversations, share: float, held_out: bool) -> NDArray[np.int64]:
@@ -87,19 +105,20 @@ class ShuffledWithLengths:
 
 
 def _build_source(
-    recipe: Recipe, conversations: TokenizedConversations, indices: NDArray[np.int64], held_out: bool
+    recipe: Recipe, name: str, conversations: TokenizedConversations, indices: NDArray[np.int64], held_out: bool
 ) -> Source:
     data, seed = recipe.data, recipe.train.seed
     corpus = (PackedCorpus if data.packing else PaddedCorpus)(conversations, indices, data.seq_length)
-    purpose = "held out for evaluation" if held_out else "used for training"
+    purpose = "used for validation" if held_out else "used for training"
     lines = [
         *conversations.stats.lines(),
         f"{len(indices)} conversations {purpose}, in {len(corpus)} samples of {data.seq_length} tokens",
     ]
-    if data.group_by_length and isinstance(corpus, PaddedCorpus):
-        log_dataset_stats(recipe, [*lines, "samples are grouped by length"])
+    # Grouping reorders the samples of several epochs together, so held-out samples would not be used once each.
+    if data.group_by_length and isinstance(corpus, PaddedCorpus) and not held_out:
+        log_dataset_stats(name, [*lines, "samples are grouped by length"])
         return _group_by_length(ShuffledWithLengths(corpus, seed), recipe)
-    log_dataset_stats(recipe, [*lines, f"{corpus.efficiency:.1%} of their tokens are not padding"])
+    log_dataset_stats(name, [*lines, f"{corpus.efficiency:.1%} of their tokens are not padding"])
     return Shuffled(corpus, seed)
 
 
@@ -125,10 +144,15 @@ def dataset_and_split(recipe: Recipe, held_out: bool) -> tuple[str, str]:
         return data.dataset, data.split
     if not data.validation:
         return data.dataset, known.held_out if known else data.split
-    is_dataset = Path(data.validation).expanduser().exists() or data.validation in REGISTRY or "/" in data.validation
-    if not is_dataset:
+    if not names_a_dataset(data.validation):
         return data.dataset, data.validation
     return data.validation, "train" if Path(data.validation).expanduser().is_file() else data.split
+
+
+def names_a_dataset(validation: str) -> bool:
+    """Return whether data.validation names a dataset; otherwise it is a split of data.dataset."""
+    path = Path(validation).expanduser()
+    return path.exists() or validation in REGISTRY or "/" in validation or bool(longest_suffix(path))
 
 
 def _check_compatible_settings(recipe: Recipe) -> None:
@@ -160,10 +184,10 @@ def _incompatible(reason: str, field: str, fix: str) -> InputError:
     return InputError(reason, field=field, value=True, fix=(f"{field}=false", fix))
 
 
-def log_dataset_stats(recipe: Recipe, lines: Sequence[str]) -> None:
+def log_dataset_stats(name: str, lines: Sequence[str]) -> None:
     """Log dataset statistics to stderr once, on rank 0."""
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
-        _log_once(f"{recipe.data.dataset}: {'; '.join(lines)}")
+        _log_once(f"{name}: {'; '.join(lines)}")
 
 
 @lru_cache(maxsize=64)

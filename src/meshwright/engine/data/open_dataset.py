@@ -8,6 +8,7 @@ import msgspec
 
 from meshwright.engine.data.blend import Blend, apply_temperature
 from meshwright.engine.data.corpus_reader import SUFFIXES
+from meshwright.engine.data.finite import MAX_BATCHES, Union
 from meshwright.engine.data.megatron_files import megatron_prefix, open_megatron
 from meshwright.engine.data.mock import VALIDATION_SEED_OFFSET, Mock
 from meshwright.engine.data.sample_types import Source, no_validation_data
@@ -40,12 +41,12 @@ def open_dataset(recipe: Recipe, vocab: int, held_out: bool, pretrained: Path | 
             value=True,
             fix=("data.group_by_length=false",),
         )
-    if held_out and data.validation:
+    if held_out and data.validation and (recipe.goal == "pretrain" or _names_a_dataset(data.validation)):
         return _open_one(recipe, data.dataset, vocab, held_out, pretrained)
     return _blend(recipe, vocab, held_out, pretrained)
 
 
-def _blend(recipe: Recipe, vocab: int, held_out: bool, pretrained: Path | None) -> Blend:
+def _blend(recipe: Recipe, vocab: int, held_out: bool, pretrained: Path | None) -> Blend | Union:
     data, train = recipe.data, recipe.train
     weights = apply_temperature(data.blend or {data.dataset: 1.0}, data.temperature)
     anneal = apply_temperature(data.anneal_blend, data.temperature, "data.anneal_blend") if data.anneal_blend else {}
@@ -60,8 +61,10 @@ def _blend(recipe: Recipe, vocab: int, held_out: bool, pretrained: Path | None) 
         raise InputError(f"exceeds train.steps={train.steps}", field="data.anneal_steps", value=data.anneal_steps)
     names = list(dict.fromkeys([*weights, *anneal]))
     sources = [_open_one(recipe, name, vocab, held_out, pretrained) for name in names]
+    if held_out:
+        return Union(sources, train.seed, (train.eval_steps or MAX_BATCHES) * train.global_batch_size)
     base_weights = [weights.get(name, 0.0) for name in names]
-    if not anneal or held_out:
+    if not anneal:
         return Blend(sources, base_weights)
     return Blend(
         sources,
@@ -69,6 +72,12 @@ def _blend(recipe: Recipe, vocab: int, held_out: bool, pretrained: Path | None) 
         [anneal.get(name, 0.0) for name in names],
         (train.steps - data.anneal_steps) * train.global_batch_size,
     )
+
+
+def _names_a_dataset(validation: str) -> bool:
+    from meshwright.engine.data.instructions import names_a_dataset
+
+    return names_a_dataset(validation)
 
 
 def _open_one(recipe: Recipe, name: str, vocab: int, held_out: bool, pretrained: Path | None) -> Source:
@@ -80,7 +89,7 @@ def _open_one(recipe: Recipe, name: str, vocab: int, held_out: bool, pretrained:
 
         data = msgspec.structs.replace(recipe.data, dataset=MOCK if name in MOCK_NAMES else name)
         return open_instructions(msgspec.structs.replace(recipe, data=data), vocab, pretrained, held_out)
-    if name in MOCK_NAMES:
+    if name in MOCK_NAMES and not (held_out and recipe.data.validation):
         return Mock(vocab, recipe.data.seq_length, recipe.train.seed + VALIDATION_SEED_OFFSET * held_out)
     corpus = _corpus(recipe, name, vocab, held_out, pretrained)
     return Shuffled(corpus, recipe.train.seed)
@@ -95,15 +104,18 @@ def _corpus(recipe: Recipe, name: str, vocab: int, held_out: bool, pretrained: P
     stream = _stream(recipe, data.validation if held_out and separate else name, vocab, pretrained, field)
     train_span, held_out_span = split_spans(stream, 0.0 if separate else data.validation_part)
     span = train_span if separate or not held_out else held_out_span
-    if span[1] - span[0] <= data.seq_length and not separate and data.validation_part:
+    least = 1 if held_out else data.seq_length  # an incomplete held-out sample is padded, one for training dropped
+    if span[1] - span[0] <= least and not separate and data.validation_part:
         raise InputError(
             f"the {'held-out' if held_out else 'training'} documents have {span[1] - span[0]:,} tokens, "
-            f"fewer than one sample of {data.seq_length + 1:,}",
+            f"fewer than one sample of {least + 1:,}",
             field="data.validation_part",
             value=data.validation_part,
             fix=("more data", "a shorter data.seq_length", "data.validation=FILE or FOLDER"),
         )
-    return StreamCorpus(stream, data.seq_length, vocab=vocab, packing=data.packing, span=span)
+    return StreamCorpus(
+        stream, data.seq_length, vocab=vocab, packing=data.packing, span=span, keep_last=held_out, field=field
+    )
 
 
 def _stream(recipe: Recipe, name: str, vocab: int, pretrained: Path | None, field: str) -> Stream:

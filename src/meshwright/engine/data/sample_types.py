@@ -58,11 +58,22 @@ class Samples:
         """Return the number of targets per sample."""
         return int(self.loss_mask.shape[1])
 
+    def take(self, rows: Sequence[int], keep: Sequence[bool]) -> Samples:
+        """Return the samples of these rows; those not kept have no targets."""
+        return Samples(
+            self.tokens[rows],
+            self.loss_mask[rows] & np.array(keep)[:, None],
+            None if self.documents is None else self.documents[rows],
+            {name: value[rows] for name, value in self.extras.items()},
+        )
+
 
 class Source(Protocol):
     """An endless sequence of samples: the same number returns the same sample on every rank and after every resume.
 
-    `samples` must be thread-safe. A source that must be read in order by one thread sets `in_order = True`.
+    `samples` must be thread-safe. A source that must be read in order by one thread sets `in_order = True`. A source
+    of finite data has `epoch_size(limit)`, its number of different samples; one that must read its data to know it may
+    stop above `limit`.
     """
 
     def samples(self, numbers: Sequence[int]) -> Samples: ...

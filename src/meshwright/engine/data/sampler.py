@@ -32,6 +32,7 @@ class Batch:
     numbers: list[int]  # sample numbers
     target_tokens: int  # tokens in the loss in this step, over all ranks
     computed_tokens: int  # all tokens of this step over all ranks, including those outside the loss
+    target_samples: int = 0  # samples with a token in the loss, over all ranks
 
     def micro_batches(self, size: int) -> list[tuple[torch.Tensor, dict[str, torch.Tensor]]]:
         """Return the micro batches in order."""
@@ -90,6 +91,7 @@ class _RankSamples:
     samples: Samples
     numbers: list[int]
     loss_masks: list[NDArray[np.bool_]]  # of the next token and, with multi-token prediction, of the one after it
+    per_token: bool
 
 
 class Loader:
@@ -160,7 +162,8 @@ class Loader:
         check_document_boundaries(samples, numbers)
         samples = pad_samples(samples, self._width(samples.width))
         loss_masks = [samples.loss_mask, self._two_ahead(samples)] if self.mtp else [samples.loss_mask]
-        return _RankSamples(samples, numbers, loss_masks)
+        per_token = bool(getattr(source, "per_token", self.per_token))  # finite sources always average over tokens
+        return _RankSamples(samples, numbers, loss_masks, per_token)
 
     def _finish(self, step: int, read: _RankSamples | BaseException) -> tuple[Batch, Any]:
         """Return the batch on the device and the CUDA event of its copy."""
@@ -173,19 +176,21 @@ class Loader:
             return batch, self._copy_stream.record_event()
 
     def _global_counts(self, step: int, read: _RankSamples | BaseException) -> list[int]:
-        """Return the target tokens over all ranks; fail on all ranks if one rank could not read its samples."""
+        """Return target tokens and samples over all ranks; fail on all ranks if one rank could not read its samples."""
         local = [] if isinstance(read, BaseException) else [int(mask.sum()) for mask in read.loss_masks]
-        counts = torch.zeros(3, dtype=torch.int64)  # targets one ahead, targets two ahead, failed ranks
+        # Targets one ahead, targets two ahead, samples with targets, failed ranks.
+        counts = torch.zeros(4, dtype=torch.int64)
         counts[: len(local)] = torch.tensor(local, dtype=torch.int64)
-        counts[2] = isinstance(read, BaseException)
+        counts[2] = 0 if isinstance(read, BaseException) else int(read.loss_masks[0].any(1).sum())
+        counts[3] = isinstance(read, BaseException)
         if self._counts_group is not None:
             dist.all_reduce(counts, group=self._counts_group)
         if isinstance(read, BaseException):
             raise read
-        *target_tokens, failures = counts.tolist()
+        *totals, failures = counts.tolist()
         if failures:
             raise RunError(f"another rank could not read its samples of step {step + 1}; see that rank's error")
-        return target_tokens
+        return totals
 
     def _width(self, width: int) -> int:
         """Return the padded width: pipelines need a fixed width, cp and tp one that divides evenly."""
@@ -203,12 +208,12 @@ class Loader:
         next_tokens = samples.tokens[:, 1:]
         fields: dict[str, NDArray[Any]] = {
             "labels": np.where(masks[0], next_tokens, IGNORE_INDEX),
-            "weights": self._weights(masks[0], global_counts[0]),
+            "weights": self._weights(masks[0], global_counts[0], read.per_token),
         }
         if self.mtp:
             fields["next_tokens"] = next_tokens
             fields["labels_2"] = np.where(masks[1], np.roll(next_tokens, -1, 1), IGNORE_INDEX)
-            fields["weights_2"] = self._weights(masks[1], global_counts[1])
+            fields["weights_2"] = self._weights(masks[1], global_counts[1], read.per_token)
         if samples.documents is not None:
             fields["documents"] = samples.documents
             fields["positions"] = positions_in_documents(samples.documents)
@@ -219,7 +224,8 @@ class Loader:
         if samples.documents is None:
             tensors["positions"] = self._to_device(positions).expand(len(read.numbers), -1)
         tensors |= {name: self._to_device(value) for name, value in samples.extras.items()}
-        return Batch(tensors.pop("tokens"), tensors, read.numbers, global_counts[0], self.global_batch * samples.width)
+        computed = self.global_batch * samples.width
+        return Batch(tensors.pop("tokens"), tensors, read.numbers, global_counts[0], computed, global_counts[2])
 
     def _positions(self, width: int) -> NDArray[np.int64]:
         if width not in self._positions_by_width:
@@ -234,10 +240,10 @@ class Loader:
             loss_mask[:, :-1] &= samples.documents[:, :-1] == samples.documents[:, 1:]
         return loss_mask
 
-    def _weights(self, loss_mask: NDArray[np.bool_], target_tokens: int) -> NDArray[np.float32]:
+    def _weights(self, loss_mask: NDArray[np.bool_], target_tokens: int, per_token: bool) -> NDArray[np.float32]:
         """Return each target's loss weight: equal per token, or equal per sample and split over its targets."""
         mask = loss_mask.astype(np.float32)
-        if self.per_token:
+        if per_token:
             return mask / np.float32(max(target_tokens, 1))
         share: NDArray[np.float32] = mask / np.maximum(mask.sum(1, keepdims=True), 1) / np.float32(self.global_batch)
         return share

@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.sample_types import Sample
+from meshwright.engine.data.sample_types import PAD, Sample
 from meshwright.engine.fsync import sync_file
 from meshwright.errors import InputError
 
@@ -131,36 +131,49 @@ class StreamCorpus:
     """Samples of seq_length + 1 tokens at fixed strides of a stream.
 
     Sample i starts at token i × seq_length: its last label is the first token of the next sample. The incomplete sample
-    at the end is dropped. With `packing`, documents in a sample are isolated from each other; otherwise they are one
-    text and the last token of a document predicts the first of the next, as is usual in pretraining.
+    at the end is dropped, or padded with `keep_last`. With `packing`, documents in a sample are isolated from each
+    other; otherwise they are one text and the last token of a document predicts the first of the next, as is usual in
+    pretraining.
     """
 
     def __init__(
-        self, stream: Stream, seq_length: int, *, vocab: int, packing: bool = False, span: tuple[int, int] | None = None
+        self,
+        stream: Stream,
+        seq_length: int,
+        *,
+        vocab: int,
+        packing: bool = False,
+        span: tuple[int, int] | None = None,
+        keep_last: bool = False,
+        field: str = "data.dataset",
     ) -> None:
         self.stream, self.seq_length, self.vocab, self.packing = stream, seq_length, vocab, packing
         self.start, self.end = span or (0, len(stream))
+        self.keep_last = keep_last
         if len(self) < 1:
+            needed = 2 if keep_last else seq_length + 1
             raise InputError(
-                f"{self.end - self.start:,} tokens are fewer than one sample of {seq_length + 1:,}",
-                field="data.dataset",
+                f"{self.end - self.start:,} tokens are fewer than one sample of {needed:,}",
+                field=field,
                 value=stream.name,
-                fix=(f"data.seq_length={max(self.end - self.start - 1, 1)}", "more data"),
+                fix=(f"data.seq_length={max(self.end - self.start - 1, 1)}", "more data")[keep_last:],
             )
 
     def __len__(self) -> int:
-        return (self.end - self.start - 1) // self.seq_length
+        targets = self.end - self.start - 1
+        return -(-targets // self.seq_length) if self.keep_last else targets // self.seq_length
 
     def sample(self, index: int) -> Sample:
         """Return the sample with this index."""
         start = self.start + index * self.seq_length
-        tokens = self.stream.read(start, start + self.seq_length + 1)
+        end = min(start + self.seq_length + 1, self.end)
+        tokens = np.pad(self.stream.read(start, end), (0, start + self.seq_length + 1 - end), constant_values=PAD)
         if int(tokens.max()) >= self.vocab or int(tokens.min()) < 0:
             raise token_out_of_vocab(self.stream.name, int(tokens.max()), self.vocab)
-        loss_mask = np.ones(self.seq_length, dtype=bool)
+        loss_mask = np.arange(self.seq_length) < end - start - 1
         if not self.packing:
             return Sample(tokens, loss_mask)
-        ends = self.stream.ends(start, start + self.seq_length) - start
+        ends = self.stream.ends(start, min(start + self.seq_length, end)) - start
         loss_mask[ends - 1] = False
         boundaries = np.zeros(self.seq_length, dtype=np.int64)
         boundaries[ends[ends < self.seq_length]] = 1
@@ -168,8 +181,14 @@ class StreamCorpus:
 
 
 def split_spans(stream: Stream, held_out_share: float) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the training and held-out spans; the last documents are held out, about this share of the tokens."""
-    boundary = stream.document_boundary(int(len(stream) * (1 - held_out_share))) if held_out_share else len(stream)
+    """Return the training and held-out spans; the last documents are held out, about this share of the tokens.
+
+    A single document, such as one text file, is split inside.
+    """
+    if not held_out_share:
+        return (0, len(stream)), (len(stream), len(stream))
+    share = int(len(stream) * (1 - held_out_share))
+    boundary = stream.document_boundary(share) or share
     return (0, boundary), (boundary, len(stream))
 
 

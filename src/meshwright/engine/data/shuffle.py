@@ -25,6 +25,10 @@ class Shuffled:
         """Return the samples with these numbers."""
         return stack([self.corpus.sample(self.index(number)) for number in numbers])
 
+    def epoch_size(self, limit: int) -> int:
+        """Return the number of different samples."""
+        return len(self.corpus)
+
     def index(self, number: int) -> int:
         """Return the corpus index of the sample with this number."""
         size = len(self.corpus)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -44,6 +45,15 @@ class StreamedConversations:
         with self._lock:
             found = {number: self._row(number) for number in sorted(numbers)}
         return stack([self._sample(*found[number]) for number in numbers])
+
+    def epoch_size(self, limit: int) -> int:
+        """Return the number of rows, or a number above `limit`: further rows are not read."""
+        if self._size is None:
+            rows = sum(1 for _ in islice(self.rows.read(), limit + 1))
+            if rows > limit:
+                return rows
+            self._size = rows
+        return self._size
 
     def _sample(self, where: str, row: Row) -> Sample:
         conversation = parse_conversation(row, self.columns, where)

@@ -43,6 +43,10 @@ class LatentSamples:
     text: torch.Tensor  # [n, tokens, width]
     pooled: torch.Tensor | None = None  # [n, width]
 
+    def take(self, rows: Sequence[int], keep: Sequence[bool]) -> LatentSamples:
+        """Return the samples of these rows; the loader gives those not kept no weight."""
+        return LatentSamples(self.latents[rows], self.text[rows], None if self.pooled is None else self.pooled[rows])
+
 
 class LatentSource(Protocol):
     """Samples by number: the same number returns the same sample on every rank."""
@@ -60,7 +64,7 @@ def open_latents(recipe: Recipe, config: DenoiserConfig, held_out: bool = False)
             value=data.blend or data.anneal_blend,
             fix=("data.dataset=FOLDER without a blend",),
         )
-    if data.dataset in MOCK_NAMES:
+    if data.dataset in MOCK_NAMES and not (held_out and data.validation):
         return MockLatents(config, data.seq_length, seed, seed + VALIDATION_SEED_OFFSET * held_out)
     if held_out and data.validation:
         return LatentFolder(data.validation, config, data.seq_length, seed, "data.validation")
@@ -151,6 +155,10 @@ class LatentFolder:
         }
         latents = read["latents"]
         return LatentSamples(latents if latents.dim() == 5 else latents.unsqueeze(2), read["text"], read.get("pooled"))
+
+    def epoch_size(self, limit: int) -> int:
+        """Return the number of different samples."""
+        return self.length
 
     def _row(self, number: int) -> tuple[Path, int]:
         epoch, position = divmod(number, self.length)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from meshwright.engine.data.finite import FiniteSource
 from meshwright.engine.data.sampler import Batch, sample_numbers
 from meshwright.engine.diffusion import flow
 from meshwright.engine.diffusion.config import DenoiserConfig
@@ -32,7 +33,12 @@ class LatentLoader:
     """Gives each rank its samples of every step and, with cp and sp, its part of their tokens."""
 
     def __init__(
-        self, source: LatentSource, config: DenoiserConfig, recipe: Recipe, mesh: Mesh, device: torch.device
+        self,
+        source: LatentSource | FiniteSource,
+        config: DenoiserConfig,
+        recipe: Recipe,
+        mesh: Mesh,
+        device: torch.device,
     ) -> None:
         self.source, self.config, self.recipe, self.mesh, self.device = source, config, recipe, mesh, device
 
@@ -42,6 +48,8 @@ class LatentLoader:
         numbers = sample_numbers(
             step, train.global_batch_size, self.recipe.layout.micro_batch_size, mesh.dp.size, mesh.dp.rank
         )
+        first, count = step * train.global_batch_size, train.global_batch_size
+        valid = self.source.valid(first, count) if isinstance(self.source, FiniteSource) else count
         samples = self.source.samples(numbers)
         shape, patch = samples.latents.shape, self.config.patch
         tokens = patchify(samples.latents, patch)
@@ -52,18 +60,29 @@ class LatentLoader:
             "times": times,
             "text": samples.text if self.config.model_type == "wan" else self._local_tokens(samples.text),
             "positions": positions.expand(len(numbers), -1, -1),
-            "weights": torch.full((len(numbers),), 1 / (train.global_batch_size * tokens[0].numel())),
+            "weights": self._weights(numbers, valid, tokens[0].numel()),
         }
         if samples.pooled is not None:
             fields["pooled"] = samples.pooled
         tensors = {name: value.to(self.device, non_blocking=True) for name, value in fields.items()}
         total_tokens = train.global_batch_size * tokens.shape[1]
         return Batch(
-            self._local_tokens(tokens).to(self.device, non_blocking=True), tensors, numbers, total_tokens, total_tokens
+            self._local_tokens(tokens).to(self.device, non_blocking=True),
+            tensors,
+            numbers,
+            valid * tokens.shape[1],
+            total_tokens,
+            valid,
         )
 
     def close(self) -> None:
         """Do nothing: latents are not prefetched."""
+
+    def _weights(self, numbers: list[int], valid: int, values: int) -> torch.Tensor:
+        """Return the loss weight of each sample; padding of a finite source has none."""
+        size = self.source.size if isinstance(self.source, FiniteSource) else None
+        kept = torch.tensor([float(size is None or number < size) for number in numbers])
+        return kept / (max(valid, 1) * values)
 
     def _noise(self, numbers: list[int], shape: torch.Size, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         shift = flow.shift_of(self.config.model_type, tokens)

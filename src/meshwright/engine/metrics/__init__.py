@@ -4,7 +4,7 @@ from meshwright.engine.metrics.clock import PARTS, Clock, StepTime
 from meshwright.engine.metrics.live import ConsoleSink
 from meshwright.engine.metrics.memory import MemoryParts, compare_with_estimate, memory_parts, optimizer_tensors
 from meshwright.engine.metrics.meter import Constants, Meter, Speed, constants
-from meshwright.engine.metrics.record import StepRecord, header
+from meshwright.engine.metrics.record import StepRecord, ValidationRecord, header
 from meshwright.engine.metrics.reporter import Reporter
 from meshwright.engine.metrics.sinks import JsonlSink, Sink, TensorBoardSink, open_sinks
 from meshwright.engine.metrics.status import Status
@@ -24,6 +24,7 @@ __all__ = [
     "StepRecord",
     "StepTime",
     "TensorBoardSink",
+    "ValidationRecord",
     "compare_with_estimate",
     "constants",
     "header",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from meshwright.engine.metrics.memory import estimated_peak
 from meshwright.engine.metrics.meter import Constants
-from meshwright.engine.metrics.record import StepRecord
+from meshwright.engine.metrics.record import StepRecord, ValidationRecord
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -49,6 +49,17 @@ class ConsoleSink:
             self._works = False
         self._first = False
 
+    def validation(self, record: ValidationRecord) -> None:
+        """Show the result of a validation."""
+        text = validation_line(record, self._constants)
+        try:
+            if self._works and self._live is not None:
+                self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+            elif self._works:
+                print(text, file=self._stream, flush=True)
+        except (OSError, ValueError):
+            self._works = False
+
     def close(self) -> None:
         """Show the last step and stop the live panel."""
         try:
@@ -78,6 +89,17 @@ class ConsoleSink:
 def line(record: StepRecord, constants: Constants, now: datetime) -> str:
     """Format one step as a plain line."""
     return "  ".join(f"{name} {value}".strip() for name, value in facts(record, constants, now))
+
+
+def validation_line(record: ValidationRecord, constants: Constants) -> str:
+    """Format the result of a validation as a plain line."""
+    step = f"{record.step}/{constants.steps}" if constants.steps else str(record.step)
+    shown = f"validation  step {step}  loss {record.loss:.4f}"
+    if record.perplexity is not None:
+        shown += f"  perplexity {record.perplexity:.4g}"
+    samples = f"{record.samples:,} sample{'s' * (record.samples != 1)}"
+    shown += f"  over {record.tokens:,} tokens of {samples} in {duration(record.seconds)}"
+    return shown + "  (best so far)" * record.best
 
 
 def panel(record: StepRecord, constants: Constants, now: datetime) -> Table:

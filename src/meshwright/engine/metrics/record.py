@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -33,6 +34,30 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the line of the metrics file, where values that are not finite become null."""
         return {"kind": "step", **msgspec.structs.asdict(self)}
+
+
+class ValidationRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of one validation."""
+
+    step: int  # completed steps
+    loss: float  # mean over target tokens
+    perplexity: float | None  # None for models that predict no tokens
+    tokens: int  # in the loss
+    samples: int
+    seconds: float
+    best: bool  # the lowest loss so far
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the line of the metrics file."""
+        return {"kind": "validation", **msgspec.structs.asdict(self)}
+
+
+def perplexity(loss: float) -> float:
+    """Return the perplexity of a loss in nats per token; infinite if it is too large for a float."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 def header(

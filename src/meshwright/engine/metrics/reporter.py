@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from meshwright.engine.metrics.clock import Clock, Timing
 from meshwright.engine.metrics.meter import Meter
-from meshwright.engine.metrics.record import StepRecord
+from meshwright.engine.metrics.record import StepRecord, ValidationRecord
 from meshwright.engine.metrics.sinks import Sink
 
 if TYPE_CHECKING:
@@ -64,6 +64,12 @@ class Reporter:
         self._pending.append(_PendingStep(step, self.clock.finish(), values, extras, lr, tokens, computed, skipped))
         while self._pending and (len(self._pending) > LAG or self._pending[0].timing.ready()):
             self._report(self._pending.popleft())
+
+    def validation(self, record: ValidationRecord) -> None:
+        """Report a validation, after the steps before it."""
+        self.flush()
+        for sink in self._sinks:
+            sink.validation(record)
 
     def flush(self) -> None:
         """Report all pending steps."""

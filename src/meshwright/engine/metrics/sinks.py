@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from meshwright.engine.metrics.jsonl import Lines, warn
 from meshwright.engine.metrics.live import ConsoleSink
 from meshwright.engine.metrics.meter import Constants
-from meshwright.engine.metrics.record import StepRecord, header
+from meshwright.engine.metrics.record import StepRecord, ValidationRecord, header
 from meshwright.engine.rank_env import Process
 from meshwright.extras import not_installed
 
@@ -22,12 +22,15 @@ class Sink(Protocol):
     def step(self, record: StepRecord) -> None:
         """Write one step."""
 
+    def validation(self, record: ValidationRecord) -> None:
+        """Write the result of a validation."""
+
     def close(self) -> None:
         """Flush and close."""
 
 
 class JsonlSink:
-    """Writes `metrics.jsonl`: a header line, then one line per step. A full disk loses lines, never the run."""
+    """Writes `metrics.jsonl`: a header, then a line per step or validation. A full disk loses lines, never the run."""
 
     def __init__(self, folder: Path, header: Mapping[str, Any], warn: Callable[[str], None] = warn) -> None:
         self.lines = Lines(Path(folder) / METRICS_FILE, warn)
@@ -35,6 +38,10 @@ class JsonlSink:
 
     def step(self, record: StepRecord) -> None:
         """Write one step."""
+        self.lines.write(record.to_dict())
+
+    def validation(self, record: ValidationRecord) -> None:
+        """Write the result of a validation."""
         self.lines.write(record.to_dict())
 
     def close(self) -> None:
@@ -65,6 +72,16 @@ class TensorBoardSink:
     def _add(self, record: StepRecord) -> None:
         for name, value in scalars(record):
             self._writer.add_scalar(name, value, record.step)
+
+    def validation(self, record: ValidationRecord) -> None:
+        """Write the result of a validation."""
+        self._try(lambda: self._add_validation(record))
+
+    def _add_validation(self, record: ValidationRecord) -> None:
+        self._writer.add_scalar("validation/loss", record.loss, record.step)
+        if record.perplexity is not None:
+            self._writer.add_scalar("validation/perplexity", record.perplexity, record.step)
+        self._writer.flush()
 
     def close(self) -> None:
         """Flush and close the writer."""

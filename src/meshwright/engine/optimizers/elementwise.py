@@ -184,6 +184,7 @@ class ScheduleFreeAdamW(LocalOptimizer):
         super().__init__([{**group, "lr_max": 0.0, "weight_sum": 0.0} for group in groups], lr)
         self.betas, self.eps = betas, eps
         self._evaluating = False
+        self._trained: list[Tensor] = []  # the weights y while the parameters hold x
 
     def init_state(self, parameter: Parameter, group: Group) -> dict[str, Tensor]:
         return {"z": parameter.detach().clone(), "exp_avg_sq": torch.zeros_like(parameter, dtype=torch.float32)}
@@ -215,20 +216,29 @@ class ScheduleFreeAdamW(LocalOptimizer):
         torch._foreach_add_(fast, direction, alpha=-group["lr"])
         store([*weights, *fasts], [*weight, *fast])
 
+    @torch.no_grad()
     def eval_mode(self) -> None:
         if not self._evaluating:
+            # Copies, because interpolating back would round and so make the training depend on its evaluations.
+            self._trained = [local(one).clone() for one in self._with_state()]
             self._lerp_to_z(1 - 1 / self.betas[0])
         self._evaluating = True
 
+    @torch.no_grad()
     def train_mode(self) -> None:
         if self._evaluating:
-            self._lerp_to_z(1 - self.betas[0])
+            for parameter, trained in zip(self._with_state(), self._trained, strict=True):
+                local(parameter).copy_(trained)
+            self._trained = []
         self._evaluating = False
+
+    def _with_state(self) -> list[Parameter]:
+        return [one for group in self.param_groups for one in group["params"] if one in self.state]
 
     @torch.no_grad()
     def _lerp_to_z(self, fraction: float) -> None:
-        # y = x + (1 - beta1) * (z - x), so one interpolation with z turns y into x, and another one back.
-        for bucket in buckets([one for group in self.param_groups for one in group["params"] if one in self.state]):
+        # y = x + (1 - beta1) * (z - x), so one interpolation with z turns y into x.
+        for bucket in buckets(self._with_state()):
             weights, fasts = [local(one) for one in bucket], self.locals(bucket, "z")
             weight = as_fp32(weights)
             torch._foreach_lerp_(weight, as_fp32(fasts), fraction)

@@ -15,6 +15,7 @@ from meshwright.engine.faults import RunError
 from meshwright.engine.fsync import require_empty
 from meshwright.engine.post_training.open_checkpoint import (
     FoundCheckpoint,
+    find_checkpoint,
     has_adapters,
     initial_weights_of,
     inspect,
@@ -58,9 +59,10 @@ def convert(
     shard_gib: float = 5.0,
     consolidated: bool = False,
     merge: bool = False,
+    which: str | None = None,
 ) -> ConvertResult:
-    """Convert a run, a checkpoint, a model folder or adapters to a Hugging Face folder."""
-    found, folder = inspect(path), Path(out).expanduser()
+    """Convert a run, a checkpoint, a model folder or adapters to a Hugging Face folder; `which`: of a run."""
+    found, folder = find_checkpoint(path, which), Path(out).expanduser()
     require_empty(folder)
     if merge and not has_adapters(found):
         raise InputError("there are no adapters to merge", field="--merge", value=path, fix=("remove --merge",))

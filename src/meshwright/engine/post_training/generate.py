@@ -31,18 +31,18 @@ class GenerateResult(msgspec.Struct, frozen=True):
     device: str
 
 
-def generate(path: str, prompt: str, options: GenerateOptions) -> GenerateResult:
-    """Generate text from a prompt with a checkpoint, a run, a model folder or adapters."""
+def generate(path: str, prompt: str, options: GenerateOptions, which: str | None = None) -> GenerateResult:
+    """Generate text from a prompt with a checkpoint, a run (`which` of its checkpoints), a model folder or adapters."""
     import torch
 
     from meshwright.engine.data.tokenizers import load_tokenizer
     from meshwright.engine.post_training.convert import as_model_folder
-    from meshwright.engine.post_training.open_checkpoint import load_model, tokenizer_of
+    from meshwright.engine.post_training.open_checkpoint import find_checkpoint, load_model, tokenizer_of
 
     if not prompt:
         raise InputError("the prompt is empty", field="prompt", value="")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    with as_model_folder(path) as folder:
+    with as_model_folder(str(find_checkpoint(path, which).path)) as folder:
         tokenizer = load_tokenizer(tokenizer_of(folder))
         model = load_model(folder).to(device)
     ids, chat = _prompt_ids(tokenizer, prompt, options.chat)

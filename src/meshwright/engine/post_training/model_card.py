@@ -23,6 +23,7 @@ class RunFigures(msgspec.Struct, frozen=True):
 
     header: dict[str, Any]
     steps: list[dict[str, Any]]  # one per step; the last line of a repeated step
+    validation: dict[str, Any] = {}  # the last one
 
 
 def write_card(folder: Path, recipe: Recipe, base: str, run: Path | None) -> Path:
@@ -69,6 +70,7 @@ def read_metrics(run: Path) -> RunFigures | None:
         return None
     header: dict[str, Any] = {}
     steps: dict[int, dict[str, Any]] = {}
+    validation: dict[str, Any] = {}
     for line in path.read_bytes().splitlines():
         try:
             record = msgspec.json.decode(line, type=dict[str, Any])
@@ -78,7 +80,9 @@ def read_metrics(run: Path) -> RunFigures | None:
             header = record
         elif record.get("kind") == "step":
             steps[record["step"]] = record
-    return RunFigures(header, [steps[number] for number in sorted(steps)])
+        elif record.get("kind") == "validation":
+            validation = record
+    return RunFigures(header, [steps[number] for number in sorted(steps)], validation)
 
 
 def _front_matter(recipe: Recipe, base: str) -> list[str]:
@@ -120,6 +124,10 @@ def _figures(figures: RunFigures) -> list[tuple[str, object]]:
         ("loss", f"{_number(first['loss'])} at step {first['step']}, {_number(last['loss'])} at step {last['step']}"),
         ("tokens/s/GPU", f"{speeds[len(speeds) // 2]:,.0f} (median over steps)" if speeds else "–"),
     ]
+    if figures.validation:
+        done = figures.validation
+        over = f"over {done['tokens']:,} tokens of {done['samples']:,} samples"
+        rows.append(("validation loss", f"{_number(done['loss'])} at step {done['step']}, {over}"))
     if last.get("mfu") is not None:
         rows.append(("MFU", f"{last['mfu']:.1%}"))
     if last.get("memory_gib"):

@@ -10,7 +10,7 @@ import msgspec
 from meshwright.engine.faults import RunError
 from meshwright.engine.train import TINY_WEIGHTS
 from meshwright.engine.warning_filters import no_progress
-from meshwright.errors import InputError, first_line
+from meshwright.errors import InputError, closest, first_line
 from meshwright.extras import require
 from meshwright.recipes.types import Recipe
 
@@ -26,11 +26,57 @@ class FoundCheckpoint(msgspec.Struct, frozen=True):
     path: Path
 
 
+def find_checkpoint(path: str, which: str | None = None) -> FoundCheckpoint:
+    """Return the model of a path; of a run, one of its checkpoints: `best`, `latest` (the default) or a step."""
+    found = inspect(path)
+    if found.type != "run":
+        if which is not None:
+            raise InputError(
+                f"chooses among the checkpoints of a run, but {path} is not a run folder",
+                field="--checkpoint",
+                value=which,
+                fix=("use the --out folder of `meshwright train`", "leave out --checkpoint"),
+            )
+        return found
+    chosen = resolve_checkpoint(found) if which in (None, "latest") else _chosen_checkpoint(found.path, str(which))
+    return FoundCheckpoint("checkpoint", chosen)
+
+
+def _chosen_checkpoint(run: Path, which: str) -> Path:
+    """Return the best checkpoint of a run or that of a step."""
+    from meshwright.engine.checkpoint import Folder
+
+    folder = Folder(run)
+    steps = [str(step) for step in folder.steps()]
+    number = which.removeprefix("step-").lstrip("0") or which
+    if number in steps:
+        return resolve_checkpoint(FoundCheckpoint("checkpoint", folder.step_path(int(number))))
+    best = folder.best()
+    listed = f"the run has checkpoints of step {', '.join(steps)}" if steps else "the run has no checkpoint yet"
+    if which != "best":
+        choices = ["latest", *(["best"] if best is not None else []), *steps]
+        hint = "".join(f"; did you mean {one}?" for one in closest(which, choices)[:1])
+        fixes = tuple(f"--checkpoint {one}" for one in choices)
+        raise InputError(f"no such checkpoint; {listed}{hint}", field="--checkpoint", value=which, fix=fixes)
+    if best is None:
+        raise InputError(
+            f"the run has no best checkpoint: it did not validate, or checkpoint.keep_best=false; {listed}",
+            field="--checkpoint",
+            value=which,
+            fix=("--checkpoint latest", "train with train.eval_every=N"),
+        )
+    if str(best) not in steps:
+        raise RunError(f"the best checkpoint of {run}, step {best}, is missing; {listed}", fix=("--checkpoint latest",))
+    return resolve_checkpoint(FoundCheckpoint("checkpoint", folder.step_path(best)))
+
+
 def inspect(path: str) -> FoundCheckpoint:
     """Detect the checkpoint type of a path."""
-    from meshwright.engine.checkpoint.folder import MANIFEST
+    from meshwright.engine.checkpoint.folder import BEST, LATEST, MANIFEST
 
     folder = Path(path).expanduser()
+    if folder.name in (BEST, LATEST) and (folder.parent.parent / "checkpoints").is_dir():
+        return find_checkpoint(str(folder.parent.parent), folder.name)
     if not folder.exists():
         from meshwright.engine import hf_io
 

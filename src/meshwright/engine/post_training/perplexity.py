@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,8 +11,18 @@ import msgspec
 
 from meshwright.engine import processes
 from meshwright.engine.build_trainer import build_trainer
+from meshwright.engine.checkpoint.metadata import read_state
+from meshwright.engine.data.finite import GENERATED_SAMPLES, FiniteSource, known_size
+from meshwright.engine.data.held_out import held_out_set, is_mock
+from meshwright.engine.diffusion.config import is_diffusion
+from meshwright.engine.metrics.record import perplexity
 from meshwright.engine.post_training.convert import as_model_folder
-from meshwright.engine.post_training.open_checkpoint import inspect, recipe_of, resolve_checkpoint
+from meshwright.engine.post_training.open_checkpoint import (
+    FoundCheckpoint,
+    find_checkpoint,
+    recipe_of,
+    resolve_checkpoint,
+)
 from meshwright.engine.rank_env import Process, detect
 from meshwright.engine.run_spec import RankSpec
 from meshwright.engine.train import preloaded
@@ -26,70 +35,91 @@ if TYPE_CHECKING:
     from meshwright.recipes.types import Goal
 
 SAMPLES_PER_STEP = 8  # for each rank
+MAX_SAMPLES = 4096  # of a large dataset, unless --samples is given
 
 
 class EvaluateResult(msgspec.Struct, frozen=True):
     """Measured perplexity."""
 
-    dataset: str
-    perplexity: float
+    dataset: str  # the file or dataset that was evaluated
+    part: str  # of the dataset; empty: all of it
+    perplexity: float | None  # None for models that predict no tokens
     loss: float  # nats per token
-    samples: int
+    samples: int  # that were evaluated, each once
+    available: int | None  # samples of the dataset; None for generated data
     tokens: int
     held_out: bool  # whether the samples were held out from training
     ranks: int
+    step: int | None  # of the checkpoint; None for a model folder
 
 
 def evaluate(
     path: str,
     *,
     dataset: str | None = None,
-    samples: int = 256,
+    samples: int | None = None,
     nproc: int | None = None,
     answers: bool = False,
     overrides: Sequence[str] = (),
+    which: str | None = None,
 ) -> EvaluateResult:
     """Evaluate a run, a checkpoint or a model folder on a dataset; by default on a run's held-out data."""
+    found = find_checkpoint(path, which)
     with ExitStack() as stack:
-        recipe, held_out = _resolve_data(path, dataset, answers)
-        folder = stack.enter_context(as_model_folder(path, merged=True))
+        recipe, step = _recipe_of(found, path, dataset, answers)
+        folder = stack.enter_context(as_model_folder(str(found.path), merged=True))
         process = detect()
         world = nproc or (process.world if process else 1)
         recipe = override.apply(_for_evaluation(recipe, folder, world), overrides)
-        return _measure(recipe, folder, world, nproc, samples, held_out)
+        if dataset is not None:
+            recipe = _on_all_of(recipe, dataset)
+        held_out = held_out_set(recipe)
+        if held_out is None:
+            raise _no_held_out_data(recipe.data, path)
+        measured = _measure(recipe, folder, world, nproc, samples)
+        return EvaluateResult(
+            dataset=held_out.dataset,
+            part="" if dataset is not None and not is_mock(dataset) else held_out.part,
+            perplexity=None if is_diffusion(recipe) else perplexity(measured.loss),
+            loss=measured.loss,
+            samples=measured.samples,
+            available=measured.available,
+            tokens=measured.tokens,
+            held_out=dataset is None,
+            ranks=data_ranks(recipe.layout, world),
+            step=step,
+        )
 
 
-def _resolve_data(path: str, dataset: str | None, answers: bool) -> tuple[Recipe, bool]:
-    """Return a recipe with the evaluation data, and whether it is the run's held-out data."""
-    found = inspect(path)
-    goal: Goal = "sft" if answers else "pretrain"
-    if found.type in ("run", "checkpoint"):
+def _recipe_of(found: FoundCheckpoint, path: str, dataset: str | None, answers: bool) -> tuple[Recipe, int | None]:
+    """Return the recipe of a run or checkpoint and its step, or a recipe for a model folder."""
+    if found.type == "checkpoint":
         trained = recipe_of(resolve_checkpoint(found))[0]
-        if dataset is None:
-            _require_held_out_data(trained.data, path)
-            return trained, True
-        named = msgspec.structs.replace(trained.data, dataset=dataset, blend={})
-        return msgspec.structs.replace(trained, data=named), False
+        if dataset is None and held_out_set(trained) is None:
+            raise _no_held_out_data(trained.data, path)
+        return trained, read_state(found.path).step
     if dataset is None:
         raise InputError("a model folder has no dataset to evaluate on", field="dataset", fix=("--dataset DATA",))
-    return Recipe(name="evaluation", model=path, goal=goal, cluster="1xH100", data=Data(dataset=dataset)), False
+    goal: Goal = "sft" if answers else "pretrain"
+    return Recipe(name="evaluation", model=path, goal=goal, cluster="1xH100", data=Data(dataset=dataset)), None
 
 
-def _require_held_out_data(data: Data, path: str) -> None:
-    """Raise if the run trained on all of a dataset."""
-    from meshwright.engine.data.dataset_registry import REGISTRY
-    from meshwright.engine.data.open_dataset import MOCK_NAMES
+def _on_all_of(recipe: Recipe, dataset: str) -> Recipe:
+    """Return the recipe with all of a dataset held out."""
+    data = msgspec.structs.replace(
+        recipe.data, dataset=dataset, blend={}, validation="", validation_part=1.0, streaming=False
+    )
+    return msgspec.structs.replace(recipe, data=data)
 
-    for name in data.blend or (data.dataset,):
-        known = REGISTRY.get(name)
-        if name in MOCK_NAMES or data.validation or data.validation_part or (known and known.held_out):
-            continue
-        raise InputError(
-            f"the run has no held-out data: it was trained on all of {name}",
-            field="checkpoint",
-            value=path,
-            fix=("--dataset DATA", "train with data.validation_part=0.02"),
-        )
+
+def _no_held_out_data(data: Data, path: str) -> InputError:
+    names = [name for name in data.blend or (data.dataset,) if not is_mock(name)]
+    return InputError(
+        f"the run has no held-out data: it was trained on all of {', '.join(names)}",
+        field="checkpoint",
+        value=path,
+        fix=("--dataset DATA", "train with data.validation_part=0.02"),
+    )
 
 
 def _for_evaluation(recipe: Recipe, folder: Path, world: int) -> Recipe:
@@ -112,32 +142,36 @@ def _for_evaluation(recipe: Recipe, folder: Path, world: int) -> Recipe:
     )
 
 
-def _measure(
-    recipe: Recipe, folder: Path, world: int, nproc: int | None, samples: int, held_out: bool
-) -> EvaluateResult:
+class _Measured(msgspec.Struct, frozen=True):
+    """The result of an evaluation and the number of samples there were."""
+
+    loss: float
+    tokens: int
+    samples: int
+    available: int | None
+
+
+def _measure(recipe: Recipe, folder: Path, world: int, nproc: int | None, samples: int | None) -> _Measured:
     from meshwright.engine.model_families import family_of
 
     family = family_of(recipe)
     config = family.config_for(recipe)
     case = validate(recipe, config, detect(), world)
-    step = recipe.train.global_batch_size
-    steps = max(1, math.ceil(samples / step))
     spec = RankSpec(recipe=recipe, config=config.to_dict(), case=case, folder="", weights=str(folder))
-    results = processes.start(_evaluate_rank, spec, steps, held_out, nproc=nproc, preload=preloaded(family, config))
-    loss, tokens = next(result for result in results if result is not None)
-    ranks = data_ranks(recipe.layout, world)
-    name = ", ".join(recipe.data.blend) or recipe.data.dataset
-    return EvaluateResult(name, math.exp(loss), loss, steps * step, tokens, held_out, ranks)
+    results = processes.start(_evaluate_rank, spec, samples, nproc=nproc, preload=preloaded(family, config))
+    measured: _Measured = next(result for result in results if result is not None)
+    return measured
 
 
-def _evaluate_rank(process: Process, spec: RankSpec, steps: int, held_out: bool) -> tuple[float, int] | None:
+def _evaluate_rank(process: Process, spec: RankSpec, samples: int | None) -> _Measured | None:
     """Evaluate on one rank."""
-    from meshwright.engine.model_families import family_of
-
-    trainer = build_trainer(spec, process.device)
+    trainer = build_trainer(spec, process.device, held_out=True)
     source: Any = trainer.loader.source
-    if held_out:
-        source = family_of(spec.recipe).open_source(spec.recipe, trainer.config, True, trainer.weights)
-    found = trainer.measure(source, steps)
+    limit = samples or MAX_SAMPLES
+    available = known_size(source, limit)
+    size = min(limit, available) if available is not None else samples or GENERATED_SAMPLES
+    found = trainer.measure(FiniteSource(source, size), -(-size // spec.recipe.train.global_batch_size))
     trainer.close()
-    return (found.loss, found.tokens) if found is not None and process.rank == 0 else None
+    if found is None or process.rank != 0:
+        return None
+    return _Measured(found.loss, found.tokens, found.samples, available)

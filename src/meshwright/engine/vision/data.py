@@ -32,7 +32,7 @@ def open_images(recipe: Recipe, config: Any, held_out: bool = False, pretrained:
     data = recipe.data
     spec = image_token_spec(config)
     _check_supported_settings(recipe)
-    if data.dataset in MOCK_NAMES:
+    if data.dataset in MOCK_NAMES and not (held_out and data.validation):
         seed = recipe.train.seed + VALIDATION_SEED_OFFSET * held_out
         return MockImages(spec, data.seq_length, seed, packed=data.packing)
     return _open_records(recipe, spec, held_out, pretrained)
@@ -41,7 +41,7 @@ def open_images(recipe: Recipe, config: Any, held_out: bool = False, pretrained:
 def _open_records(recipe: Recipe, spec: ImageTokenSpec, held_out: bool, pretrained: Path | None) -> Source:
     # Imported lazily: mock images need none of it.
     from meshwright.engine.data.dataset_registry import dataset_columns, open_rows
-    from meshwright.engine.data.instructions import dataset_and_split
+    from meshwright.engine.data.instructions import dataset_and_split, naming_validation
     from meshwright.engine.data.tokenizers import load_tokenizer
     from meshwright.engine.vision.image_chat import (
         ImageConversations,
@@ -53,7 +53,8 @@ def _open_records(recipe: Recipe, spec: ImageTokenSpec, held_out: bool, pretrain
 
     data = recipe.data
     name, split = dataset_and_split(recipe, held_out)
-    rows = open_rows(name, split)
+    with naming_validation(recipe, held_out):
+        rows = open_rows(name, split)
     root = (rows.files[0].parent if rows.files else Path(name)).expanduser()
     if Path(name).expanduser().is_dir():
         root = Path(name).expanduser()

@@ -27,7 +27,7 @@ from meshwright.recipes.key_maps.torchtitan import (
     STEP_TOKENS,
 )
 from meshwright.recipes.key_maps.value_maps import PIPELINE_SCHEDULES
-from meshwright.recipes.types import Recipe, field_value, recipe_fields
+from meshwright.recipes.types import Recipe, field_value
 
 FILE = "config.toml"
 SCRIPTS = {"run_0.3.0.sh": "0.3.0", "run.sh": "of 2026-08-21 (main branch)"}
@@ -131,7 +131,7 @@ def _settings(
     if recipe.layout.recompute == "selective":
         settings["activation_checkpoint.selective_ac_option"] = "op"
     settings.setdefault("training.dataset", "c4")
-    if not recipe.train.eval_every and recipe.train.eval_steps == recipe_fields()["train.eval_steps"].default:
+    if not recipe.train.eval_steps:  # the whole set, which is the default there
         settings.pop("validation.steps", None)
     if not recipe.checkpoint.pretrained:
         settings.pop("checkpoint.initial_load_path", None)
@@ -284,7 +284,7 @@ def _current_flags(
         "validator.enable": recipe.train.eval_every > 0,
     }
     if recipe.train.eval_every:
-        flags_by_key |= {"validator.freq": recipe.train.eval_every, "validator.steps": recipe.train.eval_steps}
+        flags_by_key |= {"validator.freq": recipe.train.eval_every, "validator.steps": recipe.train.eval_steps or -1}
     if layout.tp > 1:
         flags_by_key["parallelism.enable_sequence_parallel"] = layout.sp
     for key, value in (("eps", recipe.optimizer.eps), ("weight_decay", recipe.optimizer.weight_decay)):

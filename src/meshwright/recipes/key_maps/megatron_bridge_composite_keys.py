@@ -133,7 +133,8 @@ def evaluation(raw: RawValues, recipe: Recipe) -> MappedFields:
 def evaluation_keys(recipe: Recipe) -> Mapping[str, Any]:
     if not recipe.train.eval_every:
         return {"validation.eval_iters": 0}
-    return {"validation.eval_interval": recipe.train.eval_every, "validation.eval_iters": recipe.train.eval_steps}
+    steps = recipe.train.eval_steps or None  # 0, the whole set, would turn validation off there
+    return {"validation.eval_interval": recipe.train.eval_every, "validation.eval_iters": steps}
 
 
 def prediction(raw: RawValues, recipe: Recipe) -> MappedFields:

@@ -344,10 +344,12 @@ def read_eval(raw: RawValues, recipe: Recipe) -> MappedFields:
     """Zero eval iterations disable evaluation."""
     every, steps = _text(raw, "eval_interval"), raw.get("eval_iters", "")
     if "eval_iters" in raw and (is_null(steps) or steps.strip() == "0" or steps.strip().startswith("-")):
-        return MappedFields({"train.eval_every": "0"})
+        return MappedFields({"train.eval_every": "0", "train.eval_steps": "0"})
     fields = {"train.eval_steps": steps} if steps else {}
     return MappedFields({**fields, "train.eval_every": every or "0"} if "eval_interval" in raw else fields)
 
 
 def write_eval(recipe: Recipe) -> KeyValues:
-    return {"eval_interval": recipe.train.eval_every or None, "eval_iters": recipe.train.eval_steps}
+    every, steps = recipe.train.eval_every, recipe.train.eval_steps
+    # eval_steps=0 is the whole set; there, 0 turns validation off.
+    return {"eval_interval": every or None, "eval_iters": steps or (None if every else 0)}
