@@ -72,7 +72,7 @@ def test_validation_is_shown_logged_kept_and_equals_evaluate(
 def test_best_checkpoint_is_kept_and_chosen(meshwright: Any, typed: tuple[str, ...], tmp_path: Path) -> None:
     run = tmp_path / "run"
     # A learning rate that grows until the model breaks: the best validation is not the last.
-    broken = ["optimizer.lr=3", "schedule.name=constant", "schedule.warmup_steps=7", "optimizer.clip_grad=0"]
+    broken = ["optimizer.lr=0.9", "schedule.name=constant", "schedule.warmup_steps=7", "optimizer.clip_grad=0"]
     words = [*typed, "--out", str(run), "train.steps=8", "checkpoint.keep=1", "checkpoint.save_every=1", *broken]
     done = meshwright(*words, "--json").json
     losses = {one["step"]: one["loss"] for one in done["validation"]}
