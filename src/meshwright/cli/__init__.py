@@ -16,7 +16,7 @@ def main() -> None:
     # numpy's BLAS starts a thread per core when it is imported; no planning command multiplies matrices.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()  # a command takes a fraction of a second; collecting cycles would add a tenth
-    _hear_ctrl_c()
+    _restore_ctrl_c()
     try:
         from meshwright.cli.run import run
 
@@ -33,7 +33,7 @@ def main() -> None:
         raise
 
 
-def _hear_ctrl_c() -> None:
+def _restore_ctrl_c() -> None:
     """Handle Ctrl-C as the foreground job of a terminal even if the program that started this one ignores it."""
     with suppress(OSError, ValueError, AttributeError):
         if signal.getsignal(signal.SIGINT) == signal.SIG_IGN and os.tcgetpgrp(0) == os.getpgrp():
