@@ -37,7 +37,7 @@ class _Name(NamedTuple):
 @lru_cache(maxsize=4096)
 def _name(text: str) -> _Name:
     lower = text.lower()[:LONGEST]
-    # The letters O, I and l stand for digits next to one: H10O is H100.
+    # The letters O, I and l mean digits next to one: H10O is H100.
     lower = re.sub(r"(?<=[0-9])[oil]+(?![a-z])", lambda found: found[0].translate(_LETTERS_FOR_DIGITS), lower)
     words = tuple(_WORDS.findall(lower))
     return _Name("".join(words), words, tuple(_PARTS.findall(lower)))

@@ -249,7 +249,7 @@ def _parquet(path: Path, start: int) -> RowIterator:
 
 
 def _without_nulls(row: Row) -> Row:
-    """Return a row of a typed table without the nulls in its objects, which stand for keys that other rows have."""
+    """Return a row of a typed table without the nulls in its objects, which mark keys that other rows have."""
     return {column: _pruned(value) if isinstance(value, list | dict) else value for column, value in row.items()}
 
 
