@@ -146,7 +146,7 @@ def test_own_run_folders_give_a_profile_and_what_it_is_worth(meshwright: Any, tm
     assert "4 of 4 rows predicted" in compared.out
     assert "it ran on CPUs" in " ".join(compared.out.split())
     calibrated = meshwright("calibrate", str(runs), "--out", str(out))
-    assert calibrated.code == 0, told.err
+    assert calibrated.code == 0, calibrated.err
     text = " ".join(calibrated.out.split())
     assert "an improvement for runs that are not in the table" in text
     assert "4 runs are few" in text
