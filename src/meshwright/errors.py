@@ -60,13 +60,16 @@ def first_line(error: Exception, longest: int = 300) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:longest]
 
 
-def unknown(field: str, value: object, known: Iterable[str], listed_by: str = "") -> InputError:
-    """Return the error for an unknown name, with did-you-mean; `listed_by` is the command that lists all names."""
-    names = list(known)
+def unknown(field: str, value: object, known: Iterable[str], listed_by: str = "", noun: str = "") -> InputError:
+    """Return the error for an unknown name, with did-you-mean.
+
+    `listed_by` is the command that lists all names; `noun` is what the name stands for, the field if empty.
+    """
+    names, noun = list(known), noun or field
     near = closest(str(value), names)
     if near:
-        reason = f"unknown {field} {value!s}; did you mean {' or '.join(near)}?"
+        reason = f"unknown {noun} {value!s}; did you mean {' or '.join(near)}?"
     else:
         more = f" …; {listed_by} lists all" if listed_by else " …"
-        reason = f"unknown {field} {value!s}; known: {', '.join(sorted(names)[:12])}{more if len(names) > 12 else ''}"
+        reason = f"unknown {noun} {value!s}; known: {', '.join(sorted(names)[:12])}{more if len(names) > 12 else ''}"
     return InputError(reason, field=field, value=value, fix=near)

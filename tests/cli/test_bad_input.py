@@ -37,7 +37,7 @@ def refused(meshwright: Any, *words: str) -> dict[str, Any]:
         ("gpus", "7.5", ""),
         ("gpus", "many", ""),
         ("gpus", "missing.toml", ""),
-        ("goal", "finetune", ""),
+        ("goal", "grpo", "sft"),
         ("goal", "pretain", "pretrain"),
     ],
 )

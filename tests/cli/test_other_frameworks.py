@@ -142,7 +142,8 @@ def test_the_framework_can_be_given(meshwright: Any, tmp_path: Path) -> None:
     file = tmp_path / "7b.toml"
     file.write_text(TOML)
     assert meshwright("check", str(file), "--framework", "kempnerforge", "--json").json["framework"] == "kempnerforge"
-    assert "megatron-lm" in str(refused(meshwright("check", str(file), "--framework", "megatronlm", "--json"))["fix"])
+    assert "megatron-lm" in str(refused(meshwright("check", str(file), "--framework", "megatron-ml", "--json"))["fix"])
+    assert meshwright("check", str(file), "--framework", "megatronlm", "--json").json["framework"] == "megatron-lm"
     refused(meshwright("check", str(file), "--engine", "megatron", "--json"))
 
 

@@ -128,6 +128,7 @@ class RecipesResponse(Response, frozen=True, kw_only=True):
 
     recipes: Sequence[RecipeRow]
     left_out: int | UnsetType = UNSET
+    notes: Sequence[str] | UnsetType = UNSET
 
     @property
     def ok(self) -> bool:

@@ -25,13 +25,14 @@ def _clusters(typed: str) -> list[str]:
     return [f"{count}{gpu.name}" for gpu in clusters.gpus()]
 
 
+ADAPTER_GOALS = ("lora", "qlora", "dora")
 NAMES: dict[str, Callable[[str], Iterable[str]]] = {
     "models": lambda _: models.names(),
     "recipes": lambda _: index.names(),
     "targets": lambda _: (*models.names(), *index.names()),
     "gpus": lambda _: (gpu.name for gpu in clusters.gpus()),
     "clusters": _clusters,
-    "goals": lambda _: GOALS,
+    "goals": lambda _: (*GOALS, *ADAPTER_GOALS),
     "engines": lambda _: ENGINES,
     "frameworks": lambda _: frameworks.NAMES,
 }

@@ -1,4 +1,4 @@
-"""Explain a rule, a recipe field or a finding of the doctor."""
+"""Explain a rule, a recipe field, a finding of the doctor or a term of reports."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from meshwright import rules
 from meshwright.api import requests
 from meshwright.api.inputs import verb
 from meshwright.api.responses import Part, Response, Severity, copied
+from meshwright.api.terms import TERMS
 from meshwright.errors import InputError, closest, unknown
 from meshwright.frameworks import rule_catalog
 from meshwright.recipes.key_maps import override_keys
@@ -22,27 +23,34 @@ SHOWN = 80  # characters of an unknown name that the error repeats
 _RULE = re.compile(r"[a-z0-9_]+\.[a-z0-9_.-]*[a-z0-9]", re.IGNORECASE)
 
 
+Kind = Literal["rule", "field", "finding", "term"]
+
+
 class Explained(msgspec.Struct, frozen=True):
-    """One rule, one field and the rules about it, or a finding of the doctor."""
+    """One rule, one field and the rules about it, a finding of the doctor, or a term of reports."""
 
     about: str
-    kind: Literal["rule", "field", "finding"]
+    kind: Kind
     field: RecipeField | None
     rules: tuple[Rule, ...]
-    meaning: str = ""  # of a finding
+    meaning: str = ""  # of a finding or a term
 
 
 @verb(requests.Explain)
 def explain(request: requests.Explain) -> Explained:
-    """Return what a rule id, a recipe field in any framework's keys, or a finding's text means."""
+    """Return what a rule id, a recipe field in any framework's keys, a finding's text or a term of reports means."""
     text = request.about.strip()
     rule = _rule(text)
     if rule is not None:
         return Explained(rule.id, "rule", _field_of(rule), (rule,))
-    key = _key(text)
+    term = _term(text)
+    key = recipe_key(text)
+    if term is not None and (key is None or key.partition(".")[2] != term):
+        return Explained(term, "term", None, (), TERMS[term])
     if key is not None:
         field = recipe_fields()[key]
-        return Explained(key, "field", field, tuple(r for r in rules.all_rules().values() if r.field == field.flat))
+        about = tuple(r for r in rules.all_rules().values() if r.field == field.flat)
+        return Explained(key, "field", field, about, TERMS[term] if term else "")
     from meshwright.doctor import meanings
 
     findings = meanings()
@@ -52,9 +60,9 @@ def explain(request: requests.Explain) -> Explained:
             return Explained(rule.id, "rule", _field_of(rule), (rule,))
         if word.lower() in findings:
             return Explained(word.lower(), "finding", None, (), findings[word.lower()])
-    known = (rules.all_rules(), recipe_fields(), findings)
+    known = (rules.all_rules(), recipe_fields(), findings, TERMS)
     near = [one for names in known for one in closest(text[:SHOWN], names, 2)]
-    error = unknown("rule, field or finding", text[:SHOWN], near or [one for names in known for one in names])
+    error = unknown("rule, field, finding or term", text[:SHOWN], near or [one for names in known for one in names])
     raise InputError(error.reason, field="about", value=text, fix=error.fix)
 
 
@@ -84,10 +92,10 @@ class ExplainedRule(Part, frozen=True, kw_only=True):
 
 
 class ExplainResponse(Response, frozen=True, kw_only=True):
-    """What a rule, a field or a finding means."""
+    """What a rule, a field, a finding or a term means."""
 
     about: str
-    kind: Literal["rule", "field", "finding"]
+    kind: Kind
     meaning: str | None
     field: FieldPart | None
     rules: Sequence[ExplainedRule]
@@ -130,12 +138,17 @@ def _choices(hint: Any) -> Iterable[Any]:
     return [choice for part in parts for choice in part]
 
 
+def _term(text: str) -> str | None:
+    word = text.strip().lower().replace(" ", "_").replace("-", "_")
+    return word if word in TERMS else None
+
+
 def _rule(text: str) -> Rule | None:
     found = rules.all_rules().get(text.lower())
     return found or next((r for r in rule_catalog.find_rules(text) if r.id == text.lower()), None) if text else None
 
 
-def _key(text: str) -> str | None:
+def recipe_key(text: str) -> str | None:
     """Return the recipe key of a field in any framework's keys: layout.tp, tp, --tensor-model-parallel-size."""
     fields, word = recipe_fields(), text.partition("=")[0].strip().lstrip("-+~")
     variants = (word, word.replace("-", "_"))

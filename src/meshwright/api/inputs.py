@@ -16,9 +16,8 @@ from typing import Annotated, Any, Generic, Literal, ParamSpec, TypeVar, get_arg
 
 import msgspec
 
-from meshwright import extras
+from meshwright import choices, extras
 from meshwright.errors import InputError, MeshwrightError, unknown
-from meshwright.parsing import one_of
 
 Surface = Literal["cli", "http", "mcp"]
 ALL: tuple[Surface, ...] = get_args(Surface)
@@ -69,6 +68,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     complete: str = ""  # kind of names that the shell completes
     prompt: str = ""  # question on a terminal if the value is missing
     choices: tuple[str, ...] = ()
+    synonyms: str = ""  # kind of words in `choices.SYNONYMS` that are accepted too
     examples: tuple[Any, ...] = ()
     minimum: float | None = None
     maximum: float | None = None
@@ -269,15 +269,51 @@ def validated(request: R, surface: Surface = "cli") -> R:
         if limits.max_entries is not None and len(value) > limits.max_entries:
             raise InputError(f"has {len(value)} entries; the limit is {limits.max_entries}", field=field.name)
         if limits.choices and isinstance(value, str):
-            changes[field.name] = _choice(field, value.strip())
+            word = value.strip()
+            found = choice(field, word)
+            changes[field.name] = found.value
+            if found.meaning:
+                changes |= _with_synonym(request, changes, f"{field.label} {word}", found)
     return msgspec.structs.replace(request, **changes) if changes else request
 
 
-def _choice(field: Field, value: str) -> str:
-    """Return one of the field's choices, written in any case and with _ or -."""
-    choices = field.input.choices
-    dashed = value.lower().replace("_", "-")
-    return dashed if dashed in choices else str(one_of(field.name, value, choices))
+def choice(field: Field, value: str) -> choices.Synonym:
+    """Return one of the field's choices, written in any case and with _ or -, or what another word for it means."""
+    known, kind = field.input.choices, field.input.synonyms
+    for written in (value.lower(), value.lower().replace("_", "-")):
+        if written in known:
+            return choices.Synonym(written, "")
+    plain = [one for one in known if choices.simplified(one) == choices.simplified(value)]
+    if plain and kind:
+        return choices.Synonym(plain[0], "")
+    found = choices.synonym(kind, value)
+    if found is not None and found.value in known:
+        return found
+    refused = choices.unsupported(kind, value)
+    if refused is not None:
+        reason, instead = refused
+        raise InputError(f"{reason}; choose {' or '.join(instead)}", field=field.name, value=value, fix=instead)
+    raise unknown(field.name, value, known, noun=kind)
+
+
+def _with_synonym(request: Request, changes: Mapping[str, Any], typed: str, found: choices.Synonym) -> dict[str, Any]:
+    """Return overrides and notes with what a synonym means; an override that contradicts it is an error."""
+    more: dict[str, Any] = {}
+    names = request.__struct_fields__
+    if "notes" in names:
+        before = changes.get("notes", request.notes)  # type: ignore[attr-defined]  # checked above
+        more["notes"] = (*before, f"{typed} means {found.value}: {found.meaning}")
+    if "overrides" not in names:
+        return more
+    overrides: Sequence[str] = request.overrides  # type: ignore[attr-defined]  # checked above
+    for own in found.overrides:
+        key = own.partition("=")[0]
+        for given in overrides:
+            if given.partition("=")[0].strip() == key and given.replace(" ", "") != own:
+                reason, fix = f"contradicts {typed}, which means {own}", f"leave out {given}"
+                raise InputError(reason, field=key, value=given.partition("=")[2], fix=(fix,))
+    more["overrides"] = (*(own for own in found.overrides if own not in overrides), *overrides)
+    return more
 
 
 def _check_string(field: Field, value: str) -> None:
@@ -350,10 +386,15 @@ def _property(field: Field) -> dict[str, Any]:
         "maximum": declared.maximum,
         "exclusiveMinimum": declared.above,
         "default": None if field.repeated else field.default,
-        "enum": list(declared.choices) or None,
+        "enum": [*declared.choices, *_other_words(declared)] or None,
         "examples": [list(one) if isinstance(one, tuple) else one for one in declared.examples] or None,
     }
     return schema | {name: value for name, value in limits.items() if value is not None}
+
+
+def _other_words(declared: Input) -> list[str]:
+    """Return the synonyms that say more than one of the choices; the others are accepted but not listed."""
+    return [word for word, one in choices.SYNONYMS.get(declared.synonyms, {}).items() if one.overrides]
 
 
 def remote_fixes(error: MeshwrightError, request: type[Request], arguments: Mapping[str, Any]) -> list[str]:

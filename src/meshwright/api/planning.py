@@ -269,6 +269,7 @@ class PlanResponse(Response, frozen=True, kw_only=True):
     commands: Mapping[str, str]
     no_command: Mapping[str, str]
     budget: planner.Budget | UnsetType | None = UNSET
+    notes: Sequence[str] | UnsetType = UNSET
     smallest_that_fits: int | UnsetType | None = UNSET
     reasons: Sequence[planner.Reason] | UnsetType = UNSET
     memory_by_stage_gib: Mapping[str, MemoryGib] | UnsetType = UNSET
@@ -298,6 +299,7 @@ class PlansResponse(Response, frozen=True, kw_only=True):
     dropped: Sequence[planner.Dropped]
     searched: int
     fitting: Sequence[LayoutScore] | UnsetType = UNSET
+    notes: Sequence[str] | UnsetType = UNSET
 
     @property
     def ok(self) -> bool:

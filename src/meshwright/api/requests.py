@@ -86,11 +86,12 @@ Gpus = Annotated[
 Goal = Annotated[
     str,
     Input(
-        help="pretrain, sft or peft.",
+        help="pretrain, sft (all weights) or peft (adapters); also lora, qlora, dora, fine-tune.",
         metavar="GOAL",
         complete="goals",
-        prompt="Which goal? (pretrain, sft, peft)",
+        prompt="Which goal? (pretrain, sft, peft, lora, qlora)",
         choices=GOALS,
+        synonyms="goal",
     ),
 ]
 Seq = Annotated[
@@ -106,6 +107,7 @@ Engine = Annotated[
         metavar="ENGINE",
         complete="engines",
         choices=ENGINES,
+        synonyms="engine",
     ),
 ]
 Overrides = Annotated[
@@ -126,7 +128,8 @@ Plot = Annotated[
     str, Input(help="Also write a plot to this .svg or .png file (needs matplotlib).", metavar="FILE", surfaces=CLI)
 ]
 ToFramework = Annotated[
-    str, Input(help=f"Framework: {', '.join(FRAMEWORKS)}.", metavar="FRAMEWORK", choices=FRAMEWORKS)
+    str,
+    Input(help=f"Framework: {', '.join(FRAMEWORKS)}.", metavar="FRAMEWORK", choices=FRAMEWORKS, synonyms="framework"),
 ]
 FileName = Annotated[
     str,
@@ -156,6 +159,7 @@ Price = Annotated[
     ),
 ]
 Currency = Annotated[str, Input(help="Currency of the price, e.g. EUR.", metavar="CODE", examples=("EUR",))]
+Notes = Annotated[Sequence[str], Input(help="How synonyms among the choices were understood.", surfaces=())]
 Benchmark = Annotated[bool, Input(help="Upper-bound throughput on mock data; never a production setting.")]
 Limit = Annotated[int, Input(help="Maximum number of rows.", minimum=1, maximum=MAX_ROWS, absent=40, surfaces=("mcp",))]
 
@@ -196,12 +200,13 @@ class Recommend(Request, frozen=True):
     save: Annotated[str | None, path("Write the plan's recipe to this TOML file.", "FILE")] = None
     dry_run: Annotated[bool, flag("Then execute the layout at full size without GPUs (see dryrun).")] = False
     overrides: Overrides = ()
+    notes: Notes = ()
 
 
 class Write(Recommend, frozen=True, kw_only=True):
     """Write the recommended recipe as a framework's config."""
 
-    to: Annotated[str, Input(help="Framework, or meshwright.", choices=(ENGINES[0], *FRAMEWORKS))]
+    to: Annotated[str, Input(help="Framework, or meshwright.", choices=(ENGINES[0], *FRAMEWORKS), synonyms="framework")]
 
 
 class Plan(Request, frozen=True):
@@ -221,6 +226,7 @@ class Plan(Request, frozen=True):
         bool, Input(help="Also list all layouts that fit, with memory and step time.", surfaces=("http",))
     ] = False
     overrides: Overrides = ()
+    notes: Notes = ()
 
 
 class Size(Request, frozen=True):
@@ -249,6 +255,7 @@ class Size(Request, frozen=True):
     currency: Currency | None = None
     plot: Plot | None = None
     overrides: Overrides = ()
+    notes: Notes = ()
 
 
 class Scale(Size, frozen=True):
@@ -276,6 +283,7 @@ class Estimate(Request, frozen=True):
     currency: Currency | None = None
     plot: Plot | None = None
     overrides: Overrides = ()
+    notes: Notes = ()
 
 
 class Schedule(Estimate, frozen=True):
@@ -308,7 +316,13 @@ class Check(Request, frozen=True):
     gpus: Gpus | None = None
     engine: Annotated[
         str | None,
-        Input(help="Engine that will run a recipe of ours.", metavar="ENGINE", complete="engines", choices=ENGINES),
+        Input(
+            help="Engine that will run a recipe of ours.",
+            metavar="ENGINE",
+            complete="engines",
+            choices=ENGINES,
+            synonyms="engine",
+        ),
     ] = None
     framework: Annotated[
         str | None,
@@ -317,6 +331,7 @@ class Check(Request, frozen=True):
             metavar="FRAMEWORK",
             complete="frameworks",
             choices=(ENGINES[0], *FRAMEWORKS),
+            synonyms="framework",
         ),
     ] = None
     model: Annotated[
@@ -331,6 +346,7 @@ class Check(Request, frozen=True):
     ] = None
     advice: Annotated[bool, Input(help="Also report non-blocking suggestions for another framework's file.")] = False
     overrides: Overrides = ()
+    notes: Notes = ()
 
 
 class Export(Request, frozen=True):
@@ -356,6 +372,7 @@ class Export(Request, frozen=True):
     gpus: Gpus | None = None
     out: Annotated[str | None, path("Write the files to this folder instead of printing them.")] = None
     overrides: Overrides = ()
+    notes: Notes = ()
 
 
 class Recipes(Request, frozen=True):
@@ -376,6 +393,7 @@ class Recipes(Request, frozen=True):
         bool | None, Input(help="List the throughput recipes instead of the library.", absent=False)
     ] = None
     limit: Limit | None = None
+    notes: Notes = ()
 
 
 class RecipeRequest(Request, frozen=True):
@@ -421,18 +439,18 @@ class Rules(Request, frozen=True):
 
 
 class Explain(Request, frozen=True):
-    """Explain a rule, a recipe field or a finding.
+    """Explain a rule, a recipe field, a finding or a term.
 
     Gives symptom, cause and fix of a rule; the meaning of a field and the rules about it; the meaning of a finding of
-    the doctor. A line of findings can be pasted as it is.
+    the doctor, or of a term in a report (contract, resized, buffers). A line of findings can be pasted as it is.
     """
 
     about: Annotated[
         str,
         Input(
-            help="Rule id, recipe field in our keys or another framework's, or the text of a finding.",
+            help="Rule id, recipe field in our keys or another framework's, text of a finding, or term of a report.",
             positional=True,
-            metavar="RULE|FIELD|FINDING",
+            metavar="RULE|FIELD|FINDING|TERM",
             examples=("heads.attention", "layout.recompute", "tensor_model_parallel_size"),
             any_text=True,
         ),

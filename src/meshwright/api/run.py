@@ -27,7 +27,7 @@ BENCH_OVERRIDES = ("train.steps=50", "train.check_nan=false", "train.log_every=1
 AUTO = "micro_batch_size=auto"
 OF_THE_VERB = frozenset(
     ("recipe", "scheduler", "gpus", "to", "dataset", "model", "tiny", "out", "write", "overwrite", "submit", "watch")
-) | {"overrides"}
+) | {"overrides", "notes"}
 """Fields of a launch request that are not options of the job."""
 DEFAULTS = {"requeue": True, "cpu": False}
 

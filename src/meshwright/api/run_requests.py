@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Annotated
 
 from meshwright.api.inputs import CLI, Input, Request, Text
-from meshwright.api.requests import Goal, Gpus, Overrides, Plot, RecipeName, count, flag, path
+from meshwright.api.requests import Goal, Gpus, Notes, Overrides, Plot, RecipeName, count, flag, path
 from meshwright.choices import FRAMEWORKS, SCHEDULERS
 from meshwright.engine.run_spec import Nproc, RunOptions, TrainOptions
 
@@ -77,7 +77,9 @@ class Launch(Request, frozen=True):
     """
 
     recipe: RecipeName
-    scheduler: Annotated[str, Input(help=f"{', '.join(SCHEDULERS)}.", metavar="NAME", choices=SCHEDULERS)]
+    scheduler: Annotated[
+        str, Input(help=f"{', '.join(SCHEDULERS)}.", metavar="NAME", choices=SCHEDULERS, synonyms="scheduler")
+    ]
     gpus: Gpus | None = None
     to: Annotated[
         str | None,
@@ -85,6 +87,7 @@ class Launch(Request, frozen=True):
             help=f"Framework to run it with instead of our engine: {', '.join(FRAMEWORKS)}.",
             metavar="FRAMEWORK",
             choices=FRAMEWORKS,
+            synonyms="framework",
         ),
     ] = None
     dataset: Dataset | None = None
@@ -138,6 +141,7 @@ class Launch(Request, frozen=True):
     submit: Annotated[bool, flag("Submit the job to SLURM.")] = False
     watch: Annotated[bool, flag("Follow the submitted job to its end: states and log.")] = False
     overrides: Overrides = ()
+    notes: Notes = ()
 
 
 class Doctor(Request, frozen=True):
@@ -173,6 +177,7 @@ class Doctor(Request, frozen=True):
         ),
     ] = None
     overrides: Overrides = ()
+    notes: Notes = ()
 
 
 class Tokenize(Request, frozen=True):

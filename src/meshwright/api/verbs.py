@@ -80,7 +80,12 @@ class Verb(msgspec.Struct, frozen=True):
 
     def respond(self, result: Any, request: Request) -> Any:
         """Return the response for the result of a request."""
-        return getattr(self._module, self.responds)(result, request) if self.responds else result
+        response = getattr(self._module, self.responds)(result, request) if self.responds else result
+        notes = getattr(request, "notes", ())
+        if notes and "notes" in response.__struct_fields__:
+            present = response.notes if response.notes is not msgspec.UNSET else ()
+            response = msgspec.structs.replace(response, notes=[*notes, *present])
+        return response
 
     def answer(self, request: Request) -> Any:
         """Run a validated request and return its response."""

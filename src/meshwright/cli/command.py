@@ -11,11 +11,10 @@ from typing import Any
 import click
 
 from meshwright import api
-from meshwright.api.inputs import Field, Request, fields_of, range_of, read
+from meshwright.api.inputs import Field, Request, choice, fields_of, range_of, read
 from meshwright.api.verbs import Verb
 from meshwright.cli.progress import Interrupted
-from meshwright.errors import MeshwrightError
-from meshwright.parsing import one_of
+from meshwright.errors import InputError, MeshwrightError
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
@@ -106,7 +105,11 @@ def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
             raise stray_word(word, verb.name, fields_of(verb.request), given)
     if verb.name == "recommend":
         given = _prompt_missing(verb.request, given)
-    request, _ = read(verb.request, given, "cli", strings=True)
+    try:
+        request, _ = read(verb.request, given, "cli", strings=True)
+    except InputError as error:
+        error.fix = error.fix or (f"meshwright {verb.name} --help",)
+        raise
     if verb.runs:
         gc.enable()  # tensors are held in cycles
     try:
@@ -133,7 +136,7 @@ def _prompt(field: Field) -> str:
             if parse is not None:
                 parse(value)
             else:
-                one_of(field.name, value, field.input.choices)
+                choice(field, value.strip())
         except MeshwrightError as error:
             click.echo(f"  {error}", err=True)
         else:

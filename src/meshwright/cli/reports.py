@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from meshwright.api.summary import layout_summary
+from meshwright.api.terms import legend
 from meshwright.cli.budget_report import MISSING, budget_lines, print_sizes
 from meshwright.cli.console import console, escape, table
 from meshwright.cli.doctor_report import doctor as doctor
@@ -23,6 +24,7 @@ def recommend(answer: Answer, found: Any) -> None:
     out, recipe = console(), answer["recipe"]
     origin = f"{recipe['match']}; made for {recipe['made_for']}"
     out.print(f"[bold green]{recipe['name']}[/]  {recipe['approach']} ({origin})")
+    titled(out, "Note", [escape(note) for note in answer.get("notes", [])])
     titled(out, "Train", [_train_line(answer, found.case.model.params)])
     titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
     titled(out, "Weights", [escape(note) for note in answer.get("notes", [])])
@@ -41,6 +43,7 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Consider", [_suggestion_line(o) for o in answer["suggestions"]])
     titled(out, "Run", [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()])
     titled(out, "", [f"[dim]not {name}: {escape(why)}[/]" for name, why in answer["no_command"].items()])
+    titled(out, "Terms", [f"[dim]{legend(answer)}[/]"] if found.exists and legend(answer) else [])
     if "reasons" not in answer:
         out.print("[dim]Add --explain to see why each number was chosen, --json for scripts.[/]")
 
@@ -54,6 +57,7 @@ def estimate(answer: Answer, found: Any) -> None:
     """Print memory and time of one exact layout."""
     out = console()
     out.print(f"[bold green]{answer['recipe']['name']}[/]  exactly this layout, nothing searched")
+    titled(out, "Note", [escape(note) for note in answer.get("notes", [])])
     titled(out, "Train", [_train_line(answer, found.case.model.params)])
     titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
     titled(out, "Changed", [_change_line(c) for c in answer["changes"] if c["field"] == "precision.compute"])
@@ -67,11 +71,14 @@ def estimate(answer: Answer, found: Any) -> None:
     else:
         titled(out, "Memory", [NO_LAYOUT])
     titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
+    if found.exists:
+        titled(out, "Terms", [f"[dim]{legend({**answer, 'changes': []}, step_parts=True)}[/]"])
 
 
 def plan(answer: Answer, found: Any) -> None:
     """Print ranked plans and what was dropped."""
     out = console()
+    titled(out, "Note", [escape(note) for note in answer.get("notes", [])])
     rows = []
     for place, p in enumerate(answer["plans"], 1):
         e, memory = p["estimate"], p["estimate"]["memory_gib"]
@@ -148,9 +155,11 @@ def _train_line(answer: Answer, parameters: Any) -> str:
     total, active = parameters.total / 1e9, parameters.active / 1e9
     size = f"{total:.2f} B parameters" + (f", {active:.2f} B active" if active < 0.99 * total else "")
     q, c = answer["question"], answer["contract"]
+    adapter = f": {c['peft']['method']}, rank {c['peft']['rank']}" if c["peft"] else ""
+    adapter += ", frozen weights in 4 bits (NF4)" if adapter.startswith(": qlora") else ""
     return (
-        f"{q['model']} ({size}) · {q['goal']} · {c['seq_length']:,} tokens × {c['global_batch_size']:,} per step · "
-        f"{c['precision']} · {c['optimizer']} lr {c['lr']:g} · on {q['gpus']}"
+        f"{q['model']} ({size}) · {q['goal']}{adapter} · {c['seq_length']:,} tokens × {c['global_batch_size']:,} "
+        f"per step · {c['precision']} · {c['optimizer']} lr {c['lr']:g} · on {q['gpus']}"
     )
 
 
@@ -204,6 +213,7 @@ def recipes(answer: Answer, found: Any) -> None:
         for e in answer["recipes"]
     ]
     table(rows, "recipe", "goal", "model", "GPUs", "tokens", "family")
+    titled(console(), "Note", [escape(note) for note in answer.get("notes", [])])
     console().print(f"[dim]{len(rows)} recipes[/]")
 
 
@@ -250,10 +260,13 @@ def rules(answer: Answer, found: Any) -> None:
 def explain(answer: Answer, found: Any) -> None:
     """Print a rule, a field and the rules about it, or a finding of the doctor."""
     out, field = console(), answer["field"]
+    if answer["kind"] == "term":
+        out.print(f"[bold]{answer['about']}[/]  {escape(answer['meaning'])}")
     if answer["kind"] == "finding":
         out.print(f"[bold]{answer['about']}[/]  {escape(answer['meaning'])}\n[dim]meshwright doctor RUN reports it[/]")
     if answer["kind"] == "field":
         out.print(f"[bold]{field['key']}[/]  {escape(field['meaning'])}  [dim]({field['kind']})[/]")
+        titled(out, "Meaning", [escape(answer["meaning"])] if answer["meaning"] else [])
         titled(out, "Default", [escape(str(field["default"]))])
         titled(out, "Choices", [", ".join(map(str, field["choices"]))] if field["choices"] else [])
         titled(out, "Also", [", ".join(field["also_understood"])] if field["also_understood"] else [])

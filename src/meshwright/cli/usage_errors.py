@@ -3,29 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
+from meshwright import api
+from meshwright.api.verbs import verbs_on
 from meshwright.errors import InputError, closest
+
+COMMAND_WORDS = {
+    **dict.fromkeys(("finetune", "fine-tune", "fit", "run", "pretrain", "sft", "lora", "resume"), "train"),
+    **dict.fromkeys(("eval", "perplexity"), "evaluate"),
+    **dict.fromkeys(("benchmark", "throughput"), "bench"),
+    **dict.fromkeys(("validate", "lint", "verify"), "check"),
+    **dict.fromkeys(("dry-run", "simulate"), "dryrun"),
+    **dict.fromkeys(("list", "search", "configs"), "recipes"),
+    **dict.fromkeys(("show", "config"), "recipe"),
+    **dict.fromkeys(("memory", "calc", "fits"), "estimate"),
+    **dict.fromkeys(("diagnose", "debug", "logs"), "doctor"),
+    **dict.fromkeys(("submit", "slurm", "sbatch"), "launch"),
+    **dict.fromkeys(("serve", "ui", "server"), "web"),
+    **dict.fromkeys(("merge", "save"), "convert"),
+    **dict.fromkeys(("chat", "infer", "inference", "predict", "sample"), "generate"),
+    **dict.fromkeys(("suggest", "advise"), "recommend"),
+    "help": "--help",
+}
+"""Words that other tools use for our commands."""
 
 
 def unknown_command(name: str, known: list[str]) -> InputError:
     """Return the error for a command that does not exist."""
-    near = closest(name, known)
-    hint = f"did you mean {' or '.join(near)}?" if near else "meshwright --help lists the commands"
-    return InputError(f"unknown command; {hint}", field="command", value=name, fix=near or ["meshwright --help"])
+    same = COMMAND_WORDS.get(name.lower())
+    near = [same] if same else closest(name, known)
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    reason = f"unknown command; {hint}Try 'meshwright --help'."
+    return InputError(reason, field="command", value=name, fix=near or ["meshwright --help"])
 
 
 def to_error(error: click.ClickException, arguments: Sequence[str]) -> InputError:
-    """Return click's error as ours: the option, why it is refused, and the option that was meant or the help."""
-    context = getattr(error, "ctx", None)
-    command = context.command_path if context else "meshwright"
+    """Return click's error as ours: the option, why it is refused, and what was meant or the command's help."""
+    context: Any = getattr(error, "ctx", None)
+    command = _command_path(context, arguments)
+    own_help = f"Try '{command} --help'."
     if isinstance(error, click.NoSuchOption):
-        options = [name for one in context.command.params for name in one.opts] if context else []
         typed = next((word for word in arguments if word.startswith(error.option_name)), error.option_name)
         typed = typed.partition("=")[0]  # click splits -to into -t and -o
-        near = closest(typed, [name for name in options if name.startswith("--")])
-        hint = f"did you mean {' or '.join(near)}?" if near else f"{command} --help lists its options"
-        reason = f"{command} has no such option; {hint}"
+        hint, near = _meant(typed, context, arguments)
+        reason = f"{command} has no such option; {hint}{own_help}"
         return InputError(reason, field="option", value=typed, fix=near or [f"{command} --help"])
-    return InputError(error.format_message(), fix=[f"{command} --help"])
+    return InputError(f"{error.format_message().rstrip('.')}. {own_help}", fix=[f"{command} --help"])
+
+
+def _command_path(context: Any, arguments: Sequence[str]) -> str:
+    """Return the command as it was typed; the parser raises some errors without a context."""
+    if context is not None and not isinstance(context.command, click.Group):
+        return str(context.command_path)
+    first = arguments[0] if arguments else ""
+    return f"meshwright {first}" if first in [verb.name for verb in verbs_on("cli")] else "meshwright"
+
+
+def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Return what an unknown option was probably meant to be: an argument, a recipe field or another option."""
+    parameters = context.command.params if context is not None else []
+    name = option.lstrip("-").replace("-", "_").lower()
+    for one in parameters:
+        if isinstance(one, click.Argument) and one.name == name and one.nargs == 1:
+            meant = f"{context.command_path} {_value_of(option, arguments) or one.make_metavar(context)}"
+            return f"it is an argument without a name: {meant}. ", [meant]
+    options = [flag for one in parameters if isinstance(one, click.Option) for flag in (*one.opts, *one.secondary_opts)]
+    near = closest(option, [flag for flag in options if flag.startswith("--")])
+    key = api.recipe_key(name) if not near and any(one.name == "overrides" for one in parameters) else None
+    if key is not None:
+        meant = f"{key}={_value_of(option, arguments) or 'VALUE'}"
+        return f"recipe fields are written as KEY=VALUE: {meant}. ", [meant]
+    return f"did you mean {' or '.join(near)}? " if near else "", near
+
+
+def _value_of(option: str, arguments: Sequence[str]) -> str:
+    """Return the value that was typed for an option; empty if there is none."""
+    for place, word in enumerate(arguments):
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2]
+        following = arguments[place + 1 : place + 2]
+        if word == option and following and not following[0].startswith("--"):
+            return following[0]
+    return ""
