@@ -269,7 +269,6 @@ class PlanResponse(Response, frozen=True, kw_only=True):
     commands: Mapping[str, str]
     no_command: Mapping[str, str]
     budget: planner.Budget | UnsetType | None = UNSET
-    notes: Sequence[str] | UnsetType = UNSET
     smallest_that_fits: int | UnsetType | None = UNSET
     reasons: Sequence[planner.Reason] | UnsetType = UNSET
     memory_by_stage_gib: Mapping[str, MemoryGib] | UnsetType = UNSET

@@ -27,7 +27,6 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Note", [escape(note) for note in answer.get("notes", [])])
     titled(out, "Train", [_train_line(answer, found.case.model.params)])
     titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
-    titled(out, "Weights", [escape(note) for note in answer.get("notes", [])])
     if recipe["benchmark"]:
         titled(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
     titled(out, "Layout", [layout_summary(answer["layout"])])
@@ -61,7 +60,6 @@ def estimate(answer: Answer, found: Any) -> None:
     titled(out, "Train", [_train_line(answer, found.case.model.params)])
     titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
     titled(out, "Changed", [_change_line(c) for c in answer["changes"] if c["field"] == "precision.compute"])
-    titled(out, "Weights", [escape(note) for note in answer.get("notes", [])])
     titled(out, "Layout", [layout_summary(answer["layout"])])
     if found.exists:
         titled(out, "Memory", memory_lines(answer["estimate"]))
