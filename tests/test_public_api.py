@@ -8,11 +8,7 @@ import meshwright
 from meshwright import InputError, Plan, Recipe, check, find_recipes, recipe, recommend
 
 
-def test_only_verbs_values_and_errors_are_public() -> None:
-    assert set(meshwright.__all__) == {
-        *("check", "find_recipes", "recipe", "recommend"),
-        *("Plan", "Recipe", "InputError", "MeshwrightError"),
-    }
+def test_names_are_public_and_unknown_ones_are_errors() -> None:
     assert all(getattr(meshwright, name) is not None for name in meshwright.__all__)
     with pytest.raises(AttributeError):
         _ = meshwright.nonsense
@@ -46,6 +42,6 @@ def test_the_index_is_searchable() -> None:
 def test_mistakes_are_typed() -> None:
     with pytest.raises(InputError) as caught:
         recommend("llama3-8b", "8xH100", "sft", overrides=["layout.tpp=2"])
-    assert "layout.tp" in caught.value.fix
+    assert "layout.tp=2" in caught.value.fix
     with pytest.raises(InputError):
         recommend("llama3-8b", "8xH100", "sft", seq=0)

@@ -1,4 +1,8 @@
-"""Meshwright: tell it your model, your GPUs and your goal; it picks the recipe, sizes it, checks it and says why."""
+"""Meshwright: tell it your model, your GPUs and your goal; it picks the recipe, sizes it, checks it and says why.
+
+Every command is a function here: `dir(meshwright)` lists them, `help(meshwright.recommend)` documents one, and
+docs/python.md has an example of each. Names are loaded on first use; only what trains or dry-runs imports torch.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,101 @@ from typing import TYPE_CHECKING, Any
 from meshwright.version import VERSION
 
 if TYPE_CHECKING:
-    from meshwright.api import check, find_recipes, recipe, recommend
-    from meshwright.errors import InputError, MeshwrightError
+    from meshwright.api import (
+        accuracy,
+        bench,
+        calibrate,
+        check,
+        convert,
+        diagnose,
+        estimate,
+        evaluate,
+        explain,
+        export,
+        find_model,
+        find_recipes,
+        generate,
+        plan,
+        recipe,
+        recommend,
+        size,
+        tokenize,
+        train,
+    )
+    from meshwright.api import cluster as cluster
+    from meshwright.api import dryrun as dry_run
+    from meshwright.api import gpu_catalogue as list_gpus
+    from meshwright.api import launch as launch_job
+    from meshwright.api import model_catalogue as list_models
+    from meshwright.api import rule_catalogue as list_rules
+    from meshwright.api.python import schema, to_dict
+    from meshwright.errors import InputError, MeshwrightError, OutputError
+    from meshwright.extras import MissingPackageError
     from meshwright.planner import Plan
     from meshwright.recipes.types import Recipe
 
 __version__ = VERSION
-__all__ = ["InputError", "MeshwrightError", "Plan", "Recipe", "check", "find_recipes", "recipe", "recommend"]
+__all__ = [
+    "InputError",
+    "MeshwrightError",
+    "MissingPackageError",
+    "OutputError",
+    "Plan",
+    "Recipe",
+    "accuracy",
+    "bench",
+    "calibrate",
+    "check",
+    "cluster",
+    "convert",
+    "diagnose",
+    "dry_run",
+    "estimate",
+    "evaluate",
+    "explain",
+    "export",
+    "find_model",
+    "find_recipes",
+    "generate",
+    "launch_job",
+    "list_gpus",
+    "list_models",
+    "list_rules",
+    "plan",
+    "recipe",
+    "recommend",
+    "schema",
+    "size",
+    "to_dict",
+    "tokenize",
+    "train",
+]
 
+# Some commands have the name of a package (meshwright.launch), so their functions are named otherwise.
+COMMANDS = {
+    "dryrun": "dry_run",
+    "doctor": "diagnose",
+    "launch": "launch_job",
+    "recipes": "find_recipes",
+    "models": "list_models",
+    "gpus": "list_gpus",
+    "rules": "list_rules",
+}
+"""Command → function, where the names differ."""
 _HOMES = {
-    "InputError": "meshwright.errors",
-    "MeshwrightError": "meshwright.errors",
-    "Plan": "meshwright.planner",
-    "Recipe": "meshwright.recipes.types",
+    "InputError": "errors.InputError",
+    "MeshwrightError": "errors.MeshwrightError",
+    "OutputError": "errors.OutputError",
+    "MissingPackageError": "extras.MissingPackageError",
+    "Plan": "planner.Plan",
+    "Recipe": "recipes.types.Recipe",
+    "dry_run": "api.dryrun",
+    "launch_job": "api.launch",
+    "list_gpus": "api.gpu_catalogue",
+    "list_models": "api.model_catalogue",
+    "list_rules": "api.rule_catalogue",
+    "schema": "api.python.schema",
+    "to_dict": "api.python.to_dict",
 }
 
 
@@ -29,4 +115,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_HOMES.get(name, "meshwright.api")), name)
+    module, _, attribute = _HOMES.get(name, f"api.{name}").rpartition(".")
+    return getattr(import_module(f"meshwright.{module}"), attribute)
+
+
+def __dir__() -> list[str]:
+    """List the public names, loaded or not."""
+    return sorted({*globals(), *__all__})

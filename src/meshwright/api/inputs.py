@@ -429,16 +429,62 @@ def command_words(request: type[Request], arguments: Mapping[str, Any]) -> list[
     return [*before, *options, *after]
 
 
+def _type_label(field: Field) -> str:
+    """Return the type of a parameter as people write it."""
+    label = "Sequence[str]" if field.repeated else " | ".join(one.__name__ for one in field.types) or "object"
+    return label if field.required or field.repeated or field.python_default is not None else f"{label} | None"
+
+
+def _limits(field: Field) -> str:
+    limits = range_of(field.input)
+    choice_list = f" One of {', '.join(map(repr, field.input.choices))}." if field.input.choices else ""
+    examples = f" E.g. {', '.join(map(repr, field.input.examples))}." if field.input.examples else ""
+    return (f" ({limits})" if limits else "") + choice_list + examples
+
+
 class VerbFunction(Generic[P, R, T]):
     """A verb as a Python function: called with the request's fields, or with a validated request."""
 
     def __init__(self, request: Callable[P, R], handle: Callable[[R], T]) -> None:
         self.request, self.handle = request, handle
-        self.__doc__, self.__name__ = handle.__doc__, handle.__name__
+        self.__name__, self.__module__ = handle.__name__, handle.__module__
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return inspect.signature(self.request)
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        returned = self.handle.__annotations__.get("return", inspect.Signature.empty)
+        parameters = [
+            inspect.Parameter(
+                field.name,
+                kind,
+                annotation=_type_label(field),
+                default=inspect.Parameter.empty if field.required else field.python_default,
+            )
+            for field in self._fields
+        ]
+        # A keyword-only field of a base class may be required after one with a default.
+        parameters.sort(key=lambda one: one.default is not inspect.Parameter.empty)
+        return inspect.Signature(parameters, return_annotation=returned)
+
+    @property
+    def _fields(self) -> list[Field]:
+        found: Any = self.request
+        return [field for field in fields_of(found) if field.name != "notes"]
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]  # written when it is read: resolving types takes milliseconds
+        """Return summary, description, and every parameter with its meaning."""
+        about = inspect.cleandoc(self.handle.__doc__ or "")
+        more = inspect.cleandoc(self.request.__doc__ or "").partition("\n")[2].strip()
+        lines = [f"    {field.name}: {field.input.help}{_limits(field)}" for field in self._fields]
+        arguments = "\n".join(["Args:", *lines]) if lines else ""
+        raises = (
+            "Raises:\n    MeshwrightError: with field, value, reason and fix, if the input is wrong or a run fails."
+        )
+        return "\n\n".join(filter(None, (about, more, arguments, raises)))
+
+    def __repr__(self) -> str:
+        return f"<function meshwright.{self.__name__}{self.__signature__}>"
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Validate the fields and run the verb."""

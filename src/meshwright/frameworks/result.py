@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.costs import Estimate
+from meshwright.display import Readable, Row, titled
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
@@ -21,7 +24,7 @@ class UnresolvedValue(msgspec.Struct, frozen=True):
     line: int
 
 
-class CheckResult(msgspec.Struct, frozen=True):
+class CheckResult(Readable, msgspec.Struct, frozen=True):
     """Findings, estimate and notes for a checked recipe or file."""
 
     framework: str
@@ -35,6 +38,22 @@ class CheckResult(msgspec.Struct, frozen=True):
     estimate: Estimate | None  # None if the model or the GPUs are unknown
     unresolved: tuple[UnresolvedValue, ...] = ()
     notes: tuple[str, ...] = ()
+
+    def summary(self) -> Sequence[Row]:
+        """Return the verdict, the memory and the findings."""
+        where = f" on {self.cluster}" if self.cluster else ""
+        verdict = "ok" if self.ok else "cannot start or does not fit"
+        memory = [] if self.estimate is None else [self.estimate.memory]
+        figures = [f"{float(one.total):.1f} of {float(one.capacity):.1f} GiB per GPU" for one in memory]
+        findings = [
+            f"{f.severity}: {f.message}" + (f"  fix: {' '.join(f.fix)}" if f.fix else "") for f in self.findings
+        ]
+        return [
+            ("Check", f"{self.file or self.recipe.name}{where} with {self.engine}: {verdict}"),
+            *titled("Memory", figures),
+            *titled("Findings", findings or ["none"]),
+            *titled("Notes", self.notes),
+        ]
 
     @property
     def ok(self) -> bool:

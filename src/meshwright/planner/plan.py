@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from meshwright.clusters import Assumption, Cluster
 from meshwright.costs import Estimate
+from meshwright.display import Readable, Row, titled
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Engine, FieldKind, Goal, Recipe
@@ -65,7 +67,7 @@ class Reason(msgspec.Struct, frozen=True):
     why: str
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(Readable, msgspec.Struct, frozen=True):
     """A recipe on a cluster, with its estimate, findings, and all changes with their reasons."""
 
     question: Question
@@ -85,6 +87,42 @@ class Plan(msgspec.Struct, frozen=True):
         if found is None or found.reason:
             return ()
         return (f"the folder's weights are {found.method}: they are read as bf16, and the training saves bf16",)
+
+    def summary(self) -> Sequence[Row]:
+        """Return what the plan trains, its layout, memory, speed, changes and findings."""
+        question, recipe, estimate = self.question, self.recipe, self.estimate
+        layout = self.layout_dict()
+        degrees = [f"{name} {layout[name]}" for name in ("tp", "pp", "vp", "cp", "ep", "etp") if layout[name] > 1]
+        parts = (layout["strategy"], *degrees, f"dp {layout['dp_shard']}", f"micro batch {layout['micro_batch_size']}")
+        memory, band = estimate.memory, estimate.band
+        method = f" ({recipe.peft.method})" if recipe.goal == "peft" else ""
+        figures = [
+            (
+                "Memory",
+                f"{float(memory.total):.1f} of {float(memory.capacity):.1f} GiB per GPU "
+                f"(±{float(band.memory_pct):.0f} %): {'fits' if estimate.fits else 'does not fit'}",
+            ),
+            (
+                "Speed",
+                f"{float(estimate.step_s):.2f} s per step (±{float(band.step_pct):.0f} %), "
+                f"{float(estimate.tokens_per_s_per_gpu):,.0f} tokens/s/GPU, MFU {float(estimate.mfu):.0%}",
+            ),
+        ]
+        no_figures = [("Memory", "no figures: this layout cannot be built (see the findings)")]
+        return [
+            ("Recipe", f"{self.base.name}: {self.approach} ({self.match})"),
+            (
+                "Train",
+                f"{question.model_ref} · {recipe.goal}{method} · {recipe.data.seq_length:,} tokens × "
+                f"{recipe.train.global_batch_size:,} per step · on {question.cluster}",
+            ),
+            ("Layout", " · ".join((*parts, f"recompute {layout['recompute']}"))),
+            *(figures if self.exists else no_figures),
+            *titled(
+                "Changed", [f"{c.field} {c.old} → {c.new} ({c.kind})  {c.why}" for c in self.changes] or ["nothing"]
+            ),
+            *titled("Findings", [f"{f.severity}: {f.message}" for f in self.findings] or ["none"]),
+        ]
 
     @property
     def ok(self) -> bool:

@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from meshwright import rules
+from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.plan import Plan, Question
 from meshwright.planner.recommend import plan_with
@@ -30,7 +31,7 @@ class Dropped(msgspec.Struct, frozen=True):
     example: str
 
 
-class Ranking(msgspec.Struct, frozen=True):
+class Ranking(Readable, msgspec.Struct, frozen=True):
     """The best plans, the Pareto front of memory and speed, and the dropped layouts."""
 
     plans: tuple[Plan, ...]
@@ -38,6 +39,16 @@ class Ranking(msgspec.Struct, frozen=True):
     dropped: tuple[Dropped, ...]
     searched: int
     fitting: tuple[Candidate, ...] = ()  # every layout that fits, fastest first, if requested
+
+    def summary(self) -> Sequence[Row]:
+        """Return a line per plan, and what was dropped."""
+        lines = [
+            f"{float(p.estimate.step_s):.2f} s, {float(p.estimate.memory.total):.0f} GiB, {describe_case(p.case)}"
+            for p in self.plans
+        ]
+        dropped = [f"{one.count:,} × {one.reason}" for one in self.dropped]
+        searched = ("Searched", f"{self.searched:,} legal layouts")
+        return [*titled("Plans", lines or ["none"]), *titled("Dropped", dropped or ["nothing"]), searched]
 
 
 def rank_layouts(question: Question, overrides: Sequence[str] = (), top: int = 5, everything: bool = False) -> Ranking:

@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright import costs
 from meshwright.clusters import Assumption, Cluster, Gpu, default_nodes
+from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.budget import Price, Range, batch_notes, budget, goodput_of
 from meshwright.planner.goodput import Goodput
@@ -41,7 +42,7 @@ class Size(msgspec.Struct, frozen=True):
     cost_band: Range | None = None
 
 
-class Sizing(msgspec.Struct, frozen=True):
+class Sizing(Readable, msgspec.Struct, frozen=True):
     """All counts with a layout, the smallest that fits and the most efficient, and which counts were tried."""
 
     sizes: tuple[Size, ...]
@@ -56,6 +57,17 @@ class Sizing(msgspec.Struct, frozen=True):
     currency: str = ""
     notes: tuple[str, ...] = ()
     assumed: tuple[Assumption, ...] = ()
+
+    def summary(self) -> Sequence[Row]:
+        """Return the smallest and the most efficient count, and a line per count."""
+        lines = [
+            f"{one.gpus:,} GPUs: {one.total_gib:.0f} GiB{'' if one.fits else ' (does not fit)'}, "
+            f"{one.step_s:.2f} s per step, {one.layout}"
+            for one in self.sizes
+        ]
+        chosen = (("Smallest", self.smallest), ("Best", self.most_efficient))
+        found = [(title, f"{one.gpus:,} GPUs: {one.layout}" if one else "none fits") for title, one in chosen]
+        return [*found, *titled("Sizes", lines or ["none"])]
 
 
 def gpu_counts(node: int, most: int = MAX_GPUS) -> list[int]:

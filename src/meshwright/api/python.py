@@ -1,0 +1,50 @@
+"""What Python callers need besides the verbs: results as plain values, and their JSON Schema."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from meshwright.api.responses import Response, to_json
+from meshwright.api.schema import error_schema, response_schema
+from meshwright.api.verbs import VERBS, Verb
+from meshwright.errors import InputError, MeshwrightError, unknown
+from meshwright.version import SCHEMA
+
+
+def schema(verb: str) -> dict[str, Any]:
+    """Return the JSON Schema of a command's --json object, such as "recommend"; "error" is that of errors.
+
+    Args:
+        verb: name of a command, as typed on the command line.
+    """
+    published = [name for name, one in VERBS.items() if one.surfaces]
+    if verb == "error":
+        return error_schema()
+    if verb not in published:
+        raise unknown("verb", verb, [*published, "error"])
+    return response_schema(VERBS[verb])
+
+
+def to_dict(result: object) -> dict[str, Any]:
+    """Return what a verb returned, or an error, as the plain values that --json prints.
+
+    Args:
+        result: the result of a verb (a plan, a check, a sizing, a run, …), or a MeshwrightError.
+    """
+    if isinstance(result, MeshwrightError):
+        return {"schema": SCHEMA, "error": result.to_dict()}
+    if isinstance(result, Response):
+        return to_json(result)
+    names = [one.__name__ for one in type(result).__mro__]
+    for verb in VERBS.values():
+        if verb.surfaces and verb.responds and _result_type(verb) in names:
+            return to_json(getattr(verb._module, verb.responds)(result))
+    if isinstance(result, msgspec.Struct):
+        return dict(msgspec.to_builtins(result, enc_hook=str))
+    raise InputError("is not a result of Meshwright", field="result", value=type(result).__name__)
+
+
+def _result_type(verb: Verb) -> str:
+    return str(verb.handler.handle.__annotations__["return"])
