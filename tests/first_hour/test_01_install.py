@@ -195,7 +195,7 @@ def test_a_wheel_in_a_clean_environment(tmp_path: Path) -> None:
         ["plan", "llama3-8b", "--gpus", "8xH100", "--goal", "sft"],
         ["size", "llama3-8b", "--goal", "sft", "--gpu", "H100"],
         ["estimate", "llama3_8b_sft_config"],
-        ["export", "llama3_8b_sft_config", "--to", "megatron-bridge"],
+        ["export", "llama3_8b_sft_config", "--to", "megatron-bridge", "--gpus", "8xH200"],
         *(["recipes", "llama"], ["recipe", "llama3_8b_sft_config"], ["models"], ["gpus"], ["rules"]),
         *(["explain", "layout.tp"], ["accuracy"], ["mcp", "--json"], ["completion", "bash"], ["--version"]),
     ):
