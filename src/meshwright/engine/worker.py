@@ -273,7 +273,7 @@ class _Run:
         """
         import torch
 
-        if self._gradients_gib is None:
+        if not self._gradients_gib:  # a validation before the first step has none
             self._gradients_gib = self._measured_memory().gradients
         if self.checkpoints is not None:
             self.checkpoints.saver.before_update()
