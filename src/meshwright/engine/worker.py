@@ -378,7 +378,7 @@ class _Run:
         parameters = [p for stage in trainer.stages for p in stage.parameters()]
         state = metrics.optimizer_tensors(trainer.optimizer.state)
         return metrics.memory_parts(
-            parameters, [p.grad for p in parameters], state, trainer.device, self._gradients_gib
+            parameters, [p.grad for p in parameters], state, trainer.device, self._gradients_gib or None
         )
 
     def finish(self) -> RunMetrics:
