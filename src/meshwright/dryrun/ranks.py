@@ -63,9 +63,14 @@ class _Workers:
         self.progress(f"tracing {self.label_of(self.tasks[number])} ({len(self.results)} of {len(self.tasks)} done)")
         ours, theirs = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_child, args=(os.getpid(), self.trace_rank, self.tasks[number], theirs))
-        process.start()
-        theirs.close()
-        self.running[ours] = number, process
+        # Ctrl-C in one of Python's hooks around fork would be printed and lost; it is delivered after them instead.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+        try:
+            process.start()
+            theirs.close()
+            self.running[ours] = number, process
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def _receive(self, pipe: Any) -> None:
         number, process = self.running.pop(pipe)
@@ -96,6 +101,7 @@ class _Workers:
 
 def _child(parent: int, trace_rank: Any, task: Any, pipe: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT,))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     end_with(parent)
     gc.freeze()  # keep the garbage collector off imported modules: touching them would copy shared pages

@@ -258,14 +258,14 @@ def _can_fork() -> bool:
     if not hasattr(os, "fork"):
         return False
     reader, writer = os.pipe()
-    with warnings.catch_warnings():
+    with _signals_blocked(), warnings.catch_warnings():
         warnings.simplefilter(
             "ignore", DeprecationWarning
         )  # Python 3.12 warns about forks with threads, which this tests
         child = os.fork()
-    if child == 0:
-        os.close(reader)
-        _try_to_compute(writer)
+        if child == 0:
+            os.close(reader)
+            _try_to_compute(writer)
     os.close(writer)
     answered, _, _ = select.select([reader], [], [], PROBE_S)
     fine = bool(answered) and os.read(reader, 1) == b"y"

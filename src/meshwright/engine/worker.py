@@ -88,7 +88,7 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
         status = metrics.Status(process.rank == 0 and not spec.run.quiet)
         cleanup.callback(status.clear)
         if process.rank == 0 and device.type == "cpu":
-            _warn_of_slow_precision(spec)
+            _warn_of_slow_cpu(process, spec)
         trainer = build_trainer(spec, device, status.show)
         cleanup.callback(trainer.close)
         run = _Run(process, spec, trainer, dog, stop_request)
@@ -111,9 +111,12 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
     return outcome if process.rank == 0 else None
 
 
-def _warn_of_slow_precision(spec: RankSpec) -> None:
-    from meshwright.engine.cpu_speed import slow_precision_warning
+def _warn_of_slow_cpu(process: Process, spec: RankSpec) -> None:
+    """Warn of a number format that this CPU is slow in, and of more ranks than cores."""
+    from meshwright.engine.cpu_speed import cores, slow_precision_warning
 
+    if process.local_world > cores():
+        warn(f"--nproc {process.local_world}: this machine has {cores()} cores, so that the ranks wait for each other")
     resumes = spec.run.checkpoints and newest_checkpoint(Path(spec.folder)) is not None
     if text := slow_precision_warning(spec.recipe, resumes):
         warn(text)
@@ -270,7 +273,7 @@ class _Run:
         """
         import torch
 
-        if self._gradients_gib is None:
+        if not self._gradients_gib:  # a validation before the first step has none
             self._gradients_gib = self._measured_memory().gradients
         if self.checkpoints is not None:
             self.checkpoints.saver.before_update()
@@ -375,7 +378,7 @@ class _Run:
         parameters = [p for stage in trainer.stages for p in stage.parameters()]
         state = metrics.optimizer_tensors(trainer.optimizer.state)
         return metrics.memory_parts(
-            parameters, [p.grad for p in parameters], state, trainer.device, self._gradients_gib
+            parameters, [p.grad for p in parameters], state, trainer.device, self._gradients_gib or None
         )
 
     def finish(self) -> RunMetrics:

@@ -147,7 +147,8 @@ class Lock:
             run.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
-            raise InputError(f"cannot be written: {error.strerror}", field="--out", value=str(run)) from None
+            reason = "is a file, not a folder" if run.is_file() else f"cannot be written: {error.strerror}"
+            raise InputError(reason, field="--out", value=str(run), fix=("--out another folder",)) from None
         before = self._owner()
         if not self._take(before):
             os.close(self._file)

@@ -271,11 +271,8 @@ def encode_blocks(
         for block in block_iter:
             yield block, encoder.encode(block)
         return
-    pool = worker_pool(workers, initializer=_start_worker, initargs=arguments)
-    try:
+    with worker_pool(workers, initializer=_start_worker, initargs=arguments) as pool:
         yield from map_in_order(pool, _encode_in_worker, block_iter, 3 * workers)
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
 
 
 _ENCODER: list[Encoder] = []  # one per worker process, created when it starts

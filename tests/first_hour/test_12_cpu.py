@@ -1,0 +1,75 @@
+"""Training on a CPU: which number format is slow, and what a run does before its first step."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from meshwright.engine import cpu_speed
+from meshwright.engine.cpu_speed import slow_precision_warning, slowdown
+from meshwright.engine.metrics import Status
+from meshwright.engine.metrics import status as status_module
+from meshwright.recipes.index import load as load_recipe
+from meshwright.recipes.overrides import apply
+
+ROOT = Path(__file__).parents[2]
+RECIPE = "qwen3_600m_pretrain_config"
+
+
+def test_a_format_that_the_cpu_is_slow_in_is_measured_and_fp32_offered(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = load_recipe("llama3_8b_sft_config")
+    monkeypatch.setattr(cpu_speed, "slowdown", lambda compute: 104.4)
+    text = slow_precision_warning(recipe, has_checkpoints=False)
+    assert text.startswith("precision.compute=bf16: this CPU multiplies matrices 104 times slower in bf16 than in fp32")
+    fixed = apply(recipe, [text.rsplit("faster: ")[-1]])  # the fix can be typed
+    assert slow_precision_warning(fixed, has_checkpoints=False) == ""
+    assert "--accept-changes" in slow_precision_warning(recipe, has_checkpoints=True)
+    monkeypatch.setattr(cpu_speed, "slowdown", lambda compute: 1.4)
+    assert slow_precision_warning(recipe, has_checkpoints=False) == ""
+
+
+def test_the_measurement_is_quick_and_has_the_right_sign() -> None:
+    slowdown("bf16")  # the first product sets up the library
+    began = time.thread_time()
+    ratio = slowdown("bf16")
+    assert time.thread_time() - began < 0.1
+    assert 0.05 < ratio < 2000
+
+
+def test_the_status_is_a_changing_line_on_a_terminal_and_log_lines_elsewhere(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Status() as status:
+        status.show("building the model: x")
+        status.show("step 1")
+    assert capsys.readouterr().err == "building the model: x\nstep 1\n"
+    monkeypatch.setattr(status_module, "_is_terminal", lambda: True)
+    monkeypatch.setattr(status_module, "TERMINAL_TICK_S", 0.01)
+    with Status() as status:
+        status.show("step 1")
+        time.sleep(0.1)
+    shown = capsys.readouterr().err
+    assert shown.startswith("\r\x1b[2Kstep 1 …")
+    assert "step 1 … 0 s" in shown
+    assert shown.endswith("\r\x1b[2K")  # nothing stays on the line
+    with Status(shown=False) as status:
+        status.show("step 1")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_run_reports_its_phases_on_stderr_and_its_gradients(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "meshwright", "train", RECIPE, "--tiny", "train.steps=2", "--json"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "precision.compute=fp16"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    memory = json.loads(done.stdout)["memory_gib"]
+    assert memory["gradients"] == pytest.approx(memory["weights"])
+    phases = ["importing torch", "preparing the data: mock", "building the model: qwen3_600m", "step 1"]
+    assert [line for line in done.stderr.splitlines() if line in phases] == phases
