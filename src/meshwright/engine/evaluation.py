@@ -67,14 +67,17 @@ class Validation:
         self.name = str(held_out_set(recipe) or recipe.data.dataset)
         self.state = ValidationState(dataset=self.name, samples=self.source.size)
         if self.first:
-            log(f"validation: {self._described(total)}, every {train.eval_every} steps and after the last")
+            every = "step" if train.eval_every == 1 else f"{train.eval_every} steps and after the last"
+            log(f"validation: {self._described(total)}, every {every}")
 
     def _described(self, total: int | None) -> str:
         used, batch = self.source.size, self.recipe.train.global_batch_size
         if total is None or total <= used:
             return f"{used:,} samples of {self.name}"
-        bound = f"train.eval_steps={-(-total // batch)} uses all" if not self.recipe.train.eval_steps else ""
-        return f"the first {used:,} samples of {self.name}{f' ({bound})' if bound else ''}"
+        if self.source.in_order:  # a stream that was not read to its end
+            return f"the first {used:,} samples of {self.name}"
+        uses_all = f"train.eval_steps={-(-total // batch)} uses all"
+        return f"the first {used:,} of {total:,} samples of {self.name} ({uses_all})"
 
     def _log_unused(self) -> None:
         data = self.recipe.data

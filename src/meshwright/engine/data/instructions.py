@@ -85,6 +85,7 @@ def split_by_content(conversations: TokenizedConversations, share: float, held_o
             f"none of the {len(conversations)} conversations is left to {side}",
             field="data.validation_part",
             value=share,
+            fix=(f"data.validation_part={0.1 if held_out else 0.02}", "data.validation=FILE, FOLDER or split"),
         )
     return indices
 

@@ -78,9 +78,7 @@ def inspect(path: str) -> FoundCheckpoint:
     if folder.name in (BEST, LATEST) and (folder.parent.parent / "checkpoints").is_dir():
         return find_checkpoint(str(folder.parent.parent), folder.name)
     if not folder.exists():
-        from meshwright.engine import hf_io
-
-        return FoundCheckpoint("model", hf_io.find_folder(path))
+        return FoundCheckpoint("model", _published_model(path))
     if folder.is_file():
         folder = folder.parent
     for checkpoint_type, name in (*MARKER_FILES, ("checkpoint", MANIFEST)):
@@ -93,6 +91,21 @@ def inspect(path: str) -> FoundCheckpoint:
         value=path,
         fix=("use the --out folder of `meshwright train`", "use a folder with config.json"),
     )
+
+
+def _published_model(path: str) -> Path:
+    """Return the local folder of a Hugging Face id; a path that does not exist is reported as such."""
+    from meshwright.engine import hf_io
+    from meshwright.file_access import neighbours
+
+    try:
+        return hf_io.find_folder(path)
+    except InputError as error:
+        near = neighbours(Path(path).expanduser())
+        hint = f"; did you mean {near[0]}?" if near else ""
+        reason = f"no such run, checkpoint or model folder{hint} ({error.reason})"
+        fix = (*near[:1], "use the --out folder of `meshwright train`", *error.fix[:1])
+        raise InputError(reason, field=FIELD, value=path, fix=fix) from None
 
 
 MARKER_FILES: tuple[tuple[CheckpointType, str], ...] = (

@@ -106,9 +106,7 @@ def _recipe_of(found: FoundCheckpoint, path: str, dataset: str | None, answers: 
 
 def _on_all_of(recipe: Recipe, dataset: str) -> Recipe:
     """Return the recipe with all of a dataset held out."""
-    data = msgspec.structs.replace(
-        recipe.data, dataset=dataset, blend={}, validation="", validation_part=1.0, streaming=False
-    )
+    data = msgspec.structs.replace(recipe.data, dataset=dataset, blend={}, validation="", validation_part=1.0)
     return msgspec.structs.replace(recipe, data=data)
 
 
@@ -136,7 +134,9 @@ def _for_evaluation(recipe: Recipe, folder: Path, world: int) -> Recipe:
         layout=Layout(),
         kernels=Kernels(),
         precision=Precision(compute=compute, master=compute),
-        data=msgspec.structs.replace(data, tokenizer=data.tokenizer or str(folder), anneal_blend={}, anneal_steps=0),
+        data=msgspec.structs.replace(
+            data, tokenizer=data.tokenizer or str(folder), anneal_blend={}, anneal_steps=0, streaming=False
+        ),
         train=Train(global_batch_size=SAMPLES_PER_STEP * world, steps=1, per_token_loss=True, seed=recipe.train.seed),
         checkpoint=Checkpoint(pretrained=str(folder)),
     )
