@@ -97,7 +97,12 @@ WRONG = [
     ("/scale", {"model": "llama3-8b", "goal": "sft"}, 422, "gpu required"),
     ("/scale", {"model": "llama3-8b", "gpu": "2x9000", "goal": "sft"}, 422, "are not one node"),
     ("/scale", {"model": "llama3-8b", "gpu": "H100", "goal": "sft", "price": "2"}, 422, "token budget"),
-    ("/scale", {"model": "llama3-8b", "gpu": "H100", "goal": "sft", "price": "free"}, 422, "must be a price per GPU-hour"),
+    (
+        "/scale",
+        {"model": "llama3-8b", "gpu": "H100", "goal": "sft", "price": "free"},
+        422,
+        "must be a price per GPU-hour",
+    ),
     ("/check", {"example": "nobody"}, 422, "nobody"),
     ("/recipes", {"goal": "dance"}, 422, "goal"),
     ("/recipes/llama3_8b_sft_confg", {}, 404, "llama3_8b_sft_config"),
