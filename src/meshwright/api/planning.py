@@ -71,7 +71,7 @@ def _sized_question(request: requests.Size) -> Question:
     """Return the question on one node: that of a GPU type, a count (the GPUs of one node), or a file's."""
     named = clusters.is_known(request.gpu)
     try:
-        on = f"1x{request.gpu}" if named else request.gpu
+        on = f"{clusters.gpu(request.gpu).gpus_per_node}x{request.gpu}" if named else request.gpu
         question = _question(request, typed_model(request.model), request.goal, on)
     except InputError as error:
         if error.field != "gpus":
@@ -82,14 +82,23 @@ def _sized_question(request: requests.Size) -> Question:
             error.reason, field="gpu", value=request.gpu, fix=tuple(f"--gpu {fix}" for fix in known)
         ) from None
     if named:
-        usual = clusters.Cluster(question.cluster.gpu, 1, question.cluster.gpu.gpus_per_node)
-        return msgspec.structs.replace(question, cluster=usual)
+        return _with_usual_node(question)
     if any(one.field == "nodes" for one in question.assumed):  # 16xH100: a count of GPUs, not a node
         node = question.cluster.gpus_per_node
         text = f"nodes of {node} GPUs; the number of GPUs is the result, so {request.gpu} gives only the node"
         assumed = tuple(one for one in question.assumed if one.field != "nodes")
         question = msgspec.structs.replace(question, assumed=(*assumed, clusters.Assumption("nodes", str(node), text)))
     return question
+
+
+def _with_usual_node(question: Question) -> Question:
+    """Return the question with the GPU's usual node as an assumption."""
+    gpu = question.cluster.gpu
+    if gpu.gpus_per_node == 1:
+        return question
+    text = f"nodes of {gpu.gpus_per_node} GPUs, the usual {gpu.name} node; write --gpu 4x{gpu.name} for nodes of 4"
+    usual = clusters.Assumption("nodes", str(gpu.gpus_per_node), text)
+    return msgspec.structs.replace(question, assumed=(*question.assumed, usual))
 
 
 def _price(request: requests.Recommend | requests.Size | requests.Estimate, question: Question) -> planner.Price | None:

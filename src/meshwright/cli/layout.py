@@ -53,6 +53,11 @@ def seconds(value: float) -> str:
     return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
 
 
+def share(value: float) -> str:
+    """Return a share in percent, with a decimal below ten."""
+    return f"{value:.0%}" if value >= 0.1 else f"{value:.1%}"
+
+
 def assumed_lines(assumed: Sequence[dict[str, Any]]) -> list[str]:
     """Return what was taken for what the request leaves open."""
     return [f"[yellow]{escape(one['message'])}[/]" for one in assumed]
@@ -65,7 +70,7 @@ def speed_line(estimate: dict[str, Any]) -> str:
     return (
         f"{seconds(estimate['step_s'])} s per step ({within}), "
         f"{estimate['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, {estimate['tflops_per_gpu']:.0f} TFLOP/s/GPU, "
-        f"MFU {estimate['mfu']:.0%}"
+        f"MFU {share(estimate['mfu'])}"
     )
 
 

@@ -32,6 +32,7 @@ class GpuProfile(_Profile, frozen=True, kw_only=True):
     scan: float  # the same for chunked scans of linear-time mixers
     hbm: float  # share of the memory bandwidth that memory-bound kernels reach
     link: float  # share of the NVLink (or PCIe) rate that collectives reach
+    pcie: float | None = None  # the same on cards of this architecture without NVLink; None: as link
     network: float  # share of the network rate that collectives reach
     all_to_all: float  # share of either that an all-to-all reaches
     clock: dict[str, float] = {}  # sustained clock over that of the architecture's reference, by GPU name

@@ -84,7 +84,7 @@ def speeds(case: Case) -> Speeds:
         core=peak * chip.attention.get(kernel, chip.attention["best"]) * clock,
         scan=peak * chip.scan * clock,
         hbm=gpu.hbm_gb_s * 1e9 * chip.hbm,
-        link=gpu.nvlink_gb_s * 1e9 * chip.link,
+        link=gpu.nvlink_gb_s * 1e9 * (chip.pcie if gpu.link == "pcie" and chip.pcie is not None else chip.link),
         network=gpu.network_gb_s * 1e9 * chip.network,
         traffic=engine.traffic_compiled if case.compile else engine.traffic,
     )

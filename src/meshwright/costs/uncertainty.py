@@ -16,6 +16,8 @@ import msgspec
 from meshwright.errors import InputError
 from meshwright.recipes.case import Case
 
+CONSUMER_BLACKWELL = 12.0  # compute capability of GeForce and RTX PRO: other tensor cores than B200 and GB200
+
 
 class ErrorBands(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Half-widths in per cent by error class, the measured range, and how the band widens beyond it."""
@@ -71,7 +73,8 @@ def step_band(case: Case) -> float:
 
 def _widen_gpu(case: Case, known: ErrorBands) -> float:
     """Return the factor for the GPU; a custom or consumer GPU shares no measured runs with its architecture."""
-    if case.gpu_arch not in known.gpus:
+    consumer = case.gpu_arch == "blackwell" and case.capability >= CONSUMER_BLACKWELL
+    if case.gpu_arch not in known.gpus or consumer:
         return known.widen_gpu
     return 1.0 if case.gpu in known.cards else known.widen_card
 

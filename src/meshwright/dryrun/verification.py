@@ -24,7 +24,7 @@ _INSTALLED, _CHECKOUT = Path(__file__).with_name("verification.jsonl"), Path(__f
 REPORTS = _INSTALLED if _INSTALLED.is_file() else _CHECKOUT / "verification.jsonl"
 CHECKS = ("rules", "estimate", "dryrun", "tiny")
 # Fields that describe a model without changing what runs. Editing them does not make a report stale.
-DESCRIPTIVE = ("source", "published_total", "published_active", "aliases")
+DESCRIPTIVE = ("source", "published_total", "published_active", "aliases", "quantization")
 FINGERPRINT_DIGITS = 16
 
 CheckName = Literal["rules", "estimate", "dryrun", "tiny"]

@@ -107,10 +107,15 @@ def loss_unsupported(c: Case) -> Column:
     symptom="a memory peak at the end of the forward pass that recompute does not reduce",
     cause="it stores fp32 logits of every token over the full vocabulary, and their gradient",
     fixes=({"loss": ["chunked", "vocab_parallel"]}, {"micro_batch_size": [1], "loss": ["chunked"]}),
-    values={"logits": lambda c: _logits_gib(c)},
+    values={"logits": lambda c: _kept_logits_gib(c)},
 )
 def full_logits_stored(c: Case) -> Column:
-    return (c.loss == "plain") & (_logits_gib(c) > 8)
+    return (c.loss == "plain") & (_logits_gib(c) > 8) & (_kept_logits_gib(c) > 8)
+
+
+def _kept_logits_gib(c: Case) -> Column:
+    """Return the logits at the estimated peak, or by bytes per logit without an estimate."""
+    return _logits_gib(c) if c.memory is None else c.memory.logits
 
 
 def _logits_gib(c: Case) -> Column:
