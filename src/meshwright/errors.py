@@ -49,6 +49,9 @@ class OutputError(MeshwrightError):
     exit_code = 3
 
 
+MANY = 60  # names, of which a few say nothing
+
+
 def some(names: Sequence[str], shown: int = 3, between: str = ", ") -> str:
     """Return the first names, and how many more there are."""
     more = f" and {len(names) - shown} more" if len(names) > shown else ""
@@ -71,5 +74,7 @@ def unknown(field: str, value: object, known: Iterable[str], listed_by: str = ""
         reason = f"unknown {noun} {value!s}; did you mean {' or '.join(near)}?"
     else:
         more = f" …; {listed_by} lists all" if listed_by else " …"
-        reason = f"unknown {noun} {value!s}; known: {', '.join(sorted(names)[:12])}{more if len(names) > 12 else ''}"
+        shown = f"known: {', '.join(sorted(names)[:12])}{more if len(names) > 12 else ''}"
+        listed = bool(listed_by) and len(names) > MANY  # the first dozen of hundreds of recipes helps nobody
+        reason = f"unknown {noun} {value!s}; {f'{listed_by} lists all' if listed else shown}"
     return InputError(reason, field=field, value=value, fix=near)

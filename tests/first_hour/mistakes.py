@@ -157,6 +157,8 @@ def fixed_command(words: Sequence[str], fix: str, error: dict[str, Any]) -> list
         return [word for word in words if word != parts[1]]
     if parts and parts[0].startswith("--"):
         found = [word for word in words if error.get("field") != "argument" or word != error["value"]]
+        if str(error.get("field")).startswith("--"):  # the fix replaces the option that the error names
+            found = without_option(found, str(error["field"]))
         at = 0
         while at < len(parts):
             has_value = at + 1 < len(parts) and not parts[at + 1].startswith("--")

@@ -431,7 +431,7 @@ def test_unknown_recipe_names(name: str) -> None:
     assert bridge_recipes.find(name) is None
     (finding,) = check(f"torchrun --nproc-per-node=8 scripts/training/run_recipe.py --recipe {name}\n").findings
     assert finding.rule == "megatron-bridge.unknown-recipe"
-    assert "did you mean" in finding.message
+    assert f"; it has {name.partition('_')[0]}_" in finding.message or "did you mean" in finding.message
 
 
 def test_precedence_of_overrides_flags_and_recipe() -> None:

@@ -89,7 +89,7 @@ def launch(request: requests.Launch) -> Started:
             uses = {"out": "; --write DIR writes the files of the job"}.get(only[0], "")
             value = getattr(request, only[0])
             reason = f"is an option of our engine, and --to runs the recipe with {request.to}{uses}"
-            fixes = (f"remove --{only[0]}", "remove --to")
+            fixes = (f"--write {value}",) if only[0] == "out" else (f"remove --{only[0]}",)
             raise InputError(reason, field=f"--{only[0]}", value="true" if value is True else value, fix=fixes)
         changes = [*request.overrides, *([f"data.dataset={dataset}"] if dataset else [])]
         exported = export(request.recipe, request.to, gpus=request.gpus, overrides=changes)

@@ -12,6 +12,7 @@ from meshwright.frameworks.framework import Content, Framework, RuleContext
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.result import CheckResult, UnresolvedValue
 from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, clusters_for, complete, import_recipe
+from meshwright.frameworks.tried_fixes import tried_fixes
 from meshwright.models import ModelSpec
 from meshwright.planner import case_of
 from meshwright.recipes import overrides as override
@@ -49,12 +50,32 @@ def check(
     overrides: Sequence[str] = (),
     advice: bool = False,
 ) -> CheckResult:
-    """Return all findings for a file; if the GPUs are unknown, only those that hold on every candidate cluster."""
+    """Return all findings for a file; if the GPUs are unknown, only those that hold on every candidate cluster.
+
+    The fixes of a structured file are tried on its settings; one that leads to another error is not suggested.
+    """
+    result = _check(framework, content, gpus, model, overrides, advice)
+
+    def findings_after(changed: Content) -> tuple[Finding, ...]:
+        return _check(framework, changed, gpus, model, overrides, advice, fixes=False).findings
+
+    return msgspec.structs.replace(result, findings=tried_fixes(content, result.findings, findings_after))
+
+
+def _check(
+    framework: Framework,
+    content: Content,
+    gpus: str | None,
+    model: ModelSpec | None,
+    overrides: Sequence[str],
+    advice: bool,
+    fixes: bool = True,
+) -> CheckResult:
     imported = import_recipe(framework, content, model, list(overrides))
     known, candidates = clusters_for(imported, gpus)
     cases = list(_cases(imported, candidates))
     recipe = complete(imported, candidates[0])
-    ours = _our_findings(imported, cases, advice) if cases else []
+    ours = _our_findings(imported, cases, advice, fixes) if cases else []
     theirs = list(_framework_findings(imported, recipe, cases[0] if cases else None, candidates[0] if known else None))
     findings = [
         *imported.parsed.findings,
@@ -107,10 +128,10 @@ def _cases(imported: ImportedRecipe, candidates: Sequence[Cluster]) -> Iterator[
             yield case_of(changed, imported.model, candidates[0], imported.engine)
 
 
-def _our_findings(imported: ImportedRecipe, cases: Sequence[Case], advice: bool) -> list[Finding]:
+def _our_findings(imported: ImportedRecipe, cases: Sequence[Case], advice: bool, fixes: bool) -> list[Finding]:
     """Return the findings of our rules that hold in every case, in the framework's keys."""
     first, *others = cases
-    found = rules.check(first, SEVERITIES if advice else SEVERITIES[:2], others)
+    found = rules.check(first, SEVERITIES if advice else SEVERITIES[:2], others, fixes=fixes)
     kept = [_downgrade_within_error(one, first) for one in found if advice or one.rule not in SUGGESTIONS_ONLY]
     return [_in_framework_keys(imported, first.recipe, one) for one in kept]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.recipes.values import parse
 from meshwright.rules.rule import Finding, Severity
 
+_NAME = re.compile(r"[\w./-]+")
+_PLACEHOLDER = re.compile(r"(?<=[ =])(N|F|…)$")  # the value of a setting that moved to another key
 SIMILARITY = 70.0  # percent of matching characters above which an unknown key counts as a typo
 
 
@@ -180,6 +183,8 @@ class _Reader:
 
     def _format_fix(self, fix: str, key: str) -> str:
         name, equals, value = fix.partition("=")
+        if not equals and _NAME.fullmatch(fix):  # one of the key's values
+            return self.framework.format_setting(key, fix)
         return self.framework.format_setting(name, value) if equals and (name == key or name in self.key_map) else fix
 
     def _report_unknown(self, key: str, setting: SourcedValue) -> None:
@@ -221,14 +226,12 @@ class _Reader:
         message = f"{self.framework.display_key(config_key.key)} {text}{ended}" + (
             f": {config_key.note}" if config_key.note else ""
         )
-        self._report(
-            finding,
-            severity,
-            config_key.key,
-            setting,
-            message,
-            (config_key.replacement,) if config_key.replacement else (),
-        )
+        self._report(finding, severity, config_key.key, setting, message, self._replacement(config_key, setting))
+
+    def _replacement(self, config_key: ConfigKey, setting: SourcedValue) -> tuple[str, ...]:
+        """Return what to write instead of a key, with the value that the file sets."""
+        text = _PLACEHOLDER.sub(lambda _: text_of(setting.value), config_key.replacement)
+        return (text,) if text else ()
 
     def _report(
         self, rule: str, severity: Severity, key: str, setting: SourcedValue, message: str, fix: tuple[str, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from meshwright.clusters import MAX_GPUS, Cluster, Gpu, default_nodes
 from meshwright.errors import InputError
@@ -30,28 +30,28 @@ def nearby_counts(world: int, gpu: Gpu) -> Iterator[int]:
     yield from sorted((n for n in found if 1 <= n <= MAX_GPUS and n != world), key=lambda n: (abs(n - world), n))
 
 
-def nearest_counts(case: Case, most: int = MAX_SUGGESTED_COUNTS) -> list[int]:
-    """Return GPU counts near the requested one that have a legal layout."""
+def nearest_counts(case: Case, most: int = MAX_SUGGESTED_COUNTS, ignoring: Container[str] = ()) -> list[int]:
+    """Return GPU counts near the requested one that have a layout which breaks only ignored rules."""
     found: list[int] = []
     for tried, count in enumerate(nearby_counts(case.cluster.world, case.cluster.gpu)):
         if tried >= MAX_TRIED_COUNTS or len(found) >= most:
             break
-        if any_legal(resize(case, count)):
+        if any_legal(resize(case, count), ignoring):
             found.append(count)
     return sorted(found)
 
 
-def nearest_batch(case: Case) -> int | None:
+def nearest_batch(case: Case, ignoring: Container[str] = ()) -> int | None:
     """Return a global batch near the recipe's for which the requested count has a layout."""
     batch, world = case.global_batch_size, case.cluster.world
     tries = sorted({max(round(batch / step), 1) * step for step in (world, world // 2 or 1, world // 4 or 1, 8)})
     near = sorted(tries, key=lambda b: abs(b - batch))
-    return next((b for b in near if b != batch and any_legal(case.replace(global_batch_size=b))), None)
+    return next((b for b in near if b != batch and any_legal(case.replace(global_batch_size=b), ignoring)), None)
 
 
-def no_layout(case: Case) -> InputError:
+def no_layout(case: Case, ignoring: Container[str] = ()) -> InputError:
     """Return the error for a count that no layout divides, with counts and a batch that work."""
-    near, batch = nearest_counts(case), nearest_batch(case)
+    near, batch = nearest_counts(case, ignoring=ignoring), nearest_batch(case, ignoring)
     fixes = [f"--gpus {n}x{case.cluster.gpu.name}" for n in near]
     fixes += [f"train.global_batch_size={batch}"] if batch else []
     facts = f"global batch {case.global_batch_size}, {case.heads} heads, {case.layers} layers"

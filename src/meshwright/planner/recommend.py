@@ -61,13 +61,14 @@ def keeps_recipe_layout(baseline: Baseline, found: Candidate) -> bool:
 
 def _fallback_layout(baseline: Baseline) -> dict[str, Any]:
     """Return the layout to report if none is legal; raise if no layout divides the GPU count."""
-    blocking = {id for id in always_broken(baseline.case) if rules.RULES[id].field not in ARITHMETIC}
+    arithmetic = ARITHMETIC - baseline.pinned.keys()
+    blocking = {id for id in always_broken(baseline.case) if rules.RULES[id].field not in arithmetic}
     found = best(baseline.case, baseline.pinned, blocking) if blocking else None
     if found is not None:
         return {**found.layout, **baseline.pinned}
     if baseline.pinned and any_legal(baseline.case):  # report the user's values, do not replace them
         return {}
-    raise no_layout(baseline.case)
+    raise no_layout(baseline.case, blocking)
 
 
 def plan_with(baseline: Baseline, layout: Mapping[str, Any], faster: Candidate | None = None) -> Plan:

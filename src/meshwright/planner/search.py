@@ -98,9 +98,10 @@ def score(
         yield ScoredBatch(kept, step_s, np.broadcast_to(memory.total, kept.tp.shape), fits)
 
 
-def any_legal(case: Case) -> bool:
-    """Return whether some layout of this case breaks no error rule except memory."""
-    return any(bool(np.any(rules.legal(batch))) for batch in candidates(case))
+def any_legal(case: Case, ignoring: Container[str] = ()) -> bool:
+    """Return whether some layout of this case breaks no error rule except memory and ignored rules."""
+    batches = candidates(case, DEFAULT_SPACE, {}, ignoring)
+    return any(bool(np.any(rules.legal(batch, ignoring))) for batch in batches)
 
 
 def always_broken(case: Case) -> frozenset[str]:

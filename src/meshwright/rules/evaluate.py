@@ -71,25 +71,35 @@ def illegal_by_rule(case: Case) -> dict[str, Column]:
 
 
 def check(
-    case: Case, severities: Iterable[Severity] = SEVERITIES, others: Sequence[Case] = (), search: Search | None = None
+    case: Case,
+    severities: Iterable[Severity] = SEVERITIES,
+    others: Sequence[Case] = (),
+    search: Search | None = None,
+    fixes: bool = True,
 ) -> list[Finding]:
     """Return the findings of one case, errors first, each with overrides that resolve it.
 
     `others` are alternatives for a case that is not fully known: a finding must then hold in all of them. `search`
-    looks for a layout if the rules' own fixes leave errors.
+    looks for a layout if the rules' own fixes leave errors. Without `fixes`, none are tried, which is faster.
     """
     found = sorted((r for r in applicable(case) if bool(r.broken(case))), key=lambda r: SEVERITIES.index(r.severity))
     broken = frozenset(r.id for r in found)
     wanted = tuple(severities)
     reported = [r for r in found if r.severity in wanted and all(bool(r.broken(other)) for other in others)]
+    if not fixes:
+        return [_finding_of(r, case, ()) for r in reported]
     together = _fixes_together(case, [r for r in found if r.severity == "error"], search)
     findings = [_finding(r, case, broken, together) for r in reported]
     return [f for f in findings if f.severity != "advice" or f.fix]  # advice needs a fix that works
 
 
 def _finding(rule: Rule, case: Case, broken: frozenset[str], together: Mapping[str, Change]) -> Finding:
-    field = keys_by_flat_name().get(rule.field, rule.field)
     fix = _overrides(together.get(rule.id)) if rule.severity == "error" else try_fixes(rule, case, broken)
+    return _finding_of(rule, case, fix)
+
+
+def _finding_of(rule: Rule, case: Case, fix: tuple[str, ...]) -> Finding:
+    field = keys_by_flat_name().get(rule.field, rule.field)
     return Finding(rule.id, rule.severity, field, message(rule, case), fix)
 
 

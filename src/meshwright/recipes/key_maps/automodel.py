@@ -80,14 +80,11 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey(
         "step_scheduler.checkpoint_interval",
         status="removed",
-        replacement="step_scheduler.ckpt_every_steps: 500",
+        replacement="step_scheduler.ckpt_every_steps: …",
         note="appears in guides, but the section has no such field",
     ),
     ConfigKey(
-        "step_scheduler.grad_acc_steps",
-        status="removed",
-        replacement="step_scheduler.global_batch_size: 64",
-        note="accumulation is derived from the global batch size",
+        "step_scheduler.grad_acc_steps", status="removed", note="accumulation is derived from the global batch size"
     ),
     ConfigKey("dist_env.backend", default="nccl", type="str"),
     ConfigKey("dist_env.timeout_minutes", default=1, type="int"),
@@ -177,7 +174,7 @@ KEYS: tuple[ConfigKey, ...] = (
         "distributed.pipeline.pp_batch_size",
         type="int",
         status="overwritten",
-        replacement="step_scheduler.local_batch_size: 8",
+        replacement="step_scheduler.local_batch_size: …",
         note="overwritten with step_scheduler.local_batch_size",
     ),
     ConfigKey(
@@ -299,13 +296,8 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("peft.lora_dtype", default=None),
     ConfigKey("peft.use_dora", default=False, type="bool"),
     *(
-        ConfigKey(f"peft.{old}", status="removed", replacement=f"peft.{new}")
-        for old, new in (
-            ("r", "dim: 16"),
-            ("rank", "dim: 16"),
-            ("lora_alpha", "alpha: 32"),
-            ("lora_dropout", "dropout: 0.0"),
-        )
+        ConfigKey(f"peft.{old}", status="removed", replacement=f"peft.{new}: …")
+        for old, new in (("r", "dim"), ("rank", "dim"), ("lora_alpha", "alpha"), ("lora_dropout", "dropout"))
     ),
     ConfigKey("quantization.load_in_4bit", default=False, type="bool"),
     ConfigKey("fp8.enabled", default=False, type="bool"),

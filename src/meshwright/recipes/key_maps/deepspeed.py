@@ -154,7 +154,7 @@ KEYS: tuple[ConfigKey, ...] = (
         type="bool",
         status="ignored",
         note="replaced by pin_memory in offload_optimizer and offload_param",
-        replacement='"offload_optimizer": {"pin_memory": true}',
+        replacement='"zero_optimization": {"offload_optimizer": {"pin_memory": true}}',
     ),
     ConfigKey("zero_optimization.legacy_stage1", status="removed", until="0.5.8",
               note="the original ZeRO-1 was removed"),

@@ -70,7 +70,7 @@ def _fsdp2_key(ctx: RuleContext) -> Problem | None:
     return Problem(
         f"fsdp_reshard_after_forward={ctx.get(key)} is ignored by FSDP1; "
         f"it uses fsdp_sharding_strategy={ctx.get(f'{FSDP}fsdp_sharding_strategy')}",
-        (format_setting(f"{FSDP}fsdp_sharding_strategy", strategy), format_setting(f"{FSDP}fsdp_version", 2)),
+        (format_setting(f"{FSDP}fsdp_sharding_strategy", strategy),),
         key=key,
     )
 

@@ -35,8 +35,8 @@ def _batch_arithmetic(ctx: RuleContext) -> Problem | None:
     parts = [f"micro batch {micro}" if micro else "", f"accumulation {steps}" if steps else ""]
     product = " × ".join([part for part in (*parts, f"{ranks} data-parallel ranks" if world else "") if part])
     fix = [format_setting("train_batch_size", per_step)] if exact else []
-    if exact and batch % ((micro or 1) * ranks) == 0:
-        fix.append(format_setting("gradient_accumulation_steps", batch // ((micro or 1) * ranks)))
+    if exact and batch % ((micro or 1) * ranks) == 0:  # keeps the batch, which affects the trained weights
+        fix = [format_setting("gradient_accumulation_steps", batch // ((micro or 1) * ranks))]
     return Problem(
         f"train_batch_size={batch} is not {'' if exact else 'a multiple of '}{product} = {per_step}",
         tuple(fix or [format_setting("train_batch_size", -(-batch // per_step) * per_step)]),

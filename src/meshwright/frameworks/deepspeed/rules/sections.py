@@ -113,7 +113,11 @@ def _quoted_value(ctx: RuleContext) -> Iterator[Problem]:
 
 
 def _unquoted(key: str, text: str) -> str:
-    return f'"{key.rsplit(".", 1)[-1]}": {text}'
+    *path, last = key.split(".")
+    line = f'"{last}": {text}'
+    for part in reversed(path):
+        line = f'"{part}": {{{line}}}'
+    return line
 
 
 def _parses_as_number(text: str) -> bool:

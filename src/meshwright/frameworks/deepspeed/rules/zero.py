@@ -74,9 +74,14 @@ def _renamed(ctx: RuleContext) -> Iterator[Problem]:
         if not ctx.is_set(ZERO + old):
             continue
         if ctx.keys_under(ZERO + new):
-            yield Problem(f"{old} is the old name of {new}; setting both is an error", (fix,), ZERO + old, "error")
+            yield Problem(
+                f"{old} is the old name of {new}; setting both is an error",
+                (f'"zero_optimization": {{{fix}}}',),
+                ZERO + old,
+                "error",
+            )
         else:
-            yield Problem(f"{old} is the old name of {new}", (fix,), key=ZERO + old)
+            yield Problem(f"{old} is the old name of {new}", (f'"zero_optimization": {{{fix}}}',), key=ZERO + old)
     for old, new in (("bfloat16", "bf16"),):
         keys = [key for key in ctx.keys_under(old) if key != old]
         if keys and ctx.keys_under(new):

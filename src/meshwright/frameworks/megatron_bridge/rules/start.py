@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from meshwright.errors import closest
+from meshwright.errors import closest, some
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_bridge import bridge_recipes, keys
 from meshwright.frameworks.megatron_bridge.format_override import format_override
@@ -23,8 +23,9 @@ def _unknown_recipe(ctx: RuleContext) -> Problem | None:
     ):
         return None
     name = str(setting.value)
-    near = closest(name, bridge_recipes.names(), 2)
-    hint = f"; did you mean {near[0]}?" if near else ""
+    near = closest(name, bridge_recipes.names(), 1)
+    family = [one for one in bridge_recipes.names() if one.partition("_")[0] == name.partition("_")[0]]
+    hint = f"; did you mean {near[0]}?" if near else f"; it has {some(family)}" if family else ""
     fix = tuple(format_override("--recipe", one) if uses_runner(ctx) else f"{one}()" for one in near)
     return Problem(f"Megatron-Bridge has no recipe {name}{hint}", fix, key=key)
 

@@ -1,0 +1,86 @@
+"""Try the fixes of a config file's findings on its settings, before they are suggested."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from meshwright import config_io
+from meshwright.errors import InputError
+from meshwright.frameworks.framework import Content
+from meshwright.frameworks.types import Settings, SourcedValue
+from meshwright.rules import Finding
+
+MOST = 12  # findings whose fixes are tried; more are rare, and each costs a check
+REPLACED = ("key.", "deepspeed.renamed", "automodel.nan-check", "automodel.rng-ignored")
+"""Rules about a key itself: the fix replaces its line."""
+NOT_FOUND = "no change of this file's settings was found that resolves it"
+_REMOVAL = re.compile(r"(?:without|remove) ([\w.]+)")
+_DOTTED = re.compile(r"([\w.]+\.)(\w+): (.*)")
+FindingsAfter = Callable[[Content], Sequence[Finding]]
+
+
+def tried_fixes(content: Content, findings: Sequence[Finding], findings_after: FindingsAfter) -> tuple[Finding, ...]:
+    """Return the findings with fixes that work: all settings of a fix together, or the first that works alone."""
+    if not content.settings:  # a script, whose settings come from a command line
+        return tuple(findings)
+    errors = {(one.rule, one.field) for one in findings if one.severity == "error"}
+    tried = [_tried(content, one, errors, findings_after) if one.fix else one for one in findings[:MOST]]
+    return (*tried, *findings[MOST:])
+
+
+def _tried(content: Content, finding: Finding, errors: set[tuple[str, str]], findings_after: FindingsAfter) -> Finding:
+    """Return the finding with the part of its fix that works; unchanged if the fix cannot be parsed."""
+    for fix in (finding.fix, *((one,) for one in finding.fix if len(finding.fix) > 1)):
+        changed = _changed(content, finding, fix)
+        if changed is None:
+            return finding
+        try:
+            after = findings_after(msgspec.structs.replace(content, settings=changed))
+        except InputError:
+            continue
+        left = {(one.rule, one.field) for one in after}
+        new = {(one.rule, one.field) for one in after if one.severity == "error"} - errors
+        if (finding.rule, finding.field) not in left and not new:
+            return msgspec.structs.replace(finding, fix=fix)
+    return msgspec.structs.replace(finding, fix=(), no_fix=NOT_FOUND)
+
+
+def _changed(content: Content, finding: Finding, fix: Sequence[str]) -> Settings | None:
+    """Return the settings of the file with a fix; None if the fix is not written as settings."""
+    settings = dict(content.settings)
+    if finding.rule.startswith(REPLACED):
+        settings = _without(settings, finding.field)
+    for text in fix:
+        removed = _REMOVAL.fullmatch(text)
+        added = {} if removed else _parsed(content, text)
+        if added is None:
+            return None
+        for key in (removed[1],) if removed else added:
+            settings = _without(settings, key)
+        sections = {key.rpartition(".")[0] for key in added}  # a section replaces a value: bf16: true
+        settings = {key: value for key, value in settings.items() if key not in sections} | added
+    return settings
+
+
+def _without(settings: Settings, key: str) -> dict[str, SourcedValue]:
+    return {name: value for name, value in settings.items() if name != key and not name.startswith(f"{key}.")}
+
+
+def _parsed(content: Content, text: str) -> dict[str, SourcedValue] | None:
+    """Return the settings that a fix writes, e.g. `a.b: 1` or `"a": {"b": 1}`; None if it is not written as such."""
+    prefix, snippet = "", f"{{{text}}}" if content.format == "json" else text
+    dotted = _DOTTED.fullmatch(text) if content.format == "yaml" else None
+    if dotted:
+        prefix, snippet = dotted[1], f"{dotted[2]}: {dotted[3]}"
+    try:
+        leaves = config_io.parse_leaves(snippet, content.format, content.path)
+    except InputError:
+        return None
+    if not leaves or "…" in text:
+        return None
+    values = {f"{prefix}{key}": leaf for key, leaf in leaves.items()}
+    lines = {key: content.settings[key].line if key in content.settings else 0 for key in values}
+    return {k: SourcedValue(v.value, lines[k], content.path, pyyaml=v.pyyaml) for k, v in values.items()}
