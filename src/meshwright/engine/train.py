@@ -83,9 +83,11 @@ def _train(
     config = family.config_for(recipe) if weights is None else config_in(weights, recipe, family.config_for)
     world = run.nproc or (process.world if process else 1)
     if run.tiny:
-        from meshwright.engine.tiny import tiny_recipe
+        from meshwright.engine.tiny import tiny_recipe, with_data_vocab
 
+        published = getattr(config, "vocab_size", 0)
         recipe, config = tiny_recipe(recipe, config, world, pinned or {}, shrink=weights is None)
+        recipe, config = with_data_vocab(recipe, config, published) if weights is None else (recipe, config)
     if run.find_micro_batch:
         recipe = with_largest_micro_batch(recipe, config, process, world, run)
     case = validate(recipe, config, process, world)
