@@ -221,7 +221,8 @@ class Contract(Part, frozen=True, kw_only=True):
     min_lr: float
     schedule: str
     warmup_steps: int
-    steps: int
+    steps: int | None  # None for a run by epochs
+    epochs: float | None
     dataset: str
     packing: bool
     peft: PeftPart | None

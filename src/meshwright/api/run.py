@@ -321,6 +321,9 @@ class TrainResponse(Response, frozen=True, kw_only=True):
     mfu_convention: str
     memory_gib: Mapping[str, float]
     estimate: Estimate | None
+    samples_per_epoch: int | None
+    epochs: float | None
+    findings: Sequence[Finding]
     folder: str | None
     first_step: int
     checkpoint: str | None
@@ -373,6 +376,7 @@ def train_response(done: TrainResult, request: requests.Bench | requests.Train |
         step_parts_s=metrics.parts_s,
         mfu_convention=estimate.mfu_convention,
         estimate=estimate if metrics.mfu is not None else None,  # on GPUs; the estimate is not for CPUs
+        findings=finding_parts(done.findings),
         folder=done.folder,
         exported=metrics.model,
     )

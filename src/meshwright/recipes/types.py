@@ -106,6 +106,7 @@ class Train(Section, frozen=True):
 
     global_batch_size: Annotated[int, contract("samples per optimizer step over all GPUs", ge=1)] = 512
     steps: Annotated[int, contract("optimizer steps", ge=1)] = 300_000
+    epochs: Annotated[float, contract("passes over the training data, in place of steps; 0 means steps", ge=0)] = 0.0
     seed: Annotated[int, contract("seed of weights and data order", ge=0)] = 1234
     z_loss: Annotated[float, contract("weight of the squared log-partition term in the loss", ge=0)] = 0.0
     mtp_loss: Annotated[float, contract("weight of the multi-token-prediction loss; 0 turns it off", ge=0)] = 0.0
