@@ -85,14 +85,14 @@ def test_documents_round_trip(tmp_path: Path, tokenizer: str, name: str) -> None
     assert shards.verify(tmp_path / "out") == []
 
 
-def test_plain_texts_are_one_document_each(tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_texts_can_be_one_document_each(tmp_path: Path, tokenizer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus_reader, "BLOCK_BYTES", 500)
     long = "".join(f"line {i}\n" for i in range(1000))
     (tmp_path / "texts").mkdir()
     (tmp_path / "texts" / "a.txt").write_text("\ufefffirst")
     (tmp_path / "texts" / "b.txt").write_text(long)
     (tmp_path / "texts" / "notes.pdf").write_text("not read")
-    tokenize([str(tmp_path / "texts")], tokenizer, str(tmp_path / "out"), shard_tokens=100)
+    tokenize([str(tmp_path / "texts")], tokenizer, str(tmp_path / "out"), shard_tokens=100, documents="file")
     assert documents(tmp_path / "out", tokenizer) == ["first", long]
     assert shards.open_shards(tmp_path / "out")[1].max_token < VOCAB
 
@@ -152,7 +152,30 @@ def test_invalid_utf8_is_reported(tmp_path: Path, tokenizer: str) -> None:
     with pytest.raises(InputError, match=r"a\.txt:2: not UTF-8"):
         tokenize([str(tmp_path / "a.txt")], tokenizer, str(tmp_path / "out"))
     tokenize([str(tmp_path / "a.txt")], tokenizer, str(tmp_path / "out"), bad_lines="skip")
-    assert documents(tmp_path / "out", tokenizer) == ["good\ntoo\n"]
+    assert documents(tmp_path / "out", tokenizer) == ["good\ntoo"]
+
+
+@pytest.mark.parametrize("block", [3, 7, 16, 1 << 20])
+@pytest.mark.parametrize(
+    ("text", "how", "expected"),
+    [
+        ("one\ntwo\n\nthree\n\n\n\nfour\n", "auto", ["one\ntwo", "three", "four"]),
+        ("one\r\n\r\ntwo\n \nthree", "auto", ["one", "two", "three"]),
+        ("one\n\ntwo\fthree\f", "auto", ["one\n\ntwo", "three"]),
+        ("one\n\ntwo\n<|endoftext|>\nthree\n<|endoftext|>\n", "separator", ["one\n\ntwo", "three"]),
+        ("one\ntwo\n\nthree\n", "line", ["one", "two", "three"]),
+        ("one\n\ntwo\n", "file", ["one\n\ntwo\n"]),
+        ("no line break", "auto", ["no line break"]),
+    ],
+)
+def test_a_text_file_is_split_into_documents(
+    text: str, how: Any, expected: list[str], block: int, tmp_path: Path, tokenizer: str, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(corpus_reader, "BLOCK_BYTES", block)
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    done = tokenize([str(tmp_path / "a.txt")], tokenizer, str(tmp_path / "out"), documents=how)
+    assert documents(tmp_path / "out", tokenizer) == expected
+    assert done.documents == len(expected)
 
 
 def test_unreadable_inputs_are_rejected(tmp_path: Path, tokenizer: str) -> None:

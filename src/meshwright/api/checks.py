@@ -12,8 +12,9 @@ from meshwright.api import requests
 from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.inputs import verb
 from meshwright.api.planning import plan_response, recommend
-from meshwright.api.resolve import assumed_in, model_named, recipe_from
+from meshwright.api.resolve import assumed_in, model_named
 from meshwright.api.responses import Estimate, Finding, Response, copied, estimate_part, finding_parts
+from meshwright.api.targets import is_model, recipe_for
 from meshwright.choices import FRAMEWORKS
 from meshwright.errors import InputError
 from meshwright.frameworks import CheckResult, ExportedConfig, RecipeCheckResult, UnmappedField, UnresolvedValue
@@ -29,6 +30,11 @@ def check(request: requests.Check) -> CheckResult:
     """Return the findings for a recipe by name or value, or for a file of any framework."""
     target, framework, model = request.target, request.framework, request.model
     content = None
+    if isinstance(target, str) and is_model(target, request.goal, content_decides=True):
+        if model is not None:
+            raise InputError("the target is a model itself", field="model", value=model, fix=("remove --model",))
+        found = recipe_for(target, request.goal, request.gpus, request.overrides, request.engine or ENGINES[0])
+        return check_recipe(found, request.gpus, request.engine or ENGINES[0], request.overrides)
     if isinstance(target, str) and (frameworks.is_file(target) or not index.is_known(target)):
         content = _content(target)
         theirs = frameworks.framework_of(content, framework)
@@ -44,7 +50,7 @@ def check(request: requests.Check) -> CheckResult:
         raise InputError("applies to files of other frameworks, not to recipes", field="framework", value=framework)
     if model is not None:
         raise InputError("a recipe names its model", field="model", value=model, fix=("remove --model",))
-    found = target if isinstance(target, Recipe) else recipe_from(target)
+    found = recipe_for(target, request.goal)
     return check_recipe(found, request.gpus, request.engine or ENGINES[0], request.overrides, content)
 
 
@@ -81,7 +87,7 @@ class Exported(NamedTuple):
 def export(request: requests.Export) -> Exported:
     """Return a recipe as another framework's files, and the findings for it there."""
     theirs = frameworks.framework(request.to)
-    found = request.target if isinstance(request.target, Recipe) else recipe_from(request.target)
+    found = recipe_for(request.target, request.goal, request.gpus, request.overrides, theirs.engine)
     checked = check_recipe(found, request.gpus, theirs.engine, request.overrides, advice=False)
     try:
         written = frameworks.export(theirs, checked.recipe, checked.model, checked.cluster)

@@ -11,8 +11,9 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters, extras
 from meshwright.api import run_requests as requests
 from meshwright.api.inputs import verb
-from meshwright.api.resolve import assumed_in, recipe_from
+from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import MemoryGib, Part, Response
+from meshwright.api.targets import recipe_for
 from meshwright.clusters import Cluster
 from meshwright.dryrun.types import Collective, DryRun, Holder, Moment, Placement
 from meshwright.errors import InputError, MeshwrightError
@@ -28,7 +29,7 @@ DIGITS = 6  # decimals of a GiB: single bytes do not matter
 @verb(requests.DryRun)
 def dryrun(request: requests.DryRun) -> DryRun:
     """Execute a recipe's step at full size without GPUs: memory, FLOPs and traffic of every distinct rank."""
-    found = request.recipe if isinstance(request.recipe, Recipe) else recipe_from(request.recipe)
+    found = recipe_for(request.recipe, request.goal, request.gpus, request.overrides)
     recipe = override.apply(found, list(request.overrides))
     cluster = clusters.cluster(str(request.gpus) if request.gpus is not None else recipe.cluster)
     return _execute(recipe, cluster, request.exact, request.processes, request.progress)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import clusters, costs, file_access, launch, planner
+from meshwright import clusters, costs, file_access, launch, models, planner
 from meshwright.api import requests
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import (
@@ -31,6 +31,7 @@ from meshwright.api.responses import (
     estimate_part,
     finding_parts,
 )
+from meshwright.api.targets import stated_goal, stated_gpus
 from meshwright.costs.timeline import ScheduledPass
 from meshwright.errors import InputError
 from meshwright.parsing import price_per_hour, sequence_length, token_budget
@@ -53,7 +54,8 @@ def recommend(request: requests.Recommend) -> Plan:
 @verb(requests.Plan)
 def plan(request: requests.Plan) -> Ranking:
     """Return the fastest plans of all legal layouts for a model or recipe, and why others were dropped."""
-    question = _question(request, *model_and_goal(request.target, request.goal), request.gpus)
+    model, goal = model_and_goal(request.target, request.goal)
+    question = _question(request, model, goal or stated_goal(model), request.gpus)
     return planner.rank_layouts(question, request.overrides, request.top, request.everything)
 
 
@@ -134,9 +136,11 @@ def estimate(request: requests.Estimate) -> Plan:
             question = msgspec.structs.replace(question, assumed=())
         return planner.plan_fixed(question, base, request.overrides)
     require_known(target)
-    if gpus is None:
+    model = typed_model(target)
+    if gpus is None and not models.is_path(model.strip()):
         raise InputError("required to estimate a model without a recipe", field="gpus", fix=("--gpus 8xH100",))
-    question = _question(request, typed_model(target), request.goal or "pretrain", gpus)
+    goal = request.goal or stated_goal(model)
+    question = _question(request, model, goal, gpus or stated_gpus(model, goal))
     return planner.plan_fixed(question, None, request.overrides)
 
 
@@ -226,7 +230,8 @@ class Contract(Part, frozen=True, kw_only=True):
     min_lr: float
     schedule: str
     warmup_steps: int
-    steps: int
+    steps: int | None  # None for a run by epochs
+    epochs: float | None
     dataset: str
     packing: bool
     peft: PeftPart | None

@@ -70,8 +70,14 @@ ModelOrRecipe = Annotated[
         texts=(RECIPE_TEXT, CONFIG_TEXT),
     ),
 ]
-RecipeName = Annotated[
-    str | RecipeValue, Input(help="Recipe: a name or a file.", positional=True, metavar="RECIPE", complete="recipes")
+RecipeOrModel = Annotated[
+    str | RecipeValue,
+    Input(
+        help="Recipe: a name or a file; or a model: a config.json, its folder, or with --goal a name.",
+        positional=True,
+        metavar="RECIPE|MODEL",
+        complete="targets",
+    ),
 ]
 Gpus = Annotated[
     str | int,
@@ -93,6 +99,9 @@ Goal = Annotated[
         choices=GOALS,
         synonyms="goal",
     ),
+]
+ModelGoal = Annotated[
+    str, Input(help="Goal for a model: pretrain, sft or peft; a recipe has its own.", metavar="GOAL", choices=GOALS)
 ]
 Seq = Annotated[
     int | str,
@@ -304,7 +313,7 @@ class Check(Request, frozen=True):
     target: Annotated[
         str | RecipeValue,
         Input(
-            help="Recipe: a name or a file; or a config or launch script of another framework.",
+            help="Recipe: a name or a file; a model's config.json; or a config or launch script of another framework.",
             positional=True,
             metavar="RECIPE|FILE",
             complete="recipes",
@@ -347,6 +356,7 @@ class Check(Request, frozen=True):
     advice: Annotated[bool, Input(help="Also report non-blocking suggestions for another framework's file.")] = False
     overrides: Overrides = ()
     notes: Notes = ()
+    goal: ModelGoal | None = None
 
 
 class Export(Request, frozen=True):
@@ -358,7 +368,7 @@ class Export(Request, frozen=True):
     target: Annotated[
         str | RecipeValue,
         Input(
-            help="Recipe: a name or a file.",
+            help="Recipe: a name or a file; or a model: a config.json, its folder, or with --goal a name.",
             positional=True,
             metavar="RECIPE|FILE",
             complete="recipes",
@@ -373,6 +383,7 @@ class Export(Request, frozen=True):
     out: Annotated[str | None, path("Write the files to this folder instead of printing them.")] = None
     overrides: Overrides = ()
     notes: Notes = ()
+    goal: ModelGoal | None = None
 
 
 class Recipes(Request, frozen=True):

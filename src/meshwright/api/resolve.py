@@ -43,10 +43,11 @@ def model_and_goal(target: str, goal: str | None) -> tuple[str, str]:
             reason = f"{target} is a recipe for {found.goal}"
             raise InputError(reason, field="goal", value=goal, fix=(f"--goal {found.goal}",))
         return found.model, found.goal
-    if goal is None:
+    reference = typed_model(target)
+    if goal is None and not models.is_path(reference.strip()):
         fix = ("--goal pretrain", "--goal sft", "--goal peft")
         raise InputError("required for a model without a recipe", field="goal", fix=fix)
-    return typed_model(target), goal
+    return reference, goal or ""
 
 
 def require_known(target: str) -> None:
@@ -71,7 +72,7 @@ def assumed_in(gpus: str | int | None) -> tuple[clusters.Assumption, ...]:
 
 def is_recipe(name: str) -> bool:
     """Return whether a name is a recipe file or a shipped recipe."""
-    return files.is_file(name) or index.is_known(name)
+    return (files.is_file(name) and not models.is_config(name)) or index.is_known(name)
 
 
 def recipe_from(name: str) -> Recipe:

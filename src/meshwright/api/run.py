@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -11,13 +12,17 @@ from msgspec import UNSET, UnsetType
 from meshwright.api import run_requests as requests
 from meshwright.api.checks import check_recipe, export
 from meshwright.api.inputs import verb
-from meshwright.api.resolve import assumed_in, model_named, recipe_from
+from meshwright.api.paths import check_folder, check_run_paths
+from meshwright.api.resolve import assumed_in, model_named
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
+from meshwright.api.targets import is_model, plan_for, ranks_cluster, recipe_for
 from meshwright.clusters import Assumption
 from meshwright.errors import InputError
 from meshwright.extras import ENGINE
+from meshwright.file_access import missing_path
 from meshwright.recipes import overrides as override
-from meshwright.recipes.types import ENGINES, Layout, Precision, Recipe
+from meshwright.recipes.format_override import format_override
+from meshwright.recipes.types import ENGINES, Layout, Precision
 
 if TYPE_CHECKING:
     from meshwright.engine.train import TrainResult
@@ -26,7 +31,21 @@ if TYPE_CHECKING:
 BENCH_OVERRIDES = ("train.steps=50", "train.check_nan=false", "train.log_every=10", "train.eval_every=0")
 AUTO = "micro_batch_size=auto"
 OF_THE_VERB = frozenset(
-    ("recipe", "scheduler", "gpus", "to", "dataset", "model", "tiny", "out", "write", "overwrite", "submit", "watch")
+    (
+        "recipe",
+        "scheduler",
+        "gpus",
+        "goal",
+        "to",
+        "dataset",
+        "model",
+        "tiny",
+        "out",
+        "write",
+        "overwrite",
+        "submit",
+        "watch",
+    )
 ) | {"overrides", "notes"}
 """Fields of a launch request that are not options of the job."""
 DEFAULTS = {"requeue": True, "cpu": False}
@@ -53,7 +72,11 @@ def _run(
     from meshwright.engine import train
     from meshwright.engine.run_spec import RunSpec
 
-    found = request.recipe if isinstance(request.recipe, Recipe) else recipe_from(request.recipe)
+    cluster = (
+        _ranks(request.nproc) if isinstance(request.recipe, str) and is_model(request.recipe, request.goal) else ""
+    )
+    planned = [] if request.tiny else [text for text in request.overrides if not text.replace(" ", "").endswith(AUTO)]
+    found = recipe_for(request.recipe, request.goal, cluster, planned)
     if request.model is not None:
         found = msgspec.structs.replace(found, model=model_named(request.model)[1])
     automatic = [text for text in request.overrides if text.replace(" ", "").endswith(AUTO)]
@@ -66,7 +89,18 @@ def _run(
         name: getattr(request, name) for name in RunSpec.__struct_fields__ if hasattr(request, name)
     }
     spec = RunSpec(**shared, **settings, find_micro_batch=bool(automatic))
-    return train.train(override.apply(found, changes), spec, pinned)
+    recipe = override.apply(found, changes)
+    check_run_paths(recipe, request.out)
+    return train.train(recipe, spec, pinned)
+
+
+def _ranks(nproc: int | None) -> str:
+    """Return the ranks that a run will have as a cluster."""
+    from meshwright.engine.rank_env import detect
+
+    process = detect()
+    world = nproc or (process.world if process else 1)
+    return ranks_cluster(world, process.local_world if process and process.world > 1 else world)
 
 
 @verb(requests.Launch)
@@ -92,13 +126,19 @@ def launch(request: requests.Launch) -> Started:
             fixes = (f"--write {value}",) if only[0] == "out" else (f"remove --{only[0]}",)
             raise InputError(reason, field=f"--{only[0]}", value="true" if value is True else value, fix=fixes)
         changes = [*request.overrides, *([f"data.dataset={dataset}"] if dataset else [])]
-        exported = export(request.recipe, request.to, gpus=request.gpus, overrides=changes)
+        exported = export(request.recipe, request.to, gpus=request.gpus, overrides=changes, goal=request.goal)
         job = build_job.exported(exported.written, exported.checked)
         return build_job.launch(job, request.scheduler, **files)
-    target = str(request.recipe)
-    found = recipe_from(target)
+    target, changes = str(request.recipe), list(request.overrides)
+    if is_model(target, request.goal):
+        plan = plan_for(target, request.goal, request.gpus, changes)
+        target, model = plan.base.name, plan.recipe.model
+        given.setdefault("name", plan.recipe.name)
+        set_here = override.requested(plan.base, changes)
+        changes += [format_override(one.field, one.new) for one in plan.changes if one.field not in set_here]
+    found = recipe_for(target, request.goal)
     found = found if model is None else msgspec.structs.replace(found, model=model_named(model)[1])
-    training = native_job.Training(target, dataset, model, request.tiny, request.out, request.overrides)
+    training = native_job.Training(target, dataset, model, request.tiny, request.out, changes)
 
     def validated() -> native_job.Checked:
         checked = check_recipe(found, request.gpus, ENGINES[0], training.known_overrides)
@@ -171,6 +211,10 @@ class ConvertResponse(Response, frozen=True, kw_only=True):
 @verb(requests.Tokenize, ENGINE)
 def tokenize(request: requests.Tokenize) -> TokenizeResponse:
     """Tokenize text, JSON lines or Parquet into shards that training reads from disk."""
+    check_folder(request.tokenizer, "tokenizer")
+    for name in request.inputs:
+        if not Path(name).expanduser().exists():
+            raise missing_path(name, "inputs")
     from meshwright.engine.data.tokenize import SHARD_TOKENS
     from meshwright.engine.data.tokenize import tokenize as write_shards
 
@@ -183,6 +227,7 @@ def tokenize(request: requests.Tokenize) -> TokenizeResponse:
         shard_tokens=request.shard_tokens or SHARD_TOKENS,
         bad_lines="skip" if request.skip_bad_lines else "refuse",
         format=request.format,  # type: ignore[arg-type]  # one of its choices, as validated
+        documents=request.documents,  # type: ignore[arg-type]  # as above
     )
     return copied(TokenizeResponse, done)
 
@@ -190,6 +235,7 @@ def tokenize(request: requests.Tokenize) -> TokenizeResponse:
 @verb(requests.Generate, ENGINE)
 def generate(request: requests.Generate) -> GenerateResponse:
     """Generate text from a prompt with a trained model."""
+    check_folder(request.checkpoint, "checkpoint")
     from meshwright.engine.post_training.generate import GenerateOptions
     from meshwright.engine.post_training.generate import generate as sample
 
@@ -201,6 +247,7 @@ def generate(request: requests.Generate) -> GenerateResponse:
 @verb(requests.Evaluate, ENGINE)
 def evaluate(request: requests.Evaluate) -> EvaluateResponse:
     """Measure the perplexity of a trained model."""
+    check_folder(request.checkpoint, "checkpoint")
     from meshwright.engine.post_training.perplexity import evaluate as measure
 
     done = measure(
@@ -218,6 +265,7 @@ def evaluate(request: requests.Evaluate) -> EvaluateResponse:
 @verb(requests.Convert, ENGINE)
 def convert(request: requests.Convert) -> ConvertResponse:
     """Write the model of a checkpoint as a Hugging Face folder."""
+    check_folder(request.checkpoint, "checkpoint")
     from meshwright.engine.post_training.convert import convert as write
 
     done = write(
@@ -273,6 +321,9 @@ class TrainResponse(Response, frozen=True, kw_only=True):
     mfu_convention: str
     memory_gib: Mapping[str, float]
     estimate: Estimate | None
+    samples_per_epoch: int | None
+    epochs: float | None
+    findings: Sequence[Finding]
     folder: str | None
     first_step: int
     checkpoint: str | None
@@ -325,6 +376,7 @@ def train_response(done: TrainResult, request: requests.Bench | requests.Train |
         step_parts_s=metrics.parts_s,
         mfu_convention=estimate.mfu_convention,
         estimate=estimate if metrics.mfu is not None else None,  # on GPUs; the estimate is not for CPUs
+        findings=finding_parts(done.findings),
         folder=done.folder,
         exported=metrics.model,
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, get_args
 
 from meshwright.api.inputs import CLI, Input, Request, Text
-from meshwright.api.requests import Goal, Gpus, Notes, Overrides, Plot, RecipeName, count, flag, path
+from meshwright.api.requests import Goal, Gpus, ModelGoal, Notes, Overrides, Plot, RecipeOrModel, count, flag, path
 from meshwright.choices import FRAMEWORKS, SCHEDULERS
 from meshwright.engine.run_spec import Nproc, RunOptions, TrainOptions
+from meshwright.recipes.types import Documents
 
 INTERNAL = ()  # set by code, never by a user
 
@@ -31,9 +32,10 @@ class Bench(RunOptions, Request, frozen=True):
     Never a production setting.
     """
 
-    recipe: RecipeName
+    recipe: RecipeOrModel
     model: OtherModel | None = None
     overrides: Overrides = ()
+    goal: ModelGoal | None = None
 
 
 class Train(TrainOptions, Request, frozen=True):
@@ -44,10 +46,11 @@ class Train(TrainOptions, Request, frozen=True):
     SIGHUP the run saves a checkpoint, prints the command that resumes it and exits; the third Ctrl-C does not save.
     """
 
-    recipe: RecipeName
+    recipe: RecipeOrModel
     dataset: Dataset | None = None
     model: OtherModel | None = None
     overrides: Overrides = ()
+    goal: ModelGoal | None = None
 
 
 class DryRun(Request, frozen=True):
@@ -58,8 +61,9 @@ class DryRun(Request, frozen=True):
     collective, and the difference from the estimate. No files are written.
     """
 
-    recipe: RecipeName
+    recipe: RecipeOrModel
     gpus: Gpus | None = None
+    goal: ModelGoal | None = None
     exact: Annotated[bool, flag("Trace every layer and micro batch instead of replaying equal ones.")] = False
     processes: Annotated[int | None, count("Ranks traced in parallel; one per core by default.")] = None
     plot: Plot | None = None
@@ -76,7 +80,7 @@ class Launch(Request, frozen=True):
     is preempted or reaches its time limit saves a checkpoint, is requeued and resumes.
     """
 
-    recipe: RecipeName
+    recipe: RecipeOrModel
     scheduler: Annotated[
         str, Input(help=f"{', '.join(SCHEDULERS)}.", metavar="NAME", choices=SCHEDULERS, synonyms="scheduler")
     ]
@@ -90,6 +94,7 @@ class Launch(Request, frozen=True):
             synonyms="framework",
         ),
     ] = None
+    goal: ModelGoal | None = None
     dataset: Dataset | None = None
     model: OtherModel | None = None
     tiny: Annotated[bool, flag("Train a laptop-size model of the same structure on CPU, as a trial.")] = False
@@ -198,6 +203,16 @@ class Tokenize(Request, frozen=True):
             help="Our shards, or Megatron's .bin/.idx.", metavar="FORMAT", choices=("shards", "megatron"), surfaces=CLI
         ),
     ] = "shards"
+    documents: Annotated[
+        str,
+        Input(
+            help="Where documents of a .txt file end: separator (form feed or a line <|endoftext|>), blank_line, line, "
+            "file; auto: separator if there is one, else blank_line.",
+            metavar="END",
+            choices=get_args(Documents),
+            surfaces=CLI,
+        ),
+    ] = "auto"
 
 
 Checkpoint = Annotated[

@@ -6,12 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshwright.engine.data.finite import known_size
+from meshwright.engine.epochs import MOST_SAMPLES, EndedSource, repeat_warning
 from meshwright.engine.metrics.jsonl import log, warn
 from meshwright.errors import some
 
 if TYPE_CHECKING:
     import torch
 
+    from meshwright.engine.data.sample_types import Source
     from meshwright.engine.run_spec import RankSpec
     from meshwright.engine.trainer import Trainer
 
@@ -37,12 +40,28 @@ def build_trainer(
         _on_rank_0(lambda: family.write_random(config, weights, spec.recipe.train.seed))
     on_phase(f"preparing the data: {' + '.join(spec.recipe.data.blend) or spec.recipe.data.dataset}")
     source = family.open_source(spec.recipe, config, held_out, weights)
+    size = _samples_per_epoch(spec, source) if not held_out else None
+    if spec.total_samples is not None and not held_out:
+        source = EndedSource(source, spec.total_samples, spec.recipe.train.per_token_loss)
     on_phase(f"loading the weights: {weights}" if weights is not None else f"building the model: {spec.recipe.model}")
     trainer = family.trainer()(spec.recipe, config, mesh, device, source, weights)
+    trainer.samples_per_epoch = size
     if trainer.mesh.stage.rank == 0:  # each pipeline stage reports its own parameters
         _report_loaded(trainer)
         _report_precision(trainer)
     return trainer
+
+
+def _samples_per_epoch(spec: RankSpec, source: Source) -> int | None:
+    """Return the different samples of the data, with a warning if the run repeats them often; None if it has no end."""
+    from meshwright.engine.object_collectives import rank
+
+    if spec.recipe.data.streaming:  # counting them would read the data
+        return None
+    size = known_size(source, MOST_SAMPLES)
+    if rank() == 0 and spec.total_samples is None and (text := repeat_warning(spec.recipe, size)):
+        warn(text)
+    return size
 
 
 def _report_loaded(trainer: Trainer) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from meshwright.errors import InputError
 from meshwright.models import find as find_model
 from meshwright.models import is_path
+from meshwright.notes import note
 from meshwright.recipes.types import Recipe
 
 FIELD = "checkpoint.pretrained"
@@ -29,15 +30,37 @@ def weights_folder(recipe: Recipe) -> Path | None:
     from meshwright.engine.hf_io.find import transformer_folder
 
     named = recipe.checkpoint.pretrained
-    if named == RANDOM or (recipe.goal == "pretrain" and not named):
+    if named == RANDOM:
+        return None
+    if not named and is_path(recipe.model):
+        return _in_model_folder(recipe)
+    if recipe.goal == "pretrain" and not named:
         return None
     if named:
         inner = transformer_folder(Path(named).expanduser())
         return hf_io.find_folder(str(inner) if inner.is_dir() else named)
-    if is_path(recipe.model):
-        model = Path(recipe.model).expanduser()
-        return hf_io.find_folder(str(model if model.is_dir() else model.parent))
     return _downloaded(recipe)
+
+
+def _in_model_folder(recipe: Recipe) -> Path | None:
+    """Return the folder of a user's model if training starts from its weights; a note says if it does not."""
+    from meshwright.engine import hf_io
+    from meshwright.engine.hf_io.find import has_weights
+
+    folder = model_folder(recipe)
+    if not has_weights(folder):
+        note(f"{folder} has no weights: training starts from random weights ({FIELD}=FOLDER for others)")
+        return None
+    if recipe.goal == "pretrain":
+        note(f"pretraining starts from random weights; {FIELD}={folder} starts from those of the model's folder")
+        return None
+    return hf_io.find_folder(str(folder))
+
+
+def model_folder(recipe: Recipe) -> Path:
+    """Return the folder of a model that is given by a path."""
+    model = Path(recipe.model).expanduser()
+    return model if model.is_dir() else model.parent
 
 
 def _downloaded(recipe: Recipe) -> Path:
@@ -85,5 +108,7 @@ def _value(config: Any, name: str) -> Any:
 
 
 def is_named(recipe: Recipe, pinned: Mapping[str, Any]) -> bool:
-    """Whether the user chose the weights: by checkpoint.pretrained, or with a folder as the model."""
-    return FIELD in pinned or is_path(recipe.model)
+    """Whether the user chose the weights: by checkpoint.pretrained, or with a folder of weights as the model."""
+    from meshwright.engine.hf_io.find import has_weights
+
+    return FIELD in pinned or (is_path(recipe.model) and has_weights(model_folder(recipe)))

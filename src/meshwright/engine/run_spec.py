@@ -78,4 +78,5 @@ class RankSpec(msgspec.Struct, frozen=True):
     folder: str  # the run folder, or a temporary one
     run: RunSpec = RunSpec(checkpoints=False)
     weights: str | None = None  # Hugging Face folder with the initial weights
+    total_samples: int | None = None  # of a run by epochs; later ones only fill up the last step
     write_random_weights: bool = False  # --tiny: first fill that folder with random weights

@@ -7,8 +7,11 @@ from typing import Any
 
 import msgspec
 
+from meshwright.engine.data import byte_level
+from meshwright.engine.data.tokenizers import FIELD
 from meshwright.engine.model_families import family_of
 from meshwright.engine.validate import data_ranks
+from meshwright.notes import note
 from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Architecture, Kernels, Layout, Moe, Precision, Recipe
 
@@ -114,3 +117,24 @@ def _common(target: int, limit: int) -> int:
     while size * 2 <= target and limit % (size * 2) == 0:
         size *= 2
     return size
+
+
+def with_data_vocab(recipe: Recipe, config: Any, published: int) -> tuple[Recipe, Any]:
+    """Return recipe and tiny config with a vocabulary for the data; a note says what differs from the tiny default.
+
+    Text without a named tokenizer is read with the byte-level one, whose vocabulary fits; tokenized data keeps its ids.
+    """
+    from meshwright.engine.data.open_dataset import MOCK_NAMES, is_text, named_vocab
+
+    data = recipe.data
+    names = [name for name in (*data.blend, data.dataset, data.validation) if name and name not in MOCK_NAMES]
+    if not names or not hasattr(config, "vocab_size"):
+        return recipe, config
+    if not data.tokenizer and recipe.goal == "pretrain" and any(is_text(name) for name in names):
+        note(f"--tiny reads text with the byte-level tokenizer ({FIELD}=FOLDER for another)")
+        recipe = msgspec.structs.replace(recipe, data=msgspec.structs.replace(data, tokenizer=byte_level.NAME))
+    needed = max(named_vocab(recipe, name, published) for name in names)
+    if needed > config.vocab_size:
+        note(f"--tiny keeps a vocabulary of {needed} tokens, which {names[0]} needs")
+        config.vocab_size = needed
+    return recipe, config

@@ -16,6 +16,7 @@ import msgspec
 
 from meshwright import costs
 from meshwright.engine import processes
+from meshwright.engine.data import byte_level
 from meshwright.engine.faults import (
     LESS_GPU_MEMORY,
     RunError,
@@ -33,12 +34,12 @@ from meshwright.engine.metrics.status import Status
 from meshwright.engine.rank_env import DeviceType, Process, detect
 from meshwright.engine.run_spec import RankSpec, RunSpec
 from meshwright.engine.stop_request import StopSignal, stops_at_once
-from meshwright.engine.validate import data_ranks, validate
+from meshwright.engine.validate import data_ranks, run_findings, show_findings, validate
 from meshwright.engine.worker import RunMetrics, run_rank
 from meshwright.errors import InputError
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe
-from meshwright.rules import RefusedError
+from meshwright.rules import Finding, RefusedError
 
 if TYPE_CHECKING:
     from meshwright.engine.model_families import ModelFamily
@@ -57,6 +58,7 @@ class TrainResult(msgspec.Struct, frozen=True):
     estimate: costs.Estimate
     outcome: RunMetrics | None  # None on ranks other than 0
     folder: str | None
+    findings: tuple[Finding, ...] = ()
 
 
 def train(recipe: Recipe, run: RunSpec, pinned: Mapping[str, Any] | None = None) -> TrainResult:
@@ -83,17 +85,33 @@ def _train(
     config = family.config_for(recipe) if weights is None else config_in(weights, recipe, family.config_for)
     world = run.nproc or (process.world if process else 1)
     if run.tiny:
-        from meshwright.engine.tiny import tiny_recipe
+        from meshwright.engine.tiny import tiny_recipe, with_data_vocab
 
+        published = getattr(config, "vocab_size", 0)
         recipe, config = tiny_recipe(recipe, config, world, pinned or {}, shrink=weights is None)
+        recipe, config = with_data_vocab(recipe, config, published) if weights is None else (recipe, config)
     if run.find_micro_batch:
         recipe = with_largest_micro_batch(recipe, config, process, world, run)
     case = validate(recipe, config, process, world)
+    total = None
+    if recipe.train.epochs:
+        from meshwright.engine.epochs import with_steps
+
+        status.show(f"counting the samples of {recipe.data.dataset}")
+        start = byte_level.cached_byte_tokenizer() if random_tiny and recipe.goal != "pretrain" else weights
+        counted = recipe
+        recipe, total = with_steps(
+            counted, lambda: family.open_source(counted, config, False, start), process is None or process.rank == 0
+        )
+        case = validate(recipe, config, process, world)
+    findings = () if run.random_weights else run_findings(case, pinned or {}, run.tiny)
+    status.clear()
+    show_findings(findings, process)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
         folder = run.out or (scratch if run.tiny else _default_folder(recipe, process))
         if folder == scratch:
             run = msgspec.structs.replace(run, checkpoints=False)
-        spec = RankSpec(recipe, config.to_dict(), case, folder, run)
+        spec = RankSpec(recipe, config.to_dict(), case, folder, run, total_samples=total)
         if weights is not None:
             spec = msgspec.structs.replace(spec, weights=str(weights))
         elif random_tiny and recipe.goal != "pretrain" and not run.random_weights:
@@ -109,7 +127,8 @@ def _train(
                 grace_s=recipe.checkpoint.grace_s if run.checkpoints else None,
             )
     outcome = next((result for result in results if result is not None), None)
-    return TrainResult(recipe, case, costs.estimate(case), outcome, None if folder == scratch else folder)
+    kept = None if folder == scratch else folder
+    return TrainResult(recipe, case, costs.estimate(case), outcome, kept, findings)
 
 
 def with_tiny_weights(spec: RankSpec) -> RankSpec:

@@ -99,6 +99,7 @@ class Trainer:
     ) -> None:
         self.recipe, self.config, self.mesh, self.device = recipe, config, mesh, device
         self.weights = weights  # Hugging Face folder with the initial weights
+        self.samples_per_epoch: int | None = None  # different samples of the data, if known
         self.stages: list[Stage] = self._make_stages()
         self.routers = [state for stage in self.stages for state in experts.router_states(stage)]
         self.optimizer = build_optimizer(

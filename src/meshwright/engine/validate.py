@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 from meshwright import costs, rules
 from meshwright.clusters import Cluster, cluster
+from meshwright.engine.metrics.jsonl import log
 from meshwright.engine.model_families import family_of
 from meshwright.engine.rank_env import Process
 from meshwright.errors import InputError
@@ -29,6 +31,36 @@ def validate(recipe: Recipe, config: Any, process: Process | None, world: int) -
 def blocking_findings(case: Case) -> list[Finding]:
     """Return the findings that keep this engine from running the case."""
     return [one for one in rules.check(case) if one.severity == "error" or one.rule in ESTIMATED_ONLY]
+
+
+HARDWARE_FREE = ("data", "learning_rate", "optimizer", "ranges")
+"""Subjects of rules that hold on any hardware; the others are about GPUs, which a run on CPUs does not have."""
+
+
+def run_findings(case: Case, pinned: Mapping[str, Any], tiny: bool) -> tuple[Finding, ...]:
+    """Return the warnings and advice for a run, from the same rules as `check` and `recommend`.
+
+    On CPUs, only those that do not depend on hardware; with --tiny, only those about values that the user set.
+    """
+    found = rules.check(case)
+    with suppress(InputError):
+        cluster("auto")
+        return tuple(found) if not tiny else _about(found, pinned)
+    found = [one for one in found if rules.RULES[one.rule].subject in HARDWARE_FREE]
+    return tuple(found) if not tiny else _about(found, pinned)
+
+
+def _about(findings: Sequence[Finding], pinned: Mapping[str, Any]) -> tuple[Finding, ...]:
+    return tuple(one for one in findings if one.field in pinned)
+
+
+def show_findings(findings: Sequence[Finding], process: Process | None) -> None:
+    """Print the findings of a run before it starts, on rank 0."""
+    if process is not None and process.rank != 0:
+        return
+    for one in findings:
+        fix = f"  fix: {' '.join(one.fix)}" if one.fix else ""
+        log(f"{one.severity}: {one.message} ({one.rule}){fix}")
 
 
 def run_cluster(recipe: Recipe, process: Process | None, world: int) -> Cluster:

@@ -72,6 +72,8 @@ class RunMetrics(msgspec.Struct, frozen=True):
     checkpoint: str | None = None  # the last one saved
     resumed_from: str | None = None
     model: str | None = None  # the Hugging Face folder written at the end
+    samples_per_epoch: int | None = None  # different samples of the data, if known
+    epochs: float | None = None  # passes over the data until the last step
 
 
 def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
@@ -232,6 +234,9 @@ class _Run:
         process, spec, device = self.process, self.spec, self.trainer.device
         on_gpu = device.type == "cuda"  # the estimate is for GPUs and means nothing on a CPU
         constants = metrics.constants(spec.case, costs.estimate(spec.case) if on_gpu else None, on_gpu)
+        constants = msgspec.structs.replace(
+            constants, samples_per_epoch=self.trainer.samples_per_epoch, total_samples=spec.total_samples
+        )
         self.clock = metrics.Clock(device)
         self.meter = metrics.Meter(constants)
         every = spec.recipe.train.log_every
@@ -413,6 +418,8 @@ class _Run:
             checkpoint=saved,
             resumed_from=self.resumed_from,
             model=model,
+            samples_per_epoch=self.trainer.samples_per_epoch,
+            epochs=self.meter.epoch(self.completed),
         )
 
     def _best_checkpoint(self) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright.clusters import Cluster
+from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.load import content_of
 from meshwright.frameworks.mapping import relevant_fields, same_value
@@ -15,15 +16,27 @@ from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.types import ExportedConfig, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups
+from meshwright.recipes.key_maps import composite_keys, config_keys
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 
 def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     """Return the files and program that train this recipe; fields that would be lost are listed."""
+    require_length(framework, recipe)
     written = write(framework, recipe, model, on)
     listed = {one.field for one in written.unmapped}
     lost = tuple(one for one in differences(framework, written, recipe, model, on) if one.field not in listed)
     return msgspec.structs.replace(written, unmapped=(*written.unmapped, *lost))
+
+
+def require_length(framework: Framework, recipe: Recipe) -> None:
+    """Raise InputError for a recipe by epochs if the framework counts its training in steps only."""
+    if not recipe.train.epochs or framework.name == "automodel":
+        return
+    counts_steps = any(one.field == "train.steps" for one in config_keys(framework.key_map).values())
+    if counts_steps or any("train.steps" in one.fields for one in composite_keys(framework.key_map)):
+        reason = f"{framework.title} has no epochs here: set the length in steps (samples × epochs / global batch size)"
+        raise InputError(reason, field="train.epochs", value=recipe.train.epochs, fix=("train.steps=N",))
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
@@ -48,7 +61,9 @@ def differences(
     return tuple(
         UnmappedField(key, field_value(recipe, key), f"{framework.title} would use {field_value(found, key)!r}")
         for key in relevant_fields(recipe, model)
-        if not _is_same(key, field_value(found, key), field_value(recipe, key)) and key in recipe_fields()
+        if not (recipe.train.epochs and key in ("train.steps", "train.epochs"))
+        and not _is_same(key, field_value(found, key), field_value(recipe, key))
+        and key in recipe_fields()
     )
 
 

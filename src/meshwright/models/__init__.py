@@ -1,6 +1,17 @@
 """Model architectures: specs, the reader of Hugging Face configs, and the catalogue."""
 
-from .catalogue import all_specs, catalogue_name, config_named, config_of, find, find_by_shape, is_path, names, search
+from .catalogue import (
+    all_specs,
+    catalogue_name,
+    config_named,
+    config_of,
+    find,
+    find_by_shape,
+    is_config,
+    is_path,
+    names,
+    search,
+)
 from .quantization import Quantization, quantization_of
 from .reader import decode_float, known_architectures, load_config, spec_from_config
 from .reshape import reshape
@@ -44,6 +55,7 @@ __all__ = [
     "decode_float",
     "find",
     "find_by_shape",
+    "is_config",
     "is_path",
     "known_architectures",
     "load_config",

@@ -29,6 +29,7 @@ _CHECKPOINT_WORDS = frozenset(
 
 # Suffixes and keys that distinguish a recipe file from a model config.
 _RECIPE_FILES = (".toml", ".yaml", ".yml")
+_MODEL_KEYS = frozenset(("model_type", "architectures", "_class_name"))
 _RECIPE_KEYS = frozenset(("base", "goal", "cluster", "layout"))
 SIZE_BAND = 0.25
 
@@ -51,6 +52,17 @@ def find(text: str) -> ModelSpec:
     raise (
         _unknown_size(text, size) if size and not size[1] else unknown("model", text[:80], names(), "meshwright models")
     )
+
+
+def is_config(path: str) -> bool:
+    """Return whether a JSON file is a model's config rather than a recipe or another config."""
+    if not path.lower().endswith(".json") or not file_access.exists(os.path.expanduser(path)):
+        return False
+    try:
+        config = load_config(os.path.expanduser(path))
+    except InputError:
+        return False
+    return bool(_MODEL_KEYS & config.keys()) and not _RECIPE_KEYS & config.keys()
 
 
 def catalogue_name(text: str) -> str | None:

@@ -64,7 +64,7 @@ def budget(case: Case, estimate: costs.Estimate, tokens: float | None, price: Pr
     """
     per_step = int(case.global_batch_size * case.seq_length)
     useful = goodput_of(case, estimate)
-    if useful.share <= 0:
+    if useful.share <= 0 or (tokens is None and case.recipe.train.epochs):  # the tokens of an epoch are not known
         return None
     total = tokens if tokens is not None else float(case.steps * per_step)
     days = total / (float(estimate.tokens_per_s_per_gpu) * case.cluster.world * useful.share * DAY)

@@ -21,6 +21,7 @@ from meshwright.models import MLA, Attention, Dense, GatedDelta, Mamba2, ModelSp
 from meshwright.recipes.adapter_targets import groups_of
 from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 
+UNKNOWN_STEPS = 1_000_000_000  # of a run by epochs, before its data is counted: no rule finds it too short
 Value = TypeVar("Value")
 Column = Any  # int, float, bool or str, or a numpy array of them
 
@@ -88,6 +89,8 @@ class Case:
             if not key.startswith("architecture."):  # model facts already include these
                 values[info.flat] = field_value(self.recipe, key)
         values["targets"] = self._target_groups()
+        if self.recipe.train.epochs:
+            values["steps"] = UNKNOWN_STEPS
         return values
 
     def _target_groups(self) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.recipes import build
 from meshwright.recipes.build import validate
 from meshwright.recipes.index import is_known, load
+from meshwright.recipes.overrides import steps_and_epochs
 from meshwright.recipes.types import SECTIONS, Recipe, field_value, recipe_fields
 from meshwright.recipes.values import check_range
 
@@ -71,6 +72,8 @@ def content_of(recipe: Recipe) -> dict[str, Any]:
         value = field_value(recipe, key)
         if value != info.default:
             plain.setdefault(section, {})[field] = list(value) if isinstance(value, tuple) else value
+    if recipe.train.epochs:
+        plain["train"].pop("steps", None)  # the epochs replace them
     return plain
 
 
@@ -85,6 +88,11 @@ def _recipe(content: Mapping[str, Any]) -> Recipe:
             merged[key] = value
         elif key != "base":
             raise unknown("key", key, (*HEAD, "base", *SECTIONS))
+    train = content.get("train")
+    if isinstance(train, Mapping) and train.get("epochs") and "steps" in train:
+        raise steps_and_epochs(train["steps"], train["epochs"])
+    if isinstance(train, Mapping) and "steps" in train:
+        merged["train"]["epochs"] = 0.0  # of a base recipe
     missing = [key for key in HEAD if key not in merged and key != "benchmark"]
     if missing:
         raise InputError(f"missing; set {' and '.join(missing)}, or a base recipe", field=missing[0])

@@ -16,6 +16,8 @@ from meshwright.recipes.key_maps import REMOVED_KEYS, ConfigKey, override_compos
 from meshwright.recipes.types import FieldKind, Recipe, field_value, keys_by_flat_name, recipe_fields
 from meshwright.recipes.values import is_map, parse
 
+EPOCHS, STEPS = "train.epochs", "train.steps"
+
 
 class Change(msgspec.Struct, frozen=True):
     """One field that an override changed."""
@@ -46,7 +48,22 @@ def apply_with_log(recipe: Recipe, overrides: Iterable[str]) -> tuple[Recipe, li
 
 def requested(recipe: Recipe, overrides: Iterable[str]) -> dict[str, Any]:
     """Return the typed value of every key in the overrides, even if it equals the recipe's."""
-    return {setting.key: setting.value for setting in _settings(_split(overrides), recipe)}
+    values = {setting.key: setting.value for setting in _settings(_split(overrides), recipe)}
+    if STEPS in values and values.get(EPOCHS):
+        raise steps_and_epochs(values[STEPS], values[EPOCHS])
+    if STEPS in values and recipe.train.epochs:
+        values[EPOCHS] = 0.0  # steps that a user sets replace the recipe's epochs
+    return values
+
+
+def steps_and_epochs(steps: Any, epochs: Any) -> InputError:
+    """Return the error for a run whose length is set twice."""
+    return InputError(
+        f"train.epochs={epochs:g} and train.steps={steps} both set the length of the run; use one",
+        field=EPOCHS,
+        value=epochs,
+        fix=(f"train.epochs={epochs:g}", f"train.steps={steps}"),
+    )
 
 
 def change(recipe: Recipe, values: Mapping[str, Any]) -> tuple[Recipe, list[Change]]:

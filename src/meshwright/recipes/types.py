@@ -21,6 +21,7 @@ from meshwright.choices import Goal as Goal
 from meshwright.recipes.adapter_targets import require_targets
 
 FieldKind = Literal["contract", "layout", "benchmark"]
+Documents = Literal["auto", "separator", "blank_line", "line", "file"]
 Strategy = Literal["fsdp2", "ddp", "megatron_fsdp", "zero1"]
 
 
@@ -70,6 +71,13 @@ class Data(Section, frozen=True):
     columns: Annotated[
         dict[str, str], contract("column names of the dataset: messages, prompt, response, text, images")
     ] = {}
+    documents: Annotated[
+        Documents,
+        contract(
+            "where documents of a .txt file end: separator (form feed or a line <|endoftext|>), blank_line, line, "
+            "file; auto: separator if the file has one, else blank_line"
+        ),
+    ] = "auto"
     split: Annotated[str, contract("split of the dataset to train on")] = "train"
     validation: Annotated[str, contract("dataset or split for evaluation; empty means validation_part")] = ""
     validation_part: Annotated[float, contract("share of the samples held out for evaluation", ge=0, lt=1)] = 0.0
@@ -98,6 +106,7 @@ class Train(Section, frozen=True):
 
     global_batch_size: Annotated[int, contract("samples per optimizer step over all GPUs", ge=1)] = 512
     steps: Annotated[int, contract("optimizer steps", ge=1)] = 300_000
+    epochs: Annotated[float, contract("passes over the training data, in place of steps; 0 means steps", ge=0)] = 0.0
     seed: Annotated[int, contract("seed of weights and data order", ge=0)] = 1234
     z_loss: Annotated[float, contract("weight of the squared log-partition term in the loss", ge=0)] = 0.0
     mtp_loss: Annotated[float, contract("weight of the multi-token-prediction loss; 0 turns it off", ge=0)] = 0.0

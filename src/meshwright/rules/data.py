@@ -173,3 +173,45 @@ def short_samples_padded(c: Case) -> Column:
 )
 def no_loader_workers(c: Case) -> Column:
     return (c.workers == 0) & (c.dataset != MOCK)
+
+
+@rule(
+    "data.epochs-of-mock-data",
+    "error",
+    "epochs",
+    message="epochs={epochs:g}, but mock data is generated without end",
+    symptom="the run has no length",
+    cause="an epoch is one pass over a finite dataset",
+    fixes=({"epochs": [0.0]},),
+    engines=("meshwright",),
+)
+def epochs_of_mock_data(c: Case) -> Column:
+    return (c.epochs > 0) & (c.dataset == MOCK) & (not c.blend)
+
+
+@rule(
+    "data.epochs-of-stream",
+    "error",
+    "epochs",
+    message="epochs={epochs:g} with data.streaming, which does not count the samples in advance",
+    symptom="the learning-rate schedule has no length",
+    cause="streaming reads the data while it trains; the schedule needs the number of steps before",
+    fixes=({"streaming": [False]},),
+    engines=("meshwright",),
+)
+def epochs_of_stream(c: Case) -> Column:
+    return (c.epochs > 0) & (c.streaming * True)
+
+
+@rule(
+    "data.epochs-of-blend",
+    "error",
+    "epochs",
+    message="epochs={epochs:g} of a blend",
+    symptom="the run has no length",
+    cause="the sources of a blend have different sizes and weights, so their passes end at different steps",
+    fixes=({"epochs": [0.0]},),
+    engines=("meshwright",),
+)
+def epochs_of_blend(c: Case) -> Column:
+    return (c.epochs > 0) & bool(c.blend or c.anneal_blend)

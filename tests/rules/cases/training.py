@@ -155,6 +155,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "kernels.loss-supported": ({"engine": "kempnerforge", "loss": "fused_linear"}, {"loss": "chunked"}),
     "kernels.full-logits": ({"loss": "plain", "micro_batch_size": 4}, {"loss": "chunked"}),
+    # epochs
+    "data.epochs-of-mock-data": ({"epochs": 3.0, "dataset": "mock"}, {"dataset": "corpus"}),
+    "data.epochs-of-stream": ({"epochs": 3.0, "dataset": "corpus", "streaming": True}, {"streaming": False}),
+    "data.epochs-of-blend": ({"epochs": 3.0, "blend": {"a": 1.0, "b": 2.0}}, {"blend": {}, "dataset": "corpus"}),
     # learning rate
     "learning_rate.supported": ({"engine": "megatron", "schedule_name": "rex"}, {"engine": "kempnerforge"}),
     "learning_rate.warmup-too-long": ({"steps": 100, "warmup_steps": 500}, {"warmup_steps": 10}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from meshwright.engine.data.files import longest_suffix, require_package
 from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.errors import InputError, closest
 from meshwright.file_access import missing_path
+from meshwright.recipes.types import Documents
 
 SUFFIXES = (".jsonl", ".ndjson", ".txt", ".parquet", *(f"{e}{c}" for e in (".jsonl", ".txt") for c in (".gz", ".zst")))
 BLOCK_BYTES = 1 << 20  # bytes read and encoded at a time
@@ -27,6 +29,26 @@ PARQUET_ROWS = 1024  # rows read at a time
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 INPUTS = "inputs"  # field named in errors
 BadLines = Literal["refuse", "skip"]
+# How a text file is split into documents. auto: at separators if its beginning has any, else at blank lines.
+HEAD_BYTES = 1 << 20
+SEPARATOR = re.compile(rb"\f|^<\|endoftext\|>[ \t\r]*$", re.MULTILINE)
+SPLITS = {"separator": SEPARATOR, "blank_line": re.compile(rb"\n[ \t\r]*\n"), "line": re.compile(rb"\n"), "file": None}
+
+
+DESCRIPTIONS = {
+    "separator": "each ends at a form feed or a line <|endoftext|>",
+    "blank_line": "each ends at a blank line",
+    "line": "one per line",
+    "file": "one per file",
+}
+
+
+def split_in(path: Path, documents: Documents) -> Documents:
+    """Return how a text file is split."""
+    if documents != "auto":
+        return documents
+    with path.open("rb") as raw:
+        return "separator" if SEPARATOR.search(_decompress(raw, path).read(HEAD_BYTES)) else "blank_line"
 
 
 @dataclass(frozen=True)
@@ -38,7 +60,14 @@ class Block:
     first: int  # number of its first line or row, 1-based
     data: bytes | list[Any]
     read: int  # bytes of the file read so far, on disk
-    ends: bool = True  # plain text only: whether the document ends here
+    ends: bool = True  # plain text only: whether its last document ends here
+    continues: bool = False  # plain text only: whether it begins within a document
+    documents: Documents = "file"  # plain text only: how it is split
+
+    @property
+    def keeps_empty(self) -> bool:
+        """Whether its first document counts without text: as the end of one that began before, or as a file."""
+        return self.format == "text" and (self.continues or self.documents == "file")
 
 
 @dataclass(frozen=True)
@@ -69,19 +98,16 @@ class Encoder:
         texts = list(self._texts(block, bad))
         found = self._encode(texts, add_special_tokens=False) if texts else []
         ids, ends, empty, length = [], [], 0, 0
-        for encoding in found:
+        for number, encoding in enumerate(found):
             token_ids = encoding.ids
-            if block.format != "text" and not token_ids:
-                empty += 1
+            if not token_ids and not (block.keeps_empty and number == 0):
+                empty += block.format != "text"
                 continue
             ids.append(token_ids)
             length += len(token_ids)
-            if block.format != "text":
+            if block.format != "text" or number < len(found) - 1 or block.ends:
                 length += self._end(ids)
                 ends.append(length)
-        if block.format == "text" and block.ends:
-            length += self._end(ids)
-            ends.append(length)
         tokens = np.fromiter(chain.from_iterable(ids), dtype=np.uint32, count=length)
         return EncodedBlock(tokens, np.array(ends, dtype=np.int64), bad, empty)
 
@@ -93,7 +119,8 @@ class Encoder:
 
     def _texts(self, block: Block, bad: list[tuple[int, str]]) -> Iterator[str]:
         if block.format == "text":
-            yield from _decode_text(block, bad)
+            for chunk in _decode_text(block, bad):
+                yield from _split(chunk, block)
             return
         for number, text in enumerate(_values(block, self.column), block.first):
             if text is None:
@@ -140,6 +167,21 @@ def _describe_type(value: object) -> str:
     return "empty" if value is None else f"of type {type(value).__name__}"
 
 
+def _split(text: str, block: Block) -> list[str]:
+    """Return the documents of a text chunk; the last one may go on in the next chunk."""
+    pattern = SPLITS[block.documents]
+    if pattern is None:
+        return [text]
+    parts = re.split(pattern.pattern.decode(), text, flags=pattern.flags & re.MULTILINE)
+    if block.ends:
+        parts[-1] = parts[-1].rstrip("\r\n")
+    if len(parts) > 1 or not block.continues:
+        parts[-1] = parts[-1].lstrip("\r\n")
+    first = [parts[0].rstrip("\r\n") if len(parts) > 1 else parts[0]] if block.continues else []
+    inner = [part.strip("\r\n") for part in parts[len(first) : -1] if part.strip()]
+    return [*first, *inner, *(parts[-1:] if len(parts) > len(first) and parts[-1].strip() else [])]
+
+
 def _decode_text(block: Block, bad: list[tuple[int, str]]) -> Iterator[str]:
     """Yield a text chunk as one string; lines that are not UTF-8 are left out and added to `bad`."""
     assert isinstance(block.data, bytes)
@@ -180,11 +222,12 @@ def find_text_files(inputs: Sequence[str]) -> list[Path]:
     return found
 
 
-def blocks(files: Sequence[Path], text_column: str) -> Iterator[Block]:
+def blocks(files: Sequence[Path], text_column: str, documents: Documents = "auto") -> Iterator[Block]:
     """Yield all blocks of all files, in order."""
     for number, path in enumerate(files):
+        kind = longest_suffix(path, SUFFIXES).split(".")[1]
         try:
-            yield from _READERS[longest_suffix(path, SUFFIXES).split(".")[1]](path, number, text_column)
+            yield from _READERS[kind](path, number, documents if kind == "txt" else text_column)
         except (OSError, EOFError, ValueError, zlib.error) as error:
             raise InputError(f"the file cannot be read: {error}", field=INPUTS, value=str(path)) from None
 
@@ -196,11 +239,25 @@ def _json_blocks(path: Path, number: int, _: str) -> Iterator[Block]:
         first += data.count(b"\n")
 
 
-def _text_blocks(path: Path, number: int, _: str) -> Iterator[Block]:
-    first = 1
-    for data, read, last in _line_chunks(path):
-        yield Block("text", number, first, data, read, last)
-        first += data.count(b"\n")
+def _text_blocks(path: Path, number: int, documents: Any) -> Iterator[Block]:
+    """Yield a text file in blocks that end with a document, or within one that is longer than a block."""
+    first, rest, split, continues = 1, b"", split_in(path, documents), False
+    for chunk, read, last in _line_chunks(path):
+        data = rest + chunk
+        end = len(data) if last else _end_of_documents(data, SPLITS[split])
+        ends = last or end > 0
+        if not ends:  # keep line breaks together: they may be a separator with those of the next chunk
+            end = len(data.rstrip()) if split != "file" else len(data)
+        if end or last:
+            yield Block("text", number, first, data[:end], read, ends, continues, split)
+            continues = not ends
+        first += data[:end].count(b"\n")
+        rest = data[end:]
+
+
+def _end_of_documents(data: bytes, pattern: re.Pattern[bytes] | None) -> int:
+    """Return where the last complete document of a chunk ends, with its separator; 0 if none does."""
+    return 0 if pattern is None else max((found.end() for found in pattern.finditer(data)), default=0)
 
 
 def _line_chunks(path: Path) -> Iterator[tuple[bytes, int, bool]]:

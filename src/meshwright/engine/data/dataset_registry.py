@@ -64,7 +64,7 @@ def open_rows(name: str, split: str, streaming: bool = False) -> Rows:
     if known is None and "/" not in name:
         known = RegisteredDataset("")
     registered = known or RegisteredDataset(name)
-    folder = _in_data_folder(name)
+    folder = in_data_folder(name)
     if folder is not None:
         return find_rows(_config_folder(folder, registered), split, name)
     if not registered.hub_id:
@@ -83,7 +83,7 @@ def dataset_columns(name: str, recipe_columns: dict[str, str]) -> dict[str, str]
     return recipe_columns or (REGISTRY[name].columns if name in REGISTRY else {})
 
 
-def _in_data_folder(name: str) -> Path | None:
+def in_data_folder(name: str) -> Path | None:
     """Return the folder or file of that name in $MESHWRIGHT_DATA."""
     root = os.environ.get("MESHWRIGHT_DATA", "")
     if not root:

@@ -96,6 +96,10 @@ class ShuffledWithLengths:
     def __init__(self, corpus: PaddedCorpus, seed: int) -> None:
         self.corpus, self.order = corpus, Shuffled(corpus, seed)
 
+    def epoch_size(self, limit: int) -> int:
+        """Return the number of different samples."""
+        return len(self.corpus)
+
     def length(self, number: int) -> int:
         """Return the tokens of a sample without padding."""
         return self.corpus.length(self.order.index(number))

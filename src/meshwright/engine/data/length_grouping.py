@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -44,6 +44,12 @@ class LengthGrouped:
         members, width = self._step(steps.pop())
         rows = [self.inner.sample(members[number % self.step_size]) for number in numbers]
         return stack([Sample(one.tokens[: width + 1], one.loss_mask[:width]) for one in rows])
+
+    @property
+    def epoch_size(self) -> Callable[[int], int]:
+        """Return the function that counts the different samples, if the data is finite."""
+        found: Callable[[int], int] = self.inner.epoch_size  # type: ignore[attr-defined]  # mock data has none
+        return found
 
     def _step(self, step: int) -> tuple[list[int], int]:
         """Return the ungrouped numbers of a step's samples, and the step's width."""

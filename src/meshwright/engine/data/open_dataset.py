@@ -134,13 +134,31 @@ def _stream(recipe: Recipe, name: str, vocab: int, pretrained: Path | None, fiel
     raise _not_found(name, path, field)
 
 
+def is_text(name: str) -> bool:
+    """Return whether a dataset is text that needs a tokenizer, not tokens."""
+    path = Path(name).expanduser()
+    return megatron_prefix(path) is None and not is_shard_folder(path)
+
+
+def named_vocab(recipe: Recipe, name: str, published: int) -> int:
+    """Return the token ids that a dataset needs: of its shards or tokenizer; of the published model if unknown."""
+    from meshwright.engine.data.tokenizers import load_tokenizer
+
+    path = Path(name).expanduser()
+    if recipe.goal == "pretrain" and not is_text(name):
+        return open_shards(path)[1].max_token + 1 if is_shard_folder(path) else published
+    if not recipe.data.tokenizer:  # fine-tuning: the tiny model's own
+        return 0
+    return int(max(load_tokenizer(recipe).get_vocab().values(), default=0)) + 1
+
+
 def _tokenize_stream(recipe: Recipe, path: Path, vocab: int, pretrained: Path | None) -> Stream:
     from meshwright.engine.data.tokenize import tokenize_cached
     from meshwright.engine.data.tokenizers import check_ids, load_tokenizer
 
     tokenizer = load_tokenizer(recipe, pretrained)
     check_ids(tokenizer, vocab)
-    return tokenize_cached(path, tokenizer, recipe.data.columns.get("text", "text"))
+    return tokenize_cached(path, tokenizer, recipe.data.columns.get("text", "text"), recipe.data.documents)
 
 
 def _not_found(name: str, path: Path, field: str) -> InputError:

@@ -17,12 +17,23 @@ import msgspec
 
 from meshwright.engine.data import shards
 from meshwright.engine.data.cache import cache_folder, cache_lock
-from meshwright.engine.data.corpus_reader import BadLines, blocks, encode_blocks, find_text_files
+from meshwright.engine.data.corpus_reader import (
+    DESCRIPTIONS,
+    SUFFIXES,
+    BadLines,
+    blocks,
+    encode_blocks,
+    find_text_files,
+    split_in,
+)
+from meshwright.engine.data.files import longest_suffix
 from meshwright.engine.data.megatron_files import write_stream
 from meshwright.engine.faults import RunError
 from meshwright.engine.fsync import atomic_folder, require_empty
 from meshwright.engine.metrics.jsonl import log
 from meshwright.errors import InputError
+from meshwright.notes import note
+from meshwright.recipes.types import Documents
 
 SHARD_TOKENS = 1 << 28  # 0.5 GiB as uint16, 1 GiB as uint32
 PARALLEL_BYTES = 1 << 23  # less text is encoded faster than worker processes start
@@ -68,13 +79,14 @@ def tokenize(
     bad_lines: BadLines = "refuse",
     append_eos: bool = True,
     format: Literal["shards", "megatron"] = "shards",
+    documents: Documents = "auto",
 ) -> TokenizeResult:
     """Tokenize files and folders of text into a shard folder, which is renamed into place once complete.
 
     With format megatron, `out` is the prefix of a pair of .bin and .idx files instead.
 
-    JSON lines and Parquet have one document per row, in `text_column`; a plain text file is one document. The result
-    does not depend on the number of worker processes (default: one per core).
+    JSON lines and Parquet have one document per row, in `text_column`; `documents` says where documents of a plain text
+    file end (see data.documents). The result does not depend on the number of worker processes (default: one per core).
     """
     files = find_text_files(inputs)
     tokenizer = load_serialized(tokenizer_folder, append_eos)
@@ -82,13 +94,13 @@ def tokenize(
     require_empty(folder)
     workers = (os.cpu_count() or 1) if workers is None else workers
     if format == "shards":
-        return _tokenize_files(files, tokenizer, folder, text_column, workers, shard_tokens, bad_lines)
+        return _tokenize_files(files, tokenizer, folder, text_column, workers, shard_tokens, bad_lines, documents)
     for ending in (".bin", ".idx"):
         require_empty(Path(f"{folder}{ending}"))
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as scratch:
         result = _tokenize_files(
-            files, tokenizer, Path(scratch) / "shards", text_column, workers, shard_tokens, bad_lines
+            files, tokenizer, Path(scratch) / "shards", text_column, workers, shard_tokens, bad_lines, documents
         )
         stream, manifest = shards.open_shards(Path(result.folder))
         write_stream(stream, folder, "uint16" if manifest.dtype == "uint16" else "int32")  # Megatron has no uint32
@@ -103,12 +115,15 @@ def _tokenize_files(
     workers: int,
     shard_tokens: int,
     bad_lines: BadLines,
+    documents: Documents,
 ) -> TokenizeResult:
     started, size = time.monotonic(), sum(path.stat().st_size for path in files)
     try:
         with atomic_folder(folder) as partial, _progress(size) as progress:
             encoded_blocks = encode_blocks(
-                blocks(files, text_column), (tokenizer.json, tokenizer.eos, text_column), _useful_workers(workers, size)
+                blocks(files, text_column, documents),
+                (tokenizer.json, tokenizer.eos, text_column),
+                _useful_workers(workers, size),
             )
             written = _write(encoded_blocks, files, tokenizer, partial, shard_tokens, bad_lines, progress)
     except OSError as error:  # unreadable inputs raise InputError earlier
@@ -132,12 +147,12 @@ def _tokenize_files(
     )
 
 
-def tokenize_cached(path: Path, tokenizer: Any, text_column: str) -> shards.Stream:
+def tokenize_cached(path: Path, tokenizer: Any, text_column: str, documents: Documents = "auto") -> shards.Stream:
     """Return the tokens of a text file or folder; the first process of a node tokenizes and caches them."""
     files = find_text_files([str(path)])
     loaded = serialize_tokenizer(tokenizer, str(tokenizer.name_or_path))
     states = [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]
-    parts = [shards.FORMAT, shards.VERSION, states, loaded.sha256, loaded.eos, text_column]
+    parts = [shards.FORMAT, shards.VERSION, states, loaded.sha256, loaded.eos, text_column, documents]
     key = hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
     folder = cache_folder() / "shards" / key
     if not shards.is_shard_folder(folder):
@@ -145,8 +160,17 @@ def tokenize_cached(path: Path, tokenizer: Any, text_column: str) -> shards.Stre
             if not shards.is_shard_folder(folder):
                 log(f"tokenizing {path} into {folder}")
                 # In threads of this process: a training rank does not start processes.
-                _tokenize_files(files, loaded, folder, text_column, 1, SHARD_TOKENS, "refuse")
-    return shards.open_shards(folder)[0]
+                _tokenize_files(files, loaded, folder, text_column, 1, SHARD_TOKENS, "refuse", documents)
+    stream, manifest = shards.open_shards(folder)
+    if any(longest_suffix(file, SUFFIXES).startswith(".txt") for file in files):
+        note(f"{path}: {manifest.documents} documents ({described(files, documents)}; data.documents)")
+    return stream
+
+
+def described(files: Sequence[Path], documents: Documents) -> str:
+    """Describe where the documents of text files end."""
+    found = {split_in(file, documents) for file in files if longest_suffix(file, SUFFIXES).startswith(".txt")}
+    return " and ".join(sorted(DESCRIPTIONS[one] for one in found))
 
 
 def load_serialized(folder: str, append_eos: bool = True) -> SerializedTokenizer:

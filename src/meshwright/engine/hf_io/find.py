@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
+from meshwright.engine.hub_cache import hub_cache
 from meshwright.errors import InputError
 from meshwright.file_access import missing_path, neighbours
 from meshwright.models import decode_float
@@ -39,6 +39,11 @@ def find_folder(pretrained: str) -> Path:
     return _cached_snapshot(pretrained)
 
 
+def has_weights(folder: Path) -> bool:
+    """Return whether a folder contains weights, in any format."""
+    return any(any(folder.glob(pattern)) for pattern in ("*.safetensors", *PICKLED))
+
+
 def transformer_folder(folder: Path) -> Path:
     """Return the transformer subfolder of a diffusion pipeline; any other folder unchanged."""
     inner = folder / "transformer"
@@ -47,7 +52,7 @@ def transformer_folder(folder: Path) -> Path:
 
 def _cached_snapshot(model_id: str) -> Path:
     """Return the newest downloaded snapshot of a hub model."""
-    cache = _hub_cache()
+    cache = hub_cache()
     model = cache / f"models--{model_id.replace('/', '--')}"
     snapshots = model / "snapshots"
     main_ref = model / "refs" / "main"
@@ -69,13 +74,6 @@ def _cached_snapshot(model_id: str) -> Path:
             ),
         )
     return folder
-
-
-def _hub_cache() -> Path:
-    """Return the hub cache folder, from huggingface_hub's environment variables."""
-    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    main_ref = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
-    return Path(main_ref or Path(home) / "hub").expanduser()
 
 
 def read_json(path: Path) -> dict[str, Any]:

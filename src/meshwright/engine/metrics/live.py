@@ -122,6 +122,7 @@ def facts(record: StepRecord, constants: Constants, now: datetime) -> list[tuple
     """Return what is shown of a step, in order, as names and texts."""
     shown = [
         ("step", f"{record.step}/{constants.steps}" if constants.steps else str(record.step)),
+        *_epoch(record, constants),
         ("loss", f"{record.loss:.4f}" + (" (skipped)" if record.skipped else "")),
         ("lr", f"{record.lr:.2e}"),
     ]
@@ -140,6 +141,14 @@ def facts(record: StepRecord, constants: Constants, now: datetime) -> list[tuple
         end = now + timedelta(seconds=record.remaining_s)
         shown.append(("ends", f"{end:%Y-%m-%d %H:%M} (in {duration(record.remaining_s)})"))
     return shown
+
+
+def _epoch(record: StepRecord, constants: Constants) -> list[tuple[str, str]]:
+    if record.epoch is None or not constants.samples_per_epoch:
+        return []
+    samples = constants.total_samples or (constants.steps or 0) * constants.samples_per_step
+    total = samples / constants.samples_per_epoch
+    return [("epoch", f"{record.epoch:.2f}/{total:.2f}" if total else f"{record.epoch:.2f}")]
 
 
 def parts(record: StepRecord) -> str:

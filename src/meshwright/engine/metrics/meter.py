@@ -25,6 +25,9 @@ class Constants(msgspec.Struct, frozen=True):
     peak_flops: float | None = None  # of one GPU; None if the run is not on the GPU it was planned for
     mfu_convention: str = ""
     steps: int | None = None  # of the run
+    samples_per_step: int = 0
+    samples_per_epoch: int | None = None  # None if the data has no end, or was not counted
+    total_samples: int | None = None  # of a run by epochs, whose last step may have fewer
     estimate_step_s: float | None = None
     estimate_memory_gib: dict[str, float] = {}
 
@@ -48,6 +51,7 @@ def constants(case: Case, estimate: Estimate | None = None, on_gpu: bool = True)
         peak_flops=peak_flops(case, linear_precision(case)) if on_gpu else None,
         mfu_convention=estimated.get("mfu_convention", ""),
         steps=case.steps,
+        samples_per_step=int(case.global_batch_size),
         estimate_step_s=estimated.get("step_s"),
         estimate_memory_gib=estimated.get("memory_gib", {}),
     )
@@ -80,6 +84,12 @@ class Meter:
         if not self._recent:
             return None
         return self._speed(median(s for s, _ in self._recent), median(tokens for _, tokens in self._recent))
+
+    def epoch(self, step: int) -> float | None:
+        """Return the passes over the data after `step` completed steps."""
+        run = self.constants
+        seen = step * run.samples_per_step
+        return min(seen, run.total_samples or seen) / run.samples_per_epoch if run.samples_per_epoch else None
 
     def remaining_s(self, step: int) -> float | None:
         """Return the seconds until the run ends after `step` completed steps."""

@@ -28,6 +28,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     parts_s: dict[str, float]
     memory_gib: dict[str, float] = {}
     remaining_s: float | None = None
+    epoch: float | None = None  # passes over the data so far; None if it has no end
     skipped: bool = False  # the optimizer step was skipped
     extra: dict[str, float] = {}
 

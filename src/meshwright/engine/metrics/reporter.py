@@ -105,6 +105,7 @@ class Reporter:
             parts_s=time.parts_s,
             memory_gib=dict(self._memory()) if self._memory and self._sinks else {},
             remaining_s=self.meter.remaining_s(one.step),
+            epoch=self.meter.epoch(one.step),
             skipped=one.skipped,
             extra={name: float(value) for name, value in one.extra.items()},
         )

@@ -1,0 +1,85 @@
+"""Wrong paths of a run, found before torch is imported or a process is started."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from meshwright.engine.hub_cache import is_cached
+from meshwright.errors import InputError, closest
+from meshwright.file_access import missing_path
+from meshwright.recipes.types import Recipe
+
+MOCK_NAMES = ("mock", "llm-pretrain-mock")
+FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".txt", ".gz", ".zst", ".bin", ".idx", ".jinja")
+NOT_A_FOLDER = ("random", "bytes")  # values of checkpoint.pretrained and data.tokenizer
+
+
+def check_run_paths(recipe: Recipe, out: str | None) -> None:
+    """Raise InputError for a dataset, tokenizer, template, folder of weights or run folder that cannot be right."""
+    data = recipe.data
+    for name in data.blend or {data.dataset: 1.0}:
+        _check_dataset(name, recipe.goal)
+    if _looks_like_path(data.validation):
+        _check_dataset(data.validation, recipe.goal, "data.validation")
+    check_folder(data.tokenizer, "data.tokenizer")
+    check_folder(recipe.checkpoint.pretrained, "checkpoint.pretrained")
+    if data.chat_template and not Path(data.chat_template).expanduser().exists():
+        raise missing_path(data.chat_template, "data.chat_template")
+    if out is not None:
+        _check_writable(Path(out).expanduser())
+
+
+def check_folder(name: str, field: str) -> None:
+    """Raise InputError for a folder that does not exist, unless it is the id of a downloaded model."""
+    if not name or name in NOT_A_FOLDER or Path(name).expanduser().exists():
+        return
+    if _looks_like_path(name) or not (is_cached(name) or "/" in name):
+        raise missing_path(name, field)
+
+
+def _looks_like_path(name: str) -> bool:
+    """Return whether a name can only be a path: an id has at most one slash, after a name that is no folder here."""
+    path = Path(name).expanduser()
+    if not name:
+        return False
+    if path.is_absolute() or name.startswith((".", "~")) or name.endswith(os.sep) or name.count("/") > 1:
+        return True
+    return ("/" in name and path.parent.is_dir()) or path.suffix.lower() in FILE_SUFFIXES or path.exists()
+
+
+def _check_dataset(name: str, goal: str, field: str = "data.dataset") -> None:
+    path = Path(name).expanduser()
+    if name in MOCK_NAMES or path.exists():
+        return
+    if goal == "pretrain":  # files only; a prefix names a pair of files
+        if not any(Path(f"{path}{ending}").exists() for ending in (".bin", ".idx")):
+            raise _no_dataset(name, field)
+        return
+    from meshwright.engine.data.dataset_registry import REGISTRY, in_data_folder
+
+    if name in REGISTRY or in_data_folder(name) is not None:
+        return
+    if _looks_like_path(name) or "/" not in name:
+        raise _no_dataset(name, field, tuple(REGISTRY))
+
+
+def _no_dataset(name: str, field: str, known: tuple[str, ...] = ()) -> InputError:
+    error = missing_path(name, field)
+    if error.fix:
+        return InputError(error.reason, field=field, value=name, fix=[f"{field}={one}" for one in error.fix])
+    near = closest(name, known)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    fix = (*(f"{field}={one}" for one in near), "--dataset FILE or FOLDER", "--dataset mock")
+    return InputError(f"dataset not found{hint or f': {error.reason}'}", field=field, value=name, fix=fix)
+
+
+def _check_writable(out: Path) -> None:
+    """Raise InputError for a run folder that cannot be created."""
+    existing = out
+    while not existing.exists() and existing.parent != existing:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise InputError(f"{existing} is a file, not a folder", field="--out", value=str(out), fix=("another folder",))
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise InputError(f"{existing} is not writable", field="--out", value=str(out), fix=("another folder",))

@@ -1,0 +1,78 @@
+"""Training by epochs: the number of steps that passes over the data take, and how often a run repeats its data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from math import ceil
+from typing import Any
+
+import msgspec
+
+from meshwright.engine.data.finite import FiniteSource, known_size
+from meshwright.engine.metrics.jsonl import log
+from meshwright.errors import InputError
+from meshwright.recipes.types import Recipe
+
+MANY_PASSES = 5  # more than this over the same samples memorizes them
+USUAL_EPOCHS = 3
+MOST_SAMPLES = 1 << 62
+
+
+class EndedSource(FiniteSource):
+    """The samples of all epochs; the last step is filled up with samples without targets."""
+
+    def __init__(self, source: Any, size: int, per_token: bool) -> None:
+        super().__init__(source, size)
+        self.per_token = per_token
+
+
+def with_steps(recipe: Recipe, open_source: Callable[[], Any], shown: bool) -> tuple[Recipe, int | None]:
+    """Return the recipe with the steps of its epochs in place of the epochs, and the samples they have."""
+    epochs, batch = recipe.train.epochs, recipe.train.global_batch_size
+    if not epochs:
+        return recipe, None
+    with _no_tokenizer_threads():  # they would not survive the fork into ranks
+        size = known_size(open_source(), MOST_SAMPLES)
+    if not size:
+        raise InputError("the data has no end, so it has no epochs", field="train.epochs", value=epochs,
+                         fix=("train.steps=N without train.epochs",))  # fmt: skip
+    total = max(1, round(epochs * size))
+    steps = ceil(total / batch)
+    if shown:
+        rest = f", {total % batch} in the last" if total % batch else ""
+        log(f"train.epochs={epochs:g}: {size} samples per epoch, {total} samples in {steps} steps of {batch}{rest}")
+    train = msgspec.structs.replace(recipe.train, steps=steps, epochs=0.0)
+    return msgspec.structs.replace(recipe, train=train), total
+
+
+def repeats(recipe: Recipe, samples_per_epoch: int) -> float:
+    """Return how often a run passes over its data."""
+    return recipe.train.steps * recipe.train.global_batch_size / samples_per_epoch
+
+
+def repeat_warning(recipe: Recipe, samples_per_epoch: int | None) -> str:
+    """Return the warning for a run that repeats its data many times; empty if it does not."""
+    if not samples_per_epoch or (passes := repeats(recipe, samples_per_epoch)) <= MANY_PASSES:
+        return ""
+    steps, batch = recipe.train.steps, recipe.train.global_batch_size
+    fewer = max(1, ceil(USUAL_EPOCHS * samples_per_epoch / batch))
+    return (
+        f"train.steps={steps} with {batch} samples each repeat the {samples_per_epoch} samples of "
+        f"{' + '.join(recipe.data.blend) or recipe.data.dataset} {passes:,.0f} times; "
+        f"fix: train.epochs={USUAL_EPOCHS} or train.steps={fewer}"
+    )
+
+
+@contextmanager
+def _no_tokenizer_threads() -> Iterator[None]:
+    before = os.environ.get("TOKENIZERS_PARALLELISM")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TOKENIZERS_PARALLELISM"]
+        else:
+            os.environ["TOKENIZERS_PARALLELISM"] = before
