@@ -67,7 +67,8 @@ class AdamW8bit(AdamW):
         tensors = [local(parameter), local(parameter.grad), *self._stored(parameter)]
         weight, gradient, *moments = [one.reshape(-1, one.shape[-1]) for one in tensors]
         rows = max(1, CHUNK // width)
-        for first in range(0, weight.shape[0], rows):
+        # A dry run needs one chunk: the others would allocate and free the same again.
+        for first in range(0, min(rows, weight.shape[0]) if is_dry(weight) else weight.shape[0], rows):
             part = slice(first, first + rows)
             codes = [one[part] for one in moments]
             updated = self._updated(group, weight[part].float(), gradient[part].float(), codes, block)
