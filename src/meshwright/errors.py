@@ -63,7 +63,7 @@ def first_line(error: Exception, longest: int = 300) -> str:
 def unknown(field: str, value: object, known: Iterable[str], listed_by: str = "", noun: str = "") -> InputError:
     """Return the error for an unknown name, with did-you-mean.
 
-    `listed_by` is the command that lists all names; `noun` is what the name stands for, the field if empty.
+    `listed_by` is the command that lists all names; `noun` is the type of thing that is named, the field if empty.
     """
     names, noun = list(known), noun or field
     near = closest(str(value), names)
