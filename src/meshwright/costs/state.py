@@ -13,11 +13,15 @@ from meshwright.recipes.case import Case
 # Moments of an optimizer, all in precision.moments: recipes that lower the first lower the second too.
 MOMENTS = {
     "adamw": 2.0,
+    "adamw8bit": 2.0,
     "schedule_free_adamw": 2.0,
     "muon": 1.1,  # momentum only for matrices; embedding, head and vectors use AdamW
     "lion": 1.0,
     "sgd": 1.0,
 }
+
+
+MOMENT_BLOCK = 256  # 8-bit moments that share an fp32 scale
 
 
 class PerParam(msgspec.Struct, frozen=True):
@@ -38,6 +42,8 @@ def master_bytes(case: Case) -> int:
 
 def moment_bytes(case: Case) -> float:
     """Return the bytes of all moments of one parameter."""
+    if case.optimizer_name == "adamw8bit":
+        return MOMENTS["adamw8bit"] * (1 + BYTES["fp32"] / MOMENT_BLOCK)
     if memory_profile(case).wide_second_moment and case.optimizer_name == "adamw":
         return BYTES[case.moments] + (BYTES[case.moments] if case.master == case.moments else 4)
     return MOMENTS[case.optimizer_name] * (2 if master_bytes(case) == 2 else BYTES[case.moments])

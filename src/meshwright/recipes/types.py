@@ -129,7 +129,9 @@ class Train(Section, frozen=True):
 class Optimizer(Section, frozen=True):
     """The optimizer."""
 
-    name: Annotated[Literal["adamw", "muon", "lion", "schedule_free_adamw", "sgd"], contract("optimizer")] = "adamw"
+    name: Annotated[
+        Literal["adamw", "adamw8bit", "muon", "lion", "schedule_free_adamw", "sgd"], contract("optimizer")
+    ] = "adamw"
     lr: Annotated[float, contract("peak learning rate", gt=0)] = 3e-4
     weight_decay: Annotated[float, contract("decoupled weight decay", ge=0)] = 0.1
     beta1: Annotated[float, contract("decay of the first moment", ge=0, lt=1)] = 0.9

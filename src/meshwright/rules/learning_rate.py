@@ -132,7 +132,7 @@ def fine_tuning_lr_too_high(c: Case) -> Column:
     values={"size": lambda c: c.params_active / 1e9},
 )
 def pretraining_lr_too_high(c: Case) -> Column:
-    adam = one_of(c.optimizer_name, ("adamw", "schedule_free_adamw"))
+    adam = one_of(c.optimizer_name, ("adamw", "adamw8bit", "schedule_free_adamw"))
     limit = 6e-4 if c.params_active > 2e10 else 2e-3
     return adam & (c.goal == "pretrain") & (c.lr > limit) & (c.lr <= FAR_TOO_HIGH) & not_(c.benchmark)
 

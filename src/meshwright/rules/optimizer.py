@@ -10,6 +10,7 @@ SUPPORTED: dict[str, tuple[str, ...]] = {
     "megatron": ("adamw", "sgd", "muon", "lion"),
     "torchtitan": ("adamw",),
     "kempnerforge": ("adamw", "muon", "lion", "schedule_free_adamw"),
+    **dict.fromkeys(("fsdp1", "deepspeed"), ("adamw", "muon", "lion", "schedule_free_adamw", "sgd")),
 }
 
 
@@ -82,7 +83,7 @@ def no_gradient_clipping(c: Case) -> Column:
     values={"window": lambda c: 1 / (1 - c.beta2)},
 )
 def beta2_too_high(c: Case) -> Column:
-    adam = one_of(c.optimizer_name, ("adamw", "schedule_free_adamw"))
+    adam = one_of(c.optimizer_name, ("adamw", "adamw8bit", "schedule_free_adamw"))
     return adam & (c.beta2 > 0.99) & _real_pretraining(c) & (c.params_total > 1e9)
 
 

@@ -93,6 +93,13 @@ UNSUPPORTED_VALUES = (
     UnsupportedValue(
         "muon", "optimizer_name", "muon", {"optimizer_name": ["adamw"]}, "it splits weights between arbitrary rows"
     ),
+    UnsupportedValue(
+        "adamw8bit",
+        "optimizer_name",
+        "adamw8bit",
+        {"optimizer_name": ["adamw"]},
+        "it splits weights between arbitrary values, also inside a block that shares a scale",
+    ),
     UnsupportedValue("offload", "offload", "optimizer", {"offload": ["none"]}, "it keeps all state in GPU buffers"),
     UnsupportedValue(
         "peft", "goal", "peft", {}, "it initializes and shards a model in one pass; adapters need loaded weights"

@@ -148,6 +148,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "strategy.megatron-fsdp-compile": ({"strategy": "megatron_fsdp", "compile": True}, {"compile": False}),
     "strategy.megatron-fsdp-muon": ({"strategy": "megatron_fsdp", "optimizer_name": "muon"}, {"strategy": "fsdp2"}),
+    "strategy.megatron-fsdp-adamw8bit": (
+        {"strategy": "megatron_fsdp", "optimizer_name": "adamw8bit"},
+        {"strategy": "fsdp2"},
+    ),
     "strategy.megatron-fsdp-offload": ({"strategy": "megatron_fsdp", "offload": "optimizer"}, {"strategy": "fsdp2"}),
     "strategy.megatron-fsdp-peft": ({"strategy": "megatron_fsdp", "goal": "peft"}, {"goal": "sft"}),
     "strategy.fsdp2-pp": ({"engine": "megatron", "pp": 2}, {"strategy": "zero1"}),

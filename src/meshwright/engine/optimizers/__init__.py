@@ -8,6 +8,7 @@ import torch
 from torch.nn import Parameter
 
 from meshwright.engine.optimizers.base import LocalOptimizer
+from meshwright.engine.optimizers.eight_bit import AdamW8bit
 from meshwright.engine.optimizers.elementwise import AdamW, Lion, ScheduleFreeAdamW, Sgd
 from meshwright.engine.optimizers.grouping import decay_groups, is_hidden_matrix
 from meshwright.engine.optimizers.muon import Muon
@@ -36,6 +37,8 @@ def build_optimizer(
         return Lion(groups, lr, betas, moments)
     if optimizer.name == "sgd":
         return Sgd(groups, lr, optimizer.beta1, moments)
+    if optimizer.name == "adamw8bit":
+        return AdamW8bit(groups, lr, betas, eps)
     if optimizer.name == "adamw":
         return AdamW(groups, lr, betas, eps, moments)
     if not optimizer.beta1:

@@ -46,6 +46,7 @@ def target_name(text: str) -> str:
 OPTIMIZERS = {
     "adam": "adamw",
     "adamw": "adamw",
+    "adamw8bit": "adamw8bit",
     "fusedadam": "adamw",
     "flashadamw": "adamw",
     "muon": "muon",
@@ -67,7 +68,7 @@ def _keeps_master_weights(name: str, raw: RawValues) -> bool:
 def _storage(raw: RawValues, recipe: Recipe) -> MappedFields:
     """The optimizer updates weights in their storage dtype, unless it keeps master weights."""
     name = target_name(raw.get("optimizer._target_", TORCH_ADAMW))
-    is_torch = name in ("adam", "adamw", "sgd")
+    is_torch = name in ("adam", "adamw", "adamw8bit", "sgd")
     stored = _dtype(raw.get("model.torch_dtype", "null"))
     if not stored:  # unset or auto: the checkpoint's dtype, which is bf16 for nearly all models
         stored = "fp32" if is_torch and recipe.goal != "peft" else "bf16"
@@ -86,13 +87,18 @@ def _storage(raw: RawValues, recipe: Recipe) -> MappedFields:
 
 def _storage_keys(recipe: Recipe) -> Mapping[str, Any]:
     name, master, moments = recipe.optimizer.name, recipe.precision.master, recipe.precision.moments
-    if name not in ("adamw", "muon", "sgd"):
+    if name not in ("adamw", "adamw8bit", "muon", "sgd"):
         raise InputError(f"{name} is not available in AutoModel", field="optimizer.name")
     dtypes = {"fp32": "float32", "bf16": "bfloat16"}
     keys: dict[str, Any] = {"model.torch_dtype": "bfloat16" if recipe.goal == "peft" else dtypes[master]}
     if recipe.goal == "peft":
         keys["peft.lora_dtype"] = dtypes[master]
-    paths = {"adamw": TORCH_ADAMW, "muon": "dion.Muon", "sgd": "torch.optim.SGD"}
+    paths = {
+        "adamw": TORCH_ADAMW,
+        "adamw8bit": "torchao.optim.AdamW8bit",
+        "muon": "dion.Muon",
+        "sgd": "torch.optim.SGD",
+    }
     if master == moments:
         return {**keys, "optimizer._target_": paths[name]}
     if name != "adamw" or recipe.goal == "peft":
