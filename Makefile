@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: setup demo test lint browser screens docs site bench load schema accuracy sweep verify parity slow faults slurm-test clean
+.PHONY: megatron setup demo test lint browser screens docs site bench load schema accuracy sweep verify parity slow faults slurm-test clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -64,6 +64,11 @@ faults: $(VENV)/.engine  ## kills, signals and damaged checkpoints; write the ta
 
 slurm-test: $(VENV)/.engine  ## jobs in a real SLURM; two hosts in network namespaces (as root; up to ten minutes)
 	$(BIN)/python -m pytest -m slurm tests/slurm -vv -rs
+
+# pip install --no-deps --target SITE triton omegaconf antlr4-python3-runtime==4.9.3 einops psutil pyyaml
+megatron: $(VENV)/.engine  ## build the models of generated Megatron-LM jobs: MEGATRON_LM=checkout SITE=folder (minutes)
+	MEGATRON_LM=$(MEGATRON_LM) MEGATRON_SITE=$(SITE) $(BIN)/python -m pytest -m slow tests/first_hour/test_08_launch_megatron.py -rs
+	PYTHONPATH=src:. $(BIN)/python -m benchmarks.against.megatron_model --checkout $(MEGATRON_LM) --site $(SITE)
 
 docs: setup  ## regenerate the pages under docs/ (listed in docs/make.py)
 	$(BIN)/python docs/make.py

@@ -26,27 +26,29 @@ from meshwright.recipes.types import ENGINES, Layout, Precision
 
 if TYPE_CHECKING:
     from meshwright.engine.train import TrainResult
-    from meshwright.launch.build_job import Started
+    from meshwright.launch.build_job import LaunchRequest, Started
 
 BENCH_OVERRIDES = ("train.steps=50", "train.check_nan=false", "train.log_every=10", "train.eval_every=0")
 AUTO = "micro_batch_size=auto"
 OF_THE_VERB = frozenset(
     (
-        "recipe",
-        "scheduler",
-        "gpus",
-        "goal",
-        "to",
-        "dataset",
-        "model",
-        "tiny",
-        "out",
-        "write",
-        "overwrite",
-        "submit",
-        "watch",
+        *(
+            "recipe",
+            "scheduler",
+            "gpus",
+            "goal",
+            "to",
+            "dataset",
+            "model",
+            "tiny",
+            "out",
+            "write",
+            "overwrite",
+            "submit",
+        ),
+        *("watch", "overrides", "notes", "framework_dir", "save_minutes"),
     )
-) | {"overrides", "notes"}
+)
 """Fields of a launch request that are not options of the job."""
 DEFAULTS = {"requeue": True, "cpu": False}
 
@@ -125,10 +127,11 @@ def launch(request: requests.Launch) -> Started:
             reason = f"is an option of our engine, and --to runs the recipe with {request.to}{uses}"
             fixes = (f"--write {value}",) if only[0] == "out" else (f"remove --{only[0]}",)
             raise InputError(reason, field=f"--{only[0]}", value="true" if value is True else value, fix=fixes)
-        changes = [*request.overrides, *([f"data.dataset={dataset}"] if dataset else [])]
-        exported = export(request.recipe, request.to, gpus=request.gpus, overrides=changes, goal=request.goal)
-        job = build_job.exported(exported.written, exported.checked)
-        return build_job.launch(job, request.scheduler, **files)
+        return build_job.launch(_exported_job(request, dataset), request.scheduler, **files)
+    for option, value in (("--framework-dir", request.framework_dir), ("--save-minutes", request.save_minutes)):
+        if value is not None:
+            reason = "is for the job of another framework"
+            raise InputError(reason, field=option, value=value, fix=("--to megatron-lm", f"without {option}"))
     target, changes = str(request.recipe), list(request.overrides)
     if is_model(target, request.goal):
         plan = plan_for(target, request.goal, request.gpus, changes)
@@ -146,6 +149,39 @@ def launch(request: requests.Launch) -> Started:
 
     job = native_job.request_for(training, request.scheduler, found, request.gpus, validated)
     return build_job.launch(job, request.scheduler, **files)
+
+
+def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchRequest:
+    """Return the job of another framework: exported, run from its checkout, and saved before a requeue."""
+    from meshwright.launch import build_job, other_frameworks
+    from meshwright.launch.job import find_scheduler
+
+    framework = str(request.to)
+    changes = [*request.overrides, *([f"data.dataset={dataset}"] if dataset else [])]
+    exported = export(request.recipe, framework, gpus=request.gpus, overrides=changes, goal=request.goal)
+    scheduler = find_scheduler(request.scheduler)
+    requeued = scheduler == "slurm" and request.requeue
+    notes: tuple[str, ...] = ()
+    step_s = float(exported.checked.estimate.step_s)
+    if requeued or request.save_minutes is not None:
+        every = other_frameworks.save_every(exported.checked.recipe, step_s, request.save_minutes, changes)
+        if every is not None:
+            kept = [one for one in changes if not one.startswith("checkpoint.save_every=")]
+            more = [*kept, f"checkpoint.save_every={every}"]
+            exported = export(request.recipe, framework, gpus=request.gpus, overrides=more, goal=request.goal)
+        notes = (other_frameworks.requeue_note(framework, exported.checked.recipe, step_s),)
+    program = exported.written.program
+    if requeued:
+        program = other_frameworks.saving_on_signal(program, framework)
+    if request.framework_dir is None:
+        notes += other_frameworks.missing_checkout(program, framework)
+    else:
+        local = scheduler not in build_job.REMOTE_FILES and not request.image
+        program, found = other_frameworks.in_checkout(program, framework, request.framework_dir, local=local)
+        notes += found
+    job = build_job.exported(exported.written, exported.checked)
+    recipe = other_frameworks.with_time_to_save(job.recipe, framework, step_s, changes) if requeued else job.recipe
+    return msgspec.structs.replace(job, recipe=recipe, program=program, notes=(*notes, *job.notes))
 
 
 def watch(started: Started, on_state: Callable[[str], None], on_log: Callable[[str], None]) -> Started:

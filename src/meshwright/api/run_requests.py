@@ -95,6 +95,18 @@ class Launch(Request, frozen=True):
         ),
     ] = None
     goal: ModelGoal | None = None
+    framework_dir: Annotated[
+        str | None, path("Checkout of the framework of --to on the nodes: its scripts and modules are run from there.")
+    ] = None
+    save_minutes: Annotated[
+        float | None,
+        Input(
+            help="Minutes between checkpoints of --to, as steps at the estimated speed.  [default: 30 if requeued]",
+            metavar="N",
+            above=0,
+            surfaces=CLI,
+        ),
+    ] = None
     dataset: Dataset | None = None
     model: OtherModel | None = None
     tiny: Annotated[bool, flag("Train a laptop-size model of the same structure on CPU, as a trial.")] = False

@@ -90,7 +90,13 @@ def _limit(job: Job) -> list[str]:
 
 
 def _folder(job: Job) -> list[str]:
-    return [f"cd {shlex.quote(job.folder)} || exit 2"] if job.folder else []
+    lines = [f"cd {shlex.quote(job.folder)} || exit 2"] if job.folder else []
+    script = job.program.argv[0]
+    known = bool(job.folder) or script.startswith("/")  # otherwise the folder of submission decides
+    if not known or job.finds_ranks or job.image or script.startswith("-") or script in job.files:
+        return lines
+    message = shlex.quote(f"meshwright: there is no {script} here: write the job with --framework-dir PATH")
+    return [*lines, f"[ -f {shlex.quote(script)} ] || {{ echo {message} >&2; exit 2; }}"]
 
 
 def _setup(job: Job) -> list[str]:
@@ -107,6 +113,8 @@ def _environment(job: Job) -> list[str]:
 
 
 def _set(one: Variable) -> str:
+    if one.name == "PYTHONPATH" and one.value:  # what an image or a module has set stays importable
+        return f'export PYTHONPATH={shlex.quote(one.value)}"${{PYTHONPATH:+:$PYTHONPATH}}"'
     return f"unset {one.name}" if one.value is None else f"export {one.name}={shlex.quote(one.value)}"
 
 

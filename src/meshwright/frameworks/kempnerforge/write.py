@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.clusters import Cluster
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.kempnerforge.parse import data_ranks, model_of
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
 from meshwright.frameworks.types import ExportedConfig, Program, SourcedValue
 from meshwright.models import Attention, Dense, ModelSpec, MoE
+from meshwright.models.numerics import Numerics, numerics_of
 from meshwright.recipes.types import Recipe
 
 KEEP = (
@@ -36,6 +37,8 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clust
         )
     settings = {**settings, "train.grad_accum_steps": recipe.train.global_batch_size // ranks}
     sizes["max_seq_len"] = max(recipe.data.seq_length, model.max_seq_length or 0)
+    numbers, notes = _numerics(recipe, model)
+    sizes |= numbers
     model_settings = {f"model.{key}": value for key, value in sizes.items()}
     tables = nest({**model_settings, **without_defaults(framework, settings, KEEP)})
     name = f"{recipe.name or 'recipe'}.toml"
@@ -44,7 +47,24 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clust
         files={name: _text(tables, recipe, framework)},
         program=Program(argv=("scripts/train.py", name)),
         unmapped=unmapped,
+        notes=notes,
     )
+
+
+def _numerics(recipe: Recipe, model: ModelSpec) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the RoPE base and the norm epsilon of the model, and what the file cannot express."""
+    try:
+        found = numerics_of(recipe.model)
+    except MeshwrightError:  # a model of a file that is not here
+        found = Numerics()
+    known = {"rope_theta": found.rope_theta, "norm_eps": found.norm_eps}
+    missing = [f"model.{key}" for key, value in known.items() if value is None]
+    notes = []
+    if missing:
+        notes.append(f"add {' and '.join(missing)} of {model.name}: not in the catalogue, so the defaults apply")
+    if found.scaling_type:
+        notes.append(f"the published RoPE is scaled ({found.scaling_type}); KempnerForge has no setting for that")
+    return {key: value for key, value in known.items() if value is not None}, tuple(notes)
 
 
 def _sizes(model: ModelSpec) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, without_defaults
 from meshwright.frameworks.megatron_lm.layouts import BLACKWELL, CONNECTIONS
+from meshwright.frameworks.megatron_lm.numerics import ARRAY, numeric_flags, numeric_notes
 from meshwright.frameworks.megatron_lm.sizes import is_hybrid, model_flags
 from meshwright.frameworks.megatron_lm.techniques import OFFLOAD_V1, OFFLOADED_EXPERT_MODULES, OFFLOADED_MODULES
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
@@ -31,13 +32,14 @@ CHECKPOINT_VARIABLE = '"${PRETRAINED_CHECKPOINT:?a checkpoint in Megatron-LM for
 ARRAYS = {
     "use_precision_aware_optimizer": "PRECISION_ARGS",
     "no_gradient_accumulation_fusion": "MODEL_PARALLEL_ARGS",
-    "moe_router_score_function": "MOE_ARGS",
+    **ARRAY,
     "lr_wsd_decay_iters": "TRAINING_ARGS",
     "lr_wsd_decay_style": "TRAINING_ARGS",
     "offload_modules": "MEMORY_ARGS",
     "ckpt_format": "RUN_ARGS",
     "use_persistent_ckpt_worker": "RUN_ARGS",
     "split": "RUN_ARGS",
+    "exit_signal_handler": "RUN_ARGS",
 }
 """Flags outside the key map, by the array they belong in; the rest describe the model."""
 
@@ -65,6 +67,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clust
     flags = {
         **without_defaults(framework, settings, KEEP),
         **model_flags(model, recipe),
+        **numeric_flags(recipe, model),
         **dict(_required(recipe, model)),
     }
     if recipe.layout.stage_layers and model.mtp_layers and recipe.train.mtp_loss:
@@ -146,6 +149,7 @@ def _required(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
         end = recipe.schedule.decay_steps or recipe.train.steps
         yield "lr_wsd_decay_iters", max(1, (end - recipe.schedule.warmup_steps) // 5)
         yield "lr_wsd_decay_style", "minus_sqrt"
+    yield "exit_signal_handler", True  # save when a scheduler ends the run; its default is to lose the steps
     yield "split", _split(recipe.data.validation_part)
     yield from _tokenizer(recipe, model)
 
@@ -177,8 +181,7 @@ def _environment(recipe: Recipe, cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 
 def _notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
-    if not model.learned_positions:
-        yield "add the published RoPE base, norm epsilon and router score function: recipes do not store them"
+    yield from numeric_notes(recipe, model)
     if recipe.goal == "sft" and not recipe.checkpoint.pretrained:
         yield "convert the weights to Megatron-LM format and set PRETRAINED_CHECKPOINT to their directory"
     if recipe.data.dataset != "mock" or recipe.data.blend:
@@ -209,6 +212,8 @@ def _text(
         f"# {recipe.name} for {framework.title} ({framework.version}), written by meshwright export",
         f"# for {cluster}",
         "",
+        "# MEGATRON_LM_DIR is the checkout of Megatron-LM; without it, run this script in the checkout.",
+        'export PYTHONPATH="${MEGATRON_LM_DIR:-.}${PYTHONPATH:+:$PYTHONPATH}"',
         *(f"export {name}={shlex.quote(value)}" for name, value in env.items()),
         "",
         *_array("DISTRIBUTED_ARGS", _distributed(cluster)),
@@ -221,7 +226,11 @@ def _text(
         lines += _array(name, rows)
         names.append(name)
     first, *rest = [f'"${{{name}[@]}}"' for name in names]
-    lines += [f"torchrun {first} {script} \\", *(f"    {one} \\" for one in rest[:-1]), f"    {rest[-1]}"]
+    lines += [
+        f'torchrun {first} "${{MEGATRON_LM_DIR:-.}}/{script}" \\',
+        *(f"    {one} \\" for one in rest[:-1]),
+        f"    {rest[-1]}",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -1,0 +1,116 @@
+"""Flags for what a model computes beyond its shape, and what the flags cannot express."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshwright.errors import MeshwrightError
+from meshwright.models import MLA, Mamba2, ModelSpec
+from meshwright.models.numerics import Numerics, numerics_of
+from meshwright.recipes.types import Recipe
+
+DEFAULT_STD = 0.02
+PADDING = 128  # Megatron pads the vocabulary to a multiple of this times tp
+YARN_BETAS = (32, 1)  # of multi-latent attention; there are no flags for others
+ARRAY = dict.fromkeys(
+    (
+        "moe_router_score_function", "moe_router_topk_scaling_factor", "moe_router_num_groups",
+        "moe_router_group_topk", "moe_router_pre_softmax",
+    ),
+    "MOE_ARGS",
+)  # fmt: skip
+
+
+def published(recipe: Recipe) -> Numerics:
+    """Return the values of the recipe's model; unknown ones are None."""
+    try:
+        return numerics_of(recipe.model)
+    except MeshwrightError:  # a model of a file that is not here
+        return Numerics()
+
+
+def numeric_flags(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
+    """Return the flags that make the model the published one."""
+    found = published(recipe)
+    return {**_positions(found, model), **_norms(found), **_router(found, model), **_padding(model, recipe.layout.tp)}
+
+
+def _positions(found: Numerics, model: ModelSpec) -> dict[str, Any]:
+    if not _has_rope(model) or found.rope_theta is None:
+        return {}
+    flags: dict[str, Any] = {"rotary_base": int(found.rope_theta)}
+    if found.partial_rotary_factor != 1.0:
+        flags["rotary_percent"] = found.partial_rotary_factor
+    scaling = found.rope_scaling or {}
+    if found.scaling_type == "llama3":
+        flags |= {"use_rope_scaling": True, "rope_scaling_factor": float(scaling["factor"])}
+    if model.mixers(MLA):  # it takes YaRN by default
+        if found.scaling_type != "yarn":
+            return {**flags, "rope_type": "rope", "no_rope_fusion": True}
+        flags |= {
+            "rotary_scaling_factor": float(scaling["factor"]),
+            "mscale": float(scaling.get("mscale", 1.0)),
+            "mscale_all_dim": float(scaling.get("mscale_all_dim", 0.0)),
+        }
+    return flags
+
+
+def _norms(found: Numerics) -> dict[str, Any]:
+    flags: dict[str, Any] = {} if found.norm_eps is None else {"norm_epsilon": found.norm_eps}
+    if found.init_std not in (None, DEFAULT_STD):
+        flags["init_method_std"] = found.init_std
+    return flags
+
+
+def _router(found: Numerics, model: ModelSpec) -> dict[str, Any]:
+    if model.moe is None:
+        return {}
+    flags: dict[str, Any] = {}
+    if found.scoring_func not in (None, "softmax"):
+        flags["moe_router_score_function"] = found.scoring_func
+    elif found.norm_topk_prob is False:  # probabilities over all experts, not over the selected ones
+        flags["moe_router_pre_softmax"] = True
+    if found.routed_scaling_factor not in (None, 1.0):
+        flags["moe_router_topk_scaling_factor"] = found.routed_scaling_factor
+    if (found.n_group or 1) > 1:
+        flags |= {"moe_router_num_groups": found.n_group, "moe_router_group_topk": found.topk_group}
+    return flags
+
+
+def _padding(model: ModelSpec, tp: int) -> dict[str, Any]:
+    """Return the padding of the vocabulary: none where tp divides it, so that the model has its published size."""
+    size = PADDING
+    while size > 1 and model.vocab % (size * tp):
+        size //= 2
+    return {} if size == PADDING else {"make_vocab_size_divisible_by": size}
+
+
+def _has_rope(model: ModelSpec) -> bool:
+    return not model.learned_positions and not model.mixers(Mamba2)
+
+
+def numeric_notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
+    """Yield what the file lacks and has to be added, and what Megatron-LM has no flag for."""
+    found = published(recipe)
+    missing = []
+    if _has_rope(model) and found.rope_theta is None:
+        missing.append("the RoPE base (--rotary-base)")
+    if found.norm_eps is None and not model.learned_positions:
+        missing.append("the norm epsilon (--norm-epsilon)")
+    if model.moe is not None and found.scoring_func is None and found.norm_topk_prob is None:
+        missing.append("the router's score function (--moe-router-score-function)")
+    if missing:
+        what = " and ".join(missing)
+        yield f"add {what} of {model.name}: not in the catalogue, so Megatron-LM's defaults apply"
+    scaling = found.rope_scaling or {}
+    if found.scaling_type == "yarn" and not model.mixers(MLA):
+        factor = f"{scaling.get('factor', 1):g}"
+        yield f"the published RoPE is scaled by YaRN (factor {factor}); Megatron-LM has no flag for it: set it in code"
+    betas = (scaling.get("beta_fast", YARN_BETAS[0]), scaling.get("beta_slow", YARN_BETAS[1]))
+    if found.scaling_type == "yarn" and model.mixers(MLA) and betas != YARN_BETAS:
+        yield f"YaRN's beta_fast {betas[0]:g} and beta_slow {betas[1]:g} have no flags: Megatron-LM uses {YARN_BETAS}"
+    tp = recipe.layout.tp
+    if model.vocab % tp:
+        padded = -(-model.vocab // tp) * tp
+        yield f"Megatron-LM pads the vocabulary of {model.vocab:,} to {padded:,}: tp={tp} does not divide it"

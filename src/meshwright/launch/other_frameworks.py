@@ -1,0 +1,117 @@
+"""What a job of another framework needs besides its config: its checkout, and a checkpoint before a requeue."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from meshwright.errors import InputError
+from meshwright.frameworks.types import Program
+from meshwright.recipes import overrides as override
+from meshwright.recipes.types import Recipe
+
+SAVE_MINUTES = 30
+SAVING_S = 120  # seconds that writing a checkpoint may take after the current step
+
+
+class Checkout(NamedTuple):
+    """Where a framework's code is in its checkout, and how its runs save when they are signaled."""
+
+    title: str
+    python_path: tuple[str, ...]  # folders of the checkout that have to be importable
+    on_signal: tuple[str, ...] = ()  # arguments that make a run save on SIGTERM
+    saves: bool = True  # whether it can save on SIGTERM at all
+    how: str = ""  # a sentence about it
+
+
+CHECKOUTS = {
+    "megatron-lm": Checkout(
+        "Megatron-LM", ("",), ("--exit-signal-handler",), how="--exit-signal-handler saves a checkpoint on SIGTERM"
+    ),
+    "megatron-bridge": Checkout(
+        "Megatron-Bridge",
+        ("src", "3rdparty/Megatron-LM"),
+        ("train.exit_signal_handler=true", "train.exit_signal_handler_for_dataloader=true"),
+        how="train.exit_signal_handler saves a checkpoint on SIGTERM",
+    ),
+    "automodel": Checkout(
+        "NeMo AutoModel", ("",), how="it saves a checkpoint on SIGTERM by default (step_scheduler.preemption_signal)"
+    ),
+    "kempnerforge": Checkout("KempnerForge", ("",), how="it saves a checkpoint on SIGTERM by itself"),
+    "torchtitan": Checkout("torchtitan", ("",), saves=False, how="torchtitan does not save on SIGTERM"),
+    "deepspeed": Checkout("your program", ("",), saves=False, how="your program has to save on SIGTERM itself"),
+    "accelerate": Checkout("your program", ("",), saves=False, how="your program has to save on SIGTERM itself"),
+}
+
+
+def in_checkout(program: Program, framework: str, folder: str, *, local: bool) -> tuple[Program, tuple[str, ...]]:
+    """Return the program run from a checkout: the script by its full path, the code importable; and notes.
+
+    The working folder stays that of the job, so that configs and checkpoints are found by their relative paths.
+    """
+    entry = CHECKOUTS[framework]
+    if not local and not folder.startswith("/"):
+        fix = (f"--framework-dir /opt/{Path(folder).name or 'framework'}",)
+        raise InputError(
+            "must be an absolute path inside the container", field="--framework-dir", value=folder, fix=fix
+        )
+    root = Path(folder).expanduser().resolve() if local else Path(folder)
+    script = program.argv[0] if not program.argv[0].startswith("-") else ""
+    needed = script or program.argv[1].split(".")[0]
+    notes: tuple[str, ...] = ()
+    if local and root.is_dir():
+        if not (root / needed).exists() and not any((root / one / needed).exists() for one in entry.python_path):
+            raise InputError(
+                f"has no {needed}: it is not a checkout of {entry.title}", field="--framework-dir", value=folder,
+                fix=(f"the folder that contains {needed}",),
+            )  # fmt: skip
+    elif local:
+        notes = (f"{root} is not on this machine: it must be a checkout of {entry.title} on the nodes",)
+    argv = (str(root / script), *program.argv[1:]) if script else program.argv
+    paths = ":".join(str(root / one) if one else str(root) for one in entry.python_path)
+    return Program(argv=argv, env={**program.env, "PYTHONPATH": paths}), notes
+
+
+def missing_checkout(program: Program, framework: str) -> tuple[str, ...]:
+    """Return a note for a program that is a script of a checkout that was not named."""
+    if program.argv[0].startswith("-"):
+        return ()
+    title = CHECKOUTS[framework].title
+    return (f"{program.argv[0]} is a file of {title}: add --framework-dir PATH, or start the job where that file is",)
+
+
+def save_every(recipe: Recipe, step_s: float, minutes: float | None, given: Sequence[str]) -> int | None:
+    """Return the steps between checkpoints with which a run that is ended at any time loses little; None to keep them.
+
+    Frameworks save every so many steps, so minutes are converted with the estimated step time; what the user set stays.
+    """
+    if minutes is None and "checkpoint.save_every" in override.requested(recipe, given):
+        return None
+    every = max(1, round(60 * (minutes or SAVE_MINUTES) / step_s))
+    return every if minutes is not None or every < (recipe.checkpoint.save_every or math.inf) else None
+
+
+def with_time_to_save(recipe: Recipe, framework: str, step_s: float, given: Sequence[str]) -> Recipe:
+    """Return the recipe with the seconds that a signaled run may take: a signal is noticed after the current step."""
+    grace_s = float(math.ceil(2 * step_s + SAVING_S))
+    kept = "checkpoint.grace_s" in override.requested(recipe, given) or grace_s <= recipe.checkpoint.grace_s
+    if kept or not CHECKOUTS[framework].saves:
+        return recipe
+    return override.change(recipe, {"checkpoint.grace_s": grace_s})[0]
+
+
+def saving_on_signal(program: Program, framework: str) -> Program:
+    """Return the program with the arguments that make it save when it is signaled."""
+    added = tuple(word for word in CHECKOUTS[framework].on_signal if word not in program.argv)
+    return msgspec.structs.replace(program, argv=(*program.argv, *added))
+
+
+def requeue_note(framework: str, recipe: Recipe, step_s: float) -> str:
+    """Return how much a requeued run repeats."""
+    minutes = recipe.checkpoint.save_every * step_s / 60
+    every = f"a checkpoint every {recipe.checkpoint.save_every:,} steps, about {minutes:.0f} min at the estimated speed"
+    return f"requeue: {CHECKOUTS[framework].how}; {every}"
