@@ -41,7 +41,7 @@ def test_the_script_is_printed_and_nothing_else(meshwright: Any) -> None:
 def test_json(meshwright: Any) -> None:
     answer = meshwright(*SLURM, "--json")
     assert list(answer.json) == [
-        "schema", "scheduler", "files", "commands", "hosts", "notes", "written", "submitted", "findings",
+        "schema", "scheduler", "files", "commands", "hosts", "notes", "written", "submitted", "findings", "assumed",
     ]  # fmt: skip
     assert list(answer.json["files"]) == ["llama3_8b_pretrain_config.sbatch"]
     assert answer.json["commands"] == ["sbatch llama3_8b_pretrain_config.sbatch"]

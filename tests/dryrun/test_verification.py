@@ -380,7 +380,7 @@ def test_a_model_without_a_class_is_not_applicable_with_the_reason(name: str) ->
 
 
 def trained(losses: list[float], norms: list[float]) -> RunMetrics:
-    return RunMetrics(losses, norms, {}, 1.0, 1.0, 1.0, None, {}, {}, [], "CPU")
+    return RunMetrics(losses, norms, {}, [], None, None, None, 1.0, 1.0, 1.0, None, {}, {}, [], "CPU")
 
 
 @pytest.mark.parametrize(

@@ -165,10 +165,23 @@ def _undated(check: Check[Any]) -> Check[Any]:
 
 
 def fingerprint(recipe: Recipe) -> str:
-    """Return a short hash of all values of a recipe and of its model's architecture."""
-    model = {name: value for name, value in msgspec.to_builtins(model_of(recipe)).items() if name not in DESCRIPTIVE}
-    text = json.dumps({"recipe": msgspec.to_builtins(recipe), "model": model}, sort_keys=True, separators=(",", ":"))
+    """Return a short hash of the values of a recipe and of its model's architecture that differ from their defaults.
+
+    A field that is added later has its default in every recipe, and makes no report stale.
+    """
+    model = {name: value for name, value in _set_values(model_of(recipe)).items() if name not in DESCRIPTIVE}
+    text = json.dumps({"recipe": _set_values(recipe), "model": model}, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:FINGERPRINT_DIGITS]
+
+
+def _set_values(value: Any) -> Any:
+    """Return a struct as plain values, without the fields that have their default."""
+    if isinstance(value, msgspec.Struct):
+        pairs = {field.name: (getattr(value, field.name), field.default) for field in msgspec.structs.fields(value)}
+        return {name: _set_values(now) for name, (now, default) in pairs.items() if now != default}
+    if isinstance(value, tuple | list):
+        return [_set_values(one) for one in value]
+    return msgspec.to_builtins(value)
 
 
 def empty(name: str) -> VerificationReport:
