@@ -45,11 +45,11 @@ def _name(text: str) -> _Name:
 
 def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """Return the known names that a name may be a typing error or a short form of, best first; empty if none."""
-    asked = _name(name)
-    scored = [(_distance(asked, _name(one)), one) for one in dict.fromkeys(known)] if asked.joined else []
+    typed = _name(name)
+    scored = [(_distance(typed, _name(one)), one) for one in dict.fromkeys(known)] if typed.joined else []
     found = sorted(
         (
-            (distance, -_shared_start(asked.joined, _name(one).joined), len(one), one)
+            (distance, -_shared_start(typed.joined, _name(one).joined), len(one), one)
             for distance, one in scored
             if distance is not None
         )
@@ -63,9 +63,9 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     return [] if is_typo and len(near) > limit else near[:limit]
 
 
-def _distance(asked: _Name, known: _Name) -> float | None:
+def _distance(typed: _Name, known: _Name) -> float | None:
     """Return how far a name is from a known one, in wrong letters; None if it does not mean it."""
-    found = [one for one in (_typo(asked, known), _short_form(asked, known)) if one is not None]
+    found = [one for one in (_typo(typed, known), _short_form(typed, known)) if one is not None]
     return min(found, default=None)
 
 
@@ -74,36 +74,36 @@ def _shared_start(one: str, other: str) -> int:
     return next((at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _typo(asked: _Name, known: _Name) -> float | None:
+def _typo(typed: _Name, known: _Name) -> float | None:
     """Return the number of wrong letters, if they are few, the numbers agree and no word is added or missing."""
-    allowed = _allowed(max(len(asked.joined), len(known.joined)))
-    if abs(len(asked.joined) - len(known.joined)) > allowed or not _same_numbers(asked, known):
+    allowed = _allowed(max(len(typed.joined), len(known.joined)))
+    if abs(len(typed.joined) - len(known.joined)) > allowed or not _same_numbers(typed, known):
         return None
-    wrong = _wrong_letters(asked.joined, known.joined)
-    if wrong > allowed or (wrong and _other_words(asked.words, known.words)):
+    wrong = _wrong_letters(typed.joined, known.joined)
+    if wrong > allowed or (wrong and _other_words(typed.words, known.words)):
         return None
-    if len(known.joined) <= SHORT and sorted(asked.joined[:2]) != sorted(known.joined[:2]):
-        return wrong if asked.joined[:1] == known.joined[:1] or not wrong else None
+    if len(known.joined) <= SHORT and sorted(typed.joined[:2]) != sorted(known.joined[:2]):
+        return wrong if typed.joined[:1] == known.joined[:1] or not wrong else None
     return wrong
 
 
-def _short_form(asked: _Name, known: _Name) -> float | None:
-    """Return the distance to a name that starts with the asked one or contains all its words in order."""
-    left_out = len(known.parts) - len(asked.parts)
-    share = len(asked.joined) / max(len(known.joined), 1)
-    rest = known.joined[len(asked.joined) :]
-    if rest and known.joined.startswith(asked.joined) and not rest[0].isdigit() and share >= PREFIX_SHARE:
+def _short_form(typed: _Name, known: _Name) -> float | None:
+    """Return the distance to a name that starts with the typed one or contains all its words in order."""
+    left_out = len(known.parts) - len(typed.parts)
+    share = len(typed.joined) / max(len(known.joined), 1)
+    rest = known.joined[len(typed.joined) :]
+    if rest and known.joined.startswith(typed.joined) and not rest[0].isdigit() and share >= PREFIX_SHARE:
         return LEFT_OUT * max(left_out, 1)
     if share < LEAST_SHARE or left_out <= 0:
         return None
-    wrong = _in_order(asked.parts, known.parts)
+    wrong = _in_order(typed.parts, known.parts)
     return None if wrong is None else wrong + LEFT_OUT * left_out
 
 
-def _in_order(asked: Sequence[str], known: Sequence[str]) -> float | None:
-    """Return the wrong letters of all asked parts, each found in the known ones in order; None if one is missing."""
+def _in_order(typed: Sequence[str], known: Sequence[str]) -> float | None:
+    """Return the wrong letters of all typed parts, each found in the known ones in order; None if one is missing."""
     rest, total = list(known), 0
-    for part in asked:
+    for part in typed:
         found = [(at, wrong) for at, one in enumerate(rest) if (wrong := _wrong_part(part, one)) is not None]
         if not found:
             return None
@@ -112,12 +112,12 @@ def _in_order(asked: Sequence[str], known: Sequence[str]) -> float | None:
     return float(total)
 
 
-def _wrong_part(asked: str, known: str) -> int | None:
-    if asked == known:
+def _wrong_part(typed: str, known: str) -> int | None:
+    if typed == known:
         return 0
-    if asked.isdigit() or known.isdigit() or min(len(asked), len(known)) < 4:
+    if typed.isdigit() or known.isdigit() or min(len(typed), len(known)) < 4:
         return None
-    wrong = _wrong_letters(asked, known)
+    wrong = _wrong_letters(typed, known)
     return wrong if wrong <= 1 else None
 
 
@@ -133,9 +133,9 @@ def _wrong_letters(one: str, other: str) -> int:
     return int(OSA.distance(one, other))
 
 
-def _same_numbers(asked: _Name, known: _Name) -> bool:
+def _same_numbers(typed: _Name, known: _Name) -> bool:
     """Return whether the digits agree, or differ only by a repeated or a swapped key."""
-    one, other = "".join(asked.numbers), "".join(known.numbers)
+    one, other = "".join(typed.numbers), "".join(known.numbers)
     if one == other:
         return True
     if not one or not other:
@@ -145,12 +145,12 @@ def _same_numbers(asked: _Name, known: _Name) -> bool:
     return sorted(one) == sorted(other) and _wrong_letters(one, other) == 1
 
 
-def _other_words(asked: Sequence[str], known: Sequence[str]) -> bool:
+def _other_words(typed: Sequence[str], known: Sequence[str]) -> bool:
     """Return whether the names differ by a word, such as q_proj and proj, or train.lr and train_on."""
-    if len(asked) == len(known):
-        pairs = [(one, other) for one, other in zip(asked, known, strict=True) if one != other]
+    if len(typed) == len(known):
+        pairs = [(one, other) for one, other in zip(typed, known, strict=True) if one != other]
         return any(_wrong_letters(one, other) > _allowed(max(len(one), len(other))) for one, other in pairs)
-    longer, shorter = (asked, known) if len(asked) > len(known) else (known, asked)
+    longer, shorter = (typed, known) if len(typed) > len(known) else (known, typed)
     rest = list(longer)
     for word in shorter:
         if word not in rest:

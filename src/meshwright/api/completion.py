@@ -53,15 +53,17 @@ class CompleteResponse(Response, frozen=True, kw_only=True):
 
 @verb(requests.Complete)
 def complete_names(request: requests.Complete) -> CompleteResponse:
-    """Return names that start with the query, then those that contain all its words, else the closest ones."""
+    """Return names that start with the query or contain all its words, else the closest, else those with most words."""
     names = list(NAMES[request.kind](request.query))
     typed = _plain(request.query)
     words = [word for word in re.split(r"[\s\-_]+", request.query.lower()) if word]
     starting = [name for name in names if _plain(name).startswith(typed)]
-    containing = [
-        name for name in names if name not in starting and all(_plain(word) in _plain(name) for word in words)
-    ]
+    matches = {name: sum(_plain(word) in _plain(name) for word in words) for name in names if name not in starting}
+    containing = [name for name, count in matches.items() if count == len(words)]
     found = starting + containing or closest(request.query, names, request.limit)
+    if not found:  # a word that no name has, such as the organization of a Hugging Face id
+        most = max(matches.values(), default=0)
+        found = [name for name, count in matches.items() if count == most > 0]
     return CompleteResponse(kind=request.kind, names=found[: request.limit])
 
 
