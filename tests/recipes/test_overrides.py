@@ -281,6 +281,8 @@ def examples(key: str) -> list[Any]:
 
     from meshwright.recipes.values import bare_type
 
+    if key == "peft.targets":  # names that are checked
+        return [("qkv", "proj")]
     kind, _ = bare_type(recipe_fields()[key].type)
     if get_origin(kind) is Literal:
         return list(get_args(kind))

@@ -183,7 +183,7 @@ class StreamCorpus:
 def split_spans(stream: Stream, held_out_share: float) -> tuple[tuple[int, int], tuple[int, int]]:
     """Return the training and held-out spans; the last documents are held out, about this share of the tokens.
 
-    A single document, such as one text file, is split inside.
+    A first document longer than the training share, such as a single text file, is split inside.
     """
     if not held_out_share:
         return (0, len(stream)), (len(stream), len(stream))
