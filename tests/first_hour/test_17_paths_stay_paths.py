@@ -40,7 +40,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("typed", ["./{}", "{}/", "~/{}", "{}/config.json", "{here}/{}", "../{parent}/{}"])
 def test_a_path_is_the_folder_without_a_note(typed: str, here: Path, meshwright: Any) -> None:
-    answer = meshwright("estimate", typed.format(NAME, here=here, parent=here.name), "--gpus", "1xH100", "--goal=sft", "--json")
+    answer = meshwright(
+        "estimate", typed.format(NAME, here=here, parent=here.name), "--gpus", "1xH100", "--goal=sft", "--json"
+    )
     assert Path(answer.json["question"]["model"]).is_relative_to(here / NAME)
     assert answer.json["estimate"]["memory_gib"]["weights"] < 0.01  # the catalogue model has 2.2 GiB
     assert "note:" not in answer.err
