@@ -13,7 +13,8 @@ MAX_PRICE = 1e6  # of one GPU for one hour
 CURRENCIES = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₩": "KRW"}
 _SYMBOL = rf"[{''.join(CURRENCIES)}]|[A-Za-z]{{2,}}"
 _PRICE = re.compile(
-    rf"({_SYMBOL})?\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*({_SYMBOL})?(?:\s*/\s*(?:gpu\s*-?\s*)?h(?:our|r)?)?"
+    rf"({_SYMBOL})?\s*([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*({_SYMBOL})?"
+    r"(?:\s*(?:/|per\s)\s*(?i:gpu\s*[-/]?\s*)?(?i:h(?:our|r)?))?"
 )
 _TOKENS = re.compile(
     r"([0-9][0-9,_]*(?:\.[0-9]*)?(?:e[+]?[0-9]+)?|\.[0-9]+)\s*"
@@ -57,7 +58,9 @@ def price_per_hour(price: float | str | None, currency: str | None = None) -> tu
     fix = ("--price 2.50", "--price 2.10EUR")
     if not found or not 0 <= (amount := float(found[2])) <= MAX_PRICE:
         reason = f"must be a price per GPU-hour from 0 to {MAX_PRICE:,.0f}, such as 2.50, 2.10EUR or €2.10"
-        raise InputError(reason, field="price", value=price, fix=fix)
+        decimal = re.sub(r"^([^0-9]*[0-9]+),([0-9]{1,2})(?![0-9])", r"\1.\2", str(price))
+        comma = decimal != str(price) and _PRICE.fullmatch(decimal.strip())
+        raise InputError(reason, field="price", value=price, fix=(f"--price {decimal}",) if comma else fix)
     named = {_currency(text) for text in (found[1], found[3], currency) if text and text.strip()}
     if len(named) > 1:
         raise InputError(f"names {' and '.join(sorted(named))}; use one currency", field="price", value=price, fix=fix)

@@ -87,7 +87,11 @@ class Exported(NamedTuple):
 def export(request: requests.Export) -> Exported:
     """Return a recipe as another framework's files, and the findings for it there."""
     theirs = frameworks.framework(request.to)
+    if request.model is not None and isinstance(request.target, str) and is_model(request.target, request.goal):
+        raise InputError("the target is a model itself", field="model", value=request.model, fix=("remove --model",))
     found = recipe_for(request.target, request.goal, request.gpus, request.overrides, theirs.engine)
+    if request.model is not None:
+        found = msgspec.structs.replace(found, model=model_named(request.model)[1])
     checked = check_recipe(found, request.gpus, theirs.engine, request.overrides, advice=False)
     try:
         written = frameworks.export(theirs, checked.recipe, checked.model, checked.cluster)

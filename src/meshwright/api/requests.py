@@ -103,6 +103,9 @@ Goal = Annotated[
 ModelGoal = Annotated[
     str, Input(help="Goal for a model: pretrain, sft or peft; a recipe has its own.", metavar="GOAL", choices=GOALS)
 ]
+OtherModel = Annotated[
+    str, Input(help="Train this model instead of the recipe's.", metavar="MODEL", complete="models", surfaces=CLI)
+]
 Seq = Annotated[
     int | str,
     Input(
@@ -384,6 +387,7 @@ class Export(Request, frozen=True):
     overrides: Overrides = ()
     notes: Notes = ()
     goal: ModelGoal | None = None
+    model: OtherModel | None = None
 
 
 class Recipes(Request, frozen=True):

@@ -6,7 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Annotated, get_args
 
 from meshwright.api.inputs import CLI, Input, Request, Text
-from meshwright.api.requests import Goal, Gpus, ModelGoal, Notes, Overrides, Plot, RecipeOrModel, count, flag, path
+from meshwright.api.requests import (
+    Goal,
+    Gpus,
+    ModelGoal,
+    Notes,
+    OtherModel,
+    Overrides,
+    Plot,
+    RecipeOrModel,
+    count,
+    flag,
+    path,
+)
 from meshwright.choices import FRAMEWORKS, SCHEDULERS
 from meshwright.engine.run_spec import Nproc, RunOptions, TrainOptions
 from meshwright.recipes.types import Documents
@@ -20,9 +32,6 @@ BASELINE_TEXT = Text(name="baseline", help="Log of the same training on fewer GP
 
 Dataset = Annotated[
     str, Input(help="Dataset: a name, file or folder; mock generates random data.", metavar="DATA", surfaces=CLI)
-]
-OtherModel = Annotated[
-    str, Input(help="Train this model instead of the recipe's.", metavar="MODEL", complete="models", surfaces=CLI)
 ]
 
 

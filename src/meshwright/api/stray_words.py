@@ -3,23 +3,32 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from meshwright import clusters
 from meshwright.api.inputs import Field
 from meshwright.errors import InputError, closest
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.overrides import native_key
 from meshwright.recipes.types import recipe_fields
 
+CLUSTERS = ("clusters", "gpus")
+"""What the options that name GPUs complete."""
 _CLUSTER = re.compile(r"[0-9]+(x[0-9]+)?x[A-Za-z]|auto$", re.IGNORECASE)
 
 
-def stray_word(word: str, command: str, fields: Sequence[Field], given: Collection[str]) -> InputError:
+def stray_word(word: str, command: str, fields: Sequence[Field], given: Mapping[str, Any]) -> InputError:
     """Return the error for a word that is neither an option nor key=value, with the option or key it belongs to."""
+    fields = [field for field in fields if "cli" in field.input.surfaces]
     free = [field for field in fields if not field.input.positional and field.name not in given]
     fixes = [f"{field.flag} {word}" for field in free if word.lower() in field.input.choices]
     if not fixes and _CLUSTER.match(word):
         fixes = [f"{field.flag} {word}" for field in free if field.input.complete == "clusters"]
+    split = _split_cluster(fields, given)
+    if not fixes and split:
+        return InputError("belongs to the option before it; quote a value with spaces", "argument", word, [split])
     own = native_key(word)
     if not fixes and own is not None:
         fixes = [format_override(own, recipe_fields()[own].default)]
@@ -27,3 +36,17 @@ def stray_word(word: str, command: str, fields: Sequence[Field], given: Collecti
     hint = fixes or near or [f"meshwright {command} --help"]
     reason = "neither an option nor key=value"
     return InputError(f"{reason}; did you mean {hint[0]}?" if fixes or near else reason, "argument", word, hint)
+
+
+def _split_cluster(fields: Sequence[Field], given: Mapping[str, Any]) -> str:
+    """Return the quoted cluster of --gpus 12 nodes of 8 H100, which a shell splits into words; empty if it is none."""
+    field = next((field for field in fields if field.input.complete in CLUSTERS and field.name in given), None)
+    words = [word for word in given.get("overrides", ()) if "=" not in word]
+    if field is None:
+        return ""
+    text = " ".join((str(given[field.name]), *words))
+    try:
+        clusters.cluster(text)
+    except InputError:
+        return ""
+    return f"{field.flag} {shlex.quote(text)}"

@@ -4,6 +4,7 @@ and gets the response as JSON and the Python result.
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import click
@@ -40,8 +41,8 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Why", [_reason_line(r) for r in answer.get("reasons", [])])
     titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
     titled(out, "Consider", [_suggestion_line(o) for o in answer["suggestions"]])
-    titled(out, "Run", [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()])
-    titled(out, "", [f"[dim]not {name}: {escape(why)}[/]" for name, why in answer["no_command"].items()])
+    commands = [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()]
+    titled(out, "Run", [*commands, *(f"[dim]not {n}: {escape(why)}[/]" for n, why in answer["no_command"].items())])
     titled(out, "Terms", [f"[dim]{legend(answer)}[/]"] if found.exists and legend(answer) else [])
     if "reasons" not in answer:
         out.print("[dim]Add --explain to see why each number was chosen, --json for scripts.[/]")
@@ -145,7 +146,7 @@ def _reason_line(reason: Answer) -> str:
 
 
 def _suggestion_line(suggestion: Answer) -> str:
-    change = f" [cyan]{' '.join(suggestion['overrides'])}[/]" if suggestion["overrides"] else ""
+    change = f" [cyan]{escape(shlex.join(suggestion['overrides']))}[/]" if suggestion["overrides"] else ""
     return f"{suggestion['title']}:{change}  [dim]{escape(suggestion['why'])}[/]"
 
 

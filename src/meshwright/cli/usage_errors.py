@@ -70,6 +70,9 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
         if isinstance(one, click.Argument) and one.name == name and one.nargs == 1:
             meant = f"{context.command_path} {_value_of(option, arguments) or one.make_metavar(context)}"
             return f"it is an argument without a name: {meant}. ", [meant]
+    negated = [flag for one in parameters for flag in one.opts if flag == f"--no-{option.lstrip('-')}"]
+    if negated:
+        return f"it is the default, and {negated[0]} turns it off. ", [f"without {option}"]
     options = [flag for one in parameters if isinstance(one, click.Option) for flag in (*one.opts, *one.secondary_opts)]
     near = closest(option, [flag for flag in options if flag.startswith("--")])
     key = api.recipe_key(name) if not near and any(one.name == "overrides" for one in parameters) else None

@@ -12,6 +12,13 @@ from meshwright.errors import closest
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "fp8", "fp4")
 MAX_GPUS = 1_000_000
 
+UNITS = {
+    "memory_gib": "in GiB",
+    "hbm_gb_s": "in GB/s",
+    "nvlink_gb_s": "in GB/s per GPU",
+    "network_gb_s": "in GB/s per GPU: one 100 Gb/s port for each GPU is 12.5, one for 8 GPUs 1.5625",
+    "host_gib": "in GiB",
+}
 _NUMBERS = ("capability", "memory_gib", "hbm_gb_s", "nvlink_gb_s", "network_gb_s", "host_gib")
 _COUNTS = ("nvlink_domain", "gpus_per_node")
 _TEXTS = ("name", "source", "note")
@@ -82,7 +89,8 @@ def _read_value(key: str, value: object) -> object:
 
 def _read_number(key: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9 or not math.isfinite(value):
-        raise BadTableError(f"{key} = {format_value(value)}: must be a positive number")
+        unit = f" {UNITS[key]}" if key in UNITS else ""
+        raise BadTableError(f"{key} = {format_value(value)}: must be a positive number{unit}")
     return float(value)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 
+from meshwright import frameworks, rules
 from meshwright.clusters import Cluster
+from meshwright.errors import InputError
 from meshwright.frameworks import Program
 from meshwright.frameworks.common import torchrun
-from meshwright.planner import Plan
+from meshwright.planner import Plan, case_of
 from meshwright.recipes.format_override import format_override
 
 CONFIGS = {
@@ -25,13 +27,14 @@ def commands_of(plan: Plan, refused: Mapping[str, str] | None = None) -> dict[st
     """Return launch commands by framework, except the refused ones; none for a plan that cannot run."""
     if not plan.ok:
         return {}
-    commands = {"meshwright": meshwright_command(plan)}
-    if "megatron-bridge" not in (left_out(plan) if refused is None else refused):
+    refused = left_out(plan) if refused is None else refused
+    commands = {} if "meshwright" in refused else {"meshwright": meshwright_command(plan)}
+    if "megatron-bridge" not in refused:
         from meshwright.frameworks.megatron_bridge import plans  # lazy: it loads a table that few commands need
 
         commands["megatron-bridge"] = command_of(plans.program(plan), plan.question.cluster)
     framework = CONFIGS.get(plan.question.engine)
-    if framework is not None and plan.recipe.model == plan.base.model:
+    if framework is not None and framework not in refused:
         commands[framework] = export_command(plan, framework)
     return commands
 
@@ -40,8 +43,31 @@ def left_out(plan: Plan) -> dict[str, str]:
     """Return the frameworks without a command for this plan, and why."""
     from meshwright.frameworks.megatron_bridge import plans
 
-    reason = plans.unsupported_reason(plan) if plan.ok else None
-    return {} if reason is None else {"megatron-bridge": reason}
+    if not plan.ok:
+        return {}
+    found = {"meshwright": _our_reason(plan), "megatron-bridge": plans.unsupported_reason(plan)}
+    framework = CONFIGS.get(plan.question.engine)
+    if framework is not None:
+        found[framework] = _export_reason(plan, framework)
+    return {name: reason for name, reason in found.items() if reason is not None}
+
+
+def _our_reason(plan: Plan) -> str | None:
+    """Return why our engine cannot run a plan that was made for another one, or None."""
+    if plan.question.engine == "meshwright":
+        return None
+    case = case_of(plan.recipe, plan.case.model, plan.case.cluster)
+    broken = [rule for rule in rules.applicable(case, ("error",)) if bool(rule.broken(case))]
+    return rules.message(broken[0], case) + "; ask with --engine meshwright" if broken else None
+
+
+def _export_reason(plan: Plan, framework: str) -> str | None:
+    """Return why a plan cannot be written for a framework, or None."""
+    try:
+        frameworks.export(frameworks.framework(framework), plan.recipe, plan.case.model, plan.question.cluster)
+    except InputError as error:
+        return error.reason
+    return None
 
 
 def meshwright_command(plan: Plan) -> str:
@@ -60,8 +86,10 @@ def meshwright_command(plan: Plan) -> str:
 def export_command(plan: Plan, to: str) -> str:
     """Return the command that exports the plan to another framework."""
     gpus = plan.question.cluster_ref or str(plan.question.cluster)
+    model = [] if plan.recipe.model == plan.base.model else ["--model", plan.recipe.model]
     overrides = [format_override(c.field, c.new) for c in plan.changes]
-    return shlex.join(["meshwright", "export", plan.base.name, "--to", to, "--gpus", gpus, "--out", to, *overrides])
+    arguments = [plan.base.name, *model, "--to", to, "--gpus", gpus, "--out", to]
+    return shlex.join(["meshwright", "export", *arguments, *overrides])
 
 
 def command_of(program: Program, cluster: Cluster) -> str:

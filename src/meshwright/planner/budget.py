@@ -16,6 +16,7 @@ MANY_STEPS = 2_000_000
 """Optimizer steps above which the batch is small for the budget: published pretrainings took 0.1 to 1.2 million steps
 (GPT-3 and Pythia 0.15, Llama 2 0.5, DeepSeek-V3 0.25, OLMo 2 7B 0.93, Llama 3 405B 1.2)."""
 USUAL_STEPS = 500_000
+SAME_LENGTH = 0.01  # relative difference of steps that is only rounding
 MAX_STEP_TOKENS = 16 * 2**20  # about the largest published
 
 
@@ -85,7 +86,7 @@ def budget(case: Case, estimate: costs.Estimate, tokens: float | None, price: Pr
         currency="" if price is None else price.currency,
         cost=cost,
         cost_band=None if cost is None else _range(cost, factor),
-        notes=batch_notes(case, tokens) if tokens is not None else (),
+        notes=(*steps_notes(case, tokens), *batch_notes(case, tokens)) if tokens is not None else (),
     )
 
 
@@ -93,10 +94,23 @@ def _range(value: float, factor: float) -> Range:
     return Range(value / factor, value * factor)
 
 
+def steps_notes(case: Case, tokens: float) -> tuple[str, ...]:
+    """Return which steps train the budget if the recipe has another length; a budget changes no recipe."""
+    per_step, train = int(case.global_batch_size * case.seq_length), case.recipe.train
+    steps = ceil(tokens / per_step)
+    if tokens < per_step or (not train.epochs and abs(train.steps - steps) <= SAME_LENGTH * steps):
+        return ()
+    length = f"{train.epochs:g} epochs" if train.epochs else f"{train.steps:,} steps"
+    return (f"the recipe trains for {length}: add train.steps={steps} to train these tokens",)
+
+
 def batch_notes(case: Case, tokens: float) -> tuple[str, ...]:
     """Return what the recipe's batch means for this budget: too many steps, or fewer than its warmup."""
     per_step = int(case.global_batch_size * case.seq_length)
     steps = ceil(tokens / per_step)
+    if tokens < per_step:
+        count = f"{tokens:,.0f}"
+        return (f"{count} tokens are less than one step of {per_step:,}; write {count}B for billions",)
     if steps > MANY_STEPS:
         return (_small_batch_note(case, tokens, steps),)
     if steps <= case.warmup_steps:

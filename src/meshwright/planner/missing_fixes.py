@@ -39,7 +39,8 @@ def layout_fix(case: Case, ignoring: frozenset[str]) -> dict[str, Any] | None:
 def explain_missing(findings: Iterable[Finding], case: Case) -> Iterator[Finding]:
     """Yield the findings; those without a fix say why there is none and what else can be done."""
     for finding in findings:
-        yield finding if finding.fix else msgspec.structs.replace(finding, no_fix=_no_fix(finding, case))
+        explained = bool(finding.fix or finding.no_fix)
+        yield finding if explained else msgspec.structs.replace(finding, no_fix=_no_fix(finding, case))
 
 
 def _no_fix(finding: Finding, case: Case) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from meshwright.planner.explain import why_changed
 from meshwright.planner.four_bit import qlora_suggestion
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
 from meshwright.planner.plan import Change, Match, Plan, Question, Suggestion
-from meshwright.planner.scaling import suggestions
+from meshwright.planner.scaling import divisible_batches, suggestions
 from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, Candidate, always_broken, any_legal, best, has_headroom
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
@@ -38,7 +39,7 @@ def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
         return plan_with(baseline, _fallback_layout(baseline))
     if keeps_recipe_layout(baseline, found):
         return plan_with(baseline, {}, faster=found)
-    return plan_with(baseline, {**found.layout, **baseline.pinned})
+    return plan_with(baseline, {**found.layout, **baseline.pinned}, batch=_batch_that_divides(baseline, found))
 
 
 def plan_fixed(question: Question, recipe: Recipe | None, overrides: Sequence[str] = ()) -> Plan:
@@ -71,7 +72,9 @@ def _fallback_layout(baseline: Baseline) -> dict[str, Any]:
     raise no_layout(baseline.case, blocking)
 
 
-def plan_with(baseline: Baseline, layout: Mapping[str, Any], faster: Candidate | None = None) -> Plan:
+def plan_with(
+    baseline: Baseline, layout: Mapping[str, Any], faster: Candidate | None = None, batch: Iterable[Suggestion] = ()
+) -> Plan:
     """Return the plan with this layout, estimated and checked; an empty layout keeps the recipe's."""
     recipe = with_layout(baseline.requested, layout)
     case = baseline.case.rebuild(recipe)
@@ -89,6 +92,7 @@ def plan_with(baseline: Baseline, layout: Mapping[str, Any], faster: Candidate |
         suggestions=(
             *qlora_suggestion(baseline, case, estimate),
             *_faster_layout(case, estimate, faster),
+            *batch,
             *suggestions(baseline.base, baseline.base_cluster.world, case),
         ),
     )
@@ -111,13 +115,35 @@ def _drop_useless_fixes(findings: Iterable[Finding], case: Case, step_s: float) 
         if finding.severity == "error" or of_memory or not about_layout or _helps(finding, case, step_s):
             yield finding
         elif finding.severity == "warning":
-            yield msgspec.structs.replace(finding, fix=())
+            tried = f"{' '.join(finding.fix)} resolves it, but is not faster here or leaves too little memory"
+            yield msgspec.structs.replace(finding, fix=(), no_fix=tried)
 
 
 def _helps(finding: Finding, case: Case, step_s: float) -> bool:
     price = costs.estimate(case.rebuild(override.apply(case.recipe, finding.fix)))
     headroom = has_headroom(float(price.memory.total), case)
     return headroom and float(price.step_s) <= ADVISE_BELOW * step_s
+
+
+def _batch_that_divides(baseline: Baseline, found: Candidate) -> Iterable[Suggestion]:
+    """Yield a batch near the recipe's whose best layout trains more samples per second than the layout found."""
+    train, scored = baseline.requested.train, []
+    for batch in divisible_batches(train.global_batch_size, int(baseline.case.world)):
+        changed = msgspec.structs.replace(train, global_batch_size=batch)
+        one = best(baseline.case.rebuild(msgspec.structs.replace(baseline.requested, train=changed)), baseline.pinned)
+        if one is not None and one.has_headroom >= found.has_headroom and one.fits:
+            scored.append((one.step_s / batch, batch, one))
+    per_sample, batch, other = min(scored, key=lambda row: row[:2], default=(math.inf, 0, found))
+    gain = 1 - per_sample * train.global_batch_size / found.step_s
+    if gain < 1 - SUGGEST_BELOW:
+        return
+    different = {name: other.layout[name] for name in LAYOUT_NAMES if other.layout[name] != found.layout[name]}
+    overrides = [format_override(f"layout.{name}", value) for name, value in different.items()]
+    why = (
+        f"estimated {gain:.0%} less time per token: {train.global_batch_size} divides into few layouts of "
+        f"{int(baseline.case.world)} GPUs, {batch} into more"
+    )
+    yield Suggestion("fit the batch to the GPUs", (f"train.global_batch_size={batch}", *overrides), why)
 
 
 def _faster_layout(case: Case, estimate: costs.Estimate, faster: Candidate | None) -> Iterable[Suggestion]:

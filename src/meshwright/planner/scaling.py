@@ -17,6 +17,8 @@ LrLaw = Literal["sqrt", "linear"]
 LAWS: tuple[LrLaw, ...] = ("sqrt", "linear")
 MAX_TOKENS = 16 * 2**20  # per step; about the largest published
 MAX_BATCH_GROWTH = 16  # of the batch; learning-rate scaling is untested beyond
+MIN_BATCH_GROWTH = 1.25  # below this, a larger batch is not worth a new experiment
+MAX_BATCH_SHIFT = 1 / 8  # of the batch; the learning rate can stay
 MIN_TOKENS_PER_GPU = 4096  # per GPU and step
 MIN_FP8_GAIN = 0.03  # of the step time
 
@@ -35,6 +37,19 @@ def scaled_batch(old_batch: int, old_gpus: int, new_gpus: int) -> int:
 def batch_for_tokens(old_batch: int, old_seq: int, new_seq: int) -> int:
     """Return the global batch that keeps the tokens per step when the sequence length changes."""
     return max(round(old_batch * old_seq / new_seq), 1)
+
+
+def divisible_batches(batch: int, world: int) -> list[int]:
+    """Return the batches next to this one that divide by the GPUs, or by half of them, and so on; none if it does."""
+    step = world
+    while True:
+        below = batch // step * step
+        if below == batch:
+            return []
+        near = [one for one in (below, below + step) if one > 0 and abs(one - batch) <= MAX_BATCH_SHIFT * batch]
+        if near or step % 2:
+            return near
+        step //= 2
 
 
 def suggestions(base: Recipe, base_world: int, case: Case) -> tuple[Suggestion, ...]:
@@ -79,7 +94,7 @@ def _batch_suggestions(base: Recipe, base_world: int, case: Case) -> list[Sugges
     else:
         return []
     batch = _whole_steps(min(wanted, MAX_TOKENS // case.seq_length, MAX_BATCH_GROWTH * old), case)
-    if batch <= case.global_batch_size:
+    if batch < MIN_BATCH_GROWTH * case.global_batch_size:
         return []
     lr, linear = (scaled_lr(base.optimizer.lr, old, batch, law) for law in LAWS)
     why += f": global batch {batch} uses them better, with lr {lr:g} (sqrt scaling; {linear:g} with linear scaling)"

@@ -186,7 +186,13 @@ def _rounds(c: Case) -> Column:
     message="pp={pp} without interleaving leaves a bubble of {bubble:.0%} of the step's compute",
     symptom="low throughput: stages idle while the pipeline fills and drains",
     cause="the bubble is (pp - 1) / micro batches; vp chunks per stage divide it by vp",
-    fixes=(_interleave(), _interleave(SMALLER_MICRO_BATCH), SMALLER_MICRO_BATCH, {"pp": smaller("pp")}),
+    fixes=(
+        _interleave(),
+        _interleave(SMALLER_MICRO_BATCH),
+        SMALLER_MICRO_BATCH,
+        {"pp": smaller("pp")},
+        {"vp": [2], "pp_schedule": ["zbv"]},
+    ),
     pitfall="PP without VP",
     values={"bubble": bubble},
 )
