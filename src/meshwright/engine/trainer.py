@@ -21,6 +21,7 @@ from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.optimizers import build_optimizer
 from meshwright.engine.parallelize import parallelize, sequence_layout
+from meshwright.engine.parallelize.expert_parallel import masks_padding
 from meshwright.engine.parallelize.fsdp import DTYPES
 from meshwright.engine.parallelize.megatron import wait_for_gradients
 from meshwright.engine.parallelize.pipeline import Pipeline
@@ -131,6 +132,7 @@ class Trainer:
             per_token=train.per_token_loss,
             device=self.device,
             mtp=train.mtp_loss > 0,
+            token_mask=bool(self.routers) and masks_padding(self.recipe),
             prefetch=self.recipe.data.prefetch,
             readers=max(self.recipe.data.workers, 1),
         )

@@ -26,8 +26,8 @@ class Batch:
     """One rank's part of a step: all its micro batches concatenated, and its part of the sequence."""
 
     tokens: torch.Tensor  # [micro batches × size, width / cp]
-    # Labels, weights, positions (and documents; with multi-token prediction next_tokens, labels_2, weights_2) of the
-    # same shape; and the per-sample extras, [micro batches × size, …].
+    # Labels, weights, positions (and documents; token_mask for balancing losses; with multi-token prediction
+    # next_tokens, labels_2, weights_2) of the same shape; and the per-sample extras, [micro batches × size, …].
     model_kwargs: dict[str, torch.Tensor]
     numbers: list[int]  # sample numbers
     target_tokens: int  # tokens in the loss in this step, over all ranks
@@ -73,6 +73,13 @@ def pad_samples(samples: Samples, width: int) -> Samples:
     )
 
 
+def tokens_up_to_last_target(loss_mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which tokens [n, width] are not padding: those up to the last target of a sample, itself included."""
+    mask: NDArray[np.bool_] = np.logical_or.accumulate(loss_mask[:, ::-1], axis=1)[:, ::-1].copy()
+    mask[:, 1:] |= mask[:, :-1].copy()
+    return mask
+
+
 def check_document_boundaries(samples: Samples, numbers: Sequence[int]) -> None:
     """Raise if a sample has a target across a document boundary in its loss mask."""
     documents = samples.documents
@@ -108,6 +115,7 @@ class Loader:
         per_token: bool,
         device: torch.device,
         mtp: bool = False,
+        token_mask: bool = False,
         context: ContextAxis | None = None,
         prefetch: int = 0,
         readers: int = 1,
@@ -119,6 +127,7 @@ class Loader:
         and request steps in the same order, because counting targets is a collective.
         """
         self.mtp = mtp  # multi-token prediction: also predict the token after the next
+        self.token_mask = token_mask  # also return which tokens are not padding
         self.mesh, self.device = mesh, device
         self.global_batch, self.micro_batch, self.per_token = global_batch, micro_batch, per_token
         self.positions, self.context = positions, context
@@ -217,6 +226,8 @@ class Loader:
         if samples.documents is not None:
             fields["documents"] = samples.documents
             fields["positions"] = positions_in_documents(samples.documents)
+        if self.token_mask:
+            fields["token_mask"] = tokens_up_to_last_target(samples.loss_mask)
         fields["tokens"] = samples.tokens[:, :-1]
         if self.mesh.cp.size > 1:
             fields = {name: value[:, positions] for name, value in fields.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.engine.experts.balance import Balancing
+from meshwright.engine.experts.balance import LOSSES, Balancing
 from meshwright.engine.experts.dispatch import (
     ExchangeCounts,
     ExpertAxis,
@@ -18,13 +18,22 @@ from meshwright.engine.experts.expert_params import (
     reshape_experts,
     shard_specs,
 )
-from meshwright.engine.experts.router import RouterState, attach_router, reset, router_states, statistics, update_biases
+from meshwright.engine.experts.router import (
+    RouterState,
+    attach_router,
+    mask_routers,
+    reset,
+    router_states,
+    statistics,
+    update_biases,
+)
 from meshwright.engine.patching import symbol
 
 IMPLEMENTATION = "meshwright"
 
 __all__ = [
     "IMPLEMENTATION",
+    "LOSSES",
     "Balancing",
     "ExchangeCounts",
     "ExpertAxis",
@@ -37,6 +46,7 @@ __all__ = [
     "expert_blocks",
     "experts_forward",
     "fused_shape",
+    "mask_routers",
     "register",
     "reset",
     "reshape_experts",

@@ -55,22 +55,33 @@ class RouterMetrics:
         return self.aux_loss + self.z_loss
 
 
-def router_metrics(logits: torch.Tensor, indices: torch.Tensor, settings: Balancing) -> RouterMetrics:
-    """Return losses and statistics of a micro batch from the router's logits [T, E] and choices [T, K]."""
+def router_metrics(
+    logits: torch.Tensor, indices: torch.Tensor, settings: Balancing, token_mask: torch.Tensor | None = None
+) -> RouterMetrics:
+    """Return losses and statistics of a micro batch from the router's logits [T, E] and choices [T, K].
+
+    The losses leave out tokens outside `token_mask` [T] (padding); the statistics count all tokens that are computed.
+    """
     samples = settings.samples if settings.kind == "seq_aux_loss" else 1
     logits = _by_sequence(logits.float(), samples, settings.experts)
     probabilities = normalized_scores(logits, settings.score)
+    entropy = torch.special.entr(probabilities.detach()).sum()
     counts = _count(indices, samples, settings.experts)
     zero = logits.new_zeros(())
     aux, z = zero, zero
     if settings.has_loss:
-        group_counts = _all_reduced(counts, settings.group)
+        in_loss, mask = counts, None
+        if token_mask is not None:
+            mask = token_mask.reshape(logits.shape[:-1])
+            in_loss = _count(indices, samples, settings.experts, mask)
+            probabilities = probabilities * mask[..., None]
+        group_counts = _all_reduced(in_loss, settings.group)
         tokens = (group_counts.sum(-1, keepdim=True) / settings.topk).clamp_min(1)  # [samples, 1], over the group
         if settings.has_aux_loss:
             aux = settings.aux_loss * _aux_loss(probabilities, group_counts, tokens, settings)
         if settings.router_z_loss > 0:
-            z = settings.router_z_loss * logits.logsumexp(-1).square().sum() / tokens.sum()
-    entropy = torch.special.entr(probabilities.detach()).sum()
+            squares = logits.logsumexp(-1).square()
+            z = settings.router_z_loss * (squares if mask is None else squares * mask).sum() / tokens.sum()
     return RouterMetrics(aux, z, counts.sum(0), entropy)
 
 
@@ -101,9 +112,13 @@ def _by_sequence(logits: torch.Tensor, samples: int, experts: int) -> torch.Tens
     return rows.view(samples, rows.shape[0] // samples, experts)
 
 
-def _count(indices: torch.Tensor, samples: int, experts: int) -> torch.Tensor:
+def _count(indices: torch.Tensor, samples: int, experts: int, mask: torch.Tensor | None = None) -> torch.Tensor:
+    """Return the pairs of each sequence and expert [samples, E], without tokens outside the mask [samples, tokens]."""
     chosen = indices.detach().reshape(samples, indices.numel() // samples)
-    return chosen.new_zeros((samples, experts)).scatter_add_(1, chosen, torch.ones_like(chosen))
+    pairs = torch.ones_like(chosen)
+    if mask is not None:
+        pairs = mask.to(chosen.dtype).repeat_interleave(chosen.shape[1] // mask.shape[1], 1)
+    return chosen.new_zeros((samples, experts)).scatter_add_(1, chosen, pairs)
 
 
 def _all_reduced(counts: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:

@@ -30,6 +30,7 @@ class RouterState:
     sums: torch.Tensor | None = None  # float64: aux loss, z loss and entropy of this rank
     tokens: int = 0
     micro_batches: int = 0
+    token_mask: torch.Tensor | None = None  # of the current micro batch: tokens that the losses count
 
     def record(self, metrics: RouterMetrics, tokens: int) -> None:
         """Add the metrics of a micro batch."""
@@ -54,6 +55,29 @@ def attach_router(gate: nn.Module, block: nn.Module, settings: Balancing) -> Rou
     gate.register_forward_hook(partial(_after_routing, state))
     setattr(block, STATE, state)
     return state
+
+
+def mask_routers(layer: Any) -> None:
+    """Make a decoder layer with routers take a `token_mask` [samples, tokens]: their losses leave out other tokens."""
+    layer.masked_routers = router_states(layer)
+    if layer.masked_routers:
+        apply(layer, MaskedRouters)
+
+
+class MaskedRouters(Patch):
+    """A decoder layer that passes its routers the token mask; also when it is recomputed."""
+
+    tag = "TokenMask"
+
+    def forward(self: Any, *args: Any, token_mask: torch.Tensor | None = None, **kwargs: Any) -> Any:
+        for state in self.masked_routers:
+            state.token_mask = token_mask
+        return super().forward(*args, **kwargs)
+
+
+def takes_token_mask(layer: Any) -> bool:
+    """Return whether `mask_routers` found routers in a layer."""
+    return bool(getattr(layer, "masked_routers", ()))
 
 
 def router_states(model: nn.Module) -> list[RouterState]:
@@ -147,7 +171,7 @@ def _after_routing(state: RouterState, gate: nn.Module, _args: Any, output: tupl
     logits, weights, indices, *rest = output
     if not gate.training:
         return None
-    metrics = router_metrics(logits, indices, state.settings)
+    metrics = router_metrics(logits, indices, state.settings, state.token_mask)
     if not is_recomputing():
         state.record(metrics, indices.shape[0])
     if not metrics.loss.requires_grad:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from meshwright.engine.experts.router import takes_token_mask
 from meshwright.engine.kernels.dropout_keys import layer_keys
 from meshwright.engine.model.module_names import ModuleNames, find_module_names, layer_arguments, rotary_tables
 from meshwright.engine.vision import (
@@ -114,6 +115,7 @@ class Stage(nn.Module):
         labels_2: torch.Tensor | None = None,
         weights_2: torch.Tensor | None = None,
         dropout_keys: torch.Tensor | None = None,
+        token_mask: torch.Tensor | None = None,
         **images: torch.Tensor,
     ) -> torch.Tensor:
         feature_index = self._local_tokens(feature_indices(images)) if images else None
@@ -130,6 +132,7 @@ class Stage(nn.Module):
         tables = rotary_tables(self.body, self.names, hidden, axes)
         for i, layer in self.decoder_layers.items():
             layer_kwargs = layer_arguments(self.body, self.names, tables, i) | _dropout_kwargs(dropout_keys, i)
+            layer_kwargs |= self._mask_kwargs(token_mask, layer, hidden)
             hidden = layer(hidden, **layer_kwargs, **kwargs)
             hidden = hidden[0] if isinstance(hidden, tuple) else hidden
             if features is not None and feature_index is not None:
@@ -140,6 +143,7 @@ class Stage(nn.Module):
         if self.mtp is not None and self.training:
             layer_kwargs = layer_arguments(self.body, self.names, tables, self.depth - 1)
             layer_kwargs |= _dropout_kwargs(dropout_keys, self.depth)
+            layer_kwargs |= self._mask_kwargs(token_mask, self.mtp.layers[0], hidden)
             predicted = self.mtp(hidden, self._embed_tokens(next_tokens), **layer_kwargs, **kwargs)
             mtp_inputs = (predicted, labels_2, weights_2)
         # One call of the head for both losses: FSDP gathers its weight once per call.
@@ -161,6 +165,11 @@ class Stage(nn.Module):
         """Select the sequence-parallel shard that matches `hidden` from one value per token of this rank."""
         parts = value.shape[1] // hidden.shape[1]
         return value.chunk(parts, 1)[self.sequence_rank % parts]
+
+    def _mask_kwargs(self, mask: torch.Tensor | None, layer: nn.Module, hidden: torch.Tensor) -> dict[str, Any]:
+        """Return the token mask as keyword argument of a layer that takes one."""
+        masked = mask is not None and takes_token_mask(layer)
+        return {"token_mask": self._sequence_shard(mask, hidden)} if masked and mask is not None else {}
 
     def _embed_tokens(self, tokens: torch.Tensor | None) -> torch.Tensor:
         found: torch.Tensor = self.embedding(tokens)

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from meshwright.engine import attention
-from meshwright.engine.experts import expert_blocks
+from meshwright.engine.experts import expert_blocks, mask_routers
 from meshwright.engine.hf_io import FolderWeights, build_name_map
 from meshwright.engine.kernels.gated_norms import fuse_gated_norms
 from meshwright.engine.kernels.gelu import fuse_gelus
@@ -25,7 +25,12 @@ from meshwright.engine.model.module_names import is_attention
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize import megatron
 from meshwright.engine.parallelize.document_isolation import isolate_documents, isolates_documents
-from meshwright.engine.parallelize.expert_parallel import balance_routers, shard_experts, split_expert_params
+from meshwright.engine.parallelize.expert_parallel import (
+    balance_routers,
+    masks_padding,
+    shard_experts,
+    split_expert_params,
+)
 from meshwright.engine.parallelize.fp8_gather import gather_in_fp8
 from meshwright.engine.parallelize.fsdp import apply_fsdp, base_dtype, storage_dtype
 from meshwright.engine.parallelize.init_weights import init_weights
@@ -78,6 +83,8 @@ def parallelize(
         for layer in stage.layers.values():
             shard_experts(layer, mesh, recipe)
             balance_routers(layer, mesh, recipe, text)
+            if masks_padding(recipe):
+                mask_routers(layer)
         # fp8 and tuned GEMMs patch linear layers; their shapes are final by now.
         apply_fp8(stage, recipe.precision, text.num_hidden_layers, mesh.device_type)
         select_gemm_kernels(stage, recipe, mesh)

@@ -44,6 +44,12 @@ def _check_divisible(owner: nn.Module, name: str, spec: experts.ExpertShardSpec,
         )
 
 
+def masks_padding(recipe: Recipe) -> bool:
+    """Return whether the balancing losses leave out padding: fine-tuning pads samples, and epochs pad the last step."""
+    has_loss = recipe.moe.router_z_loss > 0 or (recipe.moe.aux_loss > 0 and recipe.moe.balancing in experts.LOSSES)
+    return has_loss and recipe.goal != "peft" and (recipe.goal == "sft" or recipe.train.epochs > 0)
+
+
 def balance_routers(layer: nn.Module, mesh: Mesh, recipe: Recipe, config: Any) -> None:
     """Attach the balancing of the recipe to every router."""
     moe, layout = recipe.moe, recipe.layout
