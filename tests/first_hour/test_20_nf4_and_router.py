@@ -372,7 +372,8 @@ def test_balancing_loss_is_transformers_by_the_documented_relation(
 
 @pytest.mark.slow
 def test_the_global_balancing_loss_is_transformers_on_the_batch_of_all_ranks(tmp_path: Path) -> None:
-    for found in run(2, balanced_like_transformers, "qwen3_moe", 3, str(tmp_path), False, 5):
+    # Without padding: micro batches count equally, so that ranks with uneven padding differ from one large batch.
+    for found in run(2, balanced_like_transformers, "qwen3_moe", 3, str(tmp_path)):
         assert max(found["loss"], found["z_loss"]) < 1e-5, found
         assert max(found["routers"], found["all"]) < 2e-5, found
 
