@@ -137,6 +137,13 @@ def test_typos_suggest_the_nearest_name(typo: str, meant: str) -> None:
     assert caught.value.fix[0] == meant
 
 
+@pytest.mark.parametrize("written", ["RTX 6000", "Quadro RTX 6000"])
+def test_rtx_6000_alone_is_refused(written: str) -> None:
+    """A Turing card with 24 GB, an Ada card with 48 and a Blackwell card with 96 share the name."""
+    with pytest.raises(InputError, match="unknown GPU"):
+        gpu(written)
+
+
 def test_nonsense_lists_known_names() -> None:
     with pytest.raises(InputError, match="known: A10, A100-40"):
         gpu("§§§")
