@@ -53,6 +53,14 @@ def test_export_takes_another_model(meshwright: Any) -> None:
     assert "the target is a model itself" in twice.err
 
 
+def test_a_job_of_another_framework_takes_another_model(meshwright: Any, tmp_path: Path) -> None:
+    words = ("launch", "llama2_7b_pretrain_config", "--model", "llama2-13b", "--to", "megatron-lm")
+    ended = meshwright(*words, "--scheduler", "slurm", "--gpus", "8x8xH100", "--write", str(tmp_path))
+    assert ended.code == 0
+    (job,) = tmp_path.glob("*.sbatch")
+    assert "--num-layers 40 --hidden-size 5120" in job.read_text()
+
+
 def test_a_budget_says_which_steps_train_it(meshwright: Any) -> None:
     words = (*DENSE, "12x8xH100", "--tokens", "250B", "--json")
     (note,) = meshwright(*words).json["budget"]["notes"]

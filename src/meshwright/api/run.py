@@ -120,7 +120,7 @@ def launch(request: requests.Launch) -> Started:
     }
     dataset, model = request.dataset, request.model
     if request.to is not None:
-        only = [name for name in ("tiny", "out", "model") if getattr(request, name)]
+        only = [name for name in ("tiny", "out") if getattr(request, name)]
         if only:
             uses = {"out": "; --write DIR writes the files of the job"}.get(only[0], "")
             value = getattr(request, only[0])
@@ -158,7 +158,8 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
 
     framework = str(request.to)
     changes = [*request.overrides, *([f"data.dataset={dataset}"] if dataset else [])]
-    exported = export(request.recipe, framework, gpus=request.gpus, overrides=changes, goal=request.goal)
+    which: dict[str, Any] = {"gpus": request.gpus, "goal": request.goal, "model": request.model}
+    exported = export(request.recipe, framework, overrides=changes, **which)
     scheduler = find_scheduler(request.scheduler)
     requeued = scheduler == "slurm" and request.requeue
     notes: tuple[str, ...] = ()
@@ -168,7 +169,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         if every is not None:
             kept = [one for one in changes if not one.startswith("checkpoint.save_every=")]
             more = [*kept, f"checkpoint.save_every={every}"]
-            exported = export(request.recipe, framework, gpus=request.gpus, overrides=more, goal=request.goal)
+            exported = export(request.recipe, framework, overrides=more, **which)
         notes = (other_frameworks.requeue_note(framework, exported.checked.recipe, step_s),)
     program = exported.written.program
     if requeued:
