@@ -27,7 +27,7 @@ _NAMES = {
     "api.completion": "starting_with",
     "api.diagnosis": "diagnose doctor_response",
     "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",
-    "api.explanations": "explain recipe_key",
+    "api.explanations": "as_override explain recipe_key",
     "api.measure": "accuracy calibrate profile_text runs_template shipped_measurements",
     "api.planning": "estimate plan plan_response plans_response recommend size timeline",
     "api.responses": "to_json",

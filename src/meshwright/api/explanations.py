@@ -15,7 +15,8 @@ from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.api.terms import TERMS
 from meshwright.errors import InputError, closest, unknown
 from meshwright.frameworks import rule_catalog
-from meshwright.recipes.key_maps import override_keys
+from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
+from meshwright.recipes.overrides import translate_value
 from meshwright.recipes.types import RecipeField, recipe_fields
 from meshwright.rules import Rule
 
@@ -157,6 +158,20 @@ def recipe_key(text: str) -> str | None:
     if word in fields:
         return word
     return foreign or (named[0] if len(named) == 1 else None)
+
+
+def as_override(option: str, value: str) -> tuple[str, str] | None:
+    """Return why an option of another tool is none of ours, and what to write instead."""
+    key = recipe_key(option)
+    if key is not None:
+        alias = override_keys().get(option)
+        meant = f"{key}={(translate_value(alias, value) if alias else value) if value else 'VALUE'}"
+        return f"recipe fields are written as KEY=VALUE: {meant}", meant
+    if option in REMOVED_KEYS:
+        reason, instead = REMOVED_KEYS[option]
+        instead = instead.replace("{value}", value or "VALUE")
+        return f"{option} {reason}: {instead}", instead
+    return None
 
 
 def _field_of(rule: Rule) -> RecipeField | None:

@@ -18,6 +18,7 @@ import msgspec
 
 from meshwright import choices, extras
 from meshwright.errors import InputError, MeshwrightError, unknown
+from meshwright.notes import note
 
 Surface = Literal["cli", "http", "mcp"]
 ALL: tuple[Surface, ...] = get_args(Surface)
@@ -255,13 +256,16 @@ def _from_string(field: Field, value: str) -> Any:
 
 def validated(request: R, surface: Surface = "cli") -> R:
     """Return the request with its choices in lower case; raise InputError for a value outside its limits."""
-    changes = {}
+    single = [field.name for field in fields_of(type(request)) if field.repeated]
+    single = [name for name in single if isinstance(getattr(request, name), str)]  # one entry, not one per character
+    request = msgspec.structs.replace(request, **{name: (getattr(request, name),) for name in single})
+    changes: dict[str, Any] = {}
     for field in fields_of(type(request)):
         value = getattr(request, field.name)
         if value is None:
             continue
         limits = field.input
-        for one in value if field.repeated and not isinstance(value, str) else (value,):
+        for one in value if field.repeated else (value,):
             if isinstance(one, str):
                 _check_string(field, one)
             elif isinstance(one, int | float) and not isinstance(one, bool):
@@ -300,9 +304,12 @@ def _with_synonym(request: Request, changes: Mapping[str, Any], typed: str, foun
     """Return overrides and notes with what a synonym means; an override that contradicts it is an error."""
     more: dict[str, Any] = {}
     names = request.__struct_fields__
+    meaning = f"{typed} means {found.value}: {found.meaning}"
     if "notes" in names:
         before = changes.get("notes", request.notes)  # type: ignore[attr-defined]  # checked above
-        more["notes"] = (*before, f"{typed} means {found.value}: {found.meaning}")
+        more["notes"] = (*before, meaning)
+    else:
+        note(meaning)
     if "overrides" not in names:
         return more
     overrides: Sequence[str] = request.overrides  # type: ignore[attr-defined]  # checked above

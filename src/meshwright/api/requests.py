@@ -101,7 +101,14 @@ Goal = Annotated[
     ),
 ]
 ModelGoal = Annotated[
-    str, Input(help="Goal for a model: pretrain, sft or peft; a recipe has its own.", metavar="GOAL", choices=GOALS)
+    str,
+    Input(
+        help="Goal for a model: pretrain, sft or peft; also lora, qlora, dora, fine-tune; a recipe has its own.",
+        metavar="GOAL",
+        complete="goals",
+        choices=GOALS,
+        synonyms="goal",
+    ),
 ]
 OtherModel = Annotated[
     str, Input(help="Train this model instead of the recipe's.", metavar="MODEL", complete="models", surfaces=CLI)

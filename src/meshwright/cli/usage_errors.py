@@ -75,10 +75,10 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
         return f"it is the default, and {negated[0]} turns it off. ", [f"without {option}"]
     options = [flag for one in parameters if isinstance(one, click.Option) for flag in (*one.opts, *one.secondary_opts)]
     near = closest(option, [flag for flag in options if flag.startswith("--")])
-    key = api.recipe_key(name) if not near and any(one.name == "overrides" for one in parameters) else None
-    if key is not None:
-        meant = f"{key}={_value_of(option, arguments) or 'VALUE'}"
-        return f"recipe fields are written as KEY=VALUE: {meant}. ", [meant]
+    takes_overrides = any(one.name == "overrides" for one in parameters)
+    found = api.as_override(name, _value_of(option, arguments)) if not near and takes_overrides else None
+    if found is not None and (not found[1].startswith("--") or found[1].split()[0] in options):
+        return f"{found[0]}. ", [found[1]]
     return f"did you mean {' or '.join(near)}? " if near else "", near
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -30,6 +32,8 @@ from meshwright.errors import InputError
 CACHE_VERSION = 3  # increment when the files or the tokens of the same text change
 STATS = "stats.json"  # written last: its presence marks a complete cache folder
 CHUNK = 256  # rows tokenized together
+SHOWN_ERRORS = 5  # rows that an error lists after the first
+MAX_ERRORS = 100  # more are not looked for
 PARALLEL_ROWS = 20_000  # rows from which worker processes pay off
 
 
@@ -168,7 +172,7 @@ class ChunkResult(msgspec.Struct, frozen=True):
 
     samples: list[MaskedTokens]
     stats: TokenizationStats
-    error: dict[str, Any] | None = None  # an InputError as a dict: it cannot be pickled between processes
+    errors: list[dict[str, Any]] = []  # InputErrors as dicts: they cannot be pickled between processes
 
 
 class _RowTokenizer:
@@ -181,18 +185,25 @@ class _RowTokenizer:
         try:
             return self._samples(chunk)
         except InputError as error:
-            return ChunkResult([], TokenizationStats(), {**error.to_dict(), "fix": tuple(error.fix)})
+            return _failed(chunk, [error])
 
     def _samples(self, chunk: Chunk) -> ChunkResult:
         conversations, locations, untrainable = [], [], []
+        errors: list[InputError] = []
         for where, row in chunk:
-            conversation = parse_conversation(row, self.columns, where)
+            try:
+                conversation = parse_conversation(row, self.columns, where)
+            except InputError as error:
+                errors.append(error)
+                continue
             reason = untrainable_reason(conversation, self.policy.train_on)
             if reason:
                 untrainable.append(f"{where}: {reason}")
             else:
                 conversations.append(conversation)
                 locations.append(where)
+        if errors:
+            return _failed(chunk, errors)
         unused_tools = 0 if self.template.renders_tools else sum(one.tools is not None for one in conversations)
         full = self.template.tokens(conversations, locations) if conversations else []
         fitted = [truncate(one, self.policy, where) for one, where in zip(full, locations, strict=True)]
@@ -214,6 +225,12 @@ class _RowTokenizer:
             first_untrainable=untrainable[0] if untrainable else "",
         )
         return ChunkResult(kept, stats)
+
+
+def _failed(chunk: Chunk, errors: list[InputError]) -> ChunkResult:
+    """Return the result of a chunk with rows that cannot be used."""
+    as_dicts = [{**error.to_dict(), "fix": tuple(error.fix)} for error in errors]
+    return ChunkResult([], TokenizationStats(rows=len(chunk)), as_dicts)
 
 
 def truncate(tokens: MaskedTokens, policy: Policy, where: str) -> MaskedTokens | None:
@@ -277,10 +294,12 @@ def _results(
 
 def _write(folder: Path, results: Iterator[ChunkResult], advance: Callable[[int], None]) -> TokenizationStats:
     stats, lengths, hashes = TokenizationStats(), [0], []
+    errors: list[dict[str, Any]] = []
     with (folder / "ids.bin").open("wb") as ids, (folder / "loss_mask.bin").open("wb") as loss_mask:
         for result in results:
-            if result.error is not None:
-                raise _error(result.error)
+            errors += result.errors
+            if len(errors) > MAX_ERRORS:
+                break
             for sample in result.samples:
                 ids.write(sample.ids.tobytes())
                 loss_mask.write(sample.loss_mask.tobytes())
@@ -288,13 +307,35 @@ def _write(folder: Path, results: Iterator[ChunkResult], advance: Callable[[int]
                 hashes.append(int.from_bytes(hashlib.blake2b(sample.ids.tobytes(), digest_size=8).digest(), "little"))
             stats = _sum(stats, result.stats)
             advance(result.stats.rows)
+    if errors:
+        raise _error(errors)
     np.save(folder / "offsets.npy", np.cumsum(np.array(lengths, dtype=np.int64)), allow_pickle=False)
     np.save(folder / "hashes.npy", np.array(hashes, dtype=np.uint64), allow_pickle=False)
     return stats
 
 
-def _error(stats: dict[str, Any]) -> InputError:
-    return InputError(stats["message"], field=stats["field"], value=stats["value"], fix=stats["fix"])
+def _error(errors: list[dict[str, Any]]) -> InputError:
+    """Return the error of the first row that cannot be used, with the others, so that one pass corrects them all."""
+    first, others = errors[0], [one["message"] for one in errors[1:]]
+    more = "" if len(others) <= SHOWN_ERRORS else f"; {len(others) - SHOWN_ERRORS}{_at_least(errors)} more rows"
+    reason = "; ".join([first["message"], *others[:SHOWN_ERRORS]]) + more
+    return InputError(reason, field=first["field"], value=first["value"], fix=first["fix"] or _without_rows(errors))
+
+
+def _at_least(errors: list[dict[str, Any]]) -> str:
+    return " or" if len(errors) > MAX_ERRORS else ""
+
+
+def _without_rows(errors: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the command that writes a JSONL file without these rows, if they are all there are."""
+    places = [re.match(r"(.+\.jsonl):(\d+): ", one["message"]) for one in errors]
+    files = {place[1] for place in places if place}
+    if len(errors) > MAX_ERRORS or len(files) != 1 or not all(places):
+        return ()
+    path = Path(files.pop())
+    lines = ";".join(f"{place[2]}d" for place in places if place)
+    kept = shlex.quote(str(path.with_name(f"{path.stem}_kept.jsonl")))
+    return ("correct the rows", f"sed '{lines}' {shlex.quote(str(path))} > {kept}")
 
 
 COUNTS = (

@@ -18,6 +18,7 @@ import msgspec
 
 from meshwright import extensions
 from meshwright.errors import InputError, unknown
+from meshwright.recipes.key_maps import hugging_face
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields
 from meshwright.recipes.key_maps.removed_keys import REMOVED_KEYS
 
@@ -51,6 +52,7 @@ LEGACY_KEYS = (
     ConfigKey("training.seq_length", "data.seq_length"),
 )
 """Keys from older guides: accepted as overrides, never written."""
+OTHER_KEYS = (LEGACY_KEYS, hugging_face.KEYS)
 
 
 @cache
@@ -94,7 +96,7 @@ def _module(framework: str) -> Any:
 def override_keys() -> dict[str, ConfigKey]:
     """Return all keys accepted as overrides; a key shared by several frameworks accepts the values of each."""
     found: dict[str, ConfigKey] = {}
-    for table in (*(config_keys(framework).values() for framework in OVERRIDE_FRAMEWORKS), LEGACY_KEYS):
+    for table in (*(config_keys(framework).values() for framework in OVERRIDE_FRAMEWORKS), *OTHER_KEYS):
         for config_key in table:
             if not config_key.field or config_key.status == "removed" or config_key.key in REMOVED_KEYS:
                 continue

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from meshwright.recipes.key_maps import hugging_face
 from meshwright.recipes.key_maps.key import RemovedKey
 
 REMOVED_KEYS: dict[str, RemovedKey] = {
+    **hugging_face.REMOVED,
     "train.grad_accum_steps": (
         "is derived from the batch size and the GPU count; set the global batch size",
         "train.global_batch_size=…",
