@@ -10,6 +10,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from meshwright.models import ModelSpec
+from meshwright.recipes.adapter_targets import target_names
 from meshwright.recipes.types import ENGINES, Layout, Strategy, recipe_fields
 
 from .helpers import BIASED_MIXTURE, DELTA, DENSE, LATENT, MIXTURE, STATE_SPACE, TIED, VISION_LANGUAGE, WINDOWED
@@ -103,9 +104,10 @@ def _number(kind: type, limits: msgspec.Meta) -> st.SearchStrategy[Any]:
     return st.floats(low or 0.0, high, exclude_min=limits.gt is not None, exclude_max=limits.lt is not None)
 
 
+NAMED = {"peft.targets": st.lists(st.sampled_from(target_names()), max_size=4).map(tuple)}
 ANYTHING = st.fixed_dictionaries(
     {
-        info.flat: _anything(info.type)
+        info.flat: NAMED[key] if key in NAMED else _anything(info.type)
         for key, info in recipe_fields().items()
         if not key.startswith(("architecture.", "checkpoint."))
     }

@@ -67,7 +67,7 @@ def test_some_layouts_are_legal_on_every_engine() -> None:
 
 
 @given(PLACES, ANYTHING)
-@settings(slow, max_examples=150)
+@settings(slow, max_examples=60)
 def test_no_rule_crashes_on_valid_recipe_values(place: Place, values: dict[str, Any]) -> None:
     spec, world, engine = place
     for goal in GOALS:
