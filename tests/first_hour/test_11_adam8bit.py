@@ -17,7 +17,7 @@ from torch.nn import Parameter
 
 from meshwright import extras
 from meshwright.engine.optimizers import build_optimizer
-from meshwright.engine.optimizers.eight_bit import dequantize, quantize
+from meshwright.engine.optimizers.eight_bit import dequantize, levels_for, quantize
 from meshwright.recipes.types import Optimizer, Precision
 
 NAME = "model.layers.0.mlp.up_proj.weight"
@@ -45,8 +45,9 @@ def against_torchao(rank: int, world: int) -> tuple[float, float, float]:
         theirs.grad = gradient.clone()
         reference.step()
     values = torch.randn(4, 512)
-    codes, scales = quantize(values, True, 256)
-    error = (dequantize(codes, scales, True, 256) - values).abs().max() / values.abs().max()
+    levels = levels_for(values, True)
+    codes, scales = quantize(values, levels, 256)
+    error = (dequantize(codes, scales, levels, 256) - values).abs().max() / values.abs().max()
     moved = (trained["adamw"] - 1).abs().mean()
     return (
         float(((trained["adamw8bit"] - theirs).abs().mean() / moved).detach()),

@@ -6,6 +6,7 @@ Vectors and small matrices keep fp32 moments, as in torchao. Arithmetic is fp32.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from math import gcd
 
@@ -66,49 +67,72 @@ class AdamW8bit(AdamW):
         width = local(parameter).shape[-1]
         tensors = [local(parameter), local(parameter.grad), *self._stored(parameter)]
         weight, gradient, *moments = [one.reshape(-1, one.shape[-1]) for one in tensors]
-        rows = max(1, CHUNK // width)
+        levels = [levels_for(weight, signed) for signed in (True, False)]
+        scalars = self._scalars(group, weight.device)
+        fused = weight.is_cuda
+        update = _compiled() if fused else _update_rows
+        rows = weight.shape[0] if fused else max(1, CHUNK // width)
         # A dry run needs one chunk: the others would allocate and free the same again.
         for first in range(0, min(rows, weight.shape[0]) if is_dry(weight) else weight.shape[0], rows):
             part = slice(first, first + rows)
-            codes = [one[part] for one in moments]
-            updated = self._updated(group, weight[part].float(), gradient[part].float(), codes, block)
-            for target, value in zip((weight[part], *codes), updated, strict=True):
+            rows_of = [weight[part], *(one[part] for one in moments)]
+            updated = update(*rows_of, gradient[part], *levels, scalars, block)
+            for target, value in zip(rows_of, updated, strict=True):
                 target.copy_(value)
 
     def _stored(self, parameter: Parameter) -> list[Tensor]:
         names = (f"{name}_{part}" for name in MOMENTS for part in ("codes", "scales"))
         return [local(self.state[parameter][name]) for name in names]
 
-    def _updated(
-        self, group: Group, weight: Tensor, gradient: Tensor, moments: list[Tensor], block: int
-    ) -> tuple[Tensor, ...]:
-        """Return the weights, codes and scales of some rows after the step."""
-        beta1, beta2 = self.betas
-        step, lr = group["step"], group["lr"]
-        first = dequantize(moments[0], moments[1], True, block).lerp_(gradient, 1 - beta1)
-        second = dequantize(moments[2], moments[3], False, block).mul_(beta2)
-        second.addcmul_(gradient, gradient, value=1 - beta2)
-        root = second.sqrt().div_((1 - beta2**step) ** 0.5).add_(self.eps)
-        weight = weight * (1 - lr * group["weight_decay"])
-        weight.addcdiv_(first, root, value=-lr / (1 - beta1**step))
-        return weight, *quantize(first, True, block), *quantize(second, False, block)
+    def _scalars(self, group: Group, device: torch.device) -> Tensor:
+        """Return the numbers of a step as a tensor: compiled code would be rebuilt for every new Python number."""
+        (beta1, beta2), step, lr = self.betas, group["step"], group["lr"]
+        keep, step_size, root = 1 - lr * group["weight_decay"], lr / (1 - beta1**step), (1 - beta2**step) ** 0.5
+        return torch.tensor([beta1, beta2, keep, step_size, root, self.eps], dtype=torch.float64).to(device)
 
 
-def quantize(values: Tensor, signed: bool, block: int) -> tuple[Tensor, Tensor]:
+def _update_rows(
+    weight: Tensor,
+    first_codes: Tensor,
+    first_scales: Tensor,
+    second_codes: Tensor,
+    second_scales: Tensor,
+    gradient: Tensor,
+    signed: Tensor,
+    unsigned: Tensor,
+    scalars: Tensor,
+    block: int,
+) -> tuple[Tensor, ...]:
+    """Return the weights, codes and scales of some rows after the step."""
+    beta1, beta2, keep, step_size, root, eps = scalars.float().unbind()
+    gradient = gradient.float()
+    first = dequantize(first_codes, first_scales, signed, block).lerp(gradient, 1 - beta1)
+    second = dequantize(second_codes, second_scales, unsigned, block) * beta2 + gradient * gradient * (1 - beta2)
+    moved = weight.float() * keep - step_size * first / (second.sqrt() / root + eps)
+    return moved, *quantize(first, signed, block), *quantize(second, unsigned, block)
+
+
+@cache
+def _compiled() -> Callable[..., tuple[Tensor, ...]]:
+    """Return the update as a few kernels: 4.8 instead of 36 ms for 80 M values on an H200, after 30 s of compiling."""
+    return torch.compile(_update_rows, fullgraph=True, dynamic=True)
+
+
+def quantize(values: Tensor, levels: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Return the codes of rows of values, and one scale per block."""
     from torchao.optim.quant_utils import quantize_8bit_with_qmap, scale_tensor  # type: ignore[import-untyped]
 
     scaled, scales = scale_tensor(values.contiguous(), block)
-    return quantize_8bit_with_qmap(scaled, _levels(values, signed)), scales.view(values.shape[0], -1)
+    return quantize_8bit_with_qmap(scaled, levels), scales.view(values.shape[0], -1)
 
 
-def dequantize(codes: Tensor, scales: Tensor, signed: bool, block: int) -> Tensor:
+def dequantize(codes: Tensor, scales: Tensor, levels: Tensor, block: int) -> Tensor:
     """Return the fp32 values of codes."""
-    blocks = _levels(codes, signed)[codes.int()].view(*scales.shape, block)
-    return (blocks * scales.unsqueeze(-1)).view(codes.shape)
+    return (levels[codes.int()].view(*scales.shape, block) * scales.unsqueeze(-1)).view(codes.shape)
 
 
-def _levels(like: Tensor, signed: bool) -> Tensor:
+def levels_for(like: Tensor, signed: bool) -> Tensor:
+    """Return the 256 values that codes mean, before scaling, on the device of a tensor."""
     if is_dry(like):  # no cached tensor may outlive a dry run
         return like.new_empty(BLOCK, dtype=torch.float32)
     return _levels_on(like.device, signed)
