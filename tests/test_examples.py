@@ -43,7 +43,14 @@ def test_script(name: str) -> None:
     assert run(sys.executable, str(EXAMPLES / name)).strip()
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.ipynb")))
+@pytest.mark.parametrize(
+    "name",
+    [
+        # The script of the same name runs the same dry run.
+        pytest.param(path.name, marks=pytest.mark.slow if path.name in NEEDS_TORCH else ())
+        for path in sorted(EXAMPLES.glob("*.ipynb"))
+    ],
+)
 def test_notebook(name: str, tmp_path: Path) -> None:
     script = tmp_path / "notebook.py"
     script.write_text(cells(EXAMPLES / name))

@@ -51,7 +51,7 @@ EXPERTS = ("qwen3_30b_a3b_pretrain", "8xH100", ["architecture.layers=6", "train.
 @pytest.mark.parametrize(
     ("name", "gpus", "overrides", "rank"),
     [
-        pytest.param(*DENSE, id="dense"),
+        pytest.param(*DENSE, id="dense", marks=pytest.mark.slow),
         pytest.param("llama3_8b_pretrain", "2xH100", PIPELINE, 1, id="pipeline", marks=pytest.mark.slow),
         pytest.param("llama3_8b_pretrain", "2xH100", PIPELINE, 0, id="first of a pipeline", marks=pytest.mark.slow),
         pytest.param("llama3_8b_pretrain", "2xH100", INTERLEAVED, 0, id="interleaved", marks=pytest.mark.slow),

@@ -94,7 +94,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
 }
 
 
-QUICK = ("fsdp2_tp2", "tp2_sp_cp2", "recompute_full")  # together they cover most techniques
+QUICK = ("tp2_sp_cp2", "recompute_full")
 
 
 @pytest.mark.parametrize(

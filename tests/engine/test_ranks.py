@@ -95,6 +95,7 @@ def hang(rank: int, world: int) -> None:
         time.sleep(60)
 
 
+@pytest.mark.slow  # runs pytest with crashing workers
 def test_a_crash_fails_one_test_and_leaves_its_worker_alive(tmp_path: Path) -> None:
     (tmp_path / "test_planted.py").write_text(CRASH)
     command = [sys.executable, "-m", "pytest", "-n1", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]

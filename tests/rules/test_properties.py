@@ -91,7 +91,7 @@ def errors_of(c: Case) -> set[str]:
 
 
 @given(PLACES, ROW)
-@settings(slow, max_examples=100)
+@settings(slow, max_examples=40)
 def test_fixes_are_valid_and_resolve_their_finding(place: Place, row: dict[str, Any]) -> None:
     c = base(place).replace(**row)
     before = errors_of(c)
@@ -103,7 +103,7 @@ def test_fixes_are_valid_and_resolve_their_finding(place: Place, row: dict[str, 
 
 
 @given(PLACES, ROW)
-@settings(slow, max_examples=40)
+@settings(slow, max_examples=15)
 def test_fixing_errors_one_by_one_terminates(place: Place, row: dict[str, Any]) -> None:
     c = base(place).replace(**row)
     for _ in range(len(errors_of(c))):
