@@ -57,20 +57,19 @@ class AdamW8bit(AdamW):
 
     def update(self, group: Group, parameters: list[Parameter]) -> None:
         super().update(group, [one for one in parameters if not block_length(one)])
-        for parameter in parameters:
-            block = block_length(parameter)
-            if block and local(parameter).numel():
-                self._update_codes(group, parameter, block)
+        stored = [one for one in parameters if block_length(one) and local(one).numel()]
+        scalars = self._scalars(group, local(stored[0]).device) if stored else None
+        for parameter in stored:
+            self._update_codes(parameter, scalars, block_length(parameter))
 
-    def _update_codes(self, group: Group, parameter: Parameter, block: int) -> None:
+    def _update_codes(self, parameter: Parameter, scalars: Tensor | None, block: int) -> None:
         assert parameter.grad is not None
         width = local(parameter).shape[-1]
         tensors = [local(parameter), local(parameter.grad), *self._stored(parameter)]
         weight, gradient, *moments = [one.reshape(-1, one.shape[-1]) for one in tensors]
         levels = [levels_for(weight, signed) for signed in (True, False)]
-        scalars = self._scalars(group, weight.device)
         fused = weight.is_cuda
-        update = _compiled() if fused else _update_rows
+        update: Callable[..., tuple[Tensor, ...]] = _compiled() if fused else _update_rows
         rows = weight.shape[0] if fused else max(1, CHUNK // width)
         # A dry run needs one chunk: the others would allocate and free the same again.
         for first in range(0, min(rows, weight.shape[0]) if is_dry(weight) else weight.shape[0], rows):
