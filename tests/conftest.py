@@ -1,10 +1,14 @@
 """Settings that must stand before torch is imported."""
 
 import os
+import signal
 
 # Ranks are forked after torch is imported; a parent that started OpenMP threads would leave them deadlocked.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
+# A shell starts background jobs with Ctrl-C ignored; tests that interrupt commands need the default.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hypothesis import settings
 
