@@ -41,7 +41,7 @@ browser:
 	  echo "chromium not found: browser tests will be skipped"
 
 test: lint browser
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 screens: $(VENV)/.engine browser  ## screenshots of the web UI, docs/screens (a minute)
 	$(BIN)/python docs/screens.py
