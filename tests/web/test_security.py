@@ -403,7 +403,7 @@ def test_the_command_serves_this_machine_only_and_ends_cleanly(capsys: pytest.Ca
         children = _children(process.pid)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
-        assert (process.returncode, out, err) == (0, "", "")
+        assert (process.returncode, out, err.strip()) == (0, "", "stopped")
         assert not [child for child in children if Path(f"/proc/{child}").exists()]
     finally:
         process.kill()
