@@ -11,7 +11,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,6 +23,7 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import GOALS, Recipe
 
+Found = TypeVar("Found")
 FRAMEWORKS = {
     "meshwright": "meshwright",
     "megatron-lm": "Megatron-LM",
@@ -298,26 +299,26 @@ def _choice(cells: Mapping[str, str], column: str, known: Sequence[str] | Mappin
 
 
 def _model(text: str) -> ModelSpec:
-    if not text:
-        raise _CellError("model", text, "is blank", ("llama3-8b",))
-    try:
-        return find(text)
-    except MeshwrightError as error:
-        raise _CellError("model", text, error.reason, tuple(error.fix)) from None
+    return _lookup("model", text, "llama3-8b", find)
 
 
 def _cluster(cells: Mapping[str, str]) -> Cluster:
     text = cells.get("gpus", "")
     if not text and cells.get("gpu"):
         count, size = _count(cells, "n_gpus", None), _count(cells, "gpus_per_node", 0)
-        whole = size and count % size == 0 and count > size
-        text = f"{count // size}x{size}x{cells['gpu']}" if whole else f"{count}x{cells['gpu']}"
+        full_nodes = size and count % size == 0 and count > size
+        text = f"{count // size}x{size}x{cells['gpu']}" if full_nodes else f"{count}x{cells['gpu']}"
+    return _lookup("gpus", text, "8xH100", cluster)
+
+
+def _lookup(column: str, text: str, example: str, read: Callable[[str], Found]) -> Found:
+    """Return what a cell names; a blank or unknown name is an error of that cell."""
     if not text:
-        raise _CellError("gpus", text, "is blank", ("8xH100",))
+        raise _CellError(column, text, "is blank", (example,))
     try:
-        return cluster(text)
+        return read(text)
     except MeshwrightError as error:
-        raise _CellError("gpus", text, error.reason, tuple(error.fix)) from None
+        raise _CellError(column, text, error.reason, tuple(error.fix)) from None
 
 
 def _count(cells: Mapping[str, str], column: str, blank: int | None = 1) -> int:

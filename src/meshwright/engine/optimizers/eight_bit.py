@@ -58,11 +58,13 @@ class AdamW8bit(AdamW):
     def update(self, group: Group, parameters: list[Parameter]) -> None:
         super().update(group, [one for one in parameters if not block_length(one)])
         stored = [one for one in parameters if block_length(one) and local(one).numel()]
-        scalars = self._scalars(group, local(stored[0]).device) if stored else None
+        if not stored:
+            return
+        scalars = self._scalars(group, local(stored[0]).device)
         for parameter in stored:
             self._update_codes(parameter, scalars, block_length(parameter))
 
-    def _update_codes(self, parameter: Parameter, scalars: Tensor | None, block: int) -> None:
+    def _update_codes(self, parameter: Parameter, scalars: Tensor, block: int) -> None:
         assert parameter.grad is not None
         width = local(parameter).shape[-1]
         tensors = [local(parameter), local(parameter.grad), *self._stored(parameter)]
