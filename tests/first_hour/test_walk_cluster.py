@@ -150,9 +150,28 @@ def test_a_decimal_comma_gets_its_own_number_as_the_fix(meshwright: Any) -> None
     assert "fix:   --price €2.10" in ended.err
 
 
-def test_the_unit_of_a_network(meshwright: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("written", "refused"),
+    [('"100 Gb/s"', ""), ("12.5", ""), ("400", 'network_gb_s = "400 Gb/s" (that is 50 GB/s)'), ('"fast"', "GB/s per GPU: one 100")],
+)
+def test_the_unit_of_a_network(written: str, refused: str, meshwright: Any, tmp_path: Path) -> None:
     file = tmp_path / "ours.toml"
-    file.write_text('gpu = "H100"\nnodes = 12\ngpus_per_node = 8\nnetwork_gb_s = "100 Gb/s"\n')
+    file.write_text(f'gpu = "H100"\nnodes = 12\ngpus_per_node = 8\nnetwork_gb_s = {written}\n')
     ended = meshwright(*DENSE, str(file))
+    assert ended.code == (2 if refused else 0)
+    assert refused in ended.err
+
+
+def test_a_network_with_its_unit_is_the_same_network(meshwright: Any, tmp_path: Path) -> None:
+    answers = []
+    for written in ('"100 Gb/s"', '"0.1 Tbps"', "12.5"):
+        file = tmp_path / "ours.toml"
+        file.write_text(f'gpu = "H100"\nnodes = 12\ngpus_per_node = 8\nnetwork_gb_s = {written}\n')
+        answers.append(meshwright(*DENSE, str(file), "--json").json["estimate"]["step_s"])
+    assert len(set(answers)) == 1
+
+
+def test_an_option_of_another_command_names_that_command(meshwright: Any) -> None:
+    ended = meshwright("plan", "llama3-8b", "--gpus", "8xH100", "--tokens", "1T")
     assert ended.code == 2
-    assert "GB/s per GPU: one 100 Gb/s port for each GPU is 12.5" in ended.err
+    assert "commands that take it: recommend, size, estimate" in ended.err

@@ -79,7 +79,19 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
     found = api.as_override(name, _value_of(option, arguments)) if not near and takes_overrides else None
     if found is not None and (not found[1].startswith("--") or found[1].split()[0] in options):
         return f"{found[0]}. ", [found[1]]
-    return f"did you mean {' or '.join(near)}? " if near else "", near
+    if not near:
+        elsewhere = _commands_with(option, context)
+        return f"commands that take it: {', '.join(elsewhere)}. " if elsewhere else "", []
+    return f"did you mean {' or '.join(near)}? ", near
+
+
+def _commands_with(option: str, context: Any) -> list[str]:
+    """Return other commands that have an option of this name."""
+    if context is None or context.parent is None:
+        return []
+    group = context.parent.command
+    commands = {name: group.get_command(context.parent, name) for name in group.list_commands(context.parent)}
+    return [name for name, command in commands.items() if any(option in one.opts for one in command.params)]
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str:

@@ -22,6 +22,7 @@ from meshwright.clusters.tables import (
     read_gpu,
     read_gpu_values,
     read_price,
+    reject_port_speed,
     reject_unknown_keys,
 )
 from meshwright.clusters.types import Cluster, Gpu
@@ -65,6 +66,7 @@ def _load(path: str, sent: str | None) -> dict[str, Any]:
 def _cluster_of(table: Mapping[str, Any]) -> Cluster:
     reject_unknown_keys(table, _FILE_KEYS)
     base = _gpu_of(table)
+    reject_port_speed(table.get("network_gb_s"), base.network_gb_s)
     overrides = read_gpu_values({key: value for key, value in table.items() if key in _OVERRIDES})
     if "peak_tflops" in overrides:
         overrides["peak_tflops"] = base.peak_tflops | overrides["peak_tflops"]

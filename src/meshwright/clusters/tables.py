@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any, get_args
 
@@ -19,6 +20,10 @@ UNITS = {
     "network_gb_s": "in GB/s per GPU: one 100 Gb/s port for each GPU is 12.5, one for 8 GPUs 1.5625",
     "host_gib": "in GiB",
 }
+PORT_GBIT_S = (100, 200, 400, 800, 1600, 3200)
+"""Speeds of network ports in Gb/s: as GB/s without a unit, and more than such GPUs have, they are a mistake."""
+_BANDWIDTHS = ("hbm_gb_s", "nvlink_gb_s", "network_gb_s")
+_BANDWIDTH = re.compile(r"([0-9]*\.?[0-9]+)\s*([GT])(b/s|bps|bit/s|B/s)")
 _NUMBERS = ("capability", "memory_gib", "hbm_gb_s", "nvlink_gb_s", "network_gb_s", "host_gib")
 _COUNTS = ("nvlink_domain", "gpus_per_node")
 _TEXTS = ("name", "source", "note")
@@ -74,6 +79,8 @@ def read_currency(value: object) -> str:
 
 
 def _read_value(key: str, value: object) -> object:
+    if key in _BANDWIDTHS:
+        return _read_bandwidth(key, value)
     if key in _NUMBERS:
         return _read_number(key, value)
     if key in _COUNTS:
@@ -92,6 +99,26 @@ def _read_number(key: str, value: object) -> float:
         unit = f" {UNITS[key]}" if key in UNITS else ""
         raise BadTableError(f"{key} = {format_value(value)}: must be a positive number{unit}")
     return float(value)
+
+
+def _read_bandwidth(key: str, value: object) -> float:
+    """Return GB/s from a number or a text with its unit, e.g. "400 Gb/s"."""
+    if not isinstance(value, str):
+        return _read_number(key, value)
+    read = _BANDWIDTH.fullmatch(value.strip())
+    if read is None:
+        raise BadTableError(f'{key} = {format_value(value)}: must be a positive number {UNITS[key]}; or "400 Gb/s"')
+    size, prefix, unit = read.groups()
+    return _read_number(key, float(size) * (1000 if prefix == "T" else 1) / (1 if unit == "B/s" else 8))
+
+
+def reject_port_speed(value: object, usual_gb_s: float) -> None:
+    """Raise if a network's number without unit is the speed of a port in Gb/s, which GB/s would make 8 times faster."""
+    if isinstance(value, int | float) and value in PORT_GBIT_S and value > usual_gb_s:
+        raise BadTableError(
+            f"network_gb_s = {value} is {8 * value:,} Gb/s for each GPU, and usual are {8 * usual_gb_s:g}; "
+            f'write the unit: network_gb_s = "{value} Gb/s" (that is {value / 8:g} GB/s), or "{value} GB/s"'
+        )
 
 
 def _read_choice(key: str, value: object) -> str:
