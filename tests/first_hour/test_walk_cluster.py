@@ -152,7 +152,12 @@ def test_a_decimal_comma_gets_its_own_number_as_the_fix(meshwright: Any) -> None
 
 @pytest.mark.parametrize(
     ("written", "refused"),
-    [('"100 Gb/s"', ""), ("12.5", ""), ("400", 'network_gb_s = "400 Gb/s" (that is 50 GB/s)'), ('"fast"', "GB/s per GPU: one 100")],
+    [
+        ('"100 Gb/s"', ""),
+        ("12.5", ""),
+        ("400", 'network_gb_s = "400 Gb/s" (that is 50 GB/s)'),
+        ('"fast"', "GB/s per GPU: one 100"),
+    ],
 )
 def test_the_unit_of_a_network(written: str, refused: str, meshwright: Any, tmp_path: Path) -> None:
     file = tmp_path / "ours.toml"
