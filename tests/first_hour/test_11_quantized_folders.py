@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,9 @@ from tests.engine import folder_cases, quantized_cases
 from tests.engine.families import FAMILIES
 from tests.engine.ranks import run
 from tests.engine.saved_folders import SEED, SEQ, import_models
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
@@ -161,22 +162,39 @@ def test_expert_parallel_ranks_read_their_own_experts(tmp_path: Path) -> None:
         assert read < files - 0.4 * codes
 
 
-def convert_large(rank: int, world: int, path: str) -> tuple[float, float]:
-    """Convert a folder of 290 MiB of weights; return the peak of private memory above the start, and the size."""
+class LivePeak(TorchDispatchMode):
+    """Counts the bytes of the tensors that are alive; what an allocator keeps of freed ones does not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and tensor.device.type == "cpu":
+                storage = tensor.untyped_storage()
+                self.live.setdefault(storage._cdata, (StorageWeakRef(storage), storage.nbytes()))
+        self.live = {key: one for key, one in self.live.items() if not one[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.live.values()))
+        return result
+
+
+def convert_large(rank: int, world: int, path: str, layers: int) -> tuple[float, float, float]:
+    """Convert a folder; return MiB: the peak of live tensors, the size written, and the largest tensor."""
     source, out = Path(path) / "in", Path(path) / "out"
-    source.mkdir()
-    config = {**quantized_cases.GPT_OSS, "num_hidden_layers": 12, "hidden_size": 512, "intermediate_size": 512}
+    source.mkdir(parents=True)
     config = {
-        **config,
-        "layer_types": ["full_attention"] * 12,
-        "num_local_experts": 16,
+        **quantized_cases.GPT_OSS,
+        **{"num_hidden_layers": layers, "layer_types": ["full_attention"] * layers},
+        **{"hidden_size": 256, "intermediate_size": 256, "num_local_experts": 16},
         "quantization_config": {"quant_method": "mxfp4"},
     }
     (source / "config.json").write_text(json.dumps(config))
-    plain = transformers_config(config)
     with torch.device("meta"):
-        model: Any = transformers.AutoModelForCausalLM.from_config(plain, dtype=torch.bfloat16)
-    tensors = {}
+        model: Any = transformers.AutoModelForCausalLM.from_config(transformers_config(config), dtype=torch.bfloat16)
+    tensors, largest = {}, max(tensor.nbytes for tensor in model.state_dict().values())
     for name, tensor in model.state_dict().items():
         if name.endswith(("gate_up_proj", "down_proj")):
             experts, inputs, outputs = tensor.shape
@@ -185,37 +203,21 @@ def convert_large(rank: int, world: int, path: str) -> tuple[float, float]:
         else:
             tensors[name] = torch.zeros(tensor.shape, dtype=torch.bfloat16)
     save_file(tensors, source / "model.safetensors")
-    del tensors, blocks
-    convert(str(quantized_cases.write_mxfp4(Path(path) / "tiny")), str(Path(path) / "warm"))  # imports
-    start, peak, done = private_bytes(), [0], threading.Event()
-
-    def watch() -> None:
-        while not done.is_set():
-            peak[0] = max(peak[0], private_bytes())
-            time.sleep(0.002)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    result = convert(str(source), str(out))
-    done.set()
-    watcher.join()
-    name = "model.layers.5.mlp.experts.down_proj"
-    codes = load_file(source / "model.safetensors")
-    wanted = convert_moe_packed_tensors(codes[f"{name}_blocks"], codes[f"{name}_scales"])
+    with LivePeak() as memory:
+        result = convert(str(source), str(out))
+    name = f"model.layers.{layers - 1}.mlp.experts.down_proj"
+    wanted = convert_moe_packed_tensors(tensors[f"{name}_blocks"], tensors[f"{name}_scales"])
     assert torch.equal(load_file(out / "model.safetensors")[name], wanted)
-    return (peak[0] - start) / MIB, result.bytes / MIB
-
-
-def private_bytes() -> int:
-    """Return the anonymous memory of this process; mapped files do not count."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("RssAnon:")[1].split()[0]) * 1024
+    return memory.peak / MIB, result.bytes / MIB, largest / MIB
 
 
 def test_converting_needs_memory_for_a_tensor_not_for_the_model(tmp_path: Path) -> None:
-    used, size = run(1, convert_large, str(tmp_path))[0]
-    assert size > 280
-    assert used < 0.4 * size  # one tensor of 16 MiB with the temporaries of its dequantization
+    import_models("gpt_oss")
+    small, few, largest = run(1, convert_large, str(tmp_path / "small"), 3)[0]
+    large, many, _ = run(1, convert_large, str(tmp_path / "large"), 12)[0]
+    assert many > 3.8 * few > 3.8 * 4 * largest
+    assert largest < small < 10 * largest  # one tensor with the temporaries of its dequantization
+    assert large == pytest.approx(small, rel=0.01)
 
 
 @pytest.mark.parametrize(("method", "reason"), [("gptq", "GPTQ"), ("awq", "AWQ"), ("bitsandbytes", "bitsandbytes")])
