@@ -10,6 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, costs, file_access, launch, models, planner
 from meshwright.api import requests
+from meshwright.api.dataset_length import epochs_of
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import (
     assumed_in,
@@ -115,13 +116,16 @@ def _price(request: requests.Recommend | requests.Size | requests.Estimate, ques
 
 
 def _budget(plan: Plan, request: requests.Recommend | requests.Estimate | None) -> planner.Budget | UnsetType | None:
-    """Return days and cost of the requested tokens, or of the recipe's steps if only a price was given."""
-    if request is None or (request.tokens is None and request.price is None):
+    """Return days and cost of the requested tokens, else of the recipe's epochs, else of its steps at a price."""
+    if request is None:
+        return UNSET
+    epochs = epochs_of(plan.recipe) if request.tokens is None else None
+    if request.tokens is None and request.price is None and epochs is None:
         return UNSET
     if not plan.exists or not plan.estimate.fits:
         return None
     price = _price(request, plan.question)
-    return planner.budget(plan.case, plan.estimate, token_budget(request.tokens), price)
+    return planner.budget(plan.case, plan.estimate, token_budget(request.tokens), price, epochs)
 
 
 @verb(requests.Estimate)

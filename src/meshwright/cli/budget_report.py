@@ -18,8 +18,10 @@ def _number(value: float) -> str:
 
 
 def _days(value: float) -> str:
-    """Return a time in days, or in hours below two days."""
-    return f"{_number(value)} days" if value >= 2 else f"{_number(24 * value)} hours"
+    """Return a time in days, in hours below two days, or in minutes below two hours."""
+    if value >= 2:
+        return f"{_number(value)} days"
+    return f"{_number(24 * value)} hours" if 24 * value >= 2 else f"{_number(24 * 60 * value)} minutes"
 
 
 def _tokens(value: float) -> str:
@@ -39,7 +41,7 @@ def budget_lines(budget: Any, gpus: int) -> list[str]:
     source = "" if budget["tokens_from"] == "requested" else f" ({escape(budget['tokens_from'])})"
     lines = [
         f"{_tokens(budget['tokens'])} tokens{source} in {budget['steps']:,} steps: {_days(budget['days'])} "
-        f"({_days(days['low'])} to {_days(days['high'])}) on {gpus:,} GPUs",
+        f"({_days(days['low'])} to {_days(days['high'])}) on {gpus:,} GPU{'s' if gpus != 1 else ''}",
         f"{_number(budget['gpu_hours'])} GPU-hours ({_number(hours['low'])} to {_number(hours['high'])})",
     ]
     if budget["cost"] is not None:

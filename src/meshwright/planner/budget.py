@@ -38,7 +38,7 @@ class Budget(msgspec.Struct, frozen=True):
     """What a number of tokens takes on one cluster."""
 
     tokens: float
-    tokens_from: str  # requested, or the recipe's steps
+    tokens_from: str  # requested, the recipe's steps, or the epochs of a dataset
     steps: int
     tokens_per_step: int
     goodput: Goodput
@@ -58,23 +58,37 @@ def goodput_of(case: Case, estimate: costs.Estimate) -> Goodput:
     return goodput(case.cluster.world, float(estimate.memory.weights + estimate.memory.optimizer) * GB_PER_GIB)
 
 
-def budget(case: Case, estimate: costs.Estimate, tokens: float | None, price: Price | None = None) -> Budget | None:
+class Epochs(msgspec.Struct, frozen=True):
+    """The samples of a recipe's epochs, and where their number is from."""
+
+    samples: int
+    source: str
+
+
+def budget(
+    case: Case,
+    estimate: costs.Estimate,
+    tokens: float | None,
+    price: Price | None = None,
+    epochs: Epochs | None = None,
+) -> Budget | None:
     """Return days and cost of a token budget; None if failures leave no time to train.
 
-    Without a budget, it is that of the recipe's steps.
+    Without a budget, it is that of the recipe's epochs or steps.
     """
     per_step = int(case.global_batch_size * case.seq_length)
     useful = goodput_of(case, estimate)
-    if useful.share <= 0 or (tokens is None and case.recipe.train.epochs):  # the tokens of an epoch are not known
+    if useful.share <= 0 or (tokens is None and epochs is None and case.recipe.train.epochs):
         return None
-    total = tokens if tokens is not None else float(case.steps * per_step)
+    steps = ceil(epochs.samples / case.global_batch_size) if epochs is not None else case.steps
+    total = tokens if tokens is not None else float(steps * per_step)
     days = total / (float(estimate.tokens_per_s_per_gpu) * case.cluster.world * useful.share * DAY)
     factor = 1 + estimate.band.step_pct / 100
     hours = days * 24 * case.cluster.world
     cost = None if price is None else hours * price.per_gpu_hour
     return Budget(
         tokens=total,
-        tokens_from="requested" if tokens is not None else "the recipe's steps",
+        tokens_from="requested" if tokens is not None else epochs.source if epochs else "the recipe's steps",
         steps=ceil(total / per_step),
         tokens_per_step=per_step,
         goodput=useful,
