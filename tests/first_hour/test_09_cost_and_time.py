@@ -108,7 +108,16 @@ def test_bad_sizes_name_their_option(meshwright: Any) -> None:
 def test_epochs_of_an_own_file_have_a_time(meshwright: Any, tmp_path: Path) -> None:
     rows = tmp_path / "chats.jsonl"
     rows.write_text('{"messages": [{"role": "user", "content": "hi"}]}\n' * 300)
-    typed = ("recommend", "qwen3-4b", "--gpus", "1x4090", "--goal", "lora", f"data.dataset={rows}", "data.packing=false")
+    typed = (
+        "recommend",
+        "qwen3-4b",
+        "--gpus",
+        "1x4090",
+        "--goal",
+        "lora",
+        f"data.dataset={rows}",
+        "data.packing=false",
+    )
     budget = meshwright(*typed, "train.epochs=3", "data.validation_part=0.1", "--json").json["budget"]
     assert budget["steps"] == -(-810 // 8)  # 270 samples, three times, in batches of 8
     assert "270 samples" in budget["tokens_from"]

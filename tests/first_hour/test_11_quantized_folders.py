@@ -187,8 +187,11 @@ def convert_large(rank: int, world: int, path: str, layers: int) -> tuple[float,
     source.mkdir(parents=True)
     config = {
         **quantized_cases.GPT_OSS,
-        "num_hidden_layers": layers, "layer_types": ["full_attention"] * layers,
-        "hidden_size": 256, "intermediate_size": 256, "num_local_experts": 16,
+        "num_hidden_layers": layers,
+        "layer_types": ["full_attention"] * layers,
+        "hidden_size": 256,
+        "intermediate_size": 256,
+        "num_local_experts": 16,
         "quantization_config": {"quant_method": "mxfp4"},
     }
     (source / "config.json").write_text(json.dumps(config))

@@ -32,7 +32,9 @@ def epochs_of(recipe: Recipe) -> Epochs | None:
     if not rows:
         return None
     samples = max(round(kept * rows), 1)
-    return Epochs(max(round(samples * epochs), 1), f"{passes}: {samples:,} samples of at most {data.seq_length:,} tokens")
+    return Epochs(
+        max(round(samples * epochs), 1), f"{passes}: {samples:,} samples of at most {data.seq_length:,} tokens"
+    )
 
 
 def _rows(path: Path, split: str) -> int | None:

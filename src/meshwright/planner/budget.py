@@ -66,11 +66,7 @@ class Epochs(msgspec.Struct, frozen=True):
 
 
 def budget(
-    case: Case,
-    estimate: costs.Estimate,
-    tokens: float | None,
-    price: Price | None = None,
-    epochs: Epochs | None = None,
+    case: Case, estimate: costs.Estimate, tokens: float | None, price: Price | None = None, epochs: Epochs | None = None
 ) -> Budget | None:
     """Return days and cost of a token budget; None if failures leave no time to train.
 
