@@ -15,8 +15,10 @@ from meshwright.planner.match import BaselineSource, find_baseline_recipe
 from meshwright.planner.plan import Question
 from meshwright.planner.search import LAYOUT_NAMES
 from meshwright.recipes import overrides as override
+from meshwright.recipes.build import goal_data
 from meshwright.recipes.case import Case, model_of
-from meshwright.recipes.types import Recipe, Strategy, recipe_fields
+from meshwright.recipes.index import architecture_class
+from meshwright.recipes.types import Architecture, Data, Recipe, Strategy, field_value, recipe_fields
 
 ENGINE_STRATEGY: dict[str, Strategy] = {"megatron": "zero1"}
 """The engine's equivalent of fsdp2."""
@@ -56,7 +58,7 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
     source: BaselineSource = "same_model"
     base = recipe
     if base is None:
-        base, source = find_baseline_recipe(question)
+        base, source = _matched(question, overrides)
     requested, reasons = bind(base, question)
     if recipe is None:  # a recipe that the user names stays as it is; a rule reports what its GPU lacks
         requested, older = _with_supported_precision(requested, question.cluster)
@@ -84,6 +86,12 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
     )
 
 
+def _matched(question: Question, overrides: Sequence[str]) -> tuple[Recipe, BaselineSource]:
+    """Return the recipe for the question; one in fp8 or for another length if the overrides ask for it."""
+    base, source = find_baseline_recipe(question)
+    return find_baseline_recipe(question, override.requested(base, overrides)) if overrides else (base, source)
+
+
 def case_of(recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any = "meshwright") -> Case:
     """Return a case with a memory estimate, so that memory rules apply."""
     return Case(recipe, model, on, engine, memory_of=costs.memory)
@@ -104,22 +112,57 @@ def with_engine_strategy(recipe: Recipe, engine: str) -> Recipe:
 
 
 def bind(base: Recipe, question: Question) -> tuple[Recipe, dict[str, str]]:
-    """Return the recipe for the question's model, cluster, length and engine, and why its length changed."""
+    """Return the recipe for the question's model, cluster, length and engine, and why its fields changed."""
     adapted = with_engine_strategy(base, question.engine)
-    length, why = base.data.seq_length, {}
-    longest = question.model.max_seq_length
-    if question.seq_length is not None and question.seq_length != length:
-        length, why = question.seq_length, {"data.seq_length": _requested_reason("data.seq_length")}
-    elif question.seq_length is None and longest and length > longest and question.model_ref != base.model:
-        length, why = longest, {"data.seq_length": f"the model has {longest} positions; a new experiment"}
+    why: dict[str, str] = {}
+    if question.model_ref != base.model:
+        adapted, why = _without_foreign_settings(adapted, question)
+    data = adapted.data
+    if question.seq_length is not None and question.seq_length != data.seq_length:
+        data = msgspec.structs.replace(data, seq_length=question.seq_length)
+        why["data.seq_length"] = _requested_reason("data.seq_length")
     recipe = msgspec.structs.replace(
         adapted,
         model=question.model_ref,
         cluster=question.cluster_ref or str(question.cluster),
-        data=msgspec.structs.replace(base.data, seq_length=length),
+        data=data,
         layout=msgspec.structs.replace(adapted.layout, dp_shard=-1),
     )
     return recipe, why
+
+
+def _without_foreign_settings(base: Recipe, question: Question) -> tuple[Recipe, dict[str, str]]:
+    """Return another model's recipe without what belongs to that model: data, architecture, weights and MTP loss.
+
+    Batch, optimizer, schedule, precision, adapters and kernels stay: they are the reason to start from it.
+    """
+    model = question.model
+    train, checkpoint = base.train, base.checkpoint
+    own: dict[str, Any] = {"data": _own_data(base, question), "architecture": Architecture()}
+    own["checkpoint"] = msgspec.structs.replace(checkpoint, pretrained="")
+    own["train"] = train if model.mtp_layers else msgspec.structs.replace(train, mtp_loss=0.0)
+    longest = model.max_seq_length
+    if longest and own["data"].seq_length > longest and question.seq_length is None:
+        own["data"] = msgspec.structs.replace(own["data"], seq_length=longest)
+    recipe = msgspec.structs.replace(base, **own)
+    why = {
+        key: f"the default of {base.goal}, not the setting of {base.model}; a new experiment"
+        for key in recipe_fields()
+        if field_value(base, key) != field_value(recipe, key)
+    }
+    if "data.seq_length" in why and recipe.data.seq_length == longest:
+        why["data.seq_length"] = f"the model has {longest} positions; a new experiment"
+    return recipe, why
+
+
+def _own_data(base: Recipe, question: Question) -> Data:
+    """Return the goal's data settings; latents of a diffusion model, and hybrids without packing, as in the recipe."""
+    model = question.model
+    if model.kind == "diffusion":
+        return base.data
+    data = goal_data(base.goal, images=model.kind == "vision_language" and base.data.images)
+    hybrid = architecture_class(model)[2] == "hybrid"  # packing must reset the state between documents
+    return msgspec.structs.replace(data, packing=data.packing and (base.data.packing or not hybrid))
 
 
 def _with_supported_precision(recipe: Recipe, on: Cluster) -> tuple[Recipe, dict[str, str]]:

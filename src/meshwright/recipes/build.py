@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright.clusters import DEFAULT_GPU
 from meshwright.errors import InputError, unknown
-from meshwright.recipes.types import SECTIONS, Goal, Recipe, Section, keys_by_flat_name, recipe_fields
+from meshwright.recipes.types import SECTIONS, Data, Goal, Recipe, Section, keys_by_flat_name, recipe_fields
 
 T = TypeVar("T")
 
@@ -86,6 +86,11 @@ def benchmark(base: Recipe, gpus: int | str, precision: str = "bf16", *, name: s
 def cluster_name(gpus: int | str) -> str:
     """Return a cluster string; an integer means GPUs of the default type."""
     return f"{gpus}x{DEFAULT_GPU}" if isinstance(gpus, int) else gpus
+
+
+def goal_data(goal: Goal, images: bool = False) -> Data:
+    """Return the data settings that a goal has without a recipe of the model."""
+    return _with_fields(_base(goal), {**IMAGES, "images": True, "seq_length": 4096} if images else {}).data
 
 
 @lru_cache(maxsize=3)

@@ -15,7 +15,7 @@ from meshwright.errors import unknown
 from meshwright.models import GatedDelta, Mamba2, ModelSpec, find
 from meshwright.recipes import build
 from meshwright.recipes.build import cluster_name
-from meshwright.recipes.registry import Published, Registered, library, registry
+from meshwright.recipes.registry import Published, Purpose, Registered, library, registry
 from meshwright.recipes.types import Goal, Recipe
 
 COUNT = re.compile("[0-9]{1,6}")
@@ -43,6 +43,14 @@ class IndexEntry(msgspec.Struct, frozen=True, dict=True):
     seq_length: int
     benchmark: bool
     published: Published
+    purpose: Purpose = "production"
+    matmul: str = "same"  # number format in linear layers
+    optimizer: str = "adamw"
+
+    @property
+    def general(self) -> bool:
+        """Whether another model may start from it: a full training in 16 bits."""
+        return self.purpose == "production" and self.matmul == "same"
 
     @cached_property
     def params_total(self) -> int:
@@ -171,7 +179,7 @@ def for_model(model: str, goal: Goal) -> list[IndexEntry]:
 
 def closest(spec: ModelSpec, goal: Goal, seq: int | None = None) -> IndexEntry:
     """Return the recipe for a model without one: same type of architecture, nearest size, same family first."""
-    candidates = [entry for entry in entries(False) if entry.goal == goal]
+    candidates = [entry for entry in entries(False) if entry.goal == goal and entry.general]
     return min(candidates, key=lambda entry: _distance(entry, spec, seq))
 
 
@@ -205,6 +213,9 @@ def _entry(name: str) -> IndexEntry:
         seq_length=built.data.seq_length,
         benchmark=built.benchmark,
         published=entry.published,
+        purpose=entry.purpose,
+        matmul=built.precision.matmul,
+        optimizer=built.optimizer.name,
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -14,6 +14,8 @@ from meshwright import extensions
 from meshwright.recipes.types import Recipe
 
 Builder = Callable[[], Recipe]
+Purpose = Literal["production", "trial", "smoke_test"]
+"""What a recipe is for: a full training, a short run that tries a layout, or a check that everything starts."""
 
 LIBRARY = (
     "deepseek", "diffusion", "gemma", "glm", "gpt", "kempner", "llama", "ministral", "moonshot", "nemotron", "olmoe",
@@ -29,7 +31,7 @@ class Published(msgspec.Struct, frozen=True):
     """The originally published values of a recipe; None where they are not published.
 
     If the shipped recipe had to change to be legal and fit, `start` has the original values of other fields by flat
-    name, and `gpus` the original GPU count.
+    name, and `gpus` the original GPU count. `measured` names the source of a step time of exactly this layout.
     """
 
     tp: int | None = None
@@ -39,15 +41,17 @@ class Published(msgspec.Struct, frozen=True):
     gpus: int | None = None
     seq: int | None = None
     start: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    measured: str = ""
 
 
 class Registered(msgspec.Struct, frozen=True):
-    """A recipe function with its family and originally published values."""
+    """A recipe function with its family, originally published values and purpose."""
 
     name: str
     family: str
     published: Published
     build: Builder
+    purpose: Purpose = "production"
 
 
 _REGISTRY: dict[str, Registered] = {}
@@ -59,7 +63,9 @@ def set_file_reader(reader: Callable[[Path], Recipe]) -> None:
     _file_reader[:] = [reader]
 
 
-def recipe(*, family: str, published: Published | None = None) -> Callable[[Builder], Builder]:
+def recipe(
+    *, family: str, published: Published | None = None, purpose: Purpose = "production"
+) -> Callable[[Builder], Builder]:
     """Register a function without arguments as the recipe of its name."""
 
     def register(function: Builder) -> Builder:
@@ -76,7 +82,7 @@ def recipe(*, family: str, published: Published | None = None) -> Callable[[Buil
 
         build.__name__ = build.__qualname__ = name
         build.__module__, build.__doc__ = function.__module__, function.__doc__
-        _REGISTRY[name] = Registered(name, family, published or Published(), build)
+        _REGISTRY[name] = Registered(name, family, published or Published(), build, purpose)
         return build
 
     return register

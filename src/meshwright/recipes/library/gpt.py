@@ -17,7 +17,7 @@ GPT_PRETRAIN: dict[str, Any] = {
 OSS_20B_LAYOUT: dict[str, Any] = {"tp": 2, "pp": 4, "ep": 4}
 
 
-@recipe(family="gpt")
+@recipe(family="gpt", published=Published(measured="megatron_bridge_verification_cards"))
 def gpt_oss_20b_pretrain_config() -> Recipe:
     return pretrain("gpt_oss_20b", 16, **GPT_PRETRAIN, **OSS_20B_LAYOUT)
 

@@ -16,7 +16,7 @@ PRESET: dict[str, Any] = {"recompute": "full", "compile": True, "seed": 42}
 TP4_TRIAL: dict[str, Any] = {"tp": 4, "steps": 20, "recompute": "full", "seed": 42}
 
 
-@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=1))
+@recipe(family="kempner", published=Published(measured="kempnerforge", tp=1, pp=1, ep=1, gpus=1), purpose="smoke_test")
 def kempner_7b_1gpu_config() -> Recipe:
     """One GPU, to see that everything starts; bf16 state, for fp32 masters of 8B weights leave no room."""
     return pretrain(
@@ -33,7 +33,7 @@ def kempner_7b_1gpu_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=4))
+@recipe(family="kempner", published=Published(measured="kempnerforge", tp=1, pp=1, ep=1, gpus=4))
 def kempner_7b_4gpu_config() -> Recipe:
     """The single-node baseline with the highest MFU: sharding only."""
     return pretrain(
@@ -41,7 +41,7 @@ def kempner_7b_4gpu_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=12))
+@recipe(family="kempner", published=Published(measured="kempnerforge", tp=4, pp=1, ep=1, gpus=12), purpose="trial")
 def kempner_7b_12gpu_tp4_config() -> Recipe:
     """TP inside the node, sharding across, for an uncommon GPU count."""
     return pretrain(
@@ -73,7 +73,7 @@ def kempner_7b_16gpu_adamw_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=16))
+@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=16), purpose="trial")
 def kempner_7b_16gpu_fp8_config() -> Recipe:
     """FP8 compute with bf16 masters."""
     return pretrain(
@@ -89,7 +89,7 @@ def kempner_7b_16gpu_fp8_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=16))
+@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=16), purpose="trial")
 def kempner_7b_16gpu_muon_config() -> Recipe:
     """Muon, z-loss and chunked cross-entropy together."""
     return pretrain(
@@ -108,7 +108,7 @@ def kempner_7b_16gpu_muon_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=32))
+@recipe(family="kempner", published=Published(measured="kempnerforge", tp=1, pp=1, ep=1, gpus=32), purpose="trial")
 def kempner_7b_32gpu_fsdp_config() -> Recipe:
     """The simple multi-node baseline."""
     return pretrain(
@@ -124,7 +124,7 @@ def kempner_7b_32gpu_fsdp_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", published=Published(tp=1, pp=1, ep=1, gpus=8))
+@recipe(family="kempner", published=Published(measured="kempnerforge", tp=1, pp=1, ep=1, gpus=8), purpose="trial")
 def kempner_13b_8gpu_fsdp_config() -> Recipe:
     """Sharding only, as long as 13B fits."""
     return pretrain(
@@ -139,7 +139,7 @@ def kempner_13b_8gpu_fsdp_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=24))
+@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=24), purpose="trial")
 def kempner_13b_24gpu_validation_config() -> Recipe:
     """Full validation: evaluation, profiler trace and synchronous checkpoints."""
     return pretrain(
@@ -161,7 +161,7 @@ def kempner_13b_24gpu_validation_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", published=Published(tp=4, pp=2, ep=1, gpus=32))
+@recipe(family="kempner", published=Published(measured="kempnerforge", tp=4, pp=2, ep=1, gpus=32), purpose="trial")
 def kempner_13b_32gpu_tp4_pp2_config() -> Recipe:
     """Two pipeline stages of 20 layers."""
     return pretrain(
@@ -176,13 +176,13 @@ def kempner_13b_32gpu_tp4_pp2_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", published=Published(tp=4, pp=2, ep=1, gpus=32))
+@recipe(family="kempner", published=Published(measured="kempnerforge", tp=4, pp=2, ep=1, gpus=32), purpose="trial")
 def kempner_29b_32gpu_tp4_pp2_config() -> Recipe:
     """Two pipeline stages of 28 layers."""
     return pretrain("kempner_29b", "8x4xH200", pp=2, dp_shard=4, lr=0.0002, min_lr=2e-5, warmup_steps=50, **TP4_TRIAL)
 
 
-@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=32))
+@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=32), purpose="trial")
 def kempner_70b_32gpu_tp4_config() -> Recipe:
     """The preferred 70B: no pipeline bubble."""
     return pretrain(
@@ -200,7 +200,7 @@ def kempner_70b_32gpu_tp4_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", published=Published(tp=4, pp=4, ep=1, gpus=32))
+@recipe(family="kempner", published=Published(tp=4, pp=4, ep=1, gpus=32), purpose="trial")
 def kempner_70b_32gpu_tp4_pp4_config() -> Recipe:
     """Four pipeline stages of 20 layers for tight memory."""
     return pretrain(
@@ -216,7 +216,7 @@ def kempner_70b_32gpu_tp4_pp4_config() -> Recipe:
     )
 
 
-@recipe(family="kempner")
+@recipe(family="kempner", purpose="smoke_test")
 def kempner_debug_config() -> Recipe:
     """A model of 20M parameters: the smoke test for any machine."""
     return pretrain(
@@ -231,7 +231,7 @@ def kempner_debug_config() -> Recipe:
     )
 
 
-@recipe(family="kempner")
+@recipe(family="kempner", purpose="smoke_test")
 def kempner_debug_moe_config() -> Recipe:
     """The smoke test with experts: 4 of them, top 2."""
     return pretrain(
@@ -247,7 +247,7 @@ def kempner_debug_moe_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=8))
+@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=8), purpose="trial")
 def kempner_moe_8gpu_stress_config() -> Recipe:
     """Dropless routing that fills two nodes."""
     return pretrain(
@@ -262,7 +262,7 @@ def kempner_moe_8gpu_stress_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=24))
+@recipe(family="kempner", published=Published(tp=4, pp=1, ep=1, gpus=24), purpose="trial")
 def kempner_moe_24gpu_config() -> Recipe:
     """Long accumulation without recompute."""
     return pretrain(
@@ -279,7 +279,7 @@ def kempner_moe_24gpu_config() -> Recipe:
     )
 
 
-@recipe(family="kempner", published=Published(tp=4, pp=1, ep=2, gpus=32))
+@recipe(family="kempner", published=Published(tp=4, pp=1, ep=2, gpus=32), purpose="trial")
 def kempner_moe_ep_32gpu_config() -> Recipe:
     """Expert parallel across nodes.
 
@@ -298,7 +298,7 @@ def kempner_moe_ep_32gpu_config() -> Recipe:
     )
 
 
-@recipe(family="kempner")
+@recipe(family="kempner", purpose="trial")
 def kempner_hf_wikitext_config() -> Recipe:
     """A model of 77M parameters on a small real data set."""
     return pretrain(

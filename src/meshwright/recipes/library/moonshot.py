@@ -19,7 +19,7 @@ MOONLIGHT: dict[str, Any] = {
 }
 
 
-@recipe(family="moonshot", published=Published(ep=8))
+@recipe(family="moonshot", published=Published(measured="megatron_bridge_verification_cards", ep=8))
 def moonlight_16b_pretrain_config() -> Recipe:
     return pretrain("moonlight_16b", 16, micro_batch_size=2, global_batch_size=1024, warmup_steps=40, **MOONLIGHT)
 

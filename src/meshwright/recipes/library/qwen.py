@@ -252,12 +252,12 @@ def qwen3_8b_pretrain_config() -> Recipe:
     return pretrain("qwen3_8b", 16, global_batch_size=1024, warmup_steps=40, steps=100, reduce="bf16")
 
 
-@recipe(family="qwen")
+@recipe(family="qwen", published=Published(measured="megatron_bridge_verification_cards"))
 def qwen3_8b_sft_config() -> Recipe:
     return sft("qwen3_8b", 4, tp=4, global_batch_size=32, warmup_steps=10, steps=100, beta2=0.95)
 
 
-@recipe(family="qwen", published=Published(tp=1, pp=1))
+@recipe(family="qwen", published=Published(measured="megatron_bridge_verification_cards", tp=1, pp=1))
 def qwen3_8b_peft_config() -> Recipe:
     return peft(
         "qwen3_8b",

@@ -197,7 +197,7 @@ def qwen35_vl_27b_peft_config() -> Recipe:
     return peft("qwen35_27b", 2, tp=2, **QWEN35_PEFT, **QWEN35_BATCH)
 
 
-@recipe(family="qwen_vl")
+@recipe(family="qwen_vl", published=Published(measured="megatron_bridge_verification_cards"))
 def qwen35_vl_35b_a3b_sft_config() -> Recipe:
     return sft(
         "qwen35_35b_a3b",
