@@ -137,3 +137,22 @@ def test_a_file_of_another_form_is_not_listed_row_by_row(tmp_path: Path, tokeniz
     assert "or more rows" in caught.value.reason
     assert len(caught.value.fix) == 0
     assert MAX_ERRORS < 700
+
+
+def test_models_that_fit_a_card(meshwright: Any) -> None:
+    listed = meshwright("models", "qwen25", "--gpus", "1x3090", "--goal", "lora", "--json").json["models"]
+    fits = [one["plan"]["fits"] for one in listed]
+    assert any(fits) and not all(fits) and fits == sorted(fits, reverse=True)
+    first, last = listed[0]["plan"], listed[-1]["plan"]
+    assert first["total_gib"] < 24 and first["tokens_per_s"] > 0 and first["reason"] is None
+    assert last["reason"]
+    again = meshwright(*first["command"].split()[1:], "--json").json
+    assert again["estimate"]["fits"]
+    assert again["estimate"]["memory_gib"]["total"] == pytest.approx(first["total_gib"], rel=1e-3)
+
+
+def test_a_recommendation_without_a_model_offers_the_list(meshwright: Any) -> None:
+    ended = meshwright("recommend", "--gpus", "1x3090", "--goal", "lora")
+    assert ended.code == 2
+    assert "meshwright models --gpus 1x3090 --goal lora" in ended.err
+    assert meshwright("models", "--goal", "lora").code == 2

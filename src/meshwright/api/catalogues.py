@@ -25,6 +25,15 @@ from meshwright.recipes.types import Recipe
 from meshwright.rules import Rule
 
 
+class ModelOnGpus(msgspec.Struct, frozen=True):
+    """A model with its plan on the GPUs asked for, or why there is none."""
+
+    model: ModelSpec
+    plan: Plan | None
+    reason: str
+    command: str  # that shows the plan
+
+
 @verb(requests.RecipeRequest)
 def recipe(request: requests.RecipeRequest) -> Recipe:
     """Return a shipped recipe, or one from a TOML, YAML or JSON file, with overrides applied."""
@@ -39,11 +48,24 @@ def find_recipes(request: requests.Recipes) -> list[index.IndexEntry]:
 
 
 @verb(requests.Models)
-def model_catalogue(request: requests.Models) -> list[ModelSpec]:
+def model_catalogue(request: requests.Models) -> list[ModelSpec] | list[ModelOnGpus]:
+    """Return models whose name contains the query, or the model of a config.json; with GPUs and a goal, their plans."""
+    if request.gpus is not None:
+        from meshwright.api import model_choice  # the catalogue alone needs no planner
+
+        return model_choice.on_gpus(request)
+    for name in ("goal", "seq"):
+        if getattr(request, name) is not None:
+            fix = ("--gpus 1xRTX4090",)
+            raise InputError("needs GPUs: models are listed by what fits", field=name, value=getattr(request, name), fix=fix)
+    return models_named(request.query)
+
+
+def models_named(query: str | None) -> list[ModelSpec]:
     """Return models whose name contains the query, or the model of a config.json; all of them without a query."""
-    if request.query is None:
+    if query is None:
         return list(models.all_specs())
-    return [models.find(name) for name in models.search(request.query)] or [model_named(request.query)[0]]
+    return [models.find(name) for name in models.search(query)] or [model_named(query)[0]]
 
 
 @verb(requests.ModelRequest)
@@ -172,10 +194,29 @@ class ModelPart(Part, frozen=True, kw_only=True):
     source: str
 
 
+class ModelPlanPart(Part, frozen=True, kw_only=True):
+    """What a model takes on the GPUs asked for; without figures if no recipe trains it for the goal."""
+
+    fits: bool
+    total_gib: float | None
+    step_s: float | None
+    tokens_per_s: float | None
+    seq_length: int | None
+    recipe: str | None
+    reason: str | None
+    command: str
+
+
+class ListedModel(ModelPart, frozen=True, kw_only=True):
+    """A model of a list; `plan` if GPUs were named."""
+
+    plan: ModelPlanPart | UnsetType = UNSET
+
+
 class ModelsResponse(Response, frozen=True, kw_only=True):
     """Models."""
 
-    models: Sequence[ModelPart]
+    models: Sequence[ListedModel]
 
 
 class ModelResponse(Response, frozen=True, kw_only=True):
@@ -257,9 +298,31 @@ def model_part(model: ModelSpec) -> ModelPart:
     )
 
 
-def models_response(found: Sequence[ModelSpec], request: requests.Models | None = None) -> ModelsResponse:
+def models_response(
+    found: Sequence[ModelSpec] | Sequence[ModelOnGpus], request: requests.Models | None = None
+) -> ModelsResponse:
     """Return the response of models."""
-    return ModelsResponse(models=[model_part(one) for one in found])
+    return ModelsResponse(models=[_listed(one) for one in found])
+
+
+def _listed(one: ModelSpec | ModelOnGpus) -> ListedModel:
+    if isinstance(one, ModelSpec):
+        return copied(ListedModel, model_part(one))
+    return copied(ListedModel, model_part(one.model), plan=_model_plan(one))
+
+
+def _model_plan(one: ModelOnGpus) -> ModelPlanPart:
+    plan = one.plan
+    return ModelPlanPart(
+        fits=plan is not None and plan.ok,
+        total_gib=None if plan is None else float(plan.estimate.memory.total),
+        step_s=None if plan is None else float(plan.estimate.step_s),
+        tokens_per_s=None if plan is None else float(plan.estimate.tokens_per_s_per_gpu) * plan.case.cluster.world,
+        seq_length=None if plan is None else plan.recipe.data.seq_length,
+        recipe=None if plan is None else plan.base.name,
+        reason=one.reason or None,
+        command=one.command,
+    )
 
 
 def model_response(found: ModelSpec, request: requests.ModelRequest | None = None) -> ModelResponse:

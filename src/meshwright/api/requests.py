@@ -430,11 +430,30 @@ class RecipeRequest(Request, frozen=True):
 
 
 class Models(Request, frozen=True):
-    """List models with exact parameter counts."""
+    """List models with exact parameter counts; with --gpus and --goal, those that fit.
+
+    Each model's recommended recipe is sized to the GPUs: its memory and speed, largest models first.
+    """
 
     query: Annotated[
         str | None, Input(help="Part of a name, or a config.json.", positional=True, metavar="QUERY", complete="models")
     ] = None
+    gpus: Annotated[
+        str | None,
+        Input(help="List models that fit this cluster.", metavar="CLUSTER", complete="clusters", surfaces=CLI),
+    ] = None
+    goal: Annotated[
+        str | None,
+        Input(
+            help="Goal on these GPUs: pretrain, sft or peft; also lora, qlora, dora, fine-tune.",
+            metavar="GOAL",
+            complete="goals",
+            choices=(*GOALS, "lora", "qlora", "dora"),
+            synonyms="goal",
+            surfaces=CLI,
+        ),
+    ] = None
+    seq: Annotated[str | int | None, Input(help="Sequence length on these GPUs.", metavar="TOKENS", surfaces=CLI)] = None
 
 
 class ModelRequest(Request, frozen=True):

@@ -297,7 +297,11 @@ _TABLE = (
     Verb(
         *("models", "Inspect", requests.Models, "catalogues.model_catalogue", "models_response"),
         surfaces=CLI_HTTP,
-        examples=("meshwright models", "meshwright models qwen3", "meshwright models ./config.json --json"),
+        examples=(
+            "meshwright models qwen3",
+            "meshwright models --gpus 1xRTX4090 --goal lora",
+            "meshwright models ./config.json --json",
+        ),
     ),
     Verb(
         *("gpus", "Inspect", requests.GpuCatalogue, "catalogues.gpu_catalogue", "gpus_response"),

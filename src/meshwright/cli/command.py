@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shlex
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -108,7 +109,7 @@ def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
     try:
         request, _ = read(verb.request, given, "cli", strings=True)
     except InputError as error:
-        error.fix = error.fix or (f"meshwright {verb.name} --help",)
+        error.fix = (*_models_that_fit(verb, given), *error.fix) or (f"meshwright {verb.name} --help",)
         raise
     if verb.runs:
         gc.enable()  # tensors are held in cycles
@@ -116,6 +117,13 @@ def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
         RUNNERS.get(verb.name, run)(verb, request, as_json)
     except KeyboardInterrupt:
         raise Interrupted("interrupted") from None
+
+
+def _models_that_fit(verb: Verb, given: dict[str, Any]) -> tuple[str, ...]:
+    """Return the command that lists models for the GPUs and goal of a recommendation without a model."""
+    if verb.name != "recommend" or given.get("model") or not (given.get("gpus") and given.get("goal")):
+        return ()
+    return (shlex.join(["meshwright", "models", "--gpus", given["gpus"], "--goal", given["goal"]]),)
 
 
 def _prompt_missing(request: type[Request], given: dict[str, Any]) -> dict[str, Any]:

@@ -218,12 +218,36 @@ def recipes(answer: Answer, found: Any) -> None:
 
 def models(answer: Answer, found: Any) -> None:
     """Print models with their parameter counts."""
+    if any("plan" in m for m in answer["models"]):
+        _models_that_fit(answer)
+        return
     rows = []
     for m in answer["models"]:
         p = m["parameters"]
         counts = (f"{p['total'] / 1e9:.3f}", f"{p['active'] / 1e9:.3f}")
         rows.append((m["name"], *counts, str(m["layers"]), str(m["hidden"]), m["hf_id"]))
     table(rows, "model", "total B", "active B", "layers", "hidden", "Hugging Face id")
+
+
+def _models_that_fit(answer: Answer) -> None:
+    """Print the models that fit with memory and speed, and how many do not."""
+    fitting = [m for m in answer["models"] if m["plan"]["fits"]]
+    rows = [
+        (
+            m["name"],
+            f"{m['parameters']['total'] / 1e9:.3f}",
+            f"{m['plan']['total_gib']:.1f}",
+            f"{m['plan']['tokens_per_s']:,.0f}",
+            f"{m['plan']['seq_length']:,}",
+            m["plan"]["recipe"],
+        )
+        for m in fitting
+    ]
+    table(rows, "model", "total B", "GiB per GPU", "tokens/s", "sequence", "recipe")
+    out, rest = console(), len(answer["models"]) - len(fitting)
+    out.print(f"[dim]{len(fitting)} models fit, {rest} do not or have no recipe; --json has all, with the reason[/]")
+    if fitting:
+        out.print(f"[dim]Next: {escape(fitting[0]['plan']['command'])}[/]")
 
 
 def gpus(answer: Answer, found: Any) -> None:
