@@ -57,7 +57,9 @@ def model_catalogue(request: requests.Models) -> list[ModelSpec] | list[ModelOnG
     for name in ("goal", "seq"):
         if getattr(request, name) is not None:
             fix = ("--gpus 1xRTX4090",)
-            raise InputError("needs GPUs: models are listed by what fits", field=name, value=getattr(request, name), fix=fix)
+            raise InputError(
+                "needs GPUs: models are listed by what fits", field=name, value=getattr(request, name), fix=fix
+            )
     return models_named(request.query)
 
 

@@ -453,7 +453,9 @@ class Models(Request, frozen=True):
             surfaces=CLI,
         ),
     ] = None
-    seq: Annotated[str | int | None, Input(help="Sequence length on these GPUs.", metavar="TOKENS", surfaces=CLI)] = None
+    seq: Annotated[str | int | None, Input(help="Sequence length on these GPUs.", metavar="TOKENS", surfaces=CLI)] = (
+        None
+    )
 
 
 class ModelRequest(Request, frozen=True):
