@@ -12,8 +12,12 @@ import pytest
 
 import meshwright as package
 from meshwright.choices import SYNONYMS
+from meshwright.engine.data.conversations import detect_columns
 from meshwright.engine.data.files import Rows
 from meshwright.engine.data.sft_cache import MAX_ERRORS, SHOWN_ERRORS, Policy, tokenize_conversations
+from meshwright.engine.evaluation import ValidationState
+from meshwright.engine.metrics.record import ValidationRecord
+from meshwright.engine.post_training.perplexity import has_conversations
 from meshwright.errors import InputError
 
 GOOD = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
@@ -160,3 +164,38 @@ def test_a_recommendation_without_a_model_offers_the_list(meshwright: Any) -> No
     assert ended.code == 2
     assert "meshwright models --gpus 1x3090 --goal lora" in ended.err
     assert meshwright("models", "--goal", "lora").code == 2
+
+
+def test_preference_pairs_are_named_and_the_chosen_answers_offered() -> None:
+    with pytest.raises(InputError, match="preference pairs") as refused:
+        detect_columns(["prompt", "chosen", "rejected"], {}, "prefs.jsonl")
+    assert refused.value.fix == ("data.columns.prompt=prompt data.columns.response=chosen",)
+
+
+def test_lora_in_four_bits_is_qlora(meshwright: Any) -> None:
+    typed = ("recommend", "llama3.1-8b", "--gpus", "1x4090", "--goal", "lora", "quantization.load_in_4bit=true", "--json")
+    assert meshwright(*typed).json["contract"]["peft"]["method"] == "qlora"
+
+
+def test_steps_that_replace_epochs_are_accepted(meshwright: Any) -> None:
+    typed = ("recommend", "qwen3-8b", "--gpus", "1x4090", "--goal", "qlora", "--tokens", "1M", "--json")
+    (note,) = meshwright(*typed, "train.epochs=3").json["budget"]["notes"]
+    assert "train.steps=16 instead of train.epochs" in note
+    assert meshwright(*typed, "train.steps=16").json["budget"]["notes"] == []
+
+
+def test_the_early_stop_names_the_step_that_later_losses_are_compared_with() -> None:
+    state = ValidationState()
+    for step, loss in ((2, 5.6755), (4, 5.67), (6, 5.66)):
+        record = ValidationRecord(step=step, loss=loss, perplexity=None, tokens=1, samples=1, seconds=0.0, best=False)
+        state = state.after(record, 10.0)
+    assert (state.best_step, state.reference_step, state.reference_loss, state.waited) == (6, 2, 5.6755, 2)
+
+
+def test_conversations_are_evaluated_by_their_answers(tmp_path: Path) -> None:
+    chats, texts = tmp_path / "chats.csv", tmp_path / "texts.jsonl"
+    chats.write_text("question,answer\nwhy?,because\n")
+    texts.write_text('{"text": "a document"}\n')
+    assert has_conversations(str(chats))
+    assert not has_conversations(str(texts))
+    assert not has_conversations(str(tmp_path))

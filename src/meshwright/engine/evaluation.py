@@ -25,6 +25,7 @@ class ValidationState(msgspec.Struct, frozen=True):
     best_step: int | None = None
     best_loss: float | None = None
     reference_loss: float | None = None  # of early stopping: lowered only by more than train.early_stop_delta
+    reference_step: int | None = None
     waited: int = 0  # validations since the reference
 
     def after(self, record: ValidationRecord, delta: float) -> ValidationState:
@@ -38,6 +39,7 @@ class ValidationState(msgspec.Struct, frozen=True):
             best_step=record.step if lower else self.best_step,
             best_loss=record.loss if lower else self.best_loss,
             reference_loss=record.loss if enough else self.reference_loss,
+            reference_step=record.step if enough else self.reference_step,
             waited=0 if enough else self.waited + 1,
         )
 
@@ -133,10 +135,11 @@ class Validation:
 
     def why_stopped(self) -> str:
         """Describe an early stop."""
-        state = self.state
-        best = math.nan if state.best_loss is None else state.best_loss
+        state, delta = self.state, self.recipe.train.early_stop_delta
+        loss = math.nan if state.reference_loss is None else state.reference_loss
+        enough = f"lower by more than {delta:g}" if delta else "lower"
         return (
-            f"stopped early: no lower validation loss in {state.waited} validations since step {state.best_step} "
-            f"(loss {best:.4f}); train.early_stop_patience={state.waited + self.recipe.train.early_stop_patience} or 0 "
-            "continues"
+            f"stopped early: no validation loss {enough} in {state.waited} validations since step "
+            f"{state.reference_step} (loss {loss:.4f}); "
+            f"train.early_stop_patience={state.waited + self.recipe.train.early_stop_patience} or 0 continues"
         )

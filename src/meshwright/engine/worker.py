@@ -218,6 +218,8 @@ class _Run:
             if state is not None:
                 self.first = self.completed = state.step
                 self.resumed_from = self.checkpoints.path(state.step)
+                if self.process.rank == 0:
+                    log(f"resuming after step {state.step}: {self.resumed_from}")
                 self.guard.skipped_in_a_row = state.skipped_in_a_row
                 self.validation.restore(state.validation)
             if self.spec.recipe.checkpoint.save_every:

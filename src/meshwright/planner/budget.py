@@ -110,8 +110,10 @@ def steps_notes(case: Case, tokens: float) -> tuple[str, ...]:
     steps = ceil(tokens / per_step)
     if tokens < per_step or (not train.epochs and abs(train.steps - steps) <= SAME_LENGTH * steps):
         return ()
-    length = f"{train.epochs:g} epochs" if train.epochs else f"{train.steps:,} steps"
-    return (f"the recipe trains for {length}: add train.steps={steps} to train these tokens",)
+    if train.epochs:
+        length = f"{train.epochs:g} epoch{'s' if train.epochs != 1 else ''}"
+        return (f"the run lasts {length}: write train.steps={steps} instead of train.epochs to train these tokens",)
+    return (f"the recipe trains for {train.steps:,} steps: add train.steps={steps} to train these tokens",)
 
 
 def batch_notes(case: Case, tokens: float) -> tuple[str, ...]:

@@ -220,5 +220,8 @@ def _typed(own: str, text: str, key: str, source: str, recipe: Recipe) -> _Setti
 
 def _add(settings: dict[str, _Setting], setting: _Setting) -> None:
     before = settings.setdefault(setting.key, setting)
+    if setting.key == "peft.method" and {before.value, setting.value} == {"lora", "qlora"}:  # LoRA in 4 bits is QLoRA
+        settings[setting.key] = setting if setting.value == "qlora" else before
+        return
     if before.value != setting.value:
         raise InputError(f"{before.source} and {setting.source} both set {setting.key}", field=setting.key)

@@ -76,6 +76,10 @@ class Conversation:
     plain: bool = False  # a prompt and its response: can be joined without a chat template
 
 
+PREFERENCES = {"chosen", "rejected"}
+"""Columns of preference pairs."""
+
+
 def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: str) -> dict[str, str]:
     """Map conversation keys to columns: from data.columns if set, else by matching the known schemas.
 
@@ -96,6 +100,13 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
         if set(schema.required.values()) <= set(available):
             found = {**schema.required, **schema.optional, **selected}
             return {key: column for key, column in found.items() if column}
+    if PREFERENCES <= set(available):
+        raise InputError(
+            f"{name} has preference pairs ({', '.join(sorted(PREFERENCES))}); there is no preference training (DPO) here, "
+            "only fine-tuning on the chosen answers",
+            field="data.columns",
+            fix=("data.columns.prompt=prompt data.columns.response=chosen",),
+        )
     raise InputError(
         f"{name} has the columns {', '.join(available)}, which match no known conversation schema "
         "(messages; prompt and response; instruction, input and output; question and answer; text)",

@@ -153,15 +153,26 @@ def named_vocab(recipe: Recipe, name: str, published: int) -> int:
 
 
 def _tokenize_stream(recipe: Recipe, path: Path, vocab: int, pretrained: Path | None) -> Stream:
-    from meshwright.engine.data.tokenize import tokenize_cached
+    from meshwright.engine.data.tokenize import BadLineError, tokenize_cached
     from meshwright.engine.data.tokenizers import check_ids, load_tokenizer
 
     tokenizer = load_tokenizer(recipe, pretrained)
     check_ids(tokenizer, vocab)
-    return tokenize_cached(path, tokenizer, recipe.data.columns.get("text", "text"), recipe.data.documents)
+    try:
+        return tokenize_cached(path, tokenizer, recipe.data.columns.get("text", "text"), recipe.data.documents)
+    except BadLineError as error:  # the options of tokenize are not those of a training
+        fix = ("data.columns.text=COLUMN", "--goal sft or --goal peft, if its rows are conversations", error.skipping)
+        raise InputError(error.reason, field="data.dataset", value=str(path), fix=fix) from None
 
 
 def _not_found(name: str, path: Path, field: str) -> InputError:
+    if path.exists():
+        return InputError(
+            f"a {path.suffix or 'file of this type'} file has no documents to pretrain on ({', '.join(SUFFIXES)})",
+            field=field,
+            value=name,
+            fix=("--goal sft or --goal peft, if its rows are conversations", f"{field}=FILE.jsonl with a text column"),
+        )
     siblings = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
     suggestions = [str(path.parent / found) for found in closest(path.name, {n.removesuffix(".idx") for n in siblings})]
     suggestions += closest(name, MOCK_NAMES)

@@ -224,7 +224,7 @@ def _write(
         for block, tokens in encoded_blocks:
             for line, reason in tokens.bad:
                 if bad_lines == "refuse":
-                    raise _bad_line(files[block.file], line, reason)
+                    raise BadLineError(files[block.file], line, reason)
                 skipped += [f"{files[block.file]}:{line}: {reason}"] if len(skipped) < MAX_SKIPPED_SHOWN else []
             writer.add(tokens.tokens, tokens.ends)
             for name, count_ in (
@@ -261,11 +261,13 @@ def _write(
     return _Written(manifest, skipped)
 
 
-def _bad_line(path: Path, line: int, reason: str) -> InputError:
-    return InputError(
-        f"{path}:{line}: {reason}",
-        fix=("correct the line", "--skip-bad-lines (they are counted and listed)", "--column NAME"),
-    )
+class BadLineError(InputError):
+    """A line that is no document."""
+
+    def __init__(self, path: Path, line: int, reason: str) -> None:
+        fix = ("correct the line", "--skip-bad-lines (they are counted and listed)", "--column NAME")
+        super().__init__(f"{path}:{line}: {reason}", fix=fix)
+        self.skipping = f"meshwright tokenize {path} --tokenizer FOLDER --out TOKENS --skip-bad-lines"
 
 
 def _useful_workers(workers: int, size: int) -> int:

@@ -12,6 +12,7 @@ import msgspec
 from meshwright.engine import processes
 from meshwright.engine.build_trainer import build_trainer
 from meshwright.engine.checkpoint.metadata import read_state
+from meshwright.engine.data.files import find_rows, longest_suffix
 from meshwright.engine.data.finite import GENERATED_SAMPLES, FiniteSource, known_size
 from meshwright.engine.data.held_out import held_out_set, is_mock
 from meshwright.engine.diffusion.config import is_diffusion
@@ -28,6 +29,7 @@ from meshwright.engine.run_spec import RankSpec
 from meshwright.engine.train import preloaded
 from meshwright.engine.validate import data_ranks, validate
 from meshwright.errors import InputError
+from meshwright.notes import note
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Architecture, Checkpoint, Data, Kernels, Layout, Precision, Recipe, Train
 
@@ -100,8 +102,22 @@ def _recipe_of(found: FoundCheckpoint, path: str, dataset: str | None, answers: 
         return trained, read_state(found.path).step
     if dataset is None:
         raise InputError("a model folder has no dataset to evaluate on", field="dataset", fix=("--dataset DATA",))
-    goal: Goal = "sft" if answers else "pretrain"
+    goal: Goal = "sft" if answers or has_conversations(dataset) else "pretrain"
     return Recipe(name="evaluation", model=path, goal=goal, cluster="1xH100", data=Data(dataset=dataset)), None
+
+
+def has_conversations(dataset: str) -> bool:
+    """Return whether a file's rows are conversations; only the answers of those are evaluated."""
+    from meshwright.engine.data.conversations import detect_columns
+
+    path = Path(dataset).expanduser()
+    if not path.is_file() or not longest_suffix(path):
+        return False
+    columns = detect_columns(find_rows(path, "train").first(), {}, dataset)
+    if "text" in columns:
+        return False
+    note(f"{dataset} has conversations: the loss is that of their answers, with the model's chat template")
+    return True
 
 
 def _on_all_of(recipe: Recipe, dataset: str) -> Recipe:
