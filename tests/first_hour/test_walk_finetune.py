@@ -173,7 +173,16 @@ def test_preference_pairs_are_named_and_the_chosen_answers_offered() -> None:
 
 
 def test_lora_in_four_bits_is_qlora(meshwright: Any) -> None:
-    typed = ("recommend", "llama3.1-8b", "--gpus", "1x4090", "--goal", "lora", "quantization.load_in_4bit=true", "--json")
+    typed = (
+        "recommend",
+        "llama3.1-8b",
+        "--gpus",
+        "1x4090",
+        "--goal",
+        "lora",
+        "quantization.load_in_4bit=true",
+        "--json",
+    )
     assert meshwright(*typed).json["contract"]["peft"]["method"] == "qlora"
 
 

@@ -100,7 +100,7 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
         if set(schema.required.values()) <= set(available):
             found = {**schema.required, **schema.optional, **selected}
             return {key: column for key, column in found.items() if column}
-    if PREFERENCES <= set(available):
+    if set(available) >= PREFERENCES:
         raise InputError(
             f"{name} has preference pairs ({', '.join(sorted(PREFERENCES))}); there is no preference training (DPO) here, "
             "only fine-tuning on the chosen answers",
