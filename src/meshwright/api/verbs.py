@@ -20,7 +20,10 @@ GROUPS: tuple[Group, ...] = ("Plan", "Check", "Run", "Inspect", "Serve")
 HTTP: tuple[Surface, ...] = ("http",)
 CLI_HTTP: tuple[Surface, ...] = ("cli", "http")
 CLI_MCP: tuple[Surface, ...] = ("cli", "mcp")
-RUN_EXITS = "0 success, 1 the rules reject the layout, 2 bad input, 3 the run failed, 75 stopped (Ctrl-C, SIGTERM) and saved, 130 Ctrl-C with nothing to save"
+RUN_EXITS = (
+    "0 success, 1 the rules reject the layout, 2 bad input, 3 the run failed, 75 stopped (Ctrl-C, SIGTERM) and saved, "
+    "130 Ctrl-C with nothing to save"
+)
 
 
 class Verb(msgspec.Struct, frozen=True):

@@ -102,8 +102,8 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
             return {key: column for key, column in found.items() if column}
     if set(available) >= PREFERENCES:
         raise InputError(
-            f"{name} has preference pairs ({', '.join(sorted(PREFERENCES))}); there is no preference training (DPO) here, "
-            "only fine-tuning on the chosen answers",
+            f"{name} has preference pairs ({', '.join(sorted(PREFERENCES))}); there is no preference training (DPO) "
+            "here, only fine-tuning on the chosen answers",
             field="data.columns",
             fix=("data.columns.prompt=prompt data.columns.response=chosen",),
         )
