@@ -14,6 +14,7 @@ from meshwright.costs.speeds import Speeds
 from meshwright.costs.state import defers_reduction, dense_ranks, expert_ranks
 from meshwright.costs.vectorize import BYTES, Column, any_of, larger, smaller, where
 from meshwright.models import MLA, Attention, Layer, MoE
+from meshwright.recipes.capabilities import fp8_experts
 from meshwright.recipes.case import Case
 
 
@@ -122,8 +123,9 @@ def _gather_once_s(case: Case, speed: Speeds, frozen_too: Column, params: RankPa
     size = 1 if case.fp8_gather else BYTES[case.compute]
     dense = where(frozen_too, params.dense + params.ends, trained.dense + trained.ends)
     routed = where(frozen_too, params.routed, trained.routed)
+    expert_size = size if fp8_experts(case) else BYTES[case.compute]
     return _ring_s(case, speed, dense, size, case.tp, dense_ranks(case)) + _ring_s(
-        case, speed, routed, size, expert_parallel_ranks(case), expert_ranks(case)
+        case, speed, routed, expert_size, expert_parallel_ranks(case), expert_ranks(case)
     )
 
 

@@ -14,6 +14,7 @@ from meshwright.costs.time import PARTS as STEP_PARTS
 from meshwright.costs.time import step_time
 from meshwright.costs.uncertainty import step_band
 from meshwright.costs.vectorize import Column, plain
+from meshwright.recipes.capabilities import executed
 from meshwright.recipes.case import Case
 
 
@@ -46,7 +47,8 @@ class Estimate(msgspec.Struct, frozen=True):
 
 
 def estimate(case: Case) -> Estimate:
-    """Return memory, step time and throughput of a case."""
+    """Return memory, step time and throughput of a case, as its engine runs it."""
+    case = executed(case)
     time = step_time(case)
     tokens_per_s = case.global_batch_size * case.seq_length / time.step_s / case.world
     achieved = tokens_per_s * flops_per_token(case)

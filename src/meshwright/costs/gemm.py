@@ -9,6 +9,7 @@ from meshwright.costs.speeds import OPERAND_BYTES, Speeds
 from meshwright.costs.vectorize import BYTES, Column, larger, where
 from meshwright.models import MLA, Attention, Dense, Layer, Mamba2, MoE
 from meshwright.models.spec import Mixer
+from meshwright.recipes.capabilities import fp8_experts
 from meshwright.recipes.case import Case
 
 ALIGNED = 64
@@ -78,10 +79,11 @@ def _moe(case: Case, speed: Speeds, moe: MoE, count: Column) -> list[Linear]:
     local = larger(moe.experts / case.ep, 1)
     each = own * moe.topk * etp * routing_imbalance(case, speed) / local + EXPERT_TILE
     width, inner = moe.width / etp, moe.latent or hidden
+    format = "bf16" if case.fp8 and not fp8_experts(case) else ""
     found = [
         Linear(own, moe.experts, hidden, precision="bf16"),
-        Linear(each, (2 if moe.gated else 1) * width, inner, local, "fc1", expert=True),
-        Linear(each, inner, width, local, "fc2", expert=True),
+        Linear(each, (2 if moe.gated else 1) * width, inner, local, "fc1", format, expert=True),
+        Linear(each, inner, width, local, "fc2", format, expert=True),
     ]
     if moe.latent:
         found += [Linear(own, moe.latent, hidden), Linear(own, hidden, moe.latent)]

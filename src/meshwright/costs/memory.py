@@ -39,6 +39,7 @@ from meshwright.costs.state import State, frozen_weights, trained_state
 from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, shape_of, smaller, where
 from meshwright.errors import InputError
 from meshwright.models import Mamba2
+from meshwright.recipes.capabilities import executed, fp8_experts
 from meshwright.recipes.case import Case
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
@@ -108,6 +109,7 @@ class Peak(msgspec.Struct, frozen=True):
 
 def memory(case: Case, stage: Where = "worst") -> Memory:
     """Peak memory of the worst stage, or of the first or the last."""
+    case = executed(case)
     found = _on_stages(case, stages(case))
     given = {"first": FIRST, "last": LAST}.get(stage)
     at = found[-1].argmax(axis=0) if given is None else np.full(found.shape[2:], given)
@@ -120,6 +122,7 @@ def memory_by_stage(case: Case) -> tuple[Memory, ...]:
     """Peak memory of every pipeline stage of one layout, first to last."""
     if shape_of(case):
         raise InputError("must be one layout, not a column of layouts", field="case")
+    case = executed(case)
     return tuple(_memory(case, values) for values in _on_stages(case, stages(case, every=True)).T.tolist())
 
 
@@ -221,7 +224,9 @@ def _all_layers_gathered(case: Case) -> Column:
 
 def _gathered(case: Case, params: RankParams, layers: float) -> Column:
     """Return the bytes of gathered weights: embedding and head, and some layers or all of them."""
-    size = 1 if case.fp8_gather else BYTES[case.compute]
+    size: Column = 1 if case.fp8_gather else BYTES[case.compute]
+    if case.fp8_gather and case.is_moe and not fp8_experts(case):
+        size = 1 + params.routed / params.total * (BYTES[case.compute] - 1)
     if memory_profile(case).lean_gather:
         pipeline = _units(case, params, layers)
     else:

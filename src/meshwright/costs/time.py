@@ -15,6 +15,7 @@ from meshwright.costs.stages import FIRST, LAST, MIDDLE, Stages, stages
 from meshwright.costs.state import dense_ranks, expert_ranks, moment_bytes
 from meshwright.costs.vectorize import Column, any_of, larger, pick, plain, where
 from meshwright.models import Layer, MoE
+from meshwright.recipes.capabilities import executed, fp8_experts
 from meshwright.recipes.case import Case
 
 PARTS = ("compute", "tp", "cp", "ep", "pp_bubble", "dp", "optimizer", "other")
@@ -57,6 +58,7 @@ class MicroBatchTime(msgspec.Struct, frozen=True):
 
 def step_time(case: Case) -> StepTime:
     """Return the seconds of one optimizer step: the slowest stage's micro batches, the bubble, and per-step costs."""
+    case = executed(case)
     pipeline, speed = stages(case), speeds(case)
     micro = _micro(case, speed, pipeline)
     slowest, idle, rest = _slowest(case, pipeline, micro, speed.engine.sharpness)
@@ -82,6 +84,7 @@ def step_time(case: Case) -> StepTime:
 
 def pass_seconds(case: Case) -> list[tuple[float, float]]:
     """Return forward and backward seconds of one micro batch on every stage of one layout."""
+    case = executed(case)
     pipeline = stages(case, every=True)
     micro = _micro(case, speeds(case), pipeline)
     sent = (micro.tp + micro.cp + micro.ep) / (3 if case.recompute == "full" else 2)  # equal in every pass
@@ -122,7 +125,7 @@ def _launch_s(case: Case, speed: Speeds, layer: Layer) -> float:
     if case.cuda_graphs == "full_iteration":
         return 0.0
     if case.matmul != "same":
-        dense, routed = dense * engine.launch_8bit, routed * engine.launch_8bit
+        dense, routed = dense * engine.launch_8bit, routed * (engine.launch_8bit if fp8_experts(case) else 1.0)
     if case.cuda_graphs != "none":
         return dense * left["dense"] + routed * left["moe"]
     return (dense + routed) * (engine.launch_compiled if case.compile else 1.0)

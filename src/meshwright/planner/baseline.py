@@ -16,12 +16,11 @@ from meshwright.planner.plan import Question
 from meshwright.planner.search import LAYOUT_NAMES
 from meshwright.recipes import overrides as override
 from meshwright.recipes.build import goal_data
+from meshwright.recipes.capabilities import ENGINE_STRATEGY, adapted
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.index import architecture_class
-from meshwright.recipes.types import Architecture, Data, Recipe, Strategy, field_value, recipe_fields
+from meshwright.recipes.types import Architecture, Data, Recipe, field_value, recipe_fields
 
-ENGINE_STRATEGY: dict[str, Strategy] = {"megatron": "zero1"}
-"""The engine's equivalent of fsdp2."""
 MAX_ADAPTATIONS = 5
 
 
@@ -35,6 +34,7 @@ class Baseline(msgspec.Struct, frozen=True):
     case: Case
     pinned: Mapping[str, Any]  # layout values the user fixed, by flat name
     reasons: Mapping[str, str]  # by key
+    executed: Mapping[str, str] = {}  # fields set to what the engine runs, and why, by key
 
     @property
     def on_reference_cluster(self) -> bool:
@@ -74,7 +74,10 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
     requested, _ = override.change(requested, wanted)
     reasons = {**reasons, **{key: _requested_reason(key) for key in wanted}}
     model = model_of(requested) if any(key.startswith("architecture.") for key in wanted) else question.model
-    requested, adapted = _adapt(requested, model, question, frozenset(wanted))
+    requested, executed = (
+        _as_executed(requested, model, question, frozenset(wanted)) if recipe is None else (requested, {})
+    )
+    requested, fixed = _adapt(requested, model, question, frozenset(wanted))
     return Baseline(
         question=question,
         base=base,
@@ -82,7 +85,8 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
         requested=requested,
         case=_case(requested, model, question),
         pinned={recipe_fields()[key].flat: value for key, value in wanted.items() if key.startswith("layout.")},
-        reasons={**reasons, **adapted},
+        reasons={**reasons, **fixed},
+        executed=executed,
     )
 
 
@@ -177,6 +181,15 @@ def _with_supported_precision(recipe: Recipe, on: Cluster) -> tuple[Recipe, dict
 
 def _requested_reason(key: str) -> str:
     return "requested" + ("; a new experiment" if recipe_fields()[key].kind == "contract" else "")
+
+
+def _as_executed(
+    recipe: Recipe, model: ModelSpec, question: Question, keep: frozenset[str]
+) -> tuple[Recipe, dict[str, str]]:
+    """Return the recipe with ignored layout fields set to what the engine runs, and why, by key."""
+    found = adapted(recipe, _case(recipe, model, question), keep)
+    changed, _ = override.change(recipe, {key: value for key, (value, _why) in found.items()})
+    return changed, {key: why for key, (_value, why) in found.items()}
 
 
 def _adapt(

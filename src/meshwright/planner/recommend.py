@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright import costs, rules
-from meshwright.planner.baseline import ENGINE_STRATEGY, Baseline, baseline_for
+from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
 from meshwright.planner.four_bit import qlora_suggestion
@@ -18,6 +18,7 @@ from meshwright.planner.plan import Change, Match, Plan, Question, Suggestion
 from meshwright.planner.scaling import divisible_batches, suggestions
 from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, Candidate, always_broken, any_legal, best, has_headroom
 from meshwright.recipes import overrides as override
+from meshwright.recipes.capabilities import ENGINE_STRATEGY
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
@@ -164,7 +165,7 @@ def changes_between(baseline: Baseline, recipe: Recipe, case: Case) -> tuple[Cha
     for key, info in recipe_fields().items():
         old, new = field_value(baseline.base, key), field_value(recipe, key)
         if old != new:
-            why = baseline.reasons.get(key) or _why(info.flat, old, case)
+            why = baseline.reasons.get(key) or baseline.executed.get(key) or _why(info.flat, old, case)
             found.append(Change(key, old, new, info.kind, why))
     return tuple(found)
 
@@ -178,4 +179,5 @@ def _why(name: str, old: Any, case: Case) -> str:
 def _match(baseline: Baseline, changes: tuple[Change, ...]) -> Match:
     if baseline.source != "same_model":
         return baseline.source
-    return "exact" if baseline.same_gpus and not changes else "resized"
+    sized = [change for change in changes if change.field not in baseline.executed]  # the rest never had an effect
+    return "exact" if baseline.same_gpus and not sized else "resized"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from meshwright.recipes.capabilities import deepep_runs_on, engines_with
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import larger, not_, one_of, without
 
 FLEX = ("deepep", "hybridep")
 ALLTOALL: Fix = {"dispatcher": ["alltoall"]}
-DEEPEP_GPUS = ("B200", "B300")  # of Blackwell; DeepEP does not support GB200 and GB300
 NO_OVERLAP: Fix = {"ep_overlap": [False]}
 
 
@@ -19,20 +19,21 @@ NO_OVERLAP: Fix = {"ep_overlap": [False]}
     "dispatch.deepep-gpu",
     "error",
     "dispatcher",
+    engines=engines_with("dispatcher", "deepep"),
     message="the deepep dispatcher does not support {gpu}",
     symptom="rejected if set by the user; a recipe's setting falls back to all-to-all with a log line",
     cause="DeepEP kernels exist for Ampere, Hopper, B200 and B300",
     fixes=({"dispatcher": ["hybridep", "alltoall"]}, ALLTOALL),
 )
 def deepep_unsupported_gpu(c: Case) -> Column:
-    supported = (c.gpu_arch in ("ampere", "hopper")) | (c.gpu in DEEPEP_GPUS)
-    return c.is_moe & (c.dispatcher == "deepep") & not_(supported)
+    return c.is_moe & (c.dispatcher == "deepep") & not_(deepep_runs_on(c))
 
 
 @rule(
     "dispatch.hybridep-gpu",
     "error",
     "dispatcher",
+    engines=engines_with("dispatcher", "hybridep"),
     message="the hybridep dispatcher does not support {gpu} (compute capability {capability})",
     symptom="rejected if set by the user; a recipe's setting falls back to all-to-all with a log line",
     cause="HybridEP kernels exist for compute capabilities 8, 9 and 10",
@@ -47,6 +48,7 @@ def hybridep_unsupported_gpu(c: Case) -> Column:
     "dispatch.nothing-to-send",
     "advice",
     "dispatcher",
+    engines=engines_with("dispatcher", "deepep"),
     message="the {dispatcher} dispatcher has no effect at ep × etp = 1",
     symptom="no gain; some releases assert that expert-parallel ranks exist",
     cause="its buffers are allocated over the expert-parallel group",
@@ -60,6 +62,7 @@ def flex_dispatcher_without_ep(c: Case) -> Column:
     "dispatch.allgather-large",
     "warning",
     "dispatcher",
+    engines=engines_with("dispatcher", "allgather"),
     message="the allgather dispatcher sends all tokens to all ep={ep} ranks",
     symptom="memory and traffic grow with ep, although each token needs only its top-k experts",
     cause="it gathers every token on every expert-parallel rank and discards most of them",
@@ -87,6 +90,7 @@ def capacity_with_allgather(c: Case) -> Column:
     "dispatch.shared-overlap-nothing",
     "advice",
     "shared_expert_overlap",
+    engines=engines_with("shared_expert_overlap", True),
     message="shared_expert_overlap=true, but the model has no shared experts",
     symptom="the setting has no effect",
     cause="only shared experts, which process every token, can run during the dispatch",
@@ -100,6 +104,7 @@ def overlap_without_shared_experts(c: Case) -> Column:
     "dispatch.shared-overlap-recompute",
     "error",
     "shared_expert_overlap",
+    engines=engines_with("shared_expert_overlap", True),
     message="shared experts are both overlapped with the dispatch and recomputed",
     symptom="shared_experts recompute cannot be combined with shared-expert overlap",
     cause="the overlapped compute runs on another stream, outside the recomputed region",
@@ -117,6 +122,7 @@ def shared_experts_overlapped_and_recomputed(c: Case) -> Column:
     "dispatch.grouped-gemm",
     "error",
     "grouped_gemm",
+    engines=engines_with("grouped_gemm", False),
     message="grouped_gemm=true needs compute capability 8, {gpu} has {capability}",
     symptom="grouped GEMM is not supported on this device",
     cause="the kernel that computes all experts of a rank in one launch does not exist for older GPUs",

@@ -1,53 +1,82 @@
-"""Mesh axes that an engine does not implement."""
+"""Values that an engine does not execute, one rule per row of the table of capabilities (recipes/capabilities.py)."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any
 
-from meshwright.recipes.case import Case, Column
+from meshwright.recipes.capabilities import CAPABILITIES, Capability
+from meshwright.recipes.case import Case
+from meshwright.rules.memory import offloads
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_CP, NO_EP, NO_PP, NO_TP
+from meshwright.rules.search_values import NO_CP, NO_EP, NO_GRAPHS, NO_PP, NO_TP, PLAIN_1F1B, without
+
+FIXES: dict[str, tuple[Fix, ...]] = {
+    "engine.no-tp": (NO_TP,),
+    "engine.no-pp": (NO_PP,),
+    "engine.no-cp": (NO_CP,),
+    "engine.no-ep": (NO_EP,),
+    "engine.no-etp": ({"etp": [1]},),
+    "engine.no-vp": (PLAIN_1F1B,),
+    "strategy.supported": ({"strategy": ["fsdp2", "zero1"]},),
+    "schedule.supported": ({"pp_schedule": ["interleaved_1f1b", "1f1b"]}, PLAIN_1F1B),
+    "offload.supported": ({"offload": offloads("params", "optimizer", "none")},),
+    "recompute.ops-supported": ({"recompute_modules": without("recompute_modules", lambda c: ("ops",))},),
+    "sequence.attention-kernel": ({"attention": ["auto"]}, {"cp": [1]}),
+    "graphs.supported": ({"cuda_graphs": ["full_iteration"], "cuda_graph_scope": [()]}, NO_GRAPHS),
+    "kernels.loss-supported": ({"loss": ["chunked"]},),
+    "precision.gather-ineffective": ({"fp8_gather": [False]}, {"matmul": ["fp8_tensor"]}),
+    "engine.ignores-grads": ({"grads": lambda c: [str(c.reduce)]}, {"reduce": lambda c: [str(c.grads)]}),
+}
+"""Fixes that change other fields too, or prefer some values; the others set the field to what the engine runs."""
 
 
-class MissingAxis(NamedTuple):
-    """A mesh axis, the engines without it, and the fix that turns it off."""
-
-    axis: str
-    name: str
-    engines: tuple[str, ...]
-    fix: Fix
+def _supported(row: Capability) -> Callable[[Case], list[Any]]:
+    return lambda c: list(row.runs[c.engine])
 
 
-MISSING_AXES = (
-    MissingAxis("tp", "tensor parallelism", ("fsdp1",), NO_TP),
-    MissingAxis("pp", "pipeline parallelism", ("fsdp1",), NO_PP),
-    MissingAxis("cp", "context parallelism", ("kempnerforge", "fsdp1", "deepspeed"), NO_CP),
-    MissingAxis("ep", "expert parallelism", ("fsdp1",), NO_EP),
-    MissingAxis(
-        "etp",
-        "tensor parallelism inside experts",
-        ("torchtitan", "automodel", "kempnerforge", "fsdp1", "deepspeed"),
-        {"etp": [1]},
-    ),
-    MissingAxis("vp", "interleaved stages", ("deepspeed",), {"vp": [1], "pp_schedule": ["1f1b"], "stage_layers": [()]}),
-)
+def _is_axis(row: Capability) -> bool:
+    return row.rule.startswith("engine.no-")
 
 
-def _register(absent: MissingAxis) -> None:
-    def used(c: Case) -> Column:
-        return getattr(c, absent.axis) > 1
-
+def _refuses(row: Capability) -> None:
+    """Register the error for engines that refuse other values."""
+    supports = "" if _is_axis(row) else "; it supports {supported}"
     rule(
-        f"engine.no-{absent.axis}",
+        row.rule,
         "error",
-        absent.axis,
-        engines=absent.engines,
-        message=f"{{engine}} does not support {absent.name} ({absent.axis}={{{absent.axis}}})",
-        symptom="unknown option; or the degree is used in the arithmetic but nothing is parallelized",
-        cause=f"{absent.name} is not implemented in this engine",
-        fixes=(absent.fix,),
-    )(used)
+        row.field,
+        engines=row.refusing,
+        message=f"{{engine}} does not support {row.name} ({row.field}={{{row.field}}})"
+        if _is_axis(row)
+        else f"{{engine}} does not support {row.field}={{{row.field}}}{f' {row.where}' if row.where else ''}{supports}",
+        symptom=row.symptom,
+        cause=row.cause,
+        fixes=FIXES.get(row.rule, ({row.field: _supported(row)},)),
+        values={"supported": lambda c: ", ".join(map(str, row.runs[c.engine]))},
+    )(row.unsupported)
 
 
-for _absent in MISSING_AXES:
-    _register(_absent)
+def _ignores(row: Capability) -> None:
+    """Register the warning for engines that accept other values and run something else."""
+    id = row.ignored_rule or f"engine.ignores-{row.field}".replace("_", "-")
+    resets: dict[str, Any] = {name: [value] for name, value in row.resets.items()}
+    rule(
+        id,
+        "advice" if row.harmless else "warning",
+        row.field,
+        engines=row.ignoring,
+        message=f"{{engine}} ignores {row.field}={{{row.field}}}"
+        f"{f' {row.where}' if row.where else ''} and runs {row.field}={{runs}}: {{why}}",
+        symptom="the setting has no effect, and the estimate does not count it",
+        cause=f"{row.name}: {'; '.join(dict.fromkeys(row.why.values()))}",
+        fixes=FIXES.get(id, ({row.field: lambda c: [row.what_runs(c)], **resets},)),
+        values={"runs": row.what_runs, "why": lambda c: row.why[c.engine]},
+    )(row.unsupported)
+
+
+for _row in CAPABILITIES:
+    if _row.rule and _row.refusing:
+        _refuses(_row)
+    if _row.ignoring:
+        _ignores(_row)

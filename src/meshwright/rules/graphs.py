@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from meshwright.recipes.capabilities import engines_with
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import not_, one_of, without
+from meshwright.rules.search_values import NO_GRAPHS, not_, one_of, without
 
-WITH_GRAPHS = ("meshwright", "megatron", "torchtitan", "automodel")
-WITHOUT_GRAPHS = ("kempnerforge", "fsdp1", "deepspeed")
-NO_GRAPHS: Fix = {"cuda_graphs": ["none"], "cuda_graph_scope": [()]}
+CAPTURING = engines_with("cuda_graphs", "full_iteration")
+CAPTURING_MODULES = engines_with("cuda_graphs", "transformer_engine")
 SYNCING = ("alltoall", "allgather")
 FULL_ITERATION: Fix = {"cuda_graphs": ["full_iteration"], "cuda_graph_scope": [()], "check_nan": [False]}
 
@@ -30,20 +30,6 @@ def _missing_scopes(c: Case) -> tuple[str, ...]:
 
 
 @rule(
-    "graphs.supported",
-    "error",
-    "cuda_graphs",
-    engines=WITHOUT_GRAPHS,
-    message="{engine} does not support CUDA graphs (cuda_graphs={cuda_graphs})",
-    symptom="unknown option",
-    cause="this engine cannot capture its training step",
-    fixes=(NO_GRAPHS,),
-)
-def graphs_unsupported(c: Case) -> Column:
-    return captured(c)
-
-
-@rule(
     "graphs.random-states",
     "error",
     "te_rng_tracker",
@@ -62,7 +48,7 @@ def graphs_without_te_rng(c: Case) -> Column:
     "graphs.packing",
     "error",
     "cuda_graphs",
-    engines=WITH_GRAPHS,
+    engines=CAPTURING,
     message="cuda_graphs={cuda_graphs} does not support packed samples of varying shape",
     symptom="CUDA graphs accept only tensor inputs; or a replay uses the wrong document boundaries",
     cause="a graph replays fixed shapes, but packed samples carry document lists of varying length",
@@ -77,7 +63,7 @@ def graphs_with_dynamic_packing(c: Case) -> Column:
     "graphs.full-recompute",
     "error",
     "recompute",
-    engines=WITH_GRAPHS,
+    engines=CAPTURING,
     message="full recompute does not work with cuda_graphs={cuda_graphs} of single modules",
     symptom="full recompute is only supported with full-iteration CUDA graphs",
     cause="the recomputed layer would be captured once but run twice",
@@ -110,6 +96,7 @@ def local_graphs_of_modules(c: Case) -> Column:
     "graphs.full-iteration-scope",
     "error",
     "cuda_graph_scope",
+    engines=CAPTURING,
     message="cuda_graph_scope={cuda_graph_scope} does not match cuda_graphs={cuda_graphs}",
     symptom="full-iteration graphs accept no module scopes, module graphs no full_iteration scope",
     cause="either the iteration is one graph, or modules are captured one by one",
@@ -141,6 +128,7 @@ def nan_check_in_full_iteration(c: Case) -> Column:
     "graphs.experts-or-router",
     "error",
     "cuda_graph_scope",
+    engines=CAPTURING_MODULES,
     message="cuda_graph_scope contains both moe and moe_router",
     symptom="the scopes moe and moe_router are mutually exclusive",
     cause="the router is part of the moe scope",
@@ -154,6 +142,7 @@ def moe_and_router_captured(c: Case) -> Column:
     "graphs.preprocess-needs-router",
     "error",
     "cuda_graph_scope",
+    engines=CAPTURING_MODULES,
     message="cuda_graph_scope contains moe_preprocess without moe_router",
     symptom="moe_preprocess needs the moe_router scope",
     cause="moe_preprocess continues the router's graph",
@@ -171,6 +160,7 @@ def preprocess_without_router(c: Case) -> Column:
     "graphs.experts-need-capacity",
     "error",
     "cuda_graph_scope",
+    engines=CAPTURING_MODULES,
     message="the moe scope of cuda_graph_scope needs a capacity_factor above 0",
     symptom="the moe scope is only supported with drop-and-pad routing",
     cause="without a capacity, the number of tokens per expert changes every step",
@@ -188,6 +178,7 @@ def captured_experts_without_capacity(c: Case) -> Column:
     "graphs.modules-of-the-model",
     "error",
     "cuda_graph_scope",
+    engines=CAPTURING,
     message="cuda_graph_scope={cuda_graph_scope} names modules that this model does not have",
     symptom="assertion on the scope, or nothing is captured",
     cause="only modules of the model can be captured",

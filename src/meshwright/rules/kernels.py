@@ -5,30 +5,7 @@ from __future__ import annotations
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.memory import GIB
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import one_of, unsupported
-
-ATTENTION: dict[str, tuple[str, ...]] = {
-    "megatron": ("auto", "flash", "te", "cudnn", "eager"),
-    "torchtitan": ("auto", "flash", "sdpa", "flex", "cudnn"),
-    "kempnerforge": ("auto", "flash", "sdpa", "cudnn", "eager"),
-    "automodel": ("auto", "flash", "te", "cudnn", "sdpa", "flex", "eager"),
-    "deepspeed": ("auto", "flash", "sdpa", "eager"),
-    "fsdp1": ("auto", "flash", "sdpa", "flex", "eager"),
-}
-
-
-@rule(
-    "kernels.attention-supported",
-    "error",
-    "attention",
-    engines=tuple(ATTENTION),
-    message="{engine} does not support attention={attention}",
-    symptom="unknown attention backend",
-    cause="engines ship different kernels",
-    fixes=({"attention": ["auto"]},),
-)
-def attention_unsupported(c: Case) -> Column:
-    return unsupported(c, "attention", ATTENTION)
+from meshwright.rules.search_values import one_of
 
 
 @rule(
@@ -83,20 +60,6 @@ def moe_compiled(c: Case) -> Column:
 )
 def deterministic_fused_loss(c: Case) -> Column:
     return c.deterministic & (c.loss == "fused_linear")
-
-
-@rule(
-    "kernels.loss-supported",
-    "error",
-    "loss",
-    engines=("kempnerforge",),
-    message="{engine} does not support loss={loss}",
-    symptom="unknown loss function name",
-    cause="it has plain and chunked cross-entropy",
-    fixes=({"loss": ["chunked"]},),
-)
-def loss_unsupported(c: Case) -> Column:
-    return c.loss == "fused_linear"
 
 
 @rule(

@@ -4,28 +4,10 @@ from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import not_, one_of, unsupported
+from meshwright.rules.search_values import not_, one_of
 
-SUPPORTED: dict[str, tuple[str, ...]] = {
-    "megatron": ("cosine", "linear", "wsd", "constant", "inverse_sqrt"),
-    "kempnerforge": ("cosine", "linear", "wsd", "constant", "rex"),
-}
 FAR_TOO_HIGH = 0.02
 DIVERGES = 1.0
-
-
-@rule(
-    "learning_rate.supported",
-    "error",
-    "schedule_name",
-    engines=tuple(SUPPORTED),
-    message="{engine} has no {schedule_name} schedule",
-    symptom="unknown decay style",
-    cause="engines ship different schedules",
-    fixes=({"schedule_name": ["cosine"]},),
-)
-def schedule_unsupported(c: Case) -> Column:
-    return unsupported(c, "schedule_name", SUPPORTED)
 
 
 @rule(

@@ -202,20 +202,6 @@ def router_unbalanced(c: Case) -> Column:
 
 
 @rule(
-    "moe.no-capacity",
-    "error",
-    "capacity_factor",
-    engines=("meshwright",),
-    message="capacity_factor={capacity_factor} would drop tokens, which {engine} never does",
-    symptom="the setting would have no effect: every token reaches its experts",
-    cause="grouped GEMM takes any number of tokens per expert, so there is no capacity to fill",
-    fixes=({"capacity_factor": [0.0]},),
-)
-def capacity_unsupported(c: Case) -> Column:
-    return c.is_moe & (c.capacity_factor > 0)
-
-
-@rule(
     "moe.bias-balancing",
     "error",
     "balancing",

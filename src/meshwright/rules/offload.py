@@ -3,33 +3,10 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
-from meshwright.rules.memory import offloads
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_PP, unsupported
+from meshwright.rules.search_values import NO_PP
 
-SUPPORTED: dict[str, tuple[str, ...]] = {
-    "meshwright": ("none", "optimizer", "activations", "params"),
-    "megatron": ("none", "optimizer", "activations"),
-    "torchtitan": ("none", "params"),
-    "automodel": ("none", "params"),
-    "kempnerforge": ("none",),
-    "fsdp1": ("none", "params"),
-    "deepspeed": ("none", "optimizer", "params"),
-}
 NONE: Fix = {"offload": ["none"]}
-
-
-@rule(
-    "offload.supported",
-    "error",
-    "offload",
-    message="{engine} does not support offload={offload}",
-    symptom="unknown option",
-    cause="engines differ in what they can offload to the host",
-    fixes=({"offload": offloads("params", "optimizer", "none")},),
-)
-def offload_unsupported(c: Case) -> Column:
-    return unsupported(c, "offload", SUPPORTED)
 
 
 @rule(

@@ -4,32 +4,11 @@ from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
-from meshwright.rules.search_values import NO_TP, not_, one_of, unsupported
-
-SUPPORTED: dict[str, tuple[str, ...]] = {
-    "megatron": ("adamw", "sgd", "muon", "lion"),
-    "torchtitan": ("adamw",),
-    "kempnerforge": ("adamw", "muon", "lion", "schedule_free_adamw"),
-    **dict.fromkeys(("fsdp1", "deepspeed"), ("adamw", "muon", "lion", "schedule_free_adamw", "sgd")),
-}
+from meshwright.rules.search_values import NO_TP, not_, one_of
 
 
 def _real_pretraining(c: Case) -> Column:
     return (c.goal == "pretrain") & not_(c.benchmark)
-
-
-@rule(
-    "optimizer.supported",
-    "error",
-    "optimizer_name",
-    engines=tuple(SUPPORTED),
-    message="{engine} has no {optimizer_name} optimizer",
-    symptom="unknown optimizer name",
-    cause="engines ship different optimizers",
-    fixes=({"optimizer_name": ["adamw"]},),
-)
-def optimizer_unsupported(c: Case) -> Column:
-    return unsupported(c, "optimizer_name", SUPPORTED)
 
 
 @rule(

@@ -39,7 +39,7 @@ def gather_overlap_without_reduce_overlap(c: Case) -> Column:
     "overlap.tensor-needs-sequence-parallel",
     "warning",
     "tp_comm_overlap",
-    engines=("megatron", "meshwright"),
+    engines=("megatron",),
     message="tp_comm_overlap=true needs sp=true (tp={tp})",
     symptom="silently disabled, or rejected",
     cause="only the all-gathers and reduce-scatters of sequence parallelism can be overlapped",

@@ -8,9 +8,8 @@ from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import Peft
 from meshwright.rules.model_families import is_qwen3_next
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_TP, unsupported, without
+from meshwright.rules.search_values import NO_TP, without
 
-METHODS: dict[str, tuple[str, ...]] = {"megatron": ("lora", "dora"), "automodel": ("lora", "dora", "qlora")}
 LORA: Fix = {"method": ["lora"]}
 DEFAULTS: Fix = {name: [getattr(Peft(), name)] for name in ("method", "rank", "alpha", "dropout", "targets")}
 
@@ -67,20 +66,6 @@ def no_targets(c: Case) -> Column:
 )
 def targets_missing(c: Case) -> Column:
     return _is_peft(c) & bool(set(_missing_targets(c)) & set(c.targets))
-
-
-@rule(
-    "peft.method-supported",
-    "error",
-    "method",
-    engines=tuple(METHODS),
-    message="{engine} has no {method} adapters",
-    symptom="unknown adapter scheme",
-    cause="engines ship different adapters",
-    fixes=(LORA,),
-)
-def method_unsupported(c: Case) -> Column:
-    return _is_peft(c) & unsupported(c, "method", METHODS)
 
 
 @rule(

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.recipes.capabilities import rows_of
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_TP, divisors_of, not_, one_of, unsupported
+from meshwright.rules.search_values import NO_TP, divisors_of, not_, one_of
 
 FP8 = ("fp8_delayed", "fp8_tensor", "fp8_row", "fp8_block")
 NO_FP8: Fix = {"matmul": ["same"], "fp8_gather": [False], "first_last_bf16": [False]}
 TORCHAO = ("meshwright", "torchtitan", "automodel", "kempnerforge")
-FORMATS: dict[str, tuple[str, ...]] = {
-    "meshwright": ("same", "fp8_tensor", "fp8_row", "mxfp8"),
-    "torchtitan": ("same", "fp8_tensor", "fp8_row", "mxfp8", "nvfp4"),
-    "automodel": ("same", "fp8_tensor", "fp8_row", "fp8_block", "mxfp8"),
-    "kempnerforge": ("same", "fp8_tensor"),
-}
+(FORMATS,) = rows_of("matmul")
 
 
 @rule(
@@ -75,10 +71,10 @@ def software_block_scaling(c: Case) -> Column:
     "precision.format-supported",
     "error",
     "matmul",
-    engines=tuple(FORMATS),
+    engines=FORMATS.refusing,
     message="{engine} does not support matmul={matmul}",
-    symptom="unknown recipe name or option",
-    cause="its low-precision layers implement other scalings",
+    symptom=FORMATS.symptom,
+    cause=FORMATS.cause,
     fixes=({"matmul": ["fp8_tensor"]}, NO_FP8),
 )
 def format_unsupported(c: Case) -> Column:
@@ -86,7 +82,7 @@ def format_unsupported(c: Case) -> Column:
 
 
 def _lacks_format(c: Case) -> Column:
-    return unsupported(c, "matmul", FORMATS)
+    return FORMATS.unsupported(c)
 
 
 def _is_published_benchmark(c: Case) -> Column:
@@ -195,21 +191,6 @@ def fp8_gather_without_fp8(c: Case) -> Column:
 )
 def fp8_gather_without_sharding(c: Case) -> Column:
     return c.fp8_gather & (c.strategy == "ddp")
-
-
-@rule(
-    "precision.gather-ineffective",
-    "warning",
-    "fp8_gather",
-    engines=("meshwright",),
-    message="fp8_gather=true has no effect with matmul={matmul}, offload={offload} and {strategy}",
-    symptom="weights are gathered in bf16, at twice the traffic of FP8",
-    cause="only FSDP2 shards on the GPU with one scale per tensor (fp8_tensor) are cast before the all-gather",
-    fixes=({"fp8_gather": [False]}, {"matmul": ["fp8_tensor"]}),
-)
-def fp8_gather_ineffective(c: Case) -> Column:
-    shards = (c.strategy == "fsdp2") & not_(one_of(c.offload, ("params", "optimizer")))
-    return c.fp8_gather & not_((c.matmul == "fp8_tensor") & shards) & not_(c.benchmark)
 
 
 @rule(

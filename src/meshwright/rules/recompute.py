@@ -35,20 +35,6 @@ def recompute_modules_missing(c: Case) -> Column:
 
 
 @rule(
-    "recompute.ops-supported",
-    "error",
-    "recompute_modules",
-    engines=("megatron", "kempnerforge", "deepspeed"),
-    message="{engine} recomputes modules, not single operations (ops)",
-    symptom="unknown module name in the list",
-    cause="selection by operation is a feature of torch's selective checkpointing",
-    fixes=({"recompute_modules": without("recompute_modules", lambda c: ("ops",))},),
-)
-def recompute_ops_unsupported(c: Case) -> Column:
-    return (c.recompute == "selective") & ("ops" in c.recompute_modules)
-
-
-@rule(
     "recompute.ops-zero-bubble",
     "error",
     "recompute",

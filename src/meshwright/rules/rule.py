@@ -79,7 +79,7 @@ def rule(
             raise ValueError(f"rule id {id} is registered twice")
         RULES[id] = Rule(
             id=id,
-            subject=broken.__module__.rsplit(".", 1)[-1],
+            subject=id.partition(".")[0],
             severity=severity,
             field=field,
             broken=broken,

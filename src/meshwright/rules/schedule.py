@@ -6,24 +6,12 @@ from math import ceil
 
 import numpy as np
 
+from meshwright.recipes.capabilities import ONE_CHUNK, SEVERAL_CHUNKS, V_SHAPED
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import divisors, divisors_of, even_stages, not_, one_of, smaller, unsupported
+from meshwright.rules.search_values import PLAIN_1F1B, divisors, divisors_of, even_stages, not_, one_of, smaller
 
-ONE_CHUNK = ("1f1b", "gpipe")
-SEVERAL_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
-V_SHAPED = ("zbv", "dualpipe_v")
 ZERO_BUBBLE = ("interleaved_zero_bubble", "zbv", "dualpipe_v")
-EVERY = (*ONE_CHUNK, *SEVERAL_CHUNKS, *V_SHAPED)
-SUPPORTED: dict[str, tuple[str, ...]] = {
-    "meshwright": EVERY,
-    "torchtitan": EVERY,
-    "automodel": tuple(name for name in EVERY if name != "dualpipe_v"),  # its stages are not placed in a V
-    "kempnerforge": ("1f1b", "gpipe", "interleaved_1f1b"),
-    "megatron": ("1f1b", "interleaved_1f1b"),
-    "deepspeed": ("1f1b",),
-    "fsdp1": EVERY,  # has no pipeline parallelism; engine.no-pp reports it
-}
 MAX_BUBBLE = 0.15
 VISIBLE_BUBBLE = 0.05
 IDLE_BUBBLE = 0.25
@@ -47,7 +35,6 @@ def _interleave(chunks: Fix | None = None) -> Fix:
 
 LARGER_GLOBAL_BATCH: Fix = {"global_batch_size": lambda c: [int(c.micro_batch_size * c.dp * c.pp)]}
 SMALLER_MICRO_BATCH: Fix = {"micro_batch_size": divisors_of("micro_batch_size", "micro_batch_size")}
-PLAIN_1F1B: Fix = {"pp_schedule": ["1f1b"], "vp": [1], "stage_layers": [()]}
 
 
 @rule(
@@ -87,19 +74,6 @@ def too_few_chunks(c: Case) -> Column:
 )
 def not_two_chunks(c: Case) -> Column:
     return (c.pp > 1) & one_of(c.pp_schedule, V_SHAPED) & (c.vp != 2)
-
-
-@rule(
-    "schedule.supported",
-    "error",
-    "pp_schedule",
-    message="{engine} has no {pp_schedule} schedule",
-    symptom="unknown schedule name when the stages are built; or the setting is ignored",
-    cause="engines ship different schedules, and their guides name some that do not exist",
-    fixes=({"pp_schedule": ["interleaved_1f1b", "1f1b"]}, PLAIN_1F1B),
-)
-def schedule_unsupported(c: Case) -> Column:
-    return (c.pp > 1) & unsupported(c, "pp_schedule", SUPPORTED)
 
 
 @rule(

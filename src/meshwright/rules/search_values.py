@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import reduce
 from math import log
 from operator import or_
@@ -80,13 +80,9 @@ NO_PP: Fix = {
 }
 NO_TP: Fix = {"tp": [1], "sp": [False], "tp_comm_overlap": [False]}
 NO_CP: Fix = {"cp": [1]}
+NO_GRAPHS: Fix = {"cuda_graphs": ["none"], "cuda_graph_scope": [()]}
+PLAIN_1F1B: Fix = {"pp_schedule": ["1f1b"], "vp": [1], "stage_layers": [()]}
 NO_EP: Fix = {"ep": [1], "etp": [1], "ep_overlap": [False]}
-
-
-def unsupported(case: Case, field: str, supported: Mapping[str, Collection[str]]) -> Column:
-    """Return where the field's value is not in the engine's list; engines without a list support every value."""
-    value = getattr(case, field)
-    return not_(one_of(value, supported.get(case.engine, (value,))))
 
 
 def one_of(value: Column, names: Collection[str]) -> Column:

@@ -9,12 +9,6 @@ from meshwright.rules.rule import rule
 from meshwright.rules.search_values import divisors, larger, multiples, not_, one_of, smaller
 
 WITH_CP = ("meshwright", "megatron", "torchtitan", "automodel")
-CP_ATTENTION: dict[str, tuple[str, ...]] = {
-    "meshwright": ("auto", "flash", "te", "cudnn", "sdpa", "flex"),
-    "megatron": ("auto", "flash", "te", "cudnn"),
-    "torchtitan": ("auto", "flex"),
-    "automodel": ("auto", "flash", "te", "cudnn", "sdpa"),
-}
 LONG = 32_768  # tokens per rank that rarely fit
 MODERATELY_LONG = 16_384
 
@@ -171,34 +165,6 @@ def all_to_all_heads_not_divisible(c: Case) -> Column:
 def cp_hierarchy_invalid(c: Case) -> Column:
     valid = (c.cp % c.cp_inner == 0) & (c.cp_inner > 1) & (c.cp_inner < c.cp)
     return (c.cp > 1) & (c.cp_comm == "a2a+ring") & not_(valid)
-
-
-@rule(
-    "sequence.exchange-supported",
-    "error",
-    "cp_comm",
-    engines=("torchtitan", "automodel"),
-    message="{engine} does not support cp_comm={cp_comm}",
-    symptom="the setting is ignored; keys and values are gathered or sent around a ring",
-    cause="its context parallelism exchanges keys and values only",
-    fixes=({"cp_comm": ["allgather", "ring"]},),
-)
-def cp_comm_unsupported(c: Case) -> Column:
-    return (c.cp > 1) & one_of(c.cp_comm, ("a2a", "a2a+ring"))
-
-
-@rule(
-    "sequence.attention-kernel",
-    "error",
-    "attention",
-    engines=WITH_CP,
-    message="attention={attention} on {engine} does not support cp={cp}",
-    symptom="context parallelism is only supported with other attention backends (assertion in the first forward)",
-    cause="the kernel must return the softmax statistics that merge partial results",
-    fixes=({"attention": ["auto"]}, {"cp": [1]}),
-)
-def attention_kernel_without_cp(c: Case) -> Column:
-    return (c.cp > 1) & not_(one_of(c.attention, CP_ATTENTION.get(c.engine, ())))
 
 
 @rule(

@@ -7,17 +7,7 @@ from typing import NamedTuple
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.model_families import is_qwen35
 from meshwright.rules.rule import Fix, rule
-from meshwright.rules.search_values import NO_CP, NO_EP, NO_PP, NO_TP, larger, not_, one_of, smaller, unsupported
-
-SUPPORTED: dict[str, tuple[str, ...]] = {
-    "meshwright": ("fsdp2", "ddp", "megatron_fsdp"),
-    "megatron": ("zero1", "ddp", "megatron_fsdp", "fsdp2"),
-    "torchtitan": ("fsdp2", "ddp"),
-    "automodel": ("fsdp2", "megatron_fsdp", "ddp"),
-    "kempnerforge": ("fsdp2",),
-    "fsdp1": ("fsdp2", "ddp"),
-    "deepspeed": ("zero1", "fsdp2", "ddp"),  # fsdp2 means ZeRO-3
-}
+from meshwright.rules.search_values import NO_CP, NO_EP, NO_PP, NO_TP, larger, not_, one_of, smaller
 
 
 class UnsupportedField(NamedTuple):
@@ -126,20 +116,6 @@ def _register_value(row: UnsupportedValue) -> None:
 
 for _value in UNSUPPORTED_VALUES:
     _register_value(_value)
-
-
-@rule(
-    "strategy.supported",
-    "error",
-    "strategy",
-    message="{engine} does not support strategy={strategy}; it supports {supported}",
-    symptom="unknown strategy or option",
-    cause="engines shard data-parallel state in different ways",
-    fixes=({"strategy": ["fsdp2", "zero1"]},),
-    values={"supported": lambda c: ", ".join(SUPPORTED[c.engine])},
-)
-def strategy_unsupported(c: Case) -> Column:
-    return unsupported(c, "strategy", SUPPORTED)
 
 
 @rule(

@@ -5,9 +5,9 @@ from __future__ import annotations
 from meshwright.recipes.case import Case
 
 from ..helpers import case
-from . import mesh, training
+from . import capabilities, mesh, training
 
-CASES = {**mesh.CASES, **training.CASES}
+CASES = {**mesh.CASES, **training.CASES, **capabilities.CASES}
 
 # Rules that no override can satisfy: they need another goal or engine.
 WITHOUT_FIX = {"diffusion.adapters", "peft.engine", "peft.qwen3-next", "weights.quantized"}

@@ -185,20 +185,41 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "moe.drops-tokens": ({"spec": MIXTURE, "capacity_factor": 0.8}, {"capacity_factor": 1.25}),
     "moe.router-precision": ({"spec": MIXTURE, "router_dtype": "bf16"}, {"router_dtype": "fp32"}),
     # dispatch
-    "dispatch.deepep-gpu": ({"spec": MIXTURE, "on": GB200, "ep": 8, "dispatcher": "deepep"}, {"on": B200}),
+    "dispatch.deepep-gpu": (
+        {"engine": "megatron", "strategy": "zero1", "spec": MIXTURE, "on": GB200, "ep": 8, "dispatcher": "deepep"},
+        {"on": B200},
+    ),
     "dispatch.hybridep-gpu": (
-        {"spec": MIXTURE, "on": cluster(8, "MI300X"), "ep": 8, "dispatcher": "hybridep"},
+        {
+            "engine": "megatron",
+            "strategy": "zero1",
+            "spec": MIXTURE,
+            "on": cluster(8, "MI300X"),
+            "ep": 8,
+            "dispatcher": "hybridep",
+        },
         {"on": cluster(8)},
     ),
-    "dispatch.nothing-to-send": ({"spec": MIXTURE, "dispatcher": "deepep"}, {"ep": 8}),
-    "dispatch.allgather-large": ({"spec": MIXTURE, "on": MANY, "ep": 16, "dispatcher": "allgather"}, {"ep": 8}),
+    "dispatch.nothing-to-send": (
+        {"engine": "megatron", "strategy": "zero1", "spec": MIXTURE, "dispatcher": "deepep"},
+        {"ep": 8},
+    ),
+    "dispatch.allgather-large": (
+        {"engine": "megatron", "strategy": "zero1", "spec": MIXTURE, "on": MANY, "ep": 16, "dispatcher": "allgather"},
+        {"ep": 8},
+    ),
     "dispatch.capacity-allgather": (
         {"engine": "megatron", "spec": MIXTURE, "capacity_factor": 1.0, "dispatcher": "allgather"},
         {"dispatcher": "alltoall"},
     ),
-    "dispatch.shared-overlap-nothing": ({"spec": PLAIN_MIXTURE, "shared_expert_overlap": True}, {"spec": MIXTURE}),
+    "dispatch.shared-overlap-nothing": (
+        {"engine": "megatron", "strategy": "zero1", "spec": PLAIN_MIXTURE, "shared_expert_overlap": True},
+        {"spec": MIXTURE},
+    ),
     "dispatch.shared-overlap-recompute": (
         {
+            "engine": "megatron",
+            "strategy": "zero1",
             "spec": MIXTURE,
             "shared_expert_overlap": True,
             "recompute": "selective",
@@ -206,7 +227,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"recompute_modules": ("core_attn",)},
     ),
-    "dispatch.grouped-gemm": ({"spec": MIXTURE, "on": OLD_GPU}, {"on": A100}),
+    "dispatch.grouped-gemm": (
+        {"engine": "megatron", "strategy": "zero1", "spec": MIXTURE, "on": OLD_GPU},
+        {"on": A100},
+    ),
     "dispatch.overlap-ranks": ({"engine": "megatron", "spec": MIXTURE, "ep_overlap": True}, {"ep": 8}),
     "dispatch.overlap-dispatcher": (
         {"engine": "megatron", "spec": MIXTURE, "ep_overlap": True, "ep": 8, "dispatcher": "allgather"},

@@ -98,11 +98,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"freeze": ("vision",)},
     ),
     # graphs
-    "graphs.supported": ({"engine": "kempnerforge", "cuda_graphs": "local"}, {"engine": "torchtitan"}),
+    "graphs.supported": ({"engine": "kempnerforge", "cuda_graphs": "full_iteration"}, {"engine": "torchtitan"}),
     "graphs.random-states": ({"engine": "megatron", "cuda_graphs": "transformer_engine"}, {"te_rng_tracker": True}),
-    "graphs.packing": ({"cuda_graphs": "transformer_engine", "packing": True}, {"pad_to_max_length": True}),
+    "graphs.packing": (
+        {"engine": "megatron", "te_rng_tracker": True, "cuda_graphs": "transformer_engine", "packing": True},
+        {"pad_to_max_length": True},
+    ),
     "graphs.full-recompute": (
-        {"cuda_graphs": "transformer_engine", "recompute": "full"},
+        {"engine": "megatron", "te_rng_tracker": True, "cuda_graphs": "transformer_engine", "recompute": "full"},
         {"cuda_graphs": "full_iteration"},
     ),
     "graphs.local-scope": (
@@ -110,7 +113,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"cuda_graph_scope": ("full_iteration",)},
     ),
     "graphs.full-iteration-scope": (
-        {"cuda_graphs": "full_iteration", "cuda_graph_scope": ("attn",)},
+        {
+            "engine": "megatron",
+            "te_rng_tracker": True,
+            "check_nan": False,
+            "cuda_graphs": "full_iteration",
+            "cuda_graph_scope": ("attn",),
+        },
         {"cuda_graph_scope": ()},
     ),
     "graphs.nan-check": (
@@ -119,6 +128,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "graphs.experts-or-router": (
         {
+            "engine": "megatron",
+            "te_rng_tracker": True,
             "spec": MIXTURE,
             "cuda_graphs": "transformer_engine",
             "cuda_graph_scope": ("moe", "moe_router"),
@@ -127,15 +138,32 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"cuda_graph_scope": ("moe_router",)},
     ),
     "graphs.preprocess-needs-router": (
-        {"spec": MIXTURE, "cuda_graphs": "transformer_engine", "cuda_graph_scope": ("moe_preprocess",)},
+        {
+            "engine": "megatron",
+            "te_rng_tracker": True,
+            "spec": MIXTURE,
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("moe_preprocess",),
+        },
         {"cuda_graph_scope": ("moe_router", "moe_preprocess")},
     ),
     "graphs.experts-need-capacity": (
-        {"spec": MIXTURE, "cuda_graphs": "transformer_engine", "cuda_graph_scope": ("attn", "moe")},
+        {
+            "engine": "megatron",
+            "te_rng_tracker": True,
+            "spec": MIXTURE,
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("attn", "moe"),
+        },
         {"capacity_factor": 1.0},
     ),
     "graphs.modules-of-the-model": (
-        {"cuda_graphs": "transformer_engine", "cuda_graph_scope": ("attn", "mamba")},
+        {
+            "engine": "megatron",
+            "te_rng_tracker": True,
+            "cuda_graphs": "transformer_engine",
+            "cuda_graph_scope": ("attn", "mamba"),
+        },
         {"cuda_graph_scope": ("attn",)},
     ),
     "graphs.scope-unused": ({"cuda_graph_scope": ("attn",)}, {"cuda_graphs": "transformer_engine"}),
@@ -245,7 +273,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"engine": "megatron", "strategy": "zero1", "overlap_grad_reduce": False},
         {"overlap_param_gather": False},
     ),
-    "overlap.tensor-needs-sequence-parallel": ({"tp": 2, "tp_comm_overlap": True}, {"sp": True}),
+    "overlap.tensor-needs-sequence-parallel": (
+        {"engine": "megatron", "strategy": "zero1", "tp": 2, "tp_comm_overlap": True},
+        {"sp": True},
+    ),
     "overlap.async-tensor-parallel": (
         {"engine": "torchtitan", "tp": 2, "sp": True, "tp_comm_overlap": True},
         {"compile": True},
