@@ -1,0 +1,549 @@
+"""What each engine executes: one row per recipe field with a restricted set of values.
+
+Rules report the values that an engine does not execute, the cost model prices what runs in their place, the planner
+writes it into the recipes it recommends, and docs/capabilities.md prints the table. For our own engine, a row states
+what `engine/` does; tests/advice/test_01_capabilities.py compares both, field by field.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from meshwright.choices import ENGINES
+from meshwright.recipes.case import Case, Column
+from meshwright.recipes.types import Recipe, Strategy, keys_by_flat_name, recipe_fields
+
+Condition = Callable[[Case], Column]
+ENGINE_STRATEGY: dict[str, Strategy] = {"megatron": "zero1"}
+"""The engine's equivalent of fsdp2."""
+
+
+class Capability(msgspec.Struct, frozen=True, kw_only=True):
+    """The values of one field that engines execute, and what they do with others: refuse or ignore them."""
+
+    field: str  # flat name
+    name: str  # what the field turns on, in words
+    runs: Mapping[str, tuple[Any, ...]]  # executed values by engine; engines without an entry execute every value
+    instead: Mapping[str, Any] = {}  # by engine that ignores other values: what runs, or a function of the case
+    applies: Condition | None = None  # where the engine reads the field at all; None: everywhere
+    where: str = ""  # `applies` in words
+    rule: str = ""  # id of the error for engines that refuse other values; empty: a rule of its own module reports it
+    ignored_rule: str = ""  # id of the warning for engines that ignore them; empty: engine.ignores-FIELD
+    symptom: str = ""  # what a user of a refusing engine sees
+    cause: str = ""  # why, for refusing engines
+    why: Mapping[str, str] = {}  # why, by engine that ignores
+    harmless: bool = False  # what runs in place is what the value asks for, or makes no difference
+    resets: Mapping[str, Any] = {}  # fields that have no meaning once the value is ignored
+
+    @property
+    def ignoring(self) -> tuple[str, ...]:
+        """Engines that accept other values and run something else."""
+        return tuple(engine for engine in ENGINES if engine in self.instead)
+
+    @property
+    def refusing(self) -> tuple[str, ...]:
+        """Engines that stop with an error at other values."""
+        return tuple(engine for engine in ENGINES if engine in self.runs and engine not in self.instead)
+
+    def unsupported(self, case: Case) -> Column:
+        """Return where the case's engine reads the field and does not execute its value."""
+        allowed = self.runs.get(case.engine)
+        if allowed is None:
+            return False
+        value = getattr(case, self.field)
+        if isinstance(value, tuple):  # a list of names, each of which must be supported
+            other: Column = not set(value) <= set(allowed)
+        elif isinstance(value, np.ndarray):
+            other = ~np.isin(value, allowed)
+        else:
+            other = value not in allowed
+        return other if self.applies is None or other is False else other & self.applies(case)
+
+    def what_runs(self, case: Case) -> Any:
+        """Return the value that runs in place of one that the case's engine ignores."""
+        value = self.instead[case.engine]
+        return value(case) if callable(value) else value
+
+
+FSDP2_ENGINES = ("meshwright", "torchtitan", "automodel", "kempnerforge", "fsdp1")
+NOT_MEGATRON = tuple(engine for engine in ENGINES if engine != "megatron")
+ONE_CHUNK = ("1f1b", "gpipe")
+SEVERAL_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
+V_SHAPED = ("zbv", "dualpipe_v")
+SCHEDULES = (*ONE_CHUNK, *SEVERAL_CHUNKS, *V_SHAPED)
+MODULES = ("core_attn", "layernorm", "mlp", "moe", "moe_act", "mla_up_proj", "shared_experts")
+DEEPEP_GPUS = ("B200", "B300")  # of Blackwell; DeepEP does not support GB200 and GB300
+
+FP8_PARTS: Mapping[str, tuple[str, ...]] = {
+    "meshwright": ("linear layers",),
+    "megatron": ("linear layers", "experts"),
+    "torchtitan": ("linear layers", "experts"),  # grouped_mm converters
+    "automodel": ("linear layers",),
+    "kempnerforge": ("linear layers",),
+    "fsdp1": ("linear layers",),
+    "deepspeed": ("linear layers",),
+}
+"""What computes in 8 bits or fewer with precision.matmul, by engine; attention, routers and heads never do."""
+
+
+def fp8_experts(case: Case) -> bool:
+    """Return whether the engine computes routed experts in the format of precision.matmul."""
+    return "experts" in FP8_PARTS[case.engine]
+
+
+def deepep_runs_on(case: Case) -> bool:
+    """Return whether DeepEP's kernels exist for the GPU."""
+    return case.gpu_arch in ("ampere", "hopper") or case.gpu in DEEPEP_GPUS
+
+
+def _always_overlaps(case: Case) -> Column:
+    return case.strategy != "megatron_fsdp"
+
+
+def _gathers_in_bf16(case: Case) -> Column:
+    """Return where our engine gathers weights in the compute format although fp8_gather is set."""
+    on_gpu = (case.offload != "params") & (case.offload != "optimizer")
+    return np.logical_not((case.matmul == "fp8_tensor") & (case.strategy == "fsdp2") & on_gpu)
+
+
+def _accumulation_format(case: Case) -> str:
+    """Return the format in which FSDP2 sums unreduced gradients."""
+    return "fp32" if case.compute == "fp32" else str(case.reduce)
+
+
+def _grads_differ(case: Case) -> Column:
+    fsdp2 = case.strategy != "megatron_fsdp"
+    return fsdp2 & case.defer_grad_sync & (case.accumulation > 1) & (case.grads != _accumulation_format(case))
+
+
+def _flex_attention(case: Case) -> Column:
+    return (case.cp == 1) & (case.packing | case.has_sliding)
+
+
+def _axis(field: str, name: str, *engines: str) -> Capability:
+    """Return the row of a mesh axis that some engines do not have."""
+    return Capability(
+        field=field,
+        name=name,
+        runs=dict.fromkeys(engines, (1,)),
+        rule=f"engine.no-{field}",
+        symptom="unknown option; or the degree is used in the arithmetic but nothing is parallelized",
+        cause=f"{name} is not implemented in this engine",
+    )
+
+
+CAPABILITIES: tuple[Capability, ...] = (
+    _axis("tp", "tensor parallelism", "fsdp1"),
+    _axis("pp", "pipeline parallelism", "fsdp1"),
+    _axis("cp", "context parallelism", "kempnerforge", "fsdp1", "deepspeed"),
+    _axis("ep", "expert parallelism", "fsdp1"),
+    _axis("etp", "tensor parallelism inside experts", "torchtitan", "automodel", "kempnerforge", "fsdp1", "deepspeed"),
+    _axis("vp", "interleaved stages", "deepspeed"),
+    Capability(
+        field="strategy",
+        name="sharding of data-parallel state",
+        runs={
+            "meshwright": ("fsdp2", "ddp", "megatron_fsdp"),
+            "megatron": ("zero1", "ddp", "megatron_fsdp", "fsdp2"),
+            "torchtitan": ("fsdp2", "ddp"),
+            "automodel": ("fsdp2", "megatron_fsdp", "ddp"),
+            "kempnerforge": ("fsdp2",),
+            "fsdp1": ("fsdp2", "ddp"),
+            "deepspeed": ("zero1", "fsdp2", "ddp"),  # fsdp2 means ZeRO-3
+        },
+        rule="strategy.supported",
+        symptom="unknown strategy or option",
+        cause="engines shard data-parallel state in different ways",
+    ),
+    Capability(
+        field="pp_schedule",
+        name="pipeline schedules",
+        runs={
+            "meshwright": SCHEDULES,
+            "torchtitan": SCHEDULES,
+            "automodel": tuple(name for name in SCHEDULES if name != "dualpipe_v"),  # its stages are not placed in a V
+            "kempnerforge": ("1f1b", "gpipe", "interleaved_1f1b"),
+            "megatron": ("1f1b", "interleaved_1f1b"),
+            "deepspeed": ("1f1b",),
+        },
+        applies=lambda c: c.pp > 1,
+        where="with pp > 1",
+        rule="schedule.supported",
+        symptom="unknown schedule name when the stages are built; or the setting is ignored",
+        cause="engines ship different schedules, and their guides name some that do not exist",
+    ),
+    Capability(
+        field="cp_comm",
+        name="exchange of keys and values between context-parallel ranks",
+        runs={"torchtitan": ("allgather", "ring"), "automodel": ("allgather", "ring")},
+        applies=lambda c: c.cp > 1,
+        where="with cp > 1",
+        rule="sequence.exchange-supported",
+        symptom="the setting is ignored; keys and values are gathered or sent around a ring",
+        cause="its context parallelism exchanges keys and values only",
+    ),
+    Capability(
+        field="offload",
+        name="offload to host memory",
+        runs={
+            "meshwright": ("none", "optimizer", "activations", "params"),
+            "megatron": ("none", "optimizer", "activations"),
+            "torchtitan": ("none", "params"),
+            "automodel": ("none", "params"),
+            "kempnerforge": ("none",),
+            "fsdp1": ("none", "params"),
+            "deepspeed": ("none", "optimizer", "params"),
+        },
+        rule="offload.supported",
+        symptom="unknown option",
+        cause="engines differ in what they can offload to the host",
+    ),
+    Capability(
+        field="defer_grad_sync",
+        name="gradient reduction in every micro batch",
+        runs={"meshwright": (True,)},
+        instead={"meshwright": True},
+        applies=lambda c: (c.pp > 1) | (c.strategy == "megatron_fsdp"),
+        where="with pp > 1 or megatron_fsdp",
+        why={"meshwright": "a pipeline stage reduces after its last micro batch; Megatron-FSDP decides by itself"},
+    ),
+    Capability(
+        field="recompute_modules",
+        name="recompute of single operations",
+        runs=dict.fromkeys(("megatron", "kempnerforge", "deepspeed"), MODULES),
+        applies=lambda c: c.recompute == "selective",
+        where="with recompute=selective",
+        rule="recompute.ops-supported",
+        symptom="unknown module name in the list",
+        cause="selection by operation is a feature of torch's selective checkpointing",
+    ),
+    Capability(
+        field="attention",
+        name="attention kernels",
+        runs={
+            "meshwright": ("auto", "flash", "cudnn", "sdpa", "flex", "eager"),
+            "megatron": ("auto", "flash", "te", "cudnn", "eager"),
+            "torchtitan": ("auto", "flash", "sdpa", "flex", "cudnn"),
+            "kempnerforge": ("auto", "flash", "sdpa", "cudnn", "eager"),
+            "automodel": ("auto", "flash", "te", "cudnn", "sdpa", "flex", "eager"),
+            "deepspeed": ("auto", "flash", "sdpa", "eager"),
+            "fsdp1": ("auto", "flash", "sdpa", "flex", "eager"),
+        },
+        rule="kernels.attention-supported",
+        symptom="unknown attention backend",
+        cause="engines ship different kernels",
+    ),
+    Capability(
+        field="attention",
+        name="attention kernels of context parallelism",
+        runs={
+            "meshwright": ("auto", "flash", "cudnn", "sdpa", "flex"),
+            "megatron": ("auto", "flash", "te", "cudnn"),
+            "torchtitan": ("auto", "flex"),
+            "automodel": ("auto", "flash", "te", "cudnn", "sdpa"),
+        },
+        applies=lambda c: c.cp > 1,
+        where="with cp > 1",
+        rule="sequence.attention-kernel",
+        symptom="context parallelism is only supported with other attention backends (assertion in the first forward)",
+        cause="the kernel must return the softmax statistics that merge partial results",
+    ),
+    Capability(
+        field="attention",
+        name="attention kernels for windows and packed documents",
+        runs={"meshwright": ("auto", "flex", "eager", "te")},  # te is refused everywhere
+        instead={"meshwright": "flex"},
+        applies=_flex_attention,
+        where="with packing or sliding windows, at cp=1",
+        ignored_rule="engine.ignores-attention-kernel",
+        why={"meshwright": "layers with windows or packed documents run FlexAttention, which has such masks"},
+    ),
+    Capability(
+        field="compile",
+        name="compiled blocks",
+        runs={"megatron": (False,)},
+        instead={"megatron": False},
+        why={"megatron": "it has fused kernels of its own and no option to compile a block"},
+    ),
+    Capability(
+        field="cuda_graphs",
+        name="CUDA graphs",
+        runs={
+            "torchtitan": ("none", "full_iteration"),
+            **dict.fromkeys(("meshwright", "automodel", "kempnerforge", "fsdp1", "deepspeed"), ("none",)),
+        },
+        instead={"meshwright": "none"},
+        rule="graphs.supported",
+        symptom="unknown option",
+        cause="this engine cannot capture its training step",
+        why={"meshwright": "its step is launched kernel by kernel; compile=true fuses most of them"},
+        resets={"cuda_graph_scope": ()},
+    ),
+    Capability(
+        field="te_rng_tracker",
+        name="RNG states for CUDA graphs",
+        runs=dict.fromkeys(NOT_MEGATRON, (False,)),
+        instead=dict.fromkeys(NOT_MEGATRON, False),
+        why=dict.fromkeys(NOT_MEGATRON, "the tracker is part of Transformer Engine's module graphs"),
+        harmless=True,
+    ),
+    Capability(
+        field="tp_comm_overlap",
+        name="overlap of tensor-parallel collectives",
+        runs=dict.fromkeys(("meshwright", "kempnerforge", "fsdp1", "deepspeed"), (False,)),
+        instead=dict.fromkeys(("meshwright", "kempnerforge", "fsdp1", "deepspeed"), False),
+        why={
+            "meshwright": "its collectives run between the matmuls, on the same stream",
+            **dict.fromkeys(("kempnerforge", "fsdp1", "deepspeed"), "it has no such option"),
+        },
+    ),
+    Capability(
+        field="overlap_grad_reduce",
+        name="gradient reduction after the backward pass",
+        runs=dict.fromkeys(FSDP2_ENGINES, (True,)),
+        instead=dict.fromkeys(FSDP2_ENGINES, True),
+        applies=_always_overlaps,
+        where="except megatron_fsdp",
+        why=dict.fromkeys(FSDP2_ENGINES, "FSDP always reduces gradients while the backward pass runs"),
+    ),
+    Capability(
+        field="overlap_param_gather",
+        name="parameter gathers without overlap",
+        runs=dict.fromkeys(FSDP2_ENGINES, (True,)),
+        instead=dict.fromkeys(FSDP2_ENGINES, True),
+        applies=_always_overlaps,
+        where="except megatron_fsdp",
+        why=dict.fromkeys(FSDP2_ENGINES, "FSDP always gathers the next layer while one runs"),
+    ),
+    Capability(
+        field="loss",
+        name="implementations of the cross-entropy",
+        runs={"kempnerforge": ("vocab_parallel", "plain", "chunked")},
+        rule="kernels.loss-supported",
+        symptom="unknown loss function name",
+        cause="it has plain and chunked cross-entropy",
+    ),
+    Capability(
+        field="dispatcher",
+        name="token dispatchers",
+        runs={
+            "torchtitan": ("alltoall", "deepep", "hybridep"),
+            "automodel": ("allgather", "deepep", "hybridep"),
+            **dict.fromkeys(("meshwright", "kempnerforge", "fsdp1", "deepspeed"), ("alltoall",)),
+        },
+        instead={
+            "automodel": lambda c: "deepep" if deepep_runs_on(c) else "allgather",  # its own default
+            **dict.fromkeys(("meshwright", "torchtitan", "kempnerforge", "fsdp1", "deepspeed"), "alltoall"),
+        },
+        applies=lambda c: c.is_moe & ((c.ep > 1) | (c.dispatcher != "alltoall")),
+        where="of MoE models",
+        why={
+            "meshwright": "it sends tokens with NCCL all-to-alls",
+            "torchtitan": "it has all-to-all, DeepEP and HybridEP",
+            "automodel": "it has an all-gather, DeepEP and HybridEP",
+            **dict.fromkeys(("kempnerforge", "fsdp1", "deepspeed"), "it has all-to-alls only"),
+        },
+    ),
+    Capability(
+        field="grouped_gemm",
+        name="experts one by one",
+        runs={"meshwright": (True,)},
+        instead={"meshwright": True},
+        applies=lambda c: c.is_moe,
+        where="of MoE models",
+        why={"meshwright": "bf16 experts always run in one grouped GEMM, those of other formats one by one"},
+    ),
+    Capability(
+        field="shared_expert_overlap",
+        name="shared experts during the token dispatch",
+        runs=dict.fromkeys(NOT_MEGATRON, (False,)),
+        instead=dict.fromkeys(NOT_MEGATRON, False),
+        applies=lambda c: c.is_moe,
+        where="of MoE models",
+        why=dict.fromkeys(NOT_MEGATRON, "its shared experts run after the routed ones, on the same stream"),
+    ),
+    Capability(
+        field="ep_overlap",
+        name="overlap of expert all-to-alls",
+        runs=dict.fromkeys(NOT_MEGATRON, (False,)),
+        instead=dict.fromkeys(NOT_MEGATRON, False),
+        applies=lambda c: c.is_moe,
+        where="of MoE models",
+        why=dict.fromkeys(NOT_MEGATRON, "one micro batch runs at a time, so nothing hides its all-to-alls"),
+    ),
+    Capability(
+        field="capacity_factor",
+        name="token dropping",
+        runs={"meshwright": (0.0,)},
+        applies=lambda c: c.is_moe,
+        where="of MoE models",
+        rule="moe.no-capacity",
+        symptom="the setting would have no effect: every token reaches its experts",
+        cause="grouped GEMM takes any number of tokens per expert, so there is no capacity to fill",
+    ),
+    Capability(
+        field="matmul",
+        name="formats of linear layers",
+        runs={
+            "meshwright": ("same", "fp8_tensor", "fp8_row", "mxfp8"),
+            "torchtitan": ("same", "fp8_tensor", "fp8_row", "mxfp8", "nvfp4"),
+            "automodel": ("same", "fp8_tensor", "fp8_row", "fp8_block", "mxfp8"),
+            "kempnerforge": ("same", "fp8_tensor"),
+        },
+        symptom="unknown recipe name or option",
+        cause="its low-precision layers implement other scalings",
+    ),
+    Capability(
+        field="fp8_gather",
+        name="parameter gathers in fp8",
+        runs={"meshwright": (False,)},
+        instead={"meshwright": False},
+        applies=_gathers_in_bf16,
+        where="except with fp8_tensor, fsdp2 and weights on the GPU",
+        ignored_rule="precision.gather-ineffective",
+        why={"meshwright": "only FSDP2 shards with one scale per tensor (fp8_tensor) are cast before the gather"},
+    ),
+    Capability(
+        field="grads",
+        name="format of gradient accumulation",
+        runs={"meshwright": ()},
+        instead={"meshwright": _accumulation_format},
+        applies=_grads_differ,
+        where="with fsdp2 or ddp and several micro batches",
+        why={"meshwright": "FSDP2 sums unreduced gradients in the format of the reduction"},
+    ),
+    Capability(
+        field="reduce",
+        name="reduction in bf16",
+        runs={"meshwright": ("fp32",)},
+        instead={"meshwright": "fp32"},
+        applies=lambda c: c.compute == "fp32",
+        where="with compute=fp32",
+        why={"meshwright": "a run in fp32 reduces in fp32"},
+    ),
+    Capability(
+        field="moments",
+        name="moments in bf16",
+        runs={"meshwright": ("fp32",)},
+        instead={"meshwright": "fp32"},
+        applies=lambda c: (c.optimizer_name == "adamw8bit") | (c.optimizer_name == "schedule_free_adamw"),
+        where="with adamw8bit or schedule_free_adamw",
+        why={"meshwright": "this optimizer has a format of its own: 8 bits with scales (adamw8bit), or fp32"},
+    ),
+    Capability(
+        field="optimizer_name",
+        name="optimizers",
+        runs={
+            "megatron": ("adamw", "sgd", "muon", "lion"),
+            "torchtitan": ("adamw",),
+            "kempnerforge": ("adamw", "muon", "lion", "schedule_free_adamw"),
+            **dict.fromkeys(("fsdp1", "deepspeed"), ("adamw", "muon", "lion", "schedule_free_adamw", "sgd")),
+        },
+        rule="optimizer.supported",
+        symptom="unknown optimizer name",
+        cause="engines ship different optimizers",
+    ),
+    Capability(
+        field="schedule_name",
+        name="learning-rate schedules",
+        runs={
+            "megatron": ("cosine", "linear", "wsd", "constant", "inverse_sqrt"),
+            "kempnerforge": ("cosine", "linear", "wsd", "constant", "rex"),
+        },
+        rule="learning_rate.supported",
+        symptom="unknown decay style",
+        cause="engines ship different schedules",
+    ),
+    Capability(
+        field="method",
+        name="adapters",
+        runs={"megatron": ("lora", "dora"), "automodel": ("lora", "dora", "qlora")},
+        applies=lambda c: c.goal == "peft",
+        where="with goal peft",
+        rule="peft.method-supported",
+        symptom="unknown adapter scheme",
+        cause="engines ship different adapters",
+    ),
+    Capability(
+        field="pad_to_max_length",
+        name="packed samples of static length",
+        runs={"meshwright": (False,)},
+        instead={"meshwright": False},
+        why={"meshwright": "every packed sample has seq_length tokens already"},
+        harmless=True,
+    ),
+)
+
+
+@lru_cache(maxsize=16)
+def _ignoring_rows(engine: str) -> tuple[Capability, ...]:
+    return tuple(row for row in CAPABILITIES if engine in row.instead)
+
+
+def rows_of(field: str) -> tuple[Capability, ...]:
+    """Return the rows of a field, by flat name."""
+    return tuple(row for row in CAPABILITIES if row.field == field)
+
+
+def executed_values(field: str, engine: str) -> tuple[Any, ...] | None:
+    """Return the values of a field that an engine executes in some layout; None if it executes every value."""
+    return next((row.runs.get(engine) for row in rows_of(field)), None)
+
+
+def engines_with(field: str, value: Any) -> tuple[str, ...]:
+    """Return the engines that execute a value of a field in some layout."""
+    allowed = {engine: executed_values(field, engine) for engine in ENGINES}
+    return tuple(engine for engine, values in allowed.items() if values is None or value in values)
+
+
+def substitutes(case: Case) -> dict[str, Column]:
+    """Return what runs in place of the values that the engine ignores, by flat name."""
+    found: dict[str, Column] = {}
+    for row in _ignoring_rows(case.engine):
+        ignored = row.unsupported(case)
+        if not np.any(ignored):
+            continue
+        for name, value in {row.field: row.what_runs(case), **row.resets}.items():
+            found[name] = value if np.all(ignored) else np.where(ignored, value, getattr(case, name))
+    if case.engine == "meshwright" and np.any(case.offload == "optimizer"):
+        # FSDP2 keeps weights, gradients and optimizer state in one place.
+        on_host = case.offload == "optimizer"
+        found["offload"] = "params" if np.all(on_host) else np.where(on_host, "params", case.offload)
+    return found
+
+
+def executed(case: Case) -> Case:
+    """Return the case with the values that its engine runs; the same case if it ignores none."""
+    return case.cached(_executed)
+
+
+def _executed(case: Case) -> Case:
+    changed = substitutes(case)
+    if not changed:
+        return case
+    other = case.replace(**changed)
+    other._memo[_executed] = other  # what runs is what runs
+    return other
+
+
+def adapted(recipe: Recipe, case: Case, keep: frozenset[str] = frozenset()) -> dict[str, tuple[Any, str]]:
+    """Return the layout and benchmark fields that the engine ignores: by key, what runs instead and why.
+
+    Contract fields stay: a rule reports them. `keep` are keys that the user set.
+    """
+    fields, keys = recipe_fields(), keys_by_flat_name()
+    found: dict[str, tuple[Any, str]] = {}
+    for row in _ignoring_rows(case.engine):
+        if not bool(row.unsupported(case)):
+            continue
+        why = f"{case.engine} ignores it: {row.why[case.engine]}"
+        for name, value in {row.field: row.what_runs(case), **row.resets}.items():
+            key = keys[name]
+            if fields[key].kind != "contract" and key not in keep and getattr(case, name) != value:
+                found[key] = (value, why)
+    return found
