@@ -24,7 +24,8 @@ def test_a_recipe_on_its_reference_cluster_is_unchanged(name: str) -> None:
     plan = recommend(own.model, own.cluster, own.goal, seq=own.data.seq_length)
     if plan.base.name == name:  # another recipe of the same model may match as well
         assert plan.match == "exact"
-        assert plan.changes == ()
+        assert all("meshwright ignores it" in change.why for change in plan.changes)
+        assert {change.kind for change in plan.changes} <= {"layout", "benchmark"}
         assert plan.ok
 
 
@@ -104,7 +105,8 @@ def test_only_the_layout_changes_unless_requested(plan: Plan) -> None:
 
 def test_reported_advice_helps(plan: Plan) -> None:
     for finding in plan.findings:
-        if finding.severity == "advice" and all(k.startswith("layout.") for k in finding.fix):
+        saves_memory = finding.rule == "memory.uncertain"  # its fix need not be faster
+        if finding.severity == "advice" and not saves_memory and all(k.startswith("layout.") for k in finding.fix):
             better = check(recipe_of(plan, finding.fix), gpus=str(plan.question.cluster))
             assert better.ok
             assert float(better.estimate.step_s) < float(plan.estimate.step_s)
@@ -133,7 +135,7 @@ def test_errors_that_no_layout_fixes_are_findings_with_a_fix(
 
 
 def test_a_setting_the_gpu_lacks_is_changed_and_reported() -> None:
-    plan = recommend("qwen3-next-80b-a3b", "64xGB200", "sft")
+    plan = recommend("qwen3-next-80b-a3b", "64xGB200", "sft", engine="megatron")
     changed = {c.field: c for c in plan.changes}
     assert changed["moe.dispatcher"].kind == "layout"
     assert "deepep" in changed["moe.dispatcher"].why.lower()

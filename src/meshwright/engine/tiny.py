@@ -12,6 +12,7 @@ from meshwright.engine.data.tokenizers import FIELD
 from meshwright.engine.model_families import family_of
 from meshwright.engine.validate import data_ranks
 from meshwright.notes import note
+from meshwright.recipes.capabilities import executed_values
 from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Architecture, Kernels, Layout, Moe, Precision, Recipe
 
@@ -19,6 +20,7 @@ SEQ_LENGTH = 64
 STEPS = 20
 MICRO_BATCHES = 4  # per rank and step, so that gradients accumulate and pipelines fill
 LEARNING_RATE = {"pretrain": 3e-3, "sft": 3e-3, "peft": 1e-2}  # adapters on random weights learn slowly
+OVERLAPS = ("ep_overlap", "shared_expert_overlap")
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts")
 
 
@@ -74,8 +76,13 @@ def _experts(config: Any) -> int:
 
 
 def _moe(moe: Moe) -> Moe:
-    """Return the same routing with the only dispatcher that works on a CPU."""
-    return msgspec.structs.replace(moe, dispatcher="alltoall", ep_overlap=False, shared_expert_overlap=False)
+    """Return the same routing with what this engine executes."""
+    return msgspec.structs.replace(moe, **{name: _executed(name) for name in ("dispatcher", *OVERLAPS)})
+
+
+def _executed(field: str) -> Any:
+    (value,) = executed_values(field, "meshwright") or ()
+    return value
 
 
 def scaled_layout(layout: Layout, world: int) -> Layout:

@@ -24,10 +24,13 @@ def deepseek_v3_pretrain_256gpu_b200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs", recompute_modules=("mla_up_proj",)
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xB200",
+        "fp8cs",
+        recompute_modules=("mla_up_proj", "moe_act"),
     )
 
 
@@ -48,7 +51,7 @@ def deepseek_v3_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
     return benchmark(deepseek_v3_pretrain_256gpu_b200_fp8cs_config(), "256xB200", "fp8mx", global_batch_size=256)
 
@@ -167,14 +170,14 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_gb200_fp8mx_large_scale_config() -> Recipe:
     return benchmark(
         deepseek_v3_pretrain_256gpu_gb200_fp8mx_config(),
         "256xGB200",
         "fp8mx",
         global_batch_size=256,
-        recompute_modules=("mla_up_proj",),
+        recompute_modules=("mla_up_proj", "moe_act"),
     )
 
 
@@ -185,6 +188,7 @@ def deepseek_v3_pretrain_256gpu_gb200_fp8mx_partial_cg_dev_config() -> Recipe:
         "256xGB200",
         "fp8mx",
         global_batch_size=8192,
+        recompute_modules=("mla_up_proj",),
         grads="fp32",
         offload="activations",
         cuda_graphs="transformer_engine",
@@ -447,6 +451,7 @@ def deepseek_v3_pretrain_128gpu_vr200_fp8mx_config() -> Recipe:
         pp=2,
         vp=1,
         stage_layers=(31, 30),
+        recompute_modules=("mla_up_proj",),
     )
 
 
@@ -476,7 +481,8 @@ def deepseek_v3_pretrain_256gpu_vr200_bf16_config() -> Recipe:
 
 @recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_vr200_fp8cs_config() -> Recipe:
-    return benchmark(deepseek_v3_pretrain_256gpu_gb300_fp8cs_config(), "256xVR200", "fp8cs")
+    base = deepseek_v3_pretrain_256gpu_gb300_fp8cs_config()
+    return benchmark(base, "256xVR200", "fp8cs", recompute_modules=("moe", "mla_up_proj"))
 
 
 @recipe(family="deepseek")

@@ -52,13 +52,16 @@ def nemotron_3_super_pretrain_64gpu_b200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="nemotron", published=Published(start={"loss": "vocab_parallel"}))
+@recipe(
+    family="nemotron",
+    published=Published(start={"loss": "vocab_parallel", "recompute_modules": ("moe_act", "layernorm")}),
+)
 def nemotron_3_super_pretrain_64gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
         nemotron_3_super_pretrain_64gpu_b200_bf16_config(),
         "64xB200",
         "fp8mx",
-        recompute_modules=("moe_act", "layernorm"),
+        recompute_modules=("moe_act", "layernorm", "shared_experts"),
         loss="fused_linear",
     )
 
@@ -377,7 +380,7 @@ def nemotron_3_5_lightning_pretrain_16gpu_h100_fp8cs_config() -> Recipe:
         "fp8cs",
         global_batch_size=1024,
         micro_batch_size=1,
-        recompute_modules=("layernorm", "moe_act"),
+        recompute_modules=("layernorm", "moe_act", "shared_experts"),
         defer_grad_sync=False,
         cuda_graphs="transformer_engine",
         cuda_graph_scope=("attn", "mamba"),

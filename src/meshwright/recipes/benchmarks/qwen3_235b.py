@@ -51,20 +51,22 @@ def qwen3_235b_a22b_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs", vp=1)
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_bf16_config(),
         "256xB200",
         "fp8mx",
         vp=3,
+        recompute="selective",
+        recompute_modules=("moe_act",),
         dispatcher="hybridep",
         ep_overlap=True,
         cuda_graphs="full_iteration",
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
     return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config(), "256xB200", "fp8mx", global_batch_size=512)
 
@@ -135,7 +137,7 @@ def qwen3_235b_a22b_pretrain_256gpu_b300_fp8cs_config() -> Recipe:
     return benchmark(qwen3_235b_a22b_pretrain_256gpu_b300_bf16_config(), "256xB300", "fp8cs")
 
 
-@recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
     return benchmark(
         qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config(),
@@ -143,12 +145,14 @@ def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config() -> Recipe:
         "fp8mx",
         micro_batch_size=2,
         recompute="selective",
+        recompute_modules=("moe",),
     )
 
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_large_scale_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config(), "256xB300", "fp8mx", global_batch_size=512)
+    base = qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config()
+    return benchmark(base, "256xB300", "fp8mx", global_batch_size=512, recompute_modules=())
 
 
 @recipe(family="qwen_moe")
@@ -245,7 +249,8 @@ def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8cs_config() -> Recipe:
 
 @recipe(family="qwen_moe")
 def qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config(), "256xGB200", "fp8mx", ep=32)
+    base = qwen3_235b_a22b_pretrain_256gpu_b200_fp8mx_config()
+    return benchmark(base, "256xGB200", "fp8mx", ep=32, recompute="none", recompute_modules=())
 
 
 @recipe(family="qwen_moe")
@@ -330,10 +335,17 @@ def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8cs_config() -> Recipe:
     )
 
 
-@recipe(family="qwen_moe")
+@recipe(family="qwen_moe", published=Published(start={"recompute": "none", "recompute_modules": ()}))
 def qwen3_235b_a22b_pretrain_256gpu_gb300_fp8mx_config() -> Recipe:
     return benchmark(
-        qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_config(), "256xGB300", "fp8mx", pp=4, vp=12, micro_batch_size=2
+        qwen3_235b_a22b_pretrain_256gpu_gb200_fp8mx_config(),
+        "256xGB300",
+        "fp8mx",
+        pp=4,
+        vp=12,
+        micro_batch_size=2,
+        recompute="selective",
+        recompute_modules=("moe_act",),
     )
 
 
@@ -415,6 +427,7 @@ def qwen3_235b_a22b_pretrain_64gpu_gb300_fp8mx_config() -> Recipe:
         ep=32,
         embedding_as_layer=False,
         head_as_layer=False,
+        recompute_modules=(),
     )
 
 
@@ -480,7 +493,8 @@ def qwen3_235b_a22b_pretrain_256gpu_vr200_bf16_config() -> Recipe:
 
 @recipe(family="qwen_moe", published=Published(start={"recompute": "none"}))
 def qwen3_235b_a22b_pretrain_256gpu_vr200_fp8mx_config() -> Recipe:
-    return benchmark(qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config(), "256xVR200", "fp8mx", pp=4, vp=12, ep=32)
+    base = qwen3_235b_a22b_pretrain_256gpu_b300_fp8mx_config()
+    return benchmark(base, "256xVR200", "fp8mx", pp=4, vp=12, ep=32, recompute_modules=())
 
 
 @recipe(family="qwen_moe")
