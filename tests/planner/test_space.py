@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright import clusters, costs, rules
-from meshwright.planner.search import LAYOUT_NAMES, best, score
+from meshwright.planner.search import SEARCHED_NAMES, best, score
 from meshwright.planner.space import axes, balanced_stages, candidates
 from meshwright.recipes import index
 from meshwright.recipes.case import Case, model_of
@@ -83,5 +83,5 @@ def test_layers_that_do_not_divide_are_split_unevenly() -> None:
 def test_rows_hold_plain_values() -> None:
     c = case("llama3_8b_pretrain_config", "8xH100")
     row = next(iter(score(c, {}))).row(0)
-    assert set(row.layout) == set(LAYOUT_NAMES)
+    assert set(row.layout) == set(SEARCHED_NAMES)
     assert not any(isinstance(v, np.generic | np.ndarray) for v in row.layout.values())

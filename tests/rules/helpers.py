@@ -109,6 +109,7 @@ class StubMemory:
     overhead: Any = 1.0
     capacity: float = 79.6
     band_pct: float = 0.0
+    host: Any = 0.0
 
     @property
     def usable(self) -> float:

@@ -40,7 +40,8 @@ def test_exceeding_host_memory_is_an_error() -> None:
 @pytest.mark.parametrize("engine", ["meshwright", "torchtitan", "deepspeed"])
 def test_no_fix_offloads_more_than_host_memory(offload: str, engine: Engine) -> None:
     def memory(c: Case) -> dict[str, float]:
-        return {"optimizer": 0.0 if c.offload in ("optimizer", "params") else 3000.0}
+        offloaded = c.offload in ("optimizer", "params")
+        return {"optimizer": 0.0 if offloaded else 3000.0, "host": 3000.0 if offloaded else 0.0}
 
     c = case(engine=engine, memory=memory, offload=offload)
     suggested = [override for finding in check(c) for override in finding.fix if "offload" in override]

@@ -141,6 +141,7 @@ class CheckResponse(Response, frozen=True, kw_only=True):
     unresolved: Sequence[UnresolvedValue]
     notes: Sequence[str]
     estimate: Estimate | None
+    options: Sequence[planner.Option] = ()
     assumed: Sequence[clusters.Assumption] = ()
 
 

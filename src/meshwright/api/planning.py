@@ -284,6 +284,7 @@ class PlanResponse(Response, frozen=True, kw_only=True):
     changes: Sequence[ChangePart]
     findings: Sequence[Finding]
     suggestions: Sequence[planner.Suggestion] | UnsetType = UNSET
+    options: Sequence[planner.Option] | UnsetType = UNSET
     commands: Mapping[str, str]
     no_command: Mapping[str, str]
     budget: planner.Budget | UnsetType | None = UNSET
@@ -412,6 +413,7 @@ def _plan_response(plan: Plan) -> PlanResponse:
         changes=[copied(ChangePart, c) for c in plan.changes],
         findings=finding_parts(plan.findings),
         suggestions=plan.suggestions,
+        options=plan.options or UNSET,
         commands=launch.commands_of(plan, no_command),
         no_command=no_command,
         notes=plan.notes or UNSET,

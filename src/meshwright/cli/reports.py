@@ -40,6 +40,7 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
     titled(out, "Why", [_reason_line(r) for r in answer.get("reasons", [])])
     titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
+    titled(out, "Options", option_lines(answer))
     titled(out, "Consider", [_suggestion_line(o) for o in answer["suggestions"]])
     commands = [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()]
     titled(out, "Run", [*commands, *(f"[dim]not {n}: {escape(why)}[/]" for n, why in answer["no_command"].items())])
@@ -70,6 +71,7 @@ def estimate(answer: Answer, found: Any) -> None:
     else:
         titled(out, "Memory", [NO_LAYOUT])
     titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
+    titled(out, "Options", option_lines(answer))
     if found.exists:
         titled(out, "Terms", [f"[dim]{legend({**answer, 'changes': []}, step_parts=True)}[/]"])
 
@@ -88,6 +90,7 @@ def plan(answer: Answer, found: Any) -> None:
     table(rows, "", "layout", "s/step", "MFU", "GiB")
     if answer["plans"]:
         titled(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
+        titled(out, "Options", option_lines(answer["plans"][0]))
         if not answer["plans"][0]["estimate"]["fits"]:
             titled(out, "Consider", [_suggestion_line(o) for o in answer["plans"][0]["suggestions"]])
     trades = [f"{c['step_s']:.2f} s, {c['total_gib']:.0f} GiB" for c in answer["pareto"]]
@@ -150,6 +153,23 @@ def _suggestion_line(suggestion: Answer) -> str:
     return f"{suggestion['title']}:{change}  [dim]{escape(suggestion['why'])}[/]"
 
 
+def option_lines(answer: Answer) -> list[str]:
+    """Return the options of an answer that does not fit as asked, in the order of what they cost."""
+    return [line for option in answer.get("options", []) for line in _option_lines(option)]
+
+
+def _option_lines(option: Answer) -> list[str]:
+    """Return what an option is and costs, and the command that plans it."""
+    color = "yellow" if option["kind"] == "contract" else "cyan"
+    host = f", {option['host_gib']:.0f} GiB of host memory per GPU" if option["host_gib"] >= 1 else ""
+    figures = f"{option['total_gib']:.1f} GiB{host}, {option['step_s']:.3g} s per step"
+    return [
+        f"[{color}]{option['title']}[/] [dim]({option['kind']})[/]: {figures} ({option['slowdown']:.2g} × the step "
+        f"time with unlimited memory); {escape(option['cost'])}",
+        f"[dim]  {escape(option['command'])}[/]",
+    ]
+
+
 def _train_line(answer: Answer, parameters: Any) -> str:
     total, active = parameters.total / 1e9, parameters.active / 1e9
     size = f"{total:.2f} B parameters" + (f", {active:.2f} B active" if active < 0.99 * total else "")
@@ -180,6 +200,7 @@ def check(answer: Answer, found: Any) -> None:
     if answer["estimate"]:
         titled(out, "Memory", memory_lines(answer["estimate"]))
     titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
+    titled(out, "Options", option_lines(answer))
     unresolved = [f"{o['file']}:{o['line']} {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
     if unresolved:
         titled(out, "Unknown", [escape(line) for line in unresolved])

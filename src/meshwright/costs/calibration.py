@@ -85,7 +85,11 @@ class Shared(_Profile, frozen=True, kw_only=True):
     jitter: float  # slowdown for every doubling of the nodes: stragglers
     adapter_bytes: float  # bytes per element of an adapted linear's input and output that an adapter moves
     graphs_left: dict[str, float]  # share of launch time left with CUDA graphs: dense, moe, sync
-    host_gb_s: float  # host link rate of offloaded state
+    host_gb_s: float  # host link rate of an architecture missing in host_link
+    host_link: dict[str, float]  # GB/s of copies between one GPU and pinned host memory, by architecture
+    host_update_gb_s: float  # GB/s of host memory that the update of offloaded weights reaches, per GPU
+    eight_bit_bytes: float  # bytes per parameter that quantizing 8-bit moments adds to an update
+    launch_nf4: float  # launch time with 4-bit base weights over that without
     clip_passes: float  # passes over the gradients for their norm
     bubble: dict[str, float]  # bubble of a schedule over that of 1F1B
 

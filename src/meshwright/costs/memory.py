@@ -27,6 +27,7 @@ from meshwright.costs.memory_constants import (
     FRAGMENTATION_STATE,
     FUSED_CHUNK_TOKENS,
     GATHERED_LAYERS,
+    HOST_MARGIN,
     LOSS_CHUNKS,
     MEMORY_BANDS,
     RESERVE,
@@ -35,7 +36,7 @@ from meshwright.costs.memory_profiles import memory_profile
 from meshwright.costs.parameters import RankParams, rank_adapters, rank_params
 from meshwright.costs.schedule import in_flight
 from meshwright.costs.stages import FIRST, LAST, Stages, stages, trains_mtp
-from meshwright.costs.state import State, frozen_weights, trained_state
+from meshwright.costs.state import State, frozen_bytes, frozen_weights, host_state, trained_state
 from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, shape_of, smaller, where
 from meshwright.errors import InputError
 from meshwright.models import Mamba2
@@ -61,6 +62,7 @@ class Memory(msgspec.Struct, frozen=True):
     capacity: float
     cache: Column = 0.0  # the allocator cache within the overhead
     band_pct: float = 0.0  # half-width of the 80 per cent error band of the total
+    host: Column = 0.0  # host memory per GPU that offloading needs
 
     @property
     def allocated(self) -> Column:
@@ -128,7 +130,22 @@ def memory_by_stage(case: Case) -> tuple[Memory, ...]:
 
 def _memory(case: Case, values: list[Column]) -> Memory:
     named = dict(zip((*PARTS, "cache", "total"), values, strict=True))
-    return Memory(**named, capacity=case.cluster.gpu.memory_gib, band_pct=memory_band(case))
+    host = case.cached(_host_gib)
+    return Memory(**named, capacity=case.cluster.gpu.memory_gib, band_pct=memory_band(case), host=host)
+
+
+def _host_gib(case: Case) -> Column:
+    """Return GiB of host memory per GPU that offloaded state or activations need, on the stage that needs most."""
+    if not np.any(case.offload != "none"):
+        return 0.0
+    pipeline = stages(case)
+    params = rank_params(case, pipeline)
+    trained = rank_adapters(case, pipeline) if case.goal == "peft" else params
+    state = host_state(case, trained)
+    if case.goal == "peft":
+        state = state + (case.offload == "params") * frozen_bytes(case, params)
+    saved = (case.offload == "activations") * saved_per_micro_batch(case, pipeline) * in_flight(case, pipeline)
+    return np.broadcast_to(HOST_MARGIN * (state + saved) / GIB, pipeline.index.shape).max(axis=0)
 
 
 def _on_stages(case: Case, pipeline: Stages) -> NDArray[np.float64]:
@@ -163,7 +180,14 @@ def _values(case: Case, pipeline: Stages) -> tuple[Column, ...]:
     peak = Peak(peak.activations, peak.logits, peak.buffers + always)
     owned = state.weights + state.gradients + state.optimizer
     cache = FRAGMENTATION_STATE * owned + memory_profile(case).fragmentation * peak.total
+    cache = cache + _offload_cache(case, trained)
     return (state.weights, state.gradients, state.optimizer, peak.activations, peak.logits, peak.buffers, cache)
+
+
+def _offload_cache(case: Case, trained: RankParams) -> Column:
+    """Return bytes that the allocator keeps per stream while FSDP copies its largest unit from and to the host."""
+    offloaded = any_of(case.offload, "optimizer", "params") & memory_profile(case).offloads_masters
+    return offloaded * 2 * BYTES[case.reduce] * larger(trained.ends / 2, trained.unit_dense + trained.unit_routed)
 
 
 def _with_growing_gradients(case: Case, state: State, peak: Peak, end: Peak) -> tuple[State, Peak]:
@@ -341,7 +365,18 @@ def logit_bytes(case: Case) -> tuple[Column, Column]:
 
 def _activations(case: Case, pipeline: Stages) -> tuple[Column, Column]:
     """Return the activation bytes saved by all micro batches in flight, and the working set of one layer."""
-    count = tokens(case)
+    saved, working = _per_token(case, pipeline)
+    saved = saved * in_flight(case, pipeline) * tokens(case) * (case.offload != "activations")
+    return saved, working * tokens(case)
+
+
+def saved_per_micro_batch(case: Case, pipeline: Stages) -> Column:
+    """Return the activation bytes that every stage saves for one micro batch, wherever they are kept."""
+    return _per_token(case, pipeline)[0] * tokens(case)
+
+
+def _per_token(case: Case, pipeline: Stages) -> tuple[Column, Column]:
+    """Return the activation bytes saved per token, and the working set of one layer per token."""
     saved: Column = 0.0
     working: Column = 0.0
     recomputed = recomputed_share(case, pipeline)
@@ -356,8 +391,7 @@ def _activations(case: Case, pipeline: Stages) -> tuple[Column, Column]:
     ends = pipeline.first * vision_activation_bytes(case) + 2 * pipeline.last * BYTES[
         case.compute
     ] * case.model.hidden / residual_shards(case)
-    saved = (saved + ends) * in_flight(case, pipeline) * count * (case.offload != "activations")
-    return saved, working * count
+    return saved + ends, working
 
 
 def recomputed_share(case: Case, pipeline: Stages) -> Column:

@@ -13,6 +13,9 @@ FRAGMENTATION_FLOOR = 0.02
 # A plan fits if this share of the GPU stays free: the driver and other processes use some, and step 2 peaks higher.
 RESERVE = 0.02
 
+# Host memory beyond offloaded tensors: torch rounds every pinned block up to a power of two (weights are pinned).
+HOST_MARGIN = 1.1
+
 LOSS_CHUNKS = 8  # chunks of a chunked loss
 FUSED_CHUNK_TOKENS = 1024  # tokens per chunk of a fused linear cross-entropy
 

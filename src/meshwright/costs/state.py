@@ -7,7 +7,7 @@ import msgspec
 from meshwright.costs.memory_constants import NF4_BYTES
 from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
 from meshwright.costs.parameters import RankParams
-from meshwright.costs.vectorize import BYTES, Column, any_of, larger, where
+from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, where
 from meshwright.recipes.case import Case
 
 # Moments of an optimizer, all in precision.moments: recipes that lower the first lower the second too.
@@ -137,11 +137,39 @@ def trained_state(case: Case, params: RankParams) -> State:
     )
 
 
+def least_state_gib(case: Case) -> float:
+    """Return GiB per GPU of weights, gradients and optimizer state if all GPUs shared them equally."""
+    if case.goal == "peft":
+        each = NF4_BYTES if case.method == "qlora" else BYTES[case.compute]
+    else:
+        each = 2 * master_bytes(case) + moment_bytes(case)
+    return float(each * case.params_total / case.cluster.world / GIB)
+
+
+def host_state(case: Case, trained: RankParams) -> Column:
+    """Return the bytes of trained state that offloading keeps in host memory: this rank's share of it.
+
+    FSDP moves the updated weights, their reduced gradients and the moments; other engines only the optimizer's state
+    and a copy of the gradients, unless parameters are offloaded.
+    """
+    master, moments, profile = master_bytes(case), moment_bytes(case), memory_profile(case)
+    separate = master > BYTES[case.compute]
+    everything = 2 * master + moments
+    updated = everything if profile.offloads_masters else moments + master * (1 + separate)
+    each = any_of(case.offload, "params") * everything + any_of(case.offload, "optimizer") * updated
+    return each * ((trained.dense + trained.ends) / dense_ranks(case) + trained.routed / expert_shards(case))
+
+
 def frozen_weights(case: Case, params: RankParams) -> Column:
+    """Return the bytes of frozen weights on the GPU."""
+    return (case.offload != "params") * frozen_bytes(case, params)
+
+
+def frozen_bytes(case: Case, params: RankParams) -> Column:
     """Return the bytes of frozen weights: compute dtype, or NF4 for the layers' matrices; only FSDP shards them."""
     low = BYTES[case.compute]
     matrix = NF4_BYTES if case.method == "qlora" else low
     shares = any_of(case.strategy, "fsdp2", "megatron_fsdp")
     dense = (params.dense * matrix + params.ends * low) / where(shares, dense_ranks(case), 1)
     routed = params.routed * matrix / where(shares, expert_shards(case), 1)
-    return (case.offload != "params") * (dense + routed)
+    return dense + routed

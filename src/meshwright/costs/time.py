@@ -9,11 +9,12 @@ from meshwright.costs.communication import cp_s, dp_s, ep_s, p2p_s, tp_s
 from meshwright.costs.compute import head_s, layer_time, repeated_s, vision_s
 from meshwright.costs.flops import training_factor
 from meshwright.costs.memory import recomputed_share
+from meshwright.costs.offload import activation_copies_s, host_update_s, state_copies_s
 from meshwright.costs.parameters import RankParams, rank_adapters, rank_params
 from meshwright.costs.speeds import Speeds, speeds
 from meshwright.costs.stages import FIRST, LAST, MIDDLE, Stages, stages
 from meshwright.costs.state import dense_ranks, expert_ranks, moment_bytes
-from meshwright.costs.vectorize import Column, any_of, larger, pick, plain, where
+from meshwright.costs.vectorize import Column, larger, pick, plain, where
 from meshwright.models import Layer, MoE
 from meshwright.recipes.capabilities import executed, fp8_experts
 from meshwright.recipes.case import Case
@@ -31,7 +32,7 @@ class StepTime(msgspec.Struct, frozen=True):
     pp_bubble: Column
     dp: Column
     optimizer: Column
-    other: Column  # launch-bound idle time, stragglers, and the fixed cost of a step
+    other: Column  # launch-bound idle time, stragglers, copies from and to the host, and the fixed cost of a step
     step_s: Column
 
     @property
@@ -66,15 +67,19 @@ def step_time(case: Case) -> StepTime:
     bubble = rest / case.vp * pick(case.pp_schedule, speed.shared.bubble)
     bubble = bubble + rounds * p2p_s(case, speed)
     params, trained = case.cached(_stage_params)
+    data_parallel = dp_s(case, speed, params, trained, busy + idle, slowest.forward)
+    copies = state_copies_s(case, speed, params, trained, rounds * (busy + idle))
+    copies = copies + activation_copies_s(case, speed, pipeline, rounds * (busy + idle))
     values = [
         rounds * slowest.work,
         rounds * slowest.tp,
         rounds * slowest.cp,
         rounds * slowest.ep,
         bubble,
-        dp_s(case, speed, params, trained, busy + idle, slowest.forward),
+        data_parallel,
         _optimizer_s(case, speed, trained),
-        rounds * (idle + slowest.wait) + speed.engine.step_s,
+        # Copies from the host and collectives use different links at the same time.
+        rounds * (idle + slowest.wait) + speed.engine.step_s + larger(copies - data_parallel, 0.0),
     ]
     values[-1] = values[-1] + _stragglers(case, speed) * sum(values)
     shape = pipeline.index.shape[1:]
@@ -128,7 +133,8 @@ def _launch_s(case: Case, speed: Speeds, layer: Layer) -> float:
         dense, routed = dense * engine.launch_8bit, routed * (engine.launch_8bit if fp8_experts(case) else 1.0)
     if case.cuda_graphs != "none":
         return dense * left["dense"] + routed * left["moe"]
-    return (dense + routed) * (engine.launch_compiled if case.compile else 1.0)
+    unpacked = speed.shared.launch_nf4 if case.goal == "peft" and case.method == "qlora" else 1.0
+    return unpacked * (dense + routed) * (engine.launch_compiled if case.compile else 1.0)
 
 
 def _wait_s(case: Case, speed: Speeds, layer: Layer) -> float:
@@ -188,8 +194,8 @@ def _stragglers(case: Case, speed: Speeds) -> Column:
 
 
 def _optimizer_s(case: Case, speed: Speeds, params: RankParams) -> Column:
-    """Return the seconds of optimizer reads and writes at memory speed, plus host transfers if offloaded."""
+    """Return the seconds of optimizer reads and writes at memory speed, of the GPU or, if offloaded, of the host."""
     local = (params.dense + params.ends) / dense_ranks(case) + params.routed / expert_ranks(case)
     moved = 2 * (4 + moment_bytes(case)) + 4 + 2 + 4 * speed.shared.clip_passes
-    offloaded = any_of(case.offload, "optimizer", "params")
-    return local * moved / speed.hbm + offloaded * local * 6 / (speed.shared.host_gb_s * 1e9)
+    moved += speed.shared.eight_bit_bytes * (case.optimizer_name == "adamw8bit")
+    return local * moved / speed.hbm + host_update_s(case, speed, trained=params)

@@ -10,7 +10,7 @@ from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.result import RecipeCheckResult
-from meshwright.planner import case_of, explain_missing, layout_fix
+from meshwright.planner import case_of, explain_missing, layout_fix, options_for_recipe
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
@@ -31,7 +31,11 @@ def check(
     model = model_of(recipe)
     case = case_of(recipe, model, on, engine)
     severities = rules.SEVERITIES if advice else rules.SEVERITIES[:2]
-    found = explain_missing(rules.check(case, severities, search=layout_fix), case)
+    found = list(explain_missing(rules.check(case, severities, search=layout_fix), case))
+    estimate = costs.estimate(case)
+    only_memory = all(f.rule.startswith("memory.") for f in found if f.severity == "error")
+    needs_options = advice and only_memory and not bool(estimate.fits)
+    target = content.path if content else recipe.name
     lines = {key: setting.line for key, setting in content.settings.items()} if content else {}
     return RecipeCheckResult(
         framework=NAME,
@@ -42,7 +46,8 @@ def check(
         model=model,
         cluster=on,
         findings=tuple(_with_location(f, content, lines) for f in found),
-        estimate=costs.estimate(case),
+        estimate=estimate,
+        options=options_for_recipe(recipe, model, on, engine, target) if needs_options else (),
     )
 
 

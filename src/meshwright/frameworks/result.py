@@ -10,6 +10,7 @@ from meshwright.clusters import Cluster
 from meshwright.costs import Estimate
 from meshwright.display import Readable, Row, titled
 from meshwright.models import ModelSpec
+from meshwright.planner import Option
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
 
@@ -38,6 +39,7 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
     estimate: Estimate | None  # None if the model or the GPUs are unknown
     unresolved: tuple[UnresolvedValue, ...] = ()
     notes: tuple[str, ...] = ()
+    options: tuple[Option, ...] = ()  # what would make it fit
 
     def summary(self) -> Sequence[Row]:
         """Return the verdict, the memory and the findings."""

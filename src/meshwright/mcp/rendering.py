@@ -27,11 +27,20 @@ def recommend(answer: Answer) -> str:
         *_some("changed", [f"{c['field']} {c['from']} → {c['to']}: {c['why']}" for c in answer["changes"]]),
         *_some("why", [f"{r['field']} {r['value']}: {r['why']}" for r in answer.get("reasons", [])], 20),
         *_findings(answer["findings"]),
+        *_some("option", [_option(o) for o in answer.get("options", [])]),
         *_some(
             "suggestion",
             [" ".join([f"{o['title']}:", *o["overrides"], f"({o['why']})"]) for o in answer.get("suggestions", [])],
         ),
         *(f"run with {name}: {command}" for name, command in answer["commands"].items()),
+    )
+
+
+def _option(option: Answer) -> str:
+    """Return an option that makes a training fit: what it is and costs, and its command."""
+    return (
+        f"{option['title']} ({option['kind']}): {option['total_gib']:.1f} GiB, {option['step_s']:.3g} s per step, "
+        f"{option['cost']}; {option['command']}"
     )
 
 

@@ -4,8 +4,9 @@ from meshwright.planner.baseline import case_of, with_engine_strategy
 from meshwright.planner.budget import Budget, Price, budget
 from meshwright.planner.divisors import smallest_fit
 from meshwright.planner.explain import reasons
+from meshwright.planner.levers import options_for_recipe
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
-from meshwright.planner.plan import Change, Plan, Question, Reason, Suggestion
+from meshwright.planner.plan import Change, Option, Plan, Question, Reason, Suggestion
 from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend
 from meshwright.planner.scaling import batch_for_tokens, scaled_batch, scaled_lr
@@ -17,6 +18,7 @@ __all__ = [
     "Candidate",
     "Change",
     "Dropped",
+    "Option",
     "Plan",
     "Price",
     "Question",
@@ -30,6 +32,7 @@ __all__ = [
     "case_of",
     "explain_missing",
     "layout_fix",
+    "options_for_recipe",
     "plan_fixed",
     "rank_layouts",
     "reasons",

@@ -13,7 +13,7 @@ from meshwright.errors import InputError
 from meshwright.models import ModelSpec
 from meshwright.planner.match import BaselineSource, find_baseline_recipe
 from meshwright.planner.plan import Question
-from meshwright.planner.search import LAYOUT_NAMES
+from meshwright.planner.search import LAYOUT_NAMES, SEARCHED_NAMES
 from meshwright.recipes import overrides as override
 from meshwright.recipes.build import goal_data
 from meshwright.recipes.capabilities import ENGINE_STRATEGY, adapted
@@ -84,7 +84,7 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
         source=source,
         requested=requested,
         case=_case(requested, model, question),
-        pinned={recipe_fields()[key].flat: value for key, value in wanted.items() if key.startswith("layout.")},
+        pinned={flat: value for key, value in wanted.items() if _is_searched(key, flat := recipe_fields()[key].flat)},
         reasons={**reasons, **fixed},
         executed=executed,
     )
@@ -94,6 +94,11 @@ def _matched(question: Question, overrides: Sequence[str]) -> tuple[Recipe, Base
     """Return the recipe for the question; one in fp8 or for another length if the overrides ask for it."""
     base, source = find_baseline_recipe(question)
     return find_baseline_recipe(question, override.requested(base, overrides)) if overrides else (base, source)
+
+
+def _is_searched(key: str, flat: str) -> bool:
+    """Return whether a search would otherwise choose this field."""
+    return key.startswith("layout.") or flat in SEARCHED_NAMES
 
 
 def case_of(recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any = "meshwright") -> Case:

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from meshwright import rules
-from meshwright.planner.search import LAYOUT_NAMES, best
+from meshwright.planner.levers import with_levers
+from meshwright.planner.search import best, changed_values
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import ENGINES
 from meshwright.rules import Finding
@@ -31,9 +32,9 @@ OF_THE_CLUSTER = (
 def layout_fix(case: Case, ignoring: frozenset[str]) -> dict[str, Any] | None:
     """Return the layout fields to change so that the case is legal and fits; None if no layout is."""
     found = best(case, {}, ignoring)
-    if found is None or not found.fits:
-        return None
-    return {name: found.layout[name] for name in LAYOUT_NAMES if found.layout[name] != getattr(case, name)}
+    if found is not None and not found.fits:
+        found = with_levers(case, {}, found)
+    return None if found is None or not found.fits else changed_values(found.layout, case)
 
 
 def explain_missing(findings: Iterable[Finding], case: Case) -> Iterator[Finding]:

@@ -59,6 +59,22 @@ class Suggestion(msgspec.Struct, frozen=True):
     kind: FieldKind = "contract"
 
 
+class Option(msgspec.Struct, frozen=True):
+    """A way to make a training fit that does not fit as asked, estimated and checked."""
+
+    title: str
+    kind: FieldKind  # layout: the trained weights stay the same; contract: they differ
+    overrides: tuple[str, ...]
+    goal: Goal
+    fits: bool
+    total_gib: float  # per GPU
+    host_gib: float  # host memory per GPU that offloading needs
+    step_s: float
+    slowdown: float  # step time over that of the fastest layout on these GPUs if memory were unlimited
+    cost: str  # what the user gives up
+    command: str
+
+
 class Reason(msgspec.Struct, frozen=True):
     """The reason for one layout value."""
 
@@ -79,6 +95,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
     changes: tuple[Change, ...]
     findings: tuple[Finding, ...]
     suggestions: tuple[Suggestion, ...] = ()
+    options: tuple[Option, ...] = ()  # if no layout of the contract fits without a lever
 
     @property
     def notes(self) -> tuple[str, ...]:

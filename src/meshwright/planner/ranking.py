@@ -12,6 +12,7 @@ import numpy as np
 from meshwright import rules
 from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for
+from meshwright.planner.levers import lever_batches, options_for
 from meshwright.planner.plan import Plan, Question
 from meshwright.planner.recommend import plan_with
 from meshwright.planner.search import Candidate, ScoredBatch, score
@@ -55,9 +56,14 @@ def rank_layouts(question: Question, overrides: Sequence[str] = (), top: int = 5
     """Return the fastest plans of all legal layouts; overrides stay fixed; `everything` lists all that fit."""
     baseline = baseline_for(question, overrides)
     batches = list(score(baseline.case, baseline.pinned, FULL_SPACE))
-    best = _fastest(batches, top)
+    levers = [] if any(b.fits.any() for b in batches) else lever_batches(baseline.case, baseline.pinned)
+    best = _fastest([*batches, *levers], top)
+    plans = [plan_with(baseline, {**candidate.layout, **baseline.pinned}) for candidate in best]
+    if plans and not any(b.fits.any() for b in batches):  # fits only with levers, or not at all
+        plans[0] = msgspec.structs.replace(plans[0], options=options_for(baseline, best[0], overrides))
+    batches += levers
     return Ranking(
-        plans=tuple(plan_with(baseline, {**candidate.layout, **baseline.pinned}) for candidate in best),
+        plans=tuple(plans),
         pareto=pareto(batches),
         dropped=(
             *_pinned_errors(baseline, batches),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
 from meshwright.planner.four_bit import qlora_suggestion
+from meshwright.planner.levers import options_for, options_of_fixed, with_levers
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
 from meshwright.planner.plan import Change, Match, Plan, Question, Suggestion
 from meshwright.planner.scaling import divisible_batches, suggestions
@@ -21,7 +21,7 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.capabilities import ENGINE_STRATEGY
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.types import Recipe, field_value, recipe_fields
+from meshwright.recipes.types import Recipe, field_value, keys_by_flat_name, recipe_fields
 from meshwright.rules import Finding
 
 ARITHMETIC = {*LAYOUT_NAMES, "global_batch_size"}
@@ -40,12 +40,23 @@ def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
         return plan_with(baseline, _fallback_layout(baseline))
     if keeps_recipe_layout(baseline, found):
         return plan_with(baseline, {}, faster=found)
-    return plan_with(baseline, {**found.layout, **baseline.pinned}, batch=_batch_that_divides(baseline, found))
+    chosen = with_levers(baseline.case, baseline.pinned, found)
+    batch = _batch_that_divides(baseline, chosen) if chosen.fits else ()
+    plan = plan_with(baseline, {**chosen.layout, **baseline.pinned}, batch=batch)
+    return plan if found.fits else msgspec.structs.replace(plan, options=options_for(baseline, chosen, overrides))
 
 
 def plan_fixed(question: Question, recipe: Recipe | None, overrides: Sequence[str] = ()) -> Plan:
-    """Return the plan of this recipe (or the question's) with overrides, without searching layouts."""
-    return plan_with(baseline_for(question, overrides, recipe), {})
+    """Return the plan of this recipe (or the question's) with overrides, without searching layouts.
+
+    If it does not fit, its options say what would.
+    """
+    baseline = baseline_for(question, overrides, recipe)
+    plan = plan_with(baseline, {})
+    if plan.estimate.fits or not plan.exists:
+        return plan
+    target = None if recipe is None else recipe.name
+    return msgspec.structs.replace(plan, options=options_of_fixed(baseline, overrides, target))
 
 
 def keeps_recipe_layout(baseline: Baseline, found: Candidate) -> bool:
@@ -100,8 +111,9 @@ def plan_with(
 
 
 def with_layout(recipe: Recipe, layout: Mapping[str, Any]) -> Recipe:
-    """Return the recipe with these layout values."""
-    return msgspec.structs.replace(recipe, layout=msgspec.structs.replace(recipe.layout, **layout))
+    """Return the recipe with these layout values, by flat name."""
+    keys = keys_by_flat_name()
+    return override.change(recipe, {keys[name]: value for name, value in layout.items()})[0]
 
 
 def _findings(case: Case, step_s: float) -> Iterable[Finding]:
@@ -134,7 +146,9 @@ def _batch_that_divides(baseline: Baseline, found: Candidate) -> Iterable[Sugges
         one = best(baseline.case.rebuild(msgspec.structs.replace(baseline.requested, train=changed)), baseline.pinned)
         if one is not None and one.has_headroom >= found.has_headroom and one.fits:
             scored.append((one.step_s / batch, batch, one))
-    per_sample, batch, other = min(scored, key=lambda row: row[:2], default=(math.inf, 0, found))
+    if not scored:
+        return
+    per_sample, batch, other = min(scored, key=lambda row: row[:2])
     gain = 1 - per_sample * train.global_batch_size / found.step_s
     if gain < 1 - SUGGEST_BELOW:
         return

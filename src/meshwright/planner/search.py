@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -11,7 +11,8 @@ import numpy as np
 from meshwright import costs, rules
 from meshwright.planner.space import DEFAULT_SPACE, Space, candidates, degrees
 from meshwright.recipes.case import Case
-from meshwright.rules.memory import host_is_full
+from meshwright.recipes.format_override import format_override
+from meshwright.recipes.types import keys_by_flat_name
 
 LAYOUT_NAMES = (
     "strategy",
@@ -34,6 +35,9 @@ LAYOUT_NAMES = (
     "head_as_layer",
     "offload",
 )
+LEVER_NAMES = ("defer_grad_sync", "loss")
+"""Other layout-kind fields that a plan may change to fit; planner/levers.py tries them."""
+SEARCHED_NAMES = (*LAYOUT_NAMES, *LEVER_NAMES)
 SAME_SPEED = 1.03  # of the fastest step time; among these layouts, the closest to the recipe wins
 KEEP_WITHIN = 1.10  # of the best step time; within it, the recipe's layout is kept
 HEADROOM_LIMIT = 0.92  # of GPU memory; above it, a small estimate error means out of memory
@@ -73,7 +77,7 @@ class ScoredBatch(msgspec.Struct, frozen=True):
     def row(self, i: int) -> Candidate:
         """Return one layout of the batch."""
         alone = self.case.rows(i)
-        layout = {name: getattr(alone, name) for name in LAYOUT_NAMES}
+        layout = {name: getattr(alone, name) for name in SEARCHED_NAMES}
         return Candidate(
             layout, float(self.step_s[i]), float(self.total_gib[i]), bool(self.fits[i]), bool(self.has_headroom[i])
         )
@@ -91,7 +95,7 @@ def score(
             continue
         kept = batch.rows(ok)
         memory = costs.memory(kept)
-        fits = np.broadcast_to(memory.fits & np.logical_not(host_is_full(kept)), kept.tp.shape)
+        fits = np.broadcast_to(memory.fits & (memory.host <= kept.host_gib), kept.tp.shape)
         step_s = np.full(kept.tp.shape, np.inf)  # step time is only estimated for layouts that fit
         if fits.any():
             step_s[fits] = costs.step_time(kept.rows(fits)).step_s
@@ -116,7 +120,11 @@ def always_broken(case: Case) -> frozenset[str]:
 
 def best(case: Case, pinned: Mapping[str, Any], ignoring: Container[str] = ()) -> Candidate | None:
     """Return the fastest layout that fits, preferably with headroom; the smallest one if none fits."""
-    batches = list(score(case, pinned, DEFAULT_SPACE, ignoring))
+    return choose(list(score(case, pinned, DEFAULT_SPACE, ignoring)), case)
+
+
+def choose(batches: list[ScoredBatch], case: Case) -> Candidate | None:
+    """Return the fastest layout that fits, preferably with headroom; the smallest one if none fits."""
     if not batches:
         return None
     for allowed in ([b.has_headroom for b in batches], [b.fits for b in batches]):
@@ -135,8 +143,20 @@ def _fastest(batches: list[ScoredBatch], allowed: list[Any], case: Case) -> Cand
 
 
 def distance(layout: dict[str, Any], case: Case) -> float:
-    """Return the distance to the recipe's layout: |log2| of the ratio per degree, 1 for another recompute."""
+    """Return the distance to the recipe's layout: |log2| of the ratio per degree, 1 for another recompute or lever."""
     total = 0.0
     for name in ("tp", "pp", "vp", "cp", "ep", "micro_batch_size"):
         total += abs(float(np.log2(layout[name] / getattr(case, name))))
-    return total + float(layout["recompute"] != case.recompute)
+    changed = [name for name in ("recompute", "offload", *LEVER_NAMES) if layout[name] != getattr(case, name)]
+    return total + float(len(changed))
+
+
+def changed_values(layout: Mapping[str, Any], case: Case, names: Iterable[str] = SEARCHED_NAMES) -> dict[str, Any]:
+    """Return the values of a layout, by flat name, that differ from a case's."""
+    return {name: layout[name] for name in names if layout[name] != getattr(case, name)}
+
+
+def as_overrides(values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return values by flat name as overrides, e.g. layout.tp=2."""
+    keys = keys_by_flat_name()
+    return tuple(format_override(keys[name], value) for name, value in values.items())

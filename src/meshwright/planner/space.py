@@ -30,6 +30,7 @@ class Space(msgspec.Struct, frozen=True):
     shard_nodes: tuple[int, ...] = (0,)  # nodes per HSDP shard group; 0 means all of them
     strategies: tuple[str, ...] = ()  # besides the recipe's
     offloads: tuple[str, ...] = ("none",)  # besides the recipe's
+    uneven: bool = True  # whether stages may have different numbers of layers
 
 
 DEFAULT_SPACE = Space()
@@ -49,6 +50,14 @@ FULL_SPACE = Space(
     strategies=("ddp", "megatron_fsdp"),
 )
 """All values the engines support, except GPipe and looped BFS: same bubble as 1F1B, more memory."""
+
+LEVER_SPACE = Space(
+    micro_batches=(1, 2), recompute=("selective", "full"), schedules=(("1f1b", (1,)),), offloads=(), uneven=False
+)
+"""The space next to a lever that saves memory: only options that need little of it."""
+
+FREE_SPACE = Space(micro_batches=(1, 2), recompute=("none",), schedules=(("1f1b", (1,)),), offloads=(), uneven=False)
+"""The space of the fastest layout if memory were unlimited."""
 
 SIMPLEST_OPTIONS: dict[str, Any] = {
     "vp": 1,
@@ -161,7 +170,7 @@ def degrees(case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] 
             continue
         even = based.layers % found.pp == 0
         yield _with_degrees(based.replace(stage_layers=()), found.at(even))
-        for pp in sorted(set(found.pp[~even].tolist())):
+        for pp in sorted(set(found.pp[~even].tolist())) if space.uneven else ():
             split = balanced_stages(based.layers, pp)
             yield _with_degrees(based.replace(stage_layers=split), found.at(found.pp == pp))
 

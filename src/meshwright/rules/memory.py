@@ -17,12 +17,8 @@ LIKELY, CERTAIN = 0.7, 0.9  # chances of fitting: below, it may not fit; above, 
 
 
 def host_memory_gib(c: Case) -> Column:
-    """Return GiB that one rank keeps in host memory: what the same case without offload would add on the GPU."""
-    if not np.any(c.offload != "none") or c.memory is None:
-        return 0.0
-    offloaded, resident = c.memory, c.replace(offload="none").memory
-    parts = ("weights", "gradients", "optimizer", "activations")
-    return np.maximum(sum(getattr(resident, part) - getattr(offloaded, part) for part in parts), 0.0)
+    """Return GiB of host memory that one rank's offloaded state or activations need."""
+    return 0.0 if c.memory is None else c.memory.host
 
 
 def offloads(*values: str) -> Values:
@@ -72,9 +68,10 @@ STATE_FIXES: tuple[Fix, ...] = (
     {"pp": larger("pp")},
     {"tp": larger("tp"), "sp": [True]},
     {"tp": larger("tp"), "sp": [True], "pp": larger("pp")},
+    {"offload": offloads("params")},
+    {"offload": offloads("params"), "micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()]},
     {"method": four_bits},
     {"method": four_bits, "micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()]},
-    {"offload": offloads("params")},
 )
 
 

@@ -1,0 +1,326 @@
+"""Make a training fit that does not fit as asked: levers in the order of what they cost.
+
+Levers of kind layout keep the trained weights: a loss without full logits, gradients reduced in every micro batch,
+state or activations in host memory. The planner applies them by itself. Contract changes give other weights: narrower
+optimizer state, adapters, 4-bit base weights, a shorter sequence. They are only listed, each with a layout that the
+rules accept and that fits by the estimate.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+
+from meshwright import costs, rules
+from meshwright.clusters import Cluster
+from meshwright.costs.state import least_state_gib
+from meshwright.errors import MeshwrightError
+from meshwright.models import ModelSpec
+from meshwright.planner.baseline import Baseline, baseline_for
+from meshwright.planner.plan import Option, Question
+from meshwright.planner.search import (
+    LEVER_NAMES,
+    Candidate,
+    ScoredBatch,
+    as_overrides,
+    best,
+    changed_values,
+    choose,
+    score,
+)
+from meshwright.planner.space import FREE_SPACE, LEVER_SPACE, candidates
+from meshwright.recipes import overrides as override
+from meshwright.recipes.case import Case
+from meshwright.recipes.format_override import format_override
+from meshwright.recipes.types import Engine, FieldKind, Recipe
+
+LEAN_LOSSES = ("fused_linear", "chunked")  # the first that the engine has
+ALWAYS_TYPED = ("tp", "pp", "cp", "ep", "micro_batch_size", "recompute")
+"""Fields that an option's overrides always name, so that its command gives exactly its layout."""
+SHORTEST = 512  # tokens of a sample below which no shorter sequence is proposed
+WORTH = 0.8  # of the step time of a plan that fits on the GPUs; a contract change must be that much faster
+COST_OF = {
+    "loss": "the loss computes logits chunk by chunk",
+    "defer_grad_sync": "gradients are reduced after every micro batch",
+    "activations": "activations are copied to host memory and back",
+    "optimizer": "the host keeps and updates the weights; the GPU copies them layer by layer",
+    "params": "the host keeps the weights; the GPU copies them layer by layer",
+}
+ADAPTERS_COST = "adapters are trained instead of all weights"
+STATES: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    ("bf16 moments", "the optimizer's first moment loses precision", {"precision.moments": "bf16"}),
+    ("8-bit moments", "the optimizer's moments are quantized to 8 bits", {"optimizer.name": "adamw8bit"}),
+    (
+        "bf16 weights and moments",
+        "updates smaller than the last bit of a bf16 weight are lost",
+        {"precision.master": "bf16", "precision.moments": "bf16"},
+    ),
+    (
+        "bf16 weights, 8-bit moments",
+        "updates smaller than the last bit of a bf16 weight are lost, and moments are quantized",
+        {"precision.master": "bf16", "optimizer.name": "adamw8bit"},
+    ),
+)
+"""Narrower optimizer state, in the order of what it costs: title, cost, values."""
+
+Values = dict[str, Any]  # by flat name
+
+
+def without_offload(case: Case, pinned: Mapping[str, Any]) -> list[Values]:
+    """Return changes of layout kind that need no host memory, the leanest last."""
+    losses = [] if "loss" in pinned or not case.vocab or case.loss in LEAN_LOSSES else _lean_losses(case)
+    changes: list[Values] = [{"loss": loss} for loss in losses]
+    if "defer_grad_sync" not in pinned and case.defer_grad_sync:
+        changes.append({**(changes[0] if changes else {}), "defer_grad_sync": False})
+    return changes
+
+
+def _lean_losses(case: Case) -> list[str]:
+    return [loss for loss in LEAN_LOSSES if _is_supported(case, "loss", loss)][:1]
+
+
+def with_offload(case: Case, pinned: Mapping[str, Any]) -> list[Values]:
+    """Return changes of layout kind that use host memory, each with the leanest other settings."""
+    if "offload" in pinned or case.offload != "none":
+        return []
+    both = ("optimizer", "params") if case.engine != "meshwright" else ("optimizer",)  # the same in our engine
+    state = ("params",) if case.goal == "peft" else both
+    kinds = [kind for kind in (*state, "activations") if _is_supported(case, "offload", kind)]
+    lean = without_offload(case, pinned)
+    return [{**one, "offload": kind} for kind in kinds for one in ({}, *(lean[:1] if kind == "activations" else lean))]
+
+
+def _is_supported(case: Case, name: str, value: Any) -> bool:
+    """Return whether no error rule about this field itself refuses the value for this engine and model."""
+    changed = case.replace(**{name: value}, strategy=case.strategy, recompute="none", recompute_layers=0)
+    about = [r for r in rules.applicable(case, ("error",)) if r.field == name and r.subject != "memory"]
+    return not any(bool(np.all(r.broken(changed))) for r in about)
+
+
+def with_levers(case: Case, pinned: Mapping[str, Any], found: Candidate) -> Candidate:
+    """Return the best layout with levers of layout kind if the one found leaves no headroom; else the one found.
+
+    Host memory is used only if nothing else fits.
+    """
+    if found.has_headroom:
+        return found
+    lean = choose(_batches(case, pinned, offloads=False), case)
+    if lean is not None and lean.fits and (lean.has_headroom or not found.fits):
+        return lean
+    if found.fits:
+        return found
+    offloaded = choose(_batches(case, pinned, offloads=True), case)
+    return offloaded if offloaded is not None and offloaded.fits else found
+
+
+def lever_batches(case: Case, pinned: Mapping[str, Any]) -> list[ScoredBatch]:
+    """Return layouts with levers of layout kind, scored; those that use host memory only if no other fits."""
+    lean = _batches(case, pinned, offloads=False)
+    return lean if any(batch.fits.any() for batch in lean) else [*lean, *_batches(case, pinned, offloads=True)]
+
+
+def _batches(case: Case, pinned: Mapping[str, Any], offloads: bool, unchanged: bool = False) -> list[ScoredBatch]:
+    """Return layouts with and without a lever, scored; none if the state is too large for any of them."""
+    if not _may_fit(case, offloads):
+        return []
+    changes = with_offload(case, pinned) if offloads else without_offload(case, pinned)
+    changed = [case.replace(**one) for one in changes]
+    tried = [case, *changed] if unchanged and not offloads else changed
+    return [batch for one in tried for batch in score(one, pinned, LEVER_SPACE)]
+
+
+def _may_fit(case: Case, offloads: bool = False) -> bool:
+    """Return whether the state would fit if all GPUs, or their hosts, shared it equally; searches cost more."""
+    return least_state_gib(case) <= (case.host_gib if offloads else case.capacity_gib)
+
+
+def options_for(
+    baseline: Baseline, found: Candidate, typed: Sequence[str], target: str | None = None
+) -> tuple[Option, ...]:
+    """Return the options of a training that fits only with a lever, or not at all, in the order of what they cost.
+
+    `found` is the best layout with levers, `typed` are the user's overrides, `target` is the recipe if the user named
+    one. If it fits, it is the first option, and contract changes are listed only if they are faster.
+    """
+    asked = Asked(baseline.base, typed, target, unlimited_s(baseline.case, baseline.pinned))
+    if not found.fits:
+        return tuple(_contract_options(baseline, asked, np.inf))
+    applied = _option("layout", _layout_variant(baseline, found), found, asked)
+    below = 1.0 if found.layout["offload"] != "none" else WORTH
+    return (applied, *_contract_options(baseline, asked, below * found.step_s))
+
+
+def options_of_fixed(baseline: Baseline, typed: Sequence[str], target: str | None = None) -> tuple[Option, ...]:
+    """Return the options of a layout that does not fit: with its own degrees if possible, else with others."""
+    case = baseline.case
+    degrees = {name: getattr(case, name) for name in ("tp", "pp", "cp", "ep", "etp", "strategy", "dp_replicate")}
+    for pinned in ({**degrees, **baseline.pinned}, baseline.pinned):
+        found = best(case, pinned)
+        if found is None:
+            continue
+        chosen = with_levers(case, pinned, found)
+        if chosen.fits or pinned is baseline.pinned:
+            return options_for(baseline, chosen, typed, target)
+    return ()
+
+
+def options_for_recipe(
+    recipe: Recipe, model: ModelSpec, on: Cluster, engine: Engine, target: str | None = None
+) -> tuple[Option, ...]:
+    """Return the options of a recipe that does not fit on a cluster."""
+    question = Question(model=model, model_ref=recipe.model, cluster=on, goal=recipe.goal, engine=engine)
+    return options_of_fixed(baseline_for(question, (), recipe), (), target or recipe.name)
+
+
+def unlimited_s(case: Case, pinned: Mapping[str, Any]) -> float:
+    """Return the step time of the fastest legal layout if memory were unlimited."""
+    free = {name: value for name, value in pinned.items() if name not in ("recompute", "offload")}
+    fastest = np.inf
+    for batch in candidates(case.replace(offload="none"), FREE_SPACE, free):
+        ok = np.broadcast_to(rules.legal(batch), batch.tp.shape)
+        if ok.any():
+            fastest = min(fastest, float(np.min(costs.step_time(batch.rows(ok)).step_s)))
+    return float(fastest)
+
+
+class Asked(NamedTuple):
+    """What the user typed, and the step time that options are compared with."""
+
+    base: Recipe
+    overrides: Sequence[str]
+    target: str | None  # the name or file of the recipe, if the user named one
+    free_s: float
+
+
+class Variant(NamedTuple):
+    """A change of the training: its name, what it costs, the baseline with it, and its overrides."""
+
+    title: str
+    cost: str
+    baseline: Baseline
+    overrides: tuple[str, ...] = ()
+
+
+def _layout_variant(baseline: Baseline, found: Candidate) -> Variant:
+    changed = changed_values(found.layout, baseline.case, ("offload", *LEVER_NAMES))
+    reasons = [COST_OF[str(value) if name == "offload" else name] for name, value in changed.items()]
+    title = "offload to host memory" if "offload" in changed else "a leaner step"
+    return Variant(title, "; ".join((*reasons, "the trained weights stay the same")), baseline)
+
+
+def _contract_options(baseline: Baseline, asked: Asked, below_s: float) -> Iterator[Option]:
+    """Yield contract changes that make the training fit in less than this step time, one of each type."""
+    found = [
+        option
+        for variants in (_narrow_states(baseline), _adapters(baseline, asked.overrides))
+        if (option := _first_fitting(list(variants), asked, below_s)) is not None
+    ]
+    yield from found
+    if not found and below_s == np.inf:
+        shorter = (_first_fitting([variant], asked, below_s) for variant in _shorter(baseline))
+        yield from islice((option for option in shorter if option is not None), 1)
+
+
+def _first_fitting(variants: list[Variant], asked: Asked, below_s: float) -> Option | None:
+    """Return the first variant that fits without host memory, else, if nothing else fits, the first that needs it."""
+    for offloads in (False, True) if below_s == np.inf else (False,):
+        for variant in variants:
+            case = variant.baseline.case
+            found = choose(_batches(case, variant.baseline.pinned, offloads, unchanged=True), case)
+            if found is not None and found.fits and found.step_s < below_s:
+                return _option("contract", variant, found, asked)
+    return None
+
+
+def _narrow_states(baseline: Baseline) -> Iterator[Variant]:
+    if baseline.case.goal == "peft" or baseline.case.optimizer_name != "adamw":
+        return
+    for title, cost, values in STATES:
+        changed = _changed(baseline, values)
+        if changed is not None:
+            yield Variant(title, cost, changed, tuple(format_override(*one) for one in values.items()))
+
+
+def _adapters(baseline: Baseline, typed: Sequence[str]) -> Iterator[Variant]:
+    """Yield LoRA for a full fine-tuning, and QLoRA for either."""
+    case = baseline.case
+    if case.goal == "peft" and case.method in ("lora", "rslora"):
+        changed = _changed(baseline, {"peft.method": "qlora"})
+        if changed is not None:
+            yield Variant("QLoRA", "base weights are rounded to 4 bits", changed, ("peft.method=qlora",))
+    if case.goal != "sft":
+        return
+    kept = (f"train.global_batch_size={int(case.global_batch_size)}",)
+    question = msgspec.structs.replace(baseline.question, goal="peft", seq_length=int(case.seq_length))
+    for title, cost, extra in (
+        ("LoRA", ADAPTERS_COST, kept),
+        ("QLoRA", f"{ADAPTERS_COST}, on base weights rounded to 4 bits", (*kept, "peft.method=qlora")),
+    ):
+        try:
+            yield Variant(title, cost, baseline_for(question, (*_without(typed, extra), *extra)), extra)
+        except MeshwrightError:  # no recipe trains adapters of this kind of model
+            return
+
+
+def _shorter(baseline: Baseline) -> Iterator[Variant]:
+    """Yield half the sequence length, a quarter and so on."""
+    length = int(baseline.case.seq_length)
+    while (length := length // 2) >= SHORTEST:
+        changed = _changed(baseline, {"data.seq_length": length})
+        if changed is not None:
+            cost = f"samples of more than {length:,} tokens are cut"
+            yield Variant("shorter samples", cost, changed, (f"data.seq_length={length}",))
+
+
+def _changed(baseline: Baseline, values: Mapping[str, Any]) -> Baseline | None:
+    """Return the baseline with other contract values; None if they are its own already."""
+    recipe, log = override.change(baseline.requested, values)
+    if not log:
+        return None
+    return msgspec.structs.replace(baseline, requested=recipe, case=baseline.case.rebuild(recipe))
+
+
+def _option(kind: FieldKind, variant: Variant, found: Candidate, asked: Asked) -> Option:
+    """Return an option with the overrides of its layout and the command that plans it."""
+    case, pinned = variant.baseline.case, variant.baseline.pinned
+    names = dict.fromkeys((*ALWAYS_TYPED, *changed_values(found.layout, case)))
+    values = {n: found.layout[n] for n in names if n not in pinned and (n != "ep" or case.is_moe)}
+    overrides = (*variant.overrides, *as_overrides(values))
+    return Option(
+        title=variant.title,
+        kind=kind,
+        overrides=overrides,
+        goal=variant.baseline.requested.goal,
+        fits=found.fits,
+        total_gib=found.total_gib,
+        host_gib=float(costs.memory(case.replace(**found.layout)).host),
+        step_s=found.step_s,
+        slowdown=found.step_s / asked.free_s,
+        cost=variant.cost,
+        command=_command(variant.baseline, asked, overrides),
+    )
+
+
+def _command(baseline: Baseline, asked: Asked, overrides: Sequence[str]) -> str:
+    """Return the command of an option: `estimate` of the recipe that the user named, else `recommend`."""
+    question, named = baseline.question, asked.target is not None and baseline.base == asked.base
+    words = ["meshwright", "estimate", str(asked.target)] if named else ["meshwright", "recommend", question.model_ref]
+    words += ["--gpus", question.cluster_ref or str(question.cluster)]
+    words += [] if named else ["--goal", baseline.requested.goal]
+    if question.seq_length is not None and not any(text.startswith("data.seq_length=") for text in overrides):
+        words += ["--seq", str(question.seq_length)]
+    if question.engine != "meshwright":
+        words += ["--engine", question.engine]
+    words += ["--benchmark"] * question.benchmark
+    return shlex.join([*words, *_without(asked.overrides, overrides), *overrides])
+
+
+def _without(typed: Sequence[str], overrides: Sequence[str]) -> list[str]:
+    """Return the user's overrides of fields that these overrides do not set."""
+    keys = {text.partition("=")[0] for text in overrides}
+    return [text for text in typed if override.native_key(text.partition("=")[0].strip()) not in keys]

@@ -1,0 +1,177 @@
+"""A training that does not fit as asked gets a plan that does, with its price; typed on the command line."""
+
+from __future__ import annotations
+
+import shlex
+from typing import Any
+
+import pytest
+
+from meshwright import costs, recipe
+from meshwright.clusters import cluster
+from meshwright.planner import case_of
+from meshwright.recipes.case import model_of
+
+KEYS = {"title", "kind", "overrides", "goal", "fits", "total_gib", "host_gib", "step_s", "slowdown", "cost", "command"}
+
+
+def changed(answer: dict[str, Any]) -> dict[str, Any]:
+    return {one["field"]: one["to"] for one in answer["changes"]}
+
+
+def pasted(meshwright: Any, option: dict[str, Any]) -> Any:
+    """The answer to an option's command."""
+    words = shlex.split(option["command"])
+    assert words[0] == "meshwright"
+    return meshwright(*words[1:], "--json")
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "goal", "lever"),
+    [
+        ("llama3-8b", "1xH100", "sft", ("layout.offload", "optimizer")),
+        ("qwen3-30b-a3b", "4xH100", "sft", ("layout.offload", "optimizer")),
+        ("llama3.1-405b", "64xH100", "sft", ("layout.offload", "optimizer")),
+        ("llama3-8b", "1xRTX4090", "peft", ("kernels.loss", "fused_linear")),
+        ("llama3-70b", "1xH100", "peft", ("layout.offload", "params")),
+    ],
+)
+def test_a_lever_that_keeps_the_weights_is_the_plan(
+    meshwright: Any, model: str, gpus: str, goal: str, lever: tuple[str, str]
+) -> None:
+    found = meshwright("recommend", model, "--gpus", gpus, "--goal", goal, "--json")
+    assert found.code == 0
+    answer = found.json
+    assert answer["estimate"]["fits"]
+    assert changed(answer)[lever[0]] == lever[1]
+    assert {one["kind"] for one in answer["changes"]} == {"layout"}
+    reason = next(one["why"] for one in answer["changes"] if one["field"] == lever[0])
+    assert "GiB" in reason
+    first = answer["options"][0]
+    assert set(first) == KEYS
+    assert first["kind"] == "layout"
+    assert first["total_gib"] == pytest.approx(answer["estimate"]["memory_gib"]["total"])
+    assert first["step_s"] == pytest.approx(answer["estimate"]["step_s"])
+    assert first["slowdown"] > 1
+    assert "meshwright" in answer["commands"]
+
+
+def test_every_option_works_when_pasted(meshwright: Any) -> None:
+    answer = meshwright("recommend", "llama3-8b", "--gpus", "1xH100", "--goal", "sft", "--json").json
+    assert [one["kind"] for one in answer["options"]] == ["layout", "contract", "contract"]
+    assert answer["options"][-1]["goal"] == "peft"
+    for option in answer["options"]:
+        again = pasted(meshwright, option)
+        assert again.code == 0, option["command"]
+        assert again.json["estimate"]["memory_gib"]["total"] == pytest.approx(option["total_gib"], rel=1e-6)
+        assert again.json["estimate"]["step_s"] == pytest.approx(option["step_s"], rel=1e-6)
+
+
+def test_only_contract_changes_fit(meshwright: Any) -> None:
+    found = meshwright("recommend", "llama3-70b", "--gpus", "8xA100-40", "--goal", "sft", "--json")
+    assert found.code == 1
+    answer = found.json
+    assert not answer["estimate"]["fits"]
+    assert answer["options"]
+    assert {one["kind"] for one in answer["options"]} == {"contract"}
+    assert all(one["fits"] and one["cost"] for one in answer["options"])
+    assert pasted(meshwright, answer["options"][0]).code == 0
+
+
+def test_what_the_user_typed_stays_in_the_command(meshwright: Any) -> None:
+    words = (
+        "recommend",
+        "llama3-8b",
+        "--gpus",
+        "1xRTX4090",
+        "--goal",
+        "sft",
+        "--seq",
+        "4096",
+        "train.global_batch_size=4",
+    )
+    found = meshwright(*words, "--json")
+    assert found.code == 1
+    for option in found.json["options"]:
+        assert "train.global_batch_size=4" in option["command"]
+        assert "--seq 4096" in option["command"]
+        assert pasted(meshwright, option).code == 0
+
+
+def test_a_pinned_field_is_not_a_lever(meshwright: Any) -> None:
+    found = meshwright("recommend", "llama3-8b", "--gpus", "1xH100", "--goal", "sft", "layout.offload=none", "--json")
+    assert found.code == 1
+    assert found.json["layout"]["offload"] == "none"
+    assert all("layout.offload=none" in one["command"] for one in found.json["options"])
+
+
+def test_a_training_that_fits_has_no_options(meshwright: Any) -> None:
+    answer = meshwright("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "--json").json
+    assert "options" not in answer
+    assert answer["layout"]["offload"] == "none"
+
+
+def test_nothing_helps(meshwright: Any) -> None:
+    found = meshwright("recommend", "llama3.1-405b", "--gpus", "1xRTX4090", "--goal", "pretrain", "--json")
+    assert found.code == 1
+    assert not found.json.get("options")
+    assert found.json["smallest_that_fits"]
+
+
+def test_estimate_and_check_name_the_cheapest_lever(meshwright: Any) -> None:
+    words = ("llama3_8b_sft_config", "--gpus", "1xH100", "layout.tp=1", "layout.sp=false")
+    for verb in ("estimate", "check"):
+        found = meshwright(verb, *words, "--json")
+        assert found.code == 1
+        first = found.json["options"][0]
+        assert first["kind"] == "layout"
+        assert "layout.offload=optimizer" in first["overrides"]
+        assert "estimate llama3_8b_sft_config" in first["command"]
+        assert pasted(meshwright, first).code == 0
+
+
+def test_plan_ranks_layouts_with_levers(meshwright: Any) -> None:
+    found = meshwright("plan", "llama3-8b", "--gpus", "1xH100", "--goal", "sft", "--json")
+    assert found.code == 0
+    answer = found.json
+    assert all(plan["layout"]["offload"] == "optimizer" for plan in answer["plans"])
+    assert answer["plans"][0]["options"][0]["kind"] == "layout"
+    assert any("does not fit" in one["reason"] for one in answer["dropped"])
+
+
+def test_host_memory_limits_offload(meshwright: Any) -> None:
+    found = meshwright("recommend", "llama3-8b", "--gpus", "1xRTX4090", "--goal", "sft", "--json")
+    assert found.code == 1  # 132 GiB of state, 64 GiB of host memory
+    assert all(one["host_gib"] <= 64 for one in found.json["options"])
+
+
+def case(name: str, gpus: str, *overrides: str) -> Any:
+    wanted = recipe(name, list(overrides))
+    return case_of(wanted, model_of(wanted), cluster(gpus))
+
+
+def test_levers_have_a_price() -> None:
+    base = ("layout.tp=1", "layout.sp=false", "layout.recompute=selective")
+    plain = costs.estimate(case("llama3_8b_sft_config", "8xH100", *base))
+    for lever in ("layout.offload=optimizer", "layout.offload=activations", "optimizer.name=adamw8bit"):
+        priced = costs.estimate(case("llama3_8b_sft_config", "8xH100", *base, lever))
+        assert priced.step_s > plain.step_s, lever
+        assert priced.memory.total < plain.memory.total, lever
+
+
+def test_weights_are_copied_for_every_micro_batch() -> None:
+    base = ("layout.tp=1", "layout.sp=false", "layout.recompute=full", "layout.offload=optimizer")
+    few = costs.step_time(case("llama3_8b_sft_config", "1xRTX4090", *base, "train.global_batch_size=2"))
+    many = costs.step_time(case("llama3_8b_sft_config", "1xRTX4090", *base, "train.global_batch_size=8"))
+    assert many.other >= few.other
+    assert many.optimizer == pytest.approx(few.optimizer)  # one update per step
+
+
+def test_host_memory_counts_weights_gradients_and_moments() -> None:
+    one = case("llama3_8b_sft_config", "1xH100", "layout.tp=1", "layout.sp=false", "layout.offload=optimizer")
+    state = 16 * model_of(one.recipe).params.total / 2**30
+    assert costs.memory(one).host == pytest.approx(1.1 * state, rel=0.01)
+    deferred = one.replace(defer_grad_sync=False)
+    assert costs.memory(deferred).host == costs.memory(one).host
+    frozen = case("llama3_70b_peft_config", "1xH100", "layout.tp=1", "layout.sp=false", "layout.offload=params")
+    assert costs.memory(frozen).host > 2 * model_of(frozen.recipe).params.total / 2**30
