@@ -2,8 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Where Python is told to write no bytecode, every worker would compile the tests, and every command the source, again.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: megatron setup demo test lint browser screens docs site bench load schema accuracy sweep verify parity slow faults slurm-test clean
+.PHONY: megatron setup demo test test-times lint browser screens docs site bench load schema accuracy sweep verify parity slow faults slurm-test clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -41,7 +43,10 @@ browser:
 	  echo "chromium not found: browser tests will be skipped"
 
 test: lint browser
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST) -n 2 --dist worksteal
+
+test-times: $(VENV)/.peers browser  ## the same tests; the slowest files and tests at the end
+	$(PYTEST) -n 2 --dist worksteal -p tests.times
 
 screens: $(VENV)/.engine browser  ## screenshots of the web UI, docs/screens (a minute)
 	$(BIN)/python docs/screens.py

@@ -95,8 +95,7 @@ def adapted_page() -> str:
         if published == shipped:
             continue
         case = case_of(published, model_of(published), clusters.cluster(published.cluster))
-        errors = [f for f in rules.check(case) if f.severity == "error"]
-        why = "; ".join(f.message for f in errors)
+        why = "; ".join(f.message for f in rules.check(case, ("error",), fixes=False))
         rows.append((f"`{e.name}`", _layout(published), _differences(published, shipped), why))
     text = f"# Adapted recipes\n\n{len(rows)} recipes differ from the layout they were published with, because a rule "
     text += "refuses that layout or it does not fit on its GPUs. The reason is what the rules report today for the "

@@ -380,7 +380,7 @@ CONTENT = st.dictionaries(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(CONTENT, st.sampled_from([None, 1]))
 def test_json_round_trips(content: dict[str, Any], indent: int | None) -> None:
     text = json.dumps(content, indent=indent)
@@ -396,7 +396,7 @@ def without_none(value: Any) -> Any:
     return value
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(CONTENT)
 def test_toml_matches_tomllib_and_lines_match_keys(content: dict[str, Any]) -> None:
     text = tomlkit.dumps(without_none(content))

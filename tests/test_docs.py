@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,7 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 
 
+@cache
 def maker() -> ModuleType:
     spec = importlib.util.spec_from_file_location("make_docs", DOCS / "make.py")
     assert spec is not None

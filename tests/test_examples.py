@@ -5,11 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
+import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.cli.conftest import meshwright  # noqa: F401  # a fixture
+
+from meshwright import api
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 SRC = Path(__file__).parents[1] / "src"
@@ -38,19 +44,25 @@ def cells(notebook: Path) -> str:
     return 'if __name__ == "__main__":\n' + body
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def files(pattern: str) -> list[Any]:
+    """Return the names of examples; those that import torch are slow."""
+    names = sorted(path.name for path in EXAMPLES.glob(pattern))
+    return [pytest.param(name, marks=pytest.mark.slow if name in NEEDS_TORCH else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", files("*.py"))
 def test_script(name: str) -> None:
     assert run(sys.executable, str(EXAMPLES / name)).strip()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        # The script of the same name runs the same dry run.
-        pytest.param(path.name, marks=pytest.mark.slow if path.name in NEEDS_TORCH else ())
-        for path in sorted(EXAMPLES.glob("*.ipynb"))
-    ],
-)
+def test_the_dry_run_with_fewer_layers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = api.dryrun
+    monkeypatch.setattr(api, "dryrun", lambda *a, **kw: whole(*a, overrides=["architecture.layers=2"], **kw))
+    runpy.run_path(str(EXAMPLES / "09_dry_run.py"), run_name="__main__")
+    assert capsys.readouterr().out.startswith("fits: True; 1 distinct ranks")
+
+
+@pytest.mark.parametrize("name", files("*.ipynb"))
 def test_notebook(name: str, tmp_path: Path) -> None:
     script = tmp_path / "notebook.py"
     script.write_text(cells(EXAMPLES / name))
@@ -65,6 +77,23 @@ def test_commands_in_the_comments_of_a_file(name: str) -> None:
         assert run(*COMMAND, *command.split()).strip()
 
 
+def test_commands_of_the_training(meshwright: Any, tmp_path: Path) -> None:  # noqa: F811
+    """The script's commands in this process: three commands of their own would import torch three times."""
+    script = (EXAMPLES / "08_train_tiny.sh").read_text().replace("\\\n", "").replace("$run", str(tmp_path / "run"))
+    (defined,) = re.findall(r"^train\(\) \{\n *meshwright (.+)\n\}", script, re.MULTILINE)
+    answers = []
+    for command, words in re.findall(r"^(train|meshwright) ([^#\n]+)", script, re.MULTILINE):
+        typed = defined.replace('"$@"', words) if command == "train" else words
+        answers.append(meshwright(*shlex.split(typed)))
+        assert answers[-1].code == 0, answers[-1].err
+    first, resumed, generated = answers
+    assert "4 steps on 2 × CPU" in first.out
+    assert "4 steps on 2 × CPU" in resumed.out
+    assert "step-00000008" in resumed.out
+    assert generated.out.strip()
+
+
+@pytest.mark.slow
 def test_training(tmp_path: Path) -> None:
     shim = tmp_path / "meshwright"
     shim.write_text(f'#!/bin/sh\nexec {sys.executable} -m meshwright "$@"\n')

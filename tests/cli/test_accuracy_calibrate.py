@@ -150,7 +150,7 @@ def test_calibrate_without_a_gpu_is_an_error(meshwright: Any) -> None:
     assert "GPU" in answer.json["error"]["message"]
 
 
-@pytest.mark.parametrize("suffix", ["svg", "png"])
+@pytest.mark.parametrize("suffix", ["svg", pytest.param("png", marks=pytest.mark.slow)])
 def test_plots_are_written(meshwright: Any, tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / f"plot.{suffix}"

@@ -94,10 +94,10 @@ def test_nf4_weights_take_four_bits_and_their_scales() -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        ("precision.compute=fp16",),
+        ("precision.compute=fp16", "optimizer.name=lion"),
         ("precision.matmul=fp8_tensor", "precision.fp8_gather=true"),
-        ("layout.offload=optimizer", "optimizer.name=lion"),
-        ("optimizer.name=muon", "precision.moments=bf16"),
+        pytest.param(("layout.offload=optimizer", "optimizer.name=lion"), marks=pytest.mark.slow),
+        pytest.param(("optimizer.name=muon", "precision.moments=bf16"), marks=pytest.mark.slow),
     ],
     ids=lambda changes: changes[-1],
 )

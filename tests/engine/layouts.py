@@ -314,7 +314,7 @@ SEVERAL = (
     Tried("tp-sp-cp", "several axes", 4, {**TP_SP, "cp": 2}, quick=("llama",)),
     Tried("pp-tp-sp", "several axes", 4, _pipeline("1f1b", **TP_SP), REPRESENTATIVES),
     Tried("pp-cp", "several axes", 4, _pipeline("1f1b", cp=2), REPRESENTATIVES),
-    Tried("3d", "several axes", 8, _pipeline("1f1b", **TP_SP), quick=("qwen3",)),
+    Tried("3d", "several axes", 8, _pipeline("1f1b", **TP_SP)),
     Tried(
         "3d-interleaved",
         "several axes",

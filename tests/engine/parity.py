@@ -148,8 +148,19 @@ def alone(given: types.Recipe, world: int) -> types.Recipe:
     return msgspec.structs.replace(given, layout=layout, kernels=types.Kernels())
 
 
+def shortened(given: types.Recipe, world: int) -> types.Recipe:
+    """Return the recipe with two micro batches a step, unless data-parallel or pipeline ranks need more."""
+    axes = sizes(given.layout, world)
+    batch = 2 * given.layout.micro_batch_size
+    if axes["pp"] * axes["dp_replicate"] * axes["dp_shard"] > 1 or given.train.global_batch_size < batch:
+        return given
+    return msgspec.structs.replace(given, train=msgspec.structs.replace(given.train, global_batch_size=batch))
+
+
 def differences(family: str, world: int, given: types.Recipe, steps: int = STEPS) -> dict[str, float]:
     """Return the largest relative differences of losses, norms, gradients and weights to one process."""
+    if steps < STEPS:
+        given = shortened(given, world)
     expected = reference(family, msgspec.msgpack.encode(alone(given, world)), steps)
     ranks = run(world, train, family, given, steps, timeout=300)
     worst = {"gradients": 0.0, "weights": 0.0}

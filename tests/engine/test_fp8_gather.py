@@ -26,8 +26,12 @@ STEPS = 2
 ADAM = types.Optimizer(name="adamw", lr=1e-2)
 
 
-def trained(rank: int, world: int, family: str, given: types.Recipe) -> dict[str, Any]:
-    """Return losses, weights, and the classes of the gathered weights."""
+def trained(rank: int, world: int, family: str, *recipes: types.Recipe) -> list[dict[str, Any]]:
+    """Train each recipe; return losses, weights, and the classes of the gathered weights."""
+    return [_trained(family, given) for given in recipes]
+
+
+def _trained(family: str, given: types.Recipe) -> dict[str, Any]:
     if given.kernels.compile:
         compile_without_a_compiler()
     config = transformers_config(FAMILIES[family])
@@ -58,10 +62,11 @@ def _class_name(weight: torch.Tensor) -> str:
 
 def recipe_with(gather: bool, layout: dict[str, Any], sections: dict[str, Any]) -> types.Recipe:
     precision = types.Precision(**{"compute": "fp32", "matmul": "fp8_tensor", **sections.get("precision", {})})
+    train = types.Train(global_batch_size=8 if "pp" in layout else 4, steps=100)
     given = recipe(
         types.Layout(**{"micro_batch_size": 2, **layout}),
         optimizer=ADAM,
-        **{**sections, "precision": types.Precision(**{**_fields(precision), "fp8_gather": gather})},
+        **{"train": train, **sections, "precision": types.Precision(**{**_fields(precision), "fp8_gather": gather})},
     )
     return types.Recipe(**{**_fields(given), "goal": sections.get("goal", "pretrain")})
 
@@ -89,8 +94,7 @@ SLOW = {
 )
 def test_fp8_gathers_change_nothing(case: tuple[int, str, dict[str, Any], dict[str, Any], int]) -> None:
     world, family, layout, sections, count = case
-    wide = run(world, trained, family, recipe_with(False, layout, sections))[0]
-    low = run(world, trained, family, recipe_with(True, layout, sections))[0]
+    wide, low = run(world, trained, family, *(recipe_with(gather, layout, sections) for gather in (False, True)))[0]
     assert (wide["shards"], low["shards"]) == (0, count)
     if "kernels" not in sections:
         assert "Fp8Weight" in low["seen"]
@@ -105,13 +109,13 @@ def test_fp8_gathers_change_nothing(case: tuple[int, str, dict[str, Any], dict[s
 
 def test_unsupported_weights_are_gathered_as_usual() -> None:
     """Row scales, offloaded weights, uneven shards."""
-    by_rows = run(2, trained, "llama", recipe_with(True, {}, {"precision": {"matmul": "fp8_row"}}))[0]
-    offloaded = run(2, trained, "llama", recipe_with(True, {"offload": "params"}, {}))[0]
-    unequal = run(3, trained, "llama", recipe_with(True, {"micro_batch_size": 1}, {"train": TRAIN}))[0]
+    scaled_by_row = recipe_with(True, {}, {"precision": {"matmul": "fp8_row"}})
+    by_rows, offloaded = run(2, trained, "llama", scaled_by_row, recipe_with(True, {"offload": "params"}, {}))[0]
+    (unequal,) = run(3, trained, "llama", recipe_with(True, {"micro_batch_size": 1}, {"train": TRAIN}))[0]
     assert (by_rows["shards"], offloaded["shards"], unequal["shards"]) == (0, 0, 0)
 
 
-TRAIN = types.Train(global_batch_size=6, steps=100)
+TRAIN = types.Train(global_batch_size=3, steps=100)
 
 
 def test_codes_of_a_gathered_weight_take_half_the_bytes() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import cache
 from typing import Any
 
 import pytest
@@ -355,9 +356,20 @@ def _parity(rank: int, world: int, name: str, moments: Any) -> tuple[float, floa
     return weights_apart, _farthest(tensors[1], tensors[0])
 
 
+def _of_every_rule(rank: int, world: int, work: Any, *args: Any) -> dict[str, Any]:
+    return {name: work(rank, world, name, *args) for name in RULES}
+
+
+@cache
+def every_rule(work: Any, *args: Any) -> list[dict[str, Any]]:
+    """Return the results of all rules by rank: four ranks are started once."""
+    return run(4, _of_every_rule, work, *args)
+
+
 @pytest.mark.parametrize("name", RULES)
 def test_sharded_parameters_are_updated_like_unsharded_ones(name: str) -> None:
-    for weights_apart, states_apart in run(4, _parity, name, "fp32"):
+    for found in every_rule(_parity, "fp32"):
+        weights_apart, states_apart = found[name]
         assert weights_apart < 1e-5
         assert states_apart < 1e-5
 
@@ -384,7 +396,7 @@ def _checkpoint(rank: int, world: int, name: str, flat: bool) -> bool:
 @pytest.mark.parametrize("flat", [False, True])
 @pytest.mark.parametrize("name", RULES)
 def test_torch_checkpoints_support_the_state_of_sharded_parameters(name: str, flat: bool) -> None:
-    assert all(run(4, _checkpoint, name, flat))
+    assert all(found[name] for found in every_rule(_checkpoint, flat))
 
 
 def _traced(rank: int, world: int) -> list[int]:

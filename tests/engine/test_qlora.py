@@ -159,13 +159,7 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "etp": (2, {"etp": 2}),
     "recompute": (2, {"recompute": "full"}),
 }
-QUICK = {
-    ("llama_wide", "tp-fsdp"),
-    ("llama_wide", "pp"),
-    ("qwen3_moe_wide", "ep"),
-    ("gpt_oss_wide", "etp"),
-    ("nemotron_h", "fsdp"),
-}
+QUICK = {("llama_wide", "tp-sp"), ("llama_wide", "pp"), ("qwen3_moe_wide", "ep")}
 TRIED = [
     *(("llama_wide", name) for name in LAYOUTS if name not in ("ep", "etp")),
     *(("qwen3_moe_wide", name) for name in LAYOUTS if name != "tp"),  # experts need sp with tp

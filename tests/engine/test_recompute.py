@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -68,11 +69,23 @@ def kept_by_layers(rank: int, world: int, family: str, layouts: list[types.Layou
     return [(kept(layout, 3) - kept(layout, 1)) / 2 / (SEQ * SAMPLES) / 4 for layout in layouts]
 
 
+def attention_for(module: str) -> str:
+    return "eager" if module == "core_attn" else "auto"  # flash attention has no scores to drop
+
+
+@cache
+def kept_values(family: str, attention: str) -> dict[str, float]:
+    """Return what a layer saves per token with each module recomputed, with none ("") and with all ("full")."""
+    modules = [name for name, of in CASES.items() if (of, attention_for(name)) == (family, attention)]
+    full = types.Layout(micro_batch_size=SAMPLES, recompute="full")
+    layouts = [NOTHING, full, *map(selective, modules)]
+    return dict(zip(["", "full", *modules], run(1, kept_by_layers, family, layouts, attention)[0], strict=True))
+
+
 @pytest.mark.parametrize("module", CASES)
 def test_a_recomputed_module_is_not_saved(module: str) -> None:
-    attention = "eager" if module == "core_attn" else "auto"  # flash attention has no scores to drop
-    full = types.Layout(micro_batch_size=SAMPLES, recompute="full")
-    every, some, least = run(1, kept_by_layers, CASES[module], [NOTHING, selective(module), full], attention)[0]
+    values = kept_values(CASES[module], attention_for(module))
+    every, some, least = values[""], values[module], values["full"]
     assert least < some < 0.97 * every
     assert least == pytest.approx(WIDE["hidden_size"], rel=0.01)  # the layer's input
 

@@ -115,12 +115,17 @@ def test_a_run_restarted_by_its_scheduler_finds_its_folder() -> None:
 
 
 @pytest.mark.parametrize(
-    ("phase", "number"), [("flush", signal.SIGTERM), pytest.param("step", signal.SIGUSR1, marks=pytest.mark.slow)]
+    ("phase", "number"),
+    [
+        pytest.param("flush", signal.SIGTERM, marks=pytest.mark.slow),  # a single process is preempted below
+        pytest.param("step", signal.SIGUSR1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_preempted_run_saves_and_resumes(tmp_path: Path, phase: str, number: signal.Signals) -> None:
     assert faults_soak.signalled(tmp_path, phase, number) == []
 
 
+@pytest.mark.slow  # a killed rank is in the elastic restart below
 def test_a_killed_run_resumes_with_the_same_losses(tmp_path: Path) -> None:
     found = faults_soak.soak(tmp_path, kills=2, seed=1, steps=12)
     assert found["kills"] >= 2

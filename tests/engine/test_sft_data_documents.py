@@ -102,7 +102,13 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize(
-    ("family", "name"), [*(("llama", name) for name in LAYOUTS), ("nemotron_h", "tp2 sp"), ("nemotron_h", "cp2")]
+    ("family", "name"),
+    [
+        *(("llama", name) for name in ("dp2 accumulating", "tp2 sp", "pp2", "cp2")),
+        *(pytest.param("llama", name, marks=pytest.mark.slow) for name in ("dp2", "tp2")),
+        pytest.param("nemotron_h", "tp2 sp", marks=pytest.mark.slow),
+        ("nemotron_h", "cp2"),
+    ],
 )
 def test_losses_and_gradients_over_answers_match_one_process(
     family: str, name: str, monkeypatch: pytest.MonkeyPatch

@@ -32,13 +32,13 @@ def tiny(name: str, nproc: int = 2, **options: object) -> dict[str, object]:
         ("llama3_8b_pretrain_config", "tp"),
         ("qwen3_30b_a3b_pretrain_config", "ep"),
         ("deepseek_v2_pretrain_config", "pp"),
-        ("nemotronh_8b_sft_config", "tp"),
+        pytest.param("nemotronh_8b_sft_config", "tp", marks=pytest.mark.slow),
     ],
 )
 def test_a_recipe_trains_in_its_own_layout(name: str, axis: str) -> None:
-    answer = tiny(name)
+    answer = tiny(name, steps=4)
     losses = answer["losses"]
-    assert len(losses) == 6  # type: ignore[arg-type]
+    assert len(losses) == 4  # type: ignore[arg-type]
     assert losses[-1] < losses[0]  # type: ignore[index]
     assert answer["layout"][axis] == 2  # type: ignore[index]
     assert answer["schema"] == "meshwright/2"
@@ -56,12 +56,13 @@ def test_a_run_leaves_metrics_behind(tmp_path: Path) -> None:
 
 
 def test_evaluation_is_on_other_samples() -> None:
-    answer = tiny("llama3_8b_pretrain_config", steps=4, overrides=["train.eval_every=2", "train.eval_steps=2"])
+    answer = tiny("llama3_8b_pretrain_config", nproc=1, steps=4, overrides=["train.eval_every=2", "train.eval_steps=2"])
     assert set(answer["eval_losses"]) == {"2", "4"}  # type: ignore[call-overload]
 
 
 def test_the_same_run_twice_is_the_same() -> None:
-    assert tiny("gemma3_1b_pretrain_config")["losses"] == tiny("gemma3_1b_pretrain_config")["losses"]
+    once, again = (tiny("gemma3_1b_pretrain_config", steps=2)["losses"] for _ in range(2))
+    assert once == again
 
 
 def test_adapters_train_and_the_rest_stays() -> None:
@@ -79,7 +80,14 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
 
 def test_a_step_whose_loss_is_not_finite_can_be_skipped(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="skipped steps in a row"):
-        tiny("llama3_8b_pretrain_config", out=str(tmp_path), steps=20, on_nan="skip", overrides=["train.z_loss=1e300"])
+        tiny(
+            "llama3_8b_pretrain_config",
+            nproc=1,
+            out=str(tmp_path),
+            steps=20,
+            on_nan="skip",
+            overrides=["train.z_loss=1e300"],
+        )
 
 
 def test_rules_refuse_a_layout_before_anything_starts() -> None:

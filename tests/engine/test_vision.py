@@ -45,8 +45,7 @@ MOE = ("qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe")
 DEFAULT = (
     ("gemma3", "tp_sp"),
     ("gemma3", "pp"),
-    ("qwen2_5_vl", "fsdp2_tp_sp"),
-    ("qwen3_vl", "tp"),
+    ("qwen2_5_vl", "tp_sp"),
     ("qwen3_vl", "cp"),
     ("qwen3_vl_moe", "ep"),
     ("glm4v_moe", "recompute"),

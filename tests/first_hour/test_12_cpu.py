@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +14,6 @@ from meshwright.engine.metrics import status as status_module
 from meshwright.recipes.index import load as load_recipe
 from meshwright.recipes.overrides import apply
 
-ROOT = Path(__file__).parents[2]
 RECIPE = "qwen3_600m_pretrain_config"
 
 
@@ -63,13 +58,9 @@ def test_the_status_is_a_changing_line_on_a_terminal_and_log_lines_elsewhere(
     assert capsys.readouterr().err == ""
 
 
-def test_a_run_reports_its_phases_on_stderr_and_its_gradients(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "meshwright", "train", RECIPE, "--tiny", "train.steps=2", "--json"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "precision.compute=fp16"], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
-    memory = json.loads(done.stdout)["memory_gib"]
+def test_a_run_reports_its_phases_on_stderr_and_its_gradients(meshwright: Any) -> None:
+    done = meshwright("train", RECIPE, "--tiny", "train.steps=2", "precision.compute=fp16", "--json")
+    memory = done.json["memory_gib"]
     assert memory["gradients"] == pytest.approx(memory["weights"])
     phases = ["importing torch", "preparing the data: mock", "building the model: qwen3_600m", "step 1"]
-    assert [line for line in done.stderr.splitlines() if line in phases] == phases
+    assert [line for line in done.err.splitlines() if line in phases] == phases

@@ -51,6 +51,9 @@ def test_every_finding_has_a_catalog_entry() -> None:
         assert found.cause
 
 
+GPUS = st.sampled_from([None, "8xH100", "2x8xB200"])
+
+
 @st.composite
 def mutated(draw: st.DrawFn) -> tuple[str, str, str]:
     """A config with deleted, duplicated and swapped lines, and replaced tokens."""
@@ -82,9 +85,21 @@ def mutated(draw: st.DrawFn) -> tuple[str, str, str]:
     return framework, path, text
 
 
-@settings(max_examples=1000, suppress_health_check=list(HealthCheck))
-@given(mutated(), st.sampled_from([None, "8xH100", "2x8xB200"]))
+@settings(max_examples=300, suppress_health_check=list(HealthCheck))
+@given(mutated(), GPUS)
 def test_mutated_file_never_crashes_or_hangs(file: tuple[str, str, str], gpus: str | None) -> None:
+    check_mutated(file, gpus)
+
+
+@pytest.mark.slow
+@settings(max_examples=1000, suppress_health_check=list(HealthCheck))
+@given(mutated(), GPUS)
+def test_a_thousand_mutated_files_never_crash_or_hang(file: tuple[str, str, str], gpus: str | None) -> None:
+    check_mutated(file, gpus)
+
+
+def check_mutated(file: tuple[str, str, str], gpus: str | None) -> None:
+    """Check a file, which must end in time, with a result or an input error."""
     framework, path, text = file
     began = time.process_time()
     try:

@@ -19,7 +19,7 @@ SOME = names()[::7]
 
 @pytest.mark.parametrize("format", ["toml", "yaml", "json"])
 def test_every_format_gives_the_recipe_back(format: str) -> None:
-    for name in SOME if format == "yaml" else names():
+    for name in names() if format == "json" else SOME:
         assert from_text(to_text(load(name), format), format) == load(name)
 
 

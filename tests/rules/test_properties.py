@@ -25,7 +25,7 @@ def base(place: Place) -> Case:
 
 
 @given(PLACES, ROWS)
-@settings(slow, max_examples=60)
+@settings(slow, max_examples=40)
 def test_columns_match_scalars(place: Place, rows: list[dict[str, Any]]) -> None:
     start = base(place)
     vector, single = start.replace(**columns(rows)), [start.replace(**row) for row in rows]
@@ -39,7 +39,7 @@ EVEN = ("megatron", "meshwright", "deepspeed")  # the others allow uneven stages
 
 
 @given(PLACES, CONTRACTS)
-@settings(slow, max_examples=80)
+@settings(slow, max_examples=50)
 def test_legal_layouts_multiply_out(place: Place, contract: dict[str, int]) -> None:
     start = base(place)
     strategy = "zero1" if start.engine in ("megatron", "deepspeed") else "fsdp2"
@@ -67,7 +67,7 @@ def test_some_layouts_are_legal_on_every_engine() -> None:
 
 
 @given(PLACES, ANYTHING)
-@settings(slow, max_examples=60)
+@settings(slow, max_examples=40)
 def test_no_rule_crashes_on_valid_recipe_values(place: Place, values: dict[str, Any]) -> None:
     spec, world, engine = place
     for goal in GOALS:
@@ -114,7 +114,7 @@ def test_fixing_errors_one_by_one_terminates(place: Place, row: dict[str, Any]) 
 
 
 @given(PLACES, ROW)
-@settings(slow, max_examples=60)
+@settings(slow, max_examples=40)
 def test_every_message_can_be_formatted_for_any_case(place: Place, row: dict[str, Any]) -> None:
     c = base(place).replace(**row)
     for rule in applicable(c):

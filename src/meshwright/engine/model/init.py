@@ -80,7 +80,7 @@ def record_initial(model: Any, seed: int) -> dict[str, InitSpec]:
     names = {id(module): name for name, module in model.named_modules()}
     owners = _owners(model)
     for module in reversed(list(model.modules())):  # children first, as transformers does: parents may override
-        torch.manual_seed(_key(seed, names[id(module)]))  # for vectors that transformers computes on the CPU
+        _seed_cpu(_key(seed, names[id(module)]))  # for vectors that transformers computes on the CPU
         with recorder, torch.no_grad():
             owners[id(module)]._init_weights(module)
     found = _random_vectors(model, owners, names, recorder, seed)
@@ -116,7 +116,7 @@ def _random_vectors(
             continue
         before = {n: p for n, p in own.items() if p is not None and p.ndim == 1}
         own.update({n: nn.Parameter(torch.zeros(p.shape)) for n, p in before.items()})
-        torch.manual_seed(_key(seed, names[id(module)]))
+        _seed_cpu(_key(seed, names[id(module)]))
         owners[id(module)]._init_weights(module)
         for n in missing:
             found[f"{names[id(module)]}.{n}"] = InitSpec("values", values=own[n].detach().clone())
@@ -150,6 +150,11 @@ def _patch_embeddings(model: Any) -> dict[str, InitSpec]:
 def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     yield from model.named_parameters()
     yield from model.named_buffers()
+
+
+def _seed_cpu(seed: int) -> None:
+    """Seed the CPU's generator alone: `torch.manual_seed` formats a stack for every kind of device it does not find."""
+    torch.random.default_generator.manual_seed(seed)
 
 
 def _key(seed: int, name: str) -> int:

@@ -24,7 +24,11 @@ Tensors = Sequence[Tensor]
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a tensor; call it under no_grad."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    # `to_local` of a parameter makes a view each time, which is a third of the time of a dry run's update.
+    shard = tensor._local_tensor
+    return shard if type(shard) is Tensor else tensor.to_local()
 
 
 def as_fp32(tensors: Tensors) -> list[Tensor]:
