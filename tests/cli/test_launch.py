@@ -95,7 +95,7 @@ def test_an_unknown_recipe_and_an_unknown_override(meshwright: Any) -> None:
 def test_files_are_written_and_not_replaced(meshwright: Any, tmp_path: Path) -> None:
     folder = str(tmp_path / "jobs")
     first = meshwright(*SLURM, "--write", folder)
-    assert first.out == "sbatch llama3_8b_pretrain_config.sbatch\n"
+    assert first.out == f"sbatch {folder}/llama3_8b_pretrain_config.sbatch\n"
     assert parses((tmp_path / "jobs" / "llama3_8b_pretrain_config.sbatch").read_text())
     assert meshwright(*SLURM, "--write", folder, "--qos", "high").code == 2
     assert meshwright(*SLURM, "--write", folder, "--qos", "high", "--overwrite").code == 0

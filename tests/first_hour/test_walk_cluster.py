@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +182,154 @@ def test_an_option_of_another_command_names_that_command(meshwright: Any) -> Non
     ended = meshwright("plan", "llama3-8b", "--gpus", "8xH100", "--tokens", "1T")
     assert ended.code == 2
     assert "commands that take it: recommend, size, estimate" in ended.err
+
+
+SLURM = ("--scheduler", "slurm", "--overwrite", "--write")
+WIDE = ("layout.tp=1", "layout.pp=1", "layout.cp=1", "layout.recompute=full")
+
+
+@pytest.fixture
+def a100(tmp_path: Path) -> str:
+    file = tmp_path / "a100.toml"
+    file.write_text('gpu = "A100-40GB"\nnodes = 6\ngpus_per_node = 4\nnetwork_gb_s = 25\nprice = 0.9\n')
+    return str(file)
+
+
+@pytest.mark.parametrize(
+    ("framework", "flag", "variable"),
+    [
+        ("megatron-lm", "--pretrained-checkpoint ", "PRETRAINED_CHECKPOINT"),
+        ("megatron-bridge", "checkpoint.pretrained_checkpoint=", "CONVERTED_CHECKPOINT"),
+    ],
+)
+def test_a_fine_tuning_job_starts_from_weights(
+    framework: str, flag: str, variable: str, meshwright: Any, tmp_path: Path
+) -> None:
+    words = ("launch", "llama3_8b_sft_config", "--to", framework, "--gpus", "8xH100", *SLURM, str(tmp_path))
+    answer = meshwright(*words, "--framework-dir", "/shared/checkout")
+    assert answer.code == 0
+    assert "convert" in answer.err
+    (job,) = tmp_path.glob("*.sbatch")
+    assert f'{flag}"${{{variable}:?' in job.read_text()
+    bash = ("bash", "-c", job.read_text().replace("/shared/checkout", str(tmp_path / "checkout")))
+    name = "pretrain_gpt.py" if framework == "megatron-lm" else "scripts/training/run_recipe.py"
+    script = tmp_path / "checkout" / name
+    script.parent.mkdir(parents=True)
+    script.write_text("")
+    ended = subprocess.run(bash, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin"})
+    assert ended.returncode == 2
+    assert f"set {variable}" in ended.stderr
+    exported = meshwright("export", "llama3_8b_sft_config", "--to", framework, "--gpus", "8xH100", "--json").json
+    assert f'{flag}"${{{variable}:?' in exported["command"]
+    given = meshwright(*words, "--env", f"{variable}=/data/converted")
+    assert given.code == 0
+    assert f"{flag}/data/converted" in job.read_text()
+    remote = meshwright(*words[:6], "--scheduler", "kubernetes", "--image", "an/image")
+    assert remote.code == 2
+    assert f"--env {variable}=" in remote.err
+
+
+def test_weights_of_the_hub_are_converted_first(meshwright: Any, tmp_path: Path) -> None:
+    words = ("launch", "qwen3_14b_pretrain_config", "--to", "megatron-lm", "--gpus", "8xH200", *SLURM, str(tmp_path))
+    hub = meshwright(*words, "checkpoint.pretrained=Qwen/Qwen3-14B-Base")
+    assert "convert Qwen/Qwen3-14B-Base to Megatron-LM format" in hub.err
+    (job,) = tmp_path.glob("*.sbatch")
+    assert "${PRETRAINED_CHECKPOINT:?" in job.read_text()
+    assert "--pretrained-checkpoint Qwen" not in job.read_text()
+    folder = meshwright(*words, "checkpoint.pretrained=/data/base")
+    assert "--pretrained-checkpoint /data/base" in job.read_text()
+    assert "/data/base must be a checkpoint in Megatron-LM format" in folder.err
+    titan = meshwright(
+        "export", "llama3_8b_pretrain_config", "--to", "torchtitan", "checkpoint.pretrained=meta-llama/Meta-Llama-3-8B"
+    )
+    assert "checkpoint.initial_load_path must be a folder: download meta-llama/Meta-Llama-3-8B" in titan.out
+
+
+def test_a_fine_tuning_script_without_weights_is_found(meshwright: Any, tmp_path: Path) -> None:
+    exported = meshwright("export", "llama3_8b_sft_config", "--to", "megatron-lm", "--gpus", "8xH100", "--json").json
+    ((name, text),) = exported["files"].items()
+    script = tmp_path / name
+    found = []
+    weights = '--pretrained-checkpoint "${PRETRAINED_CHECKPOINT'
+    line = next(one for one in text.splitlines() if weights in one)
+    for written in (text, text.replace(line, ""), text.replace(line, "--finetune")):
+        script.write_text(written)
+        rules = {one["rule"] for one in meshwright("check", str(script), "--json").json["findings"]}
+        found.append("megatron-lm.no-initial-weights" in rules)
+    assert found == [False, True, False]
+
+
+@pytest.mark.parametrize("framework", ["megatron-lm", "megatron-bridge", "deepspeed", "accelerate", "kempnerforge"])
+def test_a_job_finds_the_checkout_where_it_is_submitted(framework: str, meshwright: Any, tmp_path: Path) -> None:
+    asked = ("launch", "llama3_8b_pretrain_config", "--to", framework, "--gpus", "4x8xH100", *WIDE)
+    answer = meshwright(*asked, *SLURM, str(tmp_path / "job"))
+    assert answer.code == 0, answer.err
+    assert "or run sbatch in the folder that has it" in answer.err
+    (job,) = (tmp_path / "job").glob("*.sbatch")
+    (script,) = re.findall(r"^# (\S+) is a file of", answer.err, re.MULTILINE)
+    checkout = tmp_path / "checkout"
+    (checkout / script).parent.mkdir(parents=True)
+    (checkout / script).write_text("")
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, body in (("srun", 'echo "srun $*"'), ("scontrol", "echo node1"), ("squeue", "true"), ("scancel", "true")):
+        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tools / name).chmod(0o755)
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "node1", "SLURM_CPUS_PER_TASK": "8"}
+    for where, code in ((checkout, 0), (tmp_path, 2)):
+        env = {"PATH": f"{tools}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(where), **slurm}
+        ended = subprocess.run(["bash", str(job)], capture_output=True, text=True, check=False, env=env)
+        assert ended.returncode == code, ended.stderr
+        assert (f"{checkout}/{script}" in ended.stdout) == (code == 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (("slurm",), "sbatch {folder}/llama3_8b_pretrain_config.sbatch"),
+        (("kubernetes", "--image", "an/image"), "kubectl apply -f {folder}/llama3-8b-pretrain-config.yaml"),
+        (("skypilot",), "sky launch {folder}/llama3-8b-pretrain-config.yaml"),
+        (("skypilot", "--to", "automodel"), "cd {folder} && sky launch llama3-8b-pretrain-config.yaml"),
+    ],
+)
+def test_the_printed_command_works_where_it_was_typed(
+    words: tuple[str, ...], command: str, meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    asked = ("launch", "llama3_8b_pretrain_config", "--gpus", "8xH100", "--scheduler", *words)
+    answer = meshwright(*asked, "--write", "jobs/x", *(("--out", "runs/x") if "--to" not in words else ()))
+    assert answer.code == 0, answer.err
+    assert answer.out.splitlines()[-1] == command.format(folder="jobs/x")
+
+
+def test_a_command_names_its_config_by_its_path(meshwright: Any, tmp_path: Path) -> None:
+    asked = ("launch", "llama3_8b_pretrain_config", "--to", "deepspeed", "--gpus", "8xH100", *WIDE)
+    answer = meshwright(*asked, "--scheduler", "torchrun", "--write", str(tmp_path), "--json").json
+    assert f"--deepspeed {tmp_path}/ds_config.json" in answer["commands"][0]
+
+
+@pytest.mark.parametrize("to", [(), ("--to", "megatron-lm"), ("--to", "automodel")])
+def test_a_job_on_random_tokens_says_so(to: tuple[str, ...], meshwright: Any, tmp_path: Path) -> None:
+    asked = ("launch", "llama3_8b_pretrain_config", "--gpus", "8xH100", *to, *SLURM, str(tmp_path), "--json")
+    asked = (*asked, *(() if to else ("--out", "runs/x")))
+    random = "the job trains on random tokens (data.dataset=mock): add --dataset DATA to train on data"
+    assert random in meshwright(*asked).json["notes"]
+    assert random not in meshwright(*asked, "--dataset", "/data/corpus").json["notes"]
+
+
+def test_no_batch_is_suggested_where_none_was_found(meshwright: Any, a100: str) -> None:
+    asked = ("recommend", "llama3.1-70b", "--gpus", a100, "--goal", "sft", "--seq", "32k")
+    answer = meshwright(*asked, "--json").json
+    assert [one for one in answer["suggestions"] if "nan" in one["why"] or "batch_size=0" in str(one)] == []
+    assert "nan" not in meshwright(*asked).out
+
+
+def test_needs_keeps_the_nodes_and_agrees_with_size(meshwright: Any, a100: str) -> None:
+    words = ("llama3.1-70b", "--goal", "sft", "--seq", "32k")
+    answer = meshwright("recommend", *words, "--gpus", a100, "--json").json
+    smallest = meshwright("size", *words, "--gpu", a100, "--json").json["smallest"]
+    assert answer["smallest_that_fits"] == smallest["gpus"]
+    assert answer["smallest_cluster"] == f"{smallest['nodes']}xA100-40"
+    shown = meshwright("recommend", *words, "--gpus", "6x4xA100-40").out
+    assert f"Needs    --gpus {smallest['nodes']}xA100-40 would fit" in shown
+    assert meshwright("recommend", *words, "--gpus", f"{smallest['nodes']}xA100-40", "--json").json["estimate"]["fits"]

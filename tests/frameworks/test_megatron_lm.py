@@ -169,6 +169,9 @@ COMMON = (
            "value.replaced", "--lr-warmup-iters"),
     # What must be there
     broken("no micro batch", DENSE, "    --micro-batch-size 1\n", "", "megatron-lm.missing"),
+    Case("fine-tuning from random weights", replaced(DENSE, with_args(DENSE, "--sft")[1:]),
+         [("learning_rate.fine-tuning", 24), ("megatron-lm.no-initial-weights", 38), ("data.mock-fine-tuning", 42)],
+         "2x8xH100"),
     broken("no length", DENSE, "    --train-iters 10000\n", "", "megatron-lm.no-length"),
     broken("two lengths", *with_args(DENSE, "--train-samples 9"), "megatron-lm.iterations-and-samples",
            "--train-samples"),

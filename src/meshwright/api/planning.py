@@ -289,6 +289,7 @@ class PlanResponse(Response, frozen=True, kw_only=True):
     no_command: Mapping[str, str]
     budget: planner.Budget | UnsetType | None = UNSET
     smallest_that_fits: int | UnsetType | None = UNSET
+    smallest_cluster: str | UnsetType | None = UNSET
     reasons: Sequence[planner.Reason] | UnsetType = UNSET
     memory_by_stage_gib: Mapping[str, MemoryGib] | UnsetType = UNSET
     dry_run: Mapping[str, Any] | UnsetType | None = UNSET
@@ -375,12 +376,14 @@ class ScheduleResponse(Response, frozen=True, kw_only=True):
     passes: Sequence[ScheduledPass]
 
 
-def plan_response(plan: Plan, request: requests.Recommend | None = None) -> PlanResponse:
+def plan_response(plan: Plan, request: requests.Recommend | None = None, overrides: Sequence[str] = ()) -> PlanResponse:
     """Return the response of recommend, with reasons if they were requested."""
     response = _plan_response(plan)
     more: dict[str, Any] = {"budget": _budget(plan, request)}
     if not plan.estimate.fits:
-        more["smallest_that_fits"] = planner.smallest_fit(plan)
+        fitting = planner.smallest_fit(plan, overrides if request is None else request.overrides)
+        more["smallest_that_fits"] = None if fitting is None else fitting.world
+        more["smallest_cluster"] = None if fitting is None else str(fitting)
     if request is not None and request.explain:
         more["reasons"] = planner.reasons(plan)
         more["memory_by_stage_gib"] = _memory_by_stage(plan)
@@ -439,7 +442,7 @@ def _memory_by_stage(plan: Plan) -> dict[str, MemoryGib]:
 def plans_response(ranking: Ranking, request: requests.Plan | None = None) -> PlansResponse:
     """Return the response of plan."""
     return PlansResponse(
-        plans=[plan_response(plan) for plan in ranking.plans],
+        plans=[plan_response(plan, overrides=() if request is None else request.overrides) for plan in ranking.plans],
         pareto=_scores(ranking.pareto),
         dropped=ranking.dropped,
         searched=ranking.searched,

@@ -157,7 +157,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
     from meshwright.launch.job import find_scheduler
 
     framework = str(request.to)
-    changes = [*request.overrides, *([f"data.dataset={dataset}"] if dataset else [])]
+    changes = other_frameworks.full_paths([*request.overrides, *([f"data.dataset={dataset}"] if dataset else [])])
     which: dict[str, Any] = {"gpus": request.gpus, "goal": request.goal, "model": request.model}
     exported = export(request.recipe, framework, overrides=changes, **which)
     scheduler = find_scheduler(request.scheduler)
@@ -175,14 +175,17 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
     if requeued:
         program = other_frameworks.saving_on_signal(program, framework)
     if request.framework_dir is None:
-        notes += other_frameworks.missing_checkout(program, framework)
+        notes += other_frameworks.missing_checkout(program, framework, scheduler, exported.written.files)
     else:
         local = scheduler not in build_job.REMOTE_FILES and not request.image
         program, found = other_frameworks.in_checkout(program, framework, request.framework_dir, local=local)
         notes += found
     job = build_job.exported(exported.written, exported.checked)
     recipe = other_frameworks.with_time_to_save(job.recipe, framework, step_s, changes) if requeued else job.recipe
-    return msgspec.structs.replace(job, recipe=recipe, program=program, notes=(*notes, *job.notes))
+    python_path = other_frameworks.CHECKOUTS[framework].python_path
+    return msgspec.structs.replace(
+        job, recipe=recipe, program=program, notes=(*notes, *job.notes), python_path=python_path
+    )
 
 
 def watch(started: Started, on_state: Callable[[str], None], on_log: Callable[[str], None]) -> Started:

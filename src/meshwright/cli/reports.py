@@ -36,7 +36,7 @@ def recommend(answer: Answer, found: Any) -> None:
         titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
     titled(out, "Budget", budget_lines(answer.get("budget", MISSING), found.question.cluster.world))
     if "smallest_that_fits" in answer:
-        titled(out, "Needs", [_needs_line(answer["smallest_that_fits"], found.question.cluster.gpu.name)])
+        titled(out, "Needs", [_needs_line(answer, found.question.cluster_ref)])
     titled(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
     titled(out, "Why", [_reason_line(r) for r in answer.get("reasons", [])])
     titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
@@ -140,8 +140,14 @@ def accuracy(answer: Answer, found: Any) -> None:
         out.print(f"[dim]{count} not predicted: {escape(reason)}[/]")
 
 
-def _needs_line(count: int | None, gpu: str) -> str:
-    return f"--gpus {count}x{gpu} would fit" if count else "no count up to 16,384 fits this training"
+def _needs_line(answer: Answer, file: str) -> str:
+    """Return the smallest cluster that fits; one that a file describes keeps the file's links."""
+    count, cluster = answer["smallest_that_fits"], answer["smallest_cluster"]
+    if not count:
+        return "no count up to 16,384 fits this training"
+    if file and cluster.count("x") == 2:
+        return escape(f"{cluster} ({count} GPUs) would fit: nodes = {cluster.split('x')[0]} in {file}")
+    return f"--gpus {cluster} would fit"
 
 
 def _reason_line(reason: Answer) -> str:

@@ -119,7 +119,7 @@ def _show_job(answer: dict[str, Any]) -> None:
         return
     for name, text in {} if answer["written"] else answer["files"].items():
         click.echo(f"# {name}\n{text}" if len(answer["files"]) > 1 else text, nl=False)
-    if answer["written"] or not answer["files"]:
+    if answer["written"] or not answer["files"] or answer["scheduler"] in ("torchrun", "hosts"):
         for host, command in zip_longest(answer["hosts"], answer["commands"]):
             click.echo(f"# on {host}\n{command}" if host else command)
 

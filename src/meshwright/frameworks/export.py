@@ -62,6 +62,7 @@ def differences(
         UnmappedField(key, field_value(recipe, key), f"{framework.title} would use {field_value(found, key)!r}")
         for key in relevant_fields(recipe, model)
         if not (recipe.train.epochs and key in ("train.steps", "train.epochs"))
+        and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights
         and not _is_same(key, field_value(found, key), field_value(recipe, key))
         and key in recipe_fields()
     )

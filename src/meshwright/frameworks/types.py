@@ -40,6 +40,9 @@ class Program(msgspec.Struct, frozen=True):
 
     argv: tuple[str, ...]  # what follows torchrun and its options: a script or -m module, then its arguments
     env: Mapping[str, str] = {}  # environment variables that the engine needs
+    variables: Mapping[
+        str, str
+    ] = {}  # variables that argv refers to as ${NAME}, set by whoever starts it: what each is
 
 
 class UnmappedField(msgspec.Struct, frozen=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -36,7 +37,7 @@ WRITERS: Mapping[Scheduler, Callable[[Job], Launch]] = {
     "skypilot": on_skypilot,
 }
 # Fields of a job that are derived, not user options.
-DERIVED = ("program", "cluster", "finds_ranks", "files", "folder", "advised", "named", "grace_s")
+DERIVED = ("program", "cluster", "finds_ranks", "files", "folder", "python_path", "advised", "named", "grace_s")
 REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
 
@@ -51,6 +52,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     saves: bool = True  # it saves checkpoints, so a requeue resumes
     notes: tuple[str, ...] = ()  # notes for the user
+    python_path: tuple[str, ...] = ()  # folders of the framework's checkout that have to be importable
 
 
 class Started(msgspec.Struct, frozen=True):
@@ -72,8 +74,25 @@ def exported(written: ExportedConfig, checked: RecipeCheckResult) -> LaunchReque
         program=written.program,
         files=written.files,
         findings=checked.findings,
-        notes=(*written.notes, *(f"not exported: {one.field}={one.value} ({one.reason})" for one in written.unmapped)),
+        notes=(
+            *(mock_data(checked.recipe) if _reads_data(written) else ()),
+            *written.notes,
+            *(f"not exported: {one.field}={one.value} ({one.reason})" for one in written.unmapped),
+        ),
     )
+
+
+def _reads_data(written: ExportedConfig) -> bool:
+    """Return whether the exported config names the data; elsewhere it is an argument of the user's program."""
+    unmapped = any(one.field == "data.dataset" for one in written.unmapped)
+    return not unmapped and written.framework not in ("deepspeed", "accelerate")
+
+
+def mock_data(recipe: Recipe) -> tuple[str, ...]:
+    """Return a note for a job that trains on random tokens, which only a throughput run wants."""
+    if recipe.benchmark or recipe.data.dataset != "mock" or recipe.data.blend:
+        return ()
+    return ("the job trains on random tokens (data.dataset=mock): add --dataset DATA to train on data",)
 
 
 def launch(
@@ -96,12 +115,26 @@ def launch(
     result = WRITERS[scheduler](job)
     result = msgspec.structs.replace(result, notes=(*result.notes, *request.notes))
     paths = write(result, folder, overwrite) if folder is not None else ()
+    if folder is not None:
+        result = msgspec.structs.replace(result, commands=_from_here(result, folder))
     number = None
     if submits:
         if job.logs:  # SLURM silently ends a job if the folder of its log is missing
             Path(job.logs).mkdir(parents=True, exist_ok=True)
         number = submit(result)
     return Started(result, request.findings, paths, number)
+
+
+def _from_here(result: Launch, folder: str) -> tuple[str, ...]:
+    """Return the commands as they work in the current folder, with the paths of the files that were written."""
+    if result.scheduler == "skypilot" and len(result.files) > 1:  # it takes file mounts from the current folder
+        return tuple(f"cd {shlex.quote(folder)} && {command}" for command in result.commands)
+    if result.scheduler in ("torchrun", "hosts"):
+        return result.commands
+    return tuple(
+        shlex.join(str(Path(folder) / word) if word in result.files else word for word in shlex.split(command))
+        for command in result.commands
+    )
 
 
 def job_of(
@@ -117,6 +150,10 @@ def job_of(
         reason = f"the job reads {names} and needs a folder for it"
         raise InputError(reason, field="--write", fix=("--write jobs/my_run",))
     has_local_files = request.files and folder is not None and scheduler not in REMOTE_FILES
+    program = _with_variables(request.program, given.get("env", {}), scheduler)
+    if has_local_files and scheduler != "slurm":  # a SLURM job changes to the folder; a command runs in any folder
+        full = {name: str(Path(folder or "").resolve() / name) for name in request.files}
+        program = msgspec.structs.replace(program, argv=tuple(full.get(word, word) for word in program.argv))
     return Job(
         **{
             "name": _plain_name(request.recipe.name),
@@ -125,13 +162,28 @@ def job_of(
             **given,
             "named": "name" in given,
             "grace_s": math.ceil(request.recipe.checkpoint.grace_s),
-            "program": request.program,
+            "program": program,
+            "python_path": request.python_path,
             "cluster": request.cluster,
             "finds_ranks": request.engine == "meshwright",
             "files": request.files,
             "advised": advised(request.recipe, request.cluster, request.engine),
         }
     )
+
+
+def _with_variables(program: Program, env: Mapping[str, str], scheduler: Scheduler) -> Program:
+    """Return the program with the variables that --env sets; a machine elsewhere gets no others."""
+    missing = {name: what for name, what in program.variables.items() if name not in env}
+    if missing and scheduler in REMOTE_FILES:
+        name, what = next(iter(missing.items()))
+        fix = (f"--env {name}=/path/in/the/container", "checkpoint.pretrained=/path/in/the/container")
+        raise InputError(f"the run starts from {what}: name it", field=f"--env {name}", fix=fix)
+    argv = program.argv
+    for name in program.variables:
+        if name in env:
+            argv = tuple(word.replace(f"${{{name}}}", env[name]) for word in argv)
+    return msgspec.structs.replace(program, argv=argv, variables=missing)
 
 
 def _parse_options(options: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 
 from meshwright.errors import InputError
+from meshwright.frameworks.initial_weights import shell_word
 from meshwright.launch import values
 from meshwright.launch.artifacts import Launch
 from meshwright.launch.job import Job, Variable
@@ -22,6 +23,15 @@ def joined(words: list[str]) -> str:
     return " ".join(word if isinstance(word, Shell) else shlex.quote(word) for word in words)
 
 
+def arguments(job: Job) -> list[str]:
+    """Return the words of the program; those with a variable that is set where the job starts are for the shell."""
+    variables = job.program.variables
+    return [
+        Shell(shell_word(word, variables)) if any(f"${{{name}}}" in word for name in variables) else word
+        for word in job.program.argv
+    ]
+
+
 def _option(name: str, value: str) -> str:
     text = f"--{name}={value}"
     return Shell(text) if isinstance(value, Shell) else text
@@ -29,14 +39,14 @@ def _option(name: str, value: str) -> str:
 
 def plain_command(job: Job) -> list[str]:
     """Return the program itself, for launchers that start one process per rank."""
-    return [job.python, *job.program.argv]
+    return [job.python, *arguments(job)]
 
 
 def torchrun(job: Job, *options: str, restarts: bool = True) -> list[str]:
     """Return the program under torchrun; `restarts=False` if the launcher restarts it."""
     agent = ["torchrun"] if job.python == PYTHON else [job.python, "-m", "torch.distributed.run"]
     restart_option = [f"--max-restarts={job.max_restarts}"] if job.max_restarts and restarts else []
-    return [*agent, *options, f"--nproc-per-node={job.ranks_per_node}", *restart_option, *job.program.argv]
+    return [*agent, *options, f"--nproc-per-node={job.ranks_per_node}", *restart_option, *arguments(job)]
 
 
 def node_count(job: Job) -> list[str]:
@@ -60,7 +70,7 @@ def with_environment(job: Job, words: list[str]) -> str:
     required = required_variables(job)
     unset = [word for one in required if one.value is None for word in ("-u", one.name)]
     pairs = [f"{one.name}={one.value}" for one in required if one.value is not None]
-    return shlex.join([*(["env", *unset, *pairs] if required else []), *words])
+    return joined([*(["env", *unset, *pairs] if required else []), *words])
 
 
 def required_variables(job: Job) -> list[Variable]:

@@ -10,7 +10,7 @@ import msgspec
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.types import Program
-from meshwright.launch.build_job import REMOTE_FILES, LaunchRequest
+from meshwright.launch.build_job import REMOTE_FILES, LaunchRequest, mock_data
 from meshwright.launch.job import find_scheduler
 from meshwright.recipes import files, overrides
 from meshwright.recipes.types import Recipe
@@ -52,6 +52,7 @@ def request_for(
         files={target: _text(training.target)} if copies else {},
         findings=findings,
         saves=not training.tiny or training.out is not None,
+        notes=() if training.tiny else mock_data(found),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -73,15 +73,35 @@ def in_checkout(program: Program, framework: str, folder: str, *, local: bool) -
         notes = (f"{root} is not on this machine: it must be a checkout of {entry.title} on the nodes",)
     argv = (str(root / script), *program.argv[1:]) if script else program.argv
     paths = ":".join(str(root / one) if one else str(root) for one in entry.python_path)
-    return Program(argv=argv, env={**program.env, "PYTHONPATH": paths}), notes
+    return msgspec.structs.replace(program, argv=argv, env={**program.env, "PYTHONPATH": paths}), notes
 
 
-def missing_checkout(program: Program, framework: str) -> tuple[str, ...]:
-    """Return a note for a program that is a script of a checkout that was not named."""
-    if program.argv[0].startswith("-"):
+PATHS = ("data.dataset", "checkpoint.pretrained")
+
+
+def full_paths(changes: Sequence[str]) -> list[str]:
+    """Return overrides with the full paths of data and weights that are here: the job runs in another folder."""
+    found = []
+    for text in changes:
+        key, _, value = text.partition("=")
+        is_here = key in PATHS and value and any(Path(f"{value}{end}").exists() for end in ("", ".bin"))
+        found.append(f"{key}={Path(value).resolve()}" if is_here else text)
+    return found
+
+
+STARTED = {"slurm": "run sbatch in the folder that has it", "torchrun": "run the command in the folder that has it"}
+STARTED["hosts"] = STARTED["torchrun"]
+
+
+def missing_checkout(program: Program, framework: str, scheduler: str, files: Collection[str]) -> tuple[str, ...]:
+    """Return a note for a program of a checkout that was not named: how the job finds it all the same."""
+    title, script = CHECKOUTS[framework].title, program.argv[0]
+    if script in files:
         return ()
-    title = CHECKOUTS[framework].title
-    return (f"{program.argv[0]} is a file of {title}: add --framework-dir PATH, or start the job where that file is",)
+    if script.startswith("-"):
+        return (f"{title} must be installed where the job runs: otherwise add --framework-dir PATH, its checkout",)
+    other = f", or {STARTED[scheduler]}" if scheduler in STARTED else " of the checkout in the image"
+    return (f"{script} is a file of {title}: add --framework-dir PATH{other}",)
 
 
 def save_every(recipe: Recipe, step_s: float, minutes: float | None, given: Sequence[str]) -> int | None:

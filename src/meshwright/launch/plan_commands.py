@@ -10,6 +10,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks import Program
 from meshwright.frameworks.common import torchrun
+from meshwright.frameworks.initial_weights import shell_word
 from meshwright.planner import Plan, case_of
 from meshwright.recipes.format_override import format_override
 
@@ -94,4 +95,4 @@ def export_command(plan: Plan, to: str) -> str:
 
 def command_of(program: Program, cluster: Cluster) -> str:
     """Return the torchrun command that starts a program on every GPU of a cluster."""
-    return shlex.join([*torchrun(cluster), *program.argv])
+    return " ".join(shell_word(word, program.variables) for word in (*torchrun(cluster), *program.argv))

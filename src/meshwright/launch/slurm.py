@@ -39,6 +39,7 @@ def script(job: Job) -> str:
         _folder(job),
         _setup(job),
         _environment(job),
+        _variables(job),
         _rendezvous(job),
         _run(job),
         _requeue(job),
@@ -95,8 +96,25 @@ def _folder(job: Job) -> list[str]:
     known = bool(job.folder) or script.startswith("/")  # otherwise the folder of submission decides
     if not known or job.finds_ranks or job.image or script.startswith("-") or script in job.files:
         return lines
-    message = shlex.quote(f"meshwright: there is no {script} here: write the job with --framework-dir PATH")
-    return [*lines, f"[ -f {shlex.quote(script)} ] || {{ echo {message} >&2; exit 2; }}"]
+    wrong = f"meshwright: there is no {script} here: "
+    if _in_submit_folder(job):
+        lines = ['checkout="${SLURM_SUBMIT_DIR:-$PWD}"  # the folder where sbatch was run', *lines]
+        wrong = f"meshwright: there is no {script} in the folder where sbatch was run: run it in a checkout, or "
+    message = shlex.quote(f"{wrong}write the job with --framework-dir PATH")
+    return [*lines, f"[ -f {_script(job)} ] || {{ echo {message} >&2; exit 2; }}"]
+
+
+def _in_submit_folder(job: Job) -> bool:
+    """Return whether the program is a script that is looked for where the job was submitted."""
+    script = job.program.argv[0]
+    is_theirs = not (script.startswith(("-", "/")) or script in job.files)
+    return bool(job.folder) and is_theirs and not job.finds_ranks and not job.image
+
+
+def _script(job: Job) -> Shell:
+    """Return the program's script for a shell."""
+    quoted = shlex.quote(job.program.argv[0])
+    return Shell(f'"$checkout"/{quoted}' if _in_submit_folder(job) else quoted)
 
 
 def _setup(job: Job) -> list[str]:
@@ -109,13 +127,25 @@ def _environment(job: Job) -> list[str]:
     required = commands.required_variables(job) if job.finds_ranks else commands.variables_with_grace(job)
     if all(one.name != "OMP_NUM_THREADS" for one in required):
         required.append(threads(cpus_per_rank(job)))
-    return [line for one in required for line in (f"# {one.why}", _set(one))]
+    lines = [line for one in required for line in (f"# {one.why}", _set(one))]
+    if _in_submit_folder(job) and job.python_path:
+        folders = ":".join(f"$checkout/{one}" if one else "$checkout" for one in job.python_path)
+        lines += ["# the framework's modules", f'export PYTHONPATH="{folders}${{PYTHONPATH:+:$PYTHONPATH}}"']
+    return lines
 
 
 def _set(one: Variable) -> str:
     if one.name == "PYTHONPATH" and one.value:  # what an image or a module has set stays importable
         return f'export PYTHONPATH={shlex.quote(one.value)}"${{PYTHONPATH:+:$PYTHONPATH}}"'
     return f"unset {one.name}" if one.value is None else f"export {one.name}={shlex.quote(one.value)}"
+
+
+def _variables(job: Job) -> list[str]:
+    """Return checks of the variables that the program needs: a job without one ends before it takes GPUs."""
+    return [
+        f'[ -n "${{{name}:-}}" ] || {{ echo {shlex.quote(f"meshwright: set {name}: {what}")} >&2; exit 2; }}'
+        for name, what in job.program.variables.items()
+    ]
 
 
 def _rendezvous(job: Job) -> list[str]:
@@ -160,10 +190,12 @@ def _program(job: Job) -> list[str]:
     if job.finds_ranks:
         return commands.plain_command(job)
     wrapper = ["bash", "-c", SIGNAL_WRAPPER] if job.requeue else []
-    if job.cluster.nodes == 1:
-        return [*wrapper, *commands.torchrun(job, "--standalone")]
-    rendezvous = commands.rendezvous(job, Shell('"$MASTER_ADDR:$MASTER_PORT"'), Shell('"$SLURM_JOB_ID"'))
-    return [*wrapper, *commands.torchrun(job, *rendezvous)]
+    options = ["--standalone"]
+    if job.cluster.nodes > 1:
+        options = commands.rendezvous(job, Shell('"$MASTER_ADDR:$MASTER_PORT"'), Shell('"$SLURM_JOB_ID"'))
+    words = commands.torchrun(job, *options)
+    words[len(words) - len(job.program.argv)] = _script(job)
+    return [*wrapper, *words]
 
 
 def _container(job: Job) -> list[str]:

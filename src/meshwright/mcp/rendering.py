@@ -83,7 +83,9 @@ def _smallest(answer: Answer) -> str:
     if "smallest_that_fits" not in answer:
         return ""
     count = answer["smallest_that_fits"]
-    return f"smallest count that fits: {count} GPUs" if count else "no number of these GPUs fits it"
+    return (
+        f"smallest that fits: {answer['smallest_cluster']} ({count} GPUs)" if count else "no count of these GPUs fits"
+    )
 
 
 def plan(answer: Answer) -> str:

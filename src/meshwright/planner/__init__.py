@@ -2,7 +2,6 @@
 
 from meshwright.planner.baseline import case_of, with_engine_strategy
 from meshwright.planner.budget import Budget, Price, budget
-from meshwright.planner.divisors import smallest_fit
 from meshwright.planner.explain import reasons
 from meshwright.planner.levers import options_for_recipe
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
@@ -11,7 +10,7 @@ from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend
 from meshwright.planner.scaling import batch_for_tokens, scaled_batch, scaled_lr
 from meshwright.planner.search import Candidate
-from meshwright.planner.sizing import Size, Sizing, size
+from meshwright.planner.sizing import Size, Sizing, size, smallest_fit
 
 __all__ = [
     "Budget",

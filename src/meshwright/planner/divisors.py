@@ -4,26 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
-from meshwright.clusters import MAX_GPUS, Cluster, Gpu, default_nodes
+import msgspec
+
+from meshwright.clusters import MAX_GPUS, Cluster, default_nodes
 from meshwright.errors import InputError
-from meshwright.planner.plan import Plan
-from meshwright.planner.search import any_legal, best
+from meshwright.planner.search import any_legal
 from meshwright.recipes.case import Case
 
 MAX_SUGGESTED_COUNTS = 3
 MAX_TRIED_COUNTS = 40
-MAX_SEARCHED_GPUS = 16384
 
 
 def resize(case: Case, count: int) -> Case:
-    """Return the case on another number of the same GPUs."""
-    gpu = case.cluster.gpu
-    return case.rebuild(cluster=Cluster(gpu, *default_nodes(count, gpu)))
+    """Return the case on another number of the same GPUs, in the same nodes."""
+    cluster = case.cluster
+    nodes, each = default_nodes(count, msgspec.structs.replace(cluster.gpu, gpus_per_node=_node_of(cluster)))
+    return case.rebuild(cluster=msgspec.structs.replace(cluster, nodes=nodes, gpus_per_node=each))
 
 
-def nearby_counts(world: int, gpu: Gpu) -> Iterator[int]:
+def _node_of(cluster: Cluster) -> int:
+    """Return the GPUs of a full node: the user's in several nodes, else the GPU's usual one."""
+    return cluster.gpus_per_node if cluster.nodes > 1 else max(cluster.gpus_per_node, cluster.gpu.gpus_per_node)
+
+
+def _text_of(cluster: Cluster) -> str:
+    """Return a cluster as the shortest argument that means it."""
+    usual = default_nodes(cluster.world, cluster.gpu) == (cluster.nodes, cluster.gpus_per_node)
+    return f"{cluster.world}x{cluster.gpu.name}" if usual else str(cluster)
+
+
+def nearby_counts(world: int, node: int) -> Iterator[int]:
     """Yield counts to try, nearest first: full nodes around the requested count, its neighbors, powers of two."""
-    node = gpu.gpus_per_node
     nodes = world // node
     found = {k * node for k in range(max(nodes - 8, 1), nodes + 10)} | {world + d for d in (-2, -1, 1, 2)}
     found |= {2**k for k in range(20)}
@@ -33,7 +44,7 @@ def nearby_counts(world: int, gpu: Gpu) -> Iterator[int]:
 def nearest_counts(case: Case, most: int = MAX_SUGGESTED_COUNTS, ignoring: Container[str] = ()) -> list[int]:
     """Return GPU counts near the requested one that have a layout which breaks only ignored rules."""
     found: list[int] = []
-    for tried, count in enumerate(nearby_counts(case.cluster.world, case.cluster.gpu)):
+    for tried, count in enumerate(nearby_counts(case.cluster.world, _node_of(case.cluster))):
         if tried >= MAX_TRIED_COUNTS or len(found) >= most:
             break
         if any_legal(resize(case, count), ignoring):
@@ -52,7 +63,7 @@ def nearest_batch(case: Case, ignoring: Container[str] = ()) -> int | None:
 def no_layout(case: Case, ignoring: Container[str] = ()) -> InputError:
     """Return the error for a count that no layout divides, with counts and a batch that work."""
     near, batch = nearest_counts(case, ignoring=ignoring), nearest_batch(case, ignoring)
-    fixes = [f"--gpus {n}x{case.cluster.gpu.name}" for n in near]
+    fixes = [f"--gpus {_text_of(resize(case, n).cluster)}" for n in near]
     fixes += [f"train.global_batch_size={batch}"] if batch else []
     facts = f"global batch {case.global_batch_size}, {case.heads} heads, {case.layers} layers"
     counts = f"counts that work: {', '.join(map(str, near))}" if near else "no count near it works"
@@ -63,13 +74,3 @@ def no_layout(case: Case, ignoring: Container[str] = ()) -> InputError:
         value=str(case.cluster),
         fix=fixes,
     )
-
-
-def smallest_fit(plan: Plan, most: int = MAX_SEARCHED_GPUS) -> int | None:
-    """Return the smallest count, doubling from the requested one, on which this training fits."""
-    count = plan.case.cluster.world
-    while (count := count * 2) <= most:
-        found = best(resize(plan.case, count), {})
-        if found is not None and found.fits:
-            return count
-    return None

@@ -149,13 +149,14 @@ def _batch_that_divides(baseline: Baseline, found: Candidate) -> Iterable[Sugges
     if not scored:
         return
     per_sample, batch, other = min(scored, key=lambda row: row[:2])
-    gain = 1 - per_sample * train.global_batch_size / found.step_s
+    gain = 1 - per_sample * train.global_batch_size / found.step_s  # a layout that does not fit has no step time
     if gain < 1 - SUGGEST_BELOW:
         return
+    gained = f"estimated {gain:.0%} less time per token" if found.fits else "a layout fits with it"
     different = {name: other.layout[name] for name in LAYOUT_NAMES if other.layout[name] != found.layout[name]}
     overrides = [format_override(f"layout.{name}", value) for name, value in different.items()]
     why = (
-        f"estimated {gain:.0%} less time per token: {train.global_batch_size} divides into few layouts of "
+        f"{gained}: {train.global_batch_size} divides into few layouts of "
         f"{int(baseline.case.world)} GPUs, {batch} into more"
     )
     yield Suggestion("fit the batch to the GPUs", (f"train.global_batch_size={batch}", *overrides), why)

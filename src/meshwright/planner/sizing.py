@@ -8,16 +8,17 @@ from typing import Any
 import msgspec
 
 from meshwright import costs
-from meshwright.clusters import Assumption, Cluster, Gpu, default_nodes
+from meshwright.clusters import Assumption, Cluster, default_nodes
 from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.budget import Price, Range, batch_notes, budget, goodput_of
 from meshwright.planner.goodput import Goodput
-from meshwright.planner.plan import Question
+from meshwright.planner.plan import Plan, Question
 from meshwright.planner.recommend import with_layout
 from meshwright.planner.search import best
 
 MAX_GPUS = 131072
+MAX_SEARCHED_GPUS = 16384
 BUDGETED = ("days", "days_band", "gpu_hours", "cost", "cost_band")
 EVERY_NODE = 16  # nodes up to which every number is tried; beyond, four per doubling
 
@@ -90,8 +91,7 @@ def size(
     notes: tuple[str, ...] = ()
     tried = gpu_counts(node, most)
     for count in tried:
-        on = Cluster(gpu, *_nodes(count, node, gpu))
-        baseline = baseline_for(msgspec.structs.replace(question, cluster=on), overrides)
+        baseline = baseline_for(_resized(question, count, node), overrides)
         notes = batch_notes(baseline.case, tokens) if tokens is not None else ()
         sized = _size_for(baseline, tokens, price)
         if sized is not None:
@@ -115,9 +115,31 @@ def size(
     )
 
 
-def _nodes(count: int, node: int, gpu: Gpu) -> tuple[int, int]:
-    """Return nodes and GPUs per node for a count of GPUs in nodes of this size."""
-    return default_nodes(count, msgspec.structs.replace(gpu, gpus_per_node=node))
+def smallest_fit(plan: Plan, overrides: Sequence[str] = (), most: int = MAX_SEARCHED_GPUS) -> Cluster | None:
+    """Return the smallest cluster of the same nodes on which a plan's training fits: the smallest of `size`."""
+    node = _node_of(plan.question)
+    for count in gpu_counts(node, most):
+        baseline = baseline_for(_resized(plan.question, count, node), overrides)
+        found = best(baseline.case, baseline.pinned)
+        if found is not None and found.fits:
+            return baseline.case.cluster
+    return None
+
+
+def _node_of(question: Question) -> int:
+    """Return the GPUs of a node as the user described it; the GPU's usual node if only a count was given."""
+    cluster = question.cluster
+    described = cluster.nodes > 1 and not any(one.field == "nodes" for one in question.assumed)
+    if question.cluster_ref or described:
+        return cluster.gpus_per_node
+    return cluster.gpu.gpus_per_node if cluster.nodes > 1 else max(cluster.gpus_per_node, cluster.gpu.gpus_per_node)
+
+
+def _resized(question: Question, count: int, node: int) -> Question:
+    """Return the question on another number of the same GPUs, in nodes of this size."""
+    nodes, each = default_nodes(count, msgspec.structs.replace(question.cluster.gpu, gpus_per_node=node))
+    cluster = msgspec.structs.replace(question.cluster, nodes=nodes, gpus_per_node=each)
+    return msgspec.structs.replace(question, cluster=cluster)
 
 
 def describe_layout(layout: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ import msgspec
 from meshwright import rules
 from meshwright.frameworks.megatron_bridge import bridge_recipes
 from meshwright.frameworks.megatron_bridge.settings import difference, with_distributed_optimizer
-from meshwright.frameworks.megatron_bridge.write import recipe_overrides, runner_argv
+from meshwright.frameworks.megatron_bridge.write import program_of, recipe_overrides, runner_argv
 from meshwright.frameworks.types import Program
 from meshwright.planner import Plan, case_of, with_engine_strategy
 from meshwright.recipes.types import Recipe
@@ -50,4 +50,4 @@ def program(plan: Plan) -> Program:
         raise ValueError(f"Megatron-Bridge has no recipe {plan.base.name}")
     recipe = _recipe(plan)
     changes = recipe_overrides(recipe, plan.case.model, plan.question.cluster, row)
-    return Program(tuple(runner_argv(recipe, row, changes.settings)))
+    return program_of(runner_argv(recipe, row, changes.settings), recipe, plan.case.model)

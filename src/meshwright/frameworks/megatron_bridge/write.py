@@ -13,6 +13,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import torchrun
 from meshwright.frameworks.framework import Framework
+from meshwright.frameworks.initial_weights import needs_converted, shell_word
 from meshwright.frameworks.megatron_bridge import bridge_recipes
 from meshwright.frameworks.megatron_bridge.format_override import format_override
 from meshwright.frameworks.megatron_bridge.settings import (
@@ -29,9 +30,10 @@ from meshwright.recipes.types import Recipe
 SCRIPT = "scripts/training/run_recipe.py"
 CHECKPOINT = "checkpoint.pretrained_checkpoint"
 CHECKPOINT_VARIABLE = "CONVERTED_CHECKPOINT"
+CHECKPOINT_WORD = f"{CHECKPOINT}=${{{CHECKPOINT_VARIABLE}}}"
 CONVERT = (
-    "convert the weights first: python examples/conversion/convert_checkpoints.py import --hf-model {model} "
-    "--megatron-path CONVERTED_CHECKPOINT"
+    "convert the weights first, and set CONVERTED_CHECKPOINT to their folder: python "
+    'examples/conversion/convert_checkpoints.py import --hf-model {model} --megatron-path "$CONVERTED_CHECKPOINT"'
 )
 
 
@@ -63,8 +65,10 @@ def _write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clus
         if bridge_recipe is not recipe
         else []
     )
-    if recipe.goal != "pretrain":
-        notes.append(CONVERT.format(model=model.hf_id))
+    if needs_converted(recipe):
+        notes.append(CONVERT.format(model=recipe.checkpoint.pretrained or model.hf_id))
+    elif recipe.checkpoint.pretrained:
+        notes.append(f"{recipe.checkpoint.pretrained} must be a converted checkpoint ({CHECKPOINT})")
     if row is None:
         return _as_python(framework, bridge_recipe, model, cluster, notes)
     changes = recipe_overrides(bridge_recipe, model, cluster, row)
@@ -76,7 +80,14 @@ def _write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clus
         files["override.py"] = _python(
             framework, recipe, row.name if not row.aliases else row.aliases[0], inside, model
         )
-    return ExportedConfig(framework.name, files, Program(tuple(argv)), changes.unmapped, tuple(notes))
+    return ExportedConfig(framework.name, files, program_of(argv, recipe, model), changes.unmapped, tuple(notes))
+
+
+def program_of(argv: list[str], recipe: Recipe, model: ModelSpec) -> Program:
+    """Return the program with the variable that its arguments refer to."""
+    source = recipe.checkpoint.pretrained or model.hf_id or model.name
+    variables = {CHECKPOINT_VARIABLE: f"a checkpoint converted from {source}"} if CHECKPOINT_WORD in argv else {}
+    return Program(tuple(argv), variables=variables)
 
 
 def recipe_overrides(
@@ -122,8 +133,11 @@ def runner_argv(recipe: Recipe, row: bridge_recipes.BridgeRecipe, settings: Mapp
     for key, value in flags.items():
         argv += [key, str(value)]
     argv += [format_override(key, value) for key, value in settings.items() if not key.startswith("--")]
-    if recipe.goal != "pretrain" or recipe.checkpoint.pretrained:  # fine-tuning needs a converted checkpoint
-        argv.append(f"{CHECKPOINT}={recipe.checkpoint.pretrained or CHECKPOINT_VARIABLE}")
+    argv = [word for word in argv if not word.startswith(f"{CHECKPOINT}=")]
+    if needs_converted(recipe):
+        argv.append(CHECKPOINT_WORD)
+    elif recipe.checkpoint.pretrained:
+        argv.append(f"{CHECKPOINT}={recipe.checkpoint.pretrained}")
     return argv
 
 
@@ -145,8 +159,8 @@ def _script(framework: Framework, recipe: Recipe, cluster: Cluster, argv: list[s
     first = f"# {recipe.name} for Megatron-Bridge ({framework.version}), written by meshwright export."
     where = "# Run it in a checkout of Megatron-Bridge" + (", on every node." if cluster.nodes > 1 else ".")
     needed = [': "${HEAD_NODE:?hostname of the first node}"'] if cluster.nodes > 1 else []
-    if any(word == f"{CHECKPOINT}={CHECKPOINT_VARIABLE}" for word in argv):
-        needed.append(f': "${{{CHECKPOINT_VARIABLE}:?a checkpoint converted from {model.hf_id or model.name}}}"')
+    variables = program_of(argv, recipe, model).variables
+    needed += [f": {shell_word(f'${{{name}}}', variables)}" for name in variables]
     return "\n".join(["#!/bin/bash", first, where, *needed, "", " \\\n    ".join(lines), ""])
 
 
@@ -154,11 +168,7 @@ def _lines(argv: list[str], model: ModelSpec) -> list[str]:
     """Return one argument per line, flags together with their value."""
     lines: list[str] = []
     for word in argv:
-        quoted = (
-            f'"{CHECKPOINT}=${CHECKPOINT_VARIABLE}"'
-            if word == f"{CHECKPOINT}={CHECKPOINT_VARIABLE}"
-            else shlex.quote(word)
-        )
+        quoted = f'"{CHECKPOINT}=${CHECKPOINT_VARIABLE}"' if word == CHECKPOINT_WORD else shlex.quote(word)
         if lines and lines[-1].startswith("--") and " " not in lines[-1]:
             lines[-1] += f" {quoted}"
         else:
@@ -201,7 +211,9 @@ def _as_python(
         settings = {key: value for key, value in settings.items() if not key.startswith("dataset.dataset_root")}
     name = "train.py"
     text = _python(framework, recipe, "", Difference(settings, ()), model)
-    return ExportedConfig("megatron-bridge", {name: text}, Program((name,)), tuple(unmapped), tuple(notes))
+    needed = {CHECKPOINT_VARIABLE: "a converted checkpoint"} if needs_converted(recipe) else {}
+    program = Program((name,), variables=needed)
+    return ExportedConfig("megatron-bridge", {name: text}, program, tuple(unmapped), tuple(notes))
 
 
 def _python(framework: Framework, recipe: Recipe, function: str, changes: Difference, model: ModelSpec) -> str:
@@ -227,9 +239,10 @@ def _python(framework: Framework, recipe: Recipe, function: str, changes: Differ
     body += _assignments(settings, imports)
     if "dataset.seq_length" in settings or not function:
         body.append(f"cfg.model.seq_length = cfg.dataset.seq_length = {recipe.data.seq_length}")
-    if recipe.checkpoint.pretrained:
+    body = [line for line in body if not line.startswith(f"cfg.{CHECKPOINT} =")]
+    if recipe.checkpoint.pretrained and not needs_converted(recipe):
         body.append(f"cfg.{CHECKPOINT} = {_literal(recipe.checkpoint.pretrained)}")
-    elif recipe.goal != "pretrain":
+    elif needs_converted(recipe):
         imports.append("import os")
         body.append(f'cfg.{CHECKPOINT} = os.environ["{CHECKPOINT_VARIABLE}"]')
     if recipe.goal != "pretrain" and recipe.train.per_token_loss:

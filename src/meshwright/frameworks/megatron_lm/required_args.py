@@ -39,6 +39,18 @@ def missing(ctx: RuleContext) -> Iterator[Problem]:
         )
 
 
+def no_initial_weights(ctx: RuleContext) -> Problem | None:
+    """Fine-tuning that saves where it loads starts from random weights, unless a checkpoint is there already."""
+    if not is_on(ctx, "sft") or has_unread_args(ctx) or ctx.is_set("pretrained_checkpoint"):
+        return None
+    load, save = (ctx.parsed.settings.get(key) for key in ("load", "save"))
+    if load is not None and (is_on(ctx, "finetune") or save is None or load.value != save.value):
+        return None
+    where = f" unless {load.value} already contains a checkpoint" if load is not None else ""
+    message = f"--sft without --pretrained-checkpoint trains from random weights{where}"
+    return Problem(message, ("--pretrained-checkpoint /path/to/converted/checkpoint",), key="sft")
+
+
 def no_length(ctx: RuleContext) -> Problem | None:
     has_length = any(
         map(ctx.is_set, ("train_iters", "train_samples", "skip_train", "perform_rl_step", "use_checkpoint_args"))

@@ -33,6 +33,14 @@ RULES = (
         "model sizes and the micro batch size have no default",
     ),
     _rule(
+        "no-initial-weights",
+        "pretrained_checkpoint load sft",
+        required_args.no_initial_weights,
+        "the loss starts at ln(vocabulary): the model is trained from random weights",
+        "--sft loads weights only from --pretrained-checkpoint or an existing checkpoint in --load",
+        "warning",
+    ),
+    _rule(
         "no-length",
         "train_iters",
         required_args.no_length,

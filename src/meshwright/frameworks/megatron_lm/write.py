@@ -9,6 +9,7 @@ from typing import Any
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
+from meshwright.frameworks.initial_weights import needs_converted, shell_word
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, without_defaults
 from meshwright.frameworks.megatron_lm.layouts import BLACKWELL, CONNECTIONS
 from meshwright.frameworks.megatron_lm.numerics import ARRAY, numeric_flags, numeric_notes
@@ -28,7 +29,7 @@ KEEP = (
     "expert_tensor_parallel_size",
 )  # fmt: skip
 PRETRAINED = "pretrained_checkpoint"
-CHECKPOINT_VARIABLE = '"${PRETRAINED_CHECKPOINT:?a checkpoint in Megatron-LM format}"'
+CHECKPOINT_VARIABLE = "PRETRAINED_CHECKPOINT"
 ARRAYS = {
     "use_precision_aware_optimizer": "PRECISION_ARGS",
     "no_gradient_accumulation_fusion": "MODEL_PARALLEL_ARGS",
@@ -74,6 +75,11 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clust
         flags["pipeline_model_parallel_layout"] = format_pipeline_layout(recipe.layout.stage_layers, model.mtp_layers)
     if model.moe is None:
         flags.pop("expert_tensor_parallel_size", None)
+    variables = {}
+    if needs_converted(recipe):
+        flags[PRETRAINED] = f"${{{CHECKPOINT_VARIABLE}}}"
+        source = recipe.checkpoint.pretrained or model.hf_id or model.name
+        variables = {CHECKPOINT_VARIABLE: f"a checkpoint in Megatron-LM format, converted from {source}"}
     given = {key: value for key, value in flags.items() if value is not None and value is not False}
     flags = {key: given[key] for keys in _groups(given).values() for key in keys}
     script = "pretrain_hybrid.py" if is_hybrid(model) else "pretrain_gpt.py"
@@ -81,9 +87,11 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clust
     name = f"{recipe.name or 'recipe'}.sh"
     return ExportedConfig(
         framework=framework.name,
-        files={name: _text(flags, recipe, framework, cluster, env, script)},
+        files={name: _text(flags, recipe, framework, cluster, env, script, variables)},
         program=Program(
-            argv=(script, *(config_key for key, value in flags.items() for config_key in _argv(key, value))), env=env
+            argv=(script, *(config_key for key, value in flags.items() for config_key in _argv(key, value))),
+            env=env,
+            variables=variables,
         ),
         unmapped=(*unmapped, *rejected),
         notes=tuple(_notes(recipe, model)),
@@ -182,8 +190,15 @@ def _environment(recipe: Recipe, cluster: Cluster) -> Iterator[tuple[str, str]]:
 
 def _notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
     yield from numeric_notes(recipe, model)
-    if recipe.goal == "sft" and not recipe.checkpoint.pretrained:
-        yield "convert the weights to Megatron-LM format and set PRETRAINED_CHECKPOINT to their directory"
+    given = recipe.checkpoint.pretrained
+    if needs_converted(recipe):
+        source = given or model.hf_id or "the weights"
+        yield (
+            f"convert {source} to Megatron-LM format and set {CHECKPOINT_VARIABLE} to its folder, "
+            "or name that folder with checkpoint.pretrained=DIR"
+        )
+    elif given:
+        yield f"{given} must be a checkpoint in Megatron-LM format (--pretrained-checkpoint); convert other weights"
     if recipe.data.dataset != "mock" or recipe.data.blend:
         yield "data paths are prefixes of files written by tools/preprocess_data.py"
     if recipe.data.dataset != "mock" and not (recipe.data.tokenizer or model.hf_id):
@@ -206,6 +221,7 @@ def _text(
     cluster: Cluster,
     env: Mapping[str, str],
     script: str,
+    variables: Mapping[str, str],
 ) -> str:
     lines = [
         "#!/bin/bash",
@@ -220,10 +236,7 @@ def _text(
     ]
     names = ["DISTRIBUTED_ARGS"]
     for name, keys in _groups(flags).items():
-        rows = [" ".join(_quoted(_argv(key, flags[key]))) for key in keys]
-        if name == "RUN_ARGS" and recipe.goal == "sft" and PRETRAINED not in flags:
-            rows.append(f"--{PRETRAINED.replace('_', '-')} {CHECKPOINT_VARIABLE}")
-        lines += _array(name, rows)
+        lines += _array(name, [" ".join(shell_word(one, variables) for one in _argv(key, flags[key])) for key in keys])
         names.append(name)
     first, *rest = [f'"${{{name}[@]}}"' for name in names]
     lines += [
@@ -246,10 +259,6 @@ def _distributed(cluster: Cluster) -> list[str]:
 
 def _array(name: str, rows: list[str]) -> list[str]:
     return [f"{name}=(", *(f"    {row}" for row in rows), ")", ""]
-
-
-def _quoted(argv: list[str]) -> list[str]:
-    return [shlex.quote(config_key) for config_key in argv]
 
 
 def _groups(flags: Mapping[str, Any]) -> dict[str, list[str]]:

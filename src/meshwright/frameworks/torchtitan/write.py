@@ -8,6 +8,7 @@ from typing import Any
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
+from meshwright.frameworks.initial_weights import is_hub_id
 from meshwright.frameworks.mapping import nest, relevant_fields, same_value, to_settings, without_defaults
 from meshwright.frameworks.torchtitan.derived_fields import KEEP_ALL, ONE_STAGE
 from meshwright.frameworks.torchtitan.format_override import flag
@@ -63,6 +64,11 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     notes = [f"download the tokenizer to {settings['model.hf_assets_path']} (scripts/download_hf_assets.py)"]
     if any(field.field == "data.dataset" for field in unmapped):
         notes.append(f"torchtitan has no dataset {recipe.data.dataset}; the file uses c4 instead")
+    if recipe.checkpoint.pretrained and is_hub_id(recipe.checkpoint.pretrained):
+        notes.append(
+            f"checkpoint.initial_load_path must be a folder: download {recipe.checkpoint.pretrained} "
+            "(scripts/download_hf_assets.py --assets safetensors) and set checkpoint.pretrained to it"
+        )
     preset = preset_of(model)
     if preset is not None:
         for name, version in SCRIPTS.items():

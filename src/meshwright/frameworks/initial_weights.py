@@ -1,0 +1,46 @@
+"""Initial weights of an exported run for frameworks that load only checkpoints of their own format."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from meshwright import file_access
+from meshwright.recipes.types import Recipe
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+REFERENCE = re.compile(r"\$\{(\w+)\}")
+
+
+def needs_converted(recipe: Recipe) -> bool:
+    """Return whether a run needs weights that a framework with its own format cannot load as the recipe names them."""
+    if not recipe.checkpoint.pretrained:
+        return recipe.goal != "pretrain"
+    return is_hugging_face(recipe.checkpoint.pretrained)
+
+
+def is_hugging_face(weights: str) -> bool:
+    """Return whether weights are named by a Hugging Face id, or are a folder in that format; ./a/b is always a path."""
+    if is_hub_id(weights):
+        return True
+    path = Path(weights).expanduser()
+    return not file_access.closed() and (path / "config.json").is_file() and any(path.glob("*.safetensors*"))
+
+
+def is_hub_id(weights: str) -> bool:
+    """Return whether weights are named by a Hugging Face id; over HTTP no file of this machine is looked at."""
+    path = Path(weights).expanduser()
+    is_local = not file_access.closed() and (path.exists() or path.parent.exists())
+    return bool(HUB_ID.fullmatch(weights)) and not is_local
+
+
+def shell_word(word: str, variables: Mapping[str, str]) -> str:
+    """Quote a word for a shell; it expands references such as ${NAME} to these variables, and stops if one is unset."""
+    if not any(f"${{{name}}}" in word for name in variables):
+        return shlex.quote(word)
+    parts = REFERENCE.split(word)  # text, name, text, name, ..., text
+    quoted = [shlex.quote(text) if text else "" for text in parts[0::2]]
+    names = [f'"${{{name}:?{variables.get(name, "not set")}}}"' for name in parts[1::2]]
+    return "".join(text + name for text, name in zip(quoted, [*names, ""], strict=True))
