@@ -19,7 +19,7 @@ $(VENV)/.core: pyproject.toml constraints.txt
 # Dependencies of the engine. torch is pinned exactly so that pip takes a CPU build where there is one.
 $(VENV)/.engine: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt transformers safetensors tensorboard datasets peft pillow
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt transformers safetensors tensorboard datasets peft pillow wandb mlflow-skinny
 	touch $@
 
 # Diffusion models, and torchao, which the fp8 tests compare with.

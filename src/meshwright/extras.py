@@ -23,8 +23,9 @@ EXTRAS = {
     "web": ("fastapi>=0.115", "uvicorn>=0.32", "jinja2>=3.1"),
     "mcp": ("mcp>=2.3,<3", "uvicorn>=0.32"),
     "plot": ("matplotlib>=3.9",),
+    "track": ("wandb>=0.19", "mlflow-skinny>=3.0"),
 }
-MODULES = {"pillow": "PIL", "megatron-fsdp": "megatron_fsdp"}  # where the import differs from the package
+MODULES = {"pillow": "PIL", "megatron-fsdp": "megatron_fsdp", "mlflow-skinny": "mlflow"}  # where the import differs from the package
 PARTS = {"tokenizers": "transformers", "huggingface_hub": "transformers", "pyarrow": "datasets", "mcp_types": "mcp"}
 """Packages that another one brings along."""
 ENGINE = ("torch", "transformers", "safetensors")

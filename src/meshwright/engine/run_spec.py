@@ -33,6 +33,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = None
     tensorboard: Annotated[bool, Meta(description="Also write metrics for TensorBoard.")] = False
+    wandb: Annotated[bool, Meta(description="Also send metrics to Weights & Biases (WANDB_PROJECT, …).")] = False
+    mlflow: Annotated[bool, Meta(description="Also send metrics to MLflow (MLFLOW_TRACKING_URI, …).")] = False
     timeout_s: Annotated[
         float,
         Meta(
@@ -44,6 +46,11 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     json: bool = False
     quiet: bool = False
     command: tuple[str, ...] = ()  # the command line that started the run, for messages
+
+    @property
+    def trackers(self) -> tuple[str, ...]:
+        """The experiment trackers to send metrics to."""
+        return tuple(name for name in ("wandb", "mlflow") if getattr(self, name))
 
 
 class TrainOptions(RunOptions, frozen=True, kw_only=True):

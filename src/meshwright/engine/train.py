@@ -31,6 +31,7 @@ from meshwright.engine.faults import (
 )
 from meshwright.engine.metrics.jsonl import Lines
 from meshwright.engine.metrics.status import Status
+from meshwright.engine.metrics.trackers import require_trackers
 from meshwright.engine.rank_env import DeviceType, Process, detect
 from meshwright.engine.run_spec import RankSpec, RunSpec
 from meshwright.engine.stop_request import StopSignal, stops_at_once
@@ -66,6 +67,7 @@ def train(recipe: Recipe, run: RunSpec, pinned: Mapping[str, Any] | None = None)
 
     `pinned` are values set by the user, which --tiny does not scale down.
     """
+    require_trackers(run.trackers)
     process = detect()
     status = Status(not run.quiet and (process is None or process.rank == 0))
     with stops_at_once(exits=bool(run.command)), _stops_reported(run, run.out), status:
@@ -225,7 +227,9 @@ def _one_step_fits(recipe: Recipe, config: Any, case: Case, run: RunSpec) -> boo
     from meshwright.engine.model_families import family_of
 
     one = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, steps=1, eval_every=0))
-    trial = msgspec.structs.replace(run, quiet=True, tensorboard=False, checkpoints=False)
+    trial = msgspec.structs.replace(
+        run, quiet=True, tensorboard=False, wandb=False, mlflow=False, checkpoints=False
+    )
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
         try:
             processes.fork(

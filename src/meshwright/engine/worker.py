@@ -247,7 +247,8 @@ class _Run:
             header["validation"] = {"dataset": self.validation.name, "samples": self.validation.source.size}
         folder, first = Path(spec.folder), self.first + 1
         sinks = metrics.open_sinks(
-            process, spec.recipe.name, constants, folder, first, spec.run.tensorboard, every, spec.run.json, header
+            *(process, spec.recipe.name, constants, folder, first, spec.run.tensorboard, spec.run.trackers),
+            *(every, spec.run.json, header),
         )
         if spec.run.quiet:
             sinks = sinks[:-1]

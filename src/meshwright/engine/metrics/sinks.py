@@ -1,8 +1,8 @@
-"""Metric sinks: metrics.jsonl, TensorBoard and the console. Only rank 0 writes."""
+"""Metric sinks: metrics.jsonl, TensorBoard, trackers and the console. Only rank 0 writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ from meshwright.engine.metrics.jsonl import Lines, warn
 from meshwright.engine.metrics.live import ConsoleSink
 from meshwright.engine.metrics.meter import Constants
 from meshwright.engine.metrics.record import StepRecord, ValidationRecord, header
+from meshwright.engine.metrics.trackers import TrackerSink
 from meshwright.engine.rank_env import Process
 from meshwright.extras import not_installed
 
@@ -107,17 +108,19 @@ def open_sinks(
     folder: Path,
     first_step: int = 1,
     tensorboard: bool = False,
+    trackers: Sequence[str] = (),
     log_every: int = 10,
     json: bool = False,
     details: Mapping[str, Any] | None = None,
 ) -> list[Sink]:
-    """Open the sinks of this rank: file, console and optionally TensorBoard on rank 0, none elsewhere."""
+    """Open the sinks of this rank: file, console and those asked for on rank 0, none elsewhere."""
     if process.rank != 0:
         return []
     first = header(recipe, constants, first_step, details)
     sinks: list[Sink] = [JsonlSink(folder, first)]
     if tensorboard:
         sinks.append(TensorBoardSink(Path(folder) / "tensorboard", first))
+    sinks += [TrackerSink(name, folder, first) for name in trackers]
     return [*sinks, ConsoleSink(constants, log_every, json)]
 
 
