@@ -25,7 +25,11 @@ EXTRAS = {
     "plot": ("matplotlib>=3.9",),
     "track": ("wandb>=0.19", "mlflow-skinny>=3.0"),
 }
-MODULES = {"pillow": "PIL", "megatron-fsdp": "megatron_fsdp", "mlflow-skinny": "mlflow"}  # where the import differs from the package
+MODULES = {
+    "pillow": "PIL",
+    "megatron-fsdp": "megatron_fsdp",
+    "mlflow-skinny": "mlflow",
+}  # where the import differs from the package
 PARTS = {"tokenizers": "transformers", "huggingface_hub": "transformers", "pyarrow": "datasets", "mcp_types": "mcp"}
 """Packages that another one brings along."""
 ENGINE = ("torch", "transformers", "safetensors")

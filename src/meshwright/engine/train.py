@@ -227,9 +227,7 @@ def _one_step_fits(recipe: Recipe, config: Any, case: Case, run: RunSpec) -> boo
     from meshwright.engine.model_families import family_of
 
     one = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, steps=1, eval_every=0))
-    trial = msgspec.structs.replace(
-        run, quiet=True, tensorboard=False, wandb=False, mlflow=False, checkpoints=False
-    )
+    trial = msgspec.structs.replace(run, quiet=True, tensorboard=False, wandb=False, mlflow=False, checkpoints=False)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
         try:
             processes.fork(
