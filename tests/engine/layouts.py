@@ -269,8 +269,8 @@ OPTIMIZERS = tuple(
     for name in ("adamw", "muon", "lion", "schedule_free_adamw")
     for place, world, layout, families, quick in (
         ("fsdp2", 2, {}, FEW, ()),
-        ("tp-sp", 2, TP_SP, ("llama", "deepseek_v3"), ()),
-        ("ep-tp-sp", 4, {**TP_SP, "ep": 2}, ("olmoe",), ("olmoe",) if name == "muon" else ()),
+        ("tp-sp", 2, TP_SP, ("llama", "deepseek_v3"), ("llama",) if name == "muon" else ()),
+        ("ep-tp-sp", 4, {**TP_SP, "ep": 2}, ("olmoe",), ()),
         ("pp", 2, {"pp": 2}, ("llama", "qwen3"), ()),
     )
 )

@@ -34,7 +34,7 @@ EVERYTHING = ("qkv", "proj", "fc1", "fc2", "mamba_in", "mamba_out")
 NO_EXPERTS = ("qkv", "proj", "mamba_in", "mamba_out")
 PEFT = types.Peft(rank=4, alpha=8.0, targets=EVERYTHING)
 TP_SP = {"tp": 2, "sp": True}
-STEPS = 3
+STEPS = 2
 
 
 @pytest.fixture
