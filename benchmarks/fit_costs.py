@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costs.accuracy import TIME_TIERS, weighted_quantile
+from meshwright.costs.accuracy import TIME_TIERS, layout_pairs, weighted_quantile
 from meshwright.costs.calibration import PROFILES, Calibration, from_tables, read_tables
 from meshwright.costs.measurements import Measurement, batches, read
 from meshwright.costs.time import step_time
@@ -261,14 +261,15 @@ def fit_bands(seen: Array, unseen: Array, data: Data) -> dict[str, float]:
     return found
 
 
-def write_bands(found: dict[str, float]) -> None:
-    """Write the fitted error bands; the widening factors are unchanged."""
+def write_bands(found: dict[str, float], csv: Path) -> None:
+    """Write the fitted error bands and the gain of a layout that counts; the widening factors are unchanged."""
     import tomlkit
 
     path = PROFILES.parent / "uncertainty.toml"
     document = tomlkit.parse(path.read_text())
     for training_type, value in found.items():
         put({"bands": document}, Parameter("bands", f"step_pct/{training_type}", 0, 0, 0, 0), value)
+    document["layout_gain_pct"] = round(layout_pairs(read(csv)).quantile(0.6), 1)
     path.write_text(tomlkit.dumps(document))
 
 
@@ -290,7 +291,7 @@ def main() -> None:
         print(f"  {parameter.name:42s} {parameter.prior:10.4g} -> {value:10.4g}")
     if args.write:
         write(tables, fitted, theta)
-        write_bands(found)
+        write_bands(found, args.csv)
 
 
 if __name__ == "__main__":

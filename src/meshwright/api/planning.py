@@ -285,6 +285,7 @@ class PlanResponse(Response, frozen=True, kw_only=True):
     findings: Sequence[Finding]
     suggestions: Sequence[planner.Suggestion] | UnsetType = UNSET
     options: Sequence[planner.Option] | UnsetType = UNSET
+    published: planner.PublishedLayout | UnsetType = UNSET
     commands: Mapping[str, str]
     no_command: Mapping[str, str]
     budget: planner.Budget | UnsetType | None = UNSET
@@ -417,6 +418,7 @@ def _plan_response(plan: Plan) -> PlanResponse:
         findings=finding_parts(plan.findings),
         suggestions=plan.suggestions,
         options=plan.options or UNSET,
+        published=plan.published or UNSET,
         commands=launch.commands_of(plan, no_command),
         no_command=no_command,
         notes=plan.notes or UNSET,
@@ -429,7 +431,12 @@ def estimate_response(plan: Plan, request: requests.Estimate | None = None) -> P
     base = msgspec.structs.replace(response.recipe, match=UNSET, approach=UNSET)
     by_stage = _memory_by_stage(plan)
     return msgspec.structs.replace(
-        response, recipe=base, suggestions=UNSET, memory_by_stage_gib=by_stage, budget=_budget(plan, request)
+        response,
+        recipe=base,
+        suggestions=UNSET,
+        published=UNSET,
+        memory_by_stage_gib=by_stage,
+        budget=_budget(plan, request),
     )
 
 

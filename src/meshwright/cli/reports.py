@@ -37,6 +37,7 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Budget", budget_lines(answer.get("budget", MISSING), found.question.cluster.world))
     if "smallest_that_fits" in answer:
         titled(out, "Needs", [_needs_line(answer, found.question.cluster_ref)])
+    titled(out, "Original", published_lines(answer))
     titled(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
     titled(out, "Why", [_reason_line(r) for r in answer.get("reasons", [])])
     titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
@@ -47,6 +48,19 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Terms", [f"[dim]{legend(answer)}[/]"] if found.exists and legend(answer) else [])
     if "reasons" not in answer:
         out.print("[dim]Add --explain to see why each number was chosen, --json for scripts.[/]")
+
+
+def published_lines(answer: Answer) -> list[str]:
+    """Return the published layout with its cost, if the plan has another one, and how to return to it."""
+    found = answer.get("published")
+    if found is None or found["kept"]:
+        return []
+    fits = "" if found["fits"] else " (does not fit)"
+    cost = f"{found['step_s']:.2f} s per step, {found['total_gib']:.0f} GiB{fits}"
+    return [
+        f"{layout_summary(found['layout'])}: {cost}  [dim]{escape(found['why'])}[/]",
+        f"[dim]to run it: meshwright train {found['recipe']}; to plan with it: {' '.join(found['overrides'])}[/]",
+    ]
 
 
 def _step_line(estimate: Answer) -> str:

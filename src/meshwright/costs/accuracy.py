@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -192,3 +193,65 @@ def points(report: Report) -> dict[str, list[dict[str, Any]]]:
         ]
 
     return {"step_time": rows(report.step_time), "memory": rows(report.memory)}
+
+
+LAYOUT_COLUMNS = (
+    "tp",
+    "pp",
+    "vp",
+    "cp",
+    "ep",
+    "etp",
+    "dp_replicate",
+    "sp",
+    "micro_batch_size",
+    "recompute",
+    "strategy",
+)
+SETUP_COLUMNS = ("params_total", "gpu", "world", "gpus_per_node", "seq_length", "global_batch_size", "matmul", "goal")
+
+
+class LayoutPairs(msgspec.Struct, frozen=True):
+    """Pairs of measured layouts of one model on one cluster: logarithms of the ratio of their step times."""
+
+    predicted: NDArray[np.float64]
+    measured: NDArray[np.float64]
+    weight: NDArray[np.float64]  # every source counts the same, and in it every model on a cluster
+    sources: int
+
+    def quantile(self, share: float) -> float:
+        """Return the error of a predicted ratio, in per cent, that this share of the pairs stays below."""
+        return 100 * float(np.expm1(weighted_quantile(np.abs(self.predicted - self.measured), self.weight, share)))
+
+    def faster(self, gain: float) -> float:
+        """Return the share of pairs measured as faster among those predicted to be faster by more than a gain."""
+        chosen = np.abs(self.predicted) > np.log1p(gain)
+        right = (np.sign(self.predicted) == np.sign(self.measured))[chosen]
+        return float(np.average(right, weights=self.weight[chosen]))
+
+
+def layout_pairs(rows: Sequence[Measurement]) -> LayoutPairs:
+    """Return every pair of rows that differ in layout only: same source, framework, model, cluster, data and batch."""
+    step = predictions(rows)[0]
+    setups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+    for i, row in enumerate(rows):
+        if row.case and row.step_s and not row.oom and not row.tiny and row.tier in TIME_TIERS:
+            profile = getattr(row.case, "speed_profile", "")
+            key = (row.source, row.case.engine, profile, *(getattr(row.case, name) for name in SETUP_COLUMNS))
+            setups[key].append(i)
+    groups: dict[str, list[list[tuple[float, float]]]] = defaultdict(list)
+    for (source, *_), places in setups.items():
+        if found := _pairs(rows, step, places):
+            groups[source].append(found)
+    weighted = [(*pair, 1 / len(pairs) / len(setup)) for setup in groups.values() for pairs in setup for pair in pairs]
+    predicted, measured, weight = np.array(weighted, dtype=np.float64).reshape(-1, 3).T
+    return LayoutPairs(predicted, measured, weight, len(groups))
+
+
+def _pairs(rows: Sequence[Measurement], step: NDArray[np.float64], places: list[int]) -> list[tuple[float, float]]:
+    layouts = {i: tuple(getattr(rows[i].case, name) for name in LAYOUT_COLUMNS) for i in places}
+    return [
+        (float(np.log(step[a] / step[b])), float(np.log(rows[a].step_s / rows[b].step_s)))
+        for a, b in combinations(places, 2)
+        if layouts[a] != layouts[b]
+    ]

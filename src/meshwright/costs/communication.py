@@ -12,7 +12,7 @@ from meshwright.costs.memory import tokens
 from meshwright.costs.parameters import RankParams, expert_parallel_ranks
 from meshwright.costs.speeds import Speeds
 from meshwright.costs.state import defers_reduction, dense_ranks, expert_ranks
-from meshwright.costs.vectorize import BYTES, Column, any_of, larger, smaller, where
+from meshwright.costs.vectorize import BYTES, Column, any_of, larger, pick, smaller, where
 from meshwright.models import MLA, Attention, Layer, MoE
 from meshwright.recipes.capabilities import fp8_experts
 from meshwright.recipes.case import Case
@@ -131,7 +131,7 @@ def _gather_once_s(case: Case, speed: Speeds, frozen_too: Column, params: RankPa
 
 def _reduce_once_s(case: Case, speed: Speeds, trained: RankParams) -> Column:
     """Return the seconds to reduce a rank's gradients once: reduce-scatter among shards, all-reduce among replicas."""
-    size, shards = BYTES[case.reduce], expert_parallel_ranks(case)
+    size, shards = pick(case.reduce, BYTES), expert_parallel_ranks(case)
     dense, routed = trained.dense + trained.ends, trained.routed
     shard, expert_shard = dense_ranks(case), expert_ranks(case)
     copies = larger(case.dp * case.cp // shard, 1)

@@ -6,7 +6,7 @@ import msgspec
 
 from meshwright.costs.activations import residual_shards
 from meshwright.costs.speeds import OPERAND_BYTES, Speeds
-from meshwright.costs.vectorize import BYTES, Column, larger, where
+from meshwright.costs.vectorize import BYTES, Column, larger, pick, where
 from meshwright.models import MLA, Attention, Dense, Layer, Mamba2, MoE
 from meshwright.models.spec import Mixer
 from meshwright.recipes.capabilities import fp8_experts
@@ -123,7 +123,7 @@ def gradient_s(case: Case, speed: Speeds, found: list[Linear]) -> Column:
     if case.goal == "peft":
         return 0.0
     weights = sum(linear.copies * linear.outputs * linear.inputs for linear in found)
-    return 2 * BYTES[case.grads] * weights * speed.shared.matmul_traffic / speed.hbm
+    return 2 * pick(case.grads, BYTES) * weights * speed.shared.matmul_traffic / speed.hbm
 
 
 def side_bytes(case: Case, speed: Speeds, found: list[Linear]) -> Column:

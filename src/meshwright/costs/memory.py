@@ -37,7 +37,7 @@ from meshwright.costs.parameters import RankParams, rank_adapters, rank_params
 from meshwright.costs.schedule import in_flight
 from meshwright.costs.stages import FIRST, LAST, Stages, stages, trains_mtp
 from meshwright.costs.state import State, frozen_bytes, frozen_weights, host_state, trained_state
-from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, shape_of, smaller, where
+from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, pick, shape_of, smaller, where
 from meshwright.errors import InputError
 from meshwright.models import Mamba2
 from meshwright.recipes.capabilities import executed, fp8_experts
@@ -187,7 +187,7 @@ def _values(case: Case, pipeline: Stages) -> tuple[Column, ...]:
 def _offload_cache(case: Case, trained: RankParams) -> Column:
     """Return bytes that the allocator keeps per stream while FSDP copies its largest unit from and to the host."""
     offloaded = any_of(case.offload, "optimizer", "params") & memory_profile(case).offloads_masters
-    return offloaded * 2 * BYTES[case.reduce] * larger(trained.ends / 2, trained.unit_dense + trained.unit_routed)
+    return offloaded * 2 * pick(case.reduce, BYTES) * larger(trained.ends / 2, trained.unit_dense + trained.unit_routed)
 
 
 def _with_growing_gradients(case: Case, state: State, peak: Peak, end: Peak) -> tuple[State, Peak]:
@@ -290,7 +290,7 @@ def _backward_peak(
     reduced = larger(trained.unit_dense + trained.unit_routed, smaller(profile.reduce_bucket, trained.total))
     # A pipeline that defers the reduction reduces after all backward passes.
     later = profile.lean_gather & (case.pp > 1) & (case.accumulation > 1)
-    reduced = reduced * (BYTES[case.compute] + where(later, 0, BYTES[case.reduce]))
+    reduced = reduced * (BYTES[case.compute] + where(later, 0, pick(case.reduce, BYTES)))
     fresh = profile.layer_gradients * trained.unit_dense + profile.stacked_experts * trained.unit_routed
     logits = profile.keeps_logits * pipeline.last * tokens(case) * case.model.vocab
     gathered = _gathered(case, params, GATHERED_LAYERS)
@@ -299,7 +299,7 @@ def _backward_peak(
 
 def _head_peak(case: Case, trained: RankParams, loss: Peak) -> Peak:
     """Return the peak after the loss: the head's new gradient, and the copy that is reduced."""
-    fresh = trained.head * (BYTES[case.compute] + case.cached(_gathers_weights) * BYTES[case.reduce])
+    fresh = trained.head * (BYTES[case.compute] + case.cached(_gathers_weights) * pick(case.reduce, BYTES))
     return Peak(loss.activations, 0.0, loss.buffers + fresh)
 
 
@@ -308,7 +308,7 @@ def _embedding_peak(case: Case, params: RankParams, trained: RankParams) -> Peak
     only_head = where(_tied(case), 0.0, params.head)
     gathered = case.cached(_gathers_weights) * where(_all_layers_gathered(case), params.total, params.ends - only_head)
     fresh = larger(trained.ends - only_head, 0) * (
-        BYTES[case.compute] + case.cached(_gathers_weights) * BYTES[case.reduce]
+        BYTES[case.compute] + case.cached(_gathers_weights) * pick(case.reduce, BYTES)
     )
     return Peak(0.0, 0.0, gathered * BYTES[case.compute] + fresh)
 

@@ -7,7 +7,7 @@ import msgspec
 from meshwright.costs.memory_constants import NF4_BYTES
 from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
 from meshwright.costs.parameters import RankParams
-from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, where
+from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, pick, where
 from meshwright.recipes.case import Case
 
 # Moments of an optimizer, all in precision.moments: recipes that lower the first lower the second too.
@@ -64,8 +64,8 @@ def per_param(case: Case) -> PerParam:
     megatron_fsdp  bf16 weight, gradient, master and moments, all sharded
     """
     master, moments, profile = master_bytes(case), moment_bytes(case), memory_profile(case)
-    low, accumulate = BYTES[case.compute], BYTES[case.compute] if profile.pure_low else BYTES[case.grads]
-    reduce, deferred = BYTES[case.reduce], defers_reduction(case)
+    low, accumulate = BYTES[case.compute], BYTES[case.compute] if profile.pure_low else pick(case.grads, BYTES)
+    reduce, deferred = pick(case.reduce, BYTES), defers_reduction(case)
     separate = low if master > low else 0  # a compute copy in addition to a wider master
     low_ddp = separate if profile.separate_copy else 0
     zero1, ddp = case.strategy == "zero1", case.strategy == "ddp"

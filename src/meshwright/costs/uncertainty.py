@@ -29,6 +29,7 @@ class ErrorBands(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     precisions: list[str]  # matmul formats with measured runs
     largest_world: int  # GPUs of the largest measured run
     longest_seq: int
+    layout_gain_pct: float  # predicted gain of one layout over another that is real in four of five measured pairs
     widen_engine: float  # factor for an engine without measured runs
     widen_gpu: float
     widen_card: float  # for a GPU type without measured runs of a measured architecture

@@ -24,6 +24,7 @@ def recommend(answer: Answer) -> str:
         *figures(answer["estimate"]),
         *_budget(answer.get("budget")),
         _smallest(answer),
+        *_published(answer.get("published")),
         *_some("changed", [f"{c['field']} {c['from']} → {c['to']}: {c['why']}" for c in answer["changes"]]),
         *_some("why", [f"{r['field']} {r['value']}: {r['why']}" for r in answer.get("reasons", [])], 20),
         *_findings(answer["findings"]),
@@ -42,6 +43,14 @@ def _option(option: Answer) -> str:
         f"{option['title']} ({option['kind']}): {option['total_gib']:.1f} GiB, {option['step_s']:.3g} s per step, "
         f"{option['cost']}; {option['command']}"
     )
+
+
+def _published(found: Answer | None) -> list[str]:
+    """Return the recipe's own layout with its cost, if the plan has another one."""
+    if found is None or found["kept"]:
+        return []
+    cost = f"{found['step_s']:.3g} s per step, {found['total_gib']:.1f} GiB per GPU"
+    return [f"published layout: {cost}: {found['why']}; to plan with it: {' '.join(found['overrides'])}"]
 
 
 def figures(estimate: Answer) -> list[str]:

@@ -5,7 +5,7 @@ from meshwright.planner.budget import Budget, Price, budget
 from meshwright.planner.explain import reasons
 from meshwright.planner.levers import options_for_recipe
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
-from meshwright.planner.plan import Change, Option, Plan, Question, Reason, Suggestion
+from meshwright.planner.plan import Change, Option, Plan, PublishedLayout, Question, Reason, Suggestion
 from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend
 from meshwright.planner.scaling import batch_for_tokens, scaled_batch, scaled_lr
@@ -20,6 +20,7 @@ __all__ = [
     "Option",
     "Plan",
     "Price",
+    "PublishedLayout",
     "Question",
     "Ranking",
     "Reason",

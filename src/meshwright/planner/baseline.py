@@ -38,8 +38,9 @@ class Baseline(msgspec.Struct, frozen=True):
 
     @property
     def on_reference_cluster(self) -> bool:
-        """Whether only the engine differs from the setup the recipe was made for."""
-        return self.source == "same_model" and self.same_gpus and not self.reasons and not self.pinned
+        """Whether the recipe was made for this cluster, and neither its contract nor its layout is changed."""
+        contract = any(recipe_fields()[key].kind != "layout" for key in self.reasons)
+        return self.source == "same_model" and self.same_gpus and not contract and not self.pinned
 
     @property
     def same_gpus(self) -> bool:

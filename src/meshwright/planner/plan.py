@@ -83,6 +83,20 @@ class Reason(msgspec.Struct, frozen=True):
     why: str
 
 
+class PublishedLayout(msgspec.Struct, frozen=True):
+    """The layout that the recipe was published with for this cluster, and what it costs."""
+
+    recipe: str
+    kept: bool  # whether the plan uses it
+    measured: str  # source of a measured step time; empty if there is none
+    layout: dict[str, Any]
+    overrides: tuple[str, ...]  # what returns to it
+    fits: bool
+    step_s: float
+    total_gib: float  # per GPU
+    why: str  # why it is kept or not
+
+
 class Plan(Readable, msgspec.Struct, frozen=True):
     """A recipe on a cluster, with its estimate, findings, and all changes with their reasons."""
 
@@ -96,6 +110,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     suggestions: tuple[Suggestion, ...] = ()
     options: tuple[Option, ...] = ()  # if no layout of the contract fits without a lever
+    published: PublishedLayout | None = None  # if the recipe was made for this cluster
 
     @property
     def notes(self) -> tuple[str, ...]:

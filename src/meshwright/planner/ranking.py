@@ -14,8 +14,9 @@ from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.levers import lever_batches, options_for
 from meshwright.planner.plan import Plan, Question
+from meshwright.planner.published import with_kept
 from meshwright.planner.recommend import plan_with
-from meshwright.planner.search import Candidate, ScoredBatch, score
+from meshwright.planner.search import HEADROOM_LIMIT, Candidate, ScoredBatch, score
 from meshwright.planner.space import FULL_SPACE, candidates, degrees, with_pins
 from meshwright.recipes.case import Case
 
@@ -56,23 +57,44 @@ def rank_layouts(question: Question, overrides: Sequence[str] = (), top: int = 5
     """Return the fastest plans of all legal layouts; overrides stay fixed; `everything` lists all that fit."""
     baseline = baseline_for(question, overrides)
     batches = list(score(baseline.case, baseline.pinned, FULL_SPACE))
-    levers = [] if any(b.fits.any() for b in batches) else lever_batches(baseline.case, baseline.pinned)
-    best = _fastest([*batches, *levers], top)
-    plans = [plan_with(baseline, {**candidate.layout, **baseline.pinned}) for candidate in best]
+    levers = _with_levers(baseline, batches)
+    plans = _plans(baseline, [*batches, *levers], top)
     if plans and not any(b.fits.any() for b in batches):  # fits only with levers, or not at all
-        plans[0] = msgspec.structs.replace(plans[0], options=options_for(baseline, best[0], overrides))
+        best = _fastest([*batches, *levers], 1)[0]
+        plans = (msgspec.structs.replace(plans[0], options=options_for(baseline, best, overrides)), *plans[1:])
     batches += levers
     return Ranking(
-        plans=tuple(plans),
+        plans=plans,
         pareto=pareto(batches),
         dropped=(
             *_pinned_errors(baseline, batches),
             *_rejected_by_rules(baseline.case, baseline.pinned),
             *_too_large(batches),
+            *_too_tight(batches),
         ),
         searched=sum(len(b) for b in batches),
         fitting=_fitting(batches) if everything else (),
     )
+
+
+def _plans(baseline: Baseline, batches: list[ScoredBatch], top: int) -> tuple[Plan, ...]:
+    """Return the fastest plans; first the layout published for this cluster if `recommend` keeps it."""
+    best = _fastest(batches, top)
+    plans = [plan_with(baseline, {**candidate.layout, **baseline.pinned}) for candidate in best]
+    if best and with_kept(baseline, best[0]):
+        kept = plan_with(baseline, {})
+        plans = [kept, *(plan for plan in plans if plan.layout_dict() != kept.layout_dict())][:top]
+    return tuple(plans)
+
+
+def _with_levers(baseline: Baseline, batches: list[ScoredBatch]) -> list[ScoredBatch]:
+    """Return layouts with levers if the others leave no headroom or do not fit, as `recommend` does."""
+    if any(b.has_headroom.any() for b in batches):
+        return []
+    levers = lever_batches(baseline.case, baseline.pinned)
+    if not any(b.fits.any() for b in batches):
+        return levers
+    return [b.rows(b.has_headroom) for b in levers if b.has_headroom.any()]
 
 
 def _fitting(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:
@@ -84,11 +106,14 @@ def _fitting(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:
 
 
 def _fastest(batches: list[ScoredBatch], top: int) -> list[Candidate]:
-    """Return the fastest distinct layouts that fit, or the smallest one if none does."""
+    """Return the fastest distinct layouts that fit with headroom, else that fit, else the smallest one."""
+    allowed = [b.has_headroom for b in batches]
+    if not any(mask.any() for mask in allowed):
+        allowed = [b.fits for b in batches]
     found = [
         b.row(int(i))
-        for b in batches
-        for i in np.flatnonzero(b.fits)[np.argsort(b.step_s[b.fits], kind="stable")][: CANDIDATES_PER_PLAN * top]
+        for b, mask in zip(batches, allowed, strict=True)
+        for i in np.flatnonzero(mask)[np.argsort(b.step_s[mask], kind="stable")][: CANDIDATES_PER_PLAN * top]
     ]
     if not found and batches:
         return [min((b.row(int(np.argmin(b.total_gib))) for b in batches), key=lambda c: c.total_gib)]
@@ -144,6 +169,19 @@ def _too_large(batches: list[ScoredBatch]) -> Iterator[Dropped]:
         yield Dropped(
             "does not fit in memory", count, f"{describe_case(worst.case.rows(row))}: {need:.0f} of {have:.0f} GiB"
         )
+
+
+def _too_tight(batches: list[ScoredBatch]) -> Iterator[Dropped]:
+    """Yield the layouts that fit without headroom for an estimate error, if others have it."""
+    tight = [b.fits & ~b.has_headroom for b in batches]
+    count = sum(int(mask.sum()) for mask in tight)
+    if not count or not any(b.has_headroom.any() for b in batches):
+        return
+    batch, mask = next((b, mask) for b, mask in zip(batches, tight, strict=True) if mask.any())
+    row = int(np.flatnonzero(mask)[np.argmin(batch.step_s[mask])])
+    need, have = batch.total_gib[row], batch.case.capacity_gib
+    example = f"{describe_case(batch.case.rows(row))}: {need:.0f} of {have:.0f} GiB, {batch.step_s[row]:.2f} s"
+    yield Dropped(f"fits, but leaves less than {1 - HEADROOM_LIMIT:.0%} of the memory free", count, example)
 
 
 def describe_case(case: Case) -> str:

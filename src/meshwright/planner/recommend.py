@@ -15,8 +15,9 @@ from meshwright.planner.four_bit import qlora_suggestion
 from meshwright.planner.levers import options_for, options_of_fixed, with_levers
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
 from meshwright.planner.plan import Change, Match, Plan, Question, Suggestion
+from meshwright.planner.published import keeps_recipe_layout, published_layout
 from meshwright.planner.scaling import divisible_batches, suggestions
-from meshwright.planner.search import KEEP_WITHIN, LAYOUT_NAMES, Candidate, always_broken, any_legal, best, has_headroom
+from meshwright.planner.search import LAYOUT_NAMES, Candidate, always_broken, any_legal, best, has_headroom
 from meshwright.recipes import overrides as override
 from meshwright.recipes.capabilities import ENGINE_STRATEGY
 from meshwright.recipes.case import Case
@@ -59,19 +60,6 @@ def plan_fixed(question: Question, recipe: Recipe | None, overrides: Sequence[st
     return msgspec.structs.replace(plan, options=options_of_fixed(baseline, overrides, target))
 
 
-def keeps_recipe_layout(baseline: Baseline, found: Candidate) -> bool:
-    """Return whether to keep the recipe's layout: always on its reference cluster, elsewhere if it is about as fast."""
-    if not bool(rules.legal(baseline.case)):
-        return False
-    price = costs.estimate(baseline.case)
-    if not bool(price.fits):
-        return False
-    if baseline.on_reference_cluster:
-        return True
-    headroom = has_headroom(float(price.memory.total), baseline.case)
-    return float(price.step_s) <= KEEP_WITHIN * found.step_s and (headroom or not found.has_headroom)
-
-
 def _fallback_layout(baseline: Baseline) -> dict[str, Any]:
     """Return the layout to report if none is legal; raise if no layout divides the GPU count."""
     arithmetic = ARITHMETIC - baseline.pinned.keys()
@@ -107,6 +95,7 @@ def plan_with(
             *batch,
             *suggestions(baseline.base, baseline.base_cluster.world, case),
         ),
+        published=published_layout(baseline, layout, float(estimate.step_s)),
     )
 
 
@@ -194,5 +183,5 @@ def _why(name: str, old: Any, case: Case) -> str:
 def _match(baseline: Baseline, changes: tuple[Change, ...]) -> Match:
     if baseline.source != "same_model":
         return baseline.source
-    sized = [change for change in changes if change.field not in baseline.executed]  # the rest never had an effect
-    return "exact" if baseline.same_gpus and not sized else "resized"
+    contract = [change for change in changes if change.kind == "contract"]
+    return "exact" if baseline.on_reference_cluster and not contract else "resized"

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from meshwright import costs, rules
-from meshwright.planner.space import DEFAULT_SPACE, Space, candidates, degrees
+from meshwright.planner.space import (
+    COARSE_SPACE,
+    DEFAULT_SPACE,
+    FULL_SPACE,
+    Space,
+    candidates,
+    degrees,
+    legal_degrees,
+    with_options,
+)
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import keys_by_flat_name
@@ -38,8 +47,10 @@ LAYOUT_NAMES = (
 LEVER_NAMES = ("defer_grad_sync", "loss")
 """Other layout-kind fields that a plan may change to fit; planner/levers.py tries them."""
 SEARCHED_NAMES = (*LAYOUT_NAMES, *LEVER_NAMES)
-SAME_SPEED = 1.03  # of the fastest step time; among these layouts, the closest to the recipe wins
-KEEP_WITHIN = 1.10  # of the best step time; within it, the recipe's layout is kept
+SAME_SPEED = 1.02  # of the fastest step time; among these layouts, the closest to the recipe wins
+SEARCH_AT_ONCE = 40  # degrees of a space that is searched in one pass
+COARSE_MARGIN = 1.25  # of the fastest step time of a coarse search: more than its other options gain
+MAX_PROMISING = 40  # degrees for which all options are tried
 HEADROOM_LIMIT = 0.92  # of GPU memory; above it, a small estimate error means out of memory
 
 
@@ -74,6 +85,10 @@ class ScoredBatch(msgspec.Struct, frozen=True):
     def __len__(self) -> int:
         return len(self.step_s)
 
+    def rows(self, chosen: Any) -> ScoredBatch:
+        """Return some layouts of the batch."""
+        return ScoredBatch(self.case.rows(chosen), self.step_s[chosen], self.total_gib[chosen], self.fits[chosen])
+
     def row(self, i: int) -> Candidate:
         """Return one layout of the batch."""
         alone = self.case.rows(i)
@@ -88,18 +103,23 @@ def score(
 ) -> Iterator[ScoredBatch]:
     """Yield all legal candidates with the pinned values, estimated, in batches."""
     for batch in candidates(case, space, pinned, ignoring):
-        ok = np.broadcast_to(rules.legal(batch, ignoring), batch.tp.shape)
-        if "sp" in pinned:
-            ok = ok & (batch.sp == pinned["sp"])
-        if not ok.any():
-            continue
-        kept = batch.rows(ok)
-        memory = costs.memory(kept)
-        fits = np.broadcast_to(memory.fits & (memory.host <= kept.host_gib), kept.tp.shape)
-        step_s = np.full(kept.tp.shape, np.inf)  # step time is only estimated for layouts that fit
-        if fits.any():
-            step_s[fits] = costs.step_time(kept.rows(fits)).step_s
-        yield ScoredBatch(kept, step_s, np.broadcast_to(memory.total, kept.tp.shape), fits)
+        yield from _scored(batch, pinned, ignoring)
+
+
+def _scored(batch: Case, pinned: Mapping[str, Any], ignoring: Container[str]) -> Iterator[ScoredBatch]:
+    """Yield the legal layouts of a batch with memory and step time; nothing if none is legal."""
+    ok = np.broadcast_to(rules.legal(batch, ignoring), batch.tp.shape)
+    if "sp" in pinned:
+        ok = ok & (batch.sp == pinned["sp"])
+    if not ok.any():
+        return
+    kept = batch.rows(ok)
+    memory = costs.memory(kept)
+    fits = np.broadcast_to(memory.fits & (memory.host <= kept.host_gib), kept.tp.shape)
+    step_s = np.full(kept.tp.shape, np.inf)  # step time is only estimated for layouts that fit
+    if fits.any():
+        step_s[fits] = costs.step_time(kept.rows(fits)).step_s
+    yield ScoredBatch(kept, step_s, np.broadcast_to(memory.total, kept.tp.shape), fits)
 
 
 def any_legal(case: Case, ignoring: Container[str] = ()) -> bool:
@@ -118,9 +138,59 @@ def always_broken(case: Case) -> frozenset[str]:
     return frozenset(found or ())
 
 
+def scored_layouts(case: Case, pinned: Mapping[str, Any], ignoring: Container[str] = ()) -> list[ScoredBatch]:
+    """Return the layouts of FULL_SPACE; in a large space, all options only for degrees that may be the fastest."""
+    places = list(legal_degrees(case, FULL_SPACE, pinned, ignoring))
+    coarse: list[list[ScoredBatch]] = []
+    if sum(len(bare.tp) for bare in places) > SEARCH_AT_ONCE:
+        coarse = [list(_scored(with_options(bare, COARSE_SPACE, pinned), pinned, ignoring)) for bare in places]
+        places = _promising(places, coarse)
+    found = (_scored(with_options(bare, FULL_SPACE, pinned), pinned, ignoring) for bare in places)
+    return [batch for batches in (*coarse, *found) for batch in batches]
+
+
+def _promising(places: list[Case], coarse: list[list[ScoredBatch]]) -> list[Case]:
+    """Return the degrees near the fastest layout of a coarse search, or near the smallest one if none fits."""
+    for value in (_step_with_headroom, _step_that_fits, _memory):
+        best = [_per_degree(bare, batches, value) for bare, batches in zip(places, coarse, strict=True)]
+        joined = np.sort(np.concatenate(best)) if best else np.array([np.inf])
+        if np.isfinite(joined[0]):
+            break
+    limit = min(COARSE_MARGIN * joined[0], joined[min(MAX_PROMISING, len(joined)) - 1])
+    return [bare.rows(one <= limit) for bare, one in zip(places, best, strict=True) if (one <= limit).any()]
+
+
+def _step_with_headroom(batch: ScoredBatch) -> Any:
+    return np.where(batch.has_headroom, batch.step_s, np.inf)
+
+
+def _step_that_fits(batch: ScoredBatch) -> Any:
+    return np.where(batch.fits, batch.step_s, np.inf)
+
+
+def _memory(batch: ScoredBatch) -> Any:
+    return batch.total_gib
+
+
+def _per_degree(bare: Case, batches: list[ScoredBatch], value: Callable[[ScoredBatch], Any]) -> Any:
+    """Return the least value of the layouts of each row of degrees."""
+    least, keys = np.full(len(bare.tp), np.inf), _degree_keys(bare)
+    order = np.argsort(keys)
+    for batch in batches:
+        rows = order[np.searchsorted(keys[order], _degree_keys(batch.case))]
+        np.minimum.at(least, rows, value(batch))
+    return least
+
+
+def _degree_keys(case: Case) -> Any:
+    """Return one integer per row that identifies tp, pp, cp and ep."""
+    tp, pp, cp, ep = (np.asarray(column, dtype=np.int64) for column in (case.tp, case.pp, case.cp, case.ep))
+    return ((tp << 16 | pp) << 16 | cp) << 16 | ep
+
+
 def best(case: Case, pinned: Mapping[str, Any], ignoring: Container[str] = ()) -> Candidate | None:
     """Return the fastest layout that fits, preferably with headroom; the smallest one if none fits."""
-    return choose(list(score(case, pinned, DEFAULT_SPACE, ignoring)), case)
+    return choose(scored_layouts(case, pinned, ignoring), case)
 
 
 def choose(batches: list[ScoredBatch], case: Case) -> Candidate | None:
@@ -143,11 +213,12 @@ def _fastest(batches: list[ScoredBatch], allowed: list[Any], case: Case) -> Cand
 
 
 def distance(layout: dict[str, Any], case: Case) -> float:
-    """Return the distance to the recipe's layout: |log2| of the ratio per degree, 1 for another recompute or lever."""
+    """Return the distance to the recipe's layout: |log2| of the ratio per degree, 1 for each other choice."""
     total = 0.0
-    for name in ("tp", "pp", "vp", "cp", "ep", "micro_batch_size"):
+    for name in ("tp", "pp", "vp", "cp", "ep", "etp", "micro_batch_size", "dp_replicate"):
         total += abs(float(np.log2(layout[name] / getattr(case, name))))
-    changed = [name for name in ("recompute", "offload", *LEVER_NAMES) if layout[name] != getattr(case, name)]
+    choices = ("strategy", "recompute", "pp_schedule", "offload", *LEVER_NAMES)
+    changed = [name for name in choices if layout[name] != getattr(case, name)]
     return total + float(len(changed))
 
 

@@ -59,6 +59,15 @@ LEVER_SPACE = Space(
 FREE_SPACE = Space(micro_batches=(1, 2), recompute=("none",), schedules=(("1f1b", (1,)),), offloads=(), uneven=False)
 """The space of the fastest layout if memory were unlimited."""
 
+COARSE_SPACE = msgspec.structs.replace(
+    FULL_SPACE,
+    micro_batches=(1, 3, 4),
+    recompute=("none", "full"),
+    schedules=(("1f1b", (1,)), ("interleaved_1f1b", (2,)), ("zbv", (2,))),
+    shard_nodes=(0, 1),
+)
+"""Few options of FULL_SPACE, to find the degrees for which the others are tried."""
+
 SIMPLEST_OPTIONS: dict[str, Any] = {
     "vp": 1,
     "pp_schedule": "1f1b",
@@ -75,6 +84,8 @@ SIMPLEST_OPTIONS: dict[str, Any] = {
 """Degrees that are illegal with these options are illegal with all others."""
 
 
+NEEDS_EXTRA = {"meshwright": ("megatron_fsdp",)}
+"""Strategies that an engine supports with an optional package and without export: only if the user or recipe asks."""
 SPLIT_PINS = ("dp_replicate", "stage_layers", "embedding_as_layer", "head_as_layer")
 """Pinned fields that affect whether degrees are legal."""
 DETAIL_PINS = ("recompute_modules", "recompute_layers")
@@ -141,9 +152,16 @@ def candidates(
     case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None, ignoring: Container[str] = ()
 ) -> Iterator[Case]:
     """Yield batches of layouts as columns: all options for the degrees that are legal with SIMPLEST_OPTIONS."""
+    for bare in legal_degrees(case, space, pinned, ignoring):
+        yield with_options(bare, space, pinned)
+
+
+def legal_degrees(
+    case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None, ignoring: Container[str] = ()
+) -> Iterator[Case]:
+    """Yield the degrees that are legal with SIMPLEST_OPTIONS and have the pinned values."""
     pins = pinned or {}
-    chosen = with_pins(space, pins)
-    for bare in degrees(case, chosen, pins):
+    for bare in degrees(case, with_pins(space, pins), pins):
         legal = np.broadcast_to(rules.legal(bare, ignoring), bare.tp.shape)
         for name in ("tp", "pp", "cp", "ep"):
             if name in pins:
@@ -151,16 +169,22 @@ def candidates(
         if "dp_shard" in pins and pins["dp_shard"] != -1:
             legal = legal & (bare.shard == pins["dp_shard"])
         if legal.any():
-            details = {name: pins[name] for name in DETAIL_PINS if name in pins}
-            for batch in _schedules(bare, Axes(bare.tp, bare.pp, bare.cp, bare.ep).at(legal), chosen):
-                yield batch.replace(**details)
+            yield bare.rows(legal)
+
+
+def with_options(bare: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None) -> Case:
+    """Return legal degrees with every schedule and option of a space."""
+    pins = pinned or {}
+    batch = _schedules(bare, Axes(bare.tp, bare.pp, bare.cp, bare.ep), with_pins(space, pins))
+    return batch.replace(**{name: pins[name] for name in DETAIL_PINS if name in pins})
 
 
 def degrees(case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None) -> Iterator[Case]:
     """Yield all degrees with the simplest options, legal or not, for each strategy, offload and layer split."""
     pins = pinned or {}
     simplest = {**SIMPLEST_OPTIONS, **{name: pins[name] for name in SPLIT_PINS if name in pins}}
-    strategies = (case.strategy, *(s for s in space.strategies if s != case.strategy))
+    others = [s for s in space.strategies if s != case.strategy and s not in NEEDS_EXTRA.get(case.engine, ())]
+    strategies = (case.strategy, *others)
     offloads = (case.offload, *(o for o in space.offloads if o != case.offload))
     for strategy, offload in product(strategies, offloads):
         based = case.replace(**simplest, strategy=strategy, offload=offload)
@@ -180,20 +204,26 @@ def _with_degrees(case: Case, found: Axes) -> Case:
     return case.replace(tp=found.tp, pp=found.pp, cp=found.cp, ep=found.ep, sp=sp)
 
 
-def _schedules(case: Case, found: Axes, space: Space) -> Iterator[Case]:
-    """Yield every schedule these degrees support; several chunks per stage only if the layers divide."""
-    for schedule, chunks in space.schedules:
-        if chunks == (1,):
-            yield _options(case.replace(pp_schedule=schedule), found, np.ones_like(found.tp), space)
-        elif not case.stage_layers:
-            rows, vp = np.array(list(product(range(len(found.tp)), chunks))).T
-            divides = (found.pp[rows] > 1) & (case.layers % (found.pp[rows] * vp) == 0)
-            if divides.any():
-                yield _options(case.replace(pp_schedule=schedule), found.at(rows[divides]), vp[divides], space)
+def _schedules(case: Case, found: Axes, space: Space) -> Case:
+    """Return every schedule these degrees support; several chunks per stage only if the layers divide."""
+    rows, chunks, names = [], [], []
+    for schedule, counts in space.schedules:
+        for vp in counts:
+            if vp == 1:
+                here = np.arange(len(found.tp))
+            elif case.stage_layers:
+                continue
+            else:
+                here = np.flatnonzero((found.pp > 1) & (case.layers % (found.pp * vp) == 0))
+            rows.append(here)
+            chunks.append(np.full(len(here), vp))
+            names.append(np.full(len(here), schedule))
+    at = np.concatenate(rows)
+    return _options(case, found.at(at), np.concatenate(chunks), np.concatenate(names), space)
 
 
-def _options(case: Case, found: Axes, vp: Any, space: Space) -> Case:
-    """Return the product of these degrees with all options, as columns."""
+def _options(case: Case, found: Axes, vp: Any, schedule: Any, space: Space) -> Case:
+    """Return the product of these degrees and schedules with all options, as columns."""
     etps = space.etps if case.is_moe else (1,)
     nodes = space.shard_nodes if case.cluster.nodes > 1 and case.strategy == "fsdp2" else (0,)
     options = list(product(space.micro_batches, space.recompute, etps, nodes))
@@ -207,6 +237,7 @@ def _options(case: Case, found: Axes, vp: Any, space: Space) -> Case:
     replicas = np.where(shard_nodes > 0, np.maximum(case.cluster.world // ranks // inside, 1), case.dp_replicate)
     return _with_degrees(case, Axes(tp, pp, cp, ep)).replace(
         vp=chunks,
+        pp_schedule=np.repeat(schedule, many),
         etp=np.where(etp == 0, tp, etp),
         micro_batch_size=micro_batch,
         recompute=recompute,

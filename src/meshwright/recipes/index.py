@@ -156,6 +156,11 @@ def family(name: str) -> str:
     return _registered(resolve(name)).family
 
 
+def published(name: str) -> Published:
+    """Return the published values of a recipe."""
+    return _registered(resolve(name)).published
+
+
 def families() -> list[str]:
     """Return the families of all recipes."""
     return sorted({entry.family for entry in registry().values()})

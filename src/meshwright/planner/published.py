@@ -1,0 +1,95 @@
+"""The published layout of a recipe on its own cluster, beside the layout that the search finds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshwright import costs, rules
+from meshwright.costs.uncertainty import error_bands
+from meshwright.planner.baseline import Baseline
+from meshwright.planner.plan import PublishedLayout
+from meshwright.planner.search import SAME_SPEED, SEARCHED_NAMES, Candidate, as_overrides, has_headroom
+from meshwright.recipes import index
+from meshwright.recipes.case import Case
+
+DEGREES = ("strategy", "tp", "pp", "vp", "cp", "ep", "micro_batch_size", "recompute")
+DERIVED_FIELDS = ("sp", "dp_shard")
+
+
+def keeps_recipe_layout(baseline: Baseline, found: Candidate) -> bool:
+    """Return whether the recipe's layout stays: it is about as fast as the one found, or was measured here."""
+    case = baseline.case
+    if not bool(rules.legal(case)):
+        return False
+    price = costs.estimate(case)
+    if not bool(price.fits) or float(price.step_s) > _margin(baseline) * found.step_s:
+        return False
+    # Somebody ran the published layout on this cluster; elsewhere, headroom comes first.
+    return baseline.on_reference_cluster or has_headroom(float(price.memory.total), case) or not found.has_headroom
+
+
+def _margin(baseline: Baseline) -> float:
+    """Return how much slower the recipe's layout may be: more if it was measured on this very cluster.
+
+    A measured layout is known to run at its speed; the gain over it must exceed the error of a predicted ratio.
+    """
+    measured = baseline.on_reference_cluster and _source(baseline)
+    return 1 + error_bands().layout_gain_pct / 100 if measured else SAME_SPEED
+
+
+def _source(baseline: Baseline) -> str:
+    """Return where the recipe's layout was measured; empty if it was not."""
+    name = baseline.base.name
+    return index.published(name).measured if index.is_known(name) else ""
+
+
+def published_layout(baseline: Baseline, chosen: Mapping[str, Any], step_s: float) -> PublishedLayout | None:
+    """Return the recipe's layout with its cost, if it was published for this cluster; `chosen` is what is planned."""
+    if not baseline.on_reference_cluster:
+        return None
+    case = baseline.case
+    different = [name for name in SEARCHED_NAMES if chosen.get(name, getattr(case, name)) != getattr(case, name)]
+    kept = not different
+    runs, source = bool(rules.legal(case)), _source(baseline)
+    price = costs.estimate(case)
+    fits, seconds = runs and bool(price.fits), float(price.step_s)
+    return PublishedLayout(
+        recipe=baseline.base.name,
+        kept=kept,
+        measured=source,
+        layout={name: getattr(case, name) for name in SEARCHED_NAMES},
+        overrides=() if kept else _overrides(case, different),
+        fits=fits,
+        step_s=seconds,
+        total_gib=float(price.memory.total),
+        why=_why(kept, runs, fits, seconds / step_s - 1, source),
+    )
+
+
+def _overrides(case: Case, different: Sequence[str]) -> tuple[str, ...]:
+    """Return what plans with the published layout: its degrees, and what else differs."""
+    names = [name for name in SEARCHED_NAMES if name in DEGREES or (name in different and name not in DERIVED_FIELDS)]
+    return as_overrides({name: getattr(case, name) for name in names})
+
+
+def _why(kept: bool, runs: bool, fits: bool, slower: float, source: str) -> str:
+    """Say why the published layout is kept or not."""
+    gain = error_bands().layout_gain_pct
+    if kept:
+        measured = f"measured ({source}), and the search gains less than {gain:g} %, the error of such a comparison"
+        return measured if source else "the search finds nothing faster"
+    if not runs:
+        return "breaks a rule of this engine"
+    if not fits:
+        return "does not fit in memory"
+    if slower < 0:
+        return "leaves too little memory free"
+    note = f"more than the {gain:g} % that a predicted difference may be wrong by" if slower > gain / 100 else ""
+    known = f"measured ({source}); " if source else "not measured; "
+    return f"{known}estimated {slower:.0%} slower" + (f", {note}" if note else "")
+
+
+def with_kept(baseline: Baseline, found: Candidate | None) -> bool:
+    """Return whether the plan of a question is the layout published for its cluster."""
+    return found is not None and baseline.on_reference_cluster and keeps_recipe_layout(baseline, found)
