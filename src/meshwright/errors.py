@@ -22,11 +22,18 @@ class MeshwrightError(Exception):
         text = str(self.value)
         return text if len(text) <= self.shown else f"{text[: self.shown]}… ({len(text)} characters)"
 
-    def __str__(self) -> str:
+    @property
+    def message(self) -> str:
+        """Return field, value and reason in one line, without the fix."""
         where = f"{self.field}={self._value}: " if self.field and self.value is not None else ""
         if self.field and self.value is None:
             where = f"{self.field}: "
         return where + self.reason
+
+    def __str__(self) -> str:
+        """Return the message and the fix: an error that a Python program does not catch shows both."""
+        fixes = [str(fix) for fix in self.fix if not (" " in str(fix) and str(fix) in self.message)]
+        return self.message + (f"\nfix: {' | '.join(fixes)}" if fixes else "")
 
     def to_dict(self) -> dict[str, object]:
         """Return the error as it is printed and sent as JSON."""

@@ -19,6 +19,7 @@ import msgspec
 from meshwright import choices, extras
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.notes import note
+from meshwright.recipes.format_override import format_override
 
 Surface = Literal["cli", "http", "mcp"]
 ALL: tuple[Surface, ...] = get_args(Surface)
@@ -64,6 +65,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
 
     help: str
     flag: str = ""  # command-line option; --field-name if empty
+    other_flags: tuple[str, ...] = ()  # other spellings of the option
     positional: bool = False
     metavar: str = ""
     complete: str = ""  # kind of names that the shell completes
@@ -256,6 +258,9 @@ def _from_string(field: Field, value: str) -> Any:
 
 def validated(request: R, surface: Surface = "cli") -> R:
     """Return the request with its choices in lower case; raise InputError for a value outside its limits."""
+    if isinstance(given := getattr(request, "overrides", ()), Mapping):  # {"layout.tp": 4}, as Python writes it
+        written = tuple(format_override(key, value) for key, value in given.items())
+        request = msgspec.structs.replace(request, overrides=written)
     single = [field.name for field in fields_of(type(request)) if field.repeated]
     single = [name for name in single if isinstance(getattr(request, name), str)]  # one entry, not one per character
     request = msgspec.structs.replace(request, **{name: (getattr(request, name),) for name in single})
@@ -438,7 +443,11 @@ def command_words(request: type[Request], arguments: Mapping[str, Any]) -> list[
 
 def _type_label(field: Field) -> str:
     """Return the type of a parameter as people write it."""
-    label = "Sequence[str]" if field.repeated else " | ".join(one.__name__ for one in field.types) or "object"
+    label = (
+        "Mapping[str, object] | " * (field.name == "overrides") + "Sequence[str]"
+        if field.repeated
+        else " | ".join(one.__name__ for one in field.types) or "object"
+    )
     return label if field.required or field.repeated or field.python_default is not None else f"{label} | None"
 
 

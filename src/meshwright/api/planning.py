@@ -32,9 +32,10 @@ from meshwright.api.responses import (
     estimate_part,
     finding_parts,
 )
-from meshwright.api.targets import stated_goal, stated_gpus
+from meshwright.api.targets import own_recipe, stated_goal, stated_gpus
 from meshwright.costs.timeline import ScheduledPass
 from meshwright.errors import InputError
+from meshwright.notes import note
 from meshwright.parsing import price_per_hour, sequence_length, token_budget
 from meshwright.planner import Plan, Question, Ranking, Sizing
 
@@ -145,7 +146,11 @@ def estimate(request: requests.Estimate) -> Plan:
         raise InputError("required to estimate a model without a recipe", field="gpus", fix=("--gpus 8xH100",))
     goal = request.goal or stated_goal(model)
     question = _question(request, model, goal, gpus or stated_gpus(model, goal))
-    return planner.plan_fixed(question, None, request.overrides)
+    base = None
+    if models.is_path(model.strip()):  # it has no recipe whose layout could be estimated: as dryrun and check do
+        base = own_recipe(planner.recommend(question, request.overrides))
+        note(f"{target}: the layout is the recommended one with your overrides; layout.KEY=VALUE sets another")
+    return planner.plan_fixed(question, base, request.overrides)
 
 
 @verb(requests.Schedule)

@@ -262,6 +262,7 @@ class Size(Request, frozen=True):
         Input(
             help="GPU type, or one node of it: H100, 4xL40S, p5.48xlarge; on the command line also a TOML file.",
             metavar="GPU",
+            other_flags=("--gpus",),
             complete="gpus",
             examples=("H100", "4xL40S", "GB200"),
         ),
@@ -288,7 +289,8 @@ class Scale(Size, frozen=True):
 class Estimate(Request, frozen=True):
     """Estimate memory and step time of exactly this layout.
 
-    Nothing is searched: the layout is the recipe's own with your overrides. Use it to try one change.
+    Nothing is searched: the layout is the recipe's own with your overrides. Use it to try one change. A config.json of
+    your own has no recipe: its layout is the recommended one, with your overrides.
     """
 
     target: ModelOrRecipe

@@ -93,6 +93,11 @@ def _run(
     spec = RunSpec(**shared, **settings, find_micro_batch=bool(automatic))
     recipe = override.apply(found, changes)
     check_run_paths(recipe, request.out)
+    if request.out is not None and spec.checkpoints and not spec.accept_changes:
+        from meshwright.engine.checkpoint.contract import check_before_start
+
+        kept = {key for key in pinned if not key.startswith("architecture.")} if request.tiny else None
+        check_before_start(recipe, Path(request.out).expanduser(), kept)
     return train.train(recipe, spec, pinned)
 
 
@@ -234,6 +239,7 @@ class EvaluateResponse(Response, frozen=True, kw_only=True):
     samples: int
     available: int | None
     tokens: int
+    seq_length: int | None
     held_out: bool
     ranks: int
 

@@ -80,10 +80,16 @@ def plan_for(
         engine=engine,  # type: ignore[arg-type]  # as above
     )
     found = planner.recommend(question, overrides)
-    stem = Path(model).parent.name if Path(model).name == "config.json" else Path(model).stem
-    recipe = msgspec.structs.replace(found.recipe, name=f"{stem or 'model'}_{chosen}")
+    recipe = own_recipe(found)
     note(f"{target}: goal {chosen}{why}, on {question.cluster}{assumed}, other settings from {found.base.name}")
     return msgspec.structs.replace(found, recipe=recipe)
+
+
+def own_recipe(plan: Plan) -> Recipe:
+    """Return the recipe of a plan, named after a user's model."""
+    model = Path(plan.question.model_ref)
+    stem = model.parent.name if model.name == "config.json" else model.stem
+    return msgspec.structs.replace(plan.recipe, name=f"{stem or 'model'}_{plan.question.goal}")
 
 
 def default_goal(reference: str) -> tuple[str, str]:

@@ -60,7 +60,6 @@ def print_sizes(answer: Answer) -> None:
     """Print GPU counts as a table, and which were tried."""
     out, unit = console(), f" {answer['currency']}" if answer["currency"] else ""
     titled(out, "Assumed", assumed_lines(answer["assumed"]))
-    rows = [_size_row(s) for s in _shown(answer)]
     headers = (
         "GPUs",
         "nodes",
@@ -74,13 +73,18 @@ def print_sizes(answer: Answer) -> None:
         "days",
         "cost" + unit,
     )
-    table(rows, *headers)
+    columns = len(headers) - (answer["price"] is None) - (answer["tokens"] is None)
+    table([_size_row(s)[:columns] for s in _shown(answer)], *headers[:columns])
     for title in ("smallest", "most_efficient"):
         chosen = answer[title]
         text = f"{chosen['gpus']} GPUs: {chosen['layout']}{_band(chosen, unit)}" if chosen else "none fits"
         titled(out, title.replace("_", " "), [" " + text])
     for note in answer["notes"]:
         out.print(f"[yellow]! {escape(note)}[/]")
+    if answer["tokens"] is None:
+        out.print("[dim]--tokens 1T adds days, and --price 2.50 (of one GPU for one hour) the cost[/]")
+    elif answer["price"] is None:
+        out.print("[dim]--price 2.50 (of one GPU for one hour) adds the cost[/]")
     out.print(f"[dim]{_tried(answer)}[/]")
 
 

@@ -77,7 +77,11 @@ def _option(field: Field) -> click.Option:
         return click.Option([field.flag, field.name], multiple=True, metavar=metavar, help=declared.help)
     shown = field.default is not None
     return click.Option(
-        [field.flag, field.name], show_default=shown, metavar=metavar, shell_complete=_completer(field), **shared
+        [field.flag, *declared.other_flags, field.name],
+        show_default=shown,
+        metavar=metavar,
+        shell_complete=_completer(field),
+        **shared,
     )
 
 
@@ -146,6 +150,6 @@ def _prompt(field: Field) -> str:
             else:
                 choice(field, value.strip())
         except MeshwrightError as error:
-            click.echo(f"  {error}", err=True)
+            click.echo(f"  {error.message}", err=True)
         else:
             return value

@@ -421,6 +421,8 @@ def evaluate(answer: Answer, found: Any) -> None:
         f"{measured} over {answer['tokens']:,} tokens of {_samples(answer['samples'])} of "
         f"{escape(answer['dataset'])}{escape(part)}"
     )
+    if answer["seq_length"]:
+        console().print(f"samples of at most {answer['seq_length']:,} tokens (data.seq_length)")
     available = answer["available"] or 0
     if available > answer["samples"]:
         console().print(f"the dataset has {_samples(available)}; --samples {available} uses all")

@@ -54,12 +54,12 @@ def _run(arguments: list[str]) -> Any:
         if error.exit_code in (INTERRUPTED, SAVED):
             _end_line(_stop_line(error))
             return _print_json(error.to_dict(), arguments, error.exit_code)
-        return _report(error.to_dict(), str(error), arguments, error.exit_code)
+        return _report(error.to_dict(), error.message, arguments, error.exit_code)
     except ImportError as error:
         explained = extras.explain(error, next((word for word in arguments if not word.startswith("-")), "meshwright"))
         if explained is None:
             raise
-        return _report(explained.to_dict(), str(explained), arguments, explained.exit_code)
+        return _report(explained.to_dict(), explained.message, arguments, explained.exit_code)
     except Interrupted as error:
         _end_line(str(error))
         return INTERRUPTED
@@ -70,14 +70,14 @@ def _run(arguments: list[str]) -> Any:
         from meshwright.cli.usage_errors import to_error
 
         found = to_error(error, arguments)
-        return _report(found.to_dict() | {"kind": "UsageError"}, str(found), arguments, BAD_INPUT)
+        return _report(found.to_dict() | {"kind": "UsageError"}, found.message, arguments, BAD_INPUT)
 
 
 def _stop_line(error: MeshwrightError) -> str:
     """Return the line about a run that was stopped: what was saved, and how to resume."""
     if not error.fix:
-        return str(error)
-    return f"{error}; {getattr(error, 'next_step', 'resume with')}: {' | '.join(error.fix)}"
+        return error.message
+    return f"{error.message}; {getattr(error, 'next_step', 'resume with')}: {' | '.join(error.fix)}"
 
 
 def _end_line(text: str) -> None:

@@ -282,7 +282,8 @@ def _own_case(cells: Mapping[str, str], model: ModelSpec, place: Cluster, goal: 
     try:
         changed, _ = override.change(recipe, settings)
     except (InputError, msgspec.ValidationError) as error:
-        raise _CellError("framework", "meshwright", str(error)) from None
+        reason = error.message if isinstance(error, InputError) else str(error)
+        raise _CellError("framework", "meshwright", reason) from None
     return Case(changed, model, place)
 
 

@@ -47,7 +47,7 @@ def run_check(name: str, recipe: Recipe) -> Check[Any]:
     try:
         outcome, reason, figures = check(recipe)
     except MeshwrightError as error:
-        outcome, reason, figures = "failed", f"{type(error).__name__}: {error}", None
+        outcome, reason, figures = "failed", f"{type(error).__name__}: {error.message}", None
     except Exception as error:  # any fault of the engine belongs in the report
         where = traceback.extract_tb(error.__traceback__)[-1]
         outcome, figures = "failed", None
@@ -131,7 +131,7 @@ def unsupported_model(recipe: Recipe) -> str:
     try:
         family_of(recipe).config_for(recipe)
     except InputError as error:
-        return str(error)
+        return error.message
     return ""
 
 

@@ -247,9 +247,9 @@ def announce(error: MeshwrightError) -> bool:
 def print_error(error: MeshwrightError, process: Process) -> None:
     """Print an error to stderr with its rank and fix."""
     rank = "" if isinstance(error, RunError) or process.world == 1 else f"{named(process.rank, process.world)}: "
-    lines = [f"error: {rank}{error}", *(["fix:   " + " | ".join(error.fix)] if error.fix else [])]
+    lines = [f"error: {rank}{error.message}", *(["fix:   " + " | ".join(error.fix)] if error.fix else [])]
     if isinstance(error, StoppedError | RunInterruptedError):
-        lines = [f"{error}; {error.next_step}: {' | '.join(error.fix)}" if error.fix else str(error)]
+        lines = [f"{error.message}; {error.next_step}: {' | '.join(error.fix)}" if error.fix else error.message]
     with suppress(OSError, ValueError):
         print("\n".join(lines), file=sys.stderr, flush=True)
 
@@ -372,7 +372,7 @@ class LossGuard:
         try:
             file = Lines(self.path)
         except InputError as error:  # the run's outcome must not depend on this file
-            warn(str(error))
+            warn(error.message)
             return
         for line in bad:
             file.write({**line, "policy": self.policy})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +20,10 @@ RANDOM = "random"  # value of checkpoint.pretrained: fine-tune from random weigh
 SHAPE = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
 
-def weights_folder(recipe: Recipe) -> Path | None:
+def weights_folder(recipe: Recipe, notes: bool = False) -> Path | None:
     """Return the folder with the recipe's initial weights; None for random weights.
 
+    With `notes`, for a run that is about to train, a note says why a user's own model starts from random weights.
     Fine-tuning starts from `checkpoint.pretrained`, from the model's folder if the recipe's model is a folder, or from
     the downloaded model of its Hugging Face id. Pretraining starts from a folder only if one is named.
     """
@@ -33,7 +34,7 @@ def weights_folder(recipe: Recipe) -> Path | None:
     if named == RANDOM:
         return None
     if not named and is_path(recipe.model):
-        return _in_model_folder(recipe)
+        return _in_model_folder(recipe, note if notes else lambda text: None)
     if recipe.goal == "pretrain" and not named:
         return None
     if named:
@@ -42,7 +43,7 @@ def weights_folder(recipe: Recipe) -> Path | None:
     return _downloaded(recipe)
 
 
-def _in_model_folder(recipe: Recipe) -> Path | None:
+def _in_model_folder(recipe: Recipe, note: Callable[[str], None]) -> Path | None:
     """Return the folder of a user's model if training starts from its weights; a note says if it does not."""
     from meshwright.engine import hf_io
     from meshwright.engine.hf_io.find import has_weights

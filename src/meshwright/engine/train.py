@@ -83,7 +83,7 @@ def _train(
 
     family = family_of(recipe)
     random_tiny = run.tiny and not is_named(recipe, pinned or {})
-    weights = None if run.random_weights or random_tiny else weights_folder(recipe)
+    weights = None if run.random_weights or random_tiny else weights_folder(recipe, notes=True)
     config = family.config_for(recipe) if weights is None else config_in(weights, recipe, family.config_for)
     world = run.nproc or (process.world if process else 1)
     if run.tiny:
@@ -186,7 +186,9 @@ def _failure_recorded(folder: Path | None) -> Iterator[None]:
         if folder is not None and not isinstance(error, StoppedError | RunInterruptedError):
             with suppress(OSError, InputError):
                 lines = Lines(folder / FAILURE)
-                lines.write({"error": str(error), "fix": [*error.fix], "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"})
+                lines.write(
+                    {"error": error.message, "fix": [*error.fix], "at": f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"}
+                )
                 lines.close()
         raise
 

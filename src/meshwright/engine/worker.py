@@ -37,7 +37,8 @@ from meshwright.recipes.types import Recipe
 if TYPE_CHECKING:
     import torch
 
-    from meshwright.engine.checkpoint import Checkpoints, StopRequest
+    from meshwright.engine.checkpoint.manager import Checkpoints
+    from meshwright.engine.stop_request import StopRequest
     from meshwright.engine.trainer import StepResult, Trainer
 
 MOST_SKIPPED = 10  # consecutive steps that --on-nan skip may skip
@@ -135,7 +136,8 @@ def _with_shared_folder(process: Process, spec: RankSpec) -> RankSpec:
 
 def _open_stop_request(cleanup: ExitStack, process: Process, spec: RankSpec) -> StopRequest | None:
     """Install the handlers of stop signals and lock the run folder; None for runs without checkpoints."""
-    from meshwright.engine.checkpoint import Lock, StopRequest
+    from meshwright.engine.checkpoint.folder import Lock
+    from meshwright.engine.stop_request import StopRequest
 
     if not spec.run.checkpoints:
         return None
@@ -203,7 +205,7 @@ class _Run:
         self._gradients_gib: float | None = None  # before the first update: they are freed after it
 
     def _checkpoints(self) -> Checkpoints:
-        from meshwright.engine.checkpoint import Checkpoints
+        from meshwright.engine.checkpoint.manager import Checkpoints
 
         spec = self.spec
         return Checkpoints(Path(spec.folder), self.process, self.trainer, spec.config, spec.run.accept_changes)

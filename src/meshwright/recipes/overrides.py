@@ -177,28 +177,58 @@ def _plain(key: str, text: str, recipe: Recipe) -> _Setting:
 
 def _unknown_key(key: str, text: str, recipe: Recipe) -> InputError:
     """Return the error for an unknown key, with did-you-mean of keys that accept the value."""
-    near = [one for one in _similar_keys(key) if _accepts(one, text, recipe)]
-    hint = f"did you mean {' or '.join(near)}?" if near else "meshwright explain KEY describes a key"
-    return InputError(f"unknown key {key}; {hint}", field=key, value=text, fix=[f"{one}={text}" for one in near])
+    similar = _similar_keys(key)
+    refusals = {one: _refusal(one, text, recipe) for one in similar}
+    near = [one for one, refusal in refusals.items() if refusal is None]
+    if near or not similar:
+        hint = f"did you mean {' or '.join(near)}?" if near else "meshwright explain KEY describes a key"
+        return InputError(f"unknown key {key}; {hint}", field=key, value=text, fix=[f"{one}={text}" for one in near])
+    meant, refusal = next(iter(refusals.items()))  # the key is clear, and its value is wrong too
+    assert refusal is not None
+    reason = f"unknown key {key}; did you mean {meant}? {meant}={text}: {refusal.reason}"
+    return InputError(reason, field=key, value=text, fix=refusal.fix)
 
 
 def _similar_keys(key: str) -> list[str]:
-    """Return the keys with the same last name in another section, else those that differ by a typing error."""
+    """Return the keys that a key may mean: of its last name in another section, else with a typing error."""
     name = key.rpartition(".")[2]
-    if name in {info.partition(".")[2] for info in recipe_fields()}:
-        return [own for own in recipe_fields() if own.endswith(f".{name}")][:3]
+    same = [own for own in recipe_fields() if own.endswith(f".{name}")]
+    if same:
+        return same[:3]
+    if "." in key and name in override_keys() and override_keys()[name].field:  # train.learning_rate
+        return [override_keys()[name].field]
+    if "." in key and (own := _named_by_word(name)):
+        return [own]
     field, _, item = key.rpartition(".")  # data.colums.prompt: an item of a mapping
     maps = [own for own, info in recipe_fields().items() if is_map(info)]
-    return closest(key, known_keys()) or [f"{own}.{item}" for own in closest(field, maps)]
+    items = [f"{own}.{item}" for own in closest(field, maps)] if "." in field else []
+    return closest(key, known_keys()) or items or _with_similar_name(name)
 
 
-def _accepts(key: str, text: str, recipe: Recipe) -> bool:
-    """Return whether a key can be set to a value."""
+SECTION_WORDS = {"scheduler": "schedule", "lr_scheduler": "schedule", "lr_schedule": "schedule", "optim": "optimizer"}
+"""Words of other tools for a section whose `name` chooses among kinds."""
+
+
+def _named_by_word(word: str) -> str:
+    """Return the key that chooses a section's kind: schedule.name for optimizer.schedule; empty if there is none."""
+    own = f"{SECTION_WORDS.get(word, word)}.name"
+    return own if own in recipe_fields() else ""
+
+
+def _with_similar_name(name: str) -> list[str]:
+    """Return the keys of any section whose last name starts with a word or contains it: optimizer.warmup."""
+    last = {own: own.partition(".")[2] for own in recipe_fields()}
+    near = closest(name, last.values())
+    return [own for own, one in last.items() if one in near][:3]
+
+
+def _refusal(key: str, text: str, recipe: Recipe) -> InputError | None:
+    """Return why a key cannot be set to a value; None if it can."""
     try:
         _settings([(key, text)], recipe)
-    except InputError:
-        return False
-    return True
+    except InputError as error:
+        return error
+    return None
 
 
 def translate_value(alias: ConfigKey, text: str) -> str:

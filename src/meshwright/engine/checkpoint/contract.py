@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from meshwright.engine.checkpoint.folder import STATE, Folder
 from meshwright.engine.data.fingerprint import Fingerprint
 from meshwright.engine.metrics.jsonl import warn
 from meshwright.errors import InputError, some
+from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 SHOWN = 12
 SHOWN_CHARACTERS = 80
+SHOWN_FIXES = 3
 SOURCE_FIELDS = ("data.dataset", "data.blend", "data.anneal_blend")
 # Config entries of transformers that do not describe the model.
 IGNORED_CONFIG_KEYS = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "use_cache")
@@ -86,7 +91,35 @@ def check_contract(
     raise InputError(
         f"contract fields differ from the checkpoints in the run folder: {listed}",
         field="--out",
-        fix=("another --out", "restore the fields", "--accept-changes resumes with the new values"),
+        fix=("another --out", _restored(changed), "--accept-changes resumes with the new values"),
+    )
+
+
+def _restored(changed: Mapping[str, tuple[Any, Any]]) -> str:
+    """Return the overrides that restore a few changed fields."""
+    if len(changed) > SHOWN_FIXES or not changed.keys() <= recipe_fields().keys():
+        return "restore the fields"
+    return " ".join(format_override(key, before) for key, (before, _) in changed.items())
+
+
+def check_before_start(recipe: Recipe, run: Path, kept: Collection[str] | None) -> None:
+    """Raise InputError if a recipe differs from the newest checkpoint of a run folder; takes no time and no torch.
+
+    Only fields that are final before the model is built and the data is opened are compared: the rest follows at the
+    resume. `kept` are the fields that --tiny keeps; None: all.
+    """
+    folder = Folder(run)
+    steps = folder.steps()
+    if not steps or not recipe.checkpoint.resume:
+        return
+    saved: dict[str, Any] = {}
+    with suppress(OSError, msgspec.MsgspecError):  # a damaged checkpoint is reported at the resume
+        saved = msgspec.json.decode((folder.step_path(steps[-1]) / STATE).read_bytes())["contract"]
+    now = contract_of(recipe, {})
+    final = set(now) - {*SOURCE_FIELDS, *(("train.epochs", "train.steps") if recipe.train.epochs else ())}
+    final = {key for key in final if key in saved and (kept is None or key in kept)}
+    check_contract(
+        {key: saved[key] for key in now if key in final}, {key: now[key] for key in now if key in final}, False
     )
 
 

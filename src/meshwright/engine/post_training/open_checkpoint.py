@@ -44,7 +44,7 @@ def find_checkpoint(path: str, which: str | None = None) -> FoundCheckpoint:
 
 def _chosen_checkpoint(run: Path, which: str) -> Path:
     """Return the best checkpoint of a run or that of a step."""
-    from meshwright.engine.checkpoint import Folder
+    from meshwright.engine.checkpoint.folder import Folder
 
     folder = Folder(run)
     steps = [str(step) for step in folder.steps()]
@@ -117,7 +117,7 @@ MARKER_FILES: tuple[tuple[CheckpointType, str], ...] = (
 
 def resolve_checkpoint(found: FoundCheckpoint) -> Path:
     """Return the checkpoint, or the latest valid one of a run; every file of it is verified."""
-    from meshwright.engine.checkpoint import Folder
+    from meshwright.engine.checkpoint.folder import Folder
     from meshwright.engine.checkpoint.load import find_latest_valid, find_problems
 
     if found.type == "run":

@@ -16,10 +16,12 @@ from meshwright.engine.data.files import find_rows, longest_suffix
 from meshwright.engine.data.finite import GENERATED_SAMPLES, FiniteSource, known_size
 from meshwright.engine.data.held_out import held_out_set, is_mock
 from meshwright.engine.diffusion.config import is_diffusion
+from meshwright.engine.metrics.jsonl import warn
 from meshwright.engine.metrics.record import perplexity
 from meshwright.engine.post_training.convert import as_model_folder
 from meshwright.engine.post_training.open_checkpoint import (
     FoundCheckpoint,
+    base_model_of,
     find_checkpoint,
     recipe_of,
     resolve_checkpoint,
@@ -29,6 +31,7 @@ from meshwright.engine.run_spec import RankSpec
 from meshwright.engine.train import preloaded
 from meshwright.engine.validate import data_ranks, validate
 from meshwright.errors import InputError
+from meshwright.models import find as find_model
 from meshwright.notes import note
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Architecture, Checkpoint, Data, Kernels, Layout, Precision, Recipe, Train
@@ -50,6 +53,7 @@ class EvaluateResult(msgspec.Struct, frozen=True):
     samples: int  # that were evaluated, each once
     available: int | None  # samples of the dataset; None for generated data
     tokens: int
+    seq_length: int | None  # tokens per sample; None for models that predict no tokens
     held_out: bool  # whether the samples were held out from training
     ranks: int
     step: int | None  # of the checkpoint; None for a model folder
@@ -78,6 +82,7 @@ def evaluate(
         held_out = held_out_set(recipe)
         if held_out is None:
             raise _no_held_out_data(recipe.data, path)
+        _warn_beyond_positions(recipe)
         measured = _measure(recipe, folder, world, nproc, samples)
         return EvaluateResult(
             dataset=held_out.dataset,
@@ -87,6 +92,7 @@ def evaluate(
             samples=measured.samples,
             available=measured.available,
             tokens=measured.tokens,
+            seq_length=None if is_diffusion(recipe) else recipe.data.seq_length,
             held_out=dataset is None,
             ranks=data_ranks(recipe.layout, world),
             step=step,
@@ -103,7 +109,25 @@ def _recipe_of(found: FoundCheckpoint, path: str, dataset: str | None, answers: 
     if dataset is None:
         raise InputError("a model folder has no dataset to evaluate on", field="dataset", fix=("--dataset DATA",))
     goal: Goal = "sft" if answers or has_conversations(dataset) else "pretrain"
-    return Recipe(name="evaluation", model=path, goal=goal, cluster="1xH100", data=Data(dataset=dataset)), None
+    data = Data(dataset=dataset)
+    if limit := _positions(found.path if found.type == "model" else base_model_of(found.path)):
+        data = msgspec.structs.replace(data, seq_length=min(data.seq_length, limit))
+    return Recipe(name="evaluation", model=path, goal=goal, cluster="1xH100", data=data), None
+
+
+def _positions(folder: Path) -> int:
+    """Return the number of tokens that a folder's model was made for; 0 if its config does not say."""
+    return find_model(str(folder)).max_seq_length
+
+
+def _warn_beyond_positions(recipe: Recipe) -> None:
+    """Warn of samples that are longer than the model's context; a table of learned positions refuses them later."""
+    limit = 0 if is_diffusion(recipe) else _positions(Path(recipe.model))
+    if limit and recipe.data.seq_length > limit:
+        warn(
+            f"data.seq_length={recipe.data.seq_length} exceeds the {limit} positions of the model, which raises the "
+            f"loss; fix: data.seq_length={limit}"
+        )
 
 
 def has_conversations(dataset: str) -> bool:

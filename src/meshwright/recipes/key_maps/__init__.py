@@ -62,7 +62,7 @@ def config_keys(framework: str) -> dict[str, ConfigKey]:
     for path, tables in extensions.tables("keys.toml"):
         for name in tables:
             if name.replace("-", "_") not in FRAMEWORKS:
-                raise extensions.invalid(path, str(unknown("framework", name, FRAMEWORKS)))
+                raise extensions.invalid(path, unknown("framework", name, FRAMEWORKS).message)
         added = tables.get(framework.replace("_", "-"), {})
         if framework == "megatron_lm":  # its key map has argparse names, not flags
             added = {key.lstrip("-").replace("-", "_"): facts for key, facts in added.items()}
