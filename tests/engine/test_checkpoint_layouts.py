@@ -18,8 +18,8 @@ from tests.engine.families import FAMILIES
 from tests.engine.parity import recipe
 from tests.engine.ranks import run
 
-from meshwright.engine.checkpoint.manager import Checkpoints
 from meshwright.engine.checkpoint.load import load_tensors
+from meshwright.engine.checkpoint.manager import Checkpoints
 from meshwright.engine.checkpoint.metadata import read_index, read_manifest, read_state
 from meshwright.engine.checkpoint.shards import Shard
 from meshwright.engine.data.mock import Mock
