@@ -1,4 +1,4 @@
-"""Explain a rule, a recipe field, a finding of the doctor or a term of reports."""
+"""Explain a rule, a recipe field, a section, a framework's key, a finding, a term, an error message or free words."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from meshwright import rules
-from meshwright.api import requests
+from meshwright.api import requests, their_keys, word_search
 from meshwright.api.inputs import verb
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.api.terms import TERMS
@@ -18,53 +18,189 @@ from meshwright.frameworks import rule_catalog
 from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
 from meshwright.recipes.overrides import translate_value
 from meshwright.recipes.types import RecipeField, recipe_fields
-from meshwright.rules import Rule
+from meshwright.rules import Rule, messages
 
 SHOWN = 80  # characters of an unknown name that the error repeats
+LONGEST = 400  # characters of a message that the answer repeats
+LONGEST_QUESTION = 12  # words
+NEAREST = 4  # messages that are named
 _RULE = re.compile(r"[a-z0-9_]+\.[a-z0-9_.-]*[a-z0-9]", re.IGNORECASE)
 
 
-Kind = Literal["rule", "field", "finding", "term"]
+Kind = Literal["rule", "field", "finding", "term", "value", "section", "key", "error", "message", "words"]
+
+
+class Found(msgspec.Struct, frozen=True):
+    """One answer of several: what a message means, or an entry that free words describe."""
+
+    name: str
+    kind: str  # of the entry: rule, field, finding, term or error
+    meaning: str
+    fix: tuple[str, ...] = ()
+    message: str = ""  # the framework's message; {} marks a value
+    source: str = ""  # repository and file that raises it
+    score: float | None = None  # share of the message that the text contains
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """One rule, one field and the rules about it, a finding of the doctor, or a term of reports."""
+    """One rule, a field and the rules about it, several fields, a finding, a term, or what a message means."""
 
     about: str
     kind: Kind
-    field: RecipeField | None
-    rules: tuple[Rule, ...]
-    meaning: str = ""  # of a finding or a term
+    field: RecipeField | None = None
+    rules: tuple[Rule, ...] = ()
+    meaning: str = ""  # of a finding, a term, a key or an error
+    fields: tuple[RecipeField, ...] = ()  # of a section or of another framework's key
+    matches: tuple[Found, ...] = ()  # best first
+    fix: tuple[str, ...] = ()  # of an error
 
 
 @verb(requests.Explain)
 def explain(request: requests.Explain) -> Explained:
-    """Return what a rule id, a recipe field in any framework's keys, a finding's text or a term of reports means."""
+    """Return what a rule, field, section, framework key, finding, term, value, error message or free words mean."""
     text = request.about.strip()
+    for look in LOOKUPS:
+        found = look(text)
+        if found is not None:
+            return found
+    raise _unknown(text)
+
+
+def _unknown(text: str) -> InputError:
+    """Return the error for a text that nothing explains, with the nearest messages or names."""
+    near = [one for one in messages.search(text) if not one.sure][:NEAREST]
+    if near:
+        shown = "; ".join(f"{one.message.ids[0]} ({one.message.text})" for one in near)
+        fix = tuple(dict.fromkeys(f"meshwright explain {one.message.ids[0]}" for one in near))
+        reason = f"no known error message, field, rule or term matches; the nearest messages are {shown}"
+        return InputError(reason, field="about", value=text[:SHOWN], fix=fix)
+    if " " in text:
+        reason = "no known error message, field, rule or term matches, and none is near"
+        return InputError(reason, field="about", value=text[:SHOWN], fix=("meshwright rules",))
+    from meshwright.doctor import meanings
+
+    known = (rules.all_rules(), recipe_fields(), meanings(), TERMS)
+    names = [one for some in known for one in closest(text[:SHOWN], some, 2)]
+    error = unknown("rule, field, finding or term", text[:SHOWN], names or [one for some in known for one in some])
+    return InputError(error.reason, field="about", value=text, fix=error.fix)
+
+
+def _as_rule(text: str) -> Explained | None:
     rule = _rule(text)
-    if rule is not None:
-        return Explained(rule.id, "rule", _field_of(rule), (rule,))
-    term = _term(text)
-    key = recipe_key(text)
+    return None if rule is None else Explained(rule.id, "rule", _field_of(rule), (rule,))
+
+
+def _as_section(text: str) -> Explained | None:
+    """Return the fields of a section of recipes, such as train or layout."""
+    name = text.strip("[]. ").lower()
+    fields = tuple(info for key, info in recipe_fields().items() if key.partition(".")[0] == name)
+    return Explained(name, "section", meaning=TERMS.get(name, ""), fields=fields) if fields else None
+
+
+def _as_term_or_field(text: str) -> Explained | None:
+    term, key = _term(text), recipe_key(text)
     if term is not None and (key is None or key.partition(".")[2] != term):
-        return Explained(term, "term", None, (), TERMS[term])
-    if key is not None:
-        field = recipe_fields()[key]
-        about = tuple(r for r in rules.all_rules().values() if r.field == field.flat)
-        return Explained(key, "field", field, about, TERMS[term] if term else "")
+        return Explained(term, "term", _field_of_value(term), (), TERMS[term])
+    return None if key is None else _field(key, TERMS[term] if term else "")
+
+
+def _field(key: str, meaning: str = "") -> Explained:
+    field = recipe_fields()[key]
+    about = tuple(r for r in rules.all_rules().values() if r.field == field.flat)
+    return Explained(key, "field", field, about, meaning)
+
+
+def _as_their_key(text: str) -> Explained | None:
+    found = their_keys.find(text)
+    if not found:
+        removed = their_keys.removed(text)
+        return Explained(text, "key", meaning=removed) if removed else None
+    best = found[0]
+    if len(best.fields) == 1:
+        return _field(best.fields[0], best.meaning)
+    fields = tuple(recipe_fields()[key] for key in best.fields)
+    return Explained(best.key.key, "key", meaning=best.meaning, fields=fields)
+
+
+def _as_value(text: str) -> Explained | None:
+    """Return the field that takes a word as one of its values."""
+    field = _field_of_value(text.lower())
+    if field is None:
+        return None
+    return Explained(text.lower(), "value", field, meaning=f"value of {field.key}: {field.text}")
+
+
+def _field_of_value(word: str) -> RecipeField | None:
+    return next((info for info in recipe_fields().values() if word in _choices(info.type)), None) if word else None
+
+
+def _as_named(text: str) -> Explained | None:
+    """Return the rule, finding or known error whose id a text contains, such as a printed finding."""
     from meshwright.doctor import meanings
 
     findings = meanings()
     for word in _RULE.findall(text) if text.count(" ") else (text,):
-        rule = _rule(word.removesuffix("."))
-        if rule is not None:
-            return Explained(rule.id, "rule", _field_of(rule), (rule,))
-        if word.lower() in findings:
-            return Explained(word.lower(), "finding", None, (), findings[word.lower()])
-    known = (rules.all_rules(), recipe_fields(), findings, TERMS)
-    near = [one for names in known for one in closest(text[:SHOWN], names, 2)]
-    error = unknown("rule, field, finding or term", text[:SHOWN], near or [one for names in known for one in names])
-    raise InputError(error.reason, field="about", value=text, fix=error.fix)
+        name = word.lower()
+        if (rule := _as_rule(word.removesuffix("."))) is not None:
+            return rule
+        if name in findings:
+            return Explained(name, "finding", meaning=findings[name], fix=_steps(name))
+        if name in messages.KNOWN_ERRORS:
+            known = messages.KNOWN_ERRORS[name]
+            return Explained(name, "error", meaning=known.cause, fix=known.fix)
+    return None
+
+
+def _as_message(text: str) -> Explained | None:
+    """Return what an error message means: those of the frameworks first, then symptoms in our terms."""
+    if " " not in text:
+        return None
+    matches = [one for one in messages.search(text) if one.sure] or [
+        one for one in messages.search_symptoms(text) if one.sure
+    ]
+    found: dict[str, Found] = {}
+    for match in matches[:NEAREST]:
+        for name in match.message.ids:
+            found.setdefault(name, _found(name, match))
+    if not found:
+        return None
+    named = tuple(rule for name in found if (rule := rules.all_rules().get(name)))
+    return Explained(matches[0].passage[:LONGEST], "message", None, named, matches=tuple(found.values()))
+
+
+def _found(name: str, match: messages.Match) -> Found:
+    """Return an entry that a message may mean, with its cause and fix."""
+    from meshwright.doctor import meanings
+
+    rule, known = rules.all_rules().get(name), messages.KNOWN_ERRORS.get(name)
+    kind = "rule" if rule else "error" if known else "finding"
+    meaning = rule.cause if rule else known.cause if known else meanings()[name]
+    fix = rules.fix_texts(rule) if rule else known.fix if known else _steps(name)
+    return Found(name, kind, meaning, fix, match.message.text, match.message.source, match.score)
+
+
+def _steps(finding: str) -> tuple[str, ...]:
+    """Return what to do about a failure that the doctor reports."""
+    from meshwright.doctor.faults import fix_of
+
+    return fix_of(finding)
+
+
+def _as_words(text: str) -> Explained | None:
+    if not text.isalpha() and " " not in text:
+        return None  # a misspelled name
+    if len(text.split()) > LONGEST_QUESTION or messages.is_error(text):
+        return None  # an error message that is not known
+    entries, missing = word_search.search(text)
+    found = tuple(Found(one.name, one.kind, one.meaning) for one in entries)
+    meaning = f"no entry contains: {', '.join(missing)}" if missing else ""
+    return Explained(text[:LONGEST], "words", meaning=meaning, matches=found) if found else None
+
+
+LOOKUPS = (
+    _as_rule, _as_section, _as_term_or_field, _as_their_key, _as_value, _as_named, _as_message, _as_words,
+)  # fmt: skip
+"""What a text may be, in this order."""
 
 
 class FieldPart(Part, frozen=True, kw_only=True):
@@ -76,6 +212,13 @@ class FieldPart(Part, frozen=True, kw_only=True):
     default: Any
     choices: Sequence[Any]
     also_understood: Sequence[str]
+
+
+class MessagePart(Part, frozen=True, kw_only=True):
+    """An error message of a framework that a rule explains; {} marks a value."""
+
+    text: str
+    source: str
 
 
 class ExplainedRule(Part, frozen=True, kw_only=True):
@@ -90,16 +233,32 @@ class ExplainedRule(Part, frozen=True, kw_only=True):
     pitfall: str
     field: str
     fix: Sequence[Sequence[str]]
+    messages: Sequence[MessagePart]
+
+
+class FoundPart(Part, frozen=True, kw_only=True):
+    """One answer of several; `message` is the framework's text and `source` the file that raises it."""
+
+    name: str
+    kind: str
+    meaning: str
+    fix: Sequence[str]
+    message: str | None
+    source: str | None
+    score: float | None
 
 
 class ExplainResponse(Response, frozen=True, kw_only=True):
-    """What a rule, a field, a finding or a term means."""
+    """What a rule, a field, a section, a key, a finding, a term, an error message or free words mean."""
 
     about: str
     kind: Kind
     meaning: str | None
     field: FieldPart | None
+    fields: Sequence[FieldPart]
     rules: Sequence[ExplainedRule]
+    matches: Sequence[FoundPart]
+    fix: Sequence[str]
 
 
 def explain_response(found: Explained, request: requests.Explain | None = None) -> ExplainResponse:
@@ -109,8 +268,16 @@ def explain_response(found: Explained, request: requests.Explain | None = None) 
         kind=found.kind,
         meaning=found.meaning or None,
         field=None if found.field is None else _field_part(found.field),
+        fields=[_field_part(field) for field in found.fields],
         rules=[_rule_part(rule) for rule in found.rules],
+        matches=[_found_part(one) for one in found.matches],
+        fix=found.fix,
     )
+
+
+def _found_part(one: Found) -> FoundPart:
+    values = msgspec.structs.asdict(one)
+    return FoundPart(**values | {"message": one.message or None, "source": one.source or None})
 
 
 def _field_part(field: RecipeField) -> FieldPart:
@@ -128,7 +295,8 @@ def _rule_part(rule: Rule) -> ExplainedRule:
     keys = {info.flat: key for key, info in recipe_fields().items()}
     fixes = [sorted(keys[flat] for flat in fix) for fix in rule.fixes]
     distinct = [fix for place, fix in enumerate(fixes) if fix not in fixes[:place]]
-    return copied(ExplainedRule, rule, field=keys.get(rule.field, ""), fix=distinct)
+    raised = [MessagePart(text=one.text, source=one.source) for one in messages.messages_of(rule.id)]
+    return copied(ExplainedRule, rule, field=keys.get(rule.field, ""), fix=distinct, messages=raised)
 
 
 def _choices(hint: Any) -> Iterable[Any]:

@@ -484,20 +484,22 @@ class Rules(Request, frozen=True):
 
 
 class Explain(Request, frozen=True):
-    """Explain a rule, a recipe field, a finding or a term.
+    """Explain an error message, a rule, a recipe field, a finding or a term.
 
-    Gives symptom, cause and fix of a rule; the meaning of a field and the rules about it; the meaning of a finding of
-    the doctor, or of a term in a report (contract, resized, buffers). A line of findings can be pasted as it is.
+    Finds the cause and fix of a framework's error message or traceback; symptom, cause and fix of a rule; the meaning
+    of a field, a section (layout) or another framework's key, and the rules about it; a finding of the doctor; a term
+    in a report (contract, MFU). A line of findings can be pasted as it is. Free words search all of these.
     """
 
     about: Annotated[
         str,
         Input(
-            help="Rule id, recipe field in our keys or another framework's, text of a finding, or term of a report.",
+            help="Error message, rule id, field or section in our keys or another framework's, finding, or free words.",
             positional=True,
-            metavar="RULE|FIELD|FINDING|TERM",
-            examples=("heads.attention", "layout.recompute", "tensor_model_parallel_size"),
+            metavar="TEXT",
+            examples=("heads.attention", "layout.recompute", "CUDA graph accepts only Tensor inputs"),
             any_text=True,
+            max_bytes=1 << 18,
         ),
     ]
 

@@ -325,8 +325,9 @@ _TABLE = (
         *("explain", "Inspect", requests.Explain, "explanations.explain", "explain_response"),
         surfaces=CLI_MCP,
         examples=(
+            "meshwright explain 'CUDA graph accepts only Tensor inputs'",
             "meshwright explain layout.recompute",
-            "meshwright explain tensor_model_parallel_size",
+            "meshwright explain --tensor-model-parallel-size",
             "meshwright explain heads.attention --json",
         ),
         calls=({"about": "heads.attention"}, {"about": "layout.recompute"}, {"about": "speed.low-mfu"}),

@@ -28,9 +28,21 @@ def examples(*lines: str) -> str:
 class VerbCommand(click.Command):
     """A command whose help page also describes its arguments."""
 
-    def __init__(self, arguments: list[tuple[str, str]], **settings: Any) -> None:
+    def __init__(self, arguments: list[tuple[str, str]], takes_text: bool = False, **settings: Any) -> None:
         super().__init__(**settings)
-        self.arguments = arguments
+        self.arguments, self.takes_text = arguments, takes_text
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take several words, or an option of another tool, as one text where the argument is any text."""
+        own = {flag for one in self.get_params(ctx) for flag in (*one.opts, *one.secondary_opts) if flag[0] == "-"}
+        words = [word for word in args if word not in own]
+        foreign = [word for word in words if word.startswith("-")]
+        if self.takes_text and words and "--" not in words and (len(words) > 1 or foreign):
+            if words[0] in foreign:  # --tensor-model-parallel-size 8
+                args = [*(word for word in args if word in own), "--", "=".join(words[:2]), *words[2:]]
+            elif not foreign:
+                args = [*(word for word in args if word in own), "--", " ".join(words)]
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write arguments, then options."""
@@ -48,6 +60,7 @@ def build(verb: Verb) -> click.Command:
     help_text = "\n\n".join(filter(None, (verb.summary, verb.description, verb.exits and f"Exit codes: {verb.exits}.")))
     command = VerbCommand(
         [(field.label, field.input.help) for field in positional],
+        takes_text=verb.name == "explain",
         name=verb.name,
         callback=partial(_invoke, verb),
         params=[*map(_argument, positional), *map(_option, options)],

@@ -322,24 +322,51 @@ def rules(answer: Answer, found: Any) -> None:
 
 
 def explain(answer: Answer, found: Any) -> None:
-    """Print a rule, a field and the rules about it, or a finding of the doctor."""
-    out, field = console(), answer["field"]
-    if answer["kind"] == "term":
-        out.print(f"[bold]{answer['about']}[/]  {escape(answer['meaning'])}")
-    if answer["kind"] == "finding":
-        out.print(f"[bold]{answer['about']}[/]  {escape(answer['meaning'])}\n[dim]meshwright doctor RUN reports it[/]")
-    if answer["kind"] == "field":
-        out.print(f"[bold]{field['key']}[/]  {escape(field['meaning'])}  [dim]({field['kind']})[/]")
-        titled(out, "Meaning", [escape(answer["meaning"])] if answer["meaning"] else [])
-        titled(out, "Default", [escape(str(field["default"]))])
-        titled(out, "Choices", [", ".join(map(str, field["choices"]))] if field["choices"] else [])
-        titled(out, "Also", [", ".join(field["also_understood"])] if field["also_understood"] else [])
+    """Print a rule, fields and the rules about them, a finding, a term, or what an error message means."""
+    out, field, kind = console(), answer["field"], answer["kind"]
+    if kind in ("term", "finding", "section", "key", "error"):
+        out.print(f"[bold]{escape(answer['about'])}[/]  {escape(answer['meaning'] or '')}".rstrip())
+    if kind == "finding":
+        out.print("[dim]meshwright doctor RUN reports it[/]")
+    if field is not None and kind != "rule":
+        _print_field(out, answer)
+    for one in answer["fields"]:
+        out.print(f"    {one['key']:<28} {escape(one['meaning'])}  [dim]default {escape(str(one['default']))}[/]")
+    if kind == "words" and answer["meaning"]:
+        out.print(f"[dim]{escape(answer['meaning'])}[/]")
+    for one in answer["matches"] if kind == "words" else ():
+        out.print(f"[bold]{escape(one['name'])}[/] [dim]{one['kind']}[/]  {escape(one['meaning'])}")
+    titled(out, "Fix", [escape(text) for text in answer["fix"]])
+    if kind == "message":
+        for place, one in enumerate(answer["matches"], start=1):
+            _print_match(out, place, one)
+        return
     for r in answer["rules"]:
         mark, color = MARKS[r["severity"]]
         out.print(f"[{color}]{mark}[/] [bold]{r['id']}[/] [dim]{r['severity']}; {', '.join(r['engines'])}[/]")
         out.print(f"    symptom  {escape(r['symptom'])}\n    cause    {escape(r['cause'])}")
         if r["fix"]:
             out.print("    fix      " + " or ".join(" + ".join(fix) for fix in r["fix"]))
+        for raised in r["messages"] if kind == "rule" else ():
+            out.print(f"    message  {escape(raised['text'])}  [dim]{escape(raised['source'])}[/]")
+
+
+def _print_field(out: Any, answer: Answer) -> None:
+    field = answer["field"]
+    out.print(f"[bold]{field['key']}[/]  {escape(field['meaning'])}  [dim]({field['kind']})[/]")
+    titled(out, "Meaning", [escape(answer["meaning"])] if answer["meaning"] and answer["kind"] == "field" else [])
+    titled(out, "Default", [escape(str(field["default"]))])
+    titled(out, "Choices", [", ".join(map(str, field["choices"]))] if field["choices"] else [])
+    titled(out, "Also", [", ".join(field["also_understood"])] if field["also_understood"] else [])
+
+
+def _print_match(out: Any, place: int, one: Answer) -> None:
+    """Print what an error message may mean, with the framework's own wording and the fixes."""
+    where = escape(one["source"]) if one["source"] else "symptom of the rule"
+    out.print(f"{place}. [bold]{escape(one['name'])}[/] [dim]{one['kind']}; {one['score']:.0%} of the message[/]")
+    out.print(f"    message  {escape(one['message'])}  [dim]{where}[/]\n    cause    {escape(one['meaning'])}")
+    if one["fix"]:
+        out.print("    fix      " + "\n             ".join(map(escape, one["fix"])))
 
 
 def train(answer: Answer, found: Any) -> None:

@@ -195,3 +195,9 @@ def _part_of_memory(context: Iterable[str]) -> str:
 def _before(steps_by_line: Sequence[tuple[int, int]], line: int) -> int | None:
     """Return the last step logged above a line."""
     return next((step for at, step in reversed(steps_by_line) if at <= line), None)
+
+
+def fix_of(finding: str) -> tuple[str, ...]:
+    """Return what to do about a failure, by the id of its finding; empty for other findings."""
+    name = finding.removeprefix("run.failed-").replace("-", "_")
+    return next((one.fix for one in FAULT_PATTERNS if one.name == name), ())

@@ -221,21 +221,30 @@ def rules(answer: Answer) -> str:
 
 
 def explain(answer: Answer) -> str:
-    """Return a rule, a field and the rules about it, or a finding of the doctor."""
-    lines, field = [], answer["field"]
-    if answer["kind"] == "finding":
-        lines = [f"{answer['about']}: {answer['meaning']}", "send the log to doctor for figures and remedies"]
-    if answer["kind"] == "field":
+    """Return a rule, fields and the rules about them, a finding, a term, or what an error message means."""
+    lines, field, kind = [], answer["field"], answer["kind"]
+    if kind in ("term", "finding", "section", "key", "error"):
+        lines = [f"{answer['about']}: {answer['meaning'] or ''}"]
+    if kind == "finding":
+        lines.append("send the log to doctor for figures and remedies")
+    if field is not None and kind != "rule":
         choices = f", one of {', '.join(map(str, field['choices']))}" if field["choices"] else ""
-        lines = [
+        lines += [
             f"{field['key']} ({field['kind']}): {field['meaning']}; default {field['default']!r}{choices}",
             f"other keys: {', '.join(field['also_understood'])}" if field["also_understood"] else "",
         ]
-    for r in answer["rules"][:SHOWN]:
+    lines += [f"{one['key']}: {one['meaning']}; default {one['default']!r}" for one in answer["fields"]]
+    lines += [f"fix: {text}" for text in answer["fix"]]
+    for place, one in enumerate(answer["matches"], start=1):
+        lines.append(f"{place}. {one['name']} ({one['kind']}): {one['meaning']}")
+        lines += [f"  message: {one['message']} ({one['source'] or 'symptom'})"] if one["message"] else []
+        lines += [f"  fix: {text}" for text in one["fix"]]
+    shown = [] if kind == "message" else answer["rules"]
+    for r in shown[:SHOWN]:
         fix = " or ".join(" + ".join(one) for one in r["fix"])
         lines.append(f"{r['id']} ({r['severity']})\n  symptom: {r['symptom']}\n  cause: {r['cause']}")
         lines.append(f"  fix: change {fix}" if fix else "")
-    rest = [r["id"] for r in answer["rules"][SHOWN:]]
+    rest = [r["id"] for r in shown[SHOWN:]]
     return _lines(*lines, f"also checked: {', '.join(rest)}" if rest else "")
 
 

@@ -30,7 +30,7 @@ from meshwright.rules import (  # noqa: F401  # importing a subject registers it
     vision,
     weights,
 )
-from meshwright.rules.evaluate import applicable, check, illegal_by_rule, legal, message, try_fixes
+from meshwright.rules.evaluate import applicable, check, fix_texts, illegal_by_rule, legal, message, try_fixes
 from meshwright.rules.refusal import RefusedError
 from meshwright.rules.rule import RULES, SEVERITIES, Finding, Rule, Severity, all_rules
 
@@ -44,6 +44,7 @@ __all__ = [
     "all_rules",
     "applicable",
     "check",
+    "fix_texts",
     "illegal_by_rule",
     "legal",
     "message",

@@ -159,6 +159,17 @@ def _overrides(change: Change | None) -> tuple[str, ...]:
     return tuple(format_override(keys[name], value) for name, value in (change or {}).items())
 
 
+def fix_texts(rule: Rule) -> tuple[str, ...]:
+    """Return the fixes of a rule for no particular case: overrides, or the fields whose value depends on the case."""
+    keys = keys_by_flat_name()
+    found = []
+    for fix in rule.fixes:
+        fixed = [format_override(keys[name], values[0]) for name, values in fix.items() if not callable(values)]
+        open_ = [f"another {keys[name]}" for name, values in fix.items() if callable(values)]
+        found.append(" ".join(fixed) + (" with " if fixed and open_ else "") + " and ".join(open_))
+    return tuple(dict.fromkeys(found))
+
+
 def try_fixes(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> tuple[str, ...]:
     """Return overrides that resolve the rule's finding and break no other error rule; empty if none do.
 

@@ -1,0 +1,150 @@
+"""From an error message to its fix: messages of the frameworks, in tracebacks as terminals and logs show them."""
+
+from __future__ import annotations
+
+import re
+from itertools import cycle
+from typing import Any
+
+import pytest
+
+from meshwright import rules
+from meshwright.doctor import meanings
+from meshwright.rules import messages
+
+NUMBERS = ("7", "129", "4096", "12", "3", "65,536", "0.25")
+LIBRARY = "/opt/conda/lib/python3.12/site-packages"
+
+TRACEBACKS = (
+    "{error}: {text}",
+    '[rank{n}]: Traceback (most recent call last):\n[rank{n}]:   File "/home/me/run-{n}/train.py", line {n}, in main\n'
+    "[rank{n}]:     main()\n[rank{n}]:     ^^^^^^\n[rank{n}]: {error}: {text}",
+    'Traceback (most recent call last):\n  File "{lib}/megatron/training/training.py", line 1{n}, in pretrain\n'
+    "    initialize_megatron(\n{error}: {text}\n\nDuring handling of the above exception, another exception occurred:\n"
+    "E1116 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: 1) local_rank: {n} (pid: 9{n})",
+    "{n}: 2026-11-10 10:00:0{n},123 - root - INFO - Starting job: Llama 3 8B training\n{n}: {error}: {text}\n"
+    "{n}: E1116 torch/distributed/elastic/agent.py:{n}] worker group failed",
+    "(RayTrainWorker pid=41{n}) [rank{n}]: {error}: {text}",
+    "│ {lib}/deepspeed/runtime/config.py:{n} in _batch_assertion │\n╰────────╯\n{error}: {wrapped}",
+)
+ORDINARY = (
+    "step 10/100  loss 10.9312  lr 3.0e-05  grad norm 1.20  tokens/s/GPU 5,600  MFU 29%",
+    "The global batch size is 512 and every rank trains on 4 samples.",
+    "using world size: 32, data-parallel size: 2, tensor-model-parallel size: 8, pipeline-model-parallel size: 2",
+    "Building device mesh with parallelism: pp=1, dp_replicate=1, dp_shard=8, cp=1, tp=1",
+    "CUDA capacity: NVIDIA H100 80GB HBM3 with 79.11GiB memory",
+    "Saving the checkpoint (or staging if async is enabled).",
+    "we divide the batch by the number of ranks and shard the optimizer state",
+    "WARNING: Setting OMP_NUM_THREADS environment variable for each process to be 1 in default",
+    "Some weights of LlamaForCausalLM were not initialized from the model checkpoint",
+    "torch.compile is enabled for the model with backend inductor",
+    "the attention heads of this model are split over the tensor-parallel ranks",
+    "NCCL version 2.27.5+cuda12.9",
+    "Please cite our paper if you use this code in your research",
+    "ValueError: the truth value of an array with more than one element is ambiguous",
+    "KeyError: 'labels'",
+    "ModuleNotFoundError: No module named 'apex'",
+    "TypeError: forward() got an unexpected keyword argument 'cache_position'",
+    "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.jsonl'",
+    "ZeroDivisionError: division by zero",
+    "AssertionError: the reward model must be frozen before generation",
+)
+"""Log lines, prose, and errors that are not about parallelism: none is a known message."""
+OTHER_WORDING = {
+    "ValueError: num_attention_heads (28) must be a multiple of tensor_model_parallel_size (8).": "heads.attention",
+    "AssertionError: number of layers should be divisible by the pipeline-model-parallel size": "pipeline.even-split",
+    "assert: world size (6) is not divisible by total_model_size (encoder_model_size=0 + decoder_model_size=8)": (
+        "topology.world"
+    ),
+    "AssertionError: Invalid parallel dims: dp_replicate(1) * dp_shard(4) * cp(1) * tp(4) * pp(1) != WORLD_SIZE(8)": (
+        "topology.shard-product"
+    ),
+    "torch.cuda.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB (GPU 0; 79.15 GiB total capacity)": (
+        "memory.peak"
+    ),
+    "global batch size (100) is not divisible by micro batch size (8) times data parallel size (4)": "batch.divides",
+    "[rank3]:[E424 01:11:21.160815008 ProcessGroupNCCL.cpp:629] [Rank 3] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=4, OpType=BROADCAST, NumelIn=112, NumelOut=112, Timeout(ms)=1800000) ran for 1800011 milliseconds "
+    "before timing out.": "run.failed-hang",
+    "AssertionError: Check batch related parameters. train_batch_size is not\nequal to micro_batch_per_gpu * "
+    "gradient_acc_step * world_size 64 != 4 *\n8 * 1": "batch.divides",
+    "RuntimeError: Error(s) in loading state_dict for LlamaForCausalLM:\n\tsize mismatch for model.embed_tokens.weight:"
+    " copying a param with shape torch.Size([128256, 4096]) from checkpoint, the shape in current model is "
+    "torch.Size([128264, 4096]).": "error.checkpoint-shapes",
+    "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: "
+    "29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use": "error.port-in-use",
+}
+
+
+def _example(message: messages.Message, style: str, values: Any) -> str:
+    text = re.sub(r"\{[^{}]*\}", lambda _: next(values), message.text)
+    half = text.rfind(" ", 0, max(20, len(text) // 2))
+    wrapped = f"{text[:half]}\n{text[half + 1 :]}" if half > 0 else text
+    fields = {"{text}": text, "{wrapped}": wrapped, "{error}": "AssertionError", "{lib}": LIBRARY, "{n}": "3"}
+    for name, value in fields.items():
+        style = style.replace(name, value)
+    return style
+
+
+def test_every_message_names_its_source_and_what_explains_it() -> None:
+    known = {*rules.all_rules(), *meanings(), *messages.KNOWN_ERRORS}
+    table = messages.all_messages()
+    assert len(table) >= 200
+    assert [one for one in table if not set(one.ids) <= known] == []
+    assert all(re.fullmatch(r"[\w.-]+/[\w.-]+ \S+\.\w+", one.source) for one in table)
+    assert len({one.text for one in table}) == len(table)
+    assert set(messages.KNOWN_ERRORS) == {id for one in table for id in one.ids if id.startswith("error.")}
+
+
+def test_precision_and_recall_in_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every message in every kind of traceback, with other numbers; and texts that are no known message."""
+    values, found, right, asked = cycle(NUMBERS), 0, 0, 0
+    for place, message in enumerate(messages.all_messages()):
+        for style in TRACEBACKS[place % 2 :: 2]:
+            asked += 1
+            best = next((one for one in messages.search(_example(message, style, values)) if one.sure), None)
+            found += best is not None
+            right += best is not None and best.message.ids == message.ids
+    alarms = [text for text in ORDINARY if any(one.sure for one in messages.search(text))]
+    precision, recall = right / (found + len(alarms)), right / asked
+    with capsys.disabled():
+        print(f"\nerror messages: {asked} tracebacks, precision {precision:.3f}, recall {recall:.3f}")
+    assert alarms == []
+    assert precision >= 0.97
+    assert recall >= 0.97
+
+
+@pytest.mark.parametrize("text", OTHER_WORDING)
+def test_messages_as_users_paste_them(meshwright: Any, text: str) -> None:
+    answer = meshwright("explain", text, "--json").json
+    assert answer["kind"] == "message"
+    assert answer["matches"][0]["name"] == OTHER_WORDING[text]
+    assert answer["matches"][0]["meaning"]
+    assert answer["matches"][0]["source"]
+
+
+def test_explain_a_message(meshwright: Any) -> None:
+    answer = meshwright("explain", "CUDA graph accepts only Tensor inputs", "--json").json
+    (best,) = answer["matches"]
+    assert (answer["kind"], best["name"], best["kind"], best["score"]) == ("message", "graphs.packing", "rule", 1.0)
+    assert best["source"] == "NVIDIA/Megatron-LM megatron/core/transformer/module.py"
+    assert "data.packing=false" in best["fix"]
+    assert [rule["id"] for rule in answer["rules"]] == ["graphs.packing"]
+    shown = meshwright("explain", "CUDA", "graph", "accepts", "only", "Tensor", "inputs").out  # without quotes
+    assert "graphs.packing" in shown
+    assert "data.packing=false" in shown
+
+
+def test_a_rule_lists_its_messages(meshwright: Any) -> None:
+    (rule,) = meshwright("explain", "heads.kv-groups", "--json").json["rules"]
+    assert any("num_query_groups" in one["text"] and "Megatron-LM" in one["source"] for one in rule["messages"])
+
+
+def test_an_unknown_message_is_not_guessed(meshwright: Any) -> None:
+    answer = meshwright("explain", "AssertionError: the reward model must be frozen before generation", "--json")
+    assert answer.code == 2
+    assert "no known error message" in answer.json["error"]["message"]
+    text = "AssertionError: num_audio_heads (6) must be a multiple of tensor_model_parallel_size (4)"
+    near = meshwright("explain", text, "--json")
+    assert near.code == 2
+    assert "meshwright explain heads.attention" in near.json["error"]["fix"]
