@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where Python is told to write no bytecode, every worker would compile the tests, and every command the source, again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: megatron setup demo test test-times lint browser screens docs site bench load schema accuracy sweep verify parity slow faults slurm-test clean
+.PHONY: megatron setup demo test test-times lint browser screens docs site bench load schema accuracy sweep verify parity slow faults mutation slurm-test clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -63,6 +63,9 @@ parity: $(VENV)/.engine  ## compare every layout with one process; write the sup
 
 slow: $(VENV)/.peers  ## slow tests other than parity (half an hour)
 	$(BIN)/python -m pytest -m slow --ignore tests/engine/test_parity.py -n 2
+
+mutation: $(VENV)/.peers  ## change 200 operators at random and count the changes that tests notice (hours on 2 cores)
+	$(BIN)/python -m benchmarks.mutation --count 200 --seed 1 --jobs 2
 
 faults: $(VENV)/.engine  ## kills, signals and damaged checkpoints; write the table (ten minutes)
 	$(BIN)/python benchmarks/faults.py
