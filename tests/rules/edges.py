@@ -125,9 +125,7 @@ def cases_of(rule: Rule) -> Iterator[tuple[str, Case]]:
         for engine in ENGINES:
             other = Case(base.recipe, base.model, base.cluster, engine, dict(base._columns), base._memory_of)
             yield f"{label} on {engine}", other
-        singles = [
-            (name, value) for name in fields_read(rule, base) for value in values_to_try(rule, base, name)
-        ]
+        singles = [(name, value) for name in fields_read(rule, base) for value in values_to_try(rule, base, name)]
         for name, value in singles:
             yield f"{label} {name}={value}", base.replace(**{name: value})
         for factor in SCALES if base._memory_of is not None and "memory" in _names(rule, base) else ():
