@@ -13,7 +13,7 @@ import inspect
 import json
 import textwrap
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -94,7 +94,7 @@ def _integers(rule: Rule, case: Case, name: str, now: int) -> list[Any]:
     grid = sorted({*GRID, now, *(int(c) for c in constants(rule) if abs(c) < 1e9 and c == int(c))})
     seen = [(value, verdict(rule, case.replace(**{name: value}))) for value in grid]
     edges: dict[int, None] = dict.fromkeys((now - 1, now + 1, 2 * now))
-    for (low, before), (high, after) in zip(seen, seen[1:], strict=False):
+    for (low, before), (high, after) in pairwise(seen):
         if before != after:
             edges |= dict.fromkeys(_bisect(rule, case, name, low, high, before))
     return [value for value in dict.fromkeys((*list(edges)[3:], *list(edges)[:3])) if value != now][:MAX_VALUES]
