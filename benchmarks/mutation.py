@@ -141,8 +141,11 @@ def run(mutant: Mutant, left_out: list[str]) -> Result:
         target.write_bytes(source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
         environment = {
             **os.environ,
-            "PYTHONPATH": f"{folder}/src:{ROOT}", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONDONTWRITEBYTECODE": "1", "HYPOTHESIS_STORAGE_DIRECTORY": f"{folder}/hypothesis",
+            "PYTHONPATH": f"{folder}/src:{ROOT}",
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": "",
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "HYPOTHESIS_STORAGE_DIRECTORY": f"{folder}/hypothesis",
         }
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
         command += ["--tb=no", "--basetemp", f"{folder}/tmp", *(f"--deselect={test}" for test in left_out)]
