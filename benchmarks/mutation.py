@@ -32,7 +32,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "planner": (("planner/*.py",), ("tests/planner", "tests/advice", "tests/first_hour/test_09_cost_and_time.py")),
     "models": (("models/*.py",), ("tests/models", "tests/recipes", "tests/costs")),
     "step": (
-        ("engine/trainer.py", "engine/gradients.py", "engine/losses.py", "engine/schedules.py", "engine/optimizers/*.py"),
+        ("engine/trainer.py", "engine/gradients.py", "engine/losses.py", "engine/schedules.py",
+         "engine/optimizers/*.py"),
         ("tests/engine/test_losses.py", "tests/engine/test_schedules.py", "tests/engine/test_optimizers.py",
          "tests/engine/test_mtp.py", "tests/engine/test_train.py", "tests/engine/test_parity.py"),
     ),
@@ -44,8 +45,8 @@ LIMIT_S = 420.0
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
-    ast.Mod: ast.FloorDiv, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.And: ast.Or, ast.Or: ast.And, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-    ast.In: ast.NotIn, ast.NotIn: ast.In,
+    ast.Mod: ast.FloorDiv, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
 
 
