@@ -175,6 +175,7 @@ def main() -> None:
     parser.add_argument("--out", default="build/mutation.json")
     options = parser.parse_args()
     chosen = [mutant for mutant in sample(options.count, options.seed) if mutant.room in options.rooms]
+    random.Random(options.seed).shuffle(chosen)  # a run that is stopped has mutants of every room
     results: list[Result] = []
     out = Path(options.out)
     out.parent.mkdir(parents=True, exist_ok=True)
