@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Where Python is told to write no bytecode, every worker would compile the tests, and every command the source, again.
+# Where PYTHONDONTWRITEBYTECODE is set, every worker would compile the tests, and every command the source, again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
 .PHONY: megatron setup demo test test-times lint browser screens docs site bench load schema accuracy sweep verify parity slow faults mutation slurm-test clean

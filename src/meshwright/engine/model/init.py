@@ -154,7 +154,7 @@ def _tensors(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
 
 def _seed_cpu(seed: int) -> None:
     """Seed the CPU's generator alone: `torch.manual_seed` formats a stack for every kind of device it does not find."""
-    torch.random.default_generator.manual_seed(seed)
+    torch._C.default_generator.manual_seed(seed)
 
 
 def _key(seed: int, name: str) -> int:
