@@ -36,8 +36,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "plan": (("plan", "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "--top", "2"),),
     "size": (("size", "llama3-8b", "--goal", "sft", "--gpu", "H100", "--tokens", "1T", "--price", "2"),),
     "estimate": (("estimate", RECIPE), ("estimate", RECIPE, "layout.tp=3")),
-    "check": (("check", RECIPE, "--gpus", "16xA100-80"), ("check", "run.sh", "--gpus", "8xH100")),
+    "check": (("check", RECIPE, "--gpus", "16xA100-80"), ("check", "run.sh", RECIPE, "--gpus", "8xH100")),
     "export": (("export", RECIPE, "--to", "megatron-lm", "--gpus", "8xH100"),),
+    "import": (("import", "run.sh", "--gpus", "8xH100", "--model", "llama3-8b"),),
     "doctor": (("doctor", "train.log", "--recipe", RECIPE, "--gpus", "8xH100"),),
     "launch": (LAUNCH,),
     "recipes": (("recipes", "llama"), ("recipes", "nothing of this name")),
@@ -66,6 +67,7 @@ ADDRESSES = {
     "complete": "complete?kind=models&query=llama",
 }
 SLOW = ("accuracy",)  # every shipped measurement is estimated
+TEXTS = ("import",)  # sent as a body
 SCRIPT = (
     "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --tensor-model-parallel-size 3\n"
 )
@@ -135,7 +137,7 @@ def test_measurements_match_the_published_schema(meshwright: Callable[..., Answe
 def test_every_command_has_its_schema_checked() -> None:
     torch = {"train", "bench", "tokenize", "generate", "evaluate", "convert", "dryrun", "accuracy", "calibrate"}
     assert {verb.name for verb in verbs_on("cli")} == COMMANDS.keys() | torch
-    assert {verb.name for verb in verbs_on("http")} == ADDRESSES.keys() | set(SLOW)
+    assert {verb.name for verb in verbs_on("http")} == ADDRESSES.keys() | {*SLOW, *TEXTS}
     assert schema.published().keys() == {path.name for path in SCHEMAS.glob("*.json")}
 
 
@@ -152,6 +154,14 @@ def test_http_matches_the_published_schema(client: Any, name: str) -> None:
     answer = client.get(f"/api/{ADDRESSES[name]}")
     assert answer.status_code == 200, answer.text
     validate(name, answer.json())
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_texts_match_the_published_schema(client: Any, name: str) -> None:
+    answer = client.post(f"/api/{name}", json=dict(VERBS[name].calls[0]))
+    assert answer.status_code == 200, answer.text
+    validate(name, answer.json())
+    assert client.get(f"/api/{name}").status_code in (404, 405)
 
 
 @pytest.mark.parametrize("name", TOOLS)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         find_model,
         find_recipes,
         generate,
+        import_file,
         plan,
         recipe,
         recommend,
@@ -67,6 +68,7 @@ __all__ = [
     "find_model",
     "find_recipes",
     "generate",
+    "import_file",
     "launch_job",
     "list_gpus",
     "list_models",
@@ -89,6 +91,7 @@ COMMANDS = {
     "recipes": "find_recipes",
     "models": "list_models",
     "gpus": "list_gpus",
+    "import": "import_file",  # a keyword of Python
     "rules": "list_rules",
 }
 """Command → function, where the names differ."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.diagnosis import *  # noqa: F403
     from meshwright.api.dry_run import *  # noqa: F403
     from meshwright.api.explanations import *  # noqa: F403
+    from meshwright.api.imports import *  # noqa: F403
     from meshwright.api.measure import *  # noqa: F403
     from meshwright.api.planning import *  # noqa: F403
     from meshwright.api.responses import *  # noqa: F403
@@ -28,9 +29,11 @@ _NAMES = {
     "api.diagnosis": "diagnose doctor_response",
     "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",
     "api.explanations": "as_override explain recipe_key",
+    "api.imports": "import_file import_response",
     "api.measure": "accuracy calibrate profile_text runs_template shipped_measurements",
     "api.planning": "estimate plan plan_response plans_response recommend size timeline",
     "api.responses": "to_json",
+    "api.targets": "is_target",
     "api.run": "bench convert evaluate generate launch launch_response tokenize train train_response watch",
     "choices": "ENGINES FRAMEWORKS GOALS",
     "clusters": "cluster",

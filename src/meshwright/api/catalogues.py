@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters, models, rules
 from meshwright.api import requests
 from meshwright.api.inputs import verb
-from meshwright.api.resolve import model_named, recipe_from, write_text
+from meshwright.api.resolve import model_named, write_text
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.clusters import Gpu
 from meshwright.errors import InputError, OutputError, unknown
@@ -36,8 +36,15 @@ class ModelOnGpus(msgspec.Struct, frozen=True):
 
 @verb(requests.RecipeRequest)
 def recipe(request: requests.RecipeRequest) -> Recipe:
-    """Return a shipped recipe, or one from a TOML, YAML or JSON file, with overrides applied."""
-    return override.apply(recipe_from(request.name), list(request.overrides))
+    """Return a shipped recipe, one from a file, or another framework's file as one, with overrides applied."""
+    from meshwright.api.targets import is_recipe, job_for  # the catalogue alone needs no planner
+
+    if not is_recipe(request.name):
+        index.load(request.name)  # raises with did-you-mean
+    options = {"framework": request.framework, "model": request.model}
+    job = job_for(request.name, request.goal, request.gpus, request.overrides, **options)
+    found = override.apply(job.runnable(), list(request.overrides))
+    return found if request.gpus is None else msgspec.structs.replace(found, cluster=str(request.gpus))
 
 
 @verb(requests.Recipes)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, frameworks, launch, planner
 from meshwright.api import requests
@@ -13,45 +14,49 @@ from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.inputs import verb
 from meshwright.api.planning import plan_response, recommend
 from meshwright.api.resolve import assumed_in, model_named
-from meshwright.api.responses import Estimate, Finding, Response, copied, estimate_part, finding_parts
-from meshwright.api.targets import is_model, recipe_for
+from meshwright.api.responses import Error, Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
+from meshwright.api.targets import Job, file_of, job_for
 from meshwright.choices import FRAMEWORKS
 from meshwright.errors import InputError
-from meshwright.frameworks import CheckResult, ExportedConfig, RecipeCheckResult, UnmappedField, UnresolvedValue
+from meshwright.frameworks import (
+    CheckResult,
+    DroppedSetting,
+    ExportedConfig,
+    RecipeCheckResult,
+    UnmappedField,
+    UnresolvedValue,
+    dropped_settings,
+)
+from meshwright.models import ModelSpec
 from meshwright.parsing import one_of
-from meshwright.recipes import index
 from meshwright.recipes import overrides as override
-from meshwright.recipes.case import model_of
 from meshwright.recipes.types import ENGINES, Recipe
 
 
 @verb(requests.Check)
 def check(request: requests.Check) -> CheckResult:
     """Return the findings for a recipe by name or value, or for a file of any framework."""
-    target, framework, model = request.target, request.framework, request.model
-    content = None
-    if isinstance(target, str) and is_model(target, request.goal, content_decides=True):
-        if model is not None:
-            raise InputError("the target is a model itself", field="model", value=model, fix=("remove --model",))
-        found = recipe_for(target, request.goal, request.gpus, request.overrides, request.engine or ENGINES[0])
-        return check_recipe(found, request.gpus, request.engine or ENGINES[0], request.overrides)
-    if isinstance(target, str) and (frameworks.is_file(target) or not index.is_known(target)):
-        content = _content(target)
-        theirs = frameworks.framework_of(content, framework)
-        if theirs is not None:
-            if request.engine is not None:
-                raise InputError(f"the file is for {theirs.engine}", field="engine", value=request.engine)
-            spec = None if model is None else model_named(model)[0]
-            gpus = None if request.gpus is None else str(request.gpus)
-            return frameworks.check(
-                theirs, content, gpus=gpus, model=spec, overrides=request.overrides, advice=request.advice
-            )
-    if framework not in (None, frameworks.NATIVE):
-        raise InputError("applies to files of other frameworks, not to recipes", field="framework", value=framework)
-    if model is not None:
-        raise InputError("a recipe names its model", field="model", value=model, fix=("remove --model",))
-    found = recipe_for(target, request.goal)
-    return check_recipe(found, request.gpus, request.engine or ENGINES[0], request.overrides, content)
+    content, theirs = file_of(request.target, request.framework)
+    if content is not None and theirs is not None:
+        if request.engine is not None:
+            fix = (f"meshwright estimate {content.path} --engine {request.engine}", "without --engine")
+            raise InputError(f"the file is for {theirs.engine}", field="engine", value=request.engine, fix=fix)
+        goal: Any = request.goal
+        return frameworks.check(
+            theirs,
+            content,
+            gpus=None if request.gpus is None else str(request.gpus),
+            model=None if request.model is None else model_named(request.model)[0],
+            overrides=request.overrides,
+            advice=request.advice,
+            goal=goal,
+        )
+    engine = request.engine or ENGINES[0]
+    job = job_for(request.target, request.goal, request.gpus, request.overrides, engine, framework=request.framework)
+    if request.model is not None:
+        what = "the target is a model itself" if job.plan is not None else "a recipe names its model"
+        raise InputError(what, field="model", value=request.model, fix=("remove --model",))
+    return check_recipe(job.recipe, request.gpus, engine, request.overrides, content)
 
 
 def check_recipe(
@@ -61,19 +66,13 @@ def check_recipe(
     overrides: Sequence[str],
     content: frameworks.Content | None = None,
     advice: bool = True,
+    model: ModelSpec | None = None,
 ) -> RecipeCheckResult:
-    """Return the findings for one of our recipes, on its own cluster or another."""
+    """Return the findings for one of our recipes, on its own cluster or another; `model` if its shape has no name."""
     engine = one_of("engine", engine, ENGINES)
     changed = override.apply(planner.with_engine_strategy(recipe, engine), list(overrides))
     cluster = clusters.cluster(str(gpus) if gpus is not None else changed.cluster)
-    return frameworks.check_native(changed, cluster, engine, content, advice)
-
-
-def _content(target: str) -> frameworks.Content:
-    """Return the file's content; raise with did-you-mean if the name is neither a file nor a recipe."""
-    if not frameworks.is_file(target):
-        index.load(target)
-    return frameworks.open_file(target)
+    return frameworks.check_native(changed, cluster, engine, content, advice, model)
 
 
 class Exported(NamedTuple):
@@ -81,18 +80,18 @@ class Exported(NamedTuple):
 
     written: ExportedConfig
     checked: RecipeCheckResult
+    job: Job
+    not_imported: tuple[DroppedSetting, ...] = ()
 
 
 @verb(requests.Export)
 def export(request: requests.Export) -> Exported:
     """Return a recipe as another framework's files, and the findings for it there."""
     theirs = frameworks.framework(request.to)
-    if request.model is not None and isinstance(request.target, str) and is_model(request.target, request.goal):
-        raise InputError("the target is a model itself", field="model", value=request.model, fix=("remove --model",))
-    found = recipe_for(request.target, request.goal, request.gpus, request.overrides, theirs.engine)
-    if request.model is not None:
-        found = msgspec.structs.replace(found, model=model_named(request.model)[1])
-    checked = check_recipe(found, request.gpus, theirs.engine, request.overrides, advice=False)
+    options = {"framework": request.framework, "model": request.model}
+    job = job_for(request.target, request.goal, request.gpus, request.overrides, theirs.engine, **options)
+    shape = None if job.imported is None else job.model
+    checked = check_recipe(job.on(theirs.engine), request.gpus, theirs.engine, request.overrides, advice=False, model=shape)
     try:
         written = frameworks.export(theirs, checked.recipe, checked.model, checked.cluster)
     except InputError as error:
@@ -105,7 +104,8 @@ def export(request: requests.Export) -> Exported:
         written = msgspec.structs.replace(written, notes=(*written.notes, note))
     if request.out:
         save_files(written.files, request.out)
-    return Exported(written, checked)
+    read = job.imported
+    return Exported(written, checked, job, () if read is None else dropped_settings(read.framework, read.content))
 
 
 def _export_fixes(to: str, checked: RecipeCheckResult, tried: Sequence[str]) -> list[str]:
@@ -120,13 +120,20 @@ def _export_fixes(to: str, checked: RecipeCheckResult, tried: Sequence[str]) -> 
 def _can_export(to: str, checked: RecipeCheckResult, changes: Sequence[str]) -> bool:
     try:
         recipe = override.apply(checked.recipe, changes)
-        frameworks.export(frameworks.framework(to), recipe, model_of(recipe), checked.cluster)
+        frameworks.export(frameworks.framework(to), recipe, checked.model, checked.cluster)
     except InputError:
         return False
     return True
 
 
-class CheckResponse(Response, frozen=True, kw_only=True):
+class FailedCheck(Part, frozen=True, kw_only=True):
+    """A target that could not be read."""
+
+    file: str
+    error: Error
+
+
+class SingleCheck(Response, frozen=True, kw_only=True):
     """The findings for a recipe or file."""
 
     framework: str
@@ -145,6 +152,13 @@ class CheckResponse(Response, frozen=True, kw_only=True):
     assumed: Sequence[clusters.Assumption] = ()
 
 
+class CheckResponse(SingleCheck, frozen=True, kw_only=True):
+    """The findings for a recipe or file; with several, those of the first, and `ok` is about all of them."""
+
+    more: Sequence[SingleCheck] | UnsetType = UNSET
+    failed: Sequence[FailedCheck] | UnsetType = UNSET
+
+
 class ExportResponse(Response, frozen=True, kw_only=True):
     """Another framework's files and command, the fields it has no key for, and the findings there."""
 
@@ -158,6 +172,7 @@ class ExportResponse(Response, frozen=True, kw_only=True):
     notes: Sequence[str]
     findings: Sequence[Finding]
     assumed: Sequence[clusters.Assumption] = ()
+    not_imported: Sequence[DroppedSetting] = ()
 
 
 def check_response(result: CheckResult, request: requests.Check | None = None) -> CheckResponse:
@@ -177,16 +192,18 @@ def check_response(result: CheckResult, request: requests.Check | None = None) -
 
 def export_response(result: Exported, request: requests.Export | None = None) -> ExportResponse:
     """Return the response of export."""
-    written, checked = result.written, result.checked
+    written, checked, job = result.written, result.checked, result.job
+    findings = [*(() if job.imported is None else job.imported.rejected), *checked.findings]
     return copied(
         ExportResponse,
         written,
-        ok=checked.ok,
+        ok=not any(one.severity == "error" for one in findings),
         gpus=str(checked.cluster),
         command=launch.command_of(written.program, checked.cluster),
         env=written.program.env,
-        findings=finding_parts(checked.findings),
-        assumed=assumed_in(request.gpus) if request is not None else (),
+        findings=finding_parts(findings),
+        assumed=(*(assumed_in(request.gpus) if request is not None else ()), *job.assumed(checked.engine)),
+        not_imported=result.not_imported,
     )
 
 

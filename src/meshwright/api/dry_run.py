@@ -29,7 +29,8 @@ DIGITS = 6  # decimals of a GiB: single bytes do not matter
 @verb(requests.DryRun)
 def dryrun(request: requests.DryRun) -> DryRun:
     """Execute a recipe's step at full size without GPUs: memory, FLOPs and traffic of every distinct rank."""
-    found = recipe_for(request.recipe, request.goal, request.gpus, request.overrides)
+    options = {"framework": request.framework, "model": request.model}
+    found = recipe_for(request.recipe, request.goal, request.gpus, request.overrides, **options)
     recipe = override.apply(found, list(request.overrides))
     cluster = clusters.cluster(str(request.gpus) if request.gpus is not None else recipe.cluster)
     return _execute(recipe, cluster, request.exact, request.processes, request.progress)

@@ -67,6 +67,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     flag: str = ""  # command-line option; --field-name if empty
     other_flags: tuple[str, ...] = ()  # other spellings of the option
     positional: bool = False
+    words: bool = False  # takes the further words of a command line that are no KEY=VALUE
     metavar: str = ""
     complete: str = ""  # kind of names that the shell completes
     prompt: str = ""  # question on a terminal if the value is missing
@@ -432,7 +433,9 @@ def command_words(request: type[Request], arguments: Mapping[str, Any]) -> list[
         value = instead[0].file_name(arguments) if instead else arguments.get(field.name)
         if value in (None, "", (), [], False) or value == field.default or "cli" not in field.input.surfaces:
             continue
-        if field.input.positional:
+        if field.input.words:
+            before.extend(value)
+        elif field.input.positional:
             (after if field.repeated else before).extend(value if field.repeated else [str(value)])
         elif field.types == (bool,):
             options.append(field.flag)

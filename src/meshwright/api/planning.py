@@ -16,7 +16,6 @@ from meshwright.api.resolve import (
     assumed_in,
     is_recipe,
     model_and_goal,
-    recipe_from,
     referenced_model,
     require_known,
     typed_model,
@@ -32,12 +31,14 @@ from meshwright.api.responses import (
     estimate_part,
     finding_parts,
 )
-from meshwright.api.targets import own_recipe, stated_goal, stated_gpus
+from meshwright.api.targets import Job, job_for, own_recipe, stated_goal, stated_gpus
 from meshwright.costs.timeline import ScheduledPass
 from meshwright.errors import InputError
+from meshwright.frameworks import ImportedFile
 from meshwright.notes import note
 from meshwright.parsing import price_per_hour, sequence_length, token_budget
 from meshwright.planner import Plan, Question, Ranking, Sizing
+from meshwright.recipes.types import ENGINES
 
 
 @verb(requests.Recommend)
@@ -56,9 +57,16 @@ def recommend(request: requests.Recommend) -> Plan:
 @verb(requests.Plan)
 def plan(request: requests.Plan) -> Ranking:
     """Return the fastest plans of all legal layouts for a model or recipe, and why others were dropped."""
-    model, goal = model_and_goal(request.target, request.goal)
-    question = _question(request, model, goal or stated_goal(model), request.gpus)
-    return planner.rank_layouts(question, request.overrides, request.top, request.everything)
+    job = named_job(request)
+    if job is None:
+        model, goal = model_and_goal(str(request.target), request.goal)
+        if request.gpus is None:
+            raise InputError("required to plan a model without a recipe", field="gpus", fix=("--gpus 8xH100",))
+        question, recipe = _question(request, model, goal or stated_goal(model), request.gpus), None
+    else:
+        question = job_question(request, job)
+        recipe = job.on(question.engine)
+    return planner.rank_layouts(question, request.overrides, request.top, request.everything, recipe)
 
 
 @verb(requests.Size)
@@ -132,14 +140,14 @@ def _budget(plan: Plan, request: requests.Recommend | requests.Estimate | None) 
 @verb(requests.Estimate)
 def estimate(request: requests.Estimate) -> Plan:
     """Return the estimate of exactly this layout: the recipe's own with overrides, nothing searched."""
-    target, gpus = request.target, request.gpus
-    if is_recipe(target):
-        base = recipe_from(target)
-        question = _question(request, *model_and_goal(target, request.goal), gpus or base.cluster)
+    job = named_job(request)
+    if job is not None:
+        question = job_question(request, job)
         _price(request, question), token_budget(request.tokens)
-        if gpus is None:  # the recipe's own cluster was not typed
-            question = msgspec.structs.replace(question, assumed=())
-        return planner.plan_fixed(question, base, request.overrides)
+        if job.imported is not None and question.engine == job.engine:
+            return _plan_of_file(request, question, job.imported)
+        return planner.plan_fixed(question, job.on(question.engine), request.overrides)
+    target, gpus = str(request.target), request.gpus
     require_known(target)
     model = typed_model(target)
     if gpus is None and not models.is_path(model.strip()):
@@ -151,6 +159,49 @@ def estimate(request: requests.Estimate) -> Plan:
         base = own_recipe(planner.recommend(question, request.overrides))
         note(f"{target}: the layout is the recommended one with your overrides; layout.KEY=VALUE sets another")
     return planner.plan_fixed(question, base, request.overrides)
+
+
+def named_job(request: requests.Estimate | requests.Plan) -> Job | None:
+    """Return the recipe or file that a request names; None for a model."""
+    target = request.target
+    if isinstance(target, str) and not is_recipe(target):
+        if request.framework is not None or request.model is not None:
+            field = "framework" if request.framework is not None else "model"
+            reason = "applies to recipes and files, and the target is neither"
+            raise InputError(reason, field=field, value=getattr(request, field), fix=(f"remove --{field}",))
+        return None
+    overrides = [*request.overrides, *_seq_override(request)]
+    options = {"framework": request.framework, "model": request.model}
+    return job_for(target, request.goal, request.gpus, overrides, request.engine, **options)
+
+
+def _seq_override(request: requests.Estimate | requests.Plan) -> tuple[str, ...]:
+    length = sequence_length(request.seq)
+    return () if length is None else (f"data.seq_length={length}",)
+
+
+def job_question(request: requests.Estimate | requests.Plan, job: Job) -> Question:
+    """Return the question about a recipe or file: on its own cluster and engine unless others are requested."""
+    question = _question(request, job.recipe.model, job.recipe.goal, request.gpus or job.recipe.cluster, job=job)
+    typed = question.assumed if request.gpus is not None else ()  # the recipe's own cluster was not typed
+    return msgspec.structs.replace(question, assumed=(*typed, *job.assumed(question.engine)))
+
+
+def _plan_of_file(request: requests.Estimate, question: Question, imported: ImportedFile) -> Plan:
+    """Return the estimate of another framework's file as that framework runs it, with the findings of check."""
+    case = planner.case_of(imported.checked.recipe, imported.model, imported.cluster, question.engine)
+    if question.calibration is not None:
+        case = case.replace(calibration=question.calibration)
+    return Plan(
+        question=question,
+        base=imported.recipe,
+        recipe=imported.recipe,
+        match="exact",
+        case=case,
+        estimate=costs.estimate(case),
+        changes=(),
+        findings=imported.checked.findings,
+    )
 
 
 @verb(requests.Schedule)
@@ -175,9 +226,10 @@ def _question(
     goal: str,
     gpus: str | int,
     benchmark: bool = False,
+    job: Job | None = None,
 ) -> Question:
     """Return a request as the values that the planner works with."""
-    spec, reference = referenced_model(model)
+    spec, reference = referenced_model(model) if job is None else (job.model, job.recipe.model)
     return Question(
         model=spec,
         model_ref=reference,
@@ -185,7 +237,8 @@ def _question(
         cluster_ref=str(file_access.resolved(str(gpus))) if str(gpus).endswith(".toml") else "",
         goal=goal,  # type: ignore[arg-type]  # one of its choices, as validated
         seq_length=sequence_length(request.seq),
-        engine=request.engine,  # type: ignore[arg-type]  # one of its choices, as validated
+        engine=request.engine or (ENGINES[0] if job is None else job.engine),  # type: ignore[arg-type]  # as validated
+        recipe_words=() if job is None else job.words,
         benchmark=benchmark,
         calibration=None if request.calibration is None else _calibration(request.calibration),
         assumed=assumed_in(gpus),

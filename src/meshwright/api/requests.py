@@ -37,7 +37,8 @@ RECIPE_TEXT = Text(
 )
 NAMED_RECIPE_TEXT = msgspec.structs.replace(
     RECIPE_TEXT,
-    help="Your own recipe as text, in the format that the ending of `name` gives; TOML or JSON without a name.",
+    help="Your own recipe, or another framework's config or script, as text in the format that the ending of `name` "
+    "gives; TOML or JSON without a name.",
     named_by="name",
 )
 FILE_TEXT = Text(
@@ -60,22 +61,23 @@ Model = Annotated[
     ),
 ]
 ModelOrRecipe = Annotated[
-    str,
+    str | RecipeValue,
     Input(
-        help="Name of a model or recipe.",
+        help="Model or recipe: a name or a file; or a config or launch script of another framework.",
         positional=True,
-        metavar="MODEL|RECIPE",
+        metavar="MODEL|RECIPE|FILE",
         complete="targets",
         examples=("llama3_70b_pretrain_config", "llama3-8b"),
-        texts=(RECIPE_TEXT, CONFIG_TEXT),
+        texts=(NAMED_RECIPE_TEXT, CONFIG_TEXT),
     ),
 ]
 RecipeOrModel = Annotated[
     str | RecipeValue,
     Input(
-        help="Recipe: a name or a file; or a model: a config.json, its folder, or with --goal a name.",
+        help="Recipe: a name or a file, also another framework's; or a model: a config.json, its folder, or with --goal "
+        "a name.",
         positional=True,
-        metavar="RECIPE|MODEL",
+        metavar="RECIPE|FILE|MODEL",
         complete="targets",
     ),
 ]
@@ -111,7 +113,33 @@ ModelGoal = Annotated[
     ),
 ]
 OtherModel = Annotated[
-    str, Input(help="Train this model instead of the recipe's.", metavar="MODEL", complete="models", surfaces=CLI)
+    str,
+    Input(
+        help="Train this model instead of the recipe's, or if the file names none.",
+        metavar="MODEL",
+        complete="models",
+        surfaces=CLI,
+    ),
+]
+FileModel = Annotated[
+    str,
+    Input(
+        help="Model to assume if the file does not name one; for a recipe of ours, another model.",
+        metavar="MODEL",
+        complete="models",
+        examples=("llama3-8b",),
+        also=(MODEL_TEXT,),
+    ),
+]
+FileFramework = Annotated[
+    str,
+    Input(
+        help=f"Framework the file is for, if it cannot be detected: {', '.join((ENGINES[0], *FRAMEWORKS))}.",
+        metavar="FRAMEWORK",
+        complete="frameworks",
+        choices=(ENGINES[0], *FRAMEWORKS),
+        synonyms="framework",
+    ),
 ]
 Seq = Annotated[
     int | str,
@@ -123,6 +151,16 @@ Engine = Annotated[
     str,
     Input(
         help=f"Engine that will run the plan: {', '.join(ENGINES)}. It changes memory and speed.",
+        metavar="ENGINE",
+        complete="engines",
+        choices=ENGINES,
+        synonyms="engine",
+    ),
+]
+FileEngine = Annotated[
+    str,
+    Input(
+        help=f"Engine that will run the plan: {', '.join(ENGINES)}; a file's own by default, else {ENGINES[0]}.",
         metavar="ENGINE",
         complete="engines",
         choices=ENGINES,
@@ -235,10 +273,10 @@ class Plan(Request, frozen=True):
     """
 
     target: ModelOrRecipe
-    gpus: Gpus
+    gpus: Gpus | None = None
     goal: Goal | None = None
     seq: Seq | None = None
-    engine: Engine = ENGINES[0]
+    engine: FileEngine | None = None
     calibration: Calibration | None = None
     top: Annotated[int, Input(help="Number of plans.", metavar="K", minimum=1, maximum=MAX_PLANS)] = 5
     everything: Annotated[
@@ -246,6 +284,9 @@ class Plan(Request, frozen=True):
     ] = False
     overrides: Overrides = ()
     notes: Notes = ()
+    name: FileName | None = None
+    framework: FileFramework | None = None
+    model: FileModel | None = None
 
 
 class Size(Request, frozen=True):
@@ -297,7 +338,7 @@ class Estimate(Request, frozen=True):
     gpus: Gpus | None = None
     goal: Goal | None = None
     seq: Seq | None = None
-    engine: Engine = ENGINES[0]
+    engine: FileEngine | None = None
     calibration: Calibration | None = None
     tokens: Tokens | None = None
     price: Price | None = None
@@ -305,6 +346,9 @@ class Estimate(Request, frozen=True):
     plot: Plot | None = None
     overrides: Overrides = ()
     notes: Notes = ()
+    name: FileName | None = None
+    framework: FileFramework | None = None
+    model: FileModel | None = None
 
 
 class Schedule(Estimate, frozen=True):
@@ -345,16 +389,7 @@ class Check(Request, frozen=True):
             synonyms="engine",
         ),
     ] = None
-    framework: Annotated[
-        str | None,
-        Input(
-            help=f"Framework the file is for, if it cannot be detected: {', '.join((ENGINES[0], *FRAMEWORKS))}.",
-            metavar="FRAMEWORK",
-            complete="frameworks",
-            choices=(ENGINES[0], *FRAMEWORKS),
-            synonyms="framework",
-        ),
-    ] = None
+    framework: FileFramework | None = None
     model: Annotated[
         str | None,
         Input(
@@ -369,18 +404,29 @@ class Check(Request, frozen=True):
     overrides: Overrides = ()
     notes: Notes = ()
     goal: ModelGoal | None = None
+    more: Annotated[
+        Sequence[str],
+        Input(
+            help="More recipes or files, each with a report of its own.",
+            positional=True,
+            words=True,
+            metavar="[FILE]...",
+            surfaces=CLI,
+        ),
+    ] = ()
 
 
 class Export(Request, frozen=True):
-    """Write a recipe as another framework's config and command.
+    """Write a recipe or file as another framework's config and command.
 
-    Fields that the framework has no key for are listed.
+    The file may be another framework's too. Fields that the framework has no key for are listed.
     """
 
     target: Annotated[
         str | RecipeValue,
         Input(
-            help="Recipe: a name or a file; or a model: a config.json, its folder, or with --goal a name.",
+            help="Recipe: a name or a file, also another framework's; or a model: a config.json, its folder, or with "
+            "--goal a name.",
             positional=True,
             metavar="RECIPE|FILE",
             complete="recipes",
@@ -397,6 +443,37 @@ class Export(Request, frozen=True):
     notes: Notes = ()
     goal: ModelGoal | None = None
     model: OtherModel | None = None
+    framework: FileFramework | None = None
+
+
+class Import(Request, frozen=True):
+    """Convert another framework's config or script to a recipe.
+
+    Reads what check reads. Lists the settings that our recipes have no field for, and the values that were assumed
+    because the file leaves them open.
+    """
+
+    file: Annotated[
+        str,
+        Input(
+            help="Config or launch script of another framework.",
+            positional=True,
+            metavar="FILE",
+            surfaces=CLI,
+            texts=(FILE_TEXT,),
+        ),
+    ]
+    name: FileName | None = None
+    gpus: Gpus | None = None
+    framework: FileFramework | None = None
+    model: FileModel | None = None
+    goal: ModelGoal | None = None
+    out: Annotated[str | None, path("Write the recipe to this .toml, .yaml or .json file.", "FILE")] = None
+    format: Annotated[
+        str | None, Input(help="toml, yaml, json or python.", metavar="FORMAT", choices=FORMATS, surfaces=CLI)
+    ] = None
+    overrides: Overrides = ()
+    notes: Notes = ()
 
 
 class Recipes(Request, frozen=True):
@@ -426,9 +503,33 @@ class RecipeRequest(Request, frozen=True):
     --json prints every field; a format prints those that differ from their default.
     """
 
-    name: Annotated[str, Input(help="Recipe: a name or a file.", positional=True, metavar="NAME", complete="recipes")]
+    name: Annotated[
+        str,
+        Input(
+            help="Recipe: a name or a file, also another framework's.",
+            positional=True,
+            metavar="NAME|FILE",
+            complete="recipes",
+        ),
+    ]
     overrides: Overrides = ()
     format: Annotated[str | None, Input(help="toml, yaml, json or python.", metavar="FORMAT", choices=FORMATS)] = None
+    gpus: Annotated[
+        str | int | None, Input(help="Cluster of the recipe.", metavar="CLUSTER", complete="clusters", surfaces=CLI)
+    ] = None
+    goal: Annotated[
+        str | None,
+        Input(
+            help="Goal, if the file names none.",
+            metavar="GOAL",
+            complete="goals",
+            choices=GOALS,
+            synonyms="goal",
+            surfaces=CLI,
+        ),
+    ] = None
+    model: OtherModel | None = None
+    framework: FileFramework | None = None
 
 
 class Models(Request, frozen=True):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from meshwright import clusters, file_access, models
+from meshwright import clusters, file_access, frameworks, models
 from meshwright.errors import InputError, OutputError, closest, unknown
 from meshwright.models import ModelSpec
 from meshwright.notes import note
 from meshwright.recipes import files, index
 from meshwright.recipes.types import Recipe
+
+CONFIG = "config.json"
 
 
 def model_named(text: str) -> tuple[ModelSpec, str]:
@@ -36,13 +38,7 @@ def typed_model(text: str) -> str:
 
 
 def model_and_goal(target: str, goal: str | None) -> tuple[str, str]:
-    """Return model and goal of a recipe, or the model itself and the requested goal."""
-    if is_recipe(target):
-        found = recipe_from(target)
-        if goal is not None and goal != found.goal:
-            reason = f"{target} is a recipe for {found.goal}"
-            raise InputError(reason, field="goal", value=goal, fix=(f"--goal {found.goal}",))
-        return found.model, found.goal
+    """Return a model and the requested goal; empty for the user's own model without one."""
     reference = typed_model(target)
     if goal is None and not models.is_path(reference.strip()):
         fix = ("--goal pretrain", "--goal sft", "--goal peft")
@@ -71,13 +67,32 @@ def assumed_in(gpus: str | int | None) -> tuple[clusters.Assumption, ...]:
 
 
 def is_recipe(name: str) -> bool:
-    """Return whether a name is a recipe file or a shipped recipe."""
-    return (files.is_file(name) and not models.is_config(name)) or index.is_known(name)
+    """Return whether a name is a recipe or another framework's file, or a shipped recipe."""
+    return is_file(name) or index.is_known(name)
+
+
+def is_file(name: str) -> bool:
+    """Return whether a name is a recipe file or another framework's config or script, not a model's config.json."""
+    path = Path(name)
+    if file_access.is_dir(path) or not frameworks.is_file(name):
+        return False
+    if path.name == CONFIG:
+        return _has_framework(name)
+    named = path.suffix.lower() in frameworks.SUFFIXES
+    return (named or (models.is_path(name) and not index.is_known(name))) and not models.is_config(name)
+
+
+def _has_framework(path: str) -> bool:
+    """Return whether a config.json is another framework's, such as DeepSpeed's, and not a model's."""
+    try:
+        return not models.is_config(path) and frameworks.framework_of(frameworks.open_file(path)) is not None
+    except InputError:
+        return False
 
 
 def recipe_from(name: str) -> Recipe:
-    """Return a recipe from a file or by name."""
-    if not files.is_file(name):
+    """Return a recipe of ours from a file or by name."""
+    if not is_file(name):
         return index.load(name)
     found = files.from_file(name)
     if not models.is_path(found.model) and file_access.is_dir(found.model):

@@ -10,12 +10,13 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from meshwright.api import run_requests as requests
+from meshwright.api.catalogues import recipe_text
 from meshwright.api.checks import check_recipe, export
 from meshwright.api.inputs import verb
 from meshwright.api.paths import check_folder, check_run_paths
-from meshwright.api.resolve import assumed_in, model_named
+from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
-from meshwright.api.targets import is_model, plan_for, ranks_cluster, recipe_for
+from meshwright.api.targets import depends_on_gpus, job_for, ranks_cluster, recipe_for
 from meshwright.clusters import Assumption
 from meshwright.errors import InputError
 from meshwright.extras import ENGINE
@@ -40,6 +41,7 @@ OF_THE_VERB = frozenset(
             "to",
             "dataset",
             "model",
+            "framework",
             "tiny",
             "out",
             "write",
@@ -74,13 +76,10 @@ def _run(
     from meshwright.engine import train
     from meshwright.engine.run_spec import RunSpec
 
-    cluster = (
-        _ranks(request.nproc) if isinstance(request.recipe, str) and is_model(request.recipe, request.goal) else ""
-    )
     planned = [] if request.tiny else [text for text in request.overrides if not text.replace(" ", "").endswith(AUTO)]
-    found = recipe_for(request.recipe, request.goal, cluster, planned)
-    if request.model is not None:
-        found = msgspec.structs.replace(found, model=model_named(request.model)[1])
+    options = {"framework": request.framework, "model": request.model}
+    ranks = _ranks(request.nproc) if depends_on_gpus(request.recipe) else None
+    found = recipe_for(request.recipe, request.goal, ranks, planned, **options)
     automatic = [text for text in request.overrides if text.replace(" ", "").endswith(AUTO)]
     changes = [text for text in request.overrides if text not in automatic]
     changes += [f"data.dataset={dataset}"] if dataset else []
@@ -137,23 +136,28 @@ def launch(request: requests.Launch) -> Started:
         if value is not None:
             reason = "is for the job of another framework"
             raise InputError(reason, field=option, value=value, fix=("--to megatron-lm", f"without {option}"))
-    target, changes = str(request.recipe), list(request.overrides)
-    if is_model(target, request.goal):
-        plan = plan_for(target, request.goal, request.gpus, changes)
+    target, changes = request.recipe, list(request.overrides)
+    options = {"framework": request.framework, "model": model}
+    job = job_for(target, request.goal, request.gpus, native_job.known(changes), **options)
+    found, text = job.runnable(), None
+    if job.plan is not None:
+        plan = job.plan
         target, model = plan.base.name, plan.recipe.model
         given.setdefault("name", plan.recipe.name)
         set_here = override.requested(plan.base, changes)
         changes += [format_override(one.field, one.new) for one in plan.changes if one.field not in set_here]
-    found = recipe_for(target, request.goal)
-    found = found if model is None else msgspec.structs.replace(found, model=model_named(model)[1])
-    training = native_job.Training(target, dataset, model, request.tiny, request.out, changes)
+        found = msgspec.structs.replace(recipe_for(target), model=model)
+    elif job.imported is not None:
+        target, model, text = f"{found.name}.toml", None, recipe_text(found)
+        given.setdefault("name", found.name)
+    training = native_job.Training(str(target), dataset, model, request.tiny, request.out, changes, text)
 
     def validated() -> native_job.Checked:
         checked = check_recipe(found, request.gpus, ENGINES[0], training.known_overrides)
         return checked.recipe, checked.cluster, checked.findings
 
-    job = native_job.request_for(training, request.scheduler, found, request.gpus, validated)
-    return build_job.launch(job, request.scheduler, **files)
+    launched = native_job.request_for(training, request.scheduler, found, request.gpus, validated)
+    return build_job.launch(launched, request.scheduler, **files)
 
 
 def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchRequest:
@@ -163,7 +167,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
 
     framework = str(request.to)
     changes = other_frameworks.full_paths([*request.overrides, *([f"data.dataset={dataset}"] if dataset else [])])
-    which: dict[str, Any] = {"gpus": request.gpus, "goal": request.goal, "model": request.model}
+    which: dict[str, Any] = {name: getattr(request, name) for name in ("gpus", "goal", "model", "framework")}
     exported = export(request.recipe, framework, overrides=changes, **which)
     scheduler = find_scheduler(request.scheduler)
     requeued = scheduler == "slurm" and request.requeue

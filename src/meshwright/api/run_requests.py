@@ -7,6 +7,7 @@ from typing import Annotated, get_args
 
 from meshwright.api.inputs import CLI, Input, Request, Text
 from meshwright.api.requests import (
+    FileFramework,
     Goal,
     Gpus,
     ModelGoal,
@@ -45,6 +46,7 @@ class Bench(RunOptions, Request, frozen=True):
     model: OtherModel | None = None
     overrides: Overrides = ()
     goal: ModelGoal | None = None
+    framework: FileFramework | None = None
 
 
 class Train(TrainOptions, Request, frozen=True):
@@ -60,6 +62,7 @@ class Train(TrainOptions, Request, frozen=True):
     model: OtherModel | None = None
     overrides: Overrides = ()
     goal: ModelGoal | None = None
+    framework: FileFramework | None = None
 
 
 class DryRun(Request, frozen=True):
@@ -73,6 +76,8 @@ class DryRun(Request, frozen=True):
     recipe: RecipeOrModel
     gpus: Gpus | None = None
     goal: ModelGoal | None = None
+    model: OtherModel | None = None
+    framework: FileFramework | None = None
     exact: Annotated[bool, flag("Trace every layer and micro batch instead of replaying equal ones.")] = False
     processes: Annotated[int | None, count("Ranks traced in parallel; one per core by default.")] = None
     plot: Plot | None = None
@@ -104,6 +109,7 @@ class Launch(Request, frozen=True):
         ),
     ] = None
     goal: ModelGoal | None = None
+    framework: FileFramework | None = None
     framework_dir: Annotated[
         str | None, path("Checkout of the framework of --to on the nodes: its scripts and modules are run from there.")
     ] = None

@@ -1,4 +1,4 @@
-"""What a command works on: a recipe by name or file, or the recommended recipe for a model."""
+"""What a command works on: a recipe by name or file, another framework's file, or a model's recommended recipe."""
 
 from __future__ import annotations
 
@@ -10,48 +10,170 @@ from typing import Any
 
 import msgspec
 
-from meshwright import clusters, file_access, models, planner
-from meshwright.api.resolve import is_recipe, recipe_from, referenced_model, require_known, typed_model
+from meshwright import clusters, file_access, frameworks, models, planner
+from meshwright.api.resolve import (
+    is_file,
+    is_recipe,
+    model_named,
+    recipe_from,
+    referenced_model,
+    require_known,
+    typed_model,
+)
+from meshwright.clusters import Assumption
 from meshwright.errors import InputError
+from meshwright.frameworks import Content, Framework, ImportedFile
+from meshwright.models import ModelSpec
 from meshwright.notes import note
 from meshwright.parsing import sequence_length
 from meshwright.planner import Plan, Question
 from meshwright.recipes import index
+from meshwright.recipes.case import model_of
 from meshwright.recipes.types import ENGINES, Recipe
 
 GOAL_FIX = ("--goal pretrain", "--goal sft", "--goal peft")
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 
 
-def recipe_for(
+class Job(msgspec.Struct, frozen=True):
+    """What a target trains: one of our recipes, and how another framework's file was read."""
+
+    recipe: Recipe
+    words: tuple[str, ...]  # the arguments that name it on the command line
+    content: Content | None = None  # of a file
+    imported: ImportedFile | None = None  # of another framework's file
+    plan: Plan | None = None  # of a model
+
+    @property
+    def model(self) -> ModelSpec:
+        """The model; a file's may have a shape without a name."""
+        return model_of(self.recipe) if self.imported is None else self.imported.model
+
+    @property
+    def engine(self) -> str:
+        """The engine that the target is for: that of a file's framework, or ours."""
+        return ENGINES[0] if self.imported is None else self.imported.settings.engine
+
+    def on(self, engine: str) -> Recipe:
+        """Return the recipe for an engine; that of another framework's file gets the engine's sharding strategy."""
+        moves = self.imported is not None and engine != self.engine
+        return planner.moved_to(self.recipe, engine) if moves else self.recipe
+
+    def assumed(self, engine: str) -> tuple[Assumption, ...]:
+        """Return what was taken for what a file leaves open, and for a strategy that the engine does not have."""
+        if self.imported is None:
+            return ()
+        old, new = self.recipe.layout.strategy, self.on(engine).layout.strategy
+        text = f"layout.strategy {old} → {new}: the equivalent in {engine}"
+        moved = () if old == new else (Assumption("layout.strategy", new, text),)
+        return (*self.imported.assumed, *moved)
+
+    def require_model(self) -> None:
+        """Raise InputError if a recipe cannot refer to the file's model."""
+        if self.imported is not None and not self.imported.resolvable:
+            model = self.imported.model.name
+            reason = f"{self.imported.content.path} trains a model that is no catalogue model in other sizes"
+            raise InputError(reason, field="model", value=model, fix=("--model ./config.json",))
+
+    def runnable(self) -> Recipe:
+        """Return the recipe for our engine; raise InputError if the file has settings that could not be imported."""
+        imported = self.imported
+        if imported is None:
+            return self.recipe
+        path = imported.content.path
+        if imported.rejected:
+            first = imported.rejected[0]
+            place = f"{first.file}:{first.line} " if first.line else ""
+            more = f", and {len(imported.rejected) - 1} more" if len(imported.rejected) > 1 else ""
+            reason = f"{path} is not valid for {imported.framework.title}: {place}{first.message}{more}"
+            raise InputError(reason, field="file", value=path, fix=(*first.fix, f"meshwright check {path}"))
+        self.require_model()
+        for one in self.assumed(ENGINES[0]):
+            note(one.message)
+        return self.on(ENGINES[0])
+
+
+def job_for(
     target: str | Recipe,
-    goal: str | None,
+    goal: str | None = None,
     gpus: str | int | None = None,
     overrides: Sequence[str] = (),
-    engine: str = ENGINES[0],
-) -> Recipe:
-    """Return the recipe of a name or file; for a model, the recommended one on these GPUs."""
-    if isinstance(target, Recipe):
-        return target
-    if is_model(target, goal):
-        return plan_for(target, goal, gpus, overrides, engine).recipe
-    found = recipe_from(target)
-    if goal is not None and goal != found.goal:
-        reason = f"{target} is a recipe for {found.goal}"
-        raise InputError(reason, field="goal", value=goal, fix=(f"--goal {found.goal}",))
-    return found
+    engine: str | None = None,
+    *,
+    framework: str | None = None,
+    model: str | None = None,
+) -> Job:
+    """Return what a target trains: a recipe by name, value or file, another framework's file, or a model on these GPUs.
 
-
-def is_model(target: str, goal: str | None = None, content_decides: bool = False) -> bool:
-    """Return whether a target is a model: a path, or with a goal a catalogue name; raise for one without a goal.
-
-    With content_decides, a file is a model only if it is a model's config: it may be another framework's.
+    `framework` and `model` are for a file that does not show them; `model` also replaces that of a recipe.
     """
+    if isinstance(target, str) and is_model(target, goal):
+        if model is not None:
+            raise InputError("the target is a model itself", field="model", value=model, fix=("remove --model",))
+        _no_framework(framework)
+        plan = plan_for(target, goal, gpus, overrides, engine or ENGINES[0])
+        return Job(plan.recipe, (target,), plan=plan)
+    content, theirs = file_of(target, framework)
+    if content is not None and theirs is not None:
+        return _imported(content, theirs, framework, goal, gpus, overrides, model)
+    found = target if isinstance(target, Recipe) else recipe_from(target)
+    if goal is not None and goal != found.goal:
+        reason = f"{target if isinstance(target, str) else found.name} is a recipe for {found.goal}"
+        raise InputError(reason, field="goal", value=goal, fix=(f"--goal {found.goal}",))
+    found = found if model is None else msgspec.structs.replace(found, model=model_named(model)[1])
+    words = (found.name if isinstance(target, Recipe) else target, *(() if model is None else ("--model", found.model)))
+    return Job(found, words, content)
+
+
+def recipe_for(target: str | Recipe, *args: Any, **options: Any) -> Recipe:
+    """Return the recipe of a target for our engine; see job_for."""
+    return job_for(target, *args, **options).runnable()
+
+
+def file_of(target: str | Recipe, framework: str | None = None) -> tuple[Content | None, Framework | None]:
+    """Return a file's content and its framework, None for ours; raise for a framework that does not apply."""
+    if not isinstance(target, str) or not is_file(target):
+        _no_framework(framework)
+        return None, None
+    content = frameworks.open_file(target)
+    return content, frameworks.framework_of(content, framework)
+
+
+def _no_framework(framework: str | None) -> None:
+    if framework not in (None, frameworks.NATIVE):
+        raise InputError("applies to files of other frameworks, not to recipes", field="framework", value=framework)
+
+
+def _imported(
+    content: Content,
+    theirs: Framework,
+    named: str | None,
+    goal: str | None,
+    gpus: str | int | None,
+    overrides: Sequence[str],
+    model: str | None,
+) -> Job:
+    imported = frameworks.import_file(
+        theirs,
+        content,
+        gpus=None if gpus is None else _cluster_text(gpus),
+        model=None if model is None else model_named(model),
+        goal=goal,  # type: ignore[arg-type]  # one of its choices, as validated
+        overrides=overrides,
+    )
+    options = (("--framework", named), ("--model", model), ("--goal", goal))
+    words = (content.path, *(word for option, value in options if value for word in (option, value)))
+    return Job(imported.recipe, words, content, imported)
+
+
+def _cluster_text(gpus: str | int) -> str:
+    return str(clusters.cluster("auto")) if str(gpus).strip().lower() == "auto" else str(gpus)
+
+
+def is_model(target: str, goal: str | None = None) -> bool:
+    """Return whether a target is a model: a path, or with a goal a catalogue name; raise for one without a goal."""
     if is_recipe(target):
         return False
-    path = target.strip()
-    if content_decides and not file_access.is_dir(os.path.expanduser(path)) and goal is None:
-        return models.is_config(path)
     if models.is_path(target.strip()) or goal is not None:
         require_known(target)
         return True
@@ -60,6 +182,24 @@ def is_model(target: str, goal: str | None = None, content_decides: bool = False
     except InputError:
         return False
     raise InputError(f"{name} is a model: add a goal, or name a recipe", field="recipe", value=target, fix=GOAL_FIX)
+
+
+def is_target(word: str) -> bool:
+    """Return whether a word names a recipe, a file or a model."""
+    if is_recipe(word):
+        return True
+    try:
+        require_known(word)
+    except InputError:
+        return False
+    return True
+
+
+def depends_on_gpus(target: str | Recipe) -> bool:
+    """Return whether a target needs GPUs to become a recipe: a model, or a file that is not one of ours."""
+    if isinstance(target, Recipe) or not is_file(target):
+        return isinstance(target, str) and not index.is_known(target)
+    return not frameworks.is_native(frameworks.open_file(target))
 
 
 def plan_for(

@@ -109,6 +109,14 @@ _DEEPSPEED = (
     '"train_batch_size": 30, "train_micro_batch_size_per_gpu": 4}'
 )
 
+_MEGATRON = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 "
+    "--num-attention-heads 32 --group-query-attention --num-query-groups 8 --swiglu --disable-bias-linear "
+    "--normalization RMSNorm --position-embedding-type rope --untie-embeddings-and-output-weights --vocab-size 128256 "
+    "--seq-length 8192 --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 128 --lr 3e-4 --bf16 "
+    "--tensor-model-parallel-size 2 --train-iters 1000 --use-distributed-optimizer\n"
+)
+
 _TABLE = (
     Verb(
         *("recommend", "Plan", requests.Recommend, "planning.recommend", "plan_response"),
@@ -180,6 +188,16 @@ _TABLE = (
             "meshwright export llama3_70b_pretrain_config --to megatron-lm --gpus 8x8xH100 layout.tp=8",
         ),
         calls=({"target": "llama3_8b_pretrain_config", "to": "torchtitan", "gpus": "8xH100"},),
+    ),
+    Verb(
+        *("import", "Check", requests.Import, "imports.import_file", "import_response"),
+        examples=(
+            "meshwright import pretrain_llama.sh --gpus 4x8xH100 --out llama.toml",
+            "meshwright import torchtitan.toml --gpus 8xH100",
+            "meshwright import ds_config.json --model llama3-8b --gpus 8xH100 --goal sft data.seq_length=4096",
+        ),
+        calls=({"text": _MEGATRON, "name": "train.sh", "gpus": "8xH100"},),
+        exits="0 the recipe, 1 settings with errors were left out, 2 bad input",
     ),
     Verb(
         *("dryrun", "Check", run_requests.DryRun, "dry_run.dryrun", "dryrun_response"),

@@ -55,7 +55,8 @@ class VerbCommand(click.Command):
 def build(verb: Verb) -> click.Command:
     """Return the command of a verb."""
     fields = [field for field in fields_of(verb.request) if "cli" in field.input.surfaces]
-    positional = sorted((field for field in fields if field.input.positional), key=lambda field: field.repeated)
+    positional = [field for field in fields if field.input.positional]
+    positional.sort(key=lambda field: (field.repeated, not field.input.words))
     options = [field for field in fields if not field.input.positional]
     help_text = "\n\n".join(filter(None, (verb.summary, verb.description, verb.exits and f"Exit codes: {verb.exits}.")))
     command = VerbCommand(
@@ -63,7 +64,7 @@ def build(verb: Verb) -> click.Command:
         takes_text=verb.name == "explain",
         name=verb.name,
         callback=partial(_invoke, verb),
-        params=[*map(_argument, positional), *map(_option, options)],
+        params=[*(_argument(one) for one in positional if not one.input.words), *map(_option, options)],
         help=help_text,
         short_help=verb.summary,
         epilog=examples(*verb.examples),
@@ -116,6 +117,7 @@ def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
     from meshwright.cli.runners import RUNNERS, run
 
     given = {name: value for name, value in values.items() if value not in (None, ())}
+    given = _with_words(verb.request, given)
     for word in given.get("overrides", ()):
         if "=" not in word:
             from meshwright.api.stray_words import stray_word
@@ -134,6 +136,16 @@ def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
         RUNNERS.get(verb.name, run)(verb, request, as_json)
     except KeyboardInterrupt:
         raise Interrupted("interrupted") from None
+
+
+def _with_words(request: type[Request], given: dict[str, Any]) -> dict[str, Any]:
+    """Return the values with words that name recipes or files moved from the overrides to the field that takes them."""
+    field = next((one for one in fields_of(request) if one.input.words), None)
+    found = tuple(word for word in given.get("overrides", ()) if "=" not in word and api.is_target(word))
+    if field is None or not found:
+        return given
+    rest = tuple(word for word in given["overrides"] if word not in found)
+    return {**given, "overrides": rest, field.name: found}
 
 
 def _models_that_fit(verb: Verb, given: dict[str, Any]) -> tuple[str, ...]:

@@ -240,10 +240,32 @@ def export(answer: Answer, found: Any) -> None:
         titled(out, "With", [escape(f"{name}={value}") for name, value in answer["env"].items()])
     unmapped = [f"{u['field']}={u['value']}: {u['reason']}" for u in answer["unmapped"]]
     titled(out, "Unmapped", [escape(line) for line in unmapped] or ["nothing: every setting of the recipe is in it"])
+    titled(out, "Dropped", [escape(_setting_line(one)) for one in answer["not_imported"]])
     if answer["notes"]:
         titled(out, "Notes", [escape(note) for note in answer["notes"]])
     if answer["findings"]:
         titled(out, "Findings", finding_lines(answer["findings"]))
+
+
+def import_file(answer: Answer, found: Any) -> None:
+    """Print the recipe of a file, then on stderr what was assumed and what did not survive."""
+    if answer["written"]:
+        click.echo(f"wrote {answer['written']}")
+    else:
+        click.echo(answer["text"], nl=False)
+    for title, lines in (
+        ("assumed", [one["message"] for one in answer["assumed"]]),
+        ("not imported", [_setting_line(one) for one in answer["not_imported"]]),
+        ("error", [f"{one['file']}:{one['line']} {one['message']}" for one in answer["findings"]]),
+        ("note", answer["notes"]),
+    ):
+        for line in lines:
+            click.echo(f"# {title}: {line}", err=True)
+
+
+def _setting_line(setting: Answer) -> str:
+    place = f"{setting['file']}:{setting['line']} " if setting["line"] else ""
+    return f"{place}{setting['key']}={setting['value']}: {setting['reason']}"
 
 
 def recipes(answer: Answer, found: Any) -> None:

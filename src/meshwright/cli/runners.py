@@ -14,14 +14,16 @@ import msgspec
 
 from meshwright import api
 from meshwright.api.verbs import Verb
-from meshwright.cli.answer import emit, end
+from meshwright.cli.answer import FAILED, emit, end
 from meshwright.cli.progress import progress_line
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.version import SCHEMA
 
 RUN_FAILED = 3
 COMPLETED = "COMPLETED"
 DEFAULT_FORMAT = "toml"
+REPORTS = {"import": "import_file"}
+"""Reports whose verb is a keyword of Python."""
 
 
 def run(verb: Verb, request: Any, as_json: bool) -> None:
@@ -49,7 +51,7 @@ def _print(verb: Verb, response: msgspec.Struct, result: Any, as_json: bool) -> 
         return
     from meshwright.cli import reports
 
-    getattr(reports, verb.name)(answer, result)
+    getattr(reports, REPORTS.get(verb.name, verb.name))(answer, result)
 
 
 def recommend(verb: Verb, request: Any, as_json: bool) -> None:
@@ -69,6 +71,48 @@ def recommend(verb: Verb, request: Any, as_json: bool) -> None:
     if as_json:
         _print(verb, response, plan, as_json)
     end(response.ok)
+
+
+def check(verb: Verb, request: Any, as_json: bool) -> None:
+    """Print one report per target; the exit code is the worst."""
+    answers: list[tuple[dict[str, Any], Any]] = []
+    errors: list[MeshwrightError] = []
+    failed: list[dict[str, Any]] = []
+    for target in (request.target, *request.more):
+        single = msgspec.structs.replace(request, target=target, more=())
+        try:
+            result = verb.handle(single)
+        except MeshwrightError as error:
+            if not request.more:
+                raise
+            errors.append(error)
+            failed.append({"file": str(target), "error": error.to_dict()})
+            continue
+        answers.append((api.to_json(verb.respond(result, single)), result))
+    if not answers:
+        raise errors[0]
+    ok = all(answer["ok"] for answer, _ in answers)
+    _print_checks(answers, failed, ok and not errors, as_json)
+    click.get_current_context().exit(errors[0].exit_code if errors else 0 if ok else FAILED)
+
+
+def _print_checks(
+    answers: list[tuple[dict[str, Any], Any]], failed: list[dict[str, Any]], ok: bool, as_json: bool
+) -> None:
+    if as_json:
+        lists = {"more": [answer for answer, _ in answers[1:]], "failed": failed}
+        emit({**answers[0][0], "ok": ok, **{name: found for name, found in lists.items() if found}})
+        return
+    from meshwright.cli import reports
+
+    for place, (answer, result) in enumerate(answers):
+        if place:
+            click.echo()
+        reports.check(answer, result)
+    for one in failed:
+        message = one["error"]["message"]
+        fix = f"  fix: {' | '.join(one['error']['fix'][:3])}" if one["error"]["fix"] else ""
+        click.echo(f"error: {one['file']}: {message}{fix}", err=True)
 
 
 def _dry_run(plan: Any) -> dict[str, Any] | None:
@@ -192,6 +236,7 @@ def _template(as_json: bool) -> None:
 
 RUNNERS: dict[str, Callable[[Verb, Any, bool], None]] = {
     "recommend": recommend,
+    "check": check,
     "train": train,
     "bench": train,
     "launch": launch,

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 from meshwright import file_access
+from meshwright.errors import InputError
 from meshwright.frameworks.check import check
+from meshwright.frameworks.dropped import DroppedSetting, dropped_settings
 from meshwright.frameworks.export import export
 from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.import_file import ImportedFile, import_file
 from meshwright.frameworks.load import SUFFIXES, content_of, open_file
 from meshwright.frameworks.native import check as check_native
-from meshwright.frameworks.native import is_native
+from meshwright.frameworks.native import is_native, looks_native
 from meshwright.frameworks.registry import NAMES, detect_framework, framework
 from meshwright.frameworks.result import CheckResult, RecipeCheckResult, UnresolvedValue
 from meshwright.frameworks.types import ExportedConfig, Program, SourcedValue, UnmappedField
@@ -18,10 +21,13 @@ from meshwright.frameworks.types import ExportedConfig, Program, SourcedValue, U
 __all__ = [
     "NAMES",
     "NATIVE",
+    "SUFFIXES",
     "CheckResult",
     "Content",
+    "DroppedSetting",
     "ExportedConfig",
     "Framework",
+    "ImportedFile",
     "Program",
     "RecipeCheckResult",
     "SourcedValue",
@@ -31,10 +37,13 @@ __all__ = [
     "check_native",
     "content_of",
     "detect_framework",
+    "dropped_settings",
     "export",
     "framework",
     "framework_of",
+    "import_file",
     "is_file",
+    "is_native",
     "open_file",
 ]
 
@@ -51,4 +60,11 @@ def framework_of(content: Content, named: str | None = None) -> Framework | None
     """Return the framework of a file, as named or detected; None for a native recipe."""
     if named == NATIVE or (named is None and is_native(content)):
         return None
-    return detect_framework(content) if named is None else framework(named)
+    if named is not None:
+        return framework(named)
+    try:
+        return detect_framework(content)
+    except InputError:
+        if looks_native(content):  # its reader says which key is missing or misspelt
+            return None
+        raise

@@ -17,7 +17,7 @@ from meshwright.models import ModelSpec
 from meshwright.planner import case_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
-from meshwright.recipes.types import Recipe, field_value
+from meshwright.recipes.types import Goal, Recipe, field_value
 from meshwright.rules import SEVERITIES, Finding
 
 SUGGESTIONS_ONLY = (
@@ -49,15 +49,16 @@ def check(
     model: ModelSpec | None = None,
     overrides: Sequence[str] = (),
     advice: bool = False,
+    goal: Goal | None = None,
 ) -> CheckResult:
     """Return all findings for a file; if the GPUs are unknown, only those that hold on every candidate cluster.
 
     The fixes of a structured file are tried on its settings; one that leads to another error is not suggested.
     """
-    result = _check(framework, content, gpus, model, overrides, advice)
+    result = _check(framework, content, gpus, model, overrides, advice, goal)
 
     def findings_after(changed: Content) -> tuple[Finding, ...]:
-        return _check(framework, changed, gpus, model, overrides, advice, fixes=False).findings
+        return _check(framework, changed, gpus, model, overrides, advice, goal, fixes=False).findings
 
     return msgspec.structs.replace(result, findings=tried_fixes(content, result.findings, findings_after))
 
@@ -69,9 +70,10 @@ def _check(
     model: ModelSpec | None,
     overrides: Sequence[str],
     advice: bool,
+    goal: Goal | None,
     fixes: bool = True,
 ) -> CheckResult:
-    imported = import_recipe(framework, content, model, list(overrides))
+    imported = import_recipe(framework, content, model, list(overrides), goal)
     known, candidates = clusters_for(imported, gpus)
     cases = list(_cases(imported, candidates))
     recipe = complete(imported, candidates[0])

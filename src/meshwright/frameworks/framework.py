@@ -63,6 +63,7 @@ class ParsedConfig(msgspec.Struct, frozen=True):
     name: str = "config"
     model: ModelSpec | None = None
     goal: Goal = "pretrain"
+    goal_open: bool = False  # the file does not name the goal: `goal` is assumed
     base: Recipe | None = None  # shipped recipe that the file derives from; its values are then the defaults
     gpu_request: GpuRequest = GpuRequest()
     env: Settings = {}

@@ -10,9 +10,11 @@ from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.result import RecipeCheckResult
+from meshwright.models import ModelSpec
 from meshwright.planner import case_of, explain_missing, layout_fix, options_for_recipe
 from meshwright.recipes.case import model_of
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.files import HEAD
+from meshwright.recipes.types import SECTIONS, Recipe
 from meshwright.rules import Finding
 from meshwright.version import VERSION
 
@@ -24,11 +26,22 @@ def is_native(content: Content) -> bool:
     return "base" in content.settings or {"model", "goal"} <= content.settings.keys()
 
 
+def looks_native(content: Content) -> bool:
+    """Return whether most top-level keys of a file that no framework claims are those of a native recipe."""
+    keys = content.top_level_keys()
+    return bool(keys) and 2 * len(keys & {*HEAD, *SECTIONS, "base"}) > len(keys)
+
+
 def check(
-    recipe: Recipe, on: Cluster, engine: str, content: Content | None = None, advice: bool = True
+    recipe: Recipe,
+    on: Cluster,
+    engine: str,
+    content: Content | None = None,
+    advice: bool = True,
+    model: ModelSpec | None = None,
 ) -> RecipeCheckResult:
-    """Return the findings for a recipe, with the lines of its file if it has one."""
-    model = model_of(recipe)
+    """Return the findings for a recipe, with the lines of its file if it has one; `model` if its shape has no name."""
+    model = model or model_of(recipe)
     case = case_of(recipe, model, on, engine)
     severities = rules.SEVERITIES if advice else rules.SEVERITIES[:2]
     found = list(explain_missing(rules.check(case, severities, search=layout_fix), case))

@@ -9,11 +9,12 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from meshwright.clusters import Cluster, cluster
+from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content, Framework, ParsedConfig
 from meshwright.frameworks.mapping import MappedSettings, map_to_recipe
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides as override
-from meshwright.recipes.types import Engine, Recipe, recipe_fields
+from meshwright.recipes.types import Engine, Goal, Recipe, recipe_fields
 from meshwright.recipes.values import bare_type
 
 GPUS = ("H100", "A100-80", "H200", "B200", "GB200")
@@ -41,12 +42,16 @@ class ImportedRecipe(msgspec.Struct, frozen=True):
 
 
 def import_recipe(
-    framework: Framework, content: Content, model: ModelSpec | None = None, overrides: list[str] | None = None
+    framework: Framework,
+    content: Content,
+    model: ModelSpec | None = None,
+    overrides: list[str] | None = None,
+    goal: Goal | None = None,
 ) -> ImportedRecipe:
-    """Import a file as a recipe. `model` is for files that do not name theirs; overrides apply last."""
+    """Import a file as a recipe. `model` and `goal` are for files that do not name theirs; overrides apply last."""
     if framework.formatter_for is not None:
         framework = msgspec.structs.replace(framework, format_setting=framework.formatter_for(content))
-    parsed = framework.parse(content)
+    parsed = _with_goal(framework.parse(content), content.path, goal)
     found = parsed.model or model
     if model is not None:
         parsed, found = msgspec.structs.replace(parsed, model=model), model
@@ -57,6 +62,15 @@ def import_recipe(
         field for field in parsed.unknown_fields if field not in requested and field not in mapped.source_keys
     )
     return ImportedRecipe(framework, parsed, mapped, recipe, found, unknown)
+
+
+def _with_goal(parsed: ParsedConfig, path: str, goal: Goal | None) -> ParsedConfig:
+    """Return the parsed file with the requested goal; raise InputError if the file is for another one."""
+    if goal is None or goal == parsed.goal:
+        return parsed
+    if not parsed.goal_open:
+        raise InputError(f"{path} is for {parsed.goal}", field="goal", value=goal, fix=(f"--goal {parsed.goal}",))
+    return msgspec.structs.replace(parsed, goal=goal)
 
 
 def complete(imported: ImportedRecipe, on: Cluster) -> Recipe:

@@ -28,12 +28,17 @@ class Training(msgspec.Struct, frozen=True):
     tiny: bool = False
     out: str | None = None
     overrides: Sequence[str] = ()
+    text: str | None = None  # of a recipe that was imported from another framework's file
 
     @property
     def known_overrides(self) -> list[str]:
         """The overrides known now; `micro_batch_size=auto` is resolved when the run starts."""
-        known = [text for text in self.overrides if not text.replace(" ", "").endswith("micro_batch_size=auto")]
-        return known + ([f"data.dataset={self.dataset}"] if self.dataset else [])
+        return known(self.overrides) + ([f"data.dataset={self.dataset}"] if self.dataset else [])
+
+
+def known(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides without `micro_batch_size=auto`."""
+    return [text for text in overrides if not text.replace(" ", "").endswith("micro_batch_size=auto")]
 
 
 def request_for(
@@ -41,15 +46,16 @@ def request_for(
 ) -> LaunchRequest:
     """Return the launch request of a training with its findings; a tiny one is checked when it starts."""
     is_file = files.is_file(training.target)
-    copies = is_file and find_scheduler(scheduler) in REMOTE_FILES
+    copies = is_file and (training.text is not None or find_scheduler(scheduler) in REMOTE_FILES)
     target = Path(training.target).name if copies else str(Path(training.target).resolve())
+    text = training.text if training.text is not None or not copies else _text(training.target)
     found, target_cluster, findings = _tiny(training, recipe, gpus) if training.tiny else check()
     return LaunchRequest(
         recipe=found,
         cluster=target_cluster,
         engine="meshwright",
         program=program(training, target if is_file else training.target),
-        files={target: _text(training.target)} if copies else {},
+        files={target: text} if text is not None else {},
         findings=findings,
         saves=not training.tiny or training.out is not None,
         notes=() if training.tiny else mock_data(found),

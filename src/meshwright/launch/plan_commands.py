@@ -73,7 +73,7 @@ def _export_reason(plan: Plan, framework: str) -> str | None:
 
 def meshwright_command(plan: Plan) -> str:
     """Return the command of our own engine: direct on one node, under torchrun on several."""
-    arguments = ["train", plan.base.name]
+    arguments = ["train", *(plan.question.recipe_words or (plan.base.name,))]
     if plan.recipe.model != plan.base.model:
         arguments += ["--model", plan.recipe.model]
     arguments += ["--dataset", plan.recipe.data.dataset]
@@ -89,7 +89,7 @@ def export_command(plan: Plan, to: str) -> str:
     gpus = plan.question.cluster_ref or str(plan.question.cluster)
     model = [] if plan.recipe.model == plan.base.model else ["--model", plan.recipe.model]
     overrides = [format_override(c.field, c.new) for c in plan.changes]
-    arguments = [plan.base.name, *model, "--to", to, "--gpus", gpus, "--out", to]
+    arguments = [*(plan.question.recipe_words or (plan.base.name,)), *model, "--to", to, "--gpus", gpus, "--out", to]
     return shlex.join(["meshwright", "export", *arguments, *overrides])
 
 

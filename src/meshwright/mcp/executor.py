@@ -58,4 +58,4 @@ def _run(name: str, arguments: Mapping[str, Any]) -> Reply:
             f"the response has {len(encoded):,} bytes; the limit is {MAX_BYTES:,}",
             fix=[f"a smaller {field}" for field in smaller] or ["request less"],
         )
-    return Reply(json.loads(encoded), getattr(rendering, name)(answer))
+    return Reply(json.loads(encoded), rendering.text_for(name)(answer))

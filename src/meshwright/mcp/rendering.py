@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.api.summary import layout_summary
 
 Answer = dict[str, Any]
 SHOWN = 8  # rows of a list
+
+
+def text_for(verb: str) -> Callable[[Answer], str]:
+    """Return the function that writes a verb's response."""
+    found: Callable[[Answer], str] = globals()["import_file" if verb == "import" else verb]  # a keyword of Python
+    return found
 
 
 def recommend(answer: Answer) -> str:
@@ -148,6 +154,19 @@ def check(answer: Answer) -> str:
         f"memory: {_memory(answer['estimate'])}" if answer["estimate"] else "",
         *_findings(answer["findings"]),
         *_some("unresolved", unresolved),
+        *_some("note", answer["notes"]),
+    )
+
+
+def import_file(answer: Answer) -> str:
+    """Return the recipe of a file, what was assumed and what did not survive."""
+    dropped = [f"line {one['line']}: {one['key']}={one['value']}" for one in answer["not_imported"]]
+    return _lines(
+        f"{answer['file']} ({answer['framework']}) as a recipe for {answer['model']} on {answer['gpus']}:",
+        answer["text"].rstrip(),
+        *(f"assumed: {one['message']}" for one in answer["assumed"]),
+        *_some("not imported", dropped),
+        *_findings(answer["findings"]),
         *_some("note", answer["notes"]),
     )
 

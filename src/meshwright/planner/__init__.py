@@ -1,6 +1,6 @@
 """Plan a training: find a recipe, size it to the cluster, search layouts and explain the result."""
 
-from meshwright.planner.baseline import case_of, with_engine_strategy
+from meshwright.planner.baseline import case_of, moved_to, with_engine_strategy
 from meshwright.planner.budget import Budget, Price, budget
 from meshwright.planner.explain import reasons
 from meshwright.planner.levers import options_for_recipe
@@ -32,6 +32,7 @@ __all__ = [
     "case_of",
     "explain_missing",
     "layout_fix",
+    "moved_to",
     "options_for_recipe",
     "plan_fixed",
     "rank_layouts",

@@ -16,7 +16,7 @@ from meshwright.planner.plan import Question
 from meshwright.planner.search import LAYOUT_NAMES, SEARCHED_NAMES
 from meshwright.recipes import overrides as override
 from meshwright.recipes.build import goal_data
-from meshwright.recipes.capabilities import ENGINE_STRATEGY, adapted
+from meshwright.recipes.capabilities import CAPABILITIES, ENGINE_STRATEGY, adapted
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.index import architecture_class
 from meshwright.recipes.types import Architecture, Data, Recipe, field_value, recipe_fields
@@ -119,6 +119,16 @@ def with_engine_strategy(recipe: Recipe, engine: str) -> Recipe:
     return msgspec.structs.replace(
         recipe, layout=msgspec.structs.replace(recipe.layout, strategy=ENGINE_STRATEGY[engine])
     )
+
+
+def moved_to(recipe: Recipe, engine: str) -> Recipe:
+    """Return a recipe that was made for another engine with this engine's equivalent of its strategy."""
+    found = with_engine_strategy(recipe, engine)
+    known = next(row.runs for row in CAPABILITIES if row.field == "strategy").get(engine, ())
+    if not known or found.layout.strategy in known:
+        return found
+    equivalent = ENGINE_STRATEGY.get(engine, "fsdp2")
+    return msgspec.structs.replace(found, layout=msgspec.structs.replace(found.layout, strategy=equivalent))
 
 
 def bind(base: Recipe, question: Question) -> tuple[Recipe, dict[str, str]]:

@@ -13,7 +13,7 @@ from meshwright.display import Readable, Row, titled
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Engine, FieldKind, Goal, Recipe
-from meshwright.rules import Finding
+from meshwright.rules import RULES, Finding
 
 Match = Literal["exact", "resized", "closest", "derived"]
 Approach = Literal[
@@ -37,7 +37,8 @@ class Question(msgspec.Struct, frozen=True):
     engine: Engine = "meshwright"
     benchmark: bool = False
     calibration: Any = None  # costs.Calibration of a machine
-    assumed: tuple[Assumption, ...] = ()  # what the cluster argument leaves open
+    assumed: tuple[Assumption, ...] = ()  # what the cluster argument or a file leaves open
+    recipe_words: tuple[str, ...] = ()  # arguments that name the user's recipe or file on the command line
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -163,8 +164,9 @@ class Plan(Readable, msgspec.Struct, frozen=True):
 
     @property
     def exists(self) -> bool:
-        """Whether the plan has no errors except memory."""
-        return not any(f.severity == "error" and not f.rule.startswith("memory.") for f in self.findings)
+        """Whether the layout can be built: our rules have no errors except memory, whatever else is wrong in a file."""
+        blocking = (f for f in self.findings if f.severity == "error" and f.rule in RULES)
+        return all(f.rule.startswith("memory.") for f in blocking)
 
     @property
     def approach(self) -> Approach:

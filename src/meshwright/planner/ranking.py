@@ -19,6 +19,7 @@ from meshwright.planner.recommend import plan_with
 from meshwright.planner.search import HEADROOM_LIMIT, Candidate, ScoredBatch, score
 from meshwright.planner.space import FULL_SPACE, candidates, degrees, with_pins
 from meshwright.recipes.case import Case
+from meshwright.recipes.types import Recipe
 
 CANDIDATES_PER_PLAN = 12  # candidates per plan: several options may result in the same layout
 MAX_LISTED = 3_000  # of the layouts that fit
@@ -53,9 +54,18 @@ class Ranking(Readable, msgspec.Struct, frozen=True):
         return [*titled("Plans", lines or ["none"]), *titled("Dropped", dropped or ["nothing"]), searched]
 
 
-def rank_layouts(question: Question, overrides: Sequence[str] = (), top: int = 5, everything: bool = False) -> Ranking:
-    """Return the fastest plans of all legal layouts; overrides stay fixed; `everything` lists all that fit."""
-    baseline = baseline_for(question, overrides)
+def rank_layouts(
+    question: Question,
+    overrides: Sequence[str] = (),
+    top: int = 5,
+    everything: bool = False,
+    recipe: Recipe | None = None,
+) -> Ranking:
+    """Return the fastest plans of all legal layouts, of the question or a recipe with that contract.
+
+    Overrides stay fixed; `everything` lists all layouts that fit.
+    """
+    baseline = baseline_for(question, overrides, recipe)
     batches = list(score(baseline.case, baseline.pinned, FULL_SPACE))
     levers = _with_levers(baseline, batches)
     plans = _plans(baseline, [*batches, *levers], top)

@@ -106,8 +106,14 @@ def _request_body(verb: Verb) -> dict[str, Any]:
     return {"required": True, "content": {"application/json": {"schema": json_schema(verb.request, "http")}}}
 
 
+def _needs_text(verb: Verb) -> bool:
+    """Return whether a required input can only be sent as text, in the body of a POST."""
+    return any(field.required and "http" not in field.input.surfaces for field in fields_of(verb.request))
+
+
 for _verb in verbs_on("http"):
-    _route(_verb, "GET", _verb.path or f"/{_verb.name}")
+    if not _needs_text(_verb):
+        _route(_verb, "GET", _verb.path or f"/{_verb.name}")
     if texts_of(_verb.request) and not _verb.path:
         _route(_verb, "POST", f"/{_verb.name}")
 _route(VERBS["model"], "POST", "/models")

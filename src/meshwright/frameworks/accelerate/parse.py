@@ -101,6 +101,7 @@ def _parsed(content: Content, raw_settings: Settings, gpu_request: GpuRequest, a
         name=Path(content.path).stem,
         model=program.model,
         goal=program.goal,
+        goal_open=program.goal == "pretrain",  # no argument names a model to start from
         gpu_request=_gpu_request(settings, type_name, gpu_request),
         files=tuple(dict.fromkeys([content.path, *(setting.file for setting in raw_settings.values())])),
         findings=(*findings, *(inner.findings if inner else ())),

@@ -128,6 +128,7 @@ def _parsed(content: Content, settings: Settings, gpu_request: GpuRequest, argum
         name=Path(content.path).stem,
         model=program.model,
         goal=program.goal,
+        goal_open=program.goal == "pretrain",  # no argument names a model to start from
         gpu_request=gpu_request,
         files=tuple(dict.fromkeys([content.path, *(setting.file for setting in settings.values())])),
         field_values={

@@ -1,0 +1,103 @@
+"""Settings of a framework's file that do not survive an import: our recipe has no field for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from meshwright.errors import MeshwrightError
+from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.load import open_file
+from meshwright.frameworks.mapping import text_of
+from meshwright.frameworks.to_recipe import import_recipe
+from meshwright.frameworks.types import SourcedValue
+from meshwright.recipes.key_maps import composite_keys, config_keys
+
+
+STRUCTURED = (".toml", ".yaml", ".yml", ".json")
+
+
+OFF = ("false", "no", "none", "null", "off")
+PROGRAM = ("recipe", "_target_")  # the class or recipe that reads the other settings
+
+
+class DroppedSetting(msgspec.Struct, frozen=True):
+    """A setting of a file that our recipe has no field for."""
+
+    key: str
+    value: Any
+    reason: str
+    file: str
+    line: int
+
+
+def dropped_settings(framework: Framework, content: Content) -> tuple[DroppedSetting, ...]:
+    """Return the settings without which the file is imported as the same recipe, unless they equal a default."""
+    found = []
+    for key, setting in _without_field(framework, framework.parse(content).settings):
+        place = _place(content, setting)
+        if _imported(framework, place) != _imported(framework, _without(place, key, setting)):
+            continue  # the parser derives a model, a goal or a field from it
+        found.append(DroppedSetting(key, setting.value, "no field in our recipes", setting.file, setting.line))
+    return tuple(found)
+
+
+def _without_field(framework: Framework, settings: Any) -> Iterator[tuple[str, SourcedValue]]:
+    """Yield the settings that no row of the key map carries over, except those that are off or equal to a default."""
+    table = config_keys(framework.key_map)
+    together = {key for one in composite_keys(framework.key_map) for key in one.keys}
+    for key, setting in settings.items():
+        row = table.get(key)
+        if key in together or (row is not None and (row.field or row.status != "read")):
+            continue
+        if text_of(setting.value).lower() in OFF or key.rsplit(".", 1)[-1] in PROGRAM:
+            continue
+        default = UNSET if row is None else row.default
+        if default is UNSET or text_of(default) != text_of(setting.value):
+            yield key, setting
+
+
+def _imported(framework: Framework, content: Content) -> Any:
+    """Return everything that an import takes from a file, comparable; None if it cannot be read."""
+    try:
+        found = import_recipe(framework, content)
+    except (MeshwrightError, ValueError, KeyError):
+        return None
+    parsed = found.parsed
+    return msgspec.json.encode((found.recipe, found.model, parsed.gpu_request, parsed.engine, parsed.unknown_fields))
+
+
+def _place(content: Content, setting: SourcedValue) -> Content:
+    """Return the file that a setting is in: this one, or the config that this script names."""
+    if setting.file == content.path or content.settings or not setting.file.endswith(STRUCTURED):
+        return content
+    try:
+        return open_file(setting.file)
+    except MeshwrightError:
+        return content
+
+
+def _without(content: Content, key: str, setting: SourcedValue) -> Content:
+    """Return the content without a setting of the file itself, or of the command that a script starts."""
+    if content.settings:
+        name = key.rsplit(".", 1)[-1]
+        same = [k for k, one in content.settings.items() if one.line == setting.line and k.rsplit(".", 1)[-1] == name]
+        kept = {k: one for k, one in content.settings.items() if k not in (*same, key)}
+        return msgspec.structs.replace(content, settings=kept)
+    launches = [msgspec.structs.replace(launch, args=_without_flag(launch.args, key)) for launch in content.launches]
+    return msgspec.structs.replace(content, launches=tuple(launches))
+
+
+def _without_flag(args: Sequence[SourcedValue], key: str) -> tuple[SourcedValue, ...]:
+    """Return a command's arguments without a flag and its values, or without KEY=VALUE."""
+    kept, dropping = [], False
+    for one in args:
+        text = str(one.value)
+        if text.startswith("--") or ("=" in text and not dropping):
+            dropping = text.lstrip("-").partition("=")[0].replace("-", "_") == key.replace("-", "_")
+        if not dropping:
+            kept.append(one)
+    return tuple(kept)

@@ -1,0 +1,135 @@
+"""Import a framework's file as one of our recipes: what it trains, what was assumed, what has no counterpart here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright import clusters
+from meshwright.clusters import Assumption, Cluster
+from meshwright.errors import InputError
+from meshwright.frameworks.catalogue_shape import catalogue_reference
+from meshwright.frameworks.check import check
+from meshwright.frameworks.framework import Content, Framework, GpuRequest
+from meshwright.frameworks.mapping import relevant_fields, text_of
+from meshwright.frameworks.result import CheckResult
+from meshwright.frameworks.to_recipe import ImportedRecipe, complete, import_recipe
+from meshwright.models import ModelSpec
+from meshwright.recipes import overrides as override
+from meshwright.recipes.types import Goal, Recipe, field_value, recipe_fields
+from meshwright.rules.rule import Finding
+
+UNNAMED = "config"  # the recipe name of a file that sets none
+_NAME = re.compile(r"[\w.-]+")
+
+
+class ImportedFile(msgspec.Struct, frozen=True):
+    """A framework's file as a recipe of ours on a cluster."""
+
+    framework: Framework
+    content: Content
+    recipe: Recipe
+    model: ModelSpec
+    cluster: Cluster
+    checked: CheckResult
+    settings: ImportedRecipe
+    assumed: tuple[Assumption, ...]
+    resolvable: bool  # whether recipe.model can be opened; otherwise only `model` has the shape
+
+    @property
+    def rejected(self) -> tuple[Finding, ...]:
+        """Settings with an error that were therefore not imported."""
+        found = (*self.settings.parsed.findings, *self.settings.mapped.findings)
+        return tuple(one for one in found if one.severity == "error")
+
+
+def import_file(
+    framework: Framework,
+    content: Content,
+    *,
+    gpus: str | None = None,
+    model: tuple[ModelSpec, str] | None = None,
+    goal: Goal | None = None,
+    overrides: Sequence[str] = (),
+) -> ImportedFile:
+    """Return a file as a recipe; raise InputError for what it leaves open and the caller does not give.
+
+    `model` is a model and how a recipe refers to it; `goal` is for files that do not name theirs.
+    """
+    spec = None if model is None else model[0]
+    settings = import_recipe(framework, content, spec, list(overrides), goal)
+    if settings.model is None:
+        reason = f"{content.path} does not name its model, or not one of known shape"
+        raise InputError(reason, field="model", fix=("--model llama3-8b", "--model ./config.json"))
+    on, assumed = _cluster(content.path, settings, gpus)
+    checked = check(framework, content, gpus=gpus or str(on), model=spec, overrides=overrides, goal=goal)
+    named = msgspec.structs.replace(complete(settings, on), cluster=_cluster_reference(on, gpus))
+    if named.name == UNNAMED or not _NAME.fullmatch(named.name):
+        named = msgspec.structs.replace(named, name=Path(content.path).stem)
+    named = _without_irrelevant(named, settings.model)
+    reference = (model[1], None) if model is not None else catalogue_reference(settings.model)
+    if reference is not None:
+        changes = {} if reference[1] is None else {"architecture": reference[1]}
+        named = msgspec.structs.replace(named, model=reference[0], **changes)
+    return ImportedFile(
+        framework=framework,
+        content=content,
+        recipe=named,
+        model=settings.model,
+        cluster=on,
+        checked=checked,
+        settings=settings,
+        assumed=(*assumed, *_assumed_fields(settings, named), *_assumed_goal(settings, goal)),
+        resolvable=reference is not None,
+    )
+
+
+def _without_irrelevant(recipe: Recipe, model: ModelSpec) -> Recipe:
+    """Return the recipe with the defaults of fields that do not affect it, such as the router's without experts."""
+    fields, relevant = recipe_fields(), relevant_fields(recipe, model)
+    unused = [key for key in fields if key not in relevant and not key.startswith("architecture.")]
+    return override.change(recipe, {key: fields[key].default for key in unused})[0]
+
+
+def _cluster_reference(on: Cluster, gpus: str | None) -> str:
+    return str(Path(gpus).resolve()) if gpus is not None and gpus.endswith(".toml") else str(on)
+
+
+def _cluster(path: str, settings: ImportedRecipe, gpus: str | None) -> tuple[Cluster, tuple[Assumption, ...]]:
+    """Return the cluster of a file: as given, or as the file requests it, on the default GPU type if it names none."""
+    if gpus is not None:
+        return clusters.cluster(gpus), ()
+    request = settings.parsed.gpu_request
+    count = request.count
+    if count is None:
+        reason = f"{path} does not say how many GPUs it runs on"
+        raise InputError(reason, field="gpus", fix=("--gpus 8xH100", "--gpus 4x8xH100"))
+    gpu = request.gpu or clusters.DEFAULT_GPU
+    on = clusters.cluster(_text(request, count, gpu))
+    if request.gpu:
+        return on, ()
+    text = f"{path} starts {count} GPUs of a type it does not name: {on} is assumed; write --gpus {_text(request, count, 'TYPE')} for another"
+    return on, (Assumption("gpu", gpu, text),)
+
+
+def _text(request: GpuRequest, count: int, gpu: str) -> str:
+    size = request.gpus_per_node
+    return f"{count // size}x{size}x{gpu}" if size and count % size == 0 else f"{count}x{gpu}"
+
+
+def _assumed_fields(settings: ImportedRecipe, recipe: Recipe) -> Iterator[Assumption]:
+    """Yield the fields whose value the file leaves to the program or to run time, with the value taken."""
+    for field in dict.fromkeys((*settings.unknown_fields, *settings.mapped.unresolved)):
+        value = text_of(field_value(recipe, field))
+        why = "the training program sets it" if field in settings.unknown_fields else "it is known only when it runs"
+        yield Assumption(field, value, f"{field}={value} is assumed: {why}; write {field}=VALUE for another")
+
+
+def _assumed_goal(settings: ImportedRecipe, goal: str | None) -> Iterator[Assumption]:
+    if settings.parsed.goal_open and goal is None:
+        value = settings.parsed.goal
+        yield Assumption("goal", value, f"goal {value} is assumed: the file does not name one; write --goal sft or peft")

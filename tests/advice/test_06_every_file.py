@@ -1,0 +1,245 @@
+"""Item 6: every command takes every file, import and export convert them, compare puts a job on all engines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.recipes import files
+
+MEGATRON = """\
+#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NNODES=4
+torchrun --nproc-per-node $GPUS_PER_NODE --nnodes $NNODES pretrain_gpt.py \\
+  --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 --group-query-attention \\
+  --num-query-groups 8 --swiglu --disable-bias-linear --normalization RMSNorm --position-embedding-type rope \\
+  --untie-embeddings-and-output-weights --seq-length 8192 --max-position-embeddings 8192 --vocab-size 128256 \\
+  --micro-batch-size 1 --global-batch-size 512 --train-iters 10000 --lr 1.5e-4 --min-lr 1.5e-5 --bf16 \\
+  --tensor-model-parallel-size 8 --pipeline-model-parallel-size 2 --sequence-parallel --use-distributed-optimizer \\
+  --recompute-activations --mock-data --tokenizer-type NullTokenizer --log-throughput
+"""
+TORCHTITAN = """\
+[job]
+dump_folder = "./outputs"
+[model]
+name = "llama3"
+flavor = "8B"
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+[training]
+local_batch_size = 1
+global_batch_size = 16
+seq_len = 8192
+steps = 1000
+[parallelism]
+tensor_parallel_degree = 2
+data_parallel_shard_degree = -1
+[activation_checkpoint]
+mode = "none"
+"""
+DEEPSPEED = json.dumps(
+    {
+        "train_micro_batch_size_per_gpu": 2,
+        "gradient_accumulation_steps": 4,
+        "bf16": {"enabled": True},
+        "zero_optimization": {"stage": 3},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-5}},
+    }
+)
+ACCELERATE = """\
+compute_environment: LOCAL_MACHINE
+distributed_type: FSDP
+fsdp_config:
+  fsdp_version: 2
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_reshard_after_forward: true
+mixed_precision: bf16
+num_machines: 1
+num_processes: 8
+"""
+KEMPNERFORGE = """\
+[model]
+dim = 2048
+n_layers = 20
+n_heads = 16
+n_kv_heads = 16
+vocab_size = 32000
+ffn_hidden_dim = 5632
+max_seq_len = 4096
+[train]
+batch_size = 2
+seq_len = 4096
+[distributed]
+tp = 2
+"""
+BRIDGE = """\
+from megatron.bridge.recipes.llama import llama3_8b_pretrain_config
+
+cfg = llama3_8b_pretrain_config()
+cfg.model.tensor_model_parallel_size = 2
+cfg.train.global_batch_size = 128
+"""
+PROGRAM = ("data.seq_length=4096", "layout.recompute=none", "layout.micro_batch_size=1")  # set by the program of DeepSpeed and Accelerate
+FILES: dict[str, tuple[str, str, tuple[str, ...]]] = {
+    "megatron-lm": ("train.sh", MEGATRON, ("--gpus", "4x8xH100")),
+    "torchtitan": ("titan.toml", TORCHTITAN, ("--gpus", "8xH100")),
+    "deepspeed": ("ds.json", DEEPSPEED, ("--gpus", "8xH100", "--model", "llama3-8b", *PROGRAM[:2])),
+    "accelerate": ("acc.yaml", ACCELERATE, ("--gpus", "8xH100", "--model", "llama3-8b", *PROGRAM)),
+    "kempnerforge": ("kf.toml", KEMPNERFORGE, ("--gpus", "8xH100")),
+    "megatron-bridge": ("bridge.py", BRIDGE, ("--gpus", "8xH100")),
+    "automodel": (
+        "sft.yaml",
+        (Path(__file__).parents[1] / "frameworks" / "automodel" / "sft.yaml").read_text(encoding="utf-8"),
+        ("--gpus", "8xH100"),
+    ),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, text, _ in FILES.values():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("framework", FILES)
+def test_estimate_gives_the_figures_and_findings_of_check(meshwright: Any, folder: Path, framework: str) -> None:
+    name, _, options = FILES[framework]
+    checked = meshwright("check", name, *options, "--json").json
+    answer = meshwright("estimate", name, *options, "--json")
+    assert checked["framework"] == framework
+    assert checked["estimate"] is not None
+    assert answer.json["estimate"] == checked["estimate"]
+    assert answer.json["findings"] == checked["findings"]
+    assert answer.json["question"]["engine"] == checked["engine"]
+    assert answer.code == (0 if answer.json["estimate"]["fits"] and checked["ok"] else 1)
+
+
+@pytest.mark.parametrize("framework", FILES)
+def test_plan_keeps_the_contract_of_the_file(meshwright: Any, folder: Path, framework: str) -> None:
+    name, _, options = FILES[framework]
+    estimate = meshwright("estimate", name, *options, "--json").json
+    best = meshwright("plan", name, *options, "--top", "1", "--json").json["plans"][0]
+    for key in ("seq_length", "global_batch_size", "lr", "optimizer", "precision"):
+        assert best["contract"][key] == estimate["contract"][key], key
+    assert best["question"]["engine"] == estimate["question"]["engine"]
+    if estimate["estimate"]["fits"]:
+        assert best["estimate"]["step_s"] <= estimate["estimate"]["step_s"] * 1.001
+
+
+@pytest.mark.parametrize("framework", FILES)
+def test_import_writes_a_recipe_that_reads_back(meshwright: Any, folder: Path, framework: str) -> None:
+    name, _, options = FILES[framework]
+    answer = meshwright("import", name, *options, "--out", "mine.toml", "--json")
+    assert answer.code == 0, answer.out
+    assert answer.json["framework"] == framework
+    assert (folder / "mine.toml").read_text() == answer.json["text"]
+    recipe = files.from_file("mine.toml")
+    gpus = options[1]
+    theirs = meshwright("estimate", name, *options, "--engine", "meshwright", "--json").json
+    ours = meshwright("estimate", "mine.toml", "--gpus", gpus, "--json").json
+    assert ours["contract"] == theirs["contract"]
+    assert ours["layout"] == theirs["layout"]
+    assert ours["estimate"]["memory_gib"] == theirs["estimate"]["memory_gib"]
+    printed = meshwright("recipe", name, *options, "--json")
+    assert printed.json["recipe"]["layout"]["tp"] == recipe.layout.tp
+
+
+def test_import_lists_what_did_not_survive_and_what_was_assumed(meshwright: Any, folder: Path) -> None:
+    answer = meshwright("import", "train.sh", "--json").json
+    dropped = {one["key"]: one for one in answer["not_imported"]}
+    assert dropped["log_throughput"]["line"] == 11
+    assert not {"swiglu", "num_layers", "group_query_attention", "vocab_size", "mock_data"} & dropped.keys()
+    assumed = {one["field"]: one["value"] for one in answer["assumed"]}
+    assert assumed == {"gpu": "H100", "layout.strategy": "fsdp2"}
+    accelerate = meshwright("import", "acc.yaml", "--model", "llama3-8b", "--json").json
+    fields = {one["field"] for one in accelerate["assumed"]}
+    assert {"data.seq_length", "layout.recompute", "goal", "gpu"} <= fields
+    tuned = meshwright("import", "acc.yaml", "--model", "llama3-8b", "--goal", "sft", *PROGRAM, "--json").json
+    assert tuned["goal"] == "sft"
+    assert not {"data.seq_length", "layout.recompute", "goal"} & {one["field"] for one in tuned["assumed"]}
+
+
+def test_a_file_that_is_wrong_is_imported_without_the_wrong_setting(meshwright: Any, folder: Path) -> None:
+    (folder / "titan.toml").write_text(TORCHTITAN.replace("tensor_parallel_degree", "tensor_paralel_degree"))
+    answer = meshwright("import", "titan.toml", "--gpus", "8xH100", "--json")
+    assert answer.code == 1
+    assert [(one["rule"], one["line"]) for one in answer.json["findings"]] == [("key.unknown", 15)]
+    for verb in ("recipe", "dryrun"):
+        refused = meshwright(verb, "titan.toml", "--gpus", "8xH100", "--json")
+        assert refused.code == 2
+        assert "titan.toml:15" in refused.json["error"]["message"]
+        assert "meshwright check titan.toml" in refused.json["error"]["fix"]
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "fix"),
+    [
+        (("estimate", "titan.toml"), "gpus", "--gpus 8xH100"),
+        (("import", "ds.json", "--gpus", "8xH100"), "model", "--model llama3-8b"),
+        (("estimate", "titan.toml", "--gpus", "8xH100", "--goal", "sft"), "goal", "--goal pretrain"),
+        (("export", "notes.txt", "--to", "torchtitan"), "file", "--framework megatron-lm"),
+        (("estimate", "llama3-8b", "--gpus", "8xH100", "--framework", "torchtitan"), "framework", "remove --framework"),
+        (("import", "llama3_8b_sft_config"), "file", "the path of a config or script"),
+    ],
+)
+def test_what_a_file_leaves_open_is_asked_for(
+    meshwright: Any, folder: Path, words: tuple[str, ...], field: str, fix: str
+) -> None:
+    (folder / "notes.txt").write_text("buy milk\n")
+    answer = meshwright(*words, "--json")
+    assert answer.code == 2
+    assert answer.json["error"]["field"] == field
+    assert fix in answer.json["error"]["fix"]
+
+
+def test_export_converts_between_frameworks(meshwright: Any, folder: Path) -> None:
+    answer = meshwright("export", "titan.toml", "--to", "megatron-lm", "--gpus", "8xH100", "--out", "mlm", "--json")
+    assert answer.code == 0, answer.out
+    script = next(folder.glob("mlm/*.sh"))
+    back = meshwright("estimate", str(script), "--gpus", "8xH100", "--json").json
+    first = meshwright("estimate", "titan.toml", "--gpus", "8xH100", "--json").json
+    for key in ("seq_length", "global_batch_size", "lr", "optimizer", "steps"):
+        assert back["contract"][key] == first["contract"][key], key
+    assert (back["layout"]["tp"], back["layout"]["micro_batch_size"]) == (2, 1)
+    titan = meshwright("export", "train.sh", "--to", "torchtitan", "--json").json
+    assert "layout.strategy" in {one["field"] for one in titan["assumed"]}
+    assert not [one for one in titan["findings"] if one["rule"] == "strategy.supported"]
+    assert "tensor_parallel_degree = 8" in titan["files"]["config.toml"]
+    assert {"log_throughput"} <= {one["key"] for one in titan["not_imported"]}
+
+
+def test_check_takes_several_files(meshwright: Any, folder: Path) -> None:
+    names = ("train.sh", "titan.toml", "llama3_8b_pretrain_config")
+    answer = meshwright("check", *names, "--gpus", "4x8xH100", "--json")
+    assert answer.code == 0, answer.out
+    assert [one["framework"] for one in answer.json["more"]] == ["torchtitan", "meshwright"]
+    (folder / "titan.toml").write_text(TORCHTITAN.replace("degree = 2", "degree = 3"))
+    worse = meshwright("check", *names, "--gpus", "4x8xH100", "--json")
+    assert (worse.code, worse.json["ok"]) == (1, False)
+    (folder / "notes.txt").write_text("buy milk\n")
+    worst = meshwright("check", "notes.txt", *names, "--gpus", "4x8xH100", "--json")
+    assert worst.code == 2
+    assert [one["file"] for one in worst.json["failed"]] == ["notes.txt"]
+    assert worst.json["framework"] == "megatron-lm"
+    shown = meshwright("check", *names, "--gpus", "4x8xH100")
+    assert all(name in shown.out for name in names)
+
+
+def test_launch_writes_the_recipe_of_a_file(meshwright: Any, folder: Path) -> None:
+    words = ("launch", "titan.toml", "--gpus", "8xH100", "--scheduler", "slurm", "--write", "jobs", "--json")
+    answer = meshwright(*words)
+    assert answer.code == 0, answer.out
+    assert files.from_file(folder / "jobs" / "titan.toml").layout.tp == 2
+    job = next(text for name, text in answer.json["files"].items() if not name.endswith(".toml"))
+    assert "meshwright train titan.toml" in job
+    other = meshwright("launch", "titan.toml", "--to", "megatron-lm", *words[2:-2], "mlm_jobs", "--json")
+    assert other.code == 0, other.out
+    assert any("pretrain_gpt.py" in text for text in other.json["files"].values())
