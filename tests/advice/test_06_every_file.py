@@ -85,7 +85,8 @@ cfg = llama3_8b_pretrain_config()
 cfg.model.tensor_model_parallel_size = 2
 cfg.train.global_batch_size = 128
 """
-PROGRAM = ("data.seq_length=4096", "layout.recompute=none", "layout.micro_batch_size=1")  # set by the program of DeepSpeed and Accelerate
+PROGRAM = ("data.seq_length=4096", "layout.recompute=none", "layout.micro_batch_size=1")
+"""What the program of DeepSpeed and Accelerate sets, and not their config."""
 FILES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "megatron-lm": ("train.sh", MEGATRON, ("--gpus", "4x8xH100")),
     "torchtitan": ("titan.toml", TORCHTITAN, ("--gpus", "8xH100")),

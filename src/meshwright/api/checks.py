@@ -91,7 +91,8 @@ def export(request: requests.Export) -> Exported:
     options = {"framework": request.framework, "model": request.model}
     job = job_for(request.target, request.goal, request.gpus, request.overrides, theirs.engine, **options)
     shape = None if job.imported is None else job.model
-    checked = check_recipe(job.on(theirs.engine), request.gpus, theirs.engine, request.overrides, advice=False, model=shape)
+    recipe = job.on(theirs.engine)
+    checked = check_recipe(recipe, request.gpus, theirs.engine, request.overrides, advice=False, model=shape)
     try:
         written = frameworks.export(theirs, checked.recipe, checked.model, checked.cluster)
     except InputError as error:

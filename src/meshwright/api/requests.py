@@ -74,8 +74,8 @@ ModelOrRecipe = Annotated[
 RecipeOrModel = Annotated[
     str | RecipeValue,
     Input(
-        help="Recipe: a name or a file, also another framework's; or a model: a config.json, its folder, or with --goal "
-        "a name.",
+        help="Recipe: a name or a file, also another framework's; or a model: a config.json, its folder, or with "
+        "--goal a name.",
         positional=True,
         metavar="RECIPE|FILE|MODEL",
         complete="targets",

@@ -112,7 +112,8 @@ def _cluster(path: str, settings: ImportedRecipe, gpus: str | None) -> tuple[Clu
     on = clusters.cluster(_text(request, count, gpu))
     if request.gpu:
         return on, ()
-    text = f"{path} starts {count} GPUs of a type it does not name: {on} is assumed; write --gpus {_text(request, count, 'TYPE')} for another"
+    other = _text(request, count, "TYPE")
+    text = f"{path} starts {count} GPUs of a type it does not name: {on} is assumed; write --gpus {other} for another"
     return on, (Assumption("gpu", gpu, text),)
 
 
@@ -132,4 +133,5 @@ def _assumed_fields(settings: ImportedRecipe, recipe: Recipe) -> Iterator[Assump
 def _assumed_goal(settings: ImportedRecipe, goal: str | None) -> Iterator[Assumption]:
     if settings.parsed.goal_open and goal is None:
         value = settings.parsed.goal
-        yield Assumption("goal", value, f"goal {value} is assumed: the file does not name one; write --goal sft or peft")
+        text = f"goal {value} is assumed: the file does not name one; write --goal sft or peft"
+        yield Assumption("goal", value, text)
