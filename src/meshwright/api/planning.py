@@ -12,14 +12,7 @@ from meshwright import clusters, costs, file_access, launch, models, planner
 from meshwright.api import requests
 from meshwright.api.dataset_length import epochs_of
 from meshwright.api.inputs import verb
-from meshwright.api.resolve import (
-    assumed_in,
-    is_recipe,
-    model_and_goal,
-    referenced_model,
-    require_known,
-    typed_model,
-)
+from meshwright.api.resolve import assumed_in, is_recipe, model_and_goal, referenced_model, require_known, typed_model
 from meshwright.api.responses import (
     Estimate,
     FieldKind,

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
 from meshwright.errors import InputError
 from meshwright.frameworks.model_match import same_shape
 from meshwright.models import Attention, Dense, ModelSpec, all_specs, find, names, reshape

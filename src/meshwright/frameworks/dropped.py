@@ -16,7 +16,6 @@ from meshwright.frameworks.to_recipe import import_recipe
 from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes.key_maps import composite_keys, config_keys
 
-
 STRUCTURED = (".toml", ".yaml", ".yml", ".json")
 
 
