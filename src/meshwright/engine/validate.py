@@ -33,7 +33,7 @@ def blocking_findings(case: Case) -> list[Finding]:
     return [one for one in rules.check(case) if one.severity == "error" or one.rule in ESTIMATED_ONLY]
 
 
-HARDWARE_FREE = ("data", "engine", "learning_rate", "optimizer", "ranges")
+HARDWARE_FREE = ("data", "engine", "learning_rate", "optimizer", "ranges", "unused")
 """Subjects of rules that hold on any hardware; the others are about GPUs, which a run on CPUs does not have."""
 
 

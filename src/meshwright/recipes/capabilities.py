@@ -112,13 +112,15 @@ def _gathers_in_bf16(case: Case) -> Column:
 
 
 def _accumulation_format(case: Case) -> str:
-    """Return the format in which FSDP2 sums unreduced gradients."""
+    """Return the format in which FSDP2 sums gradients: that of the reduction."""
     return "fp32" if case.compute == "fp32" else str(case.reduce)
 
 
 def _grads_differ(case: Case) -> Column:
-    fsdp2 = case.strategy != "megatron_fsdp"
-    return fsdp2 & case.defer_grad_sync & (case.accumulation > 1) & (case.grads != _accumulation_format(case))
+    """Return where FSDP2 sums gradients in another format; fp32 is harmless where nothing is summed before reducing."""
+    sums = (case.defer_grad_sync | (case.pp > 1)) & (case.accumulation > 1)
+    differs = case.grads != _accumulation_format(case)
+    return (case.strategy != "megatron_fsdp") & differs & (sums | (case.grads != "fp32"))
 
 
 def _flex_attention(case: Case) -> Column:
@@ -363,8 +365,6 @@ CAPABILITIES: tuple[Capability, ...] = (
         name="shared experts during the token dispatch",
         runs=dict.fromkeys(NOT_MEGATRON, (False,)),
         instead=dict.fromkeys(NOT_MEGATRON, False),
-        applies=lambda c: c.is_moe,
-        where="of MoE models",
         why=dict.fromkeys(NOT_MEGATRON, "its shared experts run after the routed ones, on the same stream"),
     ),
     Capability(
@@ -414,7 +414,7 @@ CAPABILITIES: tuple[Capability, ...] = (
         runs={"meshwright": ()},
         instead={"meshwright": _accumulation_format},
         applies=_grads_differ,
-        where="with fsdp2 or ddp and several micro batches",
+        where="with fsdp2 or ddp",
         why={"meshwright": "FSDP2 sums unreduced gradients in the format of the reduction"},
     ),
     Capability(

@@ -140,8 +140,11 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
             groups.setdefault(override_composite_keys()[key].keys, {})[key] = text
         else:
             _add(explicit, _plain(key, text, recipe))
+    if groups:  # keys that are read together may depend on fields that other overrides set
+        recipe = change(recipe, {setting.key: setting.value for setting in explicit.values()})[0]
     for keys, texts in groups.items():
-        mapped = override_composite_keys()[keys[0]].read(texts, recipe)
+        composite = override_composite_keys()[keys[0]]
+        mapped = (composite.read_override or composite.read)(texts, recipe)
         source = " ".join(f"{key}={text}" for key, text in texts.items())
         for own, text in mapped.explicit.items():
             _add(explicit, _typed(own, text, source.split("=")[0], source, recipe))

@@ -27,6 +27,7 @@ from meshwright.rules import (  # noqa: F401  # importing a subject registers it
     sequence_parallel,
     strategy,
     topology,
+    unused,
     vision,
     weights,
 )

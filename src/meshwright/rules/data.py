@@ -215,3 +215,18 @@ def epochs_of_stream(c: Case) -> Column:
 )
 def epochs_of_blend(c: Case) -> Column:
     return (c.epochs > 0) & bool(c.blend or c.anneal_blend)
+
+
+@rule(
+    "data.anneal-incomplete",
+    "error",
+    "anneal_steps",
+    message="annealing needs both anneal_steps (now {anneal_steps}) and anneal_blend (now {sources} sources)",
+    symptom="annealing needs both data.anneal_steps and data.anneal_blend",
+    cause="the last anneal_steps sample from the sources of anneal_blend",
+    fixes=({"anneal_steps": lambda c: [max(c.steps // 10, 1)] if c.anneal_blend else [0]},),
+    engines=("meshwright",),
+    values={"sources": lambda c: len(c.anneal_blend)},
+)
+def anneal_incomplete(c: Case) -> Column:
+    return (c.anneal_steps > 0) != bool(c.anneal_blend)

@@ -22,7 +22,17 @@ MAX_FIRST_CHANGES = 6  # first changes to which a second one is added
 Change = dict[str, Any]  # values by flat name
 Search = Callable[[Case, frozenset[str]], Change | None]
 """Returns the change to a layout that is legal, except for some rules, and fits; None if there is none."""
-UNRELATED_TO_LAYOUT = ("peft", "data", "diffusion", "vision", "optimizer", "learning_rate", "engine", "prediction")
+UNRELATED_TO_LAYOUT = (
+    "peft",
+    "data",
+    "diffusion",
+    "vision",
+    "optimizer",
+    "learning_rate",
+    "engine",
+    "prediction",
+    "unused",
+)
 """Subjects of rules that may stay broken in every layout."""
 
 

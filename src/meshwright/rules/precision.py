@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.recipes.capabilities import rows_of
+from meshwright.recipes.capabilities import executed, rows_of
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import NO_TP, divisors_of, not_, one_of
@@ -341,13 +341,14 @@ def bf16_reduction_over_many_ranks(c: Case) -> Column:
     "precision.bf16-accumulation",
     "advice",
     "grads",
-    message="grads=bf16 accumulates {accumulation} micro batches in bf16",
+    message="gradients of {accumulation} micro batches are accumulated in bf16 (grads={grads}, reduce={reduce})",
     symptom="a worse loss than the same batch in fewer, larger micro batches",
     cause="small gradients are lost when added to a large bf16 sum",
-    fixes=({"grads": ["fp32"]},),
+    fixes=({"grads": ["fp32"]}, {"grads": ["fp32"], "reduce": ["fp32"]}),
 )
 def bf16_accumulation(c: Case) -> Column:
-    return (c.grads == "bf16") & (c.accumulation >= 16) & not_(c.benchmark) & (c.goal != "peft")
+    summed = executed(c).grads  # our engine sums in the format of the reduction
+    return (summed == "bf16") & (c.accumulation >= 16) & not_(c.benchmark) & (c.goal != "peft")
 
 
 @rule(

@@ -353,7 +353,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "precision.no-fp32-master": ({"engine": "kempnerforge"}, {"master": "bf16", "moments": "bf16"}),
     "precision.bf16-moments": ({"engine": "megatron", "moments": "bf16"}, {"strategy": "zero1"}),
     "precision.bf16-reduction": ({"on": cluster(256), "reduce": "bf16"}, {"on": MANY}),
-    "precision.bf16-accumulation": ({"grads": "bf16"}, {"micro_batch_size": 8}),
+    "precision.bf16-accumulation": ({"grads": "bf16", "reduce": "bf16"}, {"micro_batch_size": 8}),
     "precision.nvfp4-everywhere": ({"on": B200, "matmul": "nvfp4"}, {"first_last_bf16": True}),
     # prediction
     "prediction.no-modules": ({"spec": DENSE, "mtp_loss": 0.1}, {"spec": LATENT}),

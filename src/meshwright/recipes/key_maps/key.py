@@ -74,6 +74,7 @@ class CompositeKey(msgspec.Struct, frozen=True):
     fields: tuple[str, ...]  # recipe fields they set
     read: Callable[[RawValues, Recipe], MappedFields]
     write: Callable[[Recipe], Mapping[str, Any]] | None = None  # framework keys for a recipe; None: read-only
+    read_override: Callable[[RawValues, Recipe], MappedFields] | None = None  # of key=value; None: as `read`
 
 
 RemovedKey = tuple[str, str]

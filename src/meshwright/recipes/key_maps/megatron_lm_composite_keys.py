@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import InputError, unknown
+from meshwright.recipes.case import model_of
 from meshwright.recipes.key_maps.key import MappedFields, RawValues, to_framework_name
 from meshwright.recipes.key_maps.pipeline_layout import format_pipeline_layout, parse_pipeline_layout
 from meshwright.recipes.key_maps.shared_composite_keys import as_bool, dispatcher_keys, is_null, recompute_keys
@@ -74,6 +75,35 @@ def read_stages(raw: RawValues, recipe: Recipe) -> MappedFields:
     return _interleaved(int(count))
 
 
+def override_stages(raw: RawValues, recipe: Recipe) -> MappedFields:
+    """Layers per virtual stage as Megatron counts them: vp = layers of a pipeline rank / layers per virtual stage."""
+    key = "num_layers_per_virtual_pipeline_stage"
+    text = _text(raw, key)
+    others = [name for name in raw if name != key and _text(raw, name)]
+    if not text or others:
+        if text:
+            raise InputError(f"{key} and {others[0]} both set the stages; use one", field=key, value=text)
+        return read_stages(raw, recipe)
+    if not text.isdigit() or int(text) < 1:
+        raise InputError("must be an integer of at least 1", field=key, value=text)
+    layout, chunk = recipe.layout, int(text)
+    if layout.pp == 1:
+        raise InputError(
+            "interleaved stages need a pipeline, and layout.pp is 1", field=key, value=text, fix=("layout.pp=2", "vp=1")
+        )
+    layers = model_of(recipe).num_layers + layout.embedding_as_layer + layout.head_as_layer
+    own = layers // layout.pp
+    if layers % layout.pp or own % chunk:
+        fitting = [f"{key}={size}" for size in range(1, own) if layers % layout.pp == 0 and own % size == 0]
+        raise InputError(
+            f"{layers} layers on pp={layout.pp} pipeline ranks do not divide into stages of {chunk} layers",
+            field=key,
+            value=text,
+            fix=tuple(fitting[:3]) or ("layout.vp=1",),
+        )
+    return _interleaved(own // chunk)
+
+
 def write_stages(recipe: Recipe) -> KeyValues:
     layout = recipe.layout
     if layout.pp_schedule != ("interleaved_1f1b" if layout.vp > 1 else "1f1b"):
@@ -130,6 +160,40 @@ def read_recompute(raw: RawValues, recipe: Recipe) -> MappedFields:
     block = mode == "full" and _text(raw, "recompute_method").lower() == "block"
     fields = {"layout.recompute": mode} if granularity or "recompute_granularity" in raw or mode != "none" else {}
     return MappedFields({**fields, "layout.recompute_layers": layers if block and layers else "0"})
+
+
+def override_recompute(raw: RawValues, recipe: Recipe) -> MappedFields:
+    """The recompute flags as Megatron validates them; a number of layers that would have no effect is refused."""
+    layers, method = _text(raw, "recompute_num_layers"), _text(raw, "recompute_method").lower()
+    mode = _text(raw, "recompute_granularity") or recipe.layout.recompute
+    given = next((key for key in ("recompute_num_layers", "recompute_method") if _text(raw, key)), "")
+    if given and mode != "full":
+        raise InputError(
+            f"needs recompute_granularity=full; recompute is {mode}",
+            field=given,
+            value=_text(raw, given),
+            fix=(f"recompute_granularity=full recompute_method=block recompute_num_layers={layers or 1}",),
+        )
+    if layers and method not in ("uniform", "block"):
+        raise InputError(
+            "needs recompute_method: block recomputes the first layers of each stage, uniform all layers in groups",
+            field="recompute_num_layers",
+            value=layers,
+            fix=(f"recompute_method=block recompute_num_layers={layers}",),
+        )
+    if method == "block" and not layers:
+        raise InputError("block needs recompute_num_layers", field="recompute_method", value=method)
+    if method == "uniform" and layers not in ("", "1"):
+        raise InputError(
+            "groups of several layers are not supported: one layer at a time is recomputed",
+            field="recompute_num_layers",
+            value=layers,
+            fix=(
+                "recompute_method=uniform recompute_num_layers=1",
+                f"recompute_method=block recompute_num_layers={layers}",
+            ),
+        )
+    return read_recompute(raw, recipe)
 
 
 def write_recompute(recipe: Recipe) -> KeyValues:

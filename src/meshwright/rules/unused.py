@@ -1,0 +1,104 @@
+"""Fields that have no effect because another field, the goal or the model does not use them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from meshwright.recipes.case import Case, Column
+from meshwright.recipes.types import keys_by_flat_name, recipe_fields
+from meshwright.rules.rule import Broken, Severity, rule
+from meshwright.rules.search_values import one_of
+
+
+class Unused(NamedTuple):
+    """Fields, where nothing reads them, and why."""
+
+    fields: tuple[str, ...]
+    where: Broken
+    why: str  # template over names of the case
+    severity: Severity = "warning"
+
+
+def _pretraining(c: Case) -> Column:
+    return c.goal == "pretrain"
+
+
+def _is_dense(c: Case) -> Column:
+    return not c.is_moe
+
+
+MOE_FIELDS = (
+    "balancing",
+    "router_z_loss",
+    "capacity_factor",
+    "router_dtype",
+    "dispatcher",
+    "grouped_gemm",
+    "ep_overlap",
+    "force_balance",
+)
+UNUSED = (
+    Unused(("pp_schedule", "embedding_as_layer", "head_as_layer"), lambda c: c.pp == 1, "there is no pipeline at pp=1"),
+    Unused(("cp_comm",), lambda c: c.cp == 1, "nothing is exchanged at cp=1", "advice"),
+    Unused(
+        ("cp_inner",),
+        lambda c: (c.cp == 1) | (c.cp_comm != "a2a+ring"),
+        "only cp_comm=a2a+ring with cp > 1 has an inner group",
+    ),
+    Unused(
+        ("recompute_layers",),
+        lambda c: c.recompute != "full",
+        "it counts fully recomputed layers, and recompute={recompute}",
+    ),
+    Unused(
+        ("muon_momentum", "muon_ns_steps"), lambda c: c.optimizer_name != "muon", "{optimizer_name} has no such setting"
+    ),
+    Unused(("eps",), lambda c: one_of(c.optimizer_name, ("sgd", "lion")), "{optimizer_name} divides by nothing"),
+    Unused(("beta2",), lambda c: c.optimizer_name == "sgd", "sgd has no second moment"),
+    Unused(("decay_steps",), lambda c: c.schedule_name == "constant", "a constant schedule does not decay"),
+    Unused(("first_last_bf16",), lambda c: c.matmul == "same", "no layer computes in fp8 (matmul=same)"),
+    Unused(("temperature",), lambda c: not c.blend and not c.anneal_blend, "there is no blend to sample from"),
+    Unused(
+        ("eval_steps", "early_stop_patience"), lambda c: c.eval_every == 0, "train.eval_every=0 turns validation off"
+    ),
+    Unused(
+        ("early_stop_delta",),
+        lambda c: (c.eval_every == 0) | (c.early_stop_patience == 0),
+        "early stopping needs train.eval_every and train.early_stop_patience",
+    ),
+    Unused(
+        ("streaming", "group_by_length", "train_on", "chat_template", "truncation"),
+        _pretraining,
+        "pretraining reads one stream of tokens, without conversations",
+    ),
+    Unused(MOE_FIELDS, _is_dense, "the model has no experts", "advice"),
+    Unused(("aux_loss",), lambda c: _is_dense(c) | (c.balancing == "none"), "no loss balances experts here", "advice"),
+)
+
+
+def _differs(c: Case, field: str) -> Column:
+    """Return where a field has another value than its default."""
+    value, default = getattr(c, field), recipe_fields()[keys_by_flat_name()[field]].default
+    return value != default
+
+
+def _register(row: Unused, field: str) -> None:
+    def unused(c: Case) -> Column:
+        return np.asarray(_differs(c, field)) & row.where(c)
+
+    rule(
+        f"unused.{field}".replace("_", "-"),
+        row.severity,
+        field,
+        message=f"{field}={{{field}}} has no effect: {row.why}",
+        symptom="the run is the same as without the setting",
+        cause="another setting, the goal or the model decides whether it is read",
+        fixes=({field: [recipe_fields()[keys_by_flat_name()[field]].default]},),
+    )(unused)
+
+
+for _row in UNUSED:
+    for _field in _row.fields:
+        _register(_row, _field)
