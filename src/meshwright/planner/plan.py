@@ -112,6 +112,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
     suggestions: tuple[Suggestion, ...] = ()
     options: tuple[Option, ...] = ()  # if no layout of the contract fits without a lever
     published: PublishedLayout | None = None  # if the recipe was made for this cluster
+    executed: tuple[str, ...] = ()  # keys that were set to what the engine runs, because it ignores the recipe's value
 
     @property
     def notes(self) -> tuple[str, ...]:

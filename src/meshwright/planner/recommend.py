@@ -96,6 +96,7 @@ def plan_with(
             *suggestions(baseline.base, baseline.base_cluster.world, case),
         ),
         published=published_layout(baseline, layout, float(estimate.step_s)),
+        executed=tuple(baseline.executed),
     )
 
 

@@ -92,6 +92,7 @@ def _register(row: Unused, field: str) -> None:
         f"unused.{field}".replace("_", "-"),
         row.severity,
         field,
+        engines=("meshwright",),  # other frameworks write defaults of fields that they do not use
         message=f"{field}={{{field}}} has no effect: {row.why}",
         symptom="the run is the same as without the setting",
         cause="another setting, the goal or the model decides whether it is read",

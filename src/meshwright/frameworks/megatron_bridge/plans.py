@@ -10,7 +10,8 @@ from meshwright.frameworks.megatron_bridge.settings import difference, with_dist
 from meshwright.frameworks.megatron_bridge.write import program_of, recipe_overrides, runner_argv
 from meshwright.frameworks.types import Program
 from meshwright.planner import Plan, case_of, with_engine_strategy
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.overrides import change
+from meshwright.recipes.types import Recipe, field_value
 
 DERIVED_FIELDS = ("layout.strategy", "layout.pp_schedule", "layout.dp_shard", "kernels.loss")
 """Fields that Megatron-Bridge derives; there is no key to set."""
@@ -25,12 +26,14 @@ def unsupported_reason(plan: Plan) -> str | None:
         return f"the plan is for the {plan.question.engine} engine"
     if plan.recipe.layout.strategy == "megatron_fsdp":
         return "it has no single key for layout.strategy"
-    changed = {change.field for change in plan.changes} - set(DERIVED_FIELDS)
+    changed = {one.field for one in plan.changes} - {*DERIVED_FIELDS, *plan.executed}
     lost = difference(_recipe(plan), plan.case.model, row).unmapped
     unmapped = [one.field for one in lost if one.field in changed]
     if unmapped:
         return f"it has no single key for {', '.join(unmapped)}"
-    case = case_of(with_engine_strategy(plan.recipe, "megatron"), plan.case.model, plan.case.cluster, "megatron")
+    case = case_of(
+        with_engine_strategy(_published_kernels(plan), "megatron"), plan.case.model, plan.case.cluster, "megatron"
+    )
     broken = [r for r in rules.applicable(case, ("error",)) if bool(r.broken(case))]
     return rules.message(broken[0], case) + " there; ask with --engine megatron" if broken else None
 
@@ -40,7 +43,12 @@ def _row(plan: Plan) -> bridge_recipes.BridgeRecipe | None:
 
 
 def _recipe(plan: Plan) -> Recipe:
-    return msgspec.structs.replace(with_distributed_optimizer(plan.recipe), name=plan.base.name)
+    return msgspec.structs.replace(with_distributed_optimizer(_published_kernels(plan)), name=plan.base.name)
+
+
+def _published_kernels(plan: Plan) -> Recipe:
+    """Return the plan's recipe with the published values of fields that only the plan's engine ignores."""
+    return change(plan.recipe, {key: field_value(plan.base, key) for key in plan.executed})[0]
 
 
 def program(plan: Plan) -> Program:
