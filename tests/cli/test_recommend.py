@@ -95,17 +95,22 @@ class TestDecisionBranches:
     def test_one_gpu_does_lora_on_8b(self, meshwright: Any) -> None:
         assert ask(meshwright, "llama3-8b", "--gpus", "1xH100", "--goal", "peft")["estimate"]["fits"] is True
 
-    def test_one_gpu_cannot_fine_tune_8b_in_full_and_says_how_many_can(self, meshwright: Any) -> None:
-        plan = ask(meshwright, "llama3-8b", "--gpus", "1xH100", "--goal", "sft", code=1)
-        assert plan["estimate"]["fits"] is False
+    def test_one_gpu_fine_tunes_8b_in_full_only_with_offload(self, meshwright: Any) -> None:
+        plan = ask(meshwright, "llama3-8b", "--gpus", "1xH100", "--goal", "sft")
+        assert plan["layout"]["offload"] == "optimizer"
         assert plan["smallest_that_fits"] in (2, 4)
+        pinned = ask(meshwright, "llama3-8b", "--gpus", "1xH100", "--goal", "sft", "layout.offload=none", code=1)
+        assert pinned["estimate"]["fits"] is False
 
     def test_one_gpu_does_train_a_small_model_in_full(self, meshwright: Any) -> None:
         assert ask(meshwright, "qwen3-0.6b", "--gpus", "1xH100", "--goal", "sft")["estimate"]["fits"] is True
 
     def test_large_moe_needs_hundreds(self, meshwright: Any) -> None:
         assert ask(meshwright, "deepseek-v3", "--gpus", "1024xH100", "--goal", "pretrain")["estimate"]["fits"] is True
-        ask(meshwright, "deepseek-v3", "--gpus", "64xH100", "--goal", "pretrain", code=1)
+        offloaded = ask(meshwright, "deepseek-v3", "--gpus", "64xH100", "--goal", "pretrain")
+        assert offloaded["layout"]["offload"] == "optimizer"
+        assert offloaded["smallest_that_fits"] >= 128
+        ask(meshwright, "deepseek-v3", "--gpus", "32xH100", "--goal", "pretrain", code=1)
 
     def test_benchmark_recipes_are_named_as_such(self, meshwright: Any) -> None:
         plan = ask(meshwright, "llama3-70b", "--gpus", "64xB200", "--goal", "pretrain", "--benchmark")

@@ -432,7 +432,7 @@ def plan_response(plan: Plan, request: requests.Recommend | None = None, overrid
     """Return the response of recommend, with reasons if they were requested."""
     response = _plan_response(plan)
     more: dict[str, Any] = {"budget": _budget(plan, request)}
-    if not plan.estimate.fits:
+    if not plan.estimate.fits or plan.layout_dict()["offload"] != plan.base.layout.offload:
         fitting = planner.smallest_fit(plan, overrides if request is None else request.overrides)
         more["smallest_that_fits"] = None if fitting is None else fitting.world
         more["smallest_cluster"] = None if fitting is None else str(fitting)

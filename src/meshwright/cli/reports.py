@@ -42,7 +42,8 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Why", [_reason_line(r) for r in answer.get("reasons", [])])
     titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
     titled(out, "Options", option_lines(answer))
-    titled(out, "Consider", [_suggestion_line(o) for o in answer["suggestions"]])
+    listed = {option["title"] for option in answer.get("options", [])}
+    titled(out, "Consider", [_suggestion_line(o) for o in answer["suggestions"] if o["title"] not in listed])
     commands = [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()]
     titled(out, "Run", [*commands, *(f"[dim]not {n}: {escape(why)}[/]" for n, why in answer["no_command"].items())])
     titled(out, "Terms", [f"[dim]{legend(answer)}[/]"] if found.exists and legend(answer) else [])
@@ -157,11 +158,12 @@ def accuracy(answer: Answer, found: Any) -> None:
 def _needs_line(answer: Answer, file: str) -> str:
     """Return the smallest cluster that fits; one that a file describes keeps the file's links."""
     count, cluster = answer["smallest_that_fits"], answer["smallest_cluster"]
+    without = " without offload" if answer["estimate"]["fits"] else ""
     if not count:
         return "no count up to 16,384 fits this training"
     if file and cluster.count("x") == 2:
-        return escape(f"{cluster} ({count} GPUs) would fit: nodes = {cluster.split('x')[0]} in {file}")
-    return f"--gpus {cluster} would fit"
+        return escape(f"{cluster} ({count} GPUs) would fit{without}: nodes = {cluster.split('x')[0]} in {file}")
+    return f"--gpus {cluster} would fit{without}"
 
 
 def _reason_line(reason: Answer) -> str:

@@ -13,6 +13,7 @@ from meshwright.costs.state import defers_reduction, dense_ranks, expert_ranks, 
 from meshwright.costs.vectorize import BYTES, Column, any_of, larger, shape_of, smaller, where
 from meshwright.recipes.case import Case
 
+UNFUSED = 4.0  # traffic of an update on the host in several passes, which mixed dtypes need, over the fused one
 HIDDEN = 0.9  # share of a step's compute behind which FSDP can hide its copies from the host
 
 
@@ -48,6 +49,8 @@ def state_copies_s(case: Case, speed: Speeds, params: RankParams, trained: RankP
 def host_update_s(case: Case, speed: Speeds, trained: RankParams) -> Column:
     """Return the seconds in which the host updates offloaded weights; each GPU has its share of the host's memory."""
     moved = 2 * (master_bytes(case) + moment_bytes(case)) + master_bytes(case)
+    if case.moments != case.master and case.engine == "meshwright":
+        moved *= UNFUSED
     offloaded = any_of(case.offload, "optimizer", "params")
     return offloaded * _local(case, trained) * moved / (speed.shared.host_update_gb_s * 1e9)
 

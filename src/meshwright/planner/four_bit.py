@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
 from meshwright import costs, rules
 from meshwright.planner.baseline import Baseline
+from meshwright.planner.levers import with_levers
 from meshwright.planner.plan import Suggestion
-from meshwright.planner.search import LAYOUT_NAMES, Candidate, always_broken, best
+from meshwright.planner.search import Candidate, always_broken, as_overrides, best, changed_values
 from meshwright.recipes.case import Case
-from meshwright.recipes.format_override import format_override
 from meshwright.recipes.overrides import apply
 from meshwright.rules.evaluate import message
 
@@ -20,8 +19,12 @@ TITLE = "QLoRA"
 
 
 def qlora_suggestion(baseline: Baseline, case: Case, estimate: costs.Estimate) -> Iterable[Suggestion]:
-    """Yield QLoRA for adapters that do not fit, with its own layout and estimate, or why it does not help."""
-    if case.goal != "peft" or case.method == "qlora" or bool(estimate.fits):
+    """Yield QLoRA for adapters that do not fit on the GPUs, with its own layout and estimate, or why it does not help.
+
+    That includes plans which fit only because frozen weights are kept in host memory.
+    """
+    resident = baseline.requested.layout.offload == case.offload
+    if case.goal != "peft" or case.method == "qlora" or (bool(estimate.fits) and resident):
         return
     recipe = baseline.requested
     four_bit = msgspec.structs.replace(recipe, peft=msgspec.structs.replace(recipe.peft, method="qlora"))
@@ -30,6 +33,8 @@ def qlora_suggestion(baseline: Baseline, case: Case, estimate: costs.Estimate) -
     if found is None:
         yield Suggestion(TITLE, (), f"4-bit base weights are not supported here: {_why_not(tried, case)}")
         return
+    if not bool(estimate.fits):
+        found = with_levers(tried, baseline.pinned, found)
     overrides = _overrides(found, case)
     price = costs.estimate(case.rebuild(apply(case.recipe, overrides)))
     total, capacity = float(price.memory.total), float(case.capacity_gib)
@@ -41,8 +46,7 @@ def qlora_suggestion(baseline: Baseline, case: Case, estimate: costs.Estimate) -
 
 
 def _overrides(found: Candidate, case: Case) -> tuple[str, ...]:
-    changed: dict[str, Any] = {n: found.layout[n] for n in LAYOUT_NAMES if found.layout[n] != getattr(case, n)}
-    return ("peft.method=qlora", *(format_override(f"layout.{name}", value) for name, value in changed.items()))
+    return ("peft.method=qlora", *as_overrides(changed_values(found.layout, case)))
 
 
 def _why_not(tried: Case, case: Case) -> str:

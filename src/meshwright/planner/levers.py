@@ -90,7 +90,8 @@ def with_offload(case: Case, pinned: Mapping[str, Any]) -> list[Values]:
         return []
     both = ("optimizer", "params") if case.engine != "meshwright" else ("optimizer",)  # the same in our engine
     state = ("params",) if case.goal == "peft" else both
-    kinds = [kind for kind in (*state, "activations") if _is_supported(case, "offload", kind)]
+    activations = ("activations",) if _may_fit(case) else ()
+    kinds = [kind for kind in (*state, *activations) if _is_supported(case, "offload", kind)]
     lean = without_offload(case, pinned)
     return [{**one, "offload": kind} for kind in kinds for one in ({}, *(lean[:1] if kind == "activations" else lean))]
 
@@ -135,7 +136,12 @@ def _batches(case: Case, pinned: Mapping[str, Any], offloads: bool, unchanged: b
 
 
 def _may_fit(case: Case, offloads: bool = False) -> bool:
-    """Return whether the state would fit if all GPUs, or their hosts, shared it equally; searches cost more."""
+    """Return whether the state would fit if all GPUs, or their hosts, shared it equally; searches cost more.
+
+    Quantizing 8-bit moments on the host takes minutes per step, so they are never offloaded.
+    """
+    if offloads and case.optimizer_name == "adamw8bit":
+        return False
     return least_state_gib(case) <= (case.host_gib if offloads else case.capacity_gib)
 
 

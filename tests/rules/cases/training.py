@@ -49,7 +49,12 @@ def _offloaded(c: Case) -> dict[str, Any]:
 
 def _on_host(gib: float) -> Any:
     """So much optimizer state over the GPUs that cut the model, which an offload of it takes to the host."""
-    return lambda c: {"optimizer": 0.0 if c.offload in ("optimizer", "params") else gib / (c.tp * c.pp)}
+
+    def memory(c: Any) -> dict[str, Any]:
+        part, offloaded = gib / (c.tp * c.pp), c.offload in ("optimizer", "params")
+        return {"optimizer": 0.0 if offloaded else part, "host": part if offloaded else 0.0}
+
+    return memory
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
