@@ -116,7 +116,7 @@ def test_where_qlora_does_not_help_it_says_so(meshwright: Any) -> None:
     assert small["overrides"] == []
     assert "do not fit either" in small["why"]
     other = meshwright(*words, "1xH100", "--engine", "megatron").json["suggestions"]
-    assert "no qlora adapters" in next(s for s in other if s["title"] == "QLoRA")["why"]
+    assert "does not support method=qlora" in next(s for s in other if s["title"] == "QLoRA")["why"]
     assert "QLoRA:" in meshwright(*(w for w in words if w != "--json"), "1xRTX3060").out
 
 
