@@ -148,3 +148,109 @@ def test_an_unknown_message_is_not_guessed(meshwright: Any) -> None:
     near = meshwright("explain", text, "--json")
     assert near.code == 2
     assert "meshwright explain heads.attention" in near.json["error"]["fix"]
+
+
+ARGUMENTS = {
+    "num_layers": 80,
+    "hidden_size": 8192,
+    "ffn_hidden_size": 28672,
+    "num_attention_heads": 64,
+    "num_query_groups": 8,
+    "group_query_attention": True,
+    "seq_length": 8192,
+    "micro_batch_size": 1,
+    "global_batch_size": 510,
+    "tensor_model_parallel_size": 8,
+    "pipeline_model_parallel_size": 1,
+    "sequence_parallel": True,
+    "world_size": 32,
+    "bf16": True,
+    "use_distributed_optimizer": True,
+    "lr": 0.00015,
+    "padded_vocab_size": 128256,
+    "swiglu": True,
+}
+
+
+def _megatron_log(error: str, **changed: object) -> str:
+    """Return the log of a Megatron run that dies before its first step, on two ranks and under torchrun."""
+    dump = "".join(f"  {name} {'.' * (48 - len(name))} {value}\n" for name, value in {**ARGUMENTS, **changed}.items())
+    ranks = "".join(
+        f'[rank{n}]: Traceback (most recent call last):\n[rank{n}]:   File "/opt/megatron-lm/pretrain_gpt.py", line 3\n'
+        f"[rank{n}]: {error}\n"
+        for n in (0, 1)
+    )
+    return (
+        f"------------------------ arguments ------------------------\n{dump}"
+        f"-------------------- end of arguments ---------------------\n{ranks}"
+        "E1116 10:00:00.1 torch/distributed/elastic/multiprocessing/api.py:882] failed (exitcode: 1) local_rank: 0\n"
+        "Traceback (most recent call last):\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n"
+    )
+
+
+BATCH = "AssertionError: global batch size (510) is not divisible by micro batch size (1) times data parallel size (4)"
+
+
+def test_doctor_on_a_run_that_dies_before_its_first_step(meshwright: Any, tmp_path: Any) -> None:
+    log = tmp_path / "slurm-7.out"
+    log.write_text(_megatron_log(BATCH))
+    answer = meshwright("doctor", str(log), "--gpus", "4x8xH100", "--json")
+    (finding,) = answer.json["findings"]
+    assert answer.code == 1
+    assert finding["rule"] == "batch.divides"
+    assert finding["rule"] == meshwright("explain", BATCH, "--json").json["matches"][0]["name"]
+    line = log.read_text().splitlines().index(f"[rank0]: {BATCH}") + 1
+    assert finding["lines"] == [f"{log}:{line} {BATCH}"]
+    first = finding["remedies"][0]
+    batch = int(first["try"][0].removeprefix("train.global_batch_size="))
+    assert batch % 4 == 0  # tried: it divides, and tp stays inside a node
+    assert first["there"] == [f"--global-batch-size {batch}"]
+    assert f"{log}:{line}" in meshwright("doctor", str(log)).out
+
+
+def test_doctor_without_arguments_gives_the_rules_fixes(meshwright: Any, tmp_path: Any) -> None:
+    log = tmp_path / "crash.log"
+    log.write_text(
+        'Traceback (most recent call last):\n  File "t.py", line 1\n'
+        "AssertionError: CUDA graph accepts only Tensor inputs.\n"
+    )
+    (finding,) = meshwright("doctor", str(log), "--json").json["findings"]
+    assert (finding["rule"], finding["fix"]) == ("graphs.packing", ["data.pad_to_max_length=true"])
+    assert finding["lines"] == [f"{log}:3 AssertionError: CUDA graph accepts only Tensor inputs."]
+
+
+def test_doctor_names_an_error_of_the_environment(meshwright: Any, tmp_path: Any) -> None:
+    log = tmp_path / "crash.log"
+    log.write_text(
+        "loading\nRuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and "
+        "installed a driver from http://www.nvidia.com/Download/index.aspx\n"
+    )
+    (finding,) = meshwright("doctor", str(log), "--json").json["findings"]
+    assert finding["rule"] == "error.no-gpu"
+    assert any("nvidia-smi" in step for remedy in finding["remedies"] for step in remedy["try"])
+
+
+def test_doctor_says_that_a_message_is_not_known(meshwright: Any, tmp_path: Any) -> None:
+    error = "AssertionError: num_audio_heads (6) must be a multiple of tensor_model_parallel_size (4)"
+    plain = tmp_path / "plain.log"
+    plain.write_text(f"Traceback (most recent call last):\n{error}\n")
+    refused = meshwright("doctor", str(plain), "--json")
+    assert refused.code == 2
+    assert "is not a known message" in refused.json["error"]["message"]
+    assert "heads.attention" in refused.json["error"]["message"]
+    log = tmp_path / "megatron.log"
+    log.write_text(_megatron_log(error, global_batch_size=512))
+    (finding,) = meshwright("doctor", str(log), "--json").json["findings"]
+    assert finding["rule"] == "run.failed-error"
+    assert ["meshwright explain heads.attention"] in [remedy["try"] for remedy in finding["remedies"]]
+
+
+def test_a_known_message_in_an_earlier_start_is_not_why_a_run_ended(meshwright: Any, tmp_path: Any) -> None:
+    steps = "".join(
+        f"[titan] 2026-11-10 10:00:{n:02d},000 - step: {n}  loss: 5.0  memory: 50.00GiB(60%)  tps: 5,60{n % 3}\n"
+        for n in range(1, 40)
+    )
+    log = tmp_path / "titan.log"
+    log.write_text("Traceback (most recent call last):\nValueError: CUDA graph accepts only Tensor inputs.\n" + steps)
+    assert meshwright("doctor", str(log), "--json").json["findings"] == []

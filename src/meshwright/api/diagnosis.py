@@ -14,7 +14,7 @@ from meshwright.api.planning import estimate
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.doctor import Checkup, Run
 from meshwright.doctor.finding import Evidence, Figure, Remedy
-from meshwright.doctor.match_recipe import gpus_of, logged_overrides
+from meshwright.doctor.match_recipe import assumptions, gpus_of, inferred_batch, logged_overrides
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
@@ -25,27 +25,29 @@ if TYPE_CHECKING:
 def diagnose(request: requests.Doctor) -> Checkup:
     """Return the findings for a run, by its folder or its log, with remedies."""
     run = doctor.read(request.run)
-    case, note = _case(run, request)
+    case, notes = _case(run, request)
     reference = None
     if request.baseline is not None:
         small = doctor.read(request.baseline)
         reference = doctor.RunStats(small, _case(small, requests.Doctor(request.baseline))[0])
-    return doctor.examine(run, case, reference, (note,) if note else ())
+    return doctor.examine(run, case, reference, notes)
 
 
-def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, str]:
-    """Return what ran, as requested or as the log says, and a note if it is not known."""
+def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, ...]]:
+    """Return what ran, as requested or as the log says, and notes on what is missing or assumed."""
     gpus = None if request.gpus is None else str(request.gpus)
     overrides = tuple(request.overrides)
-    if request.recipe is None:
+    if request.recipe is not None and request.model is not None:
+        raise InputError("give --recipe or --model, not both", field="model", value=request.model)
+    target = request.recipe or request.model
+    if target is None:
         case, note = doctor.case_of_run(run, gpus, overrides)
+        notes = (note,) if note else ()
         if case is None and overrides:
             raise InputError(f"has no effect: {note}", field="override", value=" ".join(overrides))
     else:
-        engine = doctor.ENGINE.get(run.kind, "meshwright")
-        changes = logged_overrides(run, overrides)
-        plan = estimate(request.recipe, gpus=gpus or gpus_of(run), goal=request.goal, engine=engine, overrides=changes)
-        case, note = plan.case, ""
+        case = _requested_case(run, target, gpus or gpus_of(run), request.goal, overrides)
+        notes = tuple(assumptions(run, case, overrides))
     if case is not None and run.header.world not in (None, case.world):
         raise InputError(
             f"the log is from {run.header.world} GPUs",
@@ -53,7 +55,19 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, str]:
             value=str(case.cluster),
             fix=(f"--gpus {run.header.world}x{case.cluster.gpu.name}",),
         )
-    return case, note
+    return case, notes
+
+
+def _requested_case(run: Run, target: str, gpus: str | None, goal: str | None, overrides: tuple[str, ...]) -> Case:
+    """Return the case of a named recipe or model with what the log states, and the batch that its figures imply."""
+    engine = doctor.ENGINE.get(run.kind, "meshwright")
+    changes = logged_overrides(run, overrides)
+    case = estimate(target, gpus=gpus, goal=goal, engine=engine, overrides=changes).case
+    batch = inferred_batch(run, case.world, case.recipe.data.seq_length)
+    if batch is None or any(text.startswith("train.global_batch_size") for text in changes):
+        return case
+    changes = (f"train.global_batch_size={batch}", *changes)
+    return estimate(target, gpus=gpus, goal=goal, engine=engine, overrides=changes).case
 
 
 class DoctorFinding(Part, frozen=True, kw_only=True):

@@ -197,6 +197,15 @@ class Doctor(Request, frozen=True):
             examples=("llama3_8b_pretrain_config",),
         ),
     ] = None
+    model: Annotated[
+        str | None,
+        Input(
+            help="Model that ran, if the log does not name it; its recipe is the base of the estimate.",
+            metavar="MODEL",
+            complete="models",
+            examples=("llama3-8b",),
+        ),
+    ] = None
     gpus: Gpus | None = None
     goal: Goal | None = None
     baseline: Annotated[

@@ -14,16 +14,19 @@ def doctor(answer: dict[str, Any], found: Any) -> None:
     out = console()
     out.print(f"[bold green]{escape(answer['path'])}[/]  {escape(_what_ran(answer))}")
     out.print("")
-    table(_figure_rows(answer["figures"]), "", "  measured", "  estimate")
-    if answer["mfu_convention"]:
-        out.print(f"[dim]MFU: {escape(answer['mfu_convention'])}[/]")
-    out.print("")
+    if answer["figures"]:
+        table(_figure_rows(answer["figures"]), "", "  measured", "  estimate")
+        if answer["mfu_convention"]:
+            out.print(f"[dim]MFU: {escape(answer['mfu_convention'])}[/]")
+        out.print("")
     listed: dict[str, str] = {}  # remedy -> the finding that lists it
     for finding in answer["findings"]:
         _finding(finding, listed)
     if not answer["findings"]:
         out.print(f"[green]no findings[/] from {len(answer['looked_for'])} checks")
-    for name, lacks in answer["not_examined"].items():
+    if not answer["steps"] and answer["not_examined"]:
+        out.print(f"[dim]not checked: {len(answer['not_examined'])} diagnoses that need step lines[/]")
+    for name, lacks in answer["not_examined"].items() if answer["steps"] else ():
         out.print(f"[dim]not checked: {name} (needs {escape(lacks)})[/]")
     for note in answer["notes"]:
         out.print(f"[dim]note: {escape(note)}[/]")
@@ -60,7 +63,9 @@ def _finding(finding: dict[str, Any], listed: dict[str, str]) -> None:
     out.print(f"[{color}]{finding['severity']}[/] [bold]{finding['rule']}[/]{where}")
     out.print(f"  {escape(finding['message'])}")
     for one in finding["evidence"]:
-        against = f" ({_number(one['against'])} {one['against_what']})" if one["against"] is not None else ""
+        against = (
+            f" ({_number(one['against'])} {one['against_what']}".rstrip() + ")" if one["against"] is not None else ""
+        )
         unit = f" {one['unit']}" if one["unit"] else ""
         out.print(f"  [dim]{escape(one['name'])}: {_number(one['value'])}{unit}{escape(against)}[/]")
     for line in finding["lines"]:

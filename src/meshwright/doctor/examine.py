@@ -6,11 +6,15 @@ from collections.abc import Callable, Iterator
 from math import isfinite
 from typing import NamedTuple
 
+import msgspec
+
 from meshwright.doctor import faults, liveness, loss, memory, slowdown, speed, throughput
 from meshwright.doctor.finding import Checkup, Figure, Finding
 from meshwright.doctor.run import ENGINE, Run
 from meshwright.doctor.run_stats import RunStats, deviation
 from meshwright.doctor.thresholds import limit
+from meshwright.errors import InputError
+from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.rules import SEVERITIES
 
@@ -127,7 +131,7 @@ def examine(
 ) -> Checkup:
     """Return all findings of a run, most severe first, and its figures with their estimates."""
     stats = RunStats(run, case, baseline)
-    findings = [finding for one in DIAGNOSES for finding in stats.findings_of(one.find)]
+    findings = [_without_no_ops(finding, case) for one in DIAGNOSES for finding in stats.findings_of(one.find)]
     findings.sort(key=lambda one: SEVERITIES.index(one.severity))
     missing = {one.id: missing_input for one in DIAGNOSES if (missing_input := one.missing_input(stats))}
     header, estimate = run.header, stats.estimate
@@ -151,6 +155,21 @@ def examine(
         not_examined={key: value for key, value in missing.items() if not any(f.id == key for f in findings)},
         notes=(*run.notes, *notes, *_impossible_figures(stats)),
     )
+
+
+def _without_no_ops(finding: Finding, case: Case | None) -> Finding:
+    """Return a finding without the remedies that the run already has."""
+    if case is None:
+        return finding
+    kept = tuple(one for one in finding.remedies if one.what not in ("layout", "contract") or _changes(case, one.try_))
+    return msgspec.structs.replace(finding, remedies=kept)
+
+
+def _changes(case: Case, texts: tuple[str, ...]) -> bool:
+    try:
+        return bool(override.change(case.recipe, override.requested(case.recipe, texts))[1])
+    except InputError:  # not overrides
+        return True
 
 
 def _impossible_figures(stats: RunStats) -> Iterator[str]:

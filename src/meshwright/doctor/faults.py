@@ -9,10 +9,12 @@ from typing import NamedTuple
 
 from meshwright.doctor.formats.text import Line, has_any
 from meshwright.doctor.run import Fault, OutOfMemory
+from meshwright.rules.messages import search
 
 MAX_TEXT = 300  # characters kept of a line
 BEFORE = 80  # lines around the message that may hold its traceback
 AFTER = 5
+MESSAGE_LINES = 6
 MAX_FAULTS = 64  # latest faults kept per kind: every rank may report the same
 UNITS = {"B": 1 / 1024**3, "bytes": 1 / 1024**3, "KiB": 1 / 1024**2, "MiB": 1 / 1024, "GiB": 1.0, "TiB": 1024.0}
 
@@ -144,6 +146,7 @@ def find(lines: Sequence[Line], steps_by_line: Sequence[tuple[int, int]] = (), f
     """Yield every fault in a log in order; equal lines from different ranks are separate faults."""
     indices: dict[str, deque[int]] = {one.name: deque(maxlen=MAX_FAULTS) for one in FAULT_PATTERNS}
     failing = False
+    unproven: deque[int] = deque(maxlen=MAX_FAULTS)  # errors without a traceback: some are only logged
     for index, line in enumerate(lines):
         if not has_any(line.text, HINTS):
             continue
@@ -151,6 +154,10 @@ def find(lines: Sequence[Line], steps_by_line: Sequence[tuple[int, int]] = (), f
         pattern = next((one for one in FAULT_PATTERNS if one.regex.search(line.text)), None)
         if pattern is not None and (failing or pattern.name != "error" or line.text.startswith(OURS)):
             indices[pattern.name].append(index)
+        elif pattern is not None and not steps_by_line:
+            unproven.append(index)
+    if not any(indices.values()):
+        indices["error"].extend(index for index in unproven if search_sure(_message(lines, index)))
     for index, name in sorted((index, name) for name, some in indices.items() for index in some):
         line, is_memory = lines[index], name == "out_of_memory"
         context = [one.text for one in lines[max(0, index - BEFORE) : index + AFTER]]
@@ -160,9 +167,16 @@ def find(lines: Sequence[Line], steps_by_line: Sequence[tuple[int, int]] = (), f
             text=line.text.strip()[:MAX_TEXT],
             file=file,
             step=_before(steps_by_line, line.number),
+            context=_message(lines, index),
             where=_part_of_memory(context) if is_memory else "",
             memory=out_of_memory(" ".join(one.text for one in lines[index : index + AFTER])) if is_memory else None,
         )
+
+
+def _message(lines: Sequence[Line], index: int) -> str:
+    """Return a line and those after it of the same rank: a message may have several lines."""
+    rank = lines[index].rank
+    return "\n".join(one.text for one in lines[index : index + MESSAGE_LINES] if one.rank == rank)
 
 
 def pattern(name: str) -> FaultPattern:
@@ -195,6 +209,11 @@ def _part_of_memory(context: Iterable[str]) -> str:
 def _before(steps_by_line: Sequence[tuple[int, int]], line: int) -> int | None:
     """Return the last step logged above a line."""
     return next((step for at, step in reversed(steps_by_line) if at <= line), None)
+
+
+def search_sure(text: str) -> bool:
+    """Return whether a text contains a known error message."""
+    return any(one.sure for one in search(text))
 
 
 def fix_of(finding: str) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from meshwright.doctor import faults, remedies
+from meshwright.doctor import faults, known_messages, remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.thresholds import limit, share
@@ -108,6 +108,10 @@ def failed(stats: RunStats) -> Iterator[Finding]:
     fatal = [fault for fault in stats.fatal if sure or fault.recorded or fault.name not in faults.AMBIGUOUS]
     if not fatal:
         return
+    known = known_messages.known_failure(stats, fatal)
+    if known is not None:
+        yield known
+        return
     fatal.sort(key=lambda fault: fault.name == "error")  # a specific fault is more useful than a plain error
     first = fatal[0]
     pattern = faults.pattern(first.name)
@@ -119,11 +123,16 @@ def failed(stats: RunStats) -> Iterator[Finding]:
         + (f": {first.text}" if first.name == "error" else ""),
         steps=None if first.step is None else (first.step, first.step),
         lines=tuple(f"{one.file}:{one.line} {one.text}" for one in fatal[:3]),
-        remedies=tuple(
-            Remedy(
-                try_=(text,), what="layout" if text.split("=")[0].count(".") == 1 and "=" in text else "action", why=""
-            )
-            for text in dict.fromkeys((*first.fix, *pattern.fix))
+        remedies=(
+            *(
+                Remedy(
+                    try_=(text,),
+                    what="layout" if text.split("=")[0].count(".") == 1 and "=" in text else "action",
+                    why="",
+                )
+                for text in dict.fromkeys((*first.fix, *pattern.fix))
+            ),
+            *(known_messages.nearest(first) if first.name == "error" else ()),
         ),
     )
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
+from statistics import median
+from typing import Any
 
 from meshwright import clusters, frameworks, models
 from meshwright.clusters import Cluster
 from meshwright.doctor.run import ENGINE, Run
 from meshwright.errors import InputError
-from meshwright.frameworks.to_recipe import complete
+from meshwright.frameworks.to_recipe import ImportedRecipe, complete
 from meshwright.frameworks.to_recipe import import_recipe as read_framework
 from meshwright.planner import Question, case_of, plan_fixed
 from meshwright.recipes import index
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.format_override import format_override
+from meshwright.recipes.types import field_value, recipe_fields
 
 NO_GPUS = "no estimate: the log does not name the GPUs; add --gpus 8xH100"
+CLOSE = 0.04  # error of a batch size that is computed from tokens per second and step times
+LEAST_STEPS = 5
 NO_RECIPE = "no estimate: the log does not name the model; add --recipe NAME --gpus 8xH100"
 
 
@@ -38,21 +44,95 @@ def case_of_run(run: Run, gpus: str | None = None, overrides: tuple[str, ...] = 
         recipe = override.apply(index.load(run.header.recipe_name), overrides)
         note = "the log names its recipe but not its overrides: the estimate is for the recipe as shipped"
         if cluster is None:
-            return None, NO_GPUS
+            return None, _no_gpus(run)
         return case_of(recipe, model_of(recipe), cluster), note
     if run.header.model and cluster is not None:
         return _from_name(run, cluster, overrides)
     if cluster is None and (run.header.model or run.header.recipe_name):
-        return None, NO_GPUS
+        return None, _no_gpus(run)
     return None, NO_RECIPE
 
 
 def logged_overrides(run: Run, extra: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the layout and batch of a log as overrides, followed by the user's, which take precedence."""
-    given = {text.partition("=")[0].strip() for text in extra}
-    keys = {override.native_key(key) or key for key in given}
-    logged = [format_override(key, value) for key, value in run.header.overrides.items() if key not in keys]
-    return (*logged, *extra)
+    """Return what a log states as overrides, followed by the user's, which take precedence."""
+    stated = {**_stated_arguments(run), **run.header.overrides}
+    if "optimizer.lr" not in stated and (rate := _logged_rate(run)):
+        stated["optimizer.lr"] = rate
+    keys = _keys(extra)
+    return (*(format_override(key, value) for key, value in stated.items() if key not in keys), *extra)
+
+
+def assumptions(run: Run, case: Case, extra: tuple[str, ...]) -> Iterator[str]:
+    """Yield what the estimate takes from the recipe because the log does not state it."""
+    keys, layout = _keys(extra), case.recipe.layout
+    if run.header.arguments or run.header.recipe is not None:
+        return
+    if not run.header.states_layout and not keys & {f"layout.{name}" for name in DEGREES}:
+        degrees = ", ".join(f"{name}={getattr(layout, name)}" for name in DEGREES)
+        yield f"the log does not state the layout: the estimate assumes the recipe's {degrees}; overrides change it"
+    if not keys & {"train.global_batch_size"} and not run.header.tokens_per_step and run.kind != "megatron":
+        batch = case.recipe.train.global_batch_size
+        found = inferred_batch(run, case.world, case.recipe.data.seq_length)
+        source = "is computed from tokens per second and step times" if found == batch else "is the recipe's"
+        yield f"the log does not state the global batch size: {batch} {source}"
+
+
+HOW_IT_RUNS = ("layout.", "kernels.", "precision.")
+MODEL = frozenset(key for key in recipe_fields() if key.startswith("architecture."))
+DEGREES = ("tp", "pp", "cp", "ep")
+
+
+def inferred_batch(run: Run, world: int, length: int) -> int | None:
+    """Return the samples per step that tokens per second and step times imply; None if they do not agree with one."""
+    pairs = [(one.tokens_per_s, one.seconds) for one in run.steps[1:] if one.tokens_per_s and one.seconds]
+    if len(pairs) < LEAST_STEPS or "train.global_batch_size" in run.header.overrides:
+        return None
+    samples = median(float(rate or 0) * float(seconds or 0) for rate, seconds in pairs) * world / length
+    batch = round(samples)
+    return batch if batch >= 1 and abs(samples / batch - 1) <= CLOSE else None
+
+
+def _stated_arguments(run: Run) -> dict[str, Any]:
+    """Return the fields that Megatron's argument dump sets; layout and kernels as a whole, as off is no flag."""
+    if not run.header.arguments:
+        return {}
+    try:
+        imported = _read_arguments(run, ())
+    except InputError:
+        return {}
+    stated = {key for key in recipe_fields() if key in imported.mapped.source_keys or key.startswith(HOW_IT_RUNS)}
+    return {key: field_value(imported.recipe, key) for key in recipe_fields() if key in stated and key not in MODEL}
+
+
+def _read_arguments(run: Run, overrides: tuple[str, ...]) -> ImportedRecipe:
+    megatron = frameworks.framework("megatron-lm")
+    content = frameworks.content_of("\n".join(run.header.arguments), f"{run.file} (arguments)", "shell")
+    return read_framework(megatron, content, overrides=list(overrides))
+
+
+def _with_logged_rate(run: Run, overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """Return overrides with the learning rate of the step lines, if neither the arguments nor the user state it."""
+    stated = any(flag.split()[0] == "--lr" for flag in run.header.arguments) or "optimizer.lr" in _keys(overrides)
+    rate = None if stated else _logged_rate(run)
+    return (format_override("optimizer.lr", rate), *overrides) if rate else overrides
+
+
+def _logged_rate(run: Run) -> float | None:
+    """Return the highest learning rate of the step lines: the peak, once the warmup is over."""
+    return max((one.lr for one in run.steps if one.lr), default=None)
+
+
+def _keys(overrides: tuple[str, ...]) -> set[str]:
+    given = {text.partition("=")[0].strip() for text in overrides}
+    return {override.native_key(key) or key for key in given}
+
+
+def _no_gpus(run: Run) -> str:
+    """Return what is missing: the GPUs, or only their number."""
+    gpu = run.header.gpu
+    if gpu and not run.header.world:
+        return f"no estimate: the log names the GPU ({gpu}) but not how many; add --gpus 8x{gpu}"
+    return NO_GPUS
 
 
 def gpus_of(run: Run) -> str | None:
@@ -71,11 +151,9 @@ def _cluster(run: Run, gpus: str | None) -> Cluster | None:
 def _from_arguments(run: Run, where: Cluster | None, overrides: tuple[str, ...]) -> tuple[Case | None, str]:
     """Parse the arguments that Megatron prints as if they were command-line flags."""
     if where is None:
-        return None, NO_GPUS
-    megatron = frameworks.framework("megatron-lm")
-    content = frameworks.content_of("\n".join(run.header.arguments), f"{run.file} (arguments)", "shell")
+        return None, _no_gpus(run)
     try:
-        reading = read_framework(megatron, content, overrides=list(overrides))
+        reading = _read_arguments(run, _with_logged_rate(run, overrides))
     except InputError as error:
         return None, f"no estimate: the arguments in the log cannot be parsed ({error.reason}); add --recipe NAME"
     if reading.model is None:

@@ -18,6 +18,7 @@ from meshwright.doctor.formats import FORMATS, detect_format
 from meshwright.doctor.formats.text import Line, lines_of
 from meshwright.doctor.run import Fault, Run, Step
 from meshwright.errors import InputError, closest
+from meshwright.rules import messages
 
 MAX_BYTES = 512 * 1024**2  # bytes of one file
 MAX_FILES, MAX_DEPTH = 200, 4
@@ -39,7 +40,7 @@ def read_text(text: str, name: str) -> Run:
     lines = list(lines_of(text))
     found = _read_lines(lines, name)
     if found is None or not _has_content(found):
-        raise _unknown(name, "no training found in it")
+        raise _unknown(name, f"no training found in it{_unknown_error(lines)}")
     return found
 
 
@@ -48,10 +49,20 @@ def _read_lines(lines: Sequence[Line], name: str) -> Run | None:
     log_format, _ = detect_format(lines)
     run = log_format.read(lines, name) if log_format else Run(kind="torch", path=name, file=name)
     found_faults = tuple(faults.find(lines, [(step.line, step.step) for step in run.steps], name))
-    if log_format is None and all(one.name == "error" for one in found_faults):
+    if log_format is None and all(one.name == "error" and not faults.search_sure(one.context) for one in found_faults):
         return None
     found = msgspec.structs.replace(run, faults=found_faults)
     return found if _has_content(found) or found.header.started else None
+
+
+def _unknown_error(lines: Sequence[Line]) -> str:
+    """Return the last error of a text that is not a known message, for the refusal; empty if there is none."""
+    found = [one for one in faults.find(lines) if one.name == "error"]
+    if not found:
+        return ""
+    near = next(iter(messages.search(found[-1].context)), None)
+    nearest = f"; the nearest is {near.message.text} (meshwright explain {near.message.ids[0]})" if near else ""
+    return f"; its last error is not a known message: {found[-1].text}{nearest}"
 
 
 def _has_content(run: Run) -> bool:

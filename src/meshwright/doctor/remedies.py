@@ -186,7 +186,7 @@ def evaluate_change(stats: RunStats, change: Change, offset_gib: float = 0.0) ->
     keys = [one.key for one in log]
     return Remedy(
         try_=tuple(format_override(one.key, one.new) for one in log),
-        what=_what(keys),
+        what=change_kind(keys),
         why=change.why,
         there=to_framework_settings(stats.run.kind, case, recipe),
         peak_gib=round(peak, 2),
@@ -249,6 +249,7 @@ def _has_no_estimate(change: Change) -> bool:
     return change.values.get("layout.offload") == "activations"
 
 
-def _what(keys: Iterable[str]) -> What:
+def change_kind(keys: Iterable[str]) -> What:
+    """Return whether a change of these fields changes the training or only its layout."""
     kinds = {recipe_fields()[key].kind for key in keys}
     return "contract" if "contract" in kinds else "layout"

@@ -46,6 +46,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int = 0  # steps the optimizer skipped
     bad: int = 0  # steps with a NaN or infinite loss
     blocked_s: float = 0.0  # blocked by a checkpoint since the previous step
+    at_s: float | None = None  # time of its line, in seconds since any fixed time
 
     @property
     def first(self) -> int:
@@ -99,6 +100,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     memory: OutOfMemory | None = None
     recorded: bool = False  # recorded by our own run
     fix: tuple[str, ...] = ()  # suggested in that record
+    context: str = ""  # its line and those after it
 
 
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +118,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_step: int | None = None
     total_steps: int | None = None
     overrides: dict[str, Any] = {}  # values of our fields
+    states_layout: bool = False  # the overrides contain the degrees of parallelism
     arguments: tuple[str, ...] = ()  # Megatron's, as command-line flags
     mfu_convention: str = ""
     on_gpu: bool = True

@@ -12,7 +12,7 @@ from meshwright.doctor.run import Run, RunHeader
 
 LOOKED_FOR = "`iteration 10/ 100 | … | elapsed time per iteration (ms): … |` of Megatron-LM and Megatron-Bridge"
 HINTS = ("elapsed time per iteration",)
-MARKS = re.compile(r"megatron\.(core|training|bridge)|MODEL_TFLOP/s/GPU|tensor_model_parallel_size \.\.\.")
+MARKS = re.compile(r"megatron[./](core|training|bridge)|MODEL_TFLOP/s/GPU|tensor_model_parallel_size \.\.\.")
 STEP = re.compile(r"iteration\s+(\d+)\s*/\s*(\d+)\s*\|.*elapsed time per iteration \(ms\)")
 
 FIELDS = {

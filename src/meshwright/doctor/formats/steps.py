@@ -79,6 +79,15 @@ class Steps:
             if first["attempt"] in self._uncertain and first["attempt"] == second["attempt"]:
                 first["covers"] = max(1, min(first["step"], second["step"] - first["step"]))
                 self._uncertain.discard(first["attempt"])
+        for first, second in pairwise(self._rows):
+            if (
+                first["attempt"] == second["attempt"]
+                and "seconds" not in second
+                and "at_s" in first
+                and "at_s" in second
+            ):
+                passed = second["at_s"] - first["at_s"] - second["blocked_s"]
+                second.update({"seconds": passed / second["covers"]} if passed > 0 else {})
         return tuple(Step(**row) for row in self._rows)
 
     @property

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from math import prod
 from typing import Any
 
 from meshwright.doctor.formats.steps import Steps
@@ -29,6 +32,8 @@ FIELDS = {
 START = re.compile(r"Training starts at step (\d+)")
 SAVED = re.compile(rf"(?:Finished saving|Saving) the checkpoint.*in ({NUMBER}) seconds")
 CAPACITY = re.compile(rf"CUDA capacity: (?:NVIDIA )?(\S+).* with ({NUMBER})GiB memory")
+OLD_MESH = re.compile(r"Building \d+-D device mesh with \[(.*?)\], \[([\d, ]*)\]")
+AT = re.compile(r"(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)[.,](\d+)")
 MESH = re.compile(r"Building device mesh with parallelism: (.*)")
 DEGREE = re.compile(r"(\w+)=(\d+)")
 MODEL = re.compile(r"Model (\S+) (\S+) size: ([\d,]+) total parameters")
@@ -37,6 +42,7 @@ BATCH = re.compile(
     r", sequence length (\d+), total steps (\d+) \(warmup (\d+)\)"
 )
 RETRIES = re.compile(r"(\d+) \w+ memory allocation retries")
+OLD_NAMES = {"dp": "dp_shard"}
 KNOWN_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 CONVENTION = "as torchtitan counts it: attention not halved for the causal mask"
 
@@ -49,7 +55,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
     for line, found in of_one_rank(lines, STEP, HINTS):
         text = line.text
         if found is not None:
-            steps.add(int(found[1]), line.number, **_figures(text, header))
+            steps.add(int(found[1]), line.number, at_s=_seconds(text), **_figures(text, header))
         elif start := START.search(text):
             steps.start(int(start[1]))
         elif saved := SAVED.search(text):
@@ -102,12 +108,40 @@ def _header_fields(text: str) -> dict[str, Any]:
         return {"gpu": capacity[1], "capacity_gib": number(capacity[2])}
     if model := MODEL.search(text):
         return {"model": f"{model[1]} {model[2]}"}
+    if mesh := OLD_MESH.search(text):
+        return _old_mesh(mesh)
     if mesh := MESH.search(text):
         degrees = {name: int(value) for name, value in DEGREE.findall(mesh[1]) if name in KNOWN_AXES}
-        return {"world": _world(degrees), "overrides": {f"layout.{name}": value for name, value in degrees.items()}}
+        return _layout(degrees, _world(degrees))
     if batch := BATCH.search(text):
         return _batch(batch)
     return {}
+
+
+def _layout(degrees: dict[str, int], world: int) -> dict[str, Any]:
+    overrides = {f"layout.{name}": value for name, value in degrees.items()}
+    return {"world": world, "overrides": overrides, "states_layout": True}
+
+
+def _old_mesh(found: re.Match[str]) -> dict[str, Any]:
+    """Read a mesh of older versions, which list only the axes with several ranks."""
+    names = [name.strip(" '\"") for name in found[1].split(",")]
+    sizes = [int(size) for size in found[2].split(",") if size.strip()]
+    degrees = dict.fromkeys(("pp", "dp_replicate", "dp_shard", "cp", "tp"), 1)
+    degrees |= {OLD_NAMES.get(name, name): size for name, size in zip(names, sizes, strict=False)}
+    return _layout({name: size for name, size in degrees.items() if name in KNOWN_AXES}, prod(sizes))
+
+
+def _seconds(text: str) -> float | None:
+    """Return the time at the start of a line, in seconds."""
+    found = AT.search(text)
+    if found is None:
+        return None
+    year, month, day, hour, minute, second = (int(part) for part in found.groups()[:6])
+    with suppress(ValueError):
+        whole = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
+        return whole.timestamp() + int(found[7]) / 10 ** len(found[7])
+    return None
 
 
 def _world(degrees: dict[str, int]) -> int:
