@@ -10,7 +10,8 @@ import pytest
 MEGATRON = (
     " [2026-11-10 10:27:{second:02d}] iteration {step:8d}/   10000 | consumed samples: 5120 | elapsed time per "
     "iteration (ms): 16605{digit}.0 | throughput per GPU (TFLOP/s/GPU): 354.6 | learning rate: 1.500000E-04 | "
-    "global batch size:   512 | lm loss: {loss} | loss scale: 1.0 | grad norm: {norm} | number of skipped iterations:   0 |\n"
+    "global batch size:   512 | lm loss: {loss} | loss scale: 1.0 | grad norm: {norm} | "
+    "number of skipped iterations:   0 |\n"
 )
 DUMP = (
     "num_layers 80|hidden_size 8192|ffn_hidden_size 28672|num_attention_heads 64|num_query_groups 8|"
