@@ -14,6 +14,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.explanations import *  # noqa: F403
     from meshwright.api.imports import *  # noqa: F403
     from meshwright.api.measure import *  # noqa: F403
+    from meshwright.api.model_list import *  # noqa: F403
     from meshwright.api.planning import *  # noqa: F403
     from meshwright.api.responses import *  # noqa: F403
     from meshwright.api.run import *  # noqa: F403
@@ -22,7 +23,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.version import *  # noqa: F403
 
 _NAMES = {
-    "api.catalogues": "find_model find_recipes gpu_catalogue model_catalogue model_part recipe"
+    "api.catalogues": "find_model find_recipes gpu_catalogue model_part recipe"
     " recipe_text rule_catalogue verification_reports",
     "api.checks": "check check_response export",
     "api.completion": "starting_with",
@@ -31,6 +32,7 @@ _NAMES = {
     "api.explanations": "as_override explain recipe_key",
     "api.imports": "import_file import_response",
     "api.measure": "accuracy calibrate profile_text runs_template shipped_measurements",
+    "api.model_list": "model_catalogue",
     "api.planning": "estimate plan plan_response plans_response recommend size timeline",
     "api.responses": "to_json",
     "api.targets": "is_target",

@@ -25,15 +25,6 @@ from meshwright.recipes.types import Recipe
 from meshwright.rules import Rule
 
 
-class ModelOnGpus(msgspec.Struct, frozen=True):
-    """A model with its plan on the GPUs asked for, or why there is none."""
-
-    model: ModelSpec
-    plan: Plan | None
-    reason: str
-    command: str  # that shows the plan
-
-
 @verb(requests.RecipeRequest)
 def recipe(request: requests.RecipeRequest) -> Recipe:
     """Return a shipped recipe, one from a file, or another framework's file as one, with overrides applied."""
@@ -52,22 +43,6 @@ def find_recipes(request: requests.Recipes) -> list[index.IndexEntry]:
     """Return recipes by name, family, size or goal; by fuzzy match if no name contains the query."""
     goal: Any = request.goal
     return index.search(request.query, goal=goal, family=request.family, benchmark=request.benchmark)
-
-
-@verb(requests.Models)
-def model_catalogue(request: requests.Models) -> list[ModelSpec] | list[ModelOnGpus]:
-    """Return models whose name contains the query, or the model of a config.json; with GPUs and a goal, their plans."""
-    if request.gpus is not None:
-        from meshwright.api import model_choice  # the catalogue alone needs no planner
-
-        return model_choice.on_gpus(request)
-    for name in ("goal", "seq"):
-        if getattr(request, name) is not None:
-            fix = ("--gpus 1xRTX4090",)
-            raise InputError(
-                "needs GPUs: models are listed by what fits", field=name, value=getattr(request, name), fix=fix
-            )
-    return models_named(request.query)
 
 
 def models_named(query: str | None) -> list[ModelSpec]:
@@ -203,31 +178,6 @@ class ModelPart(Part, frozen=True, kw_only=True):
     source: str
 
 
-class ModelPlanPart(Part, frozen=True, kw_only=True):
-    """What a model takes on the GPUs asked for; without figures if no recipe trains it for the goal."""
-
-    fits: bool
-    total_gib: float | None
-    step_s: float | None
-    tokens_per_s: float | None
-    seq_length: int | None
-    recipe: str | None
-    reason: str | None
-    command: str
-
-
-class ListedModel(ModelPart, frozen=True, kw_only=True):
-    """A model of a list; `plan` if GPUs were named."""
-
-    plan: ModelPlanPart | UnsetType = UNSET
-
-
-class ModelsResponse(Response, frozen=True, kw_only=True):
-    """Models."""
-
-    models: Sequence[ListedModel]
-
-
 class ModelResponse(Response, frozen=True, kw_only=True):
     """One model."""
 
@@ -304,33 +254,6 @@ def model_part(model: ModelSpec) -> ModelPart:
         layers=model.num_layers,
         experts=model.moe.experts if model.moe else 0,
         parameters=copied(ParameterCounts, model.params, routed_experts=model.params.routed),
-    )
-
-
-def models_response(
-    found: Sequence[ModelSpec] | Sequence[ModelOnGpus], request: requests.Models | None = None
-) -> ModelsResponse:
-    """Return the response of models."""
-    return ModelsResponse(models=[_listed(one) for one in found])
-
-
-def _listed(one: ModelSpec | ModelOnGpus) -> ListedModel:
-    if isinstance(one, ModelSpec):
-        return copied(ListedModel, model_part(one))
-    return copied(ListedModel, model_part(one.model), plan=_model_plan(one))
-
-
-def _model_plan(one: ModelOnGpus) -> ModelPlanPart:
-    plan = one.plan
-    return ModelPlanPart(
-        fits=plan is not None and plan.ok,
-        total_gib=None if plan is None else float(plan.estimate.memory.total),
-        step_s=None if plan is None else float(plan.estimate.step_s),
-        tokens_per_s=None if plan is None else float(plan.estimate.tokens_per_s_per_gpu) * plan.case.cluster.world,
-        seq_length=None if plan is None else plan.recipe.data.seq_length,
-        recipe=None if plan is None else plan.base.name,
-        reason=one.reason or None,
-        command=one.command,
     )
 
 

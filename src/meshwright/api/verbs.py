@@ -316,7 +316,7 @@ _TABLE = (
         path="/recipes/{name}",
     ),
     Verb(
-        *("models", "Inspect", requests.Models, "catalogues.model_catalogue", "models_response"),
+        *("models", "Inspect", requests.Models, "model_list.model_catalogue", "models_response"),
         surfaces=CLI_HTTP,
         examples=(
             "meshwright models qwen3",

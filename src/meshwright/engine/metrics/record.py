@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -51,6 +51,20 @@ class ValidationRecord(msgspec.Struct, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the line of the metrics file."""
         return {"kind": "validation", **msgspec.structs.asdict(self)}
+
+
+def scalars(record: StepRecord) -> Iterator[tuple[str, float]]:
+    """Yield the numbers of a step under grouped names, for TensorBoard and trackers."""
+    values = record.to_dict()
+    for name in ("loss", "lr", "grad_norm"):
+        if values[name] is not None:
+            yield f"train/{name}", values[name]
+    for name in ("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"):
+        if values[name] is not None:
+            yield f"speed/{name}", values[name]
+    for group in ("parts_s", "memory_gib", "extra"):
+        for name, value in values[group].items():
+            yield f"{group}/{name}", value
 
 
 def perplexity(loss: float) -> float:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from meshwright.engine.metrics.jsonl import Lines, warn
 from meshwright.engine.metrics.live import ConsoleSink
 from meshwright.engine.metrics.meter import Constants
-from meshwright.engine.metrics.record import StepRecord, ValidationRecord, header
+from meshwright.engine.metrics.record import StepRecord, ValidationRecord, header, scalars
 from meshwright.engine.metrics.trackers import TrackerSink
 from meshwright.engine.rank_env import Process
 from meshwright.extras import not_installed
@@ -122,17 +122,3 @@ def open_sinks(
         sinks.append(TensorBoardSink(Path(folder) / "tensorboard", first))
     sinks += [TrackerSink(name, folder, first) for name in trackers]
     return [*sinks, ConsoleSink(constants, log_every, json)]
-
-
-def scalars(record: StepRecord) -> Iterator[tuple[str, float]]:
-    """Yield the numbers of a step under grouped TensorBoard names."""
-    values = record.to_dict()
-    for name in ("loss", "lr", "grad_norm"):
-        if values[name] is not None:
-            yield f"train/{name}", values[name]
-    for name in ("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"):
-        if values[name] is not None:
-            yield f"speed/{name}", values[name]
-    for group in ("parts_s", "memory_gib", "extra"):
-        for name, value in values[group].items():
-            yield f"{group}/{name}", value

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 from meshwright.engine.metrics.jsonl import warn
-from meshwright.engine.metrics.record import StepRecord, ValidationRecord
+from meshwright.engine.metrics.record import StepRecord, ValidationRecord, scalars
 from meshwright.errors import InputError, first_line
 from meshwright.extras import require
 
@@ -81,9 +82,8 @@ class MlflowClient:
     def log(self, values: Mapping[str, float], step: int) -> None:
         """Send the numbers of a step."""
         from mlflow.entities import Metric
-        from mlflow.utils.time import get_current_time_millis
 
-        now = get_current_time_millis()
+        now = int(1000 * time.time())
         self._client.log_batch(self.id, [Metric(key, value, now, step) for key, value in values.items()])
 
     def close(self) -> None:
@@ -117,8 +117,6 @@ class TrackerSink:
 
     def step(self, record: StepRecord) -> None:
         """Send one step."""
-        from meshwright.engine.metrics.sinks import scalars
-
         self._send(dict(scalars(record)), record.step)
 
     def validation(self, record: ValidationRecord) -> None:

@@ -1,0 +1,115 @@
+"""The list of models: all of them, or those that fit the GPUs one has, with the recommended plan of each."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from meshwright import clusters
+from meshwright.api import requests
+from meshwright.api.catalogues import ModelPart, model_part, models_named
+from meshwright.api.inputs import verb
+from meshwright.api.planning import recommend
+from meshwright.api.responses import Part, Response, copied
+from meshwright.errors import InputError
+from meshwright.models import ModelSpec
+from meshwright.planner import Plan
+
+
+class ModelOnGpus(msgspec.Struct, frozen=True):
+    """A model with its plan on the GPUs asked for, or why there is none."""
+
+    model: ModelSpec
+    plan: Plan | None
+    reason: str
+    command: str  # that shows the plan
+
+
+@verb(requests.Models)
+def model_catalogue(request: requests.Models) -> list[ModelSpec] | list[ModelOnGpus]:
+    """Return models whose name contains the query, or the model of a config.json; with GPUs and a goal, their plans."""
+    if request.gpus is not None:
+        return _on_gpus(request)
+    for name in ("goal", "seq"):
+        if getattr(request, name) is not None:
+            fix = ("--gpus 1xRTX4090",)
+            raise InputError(
+                "needs GPUs: models are listed by what fits", field=name, value=getattr(request, name), fix=fix
+            )
+    return models_named(request.query)
+
+
+def _on_gpus(request: requests.Models) -> list[ModelOnGpus]:
+    """Return the plan of every model of the query for the goal: those that fit first, the largest of them on top."""
+    if request.goal is None:
+        raise InputError("needed to see what fits", field="goal", fix=("--goal lora", "--goal sft", "--goal pretrain"))
+    gpus = str(request.gpus)
+    clusters.cluster(gpus)  # refused once, not for every model
+    found = [_planned(model, gpus, request.goal, request.seq) for model in models_named(request.query)]
+    return sorted(found, key=lambda one: (one.plan is None or not one.plan.ok, -one.model.params.total))
+
+
+def _planned(model: ModelSpec, gpus: str, goal: str, seq: str | int | None) -> ModelOnGpus:
+    words = ["meshwright", "recommend", model.name, "--gpus", gpus, "--goal", goal]
+    command = shlex.join([*words, *(() if seq is None else ("--seq", str(seq)))])
+    try:
+        plan = recommend(model.name, gpus, goal, seq=seq)
+    except InputError as error:
+        return ModelOnGpus(model, None, error.reason, command)
+    errors = [finding.message for finding in plan.findings if finding.severity == "error"]
+    return ModelOnGpus(model, plan, errors[0] if errors else "", command)
+
+
+class ModelPlanPart(Part, frozen=True, kw_only=True):
+    """What a model takes on the GPUs asked for; without figures if no recipe trains it for the goal."""
+
+    fits: bool
+    total_gib: float | None
+    step_s: float | None
+    tokens_per_s: float | None
+    seq_length: int | None
+    recipe: str | None
+    reason: str | None
+    command: str
+
+
+class ListedModel(ModelPart, frozen=True, kw_only=True):
+    """A model of a list; `plan` if GPUs were named."""
+
+    plan: ModelPlanPart | UnsetType = UNSET
+
+
+class ModelsResponse(Response, frozen=True, kw_only=True):
+    """Models."""
+
+    models: Sequence[ListedModel]
+
+
+def models_response(
+    found: Sequence[ModelSpec] | Sequence[ModelOnGpus], request: requests.Models | None = None
+) -> ModelsResponse:
+    """Return the response of models."""
+    return ModelsResponse(models=[_listed(one) for one in found])
+
+
+def _listed(one: ModelSpec | ModelOnGpus) -> ListedModel:
+    if isinstance(one, ModelSpec):
+        return copied(ListedModel, model_part(one))
+    return copied(ListedModel, model_part(one.model), plan=_model_plan(one))
+
+
+def _model_plan(one: ModelOnGpus) -> ModelPlanPart:
+    plan = one.plan
+    return ModelPlanPart(
+        fits=plan is not None and plan.ok,
+        total_gib=None if plan is None else float(plan.estimate.memory.total),
+        step_s=None if plan is None else float(plan.estimate.step_s),
+        tokens_per_s=None if plan is None else float(plan.estimate.tokens_per_s_per_gpu) * plan.case.cluster.world,
+        seq_length=None if plan is None else plan.recipe.data.seq_length,
+        recipe=None if plan is None else plan.base.name,
+        reason=one.reason or None,
+        command=one.command,
+    )
