@@ -175,3 +175,48 @@ def test_host_memory_counts_weights_gradients_and_moments() -> None:
     assert costs.memory(deferred).host == costs.memory(one).host
     frozen = case("llama3_70b_peft_config", "1xH100", "layout.tp=1", "layout.sp=false", "layout.offload=params")
     assert costs.memory(frozen).host > 2 * model_of(frozen.recipe).params.total / 2**30
+
+
+def faster(answer: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(one for one in answer["suggestions"] if one["title"] == "a faster step")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("words", "field"),
+    [
+        (("llama3-8b", "--gpus", "8xH100", "--goal", "pretrain"), "kernels.compile=true"),
+        (("gemma3-27b", "--gpus", "16xH100", "--goal", "sft"), "layout.recompute"),
+    ],
+)
+def test_a_faster_step_is_suggested_and_is_faster(meshwright: Any, words: tuple[str, ...], field: str) -> None:
+    answer = meshwright("recommend", *words, "--json").json
+    found = faster(answer)
+    assert found["kind"] == "layout"
+    assert any(text.startswith(field) for text in found["overrides"])
+    again = meshwright("recommend", *words, *found["overrides"], *pins(answer), "--json")
+    assert again.code == 0
+    gain = 1 - again.json["estimate"]["step_s"] / answer["estimate"]["step_s"]
+    assert f"{gain:.0%} less" in found["why"]
+    assert gain >= 0.03
+
+
+def pins(answer: dict[str, Any]) -> list[str]:
+    """The degrees of a plan as overrides."""
+    return [f"layout.{name}={answer['layout'][name]}" for name in ("tp", "pp", "cp", "ep", "micro_batch_size")]
+
+
+def test_what_the_user_set_is_not_in_the_faster_step(meshwright: Any) -> None:
+    words = ("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "kernels.compile=false", "--json")
+    found = [one for one in meshwright(*words).json["suggestions"] if one["title"] == "a faster step"]
+    assert not any("kernels.compile" in text for one in found for text in one["overrides"])
+
+
+def test_fp8_gains_little_where_experts_stay_in_bf16(meshwright: Any) -> None:
+    def gain(name: str, gpus: str) -> float:
+        words = ("estimate", name, "--gpus", gpus, "--json", "kernels.compile=true", "layout.ep=1")
+        plain, narrow = (meshwright(*words, *more).json["estimate"] for more in ((), ("precision.matmul=fp8_tensor",)))
+        return float(1 - narrow["step_s"] / plain["step_s"])
+
+    assert 0 < gain("qwen3_30b_a3b_pretrain_config", "64xH100") < 0.1
+    assert gain("llama3_8b_pretrain_config", "8xH100") > 0.2

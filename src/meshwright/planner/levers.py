@@ -142,7 +142,7 @@ def _may_fit(case: Case, offloads: bool = False) -> bool:
     """
     if offloads and case.optimizer_name == "adamw8bit":
         return False
-    return least_state_gib(case) <= (case.host_gib if offloads else case.capacity_gib)
+    return least_state_gib(case) <= float(case.host_gib if offloads else case.capacity_gib)
 
 
 def options_for(

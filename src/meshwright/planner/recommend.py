@@ -11,6 +11,7 @@ from meshwright import costs, rules
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
+from meshwright.planner.faster_step import faster_step
 from meshwright.planner.four_bit import qlora_suggestion
 from meshwright.planner.levers import options_for, options_of_fixed, with_levers
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
@@ -92,6 +93,7 @@ def plan_with(
         suggestions=(
             *qlora_suggestion(baseline, case, estimate),
             *_faster_layout(case, estimate, faster),
+            *faster_step(baseline, case, estimate),
             *batch,
             *suggestions(baseline.base, baseline.base_cluster.world, case),
         ),

@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright import costs
 from meshwright.clusters import Assumption, Cluster, default_nodes
+from meshwright.costs.state import least_state_gib
 from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.budget import Price, Range, batch_notes, budget, goodput_of
@@ -118,7 +119,8 @@ def size(
 def smallest_fit(plan: Plan, overrides: Sequence[str] = (), most: int = MAX_SEARCHED_GPUS) -> Cluster | None:
     """Return the smallest cluster of the same nodes on which a plan's training fits: the smallest of `size`."""
     node = _node_of(plan.question)
-    for count in gpu_counts(node, most):
+    state = least_state_gib(plan.case) * plan.case.cluster.world  # no search finds a layout for fewer GPUs than hold it
+    for count in (n for n in gpu_counts(node, most) if state <= n * plan.case.capacity_gib):
         baseline = baseline_for(_resized(plan.question, count, node), overrides)
         found = best(baseline.case, baseline.pinned)
         if found is not None and found.fits:
