@@ -72,7 +72,15 @@ def check_recipe(
     engine = one_of("engine", engine, ENGINES)
     changed = override.apply(planner.with_engine_strategy(recipe, engine), list(overrides))
     cluster = clusters.cluster(str(gpus) if gpus is not None else changed.cluster)
-    return frameworks.check_native(changed, cluster, engine, content, advice, model)
+    result = frameworks.check_native(changed, cluster, engine, content, advice, model)
+    if result.ok or len(overrides) < 2:
+        return result
+
+    def errors(chosen: Sequence[str]) -> list[str]:
+        tried = override.apply(planner.with_engine_strategy(recipe, engine), list(chosen))
+        return planner.error_messages(planner.case_of(tried, model or model_of(tried), cluster, engine))
+
+    return msgspec.structs.replace(result, contradiction=planner.contradiction(list(overrides), errors))
 
 
 class Exported(NamedTuple):
@@ -150,6 +158,8 @@ class SingleCheck(Response, frozen=True, kw_only=True):
     notes: Sequence[str]
     estimate: Estimate | None
     options: Sequence[planner.Option] = ()
+    repair: planner.Repair | UnsetType = UNSET
+    contradiction: planner.Contradiction | UnsetType = UNSET
     assumed: Sequence[clusters.Assumption] = ()
 
 
@@ -187,6 +197,8 @@ def check_response(result: CheckResult, request: requests.Check | None = None) -
         gpus=str(result.cluster) if result.cluster else None,
         findings=finding_parts(result.findings),
         estimate=estimate_part(result.estimate) if result.estimate else None,
+        repair=result.repair or UNSET,
+        contradiction=result.contradiction or UNSET,
         assumed=assumed_in(request.gpus) if request is not None else (),
     )
 

@@ -336,6 +336,8 @@ class PlanResponse(Response, frozen=True, kw_only=True):
     findings: Sequence[Finding]
     suggestions: Sequence[planner.Suggestion] | UnsetType = UNSET
     options: Sequence[planner.Option] | UnsetType = UNSET
+    repair: planner.Repair | UnsetType = UNSET
+    contradiction: planner.Contradiction | UnsetType = UNSET
     published: planner.PublishedLayout | UnsetType = UNSET
     commands: Mapping[str, str]
     no_command: Mapping[str, str]
@@ -369,6 +371,9 @@ class PlansResponse(Response, frozen=True, kw_only=True):
     pareto: Sequence[LayoutScore]
     dropped: Sequence[planner.Dropped]
     searched: int
+    findings: Sequence[Finding] | UnsetType = UNSET
+    repair: planner.Repair | UnsetType = UNSET
+    contradiction: planner.Contradiction | UnsetType = UNSET
     fitting: Sequence[LayoutScore] | UnsetType = UNSET
     notes: Sequence[str] | UnsetType = UNSET
 
@@ -469,6 +474,8 @@ def _plan_response(plan: Plan) -> PlanResponse:
         findings=finding_parts(plan.findings),
         suggestions=plan.suggestions,
         options=plan.options or UNSET,
+        repair=plan.repair or UNSET,
+        contradiction=plan.contradiction or UNSET,
         published=plan.published or UNSET,
         commands=launch.commands_of(plan, no_command),
         no_command=no_command,
@@ -504,6 +511,9 @@ def plans_response(ranking: Ranking, request: requests.Plan | None = None) -> Pl
         pareto=_scores(ranking.pareto),
         dropped=ranking.dropped,
         searched=ranking.searched,
+        findings=finding_parts(ranking.blocked.findings) if ranking.blocked else UNSET,
+        repair=(ranking.blocked.repair if ranking.blocked else None) or UNSET,
+        contradiction=(ranking.blocked.contradiction if ranking.blocked else None) or UNSET,
         fitting=_scores(ranking.fitting) or UNSET,
     )
 

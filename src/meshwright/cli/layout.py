@@ -80,13 +80,30 @@ def titled(out: Out, title: str, lines: Sequence[str]) -> None:
         out.print(f"[bold]{title if i == 0 else '':<9}[/]{line}")
 
 
-def finding_lines(findings: Sequence[dict[str, Any]]) -> list[str]:
-    """Return one line per finding."""
+def finding_lines(findings: Sequence[dict[str, Any]], repair: dict[str, Any] | None = None) -> list[str]:
+    """Return one line per finding; the fixes that one repair joins are left out."""
     lines = []
+    joined = repair["removes"] if repair else ()
     for f in findings:
         mark, color = MARKS[f["severity"]]
-        fix = f"  [dim]fix:[/] [cyan]{escape(' '.join(f['fix']))}[/]" if f["fix"] else ""
+        fix = f"  [dim]fix:[/] [cyan]{escape(' '.join(f['fix']))}[/]" if f["fix"] and f["rule"] not in joined else ""
         fix = f"  [dim]{escape(f['no_fix'])}[/]" if f.get("no_fix") else fix
         place = f"{escape(f['file'])}:{f['line']} " if f.get("line") else ""
         lines.append(f"[{color}]{mark} {f['severity']}[/] {place}{escape(f['message'])} [dim]({f['rule']})[/]{fix}")
+    return lines
+
+
+def repair_lines(answer: dict[str, Any]) -> list[str]:
+    """Return the overrides that contradict, and the one change that removes all errors."""
+    lines = []
+    if found := answer.get("contradiction"):
+        names = " and ".join(found["overrides"])
+        lines.append(f"[red]{escape(names)} cannot be combined[/]: {escape(found['reason'])}; remove one of them")
+    if repair := answer.get("repair"):
+        count = len(repair["removes"])
+        what = f"removes {'the finding' if count == 1 else f'all {count} findings'}"
+        kind = "; a contract change: a new experiment" if repair["contract"] else ""
+        left = f"; leaves {', '.join(repair['leaves'])}" if repair["leaves"] else ""
+        cost = f"{seconds(repair['step_s'])} s per step, {repair['total_gib']:.0f} GiB"
+        lines.append(f"[cyan]{escape(' '.join(repair['overrides']))}[/]  [dim]{what}{kind}{left}; {cost}[/]")
     return lines

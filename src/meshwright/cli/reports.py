@@ -15,7 +15,16 @@ from meshwright.cli.budget_report import MISSING, budget_lines, print_sizes
 from meshwright.cli.console import console, escape, table
 from meshwright.cli.doctor_report import doctor as doctor
 from meshwright.cli.dryrun_report import dryrun as dryrun
-from meshwright.cli.layout import MARKS, NO_LAYOUT, assumed_lines, finding_lines, memory_lines, speed_line, titled
+from meshwright.cli.layout import (
+    MARKS,
+    NO_LAYOUT,
+    assumed_lines,
+    finding_lines,
+    memory_lines,
+    repair_lines,
+    speed_line,
+    titled,
+)
 
 Answer = dict[str, Any]
 
@@ -40,7 +49,8 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Original", published_lines(answer))
     titled(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
     titled(out, "Why", [_reason_line(r) for r in answer.get("reasons", [])])
-    titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
+    titled(out, "Findings", finding_lines(answer["findings"], answer.get("repair")) or ["none"])
+    titled(out, "Repair", repair_lines(answer))
     titled(out, "Options", option_lines(answer))
     listed = {option["title"] for option in answer.get("options", [])}
     titled(out, "Consider", [_suggestion_line(o) for o in answer["suggestions"] if o["title"] not in listed])
@@ -85,7 +95,8 @@ def estimate(answer: Answer, found: Any) -> None:
         titled(out, "Budget", budget_lines(answer.get("budget", MISSING), found.question.cluster.world))
     else:
         titled(out, "Memory", [NO_LAYOUT])
-    titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
+    titled(out, "Findings", finding_lines(answer["findings"], answer.get("repair")) or ["none"])
+    titled(out, "Repair", repair_lines(answer))
     titled(out, "Options", option_lines(answer))
     if found.exists:
         titled(out, "Terms", [f"[dim]{legend({**answer, 'changes': []}, step_parts=True)}[/]"])
@@ -112,6 +123,8 @@ def plan(answer: Answer, found: Any) -> None:
     titled(out, "Trade", ["  ·  ".join(trades[:8])] if trades else [])
     dropped = [f"{d['count']:,} × {escape(d['reason'])}  [dim]{escape(d['example'])}[/]" for d in answer["dropped"]]
     titled(out, "Dropped", dropped[:8] or ["nothing"])
+    titled(out, "Findings", finding_lines(answer.get("findings", []), answer.get("repair")))
+    titled(out, "Repair", repair_lines(answer))
     out.print(f"[dim]{answer['searched']:,} legal layouts scored[/]")
 
 
@@ -221,7 +234,8 @@ def check(answer: Answer, found: Any) -> None:
     titled(out, "Assumed", assumed_lines(answer["assumed"]))
     if answer["estimate"]:
         titled(out, "Memory", memory_lines(answer["estimate"]))
-    titled(out, "Findings", finding_lines(answer["findings"]) or ["none"])
+    titled(out, "Findings", finding_lines(answer["findings"], answer.get("repair")) or ["none"])
+    titled(out, "Repair", repair_lines(answer))
     titled(out, "Options", option_lines(answer))
     unresolved = [f"{o['file']}:{o['line']} {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
     if unresolved:

@@ -65,13 +65,14 @@ def ep_s(case: Case, speed: Speeds, layer: Layer, passes: Column) -> Column:
     if is_one(case.ep) or not isinstance(moe, MoE):
         return 0.0
     copies: Column = moe.topk
-    if case.dispatcher in ("deepep", "hybridep"):  # one copy per domain that has some of the token's experts
+    once = any_of(case.dispatcher, "deepep", "hybridep")  # a copy per domain that has some of the token's experts
+    if np.any(once):
         spread = larger(case.ep * case.etp / case.nvlink_domain, 1)
-        copies = smaller(moe.topk, spread * (1 - (1 - 1 / spread) ** moe.topk))
+        copies = where(once, smaller(moe.topk, spread * (1 - (1 - 1 / spread) ** moe.topk)), moe.topk)
     size = BYTES[case.compute] * routing_imbalance(case, speed)
     sent = tokens(case) / residual_shards(case) * copies * (moe.latent or case.model.hidden) * size
     visible = speed.shared.ep_overlap_visible if case.ep_overlap else 1.0
-    sent = sent / speed.shared.dispatch.get(case.dispatcher, 1.0)
+    sent = sent / pick(case.dispatcher, {"alltoall": 1.0, "allgather": 1.0, **speed.shared.dispatch})
     return (case.ep > 1) * 2 * passes * all_to_all_s(case, speed, sent, case.etp, case.ep) * visible
 
 

@@ -11,7 +11,7 @@ from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.result import RecipeCheckResult
 from meshwright.models import ModelSpec
-from meshwright.planner import case_of, explain_missing, layout_fix, options_for_recipe
+from meshwright.planner import case_of, examine, options_for_recipe
 from meshwright.recipes.case import model_of
 from meshwright.recipes.files import HEAD
 from meshwright.recipes.types import SECTIONS, Recipe
@@ -44,7 +44,7 @@ def check(
     model = model or model_of(recipe)
     case = case_of(recipe, model, on, engine)
     severities = rules.SEVERITIES if advice else rules.SEVERITIES[:2]
-    found = list(explain_missing(rules.check(case, severities, search=layout_fix), case))
+    found, repair = examine(case, severities=severities)
     estimate = costs.estimate(case)
     only_memory = all(f.rule.startswith("memory.") for f in found if f.severity == "error")
     needs_options = advice and only_memory and not bool(estimate.fits)
@@ -60,6 +60,7 @@ def check(
         cluster=on,
         findings=tuple(_with_location(f, content, lines) for f in found),
         estimate=estimate,
+        repair=repair,
         options=options_for_recipe(recipe, model, on, engine, target) if needs_options else (),
     )
 

@@ -10,7 +10,7 @@ from meshwright.clusters import Cluster
 from meshwright.costs import Estimate
 from meshwright.display import Readable, Row, titled
 from meshwright.models import ModelSpec
-from meshwright.planner import Option
+from meshwright.planner import Contradiction, Option, Repair
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
 
@@ -40,6 +40,8 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
     unresolved: tuple[UnresolvedValue, ...] = ()
     notes: tuple[str, ...] = ()
     options: tuple[Option, ...] = ()  # what would make it fit
+    repair: Repair | None = None  # one change that removes all errors
+    contradiction: Contradiction | None = None  # overrides that cannot be combined
 
     def summary(self) -> Sequence[Row]:
         """Return the verdict, the memory and the findings."""

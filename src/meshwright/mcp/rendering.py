@@ -30,6 +30,7 @@ def recommend(answer: Answer) -> str:
         *figures(answer["estimate"]),
         *_budget(answer.get("budget")),
         _smallest(answer),
+        *_repair(answer),
         *_published(answer.get("published")),
         *_some("changed", [f"{c['field']} {c['from']} → {c['to']}: {c['why']}" for c in answer["changes"]]),
         *_some("why", [f"{r['field']} {r['value']}: {r['why']}" for r in answer.get("reasons", [])], 20),
@@ -49,6 +50,17 @@ def _option(option: Answer) -> str:
         f"{option['title']} ({option['kind']}): {option['total_gib']:.1f} GiB, {option['step_s']:.3g} s per step, "
         f"{option['cost']}; {option['command']}"
     )
+
+
+def _repair(answer: Answer) -> list[str]:
+    """Return the overrides that contradict, and the one change that removes all errors."""
+    lines = []
+    if found := answer.get("contradiction"):
+        lines.append(f"cannot be combined: {' and '.join(found['overrides'])}: {found['reason']}")
+    if repair := answer.get("repair"):
+        kind = " (a contract change)" if repair["contract"] else ""
+        lines.append(f"repair of all of {', '.join(repair['removes'])}{kind}: {' '.join(repair['overrides'])}")
+    return lines
 
 
 def _published(found: Answer | None) -> list[str]:
@@ -153,6 +165,7 @@ def check(answer: Answer) -> str:
         f"{answer['file'] or answer['recipe']} ({answer['framework']}{where}): {verdict}",
         f"memory: {_memory(answer['estimate'])}" if answer["estimate"] else "",
         *_findings(answer["findings"]),
+        *_repair(answer),
         *_some("unresolved", unresolved),
         *_some("note", answer["notes"]),
     )

@@ -3,11 +3,23 @@
 from meshwright.planner.baseline import case_of, moved_to, with_engine_strategy
 from meshwright.planner.budget import Budget, Price, budget
 from meshwright.planner.explain import reasons
+from meshwright.planner.findings import examine
 from meshwright.planner.levers import options_for_recipe
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
-from meshwright.planner.plan import Change, Option, Plan, PublishedLayout, Question, Reason, Suggestion
+from meshwright.planner.plan import (
+    Change,
+    Contradiction,
+    Option,
+    Plan,
+    PublishedLayout,
+    Question,
+    Reason,
+    Repair,
+    Suggestion,
+)
 from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend
+from meshwright.planner.repair import contradiction, error_messages
 from meshwright.planner.scaling import batch_for_tokens, scaled_batch, scaled_lr
 from meshwright.planner.search import Candidate
 from meshwright.planner.sizing import Size, Sizing, size, smallest_fit
@@ -16,6 +28,7 @@ __all__ = [
     "Budget",
     "Candidate",
     "Change",
+    "Contradiction",
     "Dropped",
     "Option",
     "Plan",
@@ -24,12 +37,16 @@ __all__ = [
     "Question",
     "Ranking",
     "Reason",
+    "Repair",
     "Size",
     "Sizing",
     "Suggestion",
     "batch_for_tokens",
     "budget",
     "case_of",
+    "contradiction",
+    "error_messages",
+    "examine",
     "explain_missing",
     "layout_fix",
     "moved_to",

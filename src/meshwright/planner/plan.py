@@ -84,6 +84,25 @@ class Reason(msgspec.Struct, frozen=True):
     why: str
 
 
+class Repair(msgspec.Struct, frozen=True):
+    """The smallest joint change that removes every error."""
+
+    overrides: tuple[str, ...]
+    removes: tuple[str, ...]  # rules whose findings it removes
+    leaves: tuple[str, ...]  # rules of severity warning that stay broken
+    contract: bool  # whether it changes the trained weights
+    step_s: float
+    total_gib: float  # per GPU
+
+
+class Contradiction(msgspec.Struct, frozen=True):
+    """The smallest set of the user's overrides that cannot be combined."""
+
+    overrides: tuple[str, ...]
+    reason: str
+    fix: tuple[str, ...]  # any one of them resolves it
+
+
 class PublishedLayout(msgspec.Struct, frozen=True):
     """The layout that the recipe was published with for this cluster, and what it costs."""
 
@@ -111,6 +130,8 @@ class Plan(Readable, msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
     suggestions: tuple[Suggestion, ...] = ()
     options: tuple[Option, ...] = ()  # if no layout of the contract fits without a lever
+    repair: Repair | None = None  # if there are errors, or several fixes
+    contradiction: Contradiction | None = None  # of the user's overrides
     published: PublishedLayout | None = None  # if the recipe was made for this cluster
     executed: tuple[str, ...] = ()  # keys that were set to what the engine runs, because it ignores the recipe's value
 

@@ -25,8 +25,13 @@ def keeps_recipe_layout(baseline: Baseline, found: Candidate) -> bool:
     price = costs.estimate(case)
     if not bool(price.fits) or float(price.step_s) > _margin(baseline) * found.step_s:
         return False
-    # Somebody ran the published layout on this cluster; elsewhere, headroom comes first.
-    return baseline.on_reference_cluster or has_headroom(float(price.memory.total), case) or not found.has_headroom
+    total = float(price.memory.total)
+    if baseline.on_reference_cluster and _source(baseline):
+        return True
+    if float(price.step_s) > found.step_s and total >= found.total_gib:  # slower and larger
+        return False
+    # The published layout was made for this cluster; elsewhere, headroom comes first.
+    return baseline.on_reference_cluster or has_headroom(total, case) or not found.has_headroom
 
 
 def _margin(baseline: Baseline) -> float:

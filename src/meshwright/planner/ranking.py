@@ -11,11 +11,12 @@ import numpy as np
 
 from meshwright import rules
 from meshwright.display import Readable, Row, titled
+from meshwright.errors import InputError
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.levers import lever_batches, options_for
 from meshwright.planner.plan import Plan, Question
 from meshwright.planner.published import with_kept
-from meshwright.planner.recommend import plan_with
+from meshwright.planner.recommend import plan_with, recommend
 from meshwright.planner.search import HEADROOM_LIMIT, Candidate, ScoredBatch, score
 from meshwright.planner.space import FULL_SPACE, candidates, degrees, with_pins
 from meshwright.recipes.case import Case
@@ -41,6 +42,7 @@ class Ranking(Readable, msgspec.Struct, frozen=True):
     pareto: tuple[Candidate, ...]
     dropped: tuple[Dropped, ...]
     searched: int
+    blocked: Plan | None = None  # if the user's values allow no layout: their findings and repair
     fitting: tuple[Candidate, ...] = ()  # every layout that fits, fastest first, if requested
 
     def summary(self) -> Sequence[Row]:
@@ -83,8 +85,17 @@ def rank_layouts(
             *_too_tight(batches),
         ),
         searched=sum(len(b) for b in batches),
+        blocked=_blocked(question, overrides) if not batches and overrides else None,
         fitting=_fitting(batches) if everything else (),
     )
+
+
+def _blocked(question: Question, overrides: Sequence[str]) -> Plan | None:
+    """Return what `recommend` says about values that allow no layout; None if it refuses the question as well."""
+    try:
+        return recommend(question, overrides)
+    except InputError:
+        return None
 
 
 def _plans(baseline: Baseline, batches: list[ScoredBatch], top: int) -> tuple[Plan, ...]:

@@ -12,26 +12,23 @@ from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
 from meshwright.planner.faster_step import faster_step
+from meshwright.planner.findings import examine
 from meshwright.planner.four_bit import qlora_suggestion
 from meshwright.planner.levers import options_for, options_of_fixed, with_levers
-from meshwright.planner.missing_fixes import explain_missing, layout_fix
-from meshwright.planner.plan import Change, Match, Plan, Question, Suggestion
+from meshwright.planner.plan import Change, Contradiction, Match, Plan, Question, Suggestion
 from meshwright.planner.published import keeps_recipe_layout, published_layout
+from meshwright.planner.repair import contradiction, error_messages
 from meshwright.planner.scaling import divisible_batches, suggestions
-from meshwright.planner.search import LAYOUT_NAMES, Candidate, always_broken, any_legal, best, has_headroom
+from meshwright.planner.search import LAYOUT_NAMES, Candidate, always_broken, any_legal, best
 from meshwright.recipes import overrides as override
 from meshwright.recipes.capabilities import ENGINE_STRATEGY
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe, field_value, keys_by_flat_name, recipe_fields
-from meshwright.rules import Finding
 
 ARITHMETIC = {*LAYOUT_NAMES, "global_batch_size"}
 """Fields whose rules concern divisibility: if only these block every layout, the GPU count is wrong."""
 SUGGEST_BELOW = 0.95  # of the kept layout's step time
-ADVISE_BELOW = 0.99
-FOR_MEMORY = ("memory.tight", "memory.uncertain")
-"""Findings whose fixes save memory; they need not be faster."""
 
 
 def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
@@ -39,13 +36,24 @@ def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
     baseline = baseline_for(question, overrides)
     found = best(baseline.case, baseline.pinned)
     if found is None:
-        return plan_with(baseline, _fallback_layout(baseline))
-    if keeps_recipe_layout(baseline, found):
-        return plan_with(baseline, {}, faster=found)
+        plan = plan_with(baseline, _fallback_layout(baseline))
+        return msgspec.structs.replace(plan, contradiction=_contradiction(question, overrides))
     chosen = with_levers(baseline.case, baseline.pinned, found)
+    if keeps_recipe_layout(baseline, chosen):
+        return plan_with(baseline, {}, faster=chosen)
     batch = _batch_that_divides(baseline, chosen) if chosen.fits else ()
     plan = plan_with(baseline, {**chosen.layout, **baseline.pinned}, batch=batch)
     return plan if found.fits else msgspec.structs.replace(plan, options=options_for(baseline, chosen, overrides))
+
+
+def _contradiction(question: Question, overrides: Sequence[str]) -> Contradiction | None:
+    """Return the overrides that cannot be combined: no layout has them all, but every smaller set has one."""
+
+    def errors(chosen: Sequence[str]) -> list[str]:
+        baseline = baseline_for(question, chosen)
+        return [] if any_legal(baseline.case, pinned=baseline.pinned) else error_messages(baseline.case)
+
+    return contradiction(overrides, errors)
 
 
 def plan_fixed(question: Question, recipe: Recipe | None, overrides: Sequence[str] = ()) -> Plan:
@@ -81,6 +89,7 @@ def plan_with(
     case = baseline.case.rebuild(recipe)
     estimate = costs.estimate(case)
     changes = changes_between(baseline, recipe, case)
+    findings, repair = examine(case, _typed(baseline))
     return Plan(
         question=baseline.question,
         base=baseline.base,
@@ -89,7 +98,8 @@ def plan_with(
         case=case,
         estimate=estimate,
         changes=changes,
-        findings=tuple(explain_missing(_findings(case, float(estimate.step_s)), case)),
+        findings=findings,
+        repair=repair,
         suggestions=(
             *qlora_suggestion(baseline, case, estimate),
             *_faster_layout(case, estimate, faster),
@@ -102,32 +112,16 @@ def plan_with(
     )
 
 
+def _typed(baseline: Baseline) -> set[str]:
+    """Return the fields the user set, by flat name."""
+    keys = (key for key, why in baseline.reasons.items() if why.startswith("requested"))
+    return {*baseline.pinned, *(recipe_fields()[key].flat for key in keys)}
+
+
 def with_layout(recipe: Recipe, layout: Mapping[str, Any]) -> Recipe:
     """Return the recipe with these layout values, by flat name."""
     keys = keys_by_flat_name()
     return override.change(recipe, {keys[name]: value for name, value in layout.items()})[0]
-
-
-def _findings(case: Case, step_s: float) -> Iterable[Finding]:
-    return _drop_useless_fixes(rules.check(case, search=layout_fix), case, step_s)
-
-
-def _drop_useless_fixes(findings: Iterable[Finding], case: Case, step_s: float) -> Iterable[Finding]:
-    """Keep advice only if following it is faster and leaves headroom; warnings stay, but lose such a fix."""
-    for finding in findings:
-        of_memory = finding.rule in FOR_MEMORY
-        about_layout = bool(finding.fix) and all(key.startswith("layout.") for key in finding.fix)
-        if finding.severity == "error" or of_memory or not about_layout or _helps(finding, case, step_s):
-            yield finding
-        elif finding.severity == "warning":
-            tried = f"{' '.join(finding.fix)} resolves it, but is not faster here or leaves too little memory"
-            yield msgspec.structs.replace(finding, fix=(), no_fix=tried)
-
-
-def _helps(finding: Finding, case: Case, step_s: float) -> bool:
-    price = costs.estimate(case.rebuild(override.apply(case.recipe, finding.fix)))
-    headroom = has_headroom(float(price.memory.total), case)
-    return headroom and float(price.step_s) <= ADVISE_BELOW * step_s
 
 
 def _batch_that_divides(baseline: Baseline, found: Candidate) -> Iterable[Suggestion]:
@@ -135,7 +129,11 @@ def _batch_that_divides(baseline: Baseline, found: Candidate) -> Iterable[Sugges
     train, scored = baseline.requested.train, []
     for batch in divisible_batches(train.global_batch_size, int(baseline.case.world)):
         changed = msgspec.structs.replace(train, global_batch_size=batch)
-        one = best(baseline.case.rebuild(msgspec.structs.replace(baseline.requested, train=changed)), baseline.pinned)
+        one = best(
+            baseline.case.rebuild(msgspec.structs.replace(baseline.requested, train=changed)),
+            baseline.pinned,
+            quick=True,
+        )
         if one is not None and one.has_headroom >= found.has_headroom and one.fits:
             scored.append((one.step_s / batch, batch, one))
     if not scored:

@@ -13,6 +13,7 @@ from meshwright.planner.space import (
     COARSE_SPACE,
     DEFAULT_SPACE,
     FULL_SPACE,
+    QUICK_SPACE,
     Space,
     candidates,
     degrees,
@@ -49,8 +50,8 @@ LEVER_NAMES = ("defer_grad_sync", "loss")
 SEARCHED_NAMES = (*LAYOUT_NAMES, *LEVER_NAMES)
 SAME_SPEED = 1.02  # of the fastest step time; among these layouts, the closest to the recipe wins
 SEARCH_AT_ONCE = 40  # degrees of a space that is searched in one pass
-COARSE_MARGIN = 1.25  # of the fastest step time of a coarse search: more than its other options gain
-MAX_PROMISING = 40  # degrees for which all options are tried
+COARSE_MARGIN = 1.3  # of the fastest step time of a coarse search: more than its other options gain
+MAX_PROMISING = 56  # degrees for which all options are tried
 HEADROOM_LIMIT = 0.92  # of GPU memory; above it, a small estimate error means out of memory
 
 
@@ -122,10 +123,14 @@ def _scored(batch: Case, pinned: Mapping[str, Any], ignoring: Container[str]) ->
     yield ScoredBatch(kept, step_s, np.broadcast_to(memory.total, kept.tp.shape), fits)
 
 
-def any_legal(case: Case, ignoring: Container[str] = ()) -> bool:
+def any_legal(case: Case, ignoring: Container[str] = (), pinned: Mapping[str, Any] | None = None) -> bool:
     """Return whether some layout of this case breaks no error rule except memory and ignored rules."""
-    batches = candidates(case, DEFAULT_SPACE, {}, ignoring)
-    return any(bool(np.any(rules.legal(batch, ignoring))) for batch in batches)
+    pins = pinned or {}
+    for batch in candidates(case, FULL_SPACE, pins, ignoring):
+        ok = np.broadcast_to(rules.legal(batch, ignoring), batch.tp.shape)
+        if np.any(ok & (batch.sp == pins["sp"]) if "sp" in pins else ok):
+            return True
+    return False
 
 
 def always_broken(case: Case) -> frozenset[str]:
@@ -188,8 +193,13 @@ def _degree_keys(case: Case) -> Any:
     return ((tp << 16 | pp) << 16 | cp) << 16 | ep
 
 
-def best(case: Case, pinned: Mapping[str, Any], ignoring: Container[str] = ()) -> Candidate | None:
-    """Return the fastest layout that fits, preferably with headroom; the smallest one if none fits."""
+def best(case: Case, pinned: Mapping[str, Any], ignoring: Container[str] = (), quick: bool = False) -> Candidate | None:
+    """Return the fastest layout that fits, preferably with headroom; the smallest one if none fits.
+
+    A quick search tries few options: enough to see whether another batch size would be faster.
+    """
+    if quick:
+        return choose(list(score(case, pinned, QUICK_SPACE, ignoring)), case)
     return choose(scored_layouts(case, pinned, ignoring), case)
 
 
@@ -209,7 +219,13 @@ def _fastest(batches: list[ScoredBatch], allowed: list[Any], case: Case) -> Cand
     finalists = [
         b.row(int(i)) for b, m in zip(batches, allowed, strict=True) for i in np.flatnonzero(m & (b.step_s <= limit))
     ]
-    return min(finalists, key=lambda c: (distance(c.layout, case), c.step_s))
+    least = [c for c in finalists if not any(_dominates(other, c) for other in finalists)]
+    return min(least, key=lambda c: (distance(c.layout, case), c.step_s))
+
+
+def _dominates(one: Candidate, other: Candidate) -> bool:
+    """Return whether a layout is faster and needs no more memory."""
+    return one.step_s < other.step_s and one.total_gib <= other.total_gib
 
 
 def distance(layout: dict[str, Any], case: Case) -> float:

@@ -61,12 +61,15 @@ FREE_SPACE = Space(micro_batches=(1, 2), recompute=("none",), schedules=(("1f1b"
 
 COARSE_SPACE = msgspec.structs.replace(
     FULL_SPACE,
-    micro_batches=(1, 3, 4),
+    micro_batches=(1, 3, 4, 8, 16),
     recompute=("none", "full"),
-    schedules=(("1f1b", (1,)), ("interleaved_1f1b", (2,)), ("zbv", (2,))),
+    schedules=(("1f1b", (1,)), ("interleaved_1f1b", (2, 5)), ("zbv", (2,))),
     shard_nodes=(0, 1),
 )
 """Few options of FULL_SPACE, to find the degrees for which the others are tried."""
+
+QUICK_SPACE = Space(micro_batches=(1, 2, 4), schedules=(("1f1b", (1,)),), uneven=False)
+"""The options that decide whether another batch size would be faster."""
 
 SIMPLEST_OPTIONS: dict[str, Any] = {
     "vp": 1,

@@ -188,14 +188,22 @@ def closest(spec: ModelSpec, goal: Goal, seq: int | None = None) -> IndexEntry:
     return min(candidates, key=lambda entry: _distance(entry, spec, seq))
 
 
-def _distance(entry: IndexEntry, spec: ModelSpec, seq: int | None) -> tuple[int, float, float]:
+def _distance(entry: IndexEntry, spec: ModelSpec, seq: int | None) -> tuple[float, ...]:
     other = find(entry.model)
     differing = sum(
         mine != theirs for mine, theirs in zip(architecture_class(spec), architecture_class(other), strict=True)
     )
     size = abs(log2(max(spec.params.total, 1) / max(other.params.total, 1)))
     bonus = FAMILY_HEAD_START if spec.family == other.family else 0.0
-    return differing, max(size - bonus, 0.0) if bonus else size, abs(log2((seq or entry.seq_length) / entry.seq_length))
+    return (
+        differing,
+        max(size - bonus, 0.0) if bonus else size,
+        (spec.num_layers, spec.hidden, spec.vocab) != (other.num_layers, other.hidden, other.vocab),
+        size,
+        entry.family != spec.family,  # recipes of another trainer for a model of this family
+        abs(log2((seq or entry.seq_length) / entry.seq_length)),
+        entry.seq_length,
+    )
 
 
 def architecture_class(spec: ModelSpec) -> tuple[str, str, str]:

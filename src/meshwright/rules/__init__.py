@@ -31,7 +31,17 @@ from meshwright.rules import (  # noqa: F401  # importing a subject registers it
     vision,
     weights,
 )
-from meshwright.rules.evaluate import applicable, check, fix_texts, illegal_by_rule, legal, message, try_fixes
+from meshwright.rules.evaluate import (
+    applicable,
+    check,
+    fix_texts,
+    illegal_by_rule,
+    joint_change,
+    legal,
+    message,
+    one_fix,
+    try_fixes,
+)
 from meshwright.rules.refusal import RefusedError
 from meshwright.rules.rule import RULES, SEVERITIES, Finding, Rule, Severity, all_rules
 
@@ -47,7 +57,9 @@ __all__ = [
     "check",
     "fix_texts",
     "illegal_by_rule",
+    "joint_change",
     "legal",
     "message",
+    "one_fix",
     "try_fixes",
 ]

@@ -114,13 +114,27 @@ def _finding_of(rule: Rule, case: Case, fix: tuple[str, ...]) -> Finding:
 
 
 def _fixes_together(case: Case, broken: Sequence[Rule], search: Search | None) -> dict[str, Change]:
-    """Return the change for every error that has one; all changes can be made at once and break no other error rule.
+    """Return the change for every error that has one; all changes can be made at once and break no other error rule."""
+    resolved, total = _fixed_in_turn(case, broken, search)
+    intact = [r for r in applicable(case, ("error",)) if r not in broken]
+    by_id = {r.id: r for r in broken}
+    return {id: _smallest_part(by_id[id], case, intact, total, step) for id, step in resolved.items()}
+
+
+def joint_change(case: Case) -> Change:
+    """Return one change from the rules' own fixes for as many errors of a case as possible."""
+    broken = [r for r in applicable(case, ("error",)) if bool(r.broken(case))]
+    return _fixed_in_turn(case, broken, None)[1]
+
+
+def _fixed_in_turn(case: Case, broken: Sequence[Rule], search: Search | None) -> tuple[dict[str, Change], Change]:
+    """Return the change that resolved each error, and all of them together.
 
     The errors are fixed one after the other, each on the case that the changes before it lead to. So no two changes
     set one field to different values, and the last case breaks only errors that no change resolves.
     """
     errors = applicable(case, ("error",))
-    resolved: dict[str, Change] = {}  # the change that resolved each rule's finding
+    resolved: dict[str, Change] = {}
     total: Change = {}
     left = list(broken)
     while step := _next_step(case.replace(**total), errors, left, search):
@@ -128,10 +142,7 @@ def _fixes_together(case: Case, broken: Sequence[Rule], search: Search | None) -
         still = [r for r in left if bool(r.broken(case.replace(**total)))]
         resolved |= {r.id: step for r in left if r not in still}
         left = still
-    total = {name: value for name, value in total.items() if value != getattr(case, name)}
-    intact = [r for r in errors if r not in broken]
-    by_id = {r.id: r for r in broken}
-    return {id: _smallest_part(by_id[id], case, intact, total, step) for id, step in resolved.items()}
+    return resolved, {name: value for name, value in total.items() if value != getattr(case, name)}
 
 
 def _next_step(case: Case, errors: Sequence[Rule], left: Sequence[Rule], search: Search | None) -> Change | None:
@@ -186,6 +197,11 @@ def try_fixes(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> t
     The fix of a warning avoids new warnings if possible. `broken` are the ids of the rules that the case breaks, if
     the caller has them already.
     """
+    return _overrides(one_fix(rule, case, broken))
+
+
+def one_fix(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> Change:
+    """Return the change of `try_fixes` by flat name; empty if there is none."""
     other_rules = [r for r in applicable(case, ("error", "warning")) if r is not rule]
     if broken is None:
         broken = frozenset(r.id for r in other_rules if bool(r.broken(case)))
@@ -196,7 +212,7 @@ def try_fixes(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> t
         change = _try_one_change(rule, case, kept_errors)
     if change is None and rule.severity == "error":
         change = _try_two_changes(rule, case, kept_errors)
-    return _overrides(change)
+    return change or {}
 
 
 def _working_changes(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:

@@ -266,21 +266,6 @@ def unneeded_offload(c: Case) -> Column:
 
 
 @rule(
-    "memory.gathers-every-micro-batch",
-    "advice",
-    "reshard_after_forward",
-    engines=("meshwright", "torchtitan", "automodel"),
-    message="with pp={pp}, every stage gathers its parameters for each of {accumulation} micro batches",
-    symptom="FSDP traffic grows with the number of micro batches",
-    cause="parameters freed after each forward are gathered again, although there is memory to keep them",
-    fixes=({"reshard_after_forward": [False]},),
-)
-def gathers_every_micro_batch(c: Case) -> Column:
-    gathers = (c.strategy == "fsdp2") & (c.pp > 1) & (c.shard > 1) & c.reshard_after_forward
-    return gathers & _leaves_headroom(c, reshard_after_forward=False)
-
-
-@rule(
     "memory.underused",
     "advice",
     "micro_batch_size",

@@ -27,19 +27,25 @@ def nearest_first(values: Sequence[int], current: int) -> list[int]:
     return sorted(values, key=lambda v: (abs(log(max(v, 1) / max(current, 1))), v))
 
 
+def _possible(case: Case, name: str) -> list[int]:
+    """Return the divisors of the GPU count; tensor parallelism stays inside the fast links of a node."""
+    most = int(case.nvlink_domain) if name == "tp" else int(case.world)
+    return [d for d in divisors(int(case.world)) if d <= most]
+
+
 def degrees(name: str) -> Values:
-    """Return divisors of the GPU count, closest to the current degree first."""
-    return lambda case: nearest_first(divisors(int(case.world)), int(getattr(case, name)))
+    """Return possible degrees, closest to the current one first."""
+    return lambda case: nearest_first(_possible(case, name), int(getattr(case, name)))
 
 
 def larger(name: str) -> Values:
-    """Return divisors of the GPU count above the current degree, smallest first."""
-    return lambda case: [d for d in divisors(int(case.world)) if d > int(getattr(case, name))]
+    """Return possible degrees above the current one, smallest first."""
+    return lambda case: [d for d in _possible(case, name) if d > int(getattr(case, name))]
 
 
 def smaller(name: str) -> Values:
-    """Return divisors of the GPU count below the current degree, largest first."""
-    return lambda case: [d for d in reversed(divisors(int(case.world))) if d < int(getattr(case, name))]
+    """Return possible degrees below the current one, largest first."""
+    return lambda case: [d for d in reversed(_possible(case, name)) if d < int(getattr(case, name))]
 
 
 def divisors_of(name: str, field: str) -> Values:
@@ -48,14 +54,16 @@ def divisors_of(name: str, field: str) -> Values:
 
 
 def multiples(field: str, unit: Callable[[Case], Column]) -> Values:
-    """Return the multiples of a unit on both sides of the field's current value, the lower one first."""
+    """Return the multiples of a unit on both sides of the field's current value, the nearer one first."""
 
-    def around(case: Case) -> list[int]:
+    def both_sides(case: Case) -> list[int]:
         step = max(int(unit(case)), 1)
-        lower = int(getattr(case, field)) // step * step
-        return [value for value in (lower, lower + step) if value > 0]
+        current = int(getattr(case, field))
+        lower = current // step * step
+        around = sorted((lower, lower + step), key=lambda value: abs(value - current))
+        return [value for value in around if value > 0]
 
-    return around
+    return both_sides
 
 
 def without(field: str, unwanted: Callable[[Case], Collection[str]]) -> Values:

@@ -39,10 +39,6 @@ def _state(base: float) -> Any:
     return lambda c: {"optimizer": base / (c.tp * c.pp)}
 
 
-def _gathered(c: Case) -> dict[str, Any]:
-    return {"buffers": 2.0 if c.reshard_after_forward else 6.0}
-
-
 def _offloaded(c: Case) -> dict[str, Any]:
     return {"optimizer": 0.0 if c.offload == "optimizer" else 20.0}
 
@@ -246,7 +242,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"memory": _activations(100.0)},
     ),
     "memory.offload-not-needed": ({"memory": _offloaded, "offload": "optimizer"}, {"offload": "none"}),
-    "memory.gathers-every-micro-batch": ({"memory": _gathered, "pp": 2}, {"reshard_after_forward": False}),
     "memory.underused": ({"memory": _activations(5.0)}, {"micro_batch_size": 8}),
     # weights
     "weights.quantized": ({"spec": GPTQ, "goal": "sft", "dataset": "squad"}, {"goal": "pretrain", "dataset": "mock"}),

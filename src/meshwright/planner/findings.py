@@ -1,0 +1,89 @@
+"""The findings of a case and its one repair: the same for `recommend`, `plan`, `check`, `train` and `launch`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from meshwright import costs, rules
+from meshwright.planner.missing_fixes import explain_missing, layout_fix
+from meshwright.planner.plan import Repair
+from meshwright.planner.repair import Change, as_repair, errors_of, find_repair
+from meshwright.planner.search import as_overrides, has_headroom
+from meshwright.recipes import overrides as override
+from meshwright.recipes.case import Case
+from meshwright.rules import SEVERITIES, Finding, Severity
+
+ADVISE_BELOW = 0.99  # of the step time
+FOR_MEMORY = ("memory.tight", "memory.uncertain")
+"""Findings whose fixes save memory; they need not be faster."""
+
+
+class Examined(NamedTuple):
+    """The findings of a case, and the repair if there are errors or several fixes."""
+
+    findings: tuple[Finding, ...]
+    repair: Repair | None
+
+
+def examine(case: Case, typed: Collection[str] = (), severities: Sequence[Severity] = SEVERITIES) -> Examined:
+    """Return the findings of a case with their fixes, and one repair; `typed` are fields the user set, by flat name."""
+    if errors_of(case):
+        return _with_errors(case, typed, severities)
+    found = tuple(explain_missing(_drop_useless_fixes(rules.check(case, severities), case), case))
+    fixable = [one for one in found if one.severity == "warning" and one.fix]
+    change = _together(case, fixable) if len(fixable) > 1 else {}
+    return Examined(found, as_repair(case, change, fixable))
+
+
+def _with_errors(case: Case, typed: Collection[str], severities: Sequence[Severity]) -> Examined:
+    """Return the findings of a case that cannot run: every error has the same fix, and advice waits for a layout."""
+    change = find_repair(case, typed)
+    if not change:
+        found = rules.check(case, [s for s in severities if s != "advice"], search=layout_fix)
+        return Examined(tuple(explain_missing(found, case)), None)
+    found = rules.check(case, [s for s in severities if s != "advice"], fixes=False)
+    after, fix = case.replace(**change), as_overrides(change)
+    findings = tuple(_repaired(one, fix, after) for one in found)
+    return Examined(findings, as_repair(case, change, findings))
+
+
+def _repaired(finding: Finding, fix: tuple[str, ...], after: Case) -> Finding:
+    rule = rules.all_rules()[finding.rule]
+    if not bool(rule.broken(after)):
+        return msgspec.structs.replace(finding, fix=fix)
+    own = rules.try_fixes(rule, after)
+    no_fix = "" if own else "no setting resolves it without breaking another rule"
+    return msgspec.structs.replace(finding, fix=own, no_fix=no_fix)
+
+
+def _together(case: Case, findings: Iterable[Finding]) -> Change:
+    """Return one change that resolves several warnings; empty if their fixes cannot be combined."""
+    change: Change = {}
+    resolved = [rules.all_rules()[one.rule] for one in findings]
+    for rule in resolved:
+        trial = case.replace(**change)
+        if bool(rule.broken(trial)):
+            change |= rules.one_fix(rule, trial)
+    trial = case.replace(**change)
+    return {} if errors_of(trial) or any(bool(rule.broken(trial)) for rule in resolved) else change
+
+
+def _drop_useless_fixes(findings: Iterable[Finding], case: Case) -> Iterator[Finding]:
+    """Keep advice only if following it is faster and leaves headroom; warnings stay, but lose such a fix."""
+    for finding in findings:
+        of_memory = finding.rule in FOR_MEMORY
+        about_layout = bool(finding.fix) and all(key.startswith("layout.") for key in finding.fix)
+        if finding.severity == "error" or of_memory or not about_layout or _helps(finding, case):
+            yield finding
+        elif finding.severity == "warning":
+            tried = f"{' '.join(finding.fix)} resolves it, but is not faster here or leaves too little memory"
+            yield msgspec.structs.replace(finding, fix=(), no_fix=tried)
+
+
+def _helps(finding: Finding, case: Case) -> bool:
+    price = costs.estimate(case.rebuild(override.apply(case.recipe, finding.fix)))
+    headroom = has_headroom(float(price.memory.total), case)
+    return headroom and float(price.step_s) <= ADVISE_BELOW * float(case.cached(costs.estimate).step_s)

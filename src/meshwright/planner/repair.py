@@ -1,0 +1,179 @@
+"""One repair per answer: the smallest joint change that removes every error, and the overrides that contradict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from math import log2
+from typing import Any
+
+import numpy as np
+
+from meshwright import costs, rules
+from meshwright.planner.explain import with_value
+from meshwright.planner.missing_fixes import layout_fix
+from meshwright.planner.plan import Contradiction, Repair
+from meshwright.planner.search import SEARCHED_NAMES, ScoredBatch, as_overrides, scored_layouts
+from meshwright.recipes.case import Case
+from meshwright.recipes.types import keys_by_flat_name, recipe_fields
+from meshwright.rules import Finding
+from meshwright.rules.search_values import divisors
+
+Change = dict[str, Any]  # values by flat name
+COUNTED = ("strategy", "tp", "pp", "vp", "cp", "ep", "etp", "dp_replicate", "micro_batch_size", "recompute", "offload")
+"""Fields that count as changes of a layout; the others follow from them."""
+SINGLE = ("tp", "pp", "cp", "ep", "micro_batch_size", "recompute")
+TYPED_WEIGHT = 100  # a field that the user set counts more than all others together
+
+
+def find_repair(case: Case, typed: Collection[str] = ()) -> Change:
+    """Return the smallest change that leaves no error; empty if there is none or nothing to repair.
+
+    `typed` are fields the user set, by flat name: they change last. Contract fields change only if no layout works.
+    """
+    if not errors_of(case):
+        return {}
+    joint = rules.joint_change(case)
+    outside = {name: value for name, value in joint.items() if name not in SEARCHED_NAMES}
+    tried = [joint, *_single_changes(case), *_searched(case, {}, typed)]
+    if outside:
+        tried += _searched(case, outside, typed)
+    works = [change for change in tried if change and not errors_of(case.replace(**change))]
+    if not works:  # levers that save memory
+        lean = layout_fix(case, frozenset()) or {}
+        works = [lean] if lean and not errors_of(case.replace(**lean)) else []
+    if not works:
+        return {}
+    smallest = _minimal(case, min(works, key=lambda change: _cost(case, change, typed)))
+    return _with_warnings(case, smallest)
+
+
+def _with_warnings(case: Case, change: Change) -> Change:
+    """Return the change with fixes of warnings that it leaves, if they keep the contract and cost no time."""
+    for rule in rules.applicable(case, ("warning",)):
+        after = case.replace(**change)
+        if not (bool(rule.broken(case)) and bool(rule.broken(after))):
+            continue
+        fix = rules.one_fix(rule, after)
+        both = case.replace(**change, **fix) if fix and not fix.keys() & change.keys() else after
+        slower = float(costs.step_time(both).step_s) > float(costs.step_time(after).step_s)
+        if both is not after and not _contract(fix) and not slower and len(_warnings(both)) < len(_warnings(after)):
+            change = {**change, **fix}
+    return change
+
+
+def errors_of(case: Case) -> list[str]:
+    """Return the ids of the error rules that a case breaks."""
+    return [r.id for r in rules.applicable(case, ("error",)) if bool(r.broken(case))]
+
+
+def _warnings(case: Case) -> list[str]:
+    return [r.id for r in rules.applicable(case, ("warning",)) if bool(r.broken(case))]
+
+
+def _cost(case: Case, change: Change, typed: Collection[str]) -> tuple[float, ...]:
+    """Rank changes: contract fields, the user's own values, fields and warnings together, their size, step time."""
+    changed = case.replace(**change)
+    counted = [name for name in change if name in COUNTED or name not in SEARCHED_NAMES]
+    fields = len(counted) + len(_warnings(changed))
+    own = sum(name in typed for name in change)
+    return (_contract(change), own, fields, _size(case, change), float(costs.step_time(changed).step_s))
+
+
+def _size(case: Case, change: Change) -> float:
+    """Return how far degrees and batch sizes move, in doublings."""
+    numbers = [(getattr(case, name), value) for name, value in change.items() if type(value) is int]
+    return sum(abs(log2(new / old)) for old, new in numbers if old > 0 and new > 0)
+
+
+def _contract(change: Iterable[str]) -> int:
+    fields, keys = recipe_fields(), keys_by_flat_name()
+    return sum(fields[keys[name]].kind == "contract" for name in change)
+
+
+def _single_changes(case: Case) -> Iterator[Change]:
+    """Yield layouts that differ in one field, with what follows from it."""
+    for name in SINGLE:
+        for value in _values(case, name):
+            changed = with_value(case, name, value)
+            yield {n: getattr(changed, n) for n in SEARCHED_NAMES if getattr(changed, n) != getattr(case, n)}
+
+
+def _values(case: Case, name: str) -> list[Any]:
+    if name == "recompute":
+        return ["none", "selective", "full"]
+    total = {"ep": int(case.experts), "micro_batch_size": max(int(case.global_batch_size) // int(case.dp), 1)}
+    found = divisors(max(total.get(name, int(case.world)), 1))
+    return [d for d in found if d <= {"tp": case.nvlink_domain, "pp": case.layers}.get(name, d)]
+
+
+def _searched(case: Case, outside: Change, typed: Collection[str]) -> Iterator[Change]:
+    """Yield the legal layout that fits and differs least, next to changes of fields outside the search."""
+    changed = case.replace(**outside)
+    batches = scored_layouts(changed, {})
+    nearest = min((_nearest(case, batch, typed) for batch in batches if batch.fits.any()), default=None)
+    if nearest is None:
+        return
+    _, _, place, row = nearest
+    batch = next(b for b in batches if id(b) == place)
+    layout = batch.row(row).layout
+    yield {**outside, **{name: value for name, value in layout.items() if value != getattr(case, name)}}
+
+
+def _nearest(case: Case, batch: ScoredBatch, typed: Collection[str]) -> tuple[float, float, int, int]:
+    """Return how much the nearest layout of a batch changes, its step time and its place."""
+    weight = np.where(batch.fits, 0.0, np.inf)
+    for name in COUNTED:
+        differs = np.broadcast_to(getattr(batch.case, name) != getattr(case, name), weight.shape)
+        weight = weight + differs * float(TYPED_WEIGHT if name in typed else 1)
+    row = int(np.lexsort((batch.step_s, weight))[0])
+    return float(weight[row]), float(batch.step_s[row]), id(batch), row
+
+
+def _minimal(case: Case, change: Change) -> Change:
+    """Return the change without fields that need not change: no error and no other warning without them."""
+    most = len(_warnings(case.replace(**change)))
+    for name in sorted(change, key=lambda one: one in COUNTED):
+        rest = {n: value for n, value in change.items() if n != name}
+        trial = case.replace(**rest)
+        if rest and not errors_of(trial) and len(_warnings(trial)) <= most:
+            change = rest
+    return change
+
+
+def as_repair(case: Case, change: Change, findings: Sequence[Finding]) -> Repair | None:
+    """Return the change as the repair of a case, with what it removes, leaves and costs."""
+    if not change:
+        return None
+    changed = case.replace(**change)
+    price = costs.estimate(changed)
+    after = {*errors_of(changed), *_warnings(changed)}
+    return Repair(
+        overrides=as_overrides(change),
+        removes=tuple(f.rule for f in findings if f.severity != "advice" and f.rule not in after),
+        leaves=tuple(sorted(after)),
+        contract=bool(_contract(change)),
+        step_s=float(price.step_s),
+        total_gib=float(price.memory.total),
+    )
+
+
+def error_messages(case: Case) -> list[str]:
+    """Return the messages of the error rules that a case breaks."""
+    return [rules.message(r, case) for r in rules.applicable(case, ("error",)) if bool(r.broken(case))]
+
+
+def contradiction(overrides: Sequence[str], errors: Callable[[Sequence[str]], list[str]]) -> Contradiction | None:
+    """Return the smallest set of overrides that cannot be combined; None if one of them, or none, is at fault.
+
+    `errors` returns the messages that hold for some of the overrides, empty if they can be combined.
+    """
+    if len(overrides) < 2 or errors(()) or not errors(overrides):
+        return None
+    kept = list(overrides)
+    for one in overrides:
+        rest = [text for text in kept if text != one]
+        if errors(rest):
+            kept = rest
+    if len(kept) < 2:
+        return None
+    return Contradiction(overrides=tuple(kept), reason=errors(kept)[0], fix=tuple(f"remove {one}" for one in kept))
