@@ -30,6 +30,7 @@ from meshwright.frameworks import (
 from meshwright.models import ModelSpec
 from meshwright.parsing import one_of
 from meshwright.recipes import overrides as override
+from meshwright.recipes.case import model_of
 from meshwright.recipes.types import ENGINES, Recipe
 
 
