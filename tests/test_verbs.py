@@ -38,6 +38,10 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
     "estimate": (("estimate", RECIPE), ("estimate", RECIPE, "layout.tp=3")),
     "check": (("check", RECIPE, "--gpus", "16xA100-80"), ("check", "run.sh", RECIPE, "--gpus", "8xH100")),
     "export": (("export", RECIPE, "--to", "megatron-lm", "--gpus", "8xH100"),),
+    "compare": (
+        ("compare", "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "--engines", "meshwright,kempnerforge"),
+        ("compare", RECIPE, "llama3_8b_sft_config", "--gpus", "8xH100"),
+    ),
     "import": (("import", "run.sh", "--gpus", "8xH100", "--model", "llama3-8b"),),
     "doctor": (("doctor", "train.log", "--recipe", RECIPE, "--gpus", "8xH100"),),
     "launch": (LAUNCH,),
@@ -55,6 +59,7 @@ ADDRESSES = {
     "size": "size?model=llama3-8b&gpu=H100&goal=sft",
     "estimate": f"estimate?target={RECIPE}",
     "check": f"check?target={RECIPE}",
+    "compare": f"compare?target={RECIPE}&more=llama3_8b_sft_config",
     "export": f"export?target={RECIPE}&to=torchtitan",
     "recipes": "recipes?query=llama",
     "recipe": f"recipes/{RECIPE}?format=toml",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.choices import ENGINES
 from meshwright.recipes import files
 
 MEGATRON = """\
@@ -244,3 +245,84 @@ def test_launch_writes_the_recipe_of_a_file(meshwright: Any, folder: Path) -> No
     other = meshwright("launch", "titan.toml", "--to", "megatron-lm", *words[2:-2], "mlm_jobs", "--json")
     assert other.code == 0, other.out
     assert any("pretrain_gpt.py" in text for text in other.json["files"].values())
+
+
+def test_recommend_keeps_the_contract_of_a_file(meshwright: Any, folder: Path) -> None:
+    first = meshwright("estimate", "train.sh", "--json").json
+    answer = meshwright("recommend", "train.sh", "--json").json
+    assert answer["contract"] == first["contract"]
+    assert answer["question"]["engine"] == "megatron"
+    assert [one["field"] for one in answer["question"]["assumed"]] == ["gpu"]
+    elsewhere = meshwright("recommend", "titan.toml", "--gpus", "16xH100", "--engine", "meshwright", "--json")
+    assert elsewhere.code == 0
+    assert elsewhere.json["contract"]["global_batch_size"] == 16
+    assert " titan.toml " in elsewhere.json["commands"]["meshwright"]
+    missing = meshwright("recommend", "llama3-8b", "--gpus", "8xH100", "--json")
+    assert (missing.code, missing.json["error"]["field"]) == (2, "goal")
+
+
+def test_compare_puts_one_job_on_all_engines(meshwright: Any, folder: Path) -> None:
+    answer = meshwright("compare", "titan.toml", "--gpus", "8xH100", "--json").json
+    sides = {one["name"]: one for one in answer["sides"]}
+    assert sides.keys() == set(ENGINES)
+    assert [one["rank"] for one in answer["sides"]] == list(range(1, len(ENGINES) + 1))
+    contracts = [side["contract"] for side in sides.values()]
+    assert all(contract == contracts[0] for contract in contracts)
+    assert {one["field"] for one in sides["deepspeed"]["lost"]} >= {"data.seq_length"}
+    for side in sides.values():
+        assert side["reasons"]
+        if side["ok"]:
+            band = side["estimate"]["band"]
+            assert band["step_low_s"] < side["estimate"]["step_s"] < band["step_high_s"]
+    best = answer["sides"][0]
+    assert best["name"] in answer["answer"]
+    # the file is for torchtitan: unless another engine is faster beyond the uncertainty, nothing is converted
+    fastest = max(side["relative_speed"] for side in sides.values() if side["ok"])
+    titan = sides["torchtitan"]
+    if fastest / titan["relative_speed"] < 1.1:
+        assert best["name"] == "torchtitan"
+
+
+def test_compare_says_what_each_engine_cannot_do(meshwright: Any, folder: Path) -> None:
+    words = ("compare", "llama3-8b", "--gpus", "8xH100", "--goal", "lora", "--engines", "all", "--json")
+    sides = {one["name"]: one for one in meshwright(*words).json["sides"]}
+    assert "adapters" in sides["kempnerforge"]["reasons"][0]
+    assert "fine-tuning" in sides["torchtitan"]["reasons"][0]
+    assert sides["meshwright"]["ok"]
+    assert not sides["torchtitan"]["ok"]
+    words = (
+        "compare",
+        "llama3_70b_pretrain_config",
+        "--gpus",
+        "64xH100",
+        "layout.cp=2",
+        "--engines",
+        "kempnerforge,megatron",
+    )
+    answer = meshwright(*words, "--json").json
+    limits = {one["name"]: {c["field"]: c["effect"] for c in one["cannot"]} for one in answer["sides"]}
+    assert limits["kempnerforge"].get("layout.cp") == "refused" or not answer["sides"][-1]["ok"]
+    assert "layout.cp" not in limits["megatron"]
+
+
+def test_compare_two_files(meshwright: Any, folder: Path) -> None:
+    (folder / "full.sh").write_text(
+        MEGATRON.replace(
+            "--recompute-activations",
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
+        )
+    )
+    answer = meshwright("compare", "full.sh", "train.sh", "--gpus", "4x8xH100", "--json")
+    assert answer.code == 0
+    assert answer.json["targets"] == ["full.sh", "train.sh"]
+    changed = {one["field"]: one["values"] for one in answer.json["differences"]}
+    assert changed["layout.recompute"] == ["full", "selective"]
+    assert "data.seq_length" not in changed
+    assert answer.json["sides"][0]["name"] == "train.sh"
+    single = meshwright("estimate", "full.sh", "--gpus", "4x8xH100", "--json").json
+    assert answer.json["sides"][1]["estimate"] == single["estimate"]
+    several = meshwright("compare", "full.sh", "train.sh", "--engines", "all", "--json")
+    assert (several.code, several.json["error"]["field"]) == (2, "engines")
+    wrong = meshwright("compare", "full.sh", "--engines", "megatorn", "--json")
+    assert wrong.code == 2
+    assert "megatron" in wrong.json["error"]["message"]

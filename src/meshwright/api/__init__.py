@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.catalogues import *  # noqa: F403
     from meshwright.api.checks import *  # noqa: F403
+    from meshwright.api.comparison import *  # noqa: F403
     from meshwright.api.completion import *  # noqa: F403
     from meshwright.api.diagnosis import *  # noqa: F403
     from meshwright.api.dry_run import *  # noqa: F403
@@ -26,6 +27,7 @@ _NAMES = {
     "api.catalogues": "find_model find_recipes gpu_catalogue model_part recipe"
     " recipe_text rule_catalogue verification_reports",
     "api.checks": "check check_response export",
+    "api.comparison": "compare compare_response",
     "api.completion": "starting_with",
     "api.diagnosis": "diagnose doctor_response",
     "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",
@@ -35,6 +37,7 @@ _NAMES = {
     "api.model_list": "model_catalogue",
     "api.planning": "estimate plan plan_response plans_response recommend size timeline",
     "api.responses": "to_json",
+    "api.resolve": "is_recipe",
     "api.targets": "is_target",
     "api.run": "bench convert evaluate generate launch launch_response tokenize train train_response watch",
     "choices": "ENGINES FRAMEWORKS GOALS",

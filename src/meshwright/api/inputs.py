@@ -67,6 +67,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     flag: str = ""  # command-line option; --field-name if empty
     other_flags: tuple[str, ...] = ()  # other spellings of the option
     positional: bool = False
+    needed: bool = False  # required, unless a recipe or file given as the target has it
     words: bool = False  # takes the further words of a command line that are no KEY=VALUE
     metavar: str = ""
     complete: str = ""  # kind of names that the shell completes
@@ -135,7 +136,8 @@ def _field(info: msgspec.structs.FieldInfo, hint: Any) -> Field:
     parts = list(_parts(hint))
     types = tuple(one for one in (str, int, float, bool) if one in parts or (one is str and Literal in parts))
     default = None if info.required or info.default is msgspec.NODEFAULT else info.default
-    return Field(info.name, types, Sequence in parts, info.required, default, _input(parts))
+    declared = _input(parts)
+    return Field(info.name, types, Sequence in parts, info.required or declared.needed, default, declared)
 
 
 def _input(parts: Sequence[Any]) -> Input:
@@ -202,6 +204,8 @@ def read(
 
 def _require(fields: Sequence[Field], values: Mapping[str, Any], texts: Mapping[str, Text], surface: Surface) -> None:
     missing = [field for field in fields if field.required and field.name not in values]
+    if any(field.input.needed for field in missing) and _names_recipe(fields, values, surface):
+        missing = [field for field in missing if not field.input.needed]
     if not missing:
         return
     first = missing[0]
@@ -210,6 +214,24 @@ def _require(fields: Sequence[Field], values: Mapping[str, Any], texts: Mapping[
     else:
         names = [" or ".join(_accepted(field, texts, surface)) for field in missing]
     raise InputError(f"{', '.join(names)} required", field=first.name, fix=first.fix(surface))
+
+
+def _names_recipe(fields: Sequence[Field], values: Mapping[str, Any], surface: Surface) -> bool:
+    """Return whether the target is a recipe or a file, which have GPUs and a goal; remote files come as texts."""
+    from meshwright.api.resolve import is_recipe
+    from meshwright.recipes.index import is_known
+
+    target = next((field for field in fields if field.input.texts and field.name in values), None)
+    if target is None:
+        return False
+    value = str(values[target.name])
+    if surface == "cli":
+        return is_recipe(value)
+    return is_known(value) or any(text.named_by and _is_sent(text, values, value) for text in target.input.texts)
+
+
+def _is_sent(text: Text, values: Mapping[str, Any], file: str) -> bool:
+    return file in (text.file, text.json_file, values.get(text.named_by))
 
 
 def _accepted(field: Field, texts: Mapping[str, Text], surface: Surface) -> list[str]:

@@ -24,22 +24,33 @@ from meshwright.api.responses import (
     estimate_part,
     finding_parts,
 )
-from meshwright.api.targets import Job, job_for, own_recipe, stated_goal, stated_gpus
+from meshwright.api.targets import GOAL_FIX, Job, job_for, own_recipe, stated_goal, stated_gpus
 from meshwright.costs.timeline import ScheduledPass
 from meshwright.errors import InputError
 from meshwright.frameworks import ImportedFile
 from meshwright.notes import note
 from meshwright.parsing import price_per_hour, sequence_length, token_budget
 from meshwright.planner import Plan, Question, Ranking, Sizing
-from meshwright.recipes.types import ENGINES
+from meshwright.recipes.types import ENGINES, Recipe
+
+Asked = requests.Recommend | requests.Plan | requests.Estimate
+"""Requests about a model, a recipe or a file."""
 
 
 @verb(requests.Recommend)
 def recommend(request: requests.Recommend) -> Plan:
     """Return the plan for a model on a cluster: recipe, layout, memory, speed and findings."""
-    question = _question(request, typed_model(request.model), request.goal, request.gpus, request.benchmark)
+    job = named_job(request, request.model, request.train_model)
+    if job is None:
+        for name, value in (("gpus", request.gpus), ("goal", request.goal)):
+            if value is None:
+                fix = ("--gpus 8xH100",) if name == "gpus" else GOAL_FIX
+                raise InputError("required for a model", field=name, fix=fix)
+        question = _question(request, typed_model(request.model), *_given(request), request.benchmark)
+    else:
+        question = job_question(request, job)
     _price(request, question), token_budget(request.tokens)  # refused before the search
-    found = planner.recommend(question, request.overrides)
+    found = planner.recommend(question, request.overrides, None if job is None else job.on(question.engine))
     if request.save:
         from meshwright.api.catalogues import save_recipe  # 10 ms that other recommendations save
 
@@ -47,10 +58,14 @@ def recommend(request: requests.Recommend) -> Plan:
     return found
 
 
+def _given(request: requests.Recommend) -> tuple[str, str | int]:
+    return str(request.goal), request.gpus if request.gpus is not None else ""
+
+
 @verb(requests.Plan)
 def plan(request: requests.Plan) -> Ranking:
     """Return the fastest plans of all legal layouts for a model or recipe, and why others were dropped."""
-    job = named_job(request)
+    job = named_job(request, request.target, request.model)
     if job is None:
         model, goal = model_and_goal(str(request.target), request.goal)
         if request.gpus is None:
@@ -133,47 +148,51 @@ def _budget(plan: Plan, request: requests.Recommend | requests.Estimate | None) 
 @verb(requests.Estimate)
 def estimate(request: requests.Estimate) -> Plan:
     """Return the estimate of exactly this layout: the recipe's own with overrides, nothing searched."""
-    job = named_job(request)
+    job = named_job(request, request.target, request.model)
     if job is not None:
         question = job_question(request, job)
         _price(request, question), token_budget(request.tokens)
         if job.imported is not None and question.engine == job.engine:
             return _plan_of_file(request, question, job.imported)
         return planner.plan_fixed(question, job.on(question.engine), request.overrides)
+    question = model_question(request)
+    base, target = None, str(request.target)
+    if models.is_path(question.model_ref):  # it has no recipe whose layout could be estimated: as dryrun and check do
+        base = own_recipe(planner.recommend(question, request.overrides))
+        note(f"{target}: the layout is the recommended one with your overrides; layout.KEY=VALUE sets another")
+    return planner.plan_fixed(question, base, request.overrides)
+
+
+def model_question(request: requests.Estimate) -> Question:
+    """Return the question about a model: a user's own has a default goal and default GPUs."""
     target, gpus = str(request.target), request.gpus
     require_known(target)
     model = typed_model(target)
     if gpus is None and not models.is_path(model.strip()):
         raise InputError("required to estimate a model without a recipe", field="gpus", fix=("--gpus 8xH100",))
     goal = request.goal or stated_goal(model)
-    question = _question(request, model, goal, gpus or stated_gpus(model, goal))
-    base = None
-    if models.is_path(model.strip()):  # it has no recipe whose layout could be estimated: as dryrun and check do
-        base = own_recipe(planner.recommend(question, request.overrides))
-        note(f"{target}: the layout is the recommended one with your overrides; layout.KEY=VALUE sets another")
-    return planner.plan_fixed(question, base, request.overrides)
+    return _question(request, model, goal, gpus or stated_gpus(model, goal))
 
 
-def named_job(request: requests.Estimate | requests.Plan) -> Job | None:
+def named_job(request: Asked, target: str | Recipe, model: str | None) -> Job | None:
     """Return the recipe or file that a request names; None for a model."""
-    target = request.target
     if isinstance(target, str) and not is_recipe(target):
-        if request.framework is not None or request.model is not None:
-            field = "framework" if request.framework is not None else "model"
-            reason = "applies to recipes and files, and the target is neither"
-            raise InputError(reason, field=field, value=getattr(request, field), fix=(f"remove --{field}",))
+        for field, value in (("framework", request.framework), ("model", model)):
+            if value is not None:
+                reason = "applies to recipes and files, and the target is neither"
+                raise InputError(reason, field=field, value=value, fix=(f"remove --{field}",))
         return None
     overrides = [*request.overrides, *_seq_override(request)]
-    options = {"framework": request.framework, "model": request.model}
+    options = {"framework": request.framework, "model": model}
     return job_for(target, request.goal, request.gpus, overrides, request.engine, **options)
 
 
-def _seq_override(request: requests.Estimate | requests.Plan) -> tuple[str, ...]:
+def _seq_override(request: Asked) -> tuple[str, ...]:
     length = sequence_length(request.seq)
     return () if length is None else (f"data.seq_length={length}",)
 
 
-def job_question(request: requests.Estimate | requests.Plan, job: Job) -> Question:
+def job_question(request: Asked, job: Job) -> Question:
     """Return the question about a recipe or file: on its own cluster and engine unless others are requested."""
     question = _question(request, job.recipe.model, job.recipe.goal, request.gpus or job.recipe.cluster, job=job)
     typed = question.assumed if request.gpus is not None else ()  # the recipe's own cluster was not typed
@@ -448,8 +467,7 @@ def plan_response(plan: Plan, request: requests.Recommend | None = None, overrid
 
 
 def _plan_response(plan: Plan) -> PlanResponse:
-    question, no_command, contract = plan.question, launch.left_out(plan), plan.contract_dict()
-    contract["peft"] = None if contract["peft"] is None else PeftPart(**contract["peft"])
+    question, no_command = plan.question, launch.left_out(plan)
     return PlanResponse(
         question=QuestionPart(
             model=question.model_ref,
@@ -467,7 +485,7 @@ def _plan_response(plan: Plan) -> PlanResponse:
             made_for=plan.base.cluster,
             approach=plan.approach,
         ),
-        contract=Contract(**contract),
+        contract=contract_part(plan),
         layout=PlanLayout(**plan.layout_dict()),
         estimate=estimate_part(plan.estimate, plan.exists),
         changes=[copied(ChangePart, c) for c in plan.changes],
@@ -481,6 +499,13 @@ def _plan_response(plan: Plan) -> PlanResponse:
         no_command=no_command,
         notes=plan.notes or UNSET,
     )
+
+
+def contract_part(plan: Plan) -> Contract:
+    """Return the fields of a plan that determine the trained weights."""
+    contract = plan.contract_dict()
+    contract["peft"] = None if contract["peft"] is None else PeftPart(**contract["peft"])
+    return Contract(**contract)
 
 
 def estimate_response(plan: Plan, request: requests.Estimate | None = None) -> PlanResponse:

@@ -81,27 +81,23 @@ RecipeOrModel = Annotated[
         complete="targets",
     ),
 ]
-Gpus = Annotated[
-    str | int,
-    Input(
-        help="Cluster: 8xH100, 4x8xH100 (nodes × GPUs), a count; on the command line also auto or a TOML file.",
-        metavar="CLUSTER",
-        complete="clusters",
-        prompt="Which GPUs? (8xH100, 4x8xH100, auto, …)",
-        examples=("8xH100", "4x8xH200", "72xGB200"),
-    ),
-]
-Goal = Annotated[
-    str,
-    Input(
-        help="pretrain, sft (all weights) or peft (adapters); also lora, qlora, dora, fine-tune.",
-        metavar="GOAL",
-        complete="goals",
-        prompt="Which goal? (pretrain, sft, peft, lora, qlora)",
-        choices=GOALS,
-        synonyms="goal",
-    ),
-]
+GPUS = Input(
+    help="Cluster: 8xH100, 4x8xH100 (nodes × GPUs), a count; on the command line also auto or a TOML file.",
+    metavar="CLUSTER",
+    complete="clusters",
+    prompt="Which GPUs? (8xH100, 4x8xH100, auto, …)",
+    examples=("8xH100", "4x8xH200", "72xGB200"),
+)
+GOAL = Input(
+    help="pretrain, sft (all weights) or peft (adapters); also lora, qlora, dora, fine-tune.",
+    metavar="GOAL",
+    complete="goals",
+    prompt="Which goal? (pretrain, sft, peft, lora, qlora)",
+    choices=GOALS,
+    synonyms="goal",
+)
+Gpus = Annotated[str | int, GPUS]
+Goal = Annotated[str, GOAL]
 ModelGoal = Annotated[
     str,
     Input(
@@ -157,6 +153,20 @@ Engine = Annotated[
         synonyms="engine",
     ),
 ]
+ModelOrFile = Annotated[
+    str,
+    Input(
+        help="Model: a name, a Hugging Face id, or a config.json; or a recipe or another framework's config or script.",
+        positional=True,
+        metavar="MODEL|FILE",
+        complete="models",
+        prompt="Which model? (name, Hugging Face id, or config.json)",
+        examples=("llama3-8b", "Qwen/Qwen3-30B-A3B", "deepseek-v3"),
+        texts=(CONFIG_TEXT, NAMED_RECIPE_TEXT),
+    ),
+]
+NeededGpus = Annotated[str | int, msgspec.structs.replace(GPUS, needed=True)]
+NeededGoal = Annotated[str, msgspec.structs.replace(GOAL, needed=True)]
 FileEngine = Annotated[
     str,
     Input(
@@ -240,14 +250,15 @@ class Recommend(Request, frozen=True):
     """Recommend a recipe and layout for MODEL on your GPUs.
 
     Returns the recipe, its layout, memory and speed, the changes and why they were made, the findings that apply, and
-    the command that starts the training. Overrides are kept; the rest is sized around them.
+    the command that starts the training. Overrides are kept; the rest is sized around them. A recipe or another
+    framework's file keeps its contract, and its GPUs unless others are given.
     """
 
-    model: Model
-    gpus: Gpus
-    goal: Goal
+    model: ModelOrFile
+    gpus: NeededGpus | None = None
+    goal: NeededGoal | None = None
     seq: Seq | None = None
-    engine: Engine = ENGINES[0]
+    engine: FileEngine | None = None
     calibration: Calibration | None = None
     benchmark: Benchmark = False
     tokens: Tokens | None = None
@@ -258,6 +269,18 @@ class Recommend(Request, frozen=True):
     dry_run: Annotated[bool, flag("Then execute the layout at full size without GPUs (see dryrun).")] = False
     overrides: Overrides = ()
     notes: Notes = ()
+    name: FileName | None = None
+    framework: FileFramework | None = None
+    train_model: Annotated[
+        str | None,
+        Input(
+            help="Model to assume if a file does not name one.",
+            flag="--model",
+            metavar="MODEL",
+            complete="models",
+            surfaces=CLI,
+        ),
+    ] = None
 
 
 class Write(Recommend, frozen=True, kw_only=True):
@@ -444,6 +467,44 @@ class Export(Request, frozen=True):
     goal: ModelGoal | None = None
     model: OtherModel | None = None
     framework: FileFramework | None = None
+
+
+class Compare(Request, frozen=True):
+    """Compare one training on all engines, or recipes and files.
+
+    One target is put on every engine in the layout that is best there: memory, speed, what the engine does not execute,
+    what its config loses, and which one to use. Several targets are estimated as they are: fields that differ, memory
+    and speed.
+    """
+
+    target: ModelOrRecipe
+    more: Annotated[
+        Sequence[str],
+        Input(
+            help="More models, recipes or files, to compare with the first.",
+            positional=True,
+            words=True,
+            metavar="[TARGET]...",
+            max_entries=8,
+        ),
+    ] = ()
+    engines: Annotated[
+        str | None,
+        Input(
+            help=f"all, or engines separated by commas: {', '.join(ENGINES)}.",
+            metavar="ENGINES",
+            examples=("all", "meshwright,torchtitan"),
+        ),
+    ] = None
+    gpus: Gpus | None = None
+    goal: ModelGoal | None = None
+    seq: Seq | None = None
+    calibration: Calibration | None = None
+    overrides: Overrides = ()
+    notes: Notes = ()
+    name: FileName | None = None
+    framework: FileFramework | None = None
+    model: FileModel | None = None
 
 
 class Import(Request, frozen=True):

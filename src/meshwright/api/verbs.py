@@ -167,6 +167,17 @@ _TABLE = (
         calls=({"target": "llama3_8b_pretrain_config", "gpus": "8xH100", "overrides": ["layout.recompute=full"]},),
     ),
     Verb(
+        *("compare", "Plan", requests.Compare, "comparison.compare", "compare_response"),
+        examples=(
+            "meshwright compare llama3-8b --gpus 8xH100 --goal sft --engines all",
+            "meshwright compare pretrain_llama.sh --gpus 4x8xH100 --engines megatron,torchtitan",
+            "meshwright compare llama3_70b_pretrain_config my_recipe.toml --gpus 64xH100",
+        ),
+        calls=({"target": "llama3-8b", "gpus": "8xH100", "goal": "sft", "engines": "meshwright,megatron"},),
+        exits="0 one of them can run and fits, 1 none does, 2 bad input",
+        slow=True,
+    ),
+    Verb(
         *("check", "Check", requests.Check, "checks.check", "check_response"),
         examples=(
             "meshwright check llama3_8b_pretrain_config --gpus 16xA100-80",

@@ -158,6 +158,8 @@ def _models_that_fit(verb: Verb, given: dict[str, Any]) -> tuple[str, ...]:
 def _prompt_missing(request: type[Request], given: dict[str, Any]) -> dict[str, Any]:
     """Return the values; prompt for missing ones on a terminal."""
     missing = [field for field in fields_of(request) if field.required and not given.get(field.name)]
+    if any(field.input.needed for field in missing) and given.get("model") and api.is_recipe(given["model"]):
+        missing = [field for field in missing if not field.input.needed]  # a recipe or file has them
     if not missing or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return {name: value for name, value in given.items() if name not in [field.name for field in missing]}
     return given | {field.name: _prompt(field) for field in missing}

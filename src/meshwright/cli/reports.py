@@ -263,6 +263,48 @@ def export(answer: Answer, found: Any) -> None:
         titled(out, "Findings", finding_lines(answer["findings"]))
 
 
+def compare(answer: Answer, found: Any) -> None:
+    """Print engines or targets side by side, the answer with its reasons, and what differs."""
+    out = console()
+    titled(out, "Assumed", assumed_lines(answer["assumed"]))
+    rows = [_side_row(one) for one in answer["sides"]]
+    what = "engine" if answer["of"] == "engines" else "target"
+    table(rows, "", what, "layout", "GiB", "s/step", "tokens/s/GPU", "MFU")
+    titled(out, "Use" if answer["sides"][0]["ok"] else "None", [f"[bold]{escape(answer['answer'])}[/]"])
+    titled(out, "Why", [line for side in answer["sides"] for line in _side_lines(side)])
+    if "differences" in answer:
+        rows = [(d["field"], d["kind"], *map(str, d["values"])) for d in answer["differences"]]
+        if rows:
+            table(rows, "field", "kind", *answer["targets"])
+        else:
+            out.print("no field differs")
+
+
+def _side_row(side: Answer) -> tuple[str, ...]:
+    estimate = side["estimate"]
+    if estimate is None or side["layout"] is None:
+        return (str(side["rank"]), side["name"], "cannot run", "", "", "", "")
+    memory, band = estimate["memory_gib"], estimate["band"]
+    gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + ("" if estimate["fits"] else " over")
+    within = f"{estimate['step_s']:.2f} ({band['step_low_s']:.2f} to {band['step_high_s']:.2f})"
+    speed = (within, f"{estimate['tokens_per_s_per_gpu']:,.0f}", f"{estimate['mfu']:.0%}")
+    return (str(side["rank"]), side["name"], layout_summary(side["layout"]), gib, *speed)
+
+
+def _side_lines(side: Answer) -> list[str]:
+    """Return why a side has its rank, what its engine does not execute and what its config loses."""
+    lines = [f"[bold]{escape(side['name'])}[/]: {escape('; '.join(side['reasons']))}"]
+    for one in side["cannot"]:
+        instead = f", runs {one['instead']}" if one["effect"] == "ignored" else ""
+        what = f"{one['field']}={escape(str(one['value']))}"
+        lines.append(f"  [dim]{one['effect']}: {what}{instead}: {escape(one['why'])}[/]")
+    if side["lost"]:
+        lost = ", ".join(f"{one['field']}={one['value']}" for one in side["lost"])
+        lines.append(f"  [dim]not in its config: {escape(lost)}[/]")
+    errors = finding_lines([f for f in side["findings"] if f["severity"] == "error"])
+    return [*lines, *(f"  {line}" for line in errors)]
+
+
 def import_file(answer: Answer, found: Any) -> None:
     """Print the recipe of a file, then on stderr what was assumed and what did not survive."""
     if answer["written"]:

@@ -11,7 +11,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks import Program
 from meshwright.frameworks.common import torchrun
 from meshwright.frameworks.initial_weights import shell_word
-from meshwright.planner import Plan, case_of
+from meshwright.planner import Plan, case_of, moved_to
 from meshwright.recipes.format_override import format_override
 
 CONFIGS = {
@@ -57,7 +57,8 @@ def _our_reason(plan: Plan) -> str | None:
     """Return why our engine cannot run a plan that was made for another one, or None."""
     if plan.question.engine == "meshwright":
         return None
-    case = case_of(plan.recipe, plan.case.model, plan.case.cluster)
+    recipe = moved_to(plan.recipe, "meshwright") if plan.question.recipe_words else plan.recipe  # as train does
+    case = case_of(recipe, plan.case.model, plan.case.cluster)
     broken = [rule for rule in rules.applicable(case, ("error",)) if bool(rule.broken(case))]
     return rules.message(broken[0], case) + "; ask with --engine meshwright" if broken else None
 

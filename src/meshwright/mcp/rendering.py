@@ -171,6 +171,20 @@ def check(answer: Answer) -> str:
     )
 
 
+def compare(answer: Answer) -> str:
+    """Return engines or targets by rank with their reasons, and the fields that differ."""
+    sides = []
+    for one in answer["sides"]:
+        speed = figures(one["estimate"]) if one["estimate"] else []
+        sides += [f"{one['rank']}. {one['name']}: {'; '.join(one['reasons'])}", *speed]
+        cannot = [f"{c['field']}={c['value']} ({c['effect']}): {c['why']}" for c in one["cannot"]]
+        sides += _some("does not execute", cannot)
+        sides += _some("its config loses", [f"{u['field']}={u['value']}: {u['reason']}" for u in one["lost"]])
+    differences = [f"{d['field']}: {' | '.join(map(str, d['values']))}" for d in answer.get("differences", [])]
+    assumed = [f"assumed: {one['message']}" for one in answer["assumed"]]
+    return _lines(answer["answer"], *assumed, *sides, *_some("differs", differences, 20))
+
+
 def import_file(answer: Answer) -> str:
     """Return the recipe of a file, what was assumed and what did not survive."""
     dropped = [f"line {one['line']}: {one['key']}={one['value']}" for one in answer["not_imported"]]

@@ -31,9 +31,12 @@ ARITHMETIC = {*LAYOUT_NAMES, "global_batch_size"}
 SUGGEST_BELOW = 0.95  # of the kept layout's step time
 
 
-def recommend(question: Question, overrides: Sequence[str] = ()) -> Plan:
-    """Return the plan for a question; layout overrides stay fixed and the rest is sized around them."""
-    baseline = baseline_for(question, overrides)
+def recommend(question: Question, overrides: Sequence[str] = (), recipe: Recipe | None = None) -> Plan:
+    """Return the plan for a question, or for a recipe with its contract.
+
+    Layout overrides stay fixed and the rest is sized around them.
+    """
+    baseline = baseline_for(question, overrides, recipe)
     found = best(baseline.case, baseline.pinned)
     if found is None:
         plan = plan_with(baseline, _fallback_layout(baseline))

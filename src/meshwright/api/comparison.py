@@ -1,0 +1,373 @@
+"""Compare one training on several engines, or several recipes and files with each other."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from meshwright import clusters, frameworks, planner
+from meshwright.api import requests
+from meshwright.api.inputs import choice, fields_of, verb
+from meshwright.api.planning import (
+    ChangePart,
+    Contract,
+    PlanLayout,
+    contract_part,
+    estimate,
+    job_question,
+    model_question,
+    named_job,
+)
+from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
+from meshwright.costs.uncertainty import error_bands
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.frameworks import UnmappedField
+from meshwright.planner import Plan, Question
+from meshwright.recipes.capabilities import CAPABILITIES
+from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
+
+CONFIGS: Mapping[str, str] = {
+    "megatron": "megatron-lm",
+    "torchtitan": "torchtitan",
+    "automodel": "automodel",
+    "kempnerforge": "kempnerforge",
+    "fsdp1": "accelerate",
+    "deepspeed": "deepspeed",
+}
+"""Framework whose config drives an engine; ours has recipes."""
+ONLY_SHARDING = ("accelerate", "deepspeed")  # their configs leave the training program to the user
+SHOWN = 4  # fields named in a reason
+
+
+class Limitation(msgspec.Struct, frozen=True):
+    """A setting of the job that an engine does not execute."""
+
+    field: str
+    value: Any
+    effect: str  # refused or ignored
+    instead: Any  # what runs in its place; None if it is refused
+    why: str
+
+
+class Side(msgspec.Struct, frozen=True):
+    """One engine, or one recipe or file, of a comparison."""
+
+    name: str
+    plan: Plan | None = None  # None: the error says why there is none
+    error: str = ""
+    cannot: tuple[Limitation, ...] = ()
+    lost: tuple[UnmappedField, ...] = ()
+    export_error: str = ""  # why the engine's framework cannot be given this job
+
+    @property
+    def ok(self) -> bool:
+        """Whether the training can run and fits there."""
+        return self.plan is not None and self.plan.ok and not self.export_error
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second of the whole cluster."""
+        return 0.0 if self.plan is None else float(self.plan.estimate.tokens_per_s_per_gpu) * self.plan.case.world
+
+    @property
+    def lost_contract(self) -> list[str]:
+        """Fields that determine the trained weights and are lost in the framework's config."""
+        kinds = {key: info.kind for key, info in recipe_fields().items()}
+        made_up = ("data.dataset", "mock")  # random data is nothing to lose
+        lost = [one for one in self.lost if (one.field, one.value) != made_up]
+        return [one.field for one in lost if kinds.get(one.field) == "contract"]
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """Sides in the order of the request, and ranked."""
+
+    of: str  # engines or targets
+    sides: tuple[Side, ...]
+    ranked: tuple[Side, ...]
+    own: str = ""  # engine that another framework's file is for
+
+
+@verb(requests.Compare)
+def compare(request: requests.Compare) -> Comparison:
+    """Return one training on several engines, or several recipes, files or models, side by side and ranked."""
+    targets = (request.target, *request.more)
+    engines = _engines(request.engines)
+    if len(targets) == 1:
+        sides, own = _on_engines(request, engines or ENGINES)
+        return Comparison("engines", sides, _ranked(sides, own), own)
+    if engines is not None and len(engines) > 1:
+        reason = "compare one target on several engines, or several targets on one"
+        fix = (f"--engines {engines[0]}", f"meshwright compare {request.target} --engines {request.engines}")
+        raise InputError(reason, field="engines", value=request.engines, fix=fix)
+    sides = tuple(_side(request, target, engines[0] if engines else None) for target in targets)
+    return Comparison("targets", sides, _ranked(sides))
+
+
+def _engines(text: str | None) -> tuple[str, ...] | None:
+    """Return the engines of a comma-separated list, or all of them; None if there is no list."""
+    if text is None:
+        return None
+    names = [one.strip() for one in text.split(",") if one.strip()]
+    if not names or "all" in [one.lower() for one in names]:
+        return ENGINES
+    field = next(one for one in fields_of(requests.Estimate) if one.name == "engine")
+    return tuple(dict.fromkeys(choice(field, one).value for one in names))
+
+
+def _on_engines(request: requests.Compare, engines: Sequence[str]) -> tuple[tuple[Side, ...], str]:
+    """Return the same contract on each engine, in the layout that is best there, and the engine the target is for."""
+    asked = requests.Estimate(**_shared(request), target=request.target)
+    job = named_job(asked, request.target, request.model)
+    if job is None:
+        question = model_question(asked)
+        base = planner.recommend(question, request.overrides).recipe
+    else:
+        question, base = job_question(asked, job), job.recipe
+    own = job.engine if job is not None and job.imported is not None else ""
+    return tuple(_on_engine(question, base, engine, request.overrides) for engine in engines), own
+
+
+def _on_engine(question: Question, base: Recipe, engine: str, overrides: Sequence[str]) -> Side:
+    on: Question = msgspec.structs.replace(question, engine=engine)
+    moved = planner.moved_to(base, engine)
+    cannot = _limitations(moved, on)
+    try:
+        plan = planner.recommend(on, overrides, moved)
+    except MeshwrightError as error:
+        return Side(engine, error=error.reason, cannot=cannot)
+    lost, why = _exported(plan, engine)
+    return Side(engine, plan, cannot=cannot, lost=lost, export_error=why)
+
+
+def _limitations(base: Recipe, on: Question) -> tuple[Limitation, ...]:
+    """Return the settings of a job that an engine refuses or ignores; one that turns something off asks for nothing."""
+    case = planner.case_of(base, on.model, on.cluster, on.engine)
+    keys = {info.flat: key for key, info in recipe_fields().items()}
+    found = []
+    for row in CAPABILITIES:
+        value = getattr(case, row.field, None)
+        if row.harmless or row.field not in keys or value is False or not bool(row.unsupported(case)):
+            continue
+        ignored = on.engine in row.instead
+        instead = row.what_runs(case) if ignored else None
+        why = row.why.get(on.engine, row.cause)
+        effect = "ignored" if ignored else "refused"
+        found.append(Limitation(keys[row.field], value, effect, instead, why))
+    return tuple(found)
+
+
+def _exported(plan: Plan, engine: str) -> tuple[tuple[UnmappedField, ...], str]:
+    """Return what the engine's framework has no key for, and why it cannot be given this job at all."""
+    if engine not in CONFIGS or not plan.exists:
+        return (), ""
+    try:
+        theirs = frameworks.framework(CONFIGS[engine])
+        return frameworks.export(theirs, plan.recipe, plan.case.model, plan.question.cluster).unmapped, ""
+    except InputError as error:
+        return (), error.reason
+
+
+def _side(request: requests.Compare, target: str | Recipe, engine: str | None) -> Side:
+    """Return the estimate of exactly one target."""
+    name = target if isinstance(target, str) else target.name
+    asked = requests.Estimate(**_shared(request), target=target, engine=engine)
+    return Side(name, estimate.handle(asked))
+
+
+def _shared(request: requests.Compare) -> dict[str, Any]:
+    names = ("gpus", "goal", "seq", "framework", "model", "overrides", "calibration")
+    return {name: getattr(request, name) for name in names}
+
+
+def _ranked(sides: Sequence[Side], own: str = "") -> tuple[Side, ...]:
+    """Return the sides, best first: those that run, then speed beyond the uncertainty, then what is lost.
+
+    Of engines that are about as fast, the one that the file is for needs no conversion.
+    """
+    fastest = max((one for one in sides if one.ok), key=lambda one: one.rate, default=sides[0])
+
+    def order(side: Side) -> tuple[Any, ...]:
+        if not side.ok:
+            return (2, side.plan is None, bool(side.export_error), -side.rate)
+        near = _about_as_fast(side, fastest)
+        return (0, side.name != own, len(side.lost_contract), -side.rate) if near else (1, -side.rate)
+
+    return tuple(sorted(sides, key=order))
+
+
+def _about_as_fast(side: Side, other: Side) -> bool:
+    """Return whether two speeds differ by less than the uncertainty of their ratio.
+
+    Errors of one engine's estimates are largely the same for both layouts; those of two engines are independent.
+    """
+    if side.plan is None or other.plan is None:
+        return False
+    if side.plan.question.engine == other.plan.question.engine:
+        margin = float(error_bands().layout_gain_pct)
+    else:
+        margin = math.hypot(*(float(one.estimate.band.step_pct) for one in (side.plan, other.plan)))
+    low, high = sorted((side.rate, other.rate))
+    return high <= low * (1 + margin / 100)
+
+
+class ComparedSide(Part, frozen=True, kw_only=True):
+    """One engine, recipe or file: what it costs, what it cannot do, and why it is ranked where it is."""
+
+    name: str
+    rank: int
+    ok: bool
+    engine: str | None
+    framework: str | None
+    gpus: str | None
+    contract: Contract | None
+    layout: PlanLayout | None
+    estimate: Estimate | None
+    relative_speed: float | None
+    changes: Sequence[ChangePart]
+    findings: Sequence[Finding]
+    cannot: Sequence[Limitation]
+    lost: Sequence[UnmappedField]
+    error: str
+    reasons: Sequence[str]
+
+
+class Difference(Part, frozen=True, kw_only=True):
+    """A recipe field whose value differs between targets, in their order."""
+
+    field: str
+    kind: str
+    values: Sequence[Any]
+
+
+class CompareResponse(Response, frozen=True, kw_only=True):
+    """Sides by rank; for several targets, the fields that differ between them, in the order of the request."""
+
+    of: str
+    targets: Sequence[str]
+    answer: str
+    sides: Sequence[ComparedSide]
+    differences: Sequence[Difference] | UnsetType = UNSET
+    assumed: Sequence[clusters.Assumption] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Return whether one side can run and fits."""
+        return any(one.ok for one in self.sides)
+
+
+def compare_response(found: Comparison, request: requests.Compare | None = None) -> CompareResponse:
+    """Return the response of compare."""
+    best = found.ranked[0]
+    plans = [one.plan for one in found.sides if one.plan is not None]
+    assumed = dict.fromkeys(one for plan in plans for one in plan.question.assumed if one.field != "layout.strategy")
+    names = [one.name for one in found.sides] if found.of == "targets" else []
+    return CompareResponse(
+        of=found.of,
+        targets=names or ([] if request is None else [str(getattr(request.target, "name", request.target))]),
+        answer=_answer(found),
+        sides=[_part(found, side, place, best) for place, side in enumerate(found.ranked, 1)],
+        differences=_differences(found.sides) if found.of == "targets" else UNSET,
+        assumed=list(assumed),
+    )
+
+
+def _part(found: Comparison, side: Side, rank: int, best: Side) -> ComparedSide:
+    plan = side.plan
+    return ComparedSide(
+        name=side.name,
+        rank=rank,
+        ok=side.ok,
+        engine=side.name if found.of == "engines" else plan.question.engine if plan else None,
+        framework=CONFIGS.get(side.name) if found.of == "engines" else None,
+        gpus=None if plan is None else str(plan.question.cluster),
+        contract=None if plan is None else contract_part(plan),
+        layout=None if plan is None else PlanLayout(**plan.layout_dict()),
+        estimate=None if plan is None else estimate_part(plan.estimate, plan.exists),
+        relative_speed=side.rate / best.rate if plan is not None and plan.exists and best.rate else None,
+        changes=[] if plan is None or found.of == "targets" else [copied(ChangePart, one) for one in plan.changes],
+        findings=[] if plan is None else finding_parts([f for f in plan.findings if f.severity != "advice"]),
+        cannot=side.cannot,
+        lost=side.lost,
+        error=side.error or side.export_error,
+        reasons=[
+            *_reasons(side, best),
+            *(["the file is for it: nothing to convert"] if side.name == found.own else []),
+        ],
+    )
+
+
+def _reasons(side: Side, best: Side) -> list[str]:
+    """Return why a side is ranked where it is, in sentences."""
+    if side.plan is None:
+        return [f"cannot run this job: {side.error}"]
+    if side.export_error:
+        return [f"its config cannot express this job: {side.export_error}"]
+    errors = [one.message for one in side.plan.findings if one.severity == "error"]
+    if errors:
+        return [f"cannot run this job: {one}" for one in errors[:2]]
+    if not side.plan.estimate.fits:
+        memory = side.plan.estimate.memory
+        return [f"does not fit: {float(memory.total):.1f} of {float(memory.capacity):.1f} GiB per GPU"]
+    found = [_speed_reason(side, best)]
+    if best.plan is not None and side.plan.estimate.band.step_pct > best.plan.estimate.band.step_pct:
+        found.append(f"its estimate is less certain: ±{float(side.plan.estimate.band.step_pct):.0f} %")
+    if side.lost_contract:
+        found.append(f"its config loses {_some(side.lost_contract)}, which the result depends on")
+    ignored = [one.field for one in side.cannot]
+    if ignored:
+        found.append(f"does not execute {_some(ignored)}")
+    if CONFIGS.get(side.name) in ONLY_SHARDING:
+        found.append("its config covers sharding and precision: the training program is yours")
+    return found
+
+
+def _speed_reason(side: Side, best: Side) -> str:
+    slower = best.rate / side.rate - 1
+    if side is best:
+        return "runs and fits, and none is faster beyond the uncertainty"
+    near = _about_as_fast(side, best)
+    text = f"{abs(slower):.0%} {'slower' if slower > 0 else 'faster'} than {best.name}"
+    return f"{text}, within the uncertainty" if near else text
+
+
+def _some(names: Sequence[str]) -> str:
+    rest = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _answer(found: Comparison) -> str:
+    """Return which engine or target to use, and why, in one sentence or two."""
+    best, *others = found.ranked
+    if not best.ok or best.plan is None:
+        return f"None of the {found.of} can run this: {_reasons(best, best)[0]} ({best.name})."
+    near = [one.name for one in others if one.ok and _about_as_fast(one, best)]
+    slower = [one for one in others if one.ok and one.name not in near]
+    rate = float(best.plan.estimate.tokens_per_s_per_gpu)
+    text = f"Use {best.name}: {rate:,.0f} tokens/s/GPU"
+    if slower and not near:
+        text += f", {best.rate / slower[0].rate - 1:.0%} faster than {slower[0].name}"
+    text += f", and its config loses {_some(best.lost_contract)}." if best.lost_contract else "."
+    if near:
+        why = "the choice is by what is lost, then by speed" if found.of == "engines" else "the faster one is first"
+        why = "the file is for it, so nothing has to be converted" if best.name == found.own else why
+        text += f" About as fast, within the uncertainty: {', '.join(near)}; {why}."
+    no = [one.name for one in others if not one.ok]
+    return text + (f" Cannot run it: {', '.join(no)}." if no else "")
+
+
+def _differences(sides: Sequence[Side]) -> list[Difference]:
+    recipes = [one.plan.recipe for one in sides if one.plan is not None]
+    found = []
+    for field in ("model", "goal", "cluster"):
+        values = [getattr(one, field) for one in recipes]
+        if any(value != values[0] for value in values):
+            found.append(Difference(field=field, kind="contract" if field != "cluster" else "layout", values=values))
+    for key, info in recipe_fields().items():
+        values = [field_value(one, key) for one in recipes]
+        if any(value != values[0] for value in values):
+            found.append(Difference(field=key, kind=info.kind, values=values))
+    return found
