@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.frameworks.test_mutations import MODULES
 
 from meshwright.choices import ENGINES
 from meshwright.recipes import files
@@ -86,6 +88,7 @@ cfg = llama3_8b_pretrain_config()
 cfg.model.tensor_model_parallel_size = 2
 cfg.train.global_batch_size = 128
 """
+STRIDE = 25  # of the example configs; all of them are slow
 PROGRAM = ("data.seq_length=4096", "layout.recompute=none", "layout.micro_batch_size=1")
 """What the program of DeepSpeed and Accelerate sets, and not their config."""
 FILES: dict[str, tuple[str, str, tuple[str, ...]]] = {
@@ -122,6 +125,48 @@ def test_estimate_gives_the_figures_and_findings_of_check(meshwright: Any, folde
     assert answer.json["findings"] == checked["findings"]
     assert answer.json["question"]["engine"] == checked["engine"]
     assert answer.code == (0 if answer.json["estimate"]["fits"] and checked["ok"] else 1)
+
+
+def corpus() -> list[tuple[str, str, str, str | None, str | None]]:
+    """Return the example configs of the framework tests: framework, file name, text, GPUs, model."""
+    found = []
+    for name in MODULES:
+        module = importlib.import_module(f"tests.frameworks.test_{name}")
+        found += [(name, one.path or module.PATH, one.text, one.gpus, one.model) for one in module.CASES]
+    return found
+
+
+def same_figures(meshwright: Any, folder: Path, row: tuple[str, str, str, str | None, str | None]) -> bool:
+    """Check and estimate one file; return whether check has figures, which must then be the same."""
+    framework, path, text, gpus, model = row
+    name = Path(path).name
+    (folder / name).write_text(text)
+    options = ["--gpus", gpus or "8x8xH100", "--model", model or "llama3-8b", "--framework", framework.replace("_", "-")]
+    checked = meshwright("check", name, *options, "--json")
+    estimated = meshwright("estimate", name, *options, "--json")
+    assert estimated.code in (0, 1, 2), estimated.err
+    if checked.code == 2:
+        assert estimated.code == 2
+        return False
+    assert estimated.json["findings"] == checked.json["findings"]
+    theirs = checked.json["estimate"]
+    if theirs is None:
+        return False
+    for key in ("memory_gib", "step_s", "step_parts_s", "mfu", "band"):
+        assert estimated.json["estimate"][key] == theirs[key], (framework, name, key)
+    return True
+
+
+def test_estimate_agrees_with_check_on_the_example_configs(meshwright: Any, folder: Path) -> None:
+    rows = corpus()
+    assert {row[0] for row in rows} == set(MODULES)
+    assert sum(same_figures(meshwright, folder, row) for row in rows[::STRIDE]) >= len(rows) // STRIDE // 2
+
+
+@pytest.mark.slow
+def test_estimate_agrees_with_check_on_every_example_config(meshwright: Any, folder: Path) -> None:
+    rows = corpus()
+    assert sum(same_figures(meshwright, folder, row) for row in rows) >= len(rows) // 2
 
 
 @pytest.mark.parametrize("framework", FILES)

@@ -594,7 +594,7 @@ class RecipeRequest(Request, frozen=True):
 
 
 class Models(Request, frozen=True):
-    """List models with exact parameter counts; with --gpus and --goal, those that fit.
+    """List models with parameter counts; with --gpus, those that fit.
 
     Each model's recommended recipe is sized to the GPUs: its memory and speed, largest models first.
     """
@@ -646,7 +646,7 @@ class Rules(Request, frozen=True):
 
 
 class Explain(Request, frozen=True):
-    """Explain an error message, a rule, a recipe field, a finding or a term.
+    """Explain an error message, rule, field, finding or term.
 
     Finds the cause and fix of a framework's error message or traceback; symptom, cause and fix of a rule; the meaning
     of a field, a section (layout) or another framework's key, and the rules about it; a finding of the doctor; a term
