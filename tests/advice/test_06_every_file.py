@@ -141,7 +141,14 @@ def same_figures(meshwright: Any, folder: Path, row: tuple[str, str, str, str | 
     framework, path, text, gpus, model = row
     name = Path(path).name
     (folder / name).write_text(text)
-    options = ["--gpus", gpus or "8x8xH100", "--model", model or "llama3-8b", "--framework", framework.replace("_", "-")]
+    options = [
+        "--gpus",
+        gpus or "8x8xH100",
+        "--model",
+        model or "llama3-8b",
+        "--framework",
+        framework.replace("_", "-"),
+    ]
     checked = meshwright("check", name, *options, "--json")
     estimated = meshwright("estimate", name, *options, "--json")
     assert estimated.code in (0, 1, 2), estimated.err
