@@ -67,6 +67,20 @@ def price_per_hour(price: float | str | None, currency: str | None = None) -> tu
     return amount, next(iter(named), "")
 
 
+def prices_by_gpu(price: float | str | None) -> dict[str, str]:
+    """Return the prices of H100=2.5,A100=1.6 by GPU type as it is written; empty for one price."""
+    if not isinstance(price, str) or "=" not in price:
+        return {}
+    found: dict[str, str] = {}
+    for part in price.split(","):
+        gpu, equals, amount = (text.strip() for text in part.partition("="))
+        if not (gpu and equals and amount):
+            reason = f"{part.strip() or 'an empty part'} must be GPU=PRICE"
+            raise InputError(reason, field="price", value=price, fix=("--price H100=2.50,A100=1.60",))
+        found[gpu] = amount
+    return found
+
+
 def _currency(text: str) -> str:
     """Return a currency as its three-letter code."""
     code = CURRENCIES.get(text.strip(), text.strip().upper())

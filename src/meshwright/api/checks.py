@@ -30,7 +30,7 @@ from meshwright.frameworks import (
 from meshwright.models import ModelSpec
 from meshwright.parsing import one_of
 from meshwright.recipes import overrides as override
-from meshwright.recipes.case import model_of
+from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.types import ENGINES, Recipe
 
 
@@ -71,17 +71,21 @@ def check_recipe(
 ) -> RecipeCheckResult:
     """Return the findings for one of our recipes, on its own cluster or another; `model` if its shape has no name."""
     engine = one_of("engine", engine, ENGINES)
-    changed = override.apply(planner.with_engine_strategy(recipe, engine), list(overrides))
+    kept, auto = override.split_auto(overrides)
+    changed = override.apply(planner.with_engine_strategy(recipe, engine), kept)
     cluster = clusters.cluster(str(gpus) if gpus is not None else changed.cluster)
+    if auto:
+        spec = model or model_of(changed)
+        changed = planner.with_fastest_micro_batch(Case(changed, spec, cluster, engine=engine))  # type: ignore[arg-type]
     result = frameworks.check_native(changed, cluster, engine, content, advice, model)
-    if result.ok or len(overrides) < 2:
+    if result.ok or len(kept) < 2:
         return result
 
     def errors(chosen: Sequence[str]) -> list[str]:
         tried = override.apply(planner.with_engine_strategy(recipe, engine), list(chosen))
         return planner.error_messages(planner.case_of(tried, model or model_of(tried), cluster, engine))
 
-    return msgspec.structs.replace(result, contradiction=planner.contradiction(list(overrides), errors))
+    return msgspec.structs.replace(result, contradiction=planner.contradiction(kept, errors))
 
 
 class Exported(NamedTuple):

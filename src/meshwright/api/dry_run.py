@@ -17,8 +17,9 @@ from meshwright.api.targets import recipe_for
 from meshwright.clusters import Cluster
 from meshwright.dryrun.types import Collective, DryRun, Holder, Moment, Placement
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.planner import Plan
+from meshwright.planner import Plan, with_fastest_micro_batch
 from meshwright.recipes import overrides as override
+from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.types import Recipe
 
 Progress = Callable[[str], None]  # called with a line per stage
@@ -31,8 +32,11 @@ def dryrun(request: requests.DryRun) -> DryRun:
     """Execute a recipe's step at full size without GPUs: memory, FLOPs and traffic of every distinct rank."""
     options = {"framework": request.framework, "model": request.model}
     found = recipe_for(request.recipe, request.goal, request.gpus, request.overrides, **options)
-    recipe = override.apply(found, list(request.overrides))
+    kept, auto = override.split_auto(request.overrides)
+    recipe = override.apply(found, kept)
     cluster = clusters.cluster(str(request.gpus) if request.gpus is not None else recipe.cluster)
+    if auto:
+        recipe = with_fastest_micro_batch(Case(recipe, model_of(recipe), cluster))
     return _execute(recipe, cluster, request.exact, request.processes, request.progress)
 
 

@@ -29,12 +29,14 @@ from meshwright.costs.timeline import ScheduledPass
 from meshwright.errors import InputError
 from meshwright.frameworks import ImportedFile
 from meshwright.notes import note
-from meshwright.parsing import price_per_hour, sequence_length, token_budget
+from meshwright.parsing import price_per_hour, prices_by_gpu, sequence_length, token_budget
 from meshwright.planner import Plan, Question, Ranking, Sizing
 from meshwright.recipes.types import ENGINES, Recipe
 
 Asked = requests.Recommend | requests.Plan | requests.Estimate
 """Requests about a model, a recipe or a file."""
+
+MAX_TYPES = 6  # GPU types of one comparison
 
 
 @verb(requests.Recommend)
@@ -80,11 +82,23 @@ def plan(request: requests.Plan) -> Ranking:
 @verb(requests.Size)
 def size(request: requests.Size) -> Sizing:
     """Return GPU counts that fit a training, with speed, goodput, and days and cost for a token budget."""
-    question = _sized_question(request)
-    price, tokens = _price(request, question), token_budget(request.tokens)
-    if request.price is not None and tokens is None:
+    types = (
+        list(dict.fromkeys(text.strip() for text in request.gpu.split(","))) if "," in request.gpu else [request.gpu]
+    )
+    if len(types) > MAX_TYPES or not all(types):
+        raise InputError(
+            f"must be 1 to {MAX_TYPES} GPU types", field="gpu", value=request.gpu, fix=("--gpu H100,A100",)
+        )
+    if request.price is not None and request.tokens is None:
         raise InputError("needs a token budget", field="price", value=request.price, fix=("--tokens 1T --price 2.5",))
-    return planner.size(question, request.overrides, tokens, price if tokens else None)
+    tokens = token_budget(request.tokens)
+    questions = [_sized_question(msgspec.structs.replace(request, gpu=one)) for one in types]
+    prices = [_price(request, one) for one in questions]
+    found = [
+        planner.size(question, request.overrides, tokens, price if tokens else None)
+        for question, price in zip(questions, prices, strict=True)
+    ]
+    return found[0] if len(found) == 1 else planner.compare(found)
 
 
 def _sized_question(request: requests.Size) -> Question:
@@ -123,13 +137,31 @@ def _with_usual_node(question: Question) -> Question:
 
 def _price(request: requests.Recommend | requests.Size | requests.Estimate, question: Question) -> planner.Price | None:
     """Return the requested price, or that of the cluster file."""
-    given = price_per_hour(request.price, request.currency if request.price is not None else None)
     on = question.cluster
+    given = price_per_hour(
+        _price_of(request.price, on.gpu.name), request.currency if request.price is not None else None
+    )
     if given is None and on.price is not None:
         given = price_per_hour(on.price, request.currency or on.currency or None)
     if given is None and request.currency is not None:
         price_per_hour(None, request.currency)
     return None if given is None else planner.Price(*given)
+
+
+def _price_of(price: float | str | None, gpu: str) -> float | str | None:
+    """Return the price of a GPU type: the only one, or that of its own among H100=2.5,A100=1.6."""
+    named = prices_by_gpu(price)
+    if not named:
+        return price
+    try:
+        by_type = {clusters.gpu(name).name: amount for name, amount in named.items()}
+    except InputError as error:
+        fixes = tuple(f"--price {str(price).replace(str(error.value), fix)}" for fix in error.fix)
+        raise InputError(error.reason, field="price", value=price, fix=fixes) from None
+    if gpu not in by_type:
+        reason = f"has no price for {gpu}"
+        raise InputError(reason, field="price", value=price, fix=(f"--price {price},{gpu}=2.50",))
+    return by_type[gpu]
 
 
 def _budget(plan: Plan, request: requests.Recommend | requests.Estimate | None) -> planner.Budget | UnsetType | None:
@@ -417,6 +449,8 @@ class SizesResponse(Response, frozen=True, kw_only=True):
     currency: str
     notes: Sequence[str]
     assumed: Sequence[clusters.Assumption]
+    storage: planner.Storage | None
+    compared: Sequence[planner.Compared]
 
     @property
     def ok(self) -> bool:

@@ -218,7 +218,7 @@ Tokens = Annotated[
 Price = Annotated[
     float | str,
     Input(
-        help="Price of one GPU for one hour, e.g. 2.50, 2.10EUR or €2.10: adds the cost.",
+        help="Price of one GPU for one hour, e.g. 2.50, 2.10EUR or H100=2.50,A100=1.60: adds the cost.",
         metavar="PER_GPU_HOUR",
         minimum=0,
         maximum=1e6,
@@ -324,7 +324,7 @@ class Size(Request, frozen=True):
     gpu: Annotated[
         str,
         Input(
-            help="GPU type, or one node of it: H100, 4xL40S, p5.48xlarge; on the command line also a TOML file.",
+            help="GPU type, or one node of it: H100, 4xL40S, p5.48xlarge; a TOML file; several: H100,A100.",
             metavar="GPU",
             other_flags=("--gpus",),
             complete="gpus",

@@ -58,7 +58,9 @@ DEFAULTS = {"requeue": True, "cpu": False}
 @verb(requests.Train, ENGINE)
 def train(request: requests.Train) -> TrainResult:
     """Train a recipe on our engine; resume if the run folder contains checkpoints."""
-    return _run(request, request.dataset, {})
+    from meshwright.engine.hooks import Hooks
+
+    return _run(request, request.dataset, {"hooks": Hooks(request.loss, request.tp_plan, request.model_class)})
 
 
 @verb(requests.Bench, ENGINE)
@@ -74,6 +76,7 @@ def _run(
     defaults: Sequence[str] = (),
 ) -> TrainResult:
     from meshwright.engine import train
+    from meshwright.engine.hooks import with_loss
     from meshwright.engine.run_spec import RunSpec
 
     planned = [] if request.tiny else [text for text in request.overrides if not text.replace(" ", "").endswith(AUTO)]
@@ -90,7 +93,7 @@ def _run(
         name: getattr(request, name) for name in RunSpec.__struct_fields__ if hasattr(request, name)
     }
     spec = RunSpec(**shared, **settings, find_micro_batch=bool(automatic))
-    recipe = override.apply(found, changes)
+    recipe = with_loss(override.apply(found, changes), spec.hooks.loss, pinned)
     check_run_paths(recipe, request.out)
     if request.out is not None and spec.checkpoints and not spec.accept_changes:
         from meshwright.engine.checkpoint.contract import check_before_start

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Annotated, get_args
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, get_args
 
 from meshwright.api.inputs import CLI, Input, Request, Text
 from meshwright.api.requests import (
@@ -63,6 +63,18 @@ class Train(TrainOptions, Request, frozen=True):
     overrides: Overrides = ()
     goal: ModelGoal | None = None
     framework: FileFramework | None = None
+    loss: Annotated[
+        Callable[..., Any] | None,
+        Input(help="Function of logits and labels that returns the loss of every token.", surfaces=INTERNAL),
+    ] = None
+    tp_plan: Annotated[
+        Mapping[str, str] | None,
+        Input(help="How linear layers of your own modules are sharded: colwise or rowwise by path.", surfaces=INTERNAL),
+    ] = None
+    model_class: Annotated[
+        type | None,
+        Input(help="Class to build in place of transformers' class for the model's config.", surfaces=INTERNAL),
+    ] = None
 
 
 class DryRun(Request, frozen=True):

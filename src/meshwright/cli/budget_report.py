@@ -79,6 +79,9 @@ def print_sizes(answer: Answer) -> None:
         chosen = answer[title]
         text = f"{chosen['gpus']} GPUs: {chosen['layout']}{_band(chosen, unit)}" if chosen else "none fits"
         titled(out, title.replace("_", " "), [" " + text])
+    _print_compared(answer["compared"])
+    if answer["storage"] is not None:
+        titled(out, "storage", [" " + line for line in _storage_lines(answer)])
     for note in answer["notes"]:
         out.print(f"[yellow]! {escape(note)}[/]")
     if answer["tokens"] is None:
@@ -86,6 +89,55 @@ def print_sizes(answer: Answer) -> None:
     elif answer["price"] is None:
         out.print("[dim]--price 2.50 (of one GPU for one hour) adds the cost[/]")
     out.print(f"[dim]{_tried(answer)}[/]")
+
+
+def _print_compared(compared: list[Answer]) -> None:
+    """Print the best counts of several GPU types."""
+    if not compared:
+        return
+    rows = []
+    for one in compared:
+        best = one["cheapest"] or one["most_efficient"] or {}
+        unit = f" {one['currency']}" if one["currency"] else ""
+        rows.append(
+            (
+                one["gpu"],
+                "none fits" if one["smallest"] is None else f"{one['smallest']['gpus']:,}",
+                f"{best['gpus']:,}" if best else "",
+                f"{best['tokens_per_s_per_gpu']:,.0f}" if best else "",
+                f"{best['days']:,.1f}" if best.get("days") is not None else "",
+                f"{one['price']:g}{unit}" if one["price"] is not None else "",
+                f"{best['cost']:,.0f}{unit}" if best.get("cost") is not None else "",
+            )
+        )
+    chosen = "cheapest" if compared[0]["cheapest"] else "most efficient"
+    table(rows, "GPU type", "smallest", chosen, "tokens/s per GPU", "days", "price", "cost")
+
+
+def _storage_lines(answer: Answer) -> list[str]:
+    """Return the size of checkpoints, what is kept of them, and how long one takes to write."""
+    found = answer["storage"]
+    lines = [
+        f"{_gib(found['checkpoint_gib'])} per checkpoint, {found['kept']} kept: {_gib(found['checkpoints_gib'])} with "
+        f"the one being written (checkpoint.keep); exported model {_gib(found['model_gib'])}"
+    ]
+    chosen = answer["most_efficient"]
+    if chosen:
+        speed = f"{found['save_gb_s_per_gpu']:g} GB/s per GPU (assumed)"
+        lines.append(
+            f"a checkpoint takes {seconds(chosen['goodput']['save_s'])} s on {chosen['gpus']:,} GPUs at {speed}"
+        )
+    return lines
+
+
+def _gib(value: float) -> str:
+    return (
+        f"{value / 1024:,.1f} TiB"
+        if value >= 1024
+        else f"{value:,.1f} GiB"
+        if value >= 0.1
+        else f"{value * 1024:,.1f} MiB"
+    )
 
 
 def _band(chosen: Answer, unit: str) -> str:

@@ -44,7 +44,7 @@ def build_trainer(
     if spec.total_samples is not None and not held_out:
         source = EndedSource(source, spec.total_samples, spec.recipe.train.per_token_loss)
     on_phase(f"loading the weights: {weights}" if weights is not None else f"building the model: {spec.recipe.model}")
-    trainer = family.trainer()(spec.recipe, config, mesh, device, source, weights)
+    trainer = family.trainer()(spec.recipe, config, mesh, device, source, weights, spec.run.hooks)
     trainer.samples_per_epoch = size
     if trainer.mesh.stage.rank == 0:  # each pipeline stage reports its own parameters
         _report_loaded(trainer)

@@ -36,8 +36,11 @@ from meshwright.engine.kernels.cross_entropy import (
     upcast,
 )
 from meshwright.engine.kernels.device_caps import is_dry, on_gpu, outputs_only
+from meshwright.errors import InputError
 
 LossMethod = Literal["vocab_parallel", "plain", "chunked", "fused_linear"]
+TokenLoss = Callable[[Tensor, Tensor], Tensor]
+"""A user's loss: logits [n, vocab] and labels [n], negative where a token does not count, to one loss per token [n]."""
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -72,11 +75,13 @@ def head_loss(
     group: dist.ProcessGroup | None = None,
     chunk: int = 4096,
     reduce_hidden: bool = True,
+    function: TokenLoss | None = None,
 ) -> Loss:
     """Return the sum over tokens of weights * (cross entropy + z_loss * log-partition²), on every tp rank.
 
     `weights` include the global normalizer; tokens with a negative label are ignored. With `reduce_hidden` the gradient
-    of `hidden` is summed over `group`; without, each rank returns the contribution of its slice.
+    of `hidden` is summed over `group`; without, each rank returns the contribution of its slice. With `function` and
+    the plain method, that function of all logits takes the place of the cross entropy.
     """
     weights = torch.where(labels >= 0, weights, 0.0)
     if group is not None and reduce_hidden:
@@ -85,7 +90,7 @@ def head_loss(
     bias = None if bias is None else bias.to(hidden.dtype)
     terms = _Terms(z_loss, softcap, group, chunk)
     if method == "plain":
-        return _plain(F.linear(hidden, weight, bias), labels, weights, terms)
+        return _plain(F.linear(hidden, weight, bias), labels, weights, terms, function or _cross_entropy)
     # From here on labels are rows of this rank's slice; labels of other slices are out of its range.
     labels = labels - _first_row(weight.shape[0], group)
     if method == "vocab_parallel":
@@ -148,11 +153,20 @@ def _blocks(tokens: int, chunk: int) -> Iterator[slice]:
 # --- plain -------------------------------------------------------------------------------------------------------
 
 
-def _plain(logits: Tensor, labels: Tensor, weights: Tensor, terms: _Terms) -> Loss:
+def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels.clamp(min=-1), ignore_index=-1, reduction="none")
+
+
+def _plain(logits: Tensor, labels: Tensor, weights: Tensor, terms: _Terms, function: TokenLoss) -> Loss:
     if terms.group is not None:
         logits = _apply(_GatherVocabulary, logits, terms.group)
     within = capped(logits, terms.softcap)
-    cross_entropy = (weights * F.cross_entropy(within, labels.clamp(min=-1), ignore_index=-1, reduction="none")).sum()
+    per_token = function(within, labels)
+    if per_token.shape != labels.shape:
+        shapes = f"{list(per_token.shape)}, not {list(labels.shape)}"
+        raise InputError(f"must return the loss of every token, but returned shape {shapes}", field="loss")
+    # Not a product: what a function returns for a token that does not count may be infinite.
+    cross_entropy = torch.where(labels >= 0, weights * per_token, 0.0).sum()
     if not terms.z_loss:
         return Loss(cross_entropy, cross_entropy.detach(), torch.zeros_like(cross_entropy))
     z = (weights * terms.z_loss * torch.logsumexp(within, 1) ** 2).sum()

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import msgspec
 from msgspec import Meta
 
+from meshwright.engine.hooks import NO_HOOKS, Hooks
+
 if TYPE_CHECKING:
     from meshwright.recipes.case import Case
     from meshwright.recipes.types import Recipe
@@ -74,6 +76,7 @@ class RunSpec(TrainOptions, frozen=True, kw_only=True):
     checkpoints: bool = True  # save to the run folder, and resume from what it contains
     random_weights: bool = False  # ignore pretrained weights: for throughput runs
     find_micro_batch: bool = False  # use the largest micro batch that fits instead of the recipe's
+    hooks: Hooks = NO_HOOKS  # what a Python program brings
 
 
 class RankSpec(msgspec.Struct, frozen=True):

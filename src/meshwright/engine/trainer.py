@@ -15,6 +15,7 @@ from meshwright.engine import attention, experts, gradients
 from meshwright.engine.data.finite import FiniteSource
 from meshwright.engine.data.sample_types import Source
 from meshwright.engine.data.sampler import Batch, Loader
+from meshwright.engine.hooks import NO_HOOKS, Hooks
 from meshwright.engine.kernels.device_caps import has_data
 from meshwright.engine.kernels.dropout_keys import token_keys
 from meshwright.engine.mesh import Mesh
@@ -96,9 +97,16 @@ class Trainer:
     """A model, its optimizer and its data, on one rank of a mesh."""
 
     def __init__(
-        self, recipe: Recipe, config: Any, mesh: Mesh, device: torch.device, source: Source, weights: Path | None = None
+        self,
+        recipe: Recipe,
+        config: Any,
+        mesh: Mesh,
+        device: torch.device,
+        source: Source,
+        weights: Path | None = None,
+        hooks: Hooks = NO_HOOKS,
     ) -> None:
-        self.recipe, self.config, self.mesh, self.device = recipe, config, mesh, device
+        self.recipe, self.config, self.mesh, self.device, self.hooks = recipe, config, mesh, device, hooks
         self.weights = weights  # Hugging Face folder with the initial weights
         self.samples_per_epoch: int | None = None  # different samples of the data, if known
         self.stages: list[Stage] = self._make_stages()
@@ -118,7 +126,7 @@ class Trainer:
     # Overridden by other model families: stages and data.
 
     def _make_stages(self) -> list[Stage]:
-        return parallelize(self.config, self.recipe, self.mesh, self.device, self.weights)
+        return parallelize(self.config, self.recipe, self.mesh, self.device, self.weights, self.hooks)
 
     def _make_loader(self, source: Any) -> Any:
         train, layout = self.recipe.train, self.recipe.layout

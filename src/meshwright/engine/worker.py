@@ -81,6 +81,8 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
     """Train on this rank; return the metrics on rank 0."""
     import torch
 
+    from meshwright.engine.model.build import building
+
     device = process.device
     set_determinism(spec.recipe, device)
     spec = _with_shared_folder(process, spec)
@@ -92,6 +94,7 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
         cleanup.callback(status.clear)
         if process.rank == 0 and device.type == "cpu":
             _warn_of_slow_cpu(process, spec)
+        cleanup.enter_context(building(spec.run.hooks.model_class))
         trainer = build_trainer(spec, device, status.show)
         cleanup.callback(trainer.close)
         run = _Run(process, spec, trainer, dog, stop_request)

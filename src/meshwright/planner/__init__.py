@@ -5,6 +5,7 @@ from meshwright.planner.budget import Budget, Price, budget
 from meshwright.planner.explain import reasons
 from meshwright.planner.findings import examine
 from meshwright.planner.levers import options_for_recipe
+from meshwright.planner.micro_batch import with_fastest_micro_batch
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
 from meshwright.planner.plan import (
     Change,
@@ -22,12 +23,14 @@ from meshwright.planner.recommend import plan_fixed, recommend
 from meshwright.planner.repair import contradiction, error_messages
 from meshwright.planner.scaling import batch_for_tokens, scaled_batch, scaled_lr
 from meshwright.planner.search import Candidate
-from meshwright.planner.sizing import Size, Sizing, size, smallest_fit
+from meshwright.planner.sizing import Compared, Size, Sizing, compare, size, smallest_fit
+from meshwright.planner.storage import Storage
 
 __all__ = [
     "Budget",
     "Candidate",
     "Change",
+    "Compared",
     "Contradiction",
     "Dropped",
     "Option",
@@ -40,10 +43,12 @@ __all__ = [
     "Repair",
     "Size",
     "Sizing",
+    "Storage",
     "Suggestion",
     "batch_for_tokens",
     "budget",
     "case_of",
+    "compare",
     "contradiction",
     "error_messages",
     "examine",
@@ -60,4 +65,5 @@ __all__ = [
     "size",
     "smallest_fit",
     "with_engine_strategy",
+    "with_fastest_micro_batch",
 ]

@@ -57,6 +57,7 @@ class Baseline(msgspec.Struct, frozen=True):
 def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Recipe | None = None) -> Baseline:
     """Return the baseline of a question, or of the given recipe, with overrides and required adaptations applied."""
     source: BaselineSource = "same_model"
+    overrides, _ = override.split_auto(overrides)  # the search chooses what is not fixed
     base = recipe
     if base is None:
         base, source = _matched(question, overrides)

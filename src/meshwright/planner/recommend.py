@@ -15,6 +15,7 @@ from meshwright.planner.faster_step import faster_step
 from meshwright.planner.findings import examine
 from meshwright.planner.four_bit import qlora_suggestion
 from meshwright.planner.levers import options_for, options_of_fixed, with_levers
+from meshwright.planner.micro_batch import with_fastest_micro_batch
 from meshwright.planner.plan import Change, Contradiction, Match, Plan, Question, Suggestion
 from meshwright.planner.published import keeps_recipe_layout, published_layout
 from meshwright.planner.repair import contradiction, error_messages
@@ -64,8 +65,12 @@ def plan_fixed(question: Question, recipe: Recipe | None, overrides: Sequence[st
 
     If it does not fit, its options say what would.
     """
-    baseline = baseline_for(question, overrides, recipe)
+    kept, auto = override.split_auto(overrides)
+    baseline = baseline_for(question, kept, recipe)
     plan = plan_with(baseline, {})
+    if auto:
+        size = with_fastest_micro_batch(plan.case).layout.micro_batch_size
+        return plan_fixed(question, recipe, [*kept, f"{override.MICRO_BATCH}={size}"])
     if plan.estimate.fits or not plan.exists:
         return plan
     target = None if recipe is None else recipe.name

@@ -17,6 +17,7 @@ from meshwright.planner.goodput import Goodput
 from meshwright.planner.plan import Plan, Question
 from meshwright.planner.recommend import with_layout
 from meshwright.planner.search import best
+from meshwright.planner.storage import Storage, storage_of
 
 MAX_GPUS = 131072
 MAX_SEARCHED_GPUS = 16384
@@ -44,6 +45,17 @@ class Size(msgspec.Struct, frozen=True):
     cost_band: Range | None = None
 
 
+class Compared(msgspec.Struct, frozen=True):
+    """The best counts of one GPU type, next to those of others."""
+
+    gpu: str
+    price: float | None
+    currency: str
+    smallest: Size | None
+    most_efficient: Size | None
+    cheapest: Size | None  # of all counts that fit; None without a price and a token budget
+
+
 class Sizing(Readable, msgspec.Struct, frozen=True):
     """All counts with a layout, the smallest that fits and the most efficient, and which counts were tried."""
 
@@ -59,6 +71,8 @@ class Sizing(Readable, msgspec.Struct, frozen=True):
     currency: str = ""
     notes: tuple[str, ...] = ()
     assumed: tuple[Assumption, ...] = ()
+    storage: Storage | None = None
+    compared: tuple[Compared, ...] = ()  # if several GPU types were given
 
     def summary(self) -> Sequence[Row]:
         """Return the smallest and the most efficient count, and a line per count."""
@@ -89,12 +103,14 @@ def size(
     """Return sizes for a question's model, goal, GPU type and node; its number of nodes is ignored."""
     gpu, node = question.cluster.gpu, question.cluster.gpus_per_node
     found: list[Size] = []
+    storage: Storage | None = None
     notes: tuple[str, ...] = ()
     tried = gpu_counts(node, most)
     for count in tried:
         baseline = baseline_for(_resized(question, count, node), overrides)
         notes = batch_notes(baseline.case, tokens) if tokens is not None else ()
         sized = _size_for(baseline, tokens, price)
+        storage = storage or storage_of(baseline.case)
         if sized is not None:
             found.append(sized)
     fitting = [s for s in found if s.fits]
@@ -113,7 +129,19 @@ def size(
         currency="" if price is None else price.currency,
         notes=notes,
         assumed=question.assumed,
+        storage=storage,
     )
+
+
+def compare(sizings: Sequence[Sizing]) -> Sizing:
+    """Return the sizing of the first GPU type with the best counts of all types."""
+
+    def compared(one: Sizing) -> Compared:
+        priced = [size for size in one.sizes if size.fits and size.cost is not None]
+        cheapest = min(priced, key=lambda size: (size.cost, size.days), default=None)
+        return Compared(one.gpu, one.price, one.currency, one.smallest, one.most_efficient, cheapest)
+
+    return msgspec.structs.replace(sizings[0], compared=tuple(map(compared, sizings)))
 
 
 def smallest_fit(plan: Plan, overrides: Sequence[str] = (), most: int = MAX_SEARCHED_GPUS) -> Cluster | None:

@@ -56,6 +56,22 @@ def requested(recipe: Recipe, overrides: Iterable[str]) -> dict[str, Any]:
     return values
 
 
+MICRO_BATCH, AUTO = "layout.micro_batch_size", "auto"
+
+
+def split_auto(overrides: Iterable[str]) -> tuple[list[str], bool]:
+    """Return the overrides without micro_batch_size=auto in any framework's key, and whether it was there."""
+    kept = [text for text in overrides if not _is_auto(text)]
+    return kept, len(kept) < len(list(overrides))
+
+
+def _is_auto(text: str) -> bool:
+    key, _, value = text.partition("=")
+    key = key.strip().replace("-", "_")
+    own = native_key(key) or (override_keys()[key].field if key in override_keys() else None)
+    return own == MICRO_BATCH and value.strip().lower() == AUTO
+
+
 def steps_and_epochs(steps: Any, epochs: Any) -> InputError:
     """Return the error for a run whose length is set twice."""
     return InputError(

@@ -108,6 +108,9 @@ class Train(Section, frozen=True):
     steps: Annotated[int, contract("optimizer steps", ge=1)] = 300_000
     epochs: Annotated[float, contract("passes over the training data, in place of steps; 0 means steps", ge=0)] = 0.0
     seed: Annotated[int, contract("seed of weights and data order", ge=0)] = 1234
+    init_std: Annotated[
+        float, contract("standard deviation of random initial weights; 0 means the model's own", ge=0, lt=1)
+    ] = 0.0
     z_loss: Annotated[float, contract("weight of the squared log-partition term in the loss", ge=0)] = 0.0
     mtp_loss: Annotated[float, contract("weight of the multi-token-prediction loss; 0 turns it off", ge=0)] = 0.0
     per_token_loss: Annotated[bool, contract("average the loss over target tokens, not over samples")] = False

@@ -18,6 +18,25 @@ def _tp_dividing(of: str) -> tuple[Fix, ...]:
     return ({"tp": divisors_of(of, "tp")}, NO_TP)
 
 
+FUSED_PROJECTIONS = ("phi3",)
+"""Model types that slice fused projections by the full model's widths; our engine does not shard them."""
+
+
+@rule(
+    "heads.fused-projections",
+    "error",
+    "tp",
+    engines=("meshwright",),
+    message="tp={tp}: our engine does not shard the fused projections of {model_type} models",
+    symptom="every tensor-parallel rank would compute the whole layer, so that tp saves nothing",
+    cause="qkv_proj and gate_up_proj are sliced by the full model's widths inside the model's own code",
+    fixes=(NO_TP,),
+    values={"model_type": lambda c: c.model.model_type},
+)
+def fused_projections(c: Case) -> Column:
+    return (c.model.model_type in FUSED_PROJECTIONS) & (c.tp > 1)
+
+
 @rule(
     "heads.attention",
     "error",

@@ -7,6 +7,20 @@ from meshwright.rules.rule import rule
 
 
 @rule(
+    "weights.init-std-unused",
+    "warning",
+    "init_std",
+    message="init_std={init_std} has no effect: training starts from pretrained weights",
+    symptom="the setting changes nothing but adapters and weights that the folder lacks",
+    cause="the standard deviation is that of random initial weights",
+    fixes=({"init_std": [0.0]},),
+)
+def unused_init_std(c: Case) -> Column:
+    fine_tuning = (c.goal != "pretrain") & (c.pretrained != "random")
+    return (c.init_std > 0) & (fine_tuning | ((c.goal == "pretrain") & (c.pretrained != "")))
+
+
+@rule(
     "weights.quantized",
     "error",
     "pretrained",

@@ -18,6 +18,7 @@ from meshwright.engine.checkpoint.save import Saver, rng_shards
 from meshwright.engine.checkpoint.shards import Shard
 from meshwright.engine.data.fingerprint import Fingerprint, data_fingerprints
 from meshwright.engine.evaluation import ValidationState
+from meshwright.engine.hooks import hook_contract
 from meshwright.engine.object_collectives import gathered
 from meshwright.engine.rank_env import Process
 from meshwright.errors import InputError
@@ -35,7 +36,7 @@ class Checkpoints:
     ) -> None:
         self.process, self.trainer, self.accept_changes = process, trainer, accept_changes
         self.recipe: Recipe = trainer.recipe
-        self.contract = contract_of(self.recipe, config)
+        self.contract = contract_of(self.recipe, config) | hook_contract(trainer.hooks)
         self.folder = Folder(run)
         self.saver = Saver(self.folder, trainer, process, self.recipe.checkpoint)
         self.skipped_in_a_row = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ from meshwright.engine.data import byte_level
 from meshwright.errors import InputError, first_line
 from meshwright.file_access import missing_path, neighbours
 from meshwright.models.catalogue import find, is_path
+from meshwright.notes import note
 from meshwright.recipes.types import Recipe
 
 FIELD = "data.tokenizer"
+END = "<|endoftext|>"
 
 
 def load_tokenizer(source: Recipe | str | Path, pretrained: Path | None = None) -> Any:
@@ -23,7 +27,13 @@ def load_tokenizer(source: Recipe | str | Path, pretrained: Path | None = None) 
     if path.is_file():
         path = path.parent
     if path.is_dir():
-        return _load(str(path), name, cached=False)
+        files = byte_pair_files(path)
+        if files is None:
+            return _load(str(path), name, cached=False)
+        with suppress(InputError):  # the files of a model whose own class reads them
+            if (path / "config.json").is_file():
+                return _load(str(path), name, cached=False)
+        return _from_byte_pairs(path, *files)
     if path.is_absolute() or name.startswith((".", "~")) or name.endswith("/") or name.count("/") > 1:
         raise missing_path(name, FIELD, "no such folder")
     return _load(name, name, cached=True)
@@ -62,7 +72,42 @@ def _name(recipe: Recipe, pretrained: Path | None) -> str:
 
 
 def _folder_fix() -> tuple[str, ...]:
-    return ("data.tokenizer=FOLDER with tokenizer.json and tokenizer_config.json",)
+    return ("data.tokenizer=FOLDER with tokenizer.json and tokenizer_config.json, or vocab.json and merges.txt",)
+
+
+def byte_pair_files(folder: Path) -> tuple[Path, Path] | None:
+    """Return vocab.json and merges.txt (or with a prefix: gpt2-vocab.json) of a folder without a tokenizer file."""
+    if any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json")):
+        return None
+    found = [sorted(folder.glob(pattern)) for pattern in ("*vocab.json", "*merges.txt")]
+    return (found[0][0], found[1][0]) if all(len(files) == 1 for files in found) else None
+
+
+def _from_byte_pairs(folder: Path, vocab: Path, merges: Path) -> Any:
+    """Load GPT-2's kind of tokenizer, byte-level BPE, from its two files."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    try:
+        known = json.loads(vocab.read_bytes())
+        if not isinstance(known, dict) or not all(isinstance(one, int) for one in known.values()):
+            raise ValueError(f"{vocab.name} must map tokens to integers")
+        special = {name: END for name in ("bos_token", "eos_token", "unk_token") if END in known}
+        lines = merges.read_text(encoding="utf-8").splitlines()
+        pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        backend = Tokenizer(models.BPE(vocab=known, merges=pairs))
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+        backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+        loaded = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+    except Exception as error:  # as for other tokenizers
+        raise _load_error(str(folder), False, error) from None
+    if len(loaded) != len(known):
+        reason = f"{vocab.name} has {len(known):,} tokens, of which {len(loaded):,} were read"
+        raise InputError(reason, field=FIELD, value=str(folder), fix=_folder_fix())
+    note(
+        f"{folder}: {vocab.name} and {merges.name} are read as byte-level BPE (GPT-2's), end of text {loaded.eos_token}"
+    )
+    return loaded
 
 
 def _load(source: str, name: str, cached: bool) -> Any:

@@ -24,11 +24,18 @@ SPECIAL_TOKEN_KEYS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 def has_tokenizer(folder: Path) -> bool:
     """Return whether a folder has a tokenizer."""
-    return (folder / "tokenizer_config.json").is_file()
+    from meshwright.engine.data.tokenizers import byte_pair_files
+
+    return (folder / "tokenizer_config.json").is_file() or byte_pair_files(folder) is not None
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy tokenizer and image processor files from one folder to another."""
+    """Copy tokenizer and image processor files from one folder to another; a vocabulary with merges as a tokenizer."""
+    from meshwright.engine.data.tokenizers import byte_pair_files, load_tokenizer
+
+    if byte_pair_files(source) is not None:
+        load_tokenizer(source).save_pretrained(folder)
+        return
     for path in (source / name for name in TOKENIZER_FILES):
         if path.is_file() and path.resolve() != (folder / path.name).resolve():
             try:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -69,6 +71,22 @@ def _set_present(config: Any, values: Mapping[str, Any]) -> None:
             setattr(config, name, value)
 
 
+_own_class: ContextVar[type | None] = ContextVar("own_class", default=None)
+
+
+@contextmanager
+def building(model_class: type | None) -> Iterator[None]:
+    """Build a user's class instead of transformers' for every model of this process, until the end of the block."""
+    if model_class is not None and not callable(getattr(model_class, "_from_config", None)):
+        reason = "must be a subclass of transformers.PreTrainedModel"
+        raise InputError(reason, field="model_class", value=getattr(model_class, "__name__", model_class))
+    before = _own_class.set(model_class)
+    try:
+        yield
+    finally:
+        _own_class.reset(before)
+
+
 def build_model(config: Any, dtype: torch.dtype, mtp: bool = False) -> nn.Module:
     """Build the model of a config on the meta device, with the engine's attention and experts.
 
@@ -80,7 +98,9 @@ def build_model(config: Any, dtype: torch.dtype, mtp: bool = False) -> nn.Module
     auto_class, description = _class_for(config)
     try:
         with torch.device("meta"):
-            model: nn.Module = auto_class.from_config(config, dtype=dtype)
+            own: Any = _own_class.get()
+            build = auto_class.from_config if own is None else own._from_config
+            model: nn.Module = build(config, dtype=dtype)
     except ValueError as error:
         raise InputError(
             f"{config.model_type} is not a {description} in transformers: {first_line(error)}",

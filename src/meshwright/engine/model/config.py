@@ -40,6 +40,11 @@ def config_for(recipe: Recipe) -> Any:
             text = with_layers(text, [i % layer_count(text) for i in range(value)])
         else:
             text[_named(text, field)] = value
+    if recipe.train.init_std:
+        if "initializer_range" not in text:
+            reason = f"the initialization of {text.get('model_type')} has no standard deviation of its own"
+            raise InputError(reason, field="train.init_std", value=recipe.train.init_std, fix=("train.init_std=0",))
+        text["initializer_range"] = recipe.train.init_std
     return transformers_config(_with_language(values, text))
 
 

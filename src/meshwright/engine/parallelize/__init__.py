@@ -13,10 +13,12 @@ from torch import nn
 from meshwright.engine import attention
 from meshwright.engine.experts import expert_blocks, mask_routers
 from meshwright.engine.hf_io import FolderWeights, build_name_map
+from meshwright.engine.hooks import NO_HOOKS, Hooks
 from meshwright.engine.kernels.gated_norms import fuse_gated_norms
 from meshwright.engine.kernels.gelu import fuse_gelus
 from meshwright.engine.kernels.norms import fuse_norms
 from meshwright.engine.kernels.scan_patch import use_chunked_scans
+from meshwright.engine.losses import TokenLoss
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.adapters import add_adapters, check_targets, init_magnitudes
 from meshwright.engine.model.build import build_model
@@ -24,6 +26,7 @@ from meshwright.engine.model.init import record_initial
 from meshwright.engine.model.module_names import is_attention
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize import megatron
+from meshwright.engine.parallelize.custom_tp_plan import apply_custom_plan
 from meshwright.engine.parallelize.document_isolation import isolate_documents, isolates_documents
 from meshwright.engine.parallelize.expert_parallel import (
     balance_routers,
@@ -51,7 +54,7 @@ from meshwright.recipes.types import Layout, Recipe
 
 
 def parallelize(
-    config: Any, recipe: Recipe, mesh: Mesh, device: torch.device, weights: Path | None = None
+    config: Any, recipe: Recipe, mesh: Mesh, device: torch.device, weights: Path | None = None, hooks: Hooks = NO_HOOKS
 ) -> list[Stage]:
     """Build this rank's pipeline stages, apply every technique of the layout, and load or initialize their weights."""
     layout = recipe.layout
@@ -59,6 +62,8 @@ def parallelize(
         megatron.require(device)
     mtp = recipe.train.mtp_loss > 0
     models = [build_model(config, base_dtype(recipe), mtp) for _ in stage_numbers(layout, mesh.pp)]
+    for model in models:
+        apply_custom_plan(model, hooks.tp_plan)
     if recipe.goal == "peft":
         check_targets(models[0], recipe.peft, layout.tp)
     initial = record_initial(models[0], recipe.train.seed)
@@ -76,7 +81,7 @@ def parallelize(
             initial |= add_adapters(stage, recipe.peft, storage_dtype(recipe.precision))
         normalize_modules(stage, recipe)
         # Tensor parallelism before everything that reads parameter shapes.
-        apply_tp(stage, mesh, recipe, sequence, context)
+        apply_tp(stage, mesh, recipe, sequence, context, hooks.loss)
         # Context parallelism: attention modules get the group that shares the sequence.
         configure_attention(stage, recipe, context)
         # Expert parallelism shards experts over a second mesh of the same ranks.
@@ -130,7 +135,12 @@ def sequence_layout(recipe: Recipe, mesh: Mesh) -> tuple[SequenceLayout, attenti
 
 
 def apply_tp(
-    stage: Stage, mesh: Mesh, recipe: Recipe, sequence: SequenceLayout, context: attention.ContextAxis | None
+    stage: Stage,
+    mesh: Mesh,
+    recipe: Recipe,
+    sequence: SequenceLayout,
+    context: attention.ContextAxis | None,
+    loss: TokenLoss | None = None,
 ) -> None:
     """Shard the layers, the embedding and the head over the tensor-parallel ranks."""
     for layer in stage.layers.values():
@@ -138,7 +148,7 @@ def apply_tp(
     if stage.embedding is not None and mesh.tp.size > 1:
         shard_embedding(stage.embedding, mesh, recipe.layout.sp)
     if stage.last:
-        apply_lm_loss(stage, mesh, recipe)
+        apply_lm_loss(stage, mesh, recipe, loss)
     stage.sequence_rank = mesh.tp.rank if recipe.layout.sp else 0
     if context is not None:
         stage.local_positions = attention.positions(recipe.data.seq_length, context)

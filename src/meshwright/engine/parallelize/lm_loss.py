@@ -11,7 +11,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from meshwright.engine.collectives import gather
-from meshwright.engine.losses import Loss, head_loss
+from meshwright.engine.losses import Loss, TokenLoss, head_loss
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.stage import Stage
 from meshwright.engine.parallelize.output_recompute import OutputNotes
@@ -21,10 +21,11 @@ from meshwright.engine.patching import Patch, apply
 from meshwright.recipes.types import Recipe
 
 
-def apply_lm_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
+def apply_lm_loss(stage: Stage, mesh: Mesh, recipe: Recipe, loss: TokenLoss | None = None) -> None:
     """Patch the last stage's head to take hidden states, labels and loss weights and to return the loss.
 
-    The same three inputs of multi-token prediction may follow; their loss is added with its own factor.
+    With `loss`, that function of logits and labels takes the place of the cross entropy. The same three inputs of
+    multi-token prediction may follow; their loss is added with its own factor.
     """
     tp, sp = mesh.tp, recipe.layout.sp
     if tp.size > 1:
@@ -35,6 +36,7 @@ def apply_lm_loss(stage: Stage, mesh: Mesh, recipe: Recipe) -> None:
         "softcap": getattr(config, "final_logit_softcapping", None),
         "group": tp.group,
         "reduce_hidden": not sp,  # the backward pass of the gather sums already
+        "function": loss,
     }
     gather_tokens = partial(gather, axis=tp) if sp and tp.size > 1 else None
     again = regathers_in_backward(recipe.layout)

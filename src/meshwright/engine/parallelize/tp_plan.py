@@ -41,7 +41,7 @@ class TPModule:
     child_divided: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # the same, of children
 
 
-def _linear(name: str, spec: ShardSpec) -> dict[str, ShardSpec | str]:
+def linear_shards(name: str, spec: ShardSpec) -> dict[str, ShardSpec | str]:
     """Return the specs of a linear layer sharded by rows (with its bias) or by columns (its bias is added once)."""
     bias: ShardSpec | str = ShardSpec(0, spec.segments, spec.heads) if spec.dim == 0 else ONCE
     return {f"{name}.weight": spec, f"{name}.bias": bias}
@@ -78,10 +78,10 @@ TP_MODULES = (
         "latent attention",
         ("kv_b_proj", "o_proj"),
         {
-            **_linear("q_proj", ROWS),
-            **_linear("q_b_proj", ROWS),
-            **_linear("kv_b_proj", ROWS),
-            **_linear("o_proj", COLUMNS),
+            **linear_shards("q_proj", ROWS),
+            **linear_shards("q_b_proj", ROWS),
+            **linear_shards("kv_b_proj", ROWS),
+            **linear_shards("o_proj", COLUMNS),
         },
         divided=("num_heads",),
     ),
@@ -89,10 +89,10 @@ TP_MODULES = (
         "attention",
         ("q_proj", "k_proj", "v_proj", "o_proj"),
         {
-            **_linear("q_proj", ROWS),
-            **_linear("k_proj", KV_ROWS),
-            **_linear("v_proj", KV_ROWS),
-            **_linear("o_proj", COLUMNS),
+            **linear_shards("q_proj", ROWS),
+            **linear_shards("k_proj", KV_ROWS),
+            **linear_shards("v_proj", KV_ROWS),
+            **linear_shards("o_proj", COLUMNS),
             "sinks": ROWS,
         },
     ),
@@ -112,13 +112,13 @@ TP_MODULES = (
         "state space",
         ("in_proj", "conv1d", "out_proj"),
         {
-            **_linear("in_proj", ShardSpec(0, _mamba_in)),
-            **_linear("conv1d", ShardSpec(0, _mamba_conv)),
+            **linear_shards("in_proj", ShardSpec(0, _mamba_in)),
+            **linear_shards("conv1d", ShardSpec(0, _mamba_conv)),
             "A_log": ROWS,
             "D": ROWS,
             "dt_bias": ROWS,
             "norm.weight": ROWS,
-            **_linear("out_proj", COLUMNS),
+            **linear_shards("out_proj", COLUMNS),
         },
         divided=("intermediate_size", "conv_dim", "num_heads", "n_groups"),
         mixes_tokens=True,
@@ -146,7 +146,7 @@ TP_MODULES = (
     TPModule(
         "feed-forward",
         ("up_proj", "down_proj"),
-        {**_linear("gate_proj", ROWS), **_linear("up_proj", ROWS), **_linear("down_proj", COLUMNS)},
+        {**linear_shards("gate_proj", ROWS), **linear_shards("up_proj", ROWS), **linear_shards("down_proj", COLUMNS)},
     ),
     TPModule(
         "fused feed-forward",
@@ -186,6 +186,9 @@ def _packed_shard(spec: ShardSpec, per_code: int) -> ShardSpec:
 
 
 def tp_module_of(module: nn.Module) -> TPModule | None:
-    """Return the plan of a tensor-parallel module, or None for any other module."""
+    """Return the plan of a tensor-parallel module, or None for any other module; a user's plan goes first."""
+    custom: TPModule | None = getattr(module, "custom_tp_plan", None)
+    if custom is not None:
+        return custom
     children = {name for name, child in module.named_children() if child is not None}
     return next((plan for plan in TP_MODULES if children.issuperset(plan.children)), None)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from meshwright.engine.faults import RunError
+from meshwright.engine.hooks import CLASS_KEY, LOSS_KEY
 from meshwright.engine.train import TINY_WEIGHTS
 from meshwright.engine.warning_filters import no_progress
 from meshwright.errors import InputError, closest, first_line
@@ -142,6 +143,15 @@ def recipe_of(checkpoint: Path) -> tuple[Recipe, dict[str, Any]]:
         section, _, name = key.partition(".")
         if section == "config":
             config[name] = value
+        elif key == CLASS_KEY:
+            raise InputError(
+                f"was trained with {value}, a class of the program that trained it; only that program can build it",
+                field=FIELD,
+                value=str(checkpoint),
+                fix=(f"{checkpoint.parent.parent / 'model'} has the exported model, if the run has ended",),
+            )
+        elif key == LOSS_KEY:
+            continue
         elif name:
             content.setdefault(section, {})[name] = value
         else:

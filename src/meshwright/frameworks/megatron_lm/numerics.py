@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
+
 from meshwright.errors import MeshwrightError
 from meshwright.models import MLA, Mamba2, ModelSpec
 from meshwright.models.numerics import Numerics, numerics_of
@@ -25,9 +27,10 @@ ARRAY = dict.fromkeys(
 def published(recipe: Recipe) -> Numerics:
     """Return the values of the recipe's model; unknown ones are None."""
     try:
-        return numerics_of(recipe.model)
+        found = numerics_of(recipe.model)
     except MeshwrightError:  # a model of a file that is not here
-        return Numerics()
+        found = Numerics()
+    return msgspec.structs.replace(found, init_std=recipe.train.init_std) if recipe.train.init_std else found
 
 
 def numeric_flags(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:

@@ -52,7 +52,11 @@ LEGACY_KEYS = (
     ConfigKey("training.seq_length", "data.seq_length"),
 )
 """Keys from older guides: accepted as overrides, never written."""
-OTHER_KEYS = (LEGACY_KEYS, hugging_face.KEYS)
+INITIALIZATION_KEYS = tuple(
+    ConfigKey(key, "train.init_std") for key in ("init_method_std", "model.init_method_std", "initializer_range")
+)
+"""Keys of the initial weights, which files of other frameworks describe as part of the model."""
+OTHER_KEYS = (LEGACY_KEYS, hugging_face.KEYS, INITIALIZATION_KEYS)
 
 
 @cache

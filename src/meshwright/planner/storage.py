@@ -1,0 +1,45 @@
+"""What the checkpoints of a training take on disk, and how long one takes to write."""
+
+from __future__ import annotations
+
+import msgspec
+
+from meshwright.costs.parameters import adapter_params
+from meshwright.costs.state import BYTES, GIB, master_bytes, moment_bytes
+from meshwright.planner.goodput import SAVE_GB_S
+from meshwright.recipes.case import Case
+
+
+class Storage(msgspec.Struct, frozen=True):
+    """The files of one run: checkpoints with the optimizer's state, and the exported model."""
+
+    checkpoint_gib: float  # one checkpoint: trained weights and the optimizer's state
+    kept: int  # checkpoints that are on disk at the end
+    checkpoints_gib: float  # all of them, and the one that is being written
+    model_gib: float  # the exported model, or the adapters
+    total_gib: float
+    save_gb_s_per_gpu: float = SAVE_GB_S  # assumed; goodput.save_s of a size is the time that a checkpoint takes
+
+
+def storage_of(case: Case) -> Storage:
+    """Return the storage of a case, which does not depend on its layout or its number of GPUs."""
+    recipe, checkpoint = case.recipe, case.recipe.checkpoint
+    trained = _trained_params(case)
+    one = trained * (master_bytes(case) + moment_bytes(case)) / GIB
+    steps = recipe.train.steps
+    milestones = steps // checkpoint.milestone_every if checkpoint.milestone_every else 0
+    best = int(checkpoint.keep_best and recipe.train.eval_every > 0)
+    saves = steps // checkpoint.save_every + 1 if checkpoint.save_every else 1
+    kept = min(checkpoint.keep + best + milestones, saves + best)
+    model = 0.0 if checkpoint.export == "none" else trained * BYTES[case.compute] / GIB
+    all_kept = (kept + 1) * one
+    return Storage(one, kept, all_kept, model, all_kept + model)
+
+
+def _trained_params(case: Case) -> float:
+    """Return the parameters that are trained and saved: all, or those of the adapters."""
+    if case.goal != "peft":
+        return float(case.params_total)
+    model = case.model
+    each = [(adapter_params(one.layer, model.hidden, case.rank, case.targets), one.count) for one in model.groups]
+    return float(sum(count * (one.replicated + one.routed) for one, count in each))
