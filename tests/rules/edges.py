@@ -19,15 +19,15 @@ from typing import Any, Literal, get_args, get_origin
 
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import ENGINES, recipe_fields
-from meshwright.rules import RULES, Rule
+from meshwright.rules import RULES, Rule, message
 
 from .cases import broken_case, sound_case
 
 FILE = Path(__file__).with_name("edges.json")
 GRID = (0, 1, 2, 3, 4, 6, 8, 12, 16, 32, 64, 100, 128, 256, 512, 1000, 4096, 8192, 65536, 10**6)
-MAX_VALUES = 10  # of one field
+MAX_VALUES = 12  # of one field
 SCALES = (0.2, 0.5, 0.8, 0.9, 0.95, 0.98, 1.02, 1.05, 1.1, 1.2, 1.5, 2.0, 5.0)
-MAX_PAIRS = 160  # cases with two fields changed, of one rule
+MAX_PAIRS = 90  # cases with two fields changed, of one rule
 ERROR = "x"  # the condition has no answer there, e.g. it divides by zero
 
 
@@ -86,18 +86,23 @@ def values_to_try(rule: Rule, case: Case, name: str) -> list[Any]:
         near = {now * 0.5, now * 2, *(float(c) * f for c in constants(rule) for f in (0.999, 1, 1.001))}
         return sorted(near - {now})[:MAX_VALUES]
     if isinstance(now, tuple):
-        return [value for value in ((), now[:1], now[:-1]) if value != now]
+        moved = [now[:i] + (now[i] + by,) + now[i + 1 :] for i in range(len(now[:2])) for by in (-1, 1, -4, 4)] if (
+            now and isinstance(now[0], int)
+        ) else []
+        even = [tuple(sum(now) // len(now) + by for by in (k, *(-k,) * (len(now) - 1))) for k in range(9)] if moved else []
+        return [value for value in ((), now[:1], now[:-1], *moved, *even) if value != now]
     return []
 
 
 def _integers(rule: Rule, case: Case, name: str, now: int) -> list[Any]:
     grid = sorted({*GRID, now, *(int(c) for c in constants(rule) if abs(c) < 1e9 and c == int(c))})
     seen = [(value, verdict(rule, case.replace(**{name: value}))) for value in grid]
-    edges: dict[int, None] = dict.fromkeys((now - 1, now + 1, 2 * now))
+    edges: dict[int, None] = {}
     for (low, before), (high, after) in pairwise(seen):
         if before != after:
             edges |= dict.fromkeys(_bisect(rule, case, name, low, high, before))
-    return [value for value in dict.fromkeys((*list(edges)[3:], *list(edges)[:3])) if value != now][:MAX_VALUES]
+    usual = (1, now - 1, now + 1, 2 * now, 8 * now)
+    return [value for value in dict.fromkeys((*edges, *usual)) if value != now][:MAX_VALUES]
 
 
 def _bisect(rule: Rule, case: Case, name: str, low: int, high: int, before: str) -> tuple[int, int, int]:
@@ -161,10 +166,10 @@ def verdicts(rule: Rule) -> dict[str, str]:
     return {text: verdict(rule, case) for text, case in cases_of(rule)}
 
 
-def compact(rule: Rule) -> str:
-    """Return the verdicts in order, one letter each."""
-    return "".join(verdicts(rule).values())
+def kept(rule: Rule) -> list[str]:
+    """Return the message of the broken case, and the verdicts in order, one letter each."""
+    return [message(rule, broken_case(rule.id)), "".join(verdicts(rule).values())]
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps({id: compact(RULES[id]) for id in sorted(RULES)}, indent=0) + "\n")
+    FILE.write_text(json.dumps({id: kept(RULES[id]) for id in sorted(RULES)}, indent=0) + "\n")
