@@ -86,10 +86,14 @@ def values_to_try(rule: Rule, case: Case, name: str) -> list[Any]:
         near = {now * 0.5, now * 2, *(float(c) * f for c in constants(rule) for f in (0.999, 1, 1.001))}
         return sorted(near - {now})[:MAX_VALUES]
     if isinstance(now, tuple):
-        moved = [now[:i] + (now[i] + by,) + now[i + 1 :] for i in range(len(now[:2])) for by in (-1, 1, -4, 4)] if (
-            now and isinstance(now[0], int)
-        ) else []
-        even = [tuple(sum(now) // len(now) + by for by in (k, *(-k,) * (len(now) - 1))) for k in range(9)] if moved else []
+        moved = (
+            [now[:i] + (now[i] + by,) + now[i + 1 :] for i in range(len(now[:2])) for by in (-1, 1, -4, 4)]
+            if (now and isinstance(now[0], int))
+            else []
+        )
+        even = (
+            [tuple(sum(now) // len(now) + by for by in (k, *(-k,) * (len(now) - 1))) for k in range(9)] if moved else []
+        )
         return [value for value in ((), now[:1], now[:-1], *moved, *even) if value != now]
     return []
 
