@@ -86,16 +86,19 @@ def values_to_try(rule: Rule, case: Case, name: str) -> list[Any]:
         near = {now * 0.5, now * 2, *(float(c) * f for c in constants(rule) for f in (0.999, 1, 1.001))}
         return sorted(near - {now})[:MAX_VALUES]
     if isinstance(now, tuple):
-        moved = (
-            [now[:i] + (now[i] + by,) + now[i + 1 :] for i in range(len(now[:2])) for by in (-1, 1, -4, 4)]
-            if (now and isinstance(now[0], int))
-            else []
-        )
-        even = (
-            [tuple(sum(now) // len(now) + by for by in (k, *(-k,) * (len(now) - 1))) for k in range(9)] if moved else []
-        )
-        return [value for value in ((), now[:1], now[:-1], *moved, *even) if value != now]
+        moved = list(_moved(now)) if now and isinstance(now[0], int) else []
+        return [value for value in ((), now[:1], now[:-1], *moved) if value != now]
     return []
+
+
+def _moved(stages: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield lists of stages with other layers: one longer or shorter, and all equal but the first."""
+    for place in range(min(len(stages), 2)):
+        for by in (-4, -1, 1, 4):
+            yield (*stages[:place], stages[place] + by, *stages[place + 1 :])
+    mean = sum(stages) // len(stages)
+    for by in range(9):
+        yield (mean + by, *(mean - by,) * (len(stages) - 1))
 
 
 def _integers(rule: Rule, case: Case, name: str, now: int) -> list[Any]:
