@@ -33,15 +33,16 @@ from meshwright.planner.search import (
     choose,
     score,
 )
-from meshwright.planner.space import FREE_SPACE, LEVER_SPACE, candidates
+from meshwright.planner.space import FREE_SPACE, LEVER_SPACE, Space, candidates
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Engine, FieldKind, Recipe
 
 LEAN_LOSSES = ("fused_linear", "chunked")  # the first that the engine has
-ALWAYS_TYPED = ("tp", "pp", "cp", "ep", "micro_batch_size", "recompute")
+ALWAYS_TYPED = ("tp", "pp", "vp", "cp", "ep", "micro_batch_size", "recompute")
 """Fields that an option's overrides always name, so that its command gives exactly its layout."""
+SMALL = 8  # GPUs up to which stages may be uneven
 SHORTEST = 512  # tokens of a sample below which no shorter sequence is proposed
 WORTH = 0.8  # of the step time of a plan that fits on the GPUs; a contract change must be that much faster
 COST_OF = {
@@ -132,7 +133,12 @@ def _batches(case: Case, pinned: Mapping[str, Any], offloads: bool, unchanged: b
     changes = with_offload(case, pinned) if offloads else without_offload(case, pinned)
     changed = [case.replace(**one) for one in changes]
     tried = [case, *changed] if unchanged and not offloads else changed
-    return [batch for one in tried for batch in score(one, pinned, LEVER_SPACE)]
+    return [batch for one in tried for batch in score(one, pinned, _for_cluster(LEVER_SPACE, case))]
+
+
+def _for_cluster(space: Space, case: Case) -> Space:
+    """Return the space with uneven stages on few GPUs, where even ones leave few degrees."""
+    return msgspec.structs.replace(space, uneven=True) if case.cluster.world <= SMALL else space
 
 
 def _may_fit(case: Case, offloads: bool = False) -> bool:
@@ -187,7 +193,7 @@ def unlimited_s(case: Case, pinned: Mapping[str, Any]) -> float:
     """Return the step time of the fastest legal layout if memory were unlimited."""
     free = {name: value for name, value in pinned.items() if name not in ("recompute", "offload")}
     fastest = np.inf
-    for batch in candidates(case.replace(offload="none"), FREE_SPACE, free):
+    for batch in candidates(case.replace(offload="none"), _for_cluster(FREE_SPACE, case), free):
         ok = np.broadcast_to(rules.legal(batch), batch.tp.shape)
         if ok.any():
             fastest = min(fastest, float(np.min(costs.step_time(batch.rows(ok)).step_s)))
@@ -244,10 +250,12 @@ def _first_fitting(variants: list[Variant], asked: Asked, below_s: float) -> Opt
 
 
 def _narrow_states(baseline: Baseline) -> Iterator[Variant]:
-    if baseline.case.goal == "peft" or baseline.case.optimizer_name != "adamw":
+    """Yield narrower optimizer state; AdamW alone has an 8-bit variant."""
+    if baseline.case.goal == "peft":
         return
     for title, cost, values in STATES:
-        changed = _changed(baseline, values)
+        without = {"adamw": "", "adamw8bit": "precision.moments"}.get(baseline.case.optimizer_name, "optimizer.name")
+        changed = None if without in values else _changed(baseline, values)
         if changed is not None:
             yield Variant(title, cost, changed, tuple(format_override(*one) for one in values.items()))
 
@@ -295,7 +303,8 @@ def _option(kind: FieldKind, variant: Variant, found: Candidate, asked: Asked) -
     """Return an option with the overrides of its layout and the command that plans it."""
     case, pinned = variant.baseline.case, variant.baseline.pinned
     names = dict.fromkeys((*ALWAYS_TYPED, *changed_values(found.layout, case)))
-    values = {n: found.layout[n] for n in names if n not in pinned and (n != "ep" or case.is_moe)}
+    unused = {"ep": not case.is_moe, "vp": found.layout["pp"] == 1 == case.vp}
+    values = {n: found.layout[n] for n in names if n not in pinned and not unused.get(n)}
     overrides = (*variant.overrides, *as_overrides(values))
     return Option(
         title=variant.title,
@@ -306,7 +315,7 @@ def _option(kind: FieldKind, variant: Variant, found: Candidate, asked: Asked) -
         total_gib=found.total_gib,
         host_gib=float(costs.memory(case.replace(**found.layout)).host),
         step_s=found.step_s,
-        slowdown=found.step_s / asked.free_s,
+        slowdown=1.0 if np.isinf(asked.free_s) else found.step_s / asked.free_s,
         cost=variant.cost,
         command=_command(variant.baseline, asked, overrides),
     )
