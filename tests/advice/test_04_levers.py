@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,3 +221,12 @@ def test_fp8_gains_little_where_experts_stay_in_bf16(meshwright: Any) -> None:
 
     assert 0 < gain("qwen3_30b_a3b_pretrain_config", "64xH100") < 0.1
     assert gain("llama3_8b_pretrain_config", "8xH100") > 0.2
+
+
+def test_the_options_of_a_file_name_the_file(meshwright: Any, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    own.write_text('base = "llama3_8b_sft_config"\ncluster = "1xH100"\n[layout]\ntp = 1\nsp = false\n')
+    for verb in ("estimate", "check"):
+        first = meshwright(verb, str(own), "--json").json["options"][0]
+        assert f"estimate {own}" in first["command"]
+        assert pasted(meshwright, first).code == 0

@@ -186,7 +186,8 @@ def estimate(request: requests.Estimate) -> Plan:
         _price(request, question), token_budget(request.tokens)
         if job.imported is not None and question.engine == job.engine:
             return _plan_of_file(request, question, job.imported)
-        return planner.plan_fixed(question, job.on(question.engine), request.overrides)
+        named = request.target if isinstance(request.target, str) else None
+        return planner.plan_fixed(question, job.on(question.engine), request.overrides, named)
     question = model_question(request)
     base, target = None, str(request.target)
     if models.is_path(question.model_ref):  # it has no recipe whose layout could be estimated: as dryrun and check do

@@ -60,20 +60,21 @@ def _contradiction(question: Question, overrides: Sequence[str]) -> Contradictio
     return contradiction(overrides, errors)
 
 
-def plan_fixed(question: Question, recipe: Recipe | None, overrides: Sequence[str] = ()) -> Plan:
+def plan_fixed(
+    question: Question, recipe: Recipe | None, overrides: Sequence[str] = (), target: str | None = None
+) -> Plan:
     """Return the plan of this recipe (or the question's) with overrides, without searching layouts.
 
-    If it does not fit, its options say what would.
+    If it does not fit, its options say what would; `target` is the name or file of the recipe in their commands.
     """
     kept, auto = override.split_auto(overrides)
     baseline = baseline_for(question, kept, recipe)
     plan = plan_with(baseline, {})
     if auto:
         size = with_fastest_micro_batch(plan.case).layout.micro_batch_size
-        return plan_fixed(question, recipe, [*kept, f"{override.MICRO_BATCH}={size}"])
+        return plan_fixed(question, recipe, [*kept, f"{override.MICRO_BATCH}={size}"], target)
     if plan.estimate.fits or not plan.exists:
         return plan
-    target = None if recipe is None else recipe.name
     return msgspec.structs.replace(plan, options=options_of_fixed(baseline, overrides, target))
 
 
