@@ -160,7 +160,7 @@ FIELDS = draws(
     checkpoint__keep=st.integers(1, 9),
     checkpoint__async_save=st.booleans(),
 )
-ALWAYS = {"precision.master": "bf16", "precision.moments": "bf16", "precision.grads": "bf16"}
+ALWAYS = {"precision.master": "bf16", "precision.moments": "bf16", "precision.grads": "bf16", "train.eval_steps": 20}
 
 
 @settings(max_examples=50)
@@ -169,6 +169,13 @@ def test_export_round_trip(values: dict[str, object], model: str) -> None:
     recipe = changed(pretrain(model, 64, global_batch_size=1024), {**ALWAYS, **values})
     sp = recipe.layout.tp > 1 and recipe.layout.pp == 1 and model != "kempner_moe"
     assert unmapped("kempnerforge", changed(recipe, {"layout.sp": sp}), model, "64xH100") == {}
+
+
+def test_a_whole_validation_set_is_reported_not_written_as_zero() -> None:
+    recipe = changed(pretrain("llama3_8b", 64, global_batch_size=1024), {**ALWAYS, "train.eval_steps": 0})
+    recipe = changed(recipe, {"train.eval_every": 100, "layout.sp": False, "checkpoint.save_every": 0})
+    lost = unmapped("kempnerforge", recipe, "llama3_8b", "64xH100")
+    assert lost.keys() >= {"train.eval_steps", "checkpoint.save_every"}
 
 
 def test_shipped_recipes_lose_only_listed_fields() -> None:

@@ -102,8 +102,8 @@ def save_recipe(plan: Plan, path: str) -> None:
     write_text(path, files.to_text(named, "toml"), "save")
 
 
-def save_files(contents: Mapping[str, str], folder: str) -> None:
-    """Write files into a folder; raise OutputError rather than replace a file whose contents differ."""
+def save_files(contents: Mapping[str, str], folder: str) -> tuple[str, ...]:
+    """Write files into a folder, return their paths; raise OutputError rather than replace a file that differs."""
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -114,6 +114,7 @@ def save_files(contents: Mapping[str, str], folder: str) -> None:
         if path.exists() and (not path.is_file() or path.read_bytes() != text.encode()):
             raise OutputError("already exists with other contents", field="out", value=str(path))
         write_text(str(path), text, "out")
+    return tuple(str(place / name) for name in contents)
 
 
 class RecipeRow(Part, frozen=True, kw_only=True):

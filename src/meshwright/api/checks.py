@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import clusters, frameworks, launch, planner
+from meshwright import clusters, costs, frameworks, launch, planner
 from meshwright.api import requests
 from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.inputs import verb
-from meshwright.api.planning import plan_response, recommend
+from meshwright.api.planning import load_calibration, plan_response, recommend
 from meshwright.api.resolve import assumed_in, model_named
 from meshwright.api.responses import Error, Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.api.targets import Job, file_of, job_for
@@ -32,11 +33,28 @@ from meshwright.parsing import one_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.types import ENGINES, Recipe
+from meshwright.rules import Finding as RuleFinding
 
 
 @verb(requests.Check)
 def check(request: requests.Check) -> CheckResult:
     """Return the findings for a recipe by name or value, or for a file of any framework."""
+    return _calibrated(_check(request), load_calibration(request.calibration))
+
+
+def _calibrated(result: CheckResult, calibration: Any) -> CheckResult:
+    """Return the result with the step time of the user's calibration, and whether that applies."""
+    if calibration is None:
+        return result
+    if result.estimate is None or result.model is None or result.cluster is None:
+        note = "the calibration is not used: without model and GPUs there is no estimate"
+        return msgspec.structs.replace(result, notes=(*result.notes, note))
+    case = planner.case_of(result.recipe, result.model, result.cluster, result.engine).replace(calibration=calibration)
+    notes = planner.calibration_notes(calibration, result.cluster.gpu, result.engine)
+    return msgspec.structs.replace(result, estimate=costs.estimate(case), notes=(*notes, *result.notes))
+
+
+def _check(request: requests.Check) -> CheckResult:
     content, theirs = file_of(request.target, request.framework)
     if content is not None and theirs is not None:
         if request.engine is not None:
@@ -111,15 +129,34 @@ def export(request: requests.Export) -> Exported:
     except InputError as error:
         fixes = _export_fixes(request.to, checked, error.fix)
         raise InputError(error.reason, error.field, error.value, fixes) from error
+    engine = frameworks.exported_engine(theirs, written, checked.model)
+    if engine != checked.engine:  # the findings are those of the file that was written
+        checked = check_recipe(job.on(engine), request.gpus, engine, request.overrides, advice=False, model=shape)
+    checked = msgspec.structs.replace(
+        checked, findings=(*checked.findings, *_framework_findings(theirs, written, checked))
+    )
     if not checked.ok:
         recipe = checked.recipe
         arguments = f"{recipe.model} --gpus {checked.cluster} --goal {recipe.goal} --engine {checked.engine}"
         note = f"for a layout that runs: meshwright recommend {arguments} --save sized.toml, then export sized.toml"
-        written = msgspec.structs.replace(written, notes=(*written.notes, note))
-    if request.out:
-        save_files(written.files, request.out)
+        refused = (f"nothing was written to {request.out}: see the findings",) if request.out else ()
+        written = msgspec.structs.replace(written, notes=(*refused, *written.notes, note))
+    if request.out and checked.ok:
+        written = msgspec.structs.replace(written, paths=save_files(written.files, request.out))
     read = job.imported
     return Exported(written, checked, job, () if read is None else dropped_settings(read.framework, read.content))
+
+
+def _framework_findings(
+    theirs: frameworks.Framework, written: ExportedConfig, checked: RecipeCheckResult
+) -> list[RuleFinding]:
+    """Return the findings of the framework's own rules for the file, as `check` reports them."""
+    name, text = next(iter(written.files.items()))
+    with suppress(InputError):  # a cluster of a file may have a GPU of its own
+        content = frameworks.content_of(text, name)
+        result = frameworks.check(theirs, content, gpus=str(checked.cluster), model=checked.model)
+        return [one for one in result.findings if one.rule.startswith(f"{theirs.name}.")]
+    return []
 
 
 def _export_fixes(to: str, checked: RecipeCheckResult, tried: Sequence[str]) -> list[str]:
@@ -187,6 +224,7 @@ class ExportResponse(Response, frozen=True, kw_only=True):
     unmapped: Sequence[UnmappedField]
     notes: Sequence[str]
     findings: Sequence[Finding]
+    written: Sequence[str] = ()
     assumed: Sequence[clusters.Assumption] = ()
     not_imported: Sequence[DroppedSetting] = ()
 
@@ -219,6 +257,7 @@ def export_response(result: Exported, request: requests.Export | None = None) ->
         gpus=str(checked.cluster),
         command=launch.command_of(written.program, checked.cluster),
         env=written.program.env,
+        written=written.paths,
         findings=finding_parts(findings),
         assumed=(*(assumed_in(request.gpus) if request is not None else ()), *job.assumed(checked.engine)),
         not_imported=result.not_imported,

@@ -10,12 +10,13 @@ import msgspec
 from meshwright import doctor
 from meshwright.api import run_requests as requests
 from meshwright.api.inputs import verb
-from meshwright.api.planning import estimate
+from meshwright.api.planning import estimate, load_calibration
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.doctor import Checkup, Run
 from meshwright.doctor.finding import Evidence, Figure, Remedy
 from meshwright.doctor.match_recipe import assumptions, gpus_of, inferred_batch, logged_overrides
 from meshwright.errors import InputError
+from meshwright.planner import calibration_notes
 
 if TYPE_CHECKING:
     from meshwright.recipes.case import Case
@@ -26,6 +27,10 @@ def diagnose(request: requests.Doctor) -> Checkup:
     """Return the findings for a run, by its folder or its log, with remedies."""
     run = doctor.read(request.run)
     case, notes = _case(run, request)
+    calibration = load_calibration(request.calibration)
+    if calibration is not None and case is not None:
+        case = case.replace(calibration=calibration)
+        notes = (*calibration_notes(calibration, case.cluster.gpu, case.engine), *notes)
     reference = None
     if request.baseline is not None:
         small = doctor.read(request.baseline)

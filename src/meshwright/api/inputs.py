@@ -529,7 +529,28 @@ class VerbFunction(Generic[P, R, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Validate the fields and run the verb."""
-        return self.handle(validated(self.request(*args, **kwargs)))
+        request = validated(self.request(*args, **kwargs))
+        result = self.handle(request)
+        _remember(result, request)
+        return result
+
+
+REMEMBERED = 64  # latest results of Python callers whose requests are kept
+_requests: dict[int, tuple[object, object]] = {}
+
+
+def _remember(result: object, request: object) -> None:
+    """Keep the request of a result: its JSON repeats some of it. The result is kept too, so that its id stays its."""
+    _requests.pop(id(result), None)
+    _requests[id(result)] = (result, request)
+    while len(_requests) > REMEMBERED:
+        del _requests[next(iter(_requests))]
+
+
+def request_of(result: object) -> Any:
+    """Return the request that a recent result answers; None if it is not known."""
+    found = _requests.get(id(result))
+    return found[1] if found is not None and found[0] is result else None
 
 
 def verb(request: Callable[P, R], needs: Sequence[str] = ()) -> Callable[[Callable[[R], T]], VerbFunction[P, R, T]]:

@@ -285,12 +285,15 @@ def _question(
         engine=request.engine or (ENGINES[0] if job is None else job.engine),  # type: ignore[arg-type]  # as validated
         recipe_words=() if job is None else job.words,
         benchmark=benchmark,
-        calibration=None if request.calibration is None else _calibration(request.calibration),
+        calibration=load_calibration(request.calibration),
         assumed=assumed_in(gpus),
     )
 
 
-def _calibration(path: str) -> Any:
+def load_calibration(path: str | None) -> Any:
+    """Return the shipped calibration with the user's profile; None without one."""
+    if path is None:
+        return None
     from meshwright.costs import calibrate
 
     return calibrate.load(path)
@@ -575,6 +578,7 @@ def plans_response(ranking: Ranking, request: requests.Plan | None = None) -> Pl
         repair=(ranking.blocked.repair if ranking.blocked else None) or UNSET,
         contradiction=(ranking.blocked.contradiction if ranking.blocked else None) or UNSET,
         fitting=_scores(ranking.fitting) or UNSET,
+        notes=(ranking.plans[0].notes or UNSET) if ranking.plans else UNSET,
     )
 
 

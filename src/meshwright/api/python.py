@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 
+from meshwright.api.inputs import request_of
 from meshwright.api.responses import Response, to_json
 from meshwright.api.schema import error_schema, response_schema
 from meshwright.api.verbs import VERBS, Verb
@@ -36,14 +38,21 @@ def to_dict(result: object) -> dict[str, Any]:
     if isinstance(result, MeshwrightError):
         return {"schema": SCHEMA, "error": result.to_dict()}
     if isinstance(result, Response):
-        return to_json(result)
-    names = [one.__name__ for one in type(result).__mro__]
-    for verb in VERBS.values():
-        if verb.surfaces and verb.responds and _result_type(verb) in names:
-            return to_json(getattr(verb._module, verb.responds)(result))
+        return _plain(result)
+    names, request = [one.__name__ for one in type(result).__mro__], request_of(result)
+    found = [verb for verb in VERBS.values() if verb.surfaces and verb.responds and _result_type(verb) in names]
+    for verb in sorted(found, key=lambda one: type(request) is not one.request):  # the verb that was called, if known
+        given = request if type(request) is verb.request else None
+        return _plain(getattr(verb._module, verb.responds)(result, given))
     if isinstance(result, msgspec.Struct):
         return dict(msgspec.to_builtins(result, enc_hook=str))
     raise InputError("is not a result of Meshwright", field="result", value=type(result).__name__)
+
+
+def _plain(response: Response) -> dict[str, Any]:
+    """Return a response as JSON has it: lists, not tuples, and text as keys."""
+    found: dict[str, Any] = json.loads(json.dumps(to_json(response), default=str))
+    return found
 
 
 def _result_type(verb: Verb) -> str:

@@ -424,6 +424,7 @@ class Check(Request, frozen=True):
         ),
     ] = None
     advice: Annotated[bool, Input(help="Also report non-blocking suggestions for another framework's file.")] = False
+    calibration: Calibration | None = None
     overrides: Overrides = ()
     notes: Notes = ()
     goal: ModelGoal | None = None

@@ -7,6 +7,7 @@ from typing import Annotated, Any, get_args
 
 from meshwright.api.inputs import CLI, Input, Request, Text
 from meshwright.api.requests import (
+    Calibration,
     FileFramework,
     Goal,
     Gpus,
@@ -229,6 +230,7 @@ class Doctor(Request, frozen=True):
             texts=(BASELINE_TEXT,),
         ),
     ] = None
+    calibration: Calibration | None = None
     overrides: Overrides = ()
     notes: Notes = ()
 

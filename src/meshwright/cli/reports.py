@@ -247,9 +247,10 @@ def check(answer: Answer, found: Any) -> None:
 def export(answer: Answer, found: Any) -> None:
     """Print another framework's files and command, and the fields it has no key for."""
     out = console()
-    for name, text in answer["files"].items():
+    for name, text in {} if answer["written"] else answer["files"].items():
         out.print(f"[bold]# {escape(name)}[/]")
         click.echo(text)
+    titled(out, "Wrote", [escape(path) for path in answer["written"]])
     titled(out, "Assumed", assumed_lines(answer["assumed"]))
     titled(out, "Start", [escape(answer["command"])])
     if answer["env"]:

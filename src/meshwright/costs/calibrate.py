@@ -37,6 +37,7 @@ class MachineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hbm: float | None = None
     link: float | None = None
     network: float | None = None
+    engines: tuple[str, ...] = ()  # of the runs it was fitted to
     runs: int = 0  # number of runs it was fitted to
     error_pct: float | None = None  # median error over them after the fit
     error_before_pct: float | None = None  # with the shipped profile
@@ -139,6 +140,7 @@ def _fitted(rows: list[Measurement], name: str, what: str) -> MachineProfile:
         name,
         f"fitted to {len(rows)} run{'s' * (len(rows) > 1)} of {what}",
         round(clock, 4),
+        engines=tuple(sorted({row.case.engine for row in rows if row.case is not None})),
         runs=len(rows),
         error_pct=round(100 * error, 2),
         error_before_pct=round(100 * float(np.median(shipped_errors)), 2),
@@ -216,7 +218,23 @@ def load(path: str | Path) -> Calibration:
     for name, value in numbers.items():
         if value is not None and not 0.01 <= value <= 10:
             raise InputError("a share or speed must be between 0.01 and 10", field=f"calibration.{name}", value=value)
-    return machine.apply(shipped())
+    return msgspec.structs.replace(machine.apply(shipped()), machine=machine)
+
+
+def applied(calibration: Calibration | None, on: Gpu, engine: str) -> tuple[str, ...]:
+    """Return whether a user's calibration applies to a GPU and an engine, as a sentence."""
+    if calibration is None or calibration.machine is None:
+        return ()
+    machine: MachineProfile = calibration.machine
+    known, what = gpu(machine.gpu), machine.source or "measured"
+    measured = [name for name in ("matmul", "attention", "hbm", "link", "network") if getattr(machine, name)]
+    title = f"calibration of {known.name} ({what})"
+    if known.name != on.name:
+        if known.arch == on.arch and measured:
+            return (f"{title}: its {', '.join(measured)} also apply to {on.name}, its clock does not",)
+        return (f"{title}: does not apply to {on.name}; the shipped profile is used",)
+    others = f"; the runs are of {', '.join(machine.engines)}, so {engine} may differ"
+    return (f"{title}: applied{others if machine.engines and engine not in machine.engines else ''}",)
 
 
 def to_text(profile: MachineProfile) -> str:

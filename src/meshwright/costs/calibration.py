@@ -100,6 +100,7 @@ class Calibration(msgspec.Struct, frozen=True):
     gpus: dict[str, GpuProfile]
     engines: dict[str, EngineProfile]
     shared: Shared
+    machine: Any = None  # the MachineProfile that it contains, if any
 
     def gpu(self, case: Case) -> GpuProfile:
         """Return the profile of the case's GPU architecture."""

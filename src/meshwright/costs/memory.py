@@ -36,7 +36,7 @@ from meshwright.costs.memory_profiles import memory_profile
 from meshwright.costs.parameters import RankParams, rank_adapters, rank_params
 from meshwright.costs.schedule import in_flight
 from meshwright.costs.stages import FIRST, LAST, Stages, stages, trains_mtp
-from meshwright.costs.state import State, frozen_bytes, frozen_weights, host_state, trained_state
+from meshwright.costs.state import State, frozen_bytes, frozen_weights, host_state, keeps_weights, trained_state
 from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, pick, shape_of, smaller, where
 from meshwright.errors import InputError
 from meshwright.models import Mamba2
@@ -258,7 +258,8 @@ def _gathered(case: Case, params: RankParams, layers: float) -> Column:
             layers * (params.unit_dense + params.unit_routed), memory_profile(case).live_parameters
         )
     some = smaller(pipeline, params.total)
-    return case.cached(_gathers_weights) * where(_all_layers_gathered(case), params.total, some) * size
+    gathers = case.cached(_gathers_weights) & np.logical_not(case.cached(keeps_weights))
+    return gathers * where(_all_layers_gathered(case), params.total, some) * size
 
 
 def _units(case: Case, params: RankParams, layers: float) -> Column:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
@@ -343,9 +344,31 @@ def _number(column: str, text: str, valid: Callable[[float], bool], what: str, e
         value = math.nan
     if math.isfinite(value) and valid(value):
         return value
+    in_seconds = _seconds(text) if column == "step_time_s" else None
+    if in_seconds is not None and valid(in_seconds):
+        raise _CellError(column, text, f"must be {what} in seconds, without unit", (f"{in_seconds:g}",))
     shorter = text.replace(",", ".") if text.count(",") == 1 and "." not in text else "".join(_digits(text))
     fix = (shorter,) if shorter and shorter != text else (example,)
     raise _CellError(column, text, f"must be {what}, without unit and thousands separator", fix)
+
+
+SECONDS = {
+    "s": 1.0, "sec": 1.0, "secs": 1.0, "second": 1.0, "seconds": 1.0,
+    "ms": 1e-3, "msec": 1e-3, "milliseconds": 1e-3, "us": 1e-6, "µs": 1e-6,
+    "m": 60.0, "min": 60.0, "mins": 60.0, "minute": 60.0, "minutes": 60.0,
+    "h": 3600.0, "hr": 3600.0, "hour": 3600.0, "hours": 3600.0,
+}  # fmt: skip
+
+
+def _seconds(text: str) -> float | None:
+    """Return a time with its unit in seconds, such as 1450ms or 2min 5s; None if it is not one."""
+    plain = text.strip().lower().replace("_", "")
+    parts = re.findall(r"(\d+(?:[.,]\d+)?)\s*([a-zµ]+)", plain)
+    if not parts or "".join(f"{number}{unit}" for number, unit in parts) != re.sub(r"\s+", "", plain):
+        return None
+    if any(unit not in SECONDS for _, unit in parts):
+        return None
+    return sum(float(number.replace(",", ".")) * SECONDS[unit] for number, unit in parts)
 
 
 def _digits(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 
 from meshwright.costs.memory_constants import NF4_BYTES
 from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
@@ -55,6 +56,12 @@ def defers_reduction(case: Case) -> Column:
     return (case.accumulation > 1) & (by_setting | ((case.pp > 1) & (case.engine != "megatron")))
 
 
+def keeps_weights(case: Case) -> Column:
+    """Return whether gradients and optimizer state are sharded but weights are not: ZeRO stage 2."""
+    shards = any_of(case.strategy, "fsdp2", "megatron_fsdp")
+    return shards & (not case.reshard_after_forward) & (case.engine == "deepspeed")
+
+
 def per_param(case: Case) -> PerParam:
     """Return the bytes per trained parameter.
 
@@ -73,9 +80,10 @@ def per_param(case: Case) -> PerParam:
     fsdp = (case.strategy == "fsdp2") & (not profile.separate_copy)
     extra = _extra_gradients(case, profile)
     gradient = (accumulate if profile.separate_copy else master) + extra
+    whole = case.cached(keeps_weights)
     return PerParam(
-        weights_replicated=ddp * (low_ddp or master) + zero1 * low,
-        weights_sharded=fsdp * master + sharded * (separate or master),
+        weights_replicated=ddp * (low_ddp or master) + zero1 * low + sharded * whole * (separate or master),
+        weights_sharded=fsdp * master + sharded * (1 - 1 * whole) * (separate or master),
         gradients_replicated=ddp * gradient + zero1 * (accumulate + extra) + fsdp * deferred * reduce,
         gradients_sharded=fsdp * (1 - 1 * deferred) * master + sharded * accumulate,
         optimizer_replicated=ddp * (moments + (master if low_ddp else 0)),
@@ -169,7 +177,7 @@ def frozen_bytes(case: Case, params: RankParams) -> Column:
     """Return the bytes of frozen weights: compute dtype, or NF4 for the layers' matrices; only FSDP shards them."""
     low = BYTES[case.compute]
     matrix = NF4_BYTES if case.method == "qlora" else low
-    shares = any_of(case.strategy, "fsdp2", "megatron_fsdp")
+    shares = any_of(case.strategy, "fsdp2", "megatron_fsdp") & np.logical_not(case.cached(keeps_weights))
     dense = (params.dense * matrix + params.ends * low) / where(shares, dense_ranks(case), 1)
     routed = params.routed * matrix / where(shares, expert_shards(case), 1)
     return dense + routed

@@ -8,13 +8,13 @@ from meshwright import file_access
 from meshwright.errors import InputError
 from meshwright.frameworks.check import check
 from meshwright.frameworks.dropped import DroppedSetting, dropped_settings
-from meshwright.frameworks.export import export
+from meshwright.frameworks.export import export, exported_engine
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile, import_file
 from meshwright.frameworks.load import SUFFIXES, content_of, open_file
 from meshwright.frameworks.native import check as check_native
 from meshwright.frameworks.native import is_native, looks_native
-from meshwright.frameworks.registry import NAMES, detect_framework, framework
+from meshwright.frameworks.registry import NAMES, detect_framework, framework, require_framework
 from meshwright.frameworks.result import CheckResult, RecipeCheckResult, UnresolvedValue
 from meshwright.frameworks.types import ExportedConfig, Program, SourcedValue, UnmappedField
 
@@ -39,6 +39,7 @@ __all__ = [
     "detect_framework",
     "dropped_settings",
     "export",
+    "exported_engine",
     "framework",
     "framework_of",
     "import_file",
@@ -61,7 +62,7 @@ def framework_of(content: Content, named: str | None = None) -> Framework | None
     if named == NATIVE or (named is None and is_native(content)):
         return None
     if named is not None:
-        return framework(named)
+        return require_framework(content, named)
     try:
         return detect_framework(content)
     except InputError:

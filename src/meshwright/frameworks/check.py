@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -17,6 +18,7 @@ from meshwright.models import ModelSpec
 from meshwright.planner import case_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
+from meshwright.recipes.key_maps import composite_keys
 from meshwright.recipes.types import Goal, Recipe, field_value
 from meshwright.rules import SEVERITIES, Finding
 
@@ -178,12 +180,29 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
     before, _ = to_settings(framework, recipe, fields)
     after, unmapped = to_settings(framework, changed, fields)
     formatted = [framework.format_setting(key, value) for key, value in after.items() if before.get(key, ...) != value]
-    formatted += [framework.format_setting(key, None) for key in before if key not in after]
+    touched = [key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...)]
+    formatted += [framework.format_setting(key, None) for key in _removed(imported, touched, after)]
     lost = {one.field for one in unmapped} & {text.partition("=")[0] for text in fix} - {
         *imported.parsed.field_values,
         *framework.derived_fields,
     }
     return () if lost else tuple(formatted)
+
+
+def _removed(imported: ImportedRecipe, touched: Sequence[str], after: Mapping[str, Any]) -> list[str]:
+    """Return the keys that a fix removes: those it leaves out, or the file's switch that means the same."""
+    removed: dict[str, None] = {}
+    for key in touched:
+        group = next((one.keys for one in composite_keys(imported.framework.key_map) if key in one.keys), (key,))
+        given = [
+            one for one in group if (found := imported.parsed.settings.get(one)) is not None and found.value is True
+        ]
+        switches = [one for one in given if one not in after]
+        gone = [] if key in after else [key]
+        if switches and key not in imported.parsed.settings:  # the file says it with a switch, e.g. a short form
+            gone = []
+        removed |= dict.fromkeys([*switches, *gone])
+    return list(removed)
 
 
 def _framework_findings(

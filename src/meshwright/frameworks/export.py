@@ -17,7 +17,7 @@ from meshwright.frameworks.types import ExportedConfig, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups
 from meshwright.recipes.key_maps import composite_keys, config_keys
-from meshwright.recipes.types import Recipe, field_value, recipe_fields
+from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 
 
 def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
@@ -53,6 +53,12 @@ def read_back(framework: Framework, written: ExportedConfig, model: ModelSpec, o
     return complete(import_recipe(framework, content_of(text, name), model), on)
 
 
+def exported_engine(framework: Framework, written: ExportedConfig, model: ModelSpec) -> Engine:
+    """Return the engine that runs the first file of an export; Accelerate's depends on the file."""
+    name, text = next(iter(written.files.items()))
+    return import_recipe(framework, content_of(text, name), model).engine
+
+
 def differences(
     framework: Framework, written: ExportedConfig, recipe: Recipe, model: ModelSpec, on: Cluster
 ) -> tuple[UnmappedField, ...]:
@@ -62,6 +68,7 @@ def differences(
         UnmappedField(key, field_value(recipe, key), f"{framework.title} would use {field_value(found, key)!r}")
         for key in relevant_fields(recipe, model)
         if not (recipe.train.epochs and key in ("train.steps", "train.epochs"))
+        and not (key == "train.eval_steps" and not recipe.train.eval_every)  # of no evaluation
         and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights
         and not _is_same(key, field_value(found, key), field_value(recipe, key))
         and key in recipe_fields()

@@ -62,6 +62,27 @@ def detect_framework(content: Content) -> Framework:
     return framework(found[0])
 
 
+def require_framework(content: Content, name: str) -> Framework:
+    """Return the named framework; raise InputError if the file is another framework's and shows nothing of this one."""
+    named = framework(name)
+    if content.format not in FORMATS[named.name]:
+        formats = " or ".join(FORMATS[named.name])
+        reason = f"is a {content.format} file, and {named.title} reads {formats}"
+    elif named.detect(content):
+        return named
+    else:
+        reason = f"has no setting of {named.title}"
+    try:
+        found = detect_framework(content)
+    except InputError:
+        if content.format in FORMATS[named.name]:
+            return named  # it may be an unusual file of this framework
+        raise InputError(reason, field="framework", value=name) from None
+    raise InputError(
+        f"{reason}: it is a file of {found.title}", field="framework", value=name, fix=(f"--framework {found.name}",)
+    )
+
+
 def _may_match(name: str, content: Content) -> bool:
     marks = FORMATS[name].get(content.format)
     return marks is not None and (not marks or any(mark in content.text for mark in marks))

@@ -61,3 +61,4 @@ class ExportedConfig(msgspec.Struct, frozen=True):
     program: Program
     unmapped: tuple[UnmappedField, ...] = ()
     notes: tuple[str, ...] = ()  # remaining manual steps, such as converting a checkpoint
+    paths: tuple[str, ...] = ()  # where the files were written

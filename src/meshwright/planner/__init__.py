@@ -17,6 +17,7 @@ from meshwright.planner.plan import (
     Reason,
     Repair,
     Suggestion,
+    calibration_notes,
 )
 from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend
@@ -47,6 +48,7 @@ __all__ = [
     "Suggestion",
     "batch_for_tokens",
     "budget",
+    "calibration_notes",
     "case_of",
     "compare",
     "contradiction",

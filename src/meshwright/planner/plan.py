@@ -7,13 +7,23 @@ from typing import Any, Literal
 
 import msgspec
 
-from meshwright.clusters import Assumption, Cluster
+from meshwright.clusters import Assumption, Cluster, Gpu
 from meshwright.costs import Estimate
 from meshwright.display import Readable, Row, titled
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Engine, FieldKind, Goal, Recipe
 from meshwright.rules import RULES, Finding
+
+
+def calibration_notes(calibration: Any, on: Gpu, engine: str) -> tuple[str, ...]:
+    """Return whether the user's calibration applies; the module is imported only if there is one."""
+    if calibration is None:
+        return ()
+    from meshwright.costs import calibrate
+
+    return calibrate.applied(calibration, on, engine)
+
 
 Match = Literal["exact", "resized", "closest", "derived"]
 Approach = Literal[
@@ -137,11 +147,13 @@ class Plan(Readable, msgspec.Struct, frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is worth knowing about the model's weights."""
-        found = self.question.model.quantization
+        """What is worth knowing about the calibration and the model's weights."""
+        question = self.question
+        notes = calibration_notes(question.calibration, question.cluster.gpu, question.engine)
+        found = question.model.quantization
         if found is None or found.reason:
-            return ()
-        return (f"the folder's weights are {found.method}: they are read as bf16, and the training saves bf16",)
+            return notes
+        return (*notes, f"the folder's weights are {found.method}: they are read as bf16, and the training saves bf16")
 
     def summary(self) -> Sequence[Row]:
         """Return what the plan trains, its layout, memory, speed, changes and findings."""

@@ -14,7 +14,7 @@ from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.budget import Price, Range, batch_notes, budget, goodput_of
 from meshwright.planner.goodput import Goodput
-from meshwright.planner.plan import Plan, Question
+from meshwright.planner.plan import Plan, Question, calibration_notes
 from meshwright.planner.recommend import with_layout
 from meshwright.planner.search import best
 from meshwright.planner.storage import Storage, storage_of
@@ -127,7 +127,7 @@ def size(
         tokens=tokens,
         price=None if price is None else price.per_gpu_hour,
         currency="" if price is None else price.currency,
-        notes=notes,
+        notes=(*calibration_notes(question.calibration, gpu, question.engine), *notes),
         assumed=question.assumed,
         storage=storage,
     )

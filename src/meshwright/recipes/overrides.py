@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
@@ -12,7 +13,14 @@ import msgspec
 
 from meshwright.errors import InputError, closest
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.key_maps import REMOVED_KEYS, ConfigKey, override_composite_keys, override_keys
+from meshwright.recipes.key_maps import (
+    REMOVED_KEYS,
+    CompositeKey,
+    ConfigKey,
+    MappedFields,
+    override_composite_keys,
+    override_keys,
+)
 from meshwright.recipes.types import FieldKind, Recipe, field_value, keys_by_flat_name, recipe_fields
 from meshwright.recipes.values import is_map, parse
 
@@ -166,9 +174,48 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
             _add(explicit, _typed(own, text, source.split("=")[0], source, recipe))
         for own, text in mapped.implied.items():
             implied[own] = _typed(own, text, own, source, recipe)
+        _refuse_no_effect(override_composite_keys()[keys[0]], texts, mapped, recipe)
     for own, texts in items.items():
         explicit[own] = _with_items(own, texts, explicit.get(own), recipe)
     return list({**implied, **explicit}.values())
+
+
+OFF = ("false", "none", "null", "0", "0.0", "1", "")
+"""Values that leave a technique off, so that changing nothing is what they ask for."""
+
+
+def _refuse_no_effect(composite: CompositeKey, texts: Mapping[str, str], mapped: MappedFields, recipe: Recipe) -> None:
+    """Raise if a key of another framework makes no difference, and does not say what the recipe has already."""
+    asked = {key: text for key, text in texts.items() if text.lower() not in OFF}
+    without = {key: text for key, text in texts.items() if key not in asked}
+    same = [_reads(composite, others, recipe) for others in (without, {**texts, **dict.fromkeys(asked, "false")})]
+    if not asked or without or ((mapped.explicit or mapped.implied) and mapped not in same):
+        return
+    present: dict[str, str] = {}
+    with suppress(InputError):  # the framework cannot express the recipe
+        present = {key: _plain_text(value) for key, value in composite.write(recipe).items()} if composite.write else {}
+    if any(present.get(key) == text.lower() for key, text in asked.items()):
+        return
+    key, text = next(iter(asked.items()))
+    for_adapters = recipe.goal != "peft" and all(field.startswith("peft.") for field in composite.fields)
+    reason = f"has no effect on this {recipe.goal} recipe"
+    if for_adapters:
+        reason = f"needs a peft recipe: {recipe.goal} trains the weights themselves (meshwright recipes --goal peft)"
+    elif others := [name for name in composite.keys if name not in texts]:
+        reason += f" without other keys of its group ({', '.join(others[:3])})"
+    raise InputError(reason, field=key, value=text, fix=(f"without {key}",))
+
+
+def _reads(composite: CompositeKey, texts: Mapping[str, str], recipe: Recipe) -> MappedFields | None:
+    """Return what other values of the keys set; None if they are invalid."""
+    try:
+        return composite.read(texts, recipe) if texts else None
+    except (InputError, ValueError, KeyError, IndexError):
+        return None
+
+
+def _plain_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool | str) else json.dumps(value, default=str)
 
 
 def _with_items(own: str, texts: dict[str, str], setting: _Setting | None, recipe: Recipe) -> _Setting:

@@ -36,6 +36,9 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clust
             value=recipe.train.global_batch_size,
         )
     settings = {**settings, "train.grad_accum_steps": recipe.train.global_batch_size // ranks}
+    for key in ("eval.steps", "checkpoint.interval"):  # 0 is refused; without the key, its default applies
+        if not settings.get(key, 1):
+            del settings[key]
     sizes["max_seq_len"] = max(recipe.data.seq_length, model.max_seq_length or 0)
     numbers, notes = _numerics(recipe, model)
     sizes |= numbers

@@ -257,7 +257,7 @@ RULES = (
     ),
     _rule(
         "recompute",
-        "recompute_granularity recompute_method recompute_num_layers",
+        "recompute_granularity recompute_method recompute_num_layers recompute_activations",
         techniques.recompute,
         "ValueError while the model's config is built",
         "full recompute applies to layers, selective recompute to modules",

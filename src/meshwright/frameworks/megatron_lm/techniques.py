@@ -34,8 +34,17 @@ def fp8_recipe_ignored(ctx: RuleContext) -> Problem | None:
 
 
 def recompute(ctx: RuleContext) -> Iterator[Problem]:
-    granularity = get_text(ctx, "recompute_granularity") or ("selective" if is_on(ctx, "recompute_activations") else "")
+    granularity = get_text(ctx, "recompute_granularity")
     method, layers = get_text(ctx, "recompute_method"), get_text(ctx, "recompute_num_layers")
+    if is_on(ctx, "recompute_activations"):
+        if granularity == "full":
+            yield Problem(
+                "--recompute-activations means --recompute-granularity selective, and replaces full",
+                ("without --recompute-activations",),
+                key="recompute_activations",
+            )
+            return
+        granularity = "selective"
     if ctx.is_set("recompute_granularity") and not granularity:
         return
     if (

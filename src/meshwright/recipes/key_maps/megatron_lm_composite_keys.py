@@ -153,7 +153,9 @@ def write_strategy(recipe: Recipe) -> KeyValues:
 def read_recompute(raw: RawValues, recipe: Recipe) -> MappedFields:
     """Full recompute covers every layer (uniform, in chunks) or the first layers of each stage (block)."""
     granularity = _text(raw, "recompute_granularity")
-    mode = granularity or ("selective" if _is_on(raw, "recompute_activations") else "none")
+    if _is_on(raw, "recompute_activations"):  # Megatron-LM then replaces the granularity
+        granularity = "selective"
+    mode = granularity or "none"
     layers = _text(raw, "recompute_num_layers")
     if layers and (not layers.isdigit() or int(layers) < 1):
         raise InputError("must be an integer of at least 1", field="recompute_num_layers", value=layers)
