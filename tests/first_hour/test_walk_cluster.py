@@ -47,7 +47,7 @@ def test_the_reason_is_shown_under_run(meshwright: Any) -> None:
 
 
 def test_export_takes_another_model(meshwright: Any) -> None:
-    written, checked = export("llama2_7b_pretrain_config", "megatron-lm", gpus="8xH100", model="llama2-13b")
+    written, checked, *_ = export("llama2_7b_pretrain_config", "megatron-lm", gpus="8xH100", model="llama2-13b")
     assert checked.recipe.model == "llama2_13b"
     assert "--num-layers 40" in next(iter(written.files.values()))
     twice = meshwright("export", "llama2-13b", "--goal", "pretrain", "--model", "llama2-7b", "--to", "megatron-lm")
