@@ -254,3 +254,37 @@ def test_a_known_message_in_an_earlier_start_is_not_why_a_run_ended(meshwright: 
     log = tmp_path / "titan.log"
     log.write_text("Traceback (most recent call last):\nValueError: CUDA graph accepts only Tensor inputs.\n" + steps)
     assert meshwright("doctor", str(log), "--json").json["findings"] == []
+
+
+@pytest.mark.parametrize(
+    ("error", "rule", "works"),
+    [
+        ("ValueError: tensor_parallel_degree (3) must divide n_heads (32).", "heads.attention", "layout.tp=4"),
+        (
+            "AssertionError: Invalid parallel dims: dp_replicate(1) * dp_shard(4) * cp(1) * tp(4) * pp(1) != WORLD_SIZE(8)",
+            "topology.shard-product",
+            "layout.dp_shard=-1",
+        ),
+    ],
+)
+def test_the_values_in_a_message_are_the_runs(
+    meshwright: Any, tmp_path: Any, error: str, rule: str, works: str
+) -> None:
+    """The recipe has tp=2: the fix is tried on the degrees that the message states."""
+    log = tmp_path / "titan.log"
+    log.write_text(
+        f'Traceback (most recent call last):\n  File "/opt/torchtitan/torchtitan/train.py", line 3\n{error}\n'
+    )
+    answer = meshwright("doctor", str(log), "--model", "llama3-8b", "--gpus", "8xH100", "--json").json
+    (finding,) = answer["findings"]
+    assert finding["rule"] == rule
+    assert any(works in remedy["try"] for remedy in finding["remedies"])
+    assert all(remedy["there"] for remedy in finding["remedies"])
+
+
+def test_a_rule_that_the_recipe_does_not_break_is_said_so(meshwright: Any, tmp_path: Any) -> None:
+    log = tmp_path / "crash.log"
+    log.write_text("Traceback (most recent call last):\nAssertionError: CUDA graph accepts only Tensor inputs.\n")
+    (finding,) = meshwright("doctor", str(log), "--recipe", "llama3-8b", "--gpus", "8xH100", "--json").json["findings"]
+    assert "does not break this rule" in finding["message"]
+    assert finding["remedies"]

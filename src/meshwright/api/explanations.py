@@ -116,6 +116,8 @@ def _as_their_key(text: str) -> Explained | None:
         removed = their_keys.removed(text)
         return Explained(text, "key", meaning=removed) if removed else None
     best = found[0]
+    if not best.fields and text.isalpha():
+        return None  # a plain word, such as warmup, is more likely to be about a field
     if len(best.fields) == 1:
         return _field(best.fields[0], best.meaning)
     fields = tuple(recipe_fields()[key] for key in best.fields)
@@ -309,7 +311,7 @@ def _choices(hint: Any) -> Iterable[Any]:
 
 def _term(text: str) -> str | None:
     word = text.strip().lower().replace(" ", "_").replace("-", "_")
-    return word if word in TERMS else None
+    return next((one for one in (word, word.replace("_stage", "")) if one in TERMS), None)  # ZeRO stage 3
 
 
 def _rule(text: str) -> Rule | None:

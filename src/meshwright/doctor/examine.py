@@ -16,7 +16,7 @@ from meshwright.doctor.thresholds import limit
 from meshwright.errors import InputError
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
-from meshwright.rules import SEVERITIES
+from meshwright.rules import SEVERITIES, all_rules
 
 
 class Diagnosis(NamedTuple):
@@ -158,8 +158,8 @@ def examine(
 
 
 def _without_no_ops(finding: Finding, case: Case | None) -> Finding:
-    """Return a finding without the remedies that the run already has."""
-    if case is None:
+    """Return a finding without the remedies that the run already has; the fixes of a rule are tried already."""
+    if case is None or finding.id in all_rules():
         return finding
     kept = tuple(one for one in finding.remedies if one.what not in ("layout", "contract") or _changes(case, one.try_))
     return msgspec.structs.replace(finding, remedies=kept)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import msgspec
 
@@ -15,11 +17,20 @@ from meshwright.doctor.their_keys import to_framework_settings
 from meshwright.errors import InputError
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
+from meshwright.recipes.key_maps import override_keys
 from meshwright.rules import Rule, messages
 
 MAX_SHOWN = 300  # characters of a message
 NEAREST = 2
 MOST_FIXES = 4
+SIZES = (
+    *(
+        f"layout.{name}"
+        for name in ("tp", "pp", "vp", "cp", "ep", "etp", "dp_shard", "dp_replicate", "micro_batch_size")
+    ),
+    *("train.global_batch_size", "data.seq_length"),
+)
+_NUMBER = re.compile(r"((?:[A-Za-z_.-]+ ){0,4}[A-Za-z_.-]+) ?[=(] ?(\d+)\b")
 SLOWER = 1.1  # step time ratio above which a new experiment is the better fix
 
 
@@ -29,8 +40,42 @@ def known_failure(stats: RunStats, fatal: Sequence[Fault]) -> Finding | None:
         for match in messages.search(fault.context or fault.text):
             explained = [id for id in match.message.ids if id in rules.all_rules() or id in messages.KNOWN_ERRORS]
             if match.sure and explained:
+                stats = _with_stated_values(stats, match.passage, explained)
                 return _finding(stats, fault, match, _most_likely(stats, explained))
     return None
+
+
+def _with_stated_values(stats: RunStats, passage: str, ids: Sequence[str]) -> RunStats:
+    """Return the run with the values that its message states, if its case breaks one of the rules only with them."""
+    case = stats.case
+    named = [rule for id in ids if (rule := rules.all_rules().get(id))]
+    if case is None or any(_is_broken(rule, stats) for rule in named):
+        return stats
+    try:
+        changed, _ = override.change(case.recipe, stated_values(passage))
+        other = RunStats(stats.run, case.rebuild(changed), stats.baseline)
+        return other if any(_is_broken(rule, other) for rule in named) else stats
+    except (InputError, ValueError, ZeroDivisionError):  # the values do not make a case
+        return stats
+
+
+def stated_values(message: str) -> dict[str, int]:
+    """Return the recipe fields that a message names with a number: tensor_model_parallel_size (3), tp(4)."""
+    found: dict[str, int] = {}
+    for name, number in _NUMBER.findall(message):
+        words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+        keys = ("_".join(words[start:]) for start in range(len(words)))
+        field = next((_fields_by_name()[key] for key in keys if key in _fields_by_name()), None)
+        if field is not None:
+            found.setdefault(field, int(number))
+    return found
+
+
+@cache
+def _fields_by_name() -> dict[str, str]:
+    """Return the fields with a size or a degree, by the last part of every framework's key for them."""
+    names = {key.key.rpartition(".")[2].lower(): key.field for key in override_keys().values() if key.field in SIZES}
+    return {**names, **{field.partition(".")[2]: field for field in SIZES}}
 
 
 def nearest(fault: Fault) -> tuple[Remedy, ...]:
@@ -52,19 +97,24 @@ def _is_broken(rule: Rule, stats: RunStats) -> bool:
 
 
 def _finding(stats: RunStats, fault: Fault, match: messages.Match, id: str) -> Finding:
-    rule, known = rules.all_rules().get(id), messages.KNOWN_ERRORS.get(id)
+    rule, known, case = rules.all_rules().get(id), messages.KNOWN_ERRORS.get(id), stats.case
     cause = rule.cause if rule else known.cause if known else ""
     remedies = tuple(_rule_remedies(rule, stats)) if rule else tuple(map(_remedy, known.fix if known else ()))
     when = f" after step {fault.step}" if fault.step else " before the first step"
     return Finding(
         id=id,
         severity="error",
-        message=f"the run ended{when}: {match.passage[:MAX_SHOWN].rstrip('. ')}. Cause: {cause}",
+        message=f"the run ended{when}: {match.passage[:MAX_SHOWN].rstrip('. ')}. Cause: {cause}"
+        + ("" if rule is None or case is None or _is_broken(rule, stats) else f". {_not_in_recipe(case)}"),
         steps=None if fault.step is None else (fault.step, fault.step),
         lines=(f"{fault.file}:{fault.line} {fault.text}",),
         evidence=(Evidence("known message", match.message.text, "", match.message.source, ""),),
         remedies=remedies,
     )
+
+
+def _not_in_recipe(case: Case) -> str:
+    return f"{case.recipe.name} on {case.cluster} does not break this rule: pass the run's settings as overrides"
 
 
 def _rule_remedies(rule: Rule, stats: RunStats) -> Iterator[Remedy]:

@@ -140,7 +140,7 @@ def _seconds(text: str) -> float | None:
     year, month, day, hour, minute, second = (int(part) for part in found.groups()[:6])
     with suppress(ValueError):
         whole = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
-        return whole.timestamp() + int(found[7]) / 10 ** len(found[7])
+        return whole.timestamp() + float(f"0.{found[7]}")
     return None
 
 

@@ -123,7 +123,8 @@ TABLE: Table = {
     "huggingface/transformers src/transformers/modeling_utils.py": {
         "FlashAttention2 has been toggled on, but it cannot be used due to the following error: the package "
         "flash_attn seems to be not installed.": "error.flash-attention-missing",
-        "the package for FlashAttention{} doesn't seem to be installed.": "error.flash-attention-missing",
+        "the package for FlashAttention2 doesn't seem to be installed.": "error.flash-attention-missing",
+        "the package for FlashAttention3 doesn't seem to be installed.": "error.flash-attention-missing",
     },
     "huggingface/transformers src/transformers/tokenization_utils_base.py": {
         "Asking to pad but the tokenizer does not have a padding token.": "error.padding-token"

@@ -25,13 +25,14 @@ LEAST = 8.5  # weight of the shortest message that a longer text may contain
 LEAST_PART, LEAST_PART_WORDS = 8.0, 4  # weight and words of the shortest part of a message that identifies it
 MAX_WORDS = 400  # words of one passage
 MAX_PASSAGES = 400
+HINTS = ("rror", "xception", "ssert", "CUDA", "NCCL", "nccl", "must ", "not supported", "cannot", "divisible")
 BLOCK = 8  # lines of a message that a terminal has wrapped
 
 _WORD = re.compile(r"[a-z][a-z0-9]*|[0-9]+[a-z]+[0-9a-z]*")
 _VALUE = re.compile(r"\{[^{}]*\}|(?:[a-z]:)?(?:[\w.~-]*/){2,}[\w.~-]*|0x[0-9a-f]+|https?://\S+", re.IGNORECASE)
 _COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PREFIX = re.compile(
-    r"^\s*(?:[│|>❱]\s*|\[\d+\]\s+(?=\[rank)|\[(?:rank|default|gpu)?\s?\d+(?:/\d+)?\]:?\s|\d+:\s"
+    r"^\s*(?:[│|❱]\s*|\[\d+\]\s+(?=\[rank)|\[(?:rank|default|gpu)?\s?\d+(?:/\d+)?\]:?\s|\d+:\s"
     r"|\(\w+ pid=\d+[^)]*\)\s?|\S+\.\w+\.\w+:\s(?=\[rank)"
     r"|[\[(]?\d{4}-\d\d-\d\d[T ][\d:.,+Z-]+[\])]?\s*(?:-\s*)?"
     r"|(?:\[?(?:ERROR|CRITICAL|WARNING|INFO)\]?\s*[:-]\s*))+"
@@ -161,9 +162,12 @@ def passages(text: str) -> list[str]:
     """Return the parts of a text that may be a message: every line, and exceptions with the lines that follow them."""
     lines = [clean(line) for line in text.splitlines()]
     lines = [line for line in lines if line.strip()]
-    found = dict.fromkeys(lines[-MAX_PASSAGES:])
-    for at, line in enumerate(lines[-MAX_PASSAGES:], start=max(0, len(lines) - MAX_PASSAGES)):
-        if _EXCEPTION.match(line) or (at == 0 and len(lines) <= BLOCK):
+    places: Sequence[int] = range(len(lines))
+    if len(lines) > MAX_PASSAGES:  # a log: its errors, the last ones if there are many
+        places = [at for at in places if any(hint in lines[at] for hint in HINTS)][-MAX_PASSAGES:]
+    found = dict.fromkeys(lines[at] for at in places)
+    for at in places:
+        if _EXCEPTION.match(lines[at]) or (at == 0 and len(lines) <= BLOCK):
             found.setdefault(" ".join(_continued(lines[at : at + BLOCK])))
     return list(found)
 
