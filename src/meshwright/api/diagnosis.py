@@ -47,7 +47,7 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
     target = request.recipe or request.model
     if target is None:
         case, note = doctor.case_of_run(run, gpus, overrides)
-        notes = (note,) if note else ()
+        notes: tuple[str, ...] = (note,) if note else ()
         if case is None and overrides:
             raise InputError(f"has no effect: {note}", field="override", value=" ".join(overrides))
     else:
