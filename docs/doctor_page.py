@@ -29,6 +29,8 @@ def page() -> str:
         "with gzip; logs of consecutive restarts in one folder are one run. The first step after every start, "
         "and the steps "
         "after it that are as slow, are warm-up and excluded from all speeds.\n\n"
+        "A run that ends with an error is compared with the [known messages](messages.md) of the frameworks: the "
+        "finding is then the rule or the error behind it, with file and line, and the rule's fixes are tried.\n\n"
         f"## Findings\n\n{table(('finding', 'meaning'), found)}\n"
         "Time explained by waiting for data or for the network is not reported again as low MFU. MFU uses the "
         "convention of the estimate: causal attention counted as half, recompute not counted.\n\n"

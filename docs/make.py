@@ -26,6 +26,7 @@ sys.path.insert(0, str(HERE))  # the other page generators
 import commands_page  # noqa: E402
 import doctor_page  # noqa: E402
 import frameworks_page  # noqa: E402
+import messages_page  # noqa: E402
 import schema_page  # noqa: E402
 import skill_page  # noqa: E402
 import verification_page  # noqa: E402
@@ -417,6 +418,7 @@ PAGES = {
     "commands.md": commands_page.page,
     "schema.md": schema_page.page,
     "doctor.md": doctor_page.page,
+    "messages.md": messages_page.page,
     "skill/SKILL.md": skill_page.page,
     **{f"schema/{name}": partial(schema_file, name) for name in schema.published()},
 }

@@ -181,7 +181,7 @@ def figures(stats: RunStats) -> Iterator[Figure]:
     """Yield the main figures of a run, with the estimate if there is one."""
     estimate = stats.estimate
     if stats.step_s is not None:
-        yield Figure("step time", "s", stats.step_s, stats.estimated_step_s)
+        yield Figure(f"step time{stats.assumed_batch}", "s", stats.step_s, stats.estimated_step_s)
     if stats.tokens_per_s is not None:
         yield Figure(
             "tokens/s/GPU" if stats.run.header.on_gpu else "tokens/s/rank",

@@ -79,6 +79,15 @@ class RunStats:
             return logged
         return self._tokens / self._world / self.tokens_per_s
 
+    @property
+    def assumed_batch(self) -> str:
+        """What the step time assumes, for its name: a batch that the log does not state, if it has no step times."""
+        logged = any(step.seconds is not None for step in self.steady) or self.run.header.tokens_per_step
+        stated = "train.global_batch_size" in self.run.header.overrides
+        return (
+            "" if logged or stated or self.case is None else f", computed for a batch of {self.case.global_batch_size}"
+        )
+
     @cached_property
     def slower(self) -> float | None:
         """Measured over estimated time of the median step."""
