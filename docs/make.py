@@ -23,6 +23,7 @@ from meshwright.recipes.types import Recipe, field_value, keys_by_flat_name, rec
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the other page generators
 
+import capabilities_page  # noqa: E402
 import commands_page  # noqa: E402
 import doctor_page  # noqa: E402
 import frameworks_page  # noqa: E402
@@ -408,6 +409,7 @@ PAGES = {
     "models.md": models_page,
     "gpus.md": gpus_page,
     "rules.md": rules_page,
+    "capabilities.md": capabilities_page.page,
     "pitfalls.md": pitfalls_page,
     "quick_reference.md": quick_reference_page,
     "fields.md": fields_page,

@@ -177,6 +177,7 @@ WALK: dict[str, Finding | Built | Computed | Read] = {
     "train.steps": Computed("300", lambda r: learning_rate(r.schedule, r.optimizer.lr, r.train.steps, 200), SHORT),
     "train.epochs": Finding("2"),
     "train.seed": Read("parallelize/__init__.py"),
+    "train.init_std": Read("model/config.py"),
     "train.z_loss": Built("0.0001"),
     "train.mtp_loss": Finding("0.1"),
     "train.per_token_loss": Built("true"),

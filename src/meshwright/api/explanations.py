@@ -15,6 +15,7 @@ from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.api.terms import TERMS
 from meshwright.errors import InputError, closest, unknown
 from meshwright.frameworks import rule_catalog
+from meshwright.recipes.capabilities import describe
 from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
 from meshwright.recipes.overrides import translate_value
 from meshwright.recipes.types import RecipeField, recipe_fields
@@ -107,7 +108,9 @@ def _as_term_or_field(text: str) -> Explained | None:
 def _field(key: str, meaning: str = "") -> Explained:
     field = recipe_fields()[key]
     about = tuple(r for r in rules.all_rules().values() if r.field == field.flat)
-    return Explained(key, "field", field, about, meaning)
+    engines = "; ".join(f"{engine}: {what}" for engine, what in describe(field.flat).items())
+    executed = f"Executed by {engines}" if engines else ""
+    return Explained(key, "field", field, about, " ".join(text for text in (meaning, executed) if text))
 
 
 def _as_their_key(text: str) -> Explained | None:

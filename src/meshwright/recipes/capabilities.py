@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from meshwright.choices import ENGINES
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import Recipe, Strategy, keys_by_flat_name, recipe_fields
+from meshwright.recipes.values import bare_type
 
 Condition = Callable[[Case], Column]
 ENGINE_STRATEGY: dict[str, Strategy] = {"megatron": "zero1"}
@@ -39,6 +40,11 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     why: Mapping[str, str] = {}  # why, by engine that ignores
     harmless: bool = False  # what runs in place is what the value asks for, or makes no difference
     resets: Mapping[str, Any] = {}  # fields that have no meaning once the value is ignored
+
+    @property
+    def warning(self) -> str:
+        """Id of the warning for engines that ignore other values."""
+        return self.ignored_rule or f"engine.ignores-{self.field}".replace("_", "-")
 
     @property
     def ignoring(self) -> tuple[str, ...]:
@@ -547,3 +553,28 @@ def adapted(recipe: Recipe, case: Case, keep: frozenset[str] = frozenset()) -> d
             if fields[key].kind != "contract" and key not in keep and getattr(case, name) != value:
                 found[key] = (value, why)
     return found
+
+
+def describe(field: str) -> dict[str, str]:
+    """Return what each engine does with a field, by engine; empty if every engine executes every value."""
+    rows = rows_of(field)
+    return (
+        {engine: "; ".join(_describe(row, engine) for row in rows if engine in row.runs) or "all" for engine in ENGINES}
+        if rows
+        else {}
+    )
+
+
+def _describe(row: Capability, engine: str) -> str:
+    """Return the executed values and what happens with others, e.g. "none (others ignored)"."""
+    values = row.runs[engine]
+    choices = get_args(bare_type(recipe_fields()[keys_by_flat_name()[row.field]].type)[0])
+    if choices and set(choices) <= set(values):
+        return "all"
+    names = ", ".join(str(value).lower() if isinstance(value, bool) else str(value) for value in values)
+    if engine not in row.instead:
+        other = "refused"
+    else:
+        runs = row.instead[engine]
+        other = "ignored" if callable(runs) or runs in values else f"run as {runs}"
+    return f"{names or 'its own'}{f' {row.where}' if row.where else ''} (others {other})"

@@ -59,7 +59,7 @@ def _refuses(row: Capability) -> None:
 
 def _ignores(row: Capability) -> None:
     """Register the warning for engines that accept other values and run something else."""
-    id = row.ignored_rule or f"engine.ignores-{row.field}".replace("_", "-")
+    id = row.warning
     resets: dict[str, Any] = {name: [value] for name, value in row.resets.items()}
     rule(
         id,
