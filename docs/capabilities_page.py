@@ -31,7 +31,7 @@ def page() -> str:
     ]
     return (
         f"{INTRO}\n{table(('field', *ENGINES), rows)}\n"
-        "`layout.offload=optimizer` of our engine moves weights and gradients to host memory too: FSDP2 keeps them in one "
+        "`layout.offload=optimizer` of our engine moves weights and gradients to the host too: FSDP2 keeps them in one "
         "place, so it runs, and is priced, as `params`.\n\n"
         f"## Where fp8 applies\n\nWith `precision.matmul` other than same, these compute in the low format; attention, "
         f"routers, embeddings and heads never do.\n\n{table(('engine', 'computed in the format'), parts)}\n"
