@@ -378,3 +378,32 @@ def test_compare_two_files(meshwright: Any, folder: Path) -> None:
     wrong = meshwright("compare", "full.sh", "--engines", "megatorn", "--json")
     assert wrong.code == 2
     assert "megatron" in wrong.json["error"]["message"]
+
+
+def test_a_shape_without_a_name_is_estimated_and_not_trained(meshwright: Any, folder: Path) -> None:
+    biased = MEGATRON.replace("--swiglu --disable-bias-linear", "--num-experts 8 --moe-router-topk 2")
+    (folder / "moe.sh").write_text(
+        biased.replace("--num-layers 80 --hidden-size 8192", "--num-layers 16 --hidden-size 2048")
+    )
+    assert meshwright("estimate", "moe.sh", "--json").json["estimate"]["memory_gib"]["total"] > 0
+    refused = meshwright("recipe", "moe.sh", "--json")
+    assert (refused.code, refused.json["error"]["field"]) == (2, "model")
+    answer = meshwright("compare", "moe.sh", "--engines", "meshwright,megatron", "--json").json
+    sides = {one["name"]: one for one in answer["sides"]}
+    assert "cannot build it" in sides["meshwright"]["reasons"][0]
+    assert sides["megatron"]["rank"] == 1
+
+
+def test_requests_send_files_as_text() -> None:
+    from meshwright.mcp.executor import reply
+
+    sent = {"recipe": TORCHTITAN, "name": "titan.toml", "gpus": "8xH100"}
+    for name, extra in (("estimate", {}), ("plan", {"top": 1}), ("compare", {"engines": "meshwright,torchtitan"})):
+        found = reply(name, {**sent, **extra})
+        assert "error" not in found.answer, found.answer
+    export = reply("export", {**sent, "to": "megatron-lm"}).answer
+    assert "pretrain_gpt.py" in next(iter(export["files"].values()))
+    recommended = reply("recommend", sent).answer
+    assert recommended["contract"]["global_batch_size"] == 16
+    refused = reply("estimate", {"target": "/etc/titan.toml", "gpus": "8xH100"}).answer
+    assert "not allowed" in refused["error"]["message"]

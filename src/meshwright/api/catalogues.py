@@ -28,7 +28,8 @@ from meshwright.rules import Rule
 @verb(requests.RecipeRequest)
 def recipe(request: requests.RecipeRequest) -> Recipe:
     """Return a shipped recipe, one from a file, or another framework's file as one, with overrides applied."""
-    from meshwright.api.targets import is_recipe, job_for  # the catalogue alone needs no planner
+    from meshwright.api.resolve import is_recipe
+    from meshwright.api.targets import job_for  # the catalogue alone needs no planner
 
     if not is_recipe(request.name):
         index.load(request.name)  # raises with did-you-mean
@@ -112,7 +113,8 @@ def save_files(contents: Mapping[str, str], folder: str) -> tuple[str, ...]:
     for name, text in contents.items():
         path = place / name
         if path.exists() and (not path.is_file() or path.read_bytes() != text.encode()):
-            raise OutputError("already exists with other contents", field="out", value=str(path))
+            fix = (f"another name than {path}", f"rm {path}")
+            raise OutputError("already exists with other contents", field="out", value=str(path), fix=fix)
         write_text(str(path), text, "out")
     return tuple(str(place / name) for name in contents)
 

@@ -41,6 +41,7 @@ CONFIGS: Mapping[str, str] = {
 """Framework whose config drives an engine; ours has recipes."""
 ONLY_SHARDING = ("accelerate", "deepspeed")  # their configs leave the training program to the user
 SHOWN = 4  # fields named in a reason
+MOST_ALIKE = 25.0  # per cent of speed beyond which two engines are not called alike, however uncertain both are
 
 
 class Limitation(msgspec.Struct, frozen=True):
@@ -128,7 +129,10 @@ def _on_engines(request: requests.Compare, engines: Sequence[str]) -> tuple[tupl
     else:
         question, base = job_question(asked, job), job.recipe
     own = job.engine if job is not None and job.imported is not None else ""
-    return tuple(_on_engine(question, base, engine, request.overrides) for engine in engines), own
+    sides = [_on_engine(question, base, engine, request.overrides) for engine in engines]
+    if job is not None and job.no_model:
+        sides = [Side(one.name, error=job.no_model) if one.name == ENGINES[0] else one for one in sides]
+    return tuple(sides), own
 
 
 def _on_engine(question: Question, base: Recipe, engine: str, overrides: Sequence[str]) -> Side:
@@ -209,7 +213,7 @@ def _about_as_fast(side: Side, other: Side) -> bool:
     if side.plan.question.engine == other.plan.question.engine:
         margin = float(error_bands().layout_gain_pct)
     else:
-        margin = math.hypot(*(float(one.estimate.band.step_pct) for one in (side.plan, other.plan)))
+        margin = min(math.hypot(*(float(one.estimate.band.step_pct) for one in (side.plan, other.plan))), MOST_ALIKE)
     low, high = sorted((side.rate, other.rate))
     return high <= low * (1 + margin / 100)
 

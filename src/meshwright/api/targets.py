@@ -68,12 +68,19 @@ class Job(msgspec.Struct, frozen=True):
         moved = () if old == new else (Assumption("layout.strategy", new, text),)
         return (*self.imported.assumed, *moved)
 
+    @property
+    def no_model(self) -> str:
+        """Return why a recipe cannot refer to the file's model; empty if it can."""
+        if self.imported is None or self.imported.resolvable:
+            return ""
+        path = self.imported.content.path
+        return f"{path} trains a model that no catalogue model is in other sizes, so our engine cannot build it"
+
     def require_model(self) -> None:
         """Raise InputError if a recipe cannot refer to the file's model."""
         if self.imported is not None and not self.imported.resolvable:
             model = self.imported.model.name
-            reason = f"{self.imported.content.path} trains a model that is no catalogue model in other sizes"
-            raise InputError(reason, field="model", value=model, fix=("--model ./config.json",))
+            raise InputError(self.no_model, field="model", value=model, fix=("--model ./config.json",))
 
     def runnable(self) -> Recipe:
         """Return the recipe for our engine; raise InputError if the file has settings that could not be imported."""

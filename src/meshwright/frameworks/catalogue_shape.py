@@ -31,7 +31,7 @@ def catalogue_reference(spec: ModelSpec) -> tuple[str, Architecture | None] | No
 
 def _sizes(spec: ModelSpec) -> dict[str, int]:
     """Return the sizes of a model that a recipe's architecture section can set."""
-    attention = [mixer for mixer, _ in spec.mixers(Attention)]
+    attention = [group.layer.mixer for group in spec.groups if isinstance(group.layer.mixer, Attention)]
     dense = [group.layer.ffn.width for group in spec.groups if isinstance(group.layer.ffn, Dense)]
     moe = spec.moe
     found: dict[str, Any] = {"layers": spec.num_layers, "hidden": spec.hidden, "vocab": spec.vocab}

@@ -29,6 +29,8 @@ SUFFIXES: Mapping[str, Format] = {
 def open_file(path: str | Path) -> Content:
     """Load a file; raise InputError if it cannot be read safely."""
     file = Path(path)
+    if not file_access.closed() and not file_access.exists(file):
+        raise file_access.missing_path(file, "file", "cannot be read: there is no such file")
     folder = None if file_access.closed() else file.parent
     return content_of(config_io.read_text(file), str(path), folder=folder)
 
