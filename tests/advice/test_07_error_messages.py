@@ -51,6 +51,16 @@ ORDINARY = (
 )
 """Log lines, prose, and errors that are not about parallelism: none is a known message."""
 OTHER_WORDING = {
+    "15: [rank15]:     num_layers % config.pipeline_model_parallel_size == 0\n15: [rank15]: AssertionError: num_layers "
+    "should be divisible by pipeline_model_parallel_size": "pipeline.even-split",
+    "(Worker_3 pid=3585) ERROR 12-08 18:21:31 [core.py:844] ValueError: Cannot flatten integer dtype tensors": (
+        "error.integer-weights"
+    ),
+    "../aten/src/ATen/native/cuda/IndexKernel.cu:92: operator(): block: [22,0,0], thread: [64,0,0] Assertion "
+    '`-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.': "error.index-out-of-range",
+    "[ValueError: Must flatten tensors with uniform dtype but got torch.bfloat16 and torch.float32]": (
+        "error.mixed-dtypes"
+    ),
     "ValueError: num_attention_heads (28) must be a multiple of tensor_model_parallel_size (8).": "heads.attention",
     "AssertionError: number of layers should be divisible by the pipeline-model-parallel size": "pipeline.even-split",
     "assert: world size (6) is not divisible by total_model_size (encoder_model_size=0 + decoder_model_size=8)": (

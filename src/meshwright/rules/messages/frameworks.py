@@ -103,6 +103,7 @@ TABLE: Table = {
         "Your setup doesn't support bf16/gpu. You need to assign use_cpu if you want to train the model on CPU.": (
             "precision.bf16-gpu"
         ),
+        # older releases
         "Your setup doesn't support bf16/gpu. You need Ampere+ GPU with cuda>=11.0": "precision.bf16-gpu",
         "--tf32 requires Ampere or a newer GPU arch, cuda>=11 and torch>=1.7": "error.tf32-gpu",
         "--load_best_model_at_end requires the save and eval strategy to match": "error.best-model-steps",
@@ -121,6 +122,7 @@ TABLE: Table = {
         "method is to set these DeepSpeed config values to 'auto'.": "error.deepspeed-auto"
     },
     "huggingface/transformers src/transformers/modeling_utils.py": {
+        # older releases
         "FlashAttention2 has been toggled on, but it cannot be used due to the following error: the package "
         "flash_attn seems to be not installed.": "error.flash-attention-missing",
         "the package for FlashAttention2 doesn't seem to be installed.": "error.flash-attention-missing",
@@ -130,6 +132,10 @@ TABLE: Table = {
         "Asking to pad but the tokenizer does not have a padding token.": "error.padding-token"
     },
     "huggingface/transformers src/transformers/utils/hub.py": {
+        "We couldn't connect to '{}' to load the files, and couldn't find them in the cached files.": (
+            "error.model-files"
+        ),
+        # older releases
         "couldn't connect to '{}' to load this file, couldn't find it in the cached files and it looks like {} is not "
         "the path to a directory containing a file named {}.": "error.model-files",
         "You are trying to access a gated repo.": "error.gated-model",

@@ -117,6 +117,17 @@ KNOWN_ERRORS: dict[str, KnownError] = {
             "quantized base weights: store them in the compute dtype (bnb_4bit_quant_storage=bfloat16)",
         ),
     ),
+    "error.integer-weights": KnownError(
+        "FSDP shards floating-point tensors, and the quantized weights are stored as integers",
+        ("bnb_4bit_quant_storage=bfloat16, the dtype of the other parameters", "8-bit weights: train without FSDP"),
+    ),
+    "error.groups-not-initialized": KnownError(
+        "Megatron's process groups were not created in this process, or two copies of Megatron are imported",
+        (
+            "call initialize_megatron() or parallel_state.initialize_model_parallel() first",
+            "python -c 'import megatron; print(megatron.__path__)' must name one copy",
+        ),
+    ),
     "error.orig-params": KnownError(
         "FSDP1 flattens frozen and trained parameters together", ("fsdp_use_orig_params: true", "use FSDP2")
     ),

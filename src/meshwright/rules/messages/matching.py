@@ -39,6 +39,8 @@ _PREFIX = re.compile(
 )
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Warning)?:\s+")
 _NAMED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception):")
+NEGATIONS = frozenset(("not", "no", "cannot", "never", "without", "t"))  # t: doesn't
+OPPOSITE = 0.8
 STOP_WORDS = frozenset((
     "a", "an", "the", "is", "are", "be", "been", "was", "were", "to", "of", "in", "on", "for", "with", "and", "or",
     "not", "no", "this", "that", "it", "its", "by", "from", "at", "as", "but", "if", "when", "while", "you", "your",
@@ -110,7 +112,7 @@ class Index:
                     yield at, Match(self.messages[at], 1.0, True, passage.strip())
                 continue
             shared = self.weight(_common(template, words))
-            covered = shared / total
+            covered = shared / total * (OPPOSITE if _is_opposite(template, known) else 1)
             is_part = shared >= LEAST_PART and long_enough
             score = max(covered, shared / typed if is_part else 0.0)
             if score >= NEAR:
@@ -131,6 +133,11 @@ def _rank(match: Match) -> tuple[bool, float, float]:
 
 def _weight(word: str, count: int, total: int) -> float:
     return STOP_WEIGHT if word in STOP_WORDS else math.log((total + 1) / (count + 0.5))
+
+
+def _is_opposite(template: Sequence[str], known: set[str]) -> bool:
+    """Return whether only the message denies something: not initialized, and already initialized."""
+    return not NEGATIONS.isdisjoint(template) and NEGATIONS.isdisjoint(known)
 
 
 def _is_all(template: str, passage: str) -> bool:

@@ -137,6 +137,9 @@ TABLE: Table = {
     "NVIDIA/Megatron-LM megatron/core/parallel_state.py": {
         "world_size ({}) is not divisible by {}": "topology.world",
         "world_size ({}) is not divisible by expert_tensor_model_pipeline_parallel size ({})": "topology.expert-mesh",
+        "pipeline_model parallel group is not initialized": "error.groups-not-initialized",
+        "tensor model parallel group is not initialized": "error.groups-not-initialized",
+        "data parallel group is not initialized": "error.groups-not-initialized",
         "pipeline-model-parallel size should be greater than 1 with interleaved schedule": (
             "pipeline.chunks-need-stages"
         ),
@@ -152,6 +155,10 @@ TABLE: Table = {
     },
     "NVIDIA/Megatron-LM megatron/core/transformer/module.py": {
         "CUDA graph accepts only Tensor inputs.": "graphs.packing"
+    },
+    "NVIDIA/Megatron-LM megatron/core/transformer/transformer_block.py": {
+        "num_layers={} should be divisible by config.pipeline_model_parallel_size={}": "pipeline.even-split",
+        "num_layers_per_pipeline_rank {} should be divisible by vp_size {}": "pipeline.even-split",
     },
     "NVIDIA/Megatron-LM megatron/core/transformer/transformer_layer.py": {
         "CUDA graph accepts only Tensor inputs. inference_context and packed_seq_params are excluded from input "

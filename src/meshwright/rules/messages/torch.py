@@ -25,15 +25,18 @@ TABLE: Table = {
         "Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU and installed a driver": (
             "error.no-gpu"
         ),
+        "No CUDA GPUs are available": "error.no-gpu",
         "The NVIDIA driver on your system is too old (found version {}).": "error.driver-too-old",
     },
-    "pytorch/pytorch torch/cuda/__init__.py": {
-        "Torch not compiled with CUDA enabled": "error.no-gpu",
-        "No CUDA GPUs are available": "error.no-gpu",
-    },
+    "pytorch/pytorch torch/cuda/__init__.py": {"Torch not compiled with CUDA enabled": "error.no-gpu"},
     "pytorch/pytorch aten/src/ATen/native/cuda/Indexing.cu": {
         "Assertion `srcIndex < srcSelectDimSize` failed.": "error.index-out-of-range",
         "Assertion `t >= 0 && t < n_classes` failed.": "error.index-out-of-range",
+    },
+    "pytorch/pytorch aten/src/ATen/native/cuda/IndexKernel.cu": {
+        'Assertion `-sizes[i] <= index && index < sizes[i] && "index out of bounds"` failed.': (
+            "error.index-out-of-range"
+        )
     },
     "pytorch/pytorch aten/src/ATen/native/transformers/cuda/sdp_utils.cpp": {
         "No available kernel. Aborting execution.": "kernels.attention-gpu"
@@ -43,15 +46,15 @@ TABLE: Table = {
         "FlashAttention only support fp16 and bf16 data type": "error.attention-dtype",
     },
     "pytorch/pytorch torch/_meta_registrations.py": {
-        "Expected both dimensions of mat2 to be divisible by 16 but got {}": "precision.fp8-widths",
+        "Expected both dimensions of mat2 to be divisible by 16 but got {}": "precision.fp8-widths"
+    },
+    "pytorch/pytorch aten/src/ATen/native/cuda/Blas.cpp": {
         "Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: ({}x{}).": (
             "precision.fp8-widths"
         ),
-    },
-    "pytorch/pytorch aten/src/ATen/native/cuda/Blas.cpp": {
         "torch._scaled_mm is only supported on CUDA devices with compute capability >= 9.0 or 8.9, or ROCm MI300+": (
             "precision.fp8-gpu"
-        )
+        ),
     },
     "pytorch/pytorch torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp": {
         "Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType={}, NumelIn={}, NumelOut={}, "
@@ -103,7 +106,11 @@ TABLE: Table = {
     },
     "pytorch/pytorch torch/distributed/fsdp/_flat_param.py": {
         "Must flatten tensors with uniform dtype but got {} and {}": "error.mixed-dtypes",
+        "Cannot flatten integer dtype tensors": "error.integer-weights",
         "Must flatten tensors with uniform `requires_grad` when `use_orig_params=False`": "error.orig-params",
+    },
+    "pytorch/pytorch torch/distributed/fsdp/_init_utils.py": {
+        "Inconsistent compute device and `device_id` on rank {}: {} vs {}": "error.more-ranks-than-gpus"
     },
     "pytorch/pytorch torch/distributed/pipelining/schedules.py": {
         "Number of microbatches ({}) must be greater than or equal to the number of stages ({}).": (
