@@ -25,7 +25,8 @@ arguments, or `--recipe` and `--gpus`), the rule's fixes are tried on it, with t
 
 def page() -> str:
     """The page."""
-    text, repositories = INTRO, {}
+    text = INTRO
+    repositories: dict[str, list[messages.Message]] = {}
     for one in messages.all_messages():
         repositories.setdefault(one.source.split()[0], []).append(one)
     for repository, found in repositories.items():

@@ -108,9 +108,21 @@ def _finding(stats: RunStats, fault: Fault, match: messages.Match, id: str) -> F
         + ("" if rule is None or case is None or _is_broken(rule, stats) else f". {_not_in_recipe(case)}"),
         steps=None if fault.step is None else (fault.step, fault.step),
         lines=(f"{fault.file}:{fault.line} {fault.text}",),
-        evidence=(Evidence("known message", match.message.text, "", match.message.source, ""),),
+        evidence=(
+            Evidence("known message", match.message.text, "", match.message.source, ""),
+            *_also_broken(stats, id),
+        ),
         remedies=remedies,
     )
+
+
+def _also_broken(stats: RunStats, id: str) -> Iterator[Evidence]:
+    """Yield the other rules that the run's settings break, which would end it next."""
+    if stats.case is not None and not stats.run.steps:
+        broken = [one.id for one in rules.applicable(stats.case, ("error",)) if bool(one.broken(stats.case))]
+        others = [one for one in broken if one != id]
+        if others:
+            yield Evidence("the settings also break", ", ".join(others))
 
 
 def _not_in_recipe(case: Case) -> str:
