@@ -167,7 +167,6 @@ def _check_compatible_settings(recipe: Recipe) -> None:
     for needed, why, fix in (
         (recipe.layout.pp > 1, "pipelines need", "layout.pp=1"),
         (recipe.layout.cp > 1, "context parallelism needs", "layout.cp=1"),
-        (recipe.kernels.cuda_graphs != "none", "CUDA graphs need", "kernels.cuda_graphs=none"),
     ):
         if data.group_by_length and needed:
             reason = f"{why} samples of equal length, so grouping by length would save nothing"
