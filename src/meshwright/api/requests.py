@@ -296,7 +296,7 @@ class Plan(Request, frozen=True):
     """
 
     target: ModelOrRecipe
-    gpus: Gpus | None = None
+    gpus: NeededGpus | None = None
     goal: Goal | None = None
     seq: Seq | None = None
     engine: FileEngine | None = None
