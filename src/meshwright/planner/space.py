@@ -238,7 +238,7 @@ def _options(case: Case, found: Axes, vp: Any, schedule: Any, space: Space) -> C
     ranks = tp * pp * cp
     inside = np.maximum(shard_nodes * case.cluster.gpus_per_node // ranks, 1)
     replicas = np.where(shard_nodes > 0, np.maximum(case.cluster.world // ranks // inside, 1), case.dp_replicate)
-    return _with_degrees(case, Axes(tp, pp, cp, ep)).replace(
+    batch = _with_degrees(case, Axes(tp, pp, cp, ep)).replace(
         vp=chunks,
         pp_schedule=np.repeat(schedule, many),
         etp=np.where(etp == 0, tp, etp),
@@ -246,3 +246,6 @@ def _options(case: Case, found: Axes, vp: Any, schedule: Any, space: Space) -> C
         recompute=recompute,
         dp_replicate=replicas,
     )
+    again = ((etp == 0) & (tp == 1) & (1 in etps)) | (shard_nodes > 0) & (replicas == case.dp_replicate) & (0 in nodes)
+    divides = batch.global_batch_size % (micro_batch * batch.dp) == 0  # most rows do not, and rules cost more than this
+    return batch.rows(~again & divides if (~again & divides).any() else ~again)
