@@ -124,9 +124,10 @@ def _accumulation_format(case: Case) -> str:
 
 def _grads_differ(case: Case) -> Column:
     """Return where FSDP2 sums gradients in another format; fp32 is harmless where nothing is summed before reducing."""
+    if case.grads == _accumulation_format(case):
+        return False
     sums = (case.defer_grad_sync | (case.pp > 1)) & (case.accumulation > 1)
-    differs = case.grads != _accumulation_format(case)
-    return (case.strategy != "megatron_fsdp") & differs & (sums | (case.grads != "fp32"))
+    return (case.strategy != "megatron_fsdp") & (sums | (case.grads != "fp32"))
 
 
 def _flex_attention(case: Case) -> Column:
@@ -512,7 +513,7 @@ def substitutes(case: Case) -> dict[str, Column]:
     found: dict[str, Column] = {}
     for row in _ignoring_rows(case.engine):
         ignored = row.unsupported(case)
-        if not np.any(ignored):
+        if ignored is False or not np.any(ignored):
             continue
         for name, value in {row.field: row.what_runs(case), **row.resets}.items():
             found[name] = value if np.all(ignored) else np.where(ignored, value, getattr(case, name))
