@@ -110,6 +110,7 @@ class StubMemory:
     capacity: float = 79.6
     band_pct: float = 0.0
     host: Any = 0.0
+    least_state: float = 0.0
 
     @property
     def usable(self) -> float:

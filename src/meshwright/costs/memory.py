@@ -36,7 +36,15 @@ from meshwright.costs.memory_profiles import memory_profile
 from meshwright.costs.parameters import RankParams, rank_adapters, rank_params
 from meshwright.costs.schedule import in_flight
 from meshwright.costs.stages import FIRST, LAST, Stages, stages, trains_mtp
-from meshwright.costs.state import State, frozen_bytes, frozen_weights, host_state, keeps_weights, trained_state
+from meshwright.costs.state import (
+    State,
+    frozen_bytes,
+    frozen_weights,
+    host_state,
+    keeps_weights,
+    least_state_gib,
+    trained_state,
+)
 from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, pick, shape_of, smaller, where
 from meshwright.errors import InputError
 from meshwright.models import Mamba2
@@ -63,6 +71,7 @@ class Memory(msgspec.Struct, frozen=True):
     cache: Column = 0.0  # the allocator cache within the overhead
     band_pct: float = 0.0  # half-width of the 80 per cent error band of the total
     host: Column = 0.0  # host memory per GPU that offloading needs
+    least_state: float = 0.0  # weights, gradients and optimizer state if all GPUs shared them equally
 
     @property
     def allocated(self) -> Column:
@@ -131,7 +140,13 @@ def memory_by_stage(case: Case) -> tuple[Memory, ...]:
 def _memory(case: Case, values: list[Column]) -> Memory:
     named = dict(zip((*PARTS, "cache", "total"), values, strict=True))
     host = case.cached(_host_gib)
-    return Memory(**named, capacity=case.cluster.gpu.memory_gib, band_pct=memory_band(case), host=host)
+    return Memory(
+        **named,
+        capacity=case.cluster.gpu.memory_gib,
+        band_pct=memory_band(case),
+        host=host,
+        least_state=least_state_gib(case),
+    )
 
 
 def _host_gib(case: Case) -> Column:

@@ -31,6 +31,11 @@ def host_is_full(c: Case) -> Column:
     return host_memory_gib(c) > c.host_gib
 
 
+def shareable(values: Values) -> Values:
+    """Return the values unless the state is too large even if all GPUs share it equally: trying them costs time."""
+    return lambda c: [] if c.memory is not None and c.memory.least_state > c.capacity_gib else list(values(c))
+
+
 def four_bits(c: Case) -> list[str]:
     """Return qlora for adapters on base weights in the compute format; nothing for other trainings."""
     return ["qlora"] if c.goal == "peft" and c.method in ("lora", "rslora") else []
@@ -61,13 +66,13 @@ MEMORY_FIXES: tuple[Fix, ...] = (
     {"method": four_bits, "micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()]},
 )
 STATE_FIXES: tuple[Fix, ...] = (
-    {"strategy": ["fsdp2", "zero1", "megatron_fsdp"]},
-    {"dp_replicate": [1], "dp_shard": [-1]},
-    {"ep": larger("ep")},
+    {"strategy": shareable(lambda c: ["fsdp2", "zero1", "megatron_fsdp"])},
+    {"dp_replicate": shareable(lambda c: [1]), "dp_shard": [-1]},
+    {"ep": shareable(larger("ep"))},
     {"offload": offloads("optimizer")},
-    {"pp": larger("pp")},
-    {"tp": larger("tp"), "sp": [True]},
-    {"tp": larger("tp"), "sp": [True], "pp": larger("pp")},
+    {"pp": shareable(larger("pp"))},
+    {"tp": shareable(larger("tp")), "sp": [True]},
+    {"tp": shareable(larger("tp")), "sp": [True], "pp": larger("pp")},
     {"offload": offloads("params")},
     {"offload": offloads("params"), "micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()]},
     {"method": four_bits},
