@@ -273,3 +273,26 @@ def test_size_compares_gpu_types_at_their_prices(meshwright: Any) -> None:
     wrong = meshwright(*words, "--price", "H10=2.5,A100=1").json["error"]
     assert wrong["fix"] == ["--price H100=2.5,A100=1"]
     assert meshwright(*words, "--price", "H100,A100=2").json["error"]["field"] == "price"
+
+
+# --- the sequence length is asked for -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("typed", "length"), [("2k", 2048), ("", None), ("long\n1024", 1024)])
+def test_recommend_asks_for_the_sequence_length(
+    typed: str, length: int | None, meshwright: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import io
+    import sys
+
+    terminal = io.StringIO(f"llama3-8b\n{typed}\n")
+    monkeypatch.setattr(terminal, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys, "stdin", terminal)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    answer = meshwright("recommend", "--gpus", "8xH100", "--goal", "sft", "--json")
+    found = json.loads(answer.out[answer.out.index("{") :])
+    default = meshwright("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "--json").json
+    assert "Which sequence length?" in answer.out
+    assert found["question"]["seq_length"] == (length or default["question"]["seq_length"])
+    if "long" in typed:
+        assert "must be 1 to" in answer.err

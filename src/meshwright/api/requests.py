@@ -140,7 +140,10 @@ FileFramework = Annotated[
 Seq = Annotated[
     int | str,
     Input(
-        help="Sequence length, e.g. 8192, 8k or 1M; the recipe's by default.", metavar="TOKENS", examples=(8192, "32k")
+        help="Sequence length, e.g. 8192, 8k or 1M; the recipe's by default.",
+        metavar="TOKENS",
+        prompt="Which sequence length? (8192, 32k, …; Enter for the recipe's)",
+        examples=(8192, "32k"),
     ),
 ]
 Engine = Annotated[

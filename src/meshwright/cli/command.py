@@ -16,6 +16,7 @@ from meshwright.api.inputs import Field, Request, choice, fields_of, range_of, r
 from meshwright.api.verbs import Verb
 from meshwright.cli.progress import Interrupted
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.parsing import sequence_length
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
 
@@ -162,15 +163,24 @@ def _prompt_missing(request: type[Request], given: dict[str, Any]) -> dict[str, 
         missing = [field for field in missing if not field.input.needed]  # a recipe or file has them
     if not missing or not (sys.stdin.isatty() and sys.stdout.isatty()):
         return {name: value for name, value in given.items() if name not in [field.name for field in missing]}
-    return given | {field.name: _prompt(field) for field in missing}
+    optional = [one for one in fields_of(request) if one.input.prompt and not one.required and one.name not in given]
+    asked = {field.name: _prompt(field) for field in [*missing, *optional]}
+    return given | {name: value for name, value in asked.items() if value}
 
 
 def _prompt(field: Field) -> str:
     """Ask until the value is valid; print each error with its did-you-mean."""
-    parsers: dict[str, Callable[[str], object]] = {"models": api.find_model, "clusters": api.cluster}
-    parse = parsers.get(field.input.complete)
+    parsers: dict[str, Callable[[str], object]] = {
+        "models": api.find_model,
+        "clusters": api.cluster,
+        "seq": sequence_length,
+    }
+    parse = parsers.get(field.input.complete or field.name)
+    optional: dict[str, Any] = {} if field.required else {"default": "", "show_default": False}
     while True:
-        value = str(click.prompt(field.input.prompt))
+        value = str(click.prompt(field.input.prompt, **optional))
+        if not value and not field.required:
+            return ""
         try:
             if parse is not None:
                 parse(value)
