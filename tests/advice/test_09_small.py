@@ -121,7 +121,7 @@ def test_wrong_hooks_are_refused(llama: Path) -> None:
 # --- micro_batch_size=auto ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("key", ["layout.micro_batch_size", "micro_batch_size", "train.micro_batch_size"])
+@pytest.mark.parametrize("key", ["layout.micro_batch_size", "train.micro_batch_size"])
 def test_the_micro_batch_is_chosen(key: str, meshwright: Any) -> None:
     words = ("llama3_8b_pretrain_config", "--gpus", "8xH200", f"{key}=auto", "--json")
     found = meshwright("estimate", *words).json

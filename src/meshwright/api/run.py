@@ -329,6 +329,7 @@ def convert(request: requests.Convert) -> ConvertResponse:
         consolidated=request.consolidated,
         merge=request.merge,
         which=request.which,
+        model=request.model,
     )
     return copied(ConvertResponse, done, checkpoint=request.checkpoint, folder=str(done.folder))
 

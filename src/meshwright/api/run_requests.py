@@ -268,7 +268,7 @@ class Tokenize(Request, frozen=True):
 Checkpoint = Annotated[
     str,
     Input(
-        help="Run folder, one of its checkpoints, a Hugging Face folder, or PEFT adapters.",
+        help="Run folder, one of its checkpoints, a Hugging Face folder, PEFT adapters, or a Megatron checkpoint.",
         positional=True,
         metavar="CHECKPOINT",
         surfaces=CLI,
@@ -322,6 +322,7 @@ class Evaluate(Request, frozen=True):
 class Convert(Request, frozen=True):
     """Convert CHECKPOINT to a Hugging Face folder.
 
+    Also reads Megatron-LM checkpoints of Llama, Qwen and Mixtral models (torch_dist and legacy, any tp, pp and ep).
     For a run with adapters, writes the adapters in PEFT's format, or with --merge the merged model.
     """
 
@@ -340,3 +341,12 @@ class Convert(Request, frozen=True):
     consolidated: Annotated[bool, flag("Write one file.")] = False
     merge: Annotated[bool, flag("Merge adapters into the model.")] = False
     which: Which | None = None
+    model: Annotated[
+        str | None,
+        Input(
+            help="Model of a Megatron checkpoint: name, or folder with config.json and tokenizer.",
+            metavar="MODEL",
+            complete="models",
+            surfaces=CLI,
+        ),
+    ] = None

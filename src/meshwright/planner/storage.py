@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.costs.parameters import adapter_params
-from meshwright.costs.state import BYTES, GIB, master_bytes, moment_bytes
+from meshwright.costs.state import master_bytes, moment_bytes
+from meshwright.costs.vectorize import BYTES, GIB
 from meshwright.planner.goodput import SAVE_GB_S
 from meshwright.recipes.case import Case
 

@@ -94,11 +94,11 @@ def _from_byte_pairs(folder: Path, vocab: Path, merges: Path) -> Any:
             raise ValueError(f"{vocab.name} must map tokens to integers")
         special = {name: END for name in ("bos_token", "eos_token", "unk_token") if END in known}
         lines = merges.read_text(encoding="utf-8").splitlines()
-        pairs = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
+        pairs: Any = [tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")]
         backend = Tokenizer(models.BPE(vocab=known, merges=pairs))
-        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-        backend.decoder = decoders.ByteLevel()  # type: ignore[assignment]
-        loaded = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+        backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        backend.decoder = decoders.ByteLevel()
+        loaded: Any = PreTrainedTokenizerFast(tokenizer_object=backend, **special)  # type: ignore[no-untyped-call]
     except Exception as error:  # as for other tokenizers
         raise _load_error(str(folder), False, error) from None
     if len(loaded) != len(known):

@@ -28,6 +28,7 @@ from meshwright.engine.rank_env import Process
 from meshwright.engine.warning_filters import no_progress
 from meshwright.errors import InputError
 from meshwright.models import quantization_of
+from meshwright.notes import note
 from meshwright.recipes.types import Kernels, Layout, Recipe
 
 UNLIMITED_BYTES = 1 << 62  # bytes
@@ -60,15 +61,24 @@ def convert(
     consolidated: bool = False,
     merge: bool = False,
     which: str | None = None,
+    model: str | None = None,
 ) -> ConvertResult:
-    """Convert a run, a checkpoint, a model folder or adapters to a Hugging Face folder; `which`: of a run."""
-    found, folder = find_checkpoint(path, which), Path(out).expanduser()
+    """Convert a run, a checkpoint, a model folder or adapters to a Hugging Face folder; `which`: of a run.
+
+    `model` is that of a Megatron checkpoint, if its own arguments do not say enough.
+    """
+    found, folder = find_checkpoint(path, which, megatron=True), Path(out).expanduser()
     require_empty(folder)
     if merge and not has_adapters(found):
         raise InputError("there are no adapters to merge", field="--merge", value=path, fix=("remove --merge",))
+    if model is not None and found.type != "megatron":
+        reason = f"is for Megatron checkpoints, and {path} is none"
+        raise InputError(reason, field="--model", value=model, fix=("leave out --model",))
     options = ConvertOptions(dtype, shard_gib, consolidated, merge)
     with _remove_on_failure(folder):
-        if found.type in ("run", "checkpoint"):
+        if found.type == "megatron":
+            _from_megatron(found.path, folder, options, which, model)
+        elif found.type in ("run", "checkpoint"):
             _from_checkpoint(found, folder, options)
         else:
             _from_folder(found, folder, options)
@@ -112,6 +122,33 @@ def _inspect_result(folder: Path) -> ConvertResult:
     with safe_open(str(files[0]), framework="pt") as first:
         dtype = str(first.get_tensor(next(iter(first.keys()))).dtype).removeprefix("torch.")
     return ConvertResult(folder, len(files), sum(file.stat().st_size for file in files), dtype)
+
+
+def _from_megatron(path: Path, folder: Path, options: ConvertOptions, which: str | None, model: str | None) -> None:
+    """Write the model of a Megatron checkpoint, one tensor in memory at a time."""
+    from meshwright.engine import hf_io
+    from meshwright.engine.hf_io.name_map import build_name_map
+    from meshwright.engine.megatron_io.to_hf import MegatronModel, open_megatron
+    from meshwright.engine.model.build import transformers_config
+    from meshwright.engine.parallelize.fsdp import DTYPES
+    from meshwright.models import config_named, is_path
+
+    source = MegatronModel(open_megatron(path, which), None if model is None else config_named(model))
+    config = transformers_config(source.config)
+    stored = source.read("model.norm.weight").dtype
+    named = Path(model).expanduser() if model is not None and is_path(model) else None
+    hf_io.write_folder(
+        build_name_map(config).shapes,
+        source.read,
+        config,
+        folder,
+        dtype=DTYPES[options.dtype] if options.dtype else stored,
+        max_shard_gib=options.shard_gib,
+        consolidated=options.consolidated,
+        tokenizer=(named if named.is_dir() else named.parent) if named is not None else None,
+    )
+    if named is None:
+        note(f"{folder} has no tokenizer: copy the one that the model was trained with")
 
 
 def _from_checkpoint(found: FoundCheckpoint, folder: Path, options: ConvertOptions) -> None:

@@ -15,21 +15,26 @@ from meshwright.errors import InputError, closest, first_line
 from meshwright.extras import require
 from meshwright.recipes.types import Recipe
 
-CheckpointType = Literal["model", "adapters", "checkpoint", "run"]
+CheckpointType = Literal["model", "adapters", "checkpoint", "run", "megatron"]
 FIELD = "checkpoint"
 ADAPTERS = "adapter_config.json"
 
 
 class FoundCheckpoint(msgspec.Struct, frozen=True):
-    """A folder and its type: a Hugging Face model, adapters, a Meshwright checkpoint, or a run with checkpoints."""
+    """A folder and its type: a Hugging Face model, adapters, a Meshwright or Megatron checkpoint, or a run."""
 
     type: CheckpointType
     path: Path
 
 
-def find_checkpoint(path: str, which: str | None = None) -> FoundCheckpoint:
+def find_checkpoint(path: str, which: str | None = None, megatron: bool = False) -> FoundCheckpoint:
     """Return the model of a path; of a run, one of its checkpoints: `best`, `latest` (the default) or a step."""
     found = inspect(path)
+    if found.type == "megatron":
+        if not megatron:
+            reason = "is a Megatron checkpoint; convert it first"
+            raise InputError(reason, field=FIELD, value=path, fix=(f"meshwright convert {path} OUT",))
+        return found
     if found.type != "run":
         if which is not None:
             raise InputError(
@@ -74,6 +79,7 @@ def _chosen_checkpoint(run: Path, which: str) -> Path:
 def inspect(path: str) -> FoundCheckpoint:
     """Detect the checkpoint type of a path."""
     from meshwright.engine.checkpoint.folder import BEST, LATEST, MANIFEST
+    from meshwright.engine.megatron_io.to_hf import is_megatron
 
     folder = Path(path).expanduser()
     if folder.name in (BEST, LATEST) and (folder.parent.parent / "checkpoints").is_dir():
@@ -85,9 +91,11 @@ def inspect(path: str) -> FoundCheckpoint:
     for checkpoint_type, name in (*MARKER_FILES, ("checkpoint", MANIFEST)):
         if (folder / name).exists():
             return FoundCheckpoint(checkpoint_type, folder)
+    if is_megatron(folder):
+        return FoundCheckpoint("megatron", folder)
     raise InputError(
-        "is neither a Hugging Face model (config.json), adapters (adapter_config.json), a Meshwright checkpoint "
-        "nor a run with checkpoints",
+        "is neither a Hugging Face model (config.json), adapters (adapter_config.json), a Meshwright checkpoint, "
+        "a run with checkpoints nor a Megatron checkpoint",
         field=FIELD,
         value=path,
         fix=("use the --out folder of `meshwright train`", "use a folder with config.json"),
