@@ -37,7 +37,7 @@ from meshwright.planner.space import FREE_SPACE, LEVER_SPACE, Space, candidates
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.types import Engine, FieldKind, Recipe
+from meshwright.recipes.types import FieldKind, Recipe
 
 LEAN_LOSSES = ("fused_linear", "chunked")  # the first that the engine has
 ALWAYS_TYPED = ("tp", "pp", "vp", "cp", "ep", "micro_batch_size", "recompute")
@@ -182,7 +182,7 @@ def options_of_fixed(baseline: Baseline, typed: Sequence[str], target: str | Non
 
 
 def options_for_recipe(
-    recipe: Recipe, model: ModelSpec, on: Cluster, engine: Engine, target: str | None = None
+    recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any, target: str | None = None
 ) -> tuple[Option, ...]:
     """Return the options of a recipe that does not fit on a cluster."""
     question = Question(model=model, model_ref=recipe.model, cluster=on, goal=recipe.goal, engine=engine)
