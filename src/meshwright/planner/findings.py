@@ -14,7 +14,7 @@ from meshwright.planner.repair import Change, as_repair, errors_of, find_repair
 from meshwright.planner.search import as_overrides, has_headroom
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
-from meshwright.rules import SEVERITIES, Finding, Severity
+from meshwright.rules import SEVERITIES, Finding, Rule, Severity
 
 ADVISE_BELOW = 0.99  # of the step time
 FOR_MEMORY = ("memory.tight", "memory.uncertain")
@@ -45,18 +45,29 @@ def _with_errors(case: Case, typed: Collection[str], severities: Sequence[Severi
         found = rules.check(case, [s for s in severities if s != "advice"], search=layout_fix)
         return Examined(tuple(explain_missing(found, case)), None)
     found = rules.check(case, [s for s in severities if s != "advice"], fixes=False)
-    after, fix = case.replace(**change), as_overrides(change)
-    findings = tuple(_repaired(one, fix, after) for one in found)
+    findings = tuple(_repaired(one, case, change) for one in found)
     return Examined(findings, as_repair(case, change, findings))
 
 
-def _repaired(finding: Finding, fix: tuple[str, ...], after: Case) -> Finding:
-    rule = rules.all_rules()[finding.rule]
+def _repaired(finding: Finding, case: Case, change: Change) -> Finding:
+    """Return the finding with its part of the repair; its own fix if the repair leaves it."""
+    rule, after = rules.all_rules()[finding.rule], case.replace(**change)
     if not bool(rule.broken(after)):
-        return msgspec.structs.replace(finding, fix=fix)
+        return msgspec.structs.replace(finding, fix=as_overrides(_part(rule, case, change)))
     own = rules.try_fixes(rule, after)
     no_fix = "" if own else "no setting resolves it without breaking another rule"
     return msgspec.structs.replace(finding, fix=own, no_fix=no_fix)
+
+
+def _part(rule: Rule, case: Case, change: Change) -> Change:
+    """Return the part of a repair that resolves one finding alone and breaks no other error rule."""
+    before, part = set(errors_of(case)), change
+    for name in reversed(tuple(change)):
+        rest = {n: value for n, value in part.items() if n != name}
+        trial = case.replace(**rest)
+        if rest and not bool(rule.broken(trial)) and set(errors_of(trial)) <= before:
+            part = rest
+    return part
 
 
 def _together(case: Case, findings: Iterable[Finding]) -> Change:
