@@ -92,7 +92,7 @@ def test_arguments_that_are_something_else_here_say_what(
         answer = meshwright(*base, *typed)
         assert answer.code == 2
         assert instead in answer.err
-    assert "--gpus" not in meshwright("recipe", "qwen3_8b_peft_config", "--cluster", "x").err  # it has no --gpus
+    assert "--gpus" not in meshwright("rules", "--cluster", "x").err  # it has no --gpus
 
 
 def test_one_override_in_python_needs_no_list() -> None:

@@ -109,7 +109,7 @@ def test_tools_are_listed_with_schemas_and_hints(answered: tuple[Any, dict[str, 
         assert tool.input_schema["additionalProperties"] is False
         for field in tool.input_schema["properties"].values():
             assert field["description"]
-            assert {"default", "enum", "examples", "maxLength", "maximum"} & set(field)
+            assert {"default", "enum", "examples", "maxLength", "maximum", "maxItems"} & set(field)
     assert tools["recommend"].input_schema["properties"]["goal"]["enum"][:3] == ["pretrain", "sft", "peft"]
     assert tools["recommend"].input_schema["required"] == ["gpus", "goal"]
 

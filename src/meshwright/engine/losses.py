@@ -96,8 +96,8 @@ def head_loss(
     if method == "vocab_parallel":
         return Loss(*_apply(_VocabParallel, F.linear(hidden, weight, bias), labels, weights, terms))
     # Without a backward pass both methods are the same, and gradients would be wasted.
-    function = _FusedLinear if method == "fused_linear" and torch.is_grad_enabled() else _Chunked
-    return Loss(*_apply(function, hidden, weight, bias, labels, weights, terms))
+    in_chunks = _FusedLinear if method == "fused_linear" and torch.is_grad_enabled() else _Chunked
+    return Loss(*_apply(in_chunks, hidden, weight, bias, labels, weights, terms))
 
 
 def _apply(function: type[torch.autograd.Function], *args: object) -> Any:

@@ -8,6 +8,8 @@ from meshwright.recipes.key_maps.value_maps import PRECISION_NAMES
 from meshwright.recipes.types import Recipe
 from meshwright.recipes.values import as_int
 
+SHOWN = 40  # characters of a value that an error repeats
+
 
 def is_null(text: str) -> bool:
     """Return whether a raw value means null."""
@@ -74,8 +76,8 @@ def recompute(raw: RawValues, recipe: Recipe) -> MappedFields:
         raise InputError(
             f"has no effect without {layers_key.replace('num_layers', 'method')}",
             field=layers_key,
-            value=layers,
-            fix=[f"layout.recompute_layers={layers}"],
+            value=layers[:SHOWN],
+            fix=[f"layout.recompute_layers={layers[:SHOWN]}"],
         )
     return MappedFields(fields)
 
