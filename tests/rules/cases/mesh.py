@@ -14,6 +14,7 @@ from ..helpers import (
     MIXTURE,
     ODD_WIDTH,
     OLD_GPU,
+    PHI3,
     PLAIN_MIXTURE,
     QWEN35,
     STATE_SPACE,
@@ -27,6 +28,7 @@ from ..helpers import (
 from .places import A100, B200, GB200, MANY, TWELVE
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "heads.fused-projections": ({"spec": PHI3, "tp": 2, "sp": True}, {"tp": 1, "sp": False}),
     # topology
     "topology.world": ({"on": TWELVE, "tp": 8, "global_batch_size": 480}, {"tp": 4}),
     "topology.world-with-experts": ({"engine": "kempnerforge", "spec": MIXTURE, "tp": 4, "ep": 4}, {"ep": 2}),

@@ -244,6 +244,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "memory.offload-not-needed": ({"memory": _offloaded, "offload": "optimizer"}, {"offload": "none"}),
     "memory.underused": ({"memory": _activations(5.0)}, {"micro_batch_size": 8}),
     # weights
+    "weights.init-std-unused": (
+        {"init_std": 0.01, "goal": "sft", "dataset": "squad"},
+        {"goal": "pretrain", "dataset": "mock"},
+    ),
     "weights.quantized": ({"spec": GPTQ, "goal": "sft", "dataset": "squad"}, {"goal": "pretrain", "dataset": "mock"}),
     # offload
     "offload.supported": ({"engine": "kempnerforge", "offload": "params"}, {"engine": "torchtitan"}),
