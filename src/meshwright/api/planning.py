@@ -169,7 +169,7 @@ def _budget(plan: Plan, request: requests.Recommend | requests.Estimate | None) 
     if request is None:
         return UNSET
     epochs = epochs_of(plan.recipe) if request.tokens is None else None
-    if request.tokens is None and request.price is None and epochs is None:
+    if request.tokens is None and request.price is None and not plan.recipe.train.epochs:
         return UNSET
     if not plan.exists or not plan.estimate.fits:
         return None

@@ -9,6 +9,7 @@ from meshwright.cli.layout import assumed_lines, seconds, titled
 
 Answer = dict[str, Any]
 MISSING = object()  # no budget was requested
+COUNTED = "data.dataset=FILE counts those of a file or folder, --tokens gives their number of tokens"
 EVERY_ROW = 24  # sizes up to which all are listed; JSON always has all
 
 
@@ -31,10 +32,13 @@ def _tokens(value: float) -> str:
     return f"{value:,.0f}"
 
 
-def budget_lines(budget: Any, gpus: int) -> list[str]:
-    """Return time, GPU-hours and cost of a token budget, each with its range."""
+def budget_lines(answer: Answer, gpus: int) -> list[str]:
+    """Return time, GPU-hours and cost of a token budget, each with its range, or why there are no figures."""
+    budget = answer.get("budget", MISSING)
     if budget is MISSING:
         return []
+    if budget is None and answer["estimate"]["fits"] and answer["contract"]["epochs"]:
+        return [f"no figures: the samples of {escape(answer['contract']['dataset'])} are not known here; {COUNTED}"]
     if budget is None:
         return ["no figures: this plan does not fit"]
     days, hours = budget["days_band"], budget["gpu_hours_band"]

@@ -11,7 +11,7 @@ import click
 
 from meshwright.api.summary import layout_summary
 from meshwright.api.terms import legend
-from meshwright.cli.budget_report import MISSING, budget_lines, print_sizes
+from meshwright.cli.budget_report import budget_lines, print_sizes
 from meshwright.cli.console import console, escape, table
 from meshwright.cli.doctor_report import doctor as doctor
 from meshwright.cli.dryrun_report import dryrun as dryrun
@@ -43,7 +43,7 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Memory", memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
     if answer["estimate"]["fits"]:
         titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
-    titled(out, "Budget", budget_lines(answer.get("budget", MISSING), found.question.cluster.world))
+    titled(out, "Budget", budget_lines(answer, found.question.cluster.world))
     if "smallest_that_fits" in answer:
         titled(out, "Needs", [_needs_line(answer, found.question.cluster_ref)])
     titled(out, "Original", published_lines(answer))
@@ -92,7 +92,7 @@ def estimate(answer: Answer, found: Any) -> None:
         titled(out, "Memory", memory_lines(answer["estimate"]))
         titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
         titled(out, "Step", [_step_line(answer["estimate"])])
-        titled(out, "Budget", budget_lines(answer.get("budget", MISSING), found.question.cluster.world))
+        titled(out, "Budget", budget_lines(answer, found.question.cluster.world))
     else:
         titled(out, "Memory", [NO_LAYOUT])
     titled(out, "Findings", finding_lines(answer["findings"], answer.get("repair")) or ["none"])

@@ -16,7 +16,7 @@ from meshwright.recipes.types import Recipe
 LOOKED_FOR = "metrics.jsonl of Meshwright, or its `step 10/100  loss …  lr …` lines"
 HINTS = ("step ", '"kind"')
 MARKS = re.compile(r'"kind":"header"|meshwright')
-STEP = re.compile(r'^\{\s*"kind":\s*"(?:step|(header))"|^step (\d+)(?:/(\d+))?  loss ')
+STEP = re.compile(r'^\{\s*"kind":\s*"(?:step|(header))"|^step (\d+)(?:/(\d+))?  (?:epoch \S+  )?loss ')
 
 FIELDS = {
     "loss": re.compile(rf"  loss ({NUMBER})", re.IGNORECASE),

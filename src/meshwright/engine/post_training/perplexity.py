@@ -73,7 +73,7 @@ def evaluate(
     found = find_checkpoint(path, which)
     with ExitStack() as stack:
         recipe, step = _recipe_of(found, path, dataset, answers)
-        folder = stack.enter_context(as_model_folder(str(found.path), merged=True))
+        folder = stack.enter_context(as_model_folder(str(found.path), merged=True)).resolve()
         process = detect()
         world = nproc or (process.world if process else 1)
         recipe = override.apply(_for_evaluation(recipe, folder, world), overrides)
@@ -117,7 +117,7 @@ def _recipe_of(found: FoundCheckpoint, path: str, dataset: str | None, answers: 
 
 def _positions(folder: Path) -> int:
     """Return the number of tokens that a folder's model was made for; 0 if its config does not say."""
-    return find_model(str(folder)).max_seq_length
+    return find_model(str(folder.resolve())).max_seq_length  # a path, not a catalogue name
 
 
 def _warn_beyond_positions(recipe: Recipe) -> None:
