@@ -31,9 +31,7 @@ def test_epochs_of_data_that_is_not_here_say_so(meshwright: Any, more: tuple[str
     assert "does not fit" not in shown.out
 
 
-def test_a_folder_named_like_a_catalogue_model_is_the_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_named_like_a_catalogue_model_is_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import LlamaConfig
 
     config = LlamaConfig(hidden_size=64, num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=96)
