@@ -478,7 +478,17 @@ def train(answer: Answer, found: Any) -> None:
         out.print(f"against {_against_estimate(answer)}")
     for label, key in (("metrics", "folder"), ("saved", "checkpoint"), ("model", "exported")):
         if answer[key]:
-            out.print(f"{label:<7} {escape(answer[key])}")
+            out.print(f"{label:<7} {escape(answer[key])}{_not_the_best(answer) if key == 'exported' else ''}")
+
+
+def _not_the_best(answer: Answer) -> str:
+    """Return the step of the exported model and how to get a better one, if an earlier validation was better."""
+    last, best = answer["first_step"] + answer["steps"] - 1, answer["best_step"]
+    if best is None or best >= last:
+        return ""
+    convert = f"meshwright convert {shlex.quote(answer['folder'])} OUT --checkpoint best"
+    kept = escape(convert) if answer["best_checkpoint"] else f"step {best}, not kept (checkpoint.keep_best=false)"
+    return f" (step {last}; best: {kept})"
 
 
 def _print_validation(answer: Answer) -> None:

@@ -216,6 +216,7 @@ class _Run:
     def resume(self) -> None:
         """Resume from the newest valid checkpoint in the run folder, if there is one, and open the reports."""
         from meshwright.engine.object_collectives import gathered
+        from meshwright.engine.run_template import keep_template
 
         if self.checkpoints is not None:
             self.dog.phase(0, "resume")
@@ -227,6 +228,8 @@ class _Run:
                     log(f"resuming after step {state.step}: {self.resumed_from}")
                 self.guard.skipped_in_a_row = state.skipped_in_a_row
                 self.validation.restore(state.validation)
+            if self.process.rank == 0:
+                keep_template(self.spec.recipe, Path(self.spec.folder))
             if self.spec.recipe.checkpoint.save_every:
                 self.checkpoints.saver.prepare()
             if any(gathered(self.wants_to_stop(), self.checkpoints.saver.group)):
@@ -439,6 +442,7 @@ class _Run:
         """Write the trained model as a Hugging Face folder with a model card; None for runs without checkpoints."""
         from meshwright.engine.model_families import family_of
         from meshwright.engine.post_training.model_card import write_card
+        from meshwright.engine.run_template import save_template
 
         recipe = self.spec.recipe
         if self.checkpoints is None or recipe.checkpoint.export == "none":
@@ -449,6 +453,7 @@ class _Run:
         family_of(recipe).export(self.trainer, folder, recipe.checkpoint.export == "consolidated")
         self.trainer.optimizer.train_mode()
         if self.process.rank == 0:
+            save_template(recipe, Path(self.spec.folder), folder)
             write_card(folder, recipe, self.spec.weights or "", Path(self.spec.folder))
         return str(folder)
 

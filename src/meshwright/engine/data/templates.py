@@ -47,7 +47,7 @@ class ChatTemplate:
                 fix=("data.tokenizer=FOLDER with a tokenizer.json",),
             )
         self.tokenizer, self.train_on = tokenizer, train_on
-        self.text: str = _read(file) if file else _tokenizer_template(tokenizer)
+        self.text: str = read_template(file) if file else _tokenizer_template(tokenizer)
         self.has_generation_mark = bool(GENERATION_MARK.search(self.text))
         first = tokenizer("a")["input_ids"][:1]  # the call also resets a truncation set in tokenizer.json
         self._bos: str = tokenizer.bos_token if first == [tokenizer.bos_token_id] else ""
@@ -218,7 +218,8 @@ def _first_token(encoded: Any, char: int, chars: int) -> int:
     return token
 
 
-def _read(file: str) -> str:
+def read_template(file: str) -> str:
+    """Return the text of a chat template file."""
     path = Path(file).expanduser()
     try:
         text = path.read_text(encoding="utf-8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from meshwright.engine.hf_io.find import CONFIG, read_json
 from meshwright.engine.hf_io.name_map import NameMap
-from meshwright.engine.hf_io.shards import write_error
+from meshwright.engine.hf_io.shards import write_error, write_text
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),
@@ -42,6 +43,16 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
                 shutil.copyfile(path, folder / path.name)
             except OSError as error:
                 raise write_error(folder / path.name, path.stat().st_size, error) from None
+
+
+def set_chat_template(folder: Path, text: str) -> None:
+    """Give a folder's tokenizer a chat template as transformers writes it, in place of those it has."""
+    config, legacy = folder / "tokenizer_config.json", folder / "chat_template.json"
+    settings = read_json(config) if config.is_file() else {}
+    if settings.pop("chat_template", None) is not None:
+        write_text(config, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+    legacy.unlink(missing_ok=True)
+    write_text(folder / "chat_template.jinja", text)
 
 
 def export_config(names: NameMap, dtype: torch.dtype, tokenizer: Path | None) -> Any:

@@ -154,6 +154,7 @@ def _from_megatron(path: Path, folder: Path, options: ConvertOptions, which: str
 def _from_checkpoint(found: FoundCheckpoint, folder: Path, options: ConvertOptions) -> None:
     from meshwright.engine.diffusion.config import is_diffusion
     from meshwright.engine.post_training.model_card import write_card
+    from meshwright.engine.run_template import save_template
 
     checkpoint = resolve_checkpoint(found)
     recipe, config = recipe_of(checkpoint)
@@ -161,6 +162,7 @@ def _from_checkpoint(found: FoundCheckpoint, folder: Path, options: ConvertOptio
         _export_with_engine(checkpoint, recipe, config, folder, options)
     else:
         _stream_tensors(checkpoint, recipe, config, folder, options)
+    save_template(recipe, checkpoint.parent.parent, folder)
     write_card(folder, recipe, recipe.checkpoint.pretrained, checkpoint.parent.parent)
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from meshwright.engine.faults import RunError
 from meshwright.engine.hooks import CLASS_KEY, LOSS_KEY
+from meshwright.engine.run_template import with_kept_template
 from meshwright.engine.train import TINY_WEIGHTS
 from meshwright.engine.warning_filters import no_progress
 from meshwright.errors import InputError, closest, first_line
@@ -165,9 +166,10 @@ def recipe_of(checkpoint: Path) -> tuple[Recipe, dict[str, Any]]:
         else:
             content[key] = value
     try:
-        return msgspec.convert(content, Recipe), config
+        recipe = msgspec.convert(content, Recipe)
     except msgspec.ValidationError as error:
         raise RunError(f"{checkpoint} was written by another version: {error}") from None
+    return with_kept_template(recipe, checkpoint.parent.parent), config
 
 
 def initial_weights_of(checkpoint: Path, recipe: Recipe) -> Path | None:
