@@ -265,6 +265,8 @@ def _run_shell(interp: Interpreter, simple: Simple, fields: list[Field], shell: 
     state.values = {name: value for name, value in state.values.items() if name in state.exported} | prefixed
     state.exported |= set(prefixed)
     state.arguments = fields[at + 3 :]
+    if at + 2 < len(fields):  # bash -c '"$0" "$@"' torchrun …: the first word after the text is $0
+        state.values["0"] = text_value(fields[at + 2].pieces, *fields[at + 2][1:])
     interp.functions, interp.prefix = {}, prefix + tuple(field.to_value() for field in fields[:shell])
     _run_text(interp, fields[at + 1].pieces, simple)
     interp.functions, interp.prefix, interp.state.loop_depth = functions, prefix, loops
