@@ -40,7 +40,7 @@ def test_a_shell_that_starts_its_arguments_is_read(meshwright: Any, tmp_path: Pa
     model = "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --seq-length 4096"
     script.write_text(
         "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=8\nGPUS=8\n"
-        "srun bash -c 'exec \"$0\" \"$@\"' torchrun --nnodes=$SLURM_NNODES --nproc-per-node=$GPUS pretrain_gpt.py "
+        'srun bash -c \'exec "$0" "$@"\' torchrun --nnodes=$SLURM_NNODES --nproc-per-node=$GPUS pretrain_gpt.py '
         f"{model} --max-position-embeddings 4096 --micro-batch-size 1 --tensor-model-parallel-size 2 --bf16\n"
     )
     notes = meshwright("check", str(script), "--json").json["notes"]
