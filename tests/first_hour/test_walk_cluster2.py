@@ -45,3 +45,56 @@ def test_a_shell_that_starts_its_arguments_is_read(meshwright: Any, tmp_path: Pa
     )
     notes = meshwright("check", str(script), "--json").json["notes"]
     assert any("16 GPUs" in note for note in notes)
+
+
+MEGATRON = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 "
+    "--num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 4096 --swiglu "
+    "--max-position-embeddings 4096 --position-embedding-type rope --normalization RMSNorm --disable-bias-linear "
+    "--untie-embeddings-and-output-weights --tensor-model-parallel-size 2 --use-distributed-optimizer "
+    "--vocab-size 128256 --micro-batch-size 1 --global-batch-size 256 --train-iters 500 --lr 3e-4 --bf16 "
+    "--mock-data --save-interval 100 "
+)
+BRIDGE = "torchrun --nproc-per-node=8 scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config "
+
+
+@pytest.mark.parametrize(
+    ("command", "lost"),
+    [
+        (MEGATRON + "--save /scratch/ckpt", {"save": "/scratch/ckpt"}),
+        (MEGATRON + "--save /scratch/ckpt --load /scratch/ckpt", {"save": "/scratch/ckpt"}),
+        (MEGATRON + "--save /scratch/b --load /scratch/a", {"save": "/scratch/b", "load": "/scratch/a"}),
+        (MEGATRON + "--save /scratch/b --load /weights --finetune", {"save": "/scratch/b"}),
+        (MEGATRON + "--save checkpoints/job --load checkpoints/job", {}),
+        (BRIDGE + "checkpoint.save=/scratch/ckpt", {"checkpoint.save": "/scratch/ckpt"}),
+    ],
+)
+def test_export_says_that_the_folder_of_checkpoints_is_another(
+    meshwright: Any, tmp_path: Path, command: str, lost: dict[str, str]
+) -> None:
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{command}\n")
+    answer = meshwright("export", str(tmp_path / "job.sh"), "--to", "megatron-lm", "--json").json
+    named = [one for one in answer["not_imported"] if one["key"].split(".")[-1] in ("save", "load", "finetune")]
+    assert {one["key"]: one["value"] for one in named} == lost
+
+
+@pytest.mark.parametrize(
+    ("framework", "where"),
+    [
+        ("torchtitan", 'folder = "/scratch/run" under [checkpoint]'),
+        ("megatron-lm", "--save /scratch/run and --load /scratch/run"),
+        ("automodel", "checkpoint_dir: /scratch/run"),
+        ("accelerate", "to your program as its argument"),
+    ],
+)
+def test_out_for_another_framework_says_where_its_checkpoints_are_set(
+    meshwright: Any, tmp_path: Path, framework: str, where: str
+) -> None:
+    words = ("launch", "llama3_8b_pretrain_config", *NODES, "--to", framework, "--out", "/scratch/run", "--json")
+    error = meshwright(*words, "--write", str(tmp_path / "jobs"))
+    assert error.code == 2
+    assert [fix for fix in error.json["error"]["fix"] if where in fix] == error.json["error"]["fix"]
+    assert "--write" not in error.json["error"]["fix"][0]
+    assert not (tmp_path / "jobs").exists()
+    fixes = meshwright(*words).json["error"]["fix"]
+    assert any(fix.startswith("--write /scratch/run") for fix in fixes) == (framework != "accelerate")

@@ -115,7 +115,7 @@ def _ranks(nproc: int | None) -> str:
 @verb(requests.Launch)
 def launch(request: requests.Launch) -> Started:
     """Return a recipe as a job for a scheduler, checked before anything is written; submitted if requested."""
-    from meshwright.launch import build_job, native_job
+    from meshwright.launch import build_job, native_job, other_frameworks
 
     options = {name: getattr(request, name) for name in request.__struct_fields__ if name not in OF_THE_VERB}
     given = {name: value for name, value in options.items() if value not in (None, (), DEFAULTS.get(name))}
@@ -127,13 +127,11 @@ def launch(request: requests.Launch) -> Started:
     }
     dataset, model = request.dataset, request.model
     if request.to is not None:
-        only = [name for name in ("tiny", "out") if getattr(request, name)]
-        if only:
-            uses = {"out": "; --write DIR writes the files of the job"}.get(only[0], "")
-            value = getattr(request, only[0])
-            reason = f"is an option of our engine, and --to runs the recipe with {request.to}{uses}"
-            fixes = (f"--write {value}",) if only[0] == "out" else (f"remove --{only[0]}",)
-            raise InputError(reason, field=f"--{only[0]}", value="true" if value is True else value, fix=fixes)
+        if request.out:
+            raise other_frameworks.refused_out(request.to, request.out, request.write)
+        if request.tiny:
+            reason = f"is an option of our engine, and --to runs the recipe with {request.to}"
+            raise InputError(reason, field="--tiny", value="true", fix=("remove --tiny",))
         return build_job.launch(_exported_job(request, dataset), request.scheduler, **files)
     for option, value in (("--framework-dir", request.framework_dir), ("--save-minutes", request.save_minutes)):
         if value is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +22,11 @@ STRUCTURED = (".toml", ".yaml", ".yml", ".json")
 
 OFF = ("false", "no", "none", "null", "off")
 PROGRAM = ("recipe", "_target_")  # the class or recipe that reads the other settings
+FOLDERS = {
+    "megatron_lm": ("save", "load", "finetune"),
+    "megatron_bridge": ("checkpoint.save", "checkpoint.load", "checkpoint.finetune"),
+}
+"""Keys of the folders of checkpoints, whose presence is imported but not the folder; and of the use of its weights."""
 
 
 class DroppedSetting(msgspec.Struct, frozen=True):
@@ -35,13 +41,31 @@ class DroppedSetting(msgspec.Struct, frozen=True):
 
 def dropped_settings(framework: Framework, content: Content) -> tuple[DroppedSetting, ...]:
     """Return the settings without which the file is imported as the same recipe, unless they equal a default."""
-    found = []
-    for key, setting in _without_field(framework, framework.parse(content).settings):
+    settings = framework.parse(content).settings
+    found = list(_lost_folders(framework, content, settings))
+    listed = {one.key for one in found}
+    for key, setting in _without_field(framework, settings):
+        if key in listed:
+            continue
         place = _place(content, setting)
         if _imported(framework, place) != _imported(framework, _without(place, key, setting)):
             continue  # the parser derives a model, a goal or a field from it
         found.append(DroppedSetting(key, setting.value, "no field in our recipes", setting.file, setting.line))
     return tuple(found)
+
+
+def _lost_folders(framework: Framework, content: Content, settings: Any) -> Iterator[DroppedSetting]:
+    """Yield the folders of checkpoints that an export would replace by its own, checkpoints/NAME."""
+    save, load, finetune = (settings.get(key) for key in FOLDERS.get(framework.key_map, ("", "", "")))
+    pretrained = finetune is not None and text_of(finetune.value).lower() not in OFF  # its weights are imported
+    ours = f"checkpoints/{Path(content.path).stem}"
+    for key, setting, kept in zip(FOLDERS.get(framework.key_map, ()), (save, load), (False, pretrained), strict=False):
+        if setting is None or kept or text_of(setting.value) == ours or text_of(setting.value).lower() in OFF:
+            continue
+        if key.endswith("load") and save is not None and save.value == setting.value:
+            continue  # the same folder, listed once
+        reason = "our recipes have no folder of checkpoints: set it again in the exported file, or with train --out"
+        yield DroppedSetting(key, setting.value, reason, setting.file, setting.line)
 
 
 def _without_field(framework: Framework, settings: Any) -> Iterator[tuple[str, SourcedValue]]:

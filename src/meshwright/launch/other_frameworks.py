@@ -26,23 +26,43 @@ class Checkout(NamedTuple):
     on_signal: tuple[str, ...] = ()  # arguments that make a run save on SIGTERM
     saves: bool = True  # whether it can save on SIGTERM at all
     how: str = ""  # a sentence about it
+    checkpoints: str = "give the folder to your program as its argument"  # where a written job names their folder
 
 
 CHECKOUTS = {
     "megatron-lm": Checkout(
-        "Megatron-LM", ("",), ("--exit-signal-handler",), how="--exit-signal-handler saves a checkpoint on SIGTERM"
+        "Megatron-LM",
+        ("",),
+        ("--exit-signal-handler",),
+        how="--exit-signal-handler saves a checkpoint on SIGTERM",
+        checkpoints="--save {out} and --load {out} in the written script",
     ),
     "megatron-bridge": Checkout(
         "Megatron-Bridge",
         ("src", "3rdparty/Megatron-LM"),
         ("train.exit_signal_handler=true", "train.exit_signal_handler_for_dataloader=true"),
         how="train.exit_signal_handler saves a checkpoint on SIGTERM",
+        checkpoints="checkpoint.save={out} checkpoint.load={out} in the command of the written script",
     ),
     "automodel": Checkout(
-        "NeMo AutoModel", ("",), how="it saves a checkpoint on SIGTERM by default (step_scheduler.preemption_signal)"
+        "NeMo AutoModel",
+        ("",),
+        how="it saves a checkpoint on SIGTERM by default (step_scheduler.preemption_signal)",
+        checkpoints="checkpoint_dir: {out} under checkpoint: in the written YAML file",
     ),
-    "kempnerforge": Checkout("KempnerForge", ("",), how="it saves a checkpoint on SIGTERM by itself"),
-    "torchtitan": Checkout("torchtitan", ("",), saves=False, how="torchtitan does not save on SIGTERM"),
+    "kempnerforge": Checkout(
+        "KempnerForge",
+        ("",),
+        how="it saves a checkpoint on SIGTERM by itself",
+        checkpoints='dir = "{out}" under [checkpoint] in the written TOML file',
+    ),
+    "torchtitan": Checkout(
+        "torchtitan",
+        ("",),
+        saves=False,
+        how="torchtitan does not save on SIGTERM",
+        checkpoints='folder = "{out}" under [checkpoint] in the written config.toml',
+    ),
     "deepspeed": Checkout("your program", ("",), saves=False, how="your program has to save on SIGTERM itself"),
     "accelerate": Checkout("your program", ("",), saves=False, how="your program has to save on SIGTERM itself"),
 }
@@ -74,6 +94,16 @@ def in_checkout(program: Program, framework: str, folder: str, *, local: bool) -
     argv = (str(root / script), *program.argv[1:]) if script else program.argv
     paths = ":".join(str(root / one) if one else str(root) for one in entry.python_path)
     return msgspec.structs.replace(program, argv=argv, env={**program.env, "PYTHONPATH": paths}), notes
+
+
+def refused_out(framework: str, out: str, folder: str | None) -> InputError:
+    """Return the error for --out with another framework: where its job names the folder of its checkpoints."""
+    where = CHECKOUTS[framework].checkpoints
+    known = "{out}" in where
+    reason = f"is an option of our engine, and --to runs the recipe with {framework}, whose job names its own folder"
+    below = (f"--write {out} (the job runs there, and its checkpoints are below)",) if known and not folder else ()
+    sets = f"set {where.format(out=out)}" if known else where
+    return InputError(reason, field="--out", value=out, fix=(*below, f"remove --out, and {sets}"))
 
 
 PATHS = ("data.dataset", "checkpoint.pretrained")
