@@ -169,7 +169,7 @@ def test_the_command_on_the_page_asks_the_same(client: Any, cli: Any) -> None:
     options = ("--gpus", "64xH100", "--goal", "pretrain", "--seq", "16k", "--engine", "megatron")
     assert " ".join(("meshwright", "recommend", "llama3-70b", *options, "layout.tp=8")) in page.text
     answer = cli("recommend", "llama3-70b", *options, "layout.tp=8", "--explain")
-    assert _same(page, answer) > 40
+    assert _same(page, answer) > 30
 
 
 def test_a_pasted_config_is_answered_like_its_file(client: Any, cli: Any, tmp_path: Any) -> None:
@@ -198,7 +198,7 @@ def test_the_layouts_of_the_chart_are_those_that_estimate_prices(client: Any, cl
     for row in (data["rows"][0], data["rows"][len(data["rows"]) // 2], data["rows"][-1]):
         result = {**data["common"], **dict(zip(data["columns"], row, strict=True))}
         gib, step_s = result.pop("total_gib"), result.pop("step_s")
-        overrides = [f"layout.{name}={value}" for name, value in result.items()]
+        overrides = [f"{name}={value}" for name, value in result.items()]
         answer = cli("estimate", "llama3-8b", "--gpus", "16xH100", "--goal", "pretrain", *overrides)
         assert answer["estimate"]["step_s"] == pytest.approx(step_s, rel=1e-12)
         assert answer["estimate"]["memory_gib"]["total"] == pytest.approx(gib, rel=1e-12)

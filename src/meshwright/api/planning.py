@@ -89,11 +89,11 @@ def size(request: requests.Size) -> Sizing:
         raise InputError(
             f"must be 1 to {MAX_TYPES} GPU types", field="gpu", value=request.gpu, fix=("--gpu H100,A100",)
         )
-    if request.price is not None and request.tokens is None:
-        raise InputError("needs a token budget", field="price", value=request.price, fix=("--tokens 1T --price 2.5",))
     tokens = token_budget(request.tokens)
     questions = [_sized_question(msgspec.structs.replace(request, gpu=one)) for one in types]
     prices = [_price(request, one) for one in questions]
+    if request.price is not None and tokens is None:
+        raise InputError("needs a token budget", field="price", value=request.price, fix=("--tokens 1T --price 2.5",))
     found = [
         planner.size(question, request.overrides, tokens, price if tokens else None)
         for question, price in zip(questions, prices, strict=True)

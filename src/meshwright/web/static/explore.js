@@ -18,7 +18,7 @@ explore.load = () => {
     columns.forEach((name, at) => { one[name] = row[at]; });
     const all = { ...common, ...one };
     one.words = explore.words(all);
-    one.ask = [...Object.keys(common), ...explore.names].map((name) => `layout.${name}=${all[name]}`).join(" ");
+    one.ask = [...Object.keys(common), ...explore.names].map((name) => `${name}=${all[name]}`).join(" ");
     return one;
   });
   return true;
