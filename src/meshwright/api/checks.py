@@ -133,7 +133,7 @@ def export(request: requests.Export) -> Exported:
     if engine != checked.engine:  # the findings are those of the file that was written
         checked = check_recipe(job.on(engine), request.gpus, engine, request.overrides, advice=False, model=shape)
     checked = msgspec.structs.replace(
-        checked, findings=(*checked.findings, *_framework_findings(theirs, written, checked))
+        checked, findings=(*checked.findings, *framework_findings(theirs, written, checked.model, checked.cluster))
     )
     if not checked.ok:
         recipe = checked.recipe
@@ -147,14 +147,13 @@ def export(request: requests.Export) -> Exported:
     return Exported(written, checked, job, () if read is None else dropped_settings(read.framework, read.content))
 
 
-def _framework_findings(
-    theirs: frameworks.Framework, written: ExportedConfig, checked: RecipeCheckResult
+def framework_findings(
+    theirs: frameworks.Framework, written: ExportedConfig, model: ModelSpec, on: clusters.Cluster
 ) -> list[RuleFinding]:
     """Return the findings of the framework's own rules for the file, as `check` reports them."""
     name, text = next(iter(written.files.items()))
     with suppress(InputError):  # a cluster of a file may have a GPU of its own
-        content = frameworks.content_of(text, name)
-        result = frameworks.check(theirs, content, gpus=str(checked.cluster), model=checked.model)
+        result = frameworks.check(theirs, frameworks.content_of(text, name), gpus=str(on), model=model)
         return [one for one in result.findings if one.rule.startswith(f"{theirs.name}.")]
     return []
 

@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, frameworks, planner
 from meshwright.api import requests
+from meshwright.api.checks import framework_findings
 from meshwright.api.inputs import choice, fields_of, verb
 from meshwright.api.planning import (
     ChangePart,
@@ -29,6 +30,7 @@ from meshwright.frameworks import UnmappedField
 from meshwright.planner import Plan, Question
 from meshwright.recipes.capabilities import CAPABILITIES
 from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
+from meshwright.rules import Finding as RuleFinding
 
 CONFIGS: Mapping[str, str] = {
     "megatron": "megatron-lm",
@@ -63,11 +65,17 @@ class Side(msgspec.Struct, frozen=True):
     cannot: tuple[Limitation, ...] = ()
     lost: tuple[UnmappedField, ...] = ()
     export_error: str = ""  # why the engine's framework cannot be given this job
+    refused: tuple[RuleFinding, ...] = ()  # errors that the framework's own rules find in its config
+
+    @property
+    def runs(self) -> bool:
+        """Whether the training can start there; it may still need too much memory."""
+        return self.plan is not None and self.plan.exists and not self.export_error and not self.refused
 
     @property
     def ok(self) -> bool:
         """Whether the training can run and fits there."""
-        return self.plan is not None and self.plan.ok and not self.export_error
+        return self.runs and self.plan is not None and self.plan.ok
 
     @property
     def rate(self) -> float:
@@ -123,28 +131,27 @@ def _on_engines(request: requests.Compare, engines: Sequence[str]) -> tuple[tupl
     """Return the same contract on each engine, in the layout that is best there, and the engine the target is for."""
     asked = requests.Estimate(**_shared(request), target=request.target)
     job = named_job(asked, request.target, request.model)
-    if job is None:
-        question = model_question(asked)
-        base = planner.recommend(question, request.overrides).recipe
-    else:
-        question, base = job_question(asked, job), job.recipe
+    question = model_question(asked) if job is None else job_question(asked, job)
     own = job.engine if job is not None and job.imported is not None else ""
-    sides = [_on_engine(question, base, engine, request.overrides) for engine in engines]
+    sides = [_on_engine(question, None if job is None else job.recipe, one, request.overrides) for one in engines]
     if job is not None and job.no_model:
         sides = [Side(one.name, error=job.no_model) if one.name == ENGINES[0] else one for one in sides]
     return tuple(sides), own
 
 
-def _on_engine(question: Question, base: Recipe, engine: str, overrides: Sequence[str]) -> Side:
+def _on_engine(question: Question, recipe: Recipe | None, engine: str, overrides: Sequence[str]) -> Side:
+    """Return a job on one engine, in the layout that `recommend --engine` gives it there."""
     on: Question = msgspec.structs.replace(question, engine=engine)
-    moved = planner.moved_to(base, engine)
-    cannot = _limitations(moved, on)
+    moved = None if recipe is None else planner.moved_to(recipe, engine)
+    cannot = () if moved is None else _limitations(moved, on)
     try:
         plan = planner.recommend(on, overrides, moved)
     except MeshwrightError as error:
         return Side(engine, error=error.reason, cannot=cannot)
-    lost, why = _exported(plan, engine)
-    return Side(engine, plan, cannot=cannot, lost=lost, export_error=why)
+    if moved is None:
+        cannot = _limitations(plan.recipe, on)
+    lost, refused, why = _exported(plan, engine)
+    return Side(engine, plan, cannot=cannot, lost=lost, export_error=why, refused=refused)
 
 
 def _limitations(base: Recipe, on: Question) -> tuple[Limitation, ...]:
@@ -164,15 +171,17 @@ def _limitations(base: Recipe, on: Question) -> tuple[Limitation, ...]:
     return tuple(found)
 
 
-def _exported(plan: Plan, engine: str) -> tuple[tuple[UnmappedField, ...], str]:
-    """Return what the engine's framework has no key for, and why it cannot be given this job at all."""
+def _exported(plan: Plan, engine: str) -> tuple[tuple[UnmappedField, ...], tuple[RuleFinding, ...], str]:
+    """Return what the engine's framework has no key for, the errors of its config, and why it has none at all."""
     if engine not in CONFIGS or not plan.exists:
-        return (), ""
+        return (), (), ""
+    theirs = frameworks.framework(CONFIGS[engine])
     try:
-        theirs = frameworks.framework(CONFIGS[engine])
-        return frameworks.export(theirs, plan.recipe, plan.case.model, plan.question.cluster).unmapped, ""
+        written = frameworks.export(theirs, plan.recipe, plan.case.model, plan.question.cluster)
     except InputError as error:
-        return (), error.reason
+        return (), (), error.reason
+    found = framework_findings(theirs, written, plan.case.model, plan.question.cluster)
+    return written.unmapped, tuple(one for one in found if one.severity == "error"), ""
 
 
 def _side(request: requests.Compare, target: str | Recipe, engine: str | None) -> Side:
@@ -196,7 +205,7 @@ def _ranked(sides: Sequence[Side], own: str = "") -> tuple[Side, ...]:
 
     def order(side: Side) -> tuple[Any, ...]:
         if not side.ok:
-            return (2, side.plan is None, bool(side.export_error), -side.rate)
+            return (2, not side.runs, side.plan is None, bool(side.export_error), -side.rate)
         near = _about_as_fast(side, fastest)
         return (0, side.name != own, len(side.lost_contract), -side.rate) if near else (1, -side.rate)
 
@@ -281,6 +290,7 @@ def compare_response(found: Comparison, request: requests.Compare | None = None)
 
 def _part(found: Comparison, side: Side, rank: int, best: Side) -> ComparedSide:
     plan = side.plan
+    shown = plan if side.runs or found.of == "targets" else None  # no times of what cannot run
     return ComparedSide(
         name=side.name,
         rank=rank,
@@ -289,14 +299,14 @@ def _part(found: Comparison, side: Side, rank: int, best: Side) -> ComparedSide:
         framework=CONFIGS.get(side.name) if found.of == "engines" else None,
         gpus=None if plan is None else str(plan.question.cluster),
         contract=None if plan is None else contract_part(plan),
-        layout=None if plan is None else PlanLayout(**plan.layout_dict()),
-        estimate=None if plan is None else estimate_part(plan.estimate, plan.exists),
-        relative_speed=side.rate / best.rate if plan is not None and plan.exists and best.rate else None,
+        layout=None if shown is None else PlanLayout(**shown.layout_dict()),
+        estimate=None if shown is None else estimate_part(shown.estimate, shown.exists),
+        relative_speed=side.rate / best.rate if shown is not None and shown.exists and best.rate else None,
         changes=[] if plan is None or found.of == "targets" else [copied(ChangePart, one) for one in plan.changes],
-        findings=[] if plan is None else finding_parts([f for f in plan.findings if f.severity != "advice"]),
+        findings=[] if plan is None else finding_parts([*side.refused, *(f for f in plan.findings if f.severity != "advice")]),
         cannot=side.cannot,
         lost=side.lost,
-        error=side.error or side.export_error,
+        error=side.error or side.export_error or next((one.message for one in side.refused), ""),
         reasons=[
             *_reasons(side, best),
             *(["the file is for it: nothing to convert"] if side.name == found.own else []),
@@ -310,6 +320,8 @@ def _reasons(side: Side, best: Side) -> list[str]:
         return [f"cannot run this job: {side.error}"]
     if side.export_error:
         return [f"its config cannot express this job: {side.export_error}"]
+    if side.refused:
+        return [f"its framework refuses this job: {one.message}" for one in side.refused[:2]]
     errors = [one.message for one in side.plan.findings if one.severity == "error"]
     if errors:
         return [f"cannot run this job: {one}" for one in errors[:2]]
@@ -330,11 +342,11 @@ def _reasons(side: Side, best: Side) -> list[str]:
 
 
 def _speed_reason(side: Side, best: Side) -> str:
-    slower = best.rate / side.rate - 1
+    longer = best.rate / side.rate - 1
     if side is best:
         return "runs and fits, and none is faster beyond the uncertainty"
     near = _about_as_fast(side, best)
-    text = f"{abs(slower):.0%} {'slower' if slower > 0 else 'faster'} than {best.name}"
+    text = f"takes {abs(longer) * 100:.0f} % {'longer' if longer > 0 else 'less time'} than {best.name}"
     return f"{text}, within the uncertainty" if near else text
 
 

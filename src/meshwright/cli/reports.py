@@ -288,6 +288,8 @@ def _side_row(side: Answer) -> tuple[str, ...]:
     memory, band = estimate["memory_gib"], estimate["band"]
     gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + ("" if estimate["fits"] else " over")
     within = f"{estimate['step_s']:.2f} ({band['step_low_s']:.2f} to {band['step_high_s']:.2f})"
+    if not estimate["fits"]:
+        return (str(side["rank"]), side["name"], layout_summary(side["layout"]), gib, "", "", "")
     speed = (within, f"{estimate['tokens_per_s_per_gpu']:,.0f}", f"{estimate['mfu']:.0%}")
     return (str(side["rank"]), side["name"], layout_summary(side["layout"]), gib, *speed)
 
@@ -295,6 +297,10 @@ def _side_row(side: Answer) -> tuple[str, ...]:
 def _side_lines(side: Answer) -> list[str]:
     """Return why a side has its rank, what its engine does not execute and what its config loses."""
     lines = [f"[bold]{escape(side['name'])}[/]: {escape('; '.join(side['reasons']))}"]
+    needed = [one for one in side["changes"] if one["kind"] == "layout" and not one["field"].startswith("layout.")]
+    if side["layout"] and needed:
+        listed = ", ".join(f"{one['field']} {one['from']} → {one['to']}" for one in needed)
+        lines.append(f"  [dim]changed: {escape(listed)}[/]")
     for one in side["cannot"]:
         instead = f", runs {one['instead']}" if one["effect"] == "ignored" else ""
         what = f"{one['field']}={escape(str(one['value']))}"
