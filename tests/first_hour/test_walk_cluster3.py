@@ -1,4 +1,4 @@
-"""A cluster's first day: engines compared, refusals whose fix can be pasted, imports with errors, batches that divide."""
+"""A cluster's first day: engines compared, fixes that can be pasted, imports with errors, batches that divide."""
 
 from __future__ import annotations
 
