@@ -230,3 +230,57 @@ def test_the_options_of_a_file_name_the_file(meshwright: Any, tmp_path: Path) ->
         first = meshwright(verb, str(own), "--json").json["options"][0]
         assert f"estimate {own}" in first["command"]
         assert pasted(meshwright, first).code == 0
+
+
+def test_size_uses_the_levers_of_recommend(meshwright: Any) -> None:
+    words = ("mistral-7b", "--goal", "sft", "layout.tp=1", "layout.pp=1", "layout.cp=1")  # few layouts: a quick search
+    plan = meshwright("recommend", *words, "--gpus", "1xL40S", "--json").json
+    answer = meshwright("size", *words, "--gpu", "L40S", "--json").json
+    first = answer["sizes"][0]
+    assert first == answer["smallest"]
+    assert (first["gpus"], first["fits"], first["levers"]) == (1, True, ["layout.offload=optimizer"])
+    assert first["layout"].endswith("offload optimizer")
+    assert first["step_s"] == pytest.approx(plan["estimate"]["step_s"])
+    assert first["total_gib"] == pytest.approx(plan["estimate"]["memory_gib"]["total"])
+    assert first["host_gib"] == pytest.approx(plan["options"][0]["host_gib"])
+    assert plan["smallest_that_fits"] == 1
+    plain = next(one for one in answer["sizes"] if one["fits"] and "layout.offload=optimizer" not in one["levers"])
+    assert plan["smallest_without_offload"] == f"{plain['gpus']}xL40S"
+    assert any(f"the smallest without is {plain['gpus']} GPUs" in note for note in answer["notes"])
+    assert first["tokens_per_s_per_gpu"] < plain["tokens_per_s_per_gpu"]
+
+
+def test_needs_of_what_does_not_fit_counts_offload(meshwright: Any) -> None:
+    words = ("llama-3.1-8b", "--goal", "sft")
+    plan = meshwright("recommend", *words, "--gpus", "1xL40S", "--json").json
+    assert (plan["smallest_that_fits"], plan["smallest_cluster"]) == (2, "2xL40S")
+    again = meshwright("recommend", *words, "--gpus", plan["smallest_cluster"], "--json")
+    assert again.code == 0
+    assert again.json["layout"]["offload"] == "optimizer"
+    shown = meshwright("recommend", *words, "--gpus", "1xL40S").out
+    assert f"--gpus {plan['smallest_cluster']} would fit with offload" in " ".join(shown.split())
+
+
+def test_host_memory_that_would_be_enough_is_named(meshwright: Any, tmp_path: Path) -> None:
+    words = ("recommend", "llama-3.1-8b", "--goal", "sft", "--json")
+    why = meshwright(*words, "--gpus", "1xL40S").json["findings"][0]["no_fix"]
+    needed = int(why.split("layout.offload=optimizer with ")[1].split()[0])
+    assert "128 GiB are assumed" in why
+    own = tmp_path / "own.toml"
+    for gib, code in ((needed - 1, 1), (needed, 0)):
+        own.write_text(f'gpu = "L40S"\ngpus_per_node = 1\nhost_gib = {gib}\n')
+        assert meshwright(*words, "--gpus", str(own)).code == code
+    assert "host_gib" in meshwright("explain", "memory.host").out
+
+
+def test_more_host_memory_is_not_promised_where_it_does_not_help(meshwright: Any) -> None:
+    found = meshwright("recommend", "llama3.1-405b", "--gpus", "1xRTX4090", "--goal", "pretrain", "--json")
+    assert not any("host_gib" in one.get("no_fix", "") for one in found.json["findings"])
+
+
+def test_a_recipe_that_offloads_names_the_host_memory_it_needs(meshwright: Any) -> None:
+    answer = meshwright("recommend", "flux-12b", "--gpus", "1xRTX4090", "--goal", "sft", "--json").json
+    short = next(one for one in answer["findings"] if one["rule"] == "memory.host")
+    assert "host_gib" in short["no_fix"]
+    fewest = answer["smallest_cluster"]
+    assert meshwright("recommend", "flux-12b", "--gpus", fewest, "--goal", "sft", "--json").json["estimate"]["fits"]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from meshwright.clusters import cluster
 from meshwright.planner.quick_reference import SITUATIONS
 
 PLAN_KEYS = {"schema", "question", "recipe", "contract", "layout", "estimate", "changes", "findings", "commands"}
@@ -98,7 +99,8 @@ class TestDecisionBranches:
     def test_one_gpu_fine_tunes_8b_in_full_only_with_offload(self, meshwright: Any) -> None:
         plan = ask(meshwright, "llama3-8b", "--gpus", "1xH100", "--goal", "sft")
         assert plan["layout"]["offload"] == "optimizer"
-        assert plan["smallest_that_fits"] in (2, 4)
+        assert plan["smallest_that_fits"] == 1
+        assert plan["smallest_without_offload"] in ("2xH100", "4xH100")
         pinned = ask(meshwright, "llama3-8b", "--gpus", "1xH100", "--goal", "sft", "layout.offload=none", code=1)
         assert pinned["estimate"]["fits"] is False
 
@@ -109,7 +111,8 @@ class TestDecisionBranches:
         assert ask(meshwright, "deepseek-v3", "--gpus", "1024xH100", "--goal", "pretrain")["estimate"]["fits"] is True
         offloaded = ask(meshwright, "deepseek-v3", "--gpus", "64xH100", "--goal", "pretrain")
         assert offloaded["layout"]["offload"] == "optimizer"
-        assert offloaded["smallest_that_fits"] >= 128
+        assert offloaded["smallest_that_fits"] == 64
+        assert cluster(offloaded["smallest_without_offload"]).world >= 128
         ask(meshwright, "deepseek-v3", "--gpus", "32xH100", "--goal", "pretrain", code=1)
 
     def test_benchmark_recipes_are_named_as_such(self, meshwright: Any) -> None:

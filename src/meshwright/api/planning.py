@@ -399,6 +399,7 @@ class PlanResponse(Response, frozen=True, kw_only=True):
     budget: planner.Budget | UnsetType | None = UNSET
     smallest_that_fits: int | UnsetType | None = UNSET
     smallest_cluster: str | UnsetType | None = UNSET
+    smallest_without_offload: str | UnsetType | None = UNSET
     reasons: Sequence[planner.Reason] | UnsetType = UNSET
     memory_by_stage_gib: Mapping[str, MemoryGib] | UnsetType = UNSET
     dry_run: Mapping[str, Any] | UnsetType | None = UNSET
@@ -494,14 +495,20 @@ def plan_response(plan: Plan, request: requests.Recommend | None = None, overrid
     """Return the response of recommend, with reasons if they were requested."""
     response = _plan_response(plan)
     more: dict[str, Any] = {"budget": _budget(plan, request)}
-    if not plan.estimate.fits or plan.layout_dict()["offload"] != plan.base.layout.offload:
-        fitting = planner.smallest_fit(plan, overrides if request is None else request.overrides)
+    if not plan.estimate.fits or _offloads_to_fit(plan) or any(f.rule == "memory.host" for f in plan.findings):
+        fitting, plain = planner.smallest_fit(plan, overrides if request is None else request.overrides)
         more["smallest_that_fits"] = None if fitting is None else fitting.world
         more["smallest_cluster"] = None if fitting is None else str(fitting)
+        more["smallest_without_offload"] = None if plain is None else str(plain)
     if request is not None and request.explain:
         more["reasons"] = planner.reasons(plan)
         more["memory_by_stage_gib"] = _memory_by_stage(plan)
     return msgspec.structs.replace(response, **more)
+
+
+def _offloads_to_fit(plan: Plan) -> bool:
+    """Return whether the plan uses host memory because nothing else fits, not because the user or the recipe does."""
+    return bool(plan.options) and any(change.field == "layout.offload" for change in plan.changes)
 
 
 def _plan_response(plan: Plan) -> PlanResponse:

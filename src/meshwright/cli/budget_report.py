@@ -185,7 +185,9 @@ def _size_row(s: Answer) -> tuple[str, ...]:
         f"{s['gpus']:,}",
         s["nodes"],
         s["layout"],
-        f"{s['total_gib']:.0f}" + ("" if s["fits"] else " over"),
+        f"{s['total_gib']:.0f}"
+        + (f", host {s['host_gib']:.0f}" if s["host_gib"] >= 1 else "")
+        + ("" if s["fits"] else " over"),
         seconds(s["step_s"]),
         f"{s['tokens_per_s']:,.0f}",
         f"{s['tokens_per_s_per_gpu']:,.0f}",

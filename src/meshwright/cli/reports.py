@@ -4,6 +4,7 @@ and gets the response as JSON and the Python result.
 
 from __future__ import annotations
 
+import re
 import shlex
 from typing import Any
 
@@ -169,14 +170,24 @@ def accuracy(answer: Answer, found: Any) -> None:
 
 
 def _needs_line(answer: Answer, file: str) -> str:
-    """Return the smallest cluster that fits; one that a file describes keeps the file's links."""
-    count, cluster = answer["smallest_that_fits"], answer["smallest_cluster"]
-    without = " without offload" if answer["estimate"]["fits"] else ""
-    if not count:
+    """Return the smallest clusters that fit, with offload and without; one of a file keeps the file's links."""
+    smallest, plain = answer["smallest_cluster"], answer["smallest_without_offload"]
+    if not smallest:
         return "no count up to 16,384 fits this training"
-    if file and cluster.count("x") == 2:
-        return escape(f"{cluster} ({count} GPUs) would fit{without}: nodes = {cluster.split('x')[0]} in {file}")
-    return f"--gpus {cluster} would fit{without}"
+    runs = answer["estimate"]["fits"] and not any(one["severity"] == "error" for one in answer["findings"])
+    if smallest == plain and not runs:
+        return _would_fit(smallest, file, "")
+    with_offload = [] if runs else [_would_fit(smallest, file, " with offload")]
+    without = _would_fit(plain, file, " without offload") if plain else "no count up to 16,384 fits without offload"
+    return "; ".join([*with_offload, without])
+
+
+def _would_fit(cluster: str, file: str, how: str) -> str:
+    counts = re.match(r"(\d+)x(\d+)x", cluster)
+    if file and counts:
+        nodes, each = map(int, counts.groups())
+        return escape(f"{cluster} ({nodes * each} GPUs) would fit{how}: nodes = {nodes} in {file}")
+    return f"--gpus {cluster} would fit{how}"
 
 
 def _reason_line(reason: Answer) -> str:

@@ -110,9 +110,11 @@ def _smallest(answer: Answer) -> str:
     if "smallest_that_fits" not in answer:
         return ""
     count = answer["smallest_that_fits"]
-    return (
-        f"smallest that fits: {answer['smallest_cluster']} ({count} GPUs)" if count else "no count of these GPUs fits"
-    )
+    if not count:
+        return "no count of these GPUs fits"
+    plain = answer["smallest_without_offload"]
+    without = "" if plain == answer["smallest_cluster"] else f"; without offload: {plain or 'none'}"
+    return f"smallest that fits: {answer['smallest_cluster']} ({count} GPUs){without}"
 
 
 def plan(answer: Answer) -> str:
@@ -150,9 +152,10 @@ def _size(one: Answer) -> str:
     days = "" if one["days"] is None else f", {one['days']:,.1f} days"
     cost = "" if one["cost"] is None else f", cost {one['cost']:,.0f}"
     fits = "" if one["fits"] else ", does NOT fit"
+    levers = f" with {' '.join(one['levers'])}" if one["levers"] else ""
     return (
         f"{one['gpus']:,} GPUs: {one['tokens_per_s_per_gpu']:,.0f} tokens/s/GPU, MFU {one['mfu']:.1%}, "
-        f"{one['total_gib']:.1f} GiB per GPU{fits}, goodput {one['goodput']['share']:.0%}{days}{cost}"
+        f"{one['total_gib']:.1f} GiB per GPU{levers}{fits}, goodput {one['goodput']['share']:.0%}{days}{cost}"
     )
 
 

@@ -32,6 +32,7 @@ from meshwright.planner.search import (
     changed_values,
     choose,
     score,
+    scored_layouts,
 )
 from meshwright.planner.space import FREE_SPACE, LEVER_SPACE, Space, candidates
 from meshwright.recipes import overrides as override
@@ -44,6 +45,7 @@ ALWAYS_TYPED = ("tp", "pp", "vp", "cp", "ep", "micro_batch_size", "recompute")
 """Fields that an option's overrides always name, so that its command gives exactly its layout."""
 SMALL = 8  # GPUs up to which stages may be uneven
 SHORTEST = 512  # tokens of a sample below which no shorter sequence is proposed
+MOST_HOST_GIB = 2048  # host memory per GPU beyond which no node is sold
 WORTH = 0.8  # of the step time of a plan that fits on the GPUs; a contract change must be that much faster
 COST_OF = {
     "loss": "the loss computes logits chunk by chunk",
@@ -104,20 +106,52 @@ def _is_supported(case: Case, name: str, value: Any) -> bool:
     return not any(bool(np.all(r.broken(changed))) for r in about)
 
 
-def with_levers(case: Case, pinned: Mapping[str, Any], found: Candidate) -> Candidate:
+def with_levers(case: Case, pinned: Mapping[str, Any], found: Candidate, offloads: bool = True) -> Candidate:
     """Return the best layout with levers of layout kind if the one found leaves no headroom; else the one found.
 
-    Host memory is used only if nothing else fits.
+    Host memory is used only if nothing else fits, and not at all without `offloads`.
     """
     if found.has_headroom:
         return found
     lean = choose(_batches(case, pinned, offloads=False), case)
     if lean is not None and lean.fits and (lean.has_headroom or not found.fits):
         return lean
-    if found.fits:
+    if found.fits or not offloads:
         return found
     offloaded = choose(_batches(case, pinned, offloads=True), case)
     return offloaded if offloaded is not None and offloaded.fits else found
+
+
+def levers_of(found: Candidate, case: Case) -> Values:
+    """Return the levers of layout kind that a layout uses and the case does not, by flat name."""
+    changed = changed_values(found.layout, case, ("offload", *LEVER_NAMES))
+    return {name: value for name, value in changed.items() if value != "none"}  # a recipe's offload may be dropped
+
+
+def host_needed(case: Case) -> tuple[str, float] | None:
+    """Return what to offload, and the least GiB of host memory per GPU with which that fits.
+
+    None if no layout fits however large the host is, or only with more memory than hosts have.
+    """
+    if case.optimizer_name == "adamw8bit" or least_state_gib(case) > MOST_HOST_GIB:
+        return None
+    free = case.replace(host_gib=np.inf)
+    leanest = {one["offload"]: one for one in with_offload(free, {})}  # the last of a kind needs the least GPU memory
+    changed = [free.replace(**one) for one in leanest.values()]
+    batches = (
+        [batch for one in changed for batch in score(one, {}, _for_cluster(LEVER_SPACE, case))]
+        if case.offload == "none"
+        else scored_layouts(free, {"offload": case.offload})
+    )
+    needed = [
+        (
+            float(np.min(np.broadcast_to(costs.memory(fitting.case).host, fitting.fits.shape))),
+            fitting.row(0).layout["offload"],
+        )
+        for fitting in (batch.rows(batch.fits) for batch in batches if batch.fits.any())
+    ]
+    gib, kind = min(needed, default=(np.inf, ""))
+    return (kind, gib) if gib <= MOST_HOST_GIB else None
 
 
 def lever_batches(case: Case, pinned: Mapping[str, Any]) -> list[ScoredBatch]:
@@ -219,7 +253,7 @@ class Variant(NamedTuple):
 
 
 def _layout_variant(baseline: Baseline, found: Candidate) -> Variant:
-    changed = changed_values(found.layout, baseline.case, ("offload", *LEVER_NAMES))
+    changed = levers_of(found, baseline.case)
     reasons = [COST_OF[str(value) if name == "offload" else name] for name, value in changed.items()]
     title = "offload to host memory" if "offload" in changed else "a leaner step"
     return Variant(title, "; ".join((*reasons, "the trained weights stay the same")), baseline)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from math import ceil
 from typing import Any
 
 import msgspec
 
 from meshwright import rules
-from meshwright.planner.levers import with_levers
+from meshwright.planner.levers import host_needed, with_levers
 from meshwright.planner.search import best, changed_values
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import ENGINES
@@ -58,7 +59,19 @@ def _no_fix(finding: Finding, case: Case) -> str:
     size = f"meshwright size {case.recipe.model} --goal {case.recipe.goal} --gpu {case.cluster.gpu.name}"
     return (
         f"no layout of this recipe runs on {case.cluster} with the {case.engine} engine; use more GPUs or larger ones "
-        f"({size} --engine {case.engine} gives a count)"
+        f"({size} --engine {case.engine} gives a count){_more_host_memory(case) if rule.subject == 'memory' else ''}"
+    )
+
+
+def _more_host_memory(case: Case) -> str:
+    """Return how much host memory would be enough, if there is too little, and where to say how much there is."""
+    found = case.cached(host_needed)
+    if found is None or found[1] <= case.host_gib:
+        return ""
+    kind, needed = found
+    return (
+        f", or layout.offload={kind} with {ceil(needed)} GiB of host memory per GPU: {case.host_gib:g} GiB are assumed "
+        f"for {case.cluster.gpu.name} unless host_gib in a cluster file says otherwise"
     )
 
 

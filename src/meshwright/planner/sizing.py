@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -14,14 +14,16 @@ from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.budget import Price, Range, batch_notes, budget, goodput_of
 from meshwright.planner.goodput import Goodput
+from meshwright.planner.levers import levers_of, with_levers
 from meshwright.planner.plan import Plan, Question, calibration_notes
 from meshwright.planner.recommend import with_layout
-from meshwright.planner.search import best
+from meshwright.planner.search import Candidate, as_overrides, best
 from meshwright.planner.storage import Storage, storage_of
 
 MAX_GPUS = 131072
 MAX_SEARCHED_GPUS = 16384
 BUDGETED = ("days", "days_band", "gpu_hours", "cost", "cost_band")
+LISTED = 8  # counts that a note lists
 EVERY_NODE = 16  # nodes up to which every number is tried; beyond, four per doubling
 
 
@@ -43,6 +45,13 @@ class Size(msgspec.Struct, frozen=True):
     days_band: Range | None = None
     gpu_hours: float | None = None
     cost_band: Range | None = None
+    levers: tuple[str, ...] = ()  # overrides of layout kind that make it fit, e.g. layout.offload=optimizer
+    host_gib: float = 0.0  # host memory per GPU that offloading needs
+
+    @property
+    def offloads(self) -> bool:
+        """Whether it fits only with host memory."""
+        return any(text.startswith("layout.offload=") for text in self.levers)
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -127,9 +136,25 @@ def size(
         tokens=tokens,
         price=None if price is None else price.per_gpu_hour,
         currency="" if price is None else price.currency,
-        notes=(*calibration_notes(question.calibration, gpu, question.engine), *notes),
+        notes=(*calibration_notes(question.calibration, gpu, question.engine), *notes, *_offload_notes(found)),
         assumed=question.assumed,
         storage=storage,
+    )
+
+
+def _offload_notes(found: Sequence[Size]) -> Iterator[str]:
+    """Yield which counts fit only with offload, and the smallest count that needs none."""
+    fitting = [s for s in found if s.fits]
+    offloaded = [s for s in fitting if s.offloads]
+    if not offloaded:
+        return
+    plain = next((s.gpus for s in fitting if not s.offloads), None)
+    counts = ", ".join(f"{s.gpus:,}" for s in offloaded[:LISTED]) + (" …" if len(offloaded) > LISTED else "")
+    host = max(s.host_gib for s in offloaded)
+    without = "no count fits without" if plain is None else f"the smallest without is {plain:,} GPUs"
+    yield (
+        f"only with offload (up to {host:.0f} GiB of host memory per GPU; slower, the trained weights stay the same) "
+        f"fit {counts} GPUs; {without}"
     )
 
 
@@ -144,16 +169,38 @@ def compare(sizings: Sequence[Sizing]) -> Sizing:
     return msgspec.structs.replace(sizings[0], compared=tuple(map(compared, sizings)))
 
 
-def smallest_fit(plan: Plan, overrides: Sequence[str] = (), most: int = MAX_SEARCHED_GPUS) -> Cluster | None:
-    """Return the smallest cluster of the same nodes on which a plan's training fits: the smallest of `size`."""
-    node = _node_of(plan.question)
-    state = least_state_gib(plan.case) * plan.case.cluster.world  # no search finds a layout for fewer GPUs than hold it
-    for count in (n for n in gpu_counts(node, most) if state <= n * plan.case.capacity_gib):
+class Smallest(NamedTuple):
+    """The smallest cluster on which a training fits, with levers of layout kind as in `size`, and without offload."""
+
+    cluster: Cluster | None = None
+    without_offload: Cluster | None = None
+
+
+def smallest_fit(plan: Plan, overrides: Sequence[str] = (), most: int = MAX_SEARCHED_GPUS) -> Smallest:
+    """Return the smallest clusters of the same nodes on which a plan's training fits."""
+    node, found = _node_of(plan.question), Smallest()
+    case = plan.case
+    state = least_state_gib(case) * case.cluster.world  # no search finds a layout for fewer GPUs than hold it
+    for count in gpu_counts(node, most):
+        per_gpu = state / count
+        offloads = found.cluster is None and per_gpu <= case.host_gib
+        if not offloads and per_gpu > case.capacity_gib:
+            continue
         baseline = baseline_for(_resized(plan.question, count, node), overrides)
-        found = best(baseline.case, baseline.pinned)
-        if found is not None and found.fits:
-            return baseline.case.cluster
-    return None
+        chosen = _best_with_levers(baseline, offloads)
+        if chosen is None or not chosen.fits:
+            continue
+        cluster = baseline.case.cluster
+        found = found if found.cluster else Smallest(cluster)
+        if "offload" not in levers_of(chosen, baseline.case):
+            return found._replace(without_offload=cluster)
+    return found
+
+
+def _best_with_levers(baseline: Baseline, offloads: bool = True) -> Candidate | None:
+    """Return the layout that `recommend` plans: levers are tried if nothing else leaves headroom."""
+    found = best(baseline.case, baseline.pinned)
+    return None if found is None else with_levers(baseline.case, baseline.pinned, found, offloads)
 
 
 def _node_of(question: Question) -> int:
@@ -172,25 +219,28 @@ def _resized(question: Question, count: int, node: int) -> Question:
     return msgspec.structs.replace(question, cluster=cluster)
 
 
-def describe_layout(layout: dict[str, Any]) -> str:
-    """Describe a layout in one line."""
+def describe_layout(layout: dict[str, Any], levers: Mapping[str, Any]) -> str:
+    """Describe a layout in one line, with the levers it uses."""
+    used = {**({} if layout["offload"] == "none" else {"offload": layout["offload"]}), **levers}
+    more = "".join(f", {name} {str(value).lower()}" for name, value in used.items())
     degrees = " ".join(f"{name} {layout[name]}" for name in ("tp", "pp", "cp", "ep") if layout[name] > 1)
-    return f"{degrees or 'data parallel'}, micro {layout['micro_batch_size']}, recompute {layout['recompute']}"
+    return f"{degrees or 'data parallel'}, micro {layout['micro_batch_size']}, recompute {layout['recompute']}{more}"
 
 
 def _size_for(baseline: Baseline, tokens: float | None, price: Price | None) -> Size | None:
-    chosen = best(baseline.case, baseline.pinned)
+    chosen = _best_with_levers(baseline)
     if chosen is None:  # no layout divides this count
         return None
     case = baseline.case.rebuild(with_layout(baseline.requested, chosen.layout))
     estimate = costs.estimate(case)
     gpus = case.cluster.world
     rate = float(estimate.tokens_per_s_per_gpu)
-    taken = budget(case, estimate, tokens, price) if tokens and estimate.fits else None
+    taken = budget(case, estimate, tokens, price) if tokens and chosen.fits else None
+    levers = levers_of(chosen, baseline.case)
     return Size(
         gpus=gpus,
-        layout=describe_layout(chosen.layout),
-        fits=bool(estimate.fits),
+        layout=describe_layout(chosen.layout, levers),
+        fits=chosen.fits,
         total_gib=float(estimate.memory.total),
         step_s=float(estimate.step_s),
         tokens_per_s=rate * gpus,
@@ -198,5 +248,7 @@ def _size_for(baseline: Baseline, tokens: float | None, price: Price | None) -> 
         mfu=float(estimate.mfu),
         goodput=goodput_of(case, estimate),
         nodes=f"{case.cluster.nodes}x{case.cluster.gpus_per_node}",
+        levers=as_overrides(levers),
+        host_gib=float(estimate.memory.host),
         **({} if taken is None else {name: getattr(taken, name) for name in BUDGETED}),
     )

@@ -156,7 +156,8 @@ def state_too_large(c: Case) -> Column:
     "offload",
     message="offload={offload} needs {needed:.0f} GiB of host memory per GPU, but there are {host_gib:.0f} GiB",
     symptom="the OOM killer ends a process, or the host swaps, while the optimizer is built",
-    cause="all GPUs of a node share its host memory, which is only as large as that of a few GPUs",
+    cause="all GPUs of a node share its host memory, which is only as large as that of a few GPUs; how much there is "
+    "per GPU is assumed from usual systems unless a cluster file sets host_gib",
     fixes=(
         {"offload": ["none", "optimizer"]},
         {"dp_replicate": [1], "dp_shard": [-1]},
