@@ -153,7 +153,7 @@ def _offload_notes(found: Sequence[Size]) -> Iterator[str]:
     host = max(s.host_gib for s in offloaded)
     without = "no count fits without" if plain is None else f"the smallest without is {plain:,} GPUs"
     yield (
-        f"only with offload (up to {host:.0f} GiB of host memory per GPU; its copies take time, the weights stay the same) "
+        f"only with offload (up to {host:.0f} GiB of host memory per GPU; copies take time, weights stay the same) "
         f"fit {counts} GPUs; {without}"
     )
 
