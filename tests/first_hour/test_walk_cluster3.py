@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshwright.api import comparison, recommend
+from meshwright.planner.divisors import divided_batch
 from meshwright.rules import Finding
 
 
@@ -47,3 +49,56 @@ def test_compare_lists_what_a_framework_refuses_last(meshwright: Any, monkeypatc
     assert (side["name"], side["ok"], side["estimate"], side["error"]) == ("automodel", False, None, "refused there")
     assert "Cannot run it: automodel" in answer["answer"]
     assert side["findings"][0]["rule"] == "automodel.cp-packing"
+
+
+MEGATRON = """\
+#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+torchrun --nproc-per-node 8 --nnodes 4 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 \\
+  --num-attention-heads 32 --group-query-attention --num-query-groups 8 --swiglu --disable-bias-linear \\
+  --normalization RMSNorm --position-embedding-type rope --untie-embeddings-and-output-weights --seq-length 4096 \\
+  --max-position-embeddings 2048 --vocab-size 128256 --micro-batch-size 1 --global-batch-size 256 --bf16 \\
+  --train-iters 100 --lr 3e-4 --tensor-model-parallel-size 2 --pipeline-model-parallel-size 5 --sequence-parallel \\
+  --use-distributed-optimizer --recompute-activations --data-path data/text --tokenizer-model data/tokenizer
+"""
+
+
+def test_import_reports_what_check_finds(meshwright: Any, tmp_path: Path) -> None:
+    script, out = tmp_path / "mega.sh", tmp_path / "mine.toml"
+    script.write_text(MEGATRON)
+    checked = meshwright("check", str(script), "--json").json["findings"]
+    ended = meshwright("import", str(script), "--out", str(out), "--json")
+    assert (ended.code, ended.json["ok"], ended.json["findings"]) == (1, False, checked)
+    assert {"pipeline.even-split", "megatron-lm.position-embeddings"} <= {one["rule"] for one in checked}
+    assert out.exists()
+    assert "was written although" in ended.json["notes"][0]
+    assert ("max_position_embeddings", 2048) in [(o["key"], int(o["value"])) for o in ended.json["not_imported"][-1:]]
+    fixed = MEGATRON.replace("embeddings 2048", "embeddings 8192").replace("parallel-size 5", "parallel-size 4")
+    script.write_text(fixed)
+    ended = meshwright("import", str(script), "--json")
+    assert (ended.code, ended.json["ok"]) == (0, True)
+    assert "max_position_embeddings" not in str(ended.json["not_imported"])
+
+
+@pytest.mark.parametrize(
+    ("batch", "step", "divided"),
+    [(512, 80, 480), (4096, 80, 3840), (256, 80, 240), (512, 64, 512), (400, 80, 400), (64, 80, 64), (100, 96, 96)],
+)
+def test_a_batch_that_divides(batch: int, step: int, divided: int) -> None:
+    assert divided_batch(batch, step) == divided
+
+
+def test_a_suggested_batch_needs_no_second_suggestion() -> None:
+    gpus = "20x4xA100-80"
+    plan = recommend("qwen2.5-3b", gpus, "pretrain")
+    (found,) = [one for one in plan.suggestions if one.title == "scale the batch"]
+    assert int(found.overrides[0].partition("=")[2]) % 80 == 0
+    after = recommend("qwen2.5-3b", gpus, "pretrain", overrides=list(found.overrides))
+    assert after.ok
+    assert not [one for one in after.suggestions if "batch" in one.title]
+
+
+def test_a_batch_for_a_budget_divides_by_the_gpus(meshwright: Any) -> None:
+    words = ("recommend", "qwen2.5-3b", "--gpus", "20x4xA100-80", "--goal", "pretrain", "--tokens", "1T", "--json")
+    (note,) = [one for one in meshwright(*words).json["budget"]["notes"] if "is small for" in one]
+    assert int(re.findall(r"train.global_batch_size=(\d+)", note)[0]) % 80 == 0

@@ -11,13 +11,15 @@ import msgspec
 from meshwright import clusters, frameworks
 from meshwright.api import requests
 from meshwright.api.catalogues import recipe_text, save_files
+from meshwright.api.checks import check
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import Finding, Response, finding_parts
 from meshwright.api.targets import Job, file_of, job_for
 from meshwright.errors import InputError
-from meshwright.frameworks import DroppedSetting, UnresolvedValue
+from meshwright.frameworks import CheckResult, DroppedSetting, UnresolvedValue
 from meshwright.recipes import files
+from meshwright.recipes.case import model_of
 from meshwright.recipes.types import ENGINES, Recipe
 
 
@@ -28,6 +30,7 @@ class Imported(NamedTuple):
     text: str
     job: Job
     dropped: tuple[DroppedSetting, ...]
+    checked: CheckResult  # as `check` reports the file
 
 
 @verb(requests.Import)
@@ -49,7 +52,27 @@ def import_file(request: requests.Import) -> Imported:
     text = recipe_text(recipe, format)
     if request.out:
         save_files({Path(request.out).name: text}, str(Path(request.out).parent))
-    return Imported(recipe, text, job, frameworks.dropped_settings(theirs, content))
+    dropped = (*frameworks.dropped_settings(theirs, content), *_positions(job))
+    return Imported(recipe, text, job, dropped, check_file(request))
+
+
+def check_file(request: requests.Import) -> CheckResult:
+    """Return what `check` finds in the file: on GPUs that it does not name, only what holds on all."""
+    names = ("framework", "model", "gpus", "goal", "overrides")
+    return check.handle(requests.Check(target=request.file, **{name: getattr(request, name) for name in names}))
+
+
+def _positions(job: Job) -> tuple[DroppedSetting, ...]:
+    """Return the file's number of positions if the catalogue model that the recipe names has another."""
+    if job.imported is None:
+        return ()
+    longest = model_of(job.recipe).max_seq_length
+    found = []
+    for key, setting in job.imported.settings.parsed.settings.items():
+        if key.rsplit(".", 1)[-1] == "max_position_embeddings" and str(setting.value) != str(longest):
+            reason = f"the recipe's model {job.recipe.model} has {longest} positions"
+            found.append(DroppedSetting(key, setting.value, reason, setting.file, setting.line))
+    return tuple(found)
 
 
 def _format(request: requests.Import) -> str:
@@ -87,12 +110,13 @@ def import_response(result: Imported, request: requests.Import | None = None) ->
     imported = result.job.imported
     if imported is None:
         raise ValueError("only another framework's file is imported")
-    checked = imported.checked
+    checked = result.checked
+    failed = not checked.ok and request is not None and request.out
     return ImportResponse(
         file=checked.file,
         framework=checked.framework,
         version=checked.version,
-        ok=not imported.rejected,
+        ok=checked.ok,
         recipe=result.recipe.name,
         model=result.recipe.model,
         goal=result.recipe.goal,
@@ -102,6 +126,9 @@ def import_response(result: Imported, request: requests.Import | None = None) ->
         not_imported=result.dropped,
         assumed=(*(() if request is None else assumed_in(request.gpus)), *result.job.assumed(ENGINES[0])),
         unresolved=checked.unresolved,
-        findings=finding_parts(imported.rejected),
-        notes=[note for note in checked.notes if "--gpus" not in note and "--model" not in note],
+        findings=finding_parts(checked.findings),
+        notes=[
+            *([f"{request.out} was written although {checked.file} has errors: correct them first"] if failed else []),
+            *(note for note in checked.notes if "--gpus" not in note and "--model" not in note),
+        ],
     )

@@ -332,11 +332,14 @@ def import_file(answer: Answer, found: Any) -> None:
     for title, lines in (
         ("assumed", [one["message"] for one in answer["assumed"]]),
         ("not imported", [_setting_line(one) for one in answer["not_imported"]]),
-        ("error", [f"{one['file']}:{one['line']} {one['message']}" for one in answer["findings"]]),
         ("note", answer["notes"]),
     ):
         for line in lines:
             click.echo(f"# {title}: {line}", err=True)
+    for one in answer["findings"]:
+        place = f"{one['file']}:{one['line']} " if one.get("line") else ""
+        fix = f"; fix: {' '.join(one['fix'])}" if one["fix"] else ""
+        click.echo(f"# {one['severity']}: {place}{one['message']} ({one['rule']}){fix}", err=True)
 
 
 def _setting_line(setting: Answer) -> str:

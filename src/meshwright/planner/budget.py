@@ -7,6 +7,7 @@ from math import ceil, log2
 import msgspec
 
 from meshwright import costs
+from meshwright.planner.divisors import divided_batch
 from meshwright.planner.goodput import Goodput, goodput
 from meshwright.recipes.case import Case
 
@@ -136,7 +137,7 @@ def batch_notes(case: Case, tokens: float) -> tuple[str, ...]:
 def _small_batch_note(case: Case, tokens: float, steps: int) -> str:
     per_step = int(case.global_batch_size * case.seq_length)
     wanted = min(2 ** ceil(log2(tokens / USUAL_STEPS)), MAX_STEP_TOKENS)
-    batch = max(wanted // int(case.seq_length), 1)
+    batch = divided_batch(max(wanted // int(case.seq_length), 1), case.cluster.world)
     return (
         f"the recipe's batch of {per_step:,} tokens is small for {tokens:.3g} tokens: {steps:,} steps; published runs "
         f"take 0.1 to 1.2 million. Speed per GPU and cost change with it: try train.global_batch_size={batch} "

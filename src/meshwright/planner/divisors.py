@@ -22,6 +22,19 @@ def resize(case: Case, count: int) -> Case:
     return case.rebuild(cluster=msgspec.structs.replace(cluster, nodes=nodes, gpus_per_node=each))
 
 
+def divided_batch(batch: int, step: int) -> int:
+    """Return the largest batch up to this one that every rank gets an equal part of, in many ways.
+
+    `step` is the number of GPUs, or of samples per accumulated micro batch; a batch that it divides stays, and of the
+    others, multiples by powers of 2 and 3 allow most micro batches and layouts.
+    """
+    if batch < step or batch % step == 0:
+        return batch
+    times = batch // step
+    smooth = [2**a * 3**b for a in range(times.bit_length()) for b in range(times.bit_length())]
+    return step * max(one for one in smooth if one <= times)
+
+
 def _node_of(cluster: Cluster) -> int:
     """Return the GPUs of a full node: the user's in several nodes, else the GPU's usual one."""
     return cluster.gpus_per_node if cluster.nodes > 1 else max(cluster.gpus_per_node, cluster.gpu.gpus_per_node)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from math import ceil, sqrt
+from math import ceil, lcm, sqrt
 from typing import Literal
 
 import msgspec
 
 from meshwright import costs, rules
+from meshwright.planner.divisors import divided_batch
 from meshwright.planner.plan import Suggestion
 from meshwright.recipes.case import Case
 from meshwright.recipes.overrides import apply
@@ -83,6 +84,12 @@ def _whole_steps(batch: int, case: Case) -> int:
     return max(batch // step, 1) * step
 
 
+def _divided(batch: int, case: Case) -> int:
+    """Round the batch down to one that divides by the GPUs, so that most layouts can have it."""
+    step = lcm(int(case.world), int(case.micro_batch_size) * int(case.dp))
+    return divided_batch(batch, step) if batch >= step else _whole_steps(batch, case)
+
+
 def _batch_suggestions(base: Recipe, base_world: int, case: Case) -> list[Suggestion]:
     """Suggest a larger batch if there are more GPUs or each has too few tokens, up to MAX_TOKENS per step."""
     old, world = base.train.global_batch_size, int(case.world)
@@ -93,7 +100,7 @@ def _batch_suggestions(base: Recipe, base_world: int, case: Case) -> list[Sugges
         wanted, why = (ceil(MIN_TOKENS_PER_GPU * world / case.seq_length), f"{per_gpu:,.0f} tokens per GPU and step")
     else:
         return []
-    batch = _whole_steps(min(wanted, MAX_TOKENS // case.seq_length, MAX_BATCH_GROWTH * old), case)
+    batch = _divided(min(wanted, MAX_TOKENS // case.seq_length, MAX_BATCH_GROWTH * old), case)
     if batch < MIN_BATCH_GROWTH * case.global_batch_size:
         return []
     lr, linear = (scaled_lr(base.optimizer.lr, old, batch, law) for law in LAWS)
