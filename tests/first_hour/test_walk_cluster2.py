@@ -98,3 +98,78 @@ def test_out_for_another_framework_says_where_its_checkpoints_are_set(
     assert not (tmp_path / "jobs").exists()
     fixes = meshwright(*words).json["error"]["fix"]
     assert any(fix.startswith("--write /scratch/run") for fix in fixes) == (framework != "accelerate")
+
+
+def test_check_and_estimate_read_a_job_of_our_engine(meshwright: Any, written: Any) -> None:
+    changes = ("train.global_batch_size=240", "layout.tp=2", "--dataset", "/data/tok", "--out", "/scratch/run")
+    job = written("llama3_8b_pretrain_config", *changes)
+    for words in ((), ("--framework", "meshwright")):
+        checked = meshwright("check", job, *words, "--json").json
+        assert (checked["framework"], checked["gpus"], checked["file"]) == ("meshwright", "3x4xA100-80", job)
+    plan = meshwright("estimate", job, "--json").json
+    assert plan["question"]["gpus"] == "3x4xA100-80"
+    assert plan["layout"]["tp"] == 2
+    shown = meshwright("recipe", job).out
+    assert "global_batch_size = 240" in shown
+    assert 'dataset = "/data/tok"' in shown
+    broken = meshwright("check", job, "layout.tp=3", "--json")
+    assert broken.code == 1
+    wrong = meshwright("check", job, "--framework", "torchtitan", "--json").json["error"]
+    assert wrong["fix"] == ["--framework meshwright"]
+
+
+def test_a_job_names_the_lines_of_its_recipe_file(meshwright: Any, written: Any) -> None:
+    text = 'base = "llama3_8b_pretrain_config"\n[train]\nglobal_batch_size = 240\n[layout]\nmicro_batch_size = 1\n'
+    Path("mine.toml").write_text(text)
+    job = written("mine.toml")
+    Path("mine.toml").write_text(text.replace("240", "241"))
+    answer = meshwright("check", job, "--json").json
+    place = {(Path(one["file"]).name, one["line"]) for one in answer["findings"] if one["severity"] == "error"}
+    assert ("mine.toml", 3) in place or ("mine.toml", 5) in place
+    assert meshwright("launch", job, "--scheduler", "slurm", "--write", "again", "train.global_batch_size=240").code == 0
+    Path("mine.toml").unlink()
+    assert "mine.toml" in meshwright("check", job, "--json").json["error"]["value"]
+
+
+TRAIN = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "gpus"),
+    [
+        ("srun meshwright train llama3_8b_pretrain_config --timeout 900", "2x8xH100"),
+        ("srun --nodes=1 python -m meshwright train --wandb llama3_8b_pretrain_config", "8xH100"),
+        ("torchrun --nnodes 4 --nproc-per-node 4 -m meshwright train llama3_8b_pretrain_config", "4x4xH100"),
+        ("meshwright train llama3_8b_pretrain_config --nproc 4", "4xH100"),
+    ],
+)
+def test_a_job_written_by_hand_is_checked_on_its_gpus(
+    meshwright: Any, tmp_path: Path, command: str, gpus: str
+) -> None:
+    (tmp_path / "job.sh").write_text(f"{TRAIN}{command}\n")
+    assert meshwright("check", str(tmp_path / "job.sh"), "--json").json["gpus"] == gpus
+
+
+@pytest.mark.parametrize(
+    ("command", "fix"),
+    [
+        ("meshwright train llama3_8b_pretrain_config --tiny", "meshwright check llama3_8b_pretrain_config"),
+        ("meshwright train $RECIPE", "meshwright check RECIPE KEY=VALUE"),
+    ],
+)
+def test_a_job_that_cannot_be_checked_says_what_to_check(
+    meshwright: Any, tmp_path: Path, command: str, fix: str
+) -> None:
+    (tmp_path / "job.sh").write_text(f"{TRAIN}srun {command}\n")
+    answer = meshwright("check", str(tmp_path / "job.sh"), "--json")
+    assert answer.code == 2
+    assert answer.json["error"]["fix"] == [fix]
+
+
+def test_a_script_without_a_training_of_ours_is_not_read_as_one(meshwright: Any, tmp_path: Path) -> None:
+    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{MEGATRON}\n")
+    error = meshwright("check", str(tmp_path / "job.sh"), "--framework", "meshwright", "--json").json["error"]
+    assert error["fix"] == ["--framework megatron-lm"]
+    (tmp_path / "other.sh").write_text("#!/bin/bash\npython tokenize_data.py\n")
+    error = meshwright("check", str(tmp_path / "other.sh"), "--json").json["error"]
+    assert "--framework meshwright" not in error["fix"]

@@ -75,7 +75,8 @@ def _check(request: requests.Check) -> CheckResult:
     if request.model is not None:
         what = "the target is a model itself" if job.plan is not None else "a recipe names its model"
         raise InputError(what, field="model", value=request.model, fix=("remove --model",))
-    return check_recipe(job.recipe, request.gpus, engine, request.overrides, content)
+    result = check_recipe(job.recipe, request.gpus, engine, request.overrides, job.content)
+    return result if content is None else msgspec.structs.replace(result, file=content.path)
 
 
 def check_recipe(

@@ -148,7 +148,7 @@ def launch(request: requests.Launch) -> Started:
         set_here = override.requested(plan.base, changes)
         changes += [format_override(one.field, one.new) for one in plan.changes if one.field not in set_here]
         found = msgspec.structs.replace(recipe_for(target), model=model)
-    elif job.imported is not None:
+    elif job.imported is not None or job.own:
         target, model, text = f"{found.name}.toml", None, recipe_text(found)
         given.setdefault("name", found.name)
     training = native_job.Training(str(target), dataset, model, request.tiny, request.out, changes, text)

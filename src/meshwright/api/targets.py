@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from meshwright import clusters, file_access, frameworks, models, planner
+from meshwright.api import own_jobs
 from meshwright.api.resolve import (
     is_file,
     is_recipe,
@@ -28,6 +29,7 @@ from meshwright.notes import note
 from meshwright.parsing import sequence_length
 from meshwright.planner import Plan, Question
 from meshwright.recipes import index
+from meshwright.recipes import overrides as override
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import ENGINES, Recipe
 
@@ -43,6 +45,7 @@ class Job(msgspec.Struct, frozen=True):
     content: Content | None = None  # of a file
     imported: ImportedFile | None = None  # of another framework's file
     plan: Plan | None = None  # of a model
+    own: bool = False  # of a job that runs our `train`
 
     @property
     def model(self) -> ModelSpec:
@@ -123,6 +126,9 @@ def job_for(
     content, theirs = file_of(target, framework)
     if content is not None and theirs is not None:
         return _imported(content, theirs, framework, goal, gpus, overrides, model)
+    own = None if content is None or content.format != "shell" else own_jobs.read(content)
+    if own is not None:
+        return _of_own_job(own, goal, gpus, overrides, engine, model)
     found = target if isinstance(target, Recipe) else recipe_from(target)
     if goal is not None and goal != found.goal:
         reason = f"{target if isinstance(target, str) else found.name} is a recipe for {found.goal}"
@@ -130,6 +136,28 @@ def job_for(
     found = found if model is None else msgspec.structs.replace(found, model=model_named(model)[1])
     words = (found.name if isinstance(target, Recipe) else target, *(() if model is None else ("--model", found.model)))
     return Job(found, words, content)
+
+
+def _of_own_job(
+    own: own_jobs.OwnJob,
+    goal: str | None,
+    gpus: str | int | None,
+    overrides: Sequence[str],
+    engine: str | None,
+    model: str | None,
+) -> Job:
+    """Return the recipe that a job trains, with the overrides of its command, on its GPUs unless others are given."""
+    changes = override.split_auto(own.overrides)[0]
+    options = {"framework": own.options.get("framework"), "model": model or own.options.get("model")}
+    on = gpus if gpus is not None else own.cluster()
+    inner = job_for(own.target, goal or own.options.get("goal"), on, [*changes, *overrides], engine, **options)
+    if inner.imported is not None:
+        reason = f"trains {own.target}, a file of {inner.imported.framework.title}"
+        raise InputError(reason, field="file", value=own.path, fix=(f"meshwright check {own.target}",))
+    cluster = str(gpus) if gpus is not None else own.cluster(inner.recipe.cluster)
+    recipe = override.apply(msgspec.structs.replace(inner.recipe, cluster=cluster), changes)
+    note(f"{own.path} trains {' '.join((own.target, *own.overrides))} on {clusters.cluster(str(cluster))}")
+    return Job(recipe, (own.path,), inner.content, own=True)
 
 
 def recipe_for(target: str | Recipe, *args: Any, **options: Any) -> Recipe:

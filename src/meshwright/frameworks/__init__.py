@@ -13,7 +13,7 @@ from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile, import_file
 from meshwright.frameworks.load import SUFFIXES, content_of, open_file
 from meshwright.frameworks.native import check as check_native
-from meshwright.frameworks.native import is_native, looks_native
+from meshwright.frameworks.native import is_native, looks_native, train_command
 from meshwright.frameworks.registry import NAMES, detect_framework, framework, require_framework
 from meshwright.frameworks.result import CheckResult, RecipeCheckResult, UnresolvedValue
 from meshwright.frameworks.types import ExportedConfig, Program, SourcedValue, UnmappedField
@@ -46,6 +46,7 @@ __all__ = [
     "is_file",
     "is_native",
     "open_file",
+    "train_command",
 ]
 
 NATIVE = "meshwright"
@@ -58,7 +59,10 @@ def is_file(name: str) -> bool:
 
 
 def framework_of(content: Content, named: str | None = None) -> Framework | None:
-    """Return the framework of a file, as named or detected; None for a native recipe."""
+    """Return the framework of a file, as named or detected; None for a native recipe or a job that trains one."""
+    if content.format == "shell" and (named == NATIVE or train_command(content) is not None):
+        _require_own_job(content, named)
+        return None
     if named == NATIVE or (named is None and is_native(content)):
         return None
     if named is not None:
@@ -69,3 +73,16 @@ def framework_of(content: Content, named: str | None = None) -> Framework | None
         if looks_native(content):  # its reader says which key is missing or misspelt
             return None
         raise
+
+
+def _require_own_job(content: Content, named: str | None) -> None:
+    """Raise InputError for a script whose training is not that of the named framework."""
+    if train_command(content) is None:
+        reason = "is a script without a meshwright train command"
+        try:
+            fix: tuple[str, ...] = (f"--framework {detect_framework(content).name}",)
+        except InputError:
+            fix = ()
+        raise InputError(reason, field="file", value=content.path, fix=fix)
+    if named not in (None, NATIVE):
+        raise InputError(f"{content.path} runs meshwright train", field="framework", value=named, fix=(f"--framework {NATIVE}",))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -18,6 +19,9 @@ from meshwright.recipes.types import SECTIONS, Recipe
 from meshwright.rules import Finding
 from meshwright.version import VERSION
 
+if TYPE_CHECKING:
+    from meshwright.frameworks.shell import LaunchCommand
+
 NAME = "meshwright"
 
 
@@ -30,6 +34,13 @@ def looks_native(content: Content) -> bool:
     """Return whether most top-level keys of a file that no framework claims are those of a native recipe."""
     keys = content.top_level_keys()
     return bool(keys) and 2 * len(keys & {*HEAD, *SECTIONS, "base"}) > len(keys)
+
+
+def train_command(content: Content) -> LaunchCommand | None:
+    """Return the `meshwright train` command that a script starts, if the first training it starts is ours."""
+    launch = next(iter(content.launches), None)
+    is_ours = launch is not None and launch.is_module and launch.program.value == NAME and bool(launch.args)
+    return launch if is_ours and launch is not None and launch.args[0].value == "train" else None
 
 
 def check(

@@ -50,7 +50,7 @@ def detect_framework(content: Content) -> Framework:
             f"matches no supported framework{seen}",
             field="file",
             value=content.path,
-            fix=[f"--framework {name}" for name in (*NAMES, "meshwright")],
+            fix=[f"--framework {name}" for name in _readers(content)],
         )
     if len(found) > 1:
         raise InputError(
@@ -81,6 +81,12 @@ def require_framework(content: Content, name: str) -> Framework:
     raise InputError(
         f"{reason}: it is a file of {found.title}", field="framework", value=name, fix=(f"--framework {found.name}",)
     )
+
+
+def _readers(content: Content) -> list[str]:
+    """Return the frameworks that have files of this format; a script of ours has its command."""
+    ours = () if content.format in ("shell", "python") else ("meshwright",)
+    return [*(name for name in NAMES if content.format in FORMATS[name]), *ours]
 
 
 def _may_match(name: str, content: Content) -> bool:

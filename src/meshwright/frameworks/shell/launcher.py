@@ -127,6 +127,8 @@ def _parse_program(words: Sequence[SourcedValue]) -> ParsedProgram | None:
         return _parse_launcher(name, words[1:])
     if name == "accelerate":
         return _parse_launcher(name, words[2:]) if len(words) > 1 and words[1].value == "launch" else None
+    if name == "meshwright":  # the command of python -m meshwright
+        return ParsedProgram("python", SourcedValue(name, head.line, head.file), True, tuple(words[1:]), {})
     if name in ("automodel", "am"):
         return _automodel(words)
     if PYTHON.fullmatch(name):
