@@ -126,7 +126,9 @@ def test_a_job_names_the_lines_of_its_recipe_file(meshwright: Any, written: Any)
     answer = meshwright("check", job, "--json").json
     place = {(Path(one["file"]).name, one["line"]) for one in answer["findings"] if one["severity"] == "error"}
     assert ("mine.toml", 3) in place or ("mine.toml", 5) in place
-    assert meshwright("launch", job, "--scheduler", "slurm", "--write", "again", "train.global_batch_size=240").code == 0
+    assert (
+        meshwright("launch", job, "--scheduler", "slurm", "--write", "again", "train.global_batch_size=240").code == 0
+    )
     Path("mine.toml").unlink()
     assert "mine.toml" in meshwright("check", job, "--json").json["error"]["value"]
 
@@ -143,9 +145,7 @@ TRAIN = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n"
         ("meshwright train llama3_8b_pretrain_config --nproc 4", "4xH100"),
     ],
 )
-def test_a_job_written_by_hand_is_checked_on_its_gpus(
-    meshwright: Any, tmp_path: Path, command: str, gpus: str
-) -> None:
+def test_a_job_written_by_hand_is_checked_on_its_gpus(meshwright: Any, tmp_path: Path, command: str, gpus: str) -> None:
     (tmp_path / "job.sh").write_text(f"{TRAIN}{command}\n")
     assert meshwright("check", str(tmp_path / "job.sh"), "--json").json["gpus"] == gpus
 

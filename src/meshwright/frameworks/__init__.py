@@ -85,4 +85,6 @@ def _require_own_job(content: Content, named: str | None) -> None:
             fix = ()
         raise InputError(reason, field="file", value=content.path, fix=fix)
     if named not in (None, NATIVE):
-        raise InputError(f"{content.path} runs meshwright train", field="framework", value=named, fix=(f"--framework {NATIVE}",))
+        raise InputError(
+            f"{content.path} runs meshwright train", field="framework", value=named, fix=(f"--framework {NATIVE}",)
+        )
