@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from meshwright.api import comparison, recommend
+from meshwright import frameworks
+from meshwright.api import comparison, export, recommend
 from meshwright.planner.divisors import divided_batch
 from meshwright.rules import Finding
 
@@ -102,3 +103,57 @@ def test_a_batch_for_a_budget_divides_by_the_gpus(meshwright: Any) -> None:
     words = ("recommend", "qwen2.5-3b", "--gpus", "20x4xA100-80", "--goal", "pretrain", "--tokens", "1T", "--json")
     (note,) = [one for one in meshwright(*words).json["budget"]["notes"] if "is small for" in one]
     assert int(re.findall(r"train.global_batch_size=(\d+)", note)[0]) % 80 == 0
+
+
+SFT70 = """\
+name = "sft70"
+model = "llama3_70b"
+goal = "sft"
+cluster = "4x8xH100"
+data = {dataset = "squad", seq_length = 8192, packing = true}
+train = {global_batch_size = 8, steps = 1000, per_token_loss = true}
+optimizer = {lr = 5e-06}
+schedule = {min_lr = 0.0}
+layout = {tp = 2, cp = 2, sp = true, recompute = "selective"}
+"""
+
+
+def test_the_fix_of_a_refused_job_can_be_pasted(meshwright: Any, tmp_path: Path) -> None:
+    recipe = tmp_path / "sft70.toml"
+    recipe.write_text(SFT70)
+    words = ("launch", str(recipe), "--to", "automodel", "--scheduler", "slurm", "--overwrite")
+    refused = meshwright(*words, "--write", str(tmp_path / "job"), "--json")
+    assert refused.code == 1
+    assert [one["rule"] for one in refused.json["error"]["findings"] if one["severity"] == "error"] == [
+        "automodel.cp-packing"
+    ]
+    (fix,) = refused.json["error"]["fix"]
+    assert all("=" in word and ":" not in word for word in fix.split())
+    for change in (fix, "data.packing=false"):
+        given = meshwright(*words, "--write", str(tmp_path / "job"), *change.split(), "--json")
+        assert given.code == 0, given.err
+        changed = "changed: data.packing True → False (contract): a new experiment" in given.json["notes"]
+        assert changed == (change == "data.packing=false")
+
+
+@pytest.mark.parametrize(
+    ("to", "fix", "ours"),
+    [
+        ("automodel", "packed_sequence.packed_sequence_size: 0", "data.packing=false"),
+        ("megatron-lm", "--global-batch-size 512", "train.global_batch_size=512"),
+        ("megatron-lm", "remove --sequence-parallel", "layout.sp=false"),
+        ("megatron-lm", "export CUDA_DEVICE_MAX_CONNECTIONS=1", ""),
+    ],
+)
+def test_a_fix_of_a_framework_in_our_keys(to: str, fix: str, ours: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "sft70.toml"
+    recipe.write_text(SFT70)
+    written, checked, *_ = export(str(recipe), to, overrides=["layout.cp=1", "layout.pp=2"])
+    name, text = next(iter(written.files.items()))
+    finding = Finding("any.rule", "error", "any", "a message", (fix,))
+    theirs = frameworks.framework(to)
+    found = frameworks.in_our_keys(
+        theirs, frameworks.content_of(text, name), finding, checked.model, checked.cluster
+    )
+    assert found.fix[-1:] == ((ours,) if ours else ())
+    assert (fix in found.no_fix) == (not ours)

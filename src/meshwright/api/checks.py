@@ -32,8 +32,11 @@ from meshwright.models import ModelSpec
 from meshwright.parsing import one_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
-from meshwright.recipes.types import ENGINES, Recipe
+from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
 from meshwright.rules import Finding as RuleFinding
+
+NO_OVERRIDE = "no override was found that resolves it"
+OF_A_RUN = ("data.dataset", "data.blend", "train.steps", "train.epochs")  # what each run sets, also with options
 
 
 @verb(requests.Check)
@@ -133,9 +136,8 @@ def export(request: requests.Export) -> Exported:
     engine = frameworks.exported_engine(theirs, written, checked.model)
     if engine != checked.engine:  # the findings are those of the file that was written
         checked = check_recipe(job.on(engine), request.gpus, engine, request.overrides, advice=False, model=shape)
-    checked = msgspec.structs.replace(
-        checked, findings=(*checked.findings, *framework_findings(theirs, written, checked.model, checked.cluster))
-    )
+    checked = msgspec.structs.replace(checked, findings=_all_findings(theirs, written, checked))
+    written = msgspec.structs.replace(written, notes=(*_contract_notes(job, checked.recipe), *written.notes))
     if not checked.ok:
         recipe = checked.recipe
         arguments = f"{recipe.model} --gpus {checked.cluster} --goal {recipe.goal} --engine {checked.engine}"
@@ -155,8 +157,46 @@ def framework_findings(
     name, text = next(iter(written.files.items()))
     with suppress(InputError):  # a cluster of a file may have a GPU of its own
         result = frameworks.check(theirs, frameworks.content_of(text, name), gpus=str(on), model=model)
-        return [one for one in result.findings if one.rule.startswith(f"{theirs.name}.")]
+        found = [one for one in result.findings if one.rule.startswith(f"{theirs.name}.")]
+        content = frameworks.content_of(text, name)
+        return [frameworks.in_our_keys(theirs, content, one, model, on) for one in found]
     return []
+
+
+def _all_findings(
+    theirs: frameworks.Framework, written: ExportedConfig, checked: RecipeCheckResult
+) -> tuple[RuleFinding, ...]:
+    """Return our findings and the framework's; those that its rules report more precisely once, with a fix of both."""
+    found = framework_findings(theirs, written, checked.model, checked.cluster)
+    hidden = frameworks.superseded(theirs, found)
+    ours = [one for one in checked.findings if one.rule not in hidden]
+    fixes = [one.fix for one in checked.findings if one.rule in hidden and one.fix]
+    return (*ours, *(_with_working_fix(theirs, checked, one, fixes) for one in found))
+
+
+def _with_working_fix(
+    theirs: frameworks.Framework, checked: RecipeCheckResult, finding: RuleFinding, others: Sequence[tuple[str, ...]]
+) -> RuleFinding:
+    """Return a finding with the first fix that removes it: our rule's, one override of its own, or all of them."""
+    if finding.severity != "error" and len(finding.fix) < 2:
+        return finding
+    for fix in (*others, *((one,) for one in finding.fix), *((finding.fix,) if len(finding.fix) > 1 else ())):
+        with suppress(InputError):
+            changed = override.apply(checked.recipe, fix)
+            written = frameworks.export(theirs, changed, checked.model, checked.cluster)
+            after = framework_findings(theirs, written, checked.model, checked.cluster)
+            if finding.rule not in {one.rule for one in after}:
+                return msgspec.structs.replace(finding, fix=fix, no_fix="")
+    return msgspec.structs.replace(finding, fix=(), no_fix=finding.no_fix or NO_OVERRIDE)
+
+
+def _contract_notes(job: Job, recipe: Recipe) -> list[str]:
+    """Return the overrides that change what is trained: each is a new experiment."""
+    if job.plan is not None or job.imported is not None:
+        return []
+    fields = [key for key, info in recipe_fields().items() if info.kind == "contract" and key not in OF_A_RUN]
+    pairs = [(key, field_value(job.recipe, key), field_value(recipe, key)) for key in fields]
+    return [f"changed: {key} {old} → {new} (contract): a new experiment" for key, old, new in pairs if old != new]
 
 
 def _export_fixes(to: str, checked: RecipeCheckResult, tried: Sequence[str]) -> list[str]:

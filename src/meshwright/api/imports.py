@@ -111,7 +111,8 @@ def import_response(result: Imported, request: requests.Import | None = None) ->
     if imported is None:
         raise ValueError("only another framework's file is imported")
     checked = result.checked
-    failed = not checked.ok and request is not None and request.out
+    out = None if request is None else request.out
+    written = f"{out} was written although {checked.file} has errors: correct them first"
     return ImportResponse(
         file=checked.file,
         framework=checked.framework,
@@ -122,13 +123,13 @@ def import_response(result: Imported, request: requests.Import | None = None) ->
         goal=result.recipe.goal,
         gpus=result.recipe.cluster,
         text=result.text,
-        written=None if request is None else request.out,
+        written=out,
         not_imported=result.dropped,
         assumed=(*(() if request is None else assumed_in(request.gpus)), *result.job.assumed(ENGINES[0])),
         unresolved=checked.unresolved,
         findings=finding_parts(checked.findings),
         notes=[
-            *([f"{request.out} was written although {checked.file} has errors: correct them first"] if failed else []),
+            *((written,) if out and not checked.ok else ()),
             *(note for note in checked.notes if "--gpus" not in note and "--model" not in note),
         ],
     )

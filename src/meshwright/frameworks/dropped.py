@@ -110,11 +110,11 @@ def _without(content: Content, key: str, setting: SourcedValue) -> Content:
         same = [k for k, one in content.settings.items() if one.line == setting.line and k.rsplit(".", 1)[-1] == name]
         kept = {k: one for k, one in content.settings.items() if k not in (*same, key)}
         return msgspec.structs.replace(content, settings=kept)
-    launches = [msgspec.structs.replace(launch, args=_without_flag(launch.args, key)) for launch in content.launches]
+    launches = [msgspec.structs.replace(launch, args=without_flag(launch.args, key)) for launch in content.launches]
     return msgspec.structs.replace(content, launches=tuple(launches))
 
 
-def _without_flag(args: Sequence[SourcedValue], key: str) -> tuple[SourcedValue, ...]:
+def without_flag(args: Sequence[SourcedValue], key: str) -> tuple[SourcedValue, ...]:
     """Return a command's arguments without a flag and its values, or without KEY=VALUE."""
     kept, dropping = [], False
     for one in args:

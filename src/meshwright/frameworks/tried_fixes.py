@@ -34,7 +34,7 @@ def tried_fixes(content: Content, findings: Sequence[Finding], findings_after: F
 def _tried(content: Content, finding: Finding, errors: set[tuple[str, str]], findings_after: FindingsAfter) -> Finding:
     """Return the finding with the part of its fix that works; unchanged if the fix cannot be parsed."""
     for fix in (finding.fix, *((one,) for one in finding.fix if len(finding.fix) > 1)):
-        changed = _changed(content, finding, fix)
+        changed = with_fix(content, finding, fix)
         if changed is None:
             return finding
         try:
@@ -48,7 +48,7 @@ def _tried(content: Content, finding: Finding, errors: set[tuple[str, str]], fin
     return msgspec.structs.replace(finding, fix=(), no_fix=NOT_FOUND)
 
 
-def _changed(content: Content, finding: Finding, fix: Sequence[str]) -> Settings | None:
+def with_fix(content: Content, finding: Finding, fix: Sequence[str]) -> Settings | None:
     """Return the settings of the file with a fix; None if the fix is not written as settings."""
     settings = dict(content.settings)
     if finding.rule.startswith(REPLACED):

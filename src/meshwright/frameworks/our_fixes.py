@@ -1,0 +1,73 @@
+"""Fixes of a framework's findings as overrides of our recipe, for a file that was exported from one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from meshwright.clusters import Cluster
+from meshwright.errors import InputError
+from meshwright.frameworks.dropped import without_flag
+from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.to_recipe import complete, import_recipe
+from meshwright.frameworks.tried_fixes import with_fix
+from meshwright.frameworks.types import SourcedValue
+from meshwright.models import ModelSpec
+from meshwright.recipes.format_override import format_override
+from meshwright.recipes.types import Recipe, field_value, recipe_fields
+from meshwright.rules import Finding
+
+
+def in_our_keys(framework: Framework, content: Content, finding: Finding, model: ModelSpec, on: Cluster) -> Finding:
+    """Return a finding with its fix as overrides; a fix that no field of ours makes is named as one of the file."""
+    if not finding.fix:
+        return finding
+    fix = _overrides(framework, content, finding, model, on)
+    text = " ".join(finding.fix)
+    no_fix = "" if fix else f"no field of a recipe sets it; in the exported {content.path}: {text}"
+    return msgspec.structs.replace(finding, fix=fix, no_fix=no_fix)
+
+
+def _overrides(
+    framework: Framework, content: Content, finding: Finding, model: ModelSpec, on: Cluster
+) -> tuple[str, ...]:
+    """Return the fields in which the file with the fix differs from the file without it."""
+    changed = _changed(content, finding)
+    if changed is None:
+        return ()
+    try:
+        before, after = (_recipe(framework, one, model, on) for one in (content, changed))
+    except InputError:
+        return ()
+    keys = [key for key in recipe_fields() if field_value(before, key) != field_value(after, key)]
+    return tuple(format_override(key, field_value(after, key)) for key in keys)
+
+
+def _recipe(framework: Framework, content: Content, model: ModelSpec, on: Cluster) -> Recipe:
+    return complete(import_recipe(framework, content, model), on)
+
+
+def _changed(content: Content, finding: Finding) -> Content | None:
+    """Return the file with the fix; None if the fix is not written as settings of it."""
+    if content.settings:
+        settings = with_fix(content, finding, finding.fix)
+        return None if settings is None else msgspec.structs.replace(content, settings=settings)
+    launches = content.launches
+    for text in finding.fix:
+        removed = text.startswith(("without ", "remove "))
+        words = text.split()[1:] if removed else text.split()
+        if not words or not (words[0].startswith("--") or "=" in words[0]) or "export" in words:
+            return None
+        key = words[0].lstrip("-").partition("=")[0]
+        added = () if removed else tuple(SourcedValue(word, 0, content.path) for word in words)
+        launches = tuple(
+            msgspec.structs.replace(one, args=(*without_flag(one.args, key), *added)) for one in launches
+        )
+    return msgspec.structs.replace(content, launches=launches)
+
+
+def superseded(framework: Framework, findings: Sequence[Finding]) -> set[str]:
+    """Return our rules that these findings of the framework's own rules report more precisely."""
+    reported = {one.rule for one in findings}
+    return {rule for each in framework.rules if each.id in reported for rule in each.supersedes}
