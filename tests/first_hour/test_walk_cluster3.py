@@ -152,8 +152,6 @@ def test_a_fix_of_a_framework_in_our_keys(to: str, fix: str, ours: str, tmp_path
     name, text = next(iter(written.files.items()))
     finding = Finding("any.rule", "error", "any", "a message", (fix,))
     theirs = frameworks.framework(to)
-    found = frameworks.in_our_keys(
-        theirs, frameworks.content_of(text, name), finding, checked.model, checked.cluster
-    )
+    found = frameworks.in_our_keys(theirs, frameworks.content_of(text, name), finding, checked.model, checked.cluster)
     assert found.fix[-1:] == ((ours,) if ours else ())
     assert (fix in found.no_fix) == (not ours)

@@ -61,9 +61,7 @@ def _changed(content: Content, finding: Finding) -> Content | None:
             return None
         key = words[0].lstrip("-").partition("=")[0]
         added = () if removed else tuple(SourcedValue(word, 0, content.path) for word in words)
-        launches = tuple(
-            msgspec.structs.replace(one, args=(*without_flag(one.args, key), *added)) for one in launches
-        )
+        launches = tuple(msgspec.structs.replace(one, args=(*without_flag(one.args, key), *added)) for one in launches)
     return msgspec.structs.replace(content, launches=launches)
 
 
