@@ -173,3 +173,11 @@ def test_a_script_without_a_training_of_ours_is_not_read_as_one(meshwright: Any,
     (tmp_path / "other.sh").write_text("#!/bin/bash\npython tokenize_data.py\n")
     error = meshwright("check", str(tmp_path / "other.sh"), "--json").json["error"]
     assert "--framework meshwright" not in error["fix"]
+    assert "--framework torchtitan" not in error["fix"]  # it would find no command of its own
+
+
+def test_a_job_without_a_known_command_names_the_config_beside_it(meshwright: Any, written: Any) -> None:
+    job = written("llama3_8b_pretrain_config", "--to", "accelerate", "train.global_batch_size=240")
+    fixes = meshwright("check", job, "--json").json["error"]["fix"]
+    assert fixes == ["meshwright check jobs/llama3_8b_pretrain_config.yaml"]
+    assert meshwright(*fixes[0].split()[1:], "--json").code == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
 
 from meshwright.choices import FRAMEWORKS
 from meshwright.errors import InputError, some, unknown
@@ -28,6 +29,7 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
 """File formats of each framework, with texts of which each of its files contains at least one (empty: no such text).
 Importing a framework that cannot match would take longer than the check."""
 NAMES = FRAMEWORKS
+CONFIGS = (".yaml", ".yml", ".toml", ".json")
 
 
 def framework(name: str) -> Framework:
@@ -50,7 +52,7 @@ def detect_framework(content: Content) -> Framework:
             f"matches no supported framework{seen}",
             field="file",
             value=content.path,
-            fix=[f"--framework {name}" for name in _readers(content)],
+            fix=_configs(content) or [f"--framework {name}" for name in _readers(content)],
         )
     if len(found) > 1:
         raise InputError(
@@ -84,9 +86,27 @@ def require_framework(content: Content, name: str) -> Framework:
 
 
 def _readers(content: Content) -> list[str]:
-    """Return the frameworks that have files of this format; a script of ours has its command."""
-    ours = () if content.format in ("shell", "python") else ("meshwright",)
-    return [*(name for name in NAMES if content.format in FORMATS[name]), *ours]
+    """Return the frameworks that read files of this format, and of a script those that find their command in it."""
+    names = [name for name in NAMES if content.format in FORMATS[name]]
+    return [name for name in names if _parses(name, content)] if content.format == "shell" else [*names, "meshwright"]
+
+
+def _parses(name: str, content: Content) -> bool:
+    try:
+        framework(name).parse(content)
+    except InputError:
+        return False
+    return True
+
+
+def _configs(content: Content) -> list[str]:
+    """Return the commands that check the configs beside a script: those it names, or of its own name."""
+    if content.format != "shell" or content.folder is None:
+        return []
+    named = [str(arg.value).rpartition("=")[2] for launch in content.launches for arg in launch.args]
+    own = [f"{Path(content.path).stem}{suffix}" for suffix in CONFIGS]
+    found = [content.folder / one for one in (*named, *own) if one.endswith(CONFIGS)]
+    return list(dict.fromkeys(f"meshwright check {path}" for path in found if path.is_file()))
 
 
 def _may_match(name: str, content: Content) -> bool:
