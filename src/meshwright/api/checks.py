@@ -170,17 +170,18 @@ def _all_findings(
     found = framework_findings(theirs, written, checked.model, checked.cluster)
     hidden = frameworks.superseded(theirs, found)
     ours = [one for one in checked.findings if one.rule not in hidden]
-    fixes = [one.fix for one in checked.findings if one.rule in hidden and one.fix]
-    return (*ours, *(_with_working_fix(theirs, checked, one, fixes) for one in found))
+    return (*ours, *(_with_working_fix(theirs, checked, one) for one in found))
 
 
 def _with_working_fix(
-    theirs: frameworks.Framework, checked: RecipeCheckResult, finding: RuleFinding, others: Sequence[tuple[str, ...]]
+    theirs: frameworks.Framework, checked: RecipeCheckResult, finding: RuleFinding
 ) -> RuleFinding:
     """Return a finding with the first fix that removes it: our rule's, one override of its own, or all of them."""
     if finding.severity != "error" and len(finding.fix) < 2:
         return finding
-    for fix in (*others, *((one,) for one in finding.fix), *((finding.fix,) if len(finding.fix) > 1 else ())):
+    same = frameworks.superseded(theirs, [finding])
+    ours = [one.fix for one in checked.findings if one.rule in same and one.fix]
+    for fix in (*ours, *((one,) for one in finding.fix), *((finding.fix,) if len(finding.fix) > 1 else ())):
         with suppress(InputError):
             changed = override.apply(checked.recipe, fix)
             written = frameworks.export(theirs, changed, checked.model, checked.cluster)
