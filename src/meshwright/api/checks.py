@@ -173,9 +173,7 @@ def _all_findings(
     return (*ours, *(_with_working_fix(theirs, checked, one) for one in found))
 
 
-def _with_working_fix(
-    theirs: frameworks.Framework, checked: RecipeCheckResult, finding: RuleFinding
-) -> RuleFinding:
+def _with_working_fix(theirs: frameworks.Framework, checked: RecipeCheckResult, finding: RuleFinding) -> RuleFinding:
     """Return a finding with the first fix that removes it: our rule's, one override of its own, or all of them."""
     if finding.severity != "error" and len(finding.fix) < 2:
         return finding
