@@ -145,7 +145,7 @@ class TestDecisionBranches:
 
     def test_other_engine_other_state(self, meshwright: Any) -> None:
         plan = ask(meshwright, "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "--engine", "megatron")
-        assert plan["layout"]["strategy"] in ("zero1", "megatron_fsdp")  # Megatron has no FSDP2 that we plan for
+        assert plan["layout"]["strategy"] == "zero1"
 
     def test_a_pinned_number_is_kept(self, meshwright: Any) -> None:
         plan = ask(meshwright, "llama3-8b", "layout.tp=4", "--gpus", "8xH100", "--goal", "sft")

@@ -45,7 +45,7 @@ def test_a_path_is_the_folder_without_a_note(typed: str, here: Path, meshwright:
     )
     assert Path(answer.json["question"]["model"]).is_relative_to(here / NAME)
     assert answer.json["estimate"]["memory_gib"]["weights"] < 0.01  # the catalogue model has 2.2 GiB
-    assert "note:" not in answer.err
+    assert "catalogue model" not in answer.err
 
 
 def test_a_bare_name_is_the_folder_and_says_so(here: Path, meshwright: Any) -> None:

@@ -87,8 +87,9 @@ SIMPLEST_OPTIONS: dict[str, Any] = {
 """Degrees that are illegal with these options are illegal with all others."""
 
 
-NEEDS_EXTRA = {"meshwright": ("megatron_fsdp",)}
-"""Strategies that an engine supports with an optional package and without export: only if the user or recipe asks."""
+ON_REQUEST = dict.fromkeys(("meshwright", "megatron"), ("megatron_fsdp",))
+"""Strategies that are tried only if the user or recipe asks: for Megatron-FSDP our engine needs a package and exports
+no weights, and Megatron-Bridge has no single key."""
 SPLIT_PINS = ("dp_replicate", "stage_layers", "embedding_as_layer", "head_as_layer")
 """Pinned fields that affect whether degrees are legal."""
 DETAIL_PINS = ("recompute_modules", "recompute_layers")
@@ -186,7 +187,7 @@ def degrees(case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] 
     """Yield all degrees with the simplest options, legal or not, for each strategy, offload and layer split."""
     pins = pinned or {}
     simplest = {**SIMPLEST_OPTIONS, **{name: pins[name] for name in SPLIT_PINS if name in pins}}
-    others = [s for s in space.strategies if s != case.strategy and s not in NEEDS_EXTRA.get(case.engine, ())]
+    others = [s for s in space.strategies if s != case.strategy and s not in ON_REQUEST.get(case.engine, ())]
     strategies = (case.strategy, *others)
     offloads = (case.offload, *(o for o in space.offloads if o != case.offload))
     for strategy, offload in product(strategies, offloads):
