@@ -3,7 +3,7 @@
 from meshwright import api
 
 for framework in ("megatron-lm", "torchtitan"):
-    written, _ = api.export("llama3_8b_pretrain_config", framework, gpus="8xH100")
+    written = api.export("llama3_8b_pretrain_config", framework, gpus="8xH100").written
     print(f"# {framework}: {' '.join(written.program.argv)}")
     for name in written.files:
         print(f"#   writes {name}")

@@ -79,7 +79,7 @@ def test_a_text_that_was_sent_is_read_under_its_name(files: Path) -> None:
 
 def test_a_config_that_was_sent_is_a_model() -> None:
     with file_access.only({"config.json": CONFIG}):
-        plan = api.recommend("config.json", "8xH100", "sft")
+        plan = api.recommend("config.json", "8xH100", "sft", seq=8192)  # an own model has no recipe with a length
     named = api.recommend("llama3-8b", "8xH100", "sft")
     assert plan.question.model_ref == "config.json"
     assert plan.layout_dict() == named.layout_dict()

@@ -47,7 +47,7 @@ def test_size_finds_the_smallest_and_the_days(meshwright: Any) -> None:
     words = ("size", "llama3-8b", "--goal", "pretrain", "--gpu", "H100", "--tokens", "1T", "--price", "2", "--json")
     found = meshwright(*words).json
     assert found["smallest"]["fits"]
-    assert found["smallest"]["gpus"] in (2, 4, 8)
+    assert found["smallest"]["gpus"] in (1, 2, 4, 8)  # one with the optimizer on the host
     assert all(not s["fits"] for s in found["sizes"] if s["gpus"] < found["smallest"]["gpus"])
     one = found["sizes"][-1]
     hours = one["days"] * 24 * one["gpus"]

@@ -72,11 +72,7 @@ def check(
         findings=tuple(_with_location(f, content, lines) for f in found),
         estimate=estimate,
         repair=repair,
-        options=(
-            options_for_recipe(recipe, model, on, engine, target)  # type: ignore[arg-type]  # validated by the caller
-            if needs_options
-            else ()
-        ),
+        options=(options_for_recipe(recipe, model, on, engine, target) if needs_options else ()),
     )
 
 

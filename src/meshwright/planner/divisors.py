@@ -31,7 +31,7 @@ def divided_batch(batch: int, step: int) -> int:
     if batch < step or batch % step == 0:
         return batch
     times = batch // step
-    smooth = [2**a * 3**b for a in range(times.bit_length()) for b in range(times.bit_length())]
+    smooth = [int(2**a * 3**b) for a in range(times.bit_length()) for b in range(times.bit_length())]
     return step * max(one for one in smooth if one <= times)
 
 
