@@ -138,17 +138,21 @@ def test_python_understands_the_same_words() -> None:
     assert (plan.question.goal, plan.recipe.peft.method) == ("peft", "qlora")
 
 
+def test_a_model_may_be_typed_as_an_option(meshwright: Any) -> None:
+    typed = ("--gpus", "8xH100", "--goal", "sft", "--json")
+    assert meshwright("recommend", "--model", "llama3-8b", *typed).json == meshwright("recommend", "llama3-8b", *typed).json
+
+
 @pytest.mark.parametrize(
     ("words", "near", "own_help"),
     [
         (("train", "r", "--dataste", "x"), "--dataset", "meshwright train --help"),
-        (("recommend", "llama3-8b", "--gpu", "8xH100"), "--gpus", "meshwright recommend --help"),
+        (("recommend", "llama3-8b", "--gpu", "8xH100"), "--gpus 8xH100", "meshwright recommend --help"),
         (("train", "r", "--nproc"), "", "meshwright train --help"),
         (("web", "--prot", "80"), "--port", "meshwright web --help"),
         (("train", "r", "--lr", "1e-4"), "optimizer.lr=1e-4", "meshwright train --help"),
         (("bench", "r", "--steps=7"), "train.steps=7", "meshwright bench --help"),
         (("train", "r", "--tensor-model-parallel-size", "2"), "layout.tp=2", "meshwright train --help"),
-        (("recommend", "--model", "llama3-8b"), "meshwright recommend llama3-8b", "meshwright recommend --help"),
         (("trian", "r"), "train", "meshwright --help"),
         (("finetune", "r"), "train", "meshwright --help"),
         (("frobnicate",), "", "meshwright --help"),

@@ -125,6 +125,8 @@ def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
 
             raise stray_word(word, verb.name, fields_of(verb.request), given)
     if verb.name == "recommend":
+        if not given.get("model") and given.get("train_model"):  # --model NAME without a file is the model
+            given = {**given, "model": given["train_model"], "train_model": None}
         given = _prompt_missing(verb.request, given)
     try:
         request, _ = read(verb.request, given, "cli", strings=True)
