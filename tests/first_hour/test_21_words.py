@@ -140,7 +140,10 @@ def test_python_understands_the_same_words() -> None:
 
 def test_a_model_may_be_typed_as_an_option(meshwright: Any) -> None:
     typed = ("--gpus", "8xH100", "--goal", "sft", "--json")
-    assert meshwright("recommend", "--model", "llama3-8b", *typed).json == meshwright("recommend", "llama3-8b", *typed).json
+    assert (
+        meshwright("recommend", "--model", "llama3-8b", *typed).json
+        == meshwright("recommend", "llama3-8b", *typed).json
+    )
 
 
 @pytest.mark.parametrize(
