@@ -28,7 +28,8 @@ def test_adapters_on_hugging_face_names_keep_them(meshwright: Any, tmp_path: Pat
     assert sorted(written["target_modules"]) == ["q_proj", "v_proj"]
     names = folder_cases.tensors(tmp_path / "run" / "model")
     assert {name.split(".")[-3] for name in names} == {"q_proj", "v_proj"}
-    wrong = meshwright(*words, "peft.targets=c_attn", "peft.rank=4", "layout.tp=1")
+    elsewhere = [str(tmp_path / "other") if word == str(tmp_path / "run") else word for word in words]
+    wrong = meshwright(*elsewhere, "peft.targets=c_attn", "peft.rank=4", "layout.tp=1")
     assert wrong.code == 2
     assert "q_proj" in wrong.json["error"]["message"]
     assert "o_proj" in wrong.json["error"]["message"]

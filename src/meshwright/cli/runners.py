@@ -56,8 +56,8 @@ def _print(verb: Verb, response: msgspec.Struct, result: Any, as_json: bool) -> 
 
 def recommend(verb: Verb, request: Any, as_json: bool) -> None:
     """Print the plan, then its dry run if requested."""
-    if request.dry_run and request.engine:
-        api.require_own_engine(request.engine)
+    if request.dry_run:
+        api.require_own_engine(request.engine or api.ENGINES[0])
     plan = verb.handle(request)
     response = verb.respond(plan, request)
     if not as_json:

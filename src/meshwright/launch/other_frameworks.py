@@ -101,7 +101,7 @@ def refused_out(framework: str, out: str, folder: str | None) -> InputError:
     where = CHECKOUTS[framework].checkpoints
     known = "{out}" in where
     reason = f"is an option of our engine, and --to runs the recipe with {framework}, whose job names its own folder"
-    below = (f"--write {out} (the job runs there, and its checkpoints are below)",) if known and not folder else ()
+    below = (f"--write {out}",) if known and not folder else ()
     sets = f"set {where.format(out=out)}" if known else where
     return InputError(reason, field="--out", value=out, fix=(*below, f"remove --out, and {sets}"))
 
