@@ -2,13 +2,18 @@
 
 torch's `create_block_mask` evaluates the mask for every pair of tokens. Whether a block of 128 x 128 is empty, full or
 mixed follows from its first and last position and its lowest and highest document: a few operations on a small table.
+
+The tables are built once per micro batch outside compiled layers and passed in. The kernels take the offset of a sample
+from the stride of the head dimension, which has size one: inductor gives such a dimension any stride that it likes, and
+the kernels then read another sample's table, or beyond it. Inputs of a graph and outputs of a custom operation keep
+their strides.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +27,22 @@ BLOCK = 128  # tokens
 MAX_TWO_STAGE_WIDTH = 128  # of a head in fp32
 
 
+class BlockTables(NamedTuple):
+    """The mixed and the full blocks of a mask, by query block and by key block; int32.
+
+    Counts are [batch or 1, 1, blocks], indices [batch or 1, 1, blocks, blocks] with the visited blocks first.
+    """
+
+    kv_num_blocks: Tensor
+    kv_indices: Tensor
+    full_kv_num_blocks: Tensor
+    full_kv_indices: Tensor
+    q_num_blocks: Tensor
+    q_indices: Tensor
+    full_q_num_blocks: Tensor
+    full_q_indices: Tensor
+
+
 def attend_flex(
     q: Tensor,
     k: Tensor,
@@ -30,6 +51,7 @@ def attend_flex(
     sinks: Tensor | None = None,
     documents: Tensor | None = None,
     groups: Tensor | None = None,
+    tables: BlockTables | None = None,
 ) -> Tensor:
     """Return attention with any mask, sinks, documents and images, without materializing the score matrix."""
     if is_dry(q):
@@ -39,7 +61,7 @@ def attend_flex(
     flex: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
     options: dict[str, Any] = {
         "score_mod": _score_mod(spec),
-        "block_mask": block_mask(q.shape[2], spec, documents, q.device, groups),
+        "block_mask": block_mask(q.shape[2], spec, documents, q.device, groups, tables),
         "scale": spec.scale,
         "enable_gqa": q.shape[1] != k.shape[1],
     }
@@ -63,18 +85,49 @@ def _compiled_flex() -> Callable[..., Any]:
 
 
 def block_mask(
-    seq_length: int, spec: AttentionSpec, documents: Tensor | None, device: torch.device, groups: Tensor | None = None
+    seq_length: int,
+    spec: AttentionSpec,
+    documents: Tensor | None,
+    device: torch.device,
+    groups: Tensor | None = None,
+    tables: BlockTables | None = None,
 ) -> BlockMask | None:
     """Return which blocks of the score matrix are empty, full or mixed; None if nothing is masked."""
     if not spec.causal and spec.window is None and documents is None:
         return None
+    if tables is None:
+        tables = block_tables(seq_length, spec, documents, device, groups)
+    return BlockMask(
+        seq_lengths=(seq_length, seq_length),
+        BLOCK_SIZE=(BLOCK, BLOCK),
+        mask_mod=_mask_mod(spec, documents, groups),
+        **tables._asdict(),
+    )
+
+
+def block_tables(
+    seq_length: int, spec: AttentionSpec, documents: Tensor | None, device: torch.device, groups: Tensor | None = None
+) -> BlockTables:
+    """Return the block tables of a mask; one opaque operation in a compiled graph."""
+    return BlockTables(*_block_tables(seq_length, spec.causal, spec.window, documents, groups, device))
+
+
+@torch.library.custom_op("meshwright::block_tables", mutates_args=())
+def _block_tables(
+    seq_length: int,
+    causal: bool,
+    window: int | None,
+    documents: Tensor | None,
+    groups: Tensor | None,
+    device: torch.device,
+) -> list[Tensor]:
     count = -(-seq_length // BLOCK)
     first = torch.arange(count, device=device) * BLOCK
     last = (first + BLOCK - 1).clamp_max(seq_length - 1)
     some = torch.ones(1, count, count, dtype=torch.bool, device=device)
     # The last block of an uneven length is never full: its padding is masked.
     full = some & (last - first == BLOCK - 1)[:, None] & (last - first == BLOCK - 1)
-    if spec.causal:
+    if causal:
         some = some & (first <= last[:, None])
         full = full & (last <= first[:, None])
     inside = torch.arange(count * BLOCK, device=device).clamp_max(seq_length - 1)
@@ -82,27 +135,45 @@ def block_mask(
         tiled = torch.unflatten(groups[:, inside], 1, (count, BLOCK))
         low, high = tiled.masked_fill(tiled < 0, seq_length).amin(-1), tiled.amax(-1)
         some = some | ((low[:, :, None] <= high[:, None]) & (low[:, None] <= high[:, :, None]))
-    if spec.window is not None:
-        some = some & (first[:, None] - last < spec.window)
-        full = full & (last[:, None] - first < spec.window)
+    if window is not None:
+        some = some & (first[:, None] - last < window)
+        full = full & (last[:, None] - first < window)
     if documents is not None:
         low, high = torch.unflatten(documents[:, inside], 1, (count, BLOCK)).aminmax(dim=-1)
         some = some & (low[:, :, None] <= high[:, None]) & (low[:, None] <= high[:, :, None])
         full = full & (low[:, :, None] == high[:, None]) & (low[:, None] == high[:, :, None])
-    mixed = _numbered(some & ~full)
-    return BlockMask.from_kv_blocks(
-        *mixed,
-        *_numbered(some & full),
-        BLOCK_SIZE=BLOCK,
-        mask_mod=_mask_mod(spec, documents, groups),
-        seq_lengths=(seq_length, seq_length),
-    )
+    mixed, full = some & ~full, some & full
+    return [
+        table for by_row in (mixed, full, mixed.transpose(1, 2), full.transpose(1, 2)) for table in _numbered(by_row)
+    ]
+
+
+@_block_tables.register_fake
+def _(
+    seq_length: int,
+    causal: bool,
+    window: int | None,
+    documents: Tensor | None,
+    groups: Tensor | None,
+    device: torch.device,
+) -> list[Tensor]:
+    count = -(-seq_length // BLOCK)
+    given = next((one for one in (documents, groups) if one is not None), None)
+    rows = (1 if given is None else given.shape[0], 1, count)
+    shapes = [rows, (*rows, count)] * 4
+    return [torch.empty(shape, dtype=torch.int32, device=device) for shape in shapes]
 
 
 def _numbered(table: Tensor) -> tuple[Tensor, Tensor]:
     """Return for every row of blocks how many are set, and the columns with the set ones first."""
     columns = torch.argsort(table.to(torch.int32), dim=-1, descending=True, stable=True)
-    return table.sum(-1, dtype=torch.int32)[:, None], columns.to(torch.int32)[:, None]
+    return _with_head(table.sum(-1)), _with_head(columns)
+
+
+def _with_head(table: Tensor) -> Tensor:
+    """Return an int32 copy with a head dimension of size one and the strides of a new tensor."""
+    out = torch.empty(table.shape[0], 1, *table.shape[1:], dtype=torch.int32, device=table.device)
+    return out.copy_(table[:, None])
 
 
 def _mask_mod(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine.attention import ulysses
 from meshwright.engine.attention.cp_layout import ContextAxis, Span, chunk_spans
+from meshwright.engine.attention.flex import BlockTables
 from meshwright.engine.attention.local import KERNELS, attend_local, reject_dropout
 from meshwright.engine.attention.mask_spec import AttentionSpec
 from meshwright.engine.attention.ring import RingLayout, attend_blocks
@@ -35,6 +37,7 @@ def attend(
     s_aux: Tensor | None = None,
     documents: Tensor | None = None,
     image_groups: Tensor | None = None,
+    block_tables: Mapping[int, BlockTables] | None = None,
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
@@ -42,8 +45,9 @@ def attend(
 
     There is no mask tensor. Causality, `sliding_window`, `documents` ([batch, tokens] ids; no attention across
     documents) and `image_groups` ([batch, tokens] images, -1 for text; tokens of an image attend to each other both
-    ways) define the mask. The module may have the attributes `context` (its cp group), `kernel` (kernels.attention) and
-    `recompute_core` (attention is recomputed in the backward pass).
+    ways) define the mask; `block_tables` are its block tables by window, if they are built already. The module may have
+    the attributes `context` (its cp group), `kernel` (kernels.attention) and `recompute_core` (attention is recomputed
+    in the backward pass).
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     _reject_unsupported_mask(attention_mask, query, key, causal, sliding_window)
@@ -61,7 +65,13 @@ def attend(
         raise unknown("kernels.attention", kernel, KERNELS)
     if axis is None or axis.size == 1:
         core = partial(
-            attend_local, spec=spec, documents=documents, groups=image_groups, kernel=kernel, dropout=dropout
+            attend_local,
+            spec=spec,
+            documents=documents,
+            groups=image_groups,
+            kernel=kernel,
+            dropout=dropout,
+            tables=block_tables,
         )
     else:
         reject_dropout(dropout)

@@ -7,6 +7,7 @@ flex attention on CUDA and exact blocks elsewhere, unless kernels.attention=eage
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody knows
@@ -15,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from meshwright.engine.attention import dry, kernels
 from meshwright.engine.attention.cp_layout import Span
-from meshwright.engine.attention.flex import attend_flex
+from meshwright.engine.attention.flex import BlockTables, attend_flex
 from meshwright.engine.attention.mask_spec import AttentionSpec, Block, visibility
 from meshwright.engine.attention.ring import RingLayout, attend_blocks
 from meshwright.engine.kernels.device_caps import capability, is_dry, on_gpu
@@ -44,10 +45,12 @@ def attend_local(
     kernel: str = "auto",
     dropout: float = 0.0,
     groups: Tensor | None = None,
+    tables: Mapping[int, BlockTables] | None = None,
 ) -> Tensor:
     """Return attention [batch, heads, tokens, width] of full sequences on this rank.
 
     `groups` are the images that tokens belong to, -1 for text: tokens of an image attend to each other both ways.
+    `tables` are the block tables of causal masks by window (0: none), built outside compiled layers.
     """
     spec = spec.for_length(k.shape[2])
     plain = spec.window is None and spec.softcap is None and sinks is None and documents is None and groups is None
@@ -57,7 +60,8 @@ def attend_local(
         return _sdpa(q, k, v, spec, kernel, dropout)
     reject_dropout(dropout)
     if on_gpu(q):
-        return attend_flex(q, k, v, spec, sinks, documents, groups)
+        found = tables.get(spec.window or 0) if tables is not None and spec.causal else None
+        return attend_flex(q, k, v, spec, sinks, documents, groups, found)
     span = Span(0, 0, q.shape[2])
     # A copy, because torch.compile rejects an autograd function that gets the same tensor twice.
     pair = None if documents is None else (documents, documents.clone())

@@ -7,9 +7,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from meshwright.engine.attention.mask_tables import flex_windows, shared_tables, uses_tables
 from meshwright.engine.experts.router import takes_token_mask
 from meshwright.engine.kernels.dropout_keys import layer_keys
-from meshwright.engine.model.module_names import ModuleNames, find_module_names, layer_arguments, rotary_tables
+from meshwright.engine.model.module_names import (
+    ModuleNames,
+    find_module_names,
+    is_attention,
+    layer_arguments,
+    rotary_tables,
+)
 from meshwright.engine.vision import (
     VisionModules,
     check_deepstack_layers,
@@ -38,6 +45,7 @@ class Stage(nn.Module):
         self.local_positions: torch.Tensor | None = None  # of this rank's tokens, with context parallelism
         self.partial_grads: frozenset[str] = frozenset()  # parameters whose gradients the step reduces over tp
         self.loaded: Any = None  # on a rank's first stage: report of the loaded checkpoint
+        self.attention_modules: dict[int, list[nn.Module]] = {}  # by layer, once configured
         self.losses: list[torch.Tensor] = []  # on the last stage: cross entropy, z-loss and mtp loss per micro batch
         body: Any = model.get_submodule(self.names.body)
         self.depth = len(getattr(body, self.names.layers))
@@ -130,9 +138,10 @@ class Stage(nn.Module):
             kwargs["image_groups"] = image_groups(feature_index)
         axes = self._local_tokens(images["axes"]) if "axes" in images else positions
         tables = rotary_tables(self.body, self.names, hidden, axes)
+        masks = self._mask_tables(hidden, positions.shape[-1], documents, kwargs.get("image_groups"))
         for i, layer in self.decoder_layers.items():
             layer_kwargs = layer_arguments(self.body, self.names, tables, i) | _dropout_kwargs(dropout_keys, i)
-            layer_kwargs |= self._mask_kwargs(token_mask, layer, hidden)
+            layer_kwargs |= self._mask_kwargs(token_mask, layer, hidden) | masks.get(i, {})
             hidden = layer(hidden, **layer_kwargs, **kwargs)
             hidden = hidden[0] if isinstance(hidden, tuple) else hidden
             if features is not None and feature_index is not None:
@@ -143,7 +152,7 @@ class Stage(nn.Module):
         if self.mtp is not None and self.training:
             layer_kwargs = layer_arguments(self.body, self.names, tables, self.depth - 1)
             layer_kwargs |= _dropout_kwargs(dropout_keys, self.depth)
-            layer_kwargs |= self._mask_kwargs(token_mask, self.mtp.layers[0], hidden)
+            layer_kwargs |= self._mask_kwargs(token_mask, self.mtp.layers[0], hidden) | masks.get(self.depth, {})
             predicted = self.mtp(hidden, self._embed_tokens(next_tokens), **layer_kwargs, **kwargs)
             mtp_inputs = (predicted, labels_2, weights_2)
         # One call of the head for both losses: FSDP gathers its weight once per call.
@@ -170,6 +179,29 @@ class Stage(nn.Module):
         """Return the token mask as keyword argument of a layer that takes one."""
         masked = mask is not None and takes_token_mask(layer)
         return {"token_mask": self._sequence_shard(mask, hidden)} if masked and mask is not None else {}
+
+    def find_attention(self) -> None:
+        """Record the attention modules of every layer."""
+        self.attention_modules = {
+            i: [module for module in layer.modules() if is_attention(module)] for i, layer in self.layers.items()
+        }
+
+    def _mask_tables(
+        self, hidden: torch.Tensor, width: int, documents: torch.Tensor | None, groups: torch.Tensor | None
+    ) -> dict[int, dict[str, Any]]:
+        """Return the block tables of the masks as keyword argument of every layer with attention.
+
+        With context parallelism every rank computes with other tokens than it stores, so attention builds its own.
+        """
+        if self.local_positions is not None or not uses_tables(hidden):
+            return {}
+        with_attention = {i: modules for i, modules in self.attention_modules.items() if modules}
+        modules = [module for found in with_attention.values() for module in found]
+        windows = flex_windows(modules, documents is not None or groups is not None)
+        if not windows:
+            return {}
+        tables = shared_tables(windows, width, hidden.device, documents, groups)
+        return {i: {"block_tables": tables} for i in with_attention}
 
     def _embed_tokens(self, tokens: torch.Tensor | None) -> torch.Tensor:
         found: torch.Tensor = self.embedding(tokens)

@@ -161,6 +161,7 @@ def configure_attention(stage: Stage, recipe: Recipe, context: attention.Context
         # The vision encoder keeps torch's own attention: every rank encodes whole images.
         if is_attention(module) and not is_vision_module(stage.vision_modules, path):
             module.context, module.kernel = context, recipe.kernels.attention
+    stage.find_attention()
 
 
 def recompute_and_compile(stage: Stage, recipe: Recipe) -> None:

@@ -47,7 +47,12 @@ class DocumentIsolation(Patch):
     tag = "DocIsolation"
 
     def forward(
-        self: Any, hidden_states: torch.Tensor, *args: Any, documents: torch.Tensor | None = None, **kwargs: Any
+        self: Any,
+        hidden_states: torch.Tensor,
+        *args: Any,
+        documents: torch.Tensor | None = None,
+        block_tables: Any = None,  # of attention in the same layer
+        **kwargs: Any,
     ) -> torch.Tensor:
         if documents is None:
             out: torch.Tensor = super().forward(hidden_states, *args, **kwargs)

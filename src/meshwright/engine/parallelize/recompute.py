@@ -25,6 +25,7 @@ ATTENTION = (
     "_scaled_dot_product_cudnn_attention",
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_flash_attention_for_cpu",
+    "flex_attention",
 )
 GEMMS = ("mm", "addmm", "_grouped_mm", "_scaled_mm", "one_by_one", "adapted", "packed", "product", "product_add")
 OPERATIONS = "ops"
@@ -145,7 +146,7 @@ def _save_costly() -> Any:
     gemms = {False: 0, True: 0}  # counted in the first forward pass and in the recompute
 
     def policy(context: Any, operation: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        name = operation.overloadpacket.__name__ if isinstance(operation, torch._ops.OpOverload) else ""
+        name = operation.overloadpacket.__name__ if isinstance(operation, torch._ops.OpOverload) else operation.name()
         gemms[context.is_recompute] += name in GEMMS
         saved = name in ATTENTION or (name in GEMMS and gemms[context.is_recompute] % 2 == 1)
         return CheckpointPolicy.MUST_SAVE if saved else CheckpointPolicy.PREFER_RECOMPUTE
