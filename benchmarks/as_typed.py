@@ -84,10 +84,7 @@ def measured(command: str, note: str) -> dict[str, Any]:
         "tokens_per_s": answer["tokens_per_s_per_gpu"],
         "mfu": answer["mfu"],
         "memory_gib": answer["memory_gib"],
-        "estimate": {
-            "step_s": estimate.get("step_s"),
-            "memory_gib": (estimate.get("memory_gib") or {}).get("total"),
-        },
+        "estimate": {"step_s": estimate.get("step_s"), "memory_gib": (estimate.get("memory_gib") or {}).get("total")},
         "losses": answer["losses"],
         "grad_norms": answer["grad_norms"],
         "finite": all(math.isfinite(value) for value in answer["losses"] + answer["grad_norms"]),
