@@ -346,6 +346,8 @@ class Lab:
         from meshwright.engine.mesh import build_mesh
         from meshwright.engine.model_families import family_of
 
+        from meshwright.engine.worker import set_determinism
+
         torch._dynamo.reset()
         gc.collect()
         if self.gpu:
@@ -354,6 +356,7 @@ class Lab:
         model, modality = self.models[case.family]
         recipe = recipe_of(case, model, modality, TOKENS[self.smoke], fp32)
         config = small_config(recipe, modality, self.smoke)
+        set_determinism(recipe, self.device)  # fp32 matmuls stay fp32 in the reference
         if not fp32 and self.gpu:
             _refuse(recipe, config)
         family = family_of(recipe)

@@ -13,7 +13,8 @@ import torch
 from tests.engine.children import child, children
 from tests.engine.ranks import run
 
-from meshwright.engine.faults import LESS_GPU_MEMORY, LossGuard, RunError, blames_another, explain, explain_death, guard
+from meshwright.engine.faults import LESS_GPU_MEMORY, RunError, blames_another, explain, explain_death, guard
+from meshwright.engine.loss_guard import LossGuard
 from meshwright.engine.metrics.jsonl import read
 from meshwright.engine.rank_env import Process
 from meshwright.engine.watchdog import Watchdog
@@ -179,6 +180,24 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run(tmp_path: Path) -> None:
 def test_a_gradient_norm_counts_too(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="the gradient norm is inf in step 1"):
         LossGuard("stop", 1, tmp_path, CPU).allows(1, 2.0, torch.tensor(math.inf))
+
+
+class _Copied:
+    """A CUDA event of a copy that has arrived."""
+
+    def synchronize(self) -> None:
+        pass
+
+
+def test_values_that_are_read_later_stop_the_run_with_the_step_they_belong_to(tmp_path: Path) -> None:
+    guarded = LossGuard("stop", 1, tmp_path, CPU, ("kernels.compile=false",))
+    for step, values in enumerate(([2.0, 1.0], [2.0, math.inf]), 1):
+        guarded._unread.append((step, torch.tensor(values), _Copied(), [step]))  # type: ignore[arg-type]
+    with pytest.raises(RunError, match="the gradient norm is inf in step 2") as stopped:
+        guarded.read_all()
+    assert stopped.value.fix[:1] == ("a lower optimizer.lr",)
+    assert "kernels.compile=false" in stopped.value.fix
+    assert [line["samples"] for line in _bad(tmp_path)] == [[2]]
 
 
 def test_a_record_that_cannot_be_written_does_not_change_the_decision(

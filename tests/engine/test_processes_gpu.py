@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 from tests.engine.children import child
 
-from meshwright.engine.faults import LossGuard, RunError
+from meshwright.engine.faults import RunError
+from meshwright.engine.loss_guard import LossGuard
 from meshwright.engine.metrics import Clock, Constants, Meter, Reporter, memory_parts, optimizer_tensors
 from meshwright.engine.process_group import join
 from meshwright.engine.processes import _can_fork, fork

@@ -78,6 +78,19 @@ def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "bad_batches.jsonl").read_text().splitlines()[0])["samples"]
 
 
+def test_bench_stops_at_a_loss_that_is_not_finite_and_names_what_to_try() -> None:
+    endless = ["train.z_loss=1e300", "train.steps=3"]
+    with pytest.raises(RunError, match=r"loss is (nan|inf) in step 1") as stopped:
+        api.bench("llama3_8b_pretrain_config", tiny=True, nproc=1, quiet=True, overrides=endless)
+    assert stopped.value.exit_code == 3
+    assert "optimizer.lr" not in str(stopped.value.fix)  # nothing was updated before the first step
+    assert "samples" in str(stopped.value.fix)
+    done = api.bench(
+        "llama3_8b_pretrain_config", tiny=True, nproc=1, quiet=True, overrides=[*endless, "train.check_nan=false"]
+    )
+    assert len(api.to_json(api.train_response(done))["losses"]) == 3
+
+
 def test_a_step_whose_loss_is_not_finite_can_be_skipped(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="skipped steps in a row"):
         tiny(

@@ -92,7 +92,8 @@ def _run(
     shared: dict[str, Any] = {
         name: getattr(request, name) for name in RunSpec.__struct_fields__ if hasattr(request, name)
     }
-    spec = RunSpec(**shared, **settings, find_micro_batch=bool(automatic))
+    ignore_nan = pinned.get("train.check_nan") is False and "train.check_nan" in override.requested(found, changes)
+    spec = RunSpec(**shared, **settings, find_micro_batch=bool(automatic), ignore_nan=ignore_nan)
     recipe = with_loss(override.apply(found, changes), spec.hooks.loss, pinned)
     check_run_paths(recipe, request.out)
     if request.out is not None and spec.checkpoints and not spec.accept_changes:

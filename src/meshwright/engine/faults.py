@@ -15,14 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypeVar
 
-from meshwright.engine.metrics.jsonl import Lines, json_float, warn
 from meshwright.engine.rank_env import Launcher, Process
-from meshwright.engine.run_spec import NanPolicy
 from meshwright.engine.stop_request import StopSignal
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import MeshwrightError
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 T = TypeVar("T")
 
@@ -308,91 +306,3 @@ def within(seconds: float, work: Callable[[], T]) -> T | None:
     thread.start()
     thread.join(seconds)
     return results[0] if results else None
-
-
-# Losses that are not finite
-
-
-class LossGuard:
-    """Keeps a loss or gradient norm that is not finite away from the weights; the same decision on all ranks.
-
-    `stop` ends the run; `skip` skips the step, and ends the run after more than `limit` consecutive bad steps.
-    Either way the sample numbers are recorded in `bad_batches.jsonl`.
-    """
-
-    def __init__(self, policy: NanPolicy, limit: int, folder: Path, device: torch.device) -> None:
-        if policy not in ("stop", "skip"):
-            raise InputError("must be stop or skip", field="--on-nan", value=policy, fix=("stop", "skip"))
-        if limit < 1:
-            raise InputError("must be at least 1", field="limit of skipped steps", value=limit)
-        self.policy, self.limit, self.path = policy, limit, Path(folder) / "bad_batches.jsonl"
-        self.skipped_in_a_row = 0
-        self._device = device
-
-    def allows(
-        self, step: int, loss: torch.Tensor | float, grad_norm: torch.Tensor | float, samples: Sequence[int] = ()
-    ) -> bool:
-        """Whether the optimizer may take this step; a collective with the same result on every rank."""
-        if not self._any_rank_is_bad(loss, grad_norm):
-            self.skipped_in_a_row = 0
-            return True
-        bad = self._record(step, float(_local(loss)), float(_local(grad_norm)), samples)
-        self.skipped_in_a_row += 1
-        if self.policy == "skip" and self.skipped_in_a_row <= self.limit:
-            return False
-        raise self._stopped(step, bad)
-
-    def _any_rank_is_bad(self, *values: torch.Tensor | float) -> bool:
-        import torch
-        import torch.distributed as dist
-
-        finite = [torch.as_tensor(_local(value), device=self._device).isfinite().all() for value in values]
-        bad = (~torch.stack(finite).all()).to(torch.int32)
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            dist.all_reduce(bad, op=dist.ReduceOp.MAX)
-        return bool(bad.item())
-
-    def _record(self, step: int, loss: float, grad_norm: float, samples: Sequence[int]) -> list[dict[str, Any]]:
-        """Record the batches of the bad ranks; return the lines on every rank."""
-        from meshwright.engine.object_collectives import gathered, rank
-
-        mine = {
-            "step": step,
-            "rank": rank(),
-            "loss": json_float(loss),
-            "grad_norm": json_float(grad_norm),
-            "samples": [*samples],
-        }
-        bad = [line for line in gathered(mine) if isinstance(line["loss"], str) or isinstance(line["grad_norm"], str)]
-        if rank() == 0:
-            self._write(bad)
-        return bad
-
-    def _write(self, bad: list[dict[str, Any]]) -> None:
-        try:
-            file = Lines(self.path)
-        except InputError as error:  # the run's outcome must not depend on this file
-            warn(error.message)
-            return
-        for line in bad:
-            file.write({**line, "policy": self.policy})
-        file.close()
-
-    def _stopped(self, step: int, bad: list[dict[str, Any]]) -> RunError:
-        first = bad[0]
-        what = "loss" if isinstance(first["loss"], str) else "gradient norm"
-        value = first[what.replace("gradient ", "grad_")]
-        skipped = f", after {self.limit} skipped steps in a row" if self.policy == "skip" else ""
-        ranks = ", ".join(str(line["rank"]) for line in bad[:8]) + (" …" if len(bad) > 8 else "")
-        return RunError(
-            f"the {what} is {value} in step {step} on rank {ranks}{skipped}; the batches are in {self.path}",
-            fix=("a lower optimizer.lr", "a longer schedule.warmup_steps", "inspect the recorded samples"),
-        )
-
-
-def _local(value: Any) -> Any:
-    """Return this rank's shard of a tensor: if any shard is not finite, neither is the tensor."""
-    if isinstance(value, float | int):
-        return value
-    plain = value.detach()
-    return plain.to_local() if hasattr(plain, "to_local") else plain

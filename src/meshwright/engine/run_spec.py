@@ -75,6 +75,7 @@ class RunSpec(TrainOptions, frozen=True, kw_only=True):
 
     checkpoints: bool = True  # save to the run folder, and resume from what it contains
     random_weights: bool = False  # ignore pretrained weights: for throughput runs
+    ignore_nan: bool = False  # the user set train.check_nan=false; a recipe that does only checks later
     find_micro_batch: bool = False  # use the largest micro batch that fits instead of the recipe's
     hooks: Hooks = NO_HOOKS  # what a Python program brings
 

@@ -17,7 +17,6 @@ from meshwright.engine import metrics
 from meshwright.engine.build_trainer import build_trainer
 from meshwright.engine.evaluation import Validation
 from meshwright.engine.faults import (
-    LossGuard,
     StoppedError,
     end_rank,
     newest_checkpoint,
@@ -27,6 +26,7 @@ from meshwright.engine.faults import (
     signal_label,
     stopped_early,
 )
+from meshwright.engine.loss_guard import LossGuard, suspects
 from meshwright.engine.metrics.jsonl import log, warn
 from meshwright.engine.profiling import window
 from meshwright.engine.rank_env import Process
@@ -195,7 +195,10 @@ class _Run:
     ) -> None:
         self.process, self.spec, self.trainer, self.dog = process, spec, trainer, dog
         self.stop_request = stop_request
-        self.guard = LossGuard(spec.run.on_nan, MOST_SKIPPED, Path(spec.folder), trainer.device)
+        kept = spec.run.out is not None or not spec.run.tiny
+        self.guard = LossGuard(
+            spec.run.on_nan, MOST_SKIPPED, Path(spec.folder), trainer.device, suspects(spec.recipe), kept
+        )
         self.checkpoints = self._checkpoints() if spec.run.checkpoints else None
         self.results: list[StepResult] = []
         self.validation = Validation(spec.recipe, trainer, process.rank == 0)
@@ -272,10 +275,11 @@ class _Run:
             yield
 
     def allows(self, step: int, losses: torch.Tensor, norm: torch.Tensor, samples: list[int]) -> bool:
-        """Whether loss and gradient norm are finite; with train.check_nan=false, always true without a GPU sync."""
-        if not self.spec.recipe.train.check_nan:
+        """Whether loss and gradient norm are finite; with train.check_nan=false they are read some steps later."""
+        if self.spec.run.ignore_nan:
             return True
-        return self.guard.allows(step + 1, losses.sum(), norm, samples)
+        check = self.guard.allows if self.spec.recipe.train.check_nan else self.guard.allows_unread
+        return check(step + 1, losses.sum(), norm, samples)
 
     def wants_to_stop(self) -> bool:
         """Whether this rank received a stop request."""
@@ -399,6 +403,7 @@ class _Run:
 
     def finish(self) -> RunMetrics:
         """Save the last step, export the model, close the reports and return the run's metrics."""
+        self.guard.read_all()
         if self.checkpoints is not None:
             self.checkpoints.saver.settle()
             self._save(self.completed, wait=True)

@@ -126,7 +126,7 @@ class Train(Section, frozen=True):
         tuple[Literal["language", "vision", "projector"], ...],
         contract("modules of a vision-language model that are not trained"),
     ] = ()
-    check_nan: Annotated[bool, benchmark("stop or skip on a NaN loss; off saves a sync")] = True
+    check_nan: Annotated[bool, benchmark("check loss and gradients before every update; off saves a sync")] = True
 
 
 class Optimizer(Section, frozen=True):
