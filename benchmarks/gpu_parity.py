@@ -345,7 +345,6 @@ class Lab:
 
         from meshwright.engine.mesh import build_mesh
         from meshwright.engine.model_families import family_of
-
         from meshwright.engine.worker import set_determinism
 
         torch._dynamo.reset()
