@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from meshwright import clusters, costs, rules
 from meshwright.planner.search import SEARCHED_NAMES, best, score
-from meshwright.planner.space import axes, balanced_stages, candidates
+from meshwright.planner.space import axes, candidates
 from meshwright.recipes import index
 from meshwright.recipes.case import Case, model_of
+from meshwright.recipes.stage_layers import balanced_stages
 
 
 def case(name: str, gpus: str, engine: str = "meshwright") -> Case:
@@ -75,9 +76,10 @@ def test_pinned_values_are_kept() -> None:
 
 def test_layers_that_do_not_divide_are_split_unevenly() -> None:
     c = case("deepseek_v3_pretrain_config", "1024xH100")  # 61 layers
-    stages = {len(b.stage_layers): b.stage_layers for b in candidates(c) if b.stage_layers}
+    rows = [b.rows(int(i)) for b in candidates(c) for i in np.unique(b.pp, return_index=True)[1]]
+    stages = {len(row.stage_layers): row for row in rows if row.stage_layers}
     assert {2, 4, 8, 16} <= set(stages)
-    assert all(sum(s) == 61 for s in stages.values())
+    assert all(sum(row.stage_layers) == 61 and row.pp == count for count, row in stages.items())
 
 
 def test_rows_hold_plain_values() -> None:

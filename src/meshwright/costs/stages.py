@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from meshwright.costs.vectorize import Column, any_of, shape_of
 from meshwright.models import Layer, ModelSpec
 from meshwright.recipes.case import Case
+from meshwright.recipes.stage_layers import stages_of
 
 FIRST, MIDDLE, FULLEST, LAST = range(4)
 
@@ -53,15 +54,20 @@ def _stages(case: Case, every: bool = False) -> Stages:
         flat = np.stack([np.broadcast_to(key, shape).reshape(-1) for key in keys]).astype(np.int64)
         code = flat[0] * 4096 + flat[1] * 8 + flat[2] * 4 + flat[3] * 2 + flat[4]
         _, at, inverse = np.unique(code, return_index=True, return_inverse=True)
-        tables = np.stack([_table(model, case.stage_layers, every, *map(int, flat[:, i])) for i in at], axis=-1)
+        shapes = [tuple(map(int, flat[:, i])) for i in at]
+        tables = np.stack([_table(model, _given(case, one[0]), every, *one) for one in shapes], axis=-1)
         spread = tables[..., inverse].reshape(*tables.shape[:-1], *shape)  # (1 + kinds, stages, *shape)
     else:
-        spread = _table(model, case.stage_layers, every, *map(int, keys))
+        spread = _table(model, _given(case, int(case.pp)), every, *map(int, keys))
     index, last_index = spread[0], spread[0][-1]
     layers = [(group.layer, spread[1 + i]) for i, group in enumerate(model.groups)]
     if trains_mtp(case) and model.mtp_layer is not None:
         layers.append((model.mtp_layer, model.mtp_layers * (index == last_index)))
     return Stages(index, index == 0, index == last_index, tuple(layers))
+
+
+def _given(case: Case, pp: int) -> tuple[int, ...]:
+    return stages_of(case.stage_layers, int(case.layers), pp)
 
 
 def _table(model: ModelSpec, *shape: Any) -> NDArray[np.float64]:

@@ -7,8 +7,8 @@ from typing import Any
 from meshwright import costs, rules
 from meshwright.costs.memory_constants import RESERVE
 from meshwright.planner.plan import Plan, Reason
-from meshwright.planner.space import balanced_stages
 from meshwright.recipes.case import Case
+from meshwright.recipes.stage_layers import balanced_stages
 from meshwright.recipes.types import recipe_fields
 from meshwright.rules.search_values import divisors
 

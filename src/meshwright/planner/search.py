@@ -126,6 +126,8 @@ def _scored(batch: Case, pinned: Mapping[str, Any], ignoring: Container[str]) ->
 def any_legal(case: Case, ignoring: Container[str] = (), pinned: Mapping[str, Any] | None = None) -> bool:
     """Return whether some layout of this case breaks no error rule except memory and ignored rules."""
     pins = pinned or {}
+    if not pins.keys() - {"tp", "pp", "cp", "ep"}:  # degrees legal with the simplest options are a layout of the space
+        return any(True for _ in legal_degrees(case, FULL_SPACE, pins, ignoring))
     for batch in candidates(case, FULL_SPACE, pins, ignoring):
         ok = np.broadcast_to(rules.legal(batch, ignoring), batch.tp.shape)
         if np.any(ok & (batch.sp == pins["sp"]) if "sp" in pins else ok):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator, Mapping
+from functools import lru_cache
 from itertools import product
 from math import gcd
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 
 from meshwright import rules
 from meshwright.recipes.case import Case
+from meshwright.recipes.stage_layers import BALANCED
 from meshwright.rules.search_values import divisors
 
 MAX_STAGES = 64
@@ -96,6 +98,10 @@ DETAIL_PINS = ("recompute_modules", "recompute_layers")
 """Pinned fields that apply to some options only."""
 
 
+BATCH_RULES = frozenset(("batch.divides", "batch.smaller-than-data-parallel"))
+"""Rules that together refuse a batch which the data-parallel ranks do not divide."""
+
+
 class Axes(msgspec.Struct, frozen=True):
     """Model-parallel degrees as columns of equal length."""
 
@@ -111,22 +117,20 @@ class Axes(msgspec.Struct, frozen=True):
 
 def axes(case: Case) -> Axes:
     """Return degrees whose product divides the GPUs, with tp inside the fast-link domain and no tiny cp chunks."""
-    world, multiplies = case.cluster.world, case.engine == "kempnerforge"
+    most = (int(case.nvlink_domain), min(int(case.layers), MAX_STAGES), int(case.seq_length) // MIN_CONTEXT_CHUNK)
+    return _axes(case.cluster.world, *most, int(case.experts) if case.is_moe else 1, case.engine == "kempnerforge")
+
+
+@lru_cache(maxsize=256)
+def _axes(world: int, most_tp: int, most_pp: int, most_cp: int, experts: int, multiplies: bool) -> Axes:
+    """Return the degrees; experts are spread over the ranks of a stage, or multiply them."""
     rows = []
-    for tp in (d for d in divisors(world) if d <= case.nvlink_domain):
-        for pp in (d for d in divisors(world // tp) if d <= min(case.layers, MAX_STAGES)):
-            for cp in (d for d in divisors(world // tp // pp) if d == 1 or case.seq_length // d >= MIN_CONTEXT_CHUNK):
+    for tp in (d for d in divisors(world) if d <= most_tp):
+        for pp in (d for d in divisors(world // tp) if d <= most_pp):
+            for cp in (d for d in divisors(world // tp // pp) if d == 1 or d <= most_cp):
                 ranks = world // (tp * pp * cp) if multiplies else world // pp
-                experts = divisors(gcd(case.experts, ranks)) if case.is_moe else (1,)
-                rows += [(tp, pp, cp, ep) for ep in experts]
+                rows += [(tp, pp, cp, ep) for ep in divisors(gcd(experts, ranks))]
     return Axes(*np.array(rows).T)
-
-
-def balanced_stages(layers: int, chunks: int) -> tuple[int, ...]:
-    """Return layers per chunk if they do not divide: the first and last, with embedding and head, get fewer."""
-    low, more = divmod(layers, chunks)
-    start = (chunks - more + 1) // 2 if chunks - more > 1 else 0
-    return tuple(low + (start <= i < start + more) for i in range(chunks))
 
 
 def with_pins(space: Space, pinned: Mapping[str, Any]) -> Space:
@@ -165,15 +169,26 @@ def legal_degrees(
 ) -> Iterator[Case]:
     """Yield the degrees that are legal with SIMPLEST_OPTIONS and have the pinned values."""
     pins = pinned or {}
-    for bare in degrees(case, with_pins(space, pins), pins):
+    checks = {r.id for r in rules.applicable(case, ("error",)) if r.id not in ignoring}
+    for every in degrees(case, with_pins(space, pins), pins):
+        wanted = _wanted(every, pins, BATCH_RULES <= checks)  # far cheaper than the rules
+        if not wanted.any():
+            continue
+        bare = every if wanted.all() else every.rows(wanted)
         legal = np.broadcast_to(rules.legal(bare, ignoring), bare.tp.shape)
-        for name in ("tp", "pp", "cp", "ep"):
-            if name in pins:
-                legal = legal & (getattr(bare, name) == pins[name])
-        if "dp_shard" in pins and pins["dp_shard"] != -1:
-            legal = legal & (bare.shard == pins["dp_shard"])
         if legal.any():
             yield bare.rows(legal)
+
+
+def _wanted(bare: Case, pins: Mapping[str, Any], divided: bool) -> Any:
+    """Return where degrees have the pinned values and, if they must, give every rank the same number of samples."""
+    found = np.ones(bare.tp.shape, dtype=bool)
+    for name in ("tp", "pp", "cp", "ep"):
+        if name in pins:
+            found &= getattr(bare, name) == pins[name]
+    if "dp_shard" in pins and pins["dp_shard"] != -1:
+        found &= bare.shard == pins["dp_shard"]
+    return found & (bare.global_batch_size % bare.dp == 0) if divided else found
 
 
 def with_options(bare: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None) -> Case:
@@ -197,10 +212,11 @@ def degrees(case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] 
             yield _with_degrees(based, found)
             continue
         even = based.layers % found.pp == 0
-        yield _with_degrees(based.replace(stage_layers=()), found.at(even))
-        for pp in sorted(set(found.pp[~even].tolist())) if space.uneven else ():
-            split = balanced_stages(based.layers, pp)
-            yield _with_degrees(based.replace(stage_layers=split), found.at(found.pp == pp))
+        if even.all() or not space.uneven:
+            yield _with_degrees(based.replace(stage_layers=()), found.at(even))
+        else:
+            order = np.argsort(np.where(even, 0, found.pp), kind="stable")
+            yield _with_degrees(based.replace(stage_layers=BALANCED), found.at(order))
 
 
 def _with_degrees(case: Case, found: Axes) -> Case:

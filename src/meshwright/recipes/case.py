@@ -19,6 +19,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Mamba2, ModelSpec, find, reshape
 from meshwright.recipes.adapter_targets import groups_of
+from meshwright.recipes.stage_layers import Balanced, stages_of
 from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 
 UNKNOWN_STEPS = 1_000_000_000  # of a run by epochs, before its data is counted: no rule finds it too short
@@ -80,6 +81,8 @@ class Case:
     def rows(self, chosen: Any) -> Case:
         """Select candidates by mask or index; a scalar index returns a case of plain values."""
         columns = {name: value[chosen] for name, value in self._columns.items() if isinstance(value, np.ndarray)}
+        if np.ndim(columns.get("pp", ())) == 0 and isinstance(self.stage_layers, Balanced):
+            columns["stage_layers"] = stages_of(self.stage_layers, self.layers, int(columns["pp"]))
         return self.replace(**{n: v.item() if isinstance(v, np.generic) else v for n, v in columns.items()})
 
     @cached_property
@@ -149,6 +152,18 @@ class Case:
     def stages(self) -> Column:
         """Stage chunks in the pipeline."""
         return self.pp * self.vp
+
+    @property
+    def listed_stages(self) -> Column:
+        """Stage chunks that stage_layers lists; 0 if every chunk has the same number of layers."""
+        given = self.stage_layers
+        return (self.layers % self.pp != 0) * self.pp if isinstance(given, Balanced) else len(given)
+
+    @property
+    def listed_layers(self) -> int:
+        """Layers of all chunks that stage_layers lists."""
+        given = self.stage_layers
+        return int(self.layers) if isinstance(given, Balanced) else sum(given)
 
     @property
     def split_layers(self) -> Column:

@@ -24,7 +24,7 @@ EVEN: tuple[Fix, ...] = (
 
 
 def _uneven(c: Case) -> Column:
-    return (len(c.stage_layers) == 0) & (c.split_layers % c.stages != 0) & (c.stages <= c.split_layers)
+    return (c.listed_stages == 0) & (c.split_layers % c.stages != 0) & (c.stages <= c.split_layers)
 
 
 @rule(
@@ -76,10 +76,10 @@ def uneven_split(c: Case) -> Column:
     symptom="the pipeline layout has a different number of stages than pipeline size × virtual stages",
     cause="stage_layers lists the layers of every stage chunk, in order",
     fixes=({"stage_layers": [()]}, {"stage_layers": even_stages}, NO_PP),
-    values={"listed": lambda c: len(c.stage_layers)},
+    values={"listed": lambda c: c.listed_stages},
 )
 def wrong_stage_count(c: Case) -> Column:
-    return (len(c.stage_layers) > 0) & (c.stages != len(c.stage_layers))
+    return (c.listed_stages > 0) & (c.stages != c.listed_stages)
 
 
 @rule(
@@ -90,10 +90,10 @@ def wrong_stage_count(c: Case) -> Column:
     symptom="the pipeline layout does not cover all layers of the model",
     cause="every layer must be in exactly one stage chunk",
     fixes=({"stage_layers": [()]}, {"stage_layers": even_stages}, NO_PP),
-    values={"listed": lambda c: sum(c.stage_layers)},
+    values={"listed": lambda c: c.listed_layers},
 )
 def wrong_stage_sum(c: Case) -> Column:
-    return (len(c.stage_layers) > 0) & (sum(c.stage_layers) != c.layers)
+    return (c.listed_stages > 0) & (c.listed_layers != c.layers)
 
 
 @rule(
@@ -106,7 +106,7 @@ def wrong_stage_sum(c: Case) -> Column:
     fixes=({"embedding_as_layer": [False], "head_as_layer": [False]},),
 )
 def conflicting_splits(c: Case) -> Column:
-    return (len(c.stage_layers) > 0) & (c.embedding_as_layer | c.head_as_layer)
+    return (c.listed_stages > 0) & (c.embedding_as_layer | c.head_as_layer)
 
 
 @rule(
@@ -120,7 +120,7 @@ def conflicting_splits(c: Case) -> Column:
     values={"longest": lambda c: int(_longest(c)), "mean": lambda c: c.layers / c.pp},
 )
 def stages_unbalanced(c: Case) -> Column:
-    stated = (len(c.stage_layers) > 0) & (c.stages == len(c.stage_layers))
+    stated = (c.listed_stages > 0) & (c.stages == c.listed_stages)
     return stated & (_longest(c) > 1.5 * c.layers / c.pp)
 
 

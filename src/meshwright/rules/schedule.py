@@ -172,7 +172,7 @@ def _rounds(c: Case) -> Column:
 )
 def no_interleaving(c: Case) -> Column:
     plain = (c.pp > 1) & (c.vp == 1) & not_(one_of(c.pp_schedule, ZERO_BUBBLE))
-    return plain & (bubble(c) > VISIBLE_BUBBLE) & (len(c.stage_layers) == 0)
+    return plain & (bubble(c) > VISIBLE_BUBBLE) & (c.listed_stages == 0)
 
 
 @rule(
@@ -186,7 +186,7 @@ def no_interleaving(c: Case) -> Column:
     values={"bubble": bubble},
 )
 def bubble_too_large(c: Case) -> Column:
-    no_other_rule = (c.vp > 1) | (len(c.stage_layers) > 0) | (c.engine == "deepspeed")
+    no_other_rule = (c.vp > 1) | (c.listed_stages > 0) | (c.engine == "deepspeed")
     large = (bubble(c) > MAX_BUBBLE) & (bubble(c) <= IDLE_BUBBLE)
     return (c.pp > 1) & no_other_rule & not_(one_of(c.pp_schedule, ZERO_BUBBLE)) & large
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import reduce
+from functools import cache, reduce
 from math import log
 from operator import or_
 from typing import Any
@@ -18,8 +18,13 @@ Values = Callable[[Case], list[Any]]
 
 def divisors(number: int) -> list[int]:
     """Return all divisors of a number, smallest first."""
+    return list(_divisors(number))
+
+
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
-    return sorted({*small, *(number // d for d in small)})
+    return tuple(sorted({*small, *(number // d for d in small)}))
 
 
 def nearest_first(values: Sequence[int], current: int) -> list[int]:

@@ -46,7 +46,11 @@ def deep_stack_split(c: Case) -> Column:
 
 
 def _first(c: Case) -> Column:
-    return c.stage_layers[0] if c.stage_layers else c.layers // c.stages
+    """Return the layers of the first chunk; a balanced one has an extra layer only if all but one have."""
+    if c.stage_layers:
+        return c.stage_layers[0]
+    more = (c.listed_stages > 0) & (c.pp - c.layers % c.pp <= 1)
+    return c.layers // c.stages + more * 1
 
 
 @rule(
