@@ -171,7 +171,7 @@ def legal_degrees(
     pins = pinned or {}
     checks = {r.id for r in rules.applicable(case, ("error",)) if r.id not in ignoring}
     for every in degrees(case, with_pins(space, pins), pins):
-        wanted = _wanted(every, pins, BATCH_RULES <= checks)  # far cheaper than the rules
+        wanted = _wanted(every, pins, checks >= BATCH_RULES)  # far cheaper than the rules
         if not wanted.any():
             continue
         bare = every if wanted.all() else every.rows(wanted)
