@@ -64,8 +64,8 @@ parity: $(VENV)/.engine  ## compare every layout with one process; write the sup
 slow: $(VENV)/.peers  ## slow tests other than parity (half an hour)
 	$(BIN)/python -m pytest -m slow --ignore tests/engine/test_parity.py -n 2
 
-mutation: $(VENV)/.peers  ## change 200 operators at random and count the changes that tests notice (hours on 2 cores)
-	$(BIN)/python -m benchmarks.mutation --count 200 --seed 1 --jobs 2
+mutation: $(VENV)/.peers  ## change 200 operators at random and count the changes that tests notice (JOBS=14: 9 minutes)
+	$(BIN)/python -m benchmarks.mutation --count 200 --seed $(or $(SEED),1) --jobs $(or $(JOBS),2)
 
 faults: $(VENV)/.engine  ## kills, signals and damaged checkpoints; write the table (ten minutes)
 	$(BIN)/python benchmarks/faults.py

@@ -1,9 +1,10 @@
 """Mutation testing: change one operator of the code at random, and see whether a test fails.
 
-`make mutation` samples mutants over the rooms below and writes how many the tests caught. Each mutant is a copy of the
-source with one change; the tests of its room run on it, the fastest first, until one fails.
+`make mutation` samples mutants over the rooms below and writes how many the default tests caught. Each mutant is the
+source with one change. The kept answers of its room run on it first, which take seconds; what they miss goes to the
+other tests of its room, one file at a time, the fastest first, until one fails.
 
-    python -m benchmarks.mutation --count 200 --seed 1 --jobs 2 --out build/mutation.json
+    python -m benchmarks.mutation --count 200 --seed 1 --jobs 14 --minutes 9
 """
 
 from __future__ import annotations
@@ -13,35 +14,63 @@ import ast
 import json
 import os
 import random
-import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = Path("src/meshwright")
-ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "rules": (("rules/*.py",), ("tests/rules", "tests/planner", "tests/advice")),
-    "costs": (("costs/*.py",), ("tests/costs", "tests/planner", "tests/advice", "tests/cli")),
-    "planner": (("planner/*.py",), ("tests/planner", "tests/advice", "tests/first_hour/test_09_cost_and_time.py")),
-    "models": (("models/*.py",), ("tests/models", "tests/recipes", "tests/costs")),
-    "step": (
+
+
+class Room(NamedTuple):
+    """Files, the kept answers that should notice a change in them, and their other tests."""
+
+    files: tuple[str, ...]
+    kept: tuple[str, ...]
+    others: tuple[str, ...]
+
+
+PLANS = "tests/planner/test_kept_answers.py"
+ROOMS = {
+    "rules": Room(
+        ("rules/*.py",),
+        ("tests/rules/test_edges.py", PLANS),
+        ("tests/rules", "tests/planner", "tests/advice"),
+    ),
+    "costs": Room(
+        ("costs/*.py",),
+        ("tests/costs/test_kept_estimates.py", PLANS),
+        ("tests/costs", "tests/planner", "tests/advice"),
+    ),
+    "planner": Room(
+        ("planner/*.py",), (PLANS,), ("tests/planner", "tests/advice", "tests/first_hour/test_09_cost_and_time.py")
+    ),
+    "models": Room(
+        ("models/*.py",),
+        ("tests/models/test_kept_models.py",),
+        ("tests/models", "tests/recipes", "tests/costs/test_kept_estimates.py", PLANS),
+    ),
+    "step": Room(
         ("engine/trainer.py", "engine/gradients.py", "engine/losses.py", "engine/schedules.py",
          "engine/optimizers/*.py"),
-        ("tests/engine/test_losses.py", "tests/engine/test_schedules.py", "tests/engine/test_optimizers.py",
+        ("tests/engine/test_kept_steps.py",),
+        ("tests/engine/test_schedules.py", "tests/engine/test_losses.py", "tests/engine/test_optimizers.py",
          "tests/engine/test_mtp.py", "tests/engine/test_train.py", "tests/engine/test_parity.py"),
     ),
 }  # fmt: skip
-"""Room → its files, and the tests that should notice."""
 SKIPPED = ("costs/measurements", "costs/runs_table", "costs/accuracy", "__init__")
 """Files about benchmark tables and reports, not about answers."""
-LIMIT_S = 420.0
+EQUIVALENT: dict[tuple[str, str, str], str] = {}
+"""Changes that were read and cannot change an answer: file, before and after, with the reason. They are not sampled."""
+SLOWEST = 12.0  # a mutant that takes so many times as long as the code itself is caught: it would not end
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult,
@@ -63,14 +92,15 @@ class Mutant:
     end: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Result:
     """Whether the tests caught a mutant, and which test did."""
 
     mutant: Mutant
-    caught: bool
-    by: str
-    seconds: float
+    caught: bool = False
+    by: str = ""
+    seconds: float = 0.0
+    unfinished: list[str] = field(default_factory=list)  # tests that had no time left
 
 
 def mutants_of(room: str, file: Path) -> Iterator[Mutant]:
@@ -111,58 +141,174 @@ def _is_text_or_type(node: ast.BinOp) -> bool:
     return texts or (isinstance(node.op, ast.BitOr) and (types or nothing))
 
 
-def sample(count: int, seed: int) -> list[Mutant]:
-    """Return mutants of all rooms, the same number of each."""
+def files_of(room: str) -> list[Path]:
+    """Return the files of a room in which operators are changed."""
+    files = sorted(file for pattern in ROOMS[room].files for file in (ROOT / PACKAGE).glob(pattern))
+    return [file for file in files if not any(part in str(file) for part in SKIPPED)]
+
+
+def sample(count: int, seed: int, rooms: Sequence[str]) -> list[Mutant]:
+    """Return mutants of the rooms, the same number of each, in random order."""
     chosen: list[Mutant] = []
-    for number, (room, (patterns, _)) in enumerate(ROOMS.items()):
-        files = sorted(file for pattern in patterns for file in (ROOT / PACKAGE).glob(pattern))
-        files = [file for file in files if not any(part in str(file) for part in SKIPPED)]
-        found = [mutant for file in files for mutant in mutants_of(room, file)]
-        share = count // len(ROOMS) + (number < count % len(ROOMS))
+    for number, room in enumerate(rooms):
+        found = [mutant for file in files_of(room) for mutant in mutants_of(room, file)]
+        found = [one for one in found if (Path(one.file).name, one.before, one.after) not in EQUIVALENT]
+        share = count // len(rooms) + (number < count % len(rooms))
         chosen += random.Random(seed).sample(found, min(share, len(found)))
+    random.Random(seed).shuffle(chosen)  # a run that is stopped has mutants of every room
     return chosen
 
 
-def failing(test: str) -> list[str]:
-    """Return the tests of a file or folder that fail without any mutant; they notice nothing."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no", test]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/src:{ROOT}", "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return [line.split()[1] for line in lines]
+def overlay(folder: Path, mutant: Mutant | None) -> Path:
+    """Make a source folder of links to the package's files, with the mutant's file changed; return it."""
+    source, target = ROOT / "src", folder / "src"
+    parts = Path(mutant.file).relative_to("src").parts if mutant else ()
+    for depth in range(len(parts)):
+        inside = Path(*parts[:depth])
+        (target / inside).mkdir(parents=True, exist_ok=True)
+        for entry in (source / inside).iterdir():
+            if entry.name == "__pycache__" and depth == len(parts) - 1:
+                _link_caches(entry, target / inside / "__pycache__", Path(parts[-1]).stem)
+            elif entry.name != parts[depth]:
+                (target / inside / entry.name).symlink_to(entry)
+    if mutant is None:
+        return source
+    text = (ROOT / mutant.file).read_bytes()
+    (folder / mutant.file).write_bytes(text[: mutant.start] + mutant.after.encode() + text[mutant.end :])
+    return target
 
 
-def run(mutant: Mutant, left_out: list[str]) -> Result:
-    """Run the tests of a mutant's room on a copy of the source with the change."""
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        shutil.copytree(ROOT / "src", Path(folder) / "src", ignore=shutil.ignore_patterns("__pycache__"))
-        target = Path(folder) / mutant.file
-        source = target.read_bytes()
-        target.write_bytes(source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
+def _link_caches(caches: Path, target: Path, without: str) -> None:
+    """Link the compiled files of a folder but those of the changed file."""
+    target.mkdir()
+    for entry in caches.iterdir():
+        if entry.name.partition(".")[0] != without:
+            (target / entry.name).symlink_to(entry)
+
+
+def pytest(
+    tests: Sequence[str], mutant: Mutant | None, limit_s: float, left_out: Iterable[str] = ()
+) -> tuple[int, str]:
+    """Run tests on a mutant or on the code itself; return the exit status, 124 at the limit, and the output."""
+    with tempfile.TemporaryDirectory(prefix="mutant-", ignore_cleanup_errors=True) as folder:
         environment = {
             **os.environ,
-            "PYTHONPATH": f"{folder}/src:{ROOT}",
+            "PYTHONPATH": f"{overlay(Path(folder), mutant)}:{ROOT}",
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONDONTWRITEBYTECODE": "1",
             "HYPOTHESIS_STORAGE_DIRECTORY": f"{folder}/hypothesis",
+            **({"PYTHONDONTWRITEBYTECODE": "1"} if mutant else {}),
         }
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly"]
-        command += ["--tb=no", "--basetemp", f"{folder}/tmp", *(f"--deselect={test}" for test in left_out)]
-        tests = [test for test in ROOMS[mutant.room][1] if (ROOT / test).exists()]
-        for test in tests:
-            left = LIMIT_S - (time.monotonic() - began)
+        command = [sys.executable, "-W", "ignore", "-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=no"]
+        command += ["--basetemp", f"{folder}/tmp", *(f"--deselect={test}" for test in left_out)]
+        command += [*(["-x"] if mutant else []), *tests]
+        with subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            start_new_session=True,
+        ) as process:  # fmt: skip
             try:
-                done = subprocess.run(
-                    [*command, test], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=max(left, 1)
-                )
+                output, _ = process.communicate(timeout=max(limit_s, 1))
             except subprocess.TimeoutExpired:
-                return Result(mutant, False, "time limit", time.monotonic() - began)
-            if done.returncode not in (0, 5):  # 5: nothing was selected
-                failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-                return Result(mutant, True, failed[0] if failed else test, time.monotonic() - began)
-    return Result(mutant, False, "", time.monotonic() - began)
+                os.killpg(process.pid, signal.SIGKILL)  # its own session: the ranks that a test started end too
+                process.communicate()
+                return 124, ""
+        return process.returncode, output
+
+
+def failed_tests(output: str) -> list[str]:
+    return [line.split()[1] for line in output.splitlines() if line.startswith(("FAILED", "ERROR")) and " " in line]
+
+
+class Baseline:
+    """What the tests do without a mutant: which fail, and how long each file takes."""
+
+    def __init__(self) -> None:
+        self.left_out: dict[str, list[str]] = {}
+        self.seconds: dict[str, float] = {}
+
+    def measure(self, tests: Iterable[str], pool: ThreadPoolExecutor, ends: float) -> None:
+        """Run each file once, all of them at the same time."""
+
+        def one(test: str) -> tuple[str, float, list[str]]:
+            began = time.monotonic()
+            code, output = pytest([test], None, ends - began)
+            return test, time.monotonic() - began, [test] if code == 124 else failed_tests(output)
+
+        for test, seconds, failed in pool.map(one, [test for test in tests if test not in self.seconds]):
+            self.seconds[test], self.left_out[test] = seconds, failed
+            if failed:
+                print(f"without a mutant {len(failed)} tests fail in {test} and are left out: {failed[:4]}", flush=True)
+
+    def limit(self, test: str) -> float:
+        return SLOWEST * self.seconds[test] + 60
+
+
+def test_files(tests: Iterable[str]) -> list[str]:
+    """Return the files of some files and folders."""
+    found: dict[str, None] = {}
+    for test in tests:
+        path = ROOT / test
+        inside = sorted(path.rglob("test_*.py")) if path.is_dir() else [path] if path.exists() else []
+        found |= dict.fromkeys(str(file.relative_to(ROOT)) for file in inside)
+    return list(found)
+
+
+def try_file(result: Result, test: str, baseline: Baseline, ends: float) -> None:
+    """Run one file on a mutant that no test has caught yet."""
+    left = ends - time.monotonic()
+    if result.caught:
+        return
+    if left < baseline.seconds[test]:
+        result.unfinished.append(test)
+        return
+    began = time.monotonic()
+    code, output = pytest([test], result.mutant, min(left, baseline.limit(test)), baseline.left_out[test])
+    result.seconds += time.monotonic() - began
+    if code == 124 and left < baseline.limit(test):
+        result.unfinished.append(test)
+    elif code not in (0, 5):  # 5: nothing was selected
+        failed = failed_tests(output)
+        result.caught, result.by = True, failed[0] if failed else f"{test} {'did not end' if code == 124 else 'failed'}"
+
+
+def run(chosen: Sequence[Mutant], jobs: int, ends: float) -> list[Result]:
+    """Run kept answers on every mutant, then the other tests on those that they missed."""
+    results, baseline = [Result(mutant) for mutant in chosen], Baseline()
+    rooms = sorted({mutant.room for mutant in chosen})
+    with ThreadPoolExecutor(jobs) as pool:
+        kept = {room: test_files(ROOMS[room].kept) for room in rooms}
+        baseline.measure(dict.fromkeys(test for tests in kept.values() for test in tests), pool, ends)
+
+        def by_kept_answers(result: Result) -> None:
+            for test in kept[result.mutant.room]:
+                try_file(result, test, baseline, ends)
+
+        list(pool.map(by_kept_answers, results))
+        missed = [one for one in results if not one.caught]
+        print(f"kept answers caught {len(results) - len(missed)} of {len(results)}", flush=True)
+        others = {room: [t for t in test_files(ROOMS[room].others) if t not in kept[room]] for room in rooms}
+        needed = dict.fromkeys(test for one in missed for test in others[one.mutant.room])
+        baseline.measure(needed, pool, ends)
+        tasks = [(test, one) for one in missed for test in others[one.mutant.room]]
+        tasks.sort(key=lambda task: baseline.seconds[task[0]])
+        list(pool.map(lambda task: try_file(task[1], task[0], baseline, ends), tasks))
+    return results
+
+
+def report(results: Sequence[Result]) -> None:
+    """Print the survivors, and a line per room."""
+    for one in sorted(results, key=lambda one: (one.mutant.file, one.mutant.line)):
+        if not one.caught:
+            late = f"  ({len(one.unfinished)} test files had no time)" if one.unfinished else ""
+            change = f"{one.mutant.before}  ->  {one.mutant.after}"
+            print(f"SURVIVED {one.mutant.file}:{one.mutant.line}  {change[:240]}{late}")
+    caught = Counter(one.mutant.room for one in results if one.caught)
+    total = Counter(one.mutant.room for one in results)
+    print(f"{'room':10}{'caught':>8}{'of':>6}{'share':>8}")
+    for room in ROOMS:
+        if total[room]:
+            print(f"{room:10}{caught[room]:8}{total[room]:6}{caught[room] / total[room]:8.0%}")
+    print(f"{'all':10}{caught.total():8}{total.total():6}{caught.total() / total.total():8.0%}")
 
 
 def main() -> None:
@@ -171,29 +317,16 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--rooms", nargs="*", default=list(ROOMS))
+    parser.add_argument("--rooms", nargs="*", default=list(ROOMS), choices=list(ROOMS))
+    parser.add_argument("--minutes", type=float, default=600.0, help="stop after this time; what is left has survived")
     parser.add_argument("--out", default="build/mutation.json")
     options = parser.parse_args()
-    chosen = [mutant for mutant in sample(options.count, options.seed) if mutant.room in options.rooms]
-    random.Random(options.seed).shuffle(chosen)  # a run that is stopped has mutants of every room
-    results: list[Result] = []
+    ends = time.monotonic() + 60 * options.minutes
+    results = run(sample(options.count, options.seed, options.rooms), options.jobs, ends)
     out = Path(options.out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    tests = sorted({test for room in options.rooms for test in ROOMS[room][1] if (ROOT / test).exists()})
-    with ThreadPoolExecutor(options.jobs) as pool:
-        left_out = [test for found in pool.map(failing, tests) for test in found]
-        print(f"{len(left_out)} tests fail without a mutant and are left out: {' '.join(left_out)}"[:2000], flush=True)
-        for result in pool.map(lambda mutant: run(mutant, left_out), chosen):
-            results.append(result)
-            one = result.mutant
-            state = "caught  " if result.caught else "SURVIVED"
-            print(f"{state} {one.file}:{one.line}  {one.before}  ->  {one.after}  {result.by}"[:220], flush=True)
-            out.write_text(json.dumps([asdict(r) for r in results], indent=1) + "\n", encoding="utf-8")
-    caught = Counter(result.mutant.room for result in results if result.caught)
-    total = Counter(result.mutant.room for result in results)
-    for room in total:
-        print(f"{room}: {caught[room]} of {total[room]} caught")
-    print(f"all: {sum(caught.values())} of {sum(total.values())} caught")
+    out.write_text(json.dumps([asdict(one) for one in results], indent=1) + "\n", encoding="utf-8")
+    report(results)
 
 
 if __name__ == "__main__":

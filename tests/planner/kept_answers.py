@@ -5,63 +5,82 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests import kept
 
 import meshwright
 from meshwright.errors import InputError
 
 FILE = Path(__file__).with_name("answers.json")
-QUESTIONS: tuple[tuple[str, str, str, dict[str, Any]], ...] = (
-    ("llama3-8b", "8xH100", "sft", {}),
-    ("llama3-8b", "1xH100", "sft", {}),
-    ("llama3-8b", "60xH100", "pretrain", {"tokens": "300B", "price": 2.5}),
-    ("llama3-8b", "7xH100", "sft", {"overrides": ["layout.tp=3"]}),
-    ("llama3-70b", "1xH100", "peft", {}),
-    ("llama3-70b", "64xH100", "pretrain", {"tokens": "1T"}),
-    ("llama31-405b", "64xH100", "sft", {}),
-    ("qwen3-30b-a3b", "4xH100", "sft", {}),
-    ("qwen3-14b", "12x8xH200", "pretrain", {"overrides": ["train.global_batch_size=384"]}),
-    ("qwen3-235b-a22b", "256xH100", "pretrain", {}),
-    ("deepseek-v3", "1024xH100", "pretrain", {"engine": "megatron"}),
-    ("deepseek-v3", "256xB200", "sft", {"seq": "16k"}),
-    ("mixtral-8x7b", "16xA100", "pretrain", {}),
-    ("gemma3-27b", "8xA100-40", "peft", {}),
-    ("qwen3-8b", "1xRTX4090", "qlora", {"overrides": ["train.epochs=3"]}),
-    ("qwen2.5-7b", "2xL40S", "sft", {}),
-    ("qwen3-vl-8b", "8xH100", "sft", {}),
-    ("gpt-oss-20b", "8xH100", "peft", {}),
-    ("llama2-13b", "4x8xA100", "pretrain", {"engine": "torchtitan"}),
-    ("qwen25-7b", "16xH100", "sft", {"engine": "deepspeed"}),
+Question = tuple[str, tuple[Any, ...], dict[str, Any]]
+WHY = {"explain": True}
+QUESTIONS: tuple[Question, ...] = (
+    ("recommend", ("llama3-8b", "8xH100", "sft"), {}),
+    ("recommend", ("llama3-8b", "1xH100", "sft"), WHY),
+    ("recommend", ("llama3-8b", "60xH100", "pretrain"), {"tokens": "300B", "price": 2.5, **WHY}),
+    ("recommend", ("llama3-8b", "7xH100", "sft"), {"overrides": ["layout.tp=3"]}),
+    ("recommend", ("llama3-70b", "1xH100", "peft"), {}),
+    ("recommend", ("llama3-70b", "64xH100", "pretrain"), {"tokens": "1T"}),
+    ("recommend", ("llama31-405b", "64xH100", "sft"), {}),
+    ("recommend", ("qwen3-30b-a3b", "4xH100", "sft"), WHY),
+    ("recommend", ("qwen3-14b", "12x8xH200", "pretrain"), {"overrides": ["train.global_batch_size=384"]}),
+    ("recommend", ("qwen3-235b-a22b", "256xH100", "pretrain"), {}),
+    ("recommend", ("deepseek-v3", "1024xH100", "pretrain"), {"engine": "megatron"}),
+    ("recommend", ("deepseek-v3", "256xB200", "sft"), {"seq": "16k"}),
+    ("recommend", ("mixtral-8x7b", "16xA100", "pretrain"), {"tokens": "1M"}),
+    ("recommend", ("gemma3-27b", "8xA100-40", "peft"), {}),
+    ("recommend", ("qwen3-8b", "1xRTX4090", "qlora"), {"overrides": ["train.epochs=3"], "tokens": "1B"}),
+    ("recommend", ("qwen2.5-7b", "2xL40S", "sft"), {}),
+    ("recommend", ("qwen3-vl-8b", "8xH100", "sft"), {}),
+    ("recommend", ("gpt-oss-20b", "8xH100", "peft"), {}),
+    ("recommend", ("llama2-13b", "4x8xA100", "pretrain"), {"engine": "torchtitan"}),
+    ("recommend", ("qwen25-7b", "16xH100", "sft"), {"engine": "deepspeed"}),
+    ("recommend", ("llama3-8b", "8xH100", "sft"), {"overrides": ["layout.tp=3", "layout.cp=3", "layout.pp=7"]}),
+    ("recommend", ("llama3-8b", "11xH100", "sft"), {"overrides": ["train.global_batch_size=13", "layout.pp=3"]}),
+    ("recommend", ("llama3-8b", "8xH100", "pretrain"), {"benchmark": True}),
+    ("recommend", ("llama3-70b", "128xB200", "pretrain"), {"benchmark": True, **WHY}),
+    ("recommend", ("wan-14b", "8xH100", "sft"), {}),
+    ("recommend", ("nemotronh-8b", "13xH100", "pretrain"), {"tokens": "20T", **WHY}),
+    ("recommend", ("llama3-70b", "2xRTX4090", "sft"), {}),
+    ("recommend", ("qwen3-14b", "2xRTX4090", "peft"), {}),
+    ("recommend", ("gpt3-175b", "96xH100", "pretrain"), {"overrides": ["layout.strategy=ddp"]}),
+    ("plan", ("llama3-8b", "8xH100", "sft"), {"top": 3}),
+    ("plan", ("qwen3-30b-a3b", "4xH100", "sft"), {"top": 2}),
+    ("plan", ("qwen3-0.6b", "3xRTX4090", "peft"), {"everything": True, "top": 2}),
+    ("plan", ("llama3-8b", "7xH100", "sft"), {"overrides": ["layout.tp=3"]}),
+    ("plan", ("llama3_8b_pretrain_config", "8xA100"), {"overrides": ["layout.vp=2", "layout.pp=2"], "top": 2}),
+    ("size", ("qwen3-1.7b", "sft", "2xRTX4090"), {"tokens": "1B", "price": 2}),
+    ("estimate", ("llama3-70b", "64xH100", "pretrain"), {"overrides": ["layout.tp=8", "layout.micro_batch_size=auto"]}),
+    ("estimate", ("llama3-70b", "8xH100", "pretrain"), {"overrides": ["layout.tp=8"], "tokens": "1T", "price": 3}),
+    ("check", ("llama3_8b_pretrain_config",), {"gpus": "8xH100", "overrides": ["layout.tp=3", "layout.pp=5"]}),
+    ("check", ("llama3_8b_pretrain_config",), {"gpus": "1xA100-40"}),
+    ("check", ("qwen3_30b_a3b_pretrain_config",), {"gpus": "24xH100", "overrides": ["layout.ep=7"]}),
+    ("check", ("deepseek_v3_pretrain_config",), {"gpus": "8xH100"}),
+    ("check", ("llama3_8b_pretrain_config",), {"gpus": "16xH100", "engine": "torchtitan"}),
 )
 
 
-def answer(model: str, gpus: str, goal: str, more: dict[str, Any]) -> dict[str, Any]:
-    """Return what decides a recommendation, without its wording."""
+def answer(verb: str, arguments: tuple[Any, ...], options: dict[str, Any]) -> dict[str, str]:
+    """Return what decides an answer, without its wording."""
     try:
-        plan = meshwright.recommend(model, gpus, goal, **more)
+        found = meshwright.to_dict(getattr(meshwright, verb)(*arguments, **options))
     except InputError as error:
-        return {"error": error.field}
-    found = meshwright.to_dict(plan)
-    return {
-        "recipe": found["recipe"]["name"],
-        "match": found["recipe"]["match"],
-        "approach": plan.approach,
-        "ok": plan.ok,
-        "layout": found["layout"],
-        "memory": f"{float(plan.estimate.memory.total):.4g} GiB",
-        "step": f"{float(plan.estimate.step_s):.4g} s",
-        "changes": sorted(change.field for change in plan.changes),
-        "findings": sorted(f"{one.rule} {' '.join(one.fix)}" for one in plan.findings),
-        "suggestions": [f"{one.title}: {' '.join(one.overrides)}" for one in plan.suggestions],
-    }
+        found = {"error": {"field": error.field, "reason": error.reason, "fix": error.fix}}
+    return kept.lines({name: part for name, part in found.items() if name not in ("schema", "commands")})
 
 
-def answers() -> dict[str, Any]:
-    """Return the answer of every question."""
-    return {" ".join(map(str, question)): answer(*question) for question in QUESTIONS}
+def label(question: Question) -> str:
+    return " ".join(map(str, (question[0], *question[1], *(f"{k}={v}" for k, v in question[2].items()))))
+
+
+def answers() -> Iterator[tuple[str, Any]]:
+    """Yield the answer of every question."""
+    for question in QUESTIONS:
+        yield label(question), answer(*question)
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps(answers(), indent=1) + "\n")
+    kept.write(FILE, answers)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import json
 import textwrap
 from collections.abc import Iterator
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
+
+from tests import kept
 
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import ENGINES, recipe_fields
@@ -173,10 +174,11 @@ def verdicts(rule: Rule) -> dict[str, str]:
     return {text: verdict(rule, case) for text, case in cases_of(rule)}
 
 
-def kept(rule: Rule) -> list[str]:
-    """Return the message of the broken case, and the verdicts in order, one letter each."""
-    return [message(rule, broken_case(rule.id)), "".join(verdicts(rule).values())]
+def answers() -> Iterator[tuple[str, list[str]]]:
+    """Yield the message of each rule's broken case, and the verdicts in order, one letter each."""
+    for id in sorted(RULES):
+        yield id, [message(RULES[id], broken_case(id)), "".join(verdicts(RULES[id]).values())]
 
 
 if __name__ == "__main__":
-    FILE.write_text(json.dumps({id: kept(RULES[id]) for id in sorted(RULES)}, indent=0) + "\n")
+    kept.write(FILE, answers)
