@@ -11,7 +11,9 @@ import pytest
 from meshwright import rules
 from meshwright.doctor import meanings
 from meshwright.rules import messages
+from meshwright.rules.messages import codes
 
+IB_STATUS = {5: "error.ib-flushed", 10: "error.ib-access", 12: "error.ib-retries", 13: "error.ib-not-ready"}
 NUMBERS = ("7", "129", "4096", "12", "3", "65,536", "0.25")
 LIBRARY = "/opt/conda/lib/python3.12/site-packages"
 
@@ -103,7 +105,9 @@ def test_every_message_names_its_source_and_what_explains_it() -> None:
     assert [one for one in table if not set(one.ids) <= known] == []
     assert all(re.fullmatch(r"[\w.-]+/[\w.-]+ \S+\.\w+", one.source) for one in table)
     assert len({one.text for one in table}) == len(table)
-    assert set(messages.KNOWN_ERRORS) == {id for one in table for id in one.ids if id.startswith("error.")}
+    reached = {id for one in table for id in one.ids if id.startswith("error.")}
+    by_code = {*(f"error.xid-{number}" for number in codes.XIDS), *IB_STATUS.values()}
+    assert set(messages.KNOWN_ERRORS) == reached | by_code
 
 
 def test_precision_and_recall_in_tracebacks(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,6 +135,60 @@ def test_messages_as_users_paste_them(meshwright: Any, text: str) -> None:
     assert answer["matches"][0]["name"] == OTHER_WORDING[text]
     assert answer["matches"][0]["meaning"]
     assert answer["matches"][0]["source"]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("Xid 79", "error.xid-79"),
+        ("NVRM: Xid (PCI:0000:1b:00): 63, pid=1, Row Remapper: New row marked for remapping", "error.xid-63"),
+        ("[Mon Nov 16 10:00:00 2026] NVRM: Xid (PCI:0000:9a:00): 94, pid='<unknown>', Contained", "error.xid-94"),
+        ("XID error 48", "error.xid-48"),
+        ("NVLink error", "error.xid-74"),
+        ("NVRM: GPU at 0000:06:00.0: GPU has fallen off the bus.", "error.xid-79"),
+        ("ncclSystemError", "error.nccl-system"),
+        ("ncclRemoteError", "error.nccl-remote"),
+        ("ncclUnhandledCudaError: Call to CUDA function failed.", "error.nccl-cuda"),
+        (
+            "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled system error (run with "
+            "NCCL_DEBUG=INFO for details), NCCL version 2.27.5",
+            "error.nccl-system",
+        ),
+        ("node3:41:77 [3] ibvwrap.cc:360 NCCL WARN Call to ibv_modify_qp failed with error Connection timed out",
+         "error.infiniband-setup"),
+        ("node3:41:77 [3] misc/ibvwrap.cc:376 NCCL WARN Call to ibv_modify_qp failed with 61 No data available, on dev",
+         "error.infiniband-setup"),
+        ("NCCL WARN socketProgress: Connection closed by remote peer node07<41234>", "error.peer-closed"),
+        ("NET/IB: Got completion from peer 10.0.0.1<34> with status=IBV_WC_RETRY_EXC_ERR(12) opcode=IBV_WC_SEND(0) "
+         "vendor_err=129", "error.ib-retries"),
+        ("NET/IB : Got completion with error 12, opcode 1, len 0, vendor err 129", "error.ib-retries"),
+        ("NET/IB : Got completion from peer 10.0.0.1<34> with status=5 opcode=0 len=0 vendor err 249",
+         "error.ib-flushed"),
+    ],
+)  # fmt: skip
+def test_messages_of_nccl_and_the_driver(meshwright: Any, line: str, name: str) -> None:
+    answer = meshwright("explain", line, "--json").json
+    assert (answer["kind"], answer["matches"][0]["name"]) == ("message", name)
+    assert answer["matches"][0]["fix"]
+
+
+def test_codes_that_are_none() -> None:
+    for line in ("SXid (PCI:0000:05:00.0): 24001", "Got completion for a send request", "the taxid 79 of the row"):
+        assert not messages.has_code(line)
+    assert messages.search("Xid 57")[0].message.ids == ("run.failed-gpu-fault",)  # a number without an entry
+
+
+def test_the_doctor_names_the_cause_of_a_lost_peer(meshwright: Any, tmp_path: Any) -> None:
+    log = tmp_path / "train.log"
+    steps = "".join(
+        f"step {n}/100  loss {3 - n / 50:.2f}  lr 3.0e-05  grad norm 1.20  tokens/s/GPU 5,600\n" for n in range(1, 40)
+    )
+    warned = "node3:41:77 [3] NCCL WARN NET/IB : Got completion from peer 10.0.0.1<34> with status=12 opcode=0 len=0 "
+    log.write_text(f"{steps}{warned}vendor err 129\nTraceback (most recent call last):\nRuntimeError: stopped\n")
+    (finding,) = [f for f in meshwright("doctor", str(log), "--json").json["findings"] if f["severity"] == "error"]
+    assert finding["rule"] == "run.failed-network"
+    assert "status 12" in finding["message"]
+    assert any("ended first" in " ".join(one["try"]) for one in finding["remedies"])
 
 
 def test_explain_a_message(meshwright: Any) -> None:

@@ -7,15 +7,18 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from meshwright import rules
 from meshwright.api import requests, their_keys, word_search
-from meshwright.api.inputs import verb
+from meshwright.api.inputs import fields_of, verb
+from meshwright.api.labels import LABELS
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.api.terms import TERMS
+from meshwright.choices import ENGINES, synonym
 from meshwright.errors import InputError, closest, unknown
 from meshwright.frameworks import rule_catalog
-from meshwright.recipes.capabilities import describe
+from meshwright.recipes.capabilities import Executed, describe, engines_with, executed_by, executed_values
 from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
 from meshwright.recipes.overrides import translate_value
 from meshwright.recipes.types import RecipeField, recipe_fields
@@ -24,11 +27,16 @@ from meshwright.rules import Rule, messages
 SHOWN = 80  # characters of an unknown name that the error repeats
 LONGEST = 400  # characters of a message that the answer repeats
 LONGEST_QUESTION = 12  # words
+MOST_WORDS = 3  # of a field with its value: layout.tp = 4
 NEAREST = 4  # messages that are named
 _RULE = re.compile(r"[a-z0-9_]+\.[a-z0-9_.-]*[a-z0-9]", re.IGNORECASE)
 
 
-Kind = Literal["rule", "field", "finding", "term", "value", "section", "key", "error", "message", "words"]
+AXES = {"pp_schedule": "pp", "cp_comm": "cp", "dispatcher": "ep"}  # fields that mean something on a mesh axis only
+
+Kind = Literal[
+    "rule", "field", "finding", "term", "value", "section", "key", "error", "message", "words", "option", "capabilities"
+]
 
 
 class Found(msgspec.Struct, frozen=True):
@@ -54,6 +62,7 @@ class Explained(msgspec.Struct, frozen=True):
     fields: tuple[RecipeField, ...] = ()  # of a section or of another framework's key
     matches: tuple[Found, ...] = ()  # best first
     fix: tuple[str, ...] = ()  # of an error
+    capabilities: tuple[Executed, ...] = ()  # of an engine
 
 
 @verb(requests.Explain)
@@ -99,10 +108,26 @@ def _as_section(text: str) -> Explained | None:
 
 
 def _as_term_or_field(text: str) -> Explained | None:
-    term, key = _term(text), recipe_key(text)
+    is_sentence = len(text.split()) > MOST_WORDS  # train.steps=1000 with 8 samples each …
+    term, key = _term(text), None if is_sentence else recipe_key(text)
     if term is not None and (key is None or key.partition(".")[2] != term):
-        return Explained(term, "term", _field_of_value(term), (), TERMS[term])
-    return None if key is None else _field(key, TERMS[term] if term else "")
+        field = _field_of_value(term)
+        name = term if term in TERMS else text.strip(" :")
+        return Explained(name, "term", field, (), ". ".join(filter(None, (_meaning(term), _runs_it(field, term)))))
+    return None if key is None else _field(key, _meaning(term) if term else "")
+
+
+def _meaning(term: str) -> str:
+    return TERMS.get(term) or LABELS[term]
+
+
+def _runs_it(field: RecipeField | None, value: str) -> str:
+    """Return which engines execute a value, unless all do."""
+    if field is None:
+        return ""
+    axis = AXES.get(field.flat)
+    running = [one for one in engines_with(field.flat, value) if not axis or executed_values(axis, one) is None]
+    return "" if len(running) == len(ENGINES) else f"Executed by {', '.join(running) or 'no engine'}."
 
 
 def _field(key: str, meaning: str = "") -> Explained:
@@ -132,7 +157,8 @@ def _as_value(text: str) -> Explained | None:
     field = _field_of_value(text.lower())
     if field is None:
         return None
-    return Explained(text.lower(), "value", field, meaning=f"value of {field.key}: {field.text}")
+    meaning = f"value of {field.key}: {field.text}. {_runs_it(field, text.lower())}".strip()
+    return Explained(text.lower(), "value", field, meaning=meaning)
 
 
 def _field_of_value(word: str) -> RecipeField | None:
@@ -158,7 +184,7 @@ def _as_named(text: str) -> Explained | None:
 
 def _as_message(text: str) -> Explained | None:
     """Return what an error message means: those of the frameworks first, then symptoms in our terms."""
-    if " " not in text:
+    if " " not in text and not messages.has_code(text):
         return None
     matches = [one for one in messages.search(text) if one.sure] or [
         one for one in messages.search_symptoms(text) if one.sure
@@ -197,13 +223,57 @@ def _as_words(text: str) -> Explained | None:
     if len(text.split()) > LONGEST_QUESTION or messages.is_error(text):
         return None  # an error message that is not known
     entries, missing = word_search.search(text)
-    found = tuple(Found(one.name, one.kind, one.meaning) for one in entries)
+    known = messages.KNOWN_ERRORS
+    found = tuple(Found(e.name, e.kind, e.meaning, known[e.name].fix if e.name in known else ()) for e in entries)
     meaning = f"no entry contains: {', '.join(missing)}" if missing else ""
     return Explained(text[:LONGEST], "words", meaning=meaning, matches=found) if found else None
 
 
+def _as_code(text: str) -> Explained | None:
+    """Return the error that a short text names by its code, such as Xid 79."""
+    return _as_message(text) if messages.has_code(text) else None
+
+
+def _as_capabilities(text: str) -> Explained | None:
+    """Return what an engine executes: capabilities, capabilities megatron, what torchtitan supports."""
+    words = re.findall(r"[a-z0-9_-]+", text.lower())
+    if not any(word.startswith("capabilit") for word in words) or len(words) > LONGEST_QUESTION:
+        return None
+    names = [one.value if (one := synonym("engine", word)) else word for word in words]
+    engine = next((name for name in names if name in ENGINES), ENGINES[0])
+    meaning = f"what the {engine} engine executes; `explain capabilities ENGINE` prints another: {', '.join(ENGINES)}"
+    return Explained(f"capabilities of {engine}", "capabilities", meaning=meaning, capabilities=executed_by(engine))
+
+
+def _as_option(text: str, named: bool = False) -> Explained | None:
+    """Return what an option of our commands does, and which commands have it."""
+    from meshwright.api.verbs import verbs_on
+
+    flag = text.partition("=")[0].strip()
+    if not flag.startswith("-"):
+        if not named or " " in flag:
+            return None
+        flag = f"--{flag.replace('_', '-')}"
+    found: dict[str, list[str]] = {}
+    for one in verbs_on("cli"):
+        for field in fields_of(one.request):
+            flags = (*field.flag.split("/"), *field.input.other_flags)
+            if flag in flags and "cli" in field.input.surfaces and not field.input.positional:
+                found.setdefault(field.input.help, []).append(one.name)
+    if not found:
+        return None
+    meaning = " ".join(f"{', '.join(commands)}: {help}" for help, commands in found.items())
+    return Explained(flag, "option", meaning=meaning)
+
+
+def _as_option_name(text: str) -> Explained | None:
+    """Return what an option does whose dashes were left out."""
+    return _as_option(text, named=True)
+
+
 LOOKUPS = (
-    _as_rule, _as_section, _as_term_or_field, _as_their_key, _as_value, _as_named, _as_message, _as_words,
+    _as_rule, _as_capabilities, _as_section, _as_code, _as_option, _as_term_or_field, _as_their_key, _as_value,
+    _as_named, _as_message, _as_option_name, _as_words,
 )  # fmt: skip
 """What a text may be, in this order."""
 
@@ -264,6 +334,7 @@ class ExplainResponse(Response, frozen=True, kw_only=True):
     rules: Sequence[ExplainedRule]
     matches: Sequence[FoundPart]
     fix: Sequence[str]
+    capabilities: Sequence[Executed] | UnsetType = UNSET
 
 
 def explain_response(found: Explained, request: requests.Explain | None = None) -> ExplainResponse:
@@ -277,6 +348,7 @@ def explain_response(found: Explained, request: requests.Explain | None = None) 
         rules=[_rule_part(rule) for rule in found.rules],
         matches=[_found_part(one) for one in found.matches],
         fix=found.fix,
+        capabilities=found.capabilities or UNSET,
     )
 
 
@@ -314,7 +386,9 @@ def _choices(hint: Any) -> Iterable[Any]:
 
 def _term(text: str) -> str | None:
     word = text.strip().lower().replace(" ", "_").replace("-", "_")
-    return next((one for one in (word, word.replace("_stage", "")) if one in TERMS), None)  # ZeRO stage 3
+    plain = re.sub(r"_?\((?:layout|contract)\)$", "", word.rstrip(":"))  # a leaner step (layout)
+    variants = (word, word.replace("_stage", ""), plain)  # ZeRO stage 3
+    return next((one for one in variants if one in TERMS or one in LABELS), None)
 
 
 def _rule(text: str) -> Rule | None:

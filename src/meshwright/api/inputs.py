@@ -83,6 +83,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     absent: Any = None  # value on a surface that sends none; the field's default is for Python callers
     any_text: bool = False  # line breaks and control characters allowed
     file_name: bool = False  # a plain file name
+    override: str = ""  # key of the recipe field that it sets, as KEY=VALUE does
     surfaces: tuple[Surface, ...] = ALL
     texts: tuple[Text, ...] = ()  # what HTTP and MCP may send instead of a name or path
     also: tuple[Text, ...] = ()  # what HTTP and MCP may send besides
@@ -306,6 +307,9 @@ def validated(request: R, surface: Surface = "cli") -> R:
             changes[field.name] = found.value
             if found.meaning:
                 changes |= _with_synonym(request, changes, f"{field.label} {word}", found)
+        if limits.override:
+            meant = choices.Synonym("", "", (f"{limits.override}={value}",))
+            changes["overrides"] = _with_overrides(request, changes, f"{field.label} {value}", meant)
     return msgspec.structs.replace(request, **changes) if changes else request
 
 
@@ -338,17 +342,23 @@ def _with_synonym(request: Request, changes: Mapping[str, Any], typed: str, foun
         more["notes"] = (*before, meaning)
     else:
         note(meaning)
-    if "overrides" not in names:
-        return more
-    overrides: Sequence[str] = request.overrides  # type: ignore[attr-defined]  # checked above
+    if "overrides" in names:
+        more["overrides"] = _with_overrides(request, changes, typed, found)
+    return more
+
+
+def _with_overrides(
+    request: Request, changes: Mapping[str, Any], typed: str, found: choices.Synonym
+) -> tuple[str, ...]:
+    """Return the overrides with those that an option means; one that contradicts it is an error."""
+    overrides: Sequence[str] = changes.get("overrides", request.overrides)  # type: ignore[attr-defined]  # has them
     for own in found.overrides:
         key = own.partition("=")[0]
         for given in overrides:
             if given.partition("=")[0].strip() == key and given.replace(" ", "") != own:
                 reason, fix = f"contradicts {typed}, which means {own}", f"leave out {given}"
                 raise InputError(reason, field=key, value=given.partition("=")[2], fix=(fix,))
-    more["overrides"] = (*(own for own in found.overrides if own not in overrides), *overrides)
-    return more
+    return (*(own for own in found.overrides if own not in overrides), *overrides)
 
 
 def _check_string(field: Field, value: str) -> None:

@@ -20,7 +20,7 @@ def check_run_paths(recipe: Recipe, out: str | None) -> None:
     data = recipe.data
     for name in data.blend or {data.dataset: 1.0}:
         _check_dataset(name, recipe.goal)
-    if _looks_like_path(data.validation):
+    if looks_like_path(data.validation):
         _check_dataset(data.validation, recipe.goal, "data.validation")
     check_folder(data.tokenizer, "data.tokenizer")
     check_folder(recipe.checkpoint.pretrained, "checkpoint.pretrained")
@@ -34,11 +34,11 @@ def check_folder(name: str, field: str) -> None:
     """Raise InputError for a folder that does not exist, unless it is the id of a downloaded model."""
     if not name or name in NOT_A_FOLDER or Path(name).expanduser().exists():
         return
-    if _looks_like_path(name) or not (is_cached(name) or "/" in name):
+    if looks_like_path(name) or not (is_cached(name) or "/" in name):
         raise missing_path(name, field)
 
 
-def _looks_like_path(name: str) -> bool:
+def looks_like_path(name: str) -> bool:
     """Return whether a name can only be a path: an id has at most one slash, after a name that is no folder here."""
     path = Path(name).expanduser()
     if not name:
@@ -60,7 +60,7 @@ def _check_dataset(name: str, goal: str, field: str = "data.dataset") -> None:
 
     if name in REGISTRY or in_data_folder(name) is not None:
         return
-    if _looks_like_path(name) or "/" not in name:
+    if looks_like_path(name) or "/" not in name:
         raise _no_dataset(name, field, tuple(REGISTRY))
 
 

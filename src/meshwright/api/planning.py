@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, costs, file_access, launch, models, planner
 from meshwright.api import requests
-from meshwright.api.dataset_length import epochs_of
+from meshwright.api.dataset_length import dataset_notes, epochs_of
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import assumed_in, is_recipe, model_and_goal, referenced_model, require_known, typed_model
 from meshwright.api.responses import (
@@ -60,6 +60,12 @@ def recommend(request: requests.Recommend) -> Plan:
     return found
 
 
+def _notes(plan: Plan) -> tuple[str, ...]:
+    """Return a plan's notes, and how many samples a dataset of the user's own has."""
+    own_data = any(change.field == "data.dataset" for change in plan.changes)
+    return (*plan.notes, *(dataset_notes(plan.recipe) if own_data else ()))
+
+
 def _given(request: requests.Recommend) -> tuple[str, str | int]:
     return str(request.goal), request.gpus if request.gpus is not None else ""
 
@@ -76,6 +82,7 @@ def plan(request: requests.Plan) -> Ranking:
     else:
         question = job_question(request, job)
         recipe = job.on(question.engine)
+    _price(request, question), token_budget(request.tokens)  # refused before the search
     return planner.rank_layouts(question, request.overrides, request.top, request.everything, recipe)
 
 
@@ -135,7 +142,7 @@ def _with_usual_node(question: Question) -> Question:
     return msgspec.structs.replace(question, assumed=(*question.assumed, usual))
 
 
-def _price(request: requests.Recommend | requests.Size | requests.Estimate, question: Question) -> planner.Price | None:
+def _price(request: Asked | requests.Size, question: Question) -> planner.Price | None:
     """Return the requested price, or that of the cluster file."""
     on = question.cluster
     given = price_per_hour(
@@ -164,7 +171,7 @@ def _price_of(price: float | str | None, gpu: str) -> float | str | None:
     return by_type[gpu]
 
 
-def _budget(plan: Plan, request: requests.Recommend | requests.Estimate | None) -> planner.Budget | UnsetType | None:
+def _budget(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType | None:
     """Return days and cost of the requested tokens, else of the recipe's epochs, else of its steps at a price."""
     if request is None:
         return UNSET
@@ -455,6 +462,7 @@ class SizesResponse(Response, frozen=True, kw_only=True):
     notes: Sequence[str]
     assumed: Sequence[clusters.Assumption]
     storage: planner.Storage | None
+    own: int | None
     compared: Sequence[planner.Compared]
 
     @property
@@ -491,16 +499,16 @@ class ScheduleResponse(Response, frozen=True, kw_only=True):
     passes: Sequence[ScheduledPass]
 
 
-def plan_response(plan: Plan, request: requests.Recommend | None = None, overrides: Sequence[str] = ()) -> PlanResponse:
+def plan_response(plan: Plan, request: requests.Recommend | requests.Plan | None = None) -> PlanResponse:
     """Return the response of recommend, with reasons if they were requested."""
     response = _plan_response(plan)
     more: dict[str, Any] = {"budget": _budget(plan, request)}
     if not plan.estimate.fits or _offloads_to_fit(plan) or any(f.rule == "memory.host" for f in plan.findings):
-        fitting, plain = planner.smallest_fit(plan, overrides if request is None else request.overrides)
+        fitting, plain = planner.smallest_fit(plan, () if request is None else request.overrides)
         more["smallest_that_fits"] = None if fitting is None else fitting.world
         more["smallest_cluster"] = None if fitting is None else str(fitting)
         more["smallest_without_offload"] = None if plain is None else str(plain)
-    if request is not None and request.explain:
+    if isinstance(request, requests.Recommend) and request.explain:
         more["reasons"] = planner.reasons(plan)
         more["memory_by_stage_gib"] = _memory_by_stage(plan)
     return msgspec.structs.replace(response, **more)
@@ -542,7 +550,7 @@ def _plan_response(plan: Plan) -> PlanResponse:
         published=plan.published or UNSET,
         commands=launch.commands_of(plan, no_command),
         no_command=no_command,
-        notes=plan.notes or UNSET,
+        notes=_notes(plan) or UNSET,
     )
 
 
@@ -577,7 +585,7 @@ def _memory_by_stage(plan: Plan) -> dict[str, MemoryGib]:
 def plans_response(ranking: Ranking, request: requests.Plan | None = None) -> PlansResponse:
     """Return the response of plan."""
     return PlansResponse(
-        plans=[plan_response(plan, overrides=() if request is None else request.overrides) for plan in ranking.plans],
+        plans=[plan_response(plan, request) for plan in ranking.plans],
         pareto=_scores(ranking.pareto),
         dropped=ranking.dropped,
         searched=ranking.searched,
@@ -585,7 +593,7 @@ def plans_response(ranking: Ranking, request: requests.Plan | None = None) -> Pl
         repair=(ranking.blocked.repair if ranking.blocked else None) or UNSET,
         contradiction=(ranking.blocked.contradiction if ranking.blocked else None) or UNSET,
         fitting=_scores(ranking.fitting) or UNSET,
-        notes=(ranking.plans[0].notes or UNSET) if ranking.plans else UNSET,
+        notes=(_notes(ranking.plans[0]) or UNSET) if ranking.plans else UNSET,
     )
 
 

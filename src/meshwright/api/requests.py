@@ -117,16 +117,14 @@ OtherModel = Annotated[
         surfaces=CLI,
     ),
 ]
-FileModel = Annotated[
-    str,
-    Input(
-        help="Model to assume if the file does not name one; for a recipe of ours, another model.",
-        metavar="MODEL",
-        complete="models",
-        examples=("llama3-8b",),
-        also=(MODEL_TEXT,),
-    ),
-]
+FILE_MODEL = Input(
+    help="Model to assume if the file does not name one; for a recipe of ours, another model.",
+    metavar="MODEL",
+    complete="models",
+    examples=("llama3-8b",),
+    also=(MODEL_TEXT,),
+)
+FileModel = Annotated[str, FILE_MODEL]
 FileFramework = Annotated[
     str,
     Input(
@@ -229,6 +227,16 @@ Price = Annotated[
     ),
 ]
 Currency = Annotated[str, Input(help="Currency of the price, e.g. EUR.", metavar="CODE", examples=("EUR",))]
+DATASET = Input(help="Dataset: a name, file or folder; mock generates random data.", metavar="DATA", surfaces=CLI)
+Dataset = Annotated[str, DATASET]
+PlannedDataset = Annotated[
+    str,
+    msgspec.structs.replace(
+        DATASET,
+        help="Dataset to train on (data.dataset): a name, file or folder; the samples of a file are counted.",
+        override="data.dataset",
+    ),
+]
 Notes = Annotated[Sequence[str], Input(help="How synonyms among the choices were understood.", surfaces=())]
 Benchmark = Annotated[bool, Input(help="Upper-bound throughput on mock data; never a production setting.")]
 Limit = Annotated[int, Input(help="Maximum number of rows.", minimum=1, maximum=MAX_ROWS, absent=40, surfaces=("mcp",))]
@@ -274,16 +282,10 @@ class Recommend(Request, frozen=True):
     notes: Notes = ()
     name: FileName | None = None
     framework: FileFramework | None = None
-    train_model: Annotated[
-        str | None,
-        Input(
-            help="Model to assume if a file does not name one.",
-            flag="--model",
-            metavar="MODEL",
-            complete="models",
-            surfaces=CLI,
-        ),
-    ] = None
+    train_model: Annotated[str | None, msgspec.structs.replace(FILE_MODEL, flag="--model", surfaces=CLI, also=())] = (
+        None
+    )
+    dataset: PlannedDataset | None = None
 
 
 class Write(Recommend, frozen=True, kw_only=True):
@@ -308,11 +310,15 @@ class Plan(Request, frozen=True):
     everything: Annotated[
         bool, Input(help="Also list all layouts that fit, with memory and step time.", surfaces=("http",))
     ] = False
+    tokens: Tokens | None = None
+    price: Price | None = None
+    currency: Currency | None = None
     overrides: Overrides = ()
     notes: Notes = ()
     name: FileName | None = None
     framework: FileFramework | None = None
     model: FileModel | None = None
+    dataset: PlannedDataset | None = None
 
 
 class Size(Request, frozen=True):
@@ -375,6 +381,7 @@ class Estimate(Request, frozen=True):
     name: FileName | None = None
     framework: FileFramework | None = None
     model: FileModel | None = None
+    dataset: PlannedDataset | None = None
 
 
 class Schedule(Estimate, frozen=True):
@@ -416,16 +423,7 @@ class Check(Request, frozen=True):
         ),
     ] = None
     framework: FileFramework | None = None
-    model: Annotated[
-        str | None,
-        Input(
-            help="Model to assume if the file does not name one.",
-            metavar="MODEL",
-            complete="models",
-            examples=("llama3-8b",),
-            also=(MODEL_TEXT,),
-        ),
-    ] = None
+    model: FileModel | None = None
     advice: Annotated[bool, Input(help="Also report non-blocking suggestions for another framework's file.")] = False
     calibration: Calibration | None = None
     overrides: Overrides = ()

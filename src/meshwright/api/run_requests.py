@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, get_args
 
+import msgspec
+
 from meshwright.api.inputs import CLI, Input, Request, Text
 from meshwright.api.requests import (
+    FILE_MODEL,
     Calibration,
+    Dataset,
     FileFramework,
     Goal,
     Gpus,
@@ -31,10 +35,6 @@ LOG_TEXT = Text(
     name="log", help="Output of the run; for a long log, its beginning and its last steps.", file="train.log"
 )
 BASELINE_TEXT = Text(name="baseline", help="Log of the same training on fewer GPUs.", file="baseline.log")
-
-Dataset = Annotated[
-    str, Input(help="Dataset: a name, file or folder; mock generates random data.", metavar="DATA", surfaces=CLI)
-]
 
 
 class Bench(RunOptions, Request, frozen=True):
@@ -139,7 +139,9 @@ class Launch(Request, frozen=True):
     model: OtherModel | None = None
     tiny: Annotated[bool, flag("Train a laptop-size model of the same structure on CPU, as a trial.")] = False
     out: Annotated[str | None, path("Run folder; a requeued job resumes from its checkpoints.")] = None
-    name: Annotated[str | None, path("Job name; the recipe's name by default.")] = None
+    name: Annotated[
+        str | None, path("Job name; the recipe's name by default.", "NAME", other_flags=("--job-name", "-J"))
+    ] = None
     cpu: Annotated[bool, flag("Request no GPU, for --tiny runs. Ranks are counted like GPUs.")] = False
     cpus_per_rank: Annotated[int | None, path("CPU cores per rank.  [default: 8, with --cpu 1]", "N")] = None
     python: Annotated[str | None, path("Interpreter of the job.  [default: with --submit this one]", "PATH")] = None
@@ -162,12 +164,18 @@ class Launch(Request, frozen=True):
     max_restarts: Annotated[int | None, path("Restarts of failed ranks.", "N")] = None
     kind: Annotated[str | None, path("Kubernetes: pytorchjob or jobset.", "KIND")] = None
     namespace: Annotated[str | None, path("Kubernetes namespace.")] = None
-    time: Annotated[str | None, path("Time limit in SLURM's format: 90, 12:00:00, 2-00:00:00.", "LIMIT")] = None
-    partition: Annotated[str | None, path("SLURM partition, or several separated by commas.")] = None
-    account: Annotated[str | None, path("SLURM account.")] = None
-    qos: Annotated[str | None, path("SLURM quality of service.")] = None
-    reservation: Annotated[str | None, path("SLURM reservation.")] = None
-    constraint: Annotated[str | None, path("SLURM node features, e.g. 'h100&ib'.", "FEATURES")] = None
+    time: Annotated[
+        str | None, path("Time limit in SLURM's format: 90, 12:00:00, 2-00:00:00.", "LIMIT", other_flags=("-t",))
+    ] = None
+    partition: Annotated[
+        str | None, path("SLURM partition, or several separated by commas.", "NAME", other_flags=("-p",))
+    ] = None
+    account: Annotated[str | None, path("SLURM account.", "NAME", other_flags=("-A",))] = None
+    qos: Annotated[str | None, path("SLURM quality of service.", "NAME", other_flags=("-q",))] = None
+    reservation: Annotated[str | None, path("SLURM reservation.", "NAME")] = None
+    constraint: Annotated[str | None, path("SLURM node features, e.g. 'h100&ib'.", "FEATURES", other_flags=("-C",))] = (
+        None
+    )
     sbatch: Annotated[Sequence[str], path("Another sbatch option, e.g. mem=0; repeat it.", "KEY[=VALUE]")] = ()
     logs: Annotated[str | None, path("Folder of the log NAME-ID.out; the folder of submission by default.")] = None
     requeue: Annotated[bool, flag("Do not requeue the job after preemption.", flag="--no-requeue")] = True
@@ -212,11 +220,10 @@ class Doctor(Request, frozen=True):
     ] = None
     model: Annotated[
         str | None,
-        Input(
+        msgspec.structs.replace(
+            FILE_MODEL,
             help="Model that ran, if the log does not name it; its recipe is the base of the estimate.",
-            metavar="MODEL",
-            complete="models",
-            examples=("llama3-8b",),
+            also=(),
         ),
     ] = None
     gpus: Gpus | None = None

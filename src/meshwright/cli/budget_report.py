@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from meshwright.cli.console import console, escape, table
@@ -11,6 +12,8 @@ Answer = dict[str, Any]
 MISSING = object()  # no budget was requested
 COUNTED = "data.dataset=FILE counts those of a file or folder, --tokens gives their number of tokens"
 EVERY_ROW = 24  # sizes up to which all are listed; JSON always has all
+MOST_LISTED = 4096  # GPUs; few people choose among more
+TIMES_OWN = 4  # the GPUs that the user has: larger clusters are another question
 
 
 def _number(value: float) -> str:
@@ -60,6 +63,24 @@ def budget_lines(answer: Answer, gpus: int) -> list[str]:
     return [*lines, *(f"[yellow]{escape(note)}[/]" for note in budget["notes"])]
 
 
+def plan_budget_titles(plans: Sequence[Answer]) -> tuple[str, ...]:
+    """Return the titles of the columns for days, GPU-hours and cost of ranked plans; empty without a budget."""
+    found = next((p["budget"] for p in plans if p.get("budget")), None)
+    if found is None:
+        return ()
+    unit = f" {found['currency']}" if found["currency"] else ""
+    return ("time", "GPU-hours", *(() if found["cost"] is None else (f"cost{unit}",)))
+
+
+def plan_budget(plan: Answer) -> tuple[str, ...]:
+    """Return days, GPU-hours and cost of one of several plans; empty without a budget."""
+    budget = plan.get("budget")
+    if not budget:
+        return ()
+    figures = (_number(budget[name]) for name in ("gpu_hours", "cost") if budget[name] is not None)
+    return (_days(budget["days"]), *figures)
+
+
 def print_sizes(answer: Answer) -> None:
     """Print GPU counts as a table, and which were tried."""
     out, unit = console(), f" {answer['currency']}" if answer["currency"] else ""
@@ -75,13 +96,19 @@ def print_sizes(answer: Answer) -> None:
         "MFU",
         "goodput",
         "days",
+        "GPU-hours",
         "cost" + unit,
     )
-    columns = len(headers) - (answer["price"] is None) - (answer["tokens"] is None)
+    columns = len(headers) - (answer["price"] is None) - 2 * (answer["tokens"] is None)
     table([_size_row(s)[:columns] for s in _shown(answer)], *headers[:columns])
-    for title in ("smallest", "most_efficient"):
-        chosen = answer[title]
-        text = f"{chosen['gpus']} GPUs: {chosen['layout']}{_band(chosen, unit)}" if chosen else "none fits"
+    own = next((s for s in answer["sizes"] if s["gpus"] == answer["own"]), None)
+    for title, chosen in (("yours", own), *((name, answer[name]) for name in ("smallest", "most_efficient"))):
+        if chosen is None and title == "yours":
+            if answer["own"]:
+                titled(out, title, [f" {answer['own']} GPUs: no layout divides them"])
+            continue
+        over = "" if chosen is None or chosen["fits"] else " (does not fit)"
+        text = f"{chosen['gpus']} GPUs{over}: {chosen['layout']}{_band(chosen, unit)}" if chosen else "none fits"
         titled(out, title.replace("_", " "), [" " + text])
     _print_compared(answer["compared"])
     if answer["storage"] is not None:
@@ -159,11 +186,13 @@ def _shown(answer: Answer) -> list[Answer]:
     sizes: list[Answer] = answer["sizes"]
     if len(sizes) <= EVERY_ROW:
         return sizes
-    chosen = {s["gpus"] for s in (answer["smallest"], answer["most_efficient"]) if s}
+    own = answer["own"]
+    chosen = {s["gpus"] for s in (answer["smallest"], answer["most_efficient"]) if s} | {own}
     few = {s["gpus"] for s in sizes[:10]}
     node = answer["node"]
     round_numbers = {k * node * 2**i for i in range(18) for k in (1, 3)} | {2**i for i in range(18)}
-    return [s for s in sizes if s["gpus"] in chosen | few | round_numbers]
+    most = MOST_LISTED if own is None else TIMES_OWN * max(own, answer["smallest"]["gpus"] if answer["smallest"] else 0)
+    return [s for s in sizes if s["gpus"] in chosen or (s["gpus"] in few | round_numbers and s["gpus"] <= most)]
 
 
 def _tried(answer: Answer) -> str:
@@ -193,6 +222,7 @@ def _size_row(s: Answer) -> tuple[str, ...]:
         f"{s['tokens_per_s_per_gpu']:,.0f}",
         f"{s['mfu']:.0%}",
         f"{s['goodput']['share']:.0%}",
-        "" if s["days"] is None else f"{s['days']:,.1f}",
+        "" if s["days"] is None else _number(s["days"]),
+        "" if s["gpu_hours"] is None else _number(s["gpu_hours"]),
         "" if s["cost"] is None else f"{s['cost']:,.0f}",
     )

@@ -12,7 +12,7 @@ import click
 
 from meshwright.api.summary import layout_summary
 from meshwright.api.terms import legend
-from meshwright.cli.budget_report import budget_lines, print_sizes
+from meshwright.cli.budget_report import budget_lines, plan_budget, plan_budget_titles, print_sizes
 from meshwright.cli.console import console, escape, table
 from meshwright.cli.doctor_report import doctor as doctor
 from meshwright.cli.dryrun_report import dryrun as dryrun
@@ -111,11 +111,13 @@ def plan(answer: Answer, found: Any) -> None:
     for place, p in enumerate(answer["plans"], 1):
         e, memory = p["estimate"], p["estimate"]["memory_gib"]
         gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + ("" if e["fits"] else " over")
-        rows.append((str(place), layout_summary(p["layout"]), f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib))
+        figures = plan_budget(p)
+        rows.append((str(place), layout_summary(p["layout"]), f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib, *figures))
     if answer["plans"]:
         titled(out, "Assumed", assumed_lines(answer["plans"][0]["question"]["assumed"]))
-    table(rows, "", "layout", "s/step", "MFU", "GiB")
+    table(rows, "", "layout", "s/step", "MFU", "GiB", *plan_budget_titles(answer["plans"]))
     if answer["plans"]:
+        titled(out, "Budget", budget_lines(answer["plans"][0], found.plans[0].question.cluster.world))
         titled(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
         titled(out, "Options", option_lines(answer["plans"][0]))
         if not answer["plans"][0]["estimate"]["fits"]:
@@ -425,10 +427,13 @@ def rules(answer: Answer, found: Any) -> None:
 def explain(answer: Answer, found: Any) -> None:
     """Print a rule, fields and the rules about them, a finding, a term, or what an error message means."""
     out, field, kind = console(), answer["field"], answer["kind"]
-    if kind in ("term", "finding", "section", "key", "error"):
+    if kind in ("term", "finding", "section", "key", "error", "option", "capabilities"):
         out.print(f"[bold]{escape(answer['about'])}[/]  {escape(answer['meaning'] or '')}".rstrip())
     if kind == "finding":
         out.print("[dim]meshwright doctor RUN reports it[/]")
+    if kind == "capabilities":
+        table([(c["field"], c["executes"], c["why"]) for c in answer["capabilities"]], "field", "executes", "why")
+        out.print("[dim]every other field is executed with every value[/]")
     if field is not None and kind != "rule":
         _print_field(out, answer)
     for one in answer["fields"]:
@@ -437,6 +442,8 @@ def explain(answer: Answer, found: Any) -> None:
         out.print(f"[dim]{escape(answer['meaning'])}[/]")
     for one in answer["matches"] if kind == "words" else ():
         out.print(f"[bold]{escape(one['name'])}[/] [dim]{one['kind']}[/]  {escape(one['meaning'])}")
+        for text in one["fix"] if len(answer["matches"]) == 1 else ():
+            out.print(f"    fix      {escape(text)}")
     titled(out, "Fix", [escape(text) for text in answer["fix"]])
     if kind == "message":
         for place, one in enumerate(answer["matches"], start=1):
@@ -455,7 +462,8 @@ def explain(answer: Answer, found: Any) -> None:
 def _print_field(out: Any, answer: Answer) -> None:
     field = answer["field"]
     out.print(f"[bold]{field['key']}[/]  {escape(field['meaning'])}  [dim]({field['kind']})[/]")
-    titled(out, "Meaning", [escape(answer["meaning"])] if answer["meaning"] and answer["kind"] == "field" else [])
+    shown = answer["meaning"] and answer["kind"] in ("field", "value")
+    titled(out, "Meaning", [escape(answer["meaning"])] if shown else [])
     titled(out, "Default", [escape(str(field["default"]))])
     titled(out, "Choices", [", ".join(map(str, field["choices"]))] if field["choices"] else [])
     titled(out, "Also", [", ".join(field["also_understood"])] if field["also_understood"] else [])

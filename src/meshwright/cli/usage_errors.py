@@ -63,8 +63,54 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("lora", "qlora"), ("--goal {name}",)),
     **dict.fromkeys(("resume", "resume_from", "resume_from_checkpoint", "checkpoint_dir"), ("--out {value}",)),
     **dict.fromkeys(("format", "to_format", "framework", "target"), ("--to {value}",)),
+    **dict.fromkeys(
+        ("max_new_tokens", "max_length", "n_predict", "num_tokens", "max_gen_len", "new_tokens"),
+        ("--max-tokens {value}",),
+    ),
+    **dict.fromkeys(("do_sample", "sample"), ("--temperature 1",)),
+    "temp": ("--temperature {value}",),
+    "greedy": ("--temperature 0",),
+    **dict.fromkeys(("limit", "num_samples", "max_samples", "eval_samples", "n_samples"), ("--samples {value}",)),
+    **{
+        name.replace("-", "_"): (f"--sbatch {name}={{value}}",)
+        for name in (
+            *("nodelist", "exclude", "mail-user", "mail-type", "mem", "mem-per-gpu", "mem-per-cpu", "gres", "licenses"),
+            *("dependency", "begin", "deadline", "comment", "nice", "priority", "switches", "chdir", "tmp", "wckey"),
+            *(
+                "gpu-bind",
+                "gpu-freq",
+                "distribution",
+                "network",
+                "prefer",
+                "clusters",
+                "uid",
+                "gid",
+                "hint",
+                "core-spec",
+            ),
+        )
+    },
+    **{
+        name.replace("-", "_"): (f"--sbatch {name}",)
+        for name in ("exclusive", "oversubscribe", "contiguous", "overcommit", "hold", "spread-job", "use-min-nodes")
+    },
+    **dict.fromkeys(("cpus_per_task", "c"), ("--cpus-per-rank {value}",)),
+    "signal": ("--signal-ahead SECONDS",),
 }
 """Words that other tools use for our options, with what to write here: the first that the command has."""
+SHORT_OPTIONS = {
+    "-w": "nodelist",
+    "-x": "exclude",
+    "-d": "dependency",
+    "-D": "chdir",
+    "-N": "nodes",
+    "-n": "world_size",
+    "-s": "oversubscribe",
+    "-H": "hold",
+    "-L": "licenses",
+    "-M": "clusters",
+}
+"""sbatch's short options by their long names; those that commands have themselves are declared there."""
 VALUE_NAMES = ("dtype", "precision", "mixed_precision", "torch_dtype")
 MODEL_FORMATS = ("hf", "huggingface", "hugging-face", "transformers", "safetensors", "pytorch")
 
@@ -120,7 +166,7 @@ def _command_path(context: Any, arguments: Sequence[str]) -> str:
 def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, list[str]]:
     """Return what an unknown option was probably meant to be: an argument, a recipe field or another option."""
     parameters = context.command.params if context is not None else []
-    name = option.lstrip("-").replace("-", "_").lower()
+    name = SHORT_OPTIONS.get(option, option.lstrip("-").replace("-", "_").lower())
     for one in parameters:
         if isinstance(one, click.Argument) and one.name == name and one.nargs == 1:
             meant = f"{context.command_path} {_value_of(option, arguments) or one.make_metavar(context)}"

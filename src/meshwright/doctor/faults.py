@@ -76,7 +76,8 @@ FAULT_PATTERNS = (
         "network",
         re.compile(
             r"ncclRemoteError|ncclSystemError|NCCL WARN .*(failed|error|[Tt]imed? ?out|refused|reset)|ibv_poll_cq"
-            r"|Connection reset by peer|Got completion from peer"
+            r"|Connection reset by peer|Got completion (from peer|with error)|Connection closed by remote peer"
+            r"|ncclInternalError|NET/IB\b.*async fatal|ibv_\w+ failed|no socket interface found"
         ),
         "the network between ranks failed",
         ("NCCL_DEBUG=INFO names the device", "exclude the node that it names"),
@@ -85,6 +86,7 @@ FAULT_PATTERNS = (
         "gpu_fault",
         re.compile(
             r"uncorrectable ECC|NVRM: Xid|CUDA error: (an illegal memory|unspecified launch|device-side assert)"
+            r"|fallen off the bus|ncclUnhandledCudaError|NVLink [Ee]rror|[Cc]ontained ECC error"
         ),
         "a GPU failed, or a kernel crashed on it",
         ("CUDA_LAUNCH_BLOCKING=1 names the operation", "run nvidia-smi -q -d ECC on the node"),
@@ -114,7 +116,8 @@ AMBIGUOUS = ("network", "scheduler", "error")
 HINTS = (
     "ut of memory", "OutOfMemory", "ALLOC_FAILED", "NaN", "the loss is", "the gradient norm is", "nexpected result",
     "oom", "OOM", "is killed", "SIGKILL", "exitcode", "annot allocate", "timeout", "hangs in", "Timed out", "nccl",
-    "NCCL", "ibv_", "onnection reset", "ompletion from peer", "ECC", "Xid", "CUDA error", "No space left", "quota",
+    "NCCL", "ibv_", "onnection reset", "emote peer", "ompletion from peer", "ompletion with", "fallen off", "NVLink",
+    "NET/IB", "no socket", "ECC", "Xid", "CUDA error", "No space left", "quota",
     "DUE TO", "Error", "Exception", OURS, TRACEBACK,
 )  # fmt: skip
 """Every line that matches a pattern contains one of these; checked first because it is much faster."""

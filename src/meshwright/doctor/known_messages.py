@@ -102,7 +102,7 @@ def _finding(stats: RunStats, fault: Fault, match: messages.Match, id: str) -> F
     remedies = tuple(_rule_remedies(rule, stats)) if rule else tuple(map(_remedy, known.fix if known else ()))
     when = f" after step {fault.step}" if fault.step else " before the first step"
     return Finding(
-        id=id,
+        id=f"run.failed-{known.fault.replace('_', '-')}" if known and known.fault else id,
         severity="error",
         message=f"the run ended{when}: {match.passage[:MAX_SHOWN].rstrip('. ')}. Cause: {cause}"
         + ("" if rule is None or case is None or _is_broken(rule, stats) else f". {_not_in_recipe(case)}"),

@@ -272,7 +272,7 @@ def rules(answer: Answer) -> str:
 def explain(answer: Answer) -> str:
     """Return a rule, fields and the rules about them, a finding, a term, or what an error message means."""
     lines, field, kind = [], answer["field"], answer["kind"]
-    if kind in ("term", "finding", "section", "key", "error"):
+    if kind in ("term", "finding", "section", "key", "error", "option", "capabilities"):
         lines = [f"{answer['about']}: {answer['meaning'] or ''}"]
     if kind == "finding":
         lines.append("send the log to doctor for figures and remedies")
@@ -283,6 +283,7 @@ def explain(answer: Answer) -> str:
             f"other keys: {', '.join(field['also_understood'])}" if field["also_understood"] else "",
         ]
     lines += [f"{one['key']}: {one['meaning']}; default {one['default']!r}" for one in answer["fields"]]
+    lines += [f"{one['field']}: {one['executes']}; {one['why']}" for one in answer.get("capabilities", ())]
     lines += [f"fix: {text}" for text in answer["fix"]]
     for place, one in enumerate(answer["matches"], start=1):
         lines.append(f"{place}. {one['name']} ({one['kind']}): {one['meaning']}")

@@ -81,6 +81,7 @@ class Sizing(Readable, msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
     assumed: tuple[Assumption, ...] = ()
     storage: Storage | None = None
+    own: int | None = None  # GPUs of the cluster that the user named
     compared: tuple[Compared, ...] = ()  # if several GPU types were given
 
     def summary(self) -> Sequence[Row]:
@@ -109,12 +110,13 @@ def size(
     price: Price | None = None,
     most: int = MAX_GPUS,
 ) -> Sizing:
-    """Return sizes for a question's model, goal, GPU type and node; its number of nodes is ignored."""
+    """Return sizes for a question's model, goal, GPU type and node; a number of nodes is among those tried."""
     gpu, node = question.cluster.gpu, question.cluster.gpus_per_node
     found: list[Size] = []
     storage: Storage | None = None
     notes: tuple[str, ...] = ()
-    tried = gpu_counts(node, most)
+    own = question.cluster.world if question.cluster.nodes > 1 else None
+    tried = sorted({*gpu_counts(node, most), *([own] if own and own <= most else ())})
     for count in tried:
         baseline = baseline_for(_resized(question, count, node), overrides)
         notes = batch_notes(baseline.case, tokens) if tokens is not None else ()
@@ -123,7 +125,8 @@ def size(
         if sized is not None:
             found.append(sized)
     fitting = [s for s in found if s.fits]
-    below = [s for s in found if not fitting or s.gpus < fitting[0].gpus][-1:]
+    below = [s for s in found if not fitting or s.gpus < fitting[0].gpus]
+    below = [s for s in below if s is below[-1] or s.gpus == own]
     divided = {s.gpus for s in found}
     return Sizing(
         sizes=(*below, *(s for s in found if fitting and s.gpus >= fitting[0].gpus)),
@@ -139,6 +142,7 @@ def size(
         notes=(*calibration_notes(question.calibration, gpu, question.engine), *notes, *_offload_notes(found)),
         assumed=question.assumed,
         storage=storage,
+        own=own,
     )
 
 

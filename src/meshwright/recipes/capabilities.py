@@ -566,6 +566,25 @@ def describe(field: str) -> dict[str, str]:
     )
 
 
+class Executed(msgspec.Struct, frozen=True):
+    """What an engine does with one field that it does not execute with every value."""
+
+    field: str
+    name: str
+    executes: str  # values, where, and what happens with others
+    why: str
+
+
+def executed_by(engine: str) -> tuple[Executed, ...]:
+    """Return the fields that an engine does not execute with every value, with the values it does."""
+    keys = keys_by_flat_name()
+    return tuple(
+        Executed(keys[row.field], row.name, _describe(row, engine), row.why.get(engine) or row.cause)
+        for row in CAPABILITIES
+        if engine in row.runs and _describe(row, engine) != "all"
+    )
+
+
 def _describe(row: Capability, engine: str) -> str:
     """Return the executed values and what happens with others, e.g. "none (others ignored)"."""
     values = row.runs[engine]

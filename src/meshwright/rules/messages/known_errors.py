@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from meshwright.rules.messages.codes import CODE_ERRORS
 from meshwright.rules.messages.message import KnownError
+from meshwright.rules.messages.own import OWN_ERRORS
 
 KNOWN_ERRORS: dict[str, KnownError] = {
     "error.no-gpu": KnownError(
@@ -230,5 +232,32 @@ KNOWN_ERRORS: dict[str, KnownError] = {
         "ZeRO-2 and ZeRO-3 reduce gradients in every micro batch",
         ('"zero_optimization": {"stage": 1} with gradient accumulation', "do not call no_sync"),
     ),
+    "error.infiniband-setup": KnownError(
+        "an InfiniBand or RoCE connection could not be set up: the nodes' ports cannot reach each other, or use "
+        "different GIDs",
+        (
+            "NCCL_IB_HCA chooses the ports: list only those of the training network",
+            "RoCE: NCCL_IB_GID_INDEX must name a RoCEv2 GID on every node (show_gids)",
+            "NCCL_IB_DISABLE=1 uses sockets, to see whether InfiniBand is the cause",
+        ),
+        fault="network",
+    ),
+    "error.no-network-interface": KnownError(
+        "NCCL found no network interface that it may use",
+        ("NCCL_SOCKET_IFNAME=eth0 names the interface (ip addr lists them)", "containers need the host's network"),
+        fault="network",
+    ),
+    "error.peer-closed": KnownError(
+        "the other rank closed the connection: it ended, mostly with an error of its own",
+        ("find the rank that ended first and read its log", "memory killed it: dmesg | grep -i oom on its node"),
+        fault="network",
+    ),
+    "error.nvls": KnownError(
+        "NVLink SHARP could not be set up: Fabric Manager or an NVSwitch is not in order",
+        ("NCCL_NVLS_ENABLE=0 trains without it", "systemctl status nvidia-fabricmanager on the node"),
+        fault="gpu_fault",
+    ),
+    **CODE_ERRORS,
+    **OWN_ERRORS,
 }
 """Id → cause and fix."""

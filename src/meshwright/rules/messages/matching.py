@@ -12,9 +12,11 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from typing import Any
 
 import msgspec
 
+from meshwright.rules.messages import codes
 from meshwright.rules.messages.message import Message
 from meshwright.rules.messages.table import all_messages
 from meshwright.rules.rule import all_rules
@@ -199,8 +201,9 @@ def clean(line: str) -> str:
 
 
 def _symptoms() -> Iterator[Message]:
-    """Yield the symptoms of rules as messages in our terms."""
+    """Yield the symptoms and findings of rules as messages in our terms."""
     for id, rule in all_rules().items():
+        yield Message(rule.message, "", (id,))
         for part in re.split(r"; or |; ", rule.symptom):
             yield Message(part, "", (id,))
 
@@ -212,7 +215,23 @@ def _index(own_words: bool) -> Index:
 
 def search(text: str) -> list[Match]:
     """Return the known messages that a text contains or is close to, best first."""
-    return _index(False).search(text)
+    found = _index(False).search(text)
+    sure = [one for one in found if one.sure]
+    named = [*_coded(text, codes.SPECIFIC), *sure, *_coded(text, codes.GENERAL)]
+    return list({one.message.ids: one for one in reversed([*named, *(one for one in found if not one.sure)])}.values())[
+        ::-1
+    ]
+
+
+def has_code(text: str) -> bool:
+    """Return whether a text names a known error by its code, such as Xid 79 or ncclSystemError."""
+    return next(_coded(text, (*codes.SPECIFIC, *codes.GENERAL)), None) is not None
+
+
+def _coded(text: str, patterns: Any) -> Iterator[Match]:
+    for line in text.splitlines():
+        for message in codes.coded(clean(line), patterns):
+            yield Match(message, 1.0, True, clean(line).strip())
 
 
 def search_symptoms(text: str) -> list[Match]:

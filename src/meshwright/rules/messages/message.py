@@ -23,3 +23,4 @@ class KnownError(msgspec.Struct, frozen=True):
 
     cause: str
     fix: tuple[str, ...]  # overrides, environment variables or sentences
+    fault: str = ""  # the kind of failure that it is one of: network, gpu_fault; the doctor reports that kind

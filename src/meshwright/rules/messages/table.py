@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from functools import cache
 
-from meshwright.rules.messages import frameworks, megatron, torch
+from meshwright.rules.messages import frameworks, megatron, own, torch
 from meshwright.rules.messages.message import Message
 
-TABLES = (megatron.TABLE, torch.TABLE, frameworks.TABLE)
+TABLES = (megatron.TABLE, torch.TABLE, frameworks.TABLE, own.TABLE)
 
 
 @cache

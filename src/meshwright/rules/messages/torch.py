@@ -61,17 +61,61 @@ TABLE: Table = {
         "Timeout(ms)={}) ran for {} milliseconds before timing out.": "run.failed-hang",
         "Some NCCL operations have failed or timed out. Due to the asynchronous nature of CUDA kernels, subsequent GPU "
         "operations might run on corrupted/incomplete data.": "run.failed-hang",
+        "NCCL communicator was aborted on rank {}.": "run.failed-hang error.nccl-remote",
+        "[Rank {}] {} failure detected by watchdog at work sequence id: {} PG status: last enqueued work: {}, last "
+        "completed work: {}": "run.failed-hang",
+        "Received a dump signal due to a collective timeout from rank {} and we will try our best to dump the debug "
+        "info.": "run.failed-hang",
+        "To avoid data inconsistency, we are taking the entire process down.": "run.failed-hang",
+    },
+    "pytorch/pytorch torch/csrc/distributed/c10d/NCCLUtils.cpp": {
+        "ncclUnhandledCudaError: Call to CUDA function failed.": "error.nccl-cuda",
+        "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.": (
+            "error.nccl-system"
+        ),
+        "ncclInternalError: Internal check failed.": "error.nccl-internal",
+        "ncclInvalidArgument: Invalid value for an argument.": "error.nccl-usage",
+        "ncclInvalidUsage: This usually reflects invalid usage of NCCL library.": "error.nccl-usage",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.": (
+            "error.nccl-remote run.failed-network"
+        ),
+        "NCCL timeout in communicator initialization.": "error.nccl-remote run.failed-network",
     },
     "NVIDIA/nccl src/init.cc": {
-        "unhandled system error (run with NCCL_DEBUG=INFO for details)": "run.failed-network",
-        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.": (
-            "run.failed-network"
-        ),
-        "remote process exited or there was a network error": "run.failed-network",
+        "unhandled system error": "error.nccl-system run.failed-network",
+        "unhandled cuda error": "error.nccl-cuda",
+        "internal error - please report this issue to the NCCL developers": "error.nccl-internal",
+        "invalid usage (run with NCCL_DEBUG=WARN for details)": "error.nccl-usage",
+        "remote process exited or there was a network error": "error.nccl-remote run.failed-network",
         "Duplicate GPU detected : rank {} and rank {} both on CUDA device {}": "error.more-ranks-than-gpus",
     },
     "NVIDIA/nccl src/transport/net_ib.cc": {
-        "NET/IB : Got completion from peer {} with status={} opcode={} len={} vendor err {}": "run.failed-network"
+        "NET/IB : Got completion from peer {} with status={} opcode={} len={} vendor err {}": "run.failed-network",
+        "NET/IB : Got completion with error {}, opcode {}, len {}, vendor err {}": "run.failed-network",
+        "NET/IB : No IP interface found.": "error.no-network-interface",
+        "NET/IB : Unable to open device {}": "error.infiniband-setup",
+        "NET/IB : {} async fatal event: {}": "run.failed-network",
+    },
+    "NVIDIA/nccl src/misc/ibvwrap.cc": {
+        "ibv_modify_qp failed with error {}": "error.infiniband-setup",
+        "ibv_modify_qp failed with {} {}": "error.infiniband-setup",
+        "ibv_reg_mr failed with error {}": "error.nccl-system",
+        "ibv_create_qp failed with error {}": "error.infiniband-setup",
+    },
+    "NVIDIA/nccl src/misc/socket.cc": {
+        "socketProgress: Connection closed by remote peer {}": "error.peer-closed",
+        "Net : Connection closed by remote peer {}": "error.peer-closed",
+        "Net : Call to recv from {} failed : {}": "error.peer-closed",
+    },
+    "NVIDIA/nccl src/bootstrap.cc": {"Bootstrap : no socket interface found": "error.no-network-interface"},
+    "NVIDIA/nccl src/transport/nvls.cc": {
+        "Failed to bind NVLink SHARP (NVLS) Multicast memory of size {} : CUDA error {} {}": "error.nvls"
+    },
+    "NVIDIA/open-gpu-kernel-modules src/common/sdk/nvidia/inc/nverror.h": {
+        "GPU has fallen off the bus": "error.xid-79",
+        "NVLink Error": "error.xid-74",
+        "Contained ECC error": "error.xid-94",
+        "Uncontained ECC error": "error.xid-95",
     },
     "NVIDIA/nccl src/misc/shmutils.cc": {
         "Error while creating shared memory segment {} (size {})": "error.shared-memory"
