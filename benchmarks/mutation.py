@@ -61,9 +61,10 @@ ROOMS = {
     "step": Room(
         ("engine/trainer.py", "engine/gradients.py", "engine/losses.py", "engine/schedules.py",
          "engine/optimizers/*.py"),
-        ("tests/engine/test_kept_steps.py",),
+        ("tests/engine/test_step_by_hand.py",),
         ("tests/engine/test_schedules.py", "tests/engine/test_losses.py", "tests/engine/test_optimizers.py",
-         "tests/engine/test_mtp.py", "tests/engine/test_train.py", "tests/engine/test_parity.py"),
+         "tests/first_hour/test_11_adam8bit.py", "tests/engine/test_mtp.py", "tests/engine/test_train.py",
+         "tests/engine/test_parity.py"),
     ),
 }  # fmt: skip
 SKIPPED = ("costs/measurements", "costs/runs_table", "costs/accuracy", "__init__")
