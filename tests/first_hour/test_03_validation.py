@@ -176,3 +176,26 @@ def test_validation_loss_does_not_depend_on_the_layout(meshwright: Any, typed: t
     for one in found:
         assert (one["samples"], one["tokens"]) == (5, found[0]["tokens"])
         assert one["loss"] == pytest.approx(found[0]["loss"], rel=1e-5)
+
+
+class Sized(Numbered):
+    """A corpus of samples of different lengths, padded to 200 targets."""
+
+    def length(self, index: int) -> int:
+        return 3 + 17 * index
+
+    def sample(self, index: int) -> Sample:
+        tokens, mask = np.zeros(201, dtype=np.int64), np.zeros(200, dtype=bool)
+        tokens[: self.length(index)], mask[: self.length(index) - 1] = index + 1, True
+        return Sample(tokens, mask)
+
+
+def test_steps_of_short_samples_are_narrow_and_lose_no_target() -> None:
+    finite, _ = whole_set(Shuffled(Sized(11), 7), batch=4, batches=0)
+    steps = [range(first, first + 4) for first in (0, 4, 8)]
+    whole = [finite.samples(step) for step in steps]
+    assert [one.width for one in whole] == [192, 128, 64]  # of 200: the longest of each step, in tiles of 64
+    assert sum(int(one.loss_mask.sum()) for one in whole) == sum(2 + 17 * n for n in range(11))
+    for step, one in zip(steps, whole, strict=True):  # every rank gets the same width, also one with padding alone
+        assert {finite.samples([number]).width for number in step} == {one.width}
+    assert {one.width for one in map(whole_set(Shuffled(Sized(11), 7), 4, 0, cuts=False)[0].samples, steps)} == {200}

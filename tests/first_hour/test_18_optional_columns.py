@@ -167,3 +167,19 @@ def test_wrong_and_conflicting_columns_are_refused_and_can_be_left_out(tmp_path:
         tokenized(write_jsonl(twice, tmp_path / "twice"), template)
     assert "<system>a<user>x" in texts(tokenized(tmp_path / "twice.jsonl", template, system=""))[0]
     assert not any("<tools>" in text for text in texts(tokenized(path, template, tools="")))
+
+
+def test_files_of_a_folder_may_have_different_columns(tmp_path: Path) -> None:
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    write_jsonl([{"messages": chat(str(n))} for n in range(3)], folder / "chats")
+    (folder / "pairs.csv").write_text("prompt,response\nq1,a1\nq2,a2\n")
+    tokenizer = load_tokenizer("bytes")
+    rows = open_rows(str(folder), "train", False)
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    found = tokenize_conversations(rows, {}, tokenizer, str(template), Policy("answers", "end", 64), 0)
+    assert (len(found), set(found.stats.columns)) == (5, {"messages", "prompt", "response"})
+    with pytest.raises(InputError):  # columns that the user names are those of every file
+        columns = {"messages": "messages"}
+        tokenize_conversations(rows, columns, tokenizer, str(template), Policy("answers", "end", 64), 0)

@@ -52,6 +52,24 @@ def test_a_dataset_elsewhere_is_noted_and_a_contradiction_refused(meshwright: An
     assert (refused.code, refused.json["error"]["field"]) == (2, "data.dataset")
 
 
+def test_several_files_lead_to_a_blend(meshwright: Any, tmp_path: Path, chats: str) -> None:
+    more = tmp_path / "more.csv"
+    more.write_text("prompt,response\nq,a\n")
+    blend = f"data.blend={chats}:1.0,{more}:1.0"
+    for typed in (
+        ("--dataset", f"{chats},{more}"),
+        ("--dataset", chats, "--dataset", str(more)),
+        ("--dataset", chats, str(more)),
+    ):  # noqa: E501
+        refused = meshwright("train", "llama3_8b_sft_config", "--tiny", *typed, "--json")
+        assert refused.code == 2
+        assert refused.json["error"]["fix"] == [blend], typed
+    assert meshwright("recipe", "llama3_8b_sft_config", blend).code == 0
+    twice = meshwright("recommend", *ON_EIGHT, "--gpus", "8xA100", "--goal", "sft", "--json")
+    assert (twice.code, twice.json["error"]["fix"]) == (2, ["--gpus 8xA100"])
+    assert "2 times" in twice.json["error"]["message"]
+
+
 def test_plans_have_a_budget(meshwright: Any) -> None:
     typed = ("plan", *ON_EIGHT, "--goal", "pretrain", "--top", "2")
     budgets = [p["budget"] for p in meshwright(*typed, "--tokens", "1T", "--price", "2EUR", "--json").json["plans"]]

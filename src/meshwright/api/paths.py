@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshwright.engine.hub_cache import is_cached
 from meshwright.errors import InputError, closest
 from meshwright.file_access import missing_path
+from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe
 
 MOCK_NAMES = ("mock", "llm-pretrain-mock")
@@ -64,7 +67,16 @@ def _check_dataset(name: str, goal: str, field: str = "data.dataset") -> None:
         raise _no_dataset(name, field, tuple(REGISTRY))
 
 
+def blend_of(names: Sequence[str]) -> str:
+    """Return the override that trains on several datasets in equal parts, for a shell."""
+    return shlex.quote(format_override("data.blend", dict.fromkeys(names, 1.0)))
+
+
 def _no_dataset(name: str, field: str, known: tuple[str, ...] = ()) -> InputError:
+    parts = [part.strip() for part in name.split(",")]
+    if len(parts) > 1 and field == "data.dataset" and all(Path(part).expanduser().exists() for part in parts):
+        reason = "names several files; write them as a blend with their weights, or put them into one folder"
+        return InputError(reason, field=field, value=name, fix=(blend_of(parts),))
     error = missing_path(name, field)
     if error.fix:
         return InputError(error.reason, field=field, value=name, fix=[f"{field}={one}" for one in error.fix])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 
 from meshwright import clusters
 from meshwright.api.inputs import Field
+from meshwright.api.paths import blend_of
 from meshwright.errors import InputError, closest
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.overrides import native_key
@@ -26,6 +28,11 @@ def stray_word(word: str, command: str, fields: Sequence[Field], given: Mapping[
     fixes = [f"{field.flag} {word}" for field in free if word.lower() in field.input.choices]
     if not fixes and _CLUSTER.match(word):
         fixes = [f"{field.flag} {word}" for field in free if field.input.complete == "clusters"]
+    if not fixes and "dataset" in given and os.path.exists(word):  # --dataset *.jsonl, which a shell expands
+        others = [one for one in given.get("overrides", ()) if "=" not in one and os.path.exists(one)]
+        blend = blend_of([str(given["dataset"]), *others])
+        reason = "is a second dataset; write several as a blend with their weights, or put them into one folder"
+        return InputError(reason, "argument", word, [blend])
     split = _split_cluster(fields, given)
     if not fixes and split:
         return InputError("belongs to the option before it; quote a value with spaces", "argument", word, [split])

@@ -43,7 +43,19 @@ class VerbCommand(click.Command):
                 args = [*(word for word in args if word in own), "--", "=".join(words[:2]), *words[2:]]
             elif not foreign:
                 args = [*(word for word in args if word in own), "--", " ".join(words)]
+        self._refuse_repeated(ctx, args)
         return super().parse_args(ctx, args)
+
+    def _refuse_repeated(self, ctx: click.Context, args: list[str]) -> None:
+        """Raise InputError for an option with one value that was given twice: click would drop the first."""
+        _, _, order = self.make_parser(ctx).parse_args(list(args))
+        given = [one for one in order if isinstance(one, click.Option) and not one.multiple and not one.is_flag]
+        twice = next((one for place, one in enumerate(given) if one in given[:place]), None)
+        if twice is None:
+            return
+        from meshwright.cli.usage_errors import given_twice
+
+        raise given_twice(twice, args, takes_overrides=any(one.name == "overrides" for one in self.params))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write arguments, then options."""

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from meshwright import api
+from meshwright.api.paths import blend_of
 from meshwright.api.verbs import verbs_on
 from meshwright.errors import InputError, closest
 
@@ -153,6 +154,25 @@ def to_error(error: click.ClickException, arguments: Sequence[str]) -> InputErro
         reason = f"{command} has no such option; {hint}{own_help}"
         return InputError(reason, field="option", value=typed, fix=near or [f"{command} --help"])
     return InputError(f"{error.format_message().rstrip('.')}. {own_help}", fix=[f"{command} --help"])
+
+
+def given_twice(option: click.Option, arguments: Sequence[str], takes_overrides: bool) -> InputError:
+    """Return the error for an option with one value that was given more than once."""
+    values = [value for flag in option.opts for value in _values_of(flag, arguments)]
+    fix = [f"{option.opts[0]} {values[-1]}"] if values else []
+    if option.name == "dataset" and takes_overrides:
+        fix = [blend_of(values)]
+    return InputError(f"given {len(values)} times; it takes one value", option.opts[0], " and ".join(values), fix)
+
+
+def _values_of(option: str, arguments: Sequence[str]) -> list[str]:
+    found = []
+    for place, word in enumerate(arguments):
+        if word.startswith(f"{option}="):
+            found.append(word.partition("=")[2])
+        elif word == option:
+            found += arguments[place + 1 : place + 2]
+    return found
 
 
 def _command_path(context: Any, arguments: Sequence[str]) -> str:

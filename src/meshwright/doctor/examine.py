@@ -11,7 +11,7 @@ import msgspec
 from meshwright.doctor import faults, liveness, loss, memory, slowdown, speed, throughput
 from meshwright.doctor.finding import Checkup, Figure, Finding
 from meshwright.doctor.run import ENGINE, Run
-from meshwright.doctor.run_stats import RunStats, deviation
+from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.thresholds import limit
 from meshwright.errors import InputError
 from meshwright.recipes import overrides as override
@@ -197,9 +197,9 @@ def figures(stats: RunStats) -> Iterator[Figure]:
         share = stats.part_share(name)
         if share is not None:
             yield Figure(f"{speed.NAMES.get(name, name)}, share of a step", "", share)
-    times = [step.seconds_per_unit for step in stats.steady if step.seconds_per_unit]
-    if stats.enough and stats.seconds_per_unit:
-        yield Figure("spread of step times", "", deviation([one / stats.seconds_per_unit for one in times]))
+    rows = [step for step in stats.steady if step.seconds_per_unit and not step.blocked_s]
+    if stats.enough and rows:
+        yield Figure("spread of step times", "", throughput.step_spread(rows))
     first = next((step.loss for step in stats.run.steps if step.loss is not None and isfinite(step.loss)), None)
     if first is not None:
         yield Figure("first loss", "", first)

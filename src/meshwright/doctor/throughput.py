@@ -33,17 +33,22 @@ def uneven_steps(stats: RunStats) -> Iterator[Finding]:
     if len(slow) >= limit("slow_steps") and part > share("slow_steps_time"):
         yield _slow_steps_finding(stats, slow, part, median(ratio for ratio in times if ratio > much), len(rows))
         return
-    spread = deviation(times)
+    spread = step_spread(rows)
     if spread > share("spread"):
         yield Finding(
             id="speed.uneven-steps",
             severity="warning",
-            message=f"step times vary by {spread:.0%} around their median",
+            message=f"step times vary by {spread:.0%} around those of their neighbors",
             steps=span(rows),
             lines=stats.ends,
             evidence=(Evidence("spread of step times", round(spread, 4), "", share("spread"), "limit"),),
             remedies=check_ranks(stats),
         )
+
+
+def step_spread(rows: Sequence[Step]) -> float:
+    """Return how much step times vary around those of their neighbors: a steady slowdown is another finding."""
+    return deviation(_relative_to_neighbors(rows))
 
 
 def _relative_to_neighbors(rows: Sequence[Step]) -> list[float]:

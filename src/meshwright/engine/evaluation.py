@@ -65,7 +65,8 @@ class Validation:
 
         recipe, train = self.recipe, self.recipe.train
         opened = family_of(recipe).open_source(recipe, self.trainer.config, True, self.trainer.weights)
-        self.source, total = whole_set(opened, train.global_batch_size, train.eval_steps)
+        batch, cuts = train.global_batch_size, not recipe.kernels.compile
+        self.source, total = whole_set(opened, batch, train.eval_steps, cuts)
         self.name = str(held_out_set(recipe) or recipe.data.dataset)
         self.state = ValidationState(dataset=self.name, samples=self.source.size)
         if self.first:

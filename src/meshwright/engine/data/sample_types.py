@@ -67,6 +67,11 @@ class Samples:
             {name: value[rows] for name, value in self.extras.items()},
         )
 
+    def cut(self, width: int) -> Samples:
+        """Return the samples without what follows the first `width` targets."""
+        documents = None if self.documents is None else self.documents[:, :width]
+        return Samples(self.tokens[:, : width + 1], self.loss_mask[:, :width], documents, self.extras)
+
 
 class Source(Protocol):
     """An endless sequence of samples: the same number returns the same sample on every rank and after every resume.

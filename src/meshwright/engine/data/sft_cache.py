@@ -21,7 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.engine.data.cache import cache_folder, cache_lock, cache_not_writable
-from meshwright.engine.data.conversations import detect_columns, missing_column, parse_conversation, untrainable_reason
+from meshwright.engine.data.conversations import (
+    REQUIRED,
+    detect_columns,
+    missing_column,
+    parse_conversation,
+    untrainable_reason,
+)
 from meshwright.engine.data.files import FIELD, Row, Rows
 from meshwright.engine.data.templates import ChatTemplate, MaskedTokens
 from meshwright.engine.data.tokenizers import load_tokenizer
@@ -142,9 +148,10 @@ def _build(
     columns = detect_columns(first, columns, rows.name)
     count = rows.count()
     name = template.tokenizer.name_or_path
-    tokenize_rows = _RowTokenizer(template, columns, policy)
+    detects = not set(configured) & set(REQUIRED)  # files of a folder may have different columns
+    tokenize_rows = _RowTokenizer(template, columns, policy, detects)
     parallel = workers > 1 and (count or 0) >= PARALLEL_ROWS and Path(name).is_dir()
-    worker_args = (name, chat_template, tuple(columns.items()), policy)
+    worker_args = (name, chat_template, tuple(columns.items()), policy, detects)
     try:
         processes = worker_pool(min(workers, os.cpu_count() or 1)) if parallel else nullcontext(None)
         with atomic_folder(folder) as partial_folder:
@@ -178,8 +185,11 @@ class ChunkResult(msgspec.Struct, frozen=True):
 class _RowTokenizer:
     """Tokenizes chunks of rows."""
 
-    def __init__(self, template: ChatTemplate, columns: Mapping[str, str], policy: Policy) -> None:
-        self.template, self.columns, self.policy = template, columns, policy
+    def __init__(
+        self, template: ChatTemplate, columns: Mapping[str, str], policy: Policy, detects: bool = False
+    ) -> None:
+        self.template, self.columns, self.policy, self.detects = template, columns, policy, detects
+        self._detected: dict[tuple[str, ...], Mapping[str, str]] = {}
 
     def __call__(self, chunk: Chunk) -> ChunkResult:
         try:
@@ -187,12 +197,24 @@ class _RowTokenizer:
         except InputError as error:
             return _failed(chunk, [error])
 
+    def _columns(self, row: Row) -> Mapping[str, str]:
+        """Return the columns of a row: those of the first, or its own if it is of another file with others."""
+        if not self.detects or all(name in row for key, name in self.columns.items() if key in REQUIRED):
+            return self.columns
+        names = tuple(row)
+        if names not in self._detected:
+            try:
+                self._detected[names] = detect_columns(names, {}, "")
+            except InputError:  # parsing the row reports what it lacks
+                self._detected[names] = self.columns
+        return self._detected[names]
+
     def _samples(self, chunk: Chunk) -> ChunkResult:
         conversations, locations, untrainable = [], [], []
         errors: list[InputError] = []
         for where, row in chunk:
             try:
-                conversation = parse_conversation(row, self.columns, where)
+                conversation = parse_conversation(row, self._columns(row), where)
             except InputError as error:
                 errors.append(error)
                 continue
@@ -220,7 +242,7 @@ class _RowTokenizer:
             too_long=sum(one is None for one in fitted),
             no_targets=sum(one is not None and not one.loss_mask.any() for one in fitted),
             untrainable=len(untrainable),
-            columns={key: name for key, name in self.columns.items() if any(name in row for _, row in chunk)},
+            columns={key: name for _, row in chunk for key, name in self._columns(row).items() if name in row},
             unused_tools=unused_tools,
             first_untrainable=untrainable[0] if untrainable else "",
         )
@@ -265,15 +287,15 @@ def _chunks(rows: Rows) -> Iterator[Chunk]:
         yield chunk
 
 
-WorkerArgs = tuple[str, str, tuple[tuple[str, str], ...], Policy]
+WorkerArgs = tuple[str, str, tuple[tuple[str, str], ...], Policy, bool]
 
 
 @lru_cache(maxsize=1)
 def _worker_tokenizer(worker_args: WorkerArgs) -> _RowTokenizer:
     """Return the row tokenizer of a worker process, created on its first chunk."""
-    name, chat_template, columns, policy = worker_args
+    name, chat_template, columns, policy, detects = worker_args
     template = ChatTemplate(load_tokenizer(name), chat_template, policy.train_on)  # type: ignore[arg-type]  # as above
-    return _RowTokenizer(template, dict(columns), policy)
+    return _RowTokenizer(template, dict(columns), policy, detects)
 
 
 def _tokenize_chunk(worker_args: WorkerArgs, chunk: Chunk) -> ChunkResult:

@@ -210,7 +210,8 @@ def _evaluate_rank(process: Process, spec: RankSpec, samples: int | None) -> _Me
     limit = samples or MAX_SAMPLES
     available = known_size(source, limit)
     size = min(limit, available) if available is not None else samples or GENERATED_SAMPLES
-    found = trainer.measure(FiniteSource(source, size), -(-size // spec.recipe.train.global_batch_size))
+    batch = spec.recipe.train.global_batch_size
+    found = trainer.measure(FiniteSource(source, size, batch), -(-size // batch))
     trainer.close()
     if found is None or process.rank != 0:
         return None
