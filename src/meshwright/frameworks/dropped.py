@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import UNSET
 
+from meshwright.clusters import DEFAULT_GPU, cluster
 from meshwright.errors import MeshwrightError
+from meshwright.frameworks.export import write
 from meshwright.frameworks.framework import Content, Framework
-from meshwright.frameworks.load import open_file
+from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.mapping import text_of
-from meshwright.frameworks.to_recipe import import_recipe
+from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes.key_maps import composite_keys, config_keys
 
@@ -40,18 +42,47 @@ class DroppedSetting(msgspec.Struct, frozen=True):
 
 
 def dropped_settings(framework: Framework, content: Content) -> tuple[DroppedSetting, ...]:
-    """Return the settings without which the file is imported as the same recipe, unless they equal a default."""
+    """Return the settings without which the file is imported as the same recipe.
+
+    Those that equal a default are left out, and those that an export of the imported recipe writes again with the same
+    value: they follow from the model, such as its RoPE base.
+    """
     settings = framework.parse(content).settings
     found = list(_lost_folders(framework, content, settings))
     listed = {one.key for one in found}
-    for key, setting in _without_field(framework, settings):
-        if key in listed:
+    candidates = [(key, setting) for key, setting in _without_field(framework, settings) if key not in listed]
+    again = _exported_again(framework, content) if candidates else {}
+    for key, setting in candidates:
+        if key in again and _is_equal(again[key].value, setting.value):
             continue
         place = _place(content, setting)
         if _imported(framework, place) != _imported(framework, _without(place, key, setting)):
             continue  # the parser derives a model, a goal or a field from it
         found.append(DroppedSetting(key, setting.value, "no field in our recipes", setting.file, setting.line))
     return tuple(found)
+
+
+def _exported_again(framework: Framework, content: Content) -> Mapping[str, SourcedValue]:
+    """Return the settings of an export of the file's own recipe; empty if it cannot be written."""
+    try:
+        found = import_recipe(framework, content)
+        if found.model is None:
+            return {}
+        on = cluster(f"{found.parsed.gpu_request.count or 8}x{found.parsed.gpu_request.gpu or DEFAULT_GPU}")
+        name, text = next(iter(write(framework, complete(found, on), found.model, on).files.items()))
+        return framework.parse(content_of(text, name)).settings
+    except (MeshwrightError, ValueError, KeyError):
+        return {}
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """Return whether two settings are the same text or the same number: 1e-5 and 0.00001."""
+    if text_of(one) == text_of(other):
+        return True
+    try:
+        return float(text_of(one)) == float(text_of(other))
+    except ValueError:
+        return False
 
 
 def _lost_folders(framework: Framework, content: Content, settings: Any) -> Iterator[DroppedSetting]:

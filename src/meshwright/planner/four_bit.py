@@ -40,7 +40,8 @@ def qlora_suggestion(baseline: Baseline, case: Case, estimate: costs.Estimate) -
     total, capacity = float(price.memory.total), float(case.capacity_gib)
     if bool(price.fits):
         why = f"base weights in 4 bits: an estimated {total:.1f} of {capacity:.1f} GiB per GPU"
-        yield Suggestion(TITLE, overrides, f"{why} instead of {float(estimate.memory.total):.1f}")
+        step = f", {float(price.step_s):.3g} s per step"
+        yield Suggestion(TITLE, overrides, f"{why} instead of {float(estimate.memory.total):.1f}{step}")
     else:
         yield Suggestion(TITLE, (), f"4-bit base weights do not fit either: {total:.1f} of {capacity:.1f} GiB per GPU")
 
