@@ -10,12 +10,10 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from difflib import SequenceMatcher
 from pathlib import Path
 
 from meshwright.errors import InputError, closest
 
-SIMILAR = 0.6  # share of equal characters from which a name may be meant
 SHOWN_NAMES = 5  # of a folder in an error
 MOST_NAMES = 10_000  # of a folder that are compared with a name
 
@@ -88,8 +86,7 @@ def missing_path(path: str | Path, field: str, reason: str = "no such file or fo
 
 def neighbours(path: Path) -> list[str]:
     """Return the paths in the same folder whose names are closest to this one."""
-    near = closest(path.name, _names(path.parent))
-    return [str(path.parent / name) for name in near if SequenceMatcher(None, path.name, name).ratio() >= SIMILAR]
+    return [str(path.parent / name) for name in closest(path.name, _names(path.parent))]
 
 
 def _names(folder: Path) -> list[str]:

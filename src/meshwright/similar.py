@@ -63,6 +63,13 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     return [] if is_typo and len(near) > limit else near[:limit]
 
 
+def misspelled(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names that a name is with a few wrong letters, best first; short forms do not count."""
+    typed = _name(name)
+    found = [(wrong, one) for one in known if (wrong := _typo(typed, _name(one))) is not None]
+    return [one for _, one in sorted(found)]
+
+
 def _distance(typed: _Name, known: _Name) -> float | None:
     """Return how far a name is from a known one, in wrong letters; None if it does not mean it."""
     found = [one for one in (_typo(typed, known), _short_form(typed, known)) if one is not None]

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from meshwright.engine.data.finite import FiniteSource, Union, whole_set
+from meshwright.engine.data.held_out import held_out_set
 from meshwright.engine.data.sample_types import Sample
 from meshwright.engine.data.shuffle import Shuffled
+from meshwright.recipes import load
 
 TINY = ("train", "llama3_8b_sft", "--tiny", "data.tokenizer=bytes", "checkpoint.export=none")
 
@@ -199,3 +201,25 @@ def test_steps_of_short_samples_are_narrow_and_lose_no_target() -> None:
     for step, one in zip(steps, whole, strict=True):  # every rank gets the same width, also one with padding alone
         assert {finite.samples([number]).width for number in step} == {one.width}
     assert {one.width for one in map(whole_set(Shuffled(Sized(11), 7), 4, 0, cuts=False)[0].samples, steps)} == {200}
+
+
+def test_the_kempner_validation_recipe_validates(meshwright: Any, tmp_path: Path) -> None:
+    typed = ("train", "kempner_13b_24gpu_validation_config", "--tiny", "--out", str(tmp_path / "run"))
+    short = ("train.steps=2", "train.eval_every=1", "train.eval_steps=1", "train.profile=false")
+    ended = meshwright(*typed, *short, "checkpoint.export=none")
+    assert ended.code == 0
+    lines = (ended.out + ended.err).splitlines()
+    shown = [line for line in lines if line.startswith("validation  step")]
+    assert [line.split()[2] for line in shown] == ["1/2", "2/2"]
+    assert "val     loss" in ended.out
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    logged = [(row["step"], row["loss"]) for row in rows if row["kind"] == "validation"]
+    assert [step for step, _ in logged] == [1, 2]
+    assert logged[1][1] < logged[0][1]
+    assert f"loss {logged[1][1]:.4f}" in shown[1]
+
+
+def test_the_kempner_validation_recipe_validates_by_itself() -> None:
+    recipe = load("kempner_13b_24gpu_validation_config")
+    assert (recipe.train.eval_every, recipe.train.eval_steps) == (200, 20)
+    assert held_out_set(recipe) is not None

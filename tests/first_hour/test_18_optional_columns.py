@@ -180,6 +180,6 @@ def test_files_of_a_folder_may_have_different_columns(tmp_path: Path) -> None:
     template.write_text(TEMPLATE)
     found = tokenize_conversations(rows, {}, tokenizer, str(template), Policy("answers", "end", 64), 0)
     assert (len(found), set(found.stats.columns)) == (5, {"messages", "prompt", "response"})
+    columns = {"messages": "messages"}
     with pytest.raises(InputError):  # columns that the user names are those of every file
-        columns = {"messages": "messages"}
         tokenize_conversations(rows, columns, tokenizer, str(template), Policy("answers", "end", 64), 0)

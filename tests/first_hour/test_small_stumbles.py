@@ -60,7 +60,7 @@ def test_several_files_lead_to_a_blend(meshwright: Any, tmp_path: Path, chats: s
         ("--dataset", f"{chats},{more}"),
         ("--dataset", chats, "--dataset", str(more)),
         ("--dataset", chats, str(more)),
-    ):  # noqa: E501
+    ):
         refused = meshwright("train", "llama3_8b_sft_config", "--tiny", *typed, "--json")
         assert refused.code == 2
         assert refused.json["error"]["fix"] == [blend], typed
@@ -217,3 +217,35 @@ def test_explain_prints_what_an_engine_executes(meshwright: Any) -> None:
     assert {"kernels.compile", "layout.pp_schedule"} <= {row["field"] for row in theirs["capabilities"]}
     shown = meshwright("explain", "capabilities", "fsdp1").out
     assert "tensor parallelism is not implemented in this engine" in shown
+
+
+def test_the_doctor_has_one_spread(meshwright: Any, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    speeds = [4200 + n * 7919 % 1900 for n in range(1, 81)]  # uneven steps, and a run that slows down
+    log.write_text(
+        "".join(
+            f"step {n}/80  loss {4 - n / 40:.3f}  lr 3.0e-05  grad norm 1.20  tokens/s/GPU {speed - 12 * n:,}\n"
+            for n, speed in enumerate(speeds, start=1)
+        )
+    )
+    answer = meshwright("doctor", str(log), "--json").json
+    (figure,) = [one["measured"] for one in answer["figures"] if one["name"] == "spread of step times"]
+    uneven = [one for one in answer["findings"] if one["rule"] == "speed.uneven-steps"]
+    evidence = [one for finding in uneven for one in finding["evidence"]]
+    assert [one["value"] for one in evidence] == [pytest.approx(figure, abs=1e-4)]
+
+
+def test_settings_that_follow_from_the_model_are_not_dropped(meshwright: Any, tmp_path: Path) -> None:
+    written = meshwright(
+        "export", "llama3_8b_pretrain_config", "--to", "megatron-lm", "--gpus", "8xH100", "--json"
+    ).json
+    (text,) = written["files"].values()
+    assert "--rotary-base 500000" in text
+    same, other = tmp_path / "llama3_8b_pretrain_config.sh", tmp_path / "other" / "llama3_8b_pretrain_config.sh"
+    other.parent.mkdir()
+    same.write_text(text)
+    other.write_text(text.replace("--rotary-base 500000", "--rotary-base 10000"))
+    dropped = [
+        {one["key"] for one in meshwright("import", str(path), "--json").json["not_imported"]} for path in (same, other)
+    ]
+    assert dropped == [set(), {"rotary_base"}]  # another base than the model's has no field

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from difflib import get_close_matches
 from math import gcd
 
 import msgspec
@@ -18,6 +17,7 @@ from meshwright.clusters.instances import instance, instance_names
 from meshwright.clusters.tables import MAX_GPUS
 from meshwright.clusters.types import Assumption, Cluster, Gpu
 from meshwright.errors import InputError
+from meshwright.similar import misspelled
 
 DEFAULT_GPU = "H100"
 EXAMPLES = ("8xH100", "4x8xH100")
@@ -176,7 +176,7 @@ def _parts(text: str) -> _Parts:
     if (found := re.fullmatch(rf"(.+) ({_N})", plain)) and is_known(found[1]):
         fix = f"{found[2]}x{gpu(found[1]).name}"
         raise _bad(text, f"write the count before the GPU: {fix}", [fix])
-    near = get_close_matches(plain.split("x", 1)[-1] if plain[:1].isdigit() else plain, instance_names(), 2, 0.8)
+    near = misspelled(plain.split("x", 1)[-1] if plain[:1].isdigit() else plain, instance_names())[:2]
     reason = "not a cluster; write COUNTxGPU, NODESxGPUSxGPU, auto, or the path of a .toml file"
     raise _bad(text, reason, (*near, *EXAMPLES) if near else EXAMPLES)
 

@@ -11,7 +11,6 @@ import io
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -48,7 +47,6 @@ PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8-cs", "fp8_tensor": "fp
 MATMULS = {"fp8": "fp8_tensor", "bf16": "same", "fp16": "same"}
 RECOMPUTE = ("none", "selective", "full")
 STATUSES = ("ok", "oom")
-MISSPELLED = 0.75  # similarity from which an unknown column is a misspelled one
 SHARDED = ("meshwright", "torchtitan", "AutoModel", "KempnerForge", "FSDP", "torchtune", "DeepSpeed")
 
 
@@ -215,7 +213,7 @@ def _names(header: Sequence[str], path: str) -> tuple[dict[str, str], list[str]]
         )
     for title in ignored:
         optional = [column.name for column in COLUMNS if column.name not in names.values()]
-        if near := get_close_matches(title.lower(), optional, 1, MISSPELLED):
+        if near := closest(title, optional, 1):
             raise InputError(
                 f"unknown column; did you mean {near[0]}?", field=f"column of {path}", value=title,
                 fix=(f"rename it to {near[0]}", "delete it"),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from meshwright.recipes.key_maps import config_keys
+from meshwright.similar import misspelled
 
 KEY_MAP = "megatron_bridge"
 
@@ -241,11 +242,4 @@ def is_extra_key(key: str) -> bool:
 
 
 def _is_typo(name: str, section: str) -> bool:
-    from difflib import SequenceMatcher  # faster to import than rapidfuzz, and there are few names
-
-    matcher = SequenceMatcher(a=name, autojunk=False)
-    for one in fields(section) if "." not in name else ():
-        matcher.set_seq2(one)
-        if matcher.real_quick_ratio() >= SIMILARITY / 100 and matcher.ratio() >= SIMILARITY / 100:
-            return True
-    return False
+    return "." not in name and bool(misspelled(name, fields(section)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from meshwright.errors import closest
 from meshwright.frameworks.deepspeed.format_override import format_setting
 from meshwright.frameworks.deepspeed.keys import SECTIONS, STRICT_SECTIONS, ignored_sections, is_section
 from meshwright.frameworks.deepspeed.parse import BATCH, FROM_TRAINER
@@ -69,10 +70,8 @@ def _not_a_section(ctx: RuleContext) -> Iterator[Problem]:
 
 
 def _ignored_section(ctx: RuleContext) -> Iterator[Problem]:
-    from difflib import get_close_matches
-
     for section, key in ignored_sections(ctx.parsed.settings).items():
-        near = get_close_matches(section, SECTIONS, 1, 0.75)
+        near = closest(section, SECTIONS, 1)
         hint = f"; did you mean {near[0]}?" if near else ""
         yield Problem(f"DeepSpeed ignores the section {section}{hint}", key=key)
 
