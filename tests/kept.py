@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any
 
 SAME = 2e-4  # relative; other platforms round differently
-MODULES = ("rules.edges", "costs.kept_estimates", "costs.kept_schedules", "planner.kept_answers", "models.kept_models")
+MODULES = (
+    "rules.edges",
+    "costs.kept_estimates",
+    "costs.kept_schedules",
+    "planner.kept_answers",
+    "planner.kept_parts",
+    "models.kept_models",
+)
 Answers = Mapping[str, Any]
 
 

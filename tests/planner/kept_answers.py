@@ -52,7 +52,6 @@ QUESTIONS: tuple[Question, ...] = (
     ("plan", ("qwen3-0.6b", "3xRTX4090", "peft"), {"everything": True, "top": 2}),
     ("plan", ("llama3-8b", "7xH100", "sft"), {"overrides": ["layout.tp=3"]}),
     ("plan", ("llama3_8b_pretrain_config", "8xA100"), {"overrides": ["layout.vp=2", "layout.pp=2"], "top": 2}),
-    ("size", ("qwen3-1.7b", "sft", "2xRTX4090"), {"tokens": "1B", "price": 2}),
     ("estimate", ("llama3-70b", "64xH100", "pretrain"), {"overrides": ["layout.tp=8", "layout.micro_batch_size=auto"]}),
     ("estimate", ("llama3-70b", "8xH100", "pretrain"), {"overrides": ["layout.tp=8"], "tokens": "1T", "price": 3}),
     ("check", ("llama3_8b_pretrain_config",), {"gpus": "8xH100", "overrides": ["layout.tp=3", "layout.pp=5"]}),
