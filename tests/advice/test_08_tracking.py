@@ -12,7 +12,6 @@ from meshwright.engine.metrics import trackers
 from meshwright.engine.metrics.record import StepRecord, ValidationRecord
 from meshwright.errors import InputError
 
-pytest.importorskip("mlflow")
 TINY = ("train", "llama3_8b_sft_config", "--tiny", "--dataset", "mock", "--mlflow", "checkpoint.export=none")
 HEADER = {"recipe": "ours", "settings": {"layout": {"tp": 2}, "train": {"steps": 4}}}
 
@@ -38,8 +37,7 @@ def validation(number: int, loss: float) -> ValidationRecord:
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    from mlflow import MlflowClient
-
+    MlflowClient = pytest.importorskip("mlflow").MlflowClient  # seconds: not while tests are collected
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -10,12 +11,13 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+import torch.distributed as dist
 import transformers
 from tests.engine.families import FAMILIES
 from tests.engine.layouts import Tried
 from tests.engine.ranks import run
 from torch import nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from meshwright.engine.data.mock import Mock
 from meshwright.engine.data.sample_types import Samples
@@ -29,6 +31,7 @@ for _model_type in {config["model_type"] for config in FAMILIES.values()}:  # im
     transformers.AutoModelForCausalLM._model_mapping[type(transformers_config({"model_type": _model_type}))]
 
 STEPS = 5
+QUICK_LAYERS = 2  # of runs with fewer steps: still one layer of each kind
 SEQ = 32
 BATCH = 8
 MICRO_BATCH = 2  # more than one sample, so that swapping batch and sequence fails
@@ -77,11 +80,11 @@ class Ragged:
         return replace(self.inner.samples(numbers), loss_mask=counted, documents=documents if self.packed else None)
 
 
-def train(rank: int, world: int, family: str, given: types.Recipe, steps: int) -> dict[str, Any]:
+def train(rank: int, world: int, settings: str, given: types.Recipe, steps: int) -> dict[str, Any]:
     """Train on one rank; return losses, gradient norms, the first step's gradients and the final weights."""
     if given.kernels.compile:
         compile_without_a_compiler()
-    config = transformers_config(FAMILIES[family])
+    config = transformers_config(json.loads(settings))
     mesh = build_mesh(given.layout, "cpu")
     source = Ragged(Mock(config.vocab_size, given.data.seq_length, given.train.seed), given.data.packing)
     trainer = Trainer(given, config, mesh, torch.device("cpu"), source)
@@ -117,25 +120,61 @@ def compile_without_a_compiler() -> None:
 
 
 def full_tensors(trainer: Trainer, what: str) -> dict[str, Any]:
-    """Return full tensors by name; experts in the same order in every layout."""
-    found = {}
+    """Return full tensors by name; experts in the same order in every layout.
+
+    One exchange of all shards: torch plans the gather of every shape on its own, which takes seconds in some layouts.
+    """
+    held: dict[str, Any] = {}
     for stage in trainer.stages:
-        for name, parameter in stage.named_parameters():
-            value = parameter.grad if what == "grad" else parameter.detach()
-            if value is None:
-                found[name] = None
-                continue
-            found[name] = (value.full_tensor() if isinstance(value, DTensor) else value).float().numpy().copy()
+        held |= {name: p.grad if what == "grad" else p.detach() for name, p in stage.named_parameters()}
         if what == "data":
-            found |= {name: b.float().numpy().copy() for name, b in stage.named_buffers() if name.endswith("_bias")}
-    return found
+            held |= {name: b for name, b in stage.named_buffers() if name.endswith("_bias")}
+    shards: list[Any] = [None] * dist.get_world_size()
+    sharded = {name: value for name, value in held.items() if isinstance(value, DTensor)}
+    dist.all_gather_object(shards, {name: _array(value.to_local()) for name, value in sharded.items()})
+    whole = {name: value if value is None else _array(value) for name, value in held.items() if name not in sharded}
+    return whole | {name: _assembled(value, [of.get(name) for of in shards]) for name, value in sharded.items()}
+
+
+def _array(tensor: torch.Tensor) -> Any:
+    return tensor.detach().float().numpy().copy()
+
+
+def _assembled(value: DTensor, shards: list[Any]) -> Any:
+    """Return the full tensor from the shards of all ranks."""
+    mesh = value.device_mesh.mesh
+    orders = _split_orders(value)
+    full = np.full(tuple(value.shape), np.nan, np.float32)
+    for place in np.ndindex(*mesh.shape):
+        rows = [np.arange(size) for size in value.shape]
+        for dim, axes in orders.items():
+            for axis in axes:
+                size = -(-len(rows[dim]) // mesh.shape[axis])
+                rows[dim] = rows[dim][place[axis] * size : (place[axis] + 1) * size]
+        full[np.ix_(*rows)] = shards[int(mesh[place])]
+    return full
+
+
+def _split_orders(value: DTensor) -> dict[int, list[int]]:
+    """Return the mesh axes that split each dimension, the outermost first; a strided axis splits inside later ones."""
+    orders: dict[int, list[int]] = {}
+    for axis, placement in reversed(list(enumerate(value.placements))):
+        if isinstance(placement, Replicate):
+            continue
+        assert hasattr(placement, "dim"), placement  # a shard: no sum is pending
+        order, at, inside = orders.setdefault(placement.dim % value.ndim, []), 0, getattr(placement, "split_factor", 1)
+        while inside > 1:
+            inside //= value.device_mesh.mesh.shape[order[at]]
+            at += 1
+        order.insert(at, axis)
+    return orders
 
 
 @lru_cache(maxsize=256)
-def reference(family: str, encoded: bytes, steps: int) -> dict[str, Any]:
+def reference(settings: str, encoded: bytes, steps: int) -> dict[str, Any]:
     """Train in one process with the same micro batches."""
     given = msgspec.msgpack.decode(encoded, type=types.Recipe)
-    return run(1, train, family, given, steps)[0]  # type: ignore[no-any-return]
+    return run(1, train, settings, given, steps)[0]  # type: ignore[no-any-return]
 
 
 def alone(given: types.Recipe, world: int) -> types.Recipe:
@@ -157,12 +196,23 @@ def shortened(given: types.Recipe, world: int) -> types.Recipe:
     return msgspec.structs.replace(given, train=msgspec.structs.replace(given.train, global_batch_size=batch))
 
 
+def shallow(config: dict[str, Any], layout: types.Layout) -> dict[str, Any]:
+    """Return the config of a model with fewer layers, unless the stages of the layout or a list of blocks need all."""
+    depth = "n_layer" if "n_layer" in config else "num_hidden_layers"
+    if depth not in config or layout.pp * layout.vp > QUICK_LAYERS or layout.stage_layers:
+        return config
+    kinds = {"layer_types": config["layer_types"][:QUICK_LAYERS]} if "layer_types" in config else {}
+    return {**config, **kinds, depth: QUICK_LAYERS}
+
+
 def differences(family: str, world: int, given: types.Recipe, steps: int = STEPS) -> dict[str, float]:
     """Return the largest relative differences of losses, norms, gradients and weights to one process."""
+    config = FAMILIES[family]
     if steps < STEPS:
-        given = shortened(given, world)
-    expected = reference(family, msgspec.msgpack.encode(alone(given, world)), steps)
-    ranks = run(world, train, family, given, steps, timeout=300)
+        given, config = shortened(given, world), shallow(config, given.layout)
+    settings = json.dumps(config)
+    expected = reference(settings, msgspec.msgpack.encode(alone(given, world)), steps)
+    ranks = run(world, train, settings, given, steps, timeout=300)
     worst = {"gradients": 0.0, "weights": 0.0}
     seen: set[str] = set()
     for found in ranks:
