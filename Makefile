@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where PYTHONDONTWRITEBYTECODE is set, every worker would compile the tests, and every command the source, again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: megatron setup demo test test-times lint browser screens docs site bench load schema accuracy sweep verify parity slow faults mutation slurm-test clean
+.PHONY: megatron setup demo test test-times lint style browser screens docs site bench load schema accuracy sweep verify parity slow faults mutation slurm-test clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -30,10 +30,12 @@ $(VENV)/.peers: $(VENV)/.engine
 demo: $(VENV)/.engine  ## recommend plans for this machine and example clusters, then train a tiny model
 	$(BIN)/python benchmarks/demo.py
 
-lint: $(VENV)/.peers
+lint: style
+	$(BIN)/mypy
+
+style: $(VENV)/.peers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
 
 # Debian's chromium for the browser tests; where it is missing and cannot be installed, they are skipped.
@@ -42,8 +44,11 @@ browser:
 	  (apt-get install -y -qq chromium || (apt-get update -qq && apt-get install -y -qq chromium)) >/dev/null 2>&1; } || \
 	  echo "chromium not found: browser tests will be skipped"
 
-test: lint browser
-	$(PYTEST) -n 2 --dist worksteal
+# mypy needs a minute of one core: it runs beside the tests, and its findings are printed after theirs.
+test: style browser
+	@mkdir -p build; $(BIN)/mypy >build/mypy.log 2>&1 & types=$$!; \
+	  $(PYTEST) -n 2 --dist worksteal; status=$$?; \
+	  wait $$types || status=1; cat build/mypy.log; exit $$status
 
 test-times: $(VENV)/.peers browser  ## the same tests; the slowest files and tests at the end
 	$(PYTEST) -n 2 --dist worksteal -p tests.times

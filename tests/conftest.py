@@ -13,7 +13,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 gc.disable()  # until all tests are collected: modules and test items stay until the end
 
-from hypothesis import settings
+from hypothesis import settings  # noqa: E402
 
 settings.register_profile("house", deadline=None)  # machines are shared; what takes too long fails by the suite's limit
 settings.load_profile("house")

@@ -37,11 +37,11 @@ def validation(number: int, loss: float) -> ValidationRecord:
 
 @pytest.fixture
 def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    MlflowClient = pytest.importorskip("mlflow").MlflowClient  # seconds: not while tests are collected
+    mlflow = pytest.importorskip("mlflow")  # seconds: not while tests are collected
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file:{tmp_path / 'mlruns'}")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
-    return MlflowClient(f"file:{tmp_path / 'mlruns'}")
+    return mlflow.MlflowClient(f"file:{tmp_path / 'mlruns'}")
 
 
 def history(client: Any, run: str, name: str) -> list[tuple[int, float]]:

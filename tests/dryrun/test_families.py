@@ -63,7 +63,10 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES)
+SLOW = ("tp", "interleaved", "offload-params-pp")  # parts of others: hsdp-tp-sp, dualpipe_v, offloaded weights below
+
+
+@pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CASES])
 def case(request: pytest.FixtureRequest) -> Case:
     return CASES[request.param]
 

@@ -67,14 +67,13 @@ DATA = (
     Tried("fsdp2", "fsdp2", 2, {}, quick=("gpt_oss",)),
     Tried("hsdp", "hsdp", 4, {"dp_replicate": 2, "micro_batch_size": 1}, quick=("mixtral",)),
     Tried("weights-kept", "fsdp2 options", 2, {"reshard_after_forward": False}, FEW),
-    Tried("sums-every-micro-batch", "fsdp2 options", 2, {"defer_grad_sync": False}, FEW),
+    Tried("sums-every-micro-batch", "fsdp2 options", 2, {"defer_grad_sync": False}, FEW, quick=("llama",)),
     Tried(
         "sums-every-micro-batch-hsdp",
         "fsdp2 options",
         4,
         {"defer_grad_sync": False, "dp_replicate": 2, "micro_batch_size": 1},
         FEW,
-        quick=("llama",),
     ),
 )
 TENSOR = (
@@ -87,7 +86,7 @@ PIPELINE = (
     Tried("1f1b", "pp", 2, _pipeline("1f1b"), quick=("deepseek_v2",)),
     Tried("gpipe", "pp", 2, _pipeline("gpipe"), REPRESENTATIVES),
     Tried("interleaved", "pp interleaved", 2, _pipeline("interleaved_1f1b", 2), quick=("gemma3_text",)),
-    Tried("looped-bfs", "pp interleaved", 2, _pipeline("looped_bfs", 2), REPRESENTATIVES, quick=("llama",)),
+    Tried("looped-bfs", "pp interleaved", 2, _pipeline("looped_bfs", 2), REPRESENTATIVES),
     Tried("interleaved-zero-bubble", "pp zero bubble", 2, _pipeline("interleaved_zero_bubble", 2), REPRESENTATIVES),
     Tried("zbv", "pp zero bubble", 2, _pipeline("zbv", 2), quick=("qwen3",)),
     Tried("dualpipe-v", "pp zero bubble", 2, _pipeline("dualpipe_v", 2), REPRESENTATIVES, quick=("qwen3_moe",)),

@@ -143,7 +143,7 @@ def test_next_step_is_read_while_the_current_one_is_used() -> None:
 
 def _losses(rank: int, world: int, prefetch: int) -> list[float]:
     given = parity.recipe(types.Layout(micro_batch_size=1))
-    config = transformers_config(FAMILIES["llama"])
+    config = transformers_config(parity.shallow(FAMILIES["llama"], given.layout))
     mesh = build_mesh(given.layout, "cpu")
     source = parity.Ragged(Mock(config.vocab_size, given.data.seq_length, 1), packed=True)
     trainer = Trainer(given, config, mesh, torch.device("cpu"), source)

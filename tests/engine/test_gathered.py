@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
+from functools import cache
 from typing import Any
 
 import pytest
@@ -84,9 +85,19 @@ CASES = {
 }
 
 
+def of_every_case(rank: int, world: int) -> dict[str, dict[str, int]]:
+    return {name: one_micro_batch(rank, world, *case) for name, case in CASES.items()}
+
+
+@cache
+def every_case() -> list[dict[str, dict[str, int]]]:
+    """Return what all cases gathered, by rank: the ranks are started once."""
+    return run(2, of_every_case)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_gathered_inputs_are_not_saved_but_gathered_again(name: str) -> None:
-    for found in run(2, one_micro_batch, *CASES[name]):
+    for found in (of[name] for of in every_case()):
         assert found["gathers"] > 0
         assert found["kept"] == 0
         # One for the gradient of every scatter, and one to repeat every gather.

@@ -47,7 +47,12 @@ def tied_family(monkeypatch: pytest.MonkeyPatch) -> None:
         ("deepseek_v3", 2, {"ep": 2, "recompute": "full"}),
         pytest.param("deepseek_v3", 8, {**TP_SP, "pp": 2, "ep": 2}, marks=pytest.mark.slow),
         pytest.param("glm4_moe", 2, {"cp": 2, "cp_comm": "a2a"}, marks=pytest.mark.slow),
-        ("glm4_moe", 2, {**ZBV, "recompute": "selective", "recompute_modules": ("core_attn", "layernorm")}),
+        pytest.param(
+            "glm4_moe",
+            2,
+            {**ZBV, "recompute": "selective", "recompute_modules": ("core_attn", "layernorm")},
+            marks=pytest.mark.slow,
+        ),
         pytest.param("qwen3_next", 2, TP_SP, marks=pytest.mark.slow),
         pytest.param("qwen3_5", 2, {"tp": 2}, marks=pytest.mark.slow),
         pytest.param("qwen3_5_tied", 2, {}, marks=pytest.mark.slow),

@@ -326,6 +326,10 @@ def _full(tensor: Tensor) -> Tensor:
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
+def _local(tensor: Tensor) -> Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
+
+
 def _farthest(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     assert ours.keys() == theirs.keys()
     gaps = [
@@ -356,20 +360,20 @@ def _parity(rank: int, world: int, name: str, moments: Any) -> tuple[float, floa
     return weights_apart, _farthest(tensors[1], tensors[0])
 
 
-def _of_every_rule(rank: int, world: int, work: Any, *args: Any) -> dict[str, Any]:
-    return {name: work(rank, world, name, *args) for name in RULES}
+def _of_every_rule(rank: int, world: int, work: Any, rules: tuple[tuple[Any, ...], ...]) -> dict[Any, Any]:
+    return {rule: work(rank, world, *rule) for rule in rules}
 
 
 @cache
-def every_rule(work: Any, *args: Any) -> list[dict[str, Any]]:
+def every_rule(work: Any, rules: tuple[tuple[Any, ...], ...]) -> list[dict[Any, Any]]:
     """Return the results of all rules by rank: four ranks are started once."""
-    return run(4, _of_every_rule, work, *args)
+    return run(4, _of_every_rule, work, rules)
 
 
 @pytest.mark.parametrize("name", RULES)
 def test_sharded_parameters_are_updated_like_unsharded_ones(name: str) -> None:
-    for found in every_rule(_parity, "fp32"):
-        weights_apart, states_apart = found[name]
+    for found in every_rule(_parity, tuple((rule, "fp32") for rule in RULES)):
+        weights_apart, states_apart = found[name, "fp32"]
         assert weights_apart < 1e-5
         assert states_apart < 1e-5
 
@@ -390,13 +394,20 @@ def _checkpoint(rank: int, world: int, name: str, flat: bool) -> bool:
     assert [group["step"] for group in other.param_groups] == [2] * len(other.param_groups)
     _train(ours, optimizer, 2, first=2)
     _train(twin, other, 2, first=2)
-    return all(torch.equal(_full(a), _full(b)) for a, b in zip(ours.parameters(), twin.parameters(), strict=True))
+    return all(torch.equal(_local(a), _local(b)) for a, b in zip(ours.parameters(), twin.parameters(), strict=True))
 
 
-@pytest.mark.parametrize("flat", [False, True])
-@pytest.mark.parametrize("name", RULES)
+# Every rule in one of torch's two forms of a state, and the first rule in both; the other combinations are slow.
+SAVED = ((RULES[0], True), *((name, bool(number % 2)) for number, name in enumerate(RULES)))
+SAVED_SLOW = tuple((name, flat) for name in RULES for flat in (False, True) if (name, flat) not in SAVED)
+
+
+@pytest.mark.parametrize(
+    ("name", "flat"), [*SAVED, *(pytest.param(*case, marks=pytest.mark.slow) for case in SAVED_SLOW)]
+)
 def test_torch_checkpoints_support_the_state_of_sharded_parameters(name: str, flat: bool) -> None:
-    assert all(found[name] for found in every_rule(_checkpoint, flat))
+    cases = SAVED if (name, flat) in SAVED else SAVED_SLOW
+    assert all(found[name, flat] for found in every_rule(_checkpoint, cases))
 
 
 def _traced(rank: int, world: int) -> list[int]:

@@ -42,13 +42,11 @@ LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "recompute": (2, {"recompute": "full"}),
 }
 MOE = ("qwen3_vl_moe", "qwen3_5_moe", "glm4v_moe")
-DEFAULT = (
+DEFAULT = (  # Qwen2.5-VL trains with tp and sp below, with adapters
     ("gemma3", "tp_sp"),
     ("gemma3", "pp"),
-    ("qwen2_5_vl", "tp_sp"),
     ("qwen3_vl", "cp"),
     ("qwen3_vl_moe", "ep"),
-    ("glm4v_moe", "recompute"),
 )
 
 
