@@ -55,6 +55,7 @@ AXES: dict[str, tuple[Any, ...]] = {
     "precision": ("bf16", "fp8_tensor", "fp8_row"),
     "loss": ("fused_linear", "vocab_parallel", "chunked"),
 }
+WITH_IMAGES_ONLY = ("qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "glm4v_moe")  # transformers has no text-only class
 PLAIN: dict[str, Any] = {
     "compile": False,
     "packed": False,
@@ -101,7 +102,7 @@ def families() -> dict[str, tuple[str, str]]:
         size = float(spec.total_params if hasattr(spec, "total_params") else spec.hidden)
         names = [(kind, "diffusion" if spec.kind == "diffusion" else "text")]
         if kind in VISION_MODULES:
-            names.append((f"{kind}+images", "vision"))
+            names = [*(names if kind not in WITH_IMAGES_ONLY else ()), (f"{kind}+images", "vision")]
         for name, modality in names:
             if name not in found or size < found[name][0]:
                 found[name] = (size, spec.name, modality)
@@ -113,7 +114,8 @@ def allowed(case: Mapping[str, Any], modality: str) -> bool:
     if case["goal"] == "qlora" and case["precision"] != "bf16":
         return False
     if modality == "diffusion":
-        return not case["packed"] and case["loss"] == "vocab_parallel" and case["goal"] in ("pretrain", "sft")
+        full = case["goal"] in ("pretrain", "sft") and case["precision"] == "bf16"
+        return full and not case["packed"] and case["loss"] == "vocab_parallel"
     return True
 
 
@@ -324,7 +326,7 @@ class Lab:
             run = found if yard_case == case else self.step(yard_case, fp32=False)
             yard = self.kept["yard", yard_case] = errors(run, self.reference(yard_case))
         row = verdict(errors(found, expected), yard)
-        row |= {"loss": found["loss"], "expected_loss": expected["loss"], "norm": found["norm"]}
+        row |= {"found_loss": found["loss"], "expected_loss": expected["loss"], "norm": found["norm"]}
         row["expected_norm"] = expected["norm"]
         if self.gpu:
             row["memory_gib"] = round(torch.cuda.max_memory_allocated() / 2**30, 2)
@@ -574,9 +576,9 @@ class Table:
 
     def add(self, case: Case, row: dict[str, Any]) -> None:
         with self.lock:
-            self.rows[case.name] = {"case": case.name, **case.__dict__, **row}
+            self.rows[case.name] = {"case": case.name, **row}
             shown = row.get("error") or (
-                f"loss {row['loss']:.4f} ({row['expected_loss']:.4f}), gradients {row['gradient_error']:.1e} of "
+                f"loss {row['found_loss']:.4f} ({row['expected_loss']:.4f}), gradients {row['gradient_error']:.1e} of "
                 f"{row['gradient_limit']:.1e} allowed, {row['tensors_wrong']} of {row['tensors']} tensors wrong"
             )
             print(f"{len(self.rows)}/{self.total} {row['status']:<8} {case.name:<70} {shown[:170]}", flush=True)
@@ -594,7 +596,11 @@ class Table:
 def machine() -> dict[str, Any]:
     from importlib.metadata import version
 
-    return {"date": time.strftime("%Y-%m-%d"), "torch": version("torch"), "transformers": version("transformers")}
+    import torch
+
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    versions = {name: version(name) for name in ("torch", "transformers")}
+    return {"date": time.strftime("%Y-%m-%d"), "device": gpu, **versions}
 
 
 def batches_of(cases: Sequence[Case], rounds: int = 2) -> list[list[Case]]:

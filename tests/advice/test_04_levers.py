@@ -183,23 +183,46 @@ def faster(answer: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("words", "field"),
-    [
-        (("llama3-8b", "--gpus", "8xH100", "--goal", "pretrain"), "kernels.compile=true"),
-        (("gemma3-27b", "--gpus", "16xH100", "--goal", "sft"), "layout.recompute"),
-    ],
-)
-def test_a_faster_step_is_suggested_and_is_faster(meshwright: Any, words: tuple[str, ...], field: str) -> None:
-    answer = meshwright("recommend", *words, "--json").json
+def test_a_faster_step_is_suggested_for_a_named_recipe_and_is_faster(meshwright: Any) -> None:
+    words = ("recommend", "llama3_8b_pretrain_config", "--gpus", "8xH100")
+    answer = meshwright(*words, "--json").json
     found = faster(answer)
     assert found["kind"] == "layout"
-    assert any(text.startswith(field) for text in found["overrides"])
-    again = meshwright("recommend", *words, *found["overrides"], *pins(answer), "--json")
+    assert "kernels.compile=true" in found["overrides"]
+    again = meshwright(*words, *found["overrides"], *pins(answer), "--json")
     assert again.code == 0
     gain = 1 - again.json["estimate"]["step_s"] / answer["estimate"]["step_s"]
     assert f"{gain:.0%} less" in found["why"]
     assert gain >= 0.03
+
+
+@pytest.mark.parametrize("words", [("llama3-8b", "8xH100", "pretrain"), ("qwen3-30b-a3b", "1xH200", "peft")])
+def test_the_recommended_command_is_the_fast_one(meshwright: Any, words: tuple[str, str, str]) -> None:
+    model, gpus, goal = words
+    asked = ("recommend", model, "--gpus", gpus, "--goal", goal, "--json")
+    answer, eager = meshwright(*asked).json, meshwright(*asked, "kernels.compile=false").json
+    change = next(one for one in answer["changes"] if one["field"] == "kernels.compile")
+    assert (change["to"], change["kind"]) == (True, "layout")
+    assert "step time" in change["why"]
+    assert "kernels.compile=true" in answer["commands"]["meshwright"].split()
+    assert answer["estimate"]["step_s"] < 0.95 * eager["estimate"]["step_s"]
+    assert not any(one["field"] == "kernels.compile" for one in eager["changes"])
+
+
+def test_the_published_layout_keeps_its_kernels(meshwright: Any) -> None:
+    asked = ("recommend", "llama3-8b", "--gpus", "2xH100", "--goal", "pretrain", "--json")
+    answer = meshwright(*asked).json
+    assert answer["recipe"]["match"] == "exact"
+    published = answer["published"]
+    assert "kernels.compile=false" in published["overrides"]
+    as_it_was = meshwright("estimate", "llama3_8b_pretrain_config", "--gpus", "2xH100", "--json").json
+    assert published["step_s"] == pytest.approx(as_it_was["estimate"]["step_s"])
+    assert published["step_s"] > answer["estimate"]["step_s"]
+
+
+def test_other_engines_keep_the_kernels_of_the_recipe(meshwright: Any) -> None:
+    asked = ("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--engine", "megatron", "--json")
+    assert not any(one["field"] == "kernels.compile" for one in meshwright(*asked).json["changes"])
 
 
 def pins(answer: dict[str, Any]) -> list[str]:
@@ -208,7 +231,7 @@ def pins(answer: dict[str, Any]) -> list[str]:
 
 
 def test_what_the_user_set_is_not_in_the_faster_step(meshwright: Any) -> None:
-    words = ("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "kernels.compile=false", "--json")
+    words = ("recommend", "llama3_8b_pretrain_config", "--gpus", "8xH100", "kernels.compile=false", "--json")
     found = [one for one in meshwright(*words).json["suggestions"] if one["title"] == "a faster step"]
     assert not any("kernels.compile" in text for one in found for text in one["overrides"])
 

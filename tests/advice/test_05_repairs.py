@@ -83,7 +83,13 @@ def test_every_command_has_the_same_findings(meshwright: Any) -> None:
     assert {text for _, text in found[0]} <= set(str(started["error"]).split("'")) or all(
         text in str(started["error"]) for _, text in found[0]
     )
-    assert checked["repair"] == asked["repair"] == ranked["repair"] == estimated["repair"]
+    assert checked["repair"] == estimated["repair"]
+    assert asked["repair"] == ranked["repair"]
+    # A recommendation chooses faster kernels; the change of the layout is the same.
+    figures = ("step_s", "total_gib")
+    repairs = [{k: v for k, v in one["repair"].items() if k not in figures} for one in (checked, asked)]
+    assert repairs[0] == repairs[1]
+    assert asked["repair"]["step_s"] < checked["repair"]["step_s"]
 
 
 @pytest.mark.parametrize(

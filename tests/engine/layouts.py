@@ -287,8 +287,10 @@ CAT = "a real torch.cat of 4-D gates chooses another memory order than the trace
 COMPILE = (
     _compiled("", {}, COMPILED, fails={"qwen3_next": CAT}),
     _compiled("tp-sp", TP_SP, COMPILED, quick=("llama",), fails={"qwen3_next": CAT}),
-    _compiled("recompute", {"recompute": "full"}, ("llama", "olmoe")),
-    _compiled("ops", _selective("ops"), ("llama", "olmoe")),
+    _compiled("recompute", {"recompute": "full"}, ("llama", "olmoe", "gpt2", "qwen3_5")),
+    _compiled("ops", _selective("ops"), ("llama", "olmoe", "gpt2")),
+    _compiled("ops-tp-sp", {**_selective("ops"), **TP_SP}, ("llama", "olmoe")),
+    _compiled("modules-tp-sp", {**_selective("layernorm", "mlp"), **TP_SP}, ("llama",)),
     _compiled("selective", _selective("core_attn", "layernorm", "mlp"), ("llama", "deepseek_v3")),
     _compiled("mla-tp-sp", {**_selective("mla_up_proj", "moe_act"), **TP_SP}, ("deepseek_v3",)),
     _compiled("ep", {"ep": 2}, ("olmoe", "deepseek_v3")),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from meshwright import clusters
 from meshwright.api import run_requests as requests
 from meshwright.api.catalogues import recipe_text
 from meshwright.api.checks import check_recipe, export
@@ -83,6 +84,8 @@ def _run(
     options = {"framework": request.framework, "model": request.model}
     ranks = _ranks(request.nproc) if depends_on_gpus(request.recipe) else None
     found = recipe_for(request.recipe, request.goal, ranks, planned, **options)
+    if ranks is not None and not request.tiny and not _has_gpu():  # the plan is for GPUs; CPU runs stay eager
+        found = msgspec.structs.replace(found, kernels=msgspec.structs.replace(found.kernels, compile=False))
     automatic = [text for text in request.overrides if text.replace(" ", "").endswith(AUTO)]
     changes = [text for text in request.overrides if text not in automatic]
     changes += [f"data.dataset={dataset}"] if dataset else []
@@ -102,6 +105,15 @@ def _run(
         kept = {key for key in pinned if not key.startswith("architecture.")} if request.tiny else None
         check_before_start(recipe, Path(request.out).expanduser(), kept)
     return train.train(recipe, spec, pinned)
+
+
+def _has_gpu() -> bool:
+    """Return whether this machine has a GPU, without torch."""
+    try:
+        clusters.cluster("auto")
+    except InputError:
+        return False
+    return True
 
 
 def _ranks(nproc: int | None) -> str:

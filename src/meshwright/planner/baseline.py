@@ -19,7 +19,8 @@ from meshwright.recipes.build import goal_data
 from meshwright.recipes.capabilities import CAPABILITIES, ENGINE_STRATEGY, adapted
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.index import architecture_class
-from meshwright.recipes.types import Architecture, Data, Recipe, field_value, recipe_fields
+from meshwright.recipes.types import ENGINES, Architecture, Data, Recipe, field_value, recipe_fields
+from meshwright.rules.model_families import is_qwen3_next
 
 MAX_ADAPTATIONS = 5
 
@@ -35,6 +36,7 @@ class Baseline(msgspec.Struct, frozen=True):
     pinned: Mapping[str, Any]  # layout values the user fixed, by flat name
     reasons: Mapping[str, str]  # by key
     executed: Mapping[str, str] = {}  # fields set to what the engine runs, and why, by key
+    fast: bool = False  # whether the planner chooses the kernels (planner/faster_step.py)
 
     @property
     def on_reference_cluster(self) -> bool:
@@ -54,8 +56,13 @@ class Baseline(msgspec.Struct, frozen=True):
         return cluster(self.base.cluster)
 
 
-def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Recipe | None = None) -> Baseline:
-    """Return the baseline of a question, or of the given recipe, with overrides and required adaptations applied."""
+def baseline_for(
+    question: Question, overrides: Sequence[str] = (), recipe: Recipe | None = None, fast: bool = True
+) -> Baseline:
+    """Return the baseline of a question, or of the given recipe, with overrides and required adaptations applied.
+
+    With `fast` a recipe that the planner chooses for our engine gets compiled blocks; a named one keeps its kernels.
+    """
     source: BaselineSource = "same_model"
     overrides, _ = override.split_auto(overrides)  # the search chooses what is not fixed
     base = recipe
@@ -80,6 +87,9 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
         _as_executed(requested, model, question, frozenset(wanted)) if recipe is None else (requested, {})
     )
     requested, fixed = _adapt(requested, model, question, frozenset(wanted))
+    fast = fast and recipe is None and question.engine == ENGINES[0] and not question.benchmark
+    if fast and "kernels.compile" not in wanted:
+        requested = _compiled(requested, model, question)
     return Baseline(
         question=question,
         base=base,
@@ -89,6 +99,7 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
         pinned={flat: value for key, value in wanted.items() if _is_searched(key, flat := recipe_fields()[key].flat)},
         reasons={**reasons, **fixed},
         executed=executed,
+        fast=fast,
     )
 
 
@@ -207,6 +218,18 @@ def _as_executed(
     found = adapted(recipe, _case(recipe, model, question), keep)
     changed, _ = override.change(recipe, {key: value for key, (value, _why) in found.items()})
     return changed, {key: why for key, (_value, why) in found.items()}
+
+
+def _compiled(recipe: Recipe, model: ModelSpec, question: Question) -> Recipe:
+    """Return the recipe with compiled blocks, unless the engine cannot compile the model or a rule objects."""
+    case = _case(recipe, model, question)
+    if case.compile or case.is_diffusion or is_qwen3_next(case):  # torch cannot trace the gates of Qwen3-Next
+        return recipe
+    changed, _ = override.change(recipe, {"kernels.compile": True})
+    trial = _case(changed, model, question)
+    checked = rules.applicable(trial, ("error", "warning"))
+    objects = any(bool(one.broken(trial)) and not bool(one.broken(case)) for one in checked)
+    return recipe if objects else changed
 
 
 def _adapt(

@@ -1,8 +1,9 @@
-"""Suggest settings that make the step of a plan faster on the same degrees, without changing the trained weights.
+"""Settings that make the step of a plan faster on the same degrees, without changing the trained weights.
 
 Tried one after the other, each on the result of those before: compiled blocks, another loss, weights that stay gathered
-between forward and backward, and less recompute where memory is left. They are suggested, not applied: a published
-recipe ran with its own.
+between forward and backward, and less recompute where memory is left. Where the planner chooses the kernels
+(`Baseline.fast`) blocks are compiled before the search, and loss and gathering are applied to its result; less
+recompute is suggested. A recipe that the user names keeps its own settings, and all of them are suggested.
 """
 
 from __future__ import annotations
@@ -23,27 +24,31 @@ from meshwright.rules.model_families import is_qwen3_next
 TITLE = "a faster step"
 MIN_GAIN = 0.03  # of the step time, of all changes together
 EACH_GAIN = 0.005  # of the step time, of one change
+GATHERED_GAIN = 0.02  # of the step time, of weights that stay gathered: they take memory from the allocator's reserve
 MODULES = (("layernorm", "moe_act"), ("mlp",), ("moe",))
 """Modules to recompute between every second operation and all of a layer."""
 Values = dict[str, Any]  # by flat name
+
+
+FAST_FIELDS = ("compile", "loss", "reshard_after_forward")
+"""Fields that the planner sets where it chooses the kernels; the degrees of a layout stay."""
+
+
+def fast_values(baseline: Baseline, case: Case) -> Values:
+    """Return the loss and the gathering of weights that make a plan's step faster, as far as memory permits."""
+    if not baseline.fast or not bool(rules.legal(case)):
+        return {}
+    step_s = float(costs.step_time(case).step_s)
+    current, step_s, kernels = _improved(baseline, case, _kernels(case), step_s)
+    return kernels | _improved(baseline, current, _gathered(current), step_s, GATHERED_GAIN)[2]
 
 
 def faster_step(baseline: Baseline, case: Case, estimate: costs.Estimate) -> Iterable[Suggestion]:
     """Yield the changes that together make a plan's step faster, if the gain is worth a try."""
     if case.benchmark or case.is_diffusion or not bool(estimate.fits):
         return
-    keys = keys_by_flat_name()
-    fixed = {name for name, key in keys.items() if key in baseline.reasons or name in baseline.pinned}
-    changed: Values = {}
     before = float(estimate.step_s)
-    current, step_s = case, before
-    for values in _steps(case):
-        if fixed & values.keys():
-            continue
-        trial, faster = _tried(current, values, step_s)
-        if trial is not None:
-            current, step_s, changed = trial, faster, {**changed, **values}
-    changed = {name: value for name, value in changed.items() if value != getattr(case, name)}
+    current, step_s, changed = _improved(baseline, case, _steps(case), before)
     if not changed or step_s > (1 - MIN_GAIN) * before:
         return
     total = float(costs.memory(current).total)
@@ -51,14 +56,46 @@ def faster_step(baseline: Baseline, case: Case, estimate: costs.Estimate) -> Ite
     yield Suggestion(TITLE, as_overrides(changed), why, kind="layout")
 
 
+def _improved(
+    baseline: Baseline, case: Case, steps: Iterable[Values], step_s: float, gain: float = EACH_GAIN
+) -> tuple[Case, float, Values]:
+    """Return the case with the changes that each make it faster, its step time and these changes."""
+    keys = keys_by_flat_name()
+    fixed = {name for name, key in keys.items() if key in baseline.reasons or name in baseline.pinned}
+    current, changed = case, Values()
+    for values in steps:
+        if fixed & values.keys():
+            continue
+        trial, faster = _tried(current, values, step_s, gain)
+        if trial is not None:
+            current, step_s, changed = trial, faster, {**changed, **values}
+    return current, step_s, {name: value for name, value in changed.items() if value != getattr(case, name)}
+
+
 def _steps(case: Case) -> Iterator[Values]:
     """Yield the changes to try, those that need no memory first."""
-    if not case.compile and not is_qwen3_next(case):  # torch cannot trace its gates
-        yield {"compile": True}
-    if case.vocab:
-        yield from ({"loss": loss} for loss in ("fused_linear", "vocab_parallel") if loss != case.loss)
+    yield from _kernels(case)
     if case.recompute == "full":
         yield from _less_recompute(case)
+    yield from _gathered(case)
+
+
+def _kernels(case: Case) -> Iterator[Values]:
+    yield from _compiled(case)  # where a rule kept the recipe's own layout from it
+    yield from _losses(case)
+
+
+def _compiled(case: Case) -> Iterator[Values]:
+    if not case.compile and not case.is_diffusion and not is_qwen3_next(case):  # torch cannot trace its gates
+        yield {"compile": True}
+
+
+def _losses(case: Case) -> Iterator[Values]:
+    if case.vocab:
+        yield from ({"loss": loss} for loss in ("fused_linear", "vocab_parallel") if loss != case.loss)
+
+
+def _gathered(case: Case) -> Iterator[Values]:
     if case.reshard_after_forward and case.strategy == "fsdp2" and case.shard > 1:
         yield {"reshard_after_forward": False}
 
@@ -77,14 +114,14 @@ def _less_recompute(case: Case) -> Iterator[Values]:
             yield {"recompute": "selective", "recompute_modules": modules, "recompute_layers": 0}
 
 
-def _tried(case: Case, values: Values, step_s: float) -> tuple[Case | None, float]:
+def _tried(case: Case, values: Values, step_s: float, gain: float) -> tuple[Case | None, float]:
     """Return the changed case and its step time if it is legal, faster and leaves headroom."""
     trial = case.replace(**values)
     memory = costs.memory(trial)
     if not has_headroom(float(memory.total), case):
         return None, step_s
     faster = float(costs.step_time(trial).step_s)
-    if faster > (1 - EACH_GAIN) * step_s or not bool(rules.legal(trial)) or _new_warnings(trial, case):
+    if faster > (1 - gain) * step_s or not bool(rules.legal(trial)) or _new_warnings(trial, case):
         return None, step_s
     return trial, faster
 

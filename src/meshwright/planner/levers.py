@@ -22,6 +22,7 @@ from meshwright.costs.state import least_state_gib
 from meshwright.errors import MeshwrightError
 from meshwright.models import ModelSpec
 from meshwright.planner.baseline import Baseline, baseline_for
+from meshwright.planner.faster_step import fast_values
 from meshwright.planner.plan import Option, Question
 from meshwright.planner.search import (
     LEVER_NAMES,
@@ -340,6 +341,13 @@ def _option(kind: FieldKind, variant: Variant, found: Candidate, asked: Asked) -
     unused = {"ep": not case.is_moe, "vp": found.layout["pp"] == 1 == case.vp}
     values = {n: found.layout[n] for n in names if n not in pinned and not unused.get(n)}
     overrides = (*variant.overrides, *as_overrides(values))
+    planned = case.replace(**found.layout)
+    typed = msgspec.structs.replace(variant.baseline, pinned={**pinned, **values})
+    if quick := fast_values(typed, planned):  # as the plan of its command has
+        planned = planned.replace(**quick)
+        found = msgspec.structs.replace(
+            found, total_gib=float(costs.memory(planned).total), step_s=float(costs.step_time(planned).step_s)
+        )
     return Option(
         title=variant.title,
         kind=kind,
@@ -347,7 +355,7 @@ def _option(kind: FieldKind, variant: Variant, found: Candidate, asked: Asked) -
         goal=variant.baseline.requested.goal,
         fits=found.fits,
         total_gib=found.total_gib,
-        host_gib=float(costs.memory(case.replace(**found.layout)).host),
+        host_gib=float(costs.memory(planned).host),
         step_s=found.step_s,
         slowdown=1.0 if np.isinf(asked.free_s) else found.step_s / asked.free_s,
         cost=variant.cost,

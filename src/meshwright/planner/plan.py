@@ -143,7 +143,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
     repair: Repair | None = None  # if there are errors, or several fixes
     contradiction: Contradiction | None = None  # of the user's overrides
     published: PublishedLayout | None = None  # if the recipe was made for this cluster
-    executed: tuple[str, ...] = ()  # keys that were set to what the engine runs, because it ignores the recipe's value
+    executed: tuple[str, ...] = ()  # keys set for the plan's engine: it ignores the recipe's value, or runs faster so
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -209,7 +209,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
             return "recipe as a starting point for another architecture"
         if any(c.kind != "layout" for c in self.changes):
             return "recipe with its contract changed: a new experiment"
-        if self.changes:
+        if any(c.field not in self.executed for c in self.changes):
             return "recipe with its layout adjusted"
         same = self.match == "exact"
         return "use the recipe directly" if same else "use the recipe directly; data parallelism fills the GPUs"

@@ -8,13 +8,15 @@ from typing import Any
 from meshwright import costs, rules
 from meshwright.costs.uncertainty import error_bands
 from meshwright.planner.baseline import Baseline
+from meshwright.planner.faster_step import FAST_FIELDS
 from meshwright.planner.plan import PublishedLayout
 from meshwright.planner.search import SAME_SPEED, SEARCHED_NAMES, Candidate, as_overrides, has_headroom
 from meshwright.recipes import index
 from meshwright.recipes.case import Case
 
 DEGREES = ("strategy", "tp", "pp", "vp", "cp", "ep", "micro_batch_size", "recompute")
-DERIVED_FIELDS = ("sp", "dp_shard")
+NOT_RETURNED = ("sp", "dp_shard", *FAST_FIELDS)
+"""Derived fields, and those listed apart."""
 
 
 def keeps_recipe_layout(baseline: Baseline, found: Candidate) -> bool:
@@ -49,11 +51,14 @@ def _source(baseline: Baseline) -> str:
     return index.published(name).measured if index.is_known(name) else ""
 
 
-def published_layout(baseline: Baseline, chosen: Mapping[str, Any], step_s: float) -> PublishedLayout | None:
+def published_layout(
+    baseline: Baseline, chosen: Mapping[str, Any], planned: Case, step_s: float
+) -> PublishedLayout | None:
     """Return the recipe's layout with its cost, if it was published for this cluster; `chosen` is what is planned."""
     if not baseline.on_reference_cluster:
         return None
-    case = baseline.case
+    case = _as_published(baseline)
+    kernels = {name: value for name in FAST_FIELDS if (value := getattr(case, name)) != getattr(planned, name)}
     different = [name for name in SEARCHED_NAMES if chosen.get(name, getattr(case, name)) != getattr(case, name)]
     kept = not different
     runs, source = bool(rules.legal(case)), _source(baseline)
@@ -64,7 +69,7 @@ def published_layout(baseline: Baseline, chosen: Mapping[str, Any], step_s: floa
         kept=kept,
         measured=source,
         layout={name: getattr(case, name) for name in SEARCHED_NAMES},
-        overrides=() if kept else _overrides(case, different),
+        overrides=(*(() if kept else _overrides(case, different)), *as_overrides(kernels)),
         fits=fits,
         step_s=seconds,
         total_gib=float(price.memory.total),
@@ -72,9 +77,16 @@ def published_layout(baseline: Baseline, chosen: Mapping[str, Any], step_s: floa
     )
 
 
+def _as_published(baseline: Baseline) -> Case:
+    """Return the recipe's case with its own kernels."""
+    if not baseline.fast or "kernels.compile" in baseline.reasons:
+        return baseline.case
+    return baseline.case.replace(compile=baseline.base.kernels.compile)
+
+
 def _overrides(case: Case, different: Sequence[str]) -> tuple[str, ...]:
     """Return what plans with the published layout: its degrees, and what else differs."""
-    names = [name for name in SEARCHED_NAMES if name in DEGREES or (name in different and name not in DERIVED_FIELDS)]
+    names = [name for name in SEARCHED_NAMES if name in DEGREES or (name in different and name not in NOT_RETURNED)]
     return as_overrides({name: getattr(case, name) for name in names})
 
 

@@ -11,7 +11,7 @@ from meshwright import costs, rules
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
-from meshwright.planner.faster_step import faster_step
+from meshwright.planner.faster_step import FAST_FIELDS, fast_values, faster_step
 from meshwright.planner.findings import examine
 from meshwright.planner.four_bit import qlora_suggestion
 from meshwright.planner.levers import options_for, options_of_fixed, with_levers
@@ -68,7 +68,7 @@ def plan_fixed(
     If it does not fit, its options say what would; `target` is the name or file of the recipe in their commands.
     """
     kept, auto = override.split_auto(overrides)
-    baseline = baseline_for(question, kept, recipe)
+    baseline = baseline_for(question, kept, recipe, fast=False)
     plan = plan_with(baseline, {})
     if auto:
         size = with_fastest_micro_batch(plan.case).layout.micro_batch_size
@@ -96,6 +96,9 @@ def plan_with(
     """Return the plan with this layout, estimated and checked; an empty layout keeps the recipe's."""
     recipe = with_layout(baseline.requested, layout)
     case = baseline.case.rebuild(recipe)
+    if quick := fast_values(baseline, case):
+        recipe = with_layout(recipe, quick)
+        case = baseline.case.rebuild(recipe)
     estimate = costs.estimate(case)
     changes = changes_between(baseline, recipe, case)
     findings, repair = examine(case, _typed(baseline))
@@ -116,9 +119,16 @@ def plan_with(
             *batch,
             *suggestions(baseline.base, baseline.base_cluster.world, case),
         ),
-        published=published_layout(baseline, layout, float(estimate.step_s)),
-        executed=tuple(baseline.executed),
+        published=published_layout(baseline, layout, case, float(estimate.step_s)),
+        executed=(*baseline.executed, *_kernels_of_the_planner(baseline, recipe)),
     )
+
+
+def _kernels_of_the_planner(baseline: Baseline, recipe: Recipe) -> tuple[str, ...]:
+    """Return the keys of kernels that the planner chose for our engine."""
+    keys = [keys_by_flat_name()[name] for name in FAST_FIELDS] if baseline.fast else []
+    changed = [key for key in keys if field_value(recipe, key) != field_value(baseline.base, key)]
+    return tuple(key for key in changed if key not in baseline.reasons)
 
 
 def _typed(baseline: Baseline) -> set[str]:

@@ -54,6 +54,20 @@ def recompute_ops_with_split_backward(c: Case) -> Column:
 
 
 @rule(
+    "recompute.compiled-core-attention",
+    "error",
+    "recompute_modules",
+    engines=("meshwright",),
+    message="compiled blocks cannot recompute core_attn with tp={tp}",
+    symptom="AssertionError: expected all tensors_saved_with_vc_check to be Tensors, in the first step",
+    cause="torch's compiler saves the device mesh of tensor-parallel weights for the backward pass",
+    fixes=({"recompute_modules": without("recompute_modules", lambda c: ("core_attn",))}, {"compile": [False]}),
+)
+def compiled_core_attention(c: Case) -> Column:
+    return c.compile & (c.tp > 1) & (c.recompute == "selective") & ("core_attn" in c.recompute_modules)
+
+
+@rule(
     "recompute.modules-unused",
     "warning",
     "recompute_modules",

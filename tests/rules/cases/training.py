@@ -375,6 +375,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"pp": 2, "vp": 2, "pp_schedule": "zbv", "recompute": "selective"},
         {"recompute_modules": ("layernorm",)},
     ),
+    "recompute.compiled-core-attention": (
+        {
+            "tp": 2,
+            "sp": True,
+            "compile": True,
+            "recompute": "selective",
+            "recompute_modules": ("core_attn", "layernorm"),
+        },
+        {"recompute_modules": ("layernorm",)},
+    ),
     "recompute.modules-unused": ({"recompute": "full", "recompute_modules": ("mlp",)}, {"recompute": "selective"}),
     "recompute.layers-with-selective": (
         {"engine": "megatron", "recompute": "selective", "recompute_layers": 2},

@@ -174,6 +174,8 @@ def recompute_and_compile(stage: Stage, recipe: Recipe) -> None:
         apply_recompute(stage.vision_blocks, msgspec.structs.replace(layout, recompute_layers=0), compiled=False)
     offload_activations(stage.layers, layout)
     if recipe.kernels.compile:
+        # Modules replace their parameters while they run and restore them, which a recomputed graph need not repeat.
+        torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         # Per block: all blocks share one graph, and compiling the full model takes minutes.
         for layer in stage.layers.values():
             layer.compile(fullgraph=is_single_graph(layer, layout))
