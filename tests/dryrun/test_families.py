@@ -52,7 +52,8 @@ CASES = {
     "allgather-packed": Case("gemma3_text", 2, {"cp": 2, "cp_comm": "allgather"}, sections=PACKED),
     "tp": Case("gpt2", 2, {"tp": 2, "recompute": "full"}),
     "etp": Case("gpt_oss", 4, {"ep": 2, "etp": 2}),
-    "1f1b-mtp": Case("deepseek_v3", 4, {"pp": 2, "ep": 2, **SELECTIVE}, mtp=True, ranks=(0, 3)),
+    "1f1b-mtp": Case("deepseek_v3", 4, {"pp": 2, "ep": 2, **SELECTIVE}, mtp=True, ranks=(3,)),
+    "1f1b-mtp-first": Case("deepseek_v3", 4, {"pp": 2, "ep": 2, **SELECTIVE}, mtp=True),
     "dualpipe_v": Case("qwen3_moe", 2, {"pp": 2, "vp": 2, "pp_schedule": "dualpipe_v"}, FOUR),
     "interleaved": Case("qwen2", 2, {"pp": 2, "vp": 2, "pp_schedule": "interleaved_1f1b"}, FOUR, ranks=(1,)),
     "offload-optimizer": Case("nemotron_h", 2, {**TP_SP, "offload": "optimizer"}, FOUR),
@@ -63,7 +64,8 @@ CASES = {
 }
 
 
-SLOW = ("tp", "interleaved", "offload-params-pp")  # parts of others: hsdp-tp-sp, dualpipe_v, offloaded weights below
+# Parts of others: hsdp-tp-sp, dualpipe_v (also a first stage), offloaded weights below.
+SLOW = ("tp", "interleaved", "1f1b-mtp-first", "offload-params-pp")
 
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CASES])

@@ -24,10 +24,21 @@ def test_every_rule_has_a_broken_and_a_sound_case() -> None:
 
 
 @pytest.mark.parametrize("rule_id", ALL)
-def test_fires(rule_id: str) -> None:
-    c = broken_case(rule_id)
-    assert c.engine in RULES[rule_id].engines
-    assert bool(RULES[rule_id].broken(c))
+def test_fires_and_is_reported_with_a_complete_message(rule_id: str) -> None:
+    c, rule = broken_case(rule_id), RULES[rule_id]
+    assert c.engine in rule.engines
+    assert bool(rule.broken(c))
+    assert rule_id in {f.rule for f in check(c)}
+    text = message(rule, c)
+    assert text
+    assert "{" not in text
+    named = [name for _, name, _, _ in Formatter().parse(rule.message) if name]
+    for name in named:
+        if name not in rule.values and isinstance(getattr(c, name), int | str):
+            assert str(getattr(c, name)) in text
+    assert rule.id.startswith(f"{rule.subject}.")
+    assert rule.symptom
+    assert rule.cause
 
 
 @pytest.mark.parametrize("rule_id", ALL)
@@ -47,32 +58,6 @@ def test_fix_resolves_the_finding_and_adds_no_error(rule_id: str) -> None:
     repaired = c.replace(**dict(parse(override) for override in fix))
     assert not bool(rule.broken(repaired))
     assert broken_errors(repaired) <= broken_errors(c)
-
-
-@pytest.mark.parametrize("rule_id", ALL)
-def test_message_is_complete(rule_id: str) -> None:
-    c, rule = broken_case(rule_id), RULES[rule_id]
-    text = message(rule, c)
-    assert text
-    assert "{" not in text
-    named = [name for _, name, _, _ in Formatter().parse(rule.message) if name]
-    for name in named:
-        if name not in rule.values and isinstance(getattr(c, name), int | str):
-            assert str(getattr(c, name)) in text
-
-
-@pytest.mark.parametrize("rule_id", ALL)
-def test_is_reported_by_check(rule_id: str) -> None:
-    assert rule_id in {f.rule for f in check(broken_case(rule_id))}
-
-
-@pytest.mark.parametrize("rule_id", ALL)
-def test_has_symptom_and_cause(rule_id: str) -> None:
-    rule = RULES[rule_id]
-    assert rule.id.startswith(f"{rule.subject}.")
-    assert rule.symptom
-    assert rule.cause
-    assert rule.engines
 
 
 PITFALLS = {
