@@ -143,6 +143,8 @@ WALK: dict[str, Finding | Built | Computed | Read] = {
     "schedule.warmup_steps": Computed("77", _rates),
     "schedule.decay_steps": Computed("700", _rates, SHORT),
     "schedule.min_lr": Computed("1e-5", _rates, SHORT),
+    "schedule.wsd_decay_steps": Computed("300", _rates, (*SHORT, "schedule.name=wsd")),
+    "schedule.wsd_decay_style": Computed("linear", _rates, (*SHORT, "schedule.name=wsd")),
     # peft
     "peft.method": Built("dora", *ADAPTERS),
     "peft.rank": Built("4", *ADAPTERS),
@@ -191,6 +193,7 @@ WALK: dict[str, Finding | Built | Computed | Read] = {
     "train.check_nan": Read("worker.py"),
     # checkpoint
     "checkpoint.pretrained": Read("initial_weights.py"),
+    "checkpoint.folder": Read("train.py"),
     "checkpoint.save_every": Read("worker.py"),
     "checkpoint.keep": Read("checkpoint/save.py"),
     "checkpoint.keep_best": Read("checkpoint/save.py"),

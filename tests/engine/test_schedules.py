@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.engine.schedules import SHAPES, learning_rate
+from meshwright.engine.schedules import SHAPES, WSD_SHAPES, learning_rate
 from meshwright.recipes.types import Schedule
 
 NAMES = ("cosine", "linear", "wsd", "constant", "inverse_sqrt", "rex")
-REACHING = tuple(SHAPES)
+REACHING = (*SHAPES, "wsd")
 
 
 @st.composite
@@ -24,7 +24,9 @@ def trainings(draw: st.DrawFn, names: tuple[str, ...] = NAMES) -> tuple[Schedule
     peak = draw(st.floats(1e-6, 1.0))
     floor = draw(st.floats(0.0, 2.0)) * peak
     name = draw(st.sampled_from(names))
-    return Schedule(name=name, warmup_steps=warmup, decay_steps=end, min_lr=floor), peak, steps
+    decay, style = draw(st.integers(0, 500)), draw(st.sampled_from(tuple(WSD_SHAPES)))
+    wsd = {"wsd_decay_steps": decay, "wsd_decay_style": style}
+    return Schedule(name=name, warmup_steps=warmup, decay_steps=end, min_lr=floor, **wsd), peak, steps
 
 
 def rates(training: tuple[Schedule, float, int]) -> list[float]:

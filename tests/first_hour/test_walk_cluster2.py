@@ -59,21 +59,22 @@ BRIDGE = "torchrun --nproc-per-node=8 scripts/training/run_recipe.py --recipe ll
 
 
 @pytest.mark.parametrize(
-    ("command", "lost"),
+    ("command", "to", "lost"),
     [
-        (MEGATRON + "--save /scratch/ckpt", {"save": "/scratch/ckpt"}),
-        (MEGATRON + "--save /scratch/ckpt --load /scratch/ckpt", {"save": "/scratch/ckpt"}),
-        (MEGATRON + "--save /scratch/b --load /scratch/a", {"save": "/scratch/b", "load": "/scratch/a"}),
-        (MEGATRON + "--save /scratch/b --load /weights --finetune", {"save": "/scratch/b"}),
-        (MEGATRON + "--save checkpoints/job --load checkpoints/job", {}),
-        (BRIDGE + "checkpoint.save=/scratch/ckpt", {"checkpoint.save": "/scratch/ckpt"}),
+        (MEGATRON + "--save /scratch/ckpt", "megatron-lm", {}),
+        (MEGATRON + "--save /scratch/ckpt", "automodel", {"save": "/scratch/ckpt"}),
+        (MEGATRON + "--save /scratch/a --load /scratch/a", "automodel", {"save": "/scratch/a", "load": "/scratch/a"}),
+        (MEGATRON + "--save /scratch/b --load /scratch/a", "megatron-lm", {"load": "/scratch/a"}),
+        (MEGATRON + "--save /scratch/b --load /weights --finetune", "megatron-lm", {}),
+        (MEGATRON + "--save checkpoints/job --load checkpoints/job", "automodel", {}),
+        (BRIDGE + "checkpoint.save=/scratch/ckpt", "megatron-lm", {"checkpoint.save": "/scratch/ckpt"}),
     ],
 )
 def test_export_says_that_the_folder_of_checkpoints_is_another(
-    meshwright: Any, tmp_path: Path, command: str, lost: dict[str, str]
+    meshwright: Any, tmp_path: Path, command: str, to: str, lost: dict[str, str]
 ) -> None:
     (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{command}\n")
-    answer = meshwright("export", str(tmp_path / "job.sh"), "--to", "megatron-lm", "--json").json
+    answer = meshwright("export", str(tmp_path / "job.sh"), "--to", to, "--json").json
     named = [one for one in answer["not_imported"] if one["key"].split(".")[-1] in ("save", "load", "finetune")]
     assert {one["key"]: one["value"] for one in named} == lost
 

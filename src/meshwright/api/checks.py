@@ -16,7 +16,7 @@ from meshwright.api.inputs import verb
 from meshwright.api.planning import load_calibration, plan_response, recommend
 from meshwright.api.resolve import assumed_in, model_named
 from meshwright.api.responses import Error, Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
-from meshwright.api.targets import Job, file_of, job_for
+from meshwright.api.targets import Job, file_of, job_for, without_folder
 from meshwright.choices import FRAMEWORKS
 from meshwright.errors import InputError
 from meshwright.frameworks import (
@@ -126,7 +126,9 @@ def export(request: requests.Export) -> Exported:
     options = {"framework": request.framework, "model": request.model}
     job = job_for(request.target, request.goal, request.gpus, request.overrides, theirs.engine, **options)
     shape = None if job.imported is None else job.model
-    recipe = job.on(theirs.engine)
+    read = job.imported
+    same = read is not None and read.framework.name == theirs.name
+    recipe = job.on(theirs.engine) if same else without_folder(job.on(theirs.engine), read)
     checked = check_recipe(recipe, request.gpus, theirs.engine, request.overrides, advice=False, model=shape)
     try:
         written = frameworks.export(theirs, checked.recipe, checked.model, checked.cluster)
@@ -135,7 +137,8 @@ def export(request: requests.Export) -> Exported:
         raise InputError(error.reason, error.field, error.value, fixes) from error
     engine = frameworks.exported_engine(theirs, written, checked.model)
     if engine != checked.engine:  # the findings are those of the file that was written
-        checked = check_recipe(job.on(engine), request.gpus, engine, request.overrides, advice=False, model=shape)
+        recipe = without_folder(job.on(engine), None if same else read)
+        checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
     checked = msgspec.structs.replace(checked, findings=_all_findings(theirs, written, checked))
     written = msgspec.structs.replace(written, notes=(*_contract_notes(job, checked.recipe), *written.notes))
     if not checked.ok:
@@ -146,8 +149,9 @@ def export(request: requests.Export) -> Exported:
         written = msgspec.structs.replace(written, notes=(*refused, *written.notes, note))
     if request.out and checked.ok:
         written = msgspec.structs.replace(written, paths=save_files(written.files, request.out))
-    read = job.imported
-    return Exported(written, checked, job, () if read is None else dropped_settings(read.framework, read.content))
+    if read is None:
+        return Exported(written, checked, job)
+    return Exported(written, checked, job, dropped_settings(read.framework, read.content, same))
 
 
 def framework_findings(

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters
 from meshwright.api import run_requests as requests
 from meshwright.api.catalogues import recipe_text
-from meshwright.api.checks import check_recipe, export
+from meshwright.api.checks import Exported, check_recipe, export
 from meshwright.api.inputs import verb
 from meshwright.api.paths import check_folder, check_run_paths
 from meshwright.api.resolve import assumed_in
@@ -98,12 +98,14 @@ def _run(
     ignore_nan = pinned.get("train.check_nan") is False and "train.check_nan" in override.requested(found, changes)
     spec = RunSpec(**shared, **settings, find_micro_batch=bool(automatic), ignore_nan=ignore_nan)
     recipe = with_loss(override.apply(found, changes), spec.hooks.loss, pinned)
-    check_run_paths(recipe, request.out)
-    if request.out is not None and spec.checkpoints and not spec.accept_changes:
+    out = request.out or recipe.checkpoint.folder or None
+    spec = msgspec.structs.replace(spec, out=out)
+    check_run_paths(recipe, out)
+    if out is not None and spec.checkpoints and not spec.accept_changes:
         from meshwright.engine.checkpoint.contract import check_before_start
 
         kept = {key for key in pinned if not key.startswith("architecture.")} if request.tiny else None
-        check_before_start(recipe, Path(request.out).expanduser(), kept)
+        check_before_start(recipe, Path(out).expanduser(), kept)
     return train.train(recipe, spec, pinned)
 
 
@@ -188,12 +190,18 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
     notes: tuple[str, ...] = ()
     step_s = float(exported.checked.estimate.step_s)
     if requeued or request.save_minutes is not None:
-        every = other_frameworks.save_every(exported.checked.recipe, step_s, request.save_minutes, changes)
+        recipe = exported.checked.recipe
+        every = other_frameworks.save_every(recipe, step_s, request.save_minutes, changes)
+        more = list(changes)
         if every is not None:
-            kept = [one for one in changes if not one.startswith("checkpoint.save_every=")]
-            more = [*kept, f"checkpoint.save_every={every}"]
+            more = [one for one in changes if not one.startswith("checkpoint.save_every=")]
+            more.append(f"checkpoint.save_every={every}")
+        if requeued:
+            more += other_frameworks.resuming(recipe, changes)
+        if more != changes:
             exported = export(request.recipe, framework, overrides=more, **which)
-        notes = (other_frameworks.requeue_note(framework, exported.checked.recipe, step_s),)
+        old = None if exported.job.imported is None else recipe.checkpoint.save_every
+        notes = (other_frameworks.requeue_note(framework, exported.checked.recipe, step_s, old),)
     program = exported.written.program
     if requeued:
         program = other_frameworks.saving_on_signal(program, framework)
@@ -207,8 +215,15 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
     recipe = other_frameworks.with_time_to_save(job.recipe, framework, step_s, changes) if requeued else job.recipe
     python_path = other_frameworks.CHECKOUTS[framework].python_path
     return msgspec.structs.replace(
-        job, recipe=recipe, program=program, notes=(*notes, *job.notes), python_path=python_path
+        job, recipe=recipe, program=program, notes=(*notes, *job.notes, *_not_kept(exported)), python_path=python_path
     )
+
+
+def _not_kept(exported: Exported) -> tuple[str, ...]:
+    """Return the settings of another framework's file that the job does not have, and what was assumed."""
+    assumed = tuple(f"assumed: {one.message}" for one in exported.job.assumed(exported.checked.engine))
+    dropped = (f"not kept: {one.file}:{one.line} {one.key}={one.value}: {one.reason}" for one in exported.not_imported)
+    return (*assumed, *dropped)
 
 
 def watch(started: Started, on_state: Callable[[str], None], on_log: Callable[[str], None]) -> Started:

@@ -60,7 +60,7 @@ class Job(msgspec.Struct, frozen=True):
     def on(self, engine: str) -> Recipe:
         """Return the recipe for an engine; that of another framework's file gets the engine's sharding strategy."""
         moves = self.imported is not None and engine != self.engine
-        return planner.moved_to(self.recipe, engine) if moves else self.recipe
+        return without_folder(planner.moved_to(self.recipe, engine), self.imported) if moves else self.recipe
 
     def assumed(self, engine: str) -> tuple[Assumption, ...]:
         """Return what was taken for what a file leaves open, and for a strategy that the engine does not have."""
@@ -101,6 +101,11 @@ class Job(msgspec.Struct, frozen=True):
         for one in self.assumed(ENGINES[0]):
             note(one.message)
         return self.on(ENGINES[0])
+
+
+def without_folder(recipe: Recipe, imported: ImportedFile | None) -> Recipe:
+    """Return a file's recipe for another framework without the file's folder of checkpoints, whose format differs."""
+    return recipe if imported is None else override.change(recipe, {"checkpoint.folder": ""})[0]
 
 
 def job_for(

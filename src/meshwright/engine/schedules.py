@@ -10,23 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from meshwright.recipes.types import Schedule
-
-# wsd stays at the peak and decays over the last fifth of the steps between warm-up and decay end, by one minus the
-# square root of the progress (the best shape in Hägele et al., arXiv 2405.18392).
-WSD_DECAY_SHARE = 0.2
-
-
-def _wsd(progress: float) -> float:
-    return 1 - math.sqrt(max(0.0, (progress - (1 - WSD_DECAY_SHARE)) / WSD_DECAY_SHARE))
-
+from meshwright.recipes.types import WSD_DECAY_SHARE, Schedule
 
 # The remaining fraction of peak - min_lr at a progress of the decay between 0 and 1.
 SHAPES: Mapping[str, Callable[[float], float]] = {
     "cosine": lambda progress: (1 + math.cos(math.pi * progress)) / 2,
     "linear": lambda progress: 1 - progress,
-    "wsd": _wsd,
     "rex": lambda progress: (1 - progress) / (1 - progress / 2),  # Chen et al., arXiv 2107.04197
+}
+
+
+# wsd stays at the peak and then decays; by default over the last fifth of the steps between warm-up and decay end, by
+# one minus the square root of the progress (the best shape in Hägele et al., arXiv 2405.18392).
+WSD_SHAPES: Mapping[str, Callable[[float], float]] = {
+    "minus_sqrt": lambda progress: 1 - math.sqrt(progress),
+    "linear": SHAPES["linear"],
+    "cosine": SHAPES["cosine"],
+    "exponential": lambda progress: 2 * 0.5**progress - 1,  # as Megatron-LM
+    "sqrt": lambda progress: math.sqrt(1 - progress),  # as KempnerForge
 }
 
 
@@ -43,10 +44,14 @@ def learning_rate(schedule: Schedule, peak: float, steps: int, step: int) -> flo
         # The decay does not depend on the length of the run, so it may end above min_lr.
         start = warmup + 1
         return max(floor, peak * math.sqrt(start / max(start, min(step, end) + 1)))
-    return floor + (peak - floor) * SHAPES[schedule.name](_progress(step, warmup, end))
+    shape, start = SHAPES.get(schedule.name), float(warmup)
+    if shape is None:
+        length = schedule.wsd_decay_steps or WSD_DECAY_SHARE * (end - warmup)
+        shape, start = WSD_SHAPES[schedule.wsd_decay_style], max(start, end - length)
+    return floor + (peak - floor) * shape(_progress(step, start, end))
 
 
-def _progress(step: int, warmup: int, end: int) -> float:
-    if step <= warmup:
+def _progress(step: int, start: float, end: int) -> float:
+    if step <= start:
         return 0.0
-    return 1.0 if step >= end else (step - warmup) / (end - warmup)
+    return 1.0 if step >= end else (step - start) / (end - start)

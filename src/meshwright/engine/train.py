@@ -110,7 +110,7 @@ def _train(
     status.clear()
     show_findings(findings, process)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:
-        folder = run.out or (scratch if run.tiny else _default_folder(recipe, process))
+        folder = run.out or recipe.checkpoint.folder or (scratch if run.tiny else _default_folder(recipe, process))
         if folder == scratch:
             run = msgspec.structs.replace(run, checkpoints=False)
         spec = RankSpec(recipe, config.to_dict(), case, folder, run, total_samples=total)

@@ -27,8 +27,18 @@ PROGRAM = ("recipe", "_target_")  # the class or recipe that reads the other set
 FOLDERS = {
     "megatron_lm": ("save", "load", "finetune"),
     "megatron_bridge": ("checkpoint.save", "checkpoint.load", "checkpoint.finetune"),
+    "torchtitan": ("checkpoint.folder", "", ""),
+    "automodel": ("checkpoint.checkpoint_dir", "", ""),
+    "kempnerforge": ("checkpoint.dir", "", ""),
 }
-"""Keys of the folders of checkpoints, whose presence is imported but not the folder; and of the use of its weights."""
+"""Keys of the folder that a run saves to, of the one that it loads, and of the use of only its weights."""
+NO_FOLDER = "checkpoints of another framework stay apart: name a folder with checkpoint.folder=DIR, or train --out DIR"
+MIXED = "also has the initial weights, which a restart would resume: another folder is used for the checkpoints"
+NO_LOAD = "is not imported: name initial weights with checkpoint.pretrained=DIR"
+WEIGHTS_ONLY = (
+    "becomes the initial weights (checkpoint.pretrained), so that a restart resumes from the folder that the run saves "
+    "to; the step and optimizer state of this checkpoint are not taken"
+)
 
 
 class DroppedSetting(msgspec.Struct, frozen=True):
@@ -41,14 +51,14 @@ class DroppedSetting(msgspec.Struct, frozen=True):
     line: int
 
 
-def dropped_settings(framework: Framework, content: Content) -> tuple[DroppedSetting, ...]:
+def dropped_settings(framework: Framework, content: Content, same: bool = False) -> tuple[DroppedSetting, ...]:
     """Return the settings without which the file is imported as the same recipe.
 
     Those that equal a default are left out, and those that an export of the imported recipe writes again with the same
-    value: they follow from the model, such as its RoPE base.
+    value: they follow from the model, such as its RoPE base. An export for the `same` framework keeps folders.
     """
     settings = framework.parse(content).settings
-    found = list(_lost_folders(framework, content, settings))
+    found = list(_lost_folders(framework, content, settings, same))
     listed = {one.key for one in found}
     candidates = [(key, setting) for key, setting in _without_field(framework, settings) if key not in listed]
     again = _exported_again(framework, content) if candidates else {}
@@ -85,18 +95,31 @@ def _is_equal(one: Any, other: Any) -> bool:
         return False
 
 
-def _lost_folders(framework: Framework, content: Content, settings: Any) -> Iterator[DroppedSetting]:
-    """Yield the folders of checkpoints that an export would replace by its own, checkpoints/NAME."""
-    save, load, finetune = (settings.get(key) for key in FOLDERS.get(framework.key_map, ("", "", "")))
-    pretrained = finetune is not None and text_of(finetune.value).lower() not in OFF  # its weights are imported
+def _text(setting: SourcedValue | None) -> str | None:
+    return None if setting is None else text_of(setting.value)
+
+
+def _lost_folders(framework: Framework, content: Content, settings: Any, same: bool) -> Iterator[DroppedSetting]:
+    """Yield the folders of checkpoints that are not kept: an export for the same framework keeps them."""
+    keys = FOLDERS.get(framework.key_map, ("", "", ""))
+    save, load, finetune = (settings.get(key) for key in keys)
+    weights = finetune is not None and text_of(finetune.value).lower() not in OFF  # the weights of --load are imported
     ours = f"checkpoints/{Path(content.path).stem}"
-    for key, setting, kept in zip(FOLDERS.get(framework.key_map, ()), (save, load), (False, pretrained), strict=False):
-        if setting is None or kept or text_of(setting.value) == ours or text_of(setting.value).lower() in OFF:
+    resumed = save is not None and _text(load) == _text(save)
+    for key, setting in zip(keys, (save, load), strict=False):
+        if setting is None or text_of(setting.value).lower() in OFF:
             continue
-        if key.endswith("load") and save is not None and save.value == setting.value:
-            continue  # the same folder, listed once
-        reason = "our recipes have no folder of checkpoints: set it again in the exported file, or with train --out"
-        yield DroppedSetting(key, setting.value, reason, setting.file, setting.line)
+        loads = setting is load
+        kept = same or text_of(setting.value) == ours
+        if loads and not resumed:
+            reads = framework.key_map == "megatron_lm"
+            if not (weights and reads):
+                yield DroppedSetting(
+                    key, setting.value, WEIGHTS_ONLY if reads else NO_LOAD, setting.file, setting.line
+                )
+        elif not kept or (weights and resumed):
+            reason = MIXED if weights and resumed else NO_FOLDER
+            yield DroppedSetting(key, setting.value, reason, setting.file, setting.line)
 
 
 def _without_field(framework: Framework, settings: Any) -> Iterator[tuple[str, SourcedValue]]:

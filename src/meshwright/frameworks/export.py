@@ -69,6 +69,7 @@ def differences(
         for key in relevant_fields(recipe, model)
         if not (recipe.train.epochs and key in ("train.steps", "train.epochs"))
         and not (key == "train.eval_steps" and not recipe.train.eval_every)  # of no evaluation
+        and (key != "checkpoint.folder" or recipe.checkpoint.folder)  # a folder that the export chose
         and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights
         and not _is_same(key, field_value(found, key), field_value(recipe, key))
         and key in recipe_fields()

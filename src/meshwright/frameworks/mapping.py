@@ -274,6 +274,8 @@ def relevant_fields(recipe: Recipe, model: ModelSpec) -> tuple[str, ...]:
             return recipe.goal == "peft" if section == "peft" else model.moe is not None
         if key.startswith("optimizer.muon"):
             return recipe.optimizer.name == "muon"
+        if key.startswith("schedule.wsd_"):
+            return recipe.schedule.name == "wsd"
         if key == "train.freeze":
             return model.vision is not None
         return not (key == "train.mtp_loss" and not model.mtp_layers)

@@ -52,6 +52,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     findings: tuple[Finding, ...] = ()
     saves: bool = True  # it saves checkpoints, so a requeue resumes
     notes: tuple[str, ...] = ()  # notes for the user
+    in_folder: bool = False  # it runs in the folder of the job, where its relative paths are
     python_path: tuple[str, ...] = ()  # folders of the framework's checkout that have to be importable
 
 
@@ -72,14 +73,20 @@ def exported(written: ExportedConfig, checked: RecipeCheckResult) -> LaunchReque
         cluster=checked.cluster,
         engine=checked.engine,
         program=written.program,
-        files=written.files,
+        files={name: text for name, text in written.files.items() if _is_read(name, written.program)},
         findings=checked.findings,
+        in_folder=True,
         notes=(
             *(mock_data(checked.recipe) if _reads_data(written) else ()),
             *written.notes,
             *(f"not exported: {one.field}={one.value} ({one.reason})" for one in written.unmapped),
         ),
     )
+
+
+def _is_read(name: str, program: Program) -> bool:
+    """Return whether a program reads a file of its export; a start script with the same arguments is not written."""
+    return not name.endswith(".sh") or any(name in word for word in program.argv)
 
 
 def _reads_data(written: ExportedConfig) -> bool:
@@ -149,7 +156,7 @@ def job_of(
         names = ", ".join(request.files)
         reason = f"the job reads {names} and needs a folder for it"
         raise InputError(reason, field="--write", fix=("--write jobs/my_run",))
-    has_local_files = request.files and folder is not None and scheduler not in REMOTE_FILES
+    has_local_files = (request.files or request.in_folder) and folder is not None and scheduler not in REMOTE_FILES
     program = _with_variables(request.program, given.get("env", {}), scheduler)
     if has_local_files and scheduler != "slurm":  # a SLURM job changes to the folder; a command runs in any folder
         full = {name: str(Path(folder or "").resolve() / name) for name in request.files}

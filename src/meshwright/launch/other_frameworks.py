@@ -102,7 +102,7 @@ def refused_out(framework: str, out: str, folder: str | None) -> InputError:
     known = "{out}" in where
     reason = f"is an option of our engine, and --to runs the recipe with {framework}, whose job names its own folder"
     below = (f"--write {out}",) if known and not folder else ()
-    sets = f"set {where.format(out=out)}" if known else where
+    sets = f"set checkpoint.folder={out} ({where.format(out=out)})" if known else where
     return InputError(reason, field="--out", value=out, fix=(*below, f"remove --out, and {sets}"))
 
 
@@ -160,8 +160,24 @@ def saving_on_signal(program: Program, framework: str) -> Program:
     return msgspec.structs.replace(program, argv=(*program.argv, *added))
 
 
-def requeue_note(framework: str, recipe: Recipe, step_s: float) -> str:
-    """Return how much a requeued run repeats."""
+def resuming(recipe: Recipe, given: Sequence[str]) -> list[str]:
+    """Return the override with which a requeued run resumes; raise InputError if the user turned resuming off.
+
+    Megatron-LM loads --pretrained-checkpoint only while --load, the folder it saves to, has no checkpoint.
+    """
+    if recipe.checkpoint.resume:
+        return []
+    if "checkpoint.resume" in override.requested(recipe, given):
+        reason = "a requeued run that does not resume would restart from its initial weights every time"
+        fix = ("checkpoint.resume=true", "--no-requeue")
+        raise InputError(reason, field="checkpoint.resume", value="false", fix=fix)
+    return ["checkpoint.resume=true"]
+
+
+def requeue_note(framework: str, recipe: Recipe, step_s: float, old: int | None = None) -> str:
+    """Return how much a requeued run repeats; `old` is the interval of the file that it was read from."""
     minutes = recipe.checkpoint.save_every * step_s / 60
     every = f"a checkpoint every {recipe.checkpoint.save_every:,} steps, about {minutes:.0f} min at the estimated speed"
+    if old and old != recipe.checkpoint.save_every:
+        every += f" (the file has {old:,}; keep it with checkpoint.save_every={old})"
     return f"requeue: {CHECKOUTS[framework].how}; {every}"

@@ -168,7 +168,14 @@ def _batches(case: Case, pinned: Mapping[str, Any], offloads: bool, unchanged: b
     changes = with_offload(case, pinned) if offloads else without_offload(case, pinned)
     changed = [case.replace(**one) for one in changes]
     tried = [case, *changed] if unchanged and not offloads else changed
-    return [batch for one in tried for batch in score(one, pinned, _for_cluster(LEVER_SPACE, case))]
+    found = _scored_in(tried, pinned, _for_cluster(LEVER_SPACE, case))
+    if any(batch.fits.any() for batch in found) or case.cluster.world <= SMALL:
+        return found
+    return _scored_in(tried, pinned, msgspec.structs.replace(LEVER_SPACE, uneven=True))
+
+
+def _scored_in(tried: list[Case], pinned: Mapping[str, Any], space: Space) -> list[ScoredBatch]:
+    return [batch for one in tried for batch in score(one, pinned, space)]
 
 
 def _for_cluster(space: Space, case: Case) -> Space:

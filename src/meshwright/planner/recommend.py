@@ -20,7 +20,15 @@ from meshwright.planner.plan import Change, Contradiction, Match, Plan, Question
 from meshwright.planner.published import keeps_recipe_layout, published_layout
 from meshwright.planner.repair import contradiction, error_messages
 from meshwright.planner.scaling import divisible_batches, suggestions
-from meshwright.planner.search import LAYOUT_NAMES, Candidate, always_broken, any_legal, best
+from meshwright.planner.search import (
+    LAYOUT_NAMES,
+    SEARCHED_NAMES,
+    Candidate,
+    always_broken,
+    any_legal,
+    best,
+    has_headroom,
+)
 from meshwright.recipes import overrides as override
 from meshwright.recipes.capabilities import ENGINE_STRATEGY
 from meshwright.recipes.case import Case
@@ -47,7 +55,25 @@ def recommend(question: Question, overrides: Sequence[str] = (), recipe: Recipe 
         return plan_with(baseline, {}, faster=chosen)
     batch = _batch_that_divides(baseline, chosen) if chosen.fits else ()
     plan = plan_with(baseline, {**chosen.layout, **baseline.pinned}, batch=batch)
+    if not chosen.fits:
+        plan, chosen = _repaired(baseline, plan, chosen)
     return plan if found.fits else msgspec.structs.replace(plan, options=options_for(baseline, chosen, overrides))
+
+
+def _repaired(baseline: Baseline, plan: Plan, chosen: Candidate) -> tuple[Plan, Candidate]:
+    """Return the plan with its repair if that is of layout kind, keeps what the user typed and leaves no error."""
+    if plan.repair is None or plan.repair.contract:
+        return plan, chosen
+    change = override.requested(plan.recipe, plan.repair.overrides)
+    values = {recipe_fields()[key].flat: value for key, value in change.items()}
+    if values.keys() & _typed(baseline):
+        return plan, chosen
+    other = plan_with(baseline, {**chosen.layout, **baseline.pinned, **values})
+    if not other.ok:
+        return plan, chosen
+    layout = {name: getattr(other.case, name) for name in SEARCHED_NAMES}
+    step_s, total = float(other.estimate.step_s), float(other.estimate.memory.total)
+    return other, Candidate(layout, step_s, total, True, bool(has_headroom(total, other.case)))
 
 
 def _contradiction(question: Question, overrides: Sequence[str]) -> Contradiction | None:

@@ -145,6 +145,10 @@ class Optimizer(Section, frozen=True):
     muon_ns_steps: Annotated[int, contract("Newton-Schulz iterations of Muon", ge=1)] = 5
 
 
+WSD_DECAY_SHARE = 0.2
+"""Share of the steps after the warm-up over which a wsd schedule decays, if it does not set its steps."""
+
+
 class Schedule(Section, frozen=True):
     """The learning-rate schedule."""
 
@@ -154,6 +158,13 @@ class Schedule(Section, frozen=True):
     warmup_steps: Annotated[int, contract("steps of linear warmup", ge=0)] = 500
     decay_steps: Annotated[int, contract("step at which the decay ends; 0 means at the last step", ge=0)] = 0
     min_lr: Annotated[float, contract("learning rate at the end of the decay", ge=0)] = 3e-5
+    wsd_decay_steps: Annotated[
+        int, contract("steps of the wsd decay, after the stable phase; 0 means the last fifth after the warmup", ge=0)
+    ] = 0
+    wsd_decay_style: Annotated[
+        Literal["minus_sqrt", "linear", "cosine", "exponential", "sqrt"],
+        contract("shape of the wsd decay: 1 - sqrt(p), 1 - p, cosine, 2^(1 - p) - 1 or sqrt(1 - p)"),
+    ] = "minus_sqrt"
 
 
 class Precision(Section, frozen=True):
@@ -278,6 +289,9 @@ class Checkpoint(Section, frozen=True):
 
     pretrained: Annotated[
         str, contract("folder or id of the initial weights for fine-tuning; empty means the model's id")
+    ] = ""
+    folder: Annotated[
+        str, layout("folder of the run's checkpoints; train --out replaces it; empty means the framework's default")
     ] = ""
     save_every: Annotated[int, layout("steps between checkpoints; 0 saves only at the end", ge=0)] = 1000
     keep: Annotated[int, layout("number of checkpoints to keep", ge=1)] = 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
 from meshwright.rules.search_values import not_, one_of
@@ -73,6 +75,20 @@ def decay_inside_warmup(c: Case) -> Column:
 )
 def decay_unfinished(c: Case) -> Column:
     return (c.decay_steps > c.steps) & (c.goal == "pretrain") & not_(c.benchmark)
+
+
+@rule(
+    "learning_rate.wsd-decay-too-long",
+    "warning",
+    "wsd_decay_steps",
+    message="wsd_decay_steps={wsd_decay_steps} is longer than the run after its {warmup_steps} warmup steps",
+    symptom="the learning rate has no stable phase; Megatron-LM starts the decay below the peak",
+    cause="the decay was set for a longer run",
+    fixes=({"wsd_decay_steps": [0]},),
+)
+def wsd_decay_too_long(c: Case) -> Column:
+    end = np.where(np.asarray(c.decay_steps) > 0, c.decay_steps, c.steps)
+    return (c.schedule_name == "wsd") & (c.warmup_steps < end) & (c.wsd_decay_steps > end - c.warmup_steps)
 
 
 @rule(

@@ -58,6 +58,11 @@ UNUSED = (
     Unused(("eps",), lambda c: one_of(c.optimizer_name, ("sgd", "lion")), "{optimizer_name} divides by nothing"),
     Unused(("beta2",), lambda c: c.optimizer_name == "sgd", "sgd has no second moment"),
     Unused(("decay_steps",), lambda c: c.schedule_name == "constant", "a constant schedule does not decay"),
+    Unused(
+        ("wsd_decay_steps", "wsd_decay_style"),
+        lambda c: c.schedule_name != "wsd",
+        "a {schedule_name} schedule has no stable phase",
+    ),
     Unused(("first_last_bf16",), lambda c: c.matmul == "same", "no layer computes in fp8 (matmul=same)"),
     Unused(("temperature",), lambda c: not c.blend and not c.anneal_blend, "there is no blend to sample from"),
     Unused(

@@ -280,11 +280,15 @@ def complete(recipe: Recipe, parsed: ParsedConfig, cluster: Cluster) -> Recipe:
         steps = max(1, samples // batch)
     decay = int_value(settings, "lr_decay_samples")
     decay_steps = decay // batch if decay else schedule.decay_steps
+    wsd = int_value(settings, "lr_wsd_decay_samples")
     return msgspec.structs.replace(
         recipe,
         train=msgspec.structs.replace(recipe.train, global_batch_size=batch, steps=steps),
         schedule=msgspec.structs.replace(
-            schedule, decay_steps=decay_steps, warmup_steps=_warmup(recipe, settings, batch, decay_steps or steps)
+            schedule,
+            decay_steps=decay_steps,
+            warmup_steps=_warmup(recipe, settings, batch, decay_steps or steps),
+            wsd_decay_steps=max(1, wsd // batch) if wsd and schedule.name == "wsd" else schedule.wsd_decay_steps,
         ),
     )
 

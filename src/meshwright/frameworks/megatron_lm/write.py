@@ -34,8 +34,6 @@ ARRAYS = {
     "use_precision_aware_optimizer": "PRECISION_ARGS",
     "no_gradient_accumulation_fusion": "MODEL_PARALLEL_ARGS",
     **ARRAY,
-    "lr_wsd_decay_iters": "TRAINING_ARGS",
-    "lr_wsd_decay_style": "TRAINING_ARGS",
     "offload_modules": "MEMORY_ARGS",
     "ckpt_format": "RUN_ARGS",
     "use_persistent_ckpt_worker": "RUN_ARGS",
@@ -153,10 +151,6 @@ def _required(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
         )
     if recipe.checkpoint.async_save:
         yield "use_persistent_ckpt_worker", True
-    if recipe.schedule.name == "wsd":
-        end = recipe.schedule.decay_steps or recipe.train.steps
-        yield "lr_wsd_decay_iters", max(1, (end - recipe.schedule.warmup_steps) // 5)
-        yield "lr_wsd_decay_style", "minus_sqrt"
     yield "exit_signal_handler", True  # save when a scheduler ends the run; its default is to lose the steps
     yield "split", _split(recipe.data.validation_part)
     yield from _tokenizer(recipe, model)

@@ -123,8 +123,7 @@ def _recompute_fields(settings: Settings, model: ModelSpec | None) -> dict[str, 
 
 
 def approximations(settings: Settings) -> list[str]:
-    decay_type, ratio = value(settings, "lr_scheduler.decay_type"), value(settings, "lr_scheduler.decay_ratio")
-    notes = ["the sqrt decay is modeled as linear"] if decay_type == "sqrt" and ratio is None else []
+    notes = []
     if value(settings, "optimizer.early_step_in_backward") is True:
         notes.append("gradients are freed during the backward pass; the estimate counts them as kept")
     return notes

@@ -261,7 +261,7 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("lr_scheduler.override_opt_param_scheduler", default=False, type="bool"),
     ConfigKey("lr_scheduler._target_", type="str"),
     ConfigKey("checkpoint.enabled", default=True, type="bool"),
-    ConfigKey("checkpoint.checkpoint_dir", default="checkpoints/", type="str"),
+    ConfigKey("checkpoint.checkpoint_dir", "checkpoint.folder", {"checkpoints/": ""}, default="checkpoints/"),
     ConfigKey("checkpoint.model_save_format", default="safetensors", choices=("safetensors", "torch_save")),
     ConfigKey("checkpoint.save_consolidated", default="final", choices=("false", "final", "every", "true")),
     ConfigKey("checkpoint.is_async", "checkpoint.async_save", default=False),

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.recipes.key_maps import shared_composite_keys as shared
+from meshwright.recipes.key_maps import wsd_keys
 from meshwright.recipes.key_maps.key import CompositeKey, MappedFields, RawValues, Values, to_framework_name
 from meshwright.recipes.key_maps.value_maps import DECAY_STYLES, PIPELINE_SCHEDULES
 from meshwright.recipes.types import Recipe
@@ -400,11 +401,12 @@ def _decay_keys(recipe: Recipe) -> Mapping[str, Any]:
     name, key = recipe.schedule.name, "lr_scheduler.lr_decay_style"
     if name == "rex":
         raise InputError("rex is not available in AutoModel", field="schedule.name")
-    if name != "wsd":
-        return {key: to_framework_name(DECAY_STYLES, name, name)}
-    end = recipe.schedule.decay_steps or recipe.train.steps
-    decay_steps = max(1, round(0.2 * (end - recipe.schedule.warmup_steps)))  # the fraction over which our WSD decays
-    return {key: "WSD", "lr_scheduler.wsd_decay_steps": decay_steps, "lr_scheduler.lr_wsd_decay_style": "minus_sqrt"}
+    return {key: to_framework_name(DECAY_STYLES, name, name)}
+
+
+_wsd, _wsd_write = wsd_keys.readers(
+    "lr_scheduler.wsd_decay_steps", "lr_scheduler.lr_wsd_decay_style", "minus_sqrt", "AutoModel"
+)
 
 
 def _decay(raw: RawValues, recipe: Recipe) -> MappedFields:
@@ -533,6 +535,8 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
         "dataset.column_mapping.question", "dataset.column_mapping.answer"),
         ("data.dataset", "data.blend", "data.split", "data.columns"), _dataset, _dataset_keys),
     CompositeKey(("lr_scheduler.lr_decay_style",), ("schedule.name",), _decay, _decay_keys),
+    CompositeKey(("lr_scheduler.wsd_decay_steps", "lr_scheduler.lr_wsd_decay_style"), wsd_keys.FIELDS, _wsd,
+        _wsd_write),
     CompositeKey(("clip_grad_norm.max_norm",), ("optimizer.clip_grad",), _clip, _clip_keys),
     CompositeKey(("checkpoint.model_save_format", "checkpoint.save_consolidated"), ("checkpoint.export",), _export,
         _export_keys),

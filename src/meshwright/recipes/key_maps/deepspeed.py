@@ -483,7 +483,7 @@ def _write_schedule(recipe: Recipe) -> Mapping[str, Any]:
         raise InputError("must be 0: DeepSpeed's warmup would also start at it", field="schedule.min_lr")
     params: dict[str, Any] = {"warmup_num_steps": schedule.warmup_steps, "warmup_type": "linear"}
     if name == "WarmupCosineLR":
-        params["cos_min_ratio"] = schedule.min_lr / lr
+        params["cos_min_ratio"] = float(f"{schedule.min_lr / lr:.12g}")  # 1e-6 / 1e-5 is written as 0.1
     else:
         params |= {"warmup_min_lr": 0, "warmup_max_lr": lr}
     if name != "WarmupLR":

@@ -7,12 +7,12 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.recipes.key_maps import shared_composite_keys as shared
+from meshwright.recipes.key_maps import wsd_keys
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields, RawValues
 from meshwright.recipes.key_maps.value_maps import (
     ASYNC_MODES,
     KEMPNERFORGE_LOSSES,
     KEMPNERFORGE_SCHEDULES,
-    NULL_IS_0,
     PRECISION_NAMES,
     ROUTER_TYPES,
 )
@@ -95,7 +95,7 @@ KEYS: tuple[ConfigKey, ...] = (
         choices=("cosine", "linear", "wsd", "constant", "rex", "none"),
     ),
     ConfigKey("scheduler.warmup_steps", "schedule.warmup_steps", default=2000),
-    ConfigKey("scheduler.decay_steps", "schedule.decay_steps", NULL_IS_0, default=None),
+    ConfigKey("scheduler.decay_steps", default=None, note="counts from the end of the warmup or stable phase"),
     ConfigKey("scheduler.min_lr_ratio", default=0.1, type="float", note="final / peak learning rate"),
     ConfigKey("scheduler.stable_steps", default=None),
     ConfigKey("scheduler.wsd_decay_type", default="cosine", choices=("cosine", "linear", "sqrt")),
@@ -133,7 +133,7 @@ KEYS: tuple[ConfigKey, ...] = (
     ),
     ConfigKey("distributed.nccl_timeout_sec", default=1800, type="int"),
     ConfigKey("distributed.backend", default="cpu:gloo,cuda:nccl", type="str"),
-    ConfigKey("checkpoint.dir", type="str"),
+    ConfigKey("checkpoint.dir", "checkpoint.folder", default=""),
     ConfigKey("checkpoint.interval", "checkpoint.save_every", default=1000),
     ConfigKey(
         "checkpoint.async_mode", "checkpoint.async_save", ASYNC_MODES, default="disabled", choices=tuple(ASYNC_MODES)
@@ -163,7 +163,39 @@ def _ratio(recipe: Recipe) -> Mapping[str, Any]:
     ratio = recipe.schedule.min_lr / recipe.optimizer.lr
     if ratio > 1:
         raise InputError("must not exceed optimizer.lr: scheduler.min_lr_ratio is at most 1", field="schedule.min_lr")
-    return {"scheduler.min_lr_ratio": ratio}
+    return {"scheduler.min_lr_ratio": float(f"{ratio:.12g}")}  # 1e-6 / 1e-5 is written as 0.1
+
+
+WSD_STYLES = {"cosine": "cosine", "linear": "linear", "sqrt": "sqrt"}
+DECAY_STEPS, STABLE_STEPS, WSD_TYPE = "scheduler.decay_steps", "scheduler.stable_steps", "scheduler.wsd_decay_type"
+
+
+def _decay(raw: RawValues, recipe: Recipe) -> MappedFields:
+    """Return the end of the decay: KempnerForge counts its steps from the end of the warmup or stable phase."""
+    warmup, steps = recipe.schedule.warmup_steps, recipe.train.steps
+    length, stable = (
+        0 if shared.is_null(raw.get(key, "null")) else shared.as_count(key, raw[key])
+        for key in (DECAY_STEPS, STABLE_STEPS)
+    )
+    if recipe.schedule.name != "wsd":
+        return MappedFields({"schedule.decay_steps": str(warmup + length if length else 0)})
+    length = length or max(1, steps - warmup - stable)
+    end = warmup + stable + length
+    there = wsd_keys.ending_at(recipe, 0 if end == steps else end)
+    style = WSD_STYLES.get(raw.get(WSD_TYPE, "cosine").strip().lower(), "cosine")
+    return MappedFields(
+        {"schedule.decay_steps": str(there.schedule.decay_steps), **wsd_keys.fields_of(length, style, there)}
+    )
+
+
+def _decay_keys(recipe: Recipe) -> Mapping[str, Any]:
+    schedule, warmup = recipe.schedule, recipe.schedule.warmup_steps
+    if schedule.name != "wsd":
+        return {DECAY_STEPS: max(1, schedule.decay_steps - warmup) if schedule.decay_steps else None}
+    length = wsd_keys.decay_length(recipe)
+    stable = max(0, wsd_keys.decay_end(recipe) - warmup - length)
+    style = wsd_keys.require_style(recipe, WSD_STYLES, "KempnerForge")
+    return {DECAY_STEPS: length if schedule.decay_steps else None, STABLE_STEPS: stable, WSD_TYPE: style}
 
 
 def _precision(recipe: Recipe) -> Mapping[str, Any]:
@@ -185,4 +217,6 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
         _precision),
     CompositeKey(("eval.enabled", "eval.interval"), ("train.eval_every",), shared.evaluation, _evaluation),
     CompositeKey(("scheduler.min_lr_ratio",), ("schedule.min_lr",), _last_lr, _ratio),
+    CompositeKey((DECAY_STEPS, STABLE_STEPS, WSD_TYPE), ("schedule.decay_steps", *wsd_keys.FIELDS), _decay,
+        _decay_keys),
 )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from meshwright.recipes.key_maps import megatron_bridge_composite_keys as bridge
 from meshwright.recipes.key_maps import shared_composite_keys as shared
+from meshwright.recipes.key_maps import wsd_keys
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey
 from meshwright.recipes.key_maps.value_maps import (
     ATTENTION_BACKENDS,
@@ -233,6 +234,10 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
     CompositeKey(("ddp.use_megatron_fsdp", "dist.use_megatron_fsdp", "dist.use_torch_fsdp2",
         "ddp.use_distributed_optimizer", "optimizer.use_distributed_optimizer"), ("layout.strategy",), bridge.strategy,
         bridge.strategy_keys),
+    CompositeKey(("scheduler.lr_wsd_decay_iters", "scheduler.lr_wsd_decay_style"), wsd_keys.FIELDS,
+        *wsd_keys.readers("scheduler.lr_wsd_decay_iters", "scheduler.lr_wsd_decay_style", "exponential",
+            "Megatron-Bridge")),
+    CompositeKey(("checkpoint.save", "checkpoint.load"), ("checkpoint.folder",), bridge.folder, bridge.folder_keys),
     CompositeKey(bridge.EVAL_KEYS, ("train.eval_every", "train.eval_steps"), bridge.evaluation,
         bridge.evaluation_keys),
     CompositeKey(("model.mtp_num_layers", "model.mtp_loss_scaling_factor"), ("train.mtp_loss",), bridge.prediction,

@@ -263,3 +263,14 @@ def hierarchy_keys(recipe: Recipe) -> Mapping[str, Any]:
             raise InputError("requires cp_comm a2a+ring", field="layout.cp_inner", value=layout.cp_inner)
         return {key: None}
     return {key: [layout.cp_inner, max(1, layout.cp // layout.cp_inner)]}
+
+
+def folder(raw: RawValues, recipe: Recipe) -> MappedFields:
+    """Return the folder of the checkpoints; a --load elsewhere is listed as dropped."""
+    text = raw.get("checkpoint.save", "null").strip()
+    return MappedFields({} if is_null(text) else {"checkpoint.folder": text})
+
+
+def folder_keys(recipe: Recipe) -> Mapping[str, Any]:
+    where = recipe.checkpoint.folder
+    return {"checkpoint.save": where, "checkpoint.load": where} if where else {}

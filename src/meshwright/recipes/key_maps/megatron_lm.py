@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.recipes.key_maps import megatron_lm_composite_keys as composites
+from meshwright.recipes.key_maps import wsd_keys
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey
 from meshwright.recipes.key_maps.megatron_lm_unmapped_flags import LIST_FLAGS, SINGLE_VALUE_FLAGS, SWITCH_FLAGS
 from meshwright.recipes.key_maps.megatron_lm_unmapped_flags import REMOVED_FLAGS as PAST_FLAGS
@@ -77,6 +78,9 @@ TRAINING_KEYS = (
     ConfigKey("lr_warmup_fraction", type="float"),
     ConfigKey("lr_decay_iters", "schedule.decay_steps", NULL_IS_0, default=None, note="as --train-iters when unset"),
     ConfigKey("lr_decay_samples", type="int"),
+    ConfigKey("lr_wsd_decay_iters", type="int"),
+    ConfigKey("lr_wsd_decay_samples", type="int"),
+    ConfigKey("lr_wsd_decay_style", choices=wsd_keys.STYLES),
     ConfigKey("weight_decay", "optimizer.weight_decay", default=0.01),
     ConfigKey("adam_beta1", "optimizer.beta1", default=0.9),
     ConfigKey("adam_beta2", "optimizer.beta2", default=0.999),
@@ -261,8 +265,11 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
     CompositeKey(("mock_data", "data_path", "train_data_path"), ("data.dataset", "data.blend"), composites.read_data,
         composites.write_data),
     CompositeKey(("sft",), ("data.packing",), composites.read_sft, composites.write_sft),
-    CompositeKey(("save", "load", "finetune", "pretrained_checkpoint"), ("checkpoint.pretrained", "checkpoint.resume"),
-        composites.read_checkpoint, composites.write_checkpoint),
+    CompositeKey(("lr_wsd_decay_iters", "lr_wsd_decay_style"), wsd_keys.FIELDS,
+        *wsd_keys.readers("lr_wsd_decay_iters", "lr_wsd_decay_style", "exponential", "Megatron-LM")),
+    CompositeKey(("save", "load", "finetune", "pretrained_checkpoint"),
+        ("checkpoint.pretrained", "checkpoint.resume", "checkpoint.folder"), composites.read_checkpoint,
+        composites.write_checkpoint),
     CompositeKey(("eval_interval", "eval_iters"), ("train.eval_every", "train.eval_steps"), composites.read_eval,
         composites.write_eval),
 )  # fmt: skip

@@ -387,18 +387,23 @@ def write_sft(recipe: Recipe) -> KeyValues:
 
 
 def read_checkpoint(raw: RawValues, recipe: Recipe) -> MappedFields:
-    """Weights come from --pretrained-checkpoint, or from --load with --finetune; --load alone resumes."""
+    """Weights come from --pretrained-checkpoint, or from a --load that is not --save; --load of --save resumes."""
     save, load, finetune = _text(raw, "save"), _text(raw, "load"), _is_on(raw, "finetune")
-    fields = {"checkpoint.pretrained": _text(raw, "pretrained_checkpoint") or (load if finetune else "")}
-    return MappedFields(
-        {**fields, "checkpoint.resume": "true" if load and not finetune else "false"} if save else fields
-    )
+    other = bool(load) and load != save  # its weights; every restart would load them again
+    named = _text(raw, "pretrained_checkpoint")
+    fields = {"checkpoint.pretrained": named or (load if finetune or (save and other) else "")}
+    if not save:
+        return MappedFields(fields)
+    # A folder that also has the initial weights is not kept: without --finetune, they would be resumed.
+    kept = "" if finetune and not other and not named else save
+    resumes = "true" if load and not finetune else "false"
+    return MappedFields({**fields, "checkpoint.resume": resumes, "checkpoint.folder": kept})
 
 
 def write_checkpoint(recipe: Recipe) -> KeyValues:
     keys: dict[str, Any] = {}
     if recipe.checkpoint.save_every:
-        keys["save"] = f"checkpoints/{recipe.name or 'run'}"
+        keys["save"] = recipe.checkpoint.folder or f"checkpoints/{recipe.name or 'run'}"
         if recipe.checkpoint.resume:
             keys["load"] = keys["save"]
     if recipe.checkpoint.pretrained:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from meshwright.errors import InputError, closest
+from meshwright.recipes.key_maps import wsd_keys
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields, RawValues, to_framework_name
 from meshwright.recipes.key_maps.shared_composite_keys import as_bool, as_count, as_float, is_null
 from meshwright.recipes.key_maps.value_maps import ASYNC_MODES, PIPELINE_SCHEDULES
@@ -22,8 +23,7 @@ DECAY_TYPES = ("linear", "sqrt", "cosine")
 SCHEDULE_NAMES = (*PIPELINE_SCHEDULES, "PipelineScheduleSingle", "PipelineScheduleMulti", "_PipelineScheduleRuntime")
 CONVERTERS = ("quantize.linear.float8", "quantize.linear.mx", "quantize.grouped_mm.float8", "quantize.grouped_mm.mx")
 FLOAT8_RECIPES = {"tensorwise": "fp8_tensor", "rowwise": "fp8_row", "rowwise_with_gw_hp": "fp8_row"}
-MAX_WSD_DECAY = 0.5  # fraction of the steps: a shorter decay is modeled as WSD
-WSD_RATIO = 0.2
+WSD_STYLES = {"sqrt": "minus_sqrt", "linear": "linear", "cosine": "cosine"}
 DATASETS = ("c4", "c4_test", "c4_validation")
 DEFAULT_ASSETS = "./assets/hf/"
 """Where torchtitan's download script puts tokenizers."""
@@ -172,13 +172,18 @@ def _decay(raw: RawValues, recipe: Recipe) -> MappedFields:
         raise _invalid_value(DECAY_TYPE, shape, DECAY_TYPES)
     ratio = raw.get(DECAY_RATIO, "null")
     fraction = None if is_null(ratio) else as_float(DECAY_RATIO, ratio)
-    name = {"sqrt": "linear"}.get(shape, shape)
-    if fraction is not None:
-        name = "constant" if fraction == 0 else "wsd" if fraction < MAX_WSD_DECAY else name
-    total = raw.get(TOTAL_STEPS, "null")
-    return MappedFields(
-        {"schedule.name": name, "schedule.decay_steps": "0" if is_null(total) else str(as_count(TOTAL_STEPS, total))}
-    )
+    text = raw.get(TOTAL_STEPS, "null")
+    total = 0 if is_null(text) else as_count(TOTAL_STEPS, text)
+    end = total or recipe.train.steps
+    rest = max(0, end - recipe.schedule.warmup_steps)
+    length = rest if fraction is None else min(rest, round(end * fraction))  # a longer decay is cut
+    fields = {"schedule.name": shape, "schedule.decay_steps": str(total)}
+    if fraction == 0:
+        return MappedFields({**fields, "schedule.name": "constant"})
+    if length and (length < rest or shape == "sqrt"):
+        there = wsd_keys.ending_at(recipe, total)
+        fields |= {"schedule.name": "wsd", **wsd_keys.fields_of(length, WSD_STYLES[shape], there)}
+    return MappedFields({**fields, "schedule.name": "linear"} if fields["schedule.name"] == "sqrt" else fields)
 
 
 def _decay_keys(recipe: Recipe) -> Mapping[str, Any]:
@@ -187,7 +192,8 @@ def _decay_keys(recipe: Recipe) -> Mapping[str, Any]:
     if name == "constant":
         keys = {DECAY_RATIO: 0.0}
     elif name == "wsd":
-        keys = {DECAY_TYPE: "sqrt", DECAY_RATIO: WSD_RATIO}
+        end, length = wsd_keys.decay_end(recipe), wsd_keys.decay_length(recipe)
+        keys = {DECAY_TYPE: wsd_keys.require_style(recipe, WSD_STYLES, "torchtitan"), DECAY_RATIO: _share(length, end)}
     elif not keys:
         raise InputError(
             "is not available: torchtitan has linear, cosine and sqrt decay", field="schedule.name", value=name
@@ -195,13 +201,24 @@ def _decay_keys(recipe: Recipe) -> Mapping[str, Any]:
     return {**keys, **({TOTAL_STEPS: recipe.schedule.decay_steps} if recipe.schedule.decay_steps else {})}
 
 
+def _share(part: int, whole: int) -> float:
+    """Return the shortest ratio that torchtitan rounds to these steps."""
+    near = (round(part / whole, digits) for digits in range(1, 16))
+    return next((ratio for ratio in near if round(whole * ratio) == part), part / whole)
+
+
 def _min_lr(raw: RawValues, recipe: Recipe) -> MappedFields:
     factor = as_float("lr_scheduler.min_lr_factor", raw["lr_scheduler.min_lr_factor"])
     return MappedFields({"schedule.min_lr": repr(factor * recipe.optimizer.lr)})
 
 
+def _plain(ratio: float) -> float:
+    """Return a ratio without the noise of its division: 1e-6 / 1e-5 is written as 0.1."""
+    return float(f"{ratio:.12g}")
+
+
 def _min_lr_key(recipe: Recipe) -> Mapping[str, Any]:
-    return {"lr_scheduler.min_lr_factor": recipe.schedule.min_lr / recipe.optimizer.lr}
+    return {"lr_scheduler.min_lr_factor": _plain(recipe.schedule.min_lr / recipe.optimizer.lr)}
 
 
 CONVERTERS_KEY = "model.converters"
@@ -341,7 +358,7 @@ def _compiled(raw: RawValues, recipe: Recipe) -> MappedFields:
 
 KEYS: tuple[ConfigKey, ...] = (
     *_unmapped("str", "job.config_file", until=TOML_ENDED, replacement="--module and --config"),
-    ConfigKey("job.dump_folder", type="str", until=TOML_ENDED, replacement="--dump_folder"),
+    ConfigKey("job.dump_folder", type="str", default="./outputs", until=TOML_ENDED, replacement="--dump_folder"),
     ConfigKey("job.description", type="str", until=TOML_ENDED),
     ConfigKey("job.print_config", type="bool", until=TOML_ENDED, replacement="--debug.print_config"),
     ConfigKey("job.save_config_file", type="str", until=TOML_ENDED, replacement="--debug.save_config_file"),
@@ -441,7 +458,7 @@ KEYS: tuple[ConfigKey, ...] = (
     *_unmapped("bool", "checkpoint.initial_load_in_hf_quantized", "checkpoint.enable_first_step_checkpoint",
              "checkpoint.create_seed_checkpoint", "checkpoint.load_only"),
     ConfigKey("checkpoint.enable_ft_dataloader_checkpoints", type="bool", until=CURRENT),
-    ConfigKey("checkpoint.folder", type="str"),
+    ConfigKey("checkpoint.folder", "checkpoint.folder", default=""),
     ConfigKey("checkpoint.export_dtype", default="float32", choices=("float16", "bfloat16", "float32")),
     ConfigKey("checkpoint.load_step", type="int"),
     ConfigKey("checkpoint.exclude_from_loading", type="list"),
@@ -573,8 +590,8 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
         _recompute, lambda recipe: {"activation_checkpoint.mode": recipe.layout.recompute}),
     CompositeKey(("parallelism.fsdp_reshard_after_forward",), ("layout.reshard_after_forward",), _reshard,
         _reshard_key),
-    CompositeKey((DECAY_TYPE, DECAY_RATIO, TOTAL_STEPS), ("schedule.name", "schedule.decay_steps"), _decay,
-        _decay_keys),
+    CompositeKey((DECAY_TYPE, DECAY_RATIO, TOTAL_STEPS), 
+        ("schedule.name", "schedule.decay_steps", *wsd_keys.FIELDS), _decay, _decay_keys),
     CompositeKey(("lr_scheduler.min_lr_factor",), ("schedule.min_lr",), _min_lr, _min_lr_key),
     CompositeKey((CONVERTERS_KEY, FLOAT8_RECIPE, FLOAT8_GATHER), ("precision.matmul", "precision.fp8_gather"), _matmul,
         _matmul_keys),
