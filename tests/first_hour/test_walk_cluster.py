@@ -334,6 +334,6 @@ def test_needs_keeps_the_nodes_and_agrees_with_size(meshwright: Any, a100: str) 
     smallest = meshwright("size", *words, "--gpu", a100, "--json").json["smallest"]
     assert answer["smallest_that_fits"] == smallest["gpus"]
     assert answer["smallest_cluster"] == f"{smallest['nodes']}xA100-40"
-    shown = meshwright("recommend", *words, "--gpus", "6x4xA100-40").out
+    shown = meshwright("recommend", *words, "--gpus", "2x4xA100-40").out
     assert f"Needs    --gpus {smallest['nodes']}xA100-40 would fit" in shown
     assert meshwright("recommend", *words, "--gpus", f"{smallest['nodes']}xA100-40", "--json").json["estimate"]["fits"]

@@ -160,7 +160,8 @@ FIELDS = draws(
     checkpoint__keep=st.integers(1, 9),
     checkpoint__async_save=st.booleans(),
 )
-ALWAYS = {"precision.master": "bf16", "precision.moments": "bf16", "precision.grads": "bf16", "train.eval_steps": 20}
+ALWAYS = {"precision.master": "bf16", "precision.moments": "bf16", "precision.grads": "bf16", "train.eval_steps": 20,
+          "schedule.wsd_decay_style": "linear"}  # fmt: skip
 
 
 @settings(max_examples=50)

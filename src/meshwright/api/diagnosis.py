@@ -14,7 +14,7 @@ from meshwright.api.planning import estimate, load_calibration
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.doctor import Checkup, Run
 from meshwright.doctor.finding import Evidence, Figure, Remedy
-from meshwright.doctor.match_recipe import assumptions, gpus_of, inferred_batch, logged_overrides
+from meshwright.doctor.match_recipe import assumptions, gpus_of, inferred_batch, logged_overrides, stated_fields
 from meshwright.errors import InputError
 from meshwright.planner import calibration_notes
 
@@ -35,7 +35,8 @@ def diagnose(request: requests.Doctor) -> Checkup:
     if request.baseline is not None:
         small = doctor.read(request.baseline)
         reference = doctor.RunStats(small, _case(small, requests.Doctor(request.baseline))[0])
-    return doctor.examine(run, case, reference, notes)
+    stated = stated_fields(run, tuple(request.overrides)) if request.recipe is None else None
+    return doctor.examine(run, case, reference, notes, stated)
 
 
 def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, ...]]:

@@ -98,14 +98,34 @@ def size(request: requests.Size) -> Sizing:
         )
     tokens = token_budget(request.tokens)
     questions = [_sized_question(msgspec.structs.replace(request, gpu=one)) for one in types]
-    prices = [_price(request, one) for one in questions]
+    prices, unpriced = _prices(request, questions)
+    if request.days is not None and tokens is None:
+        fix = (f"--tokens 1T --days {request.days:g}",)
+        raise InputError("needs a token budget", field="days", value=request.days, fix=fix)
     if request.price is not None and tokens is None:
         raise InputError("needs a token budget", field="price", value=request.price, fix=("--tokens 1T --price 2.5",))
     found = [
-        planner.size(question, request.overrides, tokens, price if tokens else None)
+        planner.size(question, request.overrides, tokens, price if tokens else None, request.max_gpus, request.days)
         for question, price in zip(questions, prices, strict=True)
     ]
-    return found[0] if len(found) == 1 else planner.compare(found)
+    if len(found) == 1:
+        return found[0]
+    compared = planner.compare(found)
+    return msgspec.structs.replace(compared, notes=(*compared.notes, *unpriced))
+
+
+def _prices(request: requests.Size, questions: Sequence[Question]) -> tuple[list[planner.Price | None], list[str]]:
+    """Return the price of every type, None without one, and a note for those; raise if a price is for none of them."""
+    names, named = [one.cluster.gpu.name for one in questions], _prices_by_type(request.price)
+    missing = [name for name in names if named and name not in named]
+    if len(missing) == len(names):
+        raise _no_price(request.price, missing)
+    found = [
+        _price(msgspec.structs.replace(request, price=None) if name in missing else request, one)
+        for name, one in zip(names, questions, strict=True)
+    ]
+    unpriced = [name for name, price in zip(names, found, strict=True) if price is None and name in missing]
+    return found, [f"--price has none for {', '.join(unpriced)}: without cost"] if unpriced else []
 
 
 def _sized_question(request: requests.Size) -> Question:
@@ -157,18 +177,27 @@ def _price(request: Asked | requests.Size, question: Question) -> planner.Price 
 
 def _price_of(price: float | str | None, gpu: str) -> float | str | None:
     """Return the price of a GPU type: the only one, or that of its own among H100=2.5,A100=1.6."""
-    named = prices_by_gpu(price)
-    if not named:
+    by_type = _prices_by_type(price)
+    if not by_type:
         return price
+    if gpu not in by_type:
+        raise _no_price(price, [gpu])
+    return by_type[gpu]
+
+
+def _prices_by_type(price: float | str | None) -> dict[str, str]:
+    """Return the prices of H100=2.5,A100=1.6 by the name of the GPU type; empty for one price."""
+    named = prices_by_gpu(price)
     try:
-        by_type = {clusters.gpu(name).name: amount for name, amount in named.items()}
+        return {clusters.gpu(name).name: amount for name, amount in named.items()} if named else {}
     except InputError as error:
         fixes = tuple(f"--price {str(price).replace(str(error.value), fix)}" for fix in error.fix)
         raise InputError(error.reason, field="price", value=price, fix=fixes) from None
-    if gpu not in by_type:
-        reason = f"has no price for {gpu}"
-        raise InputError(reason, field="price", value=price, fix=(f"--price {price},{gpu}=2.50",))
-    return by_type[gpu]
+
+
+def _no_price(price: float | str | None, gpus: Sequence[str]) -> InputError:
+    fix = f"--price {','.join(f'{name}=PRICE' for name in gpus)}"
+    return InputError(f"has no price for {', '.join(gpus)}", field="price", value=price, fix=(fix, "without --price"))
 
 
 def _budget(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType | None:
@@ -464,10 +493,14 @@ class SizesResponse(Response, frozen=True, kw_only=True):
     storage: planner.Storage | None
     own: int | None
     compared: Sequence[planner.Compared]
+    deadline_days: float | None = None
+    in_time: planner.Size | None = None
 
     @property
     def ok(self) -> bool:
-        """Return whether a count fits."""
+        """Return whether a count fits, of any type, and is in time if there is a deadline."""
+        if self.deadline_days is not None:
+            return self.in_time is not None or any(one.in_time is not None for one in self.compared)
         return self.smallest is not None
 
 

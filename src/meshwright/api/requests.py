@@ -346,6 +346,25 @@ class Size(Request, frozen=True):
     tokens: Tokens | None = None
     price: Price | None = None
     currency: Currency | None = None
+    days: (
+        Annotated[
+            float,
+            Input(
+                help="Deadline: also name the smallest count that trains the tokens in this many days.",
+                metavar="DAYS",
+                minimum=0.01,
+                maximum=1e5,
+                examples=(30.0,),
+            ),
+        ]
+        | None
+    ) = None
+    max_gpus: (
+        Annotated[
+            int, Input(help="Largest count to try, e.g. what you can get.", metavar="N", minimum=1, examples=(512,))
+        ]
+        | None
+    ) = None
     plot: Plot | None = None
     overrides: Overrides = ()
     notes: Notes = ()

@@ -110,6 +110,10 @@ def print_sizes(answer: Answer) -> None:
         over = "" if chosen is None or chosen["fits"] else " (does not fit)"
         text = f"{chosen['gpus']} GPUs{over}: {chosen['layout']}{_band(chosen, unit)}" if chosen else "none fits"
         titled(out, title.replace("_", " "), [" " + text])
+    if answer["deadline_days"] is not None:
+        chosen = answer["in_time"]
+        text = f"{chosen['gpus']} GPUs: {chosen['layout']}{_band(chosen, unit)}" if chosen else _too_late(answer)
+        titled(out, f"in {answer['deadline_days']:g} days", [" " + text])
     _print_compared(answer["compared"])
     if answer["storage"] is not None:
         titled(out, "storage", [" " + line for line in _storage_lines(answer)])
@@ -117,9 +121,18 @@ def print_sizes(answer: Answer) -> None:
         out.print(f"[yellow]! {escape(note)}[/]")
     if answer["tokens"] is None:
         out.print("[dim]--tokens 1T adds days, and --price 2.50 (of one GPU for one hour) the cost[/]")
-    elif answer["price"] is None:
+    elif answer["price"] is None and not any(one["price"] is not None for one in answer["compared"]):
         out.print("[dim]--price 2.50 (of one GPU for one hour) adds the cost[/]")
     out.print(f"[dim]{_tried(answer)}[/]")
+
+
+def _too_late(answer: Answer) -> str:
+    """Return the count that comes closest to a deadline."""
+    timed = [one for one in answer["sizes"] if one["fits"] and one["days"] is not None]
+    if not timed:
+        return "no count fits"
+    soonest = min(timed, key=lambda one: one["days"])
+    return f"no count; the soonest is {_days(soonest['days'])} with {soonest['gpus']:,} GPUs"
 
 
 def _print_compared(compared: list[Answer]) -> None:
@@ -128,7 +141,7 @@ def _print_compared(compared: list[Answer]) -> None:
         return
     rows = []
     for one in compared:
-        best = one["cheapest"] or one["most_efficient"] or {}
+        best = one["in_time"] or one["cheapest"] or one["most_efficient"] or {}
         unit = f" {one['currency']}" if one["currency"] else ""
         rows.append(
             (
@@ -141,7 +154,9 @@ def _print_compared(compared: list[Answer]) -> None:
                 f"{best['cost']:,.0f}{unit}" if best.get("cost") is not None else "",
             )
         )
-    chosen = "cheapest" if compared[0]["cheapest"] else "most efficient"
+    timed = any(one["in_time"] for one in compared)
+    priced = [bool(one["cheapest"]) for one in compared]
+    chosen = "in time" if timed else "cheapest" if all(priced) else "best" if any(priced) else "most efficient"
     table(rows, "GPU type", "smallest", chosen, "tokens/s per GPU", "days", "price", "cost")
 
 
@@ -186,8 +201,8 @@ def _shown(answer: Answer) -> list[Answer]:
     sizes: list[Answer] = answer["sizes"]
     if len(sizes) <= EVERY_ROW:
         return sizes
-    own = answer["own"]
-    chosen = {s["gpus"] for s in (answer["smallest"], answer["most_efficient"]) if s} | {own}
+    named = (answer["smallest"], answer["most_efficient"], answer["in_time"])
+    chosen = {s["gpus"] for s in named if s} | {answer["own"]}
     few = {s["gpus"] for s in sizes[:10]}
     node = answer["node"]
     round_numbers = {k * node * 2**i for i in range(18) for k in (1, 3)} | {2**i for i in range(18)}

@@ -4,6 +4,7 @@ and gets the response as JSON and the Python result.
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from typing import Any
@@ -177,19 +178,27 @@ def _needs_line(answer: Answer, file: str) -> str:
     if not smallest:
         return "no count up to 16,384 fits this training"
     runs = answer["estimate"]["fits"] and not any(one["severity"] == "error" for one in answer["findings"])
+    asked = answer["question"]["gpus"]
     if smallest == plain and not runs:
-        return _would_fit(smallest, file, "")
-    with_offload = [] if runs else [_would_fit(smallest, file, " with offload")]
-    without = _would_fit(plain, file, " without offload") if plain else "no count up to 16,384 fits without offload"
-    return "; ".join([*with_offload, without])
+        return _would_fit(smallest, asked, file, "")
+    with_offload = [] if runs else [_would_fit(smallest, asked, file, " with offload")]
+    none = "no count up to 16,384 fits without offload"
+    return "; ".join([*with_offload, _would_fit(plain, asked, file, " without offload") if plain else none])
 
 
-def _would_fit(cluster: str, file: str, how: str) -> str:
+def _would_fit(cluster: str, asked: str, file: str, how: str) -> str:
     counts = re.match(r"(\d+)x(\d+)x", cluster)
+    if _gpus(cluster) < _gpus(asked):
+        how += f", though these are fewer than {_gpus(asked)} GPUs: the batch divides into more layouts"
     if file and counts:
         nodes, each = map(int, counts.groups())
         return escape(f"{cluster} ({nodes * each} GPUs) would fit{how}: nodes = {nodes} in {file}")
     return f"--gpus {cluster} would fit{how}"
+
+
+def _gpus(cluster: str) -> int:
+    """Return the GPUs of a cluster string: the product of its leading numbers."""
+    return math.prod(int(one) for one in re.findall(r"(\d+)x", cluster))
 
 
 def _reason_line(reason: Answer) -> str:

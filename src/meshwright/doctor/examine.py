@@ -127,10 +127,17 @@ def meanings() -> dict[str, str]:
 
 
 def examine(
-    run: Run, case: Case | None = None, baseline: RunStats | None = None, notes: tuple[str, ...] = ()
+    run: Run,
+    case: Case | None = None,
+    baseline: RunStats | None = None,
+    notes: tuple[str, ...] = (),
+    stated: frozenset[str] | None = None,
 ) -> Checkup:
-    """Return all findings of a run, most severe first, and its figures with their estimates."""
-    stats = RunStats(run, case, baseline)
+    """Return all findings of a run, most severe first, and its figures with their estimates.
+
+    `stated` are the fields of the case that the log or the user states; None means all.
+    """
+    stats = RunStats(run, case, baseline, stated)
     findings = [_without_no_ops(finding, case) for one in DIAGNOSES for finding in stats.findings_of(one.find)]
     findings.sort(key=lambda one: SEVERITIES.index(one.severity))
     missing = {one.id: missing_input for one in DIAGNOSES if (missing_input := one.missing_input(stats))}

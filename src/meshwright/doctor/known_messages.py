@@ -53,7 +53,7 @@ def _with_stated_values(stats: RunStats, passage: str, ids: Sequence[str]) -> Ru
         return stats
     try:
         changed, _ = override.change(case.recipe, stated_values(passage))
-        other = RunStats(stats.run, case.rebuild(changed), stats.baseline)
+        other = RunStats(stats.run, case.rebuild(changed), stats.baseline, stats.stated)
         return other if any(_is_broken(rule, other) for rule in named) else stats
     except (InputError, ValueError, ZeroDivisionError):  # the values do not make a case
         return stats

@@ -126,6 +126,8 @@ def flat(stats: RunStats) -> Iterator[Finding]:
     fallen = (first - last) / abs(first) if first else 0.0
     if not always_zero and (fallen >= share("flat_drop") or last > first * (1 + share("diverging_share"))):
         return
+    if not always_zero and _starts_trained(stats, first):
+        return  # continued pretraining: at this loss, a slow decrease is normal
     text, fixes = _why_flat(stats, rates, always_zero)
     yield Finding(
         id="loss.flat",
@@ -303,23 +305,32 @@ def _growth(rows: Sequence[Step]) -> float | None:
     return end / typical if typical and end is not None else None
 
 
+def _starts_trained(stats: RunStats, first: float) -> bool:
+    """Return whether a pretraining starts far below the loss of random weights, which is ln(vocabulary)."""
+    if stats.case is None or stats.case.goal != "pretrain" or not stats.case.vocab:
+        return False
+    return first < share("trained_start") * math.log(float(stats.case.vocab))
+
+
 def _why_flat(stats: RunStats, rates: Sequence[float], always_zero: bool) -> tuple[str, tuple[Remedy, ...]]:
     recipe = stats.case.recipe if stats.case is not None else None
     if always_zero:
         why = "the learning rate is zero in every step"
-        lr = recipe.optimizer.lr if recipe else 3e-4
-        return why, (remedies.contract(stats, {"optimizer.lr": lr}, "a nonzero learning rate"),)
+        if recipe is None or not stats.states("optimizer.lr") or not recipe.optimizer.lr:
+            return why, (remedies.advice("an optimizer.lr above zero", why="a nonzero learning rate"),)
+        return why, (remedies.contract(stats, {"optimizer.lr": recipe.optimizer.lr}, "a nonzero learning rate"),)
     rising = len(rates) >= MIN_LINES and rates[-1] > rates[0] and rates[-1] == max(rates)
     if rising:
-        warm = recipe.schedule.warmup_steps if recipe else 500
-        shorter = max(1, min(warm // 4, stats.run.last_step))
         why = f"the learning rate is still in warm-up ({rates[-1]:.2g})"
-        return why, (
-            remedies.contract(stats, {"schedule.warmup_steps": shorter}, "reaches the peak learning rate earlier"),
+        earlier = remedies.other_warmup(
+            stats,
+            lambda steps: max(1, min(steps // 4, stats.run.last_step)),
+            "a shorter schedule.warmup_steps",
+            "reaches the peak learning rate earlier",
         )
-    lr = recipe.optimizer.lr if recipe else (max(rates) if rates else 1e-4)
+        return why, (earlier,)
     return "the model does not learn", (
-        remedies.contract(stats, {"optimizer.lr": float(f"{3 * lr:.3g}")}, "larger updates"),
+        remedies.other_rate(stats, 3.0, "larger updates"),
         remedies.advice("inspect labels and loss masks of a few samples", why="masked tokens have no gradient"),
         remedies.advice(
             "check that the optimizer has the weights and none are frozen", why="frozen weights do not change"
@@ -331,18 +342,19 @@ def _stabilizing_remedies(stats: RunStats) -> Iterator[Remedy]:
     """Yield remedies that stabilize training; all but the first change the experiment."""
     recipe = stats.case.recipe if stats.case is not None else None
     yield remedies.advice("resume from an earlier checkpoint with other samples", why="skips the batch that caused it")
+    lower = remedies.other_rate(stats, 0.5, "smaller updates")
+    longer = remedies.other_warmup(
+        stats, lambda steps: max(100, 2 * steps), "a longer schedule.warmup_steps", "slower warm-up"
+    )
     if recipe is None:
-        highest_lr = max((step.lr for step in stats.run.steps if step.lr), default=None)
-        lower = "a lower optimizer.lr" if highest_lr is None else f"optimizer.lr={highest_lr / 2:.3g}"
-        yield remedies.advice(lower, what="action" if highest_lr is None else "contract", why="smaller updates")
-        yield remedies.advice("a longer schedule.warmup_steps", why="slower warm-up")
+        yield lower
+        yield longer
         yield Remedy(try_=("optimizer.clip_grad=1.0",), what="contract", why="limits the effect of outlier gradients")
         return
     if not 0 < recipe.optimizer.clip_grad <= 1:
         yield remedies.contract(stats, {"optimizer.clip_grad": 1.0}, "limits the effect of outlier gradients")
-    yield remedies.contract(stats, {"optimizer.lr": float(f"{recipe.optimizer.lr / 2:.3g}")}, "smaller updates")
-    longer = max(100, 2 * recipe.schedule.warmup_steps)
-    yield remedies.contract(stats, {"schedule.warmup_steps": longer}, "slower warm-up")
+    yield lower
+    yield longer
     if recipe.precision.matmul != "same":
         yield remedies.contract(stats, {"precision.matmul": "same"}, "8-bit matmuls round more")
     if recipe.precision.compute == "fp16":

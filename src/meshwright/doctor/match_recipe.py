@@ -62,6 +62,14 @@ def logged_overrides(run: Run, extra: tuple[str, ...]) -> tuple[str, ...]:
     return (*(format_override(key, value) for key, value in stated.items() if key not in keys), *extra)
 
 
+def stated_fields(run: Run, extra: tuple[str, ...]) -> frozenset[str] | None:
+    """Return the recipe fields that a log or the user states; None if the log has its whole recipe."""
+    if run.header.recipe is not None or run.header.recipe_name:
+        return None
+    rate = {"optimizer.lr"} if _logged_rate(run) else set[str]()
+    return frozenset({*_stated_arguments(run), *run.header.overrides, *_keys(extra), *rate})
+
+
 def assumptions(run: Run, case: Case, extra: tuple[str, ...]) -> Iterator[str]:
     """Yield what the estimate takes from the recipe because the log does not state it."""
     keys, layout = _keys(extra), case.recipe.layout

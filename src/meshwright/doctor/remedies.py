@@ -210,6 +210,37 @@ def contract(stats: RunStats, values: dict[str, Any], why: str) -> Remedy:
     )
 
 
+MANY = {0.5: "half of", 3.0: "three times"}
+
+
+def other_rate(stats: RunStats, factor: float, why: str) -> Remedy:
+    """Return a learning rate of this factor: in words if the run's own is unknown; a minimum that is known scales."""
+    case, lr, least = stats.case, "optimizer.lr", "schedule.min_lr"
+    if case is None or not stats.states(lr):
+        highest = max((step.lr for step in stats.run.steps if step.lr), default=None)
+        if highest is not None:
+            return Remedy(try_=(format_override(lr, _scaled(highest, factor)),), what="contract", why=why)
+        return advice(f"{MANY[factor]} the learning rate that ran and of its minimum", why=why)
+    values = {lr: _scaled(case.recipe.optimizer.lr, factor)}
+    if stats.states(least) and case.recipe.schedule.min_lr:
+        values[least] = min(_scaled(case.recipe.schedule.min_lr, factor), values[lr])
+        return contract(stats, values, why)
+    # The minimum of our recipe is not the run's: framework settings that derive from it would be wrong.
+    other = RunStats(stats.run, case.rebuild(override.change(case.recipe, {least: 0.0})[0]))
+    return contract(other, values, why)
+
+
+def _scaled(rate: float, factor: float) -> float:
+    return float(f"{factor * rate:.3g}")
+
+
+def other_warmup(stats: RunStats, steps: Callable[[int], int], words: str, why: str) -> Remedy:
+    """Return another number of warmup steps; in words if the run's own is unknown."""
+    if stats.case is None or not stats.states("schedule.warmup_steps"):
+        return advice(words, why=why)
+    return contract(stats, {"schedule.warmup_steps": steps(stats.case.recipe.schedule.warmup_steps)}, why)
+
+
 def _combined(stats: RunStats, singles: Sequence[Remedy], offset_gib: float) -> Iterator[Remedy]:
     """Yield combinations of two changes that fit, or of three if no two do."""
     case = stats.case

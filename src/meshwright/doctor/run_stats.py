@@ -22,10 +22,12 @@ CHUNK = 20_000  # windows of a running median per batch, to bound memory
 
 
 class RunStats:
-    """A run, its case if known, and a baseline run if given."""
+    """A run, its case if known, a baseline run if given, and the case's fields that are stated; None means all."""
 
-    def __init__(self, run: Run, case: Case | None = None, baseline: RunStats | None = None) -> None:
-        self.run, self.case, self.baseline = run, case, baseline
+    def __init__(
+        self, run: Run, case: Case | None = None, baseline: RunStats | None = None, stated: frozenset[str] | None = None
+    ) -> None:
+        self.run, self.case, self.baseline, self.stated = run, case, baseline, stated
         self._found: dict[Any, tuple[Finding, ...]] = {}
 
     def findings_of(self, diagnosis: Callable[[RunStats], Iterable[Finding]]) -> tuple[Finding, ...]:
@@ -33,6 +35,10 @@ class RunStats:
         if diagnosis not in self._found:
             self._found[diagnosis] = tuple(diagnosis(self))
         return self._found[diagnosis]
+
+    def states(self, field: str) -> bool:
+        """Return whether the run's value of a recipe field is known; other values are those of our recipe."""
+        return self.case is not None and (self.stated is None or field in self.stated)
 
     @cached_property
     def estimate(self) -> costs.Estimate | None:

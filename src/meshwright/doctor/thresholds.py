@@ -50,6 +50,9 @@ TABLE: dict[str, Threshold] = {
     "spike_share": Threshold(10, "%", "above the running median; smaller bumps are harmless"),
     "diverging_share": Threshold(10, "%", "above the run's best loss, at its end; a loss that recovers is a spike"),
     "flat_drop": Threshold(1, "%", "a training that learns reduces its first loss by this within its first steps"),
+    "trained_start": Threshold(
+        40, "%", "a pretraining that starts below this share of ln(vocabulary) continues from trained weights"
+    ),
     "flat_steps": Threshold(100, "steps", "the minimum before a training is expected to learn"),
     "growing_gradients": Threshold(5, "×", "gradient norm of the last tenth over the median; it usually falls"),
     "scale_floor": Threshold(64, "", "fp16 loss scales settle between 2^10 and 2^17; below, gradients overflow"),

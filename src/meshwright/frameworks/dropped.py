@@ -114,9 +114,7 @@ def _lost_folders(framework: Framework, content: Content, settings: Any, same: b
         if loads and not resumed:
             reads = framework.key_map == "megatron_lm"
             if not (weights and reads):
-                yield DroppedSetting(
-                    key, setting.value, WEIGHTS_ONLY if reads else NO_LOAD, setting.file, setting.line
-                )
+                yield DroppedSetting(key, setting.value, WEIGHTS_ONLY if reads else NO_LOAD, setting.file, setting.line)
         elif not kept or (weights and resumed):
             reason = MIXED if weights and resumed else NO_FOLDER
             yield DroppedSetting(key, setting.value, reason, setting.file, setting.line)

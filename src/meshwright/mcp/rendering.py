@@ -144,6 +144,9 @@ def size(answer: Answer) -> str:
         for title in ("smallest", "most_efficient")
         for one in [answer[title]]
     ]
+    if answer["deadline_days"] is not None:
+        one = answer["in_time"]
+        chosen.append(f"in {answer['deadline_days']:g} days: " + (f"{one['gpus']:,} GPUs" if one else "no count"))
     assumed = [f"assumed: {one['message']}" for one in answer["assumed"]]
     return _lines(*chosen, *assumed, *answer["notes"], *_some("", [_size(one) for one in answer["sizes"]], 12))
 

@@ -62,6 +62,7 @@ class Compared(msgspec.Struct, frozen=True):
     currency: str
     smallest: Size | None
     most_efficient: Size | None
+    in_time: Size | None  # the smallest that meets the deadline
     cheapest: Size | None  # of all counts that fit; None without a price and a token budget
 
 
@@ -83,6 +84,8 @@ class Sizing(Readable, msgspec.Struct, frozen=True):
     storage: Storage | None = None
     own: int | None = None  # GPUs of the cluster that the user named
     compared: tuple[Compared, ...] = ()  # if several GPU types were given
+    deadline_days: float | None = None
+    in_time: Size | None = None  # the smallest count that trains the tokens within the deadline
 
     def summary(self) -> Sequence[Row]:
         """Return the smallest and the most efficient count, and a line per count."""
@@ -93,6 +96,9 @@ class Sizing(Readable, msgspec.Struct, frozen=True):
         ]
         chosen = (("Smallest", self.smallest), ("Best", self.most_efficient))
         found = [(title, f"{one.gpus:,} GPUs: {one.layout}" if one else "none fits") for title, one in chosen]
+        if self.deadline_days is not None:
+            soon = f"{self.in_time.gpus:,} GPUs: {self.in_time.layout}" if self.in_time else "no count"
+            found.append((f"In {self.deadline_days:g} days", soon))
         return [*found, *titled("Sizes", lines or ["none"])]
 
 
@@ -108,15 +114,16 @@ def size(
     overrides: Sequence[str] = (),
     tokens: float | None = None,
     price: Price | None = None,
-    most: int = MAX_GPUS,
+    most: int | None = None,
+    days: float | None = None,
 ) -> Sizing:
     """Return sizes for a question's model, goal, GPU type and node; a number of nodes is among those tried."""
     gpu, node = question.cluster.gpu, question.cluster.gpus_per_node
     found: list[Size] = []
     storage: Storage | None = None
     notes: tuple[str, ...] = ()
-    own = question.cluster.world if question.cluster.nodes > 1 else None
-    tried = sorted({*gpu_counts(node, most), *([own] if own and own <= most else ())})
+    own, limit = question.cluster.world if question.cluster.nodes > 1 else None, most or MAX_GPUS
+    tried = sorted({*gpu_counts(node, limit), *([own] if own and own <= limit else ())})
     for count in tried:
         baseline = baseline_for(_resized(question, count, node), overrides)
         notes = batch_notes(baseline.case, tokens) if tokens is not None else ()
@@ -143,6 +150,8 @@ def size(
         assumed=question.assumed,
         storage=storage,
         own=own,
+        deadline_days=days,
+        in_time=next((s for s in fitting if days is not None and s.days is not None and s.days <= days), None),
     )
 
 
@@ -167,8 +176,8 @@ def compare(sizings: Sequence[Sizing]) -> Sizing:
 
     def compared(one: Sizing) -> Compared:
         priced = [size for size in one.sizes if size.fits and size.cost is not None]
-        cheapest = min(priced, key=lambda size: (size.cost, size.days), default=None)
-        return Compared(one.gpu, one.price, one.currency, one.smallest, one.most_efficient, cheapest)
+        cheapest = min(priced, key=lambda size: (size.cost, size.gpu_hours), default=None)  # own GPUs may be free
+        return Compared(one.gpu, one.price, one.currency, one.smallest, one.most_efficient, one.in_time, cheapest)
 
     return msgspec.structs.replace(sizings[0], compared=tuple(map(compared, sizings)))
 

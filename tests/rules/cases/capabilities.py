@@ -38,6 +38,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unused.eps": ({"optimizer_name": "lion", "eps": 1e-6}, {"optimizer_name": "adamw"}),
     "unused.beta2": ({"optimizer_name": "sgd", "beta2": 0.9}, {"optimizer_name": "lion"}),
     "unused.decay-steps": ({"schedule_name": "constant", "decay_steps": 5000}, {"schedule_name": "cosine"}),
+    "unused.wsd-decay-steps": ({"wsd_decay_steps": 500}, {"schedule_name": "wsd"}),
+    "unused.wsd-decay-style": ({"wsd_decay_style": "linear"}, {"schedule_name": "wsd"}),
     "unused.first-last-bf16": ({"first_last_bf16": True}, {"matmul": "fp8_tensor"}),
     "unused.temperature": ({"temperature": 2.0}, {"blend": {"a": 0.5, "b": 0.5}}),
     "data.anneal-incomplete": ({"anneal_steps": 10}, {"anneal_blend": {"a": 1.0}}),

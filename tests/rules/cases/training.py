@@ -195,6 +195,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "learning_rate.minimum-above-peak": ({"lr": 1e-5, "min_lr": 3e-5}, {"min_lr": 1e-6}),
     "learning_rate.decay-inside-warmup": ({"decay_steps": 100, "warmup_steps": 500}, {"decay_steps": 1000}),
     "learning_rate.decay-unfinished": ({"decay_steps": 500_000}, {"decay_steps": 200_000}),
+    "learning_rate.wsd-decay-too-long": (
+        {"schedule_name": "wsd", "wsd_decay_steps": 400_000},
+        {"wsd_decay_steps": 100_000},
+    ),
     "learning_rate.adapters": ({"goal": "peft", "lr": 5e-6, "min_lr": 0.0}, {"lr": 1e-4}),
     "learning_rate.fine-tuning": ({"goal": "sft", "lr": 3e-4}, {"lr": 1e-5, "min_lr": 0.0}),
     "learning_rate.pretraining": ({"lr": 5e-3}, {"lr": 3e-4}),

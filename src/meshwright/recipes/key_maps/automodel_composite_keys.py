@@ -404,9 +404,7 @@ def _decay_keys(recipe: Recipe) -> Mapping[str, Any]:
     return {key: to_framework_name(DECAY_STYLES, name, name)}
 
 
-_wsd, _wsd_write = wsd_keys.readers(
-    "lr_scheduler.wsd_decay_steps", "lr_scheduler.lr_wsd_decay_style", "minus_sqrt", "AutoModel"
-)
+_wsd, _wsd_write = wsd_keys.readers("lr_scheduler.wsd_decay_steps", "lr_scheduler.lr_wsd_decay_style", "minus_sqrt")
 
 
 def _decay(raw: RawValues, recipe: Recipe) -> MappedFields:

@@ -179,10 +179,12 @@ def _decay(raw: RawValues, recipe: Recipe) -> MappedFields:
     )
     if recipe.schedule.name != "wsd":
         return MappedFields({"schedule.decay_steps": str(warmup + length if length else 0)})
-    length = length or max(1, steps - warmup - stable)
+    length = length or steps - warmup - stable
+    style = WSD_STYLES.get(raw.get(WSD_TYPE, "cosine").strip().lower(), "cosine")
+    if length < 1:  # the warmup never ends
+        return MappedFields({"schedule.decay_steps": "0", "schedule.wsd_decay_style": style})
     end = warmup + stable + length
     there = wsd_keys.ending_at(recipe, 0 if end == steps else end)
-    style = WSD_STYLES.get(raw.get(WSD_TYPE, "cosine").strip().lower(), "cosine")
     return MappedFields(
         {"schedule.decay_steps": str(there.schedule.decay_steps), **wsd_keys.fields_of(length, style, there)}
     )
@@ -194,7 +196,7 @@ def _decay_keys(recipe: Recipe) -> Mapping[str, Any]:
         return {DECAY_STEPS: max(1, schedule.decay_steps - warmup) if schedule.decay_steps else None}
     length = wsd_keys.decay_length(recipe)
     stable = max(0, wsd_keys.decay_end(recipe) - warmup - length)
-    style = wsd_keys.require_style(recipe, WSD_STYLES, "KempnerForge")
+    style = wsd_keys.style_in(recipe, WSD_STYLES)
     return {DECAY_STEPS: length if schedule.decay_steps else None, STABLE_STEPS: stable, WSD_TYPE: style}
 
 

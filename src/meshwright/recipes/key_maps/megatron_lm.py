@@ -266,7 +266,7 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
         composites.write_data),
     CompositeKey(("sft",), ("data.packing",), composites.read_sft, composites.write_sft),
     CompositeKey(("lr_wsd_decay_iters", "lr_wsd_decay_style"), wsd_keys.FIELDS,
-        *wsd_keys.readers("lr_wsd_decay_iters", "lr_wsd_decay_style", "exponential", "Megatron-LM")),
+        *wsd_keys.readers("lr_wsd_decay_iters", "lr_wsd_decay_style", "exponential")),
     CompositeKey(("save", "load", "finetune", "pretrained_checkpoint"),
         ("checkpoint.pretrained", "checkpoint.resume", "checkpoint.folder"), composites.read_checkpoint,
         composites.write_checkpoint),

@@ -193,7 +193,7 @@ def _decay_keys(recipe: Recipe) -> Mapping[str, Any]:
         keys = {DECAY_RATIO: 0.0}
     elif name == "wsd":
         end, length = wsd_keys.decay_end(recipe), wsd_keys.decay_length(recipe)
-        keys = {DECAY_TYPE: wsd_keys.require_style(recipe, WSD_STYLES, "torchtitan"), DECAY_RATIO: _share(length, end)}
+        keys = {DECAY_TYPE: wsd_keys.style_in(recipe, WSD_STYLES), DECAY_RATIO: _share(length, end)}
     elif not keys:
         raise InputError(
             "is not available: torchtitan has linear, cosine and sqrt decay", field="schedule.name", value=name

@@ -44,18 +44,14 @@ def fields_of(steps: int, style: str, recipe: Recipe) -> dict[str, str]:
     return {"schedule.wsd_decay_steps": str(kept), "schedule.wsd_decay_style": style}
 
 
-def require_style(recipe: Recipe, styles: Mapping[str, str], title: str) -> str:
-    """Return a framework's name of the recipe's decay style; raise InputError if it has none."""
+def style_in(recipe: Recipe, styles: Mapping[str, str]) -> str:
+    """Return a framework's name of the recipe's decay style; linear if it has none, which the export then lists."""
     ours = recipe.schedule.wsd_decay_style
-    found = next((theirs for theirs, mapped in styles.items() if mapped == ours), None)
-    if found is None:
-        reason = f"is not available: {title} decays by {', '.join(styles)}"
-        raise InputError(reason, field="schedule.wsd_decay_style", value=ours)
-    return found
+    return next((theirs for theirs, mapped in styles.items() if mapped == ours), "linear")
 
 
 def readers(
-    steps_key: str, style_key: str, default_style: str, title: str
+    steps_key: str, style_key: str, default_style: str
 ) -> tuple[Callable[[RawValues, Recipe], MappedFields], Callable[[Recipe], Mapping[str, Any]]]:
     """Return the reader and the writer of two keys: the steps of the decay, and its style."""
 
@@ -74,7 +70,6 @@ def readers(
     def write(recipe: Recipe) -> Mapping[str, Any]:
         if recipe.schedule.name != "wsd":
             return {}
-        style = require_style(recipe, {name: name for name in STYLES}, title)
-        return {steps_key: decay_length(recipe), style_key: style}
+        return {steps_key: decay_length(recipe), style_key: style_in(recipe, {name: name for name in STYLES})}
 
     return read, write
