@@ -202,7 +202,8 @@ def _shown(answer: Answer) -> list[Answer]:
     if len(sizes) <= EVERY_ROW:
         return sizes
     named = (answer["smallest"], answer["most_efficient"], answer["in_time"])
-    chosen = {s["gpus"] for s in named if s} | {answer["own"]}
+    own = answer["own"]
+    chosen = {s["gpus"] for s in named if s} | {own}
     few = {s["gpus"] for s in sizes[:10]}
     node = answer["node"]
     round_numbers = {k * node * 2**i for i in range(18) for k in (1, 3)} | {2**i for i in range(18)}
