@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,7 @@ PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 FOUND = re.compile(r"\b_*[A-Za-z][A-Za-z_]*")
 
 
+@cache
 def files() -> list[str]:
     listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
     names = listed.stdout.split("\n") if listed.returncode == 0 else [str(p.relative_to(ROOT)) for p in ROOT.rglob("*")]
@@ -72,6 +74,9 @@ def retired(text: str) -> Iterator[tuple[int, str]]:
     """Retired words and phrases with their lines; identifiers are split at underscores and capitals."""
     words, phrases = frozenset(WORDS), re.compile("|".join(PHRASES))
     quick = re.compile("|".join(WORDS), re.IGNORECASE)
+    lowered = text.lower()
+    if not phrases.search(text) and not any(word in lowered for word in WORDS):
+        return
     for number, line in enumerate(text.split("\n"), 1):
         if found := phrases.search(line):
             yield number, found[0]

@@ -143,7 +143,7 @@ class ByHand(Trainer):
 
 
 class Watch(StepCallbacks):
-    """Refuses a step, stops after one, and records what it is told."""
+    """Refuses a step, stops after one, and records what it receives."""
 
     def __init__(self, refused: int = -1, stops: bool = False) -> None:
         self.refused, self.stops = refused, stops

@@ -141,7 +141,7 @@ def _sums(batches: Iterable[Case], more: Iterable[float] = ()) -> list[Any]:
 
 
 def choices() -> Iterator[tuple[str, Any]]:
-    """Yield how far layouts are from a recipe, which neighbors a value has, and what is said about them."""
+    """Yield how far layouts are from a recipe, which neighbors a value has, and the messages about them."""
     case = case_on(DENSE, "16xH100")
     usual = {name: getattr(case, name) for name in search.SEARCHED_NAMES}
     for changed in ({}, {"tp": 8}, {"tp": 1, "pp": 4}, {"vp": 3, "cp": 2}, {"strategy": "ddp", "offload": "params"},
