@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import ast
+import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tests.advice.opened_data import samples_of, write_files
 
 import meshwright.engine
 from meshwright import clusters, costs, rules
 from meshwright.choices import ENGINES
+from meshwright.engine.evaluation import Validation
 from meshwright.engine.schedules import learning_rate
 from meshwright.recipes import index, load, overrides
 from meshwright.recipes.capabilities import CAPABILITIES, FP8_PARTS, executed, substitutes
@@ -21,6 +25,7 @@ from meshwright.recipes.types import Recipe, field_value, keys_by_flat_name, rec
 
 DENSE, MOE, MLA = "llama3_8b_pretrain_config", "qwen3_30b_a3b_pretrain_config", "deepseek_v2_lite_pretrain_config"
 SFT, PEFT = "llama3_8b_sft_config", "llama3_8b_peft_config"
+VISION = "qwen25_vl_3b_sft_config"
 
 
 def case_of(recipe: Recipe, engine: Any = "meshwright", on: str = "") -> Case:
@@ -56,6 +61,22 @@ class Computed(NamedTuple):
     recipe: str = DENSE
 
 
+class Opened(NamedTuple):
+    """The value changes the samples that the engine opens, or those it holds out."""
+
+    value: str
+    context: tuple[str, ...] = ()
+    recipe: str = SFT
+    held_out: bool = False
+
+
+class Ran(NamedTuple):
+    """The value changes what a tiny run writes."""
+
+    value: str
+    context: tuple[str, ...] = ()
+
+
 class Read(NamedTuple):
     """A file of the engine reads it while it runs: the run loop, the data or the checkpoints."""
 
@@ -66,6 +87,35 @@ def _rates(recipe: Recipe) -> list[float]:
     return [learning_rate(recipe.schedule, recipe.optimizer.lr, 1000, step) for step in range(0, 1000, 50)]
 
 
+def _config(recipe: Recipe) -> Any:
+    from meshwright.engine.model_families import family_of
+
+    return family_of(recipe).config_for(recipe)
+
+
+def _validated_steps(recipe: Recipe) -> list[bool]:
+    run = SimpleNamespace(recipe=recipe, state=SimpleNamespace(records=[]))
+    return [Validation.due(run, step) for step in range(1, 1000)]  # type: ignore[arg-type]  # what it reads
+
+
+def _determinism(recipe: Recipe) -> bool:
+    import torch
+
+    from meshwright.engine.worker import set_determinism
+
+    set_determinism(recipe, torch.device("cpu"))
+    found = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(False)
+    return found
+
+
+CHATS = ("data.dataset={chats}", "data.tokenizer=bytes", "data.seq_length=64", "data.packing=false")
+CHATS = (*CHATS, "train.global_batch_size=4", "train.steps=4")
+BLEND = (*CHATS, "data.blend={chats}:4.0,{pairs}:1.0")
+TEXT = ("data.dataset={text}", "data.tokenizer=bytes", "data.seq_length=32", "train.global_batch_size=4")
+ANNEAL = (*BLEND, "data.anneal_steps=2", "data.anneal_blend={chats}:1.0")
+WORSE = ("train.eval_every=1", "optimizer.lr=1.0", "schedule.warmup_steps=0")  # the last step is not the best
+SAVING = ("checkpoint.save_every=1", "checkpoint.keep=1", "checkpoint.export=none")
 ADAPTERS = (PEFT, ("layout.tp=1",))
 EXPERTS = ("layout.ep=2",)
 PIPELINE = ("layout.pp=2",)
@@ -73,7 +123,7 @@ CONTEXT = ("layout.cp=4",)
 FP8 = ("precision.matmul=fp8_tensor",)
 SHORT = ("schedule.warmup_steps=100",)
 
-WALK: dict[str, Finding | Built | Computed | Read] = {
+WALK: dict[str, Finding | Built | Computed | Opened | Ran | Read] = {
     # layout
     "layout.strategy": Built("ddp"),
     "layout.tp": Built("1", context=("layout.sp=false",)),
@@ -108,7 +158,7 @@ WALK: dict[str, Finding | Built | Computed | Read] = {
     "kernels.overlap_param_gather": Finding("false"),
     "kernels.tp_comm_overlap": Finding("true", context=("layout.tp=2", "layout.sp=true")),
     "kernels.loss": Built("fused_linear"),
-    "kernels.deterministic": Read("worker.py"),
+    "kernels.deterministic": Computed("true", _determinism),
     # moe
     "moe.balancing": Built("none", MOE, EXPERTS),
     "moe.aux_loss": Built("0.02", MOE, EXPERTS),
@@ -152,56 +202,56 @@ WALK: dict[str, Finding | Built | Computed | Read] = {
     "peft.dropout": Built("0.1", *ADAPTERS),
     "peft.targets": Built("[qkv]", *ADAPTERS),
     # data
-    "data.dataset": Read("data/open_dataset.py"),
-    "data.tokenizer": Read("data/tokenizers.py"),
-    "data.blend": Read("data/open_dataset.py"),
-    "data.seq_length": Read("trainer.py"),
-    "data.packing": Read("data/open_dataset.py"),
+    "data.dataset": Opened("{pairs}", CHATS),
+    "data.tokenizer": Opened("{tokenizer}", CHATS),
+    "data.blend": Opened("{chats}:1.0,{pairs}:4.0", BLEND),
+    "data.seq_length": Opened("32", CHATS),
+    "data.packing": Opened("true", CHATS),
     "data.pad_to_max_length": Finding("true"),
-    "data.images": Read("model/config.py"),
-    "data.columns": Read("data/open_dataset.py"),
-    "data.documents": Read("data/open_dataset.py"),
-    "data.split": Read("data/instructions.py"),
-    "data.validation": Read("data/open_dataset.py"),
-    "data.validation_part": Read("data/open_dataset.py"),
-    "data.train_on": Read("data/sft_cache.py"),
-    "data.chat_template": Read("data/instructions.py"),
-    "data.truncation": Read("data/instructions.py"),
-    "data.group_by_length": Read("data/instructions.py"),
-    "data.streaming": Read("data/instructions.py"),
-    "data.temperature": Read("data/open_dataset.py"),
-    "data.anneal_blend": Read("data/open_dataset.py"),
-    "data.anneal_steps": Read("data/open_dataset.py"),
+    "data.images": Computed("false", lambda r: type(_config(r)).__name__, recipe=VISION),
+    "data.columns": Opened("prompt:prompt,response:other", (*CHATS[1:], "data.dataset={pairs}")),
+    "data.documents": Opened("line", (*TEXT, "data.packing=true"), DENSE),
+    "data.split": Opened("test", (*CHATS[1:], "data.dataset={split}")),
+    "data.validation": Opened("{pairs}", (*CHATS, "data.validation_part=0.5"), held_out=True),
+    "data.validation_part": Opened("0.7", (*CHATS, "data.validation_part=0.3"), held_out=True),
+    "data.train_on": Opened("all", CHATS),
+    "data.chat_template": Opened("{template}", CHATS),
+    "data.truncation": Opened("drop", ("data.seq_length=95", *(one for one in CHATS if "length" not in one))),
+    "data.group_by_length": Opened("true", CHATS),
+    "data.streaming": Opened("true", CHATS),
+    "data.temperature": Opened("5.0", BLEND),
+    "data.anneal_blend": Opened("{pairs}:1.0", ANNEAL),
+    "data.anneal_steps": Opened("3", (*ANNEAL[:-1], "data.anneal_blend={pairs}:1.0")),
     "data.prefetch": Read("trainer.py"),
     "data.workers": Read("trainer.py"),
     # train
     "train.global_batch_size": Built("64"),
     "train.steps": Computed("300", lambda r: learning_rate(r.schedule, r.optimizer.lr, r.train.steps, 200), SHORT),
     "train.epochs": Finding("2"),
-    "train.seed": Read("parallelize/__init__.py"),
-    "train.init_std": Read("model/config.py"),
+    "train.seed": Opened("7", CHATS),
+    "train.init_std": Computed("0.01", lambda r: _config(r).initializer_range),
     "train.z_loss": Built("0.0001"),
     "train.mtp_loss": Finding("0.1"),
     "train.per_token_loss": Built("true"),
-    "train.eval_every": Read("evaluation.py"),
+    "train.eval_every": Computed("300", _validated_steps, ("train.eval_every=200",)),
     "train.eval_steps": Finding("3"),
     "train.early_stop_patience": Finding("3"),
     "train.early_stop_delta": Finding("0.1"),
-    "train.log_every": Read("worker.py"),
-    "train.profile": Read("profiling.py"),
+    "train.log_every": Ran("3", ("train.log_every=1",)),
+    "train.profile": Ran("true", ("train.steps=12",)),
     "train.freeze": Finding("[vision]"),
     "train.check_nan": Read("worker.py"),
     # checkpoint
     "checkpoint.pretrained": Read("initial_weights.py"),
     "checkpoint.folder": Read("train.py"),
-    "checkpoint.save_every": Read("worker.py"),
-    "checkpoint.keep": Read("checkpoint/save.py"),
-    "checkpoint.keep_best": Read("checkpoint/save.py"),
-    "checkpoint.milestone_every": Read("checkpoint/save.py"),
+    "checkpoint.save_every": Ran("1", ("checkpoint.save_every=2",)),
+    "checkpoint.keep": Ran("3", SAVING),
+    "checkpoint.keep_best": Ran("false", (*SAVING, *WORSE)),
+    "checkpoint.milestone_every": Ran("2", SAVING),
     "checkpoint.async_save": Read("checkpoint/save.py"),
     "checkpoint.resume": Read("worker.py"),
     "checkpoint.grace_s": Read("worker.py"),
-    "checkpoint.export": Read("worker.py"),
+    "checkpoint.export": Ran("consolidated", SAVING),
 }
 SECTIONS = ("data", "train", "optimizer", "schedule", "precision", "peft", "moe", "layout", "kernels", "checkpoint")
 TESTS = Path(__file__).parents[1]
@@ -211,7 +261,7 @@ def test_the_walk_has_every_field() -> None:
     assert sorted(WALK) == sorted(key for key in recipe_fields() if key.split(".")[0] in SECTIONS)
 
 
-def with_value(one: Finding | Built | Computed, key: str) -> tuple[Recipe, Recipe]:
+def with_value(one: Finding | Computed, key: str) -> tuple[Recipe, Recipe]:
     """Return the recipe in the field's context, and the same with the field changed."""
     before = overrides.apply(load(one.recipe), one.context)
     after = overrides.apply(before, [f"{key}={one.value}"])
@@ -253,6 +303,46 @@ def test_a_field_changes_what_the_engine_builds(key: str) -> None:
     assert [part for part in before if before[part] != after[part]]
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return write_files(tmp_path_factory.mktemp("data"))
+
+
+@pytest.mark.parametrize("key", [key for key, one in WALK.items() if isinstance(one, Opened)])
+def test_a_field_changes_the_samples(
+    key: str, files: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path))
+    one = WALK[key]
+    assert isinstance(one, Opened)
+    before = overrides.apply(load(one.recipe), [text.format(**files) for text in one.context])
+    after = overrides.apply(before, [f"{key}={one.value.format(**files)}"])
+    assert samples_of(before, one.held_out) == samples_of(before, one.held_out)  # the same recipe, the same samples
+    assert samples_of(before, one.held_out) != samples_of(after, one.held_out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("key", [key for key, one in WALK.items() if isinstance(one, Ran)])
+def test_a_field_changes_what_a_run_writes(meshwright: Any, tmp_path: Path, key: str) -> None:
+    one = WALK[key]
+    assert isinstance(one, Ran)
+
+    def written(name: str, *changes: str) -> Any:
+        out = tmp_path / name
+        set_keys = {text.partition("=")[0] for text in changes}
+        given = [text for text in ("train.steps=4", *one.context) if text.partition("=")[0] not in set_keys]
+        if sum(text.startswith("train.steps") for text in given) > 1:
+            given.remove("train.steps=4")
+        ended = meshwright("train", DENSE, "--tiny", "--out", str(out), *given, *changes)
+        assert ended.code == 0, ended.err
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+        shown = [line.split()[1] for line in (ended.out + ended.err).splitlines() if line.startswith("step ")]
+        files = sorted(str(path.relative_to(out)) for path in out.rglob("*"))
+        return files, [(row["kind"], row.get("step")) for row in rows], shown
+
+    assert written("before") != written("after", f"{key}={one.value}")
+
+
 ENGINE = Path(meshwright.engine.__file__).parent
 
 
@@ -274,21 +364,6 @@ def test_a_field_that_nothing_reads_would_fail_the_walk() -> None:
     assert "kernels.compile" in source
     unread = ("data.pad_to_max_length", "kernels.te_rng_tracker", "kernels.cuda_graph_scope", "moe.ep_overlap")
     assert not [key for key in unread if key in source]
-
-
-@pytest.mark.slow
-def test_checkpoint_fields_change_the_saved_files(meshwright: Any, tmp_path: Path) -> None:
-    def saved(name: str, *changes: str) -> set[str]:
-        command = ("train", DENSE, "--tiny", "--out", str(tmp_path / name), "train.steps=4", *changes)
-        assert meshwright(*command).code == 0
-        return {str(path.relative_to(tmp_path / name)) for path in (tmp_path / name).rglob("*") if path.is_dir()}
-
-    every = saved("every", "checkpoint.save_every=1", "checkpoint.keep=2", "checkpoint.export=none")
-    last = saved("last", "checkpoint.save_every=0", "checkpoint.export=none")
-    exported = saved("exported", "checkpoint.save_every=0", "checkpoint.export=consolidated")
-    kept = saved("kept", "checkpoint.save_every=1", "checkpoint.keep=4", "checkpoint.export=none")
-    assert len(last) < len(every) < len(kept)
-    assert exported - last
 
 
 # The table.

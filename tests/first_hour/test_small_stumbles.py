@@ -211,7 +211,8 @@ def test_explain_prints_what_an_engine_executes(meshwright: Any) -> None:
     rows = {row["field"]: row for row in own["capabilities"]}
     assert own["kind"] == "capabilities"
     assert rows["kernels.cuda_graphs"]["executes"] == "none (others ignored)"
-    assert "layout.tp" not in rows  # executed with every value
+    assert rows["layout.tp"]["executes"] == "1 with strategy=ddp (others refused)"
+    assert "data.seq_length" not in rows  # executed with every value
     theirs = meshwright("explain", "capabilities of megatron-bridge", "--json").json
     assert theirs["about"] == "capabilities of megatron"
     assert {"kernels.compile", "layout.pp_schedule"} <= {row["field"] for row in theirs["capabilities"]}

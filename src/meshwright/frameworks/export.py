@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
 import msgspec
 
+from meshwright.choices import GOALS
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
@@ -16,6 +18,7 @@ from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.types import ExportedConfig, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups
+from meshwright.recipes.capabilities import FRAMEWORK_GOALS
 from meshwright.recipes.key_maps import composite_keys, config_keys
 from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 
@@ -23,10 +26,29 @@ from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     """Return the files and program that train this recipe; fields that would be lost are listed."""
     require_length(framework, recipe)
+    require_goal(framework, recipe)
     written = write(framework, recipe, model, on)
     listed = {one.field for one in written.unmapped}
     lost = tuple(one for one in differences(framework, written, recipe, model, on) if one.field not in listed)
     return msgspec.structs.replace(written, unmapped=(*written.unmapped, *lost))
+
+
+GOAL_WORDS = {"pretrain": "pretraining", "sft": "fine-tuning of all weights", "peft": "fine-tuning with adapters"}
+
+
+def _listed(goals: Sequence[str]) -> str:
+    return " and ".join(GOAL_WORDS[goal] for goal in goals)
+
+
+def require_goal(framework: Framework, recipe: Recipe) -> None:
+    """Raise InputError for a goal that the framework's configs cannot express."""
+    goals = FRAMEWORK_GOALS.get(framework.name, GOALS)
+    if recipe.goal in goals:
+        return
+    others = [name for name in ("megatron-bridge", "automodel") if name != framework.name]
+    reason = f"configs of {framework.title} do not cover {GOAL_WORDS[recipe.goal]}, only {_listed(goals)}"
+    fix = tuple(f"--to {name}" for name in others)
+    raise InputError(reason, field="goal", value=recipe.goal, fix=fix)
 
 
 def require_length(framework: Framework, recipe: Recipe) -> None:

@@ -487,6 +487,43 @@ CAPABILITIES: tuple[Capability, ...] = (
 )
 
 
+class StrategyLimit(msgspec.Struct, frozen=True):
+    """A field that a strategy does not support above 1, or switched on, and on which engines."""
+
+    strategy: Strategy
+    field: str
+    engines: tuple[str, ...]
+    cause: str
+
+
+TORCH_DDP = ("meshwright", "automodel", "torchtitan")
+MFSDP = ("meshwright", "automodel")  # Megatron itself supports it with experts and sequence parallelism
+REPLICATED = "every rank holds and updates the full model; ddp has no other mesh axis"
+FULL_MODELS = "it shards full models over the data-parallel ranks"
+WRAPS_FULL_MODELS = "torch FSDP2 inside Megatron wraps full models"
+STRATEGY_LIMITS = (
+    *(StrategyLimit("ddp", field, TORCH_DDP, REPLICATED) for field in ("tp", "pp", "cp", "ep", "dp_replicate")),
+    StrategyLimit("megatron_fsdp", "pp", (*MFSDP, "megatron"), FULL_MODELS),
+    StrategyLimit("megatron_fsdp", "ep", MFSDP, FULL_MODELS),
+    StrategyLimit("megatron_fsdp", "sp", MFSDP, FULL_MODELS),
+    StrategyLimit("megatron_fsdp", "dp_replicate", ("automodel",), FULL_MODELS),
+    StrategyLimit("fsdp2", "pp", ("megatron",), WRAPS_FULL_MODELS),
+    StrategyLimit("fsdp2", "ep", ("megatron",), WRAPS_FULL_MODELS),
+)
+"""What the strategies of an engine do not combine with."""
+FRAMEWORK_GOALS: Mapping[str, tuple[str, ...]] = {
+    "torchtitan": ("pretrain",),
+    "kempnerforge": ("pretrain",),
+    "megatron-lm": ("pretrain", "sft"),
+}
+"""Goals that a framework's configs can express; others express all."""
+
+
+def limited_fields(strategy: str, engine: str) -> tuple[str, ...]:
+    """Return the fields that a strategy of an engine does not support."""
+    return tuple(row.field for row in STRATEGY_LIMITS if row.strategy == strategy and engine in row.engines)
+
+
 @lru_cache(maxsize=16)
 def _ignoring_rows(engine: str) -> tuple[Capability, ...]:
     return tuple(row for row in CAPABILITIES if engine in row.instead)
@@ -578,11 +615,22 @@ class Executed(msgspec.Struct, frozen=True):
 def executed_by(engine: str) -> tuple[Executed, ...]:
     """Return the fields that an engine does not execute with every value, with the values it does."""
     keys = keys_by_flat_name()
-    return tuple(
+    fields = tuple(
         Executed(keys[row.field], row.name, _describe(row, engine), row.why.get(engine) or row.cause)
         for row in CAPABILITIES
         if engine in row.runs and _describe(row, engine) != "all"
     )
+    strategies = tuple(
+        Executed(
+            keys[row.field],
+            f"{row.field} with {row.strategy}",
+            f"{'false' if row.field == 'sp' else 1} with strategy={row.strategy} (others refused)",
+            row.cause,
+        )
+        for row in STRATEGY_LIMITS
+        if engine in row.engines
+    )
+    return (*fields, *strategies)
 
 
 def _describe(row: Capability, engine: str) -> str:

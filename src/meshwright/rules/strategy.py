@@ -2,45 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
+from meshwright.recipes.capabilities import STRATEGY_LIMITS, StrategyLimit
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.model_families import is_qwen35
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import NO_CP, NO_EP, NO_PP, NO_TP, larger, not_, one_of, smaller
 
-
-class UnsupportedField(NamedTuple):
-    """A strategy, a field it does not support, on which engines, and the fixes."""
-
-    strategy: str
-    field: str
-    engines: tuple[str, ...]
-    without: Fix
-    other: str  # a strategy that supports it
-    cause: str
-
-
-TORCH_DDP = ("meshwright", "automodel", "torchtitan")
-MFSDP = ("meshwright", "automodel")  # Megatron itself supports it with experts and sequence parallelism
-REPLICATED = "every rank holds and updates the full model; ddp has no other mesh axis"
-FULL_MODELS = "it shards full models over the data-parallel ranks"
-UNSUPPORTED_FIELDS = (
-    UnsupportedField("ddp", "tp", TORCH_DDP, NO_TP, "fsdp2", REPLICATED),
-    UnsupportedField("ddp", "pp", TORCH_DDP, NO_PP, "fsdp2", REPLICATED),
-    UnsupportedField("ddp", "cp", TORCH_DDP, NO_CP, "fsdp2", REPLICATED),
-    UnsupportedField("ddp", "ep", TORCH_DDP, NO_EP, "fsdp2", REPLICATED),
-    UnsupportedField("ddp", "dp_replicate", TORCH_DDP, {"dp_replicate": [1]}, "fsdp2", REPLICATED),
-    UnsupportedField("megatron_fsdp", "pp", (*MFSDP, "megatron"), NO_PP, "fsdp2", FULL_MODELS),
-    UnsupportedField("megatron_fsdp", "ep", MFSDP, NO_EP, "fsdp2", FULL_MODELS),
-    UnsupportedField("megatron_fsdp", "sp", MFSDP, {"sp": [False], "tp_comm_overlap": [False]}, "fsdp2", FULL_MODELS),
-    UnsupportedField("megatron_fsdp", "dp_replicate", ("automodel",), {"dp_replicate": [1]}, "fsdp2", FULL_MODELS),
-    UnsupportedField("fsdp2", "pp", ("megatron",), NO_PP, "zero1", "torch FSDP2 inside Megatron wraps full models"),
-    UnsupportedField("fsdp2", "ep", ("megatron",), NO_EP, "zero1", "torch FSDP2 inside Megatron wraps full models"),
-)
+WITHOUT: Mapping[str, Fix] = {
+    "tp": NO_TP,
+    "pp": NO_PP,
+    "cp": NO_CP,
+    "ep": NO_EP,
+    "dp_replicate": {"dp_replicate": [1]},
+    "sp": {"sp": [False], "tp_comm_overlap": [False]},
+}
+"""Values that remove what a strategy does not support, by field."""
+OTHER_STRATEGY = {"ddp": "fsdp2", "megatron_fsdp": "fsdp2", "fsdp2": "zero1"}
+"""A strategy that supports it."""
 
 
-def _register_field(row: UnsupportedField) -> None:
+def _register_field(row: StrategyLimit) -> None:
+    without, other = WITHOUT[row.field], OTHER_STRATEGY[row.strategy]
+
     def combined(c: Case) -> Column:
         value = getattr(c, row.field)
         used = value if row.field == "sp" else value > 1  # sp is on or off, the others are degrees
@@ -54,11 +40,11 @@ def _register_field(row: UnsupportedField) -> None:
         message=f"the {row.strategy} strategy of {{engine}} does not support {row.field}={{{row.field}}}",
         symptom=f"ValueError: {row.strategy} does not support {row.field}",
         cause=row.cause,
-        fixes=({"strategy": [row.other]}, row.without, {"strategy": [row.other], **row.without}),
+        fixes=({"strategy": [other]}, without, {"strategy": [other], **without}),
     )(combined)
 
 
-for _field in UNSUPPORTED_FIELDS:
+for _field in STRATEGY_LIMITS:
     _register_field(_field)
 
 

@@ -10,10 +10,8 @@ from meshwright.frameworks.automodel.extra_keys import BF16_NAMES
 from meshwright.frameworks.automodel.format_override import format_setting
 from meshwright.frameworks.automodel.values import strategy_name
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.recipes.capabilities import limited_fields
 from meshwright.recipes.key_maps.automodel import COMMON_OPTIONS, PARALLEL_AXES, STRATEGY_OPTIONS
-
-UNSUPPORTED_AXES = {"ddp": ("tp", "pp", "cp", "ep"), "megatron_fsdp": ("pp", "ep")}
-"""Axes that a strategy rejects above size 1."""
 
 AXIS_IN_NAME = re.compile(r"(?:(?<=[^a-z])|(?<=\d)|^)(tp|pp|cp|ep)(\d+)(?![a-z0-9]*b(?:\b|_))")
 
@@ -52,9 +50,8 @@ def _strategy_option(ctx: RuleContext) -> Iterator[Problem]:
 
 def _strategy_conflict(ctx: RuleContext) -> Iterator[Problem]:
     strategy = strategy_name(ctx.parsed.settings)
-    names = [name for name in UNSUPPORTED_AXES.get(strategy, ()) if size(ctx, name) > 1]
-    if strategy != "fsdp2" and size(ctx, "dp_replicate") > 1:
-        names.append("dp_replicate")
+    limited = [name for name in limited_fields(strategy, "automodel") if name != "sp"]  # a switch: a rule of its own
+    names = [name for name in limited if size(ctx, name) > 1]
     if names:
         listed = ", ".join(f"{name}_size={size(ctx, name)}" for name in names)
         yield Problem(

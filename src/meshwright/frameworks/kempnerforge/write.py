@@ -23,8 +23,6 @@ KEEP = (
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster) -> ExportedConfig:
-    if recipe.goal != "pretrain":
-        raise InputError("KempnerForge does not support fine-tuning", field="goal", value=recipe.goal)
     sizes = _sizes(model)
     fields = [key for key in relevant_fields(recipe, model) if key not in framework.derived_fields]
     settings, unmapped = to_settings(framework, recipe, fields)

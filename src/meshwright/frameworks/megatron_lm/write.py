@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshwright.clusters import Cluster
-from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import needs_converted, shell_word
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, without_defaults
@@ -52,13 +51,6 @@ ADAM_ONLY = {
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster) -> ExportedConfig:
-    if recipe.goal == "peft":
-        raise InputError(
-            "Megatron-LM has no adapters; use Megatron-Bridge",
-            field="goal",
-            value=recipe.goal,
-            fix=["--to megatron-bridge"],
-        )
     skipped = ("data.validation_part", "data.tokenizer", *(["kernels.te_rng_tracker"] if _captures(recipe) else []))
     fields = [key for key in relevant_fields(recipe, model) if key not in skipped]
     settings, unmapped = to_settings(framework, recipe, fields)

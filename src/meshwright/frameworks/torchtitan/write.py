@@ -52,10 +52,6 @@ PIPELINE_PREFIX = "parallelism.pipeline_parallel_"
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     """Write the TOML for 0.2.2, and commands for later versions if they have a preset of the model."""
-    if recipe.goal != "pretrain":
-        raise InputError(
-            "must be pretrain: torchtitan's configs do not cover fine-tuning", field="goal", value=recipe.goal
-        )
     name, flavor = flavor_of(model)
     _check_axes(recipe, name)
     settings, unmapped = _settings(framework, recipe, model, on)
