@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -19,7 +20,7 @@ from meshwright.recipes.build import goal_data
 from meshwright.recipes.capabilities import CAPABILITIES, ENGINE_STRATEGY, adapted
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.index import architecture_class
-from meshwright.recipes.types import ENGINES, Architecture, Data, Recipe, field_value, recipe_fields
+from meshwright.recipes.types import ENGINES, Architecture, Data, Recipe, field_value, keys_by_flat_name, recipe_fields
 from meshwright.rules.model_families import is_qwen3_next
 
 MAX_ADAPTATIONS = 5
@@ -107,6 +108,11 @@ def _matched(question: Question, overrides: Sequence[str]) -> tuple[Recipe, Base
     """Return the recipe for the question; one in fp8 or for another length if the overrides ask for it."""
     base, source = find_baseline_recipe(question)
     return find_baseline_recipe(question, override.requested(base, overrides)) if overrides else (base, source)
+
+
+def baseline_recipe(question: Question, overrides: Sequence[str]) -> Recipe:
+    """Return the recipe that the baseline of a question starts from."""
+    return _matched(question, override.split_auto(overrides)[0])[0]
 
 
 def _is_searched(key: str, flat: str) -> bool:
@@ -251,12 +257,25 @@ def _adapt(
     return recipe, reasons
 
 
+def is_adaptable(rule: rules.Rule) -> bool:
+    """Return whether some fix of a rule may change only layout fields outside the search."""
+    changes = rule.subject != "memory" and rule.field not in LAYOUT_NAMES
+    return changes and any(_outside_the_search() & fix.keys() for fix in rule.fixes)
+
+
+@cache
+def _outside_the_search() -> frozenset[str]:
+    """Return the layout fields that no search changes, by flat name."""
+    fields, keys = recipe_fields(), keys_by_flat_name()
+    return frozenset(n for n, key in keys.items() if fields[key].kind == "layout" and n not in LAYOUT_NAMES)
+
+
 def _layout_fixes(case: Case) -> Any:
     """Yield fixes of broken error rules that change only layout fields outside the search, with the rule's message."""
     searched = {f"layout.{name}" for name in LAYOUT_NAMES}
     fields = recipe_fields()
     for rule in rules.applicable(case, ("error",)):
-        if rule.subject == "memory" or rule.field in LAYOUT_NAMES or not bool(rule.broken(case)):
+        if not is_adaptable(rule) or not bool(rule.broken(case)):
             continue
         values = override.requested(case.recipe, rules.try_fixes(rule, case))
         if values and all(fields[key].kind == "layout" and key not in searched for key in values):

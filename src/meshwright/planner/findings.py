@@ -10,7 +10,7 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
 from meshwright.planner.plan import Repair
-from meshwright.planner.repair import Change, as_repair, errors_of, find_repair
+from meshwright.planner.repair import Change, as_repair, errors_of, find_repair, has_errors
 from meshwright.planner.search import as_overrides, has_headroom
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
@@ -30,7 +30,7 @@ class Examined(NamedTuple):
 
 def examine(case: Case, typed: Collection[str] = (), severities: Sequence[Severity] = SEVERITIES) -> Examined:
     """Return the findings of a case with their fixes, and one repair; `typed` are fields the user set, by flat name."""
-    if errors_of(case):
+    if has_errors(case):
         return _with_errors(case, typed, severities)
     found = tuple(explain_missing(_drop_useless_fixes(rules.check(case, severities), case), case))
     fixable = [one for one in found if one.severity == "warning" and one.fix]
@@ -79,7 +79,7 @@ def _together(case: Case, findings: Iterable[Finding]) -> Change:
         if bool(rule.broken(trial)):
             change |= rules.one_fix(rule, trial)
     trial = case.replace(**change)
-    return {} if errors_of(trial) or any(bool(rule.broken(trial)) for rule in resolved) else change
+    return {} if has_errors(trial) or any(bool(rule.broken(trial)) for rule in resolved) else change
 
 
 def _drop_useless_fixes(findings: Iterable[Finding], case: Case) -> Iterator[Finding]:

@@ -32,6 +32,17 @@ OF_THE_CLUSTER = (
 
 def layout_fix(case: Case, ignoring: frozenset[str]) -> dict[str, Any] | None:
     """Return the layout fields to change so that the case is legal and fits; None if no layout is."""
+    known = case.cached(_known_fixes)  # a repair and the findings both ask
+    if ignoring not in known:
+        known[ignoring] = _layout_fix(case, ignoring)
+    return known[ignoring]
+
+
+def _known_fixes(case: Case) -> dict[frozenset[str], dict[str, Any] | None]:
+    return {}
+
+
+def _layout_fix(case: Case, ignoring: frozenset[str]) -> dict[str, Any] | None:
     found = best(case, {}, ignoring)
     if found is not None and not found.fits:
         found = with_levers(case, {}, found)

@@ -30,17 +30,17 @@ def find_repair(case: Case, typed: Collection[str] = ()) -> Change:
 
     `typed` are fields the user set, by flat name: they change last. Contract fields change only if no layout works.
     """
-    if not errors_of(case):
+    if not has_errors(case):
         return {}
     joint = rules.joint_change(case)
     outside = {name: value for name, value in joint.items() if name not in SEARCHED_NAMES}
     tried = [joint, *_single_changes(case), *_searched(case, {}, typed)]
     if outside:
         tried += _searched(case, outside, typed)
-    works = [change for change in tried if change and not errors_of(case.replace(**change))]
+    works = [change for change in tried if change and not has_errors(case.replace(**change))]
     if not works:  # levers that save memory
         lean = layout_fix(case, frozenset()) or {}
-        works = [lean] if lean and not errors_of(case.replace(**lean)) else []
+        works = [lean] if lean and not has_errors(case.replace(**lean)) else []
     if not works:
         return {}
     smallest = _minimal(case, min(works, key=lambda change: _cost(case, change, typed)))
@@ -64,6 +64,11 @@ def _with_warnings(case: Case, change: Change) -> Change:
 def errors_of(case: Case) -> list[str]:
     """Return the ids of the error rules that a case breaks."""
     return [r.id for r in rules.applicable(case, ("error",)) if bool(r.broken(case))]
+
+
+def has_errors(case: Case) -> bool:
+    """Return whether a case breaks an error rule; estimates come last."""
+    return any(bool(r.broken(case)) for r in rules.applicable(case, ("error",)))
 
 
 def _warnings(case: Case) -> list[str]:
@@ -108,7 +113,7 @@ def _values(case: Case, name: str) -> list[Any]:
 
 def _searched(case: Case, outside: Change, typed: Collection[str]) -> Iterator[Change]:
     """Yield the legal layout that fits and differs least, next to changes of fields outside the search."""
-    changed = case.replace(**outside)
+    changed = case.replace(**outside) if outside else case
     batches = scored_layouts(changed, {})
     nearest = min((_nearest(case, batch, typed) for batch in batches if batch.fits.any()), default=None)
     if nearest is None:
@@ -135,7 +140,7 @@ def _minimal(case: Case, change: Change) -> Change:
     for name in sorted(change, key=lambda one: one in COUNTED):
         rest = {n: value for n, value in change.items() if n != name}
         trial = case.replace(**rest)
-        if rest and not errors_of(trial) and len(_warnings(trial)) <= most:
+        if rest and not has_errors(trial) and len(_warnings(trial)) <= most:
             change = rest
     return change
 

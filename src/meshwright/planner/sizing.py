@@ -11,10 +11,11 @@ from meshwright import costs
 from meshwright.clusters import Assumption, Cluster, default_nodes
 from meshwright.costs.state import least_state_gib
 from meshwright.display import Readable, Row, titled
-from meshwright.planner.baseline import Baseline, baseline_for
+from meshwright.planner.baseline import Baseline, baseline_for, baseline_recipe
 from meshwright.planner.budget import Price, Range, batch_notes, budget, goodput_of
 from meshwright.planner.goodput import Goodput
 from meshwright.planner.levers import levers_of, with_levers
+from meshwright.planner.may_fit import MayFit, may_fit
 from meshwright.planner.plan import Plan, Question, calibration_notes
 from meshwright.planner.recommend import with_layout
 from meshwright.planner.search import Candidate, as_overrides, best
@@ -24,6 +25,7 @@ MAX_GPUS = 131072
 MAX_SEARCHED_GPUS = 16384
 BUDGETED = ("days", "days_band", "gpu_hours", "cost", "cost_band")
 LISTED = 8  # counts that a note lists
+FIRST_COUNTS = 10  # counts that are estimated together before they are searched; then as many again
 EVERY_NODE = 16  # nodes up to which every number is tried; beyond, four per doubling
 
 
@@ -194,12 +196,15 @@ def smallest_fit(plan: Plan, overrides: Sequence[str] = (), most: int = MAX_SEAR
     node, found = _node_of(plan.question), Smallest()
     case = plan.case
     state = least_state_gib(case) * case.cluster.world  # no search finds a layout for fewer GPUs than hold it
-    for count in gpu_counts(node, most):
-        per_gpu = state / count
-        offloads = found.cluster is None and per_gpu <= case.host_gib
-        if not offloads and per_gpu > case.capacity_gib:
+    largest = max(case.capacity_gib, case.host_gib)
+    asked = {n: _resized(plan.question, n, node) for n in gpu_counts(node, most) if state / n <= largest}
+    for count, question, held in _worth_a_search(asked, overrides):
+        offloads = found.cluster is None and state / count <= case.host_gib
+        if not offloads and state / count > case.capacity_gib:
             continue
-        baseline = baseline_for(_resized(plan.question, count, node), overrides)
+        if count not in (held.with_offload if offloads else held.without_offload):
+            continue
+        baseline = baseline_for(question, overrides)
         chosen = _best_with_levers(baseline, offloads)
         if chosen is None or not chosen.fits:
             continue
@@ -208,6 +213,28 @@ def smallest_fit(plan: Plan, overrides: Sequence[str] = (), most: int = MAX_SEAR
         if "offload" not in levers_of(chosen, baseline.case):
             return found._replace(without_offload=cluster)
     return found
+
+
+def _worth_a_search(asked: Mapping[int, Question], overrides: Sequence[str]) -> Iterator[tuple[int, Question, MayFit]]:
+    """Yield every count with what may fit; a few counts are estimated at a time, as the smallest ones may do."""
+    groups: dict[str, list[int]] = {}
+    for count, question in asked.items():
+        groups.setdefault(baseline_recipe(question, overrides).name, []).append(count)
+    ends = {name: tuple(baseline_for(asked[group[i]], overrides) for i in (0, -1)) for name, group in groups.items()}
+    counts, start = list(asked), 0
+    while start < len(counts):
+        some = counts[start : start + max(FIRST_COUNTS, start)]
+        start += len(some)
+        without: frozenset[int] = frozenset()
+        with_: frozenset[int] = frozenset()
+        for name, group in groups.items():
+            first, last = ends[name]
+            clusters = [asked[count].cluster for count in some if count in group]
+            if clusters:
+                held = may_fit(last.case, last.pinned, clusters, first.requested.layout != last.requested.layout)
+                without, with_ = without | held.without_offload, with_ | held.with_offload
+        for count in some:
+            yield count, asked[count], MayFit(without, with_)
 
 
 def _best_with_levers(baseline: Baseline, offloads: bool = True) -> Candidate | None:

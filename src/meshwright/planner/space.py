@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Container, Iterator, Mapping
 from functools import lru_cache
 from itertools import product
-from math import gcd
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from meshwright import rules
+from meshwright.clusters import Cluster
 from meshwright.recipes.case import Case
 from meshwright.recipes.stage_layers import BALANCED
 from meshwright.rules.search_values import divisors
@@ -117,20 +117,23 @@ class Axes(msgspec.Struct, frozen=True):
 
 def axes(case: Case) -> Axes:
     """Return degrees whose product divides the GPUs, with tp inside the fast-link domain and no tiny cp chunks."""
-    most = (int(case.nvlink_domain), min(int(case.layers), MAX_STAGES), int(case.seq_length) // MIN_CONTEXT_CHUNK)
-    return _axes(case.cluster.world, *most, int(case.experts) if case.is_moe else 1, case.engine == "kempnerforge")
+    return axes_of(case.cluster, case)
+
+
+def axes_of(cluster: Cluster, case: Case) -> Axes:
+    """Return the degrees of a case on another number of its GPUs."""
+    most = (cluster.nvlink_domain, min(int(case.layers), MAX_STAGES), int(case.seq_length) // MIN_CONTEXT_CHUNK)
+    return _axes(cluster.world, *most, int(case.experts) if case.is_moe else 1, case.engine == "kempnerforge")
 
 
 @lru_cache(maxsize=256)
 def _axes(world: int, most_tp: int, most_pp: int, most_cp: int, experts: int, multiplies: bool) -> Axes:
     """Return the degrees; experts are spread over the ranks of a stage, or multiply them."""
-    rows = []
-    for tp in (d for d in divisors(world) if d <= most_tp):
-        for pp in (d for d in divisors(world // tp) if d <= most_pp):
-            for cp in (d for d in divisors(world // tp // pp) if d == 1 or d <= most_cp):
-                ranks = world // (tp * pp * cp) if multiplies else world // pp
-                rows += [(tp, pp, cp, ep) for ep in divisors(gcd(experts, ranks))]
-    return Axes(*np.array(rows).T)
+    values = [[d for d in divisors(world) if d <= max(most, 1)] for most in (most_tp, most_pp, most_cp)]
+    tp, pp, cp, ep = (column.ravel() for column in np.meshgrid(*values, divisors(experts), indexing="ij"))
+    ranks = world // (tp * pp * cp) if multiplies else world // pp
+    divides = (world % (tp * pp * cp) == 0) & (ranks % ep == 0)
+    return Axes(tp, pp, cp, ep).at(divides)
 
 
 def with_pins(space: Space, pinned: Mapping[str, Any]) -> Space:

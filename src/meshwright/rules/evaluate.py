@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import islice, product
+from itertools import count, islice, product
 from string import Formatter
 from typing import Any
 
@@ -123,8 +123,7 @@ def _fixes_together(case: Case, broken: Sequence[Rule], search: Search | None) -
 
 def joint_change(case: Case) -> Change:
     """Return one change from the rules' own fixes for as many errors of a case as possible."""
-    broken = [r for r in applicable(case, ("error",)) if bool(r.broken(case))]
-    return _fixed_in_turn(case, broken, None)[1]
+    return _changed_values(case, case.cached(_fixed_by_rules)[1])
 
 
 def _fixed_in_turn(case: Case, broken: Sequence[Rule], search: Search | None) -> tuple[dict[str, Change], Change]:
@@ -133,16 +132,35 @@ def _fixed_in_turn(case: Case, broken: Sequence[Rule], search: Search | None) ->
     The errors are fixed one after the other, each on the case that the changes before it lead to. So no two changes
     set one field to different values, and the last case breaks only errors that no change resolves.
     """
+    resolved, total, left = case.cached(_fixed_by_rules)
+    if search is not None and left:
+        resolved, total, left = _fixed_from(case, resolved, total, left, search)
+    ids = {r.id for r in broken}
+    return {id: step for id, step in resolved.items() if id in ids}, _changed_values(case, total)
+
+
+def _changed_values(case: Case, change: Change) -> Change:
+    return {name: value for name, value in change.items() if value != getattr(case, name)}
+
+
+def _fixed_by_rules(case: Case) -> tuple[dict[str, Change], Change, list[Rule]]:
+    """Return what the rules' own fixes resolve, all changes, and the errors left; cached, as two callers need it."""
+    broken = [r for r in applicable(case, ("error",)) if bool(r.broken(case))]
+    return _fixed_from(case, {}, {}, broken, None)
+
+
+def _fixed_from(
+    case: Case, resolved: Mapping[str, Change], total: Change, left: Sequence[Rule], search: Search | None
+) -> tuple[dict[str, Change], Change, list[Rule]]:
+    """Resolve the errors left after some changes."""
     errors = applicable(case, ("error",))
-    resolved: dict[str, Change] = {}
-    total: Change = {}
-    left = list(broken)
-    while step := _next_step(case.replace(**total), errors, left, search):
+    resolved, total, left = {**resolved}, {**total}, list(left)
+    while step := _next_step(case.replace(**total) if total else case, errors, left, search):
         total |= step
         still = [r for r in left if bool(r.broken(case.replace(**total)))]
         resolved |= {r.id: step for r in left if r not in still}
         left = still
-    return resolved, {name: value for name, value in total.items() if value != getattr(case, name)}
+    return resolved, total, left
 
 
 def _next_step(case: Case, errors: Sequence[Rule], left: Sequence[Rule], search: Search | None) -> Change | None:
@@ -216,7 +234,22 @@ def one_fix(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> Cha
 
 
 def _working_changes(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:
-    """Yield the changes that resolve the rule's finding, each with the changed case."""
+    """Yield the changes that resolve the rule's finding, each with the changed case; each is tried once per case."""
+    known, more = case.cached(_tried_changes).setdefault(rule.id, ([], _resolving_changes(rule, case)))
+    for place in count():
+        if place == len(known):
+            found = next(more, None)
+            if found is None:
+                return
+            known.append(found)
+        yield known[place]
+
+
+def _tried_changes(case: Case) -> dict[str, Any]:
+    return {}
+
+
+def _resolving_changes(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:
     for change in _candidate_changes(rule, case):
         trial = case.replace(**change)
         if not bool(rule.broken(trial)):

@@ -1,0 +1,57 @@
+"""Counts that may hold a training: none that a search would find is left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshwright import clusters, models, planner
+from meshwright.planner import Question, sizing
+from meshwright.planner.may_fit import MayFit
+from meshwright.planner.plan import Plan
+
+QUESTIONS: tuple[tuple[str, str, str, int | None, str, tuple[str, ...]], ...] = (
+    ("llama31_405b", "20xMI300X", "sft", 8192, "automodel", ("layout.micro_batch_size=2",)),
+    ("qwen3_vl_235b_a22b", "8xB200", "sft", 16384, "torchtitan", ()),
+    ("kimi_k2", "144xGH200", "pretrain", 2048, "deepspeed", ()),
+    ("llama3_70b", "1xH100", "sft", None, "meshwright", ()),
+)
+
+
+def planned(model: str, gpus: str, goal: Any, seq: int | None, engine: Any, fixed: tuple[str, ...]) -> Plan:
+    on = clusters.cluster(gpus)
+    asked = Question(model=models.find(model), model_ref=model, cluster=on, goal=goal, seq_length=seq, engine=engine)
+    return planner.recommend(asked, fixed)
+
+
+def smallest(question: Any, monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    plan = planned(*question)
+    found = planner.smallest_fit(plan, question[-1], most)
+    every = frozenset(range(1, most + 1))
+    monkeypatch.setattr(sizing, "may_fit", lambda *_: MayFit(every, every))
+    assert planner.smallest_fit(plan, question[-1], most) == found
+    assert found.cluster is not None
+
+
+@pytest.mark.parametrize("question", QUESTIONS[:2], ids=lambda one: " ".join(map(str, one[:2])))
+def test_the_smallest_cluster_is_that_of_a_search_of_every_count(
+    question: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smallest(question, monkeypatch, most=40)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("question", QUESTIONS, ids=lambda one: " ".join(map(str, one[:2])))
+def test_the_smallest_of_many_clusters_is_that_of_a_search_of_every_count(
+    question: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smallest(question, monkeypatch, most=256)
+
+
+def test_a_count_that_holds_nothing_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned("llama31_405b", "8xL4", "sft", 131072, "deepspeed", ())
+    searched = []
+    monkeypatch.setattr(sizing, "_best_with_levers", lambda baseline, _: searched.append(baseline))
+    assert planner.smallest_fit(plan).cluster is None
+    assert len(searched) <= 8
