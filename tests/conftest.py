@@ -13,13 +13,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 
 gc.disable()  # until all tests are collected: modules and test items stay until the end
 
+import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 settings.register_profile("house", deadline=None)  # machines are shared; what takes too long fails by the suite's limit
 settings.load_profile("house")
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
     """Let the garbage collector skip what was imported and collected: millions of objects that live to the end."""
     gc.freeze()
     gc.enable()
