@@ -83,6 +83,8 @@ def baseline_for(
         )
     requested, _ = override.change(requested, wanted)
     reasons = {**reasons, **{key: _requested_reason(key) for key in wanted}}
+    if wanted.get(override.IMAGES) is False and not _names(override.IMAGES, overrides):
+        reasons[override.IMAGES] = "the dataset has no images: the language model is trained on text; a new experiment"
     model = model_of(requested) if any(key.startswith("architecture.") for key in wanted) else question.model
     requested, executed = (
         _as_executed(requested, model, question, frozenset(wanted)) if recipe is None else (requested, {})
@@ -102,6 +104,11 @@ def baseline_for(
         executed=executed,
         fast=fast,
     )
+
+
+def _names(key: str, overrides: Sequence[str]) -> bool:
+    """Return whether the overrides set one of our keys themselves."""
+    return any(override.native_key(text.partition("=")[0].strip()) == key for text in overrides)
 
 
 def _matched(question: Question, overrides: Sequence[str]) -> tuple[Recipe, BaselineSource]:

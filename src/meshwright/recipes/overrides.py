@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError, closest
+from meshwright.notes import note
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import (
     REMOVED_KEYS,
@@ -21,10 +22,12 @@ from meshwright.recipes.key_maps import (
     override_composite_keys,
     override_keys,
 )
+from meshwright.recipes.text_data import without_images
 from meshwright.recipes.types import FieldKind, Recipe, field_value, keys_by_flat_name, recipe_fields
 from meshwright.recipes.values import is_map, parse
 
 EPOCHS, STEPS = "train.epochs", "train.steps"
+IMAGES, DATASET, BLEND = "data.images", "data.dataset", "data.blend"
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -61,7 +64,19 @@ def requested(recipe: Recipe, overrides: Iterable[str]) -> dict[str, Any]:
         raise steps_and_epochs(values[STEPS], values[EPOCHS])
     if STEPS in values and recipe.train.epochs:
         values[EPOCHS] = 0.0  # steps that a user sets replace the recipe's epochs
-    return values
+    return values | _text_only(recipe, values)
+
+
+def _text_only(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return data.images=false if a recipe with images is given a dataset that has none; a note says so."""
+    data = recipe.data
+    if not data.images or IMAGES in values or not {DATASET, BLEND} & values.keys() or "images" in data.columns:
+        return {}
+    names = values.get(BLEND, data.blend) or {values.get(DATASET, data.dataset): 1.0}
+    if "images" in values.get("data.columns", {}) or not without_images(names):
+        return {}
+    note(f"{', '.join(names)} has no images: data.images=false trains the language model of {recipe.model} on text")
+    return {IMAGES: False}
 
 
 MICRO_BATCH, AUTO = "layout.micro_batch_size", "auto"

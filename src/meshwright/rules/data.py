@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from meshwright.recipes.case import Case, Column
+from meshwright.recipes.text_data import INSTRUCTION_SETS as INSTRUCTIONS
 from meshwright.rules.memory import MEMORY_FIXES
 from meshwright.rules.model_families import is_glm45, is_qwen3_next, is_qwen35
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import not_
 
-INSTRUCTIONS = ("squad", "tulu3", "openmathinstruct2", "openmathinstruct2-thinking", "gsm8k")
 IMAGE_SETS = ("cord-v2", "medpix", "raven", "rdr", "llava-video-178k", "local-vlm")
 MOCK = "mock"
 
@@ -70,7 +70,7 @@ def fine_tuning_without_images(c: Case) -> Column:
     message="images=true, but {dataset!r} is a text dataset",
     symptom="the data loader finds no images, or the batch contains none",
     cause="images=true needs a dataset with images",
-    fixes=({"dataset": ["cord-v2"]},),
+    fixes=({"images": [False]}, {"dataset": ["cord-v2"]}),
 )
 def images_from_text_dataset(c: Case) -> Column:
     return c.images & (c.dataset in INSTRUCTIONS)
