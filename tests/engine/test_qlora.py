@@ -146,6 +146,30 @@ def test_qlora_is_lora_on_unpacked_weights(family: str) -> None:
     assert run(1, like_lora, family)[0] < 1e-5
 
 
+FEW_TARGETS = msgspec.structs.replace(QLORA, targets=("qkv",))
+
+
+def packed_paths(rank: int, world: int, family: str) -> tuple[list[str], list[str]]:
+    """Return the linear layers of the decoder that are not packed, and those with adapters."""
+    stage = trainer_of(family, recipe(peft=FEW_TARGETS)).stages[0]
+    names = [name for name, _ in stage.named_parameters()]
+    left = [name for name in names if "proj" in name and name.endswith(("weight", "down_proj", "gate_up_proj"))]
+    return left, [name for name in names if name.endswith("lora_A")]
+
+
+@pytest.mark.parametrize("family", ["llama_wide", "qwen3_moe_wide"])
+def test_targets_choose_the_adapters_not_what_is_packed(family: str) -> None:
+    left, adapted = run(1, packed_paths, family)[0]
+    assert left == []
+    assert adapted
+    assert all("self_attn" in name for name in adapted)
+
+
+def test_layers_without_adapters_train_the_same_with_tp() -> None:
+    found = parity.differences("llama_wide", 2, recipe({"tp": 2, "sp": True}, FEW_TARGETS), STEPS)
+    assert max(found.values()) <= parity.TOLERANCE, found
+
+
 # Parity of layouts
 
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {

@@ -1,23 +1,31 @@
-"""How many samples a user's own file has, counted without a tokenizer."""
+"""How many samples a user's own file has and how long they are, counted without a tokenizer."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from functools import lru_cache
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import numpy as np
 
-from meshwright import file_access
+from meshwright import file_access, rules
 from meshwright.api.paths import looks_like_path
 from meshwright.errors import InputError
+from meshwright.planner import Plan, Suggestion
 from meshwright.planner.budget import Epochs
+from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe
 
 BYTES_PER_TOKEN = 4.0  # of English text and JSON, with the tokenizers of current models
 MAX_COUNTED_BYTES = 2**28  # larger files are not read for an answer that should be instant
 MANY_PASSES = 5  # as train warns
 USUAL_EPOCHS = 3
+WINDOW_STEPS, WIDTH_MULTIPLE = 64, 64  # as the engine groups samples by length
+WORTH_IT = 1.25  # times fewer tokens from which packing is suggested
 
 
 class _Counted(msgspec.Struct, frozen=True):
@@ -35,6 +43,24 @@ def epochs_of(recipe: Recipe) -> Epochs | None:
         return None
     passes = f"{epochs:g} epoch{'s' if epochs != 1 else ''} of {recipe.data.dataset}"
     return Epochs(max(round(counted.samples * epochs), 1), f"{passes}: {counted.text}")
+
+
+def grouped_width(recipe: Recipe) -> float | None:
+    """Return the tokens per sample that steps grouped by length have on average; None if it is not known or constant.
+
+    A step is as wide as its longest sample, rounded up; without grouping every sample has data.seq_length tokens.
+    """
+    lengths = _own_lengths(recipe)
+    if not recipe.data.group_by_length or lengths is None:
+        return None
+    size = recipe.train.global_batch_size
+    shuffled = np.random.default_rng(0).permutation(lengths)
+    if len(shuffled) < size:
+        shuffled = np.resize(shuffled, size)
+    windows = np.split(shuffled, range(WINDOW_STEPS * size, len(shuffled), WINDOW_STEPS * size))
+    widths = np.concatenate([np.maximum.reduceat(np.sort(w), range(0, len(w), size)) for w in windows])
+    rounded = np.ceil(widths / WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    return float(np.minimum(rounded, recipe.data.seq_length).mean())
 
 
 def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
@@ -57,31 +83,139 @@ def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
     )
 
 
+def with_less_padding(plan: Plan) -> Plan:
+    """Return the plan with a suggestion to pack the user's samples, or to group them, if most tokens are padding."""
+    found = next(iter(_less_padding(plan)), None)
+    return plan if found is None else msgspec.structs.replace(plan, suggestions=(found, *plan.suggestions))
+
+
+def _less_padding(plan: Plan) -> Iterable[Suggestion]:
+    data, lengths = plan.recipe.data, _own_lengths(plan.recipe)
+    if lengths is None or data.packing or not plan.exists:
+        return
+    seq, mean = data.seq_length, float(np.minimum(lengths, data.seq_length).mean())
+    padded = grouped_width(plan.recipe) or seq
+    for title, changes in (
+        ("pack the samples", ("data.packing=true", "data.group_by_length=false")),
+        ("group samples by length", ("data.group_by_length=true",)),
+    ):
+        values = {key: value == "true" for key, _, value in (text.partition("=") for text in changes)}
+        recipe, log = override.change(plan.recipe, values)
+        width = mean if recipe.data.packing else grouped_width(recipe) or seq
+        case = plan.case.rebuild(recipe)
+        if padded < WORTH_IT * width or not log or _refused(recipe) or not bool(rules.legal(case)):
+            continue
+        changed = {change.key for change in log}
+        chosen = tuple(text for text in changes if text.partition("=")[0] in changed)
+        yield Suggestion(title, chosen, _saving(recipe, lengths, padded, width, mean))
+
+
+def _refused(recipe: Recipe) -> bool:
+    """Return whether the engine refuses samples of different lengths: pipelines and context parallelism need one."""
+    return recipe.data.group_by_length and (recipe.layout.pp > 1 or recipe.layout.cp > 1 or recipe.data.streaming)
+
+
+def _saving(recipe: Recipe, lengths: Any, padded: float, width: float, mean: float) -> str:
+    """Return what packing or grouping saves in one pass over the data, and what else it changes."""
+    before, after = len(lengths) * padded, len(lengths) * width
+    times = recipe.data.packing and padded == recipe.data.seq_length  # the same width of a step
+    less = f"{before / after:.1f} times less time and cost" if times else "the rest is padding"
+    text = (
+        f"about {_count_text(after)} instead of {_count_text(before)} tokens per epoch, {less}: "
+        f"samples have about {mean:,.0f} tokens (at {BYTES_PER_TOKEN:g} bytes each), padded to "
+        f"{padded:,.0f}"
+    )
+    if not recipe.data.packing:
+        return text
+    held, batch = recipe.data.seq_length / mean, recipe.train.global_batch_size
+    kept = max(1, round(batch / held))
+    return text + (
+        f"; a packed sample holds about {held:.0f} of them: train.global_batch_size={kept} keeps the updates per epoch"
+        if kept < batch
+        else ""
+    )
+
+
+def _count_text(tokens: float) -> str:
+    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if tokens >= limit:
+            return f"{tokens / limit:.1f}{unit}"
+    return f"{tokens:.0f}"
+
+
 def _count(recipe: Recipe) -> _Counted | None:
     """Return the samples of a local file or folder; None if they are not known."""
     data = recipe.data
     path = Path(data.dataset).expanduser()
     if data.blend or file_access.closed() or not path.exists():
         return None
-    sizes = [one.stat().st_size for one in ([path] if path.is_file() else path.rglob("*")) if one.is_file()]
+    sizes = _sizes(path)
     kept = 1 - data.validation_part
     if data.packing or recipe.goal == "pretrain":
         samples = max(ceil(kept * sum(sizes) / BYTES_PER_TOKEN / data.seq_length), 1)
         shown = f"{samples:,} packed sample{'s' * (samples != 1)}"
         return _Counted(samples, f"about {shown}, at {BYTES_PER_TOKEN:g} bytes per token")
-    rows = _rows(path, data.split) if sum(sizes) <= MAX_COUNTED_BYTES else None
+    lengths = _own_lengths(recipe)
+    rows = len(lengths) if lengths is not None else _rows(path, data.split) if sum(sizes) <= MAX_COUNTED_BYTES else None
     if not rows:
         return None
     samples = max(round(kept * rows), 1)
-    return _Counted(samples, f"{samples:,} sample{'s' * (samples != 1)} of at most {data.seq_length:,} tokens")
+    shown = f"{samples:,} sample{'s' * (samples != 1)}"
+    if lengths is None:
+        return _Counted(samples, f"{shown} of at most {data.seq_length:,} tokens")
+    mean = float(np.minimum(lengths, data.seq_length).mean())
+    width = grouped_width(recipe)
+    how = f"in steps of {width:,.0f} on average" if width else f"padded to {data.seq_length:,}"
+    return _Counted(samples, f"{shown} of about {mean:,.0f} tokens, {how}")
+
+
+def _sizes(path: Path) -> list[int]:
+    return [one.stat().st_size for one in ([path] if path.is_file() else path.rglob("*")) if one.is_file()]
+
+
+def _own_lengths(recipe: Recipe) -> Any | None:
+    """Return the tokens of every fine-tuning sample of a local dataset; None if they are not known."""
+    data = recipe.data
+    path = Path(data.dataset).expanduser()
+    if recipe.goal == "pretrain" or data.images or data.blend or file_access.closed() or not path.exists():
+        return None
+    sizes = _sizes(path)
+    if not sizes or sum(sizes) > MAX_COUNTED_BYTES:
+        return None
+    return _lengths(str(path), data.split, sum(sizes), path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _lengths(path: str, split: str, size: int, changed: int) -> Any | None:
+    """Return the tokens of every row, at BYTES_PER_TOKEN; lines of JSON are measured without being parsed."""
+    del changed  # part of the cache key
+    if path.endswith((".jsonl", ".ndjson")):
+        ends = np.flatnonzero(np.frombuffer(Path(path).read_bytes(), dtype=np.uint8) == ord("\n"))
+        lengths = np.diff(np.concatenate([[-1], ends, [] if len(ends) and ends[-1] == size - 1 else [size]]))
+        lengths = lengths[lengths > len("{}")]
+    else:
+        rows = _read_rows(Path(path), split)
+        if rows is None:
+            return None
+        lengths = np.array([len(msgspec.json.encode(row, enc_hook=str)) for row in rows], dtype=float)
+    return np.maximum(lengths / BYTES_PER_TOKEN, 1.0) if len(lengths) else None
+
+
+def _read_rows(path: Path, split: str) -> list[Any] | None:
+    from meshwright.engine.data.files import find_rows  # 30 ms that answers without a dataset save
+
+    try:
+        return [row for _, row in find_rows(path, split)]
+    except InputError:  # the data is checked by train; a length that is not known is left out
+        return None
 
 
 def _rows(path: Path, split: str) -> int | None:
-    from meshwright.engine.data.files import find_rows  # 30 ms that answers without a dataset save
+    from meshwright.engine.data.files import find_rows
 
     try:
         rows = find_rows(path, split)
         found = rows.count()
         return sum(1 for _ in rows) if found is None else found
-    except InputError:  # the data is checked by train; a length that is not known is left out
+    except InputError:
         return None

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, costs, file_access, launch, models, planner
 from meshwright.api import requests
-from meshwright.api.dataset_length import dataset_notes, epochs_of
+from meshwright.api.dataset_length import dataset_notes, epochs_of, grouped_width, with_less_padding
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import assumed_in, is_recipe, model_and_goal, referenced_model, require_known, typed_model
 from meshwright.api.responses import (
@@ -57,7 +57,7 @@ def recommend(request: requests.Recommend) -> Plan:
         from meshwright.api.catalogues import save_recipe  # 10 ms that other recommendations save
 
         save_recipe(found, request.save)
-    return found
+    return with_less_padding(found)
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:
@@ -210,7 +210,8 @@ def _budget(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType | N
     if not plan.exists or not plan.estimate.fits:
         return None
     price = _price(request, plan.question)
-    return planner.budget(plan.case, plan.estimate, token_budget(request.tokens), price, epochs)
+    width = grouped_width(plan.recipe)
+    return planner.budget(plan.case, plan.estimate, token_budget(request.tokens), price, epochs, width)
 
 
 @verb(requests.Estimate)
@@ -223,13 +224,13 @@ def estimate(request: requests.Estimate) -> Plan:
         if job.imported is not None and question.engine == job.engine:
             return _plan_of_file(request, question, job.imported)
         named = request.target if isinstance(request.target, str) else None
-        return planner.plan_fixed(question, job.on(question.engine), request.overrides, named)
+        return with_less_padding(planner.plan_fixed(question, job.on(question.engine), request.overrides, named))
     question = model_question(request)
     base, target = None, str(request.target)
     if models.is_path(question.model_ref):  # it has no recipe whose layout could be estimated: as dryrun and check do
         base = own_recipe(planner.recommend(question, request.overrides))
         note(f"{target}: the layout is the recommended one with your overrides; layout.KEY=VALUE sets another")
-    return planner.plan_fixed(question, base, request.overrides)
+    return with_less_padding(planner.plan_fixed(question, base, request.overrides))
 
 
 def model_question(request: requests.Estimate) -> Question:

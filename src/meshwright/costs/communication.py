@@ -9,7 +9,7 @@ from meshwright.costs.compute import LayerTime
 from meshwright.costs.gemm import routing_imbalance
 from meshwright.costs.links import all_to_all_s, gather_s, neighbor_s
 from meshwright.costs.memory import tokens
-from meshwright.costs.parameters import RankParams, expert_parallel_ranks
+from meshwright.costs.parameters import RankParams, as_stored, expert_parallel_ranks
 from meshwright.costs.speeds import Speeds
 from meshwright.costs.state import defers_reduction, dense_ranks, expert_ranks
 from meshwright.costs.vectorize import BYTES, Column, any_of, larger, pick, smaller, where
@@ -121,6 +121,7 @@ def _exposed(comm: Column, window: Column, overlaps: bool, visible: float) -> Co
 
 def _gather_once_s(case: Case, speed: Speeds, frozen_too: Column, params: RankParams, trained: RankParams) -> Column:
     """Return the seconds to gather a rank's weights once; frozen weights are gathered only if they are sharded."""
+    params = as_stored(case, params)
     size = 1 if case.fp8_gather else BYTES[case.compute]
     dense = where(frozen_too, params.dense + params.ends, trained.dense + trained.ends)
     routed = where(frozen_too, params.routed, trained.routed)

@@ -33,7 +33,7 @@ from meshwright.costs.memory_constants import (
     RESERVE,
 )
 from meshwright.costs.memory_profiles import memory_profile
-from meshwright.costs.parameters import RankParams, rank_adapters, rank_params
+from meshwright.costs.parameters import RankParams, as_stored, rank_adapters, rank_params
 from meshwright.costs.schedule import in_flight
 from meshwright.costs.stages import FIRST, LAST, Stages, stages, trains_mtp
 from meshwright.costs.state import (
@@ -257,12 +257,13 @@ def _gathers_weights(case: Case) -> Column:
 def _all_layers_gathered(case: Case) -> Column:
     """Return whether every layer of the stage stays gathered: inside a torch pipeline, or without resharding."""
     kept = memory_profile(case).keeps_experts_gathered and bool(case.is_moe)
-    copies = (case.strategy == "ddp") & memory_profile(case).lean_gather
+    copies = (case.strategy == "ddp") & memory_profile(case).lean_gather & (case.goal != "peft")
     return ((case.pp > 1) & (case.engine != "megatron")) | (not case.reshard_after_forward) | kept | copies
 
 
 def _gathered(case: Case, params: RankParams, layers: float) -> Column:
     """Return the bytes of gathered weights: embedding and head, and some layers or all of them."""
+    params = as_stored(case, params)
     size: Column = 1 if case.fp8_gather else BYTES[case.compute]
     if case.fp8_gather and case.is_moe and not fp8_experts(case):
         size = 1 + params.routed / params.total * (BYTES[case.compute] - 1)
@@ -321,6 +322,7 @@ def _head_peak(case: Case, trained: RankParams, loss: Peak) -> Peak:
 
 def _embedding_peak(case: Case, params: RankParams, trained: RankParams) -> Peak:
     """Return the peak at the end of backward: the gathered embedding, its gradient, and the reduced copy."""
+    params = as_stored(case, params)
     only_head = where(_tied(case), 0.0, params.head)
     gathered = case.cached(_gathers_weights) * where(_all_layers_gathered(case), params.total, params.ends - only_head)
     fresh = larger(trained.ends - only_head, 0) * (

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
+from meshwright.costs.memory_constants import NF4_BYTES
 from meshwright.costs.memory_profiles import memory_profile
 from meshwright.costs.stages import Stages, stages, trains_mtp
-from meshwright.costs.vectorize import Column, plain
+from meshwright.costs.vectorize import BYTES, Column, plain
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
 from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case
@@ -108,6 +109,20 @@ class RankParams(msgspec.Struct, frozen=True):
     @property
     def total(self) -> Column:
         return self.dense + self.routed + self.ends
+
+
+def as_stored(case: Case, params: RankParams) -> RankParams:
+    """Return parameters counted in the compute dtype's bytes as they are gathered: frozen 4-bit ones take fewer."""
+    if case.goal != "peft" or case.method != "qlora":
+        return params
+    packed = NF4_BYTES / BYTES[case.compute]
+    return msgspec.structs.replace(
+        params,
+        dense=packed * params.dense,
+        routed=packed * params.routed,
+        unit_dense=packed * params.unit_dense,
+        unit_routed=packed * params.unit_routed,
+    )
 
 
 def expert_parallel_ranks(case: Case) -> Column:

@@ -67,19 +67,26 @@ class Epochs(msgspec.Struct, frozen=True):
 
 
 def budget(
-    case: Case, estimate: costs.Estimate, tokens: float | None, price: Price | None = None, epochs: Epochs | None = None
+    case: Case,
+    estimate: costs.Estimate,
+    tokens: float | None,
+    price: Price | None = None,
+    epochs: Epochs | None = None,
+    width: float | None = None,
 ) -> Budget | None:
     """Return days and cost of a token budget; None if failures leave no time to train.
 
-    Without a budget, it is that of the recipe's epochs or steps.
+    Without a budget, it is that of the recipe's epochs or steps. `width` are the tokens per sample that steps of
+    grouped lengths have on average; others are padded to the sequence length.
     """
-    per_step = int(case.global_batch_size * case.seq_length)
+    per_step = round(case.global_batch_size * (width or case.seq_length))
     useful = goodput_of(case, estimate)
     if useful.share <= 0 or (tokens is None and epochs is None and case.recipe.train.epochs):
         return None
     steps = ceil(epochs.samples / case.global_batch_size) if epochs is not None else case.steps
     total = tokens if tokens is not None else float(steps * per_step)
-    days = total / (float(estimate.tokens_per_s_per_gpu) * case.cluster.world * useful.share * DAY)
+    speed = float(_at_width(case, estimate, width).tokens_per_s_per_gpu)
+    days = total / (speed * case.cluster.world * useful.share * DAY)
     factor = 1 + estimate.band.step_pct / 100
     hours = days * 24 * case.cluster.world
     cost = None if price is None else hours * price.per_gpu_hour
@@ -99,6 +106,14 @@ def budget(
         cost_band=None if cost is None else _range(cost, factor),
         notes=(*steps_notes(case, tokens), *batch_notes(case, tokens)) if tokens is not None else (),
     )
+
+
+def _at_width(case: Case, estimate: costs.Estimate, width: float | None) -> costs.Estimate:
+    """Return the estimate of steps that are narrower than the sequence length: small matrices use a GPU less well."""
+    if width is None or width >= case.seq_length:
+        return estimate
+    data = msgspec.structs.replace(case.recipe.data, seq_length=ceil(width))
+    return costs.estimate(case.rebuild(msgspec.structs.replace(case.recipe, data=data)))
 
 
 def _range(value: float, factor: float) -> Range:

@@ -72,7 +72,7 @@ def why_changed(case: Case, name: str, old: Any) -> str:
     """Return why a layout field differs from the recipe's value."""
     if name in DERIVED_FIELDS:
         return DERIVED_FIELDS[name]
-    return "on this cluster, " + compare_value(case, name, old)
+    return "on this cluster, all else equal, " + compare_value(case, name, old)
 
 
 def reasons(plan: Plan) -> tuple[Reason, ...]:

@@ -17,6 +17,7 @@ from meshwright.recipes.stage_layers import BALANCED
 from meshwright.rules.search_values import divisors
 
 MAX_STAGES = 64
+ALONE = -1  # in place of the nodes of an HSDP shard group: every data-parallel rank has a copy
 MIN_CONTEXT_CHUNK = 1024  # tokens per cp rank below which ring steps cannot hide their communication
 CHUNKS = {"1f1b": (1,), "gpipe": (1,), "zbv": (2,), "dualpipe_v": (2,)}
 """Chunks of layers per stage that a schedule supports; the others support any number from two."""
@@ -33,6 +34,7 @@ class Space(msgspec.Struct, frozen=True):
     strategies: tuple[str, ...] = ()  # besides the recipe's
     offloads: tuple[str, ...] = ("none",)  # besides the recipe's
     uneven: bool = True  # whether stages may have different numbers of layers
+    replicas: bool = True  # whether adapters may be trained on a full copy of the frozen weights per rank
 
 
 DEFAULT_SPACE = Space()
@@ -146,7 +148,7 @@ def with_pins(space: Space, pinned: Mapping[str, Any]) -> Space:
     if "etp" in pinned:
         fixed["etps"] = (pinned["etp"],)
     if "dp_replicate" in pinned or "dp_shard" in pinned:
-        fixed["shard_nodes"] = (0,)
+        fixed |= {"shard_nodes": (0,), "replicas": False}
     if "strategy" in pinned:
         fixed["strategies"] = ()
     if "offload" in pinned:
@@ -249,6 +251,8 @@ def _options(case: Case, found: Axes, vp: Any, schedule: Any, space: Space) -> C
     """Return the product of these degrees and schedules with all options, as columns."""
     etps = space.etps if case.is_moe else (1,)
     nodes = space.shard_nodes if case.cluster.nodes > 1 and case.strategy == "fsdp2" else (0,)
+    if space.replicas and case.goal == "peft" and case.strategy == "fsdp2" and case.cluster.world > 1:
+        nodes = (*nodes, ALONE)  # only adapters are reduced: frozen weights that are not sharded cost no communication
     options = list(product(space.micro_batches, space.recompute, etps, nodes))
     count, many = len(found.tp), len(options)
     tp, pp, cp, ep, chunks = (np.repeat(column, many) for column in (found.tp, found.pp, found.cp, found.ep, vp))
@@ -257,7 +261,7 @@ def _options(case: Case, found: Axes, vp: Any, schedule: Any, space: Space) -> C
     )
     ranks = tp * pp * cp
     inside = np.maximum(shard_nodes * case.cluster.gpus_per_node // ranks, 1)
-    replicas = np.where(shard_nodes > 0, np.maximum(case.cluster.world // ranks // inside, 1), case.dp_replicate)
+    replicas = np.where(shard_nodes != 0, np.maximum(case.cluster.world // ranks // inside, 1), case.dp_replicate)
     batch = _with_degrees(case, Axes(tp, pp, cp, ep)).replace(
         vp=chunks,
         pp_schedule=np.repeat(schedule, many),
@@ -266,6 +270,6 @@ def _options(case: Case, found: Axes, vp: Any, schedule: Any, space: Space) -> C
         recompute=recompute,
         dp_replicate=replicas,
     )
-    again = ((etp == 0) & (tp == 1) & (1 in etps)) | (shard_nodes > 0) & (replicas == case.dp_replicate) & (0 in nodes)
+    again = ((etp == 0) & (tp == 1) & (1 in etps)) | (shard_nodes != 0) & (replicas == case.dp_replicate) & (0 in nodes)
     divides = batch.global_batch_size % (micro_batch * batch.dp) == 0  # most rows do not, and rules cost more than this
     return batch.rows(~again & divides if (~again & divides).any() else ~again)

@@ -61,6 +61,8 @@ def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Init
             if name.endswith("mixer.out_proj"):
                 _disable_fused_mixer(stage.get_submodule(name.rpartition(".")[0]))
     found |= _adapt_experts(stage, peft, dtype)
+    if peft.method == "qlora":
+        _pack_others(stage)
     if not found:
         raise InputError(
             f"layers {', '.join(map(str, stage.layers))} have none of the targeted linear layers",
@@ -245,6 +247,39 @@ class QLoRA(Adapter):
         if not _drops(self):
             return _fused(self, x, self.base_codes, self.base_scales)
         return _add_adapter(self, x, _packed_base(self, x))
+
+
+class PackedLinear(Patch):
+    """A frozen linear layer without an adapter whose weight is stored in four bits."""
+
+    tag = "NF4"
+
+    def forward(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return _packed_base(self, x)
+
+
+PACKED_GROUPS = ("qkv", "proj", "fc1", "fc2")
+
+
+def _pack_others(stage: Stage) -> None:
+    """Store the linear layers without adapters in four bits too: the targets choose what is trained, not what is kept.
+
+    Mixers stay as they are, because their fused kernels read the weights themselves, and so do rows of odd length.
+    """
+    for name, module in list(stage.named_modules()):
+        others = is_linear(module) and not _is_adapted(module) and group_of(name) in PACKED_GROUPS
+        if not others or is_vision_module(stage.vision_modules, name):
+            continue
+        linear: Any = module
+        if linear.weight.shape[-1] % 2:
+            continue
+        linear.lora_inputs_first, linear.base_block = _inputs_first(linear), block_length(linear.weight.shape[-1])
+        apply(linear, PackedLinear)
+        pack_linear(linear, name)
+    for block in expert_blocks(stage):
+        for part in (first_proj(block.experts), "down_proj"):
+            if getattr(block.experts, part) is not None:
+                pack_expert(block.experts, part)
 
 
 class DoRA(Adapter):

@@ -65,8 +65,10 @@ def fsdp_settings(recipe: Recipe, mesh: Mesh) -> dict[str, Any]:
         reduce_dtype=DTYPES[precision.reduce] if precision.compute != "fp32" else torch.float32,
         cast_forward_inputs=False,  # positions and loss weights keep their dtypes
     )
-    # A pipeline would gather again for every micro batch.
-    reshard = layout.reshard_after_forward and layout.pp == 1 and layout.strategy != "ddp"
+    # A pipeline would gather again for every micro batch. Frozen weights of ddp are only copied, never changed, so that
+    # a second copy of all layers would take their memory for nothing.
+    copies = layout.strategy == "ddp" and recipe.goal != "peft"
+    reshard = layout.reshard_after_forward and layout.pp == 1 and not copies
     settings: dict[str, Any] = {"mp_policy": policy, "reshard_after_forward": reshard}
     if layout.offload in ("params", "optimizer"):
         settings["offload_policy"] = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda")

@@ -165,11 +165,13 @@ def adapter_shards(module: nn.Module, plan: TPModule) -> Iterator[tuple[str, Sha
     for path, spec in plan.shards.items():
         child, _, name = path.rpartition(".")
         linear: Any = getattr(module, child, None)
-        if name != "weight" or not isinstance(spec, ShardSpec) or not hasattr(linear, "lora_A"):
+        if name != "weight" or not isinstance(spec, ShardSpec):
             continue
         if hasattr(linear, "base_codes"):
             yield f"{child}.base_codes", _packed_shard(spec, 2)
             yield f"{child}.base_scales", _packed_shard(spec, linear.base_block)
+        if not hasattr(linear, "lora_A"):
+            continue
         if spec.dim == int(linear.lora_inputs_first):
             outputs = ShardSpec(0, spec.segments, spec.heads)
             yield f"{child}.lora_B", outputs

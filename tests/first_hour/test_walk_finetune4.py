@@ -1,0 +1,107 @@
+"""A fourth walk through a fine-tuning: text for vision models, padding, grouped lengths, other trainers' habits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHAT = {"messages": [{"role": "user", "content": "My router is slow."}, {"role": "assistant", "content": "Restart it."}]}
+
+
+@pytest.fixture
+def chats(tmp_path: Path) -> Path:
+    path = tmp_path / "chats.jsonl"
+    path.write_text("".join(json.dumps(CHAT) + "\n" for _ in range(400)))
+    return path
+
+
+def _alpaca(folder: Path) -> Path:
+    path = folder / "alpaca.json"
+    path.write_text(json.dumps([{"instruction": "Say hi", "input": "", "output": "Hi."}] * 40))
+    return path
+
+
+def _csv(folder: Path) -> Path:
+    path = folder / "rows.csv"
+    path.write_text("prompt,response\nSay hi,Hi.\n")
+    return path
+
+
+@pytest.mark.parametrize("model", ["gemma-3-4b", "qwen3-vl-8b", "qwen2.5-vl-7b"])
+@pytest.mark.parametrize("goal", ["lora", "sft"])
+def test_text_trains_a_vision_model_without_images(meshwright: Any, chats: Path, model: str, goal: str) -> None:
+    gpus = "8xH100"
+    found = meshwright("recommend", model, "--gpus", gpus, "--goal", goal, f"data.dataset={chats}", "--json").json
+    images = [change for change in found["changes"] if change["field"] == "data.images"]
+    assert images[0]["to"] is False
+    assert "no images" in images[0]["why"]
+    assert "data.images=false" in json.dumps(found["commands"])
+
+
+@pytest.mark.parametrize("make", [_alpaca, _csv])
+def test_other_text_files_too(meshwright: Any, tmp_path: Path, make: Any) -> None:
+    found = meshwright("estimate", "gemma3_vl_4b_sft_config", "--dataset", str(make(tmp_path)), "--json").json
+    assert [one["to"] for one in found["changes"] if one["field"] == "data.images"] == [False]
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {**CHAT, "images": ["a.png"]},
+        {"messages": [{"role": "user", "content": [{"type": "image", "image": "a.png"}]}, CHAT["messages"][1]]},
+    ],
+)
+def test_a_dataset_with_images_keeps_them(meshwright: Any, chats: Path, row: dict[str, Any]) -> None:
+    with chats.open("a") as file:  # the images of a late row count too
+        file.write(json.dumps(row) + "\n")
+    found = meshwright("estimate", "gemma3_vl_4b_sft_config", "--dataset", str(chats), "--json").json
+    assert not [one for one in found["changes"] if one["field"] == "data.images"]
+
+
+def test_images_that_are_asked_for_stay(meshwright: Any, chats: Path) -> None:
+    words = ("estimate", "gemma3_vl_4b_sft_config", "--dataset", str(chats), "data.images=true", "--json")
+    assert not [one for one in meshwright(*words).json["changes"] if one["field"] == "data.images"]
+
+
+def _budget(meshwright: Any, chats: Path, *overrides: str) -> dict[str, Any]:
+    words = ("recommend", "gemma-3-4b", "--gpus", "1xH100", "--goal", "lora", f"data.dataset={chats}", "train.epochs=3")
+    found: dict[str, Any] = meshwright(*words, *overrides, "--json").json
+    return found
+
+
+def test_padding_is_priced_and_packing_suggested(meshwright: Any, chats: Path) -> None:
+    padded, packed = _budget(meshwright, chats), _budget(meshwright, chats, "data.packing=true")
+    grouped = _budget(meshwright, chats, "data.group_by_length=true")
+    tokens = [one["budget"]["tokens"] for one in (padded, grouped, packed)]
+    assert tokens[0] > 20 * tokens[1] > 20 * tokens[2] / 3
+    hours = [one["budget"]["gpu_hours"] for one in (padded, grouped)]
+    assert hours[0] > hours[1] > hours[0] * tokens[1] / tokens[0]  # narrow steps use the GPU less well
+    pack = [one for one in padded["suggestions"] if "data.packing=true" in one["overrides"]]
+    assert "times less time" in pack[0]["why"]
+    assert not [one for one in packed["suggestions"] if "data.packing=true" in one["overrides"]]
+
+
+def test_long_samples_need_no_packing(meshwright: Any, tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    row = {"messages": [CHAT["messages"][0], {"role": "assistant", "content": "words " * 4000}]}
+    path.write_text(json.dumps(row) + "\n")
+    found = _budget(meshwright, path)
+    assert not [one for one in found["suggestions"] if "packing" in json.dumps(one)]
+
+
+@pytest.mark.parametrize("goal", ["qlora", "lora"])
+def test_adapters_may_be_trained_on_copies_of_the_weights(meshwright: Any, goal: str) -> None:
+    found = meshwright("recommend", "qwen3-4b", "--gpus", "2xRTX4090", "--goal", goal, "--json").json
+    assert found["layout"]["pp"] == 1
+    pinned = meshwright("estimate", "qwen3_4b_peft_config", "--gpus", "2xRTX4090", "layout.dp_replicate=2", "--json")
+    assert found["estimate"]["step_s"] <= 1.02 * pinned.json["estimate"]["step_s"]
+
+
+@pytest.mark.parametrize("method", ["lora", "qlora"])
+def test_ddp_keeps_frozen_weights_once(meshwright: Any, method: str) -> None:
+    words = ("estimate", "qwen3_8b_peft_config", "--gpus", "2xRTX4090", f"peft.method={method}", "--json")
+    ddp, copies = (meshwright(*words, one).json["estimate"] for one in ("layout.strategy=ddp", "layout.dp_replicate=2"))
+    assert ddp["memory_gib"]["total"] == pytest.approx(copies["memory_gib"]["total"], rel=0.02)
