@@ -10,11 +10,12 @@ from meshwright.costs.compute import head_s, layer_time, repeated_s, vision_s
 from meshwright.costs.flops import training_factor
 from meshwright.costs.memory import recomputed_share
 from meshwright.costs.offload import activation_copies_s, host_update_s, state_copies_s
-from meshwright.costs.parameters import RankParams, rank_adapters, rank_params
+from meshwright.costs.memory_constants import NF4_BYTES
+from meshwright.costs.parameters import RankParams, expert_parallel_ranks, layer_params, rank_adapters, rank_params
 from meshwright.costs.speeds import Speeds, speeds
 from meshwright.costs.stages import FIRST, LAST, MIDDLE, Stages, stages
 from meshwright.costs.state import dense_ranks, expert_ranks, moment_bytes
-from meshwright.costs.vectorize import Column, larger, pick, plain, where
+from meshwright.costs.vectorize import BYTES, Column, larger, pick, plain, where
 from meshwright.models import Layer, MoE
 from meshwright.recipes.capabilities import executed, fp8_experts
 from meshwright.recipes.case import Case
@@ -105,9 +106,10 @@ def _micro(case: Case, speed: Speeds, pipeline: Stages) -> MicroBatchTime:
     sums: list[Column] = [0.0] * 7
     for layer, number in pipeline.layers:
         time = layer_time(case, speed, layer)
+        unpack = _unpack_s(case, speed, layer)
         shares = (
-            time.both(factor) + repeated_s(case, speed, pipeline, layer, time),
-            time.forward,
+            time.both(factor) + repeated_s(case, speed, pipeline, layer, time) + passes * unpack,
+            time.forward + unpack,
             tp_s(case, speed, layer, passes),
             cp_s(case, speed, layer, time, passes),
             ep_s(case, speed, layer, passes),
@@ -119,6 +121,15 @@ def _micro(case: Case, speed: Speeds, pipeline: Stages) -> MicroBatchTime:
     vision = pipeline.first * vision_s(case, speed)
     sums[-1] = sums[-1] + (case.pp > 1) * case.vp * speed.engine.p2p_s
     return MicroBatchTime(sums[0] + head + 3 * vision, sums[1] + head_forward + vision, *sums[2:])
+
+
+def _unpack_s(case: Case, speed: Speeds, layer: Layer) -> Column:
+    """Return the seconds to unpack a layer's 4-bit weights for one pass: codes are read, a matrix is written."""
+    if case.goal != "peft" or case.method != "qlora":
+        return 0.0
+    found = layer_params(layer, case.model.hidden)
+    weights = found.sharded / case.tp + found.routed / expert_parallel_ranks(case)
+    return weights * (NF4_BYTES + BYTES[case.compute]) / speed.hbm
 
 
 def _launch_s(case: Case, speed: Speeds, layer: Layer) -> float:

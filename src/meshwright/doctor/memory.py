@@ -56,10 +56,10 @@ def out_of_memory(stats: RunStats) -> Iterator[Finding]:
     yield Finding(
         id="memory.out-of-memory",
         severity="error",
-        message=_message(stats, fault, oom, grew),
+        message=_message(stats, fault, oom, grew, offset),
         steps=None if fault.step is None else (fault.step, fault.step + 1),
         lines=tuple(f"{one.file}:{one.line} {one.text}" for one in found[:3]),
-        evidence=tuple(_evidence(stats, oom)),
+        evidence=tuple(_evidence(stats, oom, offset)),
         remedies=tuple(_remedies(stats, oom, offset)),
     )
 
@@ -117,7 +117,7 @@ def allocator_retries(stats: RunStats) -> Iterator[Finding]:
     )
 
 
-def _message(stats: RunStats, fault: Fault, oom: OutOfMemory, grew: str) -> str:
+def _message(stats: RunStats, fault: Fault, oom: OutOfMemory, grew: str, offset: float) -> str:
     when = f" after step {fault.step}" if fault.step else " before its first step was logged"
     text = f"a GPU ran out of memory{when}"
     if oom.wanted is not None:
@@ -128,6 +128,9 @@ def _message(stats: RunStats, fault: Fault, oom: OutOfMemory, grew: str) -> str:
         memory = stats.estimate.memory
         verdict = "does not fit" if not bool(memory.fits) else "should fit"
         text += f". The layout is estimated at {float(memory.total):.1f} GiB and {verdict}"
+        if offset:
+            needed = float(memory.total) + offset
+            text += f"; this run needed at least {needed:.1f} GiB, so {offset:.1f} GiB are added to every remedy below"
     return f"{text}. {grew}" if grew else text
 
 
@@ -155,7 +158,7 @@ def _largest_part(stats: RunStats, fault: Fault) -> str:
     return f"{place}; {oom}" if place else f"{oom[:1].upper()}{oom[1:]}"
 
 
-def _evidence(stats: RunStats, oom: OutOfMemory) -> Iterator[Evidence]:
+def _evidence(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Evidence]:
     for name, value in (("requested", oom.wanted), ("in use", oom.in_use), ("in tensors", oom.allocated)):
         if value is not None:
             yield Evidence(name, round(value, 3), "GiB", oom.capacity, "capacity")
@@ -164,6 +167,9 @@ def _evidence(stats: RunStats, oom: OutOfMemory) -> Iterator[Evidence]:
     if stats.estimate is not None:
         memory = stats.estimate.memory
         yield Evidence("estimate", round(float(memory.total), 2), "GiB", float(memory.capacity), "capacity")
+        if offset:
+            needed = round(float(memory.total) + offset, 2)
+            yield Evidence("needed by this run", needed, "GiB", float(memory.capacity), "capacity")
         for name in PARTS_OF_MEMORY:
             yield Evidence(f"estimated {name}", round(float(getattr(memory, name)), 2), "GiB")
 

@@ -25,6 +25,7 @@ MAX_FILES, MAX_DEPTH = 200, 4
 ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".output")
 NAMES = ("stdout", "stderr", "output", "log")
 GZIP, UTF16 = b"\x1f\x8b", (b"\xff\xfe", b"\xfe\xff")  # magic bytes of gzip and UTF-16
+TRAINER_STATE = "trainer_state.json"  # of the Hugging Face Trainer
 METRICS, BAD_BATCHES, FAILURE = "metrics.jsonl", "bad_batches.jsonl", "failure.jsonl"
 
 
@@ -148,7 +149,9 @@ def _files(folder: Path) -> Iterator[Path]:
         folders[:] = sorted(folders) if depth < MAX_DEPTH else []
         for name in sorted(names):
             plain = Path(name.removesuffix(".gz"))
-            if name not in (BAD_BATCHES, FAILURE) and (plain.suffix in ENDINGS or plain.stem in NAMES):
+            if name not in (BAD_BATCHES, FAILURE) and (
+                plain.suffix in ENDINGS or plain.stem in NAMES or name == TRAINER_STATE
+            ):
                 yield Path(here) / name
 
 

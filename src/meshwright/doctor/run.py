@@ -11,7 +11,7 @@ import msgspec
 
 from meshwright.recipes.types import Engine, Recipe
 
-LogFormat = Literal["meshwright", "megatron", "torchtitan", "automodel", "torch"]
+LogFormat = Literal["meshwright", "megatron", "torchtitan", "automodel", "transformers", "torch"]
 ENGINE: Mapping[LogFormat, Engine] = {
     "meshwright": "meshwright",
     "megatron": "megatron",

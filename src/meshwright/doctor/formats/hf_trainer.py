@@ -1,0 +1,183 @@
+"""Logs of the Hugging Face Trainer, and of TRL, axolotl and LLaMA-Factory, which train with it.
+
+It prints `{'loss': …, 'grad_norm': …, 'learning_rate': …, 'epoch': …}` every logging_steps (numbers, or strings since
+transformers 5) and a progress bar with the step. trainer_state.json has the same records with their steps, and
+LLaMA-Factory's trainer_log.jsonl has some of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from meshwright.doctor.formats.steps import Steps
+from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
+from meshwright.doctor.run import Run, RunHeader
+
+LOOKED_FOR = (
+    "`{'loss': …, 'grad_norm': …, 'learning_rate': …, 'epoch': …}` or trainer_state.json of the Hugging Face Trainer "
+    "(TRL, axolotl, LLaMA-Factory)"
+)
+HINTS = ("'loss':", '"current_steps":')
+MARKS = re.compile(
+    r"\"log_history\": ?\[|'train_runtime':|'eval_loss':|\*{5} Running training \*{5}|transformers[./]trainer"
+)
+STEP = re.compile(r"\{[^{}]*'loss': '?" + NUMBER + r"'?[^{}]*\}|^\s*\{.*\"current_steps\": ?\d+.*\"loss\":")
+
+PAIR = re.compile(rf"'(\w+)': '?({NUMBER})'?")
+BAR = re.compile(r"^\s*\d+%\|[^|]*\| *(\d+)/(\d+) \[((?:\d+ days?, )?[\d:]+)<")
+TOTAL = re.compile(r"Total optimization steps ?= ?([\d,]+)")
+WORLD = re.compile(r"(?:world_size|Num(?:ber of)? (?:processes|GPUs)) ?[=:] ?(\d+)", re.IGNORECASE)
+NAMES = {
+    "loss": "loss",
+    "grad_norm": "grad_norm",
+    "learning_rate": "lr",
+    "lr": "lr",
+    "throughput": "all_tokens_per_s",  # LLaMA-Factory's
+    "tokens_per_second_per_gpu": "tokens_per_s",  # axolotl's
+}
+
+
+class _Record:
+    """One logged record: its line, its figures, and the step and the elapsed seconds as far as they are known."""
+
+    def __init__(self, line: int, figures: dict[str, float], step: int | None, at_s: float | None) -> None:
+        self.line, self.figures, self.step, self.at_s = line, figures, step, at_s
+
+
+def read(lines: Sequence[Line], path: str) -> Run:
+    """Read a run of the Hugging Face Trainer."""
+    state = _state(lines)
+    if state is not None:
+        return _run(path, list(_of_state(state, lines)), _whole(state.get("max_steps")), None)
+    records, summary = [], {}
+    total, world = None, None
+    bars = list(_bars(lines))
+    for line, found in of_one_rank(lines, STEP, HINTS):
+        if found is not None:
+            records += _record(line, found[0])
+        elif "'train_runtime':" in line.text:
+            summary = _figures(line.text)
+        elif stated := TOTAL.search(line.text):
+            total = int(stated[1].replace(",", ""))
+        elif world is None and (stated := WORLD.search(line.text)):
+            world = int(stated[1])
+    total = _with_steps(records, bars, summary, total)
+    return _run(path, records, total, world)
+
+
+def _run(path: str, records: Sequence[_Record], total: int | None, world: int | None) -> Run:
+    steps = Steps()
+    for number_, record in enumerate(records, 1):
+        known = {NAMES[name]: value for name, value in record.figures.items() if name in NAMES}
+        speeds = ("tokens_per_s", "all_tokens_per_s")
+        known = {name: value for name, value in known.items() if name not in speeds or positive(str(value))}
+        steps.add(record.step or number_, record.line, at_s=record.at_s, **known)
+    uncounted = bool(records) and all(record.step is None for record in records)
+    notes = ("the log has no step numbers: a step here is one logged record",) if uncounted else ()
+    return Run(
+        kind="transformers",
+        path=path,
+        file=path,
+        steps=steps.all(),
+        starts=tuple(steps.starts),
+        header=RunHeader(world=world, total_steps=total),
+        notes=notes,
+    )
+
+
+def _record(line: Line, text: str) -> Iterator[_Record]:
+    """Yield the record of a step line; LLaMA-Factory's are JSON with a step."""
+    if '"current_steps"' not in text:
+        yield _Record(line.number, _figures(text), None, None)
+        return
+    found = _decoded(line.text)
+    if isinstance(found, dict) and isinstance(found.get("current_steps"), int):
+        figures = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
+        at_s = _seconds(str(found["elapsed_time"])) if "elapsed_time" in found else None
+        yield _Record(line.number, figures, found["current_steps"], at_s)
+
+
+def _figures(text: str) -> dict[str, float]:
+    found = {name: number(value) for name, value in PAIR.findall(text)}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _bars(lines: Sequence[Line]) -> Iterator[tuple[int, int, int, float | None]]:
+    """Yield line, step, total and elapsed seconds of progress bars without a title: those of training, and of tests."""
+    for place, line in enumerate(lines):
+        if "%|" in line.text and (found := BAR.search(line.text)):
+            yield place, int(found[1]), int(found[2]), _seconds(found[3])
+
+
+def _with_steps(
+    records: Sequence[_Record], bars: Sequence[tuple[int, int, int, float | None]], summary: dict[str, float], total: Any
+) -> int | None:
+    """Give the records the steps of the progress bar, else those of the whole run divided equally; return the total."""
+    untold = [record for record in records if record.step is None]
+    if not untold:
+        return total
+    counts = {bar[2] for bar in bars}
+    whole: int | None = total if total in counts else max(counts, default=None)
+    if whole and len({bar[1] for bar in bars if bar[2] == whole}) > 1:
+        _from_bars(untold, [bar for bar in bars if bar[2] == whole])
+        return whole
+    runtime, speed = summary.get("train_runtime"), summary.get("train_steps_per_second")
+    if runtime and speed and (count := round(runtime * speed)) >= len(untold):
+        for order, record in enumerate(untold, 1):
+            record.step = order * (count // len(untold))
+            record.at_s = record.step / speed
+        return total or count
+    return total
+
+
+def _from_bars(records: Sequence[_Record], bars: Sequence[tuple[int, int, int, float | None]]) -> None:
+    """Give each record the step of the bar that is drawn again after it, or of the last bar before it."""
+    position = 0
+    last = 0
+    for record in records:
+        while position + 1 < len(bars) and bars[position][0] + 1 < record.line:
+            position += 1
+        step, at_s = bars[position][1], bars[position][3]
+        record.step, record.at_s = max(step, last + 1), at_s
+        last = record.step
+
+
+def _seconds(text: str) -> float | None:
+    """Return the seconds of a time such as 1:02:03 or 02:03, with days before it."""
+    days, _, clock = text.rpartition(",")
+    total = 0.0
+    for part in clock.strip().split(":"):
+        if not part.isdigit():
+            return None
+        total = total * 60 + int(part)
+    return total + 86400 * int(days.split()[0]) if days else total
+
+
+def _state(lines: Sequence[Line]) -> dict[str, Any] | None:
+    """Return a trainer_state.json; None for any other log."""
+    if not any('"log_history"' in line.text for line in lines):
+        return None
+    found = _decoded("\n".join(line.text for line in lines))
+    return found if isinstance(found, dict) and isinstance(found.get("log_history"), list) else None
+
+
+def _of_state(state: dict[str, Any], lines: Sequence[Line]) -> Iterator[_Record]:
+    starts = [line.number for line in lines if line.text.strip().startswith('"step":')]
+    for order, record in enumerate(state["log_history"]):
+        if isinstance(record, dict) and "loss" in record and isinstance(record.get("step"), int):
+            figures = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
+            yield _Record(starts[order] if order < len(starts) else 1, figures, record["step"], None)
+
+
+def _decoded(text: str) -> Any:
+    try:
+        return json.loads(text)  # accepts the NaN that Python writes
+    except ValueError:
+        return None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
