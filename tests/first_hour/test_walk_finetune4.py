@@ -96,7 +96,7 @@ def test_long_samples_need_no_packing(meshwright: Any, tmp_path: Path) -> None:
 def test_adapters_may_be_trained_on_copies_of_the_weights(meshwright: Any, goal: str) -> None:
     found = meshwright("recommend", "qwen3-4b", "--gpus", "2xRTX4090", "--goal", goal, "--json").json
     assert found["layout"]["pp"] == 1
-    pinned = meshwright("estimate", "qwen3_4b_peft_config", "--gpus", "2xRTX4090", "layout.dp_replicate=2", "--json")
+    pinned = meshwright("estimate", "qwen3_4b_peft_config", "--gpus", "2xRTX4090", *(f"peft.method={goal}", "layout.dp_replicate=2", "--json"))
     assert found["estimate"]["step_s"] <= 1.02 * pinned.json["estimate"]["step_s"]
 
 
@@ -105,3 +105,76 @@ def test_ddp_keeps_frozen_weights_once(meshwright: Any, method: str) -> None:
     words = ("estimate", "qwen3_8b_peft_config", "--gpus", "2xRTX4090", f"peft.method={method}", "--json")
     ddp, copies = (meshwright(*words, one).json["estimate"] for one in ("layout.strategy=ddp", "layout.dp_replicate=2"))
     assert ddp["memory_gib"]["total"] == pytest.approx(copies["memory_gib"]["total"], rel=0.02)
+
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 23.64 GiB of "
+    "which 1.10 GiB is free. Including non-PyTorch memory, this process has 22.53 GiB memory in use. Of the allocated "
+    "memory 20.11 GiB is allocated by PyTorch, and 1.72 GiB is reserved by PyTorch but unallocated.\n"
+)
+
+
+def test_remedies_need_less_than_the_run_did(meshwright: Any, tmp_path: Path) -> None:
+    (tmp_path / "oom.txt").write_text(OOM)
+    words = ("doctor", str(tmp_path / "oom.txt"), "--model", "qwen3-8b", "--gpus", "2xRTX4090", "--goal", "lora")
+    finding = meshwright(*words, "--json").json["findings"][0]
+    values = {one["name"]: one["value"] for one in finding["evidence"]}
+    needed = values["needed by this run"]
+    assert needed > values["estimate"]
+    assert f"needed at least {needed:.1f} GiB" in finding["message"]
+    peaks = [one["peak_gib"] for one in finding["remedies"] if one.get("peak_gib")]
+    assert peaks
+    assert all(peak < needed for peak in peaks)
+
+
+def _hf_lines(steps: int, text: str) -> str:
+    """Return a log as transformers 5 writes it: tqdm's bar, cleared and drawn again around every record."""
+    out = []
+    for step in range(10, steps + 1, 10):
+        bar = f"{step:3d}%|█    | {step}/{steps} [00:{step // 10 * 2:02d}<01:00,  5.00it/s]"
+        out.append(f"\r{bar}\r      \r{text.format(loss=3 - step / 100)}\n\r{bar}")
+    return "".join(out)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{'loss': {loss}, 'grad_norm': 0.81, 'learning_rate': 2e-05, 'epoch': 0.1}}",
+        "{{'loss': '{loss}', 'grad_norm': '0.81', 'learning_rate': '2e-05', 'epoch': '0.1'}}",
+        "[INFO|callbacks.py:312] >> {{'loss': {loss}, 'learning_rate': 2e-05, 'epoch': 0.1, 'throughput': 1200.0}}",
+    ],
+)
+def test_logs_of_the_hugging_face_trainer(meshwright: Any, tmp_path: Path, text: str) -> None:
+    log = tmp_path / "hf.log"
+    log.write_text(_hf_lines(100, text) + "\n{'train_runtime': 20.0, 'train_samples_per_second': 40.0}\n")
+    found = meshwright("doctor", str(log), "--json").json
+    assert (found["kind"], found["last_step"]) == ("transformers", 100)
+    assert not [one for one in found["findings"] if one["severity"] == "error"]
+    log.write_text(_hf_lines(50, text) + "\n{'loss': nan, 'grad_norm': nan, 'learning_rate': 2e-05, 'epoch': 0.3}\n")
+    assert [one["rule"] for one in meshwright("doctor", str(log), "--json").json["findings"]] == ["loss.not-a-number"]
+
+
+def test_trainer_state_of_a_checkpoint(meshwright: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-30"
+    folder.mkdir()
+    history = [{"epoch": 0.1, "grad_norm": 0.5, "learning_rate": 2e-5, "loss": 3.0, "step": step} for step in (10, 20)]
+    history.append({"epoch": 0.3, "grad_norm": float("nan"), "learning_rate": 2e-5, "loss": 0.0, "step": 30})
+    state = {"global_step": 30, "max_steps": 100, "log_history": history}
+    (folder / "trainer_state.json").write_text(json.dumps(state, indent=2))
+    found = meshwright("doctor", str(tmp_path), "--json").json
+    assert found["last_step"] == 30
+    assert [one["rule"] for one in found["findings"]] == ["loss.not-a-number"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{'loss': nan, 'grad_norm': nan, 'learning_rate': 2e-05, 'epoch': 0.3}",
+        "{'loss': '0', 'grad_norm': 'nan', 'learning_rate': '2e-05', 'epoch': '0.3'}",
+        "RuntimeError: Loss is NaN at step 12",
+        "ValueError: loss is inf",
+    ],
+)
+def test_nan_lines_are_explained(meshwright: Any, text: str) -> None:
+    found = meshwright("explain", text, "--json").json
+    assert "loss.not-a-number" in json.dumps(found)

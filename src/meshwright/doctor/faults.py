@@ -49,7 +49,8 @@ FAULT_PATTERNS = (
         "loss_not_a_number",
         re.compile(
             r"the (loss|gradient norm) is (nan|-?inf) in step|found NaN in local (forward|grad)|Rank \d+: found NaN"
-            r"|[Uu]nexpected result (nan|-?inf)|is NaN\b.*(abort|exit|stop)|(Error|Exception): .*\b(loss|grad\w*)\b.{0,20}\b(is|became|was|to) (nan|inf)"
+            r"|[Uu]nexpected result (nan|-?inf)|is NaN\b.*(abort|exit|stop)"
+            r"|(Error|Exception): .*\b([Ll]oss|[Gg]rad\w*)\b.{0,20}\b(is|became|was|to) ([Nn]a[Nn]|-?[Ii]nf)"
         ),
         "the run ended on a NaN or infinite loss",
         (),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -45,6 +46,12 @@ class _Record:
 
     def __init__(self, line: int, figures: dict[str, float], step: int | None, at_s: float | None) -> None:
         self.line, self.figures, self.step, self.at_s = line, figures, step, at_s
+        self.place = 0  # among the lines, where updates of a bar count too
+
+
+Bar = tuple[int, int, int, float | None]
+"""Place, step, total and elapsed seconds of a progress bar."""
+REDRAWN = 2  # lines after a record in which its bar is drawn again
 
 
 def read(lines: Sequence[Line], path: str) -> Run:
@@ -52,12 +59,15 @@ def read(lines: Sequence[Line], path: str) -> Run:
     state = _state(lines)
     if state is not None:
         return _run(path, list(_of_state(state, lines)), _whole(state.get("max_steps")), None)
-    records, summary = [], {}
+    records: list[_Record] = []
+    summary: dict[str, float] = {}
     total, world = None, None
-    bars = list(_bars(lines))
+    bars, places = list(_bars(lines)), {id(line): place for place, line in enumerate(lines)}
     for line, found in of_one_rank(lines, STEP, HINTS):
         if found is not None:
-            records += _record(line, found[0])
+            for record in _record(line, found[0]):
+                record.place = places[id(line)]
+                records.append(record)
         elif "'train_runtime':" in line.text:
             summary = _figures(line.text)
         elif stated := TOTAL.search(line.text):
@@ -105,15 +115,15 @@ def _figures(text: str) -> dict[str, float]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _bars(lines: Sequence[Line]) -> Iterator[tuple[int, int, int, float | None]]:
-    """Yield line, step, total and elapsed seconds of progress bars without a title: those of training, and of tests."""
+def _bars(lines: Sequence[Line]) -> Iterator[Bar]:
+    """Yield the progress bars without a title: those of training and of evaluation."""
     for place, line in enumerate(lines):
         if "%|" in line.text and (found := BAR.search(line.text)):
             yield place, int(found[1]), int(found[2]), _seconds(found[3])
 
 
 def _with_steps(
-    records: Sequence[_Record], bars: Sequence[tuple[int, int, int, float | None]], summary: dict[str, float], total: Any
+    records: Sequence[_Record], bars: Sequence[Bar], summary: dict[str, float], total: int | None
 ) -> int | None:
     """Give the records the steps of the progress bar, else those of the whole run divided equally; return the total."""
     untold = [record for record in records if record.step is None]
@@ -133,16 +143,15 @@ def _with_steps(
     return total
 
 
-def _from_bars(records: Sequence[_Record], bars: Sequence[tuple[int, int, int, float | None]]) -> None:
+def _from_bars(records: Sequence[_Record], bars: Sequence[Bar]) -> None:
     """Give each record the step of the bar that is drawn again after it, or of the last bar before it."""
-    position = 0
-    last = 0
+    places, last = [bar[0] for bar in bars], 0
     for record in records:
-        while position + 1 < len(bars) and bars[position][0] + 1 < record.line:
-            position += 1
-        step, at_s = bars[position][1], bars[position][3]
-        record.step, record.at_s = max(step, last + 1), at_s
-        last = record.step
+        after = bisect_right(places, record.place)
+        redrawn = after < len(bars) and places[after] <= record.place + REDRAWN
+        bar = bars[after] if redrawn or not after else bars[after - 1]
+        record.step = last = max(bar[1], last + 1)
+        record.at_s = bar[3]
 
 
 def _seconds(text: str) -> float | None:

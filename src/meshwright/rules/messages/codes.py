@@ -167,6 +167,18 @@ _IB = re.compile(r"Got completion\b.*?\b(?:status=(?:IBV_WC_\w+\()?|error )(\d+)
 _NCCL = re.compile(r"\bnccl(?:\w+Error|InvalidUsage|InvalidArgument)\b", re.IGNORECASE)
 
 
+_NOT_A_NUMBER = re.compile(
+    r"""(?:\b|['"])(?:\w*loss|\w*grad(?:ient)?s?(?:[_ ]norm)?)['"]?\s*(?:[:=]|is|are|was|became|to be)\s*['"]?[-+]?"""
+    r"""(?:nan|inf(?:inity)?)(?:\b|['"])""",
+    re.IGNORECASE,
+)
+TRAINER_SOURCE = "huggingface/transformers src/transformers/trainer_callback.py"
+
+
+def _of_nan(found: re.Match[str]) -> Message:
+    return Message(found[0].strip(), TRAINER_SOURCE, ("loss.not-a-number",))
+
+
 def _of_xid(found: re.Match[str]) -> Message:
     number = int(found[1])
     name = XIDS[number].name if number in XIDS else "GPU error"
@@ -187,6 +199,7 @@ _GPU = ("run.failed-gpu-fault",)
 SPECIFIC: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Message | None]], ...] = (
     (_XID, _of_xid),
     (_IB, _of_infiniband),
+    (_NOT_A_NUMBER, _of_nan),
 )
 GENERAL = ((_NCCL, _of_nccl),)
 """A result of NCCL says less than the message beside it."""
