@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-CHAT = {"messages": [{"role": "user", "content": "My router is slow."}, {"role": "assistant", "content": "Restart it."}]}
+CHAT = {
+    "messages": [{"role": "user", "content": "My router is slow."}, {"role": "assistant", "content": "Restart it."}]
+}
 
 
 @pytest.fixture
@@ -96,7 +98,13 @@ def test_long_samples_need_no_packing(meshwright: Any, tmp_path: Path) -> None:
 def test_adapters_may_be_trained_on_copies_of_the_weights(meshwright: Any, goal: str) -> None:
     found = meshwright("recommend", "qwen3-4b", "--gpus", "2xRTX4090", "--goal", goal, "--json").json
     assert found["layout"]["pp"] == 1
-    pinned = meshwright("estimate", "qwen3_4b_peft_config", "--gpus", "2xRTX4090", *(f"peft.method={goal}", "layout.dp_replicate=2", "--json"))
+    pinned = meshwright(
+        "estimate",
+        "qwen3_4b_peft_config",
+        "--gpus",
+        "2xRTX4090",
+        *(f"peft.method={goal}", "layout.dp_replicate=2", "--json"),
+    )
     assert found["estimate"]["step_s"] <= 1.02 * pinned.json["estimate"]["step_s"]
 
 

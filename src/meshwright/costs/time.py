@@ -9,8 +9,8 @@ from meshwright.costs.communication import cp_s, dp_s, ep_s, p2p_s, tp_s
 from meshwright.costs.compute import head_s, layer_time, repeated_s, vision_s
 from meshwright.costs.flops import training_factor
 from meshwright.costs.memory import recomputed_share
-from meshwright.costs.offload import activation_copies_s, host_update_s, state_copies_s
 from meshwright.costs.memory_constants import NF4_BYTES
+from meshwright.costs.offload import activation_copies_s, host_update_s, state_copies_s
 from meshwright.costs.parameters import RankParams, expert_parallel_ranks, layer_params, rank_adapters, rank_params
 from meshwright.costs.speeds import Speeds, speeds
 from meshwright.costs.stages import FIRST, LAST, MIDDLE, Stages, stages
