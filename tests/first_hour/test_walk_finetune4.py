@@ -116,9 +116,10 @@ def test_ddp_keeps_frozen_weights_once(meshwright: Any, method: str) -> None:
 
 
 OOM = (
-    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total capacity of 23.64 GiB "
-    "of which 1.10 GiB is free. Including non-PyTorch memory, this process has 22.53 GiB memory in use. Of the allocated "
-    "memory 20.11 GiB is allocated by PyTorch, and 1.72 GiB is reserved by PyTorch but unallocated.\n"
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. "
+    "GPU 0 has a total capacity of 23.64 GiB of which 1.10 GiB is free. "
+    "Including non-PyTorch memory, this process has 22.53 GiB memory in use. Of the allocated memory 20.11 GiB is "
+    "allocated by PyTorch, and 1.72 GiB is reserved by PyTorch but unallocated.\n"
 )
 
 
