@@ -99,7 +99,14 @@ def test_size_lists_the_gpus_that_one_owns(meshwright: Any, monkeypatch: pytest.
 
 def test_size_of_many_counts_lists_those_near_ones_own() -> None:
     sizes = [{"gpus": 8 * n} for n in range(1, 1000)]
-    answer = {"sizes": sizes, "smallest": sizes[3], "most_efficient": sizes[600], "own": 136, "node": 8, "in_time": None}
+    answer = {
+        "sizes": sizes,
+        "smallest": sizes[3],
+        "most_efficient": sizes[600],
+        "own": 136,
+        "node": 8,
+        "in_time": None,
+    }
     listed = [one["gpus"] for one in _shown(answer)]
     assert {32, 136} <= set(listed)
     assert max(listed[:-1]) <= 4 * 136
