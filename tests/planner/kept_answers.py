@@ -47,6 +47,7 @@ QUESTIONS: tuple[Question, ...] = (
     ("recommend", ("llama3-70b", "2xRTX4090", "sft"), {}),
     ("recommend", ("qwen3-14b", "2xRTX4090", "peft"), {}),
     ("recommend", ("gpt3-175b", "96xH100", "pretrain"), {"overrides": ["layout.strategy=ddp"]}),
+    ("recommend", ("qwen3-0.6b", "2xT4", "sft"), {}),
     ("plan", ("llama3-8b", "8xH100", "sft"), {"top": 3}),
     ("plan", ("qwen3-30b-a3b", "4xH100", "sft"), {"top": 2}),
     ("plan", ("qwen3-0.6b", "3xRTX4090", "peft"), {"everything": True, "top": 2}),

@@ -88,7 +88,8 @@ def numbers() -> Iterator[tuple[str, Any]]:
 
 def notes() -> Iterator[tuple[str, Any]]:
     """Yield what budgets mean for batches and steps, and what checkpoints take."""
-    for overrides in ((), *((text,) for text in ("train.epochs=1", "train.epochs=2.5", "train.steps=1000"))):
+    changes = ("train.epochs=1", "train.epochs=2.5", "train.steps=1000", "train.global_batch_size=8")
+    for overrides in ((), *((text,) for text in changes)):
         case = case_on(DENSE, "8xH100", "meshwright", *overrides)
         step = int(case.global_batch_size * case.seq_length)
         steps = (0.5, 1.0, 1.5, 500, 990, 995, 1000, 1011, 2000, 2001, MANY_STEPS, MANY_STEPS + 1, 5e6)
@@ -197,6 +198,9 @@ def findings() -> Iterator[tuple[str, Any]]:
             for engine in ("meshwright", "torchtitan"):
                 case = case_on(DENSE, "1xA100-40", engine)
                 yield f"no fix of {id} on {engine}", missing_fixes._no_fix(finding, case)  # type: ignore[arg-type]
+    for name, gpus, more in ((DENSE, "1xA100-40", ()), (DENSE, "1xH100", ()), (DENSE, "7xH100", ("layout.tp=3",))):
+        fix = missing_fixes.layout_fix(case_on(name, gpus, "meshwright", *more), frozenset())
+        yield f"layout for {name} on {gpus}", fix
     for engine in ENGINES:
         wrong = ("precision.matmul=fp8_tensor", "layout.pp=2", "layout.strategy=ddp")
         case = case_on(DENSE, "8xA100", "meshwright", *wrong)
