@@ -249,3 +249,28 @@ def test_size_answers_a_deadline(meshwright: Any) -> None:
     late = meshwright(*asked, "--days", "0.1", "--json")
     assert (late.code, late.json["in_time"]) == (1, None)
     assert meshwright(*asked[:6], "--days", "10", "--json").json["error"]["field"] == "days"
+
+
+def test_a_rack_is_72_gpus(meshwright: Any) -> None:
+    for text in ("GB200-NVL72", "1xGB200-NVL72"):
+        answer = meshwright("estimate", "llama3_8b_pretrain_config", "--gpus", text, "layout.tp=2", "--json").json
+        assert answer["question"]["gpus"] == "18x4xGB200"
+        assert any("rack of 72 GPUs" in one["message"] for one in answer["question"]["assumed"])
+    assert "72 GPUs" in meshwright("explain", "NVL72").out
+
+
+def test_a_wrong_key_of_a_cluster_file_suggests_no_other_gpu(meshwright: Any, tmp_path: Path) -> None:
+    (tmp_path / "site.toml").write_text('gpu = "A100-40"\nnetwork = 3\n')
+    words = ("size", "llama3-8b", "--gpu", str(tmp_path / "site.toml"), "--goal", "pretrain", "--json")
+    error = meshwright(*words).json["error"]
+    assert "did you mean network_gb_s" in error["message"]
+    assert not error.get("fix")
+
+
+def test_export_notes_data_that_the_framework_cannot_read(meshwright: Any, tmp_path: Path) -> None:
+    path = _script(tmp_path, "")
+    Path(path).write_text(Path(path).read_text().replace("--mock-data", "--data-path /data/mix_text_document"))
+    titan = meshwright("export", path, "--to", "torchtitan", "--json").json["notes"]
+    assert any("/data/mix_text_document" in note and ".idx" in note for note in titan)
+    mock = meshwright("export", _script(tmp_path, "", "mock.sh"), "--to", "megatron-lm", "--json").json["notes"]
+    assert any("random tokens for 5,000 iterations" in note for note in mock)

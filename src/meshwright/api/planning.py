@@ -137,6 +137,8 @@ def _sized_question(request: requests.Size) -> Question:
     except InputError as error:
         if error.field != "gpus":
             raise
+        if request.gpu.endswith(".toml"):  # the file is wrong, not the choice of the GPU
+            raise InputError(error.reason, field="gpu", value=request.gpu, fix=error.fix) from None
         plain = [fix.split("x", 1)[-1] if fix[:1].isdigit() else fix for fix in error.fix]
         known = [fix for fix in plain if clusters.is_known(fix)] or ["H100", "4xL40S"]
         raise InputError(

@@ -31,6 +31,8 @@ TERMS = {
     "cheap to compute, such as attention), or full (all of every layer)",
     "band": "the interval, in percent, that contains 80 % of comparable published measurements",
     "goodput": "share of the time that trains, after failures, restarts and checkpoints",
+    "nvl72": "a rack of 72 GPUs that NVLink connects as one domain, in 18 nodes of 4: tensor and expert parallelism "
+    "may span nodes; --gpus GB200-NVL72 is one rack, --gpus 72xGB200 the same GPUs",
     "headroom": "memory left free, because estimates have a band",
     "mfu": "model FLOPs utilization: the FLOPs that the model needs per second over the GPU's peak in the same format; "
     "recomputed activations do not count. Frameworks differ in how they count attention",

@@ -124,7 +124,26 @@ def _instances(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
     return made, (Assumption("instance", f"{nodes}x{found.count}x{found.gpu}", message),)
 
 
+_RACK = re.compile(r"(?:1\s*x\s*)?(?P<name>\S.*nvl\s*(?P<gpus>[0-9]+))", re.IGNORECASE)
+
+
+def _rack(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
+    """Return one rack that is connected as one NVLink domain: `GB200-NVL72` is 72 GPUs, `4xGB200-NVL72` are four."""
+    match = _RACK.fullmatch(text)
+    if match is None or not is_known(match["name"]):
+        return None
+    known, count = gpu(match["name"]), int(match["gpus"])
+    if known.nvlink_domain != count or count % known.gpus_per_node:
+        return None
+    made = Cluster(known, count // known.gpus_per_node, known.gpus_per_node)
+    message = f"{text} is one rack of {count} GPUs, {made}; write 1x{known.name} for one GPU"
+    return made, (Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", message),)
+
+
 def _described(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
+    rack = _rack(text)
+    if rack is not None:
+        return rack
     parts = _parts(text)
     known = _gpu_in(text, parts)
     if parts.nodes and parts.count and parts.count % parts.nodes:

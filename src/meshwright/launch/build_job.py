@@ -78,7 +78,7 @@ def exported(written: ExportedConfig, checked: RecipeCheckResult) -> LaunchReque
         in_folder=True,
         notes=(
             *(mock_data(checked.recipe) if _reads_data(written) else ()),
-            *written.notes,
+            *(note for note in written.notes if not note.startswith("--mock-data")),  # said above
             *(f"not exported: {one.field}={one.value} ({one.reason})" for one in written.unmapped),
         ),
     )

@@ -185,6 +185,11 @@ def _notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
         )
     elif given:
         yield f"{given} must be a checkpoint in Megatron-LM format (--pretrained-checkpoint); convert other weights"
+    if recipe.data.dataset == "mock" and not recipe.data.blend and not recipe.benchmark:
+        yield (
+            f"--mock-data: the run trains on random tokens for {recipe.train.steps:,} iterations; "
+            "add data.dataset=PREFIX and train.steps=N to train on data"
+        )
     if recipe.data.dataset != "mock" or recipe.data.blend:
         yield "data paths are prefixes of files written by tools/preprocess_data.py"
     if recipe.data.dataset != "mock" and not (recipe.data.tokenizer or model.hf_id):

@@ -21,6 +21,7 @@ from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.key import to_framework_name
 from meshwright.recipes.key_maps.torchtitan import (
     CONTEXT_LENGTH,
+    DATASETS,
     DEFAULT_ASSETS,
     LOCAL_BATCH,
     MICRO_BATCH,
@@ -60,6 +61,12 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     notes = [f"download the tokenizer to {settings['model.hf_assets_path']} (scripts/download_hf_assets.py)"]
     if any(field.field == "data.dataset" for field in unmapped):
         notes.append(f"torchtitan has no dataset {recipe.data.dataset}; the file uses c4 instead")
+    elif recipe.data.dataset not in (*DATASETS, "mock"):
+        notes.append(
+            f"torchtitan reads datasets that its code registers (torchtitan/hf_datasets): register "
+            f"{recipe.data.dataset} there; files of tools/preprocess_data.py (.bin, .idx) "
+            "have to be written as text first"
+        )
     if recipe.checkpoint.pretrained and is_hub_id(recipe.checkpoint.pretrained):
         notes.append(
             f"checkpoint.initial_load_path must be a folder: download {recipe.checkpoint.pretrained} "
