@@ -274,3 +274,12 @@ def test_export_notes_data_that_the_framework_cannot_read(meshwright: Any, tmp_p
     assert any("/data/mix_text_document" in note and ".idx" in note for note in titan)
     mock = meshwright("export", _script(tmp_path, "", "mock.sh"), "--to", "megatron-lm", "--json").json["notes"]
     assert any("random tokens for 5,000 iterations" in note for note in mock)
+
+
+def test_a_plan_in_python_has_its_budget() -> None:
+    from meshwright import recommend
+
+    found = recommend("llama3-8b", gpus="8xH100", goal="pretrain", tokens="100B", price=2).budget
+    assert found is not None
+    assert found.cost == pytest.approx(2 * found.gpu_hours)
+    assert recommend("llama3-8b", gpus="8xH100", goal="pretrain").budget is None

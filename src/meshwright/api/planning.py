@@ -57,7 +57,7 @@ def recommend(request: requests.Recommend) -> Plan:
         from meshwright.api.catalogues import save_recipe  # 10 ms that other recommendations save
 
         save_recipe(found, request.save)
-    return with_less_padding(found)
+    return _with_budget(with_less_padding(found), request)
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:
@@ -202,6 +202,12 @@ def _no_price(price: float | str | None, gpus: Sequence[str]) -> InputError:
     return InputError(f"has no price for {', '.join(gpus)}", field="price", value=price, fix=(fix, "without --price"))
 
 
+def _with_budget(plan: Plan, request: Asked) -> Plan:
+    """Return the plan with the days and cost that were requested, for Python."""
+    found = _budget(plan, request)
+    return msgspec.structs.replace(plan, budget=found) if isinstance(found, planner.Budget) else plan
+
+
 def _budget(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType | None:
     """Return days and cost of the requested tokens, else of the recipe's epochs, else of its steps at a price."""
     if request is None:
@@ -226,13 +232,14 @@ def estimate(request: requests.Estimate) -> Plan:
         if job.imported is not None and question.engine == job.engine:
             return _plan_of_file(request, question, job.imported)
         named = request.target if isinstance(request.target, str) else None
-        return with_less_padding(planner.plan_fixed(question, job.on(question.engine), request.overrides, named))
+        found = planner.plan_fixed(question, job.on(question.engine), request.overrides, named)
+        return _with_budget(with_less_padding(found), request)
     question = model_question(request)
     base, target = None, str(request.target)
     if models.is_path(question.model_ref):  # it has no recipe whose layout could be estimated: as dryrun and check do
         base = own_recipe(planner.recommend(question, request.overrides))
         note(f"{target}: the layout is the recommended one with your overrides; layout.KEY=VALUE sets another")
-    return with_less_padding(planner.plan_fixed(question, base, request.overrides))
+    return _with_budget(with_less_padding(planner.plan_fixed(question, base, request.overrides)), request)
 
 
 def model_question(request: requests.Estimate) -> Question:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,5 +106,5 @@ def repair_lines(answer: dict[str, Any]) -> list[str]:
         kind = "; a contract change: a new experiment" if repair["contract"] else ""
         left = f"; leaves {', '.join(repair['leaves'])}" if repair["leaves"] else ""
         cost = f"{seconds(repair['step_s'])} s per step, {repair['total_gib']:.0f} GiB"
-        lines.append(f"[cyan]{escape(' '.join(repair['overrides']))}[/]  [dim]{what}{kind}{left}; {cost}[/]")
+        lines.append(f"[cyan]{escape(shlex.join(repair['overrides']))}[/]  [dim]{what}{kind}{left}; {cost}[/]")
     return lines

@@ -11,6 +11,7 @@ from meshwright.clusters import Assumption, Cluster, Gpu
 from meshwright.costs import Estimate
 from meshwright.display import Readable, Row, titled
 from meshwright.models import ModelSpec
+from meshwright.planner.budget import Budget
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Engine, FieldKind, Goal, Recipe
 from meshwright.rules import RULES, Finding
@@ -141,6 +142,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
     suggestions: tuple[Suggestion, ...] = ()
     options: tuple[Option, ...] = ()  # if no layout of the contract fits without a lever
     repair: Repair | None = None  # if there are errors, or several fixes
+    budget: Budget | None = None  # days and cost, if tokens, a price or epochs were given
     contradiction: Contradiction | None = None  # of the user's overrides
     published: PublishedLayout | None = None  # if the recipe was made for this cluster
     executed: tuple[str, ...] = ()  # keys set for the plan's engine: it ignores the recipe's value, or runs faster so
