@@ -235,7 +235,8 @@ def one_fix(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> Cha
 
 def _working_changes(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:
     """Yield the changes that resolve the rule's finding, each with the changed case; each is tried once per case."""
-    known, more = case.cached(_tried_changes).setdefault(rule.id, ([], _resolving_changes(rule, case)))
+    key = (rule.id, *map(id, rule.fixes))  # the doctor tries the fixes of a rule one by one
+    known, more = case.cached(_tried_changes).setdefault(key, ([], _resolving_changes(rule, case)))
     for place in count():
         if place == len(known):
             found = next(more, None)
@@ -245,7 +246,7 @@ def _working_changes(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:
         yield known[place]
 
 
-def _tried_changes(case: Case) -> dict[str, Any]:
+def _tried_changes(case: Case) -> dict[tuple[Any, ...], Any]:
     return {}
 
 
