@@ -283,3 +283,18 @@ def test_a_plan_in_python_has_its_budget() -> None:
     assert found is not None
     assert found.cost == pytest.approx(2 * found.gpu_hours)
     assert recommend("llama3-8b", gpus="8xH100", goal="pretrain").budget is None
+
+
+def test_a_slow_layout_leads_to_plan(meshwright: Any) -> None:
+    slow = (
+        "estimate",
+        "llama3_8b_pretrain_config",
+        "--gpus",
+        "8x8xH100",
+        "layout.tp=8",
+        "layout.pp=8",
+        "layout.sp=true",
+    )
+    shown = meshwright(*slow).out
+    assert "meshwright plan llama3_8b_pretrain_config --gpus 8x8xH100 searches layouts" in " ".join(shown.split())
+    assert "searches layouts" not in meshwright("estimate", "llama3_8b_pretrain_config").out

@@ -102,6 +102,9 @@ def estimate(answer: Answer, found: Any) -> None:
     titled(out, "Options", option_lines(answer))
     if found.exists:
         titled(out, "Terms", [f"[dim]{legend({**answer, 'changes': []}, step_parts=True)}[/]"])
+        if answer["estimate"]["mfu"] < SLOW_MFU and found.question.recipe_words:
+            words = (*found.question.recipe_words, "--gpus", found.question.cluster_ref or answer["question"]["gpus"])
+            out.print(f"[dim]MFU below {SLOW_MFU:.0%}: meshwright plan {escape(shlex.join(words))} searches layouts[/]")
 
 
 def plan(answer: Answer, found: Any) -> None:
@@ -138,6 +141,7 @@ def size(answer: Answer, found: Any) -> None:
 
 
 FEW_ROWS = 5
+SLOW_MFU = 0.2  # below it, another layout is probably much faster
 
 
 def accuracy(answer: Answer, found: Any) -> None:
