@@ -187,3 +187,18 @@ def test_trainer_state_of_a_checkpoint(meshwright: Any, tmp_path: Path) -> None:
 def test_nan_lines_are_explained(meshwright: Any, text: str) -> None:
     found = meshwright("explain", text, "--json").json
     assert "loss.not-a-number" in json.dumps(found)
+
+
+def test_eval_steps_of_other_trainers_become_steps_between_validations(meshwright: Any) -> None:
+    found = meshwright("recommend", "qwen3-8b", "--gpus", "1xH100", "--goal", "lora", "eval_steps=5", "--json").json
+    (finding,) = [one for one in found["findings"] if one["rule"] == "unused.eval-steps"]
+    assert finding["fix"] == ["train.eval_every=5"]
+
+
+def test_habits_are_reported_together_with_their_values(meshwright: Any) -> None:
+    words = ("warmup_ratio=0.03", "gradient_accumulation_steps=4", "train.steps=1000", "learnig_rate=0.001")
+    answer = meshwright("recommend", "qwen3-8b", "--gpus", "2xH100", "--goal", "lora", *words)
+    assert answer.code == 2
+    for part in ("schedule.warmup_steps=30", "train.global_batch_size=8", "learning_rate=0.001"):
+        assert part in answer.err
+    assert "…" not in answer.err

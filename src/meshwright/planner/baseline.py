@@ -114,7 +114,10 @@ def _names(key: str, overrides: Sequence[str]) -> bool:
 def _matched(question: Question, overrides: Sequence[str]) -> tuple[Recipe, BaselineSource]:
     """Return the recipe for the question; one in fp8 or for another length if the overrides ask for it."""
     base, source = find_baseline_recipe(question)
-    return find_baseline_recipe(question, override.requested(base, overrides)) if overrides else (base, source)
+    if not overrides:
+        return base, source
+    there = msgspec.structs.replace(base, cluster=question.cluster_ref or str(question.cluster))
+    return find_baseline_recipe(question, override.requested(there, overrides))
 
 
 def baseline_recipe(question: Question, overrides: Sequence[str]) -> Recipe:

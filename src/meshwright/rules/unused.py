@@ -8,8 +8,12 @@ import numpy as np
 
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import keys_by_flat_name, recipe_fields
-from meshwright.rules.rule import Broken, Severity, rule
+from meshwright.rules.rule import Broken, Fix, Severity, rule
 from meshwright.rules.search_values import one_of
+
+
+MEANT: dict[str, tuple[Fix, ...]] = {"eval_steps": ({"eval_every": lambda c: [int(c.eval_steps)]},)}
+"""Fixes that a field's value suggests: eval_steps of other trainers are the steps between two validations."""
 
 
 class Unused(NamedTuple):
@@ -101,7 +105,7 @@ def _register(row: Unused, field: str) -> None:
         message=f"{field}={{{field}}} has no effect: {row.why}",
         symptom="the run is the same as without the setting",
         cause="another setting, the goal or the model decides whether it is read",
-        fixes=({field: [recipe_fields()[keys_by_flat_name()[field]].default]},),
+        fixes=(*MEANT.get(field, ()), {field: [recipe_fields()[keys_by_flat_name()[field]].default]}),
     )(unused)
 
 
