@@ -11,7 +11,6 @@ from meshwright.recipes.types import keys_by_flat_name, recipe_fields
 from meshwright.rules.rule import Broken, Fix, Severity, rule
 from meshwright.rules.search_values import one_of
 
-
 MEANT: dict[str, tuple[Fix, ...]] = {"eval_steps": ({"eval_every": lambda c: [int(c.eval_steps)]},)}
 """Fixes that a field's value suggests: eval_steps of other trainers are the steps between two validations."""
 
