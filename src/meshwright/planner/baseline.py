@@ -57,12 +57,10 @@ class Baseline(msgspec.Struct, frozen=True):
         return cluster(self.base.cluster)
 
 
-def baseline_for(
-    question: Question, overrides: Sequence[str] = (), recipe: Recipe | None = None, fast: bool = True
-) -> Baseline:
+def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Recipe | None = None) -> Baseline:
     """Return the baseline of a question, or of the given recipe, with overrides and required adaptations applied.
 
-    With `fast` a recipe that the planner chooses for our engine gets compiled blocks; a named one keeps its kernels.
+    A recipe that the planner chooses for our engine gets compiled blocks; one that the user names keeps its kernels.
     """
     source: BaselineSource = "same_model"
     overrides, _ = override.split_auto(overrides)  # the search chooses what is not fixed
@@ -90,7 +88,7 @@ def baseline_for(
         _as_executed(requested, model, question, frozenset(wanted)) if recipe is None else (requested, {})
     )
     requested, fixed = _adapt(requested, model, question, frozenset(wanted))
-    fast = fast and recipe is None and question.engine == ENGINES[0] and not question.benchmark
+    fast = recipe is None and question.engine == ENGINES[0] and not question.benchmark
     if fast and "kernels.compile" not in wanted:
         requested = _compiled(requested, model, question)
     return Baseline(
@@ -237,15 +235,15 @@ def _as_executed(
 
 
 def _compiled(recipe: Recipe, model: ModelSpec, question: Question) -> Recipe:
-    """Return the recipe with compiled blocks, unless the engine cannot compile the model or a rule objects."""
+    """Return the recipe with compiled blocks, unless the engine cannot compile the model or a rule refuses it."""
     case = _case(recipe, model, question)
     if case.compile or case.is_diffusion or is_qwen3_next(case):  # torch cannot trace the gates of Qwen3-Next
         return recipe
     changed, _ = override.change(recipe, {"kernels.compile": True})
     trial = _case(changed, model, question)
-    checked = rules.applicable(trial, ("error", "warning"))
-    objects = any(bool(one.broken(trial)) and not bool(one.broken(case)) for one in checked)
-    return recipe if objects else changed
+    checked = [one for one in rules.applicable(trial, ("error",)) if one.subject != "memory"]
+    refused = any(bool(one.broken(trial)) and not bool(one.broken(case)) for one in checked)
+    return recipe if refused else changed
 
 
 def _adapt(

@@ -94,8 +94,8 @@ def plan_fixed(
     If it does not fit, its options say what would; `target` is the name or file of the recipe in their commands.
     """
     kept, auto = override.split_auto(overrides)
-    baseline = baseline_for(question, kept, recipe, fast=False)
-    plan = plan_with(baseline, {})
+    baseline = baseline_for(question, kept, recipe)
+    plan = plan_with(baseline, {}, chosen=False)
     if auto:
         size = with_fastest_micro_batch(plan.case).layout.micro_batch_size
         return plan_fixed(question, recipe, [*kept, f"{override.MICRO_BATCH}={size}"], target)
@@ -117,12 +117,19 @@ def _fallback_layout(baseline: Baseline) -> dict[str, Any]:
 
 
 def plan_with(
-    baseline: Baseline, layout: Mapping[str, Any], faster: Candidate | None = None, batch: Iterable[Suggestion] = ()
+    baseline: Baseline,
+    layout: Mapping[str, Any],
+    faster: Candidate | None = None,
+    batch: Iterable[Suggestion] = (),
+    chosen: bool = True,
 ) -> Plan:
-    """Return the plan with this layout, estimated and checked; an empty layout keeps the recipe's."""
+    """Return the plan with this layout, estimated and checked; an empty layout keeps the recipe's.
+
+    Without `chosen` the layout is the user's: blocks are compiled as in any plan of a model, nothing else is set.
+    """
     recipe = with_layout(baseline.requested, layout)
     case = baseline.case.rebuild(recipe)
-    if quick := fast_values(baseline, case):
+    if quick := fast_values(baseline, case) if chosen else {}:
         recipe = with_layout(recipe, quick)
         case = baseline.case.rebuild(recipe)
     estimate = costs.estimate(case)
