@@ -51,7 +51,7 @@ def test_the_smallest_of_many_clusters_is_that_of_a_search_of_every_count(
 
 def test_a_count_that_holds_nothing_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = planned("llama31_405b", "8xL4", "sft", 131072, "deepspeed", ())
-    searched = []
+    searched: list[Any] = []
     monkeypatch.setattr(sizing, "_best_with_levers", lambda baseline, _: searched.append(baseline))
     assert planner.smallest_fit(plan).cluster is None
     assert len(searched) <= 8

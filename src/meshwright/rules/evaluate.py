@@ -154,13 +154,13 @@ def _fixed_from(
 ) -> tuple[dict[str, Change], Change, list[Rule]]:
     """Resolve the errors left after some changes."""
     errors = applicable(case, ("error",))
-    resolved, total, left = {**resolved}, {**total}, list(left)
-    while step := _next_step(case.replace(**total) if total else case, errors, left, search):
-        total |= step
-        still = [r for r in left if bool(r.broken(case.replace(**total)))]
-        resolved |= {r.id: step for r in left if r not in still}
-        left = still
-    return resolved, total, left
+    steps, change, open_ = {**resolved}, {**total}, list(left)
+    while step := _next_step(case.replace(**change) if change else case, errors, open_, search):
+        change |= step
+        still = [r for r in open_ if bool(r.broken(case.replace(**change)))]
+        steps |= {r.id: step for r in open_ if r not in still}
+        open_ = still
+    return steps, change, open_
 
 
 def _next_step(case: Case, errors: Sequence[Rule], left: Sequence[Rule], search: Search | None) -> Change | None:
