@@ -202,3 +202,12 @@ def test_habits_are_reported_together_with_their_values(meshwright: Any) -> None
     for part in ("schedule.warmup_steps=30", "train.global_batch_size=8", "learning_rate=0.001"):
         assert part in answer.err
     assert "…" not in answer.err
+
+
+def test_words_of_axolotl_and_short_fixes(meshwright: Any) -> None:
+    words = ("sample_packing=true", "sequence_len=1024", "lora_target_linear=true", "val_set_size=0.05")
+    found = meshwright("recipe", "qwen3_8b_peft_config", *words, "--json")
+    assert found.code == 0, found.err
+    lines = meshwright("explain", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB").out.splitlines()
+    assert len(lines) < 40
+    assert any("meshwright doctor" in line for line in lines)

@@ -25,6 +25,7 @@ from meshwright.recipes.types import RecipeField, recipe_fields
 from meshwright.rules import Rule, messages
 
 SHOWN = 80  # characters of an unknown name that the error repeats
+MOST_FIXES = 5  # of a message that several rules explain
 LONGEST = 400  # characters of a message that the answer repeats
 LONGEST_QUESTION = 12  # words
 MOST_WORDS = 3  # of a field with its value: layout.tp = 4
@@ -206,8 +207,16 @@ def _found(name: str, match: messages.Match) -> Found:
     rule, known = rules.all_rules().get(name), messages.KNOWN_ERRORS.get(name)
     kind = "rule" if rule else "error" if known else "finding"
     meaning = rule.cause if rule else known.cause if known else meanings()[name]
-    fix = rules.fix_texts(rule) if rule else known.fix if known else _steps(name)
+    fix = _first_fixes(rules.fix_texts(rule)) if rule else known.fix if known else _steps(name)
     return Found(name, kind, meaning, fix, match.message.text, match.message.source, match.score)
+
+
+def _first_fixes(fix: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the first fixes that name their values; the doctor knows which of all others fit a run."""
+    named = tuple(one for one in fix if "another " not in one) or fix
+    if len(fix) <= MOST_FIXES:
+        return fix
+    return (*named[:MOST_FIXES], "meshwright doctor LOG --model MODEL --gpus GPUS tries all others on the run")
 
 
 def _steps(finding: str) -> tuple[str, ...]:

@@ -53,7 +53,11 @@ FAULT_PATTERNS = (
             r"|(Error|Exception): .*\b([Ll]oss|[Gg]rad\w*)\b.{0,20}\b(is|became|was|to) ([Nn]a[Nn]|-?[Ii]nf)"
         ),
         "the run ended on a NaN or infinite loss",
-        (),
+        (
+            "half the learning rate, or a longer warmup: optimizer.lr, schedule.warmup_steps",
+            "optimizer.clip_grad=1.0 limits outlier gradients; bf16 does not overflow where fp16 does",
+            "meshwright doctor LOG finds the first bad step and what came before it",
+        ),
     ),
     FaultPattern(
         "host_memory",
@@ -222,5 +226,5 @@ def search_sure(text: str) -> bool:
 
 def fix_of(finding: str) -> tuple[str, ...]:
     """Return what to do about a failure, by the id of its finding; empty for other findings."""
-    name = finding.removeprefix("run.failed-").replace("-", "_")
+    name = finding.removeprefix("run.failed-").replace("-", "_").replace("loss.", "loss_")
     return next((one.fix for one in FAULT_PATTERNS if one.name == name), ())

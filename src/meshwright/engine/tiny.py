@@ -39,6 +39,9 @@ def tiny_recipe(
     if "layout.ep" not in kept:
         layout = replace(layout, ep=_common(layout.ep, _experts(small)))
     dp = data_ranks(layout, world)
+    if "optimizer.lr" not in kept and recipe.optimizer.lr != LEARNING_RATE[recipe.goal]:
+        lr = LEARNING_RATE[recipe.goal]
+        note(f"--tiny trains with lr {lr:g}, not the recipe's {recipe.optimizer.lr:g}: random weights learn slowly")
     scaled = replace(
         recipe,
         architecture=Architecture(),

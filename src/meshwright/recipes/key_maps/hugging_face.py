@@ -38,6 +38,15 @@ KEYS = (
     ConfigKey("lora_dropout", "peft.dropout"),
     ConfigKey("target_modules", "peft.targets"),
     ConfigKey("lora_target_modules", "peft.targets"),
+    ConfigKey("lora_target_linear", "peft.targets", {"true": "all-linear"}),
+    ConfigKey("sample_packing", "data.packing"),
+    ConfigKey("sequence_len", "data.seq_length"),
+    ConfigKey("cutoff_len", "data.seq_length"),
+    ConfigKey("val_set_size", "data.validation_part"),
+    ConfigKey("val_size", "data.validation_part"),
+    ConfigKey("train_on_inputs", "data.train_on", {"true": "all", "false": "answers"}),
+    ConfigKey("assistant_only_loss", "data.train_on", {"true": "answers", "false": "all"}),
+    ConfigKey("completion_only_loss", "data.train_on", {"true": "answers", "false": "all"}),
 )
 
 _VALIDATION = ("is a number of steps here; 0 turns validation off", "train.eval_every=…")
