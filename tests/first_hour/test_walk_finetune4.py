@@ -208,6 +208,8 @@ def test_words_of_axolotl_and_short_fixes(meshwright: Any) -> None:
     words = ("sample_packing=true", "sequence_len=1024", "lora_target_linear=true", "val_set_size=0.05")
     found = meshwright("recipe", "qwen3_8b_peft_config", *words, "--json")
     assert found.code == 0, found.err
-    lines = meshwright("explain", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB").out.splitlines()
+    lines = meshwright(
+        "explain", "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
+    ).out.splitlines()
     assert len(lines) < 40
     assert any("meshwright doctor" in line for line in lines)
