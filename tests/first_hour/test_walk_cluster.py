@@ -99,7 +99,8 @@ def test_odd_counts_get_a_batch_that_divides(model: str, gpus: str) -> None:
     assert other.ok
     gain = 1 - float(plan.estimate.tokens_per_s_per_gpu) / float(other.estimate.tokens_per_s_per_gpu)
     promised = float(found.why.split("%")[0].split()[-1]) / 100
-    assert gain == pytest.approx(promised, abs=0.03)  # asked again, the search may find a layout that is still faster
+    # Asked again, the search may find a layout that is still faster, and other kernels for it.
+    assert promised - 0.03 <= gain <= promised + 0.06
 
 
 def test_even_counts_do_not() -> None:
@@ -183,9 +184,9 @@ def test_a_network_with_its_unit_is_the_same_network(meshwright: Any, tmp_path: 
 
 
 def test_an_option_of_another_command_names_that_command(meshwright: Any) -> None:
-    ended = meshwright("plan", "llama3-8b", "--gpus", "8xH100", "--tokens", "1T")
+    ended = meshwright("plan", "llama3-8b", "--gpus", "8xH100", "--days", "30")
     assert ended.code == 2
-    assert "commands that take it: recommend, size, estimate" in ended.err
+    assert "commands that take it: size" in ended.err
 
 
 SLURM = ("--scheduler", "slurm", "--overwrite", "--write")

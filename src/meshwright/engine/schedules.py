@@ -42,8 +42,8 @@ def learning_rate(schedule: Schedule, peak: float, steps: int, step: int) -> flo
         return peak
     if schedule.name == "inverse_sqrt":
         # The decay does not depend on the length of the run, so it may end above min_lr.
-        start = warmup + 1
-        return max(floor, peak * math.sqrt(start / max(start, min(step, end) + 1)))
+        first = warmup + 1
+        return max(floor, peak * math.sqrt(first / max(first, min(step, end) + 1)))
     shape, start = SHAPES.get(schedule.name), float(warmup)
     if shape is None:
         length = schedule.wsd_decay_steps or WSD_DECAY_SHARE * (end - warmup)

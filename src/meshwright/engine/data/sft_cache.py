@@ -164,7 +164,10 @@ def _build(
             if not stats.kept:
                 detail = f"; {stats.lines()[-1]}" if stats.rows else ""
                 reason = f"none of its {stats.rows} rows has target tokens{detail}"
-                raise InputError(reason, field=FIELD, value=rows.name)
+                cut = stats.no_targets + stats.too_long > 0
+                # The next power of two, so that the fix divides into the usual degrees.
+                fix = [f"data.seq_length={1 << (stats.max_length - 1).bit_length()}"] if cut else []
+                raise InputError(reason, field=FIELD, value=rows.name, fix=fix)
             stats = msgspec.structs.replace(stats, mask_source=template.mask_source)
             (partial_folder / STATS).write_bytes(msgspec.json.encode(stats))
     except OSError as error:
