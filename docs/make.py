@@ -298,7 +298,35 @@ throughout (about 1.5 of 1.98 GHz), so energy per token is what counts (mJ, last
             for i, row in rows
         ],
     )
-    return text
+    return text + _as_typed()
+
+
+def _as_typed() -> str:
+    """What users type, measured: `recommend` and the command that it prints."""
+    found = json.loads((RESULTS / "as_typed_h200_2026-11-16.json").read_text())
+    text = f"""
+## As typed
+
+{found["hardware"]}, {found["date"]}; `{found["made_by"]}`: what `recommend` prints, run as `bench` for 8 steps.
+Estimates are those of `bench`, as a difference from what was measured; memory is what the allocator reserved.
+{found["note"][0].upper() + found["note"][1:]}.
+
+"""
+    return text + table(
+        ("asked or typed", "tokens/s", "MFU", "estimate", "allocated GiB", "reserved GiB", "estimate"),
+        [
+            (
+                f"`{row['case']}`",
+                f"{row['tokens_per_s']:,.0f}",
+                f"{row['mfu']:.0%}",
+                f"{row['estimate']['step_s'] / row['step_s'] - 1:+.0%} time",
+                f"{row['memory_gib']['peak']:.1f}",
+                f"{row['memory_gib']['reserved']:.1f}",
+                f"{row['estimate']['memory_gib'] / row['memory_gib']['reserved'] - 1:+.0%}",
+            )
+            for row in found["rows"]
+        ],
+    )
 
 
 def sweep_page() -> str:
