@@ -23,15 +23,16 @@ from meshwright.frameworks import (
     CheckResult,
     DroppedSetting,
     ExportedConfig,
+    ImportedFile,
     RecipeCheckResult,
     UnmappedField,
     UnresolvedValue,
-    dropped_settings,
 )
 from meshwright.models import ModelSpec
 from meshwright.parsing import one_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
+from meshwright.recipes.model_changes import shape_overrides
 from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
 from meshwright.rules import Finding as RuleFinding
 
@@ -127,9 +128,11 @@ def export(request: requests.Export) -> Exported:
     job = job_for(request.target, request.goal, request.gpus, request.overrides, theirs.engine, **options)
     shape = None if job.imported is None else job.model
     read = job.imported
+    dropped = job.dropped(theirs)
     same = read is not None and read.framework.name == theirs.name
     recipe = job.on(theirs.engine) if same else without_folder(job.on(theirs.engine), read)
     checked = check_recipe(recipe, request.gpus, theirs.engine, request.overrides, advice=False, model=shape)
+    _require_numbers(theirs, checked.recipe, read)
     try:
         written = frameworks.export(theirs, checked.recipe, checked.model, checked.cluster)
     except InputError as error:
@@ -143,15 +146,30 @@ def export(request: requests.Export) -> Exported:
     written = msgspec.structs.replace(written, notes=(*_contract_notes(job, checked.recipe), *written.notes))
     if not checked.ok:
         recipe = checked.recipe
-        arguments = f"{recipe.model} --gpus {checked.cluster} --goal {recipe.goal} --engine {checked.engine}"
-        note = f"for a layout that runs: meshwright recommend {arguments} --save sized.toml, then export sized.toml"
         refused = (f"nothing was written to {request.out}: see the findings",) if request.out else ()
-        written = msgspec.structs.replace(written, notes=(*refused, *written.notes, note))
+        written = msgspec.structs.replace(written, notes=(*refused, *written.notes, *_sizing(job, checked)))
     if request.out and checked.ok:
         written = msgspec.structs.replace(written, paths=save_files(written.files, request.out))
     if read is None:
         return Exported(written, checked, job)
-    return Exported(written, checked, job, dropped_settings(read.framework, read.content, same))
+    return Exported(written, checked, job, dropped)
+
+
+def _require_numbers(theirs: frameworks.Framework, recipe: Recipe, read: ImportedFile | None) -> None:
+    """Raise InputError if a number that the user states is lost; a default of the file's framework is only listed."""
+    for one in frameworks.lost_numbers(theirs, recipe):
+        if read is None or one.field in read.settings.mapped.source_keys:
+            raise InputError(one.reason, one.field, one.value, ("--to megatron-lm", "--to megatron-bridge"))
+
+
+def _sizing(job: Job, checked: RecipeCheckResult) -> tuple[str, ...]:
+    """Return the command that plans a layout for the recipe's own model; none if no command can name the model."""
+    if job.no_model:
+        return ()
+    recipe = checked.recipe
+    words = (recipe.model, f"--gpus {checked.cluster} --goal {recipe.goal} --engine {checked.engine}")
+    command = " ".join(("meshwright recommend", *words, *shape_overrides(recipe), "--save sized.toml"))
+    return (f"for a layout that runs: {command}, then export sized.toml",)
 
 
 def framework_findings(

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright import clusters, frameworks
+from meshwright import clusters
 from meshwright.api import requests
 from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.checks import check
@@ -46,13 +46,13 @@ def import_file(request: requests.Import) -> Imported:
         request.file, request.goal, request.gpus, request.overrides, framework=request.framework, model=request.model
     )
     job.require_model()
+    dropped = (*job.dropped(), *_positions(job))
     recipe = job.on(ENGINES[0])
     if request.out:
         recipe = msgspec.structs.replace(recipe, name=Path(request.out).stem)
     text = recipe_text(recipe, format)
     if request.out:
         save_files({Path(request.out).name: text}, str(Path(request.out).parent))
-    dropped = (*frameworks.dropped_settings(theirs, content), *_positions(job))
     return Imported(recipe, text, job, dropped, check_file(request))
 
 

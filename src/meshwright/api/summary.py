@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.recipes.model_changes import label as model_label
+
+__all__ = ["layout_summary", "model_label"]
+
 DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp")
 
 

@@ -23,7 +23,7 @@ from meshwright.api.resolve import (
 )
 from meshwright.clusters import Assumption
 from meshwright.errors import InputError
-from meshwright.frameworks import Content, Framework, ImportedFile
+from meshwright.frameworks import Content, DroppedSetting, Framework, ImportedFile
 from meshwright.models import ModelSpec
 from meshwright.notes import note
 from meshwright.parsing import sequence_length
@@ -79,6 +79,17 @@ class Job(msgspec.Struct, frozen=True):
         path = self.imported.content.path
         return f"{path} trains a model that no catalogue model is in other sizes, so our engine cannot build it"
 
+    def dropped(self, to: Framework | None = None) -> tuple[DroppedSetting, ...]:
+        """Return the settings that do not survive an export, or an import; raise InputError if they are the model's."""
+        read = self.imported
+        if read is None:
+            return ()
+        same = to is not None and read.framework.name == to.name
+        found = frameworks.dropped_settings(read.framework, read.content, same)
+        if "--model" not in self.words:  # else the user names the model
+            frameworks.require_model(read.framework, found)
+        return found
+
     def require_model(self) -> None:
         """Raise InputError if a recipe cannot refer to the file's model."""
         if self.imported is not None and not self.imported.resolvable:
@@ -98,6 +109,7 @@ class Job(msgspec.Struct, frozen=True):
             reason = f"{path} is not valid for {imported.framework.title}: {place}{first.message}{more}"
             raise InputError(reason, field="file", value=path, fix=(*first.fix, f"meshwright check {path}"))
         self.require_model()
+        self.dropped()
         for one in self.assumed(ENGINES[0]):
             note(one.message)
         return self.on(ENGINES[0])

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from meshwright.api.summary import layout_summary
+from meshwright.api.summary import layout_summary, model_label
 from meshwright.api.terms import legend
 from meshwright.cli.budget_report import budget_lines, plan_budget, plan_budget_titles, print_sizes
 from meshwright.cli.console import console, escape, table
@@ -37,7 +37,7 @@ def recommend(answer: Answer, found: Any) -> None:
     origin = f"{recipe['match']}; made for {recipe['made_for']}"
     out.print(f"[bold green]{recipe['name']}[/]  {recipe['approach']} ({origin})")
     titled(out, "Note", [escape(note) for note in answer.get("notes", [])])
-    titled(out, "Train", [_train_line(answer, found.case.model.params)])
+    titled(out, "Train", [_train_line(answer, found)])
     titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
     if recipe["benchmark"]:
         titled(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
@@ -86,7 +86,7 @@ def estimate(answer: Answer, found: Any) -> None:
     out = console()
     out.print(f"[bold green]{answer['recipe']['name']}[/]  exactly this layout, nothing searched")
     titled(out, "Note", [escape(note) for note in answer.get("notes", [])])
-    titled(out, "Train", [_train_line(answer, found.case.model.params)])
+    titled(out, "Train", [_train_line(answer, found)])
     titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
     titled(out, "Changed", [_change_line(c) for c in answer["changes"] if c["field"] == "precision.compute"])
     titled(out, "Layout", [layout_summary(answer["layout"])])
@@ -231,14 +231,16 @@ def _option_lines(option: Answer) -> list[str]:
     ]
 
 
-def _train_line(answer: Answer, parameters: Any) -> str:
+def _train_line(answer: Answer, found: Any) -> str:
+    parameters = found.case.model.params
+    model = model_label(found.recipe, answer["question"]["model"])
     total, active = parameters.total / 1e9, parameters.active / 1e9
     size = f"{total:.2f} B parameters" + (f", {active:.2f} B active" if active < 0.99 * total else "")
     q, c = answer["question"], answer["contract"]
     adapter = f": {c['peft']['method']}, rank {c['peft']['rank']}" if c["peft"] else ""
     adapter += ", frozen weights in 4 bits (NF4)" if adapter.startswith(": qlora") else ""
     return (
-        f"{q['model']} ({size}) · {q['goal']}{adapter} · {c['seq_length']:,} tokens × {c['global_batch_size']:,} "
+        f"{model} ({size}) · {q['goal']}{adapter} · {c['seq_length']:,} tokens × {c['global_batch_size']:,} "
         f"per step · {c['precision']} · {c['optimizer']} lr {c['lr']:g} · on {q['gpus']}"
     )
 

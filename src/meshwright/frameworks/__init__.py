@@ -7,8 +7,8 @@ from pathlib import Path
 from meshwright import file_access
 from meshwright.errors import InputError
 from meshwright.frameworks.check import check
-from meshwright.frameworks.dropped import DroppedSetting, dropped_settings
-from meshwright.frameworks.export import export, exported_engine
+from meshwright.frameworks.dropped import DroppedSetting, dropped_settings, require_model
+from meshwright.frameworks.export import export, exported_engine, lost_numbers
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile, import_file
 from meshwright.frameworks.load import SUFFIXES, content_of, open_file
@@ -47,7 +47,9 @@ __all__ = [
     "in_our_keys",
     "is_file",
     "is_native",
+    "lost_numbers",
     "open_file",
+    "require_model",
     "superseded",
     "train_command",
 ]

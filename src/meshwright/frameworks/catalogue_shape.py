@@ -8,15 +8,25 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.frameworks.model_match import same_shape
 from meshwright.models import Attention, Dense, ModelSpec, all_specs, find, names, reshape
+from meshwright.models.numerics import numerics_of
 from meshwright.recipes.types import Architecture
 
 
-def catalogue_reference(spec: ModelSpec) -> tuple[str, Architecture | None] | None:
-    """Return the catalogue model of this shape, and how it is resized; None if no catalogue model can be."""
-    if spec.name in names() and same_shape(find(spec.name), spec):
-        return spec.name, None
+def catalogue_reference(spec: ModelSpec, scaling: float | None = None) -> tuple[str, Architecture | None] | None:
+    """Return the catalogue model of this shape, and how it is resized; None if no catalogue model can be.
+
+    Of several, the one of which fewest sizes change; `scaling` is the factor of the RoPE scaling of a file that
+    describes its model by sizes, 0 for none: a model with another one is the last choice.
+    """
+
+    def rank(one: ModelSpec) -> tuple[bool, int, int]:
+        other = sum(_sizes(one).get(key) != value for key, value in wanted.items())
+        return scaling is not None and _scaling(one.name) != scaling, other, abs(one.num_layers - spec.num_layers)
+
     wanted = _sizes(spec)
-    for candidate in sorted(all_specs(), key=lambda one: abs(one.num_layers - spec.num_layers)):
+    if spec.name in names() and same_shape(find(spec.name), spec) and not rank(spec)[0]:
+        return spec.name, None
+    for candidate in sorted(all_specs(), key=rank):
         if candidate.kind != spec.kind or (candidate.moe is None) != (spec.moe is None):
             continue
         for sizes in _fewer(candidate, wanted):
@@ -27,6 +37,12 @@ def catalogue_reference(spec: ModelSpec) -> tuple[str, Architecture | None] | No
             if same_shape(found, spec):
                 return candidate.name, Architecture(**sizes) if sizes else None
     return None
+
+
+def _scaling(name: str) -> float:
+    """Return the factor of a catalogue model's RoPE scaling; 0 if there is none."""
+    found = numerics_of(name)
+    return float((found.rope_scaling or {}).get("factor", 1)) if found.scaling_type else 0.0
 
 
 def _sizes(spec: ModelSpec) -> dict[str, int]:

@@ -10,9 +10,10 @@ import msgspec
 from msgspec import UNSET
 
 from meshwright.clusters import DEFAULT_GPU, cluster
-from meshwright.errors import MeshwrightError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.export import write
 from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.import_file import referring
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.mapping import text_of
 from meshwright.frameworks.to_recipe import complete, import_recipe
@@ -39,6 +40,18 @@ WEIGHTS_ONLY = (
     "becomes the initial weights (checkpoint.pretrained), so that a restart resumes from the folder that the run saves "
     "to; the step and optimizer state of this checkpoint are not taken"
 )
+
+
+LOST_MODEL = """
+activation activation_func activation_func_clamp_value apply_layernorm_1p apply_residual_connection_post_layernorm
+attention_dropout glu_linear_offset hidden_dropout layernorm_zero_centered_gamma moe_router_group_topk
+moe_router_num_groups moe_router_pre_softmax moe_router_score_function moe_router_topk_scaling_factor
+moe_shared_experts mscale mscale_all_dim norm_type openai_gelu qk_clip qk_l2_norm quick_geglu rope_scaling
+rope_scaling_factor rope_type rotary_base_per_layer rotary_interleaved rotary_percent rotary_scaling_factor
+rotary_seq_len_interpolation_factor seq_len_interpolation_factor softmax_scale softmax_type squared_relu use_mup
+use_rope_scaling yarn_rotary_scaling_factor
+"""
+"""Settings of the model, by the last part of their key: without them, another model is trained."""
 
 
 class DroppedSetting(msgspec.Struct, frozen=True):
@@ -72,6 +85,19 @@ def dropped_settings(framework: Framework, content: Content, same: bool = False)
     return tuple(found)
 
 
+def require_model(framework: Framework, dropped: Sequence[DroppedSetting]) -> None:
+    """Raise InputError if a setting does not survive without which another model is trained."""
+    lost = [one for one in dropped if one.key.rsplit(".", 1)[-1] in LOST_MODEL.split()]
+    if not lost:
+        return
+    first, keys = lost[0], [framework.display_key(one.key) for one in lost]
+    more = f" (as do {', '.join(keys[1:])})" if len(keys) > 1 else ""
+    place = f"{first.file}:{first.line}" if first.line else first.file
+    reason = f"{place} changes the model{more}, and our recipes have no field for it: another model would be trained"
+    fix = (f"remove {' '.join(keys)} from {first.file}", "--model ./config.json, with the model's own values")
+    raise InputError(reason, field=keys[0], value=first.value, fix=fix)
+
+
 def _exported_again(framework: Framework, content: Content) -> Mapping[str, SourcedValue]:
     """Return the settings of an export of the file's own recipe; empty if it cannot be written."""
     try:
@@ -79,7 +105,8 @@ def _exported_again(framework: Framework, content: Content) -> Mapping[str, Sour
         if found.model is None:
             return {}
         on = cluster(f"{found.parsed.gpu_request.count or 8}x{found.parsed.gpu_request.gpu or DEFAULT_GPU}")
-        name, text = next(iter(write(framework, complete(found, on), found.model, on).files.items()))
+        recipe, _ = referring(complete(found, on), found)
+        name, text = next(iter(write(framework, recipe, found.model, on).files.items()))
         return framework.parse(content_of(text, name)).settings
     except (MeshwrightError, ValueError, KeyError):
         return {}

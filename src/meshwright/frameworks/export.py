@@ -20,6 +20,7 @@ from meshwright.models import ModelSpec
 from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups
 from meshwright.recipes.capabilities import FRAMEWORK_GOALS
 from meshwright.recipes.key_maps import composite_keys, config_keys
+from meshwright.recipes.model_changes import NUMBERS, published_numerics
 from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 
 
@@ -29,10 +30,12 @@ def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) 
     require_goal(framework, recipe)
     written = write(framework, recipe, model, on)
     listed = {one.field for one in written.unmapped}
+    numbers = lost_numbers(framework, recipe)
     lost = tuple(one for one in differences(framework, written, recipe, model, on) if one.field not in listed)
-    return msgspec.structs.replace(written, unmapped=(*written.unmapped, *lost))
+    return msgspec.structs.replace(written, unmapped=(*written.unmapped, *numbers, *lost))
 
 
+NAMES_A_MODEL = ("torchtitan", "automodel")
 GOAL_WORDS = {"pretrain": "pretraining", "sft": "fine-tuning of all weights", "peft": "fine-tuning with adapters"}
 
 
@@ -59,6 +62,21 @@ def require_length(framework: Framework, recipe: Recipe) -> None:
     if counts_steps or any("train.steps" in one.fields for one in composite_keys(framework.key_map)):
         reason = f"{framework.title} has no epochs here: set the length in steps (samples × epochs / global batch size)"
         raise InputError(reason, field="train.epochs", value=recipe.train.epochs, fix=("train.steps=N",))
+
+
+def lost_numbers(framework: Framework, recipe: Recipe) -> tuple[UnmappedField, ...]:
+    """Return the recipe's own numbers of the model that the framework takes from the published one."""
+    rows = config_keys(framework.key_map).values()
+    if not any(row.field.startswith("architecture.") for row in rows) and framework.name not in NAMES_A_MODEL:
+        return ()  # its files do not describe the model
+    published, mapped = published_numerics(recipe.model), {row.field for row in rows}
+    found = []
+    for name in NUMBERS:
+        key, value, theirs = f"architecture.{name}", getattr(recipe.architecture, name), getattr(published, name)
+        if value is not None and key not in mapped and not same_value(value, theirs):
+            reason = f"{framework.title} has no key for it: {recipe.model} has {theirs or 'its own'}"
+            found.append(UnmappedField(key, value, reason))
+    return tuple(found)
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
@@ -90,6 +108,7 @@ def differences(
         UnmappedField(key, field_value(recipe, key), f"{framework.title} would use {field_value(found, key)!r}")
         for key in relevant_fields(recipe, model)
         if not (recipe.train.epochs and key in ("train.steps", "train.epochs"))
+        and not (key == "train.init_std" and not recipe.train.init_std)  # the model's own, written or not
         and not (key == "train.eval_steps" and not recipe.train.eval_every)  # of no evaluation
         and (key != "checkpoint.folder" or recipe.checkpoint.folder)  # a folder that the export chose
         and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -14,15 +15,18 @@ from meshwright.errors import InputError
 from meshwright.frameworks.catalogue_shape import catalogue_reference
 from meshwright.frameworks.check import check
 from meshwright.frameworks.framework import Content, Framework, GpuRequest
-from meshwright.frameworks.mapping import relevant_fields, text_of
+from meshwright.frameworks.mapping import relevant_fields, same_value, text_of
 from meshwright.frameworks.result import CheckResult
 from meshwright.frameworks.to_recipe import ImportedRecipe, complete, import_recipe
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides as override
+from meshwright.recipes.key_maps import config_keys
+from meshwright.recipes.model_changes import NUMBERS, published_numerics
 from meshwright.recipes.types import Goal, Recipe, field_value, recipe_fields
 from meshwright.rules.rule import Finding
 
 UNNAMED = "config"  # the recipe name of a file that sets none
+MEGATRON_FACTOR = 8.0  # of --use-rope-scaling by default
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -70,10 +74,7 @@ def import_file(
     if named.name == UNNAMED or not _NAME.fullmatch(named.name):
         named = msgspec.structs.replace(named, name=Path(content.path).stem)
     named = _without_irrelevant(named, settings.model)
-    reference = (model[1], None) if model is not None else catalogue_reference(settings.model)
-    if reference is not None:
-        changes = {} if reference[1] is None else {"architecture": reference[1]}
-        named = msgspec.structs.replace(named, model=reference[0], **changes)
+    named, resolvable = referring(named, settings, None if model is None else model[1])
     return ImportedFile(
         framework=framework,
         content=content,
@@ -83,8 +84,61 @@ def import_file(
         checked=checked,
         settings=settings,
         assumed=(*assumed, *_assumed_fields(settings, named), *_assumed_goal(settings, goal)),
-        resolvable=reference is not None,
+        resolvable=resolvable,
     )
+
+
+def referring(recipe: Recipe, settings: ImportedRecipe, given: str | None = None) -> tuple[Recipe, bool]:
+    """Return the recipe of a file with a reference to its model, and whether there is one; `given` replaces it."""
+    found = settings.model
+    reference = (given, None) if given is not None or found is None else catalogue_reference(found, _scaling(settings))
+    if reference is not None and reference[0] is not None:
+        changes = {} if reference[1] is None else {"architecture": reference[1]}
+        recipe = msgspec.structs.replace(recipe, model=reference[0], **changes)
+    return _with_numbers(recipe, settings, replaced=given is not None), reference is not None
+
+
+def _scaling(settings: ImportedRecipe) -> float | None:
+    """Return the factor of the RoPE scaling of a file that describes its model by sizes; None if it names a model."""
+    found = settings.parsed.settings
+    if settings.framework.name not in ("megatron-lm", "kempnerforge") or "multi_latent_attention" in found:
+        return None
+    if "use_rope_scaling" not in found:
+        return 0.0
+    factor = found.get("rope_scaling_factor")
+    with suppress(ValueError):
+        return MEGATRON_FACTOR if factor is None else float(str(factor.value))
+    return None
+
+
+def _with_numbers(recipe: Recipe, settings: ImportedRecipe, replaced: bool) -> Recipe:
+    """Return the recipe with the numbers that the file trains with, where those of the recipe's model differ.
+
+    A model that the caller gives in place of the file's keeps its own; the file has those that it does not state.
+    """
+    published = published_numerics(recipe.model)
+    numbers = {}
+    for name in NUMBERS:
+        asked = getattr(settings.recipe.architecture, name)  # by an override
+        stated = asked if asked is not None else _stated(settings, f"architecture.{name}")
+        known = getattr(published, name)
+        kept = asked is None and replaced and known is not None
+        if stated is not None and not kept and not same_value(stated, known):
+            numbers[name] = stated
+    if settings.model is not None and settings.model.learned_positions:
+        numbers.pop("rope_theta", None)
+    return msgspec.structs.replace(recipe, architecture=msgspec.structs.replace(recipe.architecture, **numbers))
+
+
+def _stated(settings: ImportedRecipe, field: str) -> float | None:
+    """Return a number of the model as the file sets it, or as the framework does by default; None if unknown."""
+    rows = [row for row in config_keys(settings.framework.key_map).values() if row.field == field]
+    for row in rows:
+        setting = settings.parsed.settings.get(row.key)
+        value = row.default if setting is None else None if setting.unresolved else setting.value
+        with suppress(ValueError, TypeError):
+            return float(value)
+    return None
 
 
 def _without_irrelevant(recipe: Recipe, model: ModelSpec) -> Recipe:

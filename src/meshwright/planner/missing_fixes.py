@@ -12,6 +12,7 @@ from meshwright import rules
 from meshwright.planner.levers import host_needed, with_levers
 from meshwright.planner.search import best, changed_values
 from meshwright.recipes.case import Case
+from meshwright.recipes.model_changes import shape_overrides
 from meshwright.recipes.types import ENGINES
 from meshwright.rules import Finding
 
@@ -67,7 +68,8 @@ def _no_fix(finding: Finding, case: Case) -> str:
             if others
             else "no setting resolves it: it follows from the model and the goal"
         )
-    size = f"meshwright size {case.recipe.model} --goal {case.recipe.goal} --gpu {case.cluster.gpu.name}"
+    model = " ".join((case.recipe.model, *shape_overrides(case.recipe)))
+    size = f"meshwright size {model} --goal {case.recipe.goal} --gpu {case.cluster.gpu.name}"
     return (
         f"no layout of this recipe runs on {case.cluster} with the {case.engine} engine; use more GPUs or larger ones "
         f"({size} --engine {case.engine} gives a count){_more_host_memory(case) if rule.subject == 'memory' else ''}"

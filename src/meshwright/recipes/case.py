@@ -12,13 +12,13 @@ from functools import cached_property
 from math import gcd
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Mamba2, ModelSpec, find, reshape
 from meshwright.recipes.adapter_targets import groups_of
+from meshwright.recipes.model_changes import require_numbers, sizes
 from meshwright.recipes.stage_layers import Balanced, stages_of
 from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 
@@ -183,9 +183,11 @@ def _at_least_one(value: Column) -> Column:
 
 def model_of(recipe: Recipe) -> ModelSpec:
     """Return the model of a recipe, with its architecture changes applied."""
-    changes = {k: v for k, v in msgspec.structs.asdict(recipe.architecture).items() if v is not None}
+    changes = sizes(recipe)
+    found = find(recipe.model)
+    require_numbers(recipe, found)
     try:
-        return reshape(find(recipe.model), **changes) if changes else find(recipe.model)
+        return reshape(found, **changes) if changes else found
     except InputError as error:
         if error.field not in changes:
             raise

@@ -45,7 +45,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Architecture(Section, frozen=True):
-    """Changes to the named model's shape; empty means the model as published."""
+    """Changes to the named model's shape and numbers; empty means the model as published."""
 
     layers: Annotated[int, contract("number of layers", ge=1)] | None = None
     hidden: Annotated[int, contract("width of the residual stream", ge=1)] | None = None
@@ -56,6 +56,8 @@ class Architecture(Section, frozen=True):
     vocab: Annotated[int, contract("vocabulary size", ge=1)] | None = None
     experts: Annotated[int, contract("routed experts per layer", ge=1)] | None = None
     topk: Annotated[int, contract("routed experts per token", ge=1)] | None = None
+    rope_theta: Annotated[float, contract("base of the rotary positions", gt=0)] | None = None
+    norm_eps: Annotated[float, contract("epsilon of the norms", gt=0, lt=1)] | None = None
 
 
 class Data(Section, frozen=True):

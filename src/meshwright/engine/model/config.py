@@ -11,6 +11,7 @@ from meshwright.engine.model.build import transformers_config
 from meshwright.engine.vision.vision_modules import VISION_MODULES
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec, config_named, spec_from_config
+from meshwright.models.numerics import EPSILONS
 from meshwright.recipes.types import Recipe
 
 # Architecture field of a recipe -> transformers' names for it.
@@ -24,6 +25,7 @@ NAMES = {
     "vocab": ("vocab_size",),
     "experts": ("num_experts", "n_routed_experts", "num_local_experts"),
     "topk": ("num_experts_per_tok",),
+    "norm_eps": EPSILONS,
 }
 
 
@@ -38,6 +40,8 @@ def config_for(recipe: Recipe) -> Any:
     for field, value in changes.items():
         if field == "layers":
             text = with_layers(text, [i % layer_count(text) for i in range(value)])
+        elif field == "rope_theta":
+            text = _with_rope_base(text, value)
         else:
             text[_named(text, field)] = value
     if recipe.train.init_std:
@@ -46,6 +50,16 @@ def config_for(recipe: Recipe) -> Any:
             raise InputError(reason, field="train.init_std", value=recipe.train.init_std, fix=("train.init_std=0",))
         text["initializer_range"] = recipe.train.init_std
     return transformers_config(_with_language(values, text))
+
+
+def _with_rope_base(text: Mapping[str, Any], base: float) -> dict[str, Any]:
+    """Return the config with another base of its rotary positions."""
+    rope = text.get("rope_parameters")
+    if not isinstance(rope, Mapping) or "rope_theta" not in rope:  # none, or one table per kind of layer
+        key = "architecture.rope_theta"
+        reason = f"{text.get('model_type')} has no single base of rotary positions to change"
+        raise InputError(reason, field=key, value=base, fix=(f"{key}=null",))
+    return {**text, "rope_parameters": {**rope, "rope_theta": base}}
 
 
 def _supported_config(recipe: Recipe) -> Mapping[str, Any]:

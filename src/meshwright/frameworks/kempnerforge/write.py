@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from meshwright.clusters import Cluster
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.kempnerforge.parse import data_ranks, model_of
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
 from meshwright.frameworks.types import ExportedConfig, Program, SourcedValue
 from meshwright.models import Attention, Dense, ModelSpec, MoE
-from meshwright.models.numerics import Numerics, numerics_of
+from meshwright.recipes.model_changes import numerics_for
 from meshwright.recipes.types import Recipe
 
+DEFAULT_STD = 0.02
 KEEP = (
     "train.batch_size", "train.seq_len", "train.max_steps", "train.grad_accum_steps", "train.mixed_precision",
     "train.activation_checkpointing", "train.compile_model", "optimizer.name", "optimizer.lr", "scheduler.name",
@@ -24,7 +25,8 @@ KEEP = (
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster) -> ExportedConfig:
     sizes = _sizes(model)
-    fields = [key for key in relevant_fields(recipe, model) if key not in framework.derived_fields]
+    derived = (*framework.derived_fields, "train.init_std")
+    fields = [key for key in relevant_fields(recipe, model) if key not in derived]
     settings, unmapped = to_settings(framework, recipe, fields)
     ranks = recipe.layout.micro_batch_size * data_ranks(recipe, cluster)
     if recipe.train.global_batch_size % ranks:
@@ -54,10 +56,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clust
 
 def _numerics(recipe: Recipe, model: ModelSpec) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the RoPE base and the norm epsilon of the model, and what the file cannot express."""
-    try:
-        found = numerics_of(recipe.model)
-    except MeshwrightError:  # a model of a file that is not here
-        found = Numerics()
+    found = numerics_for(recipe)
     known = {"rope_theta": found.rope_theta, "norm_eps": found.norm_eps}
     missing = [f"model.{key}" for key, value in known.items() if value is None]
     notes = []
@@ -65,6 +64,7 @@ def _numerics(recipe: Recipe, model: ModelSpec) -> tuple[dict[str, Any], tuple[s
         notes.append(f"add {' and '.join(missing)} of {model.name}: not in the catalogue, so the defaults apply")
     if found.scaling_type:
         notes.append(f"the published RoPE is scaled ({found.scaling_type}); KempnerForge has no setting for that")
+    known["init_std"] = found.init_std if found.init_std != DEFAULT_STD else None
     return {key: value for key, value in known.items() if value is not None}, tuple(notes)
 
 

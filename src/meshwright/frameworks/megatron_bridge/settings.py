@@ -93,6 +93,9 @@ def difference(
     changed = _adjusted(changed, recipe, base, unmapped, row is not None and row.precision_aware)
     shape = {name: getattr(recipe.architecture, name) for name in MODEL_SIZES.values()}
     changed |= {key: shape[name] for key, name in MODEL_SIZES.items() if shape[name] is not None}
+    numbers = {"model.rotary_base": recipe.architecture.rope_theta}
+    numbers["model.layernorm_epsilon"] = recipe.architecture.norm_eps
+    changed |= {key: value for key, value in numbers.items() if value is not None}
     if recipe.peft.method not in ("lora", "dora") and recipe.goal == "peft":
         unmapped["peft.method"] = UnmappedField(
             "peft.method", recipe.peft.method, "Megatron-Bridge supports LoRA and DoRA"

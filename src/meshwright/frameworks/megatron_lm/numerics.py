@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import msgspec
-
-from meshwright.errors import MeshwrightError
+from meshwright.errors import InputError
 from meshwright.models import MLA, Mamba2, ModelSpec
-from meshwright.models.numerics import Numerics, numerics_of
+from meshwright.models.numerics import Numerics
+from meshwright.recipes.model_changes import numerics_for
 from meshwright.recipes.types import Recipe
 
 DEFAULT_STD = 0.02
@@ -24,25 +23,16 @@ ARRAY = dict.fromkeys(
 )  # fmt: skip
 
 
-def published(recipe: Recipe) -> Numerics:
-    """Return the values of the recipe's model; unknown ones are None."""
-    try:
-        found = numerics_of(recipe.model)
-    except MeshwrightError:  # a model of a file that is not here
-        found = Numerics()
-    return msgspec.structs.replace(found, init_std=recipe.train.init_std) if recipe.train.init_std else found
-
-
 def numeric_flags(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
-    """Return the flags that make the model the published one."""
-    found = published(recipe)
+    """Return the flags that make the model the published one, with the recipe's changes."""
+    found = numerics_for(recipe)
     return {**_positions(found, model), **_norms(found), **_router(found, model), **_padding(model, recipe.layout.tp)}
 
 
 def _positions(found: Numerics, model: ModelSpec) -> dict[str, Any]:
     if not _has_rope(model) or found.rope_theta is None:
         return {}
-    flags: dict[str, Any] = {"rotary_base": int(found.rope_theta)}
+    flags: dict[str, Any] = {"rotary_base": _base(found.rope_theta)}
     if found.partial_rotary_factor != 1.0:
         flags["rotary_percent"] = found.partial_rotary_factor
     scaling = found.rope_scaling or {}
@@ -57,6 +47,13 @@ def _positions(found: Numerics, model: ModelSpec) -> dict[str, Any]:
             "mscale_all_dim": float(scaling.get("mscale_all_dim", 0.0)),
         }
     return flags
+
+
+def _base(value: float) -> int:
+    """Return the RoPE base as --rotary-base takes it: an integer."""
+    if value != int(value):
+        raise InputError("--rotary-base is an integer", "architecture.rope_theta", value, [f"{round(value)}"])
+    return int(value)
 
 
 def _norms(found: Numerics) -> dict[str, Any]:
@@ -95,7 +92,7 @@ def _has_rope(model: ModelSpec) -> bool:
 
 def numeric_notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
     """Yield what the file lacks and has to be added, and what Megatron-LM has no flag for."""
-    found = published(recipe)
+    found = numerics_for(recipe)
     missing = []
     if _has_rope(model) and found.rope_theta is None:
         missing.append("the RoPE base (--rotary-base)")

@@ -41,6 +41,8 @@ ARRAYS = {
 }
 """Flags outside the key map, by the array they belong in; the rest describe the model."""
 
+DERIVED = ("data.validation_part", "data.tokenizer", "train.init_std")
+"""Fields whose flags follow from others, or from the model."""
 ADAM_ONLY = {
     "main_grads_dtype": "precision.grads",
     "main_params_dtype": "precision.master",
@@ -51,7 +53,7 @@ ADAM_ONLY = {
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster) -> ExportedConfig:
-    skipped = ("data.validation_part", "data.tokenizer", *(["kernels.te_rng_tracker"] if _captures(recipe) else []))
+    skipped = (*DERIVED, *(["kernels.te_rng_tracker"] if _captures(recipe) else []))
     fields = [key for key in relevant_fields(recipe, model) if key not in skipped]
     settings, unmapped = to_settings(framework, recipe, fields)
     settings, rejected = _accepted(framework, settings, recipe)

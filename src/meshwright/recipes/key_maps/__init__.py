@@ -52,9 +52,7 @@ LEGACY_KEYS = (
     ConfigKey("training.seq_length", "data.seq_length"),
 )
 """Keys from older guides: accepted as overrides, never written."""
-INITIALIZATION_KEYS = tuple(
-    ConfigKey(key, "train.init_std") for key in ("init_method_std", "model.init_method_std", "initializer_range")
-)
+INITIALIZATION_KEYS = (ConfigKey("initializer_range", "train.init_std"),)
 """Keys of the initial weights, which files of other frameworks describe as part of the model."""
 OTHER_KEYS = (LEGACY_KEYS, hugging_face.KEYS, INITIALIZATION_KEYS)
 

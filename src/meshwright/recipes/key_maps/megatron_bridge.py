@@ -195,6 +195,9 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("model.vocab_size", "architecture.vocab"),
     ConfigKey("model.num_moe_experts", "architecture.experts"),
     ConfigKey("model.moe_router_topk", "architecture.topk"),
+    ConfigKey("model.rotary_base", "architecture.rope_theta"),
+    ConfigKey("model.layernorm_epsilon", "architecture.norm_eps"),
+    ConfigKey("model.init_method_std", "train.init_std"),
     ConfigKey(
         "dataset.packed_sequence_specs.packed_sequence_size",
         status="removed",

@@ -1,0 +1,60 @@
+"""What a recipe changes in its model: sizes, and numbers of the computation that are no part of the shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.models import ModelSpec
+from meshwright.models.numerics import Numerics, numerics_of
+from meshwright.recipes.format_override import format_override
+from meshwright.recipes.types import Recipe
+
+NUMBERS = ("rope_theta", "norm_eps")
+"""Fields of the architecture that change what the model computes, not its shape."""
+
+
+def changes(recipe: Recipe) -> dict[str, Any]:
+    """Return the architecture fields that a recipe sets."""
+    return {key: value for key, value in msgspec.structs.asdict(recipe.architecture).items() if value is not None}
+
+
+def sizes(recipe: Recipe) -> dict[str, Any]:
+    """Return the sizes that a recipe sets."""
+    return {key: value for key, value in changes(recipe).items() if key not in NUMBERS}
+
+
+def require_numbers(recipe: Recipe, model: ModelSpec) -> None:
+    """Raise InputError for a number that the model does not have."""
+    base = recipe.architecture.rope_theta
+    if base is not None and (model.learned_positions or model.kind == "diffusion"):
+        key = "architecture.rope_theta"
+        raise InputError(f"{model.name} has no rotary positions to change", key, base, [f"{key}=null"])
+
+
+def published_numerics(model: str) -> Numerics:
+    """Return the published values of a model; unknown ones are None."""
+    try:
+        return numerics_of(model)
+    except MeshwrightError:  # a model of a file that is not here
+        return Numerics()
+
+
+def numerics_for(recipe: Recipe) -> Numerics:
+    """Return the values that a recipe trains with: those of its model, and the recipe's own."""
+    own: dict[str, Any] = {key: value for key, value in changes(recipe).items() if key in NUMBERS}
+    if recipe.train.init_std:
+        own["init_std"] = recipe.train.init_std
+    return msgspec.structs.replace(published_numerics(recipe.model), **own)
+
+
+def shape_overrides(recipe: Recipe) -> tuple[str, ...]:
+    """Return the overrides that make the named model the recipe's, for a command that names the model."""
+    return tuple(format_override(f"architecture.{key}", value) for key, value in changes(recipe).items())
+
+
+def label(recipe: Recipe, name: str) -> str:
+    """Return how to call the recipe's model of this name: one in other sizes is not the catalogue's."""
+    return f"own shape like {name}" if sizes(recipe) else name
