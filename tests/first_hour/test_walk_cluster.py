@@ -65,9 +65,12 @@ def test_a_job_of_another_framework_takes_another_model(meshwright: Any, tmp_pat
 
 def test_a_budget_says_which_steps_train_it(meshwright: Any) -> None:
     words = (*DENSE, "12x8xH100", "--tokens", "250B", "--json")
-    (note,) = meshwright(*words).json["budget"]["notes"]
-    assert note == "the recipe trains for 1,168,251 steps: add train.steps=119210 to train these tokens"
-    assert meshwright(*words, "train.steps=119210").json["budget"]["notes"] == []
+    found = meshwright(*words).json
+    (change,) = (one for one in found["changes"] if one["field"] == "train.steps")
+    assert (change["from"], change["to"]) == (1_168_251, 119_210)  # the plan trains the requested tokens
+    assert found["budget"]["notes"] == []
+    (note,) = meshwright(*words, "train.steps=500").json["budget"]["notes"]  # typed steps stay
+    assert note == "the recipe trains for 500 steps: add train.steps=119210 to train these tokens"
 
 
 def test_a_budget_below_one_step_names_the_unit(meshwright: Any) -> None:
@@ -184,7 +187,7 @@ def test_a_network_with_its_unit_is_the_same_network(meshwright: Any, tmp_path: 
 
 
 def test_an_option_of_another_command_names_that_command(meshwright: Any) -> None:
-    ended = meshwright("plan", "llama3-8b", "--gpus", "8xH100", "--days", "30")
+    ended = meshwright("plan", "llama3-8b", "--gpus", "8xH100", "--max-gpus", "30")
     assert ended.code == 2
     assert "commands that take it: size" in ended.err
 

@@ -248,7 +248,7 @@ def test_size_answers_a_deadline(meshwright: Any) -> None:
     assert max(answer.json["tried"]) == 4
     late = meshwright(*asked, "--days", "0.1", "--json")
     assert (late.code, late.json["in_time"]) == (1, None)
-    assert meshwright(*asked[:6], "--days", "10", "--json").json["error"]["field"] == "days"
+    assert meshwright(*asked[:6], "--max-gpus", "4", "--days", "10", "--json").code == 0  # the tokens of ten days
 
 
 def test_a_rack_is_72_gpus(meshwright: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from typing import Any
 
 import msgspec
@@ -52,12 +53,38 @@ def recommend(request: requests.Recommend) -> Plan:
     else:
         question = job_question(request, job)
     _price(request, question), token_budget(request.tokens)  # refused before the search
-    found = planner.recommend(question, request.overrides, None if job is None else job.on(question.engine))
+    found = _of_this_length(question, None if job is None else job.on(question.engine), request)
     if request.save:
         from meshwright.api.catalogues import save_recipe  # 10 ms that other recommendations save
 
         save_recipe(found, request.save)
     return _with_budget(with_less_padding(found), request)
+
+
+def _of_this_length(question: Question, recipe: Recipe | None, request: requests.Recommend) -> Plan:
+    """Return the plan, of as many steps as the requested tokens or days take; steps and epochs of the user stay."""
+    tokens, overrides = token_budget(request.tokens), request.overrides
+    if tokens is None and request.days is None:
+        return planner.recommend(question, overrides, recipe)
+    baseline = planner.baseline_for(question, overrides, recipe)
+    asked = baseline.requested
+    if tokens is None or asked.train.epochs or {"train.steps", "train.epochs"} & baseline.reasons.keys():
+        plan = planner.recommend(question, overrides, recipe)
+        found = _budget(plan, request)
+        if tokens is not None or not isinstance(found, planner.Budget) or asked.train.epochs:
+            return plan
+        if "train.steps" in baseline.reasons or found.steps in (0, asked.train.steps):
+            return plan
+        steps, text = found.steps, f"what {request.days:g} days train"
+    else:
+        per_step = planner.step_tokens(baseline.case, grouped_width(asked))
+        steps, text = ceil(tokens / per_step), f"{request.tokens} tokens of {per_step:,} per step"
+        if tokens < per_step or steps == asked.train.steps:  # the budget's notes say that it is less than a step
+            return planner.recommend(question, overrides, recipe)
+    plan = planner.recommend(question, (*overrides, f"train.steps={steps}"), recipe)
+    why = f"requested: {text}; a new experiment"
+    changes = (msgspec.structs.replace(c, why=why) if c.field == "train.steps" else c for c in plan.changes)
+    return msgspec.structs.replace(plan, changes=tuple(changes))
 
 
 def _notes(plan: Plan) -> tuple[str, ...]:
@@ -99,13 +126,12 @@ def size(request: requests.Size) -> Sizing:
     tokens = token_budget(request.tokens)
     questions = [_sized_question(msgspec.structs.replace(request, gpu=one)) for one in types]
     prices, unpriced = _prices(request, questions)
-    if request.days is not None and tokens is None:
-        fix = (f"--tokens 1T --days {request.days:g}",)
-        raise InputError("needs a token budget", field="days", value=request.days, fix=fix)
-    if request.price is not None and tokens is None:
-        raise InputError("needs a token budget", field="price", value=request.price, fix=("--tokens 1T --price 2.5",))
+    asked = tokens is not None or request.days is not None
+    if request.price is not None and not asked:
+        fix = (f"--tokens 1T --price {request.price}", f"--days 30 --price {request.price}")
+        raise InputError("needs a token budget or a number of days", field="price", value=request.price, fix=fix)
     found = [
-        planner.size(question, request.overrides, tokens, price if tokens else None, request.max_gpus, request.days)
+        planner.size(question, request.overrides, tokens, price if asked else None, request.max_gpus, request.days)
         for question, price in zip(questions, prices, strict=True)
     ]
     if len(found) == 1:
@@ -209,17 +235,18 @@ def _with_budget(plan: Plan, request: Asked) -> Plan:
 
 
 def _budget(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType | None:
-    """Return days and cost of the requested tokens, else of the recipe's epochs, else of its steps at a price."""
+    """Return days and cost of the requested tokens or days, else of the recipe's epochs, or of its steps at a price."""
     if request is None:
         return UNSET
-    epochs = epochs_of(plan.recipe) if request.tokens is None else None
-    if request.tokens is None and request.price is None and not plan.recipe.train.epochs:
+    asked = request.tokens is not None or request.days is not None
+    epochs = None if asked else epochs_of(plan.recipe)
+    if not asked and request.price is None and not plan.recipe.train.epochs:
         return UNSET
     if not plan.exists or not plan.estimate.fits:
         return None
     price = _price(request, plan.question)
     width = grouped_width(plan.recipe)
-    return planner.budget(plan.case, plan.estimate, token_budget(request.tokens), price, epochs, width)
+    return planner.budget(plan.case, plan.estimate, token_budget(request.tokens), price, epochs, width, request.days)
 
 
 @verb(requests.Estimate)
@@ -509,7 +536,7 @@ class SizesResponse(Response, frozen=True, kw_only=True):
     @property
     def ok(self) -> bool:
         """Return whether a count fits, of any type, and is in time if there is a deadline."""
-        if self.deadline_days is not None:
+        if self.deadline_days is not None and self.tokens is not None:
             return self.in_time is not None or any(one.in_time is not None for one in self.compared)
         return self.smallest is not None
 

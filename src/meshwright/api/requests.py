@@ -226,6 +226,16 @@ Price = Annotated[
         examples=(2.5, "2.10EUR"),
     ),
 ]
+DAYS = Input(help="", metavar="DAYS", minimum=0.01, maximum=1e5, examples=(30.0,))
+Days = Annotated[
+    float, msgspec.structs.replace(DAYS, help="Time to train: how many tokens it takes, with their cost at a price.")
+]
+Deadline = Annotated[
+    float,
+    msgspec.structs.replace(
+        DAYS, help="Deadline: the smallest count that trains --tokens in these days, else the tokens of each count."
+    ),
+]
 Currency = Annotated[str, Input(help="Currency of the price, e.g. EUR.", metavar="CODE", examples=("EUR",))]
 DATASET = Input(help="Dataset: a name, file or folder; mock generates random data.", metavar="DATA", surfaces=CLI)
 Dataset = Annotated[str, DATASET]
@@ -286,6 +296,7 @@ class Recommend(Request, frozen=True):
         None
     )
     dataset: PlannedDataset | None = None
+    days: Days | None = None
 
 
 class Write(Recommend, frozen=True, kw_only=True):
@@ -319,6 +330,7 @@ class Plan(Request, frozen=True):
     framework: FileFramework | None = None
     model: FileModel | None = None
     dataset: PlannedDataset | None = None
+    days: Days | None = None
 
 
 class Size(Request, frozen=True):
@@ -346,19 +358,7 @@ class Size(Request, frozen=True):
     tokens: Tokens | None = None
     price: Price | None = None
     currency: Currency | None = None
-    days: (
-        Annotated[
-            float,
-            Input(
-                help="Deadline: also name the smallest count that trains the tokens in this many days.",
-                metavar="DAYS",
-                minimum=0.01,
-                maximum=1e5,
-                examples=(30.0,),
-            ),
-        ]
-        | None
-    ) = None
+    days: Deadline | None = None
     max_gpus: (
         Annotated[
             int, Input(help="Largest count to try, e.g. what you can get.", metavar="N", minimum=1, examples=(512,))
@@ -401,6 +401,7 @@ class Estimate(Request, frozen=True):
     framework: FileFramework | None = None
     model: FileModel | None = None
     dataset: PlannedDataset | None = None
+    days: Days | None = None
 
 
 class Schedule(Estimate, frozen=True):

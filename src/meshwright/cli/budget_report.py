@@ -16,8 +16,10 @@ MOST_LISTED = 4096  # GPUs; few people choose among more
 TIMES_OWN = 4  # the GPUs that the user has: larger clusters are another question
 
 
-def _number(value: float) -> str:
-    """Return a number with its thousands; two decimals below ten."""
+def _number(value: float, limit: float | None = None) -> str:
+    """Return a number with its thousands; two decimals below ten, or close above a limit."""
+    if limit is not None and value < 1.02 * limit:
+        return f"{value:,.2f}"
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
@@ -42,25 +44,42 @@ def budget_lines(answer: Answer, gpus: int) -> list[str]:
         return []
     if budget is None and answer["estimate"]["fits"] and answer["contract"]["epochs"]:
         return [f"no figures: the samples of {escape(answer['contract']['dataset'])} are not known here; {COUNTED}"]
+    if budget is None and answer["estimate"]["fits"]:
+        return ["no figures: failures come before the first checkpoint; add a smaller checkpoint.save_every"]
     if budget is None:
         return ["no figures: this plan does not fit"]
     days, hours = budget["days_band"], budget["gpu_hours_band"]
     source = "" if budget["tokens_from"] == "requested" else f" ({escape(budget['tokens_from'])})"
-    lines = [
-        f"{_tokens(budget['tokens'])} tokens{source} in {budget['steps']:,} steps: {_days(budget['days'])} "
-        f"({_days(days['low'])} to {_days(days['high'])}) on {gpus:,} GPU{'s' if gpus != 1 else ''}",
-        f"{_number(budget['gpu_hours'])} GPU-hours ({_number(hours['low'])} to {_number(hours['high'])})",
-    ]
+    where, within = f"on {gpus:,} GPU{'s' if gpus != 1 else ''}", budget["tokens_band"]
+    if within is not None:
+        lines = [
+            f"{_tokens(budget['tokens'])} tokens ({_tokens(within['low'])} to {_tokens(within['high'])}) in "
+            f"{budget['steps']:,} steps are what {_days(budget['days'])} train {where}",
+            f"{_number(budget['gpu_hours'])} GPU-hours",
+        ]
+    else:
+        lines = [
+            f"{_tokens(budget['tokens'])} tokens{source} in {budget['steps']:,} steps: {_days(budget['days'])} "
+            f"({_days(days['low'])} to {_days(days['high'])}) {where}",
+            f"{_number(budget['gpu_hours'])} GPU-hours ({_number(hours['low'])} to {_number(hours['high'])})",
+        ]
     if budget["cost"] is not None:
         unit, cost = f" {budget['currency']}" if budget["currency"] else "", budget["cost_band"]
-        lines[-1] += (
-            f" at {budget['price']:g}{unit} each: {_number(budget['cost'])}{unit} "
-            f"({_number(cost['low'])} to {_number(cost['high'])})"
-        )
+        lines[-1] += f" at {budget['price']:g}{unit} each: {_number(budget['cost'])}{unit}"
+        lines[-1] += f" ({_number(cost['low'])} to {_number(cost['high'])})" if within is None else ""
     good = budget["goodput"]
-    share = f"goodput {good['share']:.1%}: {good['failures_per_day']:.2g} failures per day and a checkpoint every"
-    lines.append(f"[dim]{share} {good['save_interval_s'] / 60:,.0f} minutes are included[/]")
+    share = f"goodput {good['share']:.1%}: {good['failures_per_day']:.2g} failures per day and a checkpoint"
+    lines.append(f"[dim]{share} {_saved(good, budget['steps'])} are included[/]")
     return [*lines, *(f"[yellow]{escape(note)}[/]" for note in budget["notes"])]
+
+
+def _saved(good: Answer, steps: int) -> str:
+    """Return when a run writes checkpoints: in time and steps, or only at its end."""
+    every = good["save_every"]
+    if every and every < steps:
+        return f"every {_days(good['save_interval_s'] / 86400)} ({every:,} steps)"
+    longer = f" (checkpoint.save_every={every} is not below its {steps:,} steps)" if every else ""
+    return f"only at the end{longer}"
 
 
 def plan_budget_titles(plans: Sequence[Answer]) -> tuple[str, ...]:
@@ -95,12 +114,13 @@ def print_sizes(answer: Answer) -> None:
         "per GPU",
         "MFU",
         "goodput",
-        "days",
+        "days" if answer["tokens"] is not None else "tokens",
         "GPU-hours",
         "cost" + unit,
     )
-    columns = len(headers) - (answer["price"] is None) - 2 * (answer["tokens"] is None)
-    table([_size_row(s)[:columns] for s in _shown(answer)], *headers[:columns])
+    timed = answer["tokens"] is not None or answer["deadline_days"] is not None
+    columns = len(headers) - (answer["price"] is None) - 2 * (not timed)
+    table([_size_row(s, answer["tokens"] is None)[:columns] for s in _shown(answer)], *headers[:columns])
     own = next((s for s in answer["sizes"] if s["gpus"] == answer["own"]), None)
     for title, chosen in (("yours", own), *((name, answer[name]) for name in ("smallest", "most_efficient"))):
         if chosen is None and title == "yours":
@@ -110,16 +130,16 @@ def print_sizes(answer: Answer) -> None:
         over = "" if chosen is None or chosen["fits"] else " (does not fit)"
         text = f"{chosen['gpus']} GPUs{over}: {chosen['layout']}{_band(chosen, unit)}" if chosen else "none fits"
         titled(out, title.replace("_", " "), [" " + text])
-    if answer["deadline_days"] is not None:
+    if answer["deadline_days"] is not None and answer["tokens"] is not None:
         chosen = answer["in_time"]
         text = f"{chosen['gpus']} GPUs: {chosen['layout']}{_band(chosen, unit)}" if chosen else _too_late(answer)
         titled(out, f"in {answer['deadline_days']:g} days", [" " + text])
-    _print_compared(answer["compared"])
+    _print_compared(answer)
     if answer["storage"] is not None:
         titled(out, "storage", [" " + line for line in _storage_lines(answer)])
     for note in answer["notes"]:
         out.print(f"[yellow]! {escape(note)}[/]")
-    if answer["tokens"] is None:
+    if not timed:
         out.print("[dim]--tokens 1T adds days, and --price 2.50 (of one GPU for one hour) the cost[/]")
     elif answer["price"] is None and not any(one["price"] is not None for one in answer["compared"]):
         out.print("[dim]--price 2.50 (of one GPU for one hour) adds the cost[/]")
@@ -132,32 +152,45 @@ def _too_late(answer: Answer) -> str:
     if not timed:
         return "no count fits"
     soonest = min(timed, key=lambda one: one["days"])
-    return f"no count; the soonest is {_days(soonest['days'])} with {soonest['gpus']:,} GPUs"
+    kind = f" of {answer['gpu']}" if answer["compared"] else ""
+    days = _number(soonest["days"], answer["deadline_days"])
+    return f"no count{kind}; the soonest is {days} days with {soonest['gpus']:,} GPUs"
 
 
-def _print_compared(compared: list[Answer]) -> None:
-    """Print the best counts of several GPU types."""
+def _print_compared(answer: Answer) -> None:
+    """Print the best counts of several GPU types; with a deadline, those that meet it."""
+    compared, rows, tokens = answer["compared"], [], answer["tokens"]
     if not compared:
         return
-    rows = []
+    timed = answer["deadline_days"] is not None and tokens is not None
     for one in compared:
-        best = one["in_time"] or one["cheapest"] or one["most_efficient"] or {}
+        best = one["in_time"] if timed else one["cheapest"] or one["most_efficient"]
+        soonest, best, late = one["soonest"], best or {}, ""
+        if timed and soonest:
+            late = f"none; {_number(soonest['days'], answer['deadline_days'])} days with {soonest['gpus']:,}"
         unit = f" {one['currency']}" if one["currency"] else ""
         rows.append(
             (
                 one["gpu"],
                 "none fits" if one["smallest"] is None else f"{one['smallest']['gpus']:,}",
-                f"{best['gpus']:,}" if best else "",
+                f"{best['gpus']:,}" if best else late,
                 f"{best['tokens_per_s_per_gpu']:,.0f}" if best else "",
-                f"{best['days']:,.1f}" if best.get("days") is not None else "",
+                _spent(best, tokens is None),
                 f"{one['price']:g}{unit}" if one["price"] is not None else "",
                 f"{best['cost']:,.0f}{unit}" if best.get("cost") is not None else "",
             )
         )
-    timed = any(one["in_time"] for one in compared)
     priced = [bool(one["cheapest"]) for one in compared]
     chosen = "in time" if timed else "cheapest" if all(priced) else "best" if any(priced) else "most efficient"
-    table(rows, "GPU type", "smallest", chosen, "tokens/s per GPU", "days", "price", "cost")
+    days = "days" if tokens is not None or answer["deadline_days"] is None else "tokens"
+    table(rows, "GPU type", "smallest", chosen, "tokens/s per GPU", days, "price", "cost")
+
+
+def _spent(best: Answer, within: bool) -> str:
+    """Return the days of a size, or the tokens of the days that were given."""
+    if best.get("days") is None:
+        return ""
+    return _tokens(best["tokens"]) if within else f"{best['days']:,.1f}"
 
 
 def _storage_lines(answer: Answer) -> list[str]:
@@ -190,6 +223,9 @@ def _band(chosen: Answer, unit: str) -> str:
     if chosen["days"] is None:
         return ""
     days, cost = chosen["days_band"], chosen["cost_band"]
+    if days["low"] == days["high"]:  # the days were given
+        price = "" if cost is None else f", {_number(chosen['cost'])}{unit}"
+        return f"; {_tokens(chosen['tokens'])} tokens in {chosen['steps']:,} steps{price}"
     text = f"; {_days(chosen['days'])} ({_days(days['low'])} to {_days(days['high'])})"
     if cost is not None:
         text += f", {_number(chosen['cost'])}{unit} ({_number(cost['low'])} to {_number(cost['high'])})"
@@ -225,7 +261,7 @@ def _tried(answer: Answer) -> str:
     )
 
 
-def _size_row(s: Answer) -> tuple[str, ...]:
+def _size_row(s: Answer, within: bool) -> tuple[str, ...]:
     return (
         f"{s['gpus']:,}",
         s["nodes"],
@@ -238,7 +274,7 @@ def _size_row(s: Answer) -> tuple[str, ...]:
         f"{s['tokens_per_s_per_gpu']:,.0f}",
         f"{s['mfu']:.0%}",
         f"{s['goodput']['share']:.0%}",
-        "" if s["days"] is None else _number(s["days"]),
+        "" if s["days"] is None else _tokens(s["tokens"]) if within else _number(s["days"]),
         "" if s["gpu_hours"] is None else _number(s["gpu_hours"]),
         "" if s["cost"] is None else f"{s['cost']:,.0f}",
     )

@@ -144,7 +144,7 @@ def size(answer: Answer) -> str:
         for title in ("smallest", "most_efficient")
         for one in [answer[title]]
     ]
-    if answer["deadline_days"] is not None:
+    if answer["deadline_days"] is not None and answer["tokens"] is not None:
         one = answer["in_time"]
         chosen.append(f"in {answer['deadline_days']:g} days: " + (f"{one['gpus']:,} GPUs" if one else "no count"))
     assumed = [f"assumed: {one['message']}" for one in answer["assumed"]]
@@ -152,7 +152,7 @@ def size(answer: Answer) -> str:
 
 
 def _size(one: Answer) -> str:
-    days = "" if one["days"] is None else f", {one['days']:,.1f} days"
+    days = "" if one["days"] is None else f", {one['tokens']:.4g} tokens in {one['days']:,.1f} days"
     cost = "" if one["cost"] is None else f", cost {one['cost']:,.0f}"
     fits = "" if one["fits"] else ", does NOT fit"
     levers = f" with {' '.join(one['levers'])}" if one["levers"] else ""

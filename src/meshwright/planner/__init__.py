@@ -1,7 +1,7 @@
 """Plan a training: find a recipe, size it to the cluster, search layouts and explain the result."""
 
-from meshwright.planner.baseline import case_of, moved_to, with_engine_strategy
-from meshwright.planner.budget import Budget, Price, budget
+from meshwright.planner.baseline import baseline_for, case_of, moved_to, with_engine_strategy
+from meshwright.planner.budget import Budget, Price, budget, step_tokens
 from meshwright.planner.explain import reasons
 from meshwright.planner.findings import examine
 from meshwright.planner.levers import options_for_recipe
@@ -46,6 +46,7 @@ __all__ = [
     "Sizing",
     "Storage",
     "Suggestion",
+    "baseline_for",
     "batch_for_tokens",
     "budget",
     "calibration_notes",
@@ -66,6 +67,7 @@ __all__ = [
     "scaled_lr",
     "size",
     "smallest_fit",
+    "step_tokens",
     "with_engine_strategy",
     "with_fastest_micro_batch",
 ]

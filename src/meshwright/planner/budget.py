@@ -1,14 +1,16 @@
-"""Days, GPU-hours and cost of a token budget, with the error band of the step time."""
+"""Days, GPU-hours and cost of a token budget, or the tokens of a number of days, with the step time's error band."""
 
 from __future__ import annotations
 
 from math import ceil, log2
+from typing import Any
 
 import msgspec
 
 from meshwright import costs
 from meshwright.planner.divisors import divided_batch
 from meshwright.planner.goodput import Goodput, goodput
+from meshwright.planner.storage import storage_of
 from meshwright.recipes.case import Case
 
 DAY, HOUR = 86400.0, 3600.0
@@ -19,6 +21,7 @@ MANY_STEPS = 2_000_000
 USUAL_STEPS = 500_000
 SAME_LENGTH = 0.01  # relative difference of steps that is only rounding
 MAX_STEP_TOKENS = 16 * 2**20  # about the largest published
+SAVE_GAIN = 0.002  # of the time: what another checkpoint interval must gain to be named
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -39,7 +42,7 @@ class Budget(msgspec.Struct, frozen=True):
     """What a number of tokens takes on one cluster."""
 
     tokens: float
-    tokens_from: str  # requested, the recipe's steps, or the epochs of a dataset
+    tokens_from: str  # requested, the recipe's steps, the epochs of a dataset, or a number of days
     steps: int
     tokens_per_step: int
     goodput: Goodput
@@ -52,11 +55,41 @@ class Budget(msgspec.Struct, frozen=True):
     cost: float | None = None
     cost_band: Range | None = None
     notes: tuple[str, ...] = ()
+    tokens_band: Range | None = None  # if the days are given
 
 
-def goodput_of(case: Case, estimate: costs.Estimate) -> Goodput:
-    """Return the goodput of a case: its state is what a checkpoint writes."""
-    return goodput(case.cluster.world, float(estimate.memory.weights + estimate.memory.optimizer) * GB_PER_GIB)
+def goodput_of(case: Case, step_s: float, steps: int, every: int | None = None) -> Goodput:
+    """Return the goodput of a run of these steps with the recipe's checkpoints, or with one every so many steps."""
+    checkpoint = case.recipe.checkpoint
+    every = checkpoint.save_every if every is None else every
+    interval = min(every or steps, max(steps, 1)) * step_s
+    found = goodput(case.cluster.world, _saved_gb(case), interval, checkpoint.async_save)
+    return msgspec.structs.replace(found, save_every=every)
+
+
+def _saved_gb(case: Case) -> float:
+    """Return what a GPU writes of a checkpoint."""
+    return storage_of(case).checkpoint_gib * GB_PER_GIB / case.cluster.world
+
+
+def save_notes(case: Case, useful: Goodput, step_s: float, steps: int) -> tuple[str, ...]:
+    """Return the checkpoint interval that trains a larger share of the time, if it is worth a change."""
+    best = goodput(case.cluster.world, _saved_gb(case), background=case.recipe.checkpoint.async_save)
+    every = min(_rounded(best.save_interval_s / step_s), max(steps, 1))
+    other = goodput_of(case, step_s, steps, every)
+    if case.benchmark or other.share < useful.share + SAVE_GAIN:
+        return ()
+    now = f"every {useful.save_every:,} steps" if useful.save_every else "only at the end"
+    minutes = f"{every * step_s / 60:,.0f} minutes" if every * step_s >= 120 else f"{every * step_s:,.0f} seconds"
+    return (
+        f"a checkpoint {now} leaves {useful.share:.1%} of the time to training, one every {minutes} {other.share:.1%}: "
+        f"add checkpoint.save_every={every}",
+    )
+
+
+def _rounded(steps: float) -> int:
+    """Return a number of steps with two digits."""
+    return max(int(float(f"{steps:.1e}")), 1)
 
 
 class Epochs(msgspec.Struct, frozen=True):
@@ -73,39 +106,87 @@ def budget(
     price: Price | None = None,
     epochs: Epochs | None = None,
     width: float | None = None,
+    days: float | None = None,
 ) -> Budget | None:
-    """Return days and cost of a token budget; None if failures leave no time to train.
+    """Return days and cost of a token budget, or the tokens of these days; None if failures leave no time to train.
 
     Without a budget, it is that of the recipe's epochs or steps. `width` are the tokens per sample that steps of
     grouped lengths have on average; others are padded to the sequence length.
     """
-    per_step = round(case.global_batch_size * (width or case.seq_length))
-    useful = goodput_of(case, estimate)
-    if useful.share <= 0 or (tokens is None and epochs is None and case.recipe.train.epochs):
+    if tokens is None and days is None and epochs is None and case.recipe.train.epochs:
         return None
+    per_step = step_tokens(case, width)
+    step_s = per_step / (float(_at_width(case, estimate, width).tokens_per_s_per_gpu) * case.cluster.world)
+    if tokens is None and days is not None:
+        return _within(case, estimate, days, step_s, per_step, price)
     steps = ceil(epochs.samples / case.global_batch_size) if epochs is not None else case.steps
     total = tokens if tokens is not None else float(steps * per_step)
-    speed = float(_at_width(case, estimate, width).tokens_per_s_per_gpu)
-    days = total / (speed * case.cluster.world * useful.share * DAY)
-    factor = 1 + estimate.band.step_pct / 100
-    hours = days * 24 * case.cluster.world
-    cost = None if price is None else hours * price.per_gpu_hour
+    steps = ceil(total / per_step)
+    useful = goodput_of(case, step_s, steps)
+    if useful.share <= 0:
+        return None
+    taken = total / per_step * step_s / (useful.share * DAY)
+    source = "requested" if tokens is not None else epochs.source if epochs else "the recipe's steps"
+    notes = (*steps_notes(case, tokens, width), *batch_notes(case, tokens)) if tokens is not None else ()
+    late = () if days is None or taken <= days else _late(taken, days, _within(case, estimate, days, step_s, per_step))
     return Budget(
         tokens=total,
-        tokens_from="requested" if tokens is not None else epochs.source if epochs else "the recipe's steps",
-        steps=ceil(total / per_step),
+        tokens_from=source,
+        steps=steps,
         tokens_per_step=per_step,
         goodput=useful,
-        days=days,
-        days_band=_range(days, factor),
-        gpu_hours=hours,
-        gpu_hours_band=_range(hours, factor),
-        price=None if price is None else price.per_gpu_hour,
-        currency="" if price is None else price.currency,
-        cost=cost,
-        cost_band=None if cost is None else _range(cost, factor),
-        notes=(*steps_notes(case, tokens), *batch_notes(case, tokens)) if tokens is not None else (),
+        notes=(*late, *notes, *save_notes(case, useful, step_s, steps)),
+        **_spent(case, taken, price, 1 + estimate.band.step_pct / 100),
     )
+
+
+def step_tokens(case: Case, width: float | None = None) -> int:
+    """Return the tokens of a step."""
+    return round(float(case.global_batch_size * (width or case.seq_length)))
+
+
+def _within(
+    case: Case, estimate: costs.Estimate, days: float, step_s: float, per_step: int, price: Price | None = None
+) -> Budget | None:
+    """Return the tokens that these days train; None if failures leave no time to train."""
+    useful = goodput_of(case, step_s, ceil(days * DAY / step_s))
+    if useful.share <= 0:
+        return None
+    steps = int(days * DAY * useful.share / step_s)
+    total, factor = float(steps * per_step), 1 + estimate.band.step_pct / 100
+    few = () if steps else (f"{days:g} days are less than one step of {step_s:,.0f} seconds",)
+    return Budget(
+        tokens=total,
+        tokens_from=f"what {days:g} days train",
+        tokens_band=_range(total, factor),
+        steps=steps,
+        tokens_per_step=per_step,
+        goodput=useful,
+        notes=(*few, *(batch_notes(case, total) if steps else ()), *save_notes(case, useful, step_s, steps)),
+        **_spent(case, days, price, 1.0),
+    )
+
+
+def _late(taken: float, days: float, within: Budget | None) -> tuple[str, ...]:
+    """Return that a deadline is missed, and the tokens that would meet it."""
+    fits = "" if within is None else f": in these days {within.tokens / 1e9:,.4g}B tokens fit ({within.steps:,} steps)"
+    return (f"{taken:,.2f} days are more than --days {days:g}{fits}; meshwright size finds the GPUs for the deadline",)
+
+
+def _spent(case: Case, days: float, price: Price | None, factor: float) -> dict[str, Any]:
+    """Return the fields of a budget for these days: GPU-hours and cost, each with its range."""
+    hours = days * 24 * case.cluster.world
+    cost = None if price is None else hours * price.per_gpu_hour
+    return {
+        "days": days,
+        "days_band": _range(days, factor),
+        "gpu_hours": hours,
+        "gpu_hours_band": _range(hours, factor),
+        "price": None if price is None else price.per_gpu_hour,
+        "currency": "" if price is None else price.currency,
+        "cost": cost,
+        "cost_band": None if cost is None else _range(cost, factor),
+    }
 
 
 def _at_width(case: Case, estimate: costs.Estimate, width: float | None) -> costs.Estimate:
@@ -120,9 +201,9 @@ def _range(value: float, factor: float) -> Range:
     return Range(value / factor, value * factor)
 
 
-def steps_notes(case: Case, tokens: float) -> tuple[str, ...]:
-    """Return which steps train the budget if the recipe has another length; a budget changes no recipe."""
-    per_step, train = int(case.global_batch_size * case.seq_length), case.recipe.train
+def steps_notes(case: Case, tokens: float, width: float | None = None) -> tuple[str, ...]:
+    """Return which steps train the budget if the run has another length."""
+    per_step, train = step_tokens(case, width), case.recipe.train
     steps = ceil(tokens / per_step)
     if tokens < per_step or (not train.epochs and abs(train.steps - steps) <= SAME_LENGTH * steps):
         return ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import sqrt
+from math import expm1, sqrt
 
 import msgspec
 
@@ -10,8 +10,11 @@ HOUR = 3600.0
 FAILURES_PER_GPU_HOUR = 419 / (54 * 24 * 16384)
 """Llama 3 405B saw 419 unexpected interruptions in 54 days on 16,384 H100 (The Llama 3 Herd of Models, 2024, 3.3.4)."""
 RESTART_S = 600.0  # detect, replace the node, restart and load: minutes if a scheduler automates it
-SAVE_GB_S = 1.0  # per GPU to shared storage, blocking
+SAVE_GB_S = 1.0  # per GPU to shared storage
+HOST_GB_S = 5.0  # per GPU to host memory: what a checkpoint that is written in the background waits for
 MIN_INTERVAL_S = 60.0
+MIN_SHARE = 0.001  # below, a run never ends
+MAX_FAILURES = 50.0  # per interval, beyond which nothing is trained
 
 
 class Goodput(msgspec.Struct, frozen=True):
@@ -19,9 +22,10 @@ class Goodput(msgspec.Struct, frozen=True):
 
     share: float  # of the wall clock that is training
     failures_per_day: float
-    save_interval_s: float
+    save_interval_s: float  # of the run, or all of a shorter run
     save_s: float
     restart_s: float
+    save_every: int | None = None  # steps; 0 saves only at the end
 
 
 def best_interval_s(save_s: float, hours_between_failures: float) -> float:
@@ -32,14 +36,24 @@ def best_interval_s(save_s: float, hours_between_failures: float) -> float:
 def goodput(
     gpus: int,
     state_gb_per_gpu: float,
+    interval_s: float | None = None,
+    background: bool = False,
     failures_per_gpu_hour: float = FAILURES_PER_GPU_HOUR,
     restart_s: float = RESTART_S,
     save_gb_s: float = SAVE_GB_S,
 ) -> Goodput:
-    """Return the goodput: each failure costs a restart and half an interval, each interval one save."""
+    """Return the goodput at a checkpoint interval, else at the best one.
+
+    Each interval takes one save, and is repeated after a failure and its restart: the expected time of Daly 2006, which
+    also holds for intervals with more than one failure. A save in the background waits for the copy to host memory.
+    """
     per_hour = gpus * failures_per_gpu_hour
     save_s = state_gb_per_gpu / save_gb_s
-    interval = best_interval_s(save_s, 1 / per_hour)
-    lost = per_hour / HOUR * (restart_s + interval / 2)
-    share = max(1 - lost, 0.0) / (1 + save_s / interval)
-    return Goodput(share, 24 * per_hour, interval, save_s, restart_s)
+    waits_s = state_gb_per_gpu / HOST_GB_S if background else save_s
+    interval = interval_s or max(best_interval_s(waits_s, 1 / per_hour), save_s if background else 0.0)
+    if background:
+        waits_s = max(waits_s, save_s - interval)  # for the checkpoint before
+    rate = per_hour / HOUR
+    spent = (1 / rate + restart_s) * expm1(min(rate * (interval + waits_s), MAX_FAILURES))
+    share = interval / spent
+    return Goodput(share if share >= MIN_SHARE else 0.0, 24 * per_hour, interval, save_s, restart_s)

@@ -1,4 +1,4 @@
-"""Choose the number of GPUs: smallest that fits, most efficient, and days and cost for a token budget."""
+"""Choose the number of GPUs: smallest that fits, most efficient, days and cost for a token budget."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from meshwright.costs.state import least_state_gib
 from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for, baseline_recipe
 from meshwright.planner.budget import Price, Range, batch_notes, budget, goodput_of
+from meshwright.planner.faster_step import fast_values
 from meshwright.planner.goodput import Goodput
 from meshwright.planner.levers import levers_of, with_levers
 from meshwright.planner.may_fit import MayFit, may_fit
 from meshwright.planner.plan import Plan, Question, calibration_notes
+from meshwright.planner.published import keeps_recipe_layout
 from meshwright.planner.recommend import with_layout
-from meshwright.planner.search import Candidate, as_overrides, best
+from meshwright.planner.search import SEARCHED_NAMES, Candidate, as_overrides, best
 from meshwright.planner.storage import Storage, storage_of
+from meshwright.recipes.case import Case
 
 MAX_GPUS = 131072
 MAX_SEARCHED_GPUS = 16384
-BUDGETED = ("days", "days_band", "gpu_hours", "cost", "cost_band")
+BUDGETED = ("tokens", "steps", "days", "days_band", "gpu_hours", "cost", "cost_band", "goodput")
 LISTED = 8  # counts that a note lists
 FIRST_COUNTS = 10  # counts that are estimated together before they are searched; then as many again
 EVERY_NODE = 16  # nodes up to which every number is tried; beyond, four per doubling
@@ -49,6 +52,8 @@ class Size(msgspec.Struct, frozen=True):
     cost_band: Range | None = None
     levers: tuple[str, ...] = ()  # overrides of layout kind that make it fit, e.g. layout.offload=optimizer
     host_gib: float = 0.0  # host memory per GPU that offloading needs
+    tokens: float | None = None  # of the budget, or what the days train
+    steps: int | None = None  # that train them
 
     @property
     def offloads(self) -> bool:
@@ -66,6 +71,7 @@ class Compared(msgspec.Struct, frozen=True):
     most_efficient: Size | None
     in_time: Size | None  # the smallest that meets the deadline
     cheapest: Size | None  # of all counts that fit; None without a price and a token budget
+    soonest: Size | None = None  # of all counts that fit; None without a token budget
 
 
 class Sizing(Readable, msgspec.Struct, frozen=True):
@@ -98,7 +104,7 @@ class Sizing(Readable, msgspec.Struct, frozen=True):
         ]
         chosen = (("Smallest", self.smallest), ("Best", self.most_efficient))
         found = [(title, f"{one.gpus:,} GPUs: {one.layout}" if one else "none fits") for title, one in chosen]
-        if self.deadline_days is not None:
+        if self.deadline_days is not None and self.tokens is not None:
             soon = f"{self.in_time.gpus:,} GPUs: {self.in_time.layout}" if self.in_time else "no count"
             found.append((f"In {self.deadline_days:g} days", soon))
         return [*found, *titled("Sizes", lines or ["none"])]
@@ -129,7 +135,7 @@ def size(
     for count in tried:
         baseline = baseline_for(_resized(question, count, node), overrides)
         notes = batch_notes(baseline.case, tokens) if tokens is not None else ()
-        sized = _size_for(baseline, tokens, price)
+        sized = _size_for(baseline, tokens, price, days)
         storage = storage or storage_of(baseline.case)
         if sized is not None:
             found.append(sized)
@@ -153,8 +159,12 @@ def size(
         storage=storage,
         own=own,
         deadline_days=days,
-        in_time=next((s for s in fitting if days is not None and s.days is not None and s.days <= days), None),
+        in_time=None if tokens is None else next((s for s in fitting if _within(s, days)), None),
     )
+
+
+def _within(one: Size, days: float | None) -> bool:
+    return days is not None and one.days is not None and one.days <= days
 
 
 def _offload_notes(found: Sequence[Size]) -> Iterator[str]:
@@ -177,9 +187,11 @@ def compare(sizings: Sequence[Sizing]) -> Sizing:
     """Return the sizing of the first GPU type with the best counts of all types."""
 
     def compared(one: Sizing) -> Compared:
-        priced = [size for size in one.sizes if size.fits and size.cost is not None]
+        timed = [size for size in one.sizes if size.fits and size.days is not None and one.tokens is not None]
+        priced = [size for size in timed if size.cost is not None]
         cheapest = min(priced, key=lambda size: (size.cost, size.gpu_hours), default=None)  # own GPUs may be free
-        return Compared(one.gpu, one.price, one.currency, one.smallest, one.most_efficient, one.in_time, cheapest)
+        best = (one.smallest, one.most_efficient, one.in_time, cheapest)
+        return Compared(one.gpu, one.price, one.currency, *best, min(timed, key=lambda s: s.days or 0.0, default=None))
 
     return msgspec.structs.replace(sizings[0], compared=tuple(map(compared, sizings)))
 
@@ -267,28 +279,39 @@ def describe_layout(layout: dict[str, Any], levers: Mapping[str, Any]) -> str:
     return f"{degrees or 'data parallel'}, micro {layout['micro_batch_size']}, recompute {layout['recompute']}{more}"
 
 
-def _size_for(baseline: Baseline, tokens: float | None, price: Price | None) -> Size | None:
+def _planned(baseline: Baseline, chosen: Candidate) -> Case:
+    """Return the case that `recommend` plans: the recipe's layout where it is kept, and the fastest kernels."""
+    layout = {} if keeps_recipe_layout(baseline, chosen) else {**chosen.layout, **baseline.pinned}
+    recipe = with_layout(baseline.requested, layout)
+    case = baseline.case.rebuild(recipe)
+    quick = fast_values(baseline, case) if chosen.fits else {}
+    return baseline.case.rebuild(with_layout(recipe, quick)) if quick else case
+
+
+def _size_for(baseline: Baseline, tokens: float | None, price: Price | None, days: float | None) -> Size | None:
     chosen = _best_with_levers(baseline)
     if chosen is None:  # no layout divides this count
         return None
-    case = baseline.case.rebuild(with_layout(baseline.requested, chosen.layout))
+    case = _planned(baseline, chosen)
     estimate = costs.estimate(case)
     gpus = case.cluster.world
     rate = float(estimate.tokens_per_s_per_gpu)
-    taken = budget(case, estimate, tokens, price) if tokens and chosen.fits else None
+    asked = chosen.fits and (tokens is not None or days is not None)
+    taken = budget(case, estimate, tokens, price, days=days) if asked else None
     levers = levers_of(chosen, baseline.case)
-    return Size(
+    found = Size(
         gpus=gpus,
-        layout=describe_layout(chosen.layout, levers),
+        layout=describe_layout({name: getattr(case, name) for name in SEARCHED_NAMES}, levers),
         fits=chosen.fits,
         total_gib=float(estimate.memory.total),
         step_s=float(estimate.step_s),
         tokens_per_s=rate * gpus,
         tokens_per_s_per_gpu=rate,
         mfu=float(estimate.mfu),
-        goodput=goodput_of(case, estimate),
+        goodput=goodput_of(case, float(estimate.step_s), case.steps),
         nodes=f"{case.cluster.nodes}x{case.cluster.gpus_per_node}",
         levers=as_overrides(levers),
         host_gib=float(estimate.memory.host),
-        **({} if taken is None else {name: getattr(taken, name) for name in BUDGETED}),
     )
+    more = {} if taken is None else {name: getattr(taken, name) for name in BUDGETED}
+    return msgspec.structs.replace(found, **more)
