@@ -268,8 +268,8 @@ def test_size_compares_gpu_types_at_their_prices(meshwright: Any) -> None:
         assert one["cheapest"]["cost"] == pytest.approx(one["cheapest"]["gpu_hours"] * one["price"])
     one_price = meshwright(*words, "--price", "2EUR").json["compared"]
     assert [(one["price"], one["currency"]) for one in one_price] == [(2.0, "EUR"), (2.0, "EUR")]
-    missing = meshwright(*words, "--price", "H100=2.5").json["error"]
-    assert missing["message"] == "has no price for A100-80"
+    own = meshwright(*words, "--price", "H100=2.5").json["compared"]  # one's own GPUs have no price
+    assert [(one["price"], one["cheapest"] is None) for one in own] == [(2.5, False), (None, True)]
     wrong = meshwright(*words, "--price", "H10=2.5,A100=1").json["error"]
     assert wrong["fix"] == ["--price H100=2.5,A100=1"]
     assert meshwright(*words, "--price", "H100,A100=2").json["error"]["field"] == "price"
