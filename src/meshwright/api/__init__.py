@@ -39,6 +39,7 @@ _NAMES = {
     "api.responses": "to_json",
     "api.resolve": "is_recipe",
     "api.targets": "is_target",
+    "api.run_comparison": "is_run",
     "api.run": "bench convert evaluate generate launch launch_response tokenize train train_response watch",
     "choices": "ENGINES FRAMEWORKS GOALS",
     "clusters": "cluster",

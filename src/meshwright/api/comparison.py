@@ -1,4 +1,4 @@
-"""Compare one training on several engines, or several recipes and files with each other."""
+"""Compare one training on several engines, several recipes and files, or the runs of several trainings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, frameworks, planner
-from meshwright.api import requests
+from meshwright.api import requests, run_comparison
 from meshwright.api.checks import framework_findings
 from meshwright.api.inputs import choice, fields_of, verb
 from meshwright.api.planning import (
@@ -24,12 +24,21 @@ from meshwright.api.planning import (
     named_job,
 )
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
+from meshwright.api.run_comparison import (
+    ComparedRun,
+    Difference,
+    RunSide,
+    compared_runs,
+    differences,
+    is_run,
+    not_all_runs,
+)
 from meshwright.costs.uncertainty import error_bands
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks import UnmappedField
 from meshwright.planner import Plan, Question
 from meshwright.recipes.capabilities import CAPABILITIES
-from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
+from meshwright.recipes.types import ENGINES, Recipe, recipe_fields
 from meshwright.rules import Finding as RuleFinding
 
 CONFIGS: Mapping[str, str] = {
@@ -94,16 +103,19 @@ class Side(msgspec.Struct, frozen=True):
 class Comparison(msgspec.Struct, frozen=True):
     """Sides in the order of the request, and ranked."""
 
-    of: str  # engines or targets
+    of: str  # engines, targets or runs
     sides: tuple[Side, ...]
     ranked: tuple[Side, ...]
     own: str = ""  # engine that another framework's file is for
+    runs: tuple[RunSide, ...] = ()
 
 
 @verb(requests.Compare)
 def compare(request: requests.Compare) -> Comparison:
-    """Return one training on several engines, or several recipes, files or models, side by side and ranked."""
+    """Return one training on several engines, or several recipes, files, models or runs, side by side and ranked."""
     targets = (request.target, *request.more)
+    if any(is_run(one) for one in targets):
+        return _of_runs(request, targets)
     engines = _engines(request.engines)
     if len(targets) == 1:
         sides, own = _on_engines(request, engines or ENGINES)
@@ -114,6 +126,21 @@ def compare(request: requests.Compare) -> Comparison:
         raise InputError(reason, field="engines", value=request.engines, fix=fix)
     sides = tuple(_side(request, target, engines[0] if engines else None) for target in targets)
     return Comparison("targets", sides, _ranked(sides))
+
+
+def _of_runs(request: requests.Compare, targets: Sequence[str | Recipe]) -> Comparison:
+    """Return runs side by side; options that change an estimate are refused, because nothing is estimated."""
+    if not all(is_run(one) for one in targets):
+        raise not_all_runs(targets)
+    given = {name: getattr(request, name) for name in ("engines", "gpus", "goal", "seq", "calibration", "overrides")}
+    for name, value in given.items():
+        if value:
+            shown = " ".join(value) if name == "overrides" else value
+            reason = "has no effect on runs: their logs are compared as they are"
+            raise InputError(
+                reason, field=name, value=shown, fix=(f"without {shown if name == 'overrides' else f'--{name}'}",)
+            )
+    return Comparison("runs", (), (), runs=compared_runs([str(one) for one in targets]))
 
 
 def _engines(text: str | None) -> tuple[str, ...] | None:
@@ -248,32 +275,27 @@ class ComparedSide(Part, frozen=True, kw_only=True):
     reasons: Sequence[str]
 
 
-class Difference(Part, frozen=True, kw_only=True):
-    """A recipe field whose value differs between targets, in their order."""
-
-    field: str
-    kind: str
-    values: Sequence[Any]
-
-
 class CompareResponse(Response, frozen=True, kw_only=True):
-    """Sides by rank; for several targets, the fields that differ between them, in the order of the request."""
+    """Sides by rank, or runs in the order of the request; for several targets or runs, the fields that differ."""
 
     of: str
     targets: Sequence[str]
     answer: str
     sides: Sequence[ComparedSide]
     differences: Sequence[Difference] | UnsetType = UNSET
+    runs: Sequence[ComparedRun] | UnsetType = UNSET
     assumed: Sequence[clusters.Assumption] = ()
 
     @property
     def ok(self) -> bool:
-        """Return whether one side can run and fits."""
-        return any(one.ok for one in self.sides)
+        """Return whether one side can run and fits; runs have run."""
+        return self.of == "runs" or any(one.ok for one in self.sides)
 
 
 def compare_response(found: Comparison, request: requests.Compare | None = None) -> CompareResponse:
     """Return the response of compare."""
+    if found.of == "runs":
+        return _runs_response(found.runs)
     best = found.ranked[0]
     plans = [one.plan for one in found.sides if one.plan is not None]
     assumed = dict.fromkeys(one for plan in plans for one in plan.question.assumed if one.field != "layout.strategy")
@@ -283,8 +305,22 @@ def compare_response(found: Comparison, request: requests.Compare | None = None)
         targets=names or ([] if request is None else [str(getattr(request.target, "name", request.target))]),
         answer=_answer(found),
         sides=[_part(found, side, place, best) for place, side in enumerate(found.ranked, 1)],
-        differences=_differences(found.sides) if found.of == "targets" else UNSET,
+        differences=differences([one.plan.recipe for one in found.sides if one.plan is not None])
+        if found.of == "targets"
+        else UNSET,
         assumed=list(assumed),
+    )
+
+
+def _runs_response(runs: Sequence[RunSide]) -> CompareResponse:
+    recipes = [one.recipe for one in runs if one.recipe is not None]
+    return CompareResponse(
+        of="runs",
+        targets=[one.figures.name for one in runs],
+        answer=run_comparison.answer(runs),
+        sides=[],
+        differences=differences(recipes) if len(recipes) == len(runs) else UNSET,
+        runs=[one.figures for one in runs],
     )
 
 
@@ -375,17 +411,3 @@ def _answer(found: Comparison) -> str:
         text += f" About as fast, within the uncertainty: {', '.join(near)}; {why}."
     no = [one.name for one in others if not one.ok]
     return text + (f" Cannot run it: {', '.join(no)}." if no else "")
-
-
-def _differences(sides: Sequence[Side]) -> list[Difference]:
-    recipes = [one.plan.recipe for one in sides if one.plan is not None]
-    found = []
-    for field in ("model", "goal", "cluster"):
-        values = [getattr(one, field) for one in recipes]
-        if any(value != values[0] for value in values):
-            found.append(Difference(field=field, kind="contract" if field != "cluster" else "layout", values=values))
-    for key, info in recipe_fields().items():
-        values = [field_value(one, key) for one in recipes]
-        if any(value != values[0] for value in values):
-            found.append(Difference(field=key, kind=info.kind, values=values))
-    return found

@@ -280,6 +280,9 @@ def _from_string(field: Field, value: str) -> Any:
         return value
 
 
+COLLECTIONS = (list, tuple, set, frozenset, dict, bytes)
+
+
 def validated(request: R, surface: Surface = "cli") -> R:
     """Return the request with its choices in lower case; raise InputError for a value outside its limits."""
     if isinstance(given := getattr(request, "overrides", ()), Mapping):  # {"layout.tp": 4}, as Python writes it
@@ -294,6 +297,9 @@ def validated(request: R, surface: Surface = "cli") -> R:
         if value is None:
             continue
         limits = field.input
+        if limits.positional and not field.repeated and isinstance(value, COLLECTIONS):
+            reason = f"takes one value, not a {type(value).__name__}"
+            raise InputError(reason, field=field.name, value=str(value), fix=field.fix(surface))
         for one in value if field.repeated else (value,):
             if isinstance(one, str):
                 _check_string(field, one)

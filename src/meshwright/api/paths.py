@@ -10,11 +10,13 @@ from pathlib import Path
 from meshwright.engine.hub_cache import is_cached
 from meshwright.errors import InputError, closest
 from meshwright.file_access import missing_path
+from meshwright.models import not_a_model
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe
 
 MOCK_NAMES = ("mock", "llm-pretrain-mock")
 FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".txt", ".gz", ".zst", ".bin", ".idx", ".jinja")
+PRETRAINED = "checkpoint.pretrained"
 NOT_A_FOLDER = ("random", "bytes")  # values of checkpoint.pretrained and data.tokenizer
 
 
@@ -26,11 +28,18 @@ def check_run_paths(recipe: Recipe, out: str | None) -> None:
     if looks_like_path(data.validation):
         _check_dataset(data.validation, recipe.goal, "data.validation")
     check_folder(data.tokenizer, "data.tokenizer")
-    check_folder(recipe.checkpoint.pretrained, "checkpoint.pretrained")
+    check_pretrained(recipe.checkpoint.pretrained)
     if data.chat_template and not Path(data.chat_template).expanduser().exists():
         raise missing_path(data.chat_template, "data.chat_template")
     if out is not None:
         _check_writable(Path(out).expanduser())
+
+
+def check_pretrained(name: str) -> None:
+    """Raise InputError for weights to start from that are missing, or adapters, a run or a checkpoint."""
+    check_folder(name, PRETRAINED)
+    if name and name not in NOT_A_FOLDER and (error := not_a_model(name, PRETRAINED)) is not None:
+        raise error
 
 
 def check_folder(name: str, field: str) -> None:

@@ -492,18 +492,19 @@ class Export(Request, frozen=True):
 
 
 class Compare(Request, frozen=True):
-    """Compare one training on all engines, or recipes and files.
+    """Compare one training on all engines, or recipes, files or runs.
 
     One target is put on every engine in the layout that is best there: memory, speed, what the engine does not execute,
     what its config loses, and which one to use. Several targets are estimated as they are: fields that differ, memory
-    and speed.
+    and speed. Several run folders (or metrics.jsonl, or logs) are compared as they ran: settings that differ, losses,
+    speed and memory.
     """
 
     target: ModelOrRecipe
     more: Annotated[
         Sequence[str],
         Input(
-            help="More models, recipes or files, to compare with the first.",
+            help="More models, recipes, files or run folders, to compare with the first.",
             positional=True,
             words=True,
             metavar="[TARGET]...",

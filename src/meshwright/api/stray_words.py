@@ -11,7 +11,9 @@ from typing import Any
 from meshwright import clusters
 from meshwright.api.inputs import Field
 from meshwright.api.paths import blend_of
+from meshwright.api.run_comparison import is_run
 from meshwright.errors import InputError, closest
+from meshwright.file_access import missing_path
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.overrides import native_key
 from meshwright.recipes.types import recipe_fields
@@ -23,6 +25,8 @@ _CLUSTER = re.compile(r"[0-9]+(x[0-9]+)?x[A-Za-z]|auto$", re.IGNORECASE)
 
 def stray_word(word: str, command: str, fields: Sequence[Field], given: Mapping[str, Any]) -> InputError:
     """Return the error for a word that is neither an option nor key=value, with the option or key it belongs to."""
+    if command == "compare" and is_run(given.get("target")):
+        return missing_path(word, "target", "no such run")
     fields = [field for field in fields if "cli" in field.input.surfaces]
     free = [field for field in fields if not field.input.positional and field.name not in given]
     fixes = [f"{field.flag} {word}" for field in free if word.lower() in field.input.choices]

@@ -172,9 +172,10 @@ _TABLE = (
             "meshwright compare llama3-8b --gpus 8xH100 --goal sft --engines all",
             "meshwright compare pretrain_llama.sh --gpus 4x8xH100 --engines megatron,torchtitan",
             "meshwright compare llama3_70b_pretrain_config my_recipe.toml --gpus 64xH100",
+            "meshwright compare runs/lr1e-4 runs/lr3e-4",
         ),
         calls=({"target": "llama3-8b", "gpus": "8xH100", "goal": "sft", "engines": "meshwright,megatron"},),
-        exits="0 one of them can run and fits, 1 none does, 2 bad input",
+        exits="0 one of them can run and fits, or runs were compared, 1 none does, 2 bad input",
         slow=True,
     ),
     Verb(

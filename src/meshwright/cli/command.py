@@ -156,8 +156,11 @@ def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
 def _with_words(request: type[Request], given: dict[str, Any]) -> dict[str, Any]:
     """Return the values with words that name recipes or files moved from the overrides to the field that takes them."""
     field = next((one for one in fields_of(request) if one.input.words), None)
-    found = tuple(word for word in given.get("overrides", ()) if "=" not in word and api.is_target(word))
-    if field is None or not found:
+    if field is None:
+        return given
+    named = (lambda word: api.is_run(word) or api.is_target(word)) if request.__name__ == "Compare" else api.is_target
+    found = tuple(word for word in given.get("overrides", ()) if "=" not in word and named(word))
+    if not found:
         return given
     rest = tuple(word for word in given["overrides"] if word not in found)
     return {**given, "overrides": rest, field.name: found}

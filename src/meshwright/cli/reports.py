@@ -295,6 +295,9 @@ def export(answer: Answer, found: Any) -> None:
 def compare(answer: Answer, found: Any) -> None:
     """Print engines or targets side by side, the answer with its reasons, and what differs."""
     out = console()
+    if answer["of"] == "runs":
+        _compared_runs(answer)
+        return
     titled(out, "Assumed", assumed_lines(answer["assumed"]))
     rows = [_side_row(one) for one in answer["sides"]]
     what = "engine" if answer["of"] == "engines" else "target"
@@ -307,6 +310,53 @@ def compare(answer: Answer, found: Any) -> None:
             table(rows, "field", "kind", *answer["targets"])
         else:
             out.print("no field differs")
+
+
+RUN_FIGURES = {
+    "recipe": "",
+    "where": "",
+    "steps": ",",
+    "first_loss": ".4f",
+    "last_loss": ".4f",
+    "best_validation_loss": ".4f",
+    "best_validation_step": ",",
+    "last_validation_loss": ".4f",
+    "step_s": ".3g",
+    "tokens_per_s_per_gpu": ",.0f",
+    "mfu": ".1%",
+    "memory_gib": ".3g",
+    "seconds": ",.1f",
+}
+"""Figures of runs that are printed side by side, and their formats."""
+RUN_LABELS = {
+    "where": "on",
+    "step_s": "seconds per step",
+    "tokens_per_s_per_gpu": "tokens/s/GPU",
+    "mfu": "MFU",
+    "memory_gib": "peak memory, GiB",
+    "seconds": "all steps, seconds",
+}
+
+
+def _compared_runs(answer: Answer) -> None:
+    """Print the figures of runs side by side, then the settings that differ."""
+    runs = answer["runs"]
+    rows = []
+    for name, form in RUN_FIGURES.items():
+        if any(run[name] is not None for run in runs):
+            cells = ["" if run[name] is None else format(run[name], form) for run in runs]
+            label = RUN_LABELS.get(name, name.replace("_", " "))
+            on_cpu = all(run["where"].startswith("CPU") for run in runs)
+            rows.append((label.replace("GPU", "rank") if on_cpu else label, *cells))
+    for one in answer.get("differences", ()):
+        rows.append((one["field"], *map(str, one["values"])))
+    table(rows, "", *[run["name"] for run in runs])
+    out = console()
+    if answer.get("differences") == []:
+        out.print("no setting differs")
+    if "differences" not in answer:
+        out.print("[dim]settings are not compared: a log does not have them[/]")
+    titled(out, "Result", [f"[bold]{escape(answer['answer'])}[/]"])
 
 
 def _side_row(side: Answer) -> tuple[str, ...]:

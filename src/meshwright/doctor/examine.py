@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright.doctor import faults, liveness, loss, memory, slowdown, speed, throughput
+from meshwright.doctor import faults, liveness, loss, memory, settings, slowdown, speed, throughput
 from meshwright.doctor.finding import Checkup, Figure, Finding
 from meshwright.doctor.run import ENGINE, Run
 from meshwright.doctor.run_stats import RunStats
@@ -82,6 +82,16 @@ def _needs_loss(stats: RunStats) -> str:
     )
 
 
+def _needs_some_loss(stats: RunStats) -> str:
+    logged = sum(step.loss is not None for step in stats.run.steps)
+    return "" if logged >= loss.MIN_LINES else f"the loss in at least {loss.MIN_LINES} step lines"
+
+
+def _needs_own_recipe(stats: RunStats) -> str:
+    known = stats.run.header.recipe is not None and stats.case is not None
+    return "" if known else "a run of ours, whose log has the whole recipe"
+
+
 def _needs_real_data(stats: RunStats) -> str:
     return "real training data: this run uses mock data" if stats.uses_mock_data else _needs_loss(stats)
 
@@ -96,6 +106,7 @@ DIAGNOSES = (
     Diagnosis("run.failed", liveness.failed),
     Diagnosis("loss.not-a-number", loss.not_a_number),
     Diagnosis("loss.diverging", loss.diverging, _needs_loss),
+    Diagnosis("loss.diverged", loss.diverged, _needs_some_loss),
     Diagnosis("loss.scale-collapsed", loss.loss_scale, _needs_scale),
     Diagnosis("loss.spikes", loss.spikes, _needs_loss),
     Diagnosis("loss.flat", loss.flat, _needs_real_data),
@@ -112,6 +123,7 @@ DIAGNOSES = (
     Diagnosis("memory.only-just-fits", memory.allocator_retries),
     Diagnosis("run.checkpoint-stalls", liveness.checkpoint_stalls),
     Diagnosis("run.restarts", liveness.restarts),
+    Diagnosis("run.settings", settings.checked_settings, _needs_own_recipe),
 )
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.doctor import remedies
+from meshwright.doctor import remedies, settings
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Step
 from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median
@@ -78,10 +79,48 @@ def diverging(stats: RunStats) -> Iterator[Finding]:
     )
 
 
+def diverged(stats: RunStats) -> Iterator[Finding]:
+    """The loss was far above its start for a sustained part of the run, even if it fell again."""
+    rows = _with_loss(stats)
+    if len(rows) < MIN_LINES or rows[0].first > MIN_LINES or _ended_not_finite(stats) or stats.findings_of(diverging):
+        return
+    first = _loss(rows[0])
+    least = max(limit("diverged_lines"), share("diverged_part") * len(rows))
+    sigmas = limit("diverged_sigmas") * (1 if len(rows) >= limit("enough_for_trends") else 2)  # the noise is uncertain
+    level = first + max(share("diverged_share") * abs(first), sigmas * _noise(rows))
+    if (guess := _random_guess(stats)) is not None:  # no trained model is worse than guessing, however noisy it is
+        level = min(level, max(guess, first) * (1 + share("diverged_share")))
+    above = [part for part in _stretches(rows, first) if len(part) >= least and median(map(_loss, part)) > level]
+    if not above:
+        return
+    longest = max(above, key=len)
+    highest = max(longest, key=_loss)
+    yield Finding(
+        id="loss.diverged",
+        severity="error",
+        message=f"the loss was above its start ({first:.4g}) from step {longest[0].first} to step {longest[-1].step}, "
+        f"up to {_loss(highest):.4g} in step {highest.step}: the updates destroy what the weights had learned",
+        steps=(longest[0].first, longest[-1].step),
+        lines=(stats.location(rows[0]), stats.location(highest)),
+        evidence=(
+            Evidence("median loss of these lines", round(median(map(_loss, longest)), 4), "", round(first, 4), "start"),
+            Evidence("lines above the start", round(len(longest) / len(rows), 4), "of the run"),
+            *_norm_evidence(rows),
+        ),
+        remedies=tuple(_stabilizing_remedies(stats)),
+    )
+
+
+def _stretches(rows: Sequence[Step], level: float) -> list[list[Step]]:
+    """Return the unbroken stretches of lines whose loss is above a level."""
+    grouped = groupby(rows, key=lambda step: _loss(step) > level)
+    return [list(part) for above, part in grouped if above]
+
+
 def spikes(stats: RunStats) -> Iterator[Finding]:
     """The loss jumps and recovers."""
     rows = _with_loss(stats)
-    if stats.findings_of(diverging) or len(rows) < 2 * MIN_LINES:
+    if stats.findings_of(diverging) or stats.findings_of(diverged) or len(rows) < 2 * MIN_LINES:
         return
     looked_at = rows[:-LINES_BEFORE] if _ended_not_finite(stats) else rows
     jumps = _recovered(rows, _jumps(looked_at))
@@ -312,6 +351,11 @@ def _starts_trained(stats: RunStats, first: float) -> bool:
     return first < share("trained_start") * math.log(float(stats.case.vocab))
 
 
+def _random_guess(stats: RunStats) -> float | None:
+    """Return the loss of guessing every token with the same probability; None for a model without a vocabulary."""
+    return math.log(float(stats.case.vocab)) if stats.case is not None and stats.case.vocab else None
+
+
 def _why_flat(stats: RunStats, rates: Sequence[float], always_zero: bool) -> tuple[str, tuple[Remedy, ...]]:
     recipe = stats.case.recipe if stats.case is not None else None
     if always_zero:
@@ -338,11 +382,17 @@ def _why_flat(stats: RunStats, rates: Sequence[float], always_zero: bool) -> tup
     )
 
 
+def _usual_rate(stats: RunStats) -> Remedy | None:
+    """Return the fix of a rule that finds the learning rate too high; half of such a rate would be too high as well."""
+    found = [one for one in stats.findings_of(settings.checked_settings) if one.id in settings.TOO_HIGH]
+    return next((remedy for one in found for remedy in one.remedies), None)
+
+
 def _stabilizing_remedies(stats: RunStats) -> Iterator[Remedy]:
     """Yield remedies that stabilize training; all but the first change the experiment."""
     recipe = stats.case.recipe if stats.case is not None else None
     yield remedies.advice("resume from an earlier checkpoint with other samples", why="skips the batch that caused it")
-    lower = remedies.other_rate(stats, 0.5, "smaller updates")
+    lower = _usual_rate(stats) or remedies.other_rate(stats, 0.5, "smaller updates")
     longer = remedies.other_warmup(
         stats, lambda steps: max(100, 2 * steps), "a longer schedule.warmup_steps", "slower warm-up"
     )

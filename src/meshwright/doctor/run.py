@@ -123,6 +123,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     mfu_convention: str = ""
     on_gpu: bool = True
     mock_data: bool = False
+    tiny: bool = False  # random weights of a small model, from --tiny or bench
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):

@@ -49,6 +49,10 @@ TABLE: dict[str, Threshold] = {
     ),
     "spike_share": Threshold(10, "%", "above the running median; smaller bumps are harmless"),
     "diverging_share": Threshold(10, "%", "above the run's best loss, at its end; a loss that recovers is a spike"),
+    "diverged_share": Threshold(25, "%", "above the first loss; warm-up and new data raise it by less"),
+    "diverged_sigmas": Threshold(4, "σ", "of the noise that one low first loss may be off by"),
+    "diverged_lines": Threshold(5, "lines", "without a break above the first loss; a bump is shorter"),
+    "diverged_part": Threshold(10, "%", "of the run's lines; in a long run, less is a spike"),
     "flat_drop": Threshold(1, "%", "a training that learns reduces its first loss by this within its first steps"),
     "trained_start": Threshold(
         40, "%", "a pretraining that starts below this share of ln(vocabulary) continues from trained weights"

@@ -33,10 +33,6 @@ def blocking_findings(case: Case) -> list[Finding]:
     return [one for one in rules.check(case) if one.severity == "error" or one.rule in ESTIMATED_ONLY]
 
 
-HARDWARE_FREE = ("data", "engine", "learning_rate", "optimizer", "ranges", "unused")
-"""Subjects of rules that hold on any hardware; the others are about GPUs, which a run on CPUs does not have."""
-
-
 def run_findings(case: Case, pinned: Mapping[str, Any], tiny: bool) -> tuple[Finding, ...]:
     """Return the warnings and advice for a run, from the same rules as `check` and `recommend`.
 
@@ -46,7 +42,7 @@ def run_findings(case: Case, pinned: Mapping[str, Any], tiny: bool) -> tuple[Fin
     with suppress(InputError):
         cluster("auto")
         return tuple(found) if not tiny else _about(found, pinned)
-    found = [one for one in found if rules.RULES[one.rule].subject in HARDWARE_FREE]
+    found = [one for one in found if rules.RULES[one.rule].subject in rules.HARDWARE_FREE]
     return tuple(found) if not tiny else _about(found, pinned)
 
 

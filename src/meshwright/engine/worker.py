@@ -254,6 +254,8 @@ class _Run:
         self.meter = metrics.Meter(constants)
         every = spec.recipe.train.log_every
         header = {"settings": msgspec.to_builtins(spec.recipe), "gpus": str(spec.case.cluster)}
+        if spec.run.tiny or spec.run.random_weights:
+            header["tiny"] = True  # the doctor then expects no learning rate of a pretrained model
         if self.validation.name:
             header["validation"] = {"dataset": self.validation.name, "samples": self.validation.source.size}
         folder, first = Path(spec.folder), self.first + 1

@@ -186,9 +186,17 @@ def compare(answer: Answer) -> str:
         cannot = [f"{c['field']}={c['value']} ({c['effect']}): {c['why']}" for c in one["cannot"]]
         sides += _some("does not execute", cannot)
         sides += _some("its config loses", [f"{u['field']}={u['value']}: {u['reason']}" for u in one["lost"]])
+    sides += [f"{one['name']}: {_run_figures(one)}" for one in answer.get("runs", [])]
     differences = [f"{d['field']}: {' | '.join(map(str, d['values']))}" for d in answer.get("differences", [])]
     assumed = [f"assumed: {one['message']}" for one in answer["assumed"]]
     return _lines(answer["answer"], *assumed, *sides, *_some("differs", differences, 20))
+
+
+def _run_figures(run: Answer) -> str:
+    shown = {key: value for key, value in run.items() if key not in ("name", "rank") and value is not None}
+    return ", ".join(
+        f"{key} {value:.5g}" if isinstance(value, float) else f"{key} {value}" for key, value in shown.items()
+    )
 
 
 def import_file(answer: Answer) -> str:

@@ -31,6 +31,7 @@ from .spec import (
     ParamCount,
     Vision,
 )
+from .trained_folder import not_a_model
 
 __all__ = [
     "MLA",
@@ -60,6 +61,7 @@ __all__ = [
     "known_architectures",
     "load_config",
     "names",
+    "not_a_model",
     "quantization_of",
     "reshape",
     "search",

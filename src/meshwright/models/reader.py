@@ -20,6 +20,7 @@ from .readers.decoder import Decoder, grouped, read_decoder
 from .readers.fields import Fields
 from .readers.wrappers import WRAPPERS, read_wrapped
 from .spec import ModelSpec
+from .trained_folder import not_a_model
 
 MAX_BYTES = 5_000_000
 
@@ -60,7 +61,8 @@ def load_config(path: str | Path) -> dict[str, Any]:
     if sent is None and not os.path.isfile(file):
         if file_access.is_dir(path):
             fix = ("a folder with config.json",)
-            raise InputError("the folder has no config.json", field="model", value=str(path), fix=fix)
+            plain = InputError("the folder has no config.json", field="model", value=str(path), fix=fix)
+            raise not_a_model(path, "model") or plain
         raise file_access.missing_path(path, "model")
     try:
         size = file.stat().st_size if sent is None else len(sent.encode())

@@ -13,6 +13,7 @@ import msgspec
 
 from meshwright.clusters import cluster
 from meshwright.errors import InputError, closest
+from meshwright.models import not_a_model
 from meshwright.notes import note
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import (
@@ -28,6 +29,7 @@ from meshwright.recipes.types import FieldKind, Recipe, field_value, keys_by_fla
 from meshwright.recipes.values import is_map, parse
 
 EPOCHS, STEPS = "train.epochs", "train.steps"
+PRETRAINED = "checkpoint.pretrained"
 IMAGES, DATASET, BLEND = "data.images", "data.dataset", "data.blend"
 
 
@@ -61,6 +63,8 @@ def apply_with_log(recipe: Recipe, overrides: Iterable[str]) -> tuple[Recipe, li
 def requested(recipe: Recipe, overrides: Iterable[str]) -> dict[str, Any]:
     """Return the typed value of every key in the overrides, even if it equals the recipe's."""
     values = {setting.key: setting.value for setting in _settings(_split(overrides), recipe)}
+    if values.get(PRETRAINED) and (error := not_a_model(values[PRETRAINED], PRETRAINED)) is not None:
+        raise error
     if STEPS in values and values.get(EPOCHS):
         raise steps_and_epochs(values[STEPS], values[EPOCHS])
     if STEPS in values and recipe.train.epochs:

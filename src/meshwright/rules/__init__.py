@@ -43,9 +43,10 @@ from meshwright.rules.evaluate import (
     try_fixes,
 )
 from meshwright.rules.refusal import RefusedError
-from meshwright.rules.rule import RULES, SEVERITIES, Finding, Rule, Severity, all_rules
+from meshwright.rules.rule import HARDWARE_FREE, RULES, SEVERITIES, Finding, Rule, Severity, all_rules
 
 __all__ = [
+    "HARDWARE_FREE",
     "RULES",
     "SEVERITIES",
     "Finding",

@@ -14,6 +14,8 @@ from meshwright.recipes.types import ENGINES
 Severity = Literal["error", "warning", "advice"]
 SEVERITIES: tuple[Severity, ...] = get_args(Severity)
 """Most severe first."""
+HARDWARE_FREE = ("data", "engine", "learning_rate", "optimizer", "ranges", "unused")
+"""Subjects of rules that hold on any hardware; the others are about GPUs, which a run on CPUs does not have."""
 Broken = Callable[[Case], Column]
 MessageValue = Callable[[Case], object]
 Fix = Mapping[str, Sequence[Any] | Callable[[Case], Sequence[Any]]]

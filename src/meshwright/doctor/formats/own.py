@@ -44,6 +44,7 @@ class Header(msgspec.Struct):
     steps: int | None = None
     settings: dict[str, Any] | None = None
     gpus: str = ""
+    tiny: bool = False
     estimate_memory_gib: dict[str, float] = {}
 
 
@@ -156,6 +157,7 @@ def _run_header(header: Header, recipe: Recipe | None) -> RunHeader:
         mfu_convention=header.mfu_convention,
         on_gpu=header.peak_flops is not None,
         mock_data=recipe is not None and recipe.data.dataset == "mock",
+        tiny=header.tiny,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.engine.hub_cache import hub_cache
 from meshwright.errors import InputError
 from meshwright.file_access import missing_path, neighbours
-from meshwright.models import decode_float
+from meshwright.models import decode_float, not_a_model
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -23,7 +23,7 @@ def find_folder(pretrained: str) -> Path:
     path = Path(pretrained).expanduser()
     if path.is_dir():
         if not (path / CONFIG).is_file():
-            raise InputError(
+            raise not_a_model(pretrained, FIELD) or InputError(
                 f"{path} has no {CONFIG}, so it is not a Hugging Face model folder",
                 field=FIELD,
                 value=pretrained,

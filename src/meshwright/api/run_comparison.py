@@ -1,0 +1,227 @@
+"""Compare finished or running trainings by their logs: settings that differ, losses, speed and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright import doctor, file_access
+from meshwright.api.responses import Part
+from meshwright.doctor.reading import METRICS, TRAINER_STATE
+from meshwright.doctor.run import Run, Step
+from meshwright.doctor.run_stats import median_of
+from meshwright.errors import InputError
+from meshwright.recipes.types import Recipe, field_value, recipe_fields
+
+LOGS = (".log", ".out")
+OWN_LINE = b'{"kind":'
+
+
+class ComparedRun(Part, frozen=True, kw_only=True):
+    """One run of a comparison; None where its log has no such figure."""
+
+    name: str
+    rank: int | None  # None if the runs cannot be ranked
+    recipe: str | None
+    where: str
+    steps: int
+    total_steps: int | None
+    first_loss: float | None
+    last_loss: float | None  # None also if it is NaN or infinite
+    best_validation_loss: float | None
+    best_validation_step: int | None
+    last_validation_loss: float | None
+    validation: str | None  # the data of the validation
+    step_s: float | None
+    tokens_per_s_per_gpu: float | None
+    mfu: float | None
+    memory_gib: float | None
+    seconds: float | None  # of all steps together
+
+
+class RunSide(msgspec.Struct, frozen=True):
+    """A run's figures and its recipe, if its log has it."""
+
+    figures: ComparedRun
+    recipe: Recipe | None
+
+
+class Difference(Part, frozen=True, kw_only=True):
+    """A recipe field whose value differs between targets, in their order."""
+
+    field: str
+    kind: str
+    values: Sequence[Any]
+
+
+class Validation(msgspec.Struct):
+    """A validation line of metrics.jsonl."""
+
+    kind: str
+    step: int = 0
+    loss: float | None = None
+    validation: dict[str, Any] | None = None  # of a header: dataset and samples
+
+
+def is_run(name: object) -> bool:
+    """Return whether a name is the folder of a run, its metrics.jsonl or a log."""
+    if not isinstance(name, str) or file_access.closed():
+        return False
+    path = Path(name).expanduser()
+    if file_access.is_dir(path):
+        return any((path / one).is_file() for one in (METRICS, TRAINER_STATE))
+    with suppress(OSError, ValueError):
+        if path.suffix == ".jsonl" and path.is_file():
+            with path.open("rb") as file:
+                return file.read(len(OWN_LINE)) == OWN_LINE
+        return path.is_file() and (path.suffix in LOGS or path.name == TRAINER_STATE)
+    return False
+
+
+def compared_runs(names: Sequence[str]) -> tuple[RunSide, ...]:
+    """Return the figures of runs, in the order of their names; the best is first by rank."""
+    if len(set(names)) == 1:
+        fix = (f"meshwright compare {names[0]} OTHER_RUN", f"meshwright doctor {names[0]}")
+        raise InputError("is one run: name a second one to compare it with", field="target", value=names[0], fix=fix)
+    sides = [_side(name) for name in dict.fromkeys(names)]
+    key = _key(sides)
+    order = [side.figures.name for side in sorted(sides, key=key)]
+    return tuple(
+        RunSide(msgspec.structs.replace(one.figures, rank=order.index(one.figures.name) + 1), one.recipe)
+        if key is not _unknown
+        else one
+        for one in sides
+    )
+
+
+def not_all_runs(names: Sequence[object]) -> InputError:
+    """Return the error for runs beside recipes or models."""
+    other = next(str(one) for one in names if not is_run(one))
+    runs = [str(one) for one in names if is_run(one)]
+    reason = f"is not a run, and {runs[0]} is one: compare runs with runs, or recipes and models with each other"
+    return InputError(reason, field="target", value=other, fix=("use the --out folder of `meshwright train`",))
+
+
+def _side(name: str) -> RunSide:
+    run = doctor.read(Path(name).expanduser())
+    stats = doctor.RunStats(run)
+    steps = list({one.step: one for one in run.steps}.values())  # a repeated step counts as in the latest start
+    losses = [one.loss for one in steps if one.loss is not None]
+    validations, data = _validations(Path(name).expanduser())
+    best = min(validations, key=lambda one: one[1], default=None)
+    header = run.header
+    figures = ComparedRun(
+        name=name,
+        rank=None,
+        recipe=header.recipe_name or None,
+        where=_where(run),
+        steps=run.last_step,
+        total_steps=header.total_steps,
+        first_loss=next((loss for loss in losses if math.isfinite(loss)), None),
+        last_loss=losses[-1] if losses and math.isfinite(losses[-1]) else None,
+        best_validation_loss=best[1] if best else None,
+        best_validation_step=best[0] if best else None,
+        last_validation_loss=validations[-1][1] if validations else None,
+        validation=data,
+        step_s=stats.step_s,
+        tokens_per_s_per_gpu=stats.tokens_per_s,
+        mfu=median_of(one.mfu for one in stats.steady),
+        memory_gib=stats.peak_gib,
+        seconds=_seconds(steps),
+    )
+    return RunSide(figures, header.recipe)
+
+
+def _where(run: Run) -> str:
+    ranks = run.header.world or 1
+    if not run.header.on_gpu:
+        return f"CPU, {ranks} rank{'s' * (ranks > 1)}"
+    return run.header.gpus or run.header.gpu or "unknown GPUs"
+
+
+def _seconds(steps: Sequence[Step]) -> float | None:
+    timed = [one.seconds * one.covers for one in steps if one.seconds is not None]
+    return sum(timed) if timed else None
+
+
+def _validations(path: Path) -> tuple[list[tuple[int, float]], str | None]:
+    """Return steps and losses of a run's validations, and the data they are over."""
+    file = path / METRICS if path.is_dir() else path
+    found: dict[int, float] = {}
+    data = None
+    with suppress(OSError), file.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if not line.startswith(('{"kind":"validation"', '{"kind":"header"')):
+                continue
+            with suppress(msgspec.DecodeError):
+                one = msgspec.json.decode(line, type=Validation)
+                if one.validation:
+                    data = f"{one.validation.get('dataset')}, {one.validation.get('samples')} samples"
+                if one.kind == "validation" and one.loss is not None and math.isfinite(one.loss):
+                    found[one.step] = one.loss
+    return sorted(found.items()), data
+
+
+def _by_validation(one: RunSide) -> float:
+    return math.inf if one.figures.best_validation_loss is None else one.figures.best_validation_loss
+
+
+def _by_loss(one: RunSide) -> float:
+    return math.inf if one.figures.last_loss is None else one.figures.last_loss
+
+
+def _unknown(one: RunSide) -> float:
+    return 0.0
+
+
+def _key(sides: Sequence[RunSide]) -> Callable[[RunSide], float]:
+    """Return what ranks runs: the best validation loss over the same data, else the last loss on the same data."""
+    validated = all(one.figures.best_validation_loss is not None for one in sides)
+    if validated and len({one.figures.validation for one in sides}) == 1:
+        return _by_validation
+    return _by_loss if _same_data(sides) and any(one.figures.last_loss is not None for one in sides) else _unknown
+
+
+def _same_data(sides: Sequence[RunSide]) -> bool:
+    """Return whether all runs train on the same data; logs that do not name it are taken to."""
+    known = [one.recipe.data for one in sides if one.recipe is not None]
+    return all((one.dataset, one.blend) == (known[0].dataset, known[0].blend) for one in known)
+
+
+def answer(sides: Sequence[RunSide]) -> str:
+    """Return which run is best and by what, in a sentence or two."""
+    key = _key(sides)
+    if key is _unknown:
+        why = "their losses are over different data" if not _same_data(sides) else "their logs have no loss"
+        return f"The runs are not ranked: {why}. Validate all of them on one file: data.validation=FILE."
+    best, second = (one.figures for one in sorted(sides, key=key)[:2])
+    if key is _by_validation:
+        text = f"{best.name} has the lowest validation loss: {best.best_validation_loss:.4g} in step "
+        text += f"{best.best_validation_step}, {second.name} {second.best_validation_loss:.4g}."
+    else:
+        other = "none or NaN" if second.last_loss is None else f"{second.last_loss:.4g}"
+        text = f"{best.name} has the lowest last loss: {best.last_loss:.4g}, {second.name} {other}."
+        text += " This is the training loss of one batch: train.eval_every=N with data.validation_part=0.1 validates."
+    if len({one.figures.steps for one in sides}) > 1:
+        lengths = ", ".join(f"{one.figures.name} {one.figures.steps:,}" for one in sides)
+        text += f" The runs differ in length: {lengths} steps."
+    return text
+
+
+def differences(recipes: Sequence[Recipe]) -> list[Difference]:
+    """Return the fields whose values differ between recipes."""
+    found = []
+    for field in ("model", "goal", "cluster"):
+        values = [getattr(one, field) for one in recipes]
+        if any(value != values[0] for value in values):
+            found.append(Difference(field=field, kind="contract" if field != "cluster" else "layout", values=values))
+    for key, info in recipe_fields().items():
+        values = [field_value(one, key) for one in recipes]
+        if any(value != values[0] for value in values):
+            found.append(Difference(field=key, kind=info.kind, values=values))
+    return found
