@@ -159,3 +159,18 @@ def test_an_own_shape_is_called_own_and_its_command_keeps_it(meshwright: Any, tm
     meshwright(*words)
     shape = tomllib.loads((tmp_path / "sized.toml").read_text())["architecture"]
     assert shape == {"layers": 36, "rope_theta": 900000.0}
+
+
+def test_automodel_is_refused_for_an_own_shape(meshwright: Any, tmp_path: Path) -> None:
+    own = tmp_path / "own.toml"
+    meshwright("import", _script(tmp_path, "--rotary-base 500000"), *GPUS, "--out", str(own))
+    answer = meshwright("export", str(own), "--to", "automodel", "--json")
+    assert answer.code == 2  # its file would name the published model of 32 layers
+    assert "own shape like llama3_8b" in json.dumps(answer.json)
+
+
+def test_a_key_written_out_is_recognized(meshwright: Any, tmp_path: Path) -> None:
+    path = tmp_path / "kf.toml"
+    path.write_text(KEMPNERFORGE.format(words="").replace("grad_accum_steps", "grad_accumulation_steps"))
+    finding = next(one for one in meshwright("check", str(path), *GPUS, "--json").json["findings"])
+    assert finding["fix"] == ["train.grad_accum_steps = 4"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import msgspec
@@ -208,7 +209,11 @@ class _Reader:
         def last(name: str) -> str:
             return name.rpartition(".")[2]
 
-        found = closest(key, [config_key.key for config_key in self.key_map.values() if config_key.status == "read"], 1)
+        known = [config_key.key for config_key in self.key_map.values() if config_key.status == "read"]
+        short = [one for one in known if _abbreviates(one, key)]
+        if len(short) == 1:
+            return self.key_map[short[0]]
+        found = closest(key, known, 1)
         if not found or min(ratio(key, found[0]), ratio(last(key), last(found[0]))) < SIMILARITY:
             return None
         return self.key_map[found[0]]
@@ -237,6 +242,12 @@ class _Reader:
         self, rule: str, severity: Severity, key: str, setting: SourcedValue, message: str, fix: tuple[str, ...]
     ) -> None:
         self.findings.append(Finding(rule, severity, key, message, fix, file=setting.file, line=setting.line))
+
+
+def _abbreviates(one: str, other: str) -> bool:
+    """Return whether two keys differ only in how far their words are written out: grad_accum, grad_accumulation."""
+    pairs = list(zip_longest(re.split(r"[._]", one), re.split(r"[._]", other), fillvalue=""))
+    return all(a and b and (a.startswith(b) or b.startswith(a)) and min(len(a), len(b)) > 1 for a, b in pairs)
 
 
 def _is_model_size(config_key: ConfigKey) -> bool:

@@ -21,6 +21,7 @@ from meshwright.recipes.key_maps.automodel_composite_keys import (
     MOCK_DATASET,
     TOKEN_DATASET,
 )
+from meshwright.recipes.model_changes import label, sizes
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 RECIPES = {False: "TrainFinetuneRecipeForNextTokenPrediction", True: "FinetuneRecipeForVLM"}
@@ -162,8 +163,9 @@ def _optimizer_settings(
 
 def _model_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
     name = recipe.checkpoint.pretrained or model.hf_id
-    if not name:
-        raise InputError("has no Hugging Face id in the model catalog", field="model", value=model.name)
+    if not name or (sizes(recipe) and not recipe.checkpoint.pretrained):
+        reason = "AutoModel builds a published model by its Hugging Face id, and none is known for this shape"
+        raise InputError(reason, field="model", value=label(recipe, recipe.model))
     class_name = "NeMoAutoModelForImageTextToText" if model.vision is not None else "NeMoAutoModelForCausalLM"
     if recipe.goal != "pretrain" or recipe.checkpoint.pretrained:
         path = f"nemo_automodel.{class_name}.from_pretrained"
