@@ -98,7 +98,11 @@ TRACE = (
 def test_an_error_ends_a_run_only_after_a_traceback() -> None:
     steps = LOG_WRITERS["torchtitan"](healthy(30))
     (finding,) = doctor.examine(doctor.read_text(steps + TRACE, "log")).findings
-    assert (finding.id, finding.steps, finding.lines) == ("run.failed-error", (30, 30), ("log:37 ValueError: token 9",))
+    assert (finding.id, finding.steps, finding.lines) == (
+        "run.failed-error",
+        (30, 30),
+        ("log:37 [rank3]: ValueError: token 9",),
+    )
     assert "ValueError: token 9" in finding.message
     assert doctor.examine(doctor.read_text(steps + "ValueError: logged only\n", "log")).ok
     with pytest.raises(InputError, match="no training found"):

@@ -247,7 +247,10 @@ CASES = (
         "one virtual stage in an interleaved schedule",
         STAGES,
         [("layers_per_stage: 4", "layers_per_stage: 20")],
-        [("schedule.several-chunks", "pp_schedule: interleaved1f1b")],
+        [
+            ("schedule.several-chunks", "pp_schedule: interleaved1f1b"),
+            ("schedule.no-interleaving", "pp_schedule: interleaved1f1b"),
+        ],
         "8x8xH100",
     ),
     # values that nothing reads

@@ -291,7 +291,7 @@ COMMANDS = (
     Case("micro batches of 0.3.0", replaced(
         RELEASED, ("--training.steps 2000", "--parallelism.pipeline_parallel_degree 2 --training.disable_cuda_graphs"),
         ("local_batch_size 2", "local_batch_size 8 --parallelism.pipeline_parallel_microbatch_size 3"),
-    ), [("value.invalid", 9)], ON),
+    ), [("value.invalid", 9), ("schedule.no-interleaving", 0)], ON),
     Case("TOML since 0.3.0", replaced(NOW, ("--config llama3_8b", "--config llama3_8b --job.config_file 8b.toml")),
          [("torchtitan.toml-removed", 4)]),
     Case("TOML by variable", "CONFIG_FILE=8b.toml " + RUN_TRAIN, [("torchtitan.toml-removed", 1)]),
@@ -306,7 +306,7 @@ COMMANDS = (
         NOW,
         ("--training.steps 2000", "--parallelism.pipeline_parallel_degree 2 --parallelism.num_pp_microbatches 8"),
         ("=524288", "=1048576"),
-    ), [("graphs.pipeline", 4)]),
+    ), [("graphs.pipeline", 4), ("schedule.no-interleaving", 0)]),
     Case("context parallelism without its backend", replaced(
         NOW,
         ("--training.steps 2000", "--parallelism.context_parallel_degree 2 --parallelism.spmd_backend full_dtensor"),

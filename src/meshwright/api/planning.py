@@ -319,6 +319,7 @@ def _plan_of_file(request: requests.Estimate, question: Question, imported: Impo
         estimate=costs.estimate(case),
         changes=(),
         findings=imported.checked.findings,
+        repair=imported.checked.repair,
     )
 
 

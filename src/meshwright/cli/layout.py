@@ -94,6 +94,11 @@ def finding_lines(findings: Sequence[dict[str, Any]], repair: dict[str, Any] | N
     return lines
 
 
+def _are_overrides(texts: Sequence[str]) -> bool:
+    """Return whether a repair is typed as overrides, and not written into another framework's file."""
+    return all("=" in text and " = " not in text and not text.startswith("-") for text in texts)
+
+
 def repair_lines(answer: dict[str, Any]) -> list[str]:
     """Return the overrides that contradict, and the one change that removes all errors."""
     lines = []
@@ -105,6 +110,10 @@ def repair_lines(answer: dict[str, Any]) -> list[str]:
         what = f"removes {'the finding' if count == 1 else f'all {count} findings'}"
         kind = "; a contract change: a new experiment" if repair["contract"] else ""
         left = f"; leaves {', '.join(repair['leaves'])}" if repair["leaves"] else ""
-        cost = f"{seconds(repair['step_s'])} s per step, {repair['total_gib']:.0f} GiB"
-        lines.append(f"[cyan]{escape(shlex.join(repair['overrides']))}[/]  [dim]{what}{kind}{left}; {cost}[/]")
+        known = repair["step_s"] is not None
+        cost = f"; {seconds(repair['step_s'])} s per step, {repair['total_gib']:.0f} GiB" if known else ""
+        overrides = repair["overrides"]
+        settings = [shlex.join(overrides)] if _are_overrides(overrides) else overrides  # of a file: one per line
+        lines += [f"[cyan]{escape(text)}[/]" for text in settings]
+        lines[-1] += f"  [dim]{what}{kind}{left}{cost}[/]"
     return lines

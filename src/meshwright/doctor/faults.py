@@ -176,6 +176,7 @@ def find(lines: Sequence[Line], steps_by_line: Sequence[tuple[int, int]] = (), f
             file=file,
             step=_before(steps_by_line, line.number),
             context=_message(lines, index),
+            prefix=line.prefix,
             where=_part_of_memory(context) if is_memory else "",
             memory=out_of_memory(" ".join(one.text for one in lines[index : index + AFTER])) if is_memory else None,
         )

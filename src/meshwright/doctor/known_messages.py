@@ -107,7 +107,7 @@ def _finding(stats: RunStats, fault: Fault, match: messages.Match, id: str) -> F
         message=f"the run ended{when}: {match.passage[:MAX_SHOWN].rstrip('. ')}. Cause: {cause}"
         + ("" if rule is None or case is None or _is_broken(rule, stats) else f". {_not_in_recipe(case)}"),
         steps=None if fault.step is None else (fault.step, fault.step),
-        lines=(f"{fault.file}:{fault.line} {fault.text}",),
+        lines=(fault.located,),
         evidence=(
             Evidence("known message", match.message.text, "", match.message.source, ""),
             *_also_broken(stats, id),

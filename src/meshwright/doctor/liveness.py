@@ -90,7 +90,7 @@ def restarts(stats: RunStats) -> Iterator[Finding]:
         steps=(run.starts[1] if len(run.starts) > 1 else run.last_step, run.last_step),
         lines=(
             *(stats.location(attempt[0]) for attempt in run.attempts[1:4] if attempt),
-            *(f"{one.file}:{one.line} {one.text}" for one in reasons[:3]),
+            *(one.located for one in reasons[:3]),
         ),
         evidence=(
             Evidence("restarts", float(times), "", limit("restarts"), "limit"),
@@ -120,9 +120,9 @@ def failed(stats: RunStats) -> Iterator[Finding]:
         severity="error",
         message=pattern.meaning
         + (f", after step {first.step}" if first.step else "")
-        + (f": {first.text}" if first.name == "error" else ""),
+        + (f": {first.shown}" if first.name == "error" else ""),
         steps=None if first.step is None else (first.step, first.step),
-        lines=tuple(f"{one.file}:{one.line} {one.text}" for one in fatal[:3]),
+        lines=tuple(one.located for one in fatal[:3]),
         remedies=(
             *(
                 Remedy(

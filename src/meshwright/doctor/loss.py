@@ -45,7 +45,7 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
         steps=None if first is None else (first, not_finite[-1].step if not_finite else first),
         lines=(
             *(stats.location(step) for step in not_finite[:MAX_SHOWN]),
-            *(f"{one.file}:{one.line} {one.text}" for one in faults[:MAX_SHOWN]),
+            *(one.located for one in faults[:MAX_SHOWN]),
         ),
         evidence=(Evidence("steps", float(max(count, 1)), "", 0.0, "limit"), *_norm_evidence(before)),
         remedies=tuple(_stabilizing_remedies(stats)),

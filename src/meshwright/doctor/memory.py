@@ -59,7 +59,7 @@ def out_of_memory(stats: RunStats) -> Iterator[Finding]:
         severity="error",
         message=_message(stats, fault, oom, grew, offset),
         steps=None if fault.step is None else (fault.step, fault.step + 1),
-        lines=tuple(f"{one.file}:{one.line} {one.text}" for one in found[:3]),
+        lines=tuple(one.located for one in found[:3]),
         evidence=tuple(_evidence(stats, oom, offset)),
         remedies=tuple(_remedies(stats, oom, offset)),
     )

@@ -101,6 +101,17 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     recorded: bool = False  # recorded by our own run
     fix: tuple[str, ...] = ()  # suggested in that record
     context: str = ""  # its line and those after it
+    prefix: str = ""  # of its line, which names the rank
+
+    @property
+    def shown(self) -> str:
+        """The line as it is in the log, with the rank that wrote it."""
+        return f"{self.prefix} {self.text}".strip()
+
+    @property
+    def located(self) -> str:
+        """The line with its place."""
+        return f"{self.file}:{self.line} {self.shown}"
 
 
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):

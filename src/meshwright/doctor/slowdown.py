@@ -10,13 +10,15 @@ from typing import NamedTuple
 from meshwright.doctor import remedies
 from meshwright.doctor.change_points import SIGMAS, Level, Trend, error_of, levels, trend
 from meshwright.doctor.finding import Evidence, Finding, Remedy
-from meshwright.doctor.run import Step
+from meshwright.doctor.run import Fault, Step
 from meshwright.doctor.run_stats import RunStats, median_of
 from meshwright.doctor.thresholds import limit, share
 from meshwright.doctor.throughput import check_ranks
 
 MAX_SHOWN = 4  # changes in a message
 FEWEST_PHASES = 3  # slow phases at equal distances that make a period
+NEAR = 3  # log lines before a slowdown whose errors may have caused it
+HARDWARE = {"network": "a network link", "gpu_fault": "a GPU"}  # faults that slow a run down before they end it
 SAME_DISTANCE = 0.15  # by which such distances may differ
 
 
@@ -44,13 +46,17 @@ def sustained_slowdown(stats: RunStats) -> Iterator[Finding]:
     every = _phases_every(found, slower)
     first = max(slower, key=lambda index: _pace(found, index) / _pace(found, index - 1))
     causes, fixes = _likely_causes(stats, found, first)
+    reported = _reported(stats, found, first)[:MAX_SHOWN]
     message = _periodic_message(found, slower, every) if every else _message(found)
     yield Finding(
         id="speed.periodic-steps" if every else "speed.sustained-slowdown",
         severity="warning",
         message=f"{message}. {causes}",
         steps=(found.steps(slower[0])[0].first, rows[-1].step),
-        lines=tuple(stats.location(found.steps(index)[0]) for index in slower[:MAX_SHOWN]),
+        lines=(
+            *(stats.location(found.steps(index)[0]) for index in slower[:MAX_SHOWN]),
+            *(one.located for one in reported),
+        ),
         evidence=tuple(_evidence(found, index) for index in slower[:MAX_SHOWN]),
         remedies=fixes,
     )
@@ -188,6 +194,9 @@ def _likely_causes(stats: RunStats, found: Slowdown, index: int) -> tuple[str, t
     if before[-1].attempt != after[0].attempt:
         texts.append("the run was restarted there, perhaps on other nodes")
         fixes.append(remedies.advice("compare the node lists of both starts", why="one slow node slows all ranks"))
+    if reported := _reported(stats, found, index):
+        texts.append(_errors_there(reported))
+        fixes += _checks_of_node(reported[0])
     part = _slower_part(before, after)
     if part is not None:
         name, extra, share_of_extra = part
@@ -203,6 +212,30 @@ def _likely_causes(stats: RunStats, found: Slowdown, index: int) -> tuple[str, t
     unknown = "The log does not show what else changed there"
     sentence = "At that point " + "; ".join(texts) if texts else unknown
     return sentence, tuple({one.try_: one for one in [*fixes, *_host_causes()]}.values())
+
+
+def _reported(stats: RunStats, found: Slowdown, index: int) -> list[Fault]:
+    """Return the errors of links and GPUs that a log reports from just before a slow section to its end."""
+    first, last = found.steps(index - 1)[-NEAR:][0].step, found.steps(index)[-1].step
+    hardware = [one for one in stats.run.faults if one.name in HARDWARE and one not in stats.fatal]
+    return [one for one in hardware if one.step is not None and first <= one.step <= last]
+
+
+def _errors_there(reported: Sequence[Fault]) -> str:
+    what = HARDWARE[reported[0].name]
+    count = f"an error of {what}" if len(reported) == 1 else f"{len(reported)} errors, the first of {what}"
+    return f"the log reports {count}, after step {reported[0].step}: {reported[0].shown}"
+
+
+def _checks_of_node(fault: Fault) -> tuple[Remedy, ...]:
+    node = f"the node of {fault.prefix.rstrip(':')}" if fault.prefix else "the node that the message names"
+    tool = "ibstat, and the switch's error counters" if fault.name == "network" else "nvidia-smi -q -d ECC, dmesg"
+    return (
+        remedies.advice(
+            f"check {node}: {tool}", why=f"{HARDWARE[fault.name]} reported errors when steps became slower"
+        ),
+        remedies.advice(f"exclude {node}", why="one slow node slows all ranks"),
+    )
 
 
 def _slower_part(before: Sequence[Step], after: Sequence[Step]) -> tuple[str, float, float] | None:

@@ -10,37 +10,32 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content, Framework, RuleContext
+from meshwright.frameworks.joint_repair import needs_repair, with_repair
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.result import CheckResult, UnresolvedValue
 from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, clusters_for, complete, import_recipe
 from meshwright.frameworks.tried_fixes import tried_fixes
 from meshwright.models import ModelSpec
-from meshwright.planner import case_of
+from meshwright.planner import as_overrides, case_of, find_repair
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.key_maps import composite_keys
 from meshwright.recipes.types import Goal, Recipe, field_value
 from meshwright.rules import SEVERITIES, Finding
 
-SUGGESTIONS_ONLY = (
+JUDGEMENTS = (
     "batch.too-few-tokens",
     "dispatch.allgather-large",
     "kernels.compiled-experts",
-    "memory.tight",
     "moe.ep-too-low",
     "network.context-domain",
     "optimizer.no-clipping",
     "precision.bf16-reduction",
     "precision.fp16",
-    "precision.fp8-tokens",
-    "precision.mxfp8-untested",
-    "schedule.idle-pipeline",
-    "schedule.idle-stages",
-    "schedule.no-interleaving",
     "sequence.long-without-context-parallel",
     "strategy.fsdp-with-tensor-parallel",
 )
-"""Warnings about speed and headroom that published configs trigger for good reasons: suggestions in their files."""
+"""Warnings about choices that published configs make for good reasons: advice in their files."""
 
 
 def check(
@@ -62,7 +57,25 @@ def check(
     def findings_after(changed: Content) -> tuple[Finding, ...]:
         return _check(framework, changed, gpus, model, overrides, advice, goal, fixes=False).findings
 
-    return msgspec.structs.replace(result, findings=tried_fixes(content, result.findings, findings_after))
+    found = msgspec.structs.replace(result, findings=tried_fixes(content, result.findings, findings_after))
+    if not needs_repair(found.findings):
+        return found
+
+    def recheck(changed: Content, fixes: bool) -> CheckResult:
+        return _check(framework, changed, gpus, model, overrides, advice, goal, fixes=fixes)
+
+    def our_repair(changed: Content) -> tuple[str, ...]:
+        return _our_repair(import_recipe(framework, changed, model, list(overrides), goal), gpus)
+
+    return with_repair(content, found, result.findings, recheck, our_repair)
+
+
+def _our_repair(imported: ImportedRecipe, gpus: str | None) -> tuple[str, ...]:
+    """Return the smallest change that leaves no error of our rules, in the framework's keys; empty if none is found."""
+    _, candidates = clusters_for(imported, gpus)
+    case = next(_cases(imported, candidates), None)
+    change = {} if case is None else find_repair(case)
+    return _their_fix(imported, case.recipe, as_overrides(change)) if case is not None and change else ()
 
 
 def _check(
@@ -136,8 +149,15 @@ def _our_findings(imported: ImportedRecipe, cases: Sequence[Case], advice: bool,
     """Return the findings of our rules that hold in every case, in the framework's keys."""
     first, *others = cases
     found = rules.check(first, SEVERITIES if advice else SEVERITIES[:2], others, fixes=fixes)
-    kept = [_downgrade_within_error(one, first) for one in found if advice or one.rule not in SUGGESTIONS_ONLY]
+    kept = [_as_in_files(_downgrade_within_error(one, first)) for one in found]
+    kept = [one for one in kept if advice or one.severity != "advice"]
     return [_in_framework_keys(imported, first.recipe, one) for one in kept]
+
+
+def _as_in_files(finding: Finding) -> Finding:
+    """Return the finding with its severity in another framework's file."""
+    is_judgement = finding.severity == "warning" and finding.rule in JUDGEMENTS
+    return msgspec.structs.replace(finding, severity="advice") if is_judgement else finding
 
 
 def _downgrade_within_error(finding: Finding, case: Case) -> Finding:

@@ -84,6 +84,8 @@ class _Reader:
             key: text_of(config_key.default)
             for key, config_key in self.key_map.items()
             if with_defaults and config_key.default is not UNSET and config_key.status == "read"
+            if start.goal == "peft"
+            or not config_key.field.startswith("peft.")  # without adapters they have no settings
         }
 
     def read(self, settings: Settings) -> None:

@@ -10,6 +10,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.dropped import without_flag
 from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.shell import LaunchCommand
 from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.tried_fixes import with_fix
 from meshwright.frameworks.types import SourcedValue
@@ -33,7 +34,7 @@ def _overrides(
     framework: Framework, content: Content, finding: Finding, model: ModelSpec, on: Cluster
 ) -> tuple[str, ...]:
     """Return the fields in which the file with the fix differs from the file without it."""
-    changed = _changed(content, finding)
+    changed = changed_content(content, finding)
     if changed is None:
         return ()
     try:
@@ -48,7 +49,7 @@ def _recipe(framework: Framework, content: Content, model: ModelSpec, on: Cluste
     return complete(import_recipe(framework, content, model), on)
 
 
-def _changed(content: Content, finding: Finding) -> Content | None:
+def changed_content(content: Content, finding: Finding) -> Content | None:
     """Return the file with the fix; None if the fix is not written as settings of it."""
     if content.settings:
         settings = with_fix(content, finding, finding.fix)
@@ -57,12 +58,20 @@ def _changed(content: Content, finding: Finding) -> Content | None:
     for text in finding.fix:
         removed = text.startswith(("without ", "remove "))
         words = text.split()[1:] if removed else text.split()
+        if len(words) == 2 and words[0] == "export" and "=" in words[1]:
+            launches = tuple(_with_variable(one, words[1], content.path) for one in launches)
+            continue
         if not words or not (words[0].startswith("--") or "=" in words[0]) or "export" in words:
             return None
         key = words[0].lstrip("-").partition("=")[0]
         added = () if removed else tuple(SourcedValue(word, 0, content.path) for word in words)
         launches = tuple(msgspec.structs.replace(one, args=(*without_flag(one.args, key), *added)) for one in launches)
     return msgspec.structs.replace(content, launches=launches)
+
+
+def _with_variable(launch: LaunchCommand, assignment: str, path: str) -> LaunchCommand:
+    name, _, value = assignment.partition("=")
+    return msgspec.structs.replace(launch, env={**launch.env, name: SourcedValue(value, 0, path)})
 
 
 def superseded(framework: Framework, findings: Sequence[Finding]) -> set[str]:

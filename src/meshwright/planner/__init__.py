@@ -21,9 +21,9 @@ from meshwright.planner.plan import (
 )
 from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend
-from meshwright.planner.repair import contradiction, error_messages
+from meshwright.planner.repair import contradiction, error_messages, find_repair
 from meshwright.planner.scaling import batch_for_tokens, scaled_batch, scaled_lr
-from meshwright.planner.search import Candidate
+from meshwright.planner.search import Candidate, as_overrides
 from meshwright.planner.sizing import Compared, Size, Sizing, compare, size, smallest_fit
 from meshwright.planner.storage import Storage
 
@@ -46,6 +46,7 @@ __all__ = [
     "Sizing",
     "Storage",
     "Suggestion",
+    "as_overrides",
     "baseline_for",
     "batch_for_tokens",
     "budget",
@@ -56,6 +57,7 @@ __all__ = [
     "error_messages",
     "examine",
     "explain_missing",
+    "find_repair",
     "layout_fix",
     "moved_to",
     "options_for_recipe",

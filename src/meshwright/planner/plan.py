@@ -102,8 +102,8 @@ class Repair(msgspec.Struct, frozen=True):
     removes: tuple[str, ...]  # rules whose findings it removes
     leaves: tuple[str, ...]  # rules of severity warning that stay broken
     contract: bool  # whether it changes the trained weights
-    step_s: float
-    total_gib: float  # per GPU
+    step_s: float | None  # None: the GPUs are unknown
+    total_gib: float | None  # per GPU
 
 
 class Contradiction(msgspec.Struct, frozen=True):

@@ -13,6 +13,7 @@ from meshwright.planner.plan import Suggestion
 from meshwright.recipes.case import Case
 from meshwright.recipes.overrides import apply
 from meshwright.recipes.types import Recipe
+from meshwright.rules import SEVERITIES
 
 LrLaw = Literal["sqrt", "linear"]
 LAWS: tuple[LrLaw, ...] = ("sqrt", "linear")
@@ -121,11 +122,20 @@ def _length_suggestions(base: Recipe, case: Case) -> list[Suggestion]:
     return [Suggestion("keep the tokens per step", (f"train.global_batch_size={batch}",), why)]
 
 
+def _new_findings(before: Case, after: Case) -> set[str]:
+    """Return the errors and warnings that a change brings: what a rule warns about is not suggested."""
+    first, then = ({r.id for r in rules.applicable(c, SEVERITIES[:2]) if bool(r.broken(c))} for c in (before, after))
+    return then - first
+
+
 def _fp8_suggestions(case: Case) -> list[Suggestion]:
     peaks = case.cluster.gpu.peak_tflops
     if case.matmul != "same" or "fp8" not in peaks or case.goal == "peft" or case.is_diffusion:
         return []
-    matmul = "mxfp8" if case.gpu_arch in ("blackwell", "rubin") else "fp8_tensor"
+    formats = ("mxfp8", "fp8_tensor") if case.gpu_arch in ("blackwell", "rubin") else ("fp8_tensor",)
+    matmul = next((one for one in formats if not _new_findings(case, case.replace(matmul=one))), None)
+    if matmul is None:
+        return []
     suggestion = Suggestion("compute linear layers in fp8", (f"precision.matmul={matmul}",), "")
     gain = 1 - float(costs.step_time(_with(suggestion, case)).step_s) / float(costs.step_time(case).step_s)
     if gain < MIN_FP8_GAIN:

@@ -19,6 +19,7 @@ NUMBER = re.compile(r"[+-]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 LARGEST_INTEGER = 2**53  # exact in JSON readers and doubles
 INTEGERS = f"an integer from -{LARGEST_INTEGER} to {LARGEST_INTEGER}"
+MEANT = dict.fromkeys(("fp8", "float8"), "fp8_tensor")  # a family of formats: the one that `--fp8` and plans name
 NUMBERS = "a finite number, at most 1.7e308 in magnitude"
 
 
@@ -110,7 +111,8 @@ def _number(text: str, key: str) -> float:
 def _choice(allowed: tuple[Any, ...], text: str, key: str) -> str:
     if text in allowed:
         return text
-    near = closest(text, [str(value) for value in allowed], limit=1)
+    meant = MEANT.get(text.lower())
+    near = [meant] if meant in allowed else closest(text, [str(value) for value in allowed], limit=1)
     hint = f"did you mean {near[0]}? " if near else ""
     raise InputError(
         f"{hint}allowed: {', '.join(map(str, allowed))}", field=key, value=text, fix=[f"{key}={n}" for n in near]

@@ -98,7 +98,7 @@ def _is_published_benchmark(c: Case) -> Column:
     message="this benchmark was published with {matmul}, which meshwright can estimate but not train",
     symptom="training is rejected before it starts",
     cause="the published number is from another engine, whose low-precision layers implement this scaling",
-    fixes=({"matmul": ["mxfp8", "fp8_row", "fp8_tensor"]}, NO_FP8),
+    fixes=({"matmul": ["fp8_tensor", "fp8_row"]}, NO_FP8),
 )
 def published_format_unsupported(c: Case) -> Column:
     return _lacks_format(c) & _is_published_benchmark(c)
@@ -112,7 +112,7 @@ def published_format_unsupported(c: Case) -> Column:
     message="mxfp8 was tested in CPU emulation only, never on {gpu}",
     symptom="unknown: the first run on such a GPU is the test",
     cause="no GPU with this format was available during development",
-    fixes=({"matmul": ["fp8_row", "fp8_tensor"]}, NO_FP8),
+    fixes=({"matmul": ["fp8_tensor", "fp8_row"]}, NO_FP8),
 )
 def mxfp8_untested(c: Case) -> Column:
     return (c.matmul == "mxfp8") & not_(c.benchmark)

@@ -7,6 +7,7 @@ import numpy as np
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
 from meshwright.rules.search_values import divisors, larger, multiples, not_, one_of, smaller
+from meshwright.rules.weights import loads_weights
 
 WITH_CP = ("meshwright", "megatron", "torchtitan", "automodel")
 LONG = 32_768  # tokens per rank that rarely fit
@@ -84,8 +85,8 @@ def beyond_position_table(c: Case) -> Column:
     fixes=({"seq_length": lambda c: [c.max_seq_length]},),
 )
 def beyond_trained_positions(c: Case) -> Column:
-    fine_tuning = (c.goal != "pretrain") & not_(c.benchmark)
-    return fine_tuning & (c.max_seq_length > 0) & (c.seq_length > c.max_seq_length)
+    loaded = loads_weights(c) & not_(c.benchmark)
+    return loaded & (c.max_seq_length > 0) & (c.seq_length > c.max_seq_length)
 
 
 @rule(

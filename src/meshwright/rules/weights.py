@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
+
+
+def loads_weights(c: Case) -> Column:
+    """Return whether training starts from trained weights: fine-tuning does, pretraining if it names some."""
+    return np.where(c.goal == "pretrain", c.pretrained != "", True) & (c.pretrained != "random")
 
 
 @rule(
@@ -16,8 +23,7 @@ from meshwright.rules.rule import rule
     fixes=({"init_std": [0.0]},),
 )
 def unused_init_std(c: Case) -> Column:
-    fine_tuning = (c.goal != "pretrain") & (c.pretrained != "random")
-    return (c.init_std > 0) & (fine_tuning | ((c.goal == "pretrain") & (c.pretrained != "")))
+    return (c.init_std > 0) & loads_weights(c)
 
 
 @rule(

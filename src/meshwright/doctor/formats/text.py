@@ -19,6 +19,7 @@ class Line(NamedTuple):
     number: int
     rank: str  # from its prefix; empty if it has none
     text: str
+    prefix: str = ""  # as written, e.g. [rank3]:
 
 
 def lines_of(text: str) -> Iterator[Line]:
@@ -30,7 +31,7 @@ def lines_of(text: str) -> Iterator[Line]:
                 line = COLOR.sub("", line)
             found = RANK.match(line) if ":" in line[:12] else None
             rank = (found[1] or found[2]) if found else ""
-            yield Line(number, rank, line[found.end() :] if found else line)
+            yield Line(number, rank, line[found.end() :] if found else line, found[0].strip() if found else "")
 
 
 def has_any(text: str, words: Sequence[str]) -> bool:

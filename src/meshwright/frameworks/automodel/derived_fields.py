@@ -31,6 +31,13 @@ def model_name(settings: Settings) -> str:
     return next((text for text in (text_setting(settings, place) for place in keys) if text), "")
 
 
+def loads_weights(settings: Settings) -> bool:
+    """Return whether the model starts from the weights that it names, and not only with their shape."""
+    named = setting_value(settings, "model.load_base_model")
+    by_name = text_setting(settings, "model._target_").endswith("from_pretrained")
+    return named is True or (named is not False and by_name)
+
+
 def is_benchmark(settings: Settings) -> bool:
     """Return whether a file is a benchmark: by its recipe, or by a benchmark block with mock data."""
     recipe = text_setting(settings, "recipe") or text_setting(settings, "recipe._target_")
@@ -70,7 +77,10 @@ def derived_values(settings: Settings, model: ModelSpec | None, goal: Goal, reci
         fields["data.dataset"] = "unknown"
     if "VLM" in recipe:
         fields["data.images"] = True
-    if model is not None and model_name(settings) == model.hf_id:
+    if goal == "pretrain":  # the name also names the shape of a model without weights
+        loaded = loads_weights(settings) and not is_benchmark(settings)
+        fields["checkpoint.pretrained"] = model_name(settings) if loaded else ""
+    elif model is not None and model_name(settings) == model.hf_id:
         fields["checkpoint.pretrained"] = ""
     if axis_size(settings, "pp") > 1 and "distributed.pipeline.pp_microbatch_size" not in settings:
         fields["layout.micro_batch_size"] = 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.frameworks.automodel.derived_fields import assumptions, derived_values, model_name
+from meshwright.frameworks.automodel.derived_fields import assumptions, derived_values, loads_weights, model_name
 from meshwright.frameworks.automodel.extra_keys import COMMON_BLOCKS
 from meshwright.frameworks.automodel.ignored_keys import IGNORED_KEY_RULES
 from meshwright.frameworks.automodel.values import axis_size, effective_settings, literal, normalize, text_setting
@@ -240,8 +240,7 @@ def _goal(settings: Settings, recipe: str) -> Goal:
     if any(key == "peft" or key.startswith("peft.") for key in settings):
         return "peft"
     dataset, built = text_setting(settings, "dataset._target_").lower(), text_setting(settings, "model._target_")
-    loads = settings.get("model.load_base_model")
-    fresh = built.endswith("from_config") and not (loads is not None and loads.value is True)
+    fresh = built.endswith("from_config") and not loads_weights(settings)
     tokens = any(
         part in dataset for part in ("megatron_dataset", "nanogpt", "mock_iterable", "pretrain", "bin_dataset")
     )
