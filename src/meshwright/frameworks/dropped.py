@@ -17,6 +17,7 @@ from meshwright.frameworks.import_file import referring
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.mapping import text_of
 from meshwright.frameworks.to_recipe import complete, import_recipe
+from meshwright.frameworks.tried_fixes import without_flag
 from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes.key_maps import composite_keys, config_keys
 
@@ -191,15 +192,3 @@ def _without(content: Content, key: str, setting: SourcedValue) -> Content:
         return msgspec.structs.replace(content, settings=kept)
     launches = [msgspec.structs.replace(launch, args=without_flag(launch.args, key)) for launch in content.launches]
     return msgspec.structs.replace(content, launches=tuple(launches))
-
-
-def without_flag(args: Sequence[SourcedValue], key: str) -> tuple[SourcedValue, ...]:
-    """Return a command's arguments without a flag and its values, or without KEY=VALUE."""
-    kept, dropping = [], False
-    for one in args:
-        text = str(one.value)
-        if text.startswith("--") or ("=" in text and not dropping):
-            dropping = text.lstrip("-").partition("=")[0].replace("-", "_") == key.replace("-", "_")
-        if not dropping:
-            kept.append(one)
-    return tuple(kept)

@@ -8,11 +8,10 @@ import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.dropped import without_flag
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.shell import LaunchCommand
 from meshwright.frameworks.to_recipe import complete, import_recipe
-from meshwright.frameworks.tried_fixes import with_fix
+from meshwright.frameworks.tried_fixes import with_fix, without_flag
 from meshwright.frameworks.types import SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.format_override import format_override

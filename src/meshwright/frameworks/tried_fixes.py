@@ -84,3 +84,15 @@ def _parsed(content: Content, text: str) -> dict[str, SourcedValue] | None:
     values = {f"{prefix}{key}": leaf for key, leaf in leaves.items()}
     lines = {key: content.settings[key].line if key in content.settings else 0 for key in values}
     return {k: SourcedValue(v.value, lines[k], content.path, pyyaml=v.pyyaml) for k, v in values.items()}
+
+
+def without_flag(args: Sequence[SourcedValue], key: str) -> tuple[SourcedValue, ...]:
+    """Return a command's arguments without a flag and its values, or without KEY=VALUE."""
+    kept, dropping = [], False
+    for one in args:
+        text = str(one.value)
+        if text.startswith("--") or ("=" in text and not dropping):
+            dropping = text.lstrip("-").partition("=")[0].replace("-", "_") == key.replace("-", "_")
+        if not dropping:
+            kept.append(one)
+    return tuple(kept)
