@@ -80,6 +80,8 @@ def _check(request: requests.Check) -> CheckResult:
         what = "the target is a model itself" if job.plan is not None else "a recipe names its model"
         raise InputError(what, field="model", value=request.model, fix=("remove --model",))
     result = check_recipe(job.recipe, request.gpus, engine, request.overrides, job.content)
+    if job.plan is not None and job.plan.repair is not None and result.repair is not None:
+        result = msgspec.structs.replace(result, repair=job.plan.repair)  # typed, it gives another recommended layout
     return result if content is None else msgspec.structs.replace(result, file=content.path)
 
 
@@ -300,7 +302,7 @@ def check_response(result: CheckResult, request: requests.Check | None = None) -
         model=result.model.name if result.model else None,
         gpus=str(result.cluster) if result.cluster else None,
         findings=finding_parts(result.findings),
-        estimate=estimate_part(result.estimate) if result.estimate else None,
+        estimate=estimate_part(result.estimate, result.exists) if result.estimate else None,
         repair=result.repair or UNSET,
         contradiction=result.contradiction or UNSET,
         assumed=assumed_in(request.gpus) if request is not None else (),

@@ -262,11 +262,23 @@ def estimate(request: requests.Estimate) -> Plan:
         found = planner.plan_fixed(question, job.on(question.engine), request.overrides, named)
         return _with_budget(with_less_padding(found), request)
     question = model_question(request)
-    base, target = None, str(request.target)
     if models.is_path(question.model_ref):  # it has no recipe whose layout could be estimated: as dryrun and check do
-        base = own_recipe(planner.recommend(question, request.overrides))
-        note(f"{target}: the layout is the recommended one with your overrides; layout.KEY=VALUE sets another")
-    return _with_budget(with_less_padding(planner.plan_fixed(question, base, request.overrides)), request)
+        return _with_budget(_estimated_as_recommended(question, request), request)
+    return _with_budget(with_less_padding(planner.plan_fixed(question, None, request.overrides)), request)
+
+
+def _estimated_as_recommended(question: Question, request: requests.Estimate) -> Plan:
+    """Return the estimate of the layout that is recommended for a user's model with these overrides."""
+    sized = planner.recommend(question, request.overrides)
+    found = planner.plan_fixed(question, own_recipe(sized), request.overrides)
+    if sized.exists:
+        what = "the layout is the recommended one with your overrides"
+    else:
+        what = f"no layout can have your overrides; this one is that of {sized.base.name} with them"
+    note(f"{request.target}: {what}; layout.KEY=VALUE sets another")
+    if found.repair is not None and sized.repair is not None:  # typed, it gives another recommended layout
+        found = msgspec.structs.replace(found, repair=sized.repair)
+    return with_less_padding(found)
 
 
 def model_question(request: requests.Estimate) -> Question:

@@ -261,7 +261,7 @@ def check(answer: Answer, found: Any) -> None:
     out.print(f"[bold]{escape(what)}[/]{where} with {runner}: {verdict}")
     titled(out, "Assumed", assumed_lines(answer["assumed"]))
     if answer["estimate"]:
-        titled(out, "Memory", memory_lines(answer["estimate"]))
+        titled(out, "Memory", memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
     titled(out, "Findings", finding_lines(answer["findings"], answer.get("repair")) or ["none"])
     titled(out, "Repair", repair_lines(answer))
     titled(out, "Options", option_lines(answer))

@@ -12,7 +12,7 @@ from meshwright.display import Readable, Row, titled
 from meshwright.models import ModelSpec
 from meshwright.planner import Contradiction, Option, Repair
 from meshwright.recipes.types import Recipe
-from meshwright.rules import Finding
+from meshwright.rules import Finding, can_be_built
 
 
 class UnresolvedValue(msgspec.Struct, frozen=True):
@@ -49,6 +49,8 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
         verdict = "ok" if self.ok else "cannot start or does not fit"
         memory = [] if self.estimate is None else [self.estimate.memory]
         figures = [f"{float(one.total):.1f} of {float(one.capacity):.1f} GiB per GPU" for one in memory]
+        if figures and not self.exists:
+            figures = ["no figures: this layout cannot be built (see the findings)"]
         findings = [
             f"{f.severity}: {f.message}" + (f"  fix: {' '.join(f.fix)}" if f.fix else "") for f in self.findings
         ]
@@ -63,6 +65,11 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
     def ok(self) -> bool:
         """Whether there are no blocking findings."""
         return not any(f.severity == "error" for f in self.findings)
+
+    @property
+    def exists(self) -> bool:
+        """Whether the layout can be built: our rules have no errors except memory."""
+        return can_be_built(self.findings)
 
 
 class RecipeCheckResult(CheckResult, frozen=True):

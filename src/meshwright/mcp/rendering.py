@@ -169,12 +169,17 @@ def check(answer: Answer) -> str:
     unresolved = [f"line {o['line']}: {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
     return _lines(
         f"{answer['file'] or answer['recipe']} ({answer['framework']}{where}): {verdict}",
-        f"memory: {_memory(answer['estimate'])}" if answer["estimate"] else "",
+        _memory_verdict(answer["estimate"]) if answer["estimate"] else "",
         *_findings(answer["findings"]),
         *_repair(answer),
         *_some("unresolved", unresolved),
         *_some("note", answer["notes"]),
     )
+
+
+def _memory_verdict(estimate: Answer) -> str:
+    refused = "" if estimate["fits"] else ", does NOT fit or cannot be built"
+    return f"memory: {_memory(estimate)}{refused}"
 
 
 def compare(answer: Answer) -> str:

@@ -318,7 +318,7 @@ def _adapters(baseline: Baseline, typed: Sequence[str]) -> Iterator[Variant]:
         ("QLoRA", f"{ADAPTERS_COST}, on base weights rounded to 4 bits", (*kept, "peft.method=qlora")),
     ):
         try:
-            yield Variant(title, cost, baseline_for(question, (*_without(typed, extra), *extra)), extra)
+            yield Variant(title, cost, baseline_for(question, override.merged(typed, extra)), extra)
         except MeshwrightError:  # no recipe trains adapters of this kind of model
             return
 
@@ -381,10 +381,4 @@ def _command(baseline: Baseline, asked: Asked, overrides: Sequence[str]) -> str:
     if question.engine != "meshwright":
         words += ["--engine", question.engine]
     words += ["--benchmark"] * question.benchmark
-    return shlex.join([*words, *_without(asked.overrides, overrides), *overrides])
-
-
-def _without(typed: Sequence[str], overrides: Sequence[str]) -> list[str]:
-    """Return the user's overrides of fields that these overrides do not set."""
-    keys = {text.partition("=")[0] for text in overrides}
-    return [text for text in typed if override.native_key(text.partition("=")[0].strip()) not in keys]
+    return shlex.join([*words, *override.merged(asked.overrides, overrides)])

@@ -14,7 +14,7 @@ from meshwright.models import ModelSpec
 from meshwright.planner.budget import Budget
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Engine, FieldKind, Goal, Recipe
-from meshwright.rules import RULES, Finding
+from meshwright.rules import Finding, can_be_built
 
 
 def calibration_notes(calibration: Any, on: Gpu, engine: str) -> tuple[str, ...]:
@@ -201,8 +201,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
     @property
     def exists(self) -> bool:
         """Whether the layout can be built: our rules have no errors except memory, whatever else is wrong in a file."""
-        blocking = (f for f in self.findings if f.severity == "error" and f.rule in RULES)
-        return all(f.rule.startswith("memory.") for f in blocking)
+        return can_be_built(self.findings)
 
     @property
     def approach(self) -> Approach:

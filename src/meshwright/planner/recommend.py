@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright import costs, rules
+from meshwright.errors import InputError
 from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
@@ -16,7 +17,7 @@ from meshwright.planner.findings import examine
 from meshwright.planner.four_bit import qlora_suggestion
 from meshwright.planner.levers import options_for, options_of_fixed, with_levers
 from meshwright.planner.micro_batch import with_fastest_micro_batch
-from meshwright.planner.plan import Change, Contradiction, Match, Plan, Question, Suggestion
+from meshwright.planner.plan import Change, Contradiction, Match, Plan, Question, Repair, Suggestion
 from meshwright.planner.published import keeps_recipe_layout, published_layout
 from meshwright.planner.repair import contradiction, error_messages
 from meshwright.planner.scaling import divisible_batches, suggestions
@@ -26,13 +27,14 @@ from meshwright.planner.search import (
     Candidate,
     always_broken,
     any_legal,
+    as_overrides,
     best,
+    changed_values,
     has_headroom,
 )
 from meshwright.recipes import overrides as override
 from meshwright.recipes.capabilities import ENGINE_STRATEGY
 from meshwright.recipes.case import Case
-from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe, field_value, keys_by_flat_name, recipe_fields
 
 ARITHMETIC = {*LAYOUT_NAMES, "global_batch_size"}
@@ -45,6 +47,34 @@ def recommend(question: Question, overrides: Sequence[str] = (), recipe: Recipe 
 
     Layout overrides stay fixed and the rest is sized around them.
     """
+    plan = _sized(question, overrides, recipe)
+    if plan.repair is None:
+        return plan
+    return msgspec.structs.replace(plan, repair=_as_typed(plan, plan.repair, question, overrides, recipe))
+
+
+def _as_typed(
+    plan: Plan, repair: Repair, question: Question, overrides: Sequence[str], recipe: Recipe | None
+) -> Repair:
+    """Return a repair with the figures of the plan that its overrides give when typed: the rest is sized anew."""
+    try:
+        other = _sized(question, override.merged(overrides, repair.overrides), recipe)
+    except InputError:
+        return repair
+    if not other.ok:
+        return repair
+    left = {f.rule for f in other.findings if f.severity == "warning"}
+    return msgspec.structs.replace(
+        repair,
+        removes=tuple(f.rule for f in plan.findings if f.severity != "advice" and f.rule not in left),
+        leaves=tuple(sorted(left)),
+        step_s=float(other.estimate.step_s),
+        total_gib=float(other.estimate.memory.total),
+    )
+
+
+def _sized(question: Question, overrides: Sequence[str], recipe: Recipe | None) -> Plan:
+    """Return the plan for a question; its repair has the figures of this plan with nothing else changed."""
     baseline = baseline_for(question, overrides, recipe)
     found = best(baseline.case, baseline.pinned)
     if found is None:
@@ -195,8 +225,8 @@ def _batch_that_divides(baseline: Baseline, found: Candidate) -> Iterable[Sugges
     if gain < 1 - SUGGEST_BELOW:
         return
     gained = f"estimated {gain:.0%} less time per token" if found.fits else "a layout fits with it"
-    different = {name: other.layout[name] for name in LAYOUT_NAMES if other.layout[name] != found.layout[name]}
-    overrides = [format_override(f"layout.{name}", value) for name, value in different.items()]
+    different = {name: other.layout[name] for name in SEARCHED_NAMES if other.layout[name] != found.layout[name]}
+    overrides = as_overrides(different)
     why = (
         f"{gained}: {train.global_batch_size} divides into few layouts of "
         f"{int(baseline.case.world)} GPUs, {batch} into more"
@@ -208,12 +238,10 @@ def _faster_layout(case: Case, estimate: costs.Estimate, faster: Candidate | Non
     """Yield the faster layout of the search if the recipe's layout was kept and the gain is worth a try."""
     if faster is None or not faster.has_headroom or faster.step_s > SUGGEST_BELOW * float(estimate.step_s):
         return
-    different = {name: faster.layout[name] for name in LAYOUT_NAMES if faster.layout[name] != getattr(case, name)}
+    different = changed_values(faster.layout, case)
     gain = 1 - faster.step_s / float(estimate.step_s)
     why = f"estimated {gain:.0%} less step time at {faster.total_gib:.0f} GiB; the published layout was kept"
-    yield Suggestion(
-        "a faster layout", tuple(format_override(f"layout.{n}", v) for n, v in different.items()), why, kind="layout"
-    )
+    yield Suggestion("a faster layout", as_overrides(different), why, kind="layout")
 
 
 def changes_between(baseline: Baseline, recipe: Recipe, case: Case) -> tuple[Change, ...]:

@@ -53,6 +53,8 @@ SEARCH_AT_ONCE = 40  # degrees of a space that is searched in one pass
 COARSE_MARGIN = 1.3  # of the fastest step time of a coarse search: more than its other options gain
 MAX_PROMISING = 56  # degrees for which all options are tried
 HEADROOM_LIMIT = 0.92  # of GPU memory; above it, a small estimate error means out of memory
+REDUCES_AT_WILL = ("meshwright", "automodel")  # engines in which gradients may be reduced in every micro batch
+GRADIENTS_AND_CACHE = 1.25  # of the gradients: with the allocator cache that they cause, at most
 
 
 def has_headroom(total_gib: Any, case: Case) -> Any:
@@ -116,11 +118,46 @@ def _scored(batch: Case, pinned: Mapping[str, Any], ignoring: Container[str]) ->
         return
     kept = batch.rows(ok)
     memory = costs.memory(kept)
+    found = _estimated(kept, memory)
+    yield found
+    yield from _reduced_otherwise(found, memory, pinned, ignoring)
+
+
+def _estimated(kept: Case, memory: costs.Memory) -> ScoredBatch:
+    """Return legal layouts with memory and, where they fit, step time."""
     fits = np.broadcast_to(memory.fits & (memory.host <= kept.host_gib), kept.tp.shape)
-    step_s = np.full(kept.tp.shape, np.inf)  # step time is only estimated for layouts that fit
+    step_s = np.full(kept.tp.shape, np.inf)
     if fits.any():
         step_s[fits] = costs.step_time(kept.rows(fits)).step_s
-    yield ScoredBatch(kept, step_s, np.broadcast_to(memory.total, kept.tp.shape), fits)
+    return ScoredBatch(kept, step_s, np.broadcast_to(memory.total, kept.tp.shape), fits)
+
+
+def _reduced_otherwise(
+    found: ScoredBatch, memory: costs.Memory, pinned: Mapping[str, Any], ignoring: Container[str]
+) -> Iterator[ScoredBatch]:
+    """Yield layouts that leave headroom with the other value of defer_grad_sync, where that may be faster.
+
+    Reducing in every micro batch saves gradients, not time: it is tried where deferred gradients leave no headroom.
+    """
+    case = found.case
+    if "defer_grad_sync" in pinned or case.engine not in REDUCES_AT_WILL or case.strategy != "fsdp2":
+        return
+    if case.defer_grad_sync != case.recipe.layout.defer_grad_sync:  # set to save memory: planner/levers.py
+        return
+    tried = (case.pp == 1) & (case.accumulation > 1)  # elsewhere both values run the same
+    if case.defer_grad_sync:
+        without = memory.total - GRADIENTS_AND_CACHE * memory.gradients
+        tried = tried & ~found.has_headroom & has_headroom(without, case)
+    else:
+        tried = tried & found.has_headroom
+    if not tried.any():
+        return
+    other = case.rows(tried).replace(defer_grad_sync=not case.defer_grad_sync)
+    useful = rules.legal(other, ignoring) & has_headroom(costs.memory(other).total, case)
+    useful = np.broadcast_to(useful, other.tp.shape)
+    if useful.any():
+        chosen = other.rows(useful)
+        yield _estimated(chosen, costs.memory(chosen))
 
 
 def any_legal(case: Case, ignoring: Container[str] = (), pinned: Mapping[str, Any] | None = None) -> bool:

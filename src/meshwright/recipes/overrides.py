@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -94,10 +94,20 @@ def split_auto(overrides: Iterable[str]) -> tuple[list[str], bool]:
 
 
 def _is_auto(text: str) -> bool:
-    key, _, value = text.partition("=")
-    key = key.strip().replace("-", "_")
-    own = native_key(key) or (override_keys()[key].field if key in override_keys() else None)
-    return own == MICRO_BATCH and value.strip().lower() == AUTO
+    value = text.partition("=")[2]
+    return _own_key(text) == MICRO_BATCH and value.strip().lower() == AUTO
+
+
+def _own_key(text: str) -> str | None:
+    """Return our key of an override in any framework's words; None if there is no single one."""
+    key = text.partition("=")[0].strip().replace("-", "_")
+    return native_key(key) or (override_keys()[key].field if key in override_keys() else None)
+
+
+def merged(typed: Iterable[str], later: Sequence[str]) -> tuple[str, ...]:
+    """Return the typed overrides of fields that the later ones do not set, and the later ones."""
+    keys = {_own_key(text) for text in later}
+    return (*(text for text in typed if _own_key(text) not in keys), *later)
 
 
 def steps_and_epochs(steps: Any, epochs: Any) -> InputError:

@@ -43,7 +43,7 @@ from meshwright.rules.evaluate import (
     try_fixes,
 )
 from meshwright.rules.refusal import RefusedError
-from meshwright.rules.rule import HARDWARE_FREE, RULES, SEVERITIES, Finding, Rule, Severity, all_rules
+from meshwright.rules.rule import HARDWARE_FREE, RULES, SEVERITIES, Finding, Rule, Severity, all_rules, can_be_built
 
 __all__ = [
     "HARDWARE_FREE",
@@ -55,6 +55,7 @@ __all__ = [
     "Severity",
     "all_rules",
     "applicable",
+    "can_be_built",
     "check",
     "fix_texts",
     "illegal_by_rule",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -96,3 +96,9 @@ def rule(
         return broken
 
     return register
+
+
+def can_be_built(findings: Iterable[Finding]) -> bool:
+    """Return whether a layout with these findings exists: our rules have no errors except memory."""
+    blocking = (f for f in findings if f.severity == "error" and f.rule in RULES)
+    return all(f.rule.startswith("memory.") for f in blocking)

@@ -13,7 +13,7 @@ from meshwright.planner import Plan, case_of, with_engine_strategy
 from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Recipe, field_value
 
-DERIVED_FIELDS = ("layout.strategy", "layout.pp_schedule", "layout.dp_shard", "kernels.loss")
+DERIVED_FIELDS = ("layout.strategy", "layout.pp_schedule", "layout.dp_shard", "layout.defer_grad_sync", "kernels.loss")
 """Fields that Megatron-Bridge derives; there is no key to set."""
 
 
