@@ -2,8 +2,8 @@
 
 Tried one after the other, each on the result of those before: compiled blocks, another loss, weights that stay gathered
 between forward and backward, and less recompute where memory is left. Where the planner chooses the kernels
-(`Baseline.fast`) blocks are compiled before the search, and loss and gathering are applied to its result; less
-recompute is suggested. A recipe that the user names keeps its own settings, and all of them are suggested.
+(`Baseline.fast`) blocks are compiled before the search, and loss and gathering are applied to its result (a loss that
+frees memory and is not slower also where no headroom remains); less recompute is suggested. A recipe that the user names keeps its own settings, and all of them are suggested.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _compiled(case: Case) -> Iterator[Values]:
 
 def _losses(case: Case) -> Iterator[Values]:
     if case.vocab:
-        yield from ({"loss": loss} for loss in ("fused_linear", "vocab_parallel") if loss != case.loss)
+        yield from ({"loss": loss} for loss in ("fused_linear", "vocab_parallel", "chunked") if loss != case.loss)
 
 
 def _gathered(case: Case) -> Iterator[Values]:
@@ -115,13 +115,18 @@ def _less_recompute(case: Case) -> Iterator[Values]:
 
 
 def _tried(case: Case, values: Values, step_s: float, gain: float) -> tuple[Case | None, float]:
-    """Return the changed case and its step time if it is legal, faster and leaves headroom."""
+    """Return the changed case and its step time if it is legal and better.
+
+    That is faster with headroom left, or, as another loss may be, not slower in less memory.
+    """
     trial = case.replace(**values)
-    memory = costs.memory(trial)
-    if not has_headroom(float(memory.total), case):
+    total = float(costs.memory(trial).total)
+    frees = "loss" in values and total < float(costs.memory(case).total)
+    if not frees and not has_headroom(total, case):
         return None, step_s
     faster = float(costs.step_time(trial).step_s)
-    if faster > (1 - gain) * step_s or not bool(rules.legal(trial)) or _new_warnings(trial, case):
+    better = has_headroom(total, case) and faster <= (1 - gain) * step_s
+    if not (better or (frees and faster <= step_s)) or not bool(rules.legal(trial)) or _new_warnings(trial, case):
         return None, step_s
     return trial, faster
 

@@ -41,7 +41,7 @@ from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import FieldKind, Recipe
 
-LEAN_LOSSES = ("fused_linear", "chunked")  # the first that the engine has
+LOSSES = ("vocab_parallel", "fused_linear", "chunked")
 ALWAYS_TYPED = ("tp", "pp", "vp", "cp", "ep", "micro_batch_size", "recompute")
 """Fields that an option's overrides always name, so that its command gives exactly its layout."""
 SMALL = 8  # GPUs up to which stages may be uneven
@@ -49,7 +49,9 @@ SHORTEST = 512  # tokens of a sample below which no shorter sequence is proposed
 MOST_HOST_GIB = 2048  # host memory per GPU beyond which no node is sold
 WORTH = 0.8  # of the step time of a plan that fits on the GPUs; a contract change must be that much faster
 COST_OF = {
-    "loss": "the loss computes logits chunk by chunk",
+    "chunked": "the loss computes logits chunk by chunk",
+    "fused_linear": "the loss computes logits chunk by chunk",
+    "vocab_parallel": "the loss keeps one copy of the logits",
     "defer_grad_sync": "gradients are reduced after every micro batch",
     "activations": "activations are copied to host memory and back",
     "optimizer": "the host keeps and updates the weights; the GPU copies them layer by layer",
@@ -77,15 +79,23 @@ Values = dict[str, Any]  # by flat name
 
 def without_offload(case: Case, pinned: Mapping[str, Any]) -> list[Values]:
     """Return changes of layout kind that need no host memory, the leanest last."""
-    losses = [] if "loss" in pinned or not case.vocab or case.loss in LEAN_LOSSES else _lean_losses(case)
+    losses = [] if "loss" in pinned or not case.vocab else _leanest_loss(case, pinned)
     changes: list[Values] = [{"loss": loss} for loss in losses]
     if "defer_grad_sync" not in pinned and case.defer_grad_sync:
         changes.append({**(changes[0] if changes else {}), "defer_grad_sync": False})
     return changes
 
 
-def _lean_losses(case: Case) -> list[str]:
-    return [loss for loss in LEAN_LOSSES if _is_supported(case, "loss", loss)][:1]
+def _leanest_loss(case: Case, pinned: Mapping[str, Any]) -> list[str]:
+    """Return the loss that needs least memory if that is not the recipe's: one sample of recomputed layers at a time."""
+    lean = case.replace(**{"micro_batch_size": 1, "recompute": "full", "recompute_modules": (), **pinned})
+
+    def gib(loss: str) -> float:
+        return float(costs.memory(lean.replace(loss=loss)).total)
+
+    found = [loss for loss in LOSSES if loss != case.loss and _is_supported(case, "loss", loss)]
+    leanest = min(found, key=gib, default=case.loss)
+    return [leanest] if leanest != case.loss and gib(leanest) < gib(case.loss) else []
 
 
 def with_offload(case: Case, pinned: Mapping[str, Any]) -> list[Values]:
@@ -114,10 +124,14 @@ def with_levers(case: Case, pinned: Mapping[str, Any], found: Candidate, offload
     """
     if found.has_headroom:
         return found
-    lean = choose(_batches(case, pinned, offloads=False), case)
+    batches = _batches(case, pinned, offloads=False)
+    lean = choose(batches, case)
     if lean is not None and lean.fits and (lean.has_headroom or not found.fits):
         return lean
-    if found.fits or not offloads:
+    if found.fits:
+        better = [batch.rows((batch.total_gib < found.total_gib) & (batch.step_s <= found.step_s)) for batch in batches]
+        return choose([batch for batch in better if len(batch)], case) or found
+    if not offloads:
         return found
     offloaded = choose(_batches(case, pinned, offloads=True), case)
     return offloaded if offloaded is not None and offloaded.fits else found
@@ -262,7 +276,7 @@ class Variant(NamedTuple):
 
 def _layout_variant(baseline: Baseline, found: Candidate) -> Variant:
     changed = levers_of(found, baseline.case)
-    reasons = [COST_OF[str(value) if name == "offload" else name] for name, value in changed.items()]
+    reasons = [COST_OF[name if name == "defer_grad_sync" else str(value)] for name, value in changed.items()]
     title = "offload to host memory" if "offload" in changed else "a leaner step"
     return Variant(title, "; ".join((*reasons, "the trained weights stay the same")), baseline)
 
