@@ -41,7 +41,7 @@ from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import FieldKind, Recipe
 
-LOSSES = ("vocab_parallel", "fused_linear", "chunked")
+CHUNKED_LOSSES = ("fused_linear", "chunked")  # the first that the engine has
 ALWAYS_TYPED = ("tp", "pp", "vp", "cp", "ep", "micro_batch_size", "recompute")
 """Fields that an option's overrides always name, so that its command gives exactly its layout."""
 SMALL = 8  # GPUs up to which stages may be uneven
@@ -79,23 +79,27 @@ Values = dict[str, Any]  # by flat name
 
 def without_offload(case: Case, pinned: Mapping[str, Any]) -> list[Values]:
     """Return changes of layout kind that need no host memory, the leanest last."""
-    losses = [] if "loss" in pinned or not case.vocab else _leanest_loss(case, pinned)
+    losses = [] if "loss" in pinned or not case.vocab else _lean_losses(case, pinned)
     changes: list[Values] = [{"loss": loss} for loss in losses]
     if "defer_grad_sync" not in pinned and case.defer_grad_sync:
-        changes.append({**(changes[0] if changes else {}), "defer_grad_sync": False})
+        changes += [{**one, "defer_grad_sync": False} for one in changes or [{}]]
     return changes
 
 
-def _leanest_loss(case: Case, pinned: Mapping[str, Any]) -> list[str]:
-    """Return the loss that needs least memory if that is not the recipe's: one sample of recomputed layers at a time."""
+def _lean_losses(case: Case, pinned: Mapping[str, Any]) -> list[str]:
+    """Return the losses that may need less memory than the recipe's, the leanest one for few tokens last.
+
+    Chunks save most with many tokens per micro batch; with few, the logits are smaller than what chunks add.
+    """
     lean = case.replace(**{"micro_batch_size": 1, "recompute": "full", "recompute_modules": (), **pinned})
 
     def gib(loss: str) -> float:
         return float(costs.memory(lean.replace(loss=loss)).total)
 
-    found = [loss for loss in LOSSES if loss != case.loss and _is_supported(case, "loss", loss)]
-    leanest = min(found, key=gib, default=case.loss)
-    return [leanest] if leanest != case.loss and gib(leanest) < gib(case.loss) else []
+    known = [loss for loss in ("vocab_parallel", *CHUNKED_LOSSES) if _is_supported(case, "loss", loss)]
+    chunked = [loss for loss in CHUNKED_LOSSES if loss in known and case.loss not in CHUNKED_LOSSES][:1]
+    leanest = [loss for loss in (min(known, key=gib, default=case.loss),) if gib(loss) < gib(case.loss)]
+    return [*(loss for loss in chunked if loss not in leanest), *leanest]
 
 
 def with_offload(case: Case, pinned: Mapping[str, Any]) -> list[Values]:
