@@ -149,11 +149,13 @@ def case(
     goal: Goal = "pretrain",
     benchmark: bool = False,
     memory: Callable[[Case], dict[str, Any]] | None = None,
+    samples: int = 0,
     **values: Any,
 ) -> Case:
-    """Return a case of a test model on a test cluster."""
+    """Return a case of a test model on a test cluster, with the counted samples of its epochs."""
     memory_of = (lambda case: StubMemory(**memory(case))) if memory else None
-    return Case(recipe(goal, benchmark, **values), spec, on or cluster(), engine, memory_of=memory_of)
+    built = Case(recipe(goal, benchmark, **values), spec, on or cluster(), engine, memory_of=memory_of)
+    return built.with_samples(samples) if samples else built
 
 
 def parse(override: str) -> tuple[str, Any]:

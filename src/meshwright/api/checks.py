@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters, costs, frameworks, launch, planner
 from meshwright.api import requests
 from meshwright.api.catalogues import recipe_text, save_files
+from meshwright.api.dataset_length import epochs_of
 from meshwright.api.inputs import verb
 from meshwright.api.planning import load_calibration, plan_response, recommend
 from meshwright.api.resolve import assumed_in, model_named
@@ -102,7 +103,9 @@ def check_recipe(
     if auto:
         spec = model or model_of(changed)
         changed = planner.with_fastest_micro_batch(Case(changed, spec, cluster, engine=engine))  # type: ignore[arg-type]
-    result = frameworks.check_native(changed, cluster, engine, content, advice, model)
+    epochs = epochs_of(changed)
+    samples = None if epochs is None else epochs.samples
+    result = frameworks.check_native(changed, cluster, engine, content, advice, model, samples)
     if result.ok or len(kept) < 2:
         return result
 

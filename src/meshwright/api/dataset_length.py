@@ -15,10 +15,10 @@ import numpy as np
 from meshwright import file_access, rules
 from meshwright.api.paths import looks_like_path
 from meshwright.errors import InputError
-from meshwright.planner import Plan, Suggestion
+from meshwright.planner import Plan, Suggestion, examine
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Recipe, recipe_fields
 
 BYTES_PER_TOKEN = 4.0  # of English text and JSON, with the tokenizers of current models
 MAX_COUNTED_BYTES = 2**28  # larger files are not read for an answer that should be instant
@@ -83,10 +83,24 @@ def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
     )
 
 
-def with_less_padding(plan: Plan) -> Plan:
-    """Return the plan with a suggestion to pack the user's samples, or to group them, if most tokens are padding."""
+def with_own_data(plan: Plan) -> Plan:
+    """Return the plan with what the user's counted data adds: findings about its steps, and less padding."""
+    plan = _with_counted_steps(plan)
     found = next(iter(_less_padding(plan)), None)
     return plan if found is None else msgspec.structs.replace(plan, suggestions=(found, *plan.suggestions))
+
+
+def _with_counted_steps(plan: Plan) -> Plan:
+    """Return the plan with the findings that the steps of its epochs add: a search does not know them."""
+    epochs = epochs_of(plan.recipe)
+    if epochs is None:
+        return plan
+    counted = plan.case.with_samples(epochs.samples)
+    if not any(bool(one.broken(counted)) and not bool(one.broken(plan.case)) for one in rules.applicable(counted)):
+        return plan
+    typed = {recipe_fields()[change.field].flat for change in plan.changes if change.why.startswith("requested")}
+    findings, repair = examine(counted, typed)
+    return msgspec.structs.replace(plan, findings=findings, repair=repair)
 
 
 def _less_padding(plan: Plan) -> Iterable[Suggestion]:

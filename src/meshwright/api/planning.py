@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, costs, file_access, launch, models, planner
 from meshwright.api import requests
-from meshwright.api.dataset_length import dataset_notes, epochs_of, grouped_width, with_less_padding
+from meshwright.api.dataset_length import dataset_notes, epochs_of, grouped_width, with_own_data
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import assumed_in, is_recipe, model_and_goal, referenced_model, require_known, typed_model
 from meshwright.api.responses import (
@@ -58,7 +58,7 @@ def recommend(request: requests.Recommend) -> Plan:
         from meshwright.api.catalogues import save_recipe  # 10 ms that other recommendations save
 
         save_recipe(found, request.save)
-    return _with_budget(with_less_padding(found), request)
+    return _with_budget(with_own_data(found), request)
 
 
 def _of_this_length(question: Question, recipe: Recipe | None, request: requests.Recommend) -> Plan:
@@ -260,11 +260,11 @@ def estimate(request: requests.Estimate) -> Plan:
             return _plan_of_file(request, question, job.imported)
         named = request.target if isinstance(request.target, str) else None
         found = planner.plan_fixed(question, job.on(question.engine), request.overrides, named)
-        return _with_budget(with_less_padding(found), request)
+        return _with_budget(with_own_data(found), request)
     question = model_question(request)
     if models.is_path(question.model_ref):  # it has no recipe whose layout could be estimated: as dryrun and check do
         return _with_budget(_estimated_as_recommended(question, request), request)
-    return _with_budget(with_less_padding(planner.plan_fixed(question, None, request.overrides)), request)
+    return _with_budget(with_own_data(planner.plan_fixed(question, None, request.overrides)), request)
 
 
 def _estimated_as_recommended(question: Question, request: requests.Estimate) -> Plan:
@@ -278,7 +278,7 @@ def _estimated_as_recommended(question: Question, request: requests.Estimate) ->
     note(f"{request.target}: {what}; layout.KEY=VALUE sets another")
     if found.repair is not None and sized.repair is not None:  # typed, it gives another recommended layout
         found = msgspec.structs.replace(found, repair=sized.repair)
-    return with_less_padding(found)
+    return with_own_data(found)
 
 
 def model_question(request: requests.Estimate) -> Question:

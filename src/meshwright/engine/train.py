@@ -95,8 +95,8 @@ def _train(
     if run.find_micro_batch:
         recipe = with_largest_micro_batch(recipe, config, process, world, run)
     case = validate(recipe, config, process, world)
-    total = None
-    if recipe.train.epochs:
+    total, epochs = None, recipe.train.epochs
+    if epochs:
         from meshwright.engine.epochs import with_steps
 
         status.show(f"counting the samples of {recipe.data.dataset}")
@@ -106,7 +106,8 @@ def _train(
             counted, lambda: family.open_source(counted, config, False, start), process is None or process.rank == 0
         )
         case = validate(recipe, config, process, world)
-    findings = () if run.random_weights else run_findings(case, pinned or {}, run.tiny)
+    counted_case = case if total is None else case.with_samples(total).replace(epochs=epochs)
+    findings = () if run.random_weights else run_findings(counted_case, pinned or {}, run.tiny)
     status.clear()
     show_findings(findings, process)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:

@@ -50,10 +50,15 @@ def check(
     content: Content | None = None,
     advice: bool = True,
     model: ModelSpec | None = None,
+    samples: int | None = None,
 ) -> RecipeCheckResult:
-    """Return the findings for a recipe, with the lines of its file if it has one; `model` if its shape has no name."""
+    """Return the findings for a recipe, with the lines of its file if it has one; `model` if its shape has no name.
+
+    `samples` are those of its epochs, if they were counted.
+    """
     model = model or model_of(recipe)
     case = case_of(recipe, model, on, engine)
+    case = case if samples is None else case.with_samples(samples)
     severities = rules.SEVERITIES if advice else rules.SEVERITIES[:2]
     found, repair = examine(case, severities=severities)
     estimate = costs.estimate(case)

@@ -133,12 +133,17 @@ def with_levers(case: Case, pinned: Mapping[str, Any], found: Candidate, offload
     if lean is not None and lean.fits and (lean.has_headroom or not found.fits):
         return lean
     if found.fits:
-        better = [batch.rows((batch.total_gib < found.total_gib) & (batch.step_s <= found.step_s)) for batch in batches]
-        return choose([batch for batch in better if len(batch)], case) or found
+        return choose(better_than(found, batches), case) or found
     if not offloads:
         return found
     offloaded = choose(_batches(case, pinned, offloads=True), case)
     return offloaded if offloaded is not None and offloaded.fits else found
+
+
+def better_than(found: Candidate, batches: list[ScoredBatch]) -> list[ScoredBatch]:
+    """Return the layouts that need less memory than the one found and are not slower."""
+    better = [batch.rows((batch.total_gib < found.total_gib) & (batch.step_s <= found.step_s)) for batch in batches]
+    return [batch for batch in better if len(batch)]
 
 
 def levers_of(found: Candidate, case: Case) -> Values:

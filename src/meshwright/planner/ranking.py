@@ -13,11 +13,11 @@ from meshwright import rules
 from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError
 from meshwright.planner.baseline import Baseline, baseline_for
-from meshwright.planner.levers import lever_batches, options_for
+from meshwright.planner.levers import better_than, lever_batches, options_for
 from meshwright.planner.plan import Plan, Question
 from meshwright.planner.published import with_kept
 from meshwright.planner.recommend import plan_with, recommend
-from meshwright.planner.search import HEADROOM_LIMIT, Candidate, ScoredBatch, score
+from meshwright.planner.search import HEADROOM_LIMIT, Candidate, ScoredBatch, choose, score
 from meshwright.planner.space import FULL_SPACE, candidates, degrees, with_pins
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe
@@ -115,7 +115,9 @@ def _with_levers(baseline: Baseline, batches: list[ScoredBatch]) -> list[ScoredB
     levers = lever_batches(baseline.case, baseline.pinned)
     if not any(b.fits.any() for b in batches):
         return levers
-    return [b.rows(b.has_headroom) for b in levers if b.has_headroom.any()]
+    roomy = [b.rows(b.has_headroom) for b in levers if b.has_headroom.any()]
+    found = choose(batches, baseline.case)
+    return roomy or ([] if found is None else better_than(found, levers))
 
 
 def _fitting(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:

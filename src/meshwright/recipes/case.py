@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from math import gcd
+from math import ceil, gcd
 from typing import Any, TypeVar
 
 import numpy as np
@@ -92,6 +92,7 @@ class Case:
             if not key.startswith("architecture."):  # model facts already include these
                 values[info.flat] = field_value(self.recipe, key)
         values["targets"] = self._target_groups()
+        values["samples"] = 0  # of all epochs; not known until the data is counted
         if self.recipe.train.epochs:
             values["steps"] = UNKNOWN_STEPS
         return values
@@ -107,6 +108,17 @@ class Case:
     @cached_property
     def _facts(self) -> dict[str, Column]:
         return {**model_facts(self.model), **cluster_facts(self.cluster)}
+
+    def with_samples(self, samples: int) -> Case:
+        """Return the case with the counted samples of all its epochs, and their steps."""
+        return self.replace(samples=samples, steps=ceil(samples / int(self.global_batch_size)))
+
+    @property
+    def updates(self) -> Column:
+        """Steps of the run: those of its counted samples with this batch, else as the recipe says."""
+        if isinstance(self.samples, int) and not self.samples:
+            return self.steps
+        return np.where(self.samples > 0, -(-self.samples // self.global_batch_size), self.steps)
 
     @cached_property
     def memory(self) -> Any:

@@ -11,6 +11,8 @@ from meshwright.rules.search_values import not_
 
 IMAGE_SETS = ("cord-v2", "medpix", "raven", "rdr", "llava-video-178k", "local-vlm")
 MOCK = "mock"
+FEW_STEPS = 4  # of all epochs; below it, training ends before the optimizer's moments mean anything
+ENOUGH_STEPS = 10
 
 
 def _fine_tunes(c: Case) -> Column:
@@ -231,3 +233,34 @@ def epochs_of_blend(c: Case) -> Column:
 )
 def anneal_incomplete(c: Case) -> Column:
     return (c.anneal_steps > 0) != bool(c.anneal_blend)
+
+
+def _smaller_batches(c: Case) -> list[int]:
+    """Return batches that make ENOUGH_STEPS of the counted samples, the largest first; else the smallest there is."""
+    unit = int(c.micro_batch_size * c.dp)
+    most = int(c.samples) // ENOUGH_STEPS // unit
+    return [unit * n for n in dict.fromkeys((1 << (max(most, 1).bit_length() - 1), max(most, 1), 1))]
+
+
+def _smallest_batches(c: Case) -> list[int]:
+    """Return the batches of `_smaller_batches` with one sample per micro batch."""
+    return _smaller_batches(c.replace(micro_batch_size=1))
+
+
+@rule(
+    "data.few-steps",
+    "warning",
+    "global_batch_size",
+    message="the epochs have {samples} sample{s}, {updates} step{t} of {global_batch_size}: too few updates to learn",
+    symptom="the loss hardly changes, and the trained weights are almost those of the start",
+    cause="the batch is large for the data: every step is one update, however many samples it averages",
+    fixes=({"global_batch_size": _smaller_batches}, {"micro_batch_size": [1], "global_batch_size": _smallest_batches}),
+    values={
+        "updates": lambda c: int(c.updates),
+        "s": lambda c: "s" * bool(c.samples != 1),
+        "t": lambda c: "s" * bool(c.updates != 1),
+    },
+)
+def few_steps(c: Case) -> Column:
+    whole_file = (c.updates <= c.epochs) & (c.updates < ENOUGH_STEPS)  # a step averages over all of it
+    return (c.samples > 0) & ((c.updates < FEW_STEPS) | whole_file)

@@ -16,13 +16,14 @@ DIVERGES = 1.0
     "learning_rate.warmup-too-long",
     "warning",
     "warmup_steps",
-    message="warmup_steps={warmup_steps}, but training has only {steps} steps",
-    symptom="the learning rate never reaches its peak; some engines cap the warmup with a log line",
-    cause="the warmup was set for a longer run",
-    fixes=({"warmup_steps": lambda c: [max(c.steps // 10, 1) if c.steps > 1 else 0]},),
+    message="warmup_steps={warmup_steps}, but training has only {steps} step{s}",
+    symptom="the learning rate reaches its peak late or never and hardly decays; some engines cap the warmup",
+    cause="the warmup was set for a longer run: more than half of this one",
+    fixes=({"warmup_steps": lambda c: [max(int(c.updates) // 10, 1) if c.updates > 1 else 0]},),
+    values={"s": lambda c: "s" * bool(c.steps != 1)},
 )
 def warmup_too_long(c: Case) -> Column:
-    return (c.warmup_steps > 0) & (c.warmup_steps >= c.steps)
+    return (c.warmup_steps > 0) & (2 * c.warmup_steps > c.updates)  # a published recipe has half
 
 
 @rule(

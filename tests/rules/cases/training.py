@@ -188,6 +188,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "data.epochs-of-mock-data": ({"epochs": 3.0, "dataset": "mock"}, {"dataset": "corpus"}),
     "data.epochs-of-stream": ({"epochs": 3.0, "dataset": "corpus", "streaming": True}, {"streaming": False}),
     "data.epochs-of-blend": ({"epochs": 3.0, "blend": {"a": 1.0, "b": 2.0}}, {"blend": {}, "dataset": "corpus"}),
+    "data.few-steps": ({"epochs": 2.0, "dataset": "corpus", "samples": 173}, {"samples": 50_000}),
     # learning rate
     "learning_rate.supported": ({"engine": "megatron", "schedule_name": "rex"}, {"engine": "kempnerforge"}),
     "learning_rate.warmup-too-long": ({"steps": 100, "warmup_steps": 500}, {"warmup_steps": 10}),
