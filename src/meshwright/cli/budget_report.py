@@ -59,7 +59,7 @@ def budget_lines(answer: Answer, gpus: int) -> list[str]:
         ]
     else:
         lines = [
-            f"{_tokens(budget['tokens'])} tokens{source} in {budget['steps']:,} steps: {_days(budget['days'])} "
+            f"{_tokens(budget['tokens'])} tokens{source} in {budget['steps']:,} step{'s' * (budget['steps'] != 1)}: {_days(budget['days'])} "
             f"({_days(days['low'])} to {_days(days['high'])}) {where}",
             f"{_number(budget['gpu_hours'])} GPU-hours ({_number(hours['low'])} to {_number(hours['high'])})",
         ]
