@@ -186,7 +186,8 @@ def _with_usual_node(question: Question) -> Question:
     if gpu.gpus_per_node == 1:
         return question
     other = 4 if gpu.gpus_per_node != 4 else 8
-    text = f"nodes of {gpu.gpus_per_node} GPUs, the usual {gpu.name} node; write --gpu {other}x{gpu.name} for nodes of {other}"
+    hint = f"write --gpu {other}x{gpu.name} for nodes of {other}"
+    text = f"nodes of {gpu.gpus_per_node} GPUs, the usual {gpu.name} node; {hint}"
     usual = clusters.Assumption("nodes", str(gpu.gpus_per_node), text)
     return msgspec.structs.replace(question, assumed=(*question.assumed, usual))
 

@@ -30,6 +30,10 @@ def _days(value: float) -> str:
     return f"{_number(24 * value)} hours" if 24 * value >= 2 else f"{_number(24 * 60 * value)} minutes"
 
 
+def _steps(count: int) -> str:
+    return f"{count:,} step{'s' * (count != 1)}"
+
+
 def _tokens(value: float) -> str:
     for letter, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
         if value >= scale:
@@ -59,7 +63,7 @@ def budget_lines(answer: Answer, gpus: int) -> list[str]:
         ]
     else:
         lines = [
-            f"{_tokens(budget['tokens'])} tokens{source} in {budget['steps']:,} step{'s' * (budget['steps'] != 1)}: {_days(budget['days'])} "
+            f"{_tokens(budget['tokens'])} tokens{source} in {_steps(budget['steps'])}: {_days(budget['days'])} "
             f"({_days(days['low'])} to {_days(days['high'])}) {where}",
             f"{_number(budget['gpu_hours'])} GPU-hours ({_number(hours['low'])} to {_number(hours['high'])})",
         ]

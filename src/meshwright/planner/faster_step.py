@@ -3,8 +3,8 @@
 Tried one after the other, each on the result of those before: compiled blocks, another loss, weights that stay gathered
 between forward and backward, and less recompute where memory is left. Where the planner chooses the kernels
 (`Baseline.fast`) blocks are compiled before the search, and loss and gathering are applied to its result (a loss that
-frees memory and is not slower also where no headroom remains); less recompute is suggested. A recipe that the user names keeps its own settings, and all of them are
-suggested.
+frees memory and is not slower also where no headroom remains); less recompute is suggested. A recipe that the user
+names keeps its own settings, and all of them are suggested.
 """
 
 from __future__ import annotations
