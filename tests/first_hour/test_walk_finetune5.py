@@ -170,3 +170,14 @@ def test_noisy_and_healthy_runs_are_no_finding(meshwright: Any, tmp_path: Path) 
 def test_a_list_in_place_of_a_target_is_an_error_of_ours() -> None:
     with pytest.raises(mw.MeshwrightError):
         mw.compare(["a", "b"])  # type: ignore[arg-type]
+
+
+def test_a_prompt_has_a_system_message_or_is_a_list_of_messages() -> None:
+    from meshwright.engine.post_training.generate import GenerateOptions, _turns
+
+    user = {"role": "user", "content": "Hi"}
+    assert _turns("Hi", GenerateOptions(system="Be brief")) == [{"role": "system", "content": "Be brief"}, user]
+    assert _turns(json.dumps([user]), GenerateOptions()) == [user]
+    assert _turns("[1, 2", GenerateOptions()) == []
+    with pytest.raises(mw.MeshwrightError, match="no system message"):
+        _turns("Hi", GenerateOptions(system="x", chat=False))

@@ -318,7 +318,9 @@ def generate(request: requests.Generate) -> GenerateResponse:
     from meshwright.engine.post_training.generate import GenerateOptions
     from meshwright.engine.post_training.generate import generate as sample
 
-    asking = GenerateOptions(request.max_tokens, request.temperature, request.top_p, request.seed, request.chat)
+    asking = GenerateOptions(
+        request.max_tokens, request.temperature, request.top_p, request.seed, request.chat, request.system
+    )
     done = sample(request.checkpoint, request.prompt, asking, request.which)
     return copied(GenerateResponse, done, prompt=request.prompt)
 

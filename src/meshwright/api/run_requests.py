@@ -299,7 +299,15 @@ class Generate(Request, frozen=True):
 
     checkpoint: Checkpoint
     prompt: Annotated[
-        str, Input(help="Prompt.", positional=True, metavar="PROMPT", any_text=True, max_bytes=1 << 20, surfaces=CLI)
+        str,
+        Input(
+            help='Prompt, or a JSON list of messages: [{"role": "user", "content": "Hi"}].',
+            positional=True,
+            metavar="PROMPT",
+            any_text=True,
+            max_bytes=1 << 20,
+            surfaces=CLI,
+        ),
     ]
     max_tokens: Annotated[int, count("Maximum number of new tokens.")] = 64
     temperature: Annotated[float, count("Sampling temperature; 0 takes the most likely token.", 0, "T")] = 0.0
@@ -309,6 +317,10 @@ class Generate(Request, frozen=True):
     seed: Annotated[int, Input(help="Random seed.", metavar="N", surfaces=CLI)] = 0
     which: Which | None = None
     chat: Annotated[bool | None, flag("Send the prompt as a user turn, or as plain text.", flag="--chat/--raw")] = None
+    system: Annotated[
+        str | None,
+        Input(help="System message before the prompt.", metavar="TEXT", any_text=True, max_bytes=1 << 20, surfaces=CLI),
+    ] = None
 
 
 class Evaluate(Request, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ class GenerateOptions(msgspec.Struct, frozen=True):
     top_p: float = 1.0
     seed: int = 0
     chat: bool | None = None  # the prompt as a user turn; None: if the tokenizer has a chat template
+    system: str | None = None  # message before the prompt
 
 
 class GenerateResult(msgspec.Struct, frozen=True):
@@ -41,11 +43,12 @@ def generate(path: str, prompt: str, options: GenerateOptions, which: str | None
 
     if not prompt:
         raise InputError("the prompt is empty", field="prompt", value="")
+    turns = _turns(prompt, options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with as_model_folder(str(find_checkpoint(path, which).path)) as folder:
         tokenizer = load_tokenizer(tokenizer_of(folder))
         model = load_model(folder).to(device)
-    ids, chat = _prompt_ids(tokenizer, prompt, options.chat)
+    ids, chat = _prompt_ids(tokenizer, turns or prompt, options.chat)
     torch.manual_seed(options.seed)
     started = time.monotonic()
     with torch.no_grad():
@@ -61,13 +64,41 @@ def generate(path: str, prompt: str, options: GenerateOptions, which: str | None
     )
 
 
-def _prompt_ids(tokenizer: Any, prompt: str, chat: bool | None) -> tuple[list[int], bool]:
+def _turns(prompt: str, options: GenerateOptions) -> list[dict[str, Any]]:
+    """Return the messages of a conversation: a JSON list of them, or a prompt with a system message; else none."""
+    messages = [] if options.chat is False else _messages(prompt)
+    if options.system is None:
+        return messages
+    if options.chat is False:
+        raise InputError("a plain prompt has no system message", field="system", value=options.system, fix=("--chat",))
+    if messages and messages[0]["role"] == "system":
+        reason = "the messages of the prompt start with a system message already"
+        raise InputError(reason, field="system", value=options.system, fix=("without --system",))
+    return [{"role": "system", "content": options.system}, *(messages or [{"role": "user", "content": prompt}])]
+
+
+def _messages(prompt: str) -> list[dict[str, Any]]:
+    """Return the messages that a JSON text lists; none for any other text."""
+    try:
+        found = json.loads(prompt) if prompt.lstrip().startswith("[") else None
+    except ValueError:
+        return []
+    if not isinstance(found, list) or not found or not all(isinstance(one, dict) and "role" in one for one in found):
+        return []
+    wrong = next((one for one in found if not isinstance(one.get("content"), str)), None)
+    if wrong is not None:
+        fix = ('[{"role": "user", "content": "Hi"}]',)
+        raise InputError("a message has no text as its content", field="prompt", value=json.dumps(wrong), fix=fix)
+    return found
+
+
+def _prompt_ids(tokenizer: Any, prompt: str | list[dict[str, Any]], chat: bool | None) -> tuple[list[int], bool]:
     """Return the tokens of a prompt, with the chat template if requested or available, and whether it was used."""
     template = bool(tokenizer.chat_template)
-    if chat and not template:
+    if (chat or not isinstance(prompt, str)) and not template:
         raise InputError("this tokenizer has no chat template", field="chat", value=True, fix=("--raw",))
     if chat if chat is not None else template:
-        turns = [{"role": "user", "content": prompt}]
+        turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
         text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         return tokenizer(text, add_special_tokens=False)["input_ids"], True
     return tokenizer(prompt)["input_ids"], False
