@@ -43,7 +43,7 @@ def test_several_nodes_use_torchrun() -> None:
 
 
 def test_bridge_sets_the_sequence_length_that_takes_effect() -> None:
-    text = commands_of(recommend("llama3-8b", "32xH100", "pretrain", seq=32768))["megatron-bridge"]
+    text = commands_of(recommend("llama3-8b", "32xH100", "pretrain", seq=32768, engine="megatron"))["megatron-bridge"]
     assert overrides_in(text)["dataset.seq_length"] == "32768"
     assert "model.seq_length" not in overrides_in(text)
 

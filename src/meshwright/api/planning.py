@@ -126,6 +126,9 @@ def size(request: requests.Size) -> Sizing:
     tokens = token_budget(request.tokens)
     questions = [_sized_question(msgspec.structs.replace(request, gpu=one)) for one in types]
     prices, unpriced = _prices(request, questions)
+    counted = () if tokens is not None or request.days is not None else _epoch_tokens(questions[0], request)
+    if counted:
+        tokens = counted[0]
     asked = tokens is not None or request.days is not None
     if request.price is not None and not asked:
         fix = (f"--tokens 1T --price {request.price}", f"--days 30 --price {request.price}")
@@ -134,10 +137,18 @@ def size(request: requests.Size) -> Sizing:
         planner.size(question, request.overrides, tokens, price if asked else None, request.max_gpus, request.days)
         for question, price in zip(questions, prices, strict=True)
     ]
-    if len(found) == 1:
-        return found[0]
-    compared = planner.compare(found)
-    return msgspec.structs.replace(compared, notes=(*compared.notes, *unpriced))
+    sizing = found[0] if len(found) == 1 else planner.compare(found)
+    return msgspec.structs.replace(sizing, notes=(*sizing.notes, *unpriced, *counted[1:]))
+
+
+def _epoch_tokens(question: Question, request: requests.Size) -> tuple[float, str] | tuple[()]:
+    """Return the tokens of the requested epochs over a local dataset, and a note; nothing without epochs."""
+    recipe = planner.baseline_for(question, request.overrides).requested
+    epochs = epochs_of(recipe)
+    if epochs is None:
+        return ()
+    width = grouped_width(recipe) or recipe.data.seq_length
+    return epochs.samples * width, f"the tokens of {epochs.source}"
 
 
 def _prices(request: requests.Size, questions: Sequence[Question]) -> tuple[list[planner.Price | None], list[str]]:

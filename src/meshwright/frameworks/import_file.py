@@ -137,7 +137,7 @@ def _stated(settings: ImportedRecipe, field: str) -> float | None:
         setting = settings.parsed.settings.get(row.key)
         value = row.default if setting is None else None if setting.unresolved else setting.value
         with suppress(ValueError, TypeError):
-            return float(value)
+            return None if value is None else float(value)
     return None
 
 
