@@ -269,7 +269,7 @@ def test_doctor_on_a_run_that_dies_before_its_first_step(meshwright: Any, tmp_pa
     assert finding["rule"] == "batch.divides"
     assert finding["rule"] == meshwright("explain", BATCH, "--json").json["matches"][0]["name"]
     line = log.read_text().splitlines().index(f"[rank0]: {BATCH}") + 1
-    assert finding["lines"] == [f"{log}:{line} {BATCH}"]
+    assert finding["lines"] == [f"{log}:{line} [rank0]: {BATCH}"]
     also = next(one for one in finding["evidence"] if one["name"] == "the settings also break")
     assert also["value"].startswith("memory.")  # 70B with tp=8 and pp=1 would run out of memory next
     first = finding["remedies"][0]
