@@ -118,6 +118,11 @@ def diverging(fake_run: FakeRun, rng: random.Random) -> FakeRun:
     return _rows(fake_run, change)
 
 
+def diverged(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    level = fake_run.starts[0][0].loss * rng.uniform(2, 3)
+    return _rows(fake_run, lambda i, n, one: replace(one, loss=level if 0.1 < i / n < 0.5 else one.loss))
+
+
 def flat(fake_run: FakeRun, rng: random.Random) -> FakeRun:
     level = rng.uniform(1, 11)
     return _rows(fake_run, lambda i, n, one: replace(one, loss=level * (1 + 0.001 * rng.uniform(-1, 1)), lr=3e-4))
@@ -169,6 +174,7 @@ FAULTS = {
     "not a number": Fault("loss.not-a-number", nan),
     "spike": Fault("loss.spikes", spike),
     "diverging": Fault("loss.diverging", diverging),
+    "diverged": Fault("loss.diverged", diverged),
     "flat": Fault("loss.flat", flat),
     "rate of zero": Fault("loss.flat", zero_rate),
     "growing gradients": Fault("loss.growing-gradients", gradients),

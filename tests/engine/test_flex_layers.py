@@ -5,11 +5,12 @@ CPUs run flex attention without a kernel, so this tests what reaches it; `test_a
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
-from tests.engine.parity import FLOOR, _relative, alone, recipe, train
+from tests.engine.parity import FAMILIES, FLOOR, _relative, alone, recipe, train
 from tests.engine.ranks import run
 from torch.nn.attention import flex_attention as torch_flex
 
@@ -61,13 +62,13 @@ def train_as_on_gpu(family: str, given: types.Recipe) -> tuple[dict[str, Any], i
     flex._compiled_flex = lambda: torch_flex.flex_attention  # type: ignore[assignment]
     torch_flex._validate_device = lambda *tensors: None  # it rejects gradients on CPU, which eager flex computes
     mask_tables.block_tables, flex.block_tables = outside, inside  # type: ignore[attr-defined]
-    return train(0, 1, family, given, 1), built
+    return train(0, 1, json.dumps(FAMILIES[family]), given, 1), built
 
 
 def flex_differences(rank: int, world: int, name: str) -> tuple[float, int]:
     family, compiled, layout = CASES[name]
     given = packed_recipe(compiled, layout)
-    expected = train(0, 1, family, alone(given, 1), 1)
+    expected = train(0, 1, json.dumps(FAMILIES[family]), alone(given, 1), 1)
     found, built = train_as_on_gpu(family, given)
     floor = FLOOR["gradients"] * expected["norms"][0]
     worst = max(_relative(found["gradients"][one], expected["gradients"][one], floor) for one in expected["gradients"])

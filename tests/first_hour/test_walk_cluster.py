@@ -122,7 +122,7 @@ def test_a_bubble_that_a_v_schedule_removes_has_that_fix() -> None:
 
 
 def test_a_fix_that_is_slower_is_named_as_such(meshwright: Any) -> None:
-    shown = meshwright("recommend", "llama3-70b", "--gpus", "8x8xH100", "--goal", "pretrain").out
+    shown = meshwright("recommend", "llama3-70b", "--gpus", "8x8xH100", "--goal", "pretrain", "layout.pp=4").out
     assert "resolves it, but is not faster here" in shown
     assert "no setting resolves it" not in shown
 

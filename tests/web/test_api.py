@@ -183,7 +183,8 @@ def test_everything_lists_all_layouts_that_fit(client: TestClient) -> None:
     answer = client.get("/api/plan?target=llama3-8b&gpus=8xH100&goal=sft&top=1&everything=true").json()
     fitting = answer["fitting"]
     assert len(fitting) > len(answer["pareto"])
-    assert min(one["step_s"] for one in fitting) == pytest.approx(answer["plans"][0]["estimate"]["step_s"])
+    fastest, best = min(one["step_s"] for one in fitting), answer["plans"][0]["estimate"]["step_s"]
+    assert best <= fastest <= 1.05 * best  # loss and gathering are chosen for the plans, after the search
 
 
 @pytest.mark.slow  # every measurement is estimated
