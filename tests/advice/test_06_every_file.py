@@ -225,7 +225,10 @@ def test_a_file_that_is_wrong_is_imported_without_the_wrong_setting(meshwright: 
     (folder / "titan.toml").write_text(TORCHTITAN.replace("tensor_parallel_degree", "tensor_paralel_degree"))
     answer = meshwright("import", "titan.toml", "--gpus", "8xH100", "--json")
     assert answer.code == 1
-    assert [(one["rule"], one["line"]) for one in answer.json["findings"]] == [("key.unknown", 15), ("memory.tight", 10)]
+    assert [(one["rule"], one["line"]) for one in answer.json["findings"]] == [
+        ("key.unknown", 15),
+        ("memory.tight", 10),
+    ]
     for verb in ("recipe", "dryrun"):
         refused = meshwright(verb, "titan.toml", "--gpus", "8xH100", "--json")
         assert refused.code == 2

@@ -78,7 +78,17 @@ def test_more_than_half_of_the_steps_is_a_long_warm_up(meshwright: Any, steps: i
 
 
 def test_size_takes_epochs_over_a_file_as_its_tokens(meshwright: Any, chats: Path) -> None:
-    words = ("--goal", "qlora", "--seq", "4k", f"data.dataset={chats}", "train.epochs=2", "--price", "0.12EUR", "--json")
+    words = (
+        "--goal",
+        "qlora",
+        "--seq",
+        "4k",
+        f"data.dataset={chats}",
+        "train.epochs=2",
+        "--price",
+        "0.12EUR",
+        "--json",
+    )
     sized = meshwright("size", "qwen3-8b", "--gpu", "RTX3090", "--max-gpus", "1", *words).json["sizes"][0]
     asked = meshwright("recommend", "qwen3-8b", "--gpus", "1xRTX3090", *words).json["budget"]
     assert sized["days"] == pytest.approx(asked["days"], rel=0.05)  # recommend counts whole steps
