@@ -38,7 +38,7 @@ DUMP = (
         ("peft", "section", "peft.rank"),
         ("layout", "section", "layout.recompute"),
         ("early stopping", "words", "train.early_stop_patience"),
-        ("zbv", "value", "layout.pp_schedule"),
+        ("zbv", "term", "layout.pp_schedule"),
     ],
 )
 def test_explain_what_a_newcomer_types(meshwright: Any, typed: str, kind: str, words: str) -> None:
