@@ -69,7 +69,7 @@ def test_what_people_type_is_understood(typed: str, meant: str) -> None:
         ("2x500", "500 GPUs are not one node", None),
         ("h100 8", "write the count before the GPU", "8xH100"),
         ("17 h100 on 2 nodes", "cannot be in 2 equal nodes", None),
-        ("g5.13xlarge", "not a cluster", "g5.16xlarge"),
+        ("g5.13xlarge", "not a cluster", "g5.12xlarge"),
         ("8xP40", "unknown GPU", None),
     ],
 )

@@ -124,6 +124,18 @@ def _instances(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
     return made, (Assumption("instance", f"{nodes}x{found.count}x{found.gpu}", message),)
 
 
+def _similar_instances(name: str) -> list[str]:
+    """Return the instances that a name may mean: misspelled, or of another size, the nearest size first."""
+    family, _, size = name.lower().partition(".")
+    others = [one for one in instance_names() if one.lower().partition(".")[0] == family] if size else []
+    return misspelled(name, instance_names()) or sorted(others, key=lambda one: abs(_size(one) - _size(name)))
+
+
+def _size(name: str) -> int:
+    digits = re.search(r"[0-9]+", name.partition(".")[2])
+    return int(digits[0]) if digits else 0
+
+
 _RACK = re.compile(r"(?:1\s*x\s*)?(?P<name>\S.*nvl\s*(?P<gpus>[0-9]+))", re.IGNORECASE)
 
 
@@ -195,7 +207,7 @@ def _parts(text: str) -> _Parts:
     if (found := re.fullmatch(rf"(.+) ({_N})", plain)) and is_known(found[1]):
         fix = f"{found[2]}x{gpu(found[1]).name}"
         raise _bad(text, f"write the count before the GPU: {fix}", [fix])
-    near = misspelled(plain.split("x", 1)[-1] if plain[:1].isdigit() else plain, instance_names())[:2]
+    near = _similar_instances(plain.split("x", 1)[-1] if plain[:1].isdigit() else plain)[:2]
     reason = "not a cluster; write COUNTxGPU, NODESxGPUSxGPU, auto, or the path of a .toml file"
     raise _bad(text, reason, (*near, *EXAMPLES) if near else EXAMPLES)
 
