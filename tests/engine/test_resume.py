@@ -191,6 +191,7 @@ def _elastic(out: Path) -> bool:
     return True
 
 
+@pytest.mark.slow  # three launches of torch's elastic agent; other restarts are in the default run
 def test_an_elastic_restart_resumes_from_the_last_checkpoint(tmp_path: Path) -> None:
     full = train(tmp_path / "uninterrupted", nproc=2)
     (ended,) = children(tmp_path, partial(_elastic, tmp_path / "run"), timeout=60)
