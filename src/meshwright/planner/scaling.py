@@ -116,8 +116,9 @@ def _length_suggestions(base: Recipe, case: Case) -> list[Suggestion]:
     if batch == case.global_batch_size:
         return []
     why = (
-        f"seq_length changed from {base.data.seq_length} to {case.seq_length}; this batch keeps about "
-        f"{base.train.global_batch_size * base.data.seq_length:,} tokens per step"
+        f"seq_length changed from {base.data.seq_length} to {case.seq_length}; this batch has "
+        f"{batch * int(case.seq_length):,} tokens per step, the recipe "
+        f"{base.train.global_batch_size * base.data.seq_length:,}"
     )
     return [Suggestion("keep the tokens per step", (f"train.global_batch_size={batch}",), why)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.recipes.capabilities import engines_with
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import rule
 from meshwright.rules.search_values import divisors, one_of, smaller
@@ -51,6 +52,11 @@ def cp_beyond_fast_links(c: Case) -> Column:
     return (c.cp > 1) & exposed & (c.tp * inner_ranks(c) > c.nvlink_domain)
 
 
+def _once_per_node(c: Case) -> list[str]:
+    """Return the dispatchers that send a token once per node, of those that the engine executes."""
+    return [one for one in ("hybridep", "deepep") if c.engine in engines_with("dispatcher", one)]
+
+
 @rule(
     "network.expert-domain",
     "advice",
@@ -58,7 +64,7 @@ def cp_beyond_fast_links(c: Case) -> Column:
     message="ep × etp = {ep} × {etp} exceeds the {nvlink_domain} GPUs with fast links (dispatcher={dispatcher})",
     symptom="the token all-to-all takes a large part of every expert layer",
     cause="plain all-to-all sends each token once per expert over the network; deepep and hybridep once per node",
-    fixes=({"dispatcher": ["hybridep", "deepep"]}, {"ep": smaller("ep")}),
+    fixes=({"dispatcher": _once_per_node}, {"ep": smaller("ep")}),
 )
 def ep_beyond_fast_links(c: Case) -> Column:
     return c.is_moe & (c.ep * c.etp > c.nvlink_domain) & one_of(c.dispatcher, ("alltoall", "allgather"))
