@@ -36,8 +36,16 @@ def slow_network(fake_run: FakeRun, rng: random.Random) -> FakeRun:
     return _rows(fake_run, lambda i, n, one: replace(one, collectives_s=share * one.seconds))
 
 
+def _scattered(count: int, rng: random.Random) -> set[int]:
+    """Return an eighth of the steps, never four within eight steps: that would be a slow stretch."""
+    while True:
+        places = sorted(rng.sample(range(2, count), count // 8))
+        if all(last - first > 8 for first, last in zip(places, places[3:], strict=False)):
+            return set(places)
+
+
 def uneven(fake_run: FakeRun, rng: random.Random) -> FakeRun:
-    places = set(rng.sample(range(2, len(fake_run.starts[0])), len(fake_run.starts[0]) // 8))
+    places = _scattered(len(fake_run.starts[0]), rng)
     distances = {after - before for before, after in zip(sorted(places), sorted(places)[1:], strict=False)}
     if len(distances) == 1:  # regular at random
         places.add(min({*range(2, len(fake_run.starts[0]))} - places))

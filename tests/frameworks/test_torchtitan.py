@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.frameworks.cases import Case, changed, draws, found, replaced, unmapped
 
@@ -19,6 +19,7 @@ from meshwright.frameworks.torchtitan.models import FLAVORS, PRESETS, flavor_mod
 from meshwright.models import find
 from meshwright.recipes import index, pretrain
 from meshwright.recipes.key_maps import config_keys
+from meshwright.recipes.key_maps.wsd_keys import decay_end, decay_length
 
 DENSE = """\
 [job]
@@ -523,6 +524,9 @@ def test_exports_round_trip(values: dict[str, Any], model: str) -> None:
         lacking["kernels.tp_comm_overlap"] = False
     recipe = changed(pretrain(model, 64, global_batch_size=1024), {**THERE, **values, **lacking})
     follows = {"layout.sp": recipe.layout.tp > 1}
+    # A decay that takes all steps after the warmup has no stable phase: it is read as what it is, a linear schedule.
+    rest = decay_end(recipe) - recipe.schedule.warmup_steps
+    assume(recipe.schedule.name != "wsd" or decay_length(recipe) < rest)
     assert unmapped("torchtitan", changed(recipe, follows), model, "64xH100") == {}
 
 
