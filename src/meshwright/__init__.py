@@ -112,12 +112,15 @@ _HOMES = {
     "schema": "api.python.schema",
     "to_dict": "api.python.to_dict",
 }
+"""Public name → module and attribute, where they differ from `api` and the name."""
 
 
 def __getattr__(name: str) -> Any:
     """Names are loaded on first use, so that importing the package costs nothing."""
     if name not in __all__:
-        raise AttributeError(f"module 'meshwright' has no attribute {name!r}")
+        other = COMMANDS.get(name.replace("_", ""))
+        hint = f"; the function of `meshwright {name}` is meshwright.{other}" if other else ""
+        raise AttributeError(f"module 'meshwright' has no attribute {name!r}{hint}")
     from importlib import import_module
 
     module, _, attribute = _HOMES.get(name, f"api.{name}").rpartition(".")

@@ -2,32 +2,158 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from typing import Any, SupportsIndex, TypeVar, overload
 
 Row = tuple[str, str]
+T = TypeVar("T")
+
+TITLE = 9  # columns of a title, its space included
+WIDEST = 160  # characters of one value of a summary that is made from fields
+SHOWN = 8  # entries of a field that is a list
+SCALARS = (str, int, float, bool)
+LEFT = ' style="text-align:left"'
 
 
 class Readable:
     """A result with a summary of titled lines; its fields are attributes as before."""
 
     def summary(self) -> Sequence[Row]:
-        """Return title and text of every line; an empty title continues the line above."""
-        raise NotImplementedError
+        """Return title and text of every line; an empty title continues the line above. By default: the fields."""
+        return field_rows(self)
 
     def __str__(self) -> str:
-        return "\n".join(f"{title:<9}{text}".rstrip() for title, text in self.summary())
+        rows = self.summary()
+        width = max([TITLE, *(len(title) + 1 for title, _ in rows)])
+        return "\n".join(f"{title:<{width}}{text}".rstrip() for title, text in rows)
 
     def __repr__(self) -> str:
         return str(self)
 
     def _repr_html_(self) -> str:
         """Return the summary as an HTML table; all texts are escaped."""
-        rows = (f"<tr><th>{escape(title)}</th><td>{escape(text)}</td></tr>" for title, text in self.summary())
-        style = ' style="text-align:left"'
-        return f"<table{style}>{''.join(rows)}</table>".replace("<th>", f"<th{style}>").replace("<td>", f"<td{style}>")
+        return _html((), self.summary(), titles=True)
+
+
+class Entry(Readable):
+    """A result that is usually one of several: on one line in a list, as a table in a notebook."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {_cut(', '.join(text for _, text in self.summary()))}>"
+
+
+class Listing(list[T]):
+    """A list of results that prints as a table: one row each, with these columns."""
+
+    def __init__(self, entries: Iterable[T], columns: Mapping[str, Callable[[T], object]]) -> None:
+        super().__init__(entries)
+        self.columns = columns
+
+    @overload
+    def __getitem__(self, place: SupportsIndex) -> T: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Listing[T]: ...
+
+    def __getitem__(self, place: SupportsIndex | slice) -> T | Listing[T]:
+        if isinstance(place, slice):
+            return Listing(super().__getitem__(place), self.columns)
+        return super().__getitem__(place)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        return [tuple(_scalar(of(one)) for of in self.columns.values()) for one in self]
+
+    def __repr__(self) -> str:
+        lines = [tuple(self.columns), *self._rows()]
+        widths = [max(len(line[place]) for line in lines) for place in range(len(self.columns))]
+        shown = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
+        return "\n".join(line.rstrip() for line in shown)
+
+    def _repr_html_(self) -> str:
+        """Return the table as HTML; all texts are escaped."""
+        return _html(tuple(self.columns), self._rows())
+
+
+def _html(headers: Sequence[str], rows: Iterable[Sequence[str]], titles: bool = False) -> str:
+    """Return an HTML table; `titles` makes the first cell of every row a heading."""
+    head = f"<tr>{''.join(f'<th{LEFT}>{escape(one)}</th>' for one in headers)}</tr>" if headers else ""
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f"<{tag}{LEFT}>{escape(cell)}</{tag}>"
+            for place, cell in enumerate(row)
+            for tag in ("th" if titles and not place else "td",)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    return f"<table{LEFT}>{head}{body}</table>"
 
 
 def titled(title: str, lines: Sequence[str]) -> list[Row]:
     """Return lines with a title before the first."""
     return [("" if place else title, line) for place, line in enumerate(lines)]
+
+
+def field_rows(result: object, leave_out: Sequence[str] = ("schema",)) -> list[Row]:
+    """Return the fields of a struct or named tuple that are set, one or several lines each."""
+    values = {name: getattr(result, name) for name in _names(result) if name not in leave_out}
+    lines = {name: _lines(value) for name, value in values.items()}
+    return [row for name, found in lines.items() for row in titled(name.replace("_", " ").capitalize(), found)]
+
+
+def _names(value: object) -> Sequence[str]:
+    """Return the fields of a struct or named tuple; of anything else none."""
+    names: Sequence[str] = getattr(value, "__struct_fields__", ()) or getattr(value, "_fields", ())
+    return names
+
+
+def _lines(value: Any) -> list[str]:
+    """Return a value as lines; none if it says nothing."""
+    if isinstance(value, str):
+        return [_cut(line) for line in value.splitlines()]
+    if _names(value):
+        return [_brief(value)]
+    if isinstance(value, Mapping):
+        if all(_is_scalar(one) for one in value.values()):
+            return [_cut(", ".join(f"{key} {_scalar(one)}" for key, one in value.items()))] if value else []
+        return _first([f"{key}: {line}" for key, one in value.items() for line in _lines(one)[:1]])
+    if isinstance(value, list | tuple | set | frozenset):
+        if all(isinstance(one, int | float) for one in value):
+            return [_cut(", ".join(_scalar(one) for one in value))] if value else []
+        return _first([line for one in value for line in _lines(one)[:1]])
+    return [_scalar(value)] if _is_scalar(value) else []
+
+
+def _first(lines: list[str]) -> list[str]:
+    return lines if len(lines) <= SHOWN + 1 else [*lines[:SHOWN], f"… and {len(lines) - SHOWN} more"]
+
+
+def _brief(value: Any) -> str:
+    """Return a nested result on one line: its own first line, or its fields that are texts and numbers."""
+    if isinstance(value, Readable):
+        return _cut(next((text for _, text in value.summary()), ""))
+    values = {name: getattr(value, name) for name in _names(value)}
+    shown = [
+        _scalar(one) if isinstance(one, str) else f"{name} {_scalar(one)}"
+        for name, one in values.items()
+        if _is_scalar(one) and one != ""
+    ]
+    return _cut(", ".join(shown))
+
+
+def _is_scalar(value: object) -> bool:
+    return isinstance(value, SCALARS)
+
+
+def _scalar(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return f"{value:,}" if isinstance(value, int) else "" if value is None else str(value)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"

@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the names of the table below, for type checkers
+    from meshwright.api.argument_names import *  # noqa: F403
     from meshwright.api.catalogues import *  # noqa: F403
     from meshwright.api.checks import *  # noqa: F403
     from meshwright.api.comparison import *  # noqa: F403
@@ -31,7 +32,8 @@ _NAMES = {
     "api.completion": "starting_with",
     "api.diagnosis": "diagnose doctor_response",
     "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",
-    "api.explanations": "as_override explain recipe_key",
+    "api.argument_names": "as_override recipe_key",
+    "api.explanations": "explain",
     "api.imports": "import_file import_response",
     "api.measure": "accuracy calibrate profile_text runs_template shipped_measurements",
     "api.model_list": "model_catalogue",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from meshwright.api.inputs import verb
 from meshwright.api.resolve import model_named, write_text
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.clusters import Gpu
+from meshwright.display import Listing
 from meshwright.errors import InputError, OutputError, unknown
 from meshwright.models import ModelSpec
 from meshwright.parsing import one_of
@@ -23,6 +24,34 @@ from meshwright.recipes import files, index
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Rule
+
+RECIPE_COLUMNS: Mapping[str, Callable[[index.IndexEntry], object]] = {
+    "recipe": lambda one: one.name,
+    "goal": lambda one: one.goal,
+    "model": lambda one: one.model,
+    "GPUs": lambda one: f"{one.gpus}x{one.gpu}",
+    "tokens": lambda one: one.seq_length,
+}
+GPU_COLUMNS: Mapping[str, Callable[[Gpu], object]] = {
+    "GPU": lambda one: one.name,
+    "GiB": lambda one: one.memory_gib,
+    "bf16 TFLOP/s": lambda one: one.peak_tflops.get("bf16", "-"),
+    "fp8 TFLOP/s": lambda one: one.peak_tflops.get("fp8", "-"),
+    "HBM GB/s": lambda one: one.hbm_gb_s,
+    "link GB/s": lambda one: one.nvlink_gb_s,
+    "network GB/s": lambda one: one.network_gb_s,
+}
+RULE_COLUMNS: Mapping[str, Callable[[Rule], object]] = {
+    "rule": lambda one: one.id,
+    "severity": lambda one: one.severity,
+    "symptom": lambda one: one.symptom,
+}
+MODEL_COLUMNS: Mapping[str, Callable[[ModelSpec], object]] = {
+    "model": lambda one: one.name,
+    "total B": lambda one: f"{one.params.total / 1e9:.3f}",
+    "active B": lambda one: f"{one.params.active / 1e9:.3f}",
+    "Hugging Face id": lambda one: one.hf_id,
+}
 
 
 @verb(requests.RecipeRequest)
@@ -43,7 +72,8 @@ def recipe(request: requests.RecipeRequest) -> Recipe:
 def find_recipes(request: requests.Recipes) -> list[index.IndexEntry]:
     """Return recipes by name, family, size or goal; by fuzzy match if no name contains the query."""
     goal: Any = request.goal
-    return index.search(request.query, goal=goal, family=request.family, benchmark=request.benchmark)
+    found = index.search(request.query, goal=goal, family=request.family, benchmark=request.benchmark)
+    return Listing(found, RECIPE_COLUMNS)
 
 
 def models_named(query: str | None) -> list[ModelSpec]:
@@ -59,19 +89,19 @@ def find_model(request: requests.ModelRequest) -> ModelSpec:
     return model_named(request.name)[0]
 
 
-@verb(requests.GpuCatalogue)
+@verb(requests.GpuCatalogue, name="list_gpus")
 def gpu_catalogue(request: requests.GpuCatalogue) -> list[Gpu]:
     """Return all GPUs."""
-    return list(clusters.gpus())
+    return Listing(clusters.gpus(), GPU_COLUMNS)
 
 
-@verb(requests.Rules)
+@verb(requests.Rules, name="list_rules")
 def rule_catalogue(request: requests.Rules) -> list[Rule]:
     """Return rules by part of their id, other frameworks' rules included; all of ours without a query."""
     query = request.query
     found = [r for r in rules.all_rules().values() if r.pitfall or not request.pitfalls]
     if query is None:
-        return found
+        return Listing(found, RULE_COLUMNS)
     named = [r for r in found if query.lower() in r.id.lower()]
     if not named and not request.pitfalls:
         from meshwright.frameworks import rule_catalog
@@ -79,7 +109,7 @@ def rule_catalogue(request: requests.Rules) -> list[Rule]:
         named = rule_catalog.find_rules(query)
     if not named:
         raise unknown("rule", query, rules.all_rules())
-    return named
+    return Listing(named, RULE_COLUMNS)
 
 
 def recipe_text(found: Recipe, format: str = "toml") -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -19,6 +19,7 @@ from meshwright.api.resolve import assumed_in, model_named
 from meshwright.api.responses import Error, Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.api.targets import Job, file_of, job_for, without_folder
 from meshwright.choices import FRAMEWORKS
+from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError
 from meshwright.frameworks import (
     CheckResult,
@@ -116,13 +117,31 @@ def check_recipe(
     return msgspec.structs.replace(result, contradiction=planner.contradiction(kept, errors))
 
 
-class Exported(NamedTuple):
+class Exported(Readable, msgspec.Struct, frozen=True):
     """A recipe as another framework's files, and the findings for it there."""
 
     written: ExportedConfig
     checked: RecipeCheckResult
     job: Job
     not_imported: tuple[DroppedSetting, ...] = ()
+
+    def summary(self) -> list[Row]:
+        """Return the files with their text, and the fields that the framework has no key for."""
+        texts = [
+            row
+            for name, text in self.written.files.items()
+            for row in [("File", name), *(("", line) for line in text.splitlines())]
+        ]
+        lost = [f"{one.field}={one.value}: {one.reason}" for one in self.written.unmapped]
+        found = [f"{one.severity}: {one.message}" for one in self.checked.findings]
+        return [
+            ("Export", f"{self.checked.recipe.name} for {self.written.framework} on {self.checked.cluster}"),
+            *titled("Wrote", self.written.paths),
+            *texts,
+            *titled("Unmapped", lost),
+            *titled("Findings", found),
+            *titled("Notes", self.written.notes),
+        ]
 
 
 @verb(requests.Export)

@@ -27,6 +27,7 @@ from meshwright.api.responses import Estimate, Finding, Part, Response, copied, 
 from meshwright.api.run_comparison import (
     ComparedRun,
     Difference,
+    RunComparison,
     RunSide,
     compared_runs,
     differences,
@@ -34,6 +35,7 @@ from meshwright.api.run_comparison import (
     not_all_runs,
 )
 from meshwright.costs.uncertainty import error_bands
+from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks import UnmappedField
 from meshwright.planner import Plan, Question
@@ -65,7 +67,7 @@ class Limitation(msgspec.Struct, frozen=True):
     why: str
 
 
-class Side(msgspec.Struct, frozen=True):
+class Side(Readable, msgspec.Struct, frozen=True):
     """One engine, or one recipe or file, of a comparison."""
 
     name: str
@@ -75,6 +77,15 @@ class Side(msgspec.Struct, frozen=True):
     lost: tuple[UnmappedField, ...] = ()
     export_error: str = ""  # why the engine's framework cannot be given this job
     refused: tuple[RuleFinding, ...] = ()  # errors that the framework's own rules find in its config
+
+    def summary(self) -> Sequence[Row]:
+        """Return the plan, or why there is none."""
+        why = self.error or self.export_error
+        return [
+            ("Side", self.name),
+            *(() if self.plan is None else self.plan.summary()),
+            *titled("Error", [why] * bool(why)),
+        ]
 
     @property
     def runs(self) -> bool:
@@ -100,18 +111,31 @@ class Side(msgspec.Struct, frozen=True):
         return [one.field for one in lost if kinds.get(one.field) == "contract"]
 
 
-class Comparison(msgspec.Struct, frozen=True):
+class Comparison(Readable, msgspec.Struct, frozen=True):
     """Sides in the order of the request, and ranked."""
 
-    of: str  # engines, targets or runs
+    of: str  # engines or targets
     sides: tuple[Side, ...]
     ranked: tuple[Side, ...]
     own: str = ""  # engine that another framework's file is for
-    runs: tuple[RunSide, ...] = ()
+
+    @property
+    def answer(self) -> str:
+        """Which engine or target to use, and why, in one sentence or two."""
+        return _answer(self)
+
+    def summary(self) -> Sequence[Row]:
+        """Return the sides by rank, each with the reasons for it, what differs between targets, and the answer."""
+        best = self.ranked[0]
+        lines = [f"{rank}. {one.name}: {'; '.join(_reasons(one, best))}" for rank, one in enumerate(self.ranked, 1)]
+        plans = [one.plan for one in self.sides if one.plan is not None] if self.of == "targets" else []
+        differ = differences([one.recipe for one in plans]) if plans else []
+        shown = [f"{one.field}: {' | '.join(map(str, one.values))}" for one in differ]
+        return [*titled(self.of.capitalize(), lines), *titled("Differ", shown), ("Result", self.answer)]
 
 
 @verb(requests.Compare)
-def compare(request: requests.Compare) -> Comparison:
+def compare(request: requests.Compare) -> Comparison | RunComparison:
     """Return one training on several engines, or several recipes, files, models or runs, side by side and ranked."""
     targets = (request.target, *request.more)
     if any(is_run(one) for one in targets):
@@ -128,7 +152,7 @@ def compare(request: requests.Compare) -> Comparison:
     return Comparison("targets", sides, _ranked(sides))
 
 
-def _of_runs(request: requests.Compare, targets: Sequence[str | Recipe]) -> Comparison:
+def _of_runs(request: requests.Compare, targets: Sequence[str | Recipe]) -> RunComparison:
     """Return runs side by side; options that change an estimate are refused, because nothing is estimated."""
     if not all(is_run(one) for one in targets):
         raise not_all_runs(targets)
@@ -140,7 +164,7 @@ def _of_runs(request: requests.Compare, targets: Sequence[str | Recipe]) -> Comp
             raise InputError(
                 reason, field=name, value=shown, fix=(f"without {shown if name == 'overrides' else f'--{name}'}",)
             )
-    return Comparison("runs", (), (), runs=compared_runs([str(one) for one in targets]))
+    return RunComparison(compared_runs([str(one) for one in targets]))
 
 
 def _engines(text: str | None) -> tuple[str, ...] | None:
@@ -292,10 +316,10 @@ class CompareResponse(Response, frozen=True, kw_only=True):
         return self.of == "runs" or any(one.ok for one in self.sides)
 
 
-def compare_response(found: Comparison, request: requests.Compare | None = None) -> CompareResponse:
+def compare_response(found: Comparison | RunComparison, request: requests.Compare | None = None) -> CompareResponse:
     """Return the response of compare."""
-    if found.of == "runs":
-        return _runs_response(found.runs)
+    if isinstance(found, RunComparison):
+        return _runs_response(found.sides)
     best = found.ranked[0]
     plans = [one.plan for one in found.sides if one.plan is not None]
     assumed = dict.fromkeys(one for plan in plans for one in plan.question.assumed if one.field != "layout.strategy")

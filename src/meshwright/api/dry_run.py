@@ -27,7 +27,7 @@ Progress = Callable[[str], None]  # called with a line per stage
 DIGITS = 6  # decimals of a GiB: single bytes do not matter
 
 
-@verb(requests.DryRun)
+@verb(requests.DryRun, name="dry_run")
 def dryrun(request: requests.DryRun) -> DryRun:
     """Execute a recipe's step at full size without GPUs: memory, FLOPs and traffic of every distinct rank."""
     options = {"framework": request.framework, "model": request.model}

@@ -11,16 +11,17 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import rules
 from meshwright.api import requests, their_keys, word_search
+from meshwright.api.argument_names import recipe_key
 from meshwright.api.inputs import fields_of, verb
 from meshwright.api.labels import LABELS
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.api.terms import TERMS
 from meshwright.choices import ENGINES, synonym
+from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError, closest, unknown
 from meshwright.frameworks import rule_catalog
 from meshwright.recipes.capabilities import Executed, describe, engines_with, executed_by, executed_values
-from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
-from meshwright.recipes.overrides import translate_value
+from meshwright.recipes.key_maps import override_keys
 from meshwright.recipes.types import RecipeField, recipe_fields
 from meshwright.rules import Rule, messages
 
@@ -52,7 +53,7 @@ class Found(msgspec.Struct, frozen=True):
     score: float | None = None  # share of the message that the text contains
 
 
-class Explained(msgspec.Struct, frozen=True):
+class Explained(Readable, msgspec.Struct, frozen=True):
     """One rule, a field and the rules about it, several fields, a finding, a term, or what a message means."""
 
     about: str
@@ -64,6 +65,20 @@ class Explained(msgspec.Struct, frozen=True):
     matches: tuple[Found, ...] = ()  # best first
     fix: tuple[str, ...] = ()  # of an error
     capabilities: tuple[Executed, ...] = ()  # of an engine
+
+    def summary(self) -> list[Row]:
+        """Return what it is and means, then fields, rules, matches and fixes, a line each."""
+        field = [] if self.field is None else [f"{self.field.key}: {self.field.text}  default {self.field.default}"]
+        return [
+            ("About", f"{self.about} ({self.kind})"),
+            *titled("Meaning", self.meaning.splitlines()),
+            *titled("Field", field),
+            *titled("Fields", [f"{one.key}: {one.text}  default {one.default}" for one in self.fields]),
+            *titled("Rules", [f"{one.severity}: {one.symptom} ({one.id})" for one in self.rules]),
+            *titled("Executes", [f"{one.field}: {one.executes}" for one in self.capabilities]),
+            *titled("Matches", [f"{one.name} ({one.kind}): {one.meaning}" for one in self.matches]),
+            *titled("Fix", self.fix),
+        ]
 
 
 @verb(requests.Explain)
@@ -403,31 +418,6 @@ def _term(text: str) -> str | None:
 def _rule(text: str) -> Rule | None:
     found = rules.all_rules().get(text.lower())
     return found or next((r for r in rule_catalog.find_rules(text) if r.id == text.lower()), None) if text else None
-
-
-def recipe_key(text: str) -> str | None:
-    """Return the recipe key of a field in any framework's keys: layout.tp, tp, --tensor-model-parallel-size."""
-    fields, word = recipe_fields(), text.partition("=")[0].strip().lstrip("-+~")
-    variants = (word, word.replace("-", "_"))
-    named = [key for key, info in fields.items() if info.flat in variants or key.partition(".")[2] in variants]
-    foreign = next((found.field for name in variants if (found := override_keys().get(name))), None)
-    if word in fields:
-        return word
-    return foreign or (named[0] if len(named) == 1 else None)
-
-
-def as_override(option: str, value: str) -> tuple[str, str] | None:
-    """Return why an option of another tool is none of ours, and what to write instead."""
-    key = recipe_key(option)
-    if key is not None:
-        alias = override_keys().get(option)
-        meant = f"{key}={(translate_value(alias, value) if alias else value) if value else 'VALUE'}"
-        return f"recipe fields are written as KEY=VALUE: {meant}", meant
-    if option in REMOVED_KEYS:
-        reason, instead = REMOVED_KEYS[option]
-        instead = instead.replace("{value}", value or "VALUE")
-        return f"{option} {reason}: {instead}", instead
-    return None
 
 
 def _field_of(rule: Rule) -> RecipeField | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -16,6 +15,7 @@ from meshwright.api.inputs import verb
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import Finding, Response, finding_parts
 from meshwright.api.targets import Job, file_of, job_for
+from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError
 from meshwright.frameworks import CheckResult, DroppedSetting, UnresolvedValue
 from meshwright.recipes import files
@@ -23,7 +23,7 @@ from meshwright.recipes.case import model_of
 from meshwright.recipes.types import ENGINES, Recipe
 
 
-class Imported(NamedTuple):
+class Imported(Readable, msgspec.Struct, frozen=True):
     """A file as a recipe of ours, as text, and its settings that the recipe does not have."""
 
     recipe: Recipe
@@ -31,6 +31,12 @@ class Imported(NamedTuple):
     job: Job
     dropped: tuple[DroppedSetting, ...]
     checked: CheckResult  # as `check` reports the file
+
+    def summary(self) -> list[Row]:
+        """Return the recipe as text, and the settings that it does not have."""
+        lost = [f"{one.key}={one.value}: {one.reason}" for one in self.dropped]
+        found = [f"{one.severity}: {one.message}" for one in self.checked.findings]
+        return [*titled("Recipe", self.text.splitlines()), *titled("Dropped", lost), *titled("Findings", found)]
 
 
 @verb(requests.Import)

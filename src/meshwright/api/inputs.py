@@ -183,7 +183,10 @@ def read(
     named = {field.name: field for field in fields if surface in field.input.surfaces and field.name not in known}
     for name in arguments:
         if name not in named and name not in known:
-            raise unknown("argument", name[:SHOWN_BYTES], [*named, *known])
+            from meshwright.api.argument_names import unknown_argument
+
+            flags = {one: named[one].flag.partition("/")[0] if one in named else "" for one in (*named, *known)}
+            raise unknown_argument(name[:SHOWN_BYTES], arguments[name], flags)
     sent = {name: _text(text, arguments[name]) for name, text in known.items() if arguments.get(name) is not None}
     files = {known[name].file_name(arguments): text for name, text in sent.items()}
     values: dict[str, Any] = {}
@@ -502,8 +505,8 @@ def _limits(field: Field) -> str:
 class VerbFunction(Generic[P, R, T]):
     """A verb as a Python function: called with the request's fields, or with a validated request."""
 
-    def __init__(self, request: Callable[P, R], handle: Callable[[R], T]) -> None:
-        self.request, self.handle = request, handle
+    def __init__(self, request: Callable[P, R], handle: Callable[[R], T], name: str = "") -> None:
+        self.request, self.handle, self.name = request, handle, name or handle.__name__
         self.__name__, self.__module__ = handle.__name__, handle.__module__
 
     @property
@@ -541,11 +544,39 @@ class VerbFunction(Generic[P, R, T]):
         return "\n\n".join(filter(None, (about, more, arguments, raises)))
 
     def __repr__(self) -> str:
-        return f"<function meshwright.{self.__name__}{self.__signature__}>"
+        return f"<function meshwright.{self.name}{self.__signature__}>"
+
+    def _request(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return the request of a call; a call that does not fit the signature says what does."""
+        try:
+            return self.request(*args, **kwargs)
+        except TypeError:
+            from meshwright.api.argument_names import ArgumentError, missing_argument, unknown_parameter
+
+            fields = {field.name: field for field in self._fields}
+            for name, value in kwargs.items():
+                if name not in fields:
+                    flags = {one.name: one.flag.partition("/")[0] for one in fields.values()}
+                    raise unknown_parameter(self.name, name, value, flags) from None
+            placed = list(inspect.signature(self).parameters)[: len(args)]
+            if len(args) > len(fields) or any(name in kwargs for name in placed):
+                twice = [name for name in placed if name in kwargs]
+                reason = (
+                    f"{self.name}() got {twice[0]} twice"
+                    if twice
+                    else f"takes {len(fields) or 'no'} values, not {len(args)}"
+                )
+                raise ArgumentError(reason, field=twice[0] if twice else self.name) from None
+            given = {*placed, *kwargs}
+            missing = [one for one in fields.values() if one.required and one.name not in given]
+            if not missing:
+                raise
+            examples = {one.name: next(iter(one.input.examples or one.input.choices), None) for one in missing}
+            raise missing_argument(self.name, list(examples), examples) from None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Validate the fields and run the verb."""
-        request = validated(self.request(*args, **kwargs))
+        request = validated(self._request(*args, **kwargs))
         result = self.handle(request)
         _remember(result, request)
         return result
@@ -569,9 +600,14 @@ def request_of(result: object) -> Any:
     return found[1] if found is not None and found[0] is result else None
 
 
-def verb(request: Callable[P, R], needs: Sequence[str] = ()) -> Callable[[Callable[[R], T]], VerbFunction[P, R, T]]:
-    """Turn a function of a request into one that takes the request's fields; `needs` are optional packages."""
-    return lambda handle: VerbFunction(request, _with_packages(handle, needs))
+def verb(
+    request: Callable[P, R], needs: Sequence[str] = (), name: str = ""
+) -> Callable[[Callable[[R], T]], VerbFunction[P, R, T]]:
+    """Turn a function of a request into one that takes the request's fields.
+
+    `needs` are optional packages; `name` is the function's name in the package, if it is another.
+    """
+    return lambda handle: VerbFunction(request, _with_packages(handle, needs), name)
 
 
 def _with_packages(handle: Callable[[R], T], needs: Sequence[str]) -> Callable[[R], T]:

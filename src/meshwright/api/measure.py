@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from meshwright.costs.accuracy import Report
 from meshwright.costs.calibrate import MachineProfile
 from meshwright.costs.measurements import Measurement, of_case, read_with_notes
 from meshwright.costs.runs_table import template
+from meshwright.display import Listing
 from meshwright.errors import InputError
 
 
@@ -50,6 +51,16 @@ def shipped_measurements() -> str:
     return str(next((place for place in places if place.is_file()), places[0]))
 
 
+PROFILE_COLUMNS: Mapping[str, Callable[[MachineProfile], object]] = {
+    "GPU": lambda one: one.gpu,
+    "runs": lambda one: one.runs,
+    "clock": lambda one: one.clock,
+    "error %": lambda one: one.error_pct,
+    "error before %": lambda one: one.error_before_pct,
+    "from": lambda one: one.source,
+}
+
+
 @verb(requests.Calibrate)
 def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
     """Measure this machine's GPU (imports torch), or fit profiles to run folders and CSVs of runs."""
@@ -67,7 +78,7 @@ def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
         profiles = [measured()[0]]
     if request.out:
         write_text(request.out, calibration.to_text(profiles[0]), "out")
-    return profiles
+    return Listing(profiles, PROFILE_COLUMNS)
 
 
 METRICS = "metrics.jsonl"

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from meshwright import clusters
 from meshwright.api import requests
-from meshwright.api.catalogues import ModelPart, model_part, models_named
+from meshwright.api.catalogues import MODEL_COLUMNS, ModelPart, model_part, models_named
 from meshwright.api.inputs import verb
 from meshwright.api.planning import recommend
 from meshwright.api.responses import Part, Response, copied
+from meshwright.display import Entry, Listing
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
 from meshwright.planner import Plan
 
 
-class ModelOnGpus(msgspec.Struct, frozen=True):
+class ModelOnGpus(Entry, msgspec.Struct, frozen=True):
     """A model with its plan on the GPUs asked for, or why there is none."""
 
     model: ModelSpec
@@ -28,7 +29,16 @@ class ModelOnGpus(msgspec.Struct, frozen=True):
     command: str  # that shows the plan
 
 
-@verb(requests.Models)
+PLANNED_COLUMNS: Mapping[str, Callable[[ModelOnGpus], object]] = {
+    "model": lambda one: one.model.name,
+    "total B": lambda one: f"{one.model.params.total / 1e9:.3f}",
+    "fits": lambda one: one.plan is not None and one.plan.ok,
+    "GiB per GPU": lambda one: "" if one.plan is None else f"{float(one.plan.estimate.memory.total):.1f}",
+    "reason": lambda one: one.reason,
+}
+
+
+@verb(requests.Models, name="list_models")
 def model_catalogue(request: requests.Models) -> list[ModelSpec] | list[ModelOnGpus]:
     """Return models whose name contains the query, or the model of a config.json; with GPUs and a goal, their plans."""
     if request.gpus is not None:
@@ -39,7 +49,7 @@ def model_catalogue(request: requests.Models) -> list[ModelSpec] | list[ModelOnG
             raise InputError(
                 "needs GPUs: models are listed by what fits", field=name, value=getattr(request, name), fix=fix
             )
-    return models_named(request.query)
+    return Listing(models_named(request.query), MODEL_COLUMNS)
 
 
 def _on_gpus(request: requests.Models) -> list[ModelOnGpus]:
@@ -49,7 +59,8 @@ def _on_gpus(request: requests.Models) -> list[ModelOnGpus]:
     gpus = str(request.gpus)
     clusters.cluster(gpus)  # refused once, not for every model
     found = [_planned(model, gpus, request.goal, request.seq) for model in models_named(request.query)]
-    return sorted(found, key=lambda one: (one.plan is None or not one.plan.ok, -one.model.params.total))
+    ordered = sorted(found, key=lambda one: (one.plan is None or not one.plan.ok, -one.model.params.total))
+    return Listing(ordered, PLANNED_COLUMNS)
 
 
 def _planned(model: ModelSpec, gpus: str, goal: str, seq: str | int | None) -> ModelOnGpus:

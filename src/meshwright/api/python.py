@@ -40,8 +40,9 @@ def to_dict(result: object) -> dict[str, Any]:
     if isinstance(result, Response):
         return _plain(result)
     names, request = [one.__name__ for one in type(result).__mro__], request_of(result)
-    found = [verb for verb in VERBS.values() if verb.surfaces and verb.responds and _result_type(verb) in names]
-    for verb in sorted(found, key=lambda one: type(request) is not one.request):  # the verb that was called, if known
+    answering = [verb for verb in VERBS.values() if verb.surfaces and verb.responds]
+    called = [verb for verb in answering if request is not None and type(request) is verb.request]
+    for verb in called or [one for one in answering if _result_types(one) & {*names}]:
         given = request if type(request) is verb.request else None
         return _plain(getattr(verb._module, verb.responds)(result, given))
     if isinstance(result, msgspec.Struct):
@@ -55,5 +56,6 @@ def _plain(response: Response) -> dict[str, Any]:
     return found
 
 
-def _result_type(verb: Verb) -> str:
-    return str(verb.handler.handle.__annotations__["return"])
+def _result_types(verb: Verb) -> set[str]:
+    """Return the names of the types that a verb may return."""
+    return {*str(verb.handler.handle.__annotations__["return"]).split(" | ")}

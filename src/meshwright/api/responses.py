@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from meshwright import costs
+from meshwright.display import Readable
 from meshwright.rules import Finding as RuleFinding
 from meshwright.version import SCHEMA
 
@@ -29,7 +30,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """A nested object of a response."""
 
 
-class Response(msgspec.Struct, frozen=True, kw_only=True):
+class Response(Readable, msgspec.Struct, frozen=True, kw_only=True):
     """What a verb returns; a key that does not apply is left out."""
 
     schema: Literal["meshwright/2"] = SCHEMA

@@ -127,7 +127,7 @@ def _ranks(nproc: int | None) -> str:
     return ranks_cluster(world, process.local_world if process and process.world > 1 else world)
 
 
-@verb(requests.Launch)
+@verb(requests.Launch, name="launch_job")
 def launch(request: requests.Launch) -> Started:
     """Return a recipe as a job for a scheduler, checked before anything is written; submitted if requested."""
     from meshwright.launch import build_job, native_job, other_frameworks

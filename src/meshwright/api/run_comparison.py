@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from meshwright import doctor, file_access
 from meshwright.api.responses import Part
+from meshwright.display import Readable, Row, field_rows, titled
 from meshwright.doctor.reading import METRICS, TRAINER_STATE
 from meshwright.doctor.run import Run, Step
 from meshwright.doctor.run_stats import median_of
@@ -44,11 +45,69 @@ class ComparedRun(Part, frozen=True, kw_only=True):
     seconds: float | None  # of all steps together
 
 
-class RunSide(msgspec.Struct, frozen=True):
+class RunSide(Readable, msgspec.Struct, frozen=True):
     """A run's figures and its recipe, if its log has it."""
 
     figures: ComparedRun
     recipe: Recipe | None
+
+    @property
+    def name(self) -> str:
+        """Folder or log of the run, as it was named."""
+        return self.figures.name
+
+    @property
+    def rank(self) -> int | None:
+        """1 for the best run; None if the runs cannot be ranked."""
+        return self.figures.rank
+
+    def summary(self) -> Sequence[Row]:
+        """Return the figures of the run."""
+        return field_rows(self.figures)
+
+    @property
+    def line(self) -> str:
+        """The run on one line: rank, name, length, losses and speed."""
+        one = self.figures
+        figures = {
+            "last loss": one.last_loss,
+            "best validation loss": one.best_validation_loss,
+            "s per step": one.step_s,
+            "tokens/s/GPU": one.tokens_per_s_per_gpu,
+            "GiB": one.memory_gib,
+        }
+        known = [f"{name} {value:,.4g}" for name, value in figures.items() if value is not None]
+        return f"{f'{one.rank}. ' if one.rank else ''}{one.name}: {', '.join([f'{one.steps:,} steps', *known])}"
+
+
+class RunComparison(Readable, msgspec.Struct, frozen=True):
+    """Runs in the order of the request, and ranked by loss."""
+
+    sides: tuple[RunSide, ...]
+    of: Literal["runs"] = "runs"
+
+    @property
+    def ranked(self) -> tuple[RunSide, ...]:
+        """The runs, best first; empty if their losses cannot be compared, which the answer explains."""
+        known = [one for one in self.sides if one.rank is not None]
+        return tuple(sorted(known, key=lambda one: one.rank or 0))
+
+    @property
+    def answer(self) -> str:
+        """Which run is best and by what, in a sentence or two."""
+        return answer(self.sides)
+
+    @property
+    def differences(self) -> list[Difference]:
+        """The recipe fields whose values differ; empty also if a log does not have its recipe."""
+        recipes = [one.recipe for one in self.sides if one.recipe is not None]
+        return differences(recipes) if len(recipes) == len(self.sides) else []
+
+    def summary(self) -> list[Row]:
+        """Return the runs with their figures, what differs between them, and the answer."""
+        differ = [f"{one.field}: {' | '.join(map(str, one.values))}" for one in self.differences]
+        shown = self.ranked or self.sides
+        return [*titled("Runs", [one.line for one in shown]), *titled("Differ", differ), ("Result", self.answer)]
 
 
 class Difference(Part, frozen=True, kw_only=True):

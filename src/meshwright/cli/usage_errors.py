@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 import click
 
 from meshwright import api
+from meshwright.api.argument_names import meant_option
 from meshwright.api.paths import blend_of
 from meshwright.api.verbs import verbs_on
 from meshwright.errors import InputError, closest
@@ -31,74 +31,6 @@ COMMAND_WORDS = {
     "help": "--help",
 }
 """Words that other tools use for our commands."""
-
-
-_LENGTH = ("--seq {value}", "data.seq_length={value}")
-_COUNT = ("--gpus {value}", "--nproc {value}", "--gpu H100")
-_NODES = ("--gpus {value}x8xH100", "--nproc 8")
-_OUT = ("--out {value}", "--write {value}", "--json > {value}")
-_DATA = ("--dataset {value}", "data.dataset={value}")
-_BATCH = ("train.global_batch_size={value}", "layout.micro_batch_size={value}")
-OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        ("seq_len", "seqlen", "sequence_length", "seq_length", "max_seq_len", "max_sequence_length"), _LENGTH
-    ),
-    **dict.fromkeys(("context_length", "context", "context_len", "context_size", "ctx", "ctx_len", "n_ctx"), _LENGTH),
-    **dict.fromkeys(("block_size", "cutoff_len"), _LENGTH),
-    **dict.fromkeys(("num_gpus", "n_gpus", "ngpus", "gpu_count", "gpus_count", "num_devices", "devices"), _COUNT),
-    **dict.fromkeys(("world_size", "num_processes", "np", "n_proc", "nprocs", "gpus", "gpu"), _COUNT),
-    **dict.fromkeys(
-        ("nproc_per_node", "gpus_per_node", "num_gpus_per_node"), ("--nproc {value}", "--gpus 1x{value}xH100")
-    ),
-    **dict.fromkeys(("nodes", "num_nodes", "nnodes", "n_nodes"), _NODES),
-    **dict.fromkeys(("o", "output", "out_dir", "output_file", "save_dir", "outfile"), _OUT),
-    **dict.fromkeys(("data", "data_path", "train_file", "train_data", "dataset_path"), _DATA),
-    **dict.fromkeys(("batch_size", "bs", "train_batch_size"), _BATCH),
-    **dict.fromkeys(("bf16", "bfloat16"), ("precision.compute=bf16", "--dtype bf16")),
-    **dict.fromkeys(("fp16", "half", "float16"), ("precision.compute=fp16", "--dtype fp16")),
-    **dict.fromkeys(("fp32", "float32"), ("precision.compute=fp32", "--dtype fp32")),
-    **dict.fromkeys(("fp8", "float8"), ("precision.matmul=fp8_tensor",)),
-    **dict.fromkeys(
-        ("dtype", "precision", "mixed_precision", "torch_dtype"), ("precision.compute={value}", "--dtype {value}")
-    ),
-    **dict.fromkeys(("lora", "qlora"), ("--goal {name}",)),
-    **dict.fromkeys(("resume", "resume_from", "resume_from_checkpoint", "checkpoint_dir"), ("--out {value}",)),
-    **dict.fromkeys(("format", "to_format", "framework", "target"), ("--to {value}",)),
-    **dict.fromkeys(
-        ("max_new_tokens", "max_length", "n_predict", "num_tokens", "max_gen_len", "new_tokens"),
-        ("--max-tokens {value}",),
-    ),
-    **dict.fromkeys(("do_sample", "sample"), ("--temperature 1",)),
-    "temp": ("--temperature {value}",),
-    "greedy": ("--temperature 0",),
-    **dict.fromkeys(("limit", "num_samples", "max_samples", "eval_samples", "n_samples"), ("--samples {value}",)),
-    **{
-        name.replace("-", "_"): (f"--sbatch {name}={{value}}",)
-        for name in (
-            *("nodelist", "exclude", "mail-user", "mail-type", "mem", "mem-per-gpu", "mem-per-cpu", "gres", "licenses"),
-            *("dependency", "begin", "deadline", "comment", "nice", "priority", "switches", "chdir", "tmp", "wckey"),
-            *(
-                "gpu-bind",
-                "gpu-freq",
-                "distribution",
-                "network",
-                "prefer",
-                "clusters",
-                "uid",
-                "gid",
-                "hint",
-                "core-spec",
-            ),
-        )
-    },
-    **{
-        name.replace("-", "_"): (f"--sbatch {name}",)
-        for name in ("exclusive", "oversubscribe", "contiguous", "overcommit", "hold", "spread-job", "use-min-nodes")
-    },
-    **dict.fromkeys(("cpus_per_task", "c"), ("--cpus-per-rank {value}",)),
-    "signal": ("--signal-ahead SECONDS",),
-}
-"""Words that other tools use for our options, with what to write here: the first that the command has."""
 SHORT_OPTIONS = {
     "-w": "nodelist",
     "-x": "exclude",
@@ -112,25 +44,6 @@ SHORT_OPTIONS = {
     "-M": "clusters",
 }
 """sbatch's short options by their long names; those that commands have themselves are declared there."""
-VALUE_NAMES = ("dtype", "precision", "mixed_precision", "torch_dtype")
-MODEL_FORMATS = ("hf", "huggingface", "hugging-face", "transformers", "safetensors", "pytorch")
-
-
-def _other_option(name: str, value: str, options: Sequence[str], takes_overrides: bool, command: str) -> list[str]:
-    """Return what to write for an option of another tool; empty if this command has nothing like it."""
-    if command == "export" and value.lower() in MODEL_FORMATS:
-        return ["meshwright convert RUN OUT"]
-    if name in VALUE_NAMES and value.lower() in OTHER_OPTIONS:  # --precision fp8 is --fp8
-        name = value.lower()
-    gpus = re.findall(r"[0-9]+(?=x|$)", value.lower()) or ["N"]
-    ranks = gpus[0] if len(gpus) == 1 else str(int(gpus[0]) * int(gpus[1]))
-    written = [
-        one.format(value=ranks if one.startswith("--nproc") else value or "VALUE", name=name)
-        for one in OTHER_OPTIONS.get(name, ())
-    ]
-    fitting = [one for one in written if one.split()[0] in options or (takes_overrides and not one.startswith("--"))]
-    alike = [one for one in fitting if one.startswith("--") == fitting[0].startswith("--")]
-    return alike if name in ("batch_size", "bs", "train_batch_size") else fitting[:1]
 
 
 def unknown_command(name: str, known: list[str]) -> InputError:
@@ -197,7 +110,7 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
     options = [flag for one in parameters if isinstance(one, click.Option) for flag in (*one.opts, *one.secondary_opts)]
     takes_overrides = any(one.name == "overrides" for one in parameters)
     value = _value_of(option, arguments)
-    other = _other_option(name, value, options, takes_overrides, context.command.name if context else "")
+    other = meant_option(name, value, options, takes_overrides, context.command.name if context else "")
     if other:
         what = "it writes configs of frameworks; a model folder comes from" if "convert" in other[0] else "write"
         return f"{what} {' or '.join(other)}. ", other

@@ -6,11 +6,13 @@ from typing import Literal
 
 import msgspec
 
+from meshwright.display import Entry, Readable, Row
+
 GpuArch = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin", "cdna3"]
 GpuLink = Literal["nvlink", "xgmi", "pcie"]
 
 
-class Gpu(msgspec.Struct, frozen=True):
+class Gpu(Entry, msgspec.Struct, frozen=True):
     """One GPU type; peaks are dense (no sparsity), bandwidths are per GPU and unidirectional."""
 
     name: str
@@ -41,7 +43,7 @@ class Assumption(msgspec.Struct, frozen=True):
     message: str
 
 
-class Cluster(msgspec.Struct, frozen=True):
+class Cluster(Readable, msgspec.Struct, frozen=True):
     """GPUs of one type in equal nodes."""
 
     gpu: Gpu
@@ -61,6 +63,13 @@ class Cluster(msgspec.Struct, frozen=True):
         if self.gpu.nvlink_domain > self.gpu.gpus_per_node:  # racks: the domain spans nodes
             return min(self.gpu.nvlink_domain, self.world)
         return min(self.gpu.nvlink_domain, self.gpus_per_node)
+
+    def summary(self) -> list[Row]:
+        """Return the cluster as it is typed, its links and its price."""
+        links = f"{self.gpu.nvlink_gb_s:,.0f} GB/s among {self.nvlink_domain}, {self.gpu.network_gb_s:,.0f} GB/s beyond"
+        price = [] if self.price is None else [("Price", f"{self.price:g} {self.currency} per GPU hour")]
+        counts = f"{self.nodes:,} × {self.gpus_per_node} {self.gpu.name}, {self.gpu.memory_gib:.1f} GiB each"
+        return [("Cluster", str(self)), ("GPUs", counts), ("Links", links), *price]
 
     def __str__(self) -> str:
         # `16xH100` means two nodes of 8, so one unusually large node keeps its node count: `1x16xH100`

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from meshwright.costs.measurements import Measurement, batches, read_with_notes
 from meshwright.costs.memory import memory
 from meshwright.costs.time import step_time
+from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError
 
 TIME_TIERS = ("A", "B")
@@ -51,7 +52,7 @@ class Errors(msgspec.Struct, frozen=True):
         return {name: _group(self.error[np.array(at)]) for name, at in sorted(places.items())}
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(Readable, msgspec.Struct, frozen=True):
     """The cost model compared with one table of measurements."""
 
     rows: int
@@ -62,6 +63,24 @@ class Report(msgspec.Struct, frozen=True):
     fit: dict[str, int]
     points: dict[str, list[tuple[float, float]]]  # (measured, predicted) of every usable row, for a plot
     notes: tuple[str, ...] = ()
+
+    def summary(self) -> list[Row]:
+        """Return how many rows were predicted and how far off the predictions are."""
+        return [
+            ("Rows", f"{self.predicted:,} of {self.rows:,} predicted"),
+            ("Time", _errors_text(self.step_time)),
+            ("Memory", _errors_text(self.memory)),
+            *titled("Notes", self.notes),
+        ]
+
+
+def _errors_text(errors: Errors) -> str:
+    if not len(errors.error):
+        return "no row measured it"
+    return (
+        f"median |error| {errors.quantile(0.5):.1f} %, 90th percentile {errors.quantile(0.9):.1f} % "
+        f"({len(errors.error):,} rows)"
+    )
 
 
 def accuracy(path: str | Path) -> Report:

@@ -17,6 +17,7 @@ from meshwright.clusters import Gpu, gpu
 from meshwright.costs.calibration import Calibration, shipped
 from meshwright.costs.measurements import Measurement, batches
 from meshwright.costs.time import step_time
+from meshwright.display import Entry
 from meshwright.errors import InputError
 
 LARGE = 2048  # minimum tokens and widths at which a matmul reaches its plateau
@@ -26,7 +27,7 @@ CLOCKS, COARSE = 461, 24  # speeds tried (0.5 % apart), and those that are compu
 FEW_RUNS = 5
 
 
-class MachineProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class MachineProfile(Entry, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What one machine reaches, on top of the shipped profile of its GPU architecture."""
 
     gpu: str

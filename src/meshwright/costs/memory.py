@@ -121,6 +121,15 @@ class Peak(msgspec.Struct, frozen=True):
 def memory(case: Case, stage: Where = "worst") -> Memory:
     """Peak memory of the worst stage, or of the first or the last."""
     case = executed(case)
+    return case.cached(_on_worst_stage) if stage == "worst" else _on_stage(case, stage)
+
+
+def _on_worst_stage(case: Case) -> Memory:
+    """Return the memory of the worst stage; cached, as rules, searches and estimates need it."""
+    return _on_stage(case, "worst")
+
+
+def _on_stage(case: Case, stage: Where) -> Memory:
     found = _on_stages(case, stages(case))
     given = {"first": FIRST, "last": LAST}.get(stage)
     at = found[-1].argmax(axis=0) if given is None else np.full(found.shape[2:], given)

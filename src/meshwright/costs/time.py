@@ -60,7 +60,10 @@ class MicroBatchTime(msgspec.Struct, frozen=True):
 
 def step_time(case: Case) -> StepTime:
     """Return the seconds of one optimizer step: the slowest stage's micro batches, the bubble, and per-step costs."""
-    case = executed(case)
+    return executed(case).cached(_step_time)
+
+
+def _step_time(case: Case) -> StepTime:
     pipeline, speed = stages(case), speeds(case)
     micro = _micro(case, speed, pipeline)
     slowest, idle, rest = _slowest(case, pipeline, micro, speed.engine.sharpness)

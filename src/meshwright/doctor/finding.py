@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from meshwright.display import Readable, Row, titled
 from meshwright.rules import Severity
 
 What = Literal["layout", "contract", "environment", "action"]
@@ -54,7 +55,7 @@ class Figure(msgspec.Struct, frozen=True):
     estimate: float | None = None
 
 
-class Checkup(msgspec.Struct, frozen=True, kw_only=True):
+class Checkup(Readable, msgspec.Struct, frozen=True, kw_only=True):
     """The result of examining a run."""
 
     kind: str
@@ -76,6 +77,24 @@ class Checkup(msgspec.Struct, frozen=True, kw_only=True):
     not_examined: dict[str, str]  # id -> what the log lacks for that diagnosis
     notes: tuple[str, ...] = ()
 
+    def summary(self) -> list[Row]:
+        """Return what ran, its figures, and the findings with their cheapest remedies."""
+        ran = " · ".join(filter(None, (self.recipe or self.model, self.gpus, self.engine)))
+        steps = f"{self.last_step:,} of {self.total_steps:,}" if self.total_steps else f"{self.last_step:,}"
+        figures = [
+            f"{one.name} {one.measured:.4g} {one.unit}".rstrip()
+            + ("" if one.estimate is None else f" (estimate {one.estimate:.4g})")
+            for one in self.figures
+        ]
+        found = [line for one in self.findings for line in _finding_lines(one)]
+        return [
+            ("Run", self.path + (f": {ran}" if ran else "")),
+            ("Steps", steps),
+            *titled("Figures", figures),
+            *titled("Findings", found or ["none"]),
+            *titled("Notes", self.notes),
+        ]
+
     @property
     def ok(self) -> bool:
         """Whether there are no findings."""
@@ -85,3 +104,9 @@ class Checkup(msgspec.Struct, frozen=True, kw_only=True):
         """Return the checkup as plain values."""
         built: dict[str, Any] = msgspec.to_builtins(self)
         return built
+
+
+def _finding_lines(finding: Finding) -> list[str]:
+    """Return a finding and its first remedy."""
+    remedies = [f"  try: {' '.join(one.try_)} ({one.why})" for one in finding.remedies[:1]]
+    return [f"{finding.severity}: {finding.message} ({finding.id})", *remedies]

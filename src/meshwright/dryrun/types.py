@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.display import Readable, Row
+
 GIB = 2**30
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")  # of torch's allocations
 PHASES = ("build", "data", "forward", "backward", "gradients", "optimizer")
@@ -74,7 +76,7 @@ class RankDryRun(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
-class DryRun(msgspec.Struct, frozen=True):
+class DryRun(Readable, msgspec.Struct, frozen=True):
     """The result of running a recipe at full size on fake tensors."""
 
     recipe: str
@@ -89,6 +91,17 @@ class DryRun(msgspec.Struct, frozen=True):
     versions: dict[str, str]
     cpu_s: float
     wall_s: float
+
+    def summary(self) -> list[Row]:
+        """Return the memory of the worst rank against capacity and estimate."""
+        memory, estimate = self.memory_gib, self.estimate_gib
+        parts = ", ".join(f"{name} {gib:.2f}" for name, gib in memory.items() if name not in ("total", "capacity"))
+        return [
+            ("Dry run", f"{self.recipe} ({self.model}) on {self.cluster}: {'fits' if self.fits else 'does not fit'}"),
+            ("Memory", f"{memory['total']:.2f} of {memory['capacity']:.2f} GiB per GPU: {parts}"),
+            ("Estimate", f"{estimate['total']:.2f} GiB"),
+            ("Ranks", f"{len(self.ranks)} traced of {self.world:,}, {self.wall_s:.1f} s"),
+        ]
 
     @property
     def difference_gib(self) -> dict[str, float]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright import costs
+from meshwright.display import Readable, Row, titled
 from meshwright.engine import processes
 from meshwright.engine.data import byte_level
 from meshwright.engine.faults import (
@@ -51,7 +52,7 @@ FAILURE = "failure.jsonl"  # in the run folder: one line per failure
 TINY_WEIGHTS = "start"  # in the run folder: the random weights that --tiny fine-tunes from
 
 
-class TrainResult(msgspec.Struct, frozen=True):
+class TrainResult(Readable, msgspec.Struct, frozen=True):
     """A completed run: its recipe, estimate and metrics."""
 
     recipe: Recipe
@@ -60,6 +61,20 @@ class TrainResult(msgspec.Struct, frozen=True):
     outcome: RunMetrics | None  # None on ranks other than 0
     folder: str | None
     findings: tuple[Finding, ...] = ()
+
+    def summary(self) -> list[Row]:
+        """Return what was trained, its losses and speed, and where the results are."""
+        done, rows = self.outcome, [("Run", f"{self.recipe.name} on {self.case.world} ranks")]
+        if done is not None:
+            steps = f"{done.first_step:,} to {done.first_step + len(done.losses) - 1:,}" if done.losses else "none"
+            losses = f": loss {done.losses[0]:.4f} → {done.losses[-1]:.4f}" if done.losses else ""
+            rows.append(("Steps", f"{steps}{losses}"))
+            speed = f"{done.tokens_per_s_per_gpu:,.0f} tokens/s/rank, {done.step_s:.3g} s per step"
+            rows.append(("Speed", f"{speed} on {done.device}"))
+            places = {"Saved": done.checkpoint, "Model": done.model, "Stopped": done.stopped_early}
+            rows += [(title, text) for title, text in places.items() if text]
+        found = [f"{one.severity}: {one.message}" for one in self.findings]
+        return [*rows, *titled("Folder", [self.folder] if self.folder else []), *titled("Findings", found)]
 
 
 def train(recipe: Recipe, run: RunSpec, pinned: Mapping[str, Any] | None = None) -> TrainResult:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from meshwright.clusters import Cluster
+from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError, unknown
 from meshwright.frameworks import ExportedConfig, Program, RecipeCheckResult
 from meshwright.launch.artifacts import Launch, write
@@ -56,7 +57,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     python_path: tuple[str, ...] = ()  # folders of the framework's checkout that have to be importable
 
 
-class Started(msgspec.Struct, frozen=True):
+class Started(Readable, msgspec.Struct, frozen=True):
     """The result of a launch: files, commands, and the job id if it was submitted."""
 
     launch: Launch
@@ -64,6 +65,21 @@ class Started(msgspec.Struct, frozen=True):
     paths: tuple[str, ...] = ()  # written files
     number: str | None = None  # id of the submitted job
     final_state: JobState | None = None  # final state, if watched
+
+    def summary(self) -> list[Row]:
+        """Return the files, the commands, the findings and what became of the job."""
+        files = [f"{name} ({len(text.splitlines())} lines)" for name, text in self.launch.files.items()]
+        places = self.launch.places or ("",) * len(self.launch.commands)
+        commands = zip(self.launch.commands, places, strict=True)
+        state = "" if self.final_state is None else f": {self.final_state.state}"
+        return [
+            ("Launch", f"with {self.launch.scheduler}"),
+            *titled("Files", self.paths or files),
+            *titled("Run", [f"{place}: {text}" if place else text for text, place in commands]),
+            *titled("Job", [f"{self.number}{state}"] if self.number else []),
+            *titled("Findings", [f"{one.severity}: {one.message}" for one in self.findings]),
+            *titled("Notes", self.launch.notes),
+        ]
 
 
 def exported(written: ExportedConfig, checked: RecipeCheckResult) -> LaunchRequest:

@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from meshwright.display import Entry, Row
+
 from .quantization import Quantization
 
 ModelKind = Literal["causal_lm", "vision_language", "diffusion"]
@@ -286,7 +288,7 @@ class ParamCount(msgspec.Struct, frozen=True):
     mtp: int  # multi-token-prediction modules; not part of total
 
 
-class ModelSpec(msgspec.Struct, frozen=True, dict=True):
+class ModelSpec(Entry, msgspec.Struct, frozen=True, dict=True):
     """The architecture of one model; all counts and costs are derived from it."""
 
     name: str
@@ -313,6 +315,17 @@ class ModelSpec(msgspec.Struct, frozen=True, dict=True):
     published_total: float | None = None
     published_active: float | None = None
     aliases: tuple[str, ...] = ()
+
+    def summary(self) -> list[Row]:
+        """Return name, size, shape and origin."""
+        size = f"{self.params.total / 1e9:.3f} B parameters"
+        if self.params.active < self.params.total:
+            size += f", {self.params.active / 1e9:.3f} B active"
+        shape = f"{self.num_layers} layers of {self.hidden:,}, vocabulary {self.vocab:,}"
+        longest = f"{self.max_seq_length:,} tokens" if self.max_seq_length else ""
+        origin = self.hf_id or self.source
+        rows = [("Model", f"{self.name} ({self.family})"), ("Size", size), ("Shape", shape)]
+        return [*rows, *((title, text) for title, text in (("Longest", longest), ("From", origin)) if text)]
 
     @property
     def num_layers(self) -> int:

@@ -79,6 +79,17 @@ Values = dict[str, Any]  # by flat name
 
 def without_offload(case: Case, pinned: Mapping[str, Any]) -> list[Values]:
     """Return changes of layout kind that need no host memory, the leanest last."""
+    known, key = case.cached(_known_levers), repr(sorted(pinned.items()))  # asked for at every stage of an answer
+    if key not in known:
+        known[key] = _without_offload(case, pinned)
+    return known[key]
+
+
+def _known_levers(case: Case) -> dict[str, list[Values]]:
+    return {}
+
+
+def _without_offload(case: Case, pinned: Mapping[str, Any]) -> list[Values]:
     losses = [] if "loss" in pinned or not case.vocab else _lean_losses(case, pinned)
     changes: list[Values] = [{"loss": loss} for loss in losses]
     if "defer_grad_sync" not in pinned and case.defer_grad_sync:

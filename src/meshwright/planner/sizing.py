@@ -98,16 +98,21 @@ class Sizing(Readable, msgspec.Struct, frozen=True):
     def summary(self) -> Sequence[Row]:
         """Return the smallest and the most efficient count, and a line per count."""
         lines = [
-            f"{one.gpus:,} GPUs: {one.total_gib:.0f} GiB{'' if one.fits else ' (does not fit)'}, "
+            f"{gpu_count(one.gpus)}: {one.total_gib:.0f} GiB{'' if one.fits else ' (does not fit)'}, "
             f"{one.step_s:.2f} s per step, {one.layout}"
             for one in self.sizes
         ]
         chosen = (("Smallest", self.smallest), ("Best", self.most_efficient))
-        found = [(title, f"{one.gpus:,} GPUs: {one.layout}" if one else "none fits") for title, one in chosen]
+        found = [(title, f"{gpu_count(one.gpus)}: {one.layout}" if one else "none fits") for title, one in chosen]
         if self.deadline_days is not None and self.tokens is not None:
-            soon = f"{self.in_time.gpus:,} GPUs: {self.in_time.layout}" if self.in_time else "no count"
+            soon = f"{gpu_count(self.in_time.gpus)}: {self.in_time.layout}" if self.in_time else "no count"
             found.append((f"In {self.deadline_days:g} days", soon))
         return [*found, *titled("Sizes", lines or ["none"])]
+
+
+def gpu_count(count: int) -> str:
+    """Return a number of GPUs in words."""
+    return f"{count:,} GPU{'s' * (count != 1)}"
 
 
 def gpu_counts(node: int, most: int = MAX_GPUS) -> list[int]:

@@ -67,9 +67,14 @@ class Case:
 
     def replace(self, **columns: Column) -> Case:
         """Return the case with other values or numpy columns for some names."""
-        other = Case(self.recipe, self.model, self.cluster, self.engine, {**self._columns, **columns}, self._memory_of)
-        for name in ("_recipe_values", "_facts"):  # read from the recipe, model and cluster, which are the same
-            setattr(other, name, getattr(self, name))
+        other = Case.__new__(Case)
+        merged = {**self._columns, **columns}
+        values = other.__dict__
+        values.update(self._values)  # of the recipe, model and cluster, which are the same
+        values.update(merged if merged.keys().isdisjoint(_OWN_NAMES) else _readable(merged))
+        for name in _KEPT_NAMES:
+            values[name] = getattr(self, name)
+        values["_columns"], values["_memo"] = merged, {}
         return other
 
     def rebuild(self, recipe: Recipe | None = None, cluster: Cluster | None = None) -> Case:
@@ -84,6 +89,11 @@ class Case:
         if np.ndim(columns.get("pp", ())) == 0 and isinstance(self.stage_layers, Balanced):
             columns["stage_layers"] = stages_of(self.stage_layers, self.layers, int(columns["pp"]))
         return self.replace(**{n: v.item() if isinstance(v, np.generic) else v for n, v in columns.items()})
+
+    @cached_property
+    def _values(self) -> dict[str, Column]:
+        """Everything that __getattr__ returns if there are no columns."""
+        return _readable({**self._facts, **self._recipe_values})
 
     @cached_property
     def _recipe_values(self) -> dict[str, Column]:
@@ -127,17 +137,17 @@ class Case:
 
     # Mesh arithmetic. Quotients round down; rules check divisibility.
 
-    @property
+    @cached_property
     def model_ranks(self) -> Column:
         """Ranks of one model replica; only KempnerForge multiplies them by ep."""
         return self.tp * self.pp * self.cp * (self.ep if self.engine == "kempnerforge" else 1)
 
-    @property
+    @cached_property
     def dp(self) -> Column:
         """Data-parallel ranks: the ranks that the other axes leave."""
         return _at_least_one(self.world // self.model_ranks)
 
-    @property
+    @cached_property
     def shard(self) -> Column:
         """Data-parallel ranks that shard one replica of the state, with -1 resolved."""
         rest = _at_least_one(self.dp // self.dp_replicate)
@@ -145,27 +155,27 @@ class Case:
             return rest if self.dp_shard == -1 else _at_least_one(self.dp_shard)
         return np.where(self.dp_shard == -1, rest, _at_least_one(self.dp_shard))
 
-    @property
+    @cached_property
     def accumulation(self) -> Column:
         """Micro batches per step on one rank (gradient accumulation)."""
         return _at_least_one(self.global_batch_size // (self.micro_batch_size * self.dp))
 
-    @property
+    @cached_property
     def expert_ranks(self) -> Column:
         """Ranks of one pipeline stage, which expert parallelism regroups."""
         return _at_least_one(self.world // self.pp)
 
-    @property
+    @cached_property
     def expert_dp(self) -> Column:
         """Replicas of each expert: ranks of a stage over ep × etp."""
         return _at_least_one(self.expert_ranks // (self.ep * self.etp))
 
-    @property
+    @cached_property
     def stages(self) -> Column:
         """Stage chunks in the pipeline."""
         return self.pp * self.vp
 
-    @property
+    @cached_property
     def listed_stages(self) -> Column:
         """Stage chunks that stage_layers lists; 0 if every chunk has the same number of layers."""
         given = self.stage_layers
@@ -177,15 +187,24 @@ class Case:
         given = self.stage_layers
         return int(self.layers) if isinstance(given, Balanced) else sum(given)
 
-    @property
+    @cached_property
     def split_layers(self) -> Column:
         """Layers to split into stages, with embedding and head if they count as layers."""
         return self.layers + self.embedding_as_layer * 1 + self.head_as_layer * 1
 
-    @property
+    @cached_property
     def fp8(self) -> Column:
         """Whether linear layers compute in 8 bits or fewer."""
         return self.matmul != "same"
+
+
+_KEPT_NAMES = ("recipe", "model", "cluster", "engine", "_memory_of", "_values", "_recipe_values", "_facts")
+_OWN_NAMES = frozenset((*vars(Case), *_KEPT_NAMES))
+"""Attributes of a case that are not values by flat name."""
+
+
+def _readable(values: dict[str, Column]) -> dict[str, Column]:
+    return {name: value for name, value in values.items() if name not in _OWN_NAMES}
 
 
 def _at_least_one(value: Column) -> Column:

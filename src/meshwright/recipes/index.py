@@ -11,6 +11,7 @@ import msgspec
 
 from meshwright.clusters import DEFAULT_GPU
 from meshwright.clusters import is_known as is_known_gpu
+from meshwright.display import Entry
 from meshwright.errors import unknown
 from meshwright.models import GatedDelta, Mamba2, ModelSpec, find
 from meshwright.recipes import build
@@ -31,7 +32,7 @@ SAME_KIND = {
 }
 
 
-class IndexEntry(msgspec.Struct, frozen=True, dict=True):
+class IndexEntry(Entry, msgspec.Struct, frozen=True, dict=True):
     """One recipe of the index."""
 
     name: str

@@ -18,6 +18,7 @@ from meshwright.choices import ENGINES as ENGINES
 from meshwright.choices import GOALS as GOALS
 from meshwright.choices import Engine as Engine
 from meshwright.choices import Goal as Goal
+from meshwright.display import Readable, Row
 from meshwright.recipes.adapter_targets import require_targets
 
 FieldKind = Literal["contract", "layout", "benchmark"]
@@ -307,7 +308,7 @@ class Checkpoint(Section, frozen=True):
     ] = "sharded"
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Recipe(Readable, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A complete training configuration: its contract and a layout for a cluster."""
 
     name: str
@@ -326,6 +327,19 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     layout: Layout = Layout()
     kernels: Kernels = Kernels()
     checkpoint: Checkpoint = Checkpoint()
+
+    def summary(self) -> list[Row]:
+        """Return name, model, goal and cluster, and by section the fields that differ from their defaults."""
+        changed: dict[str, list[str]] = {}
+        for key, info in recipe_fields().items():
+            section, _, name = key.partition(".")
+            value = field_value(self, key)
+            if value != info.default:
+                changed.setdefault(section, []).append(f"{name} {value}")
+        head = ("name", "model", "goal", "cluster")
+        rows = {name: str(getattr(self, name)) for name in head} | ({"benchmark": "yes"} if self.benchmark else {})
+        rows |= {section: ", ".join(values) for section, values in changed.items()}
+        return [(title.capitalize(), text) for title, text in rows.items()]
 
 
 class RecipeField(msgspec.Struct, frozen=True):

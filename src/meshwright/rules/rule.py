@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from meshwright import extensions
+from meshwright.display import Entry, Row, field_rows
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.types import ENGINES
 
@@ -22,7 +23,7 @@ Fix = Mapping[str, Sequence[Any] | Callable[[Case], Sequence[Any]]]
 """Values to try by flat field name, closest to the current value first."""
 
 
-class Rule(msgspec.Struct, frozen=True):
+class Rule(Entry, msgspec.Struct, frozen=True):
     """An executable constraint: where it is broken, what the user would see, why, and the fixes to try."""
 
     id: str
@@ -37,6 +38,12 @@ class Rule(msgspec.Struct, frozen=True):
     engines: tuple[str, ...]
     pitfall: str = ""  # its row in docs/pitfalls.md, if any
     values: Mapping[str, MessageValue] = msgspec.field(default_factory=dict)  # computed for the message
+
+    def summary(self) -> Sequence[Row]:
+        """Return what the rule is about; the fields that its fixes set, not their functions."""
+        fixes = " or ".join(" + ".join(fix) for fix in self.fixes)
+        rows = field_rows(self, leave_out=("broken", "fixes", "values", "subject"))
+        return [*rows, *([("Fix", fixes)] if fixes else [])]
 
 
 class Finding(msgspec.Struct, frozen=True):

@@ -1,0 +1,235 @@
+"""Names that other tools and people use for our options and parameters, and what to write here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from meshwright.errors import InputError, closest, unknown
+from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
+from meshwright.recipes.overrides import translate_value
+from meshwright.recipes.types import recipe_fields
+
+_LENGTH = ("--seq {value}", "data.seq_length={value}")
+_COUNT = ("--gpus {value}", "--nproc {value}", "--gpu H100")
+_NODES = ("--gpus {value}x8xH100", "--nproc 8")
+_OUT = ("--out {value}", "--write {value}", "--json > {value}")
+_DATA = ("--dataset {value}", "data.dataset={value}")
+PARALLEL = {"tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep", "sequence": "sp"}
+_BATCH = ("train.global_batch_size={value}", "layout.micro_batch_size={value}")
+OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(
+        ("seq_len", "seqlen", "sequence_length", "seq_length", "max_seq_len", "max_sequence_length"), _LENGTH
+    ),
+    **dict.fromkeys(("context_length", "context", "context_len", "context_size", "ctx", "ctx_len", "n_ctx"), _LENGTH),
+    **dict.fromkeys(("block_size", "cutoff_len", "max_seq_length"), _LENGTH),
+    **dict.fromkeys(("num_gpus", "n_gpus", "ngpus", "gpu_count", "gpus_count", "num_devices", "devices"), _COUNT),
+    **dict.fromkeys(("world_size", "num_processes", "np", "n_proc", "nprocs", "gpus", "gpu"), _COUNT),
+    **dict.fromkeys(
+        ("nproc_per_node", "gpus_per_node", "num_gpus_per_node"), ("--nproc {value}", "--gpus 1x{value}xH100")
+    ),
+    **dict.fromkeys(("nodes", "num_nodes", "nnodes", "n_nodes"), _NODES),
+    **dict.fromkeys(("o", "output", "out_dir", "output_file", "save_dir", "outfile"), _OUT),
+    **dict.fromkeys(("data", "data_path", "train_file", "train_data", "dataset_path"), _DATA),
+    **dict.fromkeys(("batch_size", "bs", "train_batch_size"), _BATCH),
+    **dict.fromkeys(("bf16", "bfloat16"), ("precision.compute=bf16", "--dtype bf16")),
+    **dict.fromkeys(("fp16", "half", "float16"), ("precision.compute=fp16", "--dtype fp16")),
+    **dict.fromkeys(("fp32", "float32"), ("precision.compute=fp32", "--dtype fp32")),
+    **dict.fromkeys(("fp8", "float8"), ("precision.matmul=fp8_tensor",)),
+    **dict.fromkeys(
+        ("dtype", "precision", "mixed_precision", "torch_dtype"), ("precision.compute={value}", "--dtype {value}")
+    ),
+    **dict.fromkeys(("lora", "qlora"), ("--goal {name}",)),
+    "use_lora": ("--goal lora",),
+    "use_qlora": ("--goal qlora",),
+    **{f"{word}_parallel": (f"layout.{key}={{value}}",) for word, key in PARALLEL.items()},
+    **dict.fromkeys(("resume", "resume_from", "resume_from_checkpoint", "checkpoint_dir"), ("--out {value}",)),
+    **dict.fromkeys(("format", "to_format", "framework", "target"), ("--to {value}",)),
+    **dict.fromkeys(
+        ("max_new_tokens", "max_length", "n_predict", "num_tokens", "max_gen_len", "new_tokens"),
+        ("--max-tokens {value}",),
+    ),
+    **dict.fromkeys(("do_sample", "sample"), ("--temperature 1",)),
+    "temp": ("--temperature {value}",),
+    "greedy": ("--temperature 0",),
+    **dict.fromkeys(("limit", "num_samples", "max_samples", "eval_samples", "n_samples"), ("--samples {value}",)),
+    **{
+        name.replace("-", "_"): (f"--sbatch {name}={{value}}",)
+        for name in (
+            *("nodelist", "exclude", "mail-user", "mail-type", "mem", "mem-per-gpu", "mem-per-cpu", "gres", "licenses"),
+            *("dependency", "begin", "deadline", "comment", "nice", "priority", "switches", "chdir", "tmp", "wckey"),
+            *(
+                "gpu-bind",
+                "gpu-freq",
+                "distribution",
+                "network",
+                "prefer",
+                "clusters",
+                "uid",
+                "gid",
+                "hint",
+                "core-spec",
+            ),
+        )
+    },
+    **{
+        name.replace("-", "_"): (f"--sbatch {name}",)
+        for name in ("exclusive", "oversubscribe", "contiguous", "overcommit", "hold", "spread-job", "use-min-nodes")
+    },
+    **dict.fromkeys(("cpus_per_task", "c"), ("--cpus-per-rank {value}",)),
+    "signal": ("--signal-ahead SECONDS",),
+}
+"""Words that other tools use for our options, with what to write here: the first that the command has."""
+VALUE_NAMES = ("dtype", "precision", "mixed_precision", "torch_dtype")
+MODEL_FORMATS = ("hf", "huggingface", "hugging-face", "transformers", "safetensors", "pytorch")
+
+
+def meant_option(name: str, value: str, options: Collection[str], takes_overrides: bool, command: str) -> list[str]:
+    """Return what to write for an option of another tool; empty if this command has nothing like it."""
+    if command == "export" and value.lower() in MODEL_FORMATS:
+        return ["meshwright convert RUN OUT"]
+    if name in VALUE_NAMES and value.lower() in OTHER_OPTIONS:  # --precision fp8 is --fp8
+        name = value.lower()
+    gpus = re.findall(r"[0-9]+(?=x|$)", value.lower()) or ["N"]
+    ranks = gpus[0] if len(gpus) == 1 else str(int(gpus[0]) * int(gpus[1]))
+    written = [
+        one.format(value=ranks if one.startswith("--nproc") else value or "VALUE", name=name)
+        for one in OTHER_OPTIONS.get(name, ())
+    ]
+    fitting = [one for one in written if one.split()[0] in options or (takes_overrides and not one.startswith("--"))]
+    alike = [one for one in fitting if one.startswith("--") == fitting[0].startswith("--")]
+    return alike if name in ("batch_size", "bs", "train_batch_size") else fitting[:1]
+
+
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("model_name", "model_id", "model_name_or_path", "hf_model", "base_model"), ("model", "recipe")),
+    **dict.fromkeys(("cluster", "hardware", "gpu_type", "accelerator", "accelerators"), ("gpus", "gpu")),
+    **dict.fromkeys(("task", "mode", "method", "objective", "stage", "training_type"), ("goal",)),
+    **dict.fromkeys(("cost", "gpu_price", "price_per_hour", "price_per_gpu_hour", "hourly_price"), ("price",)),
+    **dict.fromkeys(("token_budget", "num_tokens", "total_tokens", "train_tokens", "max_tokens"), ("tokens",)),
+    **dict.fromkeys(("file", "config", "path", "recipe_name", "config_file"), ("target", "recipe", "file", "model")),
+    **dict.fromkeys(("model", "recipe", "target"), ("target", "recipe", "model", "query")),
+    **dict.fromkeys(("log", "logs", "log_file", "run_dir", "folder", "checkpoint"), ("run", "source")),
+    **dict.fromkeys(("name", "pattern", "search", "filter", "text", "message"), ("query", "about", "target", "recipe")),
+    **dict.fromkeys(("output_dir", "save_path", "out_path", "run_name"), ("out", "write")),
+}
+"""Words that people use for our parameters, with their names here: the first that the function has."""
+
+
+class ArgumentError(InputError, TypeError):
+    """A Python function was called with a parameter that it does not have, or without one that it needs."""
+
+
+class Writer(NamedTuple):
+    """How a surface writes a parameter and an override."""
+
+    parameter: Callable[[str, str], str]
+    override: Callable[[str, str], str]
+
+
+def _literal(text: str) -> str:
+    """Return a value as Python writes it: numbers and truth values as such, all else as a string."""
+    if text.lower() in ("true", "false"):
+        return text.capitalize()
+    return json.dumps(text) if _json(text).startswith('"') else text
+
+
+def _json(text: str) -> str:
+    """Return a value as JSON: numbers and truth values as such, all else as a string."""
+    if text.lower() in ("true", "false"):
+        return text.lower()
+    try:
+        float(text)
+    except ValueError:
+        return json.dumps(text)
+    return text
+
+
+PYTHON = Writer(
+    lambda name, value: f"{name}={_literal(value)}", lambda key, value: f'overrides={{"{key}": {_literal(value)}}}'
+)
+JSON = Writer(
+    lambda name, value: f"{name}: {_json(value)}", lambda key, value: f"overrides: {json.dumps([f'{key}={value}'])}"
+)
+
+
+def unknown_parameter(function: str, name: str, value: Any, flags: Mapping[str, str]) -> ArgumentError:
+    """Return the error for a parameter that a function does not have; `flags` are the options of its parameters."""
+    hint, fix = _meant(function, name, value, flags, PYTHON)
+    known = ", ".join(flags)
+    reason = f"{function}() has no such parameter; {hint or f'it has {known}'}"
+    return ArgumentError(reason, field=name, value=value, fix=fix)
+
+
+def unknown_argument(name: str, value: Any, flags: Mapping[str, str]) -> InputError:
+    """Return the error for an argument over HTTP or MCP that the verb does not have."""
+    hint, fix = _meant("", name, value, flags, JSON)
+    if not hint:
+        return unknown("argument", name, flags)
+    return InputError(f"unknown argument {name}; {hint}", field="argument", value=name, fix=fix)
+
+
+def _meant(function: str, name: str, value: Any, flags: Mapping[str, str], writer: Writer) -> tuple[str, Sequence[str]]:
+    """Return what a parameter was probably meant to be, in words and as code; both empty if that is unknown."""
+    typed, text = name.lower(), json.dumps(value) if isinstance(value, bool) else str(value)
+    near = closest(typed, flags)
+    if any(one.replace("_", "") == typed.replace("_", "") for one in near):
+        return f"did you mean {near[0]}?", near[:1]
+    takes_overrides = "overrides" in flags
+    other = [one for one in PARAMETERS.get(typed, ()) if one in flags][:1]
+    written = [writer.parameter(one, text) for one in other] or [
+        _written(one, flags, writer) for one in meant_option(typed, text, flags.values(), takes_overrides, function)
+    ]
+    if written:
+        return f"write {' or '.join(written)}", written
+    if takes_overrides:
+        found = as_override(typed, text)
+        if found is not None and "=" in found[1] and not found[1].startswith("-"):
+            written = [_written(found[1], flags, writer)]
+            return f"it is a field of the recipe: {written[0]}", written
+    return (f"did you mean {' or '.join(near)}?", near) if near else ("", ())
+
+
+def _written(option: str, flags: Mapping[str, str], writer: Writer) -> str:
+    """Return --option VALUE or key=value as the surface writes it."""
+    if not option.startswith("--"):
+        key, _, value = option.partition("=")
+        return writer.override(key, value)
+    flag, _, value = option.partition(" ")
+    name = next((name for name, one in flags.items() if one == flag), flag.lstrip("-").replace("-", "_"))
+    return writer.parameter(name, value or "true")
+
+
+def recipe_key(text: str) -> str | None:
+    """Return the recipe key of a field in any framework's keys: layout.tp, tp, --tensor-model-parallel-size."""
+    fields, word = recipe_fields(), text.partition("=")[0].strip().lstrip("-+~")
+    variants = (word, word.replace("-", "_"))
+    named = [key for key, info in fields.items() if info.flat in variants or key.partition(".")[2] in variants]
+    foreign = next((found.field for name in variants if (found := override_keys().get(name))), None)
+    if word in fields:
+        return word
+    return foreign or (named[0] if len(named) == 1 else None)
+
+
+def as_override(option: str, value: str) -> tuple[str, str] | None:
+    """Return why an option of another tool is none of ours, and what to write instead."""
+    key = recipe_key(option)
+    if key is not None:
+        alias = override_keys().get(option)
+        meant = f"{key}={(translate_value(alias, value) if alias else value) if value else 'VALUE'}"
+        return f"recipe fields are written as KEY=VALUE: {meant}", meant
+    if option in REMOVED_KEYS:
+        reason, instead = REMOVED_KEYS[option]
+        instead = instead.replace("{value}", value or "VALUE")
+        return f"{option} {reason}: {instead}", instead
+    return None
+
+
+def missing_argument(function: str, names: Sequence[str], examples: Mapping[str, Any]) -> ArgumentError:
+    """Return the error for a call without parameters that the function needs."""
+    fix = [f"{name}={examples[name]!r}" for name in names if examples.get(name) is not None]
+    return ArgumentError(
+        f"{function}() needs {' and '.join(names)}", field=names[0], fix=[", ".join(fix)] if fix else []
+    )
