@@ -208,7 +208,7 @@ class Documents:
         return replace(made, loss_mask=counted, documents=documents if self.packed else None)
 
 
-def small_config(recipe: Any, modality: str, smoke: bool) -> Any:
+def small_config(recipe: Any, modality: str, smoke: bool, layers: int = 2) -> Any:
     """Return a config of few layers and small widths; real head widths unless `smoke`."""
     from meshwright.engine.diffusion import config as diffusion
     from meshwright.engine.model import config as language
@@ -221,7 +221,7 @@ def small_config(recipe: Any, modality: str, smoke: bool) -> Any:
             stack.enter_context(mock.patch.dict(language.TINY, _language_sizes(), clear=True))
             stack.enter_context(mock.patch.dict(language.TINY_VISION, {"hidden_size": 256, "intermediate_size": 512}))
             stack.enter_context(mock.patch.dict(diffusion.TINY, DIFFUSION_SIZES))
-        return family.tiny(config, max(2, family.layer_types(config)))
+        return family.tiny(config, max(layers, family.layer_types(config)))
 
 
 DIFFUSION_SIZES: dict[str, Any] = {
@@ -503,11 +503,15 @@ def child(smoke: bool) -> None:
 class Worker(threading.Thread):
     """Sends cases to a child process, and starts another when it ends or hangs."""
 
+    script = __file__
+    case_s = CASE_S
+    threads = 1.0  # share of the worker's cores for the compiler
+
     def __init__(self, number: int, batches: queue.Queue[list[Case]], table: Table, args: argparse.Namespace) -> None:
         super().__init__(daemon=True)
         self.number, self.batches, self.table, self.args = number, batches, table, args
         self.process: subprocess.Popen[str] | None = None
-        self.log = Path(args.logs) / f"gpu_parity_{number}.log"
+        self.log = Path(args.logs) / f"{Path(self.script).stem}_{number}.log"
 
     def run(self) -> None:
         while time.monotonic() < self.args.ends:
@@ -526,7 +530,7 @@ class Worker(threading.Thread):
         assert self.process is not None
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        timer = threading.Timer(CASE_S, self.process.kill)
+        timer = threading.Timer(self.case_s, self.process.kill)
         timer.start()
         try:
             self.process.stdin.write(json.dumps(case.__dict__) + "\n")
@@ -541,11 +545,12 @@ class Worker(threading.Thread):
             timer.cancel()
         code = self.process.wait()
         tail = self.log.read_text(errors="replace")[-500:]
-        return {"status": "crashed", "error": f"the process ended with {code} (or after {CASE_S:.0f} s): {tail}"}
+        return {"status": "crashed", "error": f"the process ended with {code} (or after {self.case_s:.0f} s): {tail}"}
 
     def start_child(self) -> None:
-        settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, (os.cpu_count() or 1) // self.args.workers))}
-        command = [sys.executable, __file__, "--child", *(["--smoke"] if self.args.smoke else [])]
+        cores = (os.cpu_count() or 1) // self.args.workers
+        settings = {"TORCHINDUCTOR_COMPILE_THREADS": str(max(1, int(cores * self.threads)))}
+        command = [sys.executable, self.script, "--child", *(["--smoke"] if self.args.smoke else [])]
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
                 command,

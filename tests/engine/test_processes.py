@@ -196,8 +196,8 @@ def test_an_error_inside_leaves_the_group(tmp_path: Path) -> None:
 
 
 def test_a_rank_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(InputError, match="rank 3 needs GPU 3; this machine has 2"):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(InputError, match="rank 3 needs GPU 3; this machine has 0"):
         process_group._set_device(Process(rank=3, world=4, local_rank=3, local_world=4, gpu=3, device_type="cuda"))
 
 

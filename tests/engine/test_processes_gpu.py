@@ -46,10 +46,12 @@ def test_a_forked_rank_uses_its_gpu() -> None:
     assert fork(1, backend_and_sum, timeout=120) == [("nccl", "cuda:0", 2.0)]
 
 
-def test_a_rank_too_many_is_an_error_with_the_number_of_gpus() -> None:
+def test_ranks_that_outnumber_the_gpus_share_them() -> None:
     count = gpus()
-    with pytest.raises(InputError, match=f"rank {count} needs GPU {count}; this machine has {count}"):
-        fork(count + 1, backend_and_sum, timeout=120, collective_timeout_s=60)
+    found = fork(count + 1, backend_and_sum, timeout=120, collective_timeout_s=60)
+    assert found[-1] == ("gloo", "cuda:0", 2.0 * (count + 1))
+    with pytest.raises(InputError, match=f"this machine has {count} for {count + 1} ranks"):
+        fork(count + 1, backend_and_sum, timeout=120, collective_timeout_s=60, backend="nccl")
 
 
 def takes_all(process: Process) -> None:

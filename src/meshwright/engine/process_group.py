@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.engine.faults import within
 from meshwright.engine.rank_env import Process
+from meshwright.engine.shared_gpu import choose_backend, limit_memory
 from meshwright.errors import InputError
 
 if TYPE_CHECKING:
@@ -20,20 +21,20 @@ ABORT_S = 10.0
 
 
 @contextmanager
-def join(process: Process, backend: str | None = None, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Iterator[Process]:
+def join(process: Process, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Iterator[Process]:
     """Initialize the process group for the block and destroy it afterwards.
 
     If the block raises, the group is aborted without waiting for the other ranks.
     """
     import torch.distributed as dist
 
-    device = _set_device(process)
+    device, backend = _set_device(process)
     dist.init_process_group(
-        backend or ("nccl" if device.type == "cuda" else "gloo"),
+        backend,
         rank=process.rank,
         world_size=process.world,
         timeout=timedelta(seconds=timeout_s),
-        device_id=device if device.type == "cuda" and backend in (None, "nccl") else None,
+        device_id=device if backend == "nccl" else None,
         **_rendezvous(process),
     )
     try:
@@ -47,14 +48,16 @@ def join(process: Process, backend: str | None = None, timeout_s: float = COLLEC
         dist.destroy_process_group()
 
 
-def _set_device(process: Process) -> torch.device:
+def _set_device(process: Process) -> tuple[torch.device, str]:
+    """Make this rank's GPU the current one; return the device and the backend of the process group."""
     import torch
 
     device = process.device
+    count = torch.cuda.device_count() if device.type == "cuda" else 0
+    backend = choose_backend(process, device.type, count)
     if device.type == "cpu":
-        return device
-    count = torch.cuda.device_count()
-    if process.gpu >= count:
+        return device, backend
+    if process.gpu >= count and (count == 0 or backend == "nccl"):
         raise InputError(
             f"rank {process.rank} needs GPU {process.gpu}; this machine has {count}",
             field="--nproc" if process.how == "nproc" else "LOCAL_RANK",
@@ -62,7 +65,8 @@ def _set_device(process: Process) -> torch.device:
             fix=(f"start {count} ranks per machine",) if count else ("run on a machine with GPUs",),
         )
     torch.cuda.set_device(device)
-    return device
+    limit_memory(process, count)
+    return device, backend
 
 
 def _rendezvous(process: Process) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from meshwright.engine.faults import RunError, blames_another, explain, explain_death, guard, interrupted, leave
 from meshwright.engine.process_group import COLLECTIVE_TIMEOUT_S, join
-from meshwright.engine.rank_env import DeviceType, Process, detect, hosts
+from meshwright.engine.rank_env import Backend, DeviceType, Process, detect, hosts
 from meshwright.engine.stop_request import (
     STOP_SIGNALS,
     Presses,
@@ -57,6 +57,7 @@ def start(
     *args: Any,
     nproc: int | None = None,
     device_type: DeviceType = "auto",
+    backend: Backend = "auto",
     timeout_s: float = COLLECTIVE_TIMEOUT_S,
     preload: Sequence[str] = (),
     grace_s: float | None = None,
@@ -79,11 +80,12 @@ def start(
             work,
             *args,
             device_type=device_type,
+            backend=backend,
             collective_timeout_s=timeout_s,
             preload=preload,
             grace_s=grace_s,
         )
-    process = replace(process or Process(), device_type=device_type)
+    process = replace(process or Process(), device_type=device_type, backend=backend)
     with guard(process), join(process, timeout_s=timeout_s), guard(process):
         return [work(process, *args)]
 
@@ -124,6 +126,7 @@ def fork(
     *args: Any,
     timeout: float | None = None,
     device_type: DeviceType = "auto",
+    backend: Backend = "auto",
     collective_timeout_s: float = COLLECTIVE_TIMEOUT_S,
     preload: Sequence[str] = (),
     grace_s: float | None = None,
@@ -149,7 +152,13 @@ def fork(
             for module in (*PRELOADED, *preload):
                 import_module(module)
             ranks = [
-                Process(rank, nproc, rank, nproc, how="nproc", gpu=rank, device_type=device_type, folder=folder)
+                Process(
+                    *(rank, nproc, rank, nproc, "nproc"),
+                    gpu=rank,
+                    device_type=device_type,
+                    backend=backend,
+                    folder=folder,
+                )
                 for rank in range(nproc)
             ]
             return _run(

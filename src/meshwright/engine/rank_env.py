@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 Launcher = Literal["alone", "nproc", "torchrun", "slurm"]
 DeviceType = Literal["auto", "cuda", "cpu"]
+Backend = Literal["auto", "nccl", "gloo"]
 
 TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
 # srun numbers its steps from 0; the batch script, interactive shells and the like have special numbers from here.
@@ -41,6 +42,7 @@ class Process:
     master_port: int = 0
     gpu: int = 0  # index of this rank's GPU among the visible ones
     device_type: DeviceType = "auto"  # auto: the GPU if there is one
+    backend: Backend = "auto"  # auto: NCCL, or gloo on CPUs and where ranks outnumber the GPUs
     folder: str = ""  # of --nproc: holds the store file and the exit reasons of ranks
 
     @property
@@ -49,7 +51,8 @@ class Process:
         import torch
 
         wants_cpu = self.device_type == "cpu" or (self.device_type == "auto" and not torch.cuda.is_available())
-        return torch.device("cpu") if wants_cpu else torch.device("cuda", self.gpu)
+        # Ranks that outnumber the GPUs share them in turn.
+        return torch.device("cpu") if wants_cpu else torch.device("cuda", self.gpu % max(1, torch.cuda.device_count()))
 
     @property
     def store(self) -> Path:

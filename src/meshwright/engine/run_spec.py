@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from meshwright.engine.hooks import NO_HOOKS, Hooks
+from meshwright.engine.rank_env import Backend
 
 if TYPE_CHECKING:
     from meshwright.recipes.case import Case
@@ -24,6 +25,13 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options that `train` and `bench` share."""
 
     nproc: Nproc | None = None  # None: the ranks of torchrun or SLURM, else one
+    backend: Annotated[
+        Backend,
+        Meta(
+            description="Backend of collectives. auto: nccl on GPUs, gloo on CPUs and where ranks outnumber the GPUs.",
+            extra={"metavar": "NAME"},
+        ),
+    ] = "auto"
     tiny: Annotated[
         bool, Meta(description="Train a laptop-size model of the same structure on CPU, with the layout scaled to N.")
     ] = False

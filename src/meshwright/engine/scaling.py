@@ -66,4 +66,5 @@ def _collective_device() -> torch.device:
     backend = dist.get_backend() if dist.is_initialized() else ""
     if "fake" in backend:
         return torch.device(DRY)
-    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
+    on_gpu = "nccl" in backend or torch.cuda.is_initialized()  # type: ignore[no-untyped-call]  # gloo: ranks that share a GPU, or on CPUs
+    return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")

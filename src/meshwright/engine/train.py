@@ -141,6 +141,7 @@ def _train(
                 spec,
                 nproc=run.nproc,
                 device_type=_device_type(run),
+                backend=run.backend,
                 preload=preloaded(family, config),
                 grace_s=recipe.checkpoint.grace_s if run.checkpoints else None,
             )
@@ -253,6 +254,7 @@ def _one_step_fits(recipe: Recipe, config: Any, case: Case, run: RunSpec) -> boo
                 run_rank,
                 RankSpec(one, config.to_dict(), case, scratch, trial),
                 device_type=_device_type(run),
+                backend=run.backend,
                 preload=preloaded(family_of(recipe), config),
             )
         except RunError as error:

@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
+import msgspec
+
 from meshwright import costs, rules
 from meshwright.clusters import Cluster, cluster
 from meshwright.engine.metrics.jsonl import log
 from meshwright.engine.model_families import family_of
 from meshwright.engine.rank_env import Process
+from meshwright.engine.shared_gpu import CONTEXT_GIB, ranks_per_gpu
 from meshwright.errors import InputError
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Layout, Recipe
@@ -60,12 +63,20 @@ def show_findings(findings: Sequence[Finding], process: Process | None) -> None:
 
 
 def run_cluster(recipe: Recipe, process: Process | None, world: int) -> Cluster:
-    """Return this run's ranks as a cluster of this machine's GPUs, or of the recipe's GPU type on a CPU machine."""
-    gpu = cluster(recipe.cluster).gpu.name
-    with suppress(InputError):
-        gpu = cluster("auto").gpu.name
+    """Return this run's ranks as a cluster of this machine's GPUs, or of the recipe's GPU type on a CPU machine.
+
+    Ranks that share a GPU have their part of its memory.
+    """
+    gpu, sharing = cluster(recipe.cluster).gpu.name, 1
     local = process.local_world if process and process.world > 1 else world
-    return cluster(f"{world // local}x{local}x{gpu}")
+    with suppress(InputError):
+        here = cluster("auto")
+        gpu, sharing = here.gpu.name, ranks_per_gpu(process or Process(local_world=local), here.gpus_per_node)
+    made = cluster(f"{world // local}x{local}x{gpu}")
+    if sharing == 1:
+        return made
+    part = msgspec.structs.replace(made.gpu, memory_gib=made.gpu.memory_gib / sharing - CONTEXT_GIB)
+    return msgspec.structs.replace(made, gpu=part)
 
 
 def data_ranks(layout: Layout, world: int) -> int:

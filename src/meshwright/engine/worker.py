@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright import costs
-from meshwright.engine import metrics
+from meshwright.engine import metrics, shared_gpu
 from meshwright.engine.build_trainer import build_trainer
 from meshwright.engine.evaluation import Validation
 from meshwright.engine.faults import (
@@ -92,8 +92,8 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
         dog.phase(0, "build")
         status = metrics.Status(process.rank == 0 and not spec.run.quiet)
         cleanup.callback(status.clear)
-        if process.rank == 0 and device.type == "cpu":
-            _warn_of_slow_cpu(process, spec)
+        if process.rank == 0:
+            _warn_of_slow_device(process, spec)
         cleanup.enter_context(building(spec.run.hooks.model_class))
         trainer = build_trainer(spec, device, status.show)
         cleanup.callback(trainer.close)
@@ -117,10 +117,14 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
     return outcome if process.rank == 0 else None
 
 
-def _warn_of_slow_cpu(process: Process, spec: RankSpec) -> None:
-    """Warn of a number format that this CPU is slow in, and of more ranks than cores."""
+def _warn_of_slow_device(process: Process, spec: RankSpec) -> None:
+    """Warn of ranks that share a GPU; on CPUs, of a slow number format and of more ranks than cores."""
     from meshwright.engine.cpu_speed import cores, slow_precision_warning
 
+    if process.device.type == "cuda":
+        if text := shared_gpu.describe(process):
+            warn(text)
+        return
     if process.local_world > cores():
         warn(f"--nproc {process.local_world}: this machine has {cores()} cores, so that the ranks wait for each other")
     resumes = spec.run.checkpoints and newest_checkpoint(Path(spec.folder)) is not None
@@ -245,7 +249,8 @@ class _Run:
 
     def _open_reports(self) -> None:
         process, spec, device = self.process, self.spec, self.trainer.device
-        on_gpu = device.type == "cuda"  # the estimate is for GPUs and means nothing on a CPU
+        # The estimate is for GPUs: it means nothing on a CPU, or where ranks share a GPU.
+        on_gpu = device.type == "cuda" and not shared_gpu.describe(process)
         constants = metrics.constants(spec.case, costs.estimate(spec.case) if on_gpu else None, on_gpu)
         constants = msgspec.structs.replace(
             constants, samples_per_epoch=self.trainer.samples_per_epoch, total_samples=spec.total_samples

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.engine import shared_gpu
 from meshwright.engine.attention import kernels
 from meshwright.engine.attention.cp_layout import Span
 from meshwright.engine.attention.mask_spec import AttentionSpec, Block, merged_blocks, tiles, visibility, visible_blocks
@@ -173,6 +174,10 @@ def _send_to_next(tensors: list[Tensor], layout: RingLayout) -> Callable[[], lis
         return lambda: tensors
     after = dist.get_global_rank(layout.group, (layout.rank + 1) % layout.size)
     before = dist.get_global_rank(layout.group, (layout.rank - 1) % layout.size)
+    device = tensors[0].device
+    through_host = shared_gpu.sends_through_host(device, layout.group)
+    if through_host:
+        tensors = [shared_gpu.on_host(x) for x in tensors]
     received = [torch.empty_like(x) for x in tensors]
     sends = [dist.P2POp(dist.isend, x, after, layout.group) for x in tensors]
     receives = [dist.P2POp(dist.irecv, x, before, layout.group) for x in received]
@@ -182,6 +187,6 @@ def _send_to_next(tensors: list[Tensor], layout: RingLayout) -> Callable[[], lis
         for work in pending:
             work.wait()
         sends.clear()  # only now: the allocator must not reuse memory that is still being sent
-        return received
+        return [x.to(device) for x in received] if through_host else received
 
     return arrived

@@ -13,6 +13,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from meshwright.costs.stages import chunk_layers
+from meshwright.engine import shared_gpu
 from meshwright.engine.mesh import GroupInfo
 from meshwright.engine.model.stage import Stage
 from meshwright.recipes.types import Layout
@@ -66,20 +67,36 @@ class ReceivingStage(PipelineStage):
     This is safe on GPU streams: a buffer is allocated on the compute stream, NCCL's stream waits for the compute stream
     before it writes, and the schedule makes the compute stream wait for NCCL before a pass reads. So the previous user
     of the memory has finished, and the buffer is freed on the stream that used it last.
+
+    With gloo on a GPU, what is sent and received is in host memory.
     """
 
+    @property
+    def _through_host(self) -> bool:
+        return shared_gpu.sends_through_host(self.device, self.group)
+
     def _prepare_forward_infra(self, *args: Any, **kwargs: Any) -> Any:
-        with self._without_memory():
+        with self._on_device("meta"):  # receive buffers
             return super()._prepare_forward_infra(*args, **kwargs)
 
     def _prepare_backward_infra(self, *args: Any, **kwargs: Any) -> Any:
-        with self._without_memory():
+        with self._on_device("meta"):
             return super()._prepare_backward_infra(*args, **kwargs)
 
+    def _warmup_forward_vote(self, *args: Any, **kwargs: Any) -> Any:
+        """Vote on static shapes (torch 2.13)."""
+        with self._on_device("cpu" if self._through_host else self.device):
+            return super()._warmup_forward_vote(*args, **kwargs)
+
+    def _warmup_backward_result(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the result of the vote on static shapes (torch 2.13)."""
+        with self._on_device("cpu" if self._through_host else self.device):
+            return super()._warmup_backward_result(*args, **kwargs)
+
     @contextmanager
-    def _without_memory(self) -> Iterator[None]:
-        """Let torch allocate its receive buffers on the meta device: it uses the stage's device."""
-        device, self.device = self.device, torch.device("meta")
+    def _on_device(self, other: str | torch.device) -> Iterator[None]:
+        """Let torch allocate tensors on another device: it uses the stage's."""
+        device, self.device = self.device, torch.device(other)
         try:
             yield
         finally:
@@ -87,7 +104,8 @@ class ReceivingStage(PipelineStage):
 
     def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
         """Return the ops that connect both neighbors; torch 2.11 would connect a rank with itself in a V schedule."""
-        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+        with self._on_device("cpu" if self._through_host else self.device):
+            return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
         """Allocate the buffer for the input of a micro batch and return the ops that receive it."""
@@ -101,18 +119,28 @@ class ReceivingStage(PipelineStage):
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
     def _retrieve_recv_activations(self, fwd_chunk_id: int) -> Any:
+        self._move_received(self.args_recv_info[fwd_chunk_id])
         received = super()._retrieve_recv_activations(fwd_chunk_id)
         self._release(self.args_recv_info[fwd_chunk_id])
         return received
 
     def _retrieve_recv_grads(self, bwd_chunk_id: int) -> Any:
+        self._move_received(self.grad_recv_info[bwd_chunk_id])
         received = super()._retrieve_recv_grads(bwd_chunk_id)
         self._release(self.grad_recv_info[bwd_chunk_id])
         return received
 
     def _allocate(self, infos: Iterable[Any]) -> None:
+        device = torch.device("cpu") if self._through_host else self.device
         for info in _with_buffer(infos):
-            info.buffer = _like(info.buffer, self.device)
+            info.buffer = _like(info.buffer, device)
+
+    def _move_received(self, infos: Iterable[Any]) -> None:
+        """Move what arrived in host memory to the stage's device; a stage on the same rank leaves it there."""
+        for info in _with_buffer(infos) if self._through_host else ():
+            if info.buffer.device.type == "cpu":
+                requires_grad = info.buffer.requires_grad
+                info.buffer = info.buffer.detach().to(self.device).requires_grad_(requires_grad)
 
     def _release(self, infos: Iterable[Any]) -> None:
         for info in _with_buffer(infos):
@@ -150,11 +178,20 @@ class ReceivingStage(PipelineStage):
         A schedule may wait for its sends at the end of the step, so the sent tensor must not hold its graph, as it does
         in torch 2.11.
         """
-        sends = super().get_fwd_send_ops(fwd_chunk_id)
+        sends = self._to_host(super().get_fwd_send_ops(fwd_chunk_id))
         for send in sends:
             send.tensor = send.tensor.detach()
         if not self.has_backward:
             self.fwd_cache[fwd_chunk_id] = ((), [])
+        return sends
+
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[dist.P2POp]:
+        """Return the ops that send the gradient of a micro batch's input."""
+        return self._to_host(super().get_bwd_send_ops(bwd_chunk_id))
+
+    def _to_host(self, sends: list[dist.P2POp]) -> list[dist.P2POp]:
+        for send in sends if self._through_host else ():
+            send.tensor = shared_gpu.on_host(send.tensor)
         return sends
 
     def get_local_bwd_output(self, mb_index: int) -> Any:

@@ -1,0 +1,112 @@
+"""Several ranks share a GPU: gloo is chosen, memory is divided, and what is sent goes through host memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from tests.engine.families import FAMILIES
+from tests.engine.parity import SEQ, recipe
+from tests.engine.ranks import run
+
+from meshwright.clusters import cluster
+from meshwright.engine import shared_gpu, validate
+from meshwright.engine.data.mock import Mock
+from meshwright.engine.mesh import build_mesh
+from meshwright.engine.model.build import transformers_config
+from meshwright.engine.rank_env import Process
+from meshwright.engine.shared_gpu import choose_backend, ranks_per_gpu
+from meshwright.engine.trainer import Trainer
+from meshwright.errors import InputError
+from meshwright.recipes import types
+
+FOUR = Process(world=4, local_world=4, how="nproc")
+
+
+@pytest.mark.parametrize(
+    ("process", "device", "gpus", "expected"),
+    [
+        (FOUR, "cuda", 1, "gloo"),
+        (FOUR, "cuda", 3, "gloo"),
+        (FOUR, "cuda", 4, "nccl"),
+        (Process(world=4, local_world=4, how="torchrun"), "cuda", 2, "gloo"),
+        (Process(world=4, local_world=4, how="slurm"), "cuda", 1, "nccl"),  # each task sees its own GPU
+        (Process(), "cuda", 1, "nccl"),
+        (FOUR, "cpu", 0, "gloo"),
+        (Process(backend="gloo"), "cuda", 1, "gloo"),
+    ],
+)
+def test_backend_by_ranks_and_gpus(process: Process, device: str, gpus: int, expected: str) -> None:
+    assert choose_backend(process, device, gpus) == expected
+
+
+@pytest.mark.parametrize(("device", "gpus", "text"), [("cuda", 1, "has 1 for 4 ranks"), ("cpu", 0, "train on CPU")])
+def test_nccl_that_cannot_work_is_refused(device: str, gpus: int, text: str) -> None:
+    with pytest.raises(InputError, match=text) as refused:
+        choose_backend(Process(world=4, local_world=4, how="nproc", backend="nccl"), device, gpus)
+    assert "--backend gloo" in refused.value.fix
+
+
+def test_ranks_take_their_part_of_a_shared_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one(text: str) -> Any:
+        return cluster("1xH200" if text == "auto" else text)
+
+    monkeypatch.setattr(validate, "cluster", one)
+    full = one("1xH200").gpu.memory_gib
+    made = recipe(types.Layout())
+    assert validate.run_cluster(made, None, 1).gpu.memory_gib == full
+    assert validate.run_cluster(made, None, 4).gpu.memory_gib == pytest.approx(full / 4 - 1)
+    assert ranks_per_gpu(FOUR, 1) == 4
+
+
+LAYOUTS = {
+    "1f1b": types.Layout(pp=2, micro_batch_size=1),
+    "zbv": types.Layout(pp=2, vp=2, pp_schedule="zbv", micro_batch_size=1),
+    "ring": types.Layout(cp=2, cp_comm="ring", micro_batch_size=1),
+}
+
+
+def loss_and_norm(layout: types.Layout) -> list[float]:
+    config = transformers_config(FAMILIES["llama"])
+    made = recipe(layout, train=types.Train(global_batch_size=4, steps=9))
+    trainer = Trainer(made, config, build_mesh(layout, "cpu"), torch.device("cpu"), Mock(config.vocab_size, SEQ, 0))
+    return [value for step in (0, 1) for one in [trainer.step(step)] for value in (one.loss, one.grad_norm)]
+
+
+def sent_through_host(rank: int, world: int) -> dict[str, list[float]]:
+    """Return losses and norms by layout, with every send and receive in host memory; the last entry counts copies."""
+    copies: list[torch.Tensor] = []
+
+    def on_host(tensor: torch.Tensor) -> torch.Tensor:
+        copies.append(made := original(tensor))
+        return made
+
+    original, shared_gpu.on_host = shared_gpu.on_host, on_host
+    shared_gpu.sends_through_host = lambda device, group: group is not None
+    found = {}
+    for name, layout in LAYOUTS.items():
+        copies.clear()
+        found[name] = [*loss_and_norm(layout), len(copies)]
+    return found
+
+
+def alone(rank: int, world: int) -> list[float]:
+    return loss_and_norm(types.Layout(micro_batch_size=1))
+
+
+def test_steps_with_sends_through_host_memory_equal_one_rank() -> None:
+    expected = run(1, alone)[0]
+    for found in run(2, sent_through_host):
+        for name, (*values, copies) in found.items():
+            assert values == pytest.approx(expected, rel=1e-5), name
+            assert copies >= 4, name  # two steps, several micro batches
+
+
+def test_only_cuda_tensors_of_gloo_groups_go_through_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.distributed.get_backend", lambda group: group)
+    cuda, cpu = torch.device("cuda", 0), torch.device("cpu")
+    assert shared_gpu.sends_through_host(cuda, "gloo")
+    assert not shared_gpu.sends_through_host(cuda, "nccl")
+    assert not shared_gpu.sends_through_host(cpu, "gloo")
+    assert not shared_gpu.sends_through_host(cuda, None)
