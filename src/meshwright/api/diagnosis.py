@@ -12,6 +12,7 @@ from meshwright.api import run_requests as requests
 from meshwright.api.inputs import verb
 from meshwright.api.planning import estimate, load_calibration
 from meshwright.api.responses import Part, Response, Severity, copied
+from meshwright.api.targets import file_of
 from meshwright.doctor import Checkup, Run
 from meshwright.doctor.finding import Evidence, Figure, Remedy
 from meshwright.doctor.match_recipe import assumptions, gpus_of, inferred_batch, logged_overrides, stated_fields
@@ -27,6 +28,7 @@ def diagnose(request: requests.Doctor) -> Checkup:
     """Return the findings for a run, by its folder or its log, with remedies."""
     run = doctor.read(request.run)
     case, notes = _case(run, request)
+    run = _with_file(run, request.recipe)
     calibration = load_calibration(request.calibration)
     if calibration is not None and case is not None:
         case = case.replace(calibration=calibration)
@@ -37,6 +39,15 @@ def diagnose(request: requests.Doctor) -> Checkup:
         reference = doctor.RunStats(small, _case(small, requests.Doctor(request.baseline))[0])
     stated = stated_fields(run, tuple(request.overrides)) if request.recipe is None else None
     return doctor.examine(run, case, reference, notes, stated)
+
+
+def _with_file(run: Run, target: str | None) -> Run:
+    """Return the run with the settings of the framework's file that the user names, whose keys the fixes use."""
+    content, theirs = (None, None) if target is None else file_of(target, None)
+    if content is None or theirs is None or theirs.engine != doctor.ENGINE.get(run.kind):
+        return run
+    header = msgspec.structs.replace(run.header, framework=theirs.name, settings=theirs.parse(content).settings)
+    return msgspec.structs.replace(run, header=header)
 
 
 def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, ...]]:

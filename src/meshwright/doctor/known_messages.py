@@ -144,7 +144,7 @@ def _rule_remedies(rule: Rule, stats: RunStats) -> Iterator[Remedy]:
 def _tried(stats: RunStats, case: Case, fix: tuple[str, ...], why: str) -> Remedy:
     """Return a fix with its estimated effect, if the layout has one."""
     values = override.requested(case.recipe, fix)
-    there = to_framework_settings(stats.run.kind, case, override.change(case.recipe, values)[0])
+    there = to_framework_settings(stats.run, case, override.change(case.recipe, values)[0])
     plain = Remedy(try_=fix, what=change_kind(values), why=why, there=there)
     return evaluate_change(stats, Change(values, why)) or plain
 

@@ -11,6 +11,7 @@ from meshwright import clusters, frameworks, models
 from meshwright.clusters import Cluster
 from meshwright.doctor.run import ENGINE, Run
 from meshwright.errors import InputError
+from meshwright.frameworks.schedule_units import length_keys, with_lengths
 from meshwright.frameworks.to_recipe import ImportedRecipe, complete
 from meshwright.frameworks.to_recipe import import_recipe as read_framework
 from meshwright.planner import Question, case_of, plan_fixed
@@ -18,6 +19,7 @@ from meshwright.recipes import index
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.format_override import format_override
+from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.types import field_value, recipe_fields
 
 NO_GPUS = "no estimate: the log does not name the GPUs; add --gpus 8xH100"
@@ -73,6 +75,8 @@ def stated_fields(run: Run, extra: tuple[str, ...]) -> frozenset[str] | None:
 def assumptions(run: Run, case: Case, extra: tuple[str, ...]) -> Iterator[str]:
     """Yield what the estimate takes from the recipe because the log does not state it."""
     keys, layout = _keys(extra), case.recipe.layout
+    if run.header.arguments and (missing := missing_arguments(run)):
+        yield f"{LACKS} {', '.join(missing)}: the estimate assumes the recipe's; overrides change it"
     if run.header.arguments or run.header.recipe is not None:
         return
     if not run.header.states_layout and not keys & {f"layout.{name}" for name in DEGREES}:
@@ -108,8 +112,35 @@ def _stated_arguments(run: Run) -> dict[str, Any]:
         imported = _read_arguments(run, ())
     except InputError:
         return {}
-    stated = {key for key in recipe_fields() if key in imported.mapped.source_keys or key.startswith(HOW_IT_RUNS)}
-    return {key: field_value(imported.recipe, key) for key in recipe_fields() if key in stated and key not in MODEL}
+    settings, keys = imported.parsed.settings, imported.mapped.source_keys
+    recipe, lengths = imported.recipe, length_keys("megatron_lm", settings)
+    batch = run.header.overrides.get("train.global_batch_size")
+    if "global_batch_size" in settings or batch:
+        recipe = override.change(recipe, {"train.global_batch_size": batch})[0] if batch else recipe
+        recipe, lengths = with_lengths("megatron_lm", recipe, settings), {}
+    stated = {key for key in keys if key not in lengths}
+    if missing_arguments(run):  # the dump was cut: what is not in it may be on
+        table = config_keys("megatron_lm")
+        stated |= {table[name].field for name in run.header.off_arguments if name in table}
+    else:
+        stated |= {key for key in recipe_fields() if key.startswith(HOW_IT_RUNS)}
+    return {key: field_value(recipe, key) for key in recipe_fields() if key in stated and key not in MODEL}
+
+
+LACKS = "the arguments in the log lack"
+MODEL_ARGUMENTS = ("num_layers", "hidden_size", "num_attention_heads")
+DUMPED = (
+    *MODEL_ARGUMENTS, "ffn_hidden_size", "seq_length", "tensor_model_parallel_size", "pipeline_model_parallel_size",
+    "micro_batch_size", "global_batch_size",
+)  # fmt: skip
+"""Arguments that every dump of Megatron-LM has: the model's, the layout's and the batch's."""
+
+
+def missing_arguments(run: Run) -> tuple[str, ...]:
+    """Return the arguments that a dump lacks because only a part of it is in the log; empty without a dump."""
+    present = {one.split()[0].lstrip("-").replace("-", "_") for one in run.header.arguments}
+    present |= {*run.header.off_arguments} | ({"global_batch_size"} if run.header.overrides else set())
+    return tuple(name for name in DUMPED if name not in present) if run.header.arguments else ()
 
 
 def _read_arguments(run: Run, overrides: tuple[str, ...]) -> ImportedRecipe:
@@ -164,9 +195,13 @@ def _from_arguments(run: Run, where: Cluster | None, overrides: tuple[str, ...])
         reading = _read_arguments(run, _with_logged_rate(run, overrides))
     except InputError as error:
         return None, f"no estimate: the arguments in the log cannot be parsed ({error.reason}); add --recipe NAME"
+    missing = missing_arguments(run)
     if reading.model is None:
-        return None, NO_RECIPE
-    return case_of(complete(reading, where), reading.model, where, reading.engine), ""
+        names = ", ".join(one for one in missing if one in MODEL_ARGUMENTS)
+        part = f"its arguments lack {names}: use --model NAME --gpus 8xH100, and the others are taken from the log"
+        return None, f"no estimate: the log does not describe the model; {part}" if names else NO_RECIPE
+    lacks = f"{LACKS} {', '.join(missing)}: Megatron-LM's defaults are assumed; overrides change it"
+    return case_of(complete(reading, where), reading.model, where, reading.engine), lacks if missing else ""
 
 
 def _from_name(run: Run, where: Cluster, overrides: tuple[str, ...]) -> tuple[Case | None, str]:

@@ -188,7 +188,7 @@ def evaluate_change(stats: RunStats, change: Change, offset_gib: float = 0.0) ->
         try_=tuple(format_override(one.key, one.new) for one in log),
         what=change_kind(keys),
         why=change.why,
-        there=to_framework_settings(stats.run.kind, case, recipe),
+        there=to_framework_settings(stats.run, case, recipe),
         peak_gib=round(peak, 2),
         fits=peak <= float(memory.capacity) * (1 - RESERVE),
         step_ratio=None if _has_no_estimate(change) else round(seconds / float(costs.step_time(case).step_s), 4),
@@ -204,12 +204,13 @@ def contract(stats: RunStats, values: dict[str, Any], why: str) -> Remedy:
     """Return a change of the training itself: a new experiment, without a predicted effect."""
     there: tuple[str, ...] = ()
     if stats.case is not None:
-        there = to_framework_settings(stats.run.kind, stats.case, override.change(stats.case.recipe, values)[0])
+        there = to_framework_settings(stats.run, stats.case, override.change(stats.case.recipe, values)[0])
     return Remedy(
         try_=tuple(format_override(key, value) for key, value in values.items()), what="contract", why=why, there=there
     )
 
 
+LONGEST_WARMUP = 0.5  # share of the training
 MANY = {0.5: "half of", 3.0: "three times"}
 
 
@@ -238,7 +239,12 @@ def other_warmup(stats: RunStats, steps: Callable[[int], int], words: str, why: 
     """Return another number of warmup steps; in words if the run's own is unknown."""
     if stats.case is None or not stats.states("schedule.warmup_steps"):
         return advice(words, why=why)
-    return contract(stats, {"schedule.warmup_steps": steps(stats.case.recipe.schedule.warmup_steps)}, why)
+    recipe = stats.case.recipe
+    ran, end = recipe.schedule.warmup_steps, recipe.schedule.decay_steps or recipe.train.steps
+    wanted = steps(ran)
+    # A warmup of more than half of the training never lets it learn at its rate: the run's own is kept, a no-op.
+    longest = max(ran, int(end * LONGEST_WARMUP)) if end else wanted
+    return contract(stats, {"schedule.warmup_steps": min(wanted, longest)}, why)
 
 
 def _combined(stats: RunStats, singles: Sequence[Remedy], offset_gib: float) -> Iterator[Remedy]:

@@ -13,6 +13,7 @@ from meshwright.frameworks.framework import Content, Framework, RuleContext
 from meshwright.frameworks.joint_repair import needs_repair, with_repair
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.result import CheckResult, UnresolvedValue
+from meshwright.frameworks.schedule_units import file_units, in_file_units
 from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, clusters_for, complete, import_recipe
 from meshwright.frameworks.tried_fixes import tried_fixes
 from meshwright.models import ModelSpec
@@ -24,7 +25,6 @@ from meshwright.recipes.types import Goal, Recipe, field_value
 from meshwright.rules import SEVERITIES, Finding
 
 JUDGEMENTS = (
-    "batch.too-few-tokens",
     "dispatch.allgather-large",
     "kernels.compiled-experts",
     "moe.ep-too-low",
@@ -174,11 +174,13 @@ def _downgrade_within_error(finding: Finding, case: Case) -> Finding:
 
 def _in_framework_keys(imported: ImportedRecipe, recipe: Recipe, finding: Finding) -> Finding:
     field = finding.field
-    key = imported.mapped.source_keys.get(field, "")
+    key = imported.mapped.source_keys.get(field, "") or _their_key(imported, recipe, field)
+    unit = file_units(imported.framework.key_map, imported.parsed.settings, recipe).get(key)
+    key = unit.key if unit and key not in imported.parsed.settings else key
     setting = imported.parsed.settings.get(key)
     return msgspec.structs.replace(
         finding,
-        field=key or _their_key(imported, recipe, field) or field,
+        field=key or field,
         fix=_their_fix(imported, recipe, finding.fix),
         file=setting.file if setting else imported.parsed.files[0] if imported.parsed.files else "",
         line=setting.line if setting else 0,
@@ -199,9 +201,11 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
     fields = relevant_fields(changed, model)
     before, _ = to_settings(framework, recipe, fields)
     after, unmapped = to_settings(framework, changed, fields)
-    formatted = [framework.format_setting(key, value) for key, value in after.items() if before.get(key, ...) != value]
+    differing = {key: value for key, value in after.items() if before.get(key, ...) != value}
     touched = [key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...)]
-    formatted += [framework.format_setting(key, None) for key in _removed(imported, touched, after)]
+    differing |= dict.fromkeys(_removed(imported, touched, after))
+    stated = in_file_units(framework.key_map, differing, imported.parsed.settings, changed)
+    formatted = [framework.format_setting(key, value) for key, value in stated.items()]
     lost = {one.field for one in unmapped} & {text.partition("=")[0] for text in fix} - {
         *imported.parsed.field_values,
         *framework.derived_fields,

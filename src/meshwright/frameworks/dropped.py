@@ -9,16 +9,16 @@ from typing import Any
 import msgspec
 from msgspec import UNSET
 
-from meshwright.clusters import DEFAULT_GPU, cluster
+from meshwright.clusters import DEFAULT_GPU, Cluster, cluster
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.export import write
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import referring
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.mapping import text_of
-from meshwright.frameworks.to_recipe import complete, import_recipe
+from meshwright.frameworks.to_recipe import ImportedRecipe, complete, import_recipe
 from meshwright.frameworks.tried_fixes import without_flag
-from meshwright.frameworks.types import SourcedValue
+from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps import composite_keys, config_keys
 
 STRUCTURED = (".toml", ".yaml", ".yml", ".json")
@@ -47,7 +47,8 @@ LOST_MODEL = """
 activation activation_func activation_func_clamp_value apply_layernorm_1p apply_residual_connection_post_layernorm
 attention_dropout glu_linear_offset hidden_dropout layernorm_zero_centered_gamma moe_router_group_topk
 moe_router_num_groups moe_router_pre_softmax moe_router_score_function moe_router_topk_scaling_factor
-moe_shared_experts mscale mscale_all_dim norm_type openai_gelu qk_clip qk_l2_norm quick_geglu rope_scaling
+moe_shared_experts mscale mscale_all_dim no_position_embedding norm_type openai_gelu position_embedding_type
+qk_clip qk_l2_norm quick_geglu rope_scaling
 rope_scaling_factor rope_type rotary_base_per_layer rotary_interleaved rotary_percent rotary_scaling_factor
 rotary_seq_len_interpolation_factor seq_len_interpolation_factor softmax_scale softmax_type squared_relu use_mup
 use_rope_scaling yarn_rotary_scaling_factor
@@ -74,8 +75,10 @@ def dropped_settings(framework: Framework, content: Content, same: bool = False)
     settings = framework.parse(content).settings
     found = list(_lost_folders(framework, content, settings, same))
     listed = {one.key for one in found}
+    again = _exported_again(framework, content)
+    found += [one for one in _other_positions(settings, again) if one.key not in listed]
+    listed = {one.key for one in found}
     candidates = [(key, setting) for key, setting in _without_field(framework, settings) if key not in listed]
-    again = _exported_again(framework, content) if candidates else {}
     for key, setting in candidates:
         if key in again and _is_equal(again[key].value, setting.value):
             continue
@@ -95,7 +98,9 @@ def require_model(framework: Framework, dropped: Sequence[DroppedSetting]) -> No
     more = f" (as do {', '.join(keys[1:])})" if len(keys) > 1 else ""
     place = f"{first.file}:{first.line}" if first.line else first.file
     reason = f"{place} changes the model{more}, and our recipes have no field for it: another model would be trained"
-    fix = (f"remove {' '.join(keys)} from {first.file}", "--model ./config.json, with the model's own values")
+    rope = first.key.endswith("position_embedding_type")
+    other = f"{keys[0]} rope in {first.file}" if rope else f"remove {' '.join(keys)} from {first.file}"
+    fix = (other, "--model ./config.json, with the model's own values")
     raise InputError(reason, field=keys[0], value=first.value, fix=fix)
 
 
@@ -105,12 +110,33 @@ def _exported_again(framework: Framework, content: Content) -> Mapping[str, Sour
         found = import_recipe(framework, content)
         if found.model is None:
             return {}
-        on = cluster(f"{found.parsed.gpu_request.count or 8}x{found.parsed.gpu_request.gpu or DEFAULT_GPU}")
+        on = _own_cluster(found)
         recipe, _ = referring(complete(found, on), found)
         name, text = next(iter(write(framework, recipe, found.model, on).files.items()))
         return framework.parse(content_of(text, name)).settings
     except (MeshwrightError, ValueError, KeyError):
         return {}
+
+
+ROTARY = ("rope", "learned_absolute")  # positions that every export of such a model writes
+
+
+def _other_positions(settings: Settings, again: Settings) -> Iterator[DroppedSetting]:
+    """Yield the kind of positions if the model of the recipe has another: no field of ours states it."""
+    reason = "our recipes have no field for this kind of positions"
+    for key, setting in settings.items():
+        name, value = key.rsplit(".", 1)[-1], text_of(setting.value)
+        written = again.get(key)
+        if name == "position_embedding_type" and not setting.unresolved and value != _text(written):
+            if value not in ROTARY or written is not None:
+                yield DroppedSetting(key, setting.value, reason, setting.file, setting.line)
+        elif name == "no_position_embedding" and _text(again.get("position_embedding_type")) != "none":
+            yield DroppedSetting(key, setting.value, reason, setting.file, setting.line)
+
+
+def _own_cluster(found: ImportedRecipe) -> Cluster:
+    """Return the GPUs that a file requests, or eight usual ones."""
+    return cluster(f"{found.parsed.gpu_request.count or 8}x{found.parsed.gpu_request.gpu or DEFAULT_GPU}")
 
 
 def _is_equal(one: Any, other: Any) -> bool:
@@ -170,7 +196,8 @@ def _imported(framework: Framework, content: Content) -> Any:
     except (MeshwrightError, ValueError, KeyError):
         return None
     parsed = found.parsed
-    return msgspec.json.encode((found.recipe, found.model, parsed.gpu_request, parsed.engine, parsed.unknown_fields))
+    recipe = complete(found, _own_cluster(found))  # lengths in samples become steps
+    return msgspec.json.encode((recipe, found.model, parsed.gpu_request, parsed.engine, parsed.unknown_fields))
 
 
 def _place(content: Content, setting: SourcedValue) -> Content:

@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from meshwright.errors import InputError, closest
 from meshwright.frameworks.framework import Framework, ParsedConfig
+from meshwright.frameworks.schedule_units import length_keys
 from meshwright.frameworks.types import Settings, SourcedValue, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides
@@ -62,9 +63,8 @@ def map_to_recipe(framework: Framework, parsed: ParsedConfig) -> MappedSettings:
     reader.read(parsed.settings if parsed.mappable is None else parsed.mappable)
     values = {**reader.values, **parsed.field_values}
     recipe, _ = overrides.change(start, values)
-    return MappedSettings(
-        recipe, reader.source_keys, tuple(reader.unresolved), tuple(reader.findings), tuple(reader.notes)
-    )
+    keys = {**length_keys(framework.key_map, parsed.settings), **reader.source_keys}
+    return MappedSettings(recipe, keys, tuple(reader.unresolved), tuple(reader.findings), tuple(reader.notes))
 
 
 class _Reader:
@@ -221,7 +221,10 @@ class _Reader:
         return self.key_map[found[0]]
 
     def _accepts(self, config_key: ConfigKey, setting: SourcedValue) -> bool:
-        """Return whether another key accepts a value."""
+        """Return whether another key accepts a value; a flag without a value is no number or name."""
+        is_switch = config_key.type in ("flag", "bool") or isinstance(config_key.default, bool)
+        if setting.value is True and not config_key.field and not is_switch:
+            return False
         try:
             return not config_key.field or self._typed(config_key, text_of(setting.value)) is not None
         except InputError:

@@ -11,7 +11,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.shell import LaunchCommand
 from meshwright.frameworks.to_recipe import complete, import_recipe
-from meshwright.frameworks.tried_fixes import with_fix, without_flag
+from meshwright.frameworks.tried_fixes import REPLACED, with_fix, without_flag
 from meshwright.frameworks.types import SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.format_override import format_override
@@ -54,6 +54,10 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
         settings = with_fix(content, finding, finding.fix)
         return None if settings is None else msgspec.structs.replace(content, settings=settings)
     launches = content.launches
+    if finding.rule.startswith(REPLACED):
+        launches = tuple(
+            msgspec.structs.replace(one, args=without_flag(one.args, finding.field.lstrip("-"))) for one in launches
+        )
     for text in finding.fix:
         removed = text.startswith(("without ", "remove "))
         words = text.split()[1:] if removed else text.split()
@@ -64,6 +68,10 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
             return None
         key = words[0].lstrip("-").partition("=")[0]
         added = () if removed else tuple(SourcedValue(word, 0, content.path) for word in words)
+        # Flags that are one fix: every one replaces its earlier value.
+        more = [word.lstrip("-").partition("=")[0] for word in words[1:] if word.startswith("--")]
+        for other in more:
+            launches = tuple(msgspec.structs.replace(one, args=without_flag(one.args, other)) for one in launches)
         launches = tuple(msgspec.structs.replace(one, args=(*without_flag(one.args, key), *added)) for one in launches)
     return msgspec.structs.replace(content, launches=launches)
 

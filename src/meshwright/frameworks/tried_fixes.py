@@ -14,7 +14,10 @@ from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.rules import Finding
 
 MOST = 12  # findings whose fixes are tried; more are rare, and each costs a check
-REPLACED = ("key.", "deepspeed.renamed", "automodel.nan-check", "automodel.rng-ignored")
+REPLACED = (
+    "key.", "deepspeed.renamed", "automodel.nan-check", "automodel.rng-ignored", "torchtitan.other-version",
+    "torchtitan.toml-removed", "megatron-bridge.unknown-flag",
+)  # fmt: skip
 """Rules about a key itself: the fix replaces its line."""
 NOT_FOUND = "no change of this file's settings was found that resolves it"
 _REMOVAL = re.compile(r"(?:without|remove) ([\w.]+)")

@@ -17,6 +17,7 @@ from meshwright.errors import InputError, unknown
 from meshwright.frameworks import ExportedConfig, Program, RecipeCheckResult
 from meshwright.launch.artifacts import Launch, write
 from meshwright.launch.commands import PYTHON, on_hosts, on_torchrun
+from meshwright.launch.container_paths import container_notes
 from meshwright.launch.environment import advised
 from meshwright.launch.job import CONTAINER_KINDS, KUBERNETES_KINDS, Job, Scheduler, find_scheduler, refuse_unused
 from meshwright.launch.kubernetes import on_kubernetes
@@ -136,7 +137,8 @@ def launch(
     if submits:
         refuse_submit(scheduler, job.name)
     result = WRITERS[scheduler](job)
-    result = msgspec.structs.replace(result, notes=(*result.notes, *request.notes))
+    notes = (*result.notes, *container_notes(request.recipe, job, scheduler), *request.notes)
+    result = msgspec.structs.replace(result, notes=notes)
     paths = write(result, folder, overwrite) if folder is not None else ()
     if folder is not None:
         result = msgspec.structs.replace(result, commands=_from_here(result, folder))

@@ -11,6 +11,8 @@ from meshwright.launch.job import Job
 
 def restart_note(job: Job) -> tuple[str, ...]:
     """Return a note if the run's folder does not outlive its machine."""
+    if not job.finds_ranks:  # container_paths knows where other frameworks save
+        return ()
     argv = job.program.argv
     writable = [one.path for one in map(values.mount, job.mounts) if one.options != "ro"]
     out = argv[argv.index("--out") + 1] if "--out" in argv[:-1] else ""

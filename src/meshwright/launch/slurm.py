@@ -201,11 +201,15 @@ def _program(job: Job) -> list[str]:
 def _container(job: Job) -> list[str]:
     if not job.image:
         return []
+    # The job's folder has the files that the program reads and, relative to it, the checkpoints.
+    inside = job.folder if not job.finds_ranks else ""
+    places = (*job.mounts, *((f"{inside}:{inside}",) if inside else ()))
     if job.container_kind == "pyxis":
-        mounts = [f"--container-mounts={','.join(job.mounts)}"] if job.mounts else []
-        return [f"--container-image={job.image}", *mounts]
-    binds = [word for mount in job.mounts for word in ("--bind", mount)]
-    return ["apptainer", "exec", *([] if job.cpu else ["--nv"]), *binds, job.image]
+        mounts = [f"--container-mounts={','.join(places)}"] if places else []
+        return [f"--container-image={job.image}", *mounts, *([f"--container-workdir={inside}"] if inside else [])]
+    binds = [word for mount in places for word in ("--bind", mount)]
+    at = ["--pwd", inside] if inside else []
+    return ["apptainer", "exec", *([] if job.cpu else ["--nv"]), *binds, *at, job.image]
 
 
 def _requeue(job: Job) -> list[str]:

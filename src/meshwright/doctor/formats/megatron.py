@@ -31,10 +31,11 @@ BRIDGE = re.compile(rf"Step Time :\s*({NUMBER})s GPU utilization:\s*({NUMBER})\s
 MEMORY_MB = re.compile(rf"memory \(MB\).*max allocated:\s*({NUMBER})")
 MEMORY_GB = re.compile(rf"mem-max-allocated-gigabytes:\s*({NUMBER})")
 RETRIES = re.compile(r"mem-alloc-retires:\s*(\d+)")
-TIMER = re.compile(rf"^\s*([a-z][\w/-]+) \.\.+:\s*\(({NUMBER}), ({NUMBER})\)")
+TIMER = re.compile(rf"(?:^|\s)([a-z][\w/-]+) \.\.+:\s*\(({NUMBER}), ({NUMBER})\)")
 SAVE = re.compile(rf"save-checkpoint \.+:\s*\({NUMBER}, ({NUMBER})\)")
 START = re.compile(r"\[before the start of training step\]")
-ARGUMENT = re.compile(r"^\s{2,}([a-z]\w*) \.{2,} (.*?)\s*$")
+ARGUMENT = re.compile(r"(^\s{2,}|^|\s)([a-z]\w*) (\.{2,}) (.*?)\s*$")
+ARGUMENT_WIDTH = 48  # of a name and its dots; what follows a prefix is an argument only if it has this width
 GPU = re.compile(r"NVIDIA (?:DGX )?((?:GB|[ABHL])\d{2,3}S?)\b")
 
 RELEVANT = ("before the start", "memory (", "Step Time", " ..", "NVIDIA")
@@ -84,10 +85,10 @@ def read(lines: Sequence[Line], path: str) -> Run:
             bridge_tflops = positive(bridge[2])
         elif save := SAVE.search(text):
             steps.block((number(save[1]) or 0.0) / 1e3)
-        elif timer := TIMER.match(text):
+        elif timer := TIMER.search(text):
             _time(steps, timer[1], (number(timer[2]) or 0.0) / 1e3, (number(timer[3]) or 0.0) / 1e3)
-        elif argument := ARGUMENT.match(text):
-            arguments[argument[1]] = argument[2]
+        elif argument := _argument(text):
+            arguments[argument[0]] = argument[1]
         if not gpu and (gpu_name := GPU.search(text)):
             gpu = gpu_name[1]
     rows = steps.all()
@@ -102,6 +103,14 @@ def read(lines: Sequence[Line], path: str) -> Run:
         retries=retries,
         retry_line=retry_line,
     )
+
+
+def _argument(text: str) -> tuple[str, str] | None:
+    """Return the name and value of a line of the argument dump, also after a prefix such as a time."""
+    found = ARGUMENT.search(text)
+    if found is None or not (len(found[1]) > 1 or len(found[2]) + len(found[3]) == ARGUMENT_WIDTH):
+        return None
+    return found[2], found[4]
 
 
 def _figures(text: str, arguments: dict[str, str], bridge_tflops: float | None) -> dict[str, Any]:
@@ -156,6 +165,7 @@ def _run_header(arguments: dict[str, str], total: int | None, gpu: str, samples:
         total_steps=total,
         overrides={"train.global_batch_size": samples} if samples else {},
         arguments=flags,
+        off_arguments=tuple(name for name, value in arguments.items() if value in UNSET),
         mock_data=arguments.get("mock_data") == "True",
         mfu_convention="TFLOP/s as Megatron counts them",
     )

@@ -12,6 +12,7 @@ from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import ParsedConfig
 from meshwright.frameworks.megatron_bridge import bridge_recipes, precision
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, get_value, positive_int
+from meshwright.frameworks.schedule_units import with_lengths
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe
@@ -133,7 +134,11 @@ def is_benchmark_run(settings: Settings) -> bool:
 
 
 def complete(recipe: Recipe, parsed: ParsedConfig, cluster: Cluster) -> Recipe:
-    """Scale the global batch of a benchmark with the number of GPUs."""
+    """Scale the global batch of a benchmark with the number of GPUs, and set the lengths stated in samples."""
+    return with_lengths("megatron_bridge", _with_batch(recipe, parsed, cluster), parsed.settings)
+
+
+def _with_batch(recipe: Recipe, parsed: ParsedConfig, cluster: Cluster) -> Recipe:
     row = bridge_recipes.find(parsed.name)
     if row is None or not row.benchmark or not row.gpus or "train.global_batch_size" in parsed.settings:
         return recipe

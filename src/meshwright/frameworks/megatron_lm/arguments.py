@@ -65,8 +65,8 @@ def parse_args(args: Sequence[SourcedValue]) -> ParsedArgs:
         key = key_of(name)
         found = [_like(arg, glued)] if equals else list(_values(args, at + 1, key))
         at += 1 + (0 if equals else len(found))
-        findings.extend(_check_underscores(name, key, arg))
         setting = _value(key, arg, found)
+        findings.extend(_check_underscores(name, key, arg, setting))
         if setting is None:
             findings.append(_missing_value(key, arg))
             continue
@@ -143,10 +143,10 @@ def _value(key: str, flag: SourcedValue, found: Sequence[SourcedValue]) -> Sourc
     return SourcedValue(texts if count == "many" and key not in FIRST_VALUE_ONLY else texts[0], line, file)
 
 
-def _check_underscores(name: str, key: str, arg: SourcedValue) -> Iterator[Finding]:
+def _check_underscores(name: str, key: str, arg: SourcedValue, setting: SourcedValue | None) -> Iterator[Finding]:
     if "_" not in name or name in WITH_UNDERSCORE or key not in config_keys(KEY_MAP):
         return
-    right = "--" + key.replace("_", "-")
+    right = format_flag(key, True if setting is None or setting.unresolved else setting.value)
     yield _finding("key.unknown", key, f"Megatron-LM has no {name}: its flags use dashes", arg, (right,))
 
 

@@ -106,9 +106,10 @@ def hierarchy(ctx: RuleContext) -> Problem | None:
     sizes = [int(size) for size in setting.value if str(size).isdigit()] if isinstance(setting.value, list) else []
     if setting.unresolved or prod(sizes) == cp:
         return None
+    inner = sizes[0] if sizes and sizes[0] and cp % sizes[0] == 0 else 2 if cp % 2 == 0 else 1
     return Problem(
         f"--hierarchical-context-parallel-sizes multiply to {prod(sizes)}, not to --context-parallel-size {cp}",
-        (format_flag("hierarchical_context_parallel_sizes", [sizes[0] if sizes else 2, "N"]),),
+        (format_flag("hierarchical_context_parallel_sizes", [inner, cp // inner]),),
         key="hierarchical_context_parallel_sizes",
     )
 

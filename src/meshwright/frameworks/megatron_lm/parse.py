@@ -15,6 +15,7 @@ from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.megatron_lm.arguments import KEY_MAP, UNREAD_ARGS, ParsedArgs, parse_args
 from meshwright.frameworks.megatron_lm.model import BuiltModel, build
 from meshwright.frameworks.model_match import find_model
+from meshwright.frameworks.schedule_units import with_lengths
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
@@ -274,30 +275,5 @@ def complete(recipe: Recipe, parsed: ParsedConfig, cluster: Cluster) -> Recipe:
     batch = recipe.train.global_batch_size
     if "global_batch_size" not in settings:
         batch = layout.micro_batch_size * max(1, cluster.world // (layout.tp * layout.pp * layout.cp))
-    steps, schedule = recipe.train.steps, recipe.schedule
-    samples = int_value(settings, "train_samples")
-    if samples and "train_iters" not in settings:
-        steps = max(1, samples // batch)
-    decay = int_value(settings, "lr_decay_samples")
-    decay_steps = decay // batch if decay else schedule.decay_steps
-    wsd = int_value(settings, "lr_wsd_decay_samples")
-    return msgspec.structs.replace(
-        recipe,
-        train=msgspec.structs.replace(recipe.train, global_batch_size=batch, steps=steps),
-        schedule=msgspec.structs.replace(
-            schedule,
-            decay_steps=decay_steps,
-            warmup_steps=_warmup(recipe, settings, batch, decay_steps or steps),
-            wsd_decay_steps=max(1, wsd // batch) if wsd and schedule.name == "wsd" else schedule.wsd_decay_steps,
-        ),
-    )
-
-
-def _warmup(recipe: Recipe, settings: Settings, batch: int, steps: int) -> int:
-    samples, fraction = int_value(settings, "lr_warmup_samples"), text(settings, "lr_warmup_fraction")
-    if samples:
-        return samples // batch
-    try:
-        return int(float(fraction) * steps) if fraction else recipe.schedule.warmup_steps
-    except (ValueError, OverflowError):
-        return recipe.schedule.warmup_steps
+    recipe = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, global_batch_size=batch))
+    return with_lengths(KEY_MAP, recipe, settings)

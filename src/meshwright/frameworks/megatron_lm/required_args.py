@@ -57,7 +57,11 @@ def no_length(ctx: RuleContext) -> Problem | None:
     )
     if has_length or has_unread_args(ctx) or not ctx.is_set("micro_batch_size") or not ctx.is_set("num_layers"):
         return None
-    return Problem("neither --train-iters nor --train-samples is set", ("--train-iters N",))
+    unit = "samples" if any(map(ctx.is_set, SAMPLES)) else "iters"
+    return Problem(
+        "neither --train-iters nor --train-samples is set",
+        (format_flag(f"train_{unit}", get_int(ctx, f"lr_decay_{unit}") or "N"),),
+    )
 
 
 UNITS = {"iters": "iterations", "samples": "samples"}
@@ -70,16 +74,20 @@ def mixed_units(ctx: RuleContext) -> Iterator[Problem]:
     samples = [key for key in SAMPLES if ctx.is_set(key) and get_text(ctx, key) not in ("0", "None")]
     iterations = [key for key in ITERATIONS if ctx.is_set(key) and get_text(ctx, key) not in ("0", "None")]
     unit = "train_iters" if ctx.is_set("train_iters") else "train_samples" if ctx.is_set("train_samples") else ""
-    if unit == "train_iters":
-        for key in samples:
-            yield Problem(
-                f"{format_flag(key, True)} cannot be combined with --train-iters", (format_flag(key, None),), key=key
-            )
-    elif unit == "train_samples":
-        for key in iterations:
-            yield Problem(
-                f"{format_flag(key, True)} cannot be combined with --train-samples", (format_flag(key, None),), key=key
-            )
+    others = {"train_iters": samples, "train_samples": iterations}.get(unit, [])
+    for key in others:
+        message = f"{format_flag(key, True)} cannot be combined with {format_flag(unit, True)}"
+        yield Problem(message, tuple(_in_other_unit(ctx, key)), key=key)
+
+
+def _in_other_unit(ctx: RuleContext, key: str) -> Iterator[str]:
+    """Yield the fix of a length in the wrong unit: the flag goes, and the same length is stated in the other unit."""
+    batch = get_int(ctx, "global_batch_size")
+    pairs = [*zip(SAMPLES, ITERATIONS, strict=True), *zip(ITERATIONS, SAMPLES, strict=True)]
+    other, length = dict(pairs)[key], get_int(ctx, key)
+    if batch and length and not ctx.is_set(other):
+        yield format_flag(other, max(1, length // batch) if key in SAMPLES else length * batch)
+    yield format_flag(key, None)
 
 
 def two_warmups(ctx: RuleContext) -> Problem | None:
@@ -137,9 +145,11 @@ def wsd_without_decay(ctx: RuleContext) -> Problem | None:
     has_decay = ctx.is_set("lr_wsd_decay_iters") or ctx.is_set("lr_wsd_decay_samples")
     if get_text(ctx, "lr_decay_style") != "WSD" or has_decay or has_unread_args(ctx):
         return None
+    unit = "samples" if ctx.is_set("train_samples") else "iters"
+    end = get_int(ctx, f"lr_decay_{unit}") or get_int(ctx, f"train_{unit}")
     return Problem(
-        "--lr-decay-style WSD needs --lr-wsd-decay-iters",
-        (format_flag("lr_wsd_decay_iters", "N"),),
+        f"--lr-decay-style WSD needs --lr-wsd-decay-{unit}",
+        (format_flag(f"lr_wsd_decay_{unit}", max(1, end // 5) if end else "N"),),
         key="lr_decay_style",
     )
 
@@ -168,7 +178,7 @@ def head_dim(ctx: RuleContext) -> Problem | None:
         return None
     return Problem(
         f"--hidden-size {hidden} is not divisible by --num-attention-heads {heads}",
-        (format_flag("kv_channels", "N"),),
+        (format_flag("kv_channels", max(8, round(hidden / heads / 8) * 8)),),
         key="num_attention_heads",
     )
 

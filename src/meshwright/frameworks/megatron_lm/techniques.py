@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_lm.accessors import get_int, get_text, has_unread_args, is_on
 from meshwright.frameworks.megatron_lm.arguments import format_flag
+from meshwright.frameworks.megatron_lm.layouts import BLACKWELL
 
 OFFLOAD_V1 = "NVTE_CPU_OFFLOAD_V1"
 
@@ -24,7 +25,9 @@ def exclusive_formats(ctx: RuleContext) -> Iterator[Problem]:
 def fp8_output_proj(ctx: RuleContext) -> Problem | None:
     if not is_on(ctx, "fp8_output_proj") or get_text(ctx, "fp8_recipe") == "mxfp8":
         return None
-    return Problem("--fp8-output-proj needs --fp8-recipe mxfp8", ("--fp8-recipe mxfp8",))
+    scales = ctx.cluster is not None and ctx.cluster.gpu.capability >= BLACKWELL  # MXFP8 needs its block scaling
+    fix = "--fp8-recipe mxfp8" if scales or ctx.cluster is None else "without --fp8-output-proj"
+    return Problem("--fp8-output-proj needs --fp8-recipe mxfp8", (fix,))
 
 
 def fp8_recipe_ignored(ctx: RuleContext) -> Problem | None:

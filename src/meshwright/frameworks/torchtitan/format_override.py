@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.recipes.key_maps.torchtitan import (
-    CONTEXT_LENGTH,
-    LOCAL_BATCH,
-    MICRO_BATCH,
-    MICRO_BATCH_TOKENS,
-    STEP_TOKENS,
-)
+from meshwright.frameworks.schedule_units import TOKEN_KEYS_OF
+from meshwright.recipes.key_maps.torchtitan import CONTEXT_LENGTH
 
 
 def flag(key: str, value: Any) -> str:
@@ -40,18 +35,12 @@ RENAMED_KEYS = {
     "validation.steps": "validator.steps",
 }
 """Keys of the 0.2 line with their current names."""
-TOKEN_KEY_OF = {
-    LOCAL_BATCH: MICRO_BATCH_TOKENS,
-    MICRO_BATCH: MICRO_BATCH_TOKENS,
-    "training.global_batch_size": STEP_TOKENS,
-}
-"""Keys in samples in the 0.2 line, with the keys in tokens on main."""
 
 
 def flag_main(key: str, value: Any) -> str:
     """Return a flag for main."""
-    if key in TOKEN_KEY_OF and value is not None:
-        return f"--{TOKEN_KEY_OF[key]}=$(({value} * LENGTH)), where LENGTH is --{CONTEXT_LENGTH}"
+    if key in TOKEN_KEYS_OF and value is not None:
+        return f"--{TOKEN_KEYS_OF[key]}=$(({value} * LENGTH)), where LENGTH is --{CONTEXT_LENGTH}"
     return _format_renamed(RENAMED_KEYS.get(key, key), value)
 
 

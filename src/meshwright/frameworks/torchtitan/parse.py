@@ -20,8 +20,9 @@ from meshwright.frameworks.torchtitan.commands import (
     runs,
 )
 from meshwright.frameworks.torchtitan.derived_fields import approximations, derived_values, value
+from meshwright.frameworks.torchtitan.format_override import flag
 from meshwright.frameworks.torchtitan.models import MODULES, PRESETS, flavor_model, preset_model
-from meshwright.frameworks.types import Settings, SourcedValue
+from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import ConfigKey, config_keys
 from meshwright.recipes.key_maps.torchtitan import CONTEXT_LENGTH, LOCAL_BATCH, MICRO_BATCH_TOKENS, SAMPLE_KEYS
@@ -237,11 +238,28 @@ def _in_version(
         if config_key is None or config_key.status != "read" or not (reason := _absence(config_key, day)):
             kept[key] = setting
             continue
-        fix = (config_key.replacement,) if config_key.replacement and day == CURRENT_DAY else ()
+        fix = _instead(config_key, setting, settings) if day == CURRENT_DAY else ()
         findings.append(
             Finding("torchtitan.other-version", "error", key, reason, fix, file=setting.file, line=setting.line)
         )
     return kept, tuple(findings)
+
+
+def _instead(config_key: ConfigKey, setting: SourcedValue, settings: Mapping[str, SourcedValue]) -> tuple[str, ...]:
+    """Return what to write instead of a key of the 0.2 line: with its value, if that has the same meaning."""
+    text, value = config_key.replacement, setting.value
+    name = re.match(r"--([\w.]+)", text)
+    length = as_int(settings.get("training.seq_len") or settings.get(CONTEXT_LENGTH))
+    if name is None or setting.unresolved or name[1].endswith("betas"):
+        return (text,) if text else ()
+    if "tokens" in text:
+        count = as_int(setting)
+        return (
+            (flag(name[1], count * length),)
+            if count and length
+            else (f"--{name[1]}=TOKENS (samples × --{CONTEXT_LENGTH})",)
+        )
+    return (flag(name[1], value),) if name[0] == text else (text,)
 
 
 def _absence(config_key: ConfigKey, day: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import ceil
 from typing import Any
 
@@ -77,7 +78,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         for name, version in SCRIPTS.items():
             batch_settings = _batch_in_samples if version == "0.3.0" else _batch_in_tokens
             flags = _current_flags(recipe, preset, settings, batch_settings(recipe, settings))
-            files[name] = _script(flags, recipe, on, preset, version)
+            files[name] = _script(flags, recipe, on, preset, version, settings, model)
         lost = _lost_fields(framework, files["run.sh"], recipe, model, on, {field.field for field in unmapped})
         if lost:
             names = " and ".join(SCRIPTS)
@@ -320,11 +321,30 @@ def _value_if_unset(key: str, base: dict[str, Any]) -> Any:
     )
 
 
-def _script(flags: list[str], recipe: Recipe, on: Cluster, preset: tuple[str, str], version: str) -> str:
+def _to_adapt(settings: dict[str, Any], recipe: Recipe, model: ModelSpec) -> Iterator[str]:
+    """Yield comments on what the user has to provide: the checkout, the tokenizer and the data."""
+    assets, source = settings["model.hf_assets_path"], model.hf_id or "REPO"
+    yield "# Run it in a checkout of that version, or where torchtitan is installed; it writes below ./outputs."
+    yield f"# Tokenizer: {assets}, e.g. from python scripts/download_hf_assets.py --repo_id {source} --assets tokenizer"
+    name = recipe.data.dataset if recipe.data.dataset in DATASETS else "the preset's (c4)"
+    other = "" if recipe.data.dataset in (*DATASETS, "mock") else f"; register {recipe.data.dataset} as one"
+    yield f"# Data: {name}; others are registered in torchtitan/hf_datasets{other} and named by --dataloader.dataset."
+
+
+def _script(
+    flags: list[str],
+    recipe: Recipe,
+    on: Cluster,
+    preset: tuple[str, str],
+    version: str,
+    settings: dict[str, Any],
+    model: ModelSpec,
+) -> str:
     nodes, per_node = max(1, on.nodes), on.gpus_per_node
     head = [
         "#!/bin/bash",
         f"# {recipe.name} for torchtitan {version} on {on}, written by meshwright export",
+        *_to_adapt(settings, recipe, model),
         "# For several nodes, add --rdzv_id, --rdzv_backend c10d and --rdzv_endpoint HOST:PORT to torchrun."
         if nodes > 1
         else "# One node.",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import prod
+from typing import Any
 
+from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_bridge.format_override import format_override
 from meshwright.frameworks.megatron_bridge.parsed_config import get_value
 from meshwright.frameworks.megatron_bridge.rules.common import bridge_recipe, get_int, rule, uses_runner
+from meshwright.frameworks.schedule_units import UNIT_KEYS, counts_samples
 
 
 def _incomplete_recompute(ctx: RuleContext) -> Problem | None:
@@ -71,22 +74,27 @@ def _conflicting_lengths(ctx: RuleContext) -> Iterator[Problem]:
     settings = ctx.parsed.settings
     for key in ("train.train_samples", "train.num_epochs"):
         if get_value(settings, key) and get_value(settings, "train.train_iters", "recipe") is not None:
-            yield Problem(f"{key} and train.train_iters are exclusive", ("train.train_iters=null",), key=key)
+            fix = ("train.train_iters=null", *(_warmup_in_samples(ctx) if "samples" in key else ()))
+            yield Problem(f"{key} and train.train_iters are exclusive", fix, key=key)
     if get_value(settings, "train.num_epochs") and ctx.recipe.goal == "pretrain":
         yield Problem("train.num_epochs is supported for fine-tuning only", (), key="train.num_epochs")
 
 
+def _warmup_in_samples(ctx: RuleContext) -> tuple[str, ...]:
+    """Return the warmup in samples, which a length in samples requires; the recipe sets it in iterations."""
+    row, key = bridge_recipe(ctx), "scheduler.lr_warmup_iters"
+    warmup = get_value(ctx.parsed.settings, key, row.recipe().schedule.warmup_steps if row else 0)
+    if not is_int(warmup) or warmup <= 0:
+        return ()
+    samples = warmup * max(1, ctx.recipe.train.global_batch_size)
+    return format_override("scheduler.lr_warmup_samples", samples), format_override(key, 0)
+
+
 def _schedule_units(ctx: RuleContext) -> Iterator[Problem]:
     settings, row = ctx.parsed.settings, bridge_recipe(ctx)
-    warmup = get_value(settings, "scheduler.lr_warmup_iters", row.recipe().schedule.warmup_steps if row else 0)
-    samples = [key for key in SAMPLES if get_value(settings, key)]
-    decay = get_value(settings, "scheduler.lr_decay_iters")
-    if samples and (warmup or decay):
-        yield Problem(
-            f"{samples[0]} is in samples, the rest of the schedule in iterations",
-            ("scheduler.lr_warmup_iters=0",),
-            key=samples[0],
-        )
+    base = row.recipe().schedule if row else None
+    warmup = get_value(settings, "scheduler.lr_warmup_iters", base.warmup_steps if base else 0)
+    yield from _other_units(ctx, {"scheduler.lr_warmup_iters": warmup})
     fraction = "scheduler.lr_warmup_fraction"
     if get_value(settings, fraction) and warmup:
         yield Problem(
@@ -101,6 +109,22 @@ def _schedule_units(ctx: RuleContext) -> Iterator[Problem]:
             (format_override("scheduler.max_steps", steps),),
             key="scheduler.max_steps",
         )
+
+
+def _other_units(ctx: RuleContext, base: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield lengths of the schedule that are not in the unit of the training's length."""
+    settings, keys = ctx.parsed.settings, UNIT_KEYS["megatron_bridge"].samples
+    batch, in_samples = max(1, ctx.recipe.train.global_batch_size), counts_samples("megatron_bridge", settings)
+    for steps, samples in list(keys.items())[1:]:
+        wrong, right = (steps, samples) if in_samples else (samples, steps)
+        length = get_value(settings, wrong, base.get(wrong) if in_samples else None)
+        if not is_int(length) or length <= 0:
+            continue
+        unit, other = ("iterations", "train.train_samples") if in_samples else ("samples", "train.train_iters")
+        instead = length * batch if in_samples else max(1, length // batch)
+        off = format_override(wrong, 0 if "warmup" in wrong else None)
+        fix = (off,) if get_value(settings, right) else (format_override(right, instead), off)
+        yield Problem(f"{wrong}={length} is in {unit}, but the length is {other}", fix, key=wrong)
 
 
 SAMPLES = ("scheduler.lr_decay_samples", "scheduler.lr_warmup_samples", "scheduler.lr_wsd_decay_samples")

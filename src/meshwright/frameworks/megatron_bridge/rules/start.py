@@ -57,7 +57,8 @@ def _unknown_flag(ctx: RuleContext) -> Iterator[Problem]:
         if key.startswith("-") and key not in accepted:
             instead = keys.INSTEAD.get(key)
             near = closest(key, [*keys.FLAGS, *keys.RUNNER], 1) if instead is None and key.startswith("--") else []
-            fix = (instead,) if instead else tuple(near)
+            value = True if ctx.get(key) is None else ctx.get(key)
+            fix = (instead,) if instead else tuple(format_override(one, value) for one in near)
             word = key if key.startswith("--") or len(key) < 5 else key[1:]
             yield Problem(f"the runner rejects {word}" + (f"; use {fix[0]}" if fix else ""), fix, key=key)
 
