@@ -22,6 +22,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.run import *  # noqa: F403
     from meshwright.choices import *  # noqa: F403
     from meshwright.clusters import cluster as cluster
+    from meshwright.recipes.replacements import for_options as for_options
     from meshwright.version import *  # noqa: F403
 
 _NAMES = {
@@ -32,7 +33,7 @@ _NAMES = {
     "api.completion": "starting_with",
     "api.diagnosis": "diagnose doctor_response",
     "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",
-    "api.argument_names": "as_override recipe_key",
+    "api.argument_names": "as_override is_removed_key recipe_key",
     "api.explanations": "explain",
     "api.imports": "import_file import_response",
     "api.measure": "accuracy calibrate profile_text runs_template shipped_measurements",
@@ -45,6 +46,7 @@ _NAMES = {
     "api.run": "bench convert evaluate generate launch launch_response tokenize train train_response watch",
     "choices": "ENGINES FRAMEWORKS GOALS",
     "clusters": "cluster",
+    "recipes.replacements": "for_options",
     "version": "SCHEMA",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+from meshwright.choices import GOALS, synonym
 from meshwright.errors import InputError, closest, unknown
 from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
-from meshwright.recipes.overrides import translate_value
-from meshwright.recipes.types import recipe_fields
+from meshwright.recipes.overrides import accepts, translate_value
+from meshwright.recipes.replacements import removed_key
+from meshwright.recipes.types import Recipe, recipe_fields
 
 _LENGTH = ("--seq {value}", "data.seq_length={value}")
 _COUNT = ("--gpus {value}", "--nproc {value}", "--gpu H100")
@@ -24,7 +28,7 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
         ("seq_len", "seqlen", "sequence_length", "seq_length", "max_seq_len", "max_sequence_length"), _LENGTH
     ),
     **dict.fromkeys(("context_length", "context", "context_len", "context_size", "ctx", "ctx_len", "n_ctx"), _LENGTH),
-    **dict.fromkeys(("block_size", "cutoff_len", "max_seq_length"), _LENGTH),
+    **dict.fromkeys(("block_size", "cutoff_len", "max_seq_length", "seq"), _LENGTH),
     **dict.fromkeys(("num_gpus", "n_gpus", "ngpus", "gpu_count", "gpus_count", "num_devices", "devices"), _COUNT),
     **dict.fromkeys(("world_size", "num_processes", "np", "n_proc", "nprocs", "gpus", "gpu"), _COUNT),
     **dict.fromkeys(
@@ -45,7 +49,7 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     "use_lora": ("--goal lora",),
     "use_qlora": ("--goal qlora",),
     **{f"{word}_parallel": (f"layout.{key}={{value}}",) for word, key in PARALLEL.items()},
-    **dict.fromkeys(("resume", "resume_from", "resume_from_checkpoint", "checkpoint_dir"), ("--out {value}",)),
+    "checkpoint_dir": ("--out {value}",),
     **dict.fromkeys(("format", "to_format", "framework", "target"), ("--to {value}",)),
     **dict.fromkeys(
         ("max_new_tokens", "max_length", "n_predict", "num_tokens", "max_gen_len", "new_tokens"),
@@ -54,7 +58,10 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("do_sample", "sample"), ("--temperature 1",)),
     "temp": ("--temperature {value}",),
     "greedy": ("--temperature 0",),
-    **dict.fromkeys(("limit", "num_samples", "max_samples", "eval_samples", "n_samples"), ("--samples {value}",)),
+    **dict.fromkeys(
+        ("limit", "num_samples", "max_samples", "eval_samples", "n_samples", "samples", "examples", "num_examples"),
+        ("--samples {value}", "data.split=train[:{value}]"),
+    ),
     **{
         name.replace("-", "_"): (f"--sbatch {name}={{value}}",)
         for name in (
@@ -82,6 +89,8 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     "signal": ("--signal-ahead SECONDS",),
 }
 """Words that other tools use for our options, with what to write here: the first that the command has."""
+Meant = tuple[str, str] | None
+"""Why an option is none of ours and what to write instead, empty if it is not clear; None for an unknown option."""
 VALUE_NAMES = ("dtype", "precision", "mixed_precision", "torch_dtype")
 MODEL_FORMATS = ("hf", "huggingface", "hugging-face", "transformers", "safetensors", "pytorch")
 
@@ -90,8 +99,9 @@ def meant_option(name: str, value: str, options: Collection[str], takes_override
     """Return what to write for an option of another tool; empty if this command has nothing like it."""
     if command == "export" and value.lower() in MODEL_FORMATS:
         return ["meshwright convert RUN OUT"]
-    if name in VALUE_NAMES and value.lower() in OTHER_OPTIONS:  # --precision fp8 is --fp8
-        name = value.lower()
+    word = value.lower().rpartition(".")[2]
+    if name in VALUE_NAMES and word in OTHER_OPTIONS:  # --precision fp8 is --fp8, torch.float16 too
+        name = word
     gpus = re.findall(r"[0-9]+(?=x|$)", value.lower()) or ["N"]
     ranks = gpus[0] if len(gpus) == 1 else str(int(gpus[0]) * int(gpus[1]))
     written = [
@@ -189,6 +199,8 @@ def _meant(function: str, name: str, value: Any, flags: Mapping[str, str], write
         if found is not None and "=" in found[1] and not found[1].startswith("-"):
             written = [_written(found[1], flags, writer)]
             return f"it is a field of the recipe: {written[0]}", written
+        if found is not None and not found[1]:
+            return found[0], ()
     return (f"did you mean {' or '.join(near)}?", near) if near else ("", ())
 
 
@@ -213,17 +225,43 @@ def recipe_key(text: str) -> str | None:
     return foreign or (named[0] if len(named) == 1 else None)
 
 
-def as_override(option: str, value: str) -> tuple[str, str] | None:
-    """Return why an option of another tool is none of ours, and what to write instead."""
+def is_removed_key(name: str) -> bool:
+    """Return whether another trainer's option is something else here."""
+    return name in REMOVED_KEYS
+
+
+def as_override(option: str, value: str, options: Collection[str] = (), line: Sequence[str] = ()) -> Meant:
+    """Return why an option of another tool is none of ours, and what a command with these options accepts instead.
+
+    `line` is the command line: the recipe that it names decides about the values.
+    """
     key = recipe_key(option)
     if key is not None:
         alias = override_keys().get(option)
         meant = f"{key}={(translate_value(alias, value) if alias else value) if value else 'VALUE'}"
         return f"recipe fields are written as KEY=VALUE: {meant}", meant
-    if option in REMOVED_KEYS:
-        reason, instead = REMOVED_KEYS[option]
-        instead = instead.replace("{value}", value or "VALUE")
-        return f"{option} {reason}: {instead}", instead
+    if option not in REMOVED_KEYS:
+        return None
+    recipe = _typed_recipe(line)
+    if recipe is None:
+        return f"{option} {REMOVED_KEYS[option][0]}", ""
+    error = removed_key(option, value or "true", recipe, lambda one: accepts(one, recipe)).for_options(options)
+    return f"{option} {error.reason}", str(error.fix[0]).replace("without ", "without --")
+
+
+def _typed_recipe(line: Sequence[str]) -> Recipe | None:
+    """Return the recipe that a command line with unknown options names; None if it is not clear."""
+    from meshwright.api.targets import is_target, recipe_for
+
+    after = dict(itertools.pairwise(line))
+    known = synonym("goal", after.get("--goal", ""))
+    goal = known.value if known is not None else after.get("--goal")
+    if goal not in (None, *GOALS):
+        return None
+    for word in (one for one in line[1:] if not one.startswith("-") and "=" not in one):
+        with suppress(InputError):
+            if is_target(word):
+                return recipe_for(word, goal, after.get("--gpus"))
     return None
 
 

@@ -166,7 +166,9 @@ def _count(recipe: Recipe) -> _Counted | None:
     sizes = _sizes(path)
     kept = 1 - data.validation_part
     if data.packing or recipe.goal == "pretrain":
-        samples = max(ceil(kept * sum(sizes) / BYTES_PER_TOKEN / data.seq_length), 1)
+        part = _own_lengths(recipe) if "[" in data.split else None
+        tokens = sum(sizes) / BYTES_PER_TOKEN if part is None else float(part.sum())
+        samples = max(ceil(kept * tokens / data.seq_length), 1)
         shown = f"{samples:,} packed sample{'s' * (samples != 1)}"
         return _Counted(samples, f"about {shown}, at {BYTES_PER_TOKEN:g} bytes per token")
     lengths = _own_lengths(recipe)
@@ -206,13 +208,24 @@ def _lengths(path: str, split: str, size: int, changed: int) -> Any | None:
     if path.endswith((".jsonl", ".ndjson")):
         ends = np.flatnonzero(np.frombuffer(Path(path).read_bytes(), dtype=np.uint8) == ord("\n"))
         lengths = np.diff(np.concatenate([[-1], ends, [] if len(ends) and ends[-1] == size - 1 else [size]]))
-        lengths = lengths[lengths > len("{}")]
+        first, end = _slice(split)
+        lengths = lengths[lengths > len("{}")][first:end]
     else:
         rows = _read_rows(Path(path), split)
         if rows is None:
             return None
         lengths = np.array([len(msgspec.json.encode(row, enc_hook=str)) for row in rows], dtype=float)
     return np.maximum(lengths / BYTES_PER_TOKEN, 1.0) if len(lengths) else None
+
+
+def _slice(split: str) -> tuple[int, int | None]:
+    """Return the rows of a split such as train[:100]; all of them if it has no valid slice."""
+    from meshwright.engine.data.files import split_and_rows
+
+    try:
+        return split_and_rows(split)[1]
+    except InputError:
+        return 0, None
 
 
 def _read_rows(path: Path, split: str) -> list[Any] | None:

@@ -24,7 +24,7 @@ from meshwright.extras import ENGINE
 from meshwright.file_access import missing_path
 from meshwright.recipes import overrides as override
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.types import ENGINES, Layout, Precision
+from meshwright.recipes.types import ENGINES, Layout, Precision, Recipe
 
 if TYPE_CHECKING:
     from meshwright.engine.train import TrainResult
@@ -91,7 +91,7 @@ def _run(
     changes += [f"data.dataset={dataset}"] if dataset else []
     set_first = override.requested(found, defaults)
     found = override.change(found, set_first)[0]
-    pinned = set_first | override.requested(found, changes)
+    pinned = set_first | override.requested(_as_started(found, request), changes)
     shared: dict[str, Any] = {
         name: getattr(request, name) for name in RunSpec.__struct_fields__ if hasattr(request, name)
     }
@@ -107,6 +107,18 @@ def _run(
         kept = {key for key in pinned if not key.startswith("architecture.")} if request.tiny else None
         check_before_start(recipe, Path(out).expanduser(), kept)
     return train.train(recipe, spec, pinned)
+
+
+def _as_started(recipe: Recipe, request: requests.Bench | requests.Train) -> Recipe:
+    """Return the recipe with the ranks, steps and micro batch of this run, from which other trainers' keys follow."""
+    replace, world = msgspec.structs.replace, clusters.cluster(_ranks(request.nproc)).world
+    recipe = replace(recipe, cluster=_ranks(request.nproc))
+    if not request.tiny:
+        return recipe
+    from meshwright.engine.tiny import STEPS, scaled_layout
+
+    layout = scaled_layout(recipe.layout, world)
+    return replace(recipe, layout=layout, train=replace(recipe.train, steps=STEPS))
 
 
 def _has_gpu() -> bool:

@@ -47,6 +47,7 @@ TERMS = {
     "fsdp1": "PyTorch's older FullyShardedDataParallel wrapper with flattened parameters",
     "megatron_fsdp": "Megatron-Core's implementation of fully sharded data parallelism",
     "ddp": "data parallelism with a full copy of weights, gradients and optimizer state on every rank",
+    "efsdp": "torchtitan's mesh axis that shards expert weights: the data-parallel ranks that are left beside ep",
     "hsdp": "hybrid sharding: groups of dp_shard ranks shard the state, and dp_replicate groups hold copies of it",
     "zero": "DeepSpeed's sharding: stage 1 shards the optimizer state (layout.strategy=zero1), stage 2 also gradients "
     "(fsdp2 without reshard_after_forward), stage 3 also weights (fsdp2)",

@@ -68,5 +68,7 @@ def find(text: str) -> list[TheirKey]:
 
 def removed(text: str) -> str:
     """Return why a key is not accepted and what replaces it; empty if it is not one of those."""
-    reason, instead = REMOVED_KEYS.get(_spelled(text), ("", ""))
-    return f"{_spelled(text)} {reason}: {instead}" if reason else ""
+    reason, *choices = REMOVED_KEYS.get(_spelled(text), ("",))
+    typed = text.partition("=")[2].strip() or "VALUE"
+    instead = f": {choices[0].replace('{value}', typed)}" if choices else ""
+    return f"{_spelled(text)} {reason}{instead}" if reason else ""

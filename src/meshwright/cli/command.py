@@ -149,8 +149,16 @@ def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
         gc.enable()  # tensors are held in cycles
     try:
         RUNNERS.get(verb.name, run)(verb, request, as_json)
+    except InputError as error:
+        raise api.for_options(error, _flags(verb)) from None
     except KeyboardInterrupt:
         raise Interrupted("interrupted") from None
+
+
+def _flags(verb: Verb) -> list[str]:
+    """Return the options of a verb's command."""
+    own = [field for field in fields_of(verb.request) if "cli" in field.input.surfaces and not field.input.positional]
+    return [flag for field in own for name in (field.flag, *field.input.other_flags) for flag in name.split("/")]
 
 
 def _with_words(request: type[Request], given: dict[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,12 @@ def to_error(error: click.ClickException, arguments: Sequence[str]) -> InputErro
         typed = next((word for word in arguments if word.startswith(error.option_name)), error.option_name)
         typed = typed.partition("=")[0]  # click splits -to into -t and -o
         hint, near = _meant(typed, context, arguments)
-        reason = f"{command} has no such option; {hint}{own_help}"
+        others = {one: _meant(one, context, arguments) for one in _unknown_options(context, arguments) if one != typed}
+        more = "".join(f"{one} is none either; {about}" for one, (about, _) in others.items())
+        fixes = [near, *(found for _, found in others.values())]
+        if others and all(fixes):  # corrected at once
+            near = [" ".join(found[0] for found in fixes if not found[0].startswith("without "))]
+        reason = f"{command} has no such option; {hint}{more}{own_help}"
         return InputError(reason, field="option", value=typed, fix=near or [f"{command} --help"])
     return InputError(f"{error.format_message().rstrip('.')}. {own_help}", fix=[f"{command} --help"])
 
@@ -96,6 +101,24 @@ def _command_path(context: Any, arguments: Sequence[str]) -> str:
     return f"meshwright {first}" if first in [verb.name for verb in verbs_on("cli")] else "meshwright"
 
 
+def _unknown_options(context: Any, arguments: Sequence[str]) -> list[str]:
+    """Return the long options that a command does not have, in the order typed."""
+    if context is None or isinstance(context.command, click.Group):
+        return []
+    taken = {flag: one for one in context.command.params for flag in (*one.opts, *one.secondary_opts)}
+    taken |= dict.fromkeys(context.help_option_names)
+    found, is_value = [], False
+    for word in arguments:
+        name, equals, _ = word.partition("=")
+        one = taken.get(name)
+        if word == "--":
+            break
+        if not is_value and name.startswith("--") and name not in taken:
+            found.append(name)
+        is_value = not is_value and isinstance(one, click.Option) and not one.is_flag and not equals
+    return list(dict.fromkeys(found))
+
+
 def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, list[str]]:
     """Return what an unknown option was probably meant to be: an argument, a recipe field or another option."""
     parameters = context.command.params if context is not None else []
@@ -115,9 +138,11 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
         what = "it writes configs of frameworks; a model folder comes from" if "convert" in other[0] else "write"
         return f"{what} {' or '.join(other)}. ", other
     near = closest(option, [flag for flag in options if flag.startswith("--")])
-    found = api.as_override(name, _value_of(option, arguments)) if not near and takes_overrides else None
-    if found is not None and (not found[1].startswith("--") or found[1].split()[0] in options):
-        return f"{found[0]}. ", [found[1]]
+    found = None
+    if takes_overrides and (not near or api.is_removed_key(name)):
+        found = api.as_override(name, value, options, arguments)
+    if found is not None:
+        return f"{found[0]}. ", [found[1]] if found[1] else []
     if not near:
         elsewhere = _commands_with(option, context)
         return f"commands that take it: {', '.join(elsewhere)}. " if elsewhere else "", []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from meshwright.engine.validate import data_ranks
 from meshwright.notes import note
 from meshwright.recipes.capabilities import executed_values
 from meshwright.recipes.overrides import change
-from meshwright.recipes.types import Architecture, Kernels, Layout, Moe, Precision, Recipe
+from meshwright.recipes.types import Architecture, Kernels, Layout, Moe, Precision, Recipe, field_value, recipe_fields
 
 SEQ_LENGTH = 64
 STEPS = 20
@@ -39,9 +40,6 @@ def tiny_recipe(
     if "layout.ep" not in kept:
         layout = replace(layout, ep=_common(layout.ep, _experts(small)))
     dp = data_ranks(layout, world)
-    if "optimizer.lr" not in kept and recipe.optimizer.lr != LEARNING_RATE[recipe.goal]:
-        lr = LEARNING_RATE[recipe.goal]
-        note(f"--tiny trains with lr {lr:g}, not the recipe's {recipe.optimizer.lr:g}: random weights learn slowly")
     scaled = replace(
         recipe,
         architecture=Architecture(),
@@ -60,7 +58,27 @@ def tiny_recipe(
         kernels=Kernels(loss=recipe.kernels.loss, deterministic=recipe.kernels.deterministic),
         moe=_moe(recipe.moe),
     )
-    return change(scaled, kept)[0], small
+    scaled = change(scaled, kept)[0]
+    _note_changes(recipe, scaled, shrink)
+    return scaled, small
+
+
+def _note_changes(recipe: Recipe, scaled: Recipe, shrink: bool) -> None:
+    """Print every value that --tiny changes, in one line."""
+    values = {key: (field_value(recipe, key), field_value(scaled, key)) for key in recipe_fields()}
+    changed = [
+        f"{key} {_shown(old)} → {_shown(new)}"
+        for key, (old, new) in values.items()
+        if old != new and not key.startswith("architecture.") and not (key == "train.steps" and scaled.train.epochs)
+    ]
+    model = "trains a small random model of the same structure" if shrink else "keeps the model"
+    note(f"--tiny {model} and changes {', '.join(changed)}; KEY=VALUE keeps a value" if changed else f"--tiny {model}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, bool | list | tuple | dict) or value == "":
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _section_values(values: Mapping[str, Any], section: str) -> dict[str, Any]:

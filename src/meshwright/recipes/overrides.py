@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 
-from meshwright.clusters import cluster
 from meshwright.errors import InputError, closest
 from meshwright.models import not_a_model
 from meshwright.notes import note
@@ -24,6 +23,7 @@ from meshwright.recipes.key_maps import (
     override_composite_keys,
     override_keys,
 )
+from meshwright.recipes.replacements import removed_key, together
 from meshwright.recipes.text_data import without_images
 from meshwright.recipes.types import FieldKind, Recipe, field_value, keys_by_flat_name, recipe_fields
 from meshwright.recipes.values import is_map, parse
@@ -203,9 +203,9 @@ def _settings(pairs: list[tuple[str, str]], recipe: Recipe) -> list[_Setting]:
                 errors.append(error)
     if removed:  # what they are here may depend on fields that other overrides set
         changed = change(recipe, {setting.key: setting.value for setting in explicit.values()})[0]
-        errors += [_removed_key(key, text, changed) for key, text in removed]
+        errors += [removed_key(key, text, changed, lambda one: accepts(one, changed)) for key, text in removed]
     if errors:
-        raise _together(errors)
+        raise together(errors)
     if groups:  # keys that are read together may depend on fields that other overrides set
         recipe = change(recipe, {setting.key: setting.value for setting in explicit.values()})[0]
     for keys, texts in groups.items():
@@ -279,44 +279,14 @@ def _plain(key: str, text: str, recipe: Recipe) -> _Setting:
     raise _unknown_key(key, text, recipe)
 
 
+def accepts(text: str, recipe: Recipe) -> bool:
+    """Return whether one override is valid for a recipe."""
+    key, _, value = text.partition("=")
+    return _refusal(key, value, recipe) is None
+
+
 def _is_removed(key: str) -> bool:
     return key in REMOVED_KEYS and native_key(key) is None and key not in (*override_keys(), *override_composite_keys())
-
-
-def _removed_key(key: str, text: str, recipe: Recipe) -> InputError:
-    """Return the error for a key that is something else here, with the value that follows from the recipe."""
-    reason, instead = REMOVED_KEYS[key]
-    instead = instead.replace("{value}", text or "8xH100")
-    with suppress(ValueError, ZeroDivisionError, InputError):
-        instead = _computed(key, text, recipe) or instead
-    return InputError(f"{reason}; use {instead}", field=key, value=text, fix=[instead])
-
-
-def _computed(key: str, text: str, recipe: Recipe) -> str:
-    """Return the override that a ratio or a count of another trainer means for this recipe; empty if it is open."""
-    layout, train = recipe.layout, recipe.train
-    name = key.rpartition(".")[2]
-    if name == "warmup_ratio" and train.steps and not train.epochs:
-        return f"schedule.warmup_steps={max(round(float(text) * train.steps), 0)}"
-    if name in ("gradient_accumulation_steps", "grad_accum_steps"):
-        ranks = cluster(recipe.cluster).world // (layout.tp * layout.pp * layout.cp)
-        return f"train.global_batch_size={layout.micro_batch_size * int(text) * ranks}" if ranks else ""
-    if name in ("min_lr_ratio", "min_lr_factor"):
-        return f"schedule.min_lr={float(text) * recipe.optimizer.lr:g}"
-    if name.endswith("_strategy") and text.lower() in ("no", "none"):
-        return "checkpoint.save_every=0" if name.startswith("save") else "train.eval_every=0"
-    return ""
-
-
-def _together(errors: list[InputError]) -> InputError:
-    """Return several wrong overrides as one error, so that they are corrected at once."""
-    first, *others = errors
-    if not others:
-        return first
-    more = [f"{one.field}={one.value}: {one.reason}" for one in others]
-    fix = dict.fromkeys(fix for error in errors for fix in error.fix[:1])
-    whole = [" ".join(fix)] if fix else []
-    return InputError("; ".join([first.reason, *more]), field=first.field, value=first.value, fix=whole)
 
 
 def _unknown_key(key: str, text: str, recipe: Recipe) -> InputError:

@@ -81,7 +81,7 @@ class Data(Section, frozen=True):
             "file; auto: separator if the file has one, else blank_line"
         ),
     ] = "auto"
-    split: Annotated[str, contract("split of the dataset to train on")] = "train"
+    split: Annotated[str, contract("split of the dataset to train on, or rows of it: train[:100]")] = "train"
     validation: Annotated[str, contract("dataset or split for evaluation; empty means validation_part")] = ""
     validation_part: Annotated[float, contract("share of the samples held out for evaluation", ge=0, lt=1)] = 0.0
     train_on: Annotated[

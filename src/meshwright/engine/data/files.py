@@ -7,8 +7,9 @@ import gzip
 import io
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -23,6 +24,7 @@ SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".csv", ".parquet")
 SAVED_DATASET_FILES = ("dataset_info.json", "state.json")  # written by Dataset.save_to_disk
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
 # The split is the first word of the file name (train-00000-of-00002.parquet) or of its folder.
+ROWS = re.compile(r"(\d*):(\d*)\]")
 LEADING_WORD = re.compile(r"[a-z]+", re.IGNORECASE)
 ARROW_ROWS = 1024  # rows converted to Python values at a time
 
@@ -34,6 +36,7 @@ class Rows:
     name: str  # as the user wrote it
     files: tuple[Path, ...] = ()
     dataset: Any = field(default=None, compare=False)  # a Dataset or IterableDataset, if not read from files
+    part: tuple[int, int | None] = (0, None)  # first row and the row after the last one; None: to the end
 
     def __iter__(self) -> Iterator[tuple[str, Row]]:
         """Yield each row with its location, such as chats.jsonl:17."""
@@ -41,6 +44,11 @@ class Rows:
 
     def read(self, start: int = 0) -> Iterator[tuple[str, Row]]:
         """Yield the rows from `start` on; earlier rows are skipped without being parsed."""
+        first, end = self.part
+        found = self._read(first + start)
+        return found if end is None else islice(found, max(end - first - start, 0))
+
+    def _read(self, start: int) -> Iterator[tuple[str, Row]]:
         if self.dataset is not None:
             for number, row in enumerate(self.dataset.skip(start), start):
                 yield f"{self.name}[{number}]", _without_nulls(row)
@@ -63,12 +71,19 @@ class Rows:
 
     def state(self) -> list[object]:
         """Return a cache key for the content without reading it: file names, sizes and mtimes."""
+        part: list[object] = [] if self.part == (0, None) else [list(self.part)]
         if self.dataset is not None:
-            return [self.name, self.dataset._fingerprint, len(self.dataset)]
-        return [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.files]
+            return [self.name, self.dataset._fingerprint, len(self.dataset), *part]
+        files = [[str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns] for path in self.files]
+        return [*files, *part]
 
     def count(self) -> int | None:
         """Return the number of rows if it can be had without parsing them."""
+        first, end = self.part
+        count = self._count()
+        return None if count is None else max(min(count, count if end is None else end) - first, 0)
+
+    def _count(self) -> int | None:
         if self.dataset is not None:
             return len(self.dataset)
         counters = [_COUNTERS.get(longest_suffix(path)) for path in self.files]
@@ -79,8 +94,29 @@ class Rows:
 
 
 def find_rows(path: Path, split: str, name: str = "") -> Rows:
-    """Open a split of a file or folder."""
-    name = name or str(path)
+    """Open a split of a file or folder, or some of its rows: train[:100], train[100:]."""
+    split, part = split_and_rows(split)
+    found = _find_rows(path, split, name or str(path))
+    return found if part == (0, None) else replace(found, part=part)
+
+
+def split_and_rows(split: str) -> tuple[str, tuple[int, int | None]]:
+    """Return a split without its slice, and the rows that the slice selects."""
+    name, bracket, inner = split.partition("[")
+    if not bracket:
+        return split, (0, None)
+    found = ROWS.fullmatch(inner)
+    if found is None:
+        reason = "a slice of a split is a range of row numbers"
+        raise InputError(reason, field="data.split", value=split, fix=(f"data.split={name}[:100]",))
+    first, end = int(found[1] or 0), int(found[2]) if found[2] else None
+    if end is not None and end <= first:
+        reason = f"rows {first} to {end} are none"
+        raise InputError(reason, field="data.split", value=split, fix=(f"data.split={name}[{first}:{first + 100}]",))
+    return name, (first, end)
+
+
+def _find_rows(path: Path, split: str, name: str) -> Rows:
     if path.is_file():
         if not longest_suffix(path):
             raise InputError(f"unsupported file type ({', '.join(SUFFIXES)})", field=FIELD, value=name)

@@ -75,10 +75,15 @@ def naming_validation(recipe: Recipe, held_out: bool) -> Iterator[None]:
 
 
 def split_by_content(conversations: TokenizedConversations, share: float, held_out: bool) -> NDArray[np.int64]:
-    """Return the held-out conversations or the others; identical conversations are always on the same side."""
+    """Return the held-out conversations or the others; identical conversations are always on the same side.
+
+    The conversations with the smallest hashes are held out: as many as the share says, but for identical ones.
+    """
     if share == 0:
         return np.arange(len(conversations))
-    is_held_out = np.asarray(conversations.hashes) < np.uint64(min(int(share * 2**64), 2**64 - 1))
+    hashes = np.asarray(conversations.hashes)
+    count = min(max(round(share * len(hashes)), 1), len(hashes))
+    is_held_out = hashes <= np.partition(hashes, count - 1)[count - 1]
     indices = np.flatnonzero(is_held_out == held_out)
     if not len(indices):
         side = "evaluate on" if held_out else "train on"

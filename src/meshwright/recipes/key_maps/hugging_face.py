@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.recipes.key_maps.key import ConfigKey, RemovedKey, Values
+from meshwright.recipes.key_maps.key import ConfigKey, Values
 
 OPTIMIZERS: Values = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "adamw"),
@@ -47,22 +47,23 @@ KEYS = (
     ConfigKey("train_on_inputs", "data.train_on", {"true": "all", "false": "answers"}),
     ConfigKey("assistant_only_loss", "data.train_on", {"true": "answers", "false": "all"}),
     ConfigKey("completion_only_loss", "data.train_on", {"true": "answers", "false": "all"}),
+    ConfigKey("per_gpu_train_batch_size", "layout.micro_batch_size"),
+    ConfigKey("total_batch_size", "train.global_batch_size"),
+    ConfigKey("train_batch_size", "train.global_batch_size"),
+    ConfigKey("num_warmup_steps", "schedule.warmup_steps"),
+    ConfigKey("lr_scheduler.num_warmup_steps", "schedule.warmup_steps"),
+    ConfigKey("lr_scheduler", "schedule.name", SCHEDULES),
+    ConfigKey("log_every_n_steps", "train.log_every"),
+    ConfigKey("enable_activation_checkpointing", "layout.recompute", {"true": "full", "false": "none"}),
+    ConfigKey("torch_compile", "kernels.compile"),
+    ConfigKey("tokenizer.max_seq_len", "data.seq_length"),
+    ConfigKey("dataset.packed", "data.packing"),
+    ConfigKey("dataset_num_proc", "data.workers"),
+    ConfigKey("train_file", "data.dataset"),
+    ConfigKey("validation_file", "data.validation"),
+    ConfigKey("val_file", "data.validation"),
+    ConfigKey("train_split", "data.split"),
+    ConfigKey("model_name_or_path", "checkpoint.pretrained"),
+    ConfigKey("base_model", "checkpoint.pretrained"),
+    ConfigKey("adapter", "peft.method"),
 )
-
-_VALIDATION = ("is a number of steps here; 0 turns validation off", "train.eval_every=…")
-REMOVED: dict[str, RemovedKey] = {
-    "gradient_accumulation_steps": (
-        "is derived from the batch size and the GPU count; set the global batch size",
-        "train.global_batch_size=…",
-    ),
-    "warmup_ratio": ("is a share of the training; set the steps", "schedule.warmup_steps=…"),
-    "eval_strategy": _VALIDATION,
-    "evaluation_strategy": _VALIDATION,
-    "save_strategy": ("is a number of steps here; 0 saves only at the end", "checkpoint.save_every=…"),
-    "load_best_model_at_end": (
-        "is chosen afterwards: the best checkpoint is kept, and generate, evaluate and convert take it",
-        "--checkpoint best",
-    ),
-    "output_dir": ("is an option of the command", "--out {value}"),
-}
-"""Arguments that are something else here, with the reason and the replacement."""

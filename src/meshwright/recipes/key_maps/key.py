@@ -77,8 +77,11 @@ class CompositeKey(msgspec.Struct, frozen=True):
     read_override: Callable[[RawValues, Recipe], MappedFields] | None = None  # of key=value; None: as `read`
 
 
-RemovedKey = tuple[str, str]
-"""Why a key is not accepted, and its replacement."""
+RemovedKey = tuple[str, ...]
+"""Why a key is not accepted, and its replacements: the first that the typed command accepts; none: leave it out.
+
+A replacement is an override, an option (`--out {value}`) or a whole command (`meshwright …`).
+"""
 
 __all__ = [
     "UNSET",

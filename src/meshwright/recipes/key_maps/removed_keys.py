@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-from meshwright.recipes.key_maps import hugging_face
+from meshwright.recipes.key_maps import hugging_face_removed
 from meshwright.recipes.key_maps.key import RemovedKey
 
+_GPUS = "GPUs are not part of the recipe; pass them on the command line"
+
 REMOVED_KEYS: dict[str, RemovedKey] = {
-    **hugging_face.REMOVED,
+    **hugging_face_removed.REMOVED,
     "train.grad_accum_steps": (
         "is derived from the batch size and the GPU count; set the global batch size",
-        "train.global_batch_size=…",
+        "train.global_batch_size={value}",
     ),
-    "scheduler.min_lr_ratio": ("is a ratio to the peak; set the final learning rate", "schedule.min_lr=…"),
-    "lr_scheduler.min_lr_factor": ("is a ratio to the peak; set the final learning rate", "schedule.min_lr=…"),
+    "scheduler.min_lr_ratio": ("is a ratio to the peak; set the final learning rate", "schedule.min_lr={value}"),
+    "lr_scheduler.min_lr_factor": ("is a ratio to the peak; set the final learning rate", "schedule.min_lr={value}"),
     "model.pipeline_model_parallel_layout": (
         "is a layout string; list the layers per stage",
-        "layout.stage_layers=[…]",
+        "meshwright explain layout.stage_layers",
     ),
     "model.num_layers_in_first_pipeline_stage": (
         "is not supported; list the layers of every stage",
-        "layout.stage_layers=[…]",
+        "meshwright explain layout.stage_layers",
     ),
     "model.num_layers_in_last_pipeline_stage": (
         "is not supported; list the layers of every stage",
-        "layout.stage_layers=[…]",
+        "meshwright explain layout.stage_layers",
     ),
     "model.hierarchical_context_parallel_sizes": (
         "is not supported; set the inner all-to-all group size, the ring takes the rest of cp",
-        "layout.cp_inner=…",
+        "layout.cp_inner={value}",
     ),
     "model.fp8_hybrid": ("was removed upstream; set the matmul dtype", "precision.matmul=fp8_delayed"),
     "model.fp8_e4m3": ("was removed upstream; set the matmul dtype", "precision.matmul=fp8_delayed"),
@@ -37,11 +39,11 @@ REMOVED_KEYS: dict[str, RemovedKey] = {
     "model.external_cuda_graph": ("was removed upstream", "kernels.cuda_graphs=transformer_engine"),
     "compile.enabled": ("is ignored under fsdp2; compile is a kernel setting", "kernels.compile=true"),
     "train.ce_chunk_size": ("is not supported; the engine chooses the chunk size", "kernels.loss=chunked"),
-    "trainer.num_nodes": ("GPUs are not part of the recipe; pass them on the command line", "--gpus 4x8xH100"),
-    "trainer.devices": ("GPUs are not part of the recipe; pass them on the command line", "--gpus 8xH100"),
-    "cluster": ("GPUs are not part of the recipe; pass them on the command line", "--gpus {value}"),
-    "gpus": ("GPUs are not part of the recipe; pass them on the command line", "--gpus {value}"),
-    "goal": ("is part of the recipe name; choose another recipe", "--goal sft"),
-    "model": ("is part of the recipe name; change its shape in the architecture section", "architecture.layers=…"),
-    "dp": ("is derived from the GPUs and the other degrees; set the shard size", "layout.dp_shard=…"),
+    "trainer.num_nodes": (_GPUS, "--gpus {value}x8xH100", "meshwright launch --help"),
+    "trainer.devices": (_GPUS, "--gpus {value}xH100", "--nproc {ranks}"),
+    "cluster": (_GPUS, "--gpus {value}", "--nproc {ranks}"),
+    "gpus": (_GPUS, "--gpus {value}", "--nproc {ranks}"),
+    "goal": ("is part of the recipe name; choose another recipe", "meshwright recipes --goal {value}"),
+    "model": ("is part of the recipe name; choose another recipe", "meshwright recipes {value}"),
+    "dp": ("is derived from the GPUs and the other degrees; set the shard size", "layout.dp_shard={value}"),
 }

@@ -129,7 +129,10 @@ TABLE: Table = {
         "the package for FlashAttention3 doesn't seem to be installed.": "error.flash-attention-missing",
     },
     "huggingface/transformers src/transformers/tokenization_utils_base.py": {
-        "Asking to pad but the tokenizer does not have a padding token.": "error.padding-token"
+        "Asking to pad but the tokenizer does not have a padding token.": "error.padding-token",
+        "Cannot use chat template functions because tokenizer.chat_template is not set and no template argument was "
+        "passed! For information about writing templates and setting the tokenizer.chat_template attribute, please see "
+        "the documentation at {}": "error.chat-template",
     },
     "huggingface/transformers src/transformers/utils/hub.py": {
         "We couldn't connect to '{}' to load the files, and couldn't find them in the cached files.": (
@@ -156,7 +159,7 @@ TABLE: Table = {
     },
     "huggingface/peft src/peft/tuners/tuners_utils.py": {
         "Target modules {} not found in the base model. Please check the target modules and try again.": (
-            "peft.targets-of-the-model"
+            "error.target-modules"
         ),
         "Please specify `target_modules` in `peft_config`": "peft.no-targets",
         "No modules were targeted for adaptation. This might be caused by a combination of mismatched target modules "

@@ -84,6 +84,17 @@ KNOWN_ERRORS: dict[str, KnownError] = {
         "fp16 and bf16 are both on", ("keep bf16, and turn fp16 off: bf16 needs no loss scale",)
     ),
     "error.precision-device": KnownError("the device does not support this number format", ("train in bf16 or fp32",)),
+    "error.chat-template": KnownError(
+        "the tokenizer has no chat template: a base model's folder, or chat_template.jinja was not copied",
+        (
+            "data.chat_template=FILE: a Jinja template, such as chat_template.jinja of the instruct model",
+            "use the tokenizer of the instruct model (data.tokenizer=FOLDER)",
+        ),
+    ),
+    "error.target-modules": KnownError(
+        "target_modules names no linear layer of this model: names differ between model families",
+        ("peft.targets=all-linear (target_modules='all-linear')", "names of layers: print(model)"),
+    ),
     "error.tf32-gpu": KnownError("TF32 exists since Ampere", ("drop --tf32 on this GPU",)),
     "error.shared-memory": KnownError(
         "/dev/shm is too small: data workers and NCCL share tensors there",

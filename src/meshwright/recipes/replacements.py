@@ -1,0 +1,151 @@
+"""What to write for a key of another trainer that is no recipe field: computed for the recipe and the typed command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+
+from meshwright.clusters import cluster
+from meshwright.errors import InputError
+from meshwright.recipes.key_maps import REMOVED_KEYS
+from meshwright.recipes.types import Recipe
+
+OFF = ("false", "no", "none", "null", "0", "")
+ON = ("true", "yes", "1")
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
+RUN_OPTIONS = {"azure_ml": "", "all": "wandb"}
+NEW_RUN = "runs/my-run"
+_CHECKPOINT = re.compile(r"(checkpoints/)?(checkpoint-\d+|step-\d+|epoch[-_]\d+)$")
+
+
+class _CommandError(InputError):
+    """Wrong overrides; which replacement is valid depends on the options of the typed command."""
+
+    def for_options(self, options: Collection[str]) -> InputError:
+        """Return the error with replacements that a command with these options accepts."""
+        raise NotImplementedError
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the error as every invalid input is printed."""
+        return super().to_dict() | {"kind": InputError.__name__}
+
+
+class RemovedKeyError(_CommandError):
+    """A key that is something else here, with its replacements in order of preference."""
+
+    def __init__(
+        self, key: str, text: str, reason: str, choices: Sequence[str], options: Collection[str] | None = None
+    ) -> None:
+        self.explained, self.choices = reason, choices
+        fitting = [one for one in choices if options is None or not one.startswith("--") or one.split()[0] in options]
+        what = f"use {fitting[0]}" if fitting else "leave it out"
+        super().__init__(f"{reason}; {what}", key, text, fitting[:1] or [f"without {key}"])
+
+    def for_options(self, options: Collection[str]) -> InputError:
+        """Return the error with the first replacement that a command with these options accepts."""
+        return RemovedKeyError(self.field, str(self.value), self.explained, self.choices, options)
+
+
+class OverridesError(_CommandError):
+    """Several wrong overrides in one error, so that they are corrected at once."""
+
+    def __init__(self, errors: Sequence[InputError]) -> None:
+        self.errors = errors
+        first, *others = errors
+        more = [f"{one.field}={one.value}: {one.reason}" for one in others]
+        fix = list(dict.fromkeys(fix for error in errors for fix in error.fix[:1]))
+        written = [one for one in fix if not one.startswith(("without ", "meshwright "))]
+        commands = [one for one in fix if one.startswith("meshwright ")]
+        left_out = " ".join(one.removeprefix("without ") for one in fix if one.startswith("without "))
+        whole = [" ".join(written)] if written else [f"without {left_out}"] if left_out else []
+        super().__init__("; ".join([first.reason, *more]), first.field, first.value, [*whole, *commands])
+
+    def for_options(self, options: Collection[str]) -> InputError:
+        """Return the errors with replacements that a command with these options accepts."""
+        return OverridesError([for_options(one, options) for one in self.errors])
+
+
+def for_options(error: InputError, options: Collection[str]) -> InputError:
+    """Return an error of overrides with replacements that a command with these options accepts."""
+    return error.for_options(options) if isinstance(error, _CommandError) else error
+
+
+def removed_key(key: str, text: str, recipe: Recipe, accepts: Callable[[str], bool]) -> RemovedKeyError:
+    """Return the error for a key that is something else here; `accepts` says whether an override is valid."""
+    reason, *choices = REMOVED_KEYS[key]
+    if text.lower() in OFF and not _counts(key):
+        return RemovedKeyError(key, text, reason, ())
+    try:
+        value, why = _value(key, text, recipe)
+    except (ValueError, ZeroDivisionError, InputError):
+        value, why = "", ""
+    written = [_filled(one, value, text) for one in choices] if value else []
+    return RemovedKeyError(key, text, reason + why, [one for one in written if _valid(one, accepts)])
+
+
+def _counts(key: str) -> bool:
+    """Return whether "no" and 0 are values of a key, not its absence."""
+    name = key.rpartition(".")[2]
+    return name.endswith(("_strategy", "_per_epoch", "_ratio", "_factor")) or name in ("gpus", "model", "goal")
+
+
+def _filled(choice: str, value: str, text: str) -> str:
+    numbers = [int(one) for one in re.findall(r"[0-9]+(?=x|$)", text.lower())] or [1]
+    ranks = numbers[0] if len(numbers) == 1 else numbers[0] * numbers[1]
+    return choice.replace("{value}", value).replace("{ranks}", str(ranks))
+
+
+def _valid(choice: str, accepts: Callable[[str], bool]) -> bool:
+    if choice.startswith(("--", "meshwright ")) or choice.endswith("=auto"):
+        return True
+    return all(accepts(one) for one in choice.split())
+
+
+def _value(key: str, text: str, recipe: Recipe) -> tuple[str, str]:
+    """Return the value of the replacement, and what it was computed from."""
+    name, layout, train = key.rpartition(".")[2], recipe.layout, recipe.train
+    if name == "warmup_ratio":
+        if train.epochs or not train.steps:
+            own = recipe.schedule.warmup_steps
+            return str(own), f" (the steps of train.epochs follow from the data; {own} is the recipe's own)"
+        return str(max(round(float(text) * train.steps), 0)), f" ({text} of train.steps={train.steps})"
+    if name in ("gradient_accumulation_steps", "grad_accum_steps"):
+        ranks = max(cluster(recipe.cluster).world // (layout.tp * layout.pp * layout.cp), 1)
+        size = layout.micro_batch_size
+        return str(size * int(text) * ranks), f" ({text} × micro batch {size} × {ranks} data-parallel ranks)"
+    if name in ("min_lr_ratio", "min_lr_factor"):
+        return f"{float(text) * recipe.optimizer.lr:g}", ""
+    if name.endswith(("_strategy", "_per_epoch")):
+        return _every(name, text, recipe), ""
+    if name == "hierarchical_context_parallel_sizes":
+        return re.findall(r"[0-9]+", text)[0] if re.findall(r"[0-9]+", text) else "", ""
+    if name.startswith("resume"):
+        return run_folder(text), ""
+    if name == "report_to":
+        first = re.sub(r"[\[\]'\" ]", "", text).split(",")[0].lower()
+        return RUN_OPTIONS.get(first, first), ""
+    if "data.split=train[:{value}]" in REMOVED_KEYS[key]:
+        return str(int(text)), ""
+    return DTYPES.get(text.lower().rpartition(".")[2], text), ""
+
+
+def _every(name: str, text: str, recipe: Recipe) -> str:
+    """Return how many steps are between validations, checkpoints or log lines, for a strategy or times per epoch."""
+    if text.lower() in OFF:
+        return "0" if not name.startswith("logging") else str(recipe.train.log_every)
+    own = {"save": recipe.checkpoint.save_every, "logg": recipe.train.log_every}.get(name[:4], recipe.train.eval_every)
+    every = str(own or max(recipe.train.steps // 10, 1))
+    data = recipe.data
+    held_out = data.validation or data.validation_part or data.dataset == "mock"
+    return every if not name.startswith("eval") or held_out else f"{every} data.validation_part=0.1"
+
+
+def run_folder(text: str) -> str:
+    """Return the run folder that a value of resume_from_checkpoint means."""
+    return NEW_RUN if text.lower() in (*ON, "latest", "auto", "last") else _CHECKPOINT.sub("", text).rstrip("/") or "."
+
+
+def together(errors: Iterable[InputError]) -> InputError:
+    """Return several wrong overrides as one error."""
+    first, *others = errors
+    return OverridesError([first, *others]) if others else first
