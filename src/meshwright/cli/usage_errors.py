@@ -66,12 +66,20 @@ def to_error(error: click.ClickException, arguments: Sequence[str]) -> InputErro
         hint, near = _meant(typed, context, arguments)
         others = {one: _meant(one, context, arguments) for one in _unknown_options(context, arguments) if one != typed}
         more = "".join(f"{one} is none either; {about}" for one, (about, _) in others.items())
-        fixes = [near, *(found for _, found in others.values())]
-        if others and all(fixes):  # corrected at once
-            near = [" ".join(found[0] for found in fixes if not found[0].startswith("without "))]
+        if others:  # corrected at once
+            near = _at_once([near, *(found for _, found in others.values())])
         reason = f"{command} has no such option; {hint}{more}{own_help}"
         return InputError(reason, field="option", value=typed, fix=near or [f"{command} --help"])
     return InputError(f"{error.format_message().rstrip('.')}. {own_help}", fix=[f"{command} --help"])
+
+
+def _at_once(fixes: Sequence[Sequence[str]]) -> list[str]:
+    """Return the first fix of each option as one to paste, then those that are commands of their own."""
+    first = [found[0] for found in fixes if found]
+    left_out = [one.removeprefix("without ") for one in first if one.startswith("without ")]
+    commands = [one for one in first if one.startswith("meshwright ")]
+    written = " ".join(one for one in first if not one.startswith(("without ", "meshwright ")))
+    return [*([written] if written else [f"without {' '.join(left_out)}"] if left_out else []), *commands]
 
 
 def given_twice(option: click.Option, arguments: Sequence[str], takes_overrides: bool) -> InputError:
