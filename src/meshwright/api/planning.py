@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import ceil
+from math import ceil, gcd
 from typing import Any
 
 import msgspec
@@ -184,6 +184,13 @@ def _sized_question(request: requests.Size) -> Question:
     if named:
         return _with_usual_node(question)
     if any(one.field == "nodes" for one in question.assumed):  # 16xH100: a count of GPUs, not a node
+        on, board = question.cluster, question.cluster.gpu.nvlink_board
+        if on.gpus_per_node == 1 and board:  # 4xGH200: superchips whose nodes are boards of several
+            node = on.world if on.world <= board else gcd(on.world, board)
+            shape = f"{on.world // node}x{node}x{on.gpu.name}"
+            question = _question(request, question.model_ref, request.goal, shape)
+            if node == on.world:
+                return question
         node = question.cluster.gpus_per_node
         text = f"nodes of {node} GPUs; the number of GPUs is the result, so {request.gpu} gives only the node"
         assumed = tuple(one for one in question.assumed if one.field != "nodes")
@@ -194,11 +201,11 @@ def _sized_question(request: requests.Size) -> Question:
 def _with_usual_node(question: Question) -> Question:
     """Return the question with the GPU's usual node as an assumption."""
     gpu = question.cluster.gpu
-    if gpu.gpus_per_node == 1:
+    if gpu.gpus_per_node == 1 and not gpu.nvlink_board:
         return question
-    other = 4 if gpu.gpus_per_node != 4 else 8
+    other = gpu.nvlink_board or (4 if gpu.gpus_per_node != 4 else 8)
     hint = f"write --gpu {other}x{gpu.name} for nodes of {other}"
-    text = f"nodes of {gpu.gpus_per_node} GPUs, the usual {gpu.name} node; {hint}"
+    text = f"nodes of {gpu.gpus_per_node} GPU{'s' * (gpu.gpus_per_node > 1)}, the usual {gpu.name} node; {hint}"
     usual = clusters.Assumption("nodes", str(gpu.gpus_per_node), text)
     return msgspec.structs.replace(question, assumed=(*question.assumed, usual))
 
@@ -601,6 +608,8 @@ def plan_response(plan: Plan, request: requests.Recommend | requests.Plan | None
     more: dict[str, Any] = {"budget": _budget(plan, request)}
     if not plan.estimate.fits or _offloads_to_fit(plan) or any(f.rule == "memory.host" for f in plan.findings):
         fitting, plain = planner.smallest_fit(plan, () if request is None else request.overrides)
+        if fitting is None and any(f.severity == "error" and f.rule.split(".")[0] != "memory" for f in plan.findings):
+            return msgspec.structs.replace(response, **more)  # not the number of GPUs is wrong, see the findings
         more["smallest_that_fits"] = None if fitting is None else fitting.world
         more["smallest_cluster"] = None if fitting is None else str(fitting)
         more["smallest_without_offload"] = None if plain is None else str(plain)

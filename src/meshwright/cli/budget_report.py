@@ -129,14 +129,14 @@ def print_sizes(answer: Answer) -> None:
     for title, chosen in (("yours", own), *((name, answer[name]) for name in ("smallest", "most_efficient"))):
         if chosen is None and title == "yours":
             if answer["own"]:
-                titled(out, title, [f" {answer['own']} GPUs: no layout divides them"])
+                titled(out, title, [f" {_gpus(answer['own'])}: no layout divides them"])
             continue
         over = "" if chosen is None or chosen["fits"] else " (does not fit)"
-        text = f"{chosen['gpus']} GPUs{over}: {chosen['layout']}{_band(chosen, unit)}" if chosen else "none fits"
+        text = f"{_gpus(chosen['gpus'])}{over}: {chosen['layout']}{_band(chosen, unit)}" if chosen else "none fits"
         titled(out, title.replace("_", " "), [" " + text])
     if answer["deadline_days"] is not None and answer["tokens"] is not None:
         chosen = answer["in_time"]
-        text = f"{chosen['gpus']} GPUs: {chosen['layout']}{_band(chosen, unit)}" if chosen else _too_late(answer)
+        text = f"{_gpus(chosen['gpus'])}: {chosen['layout']}{_band(chosen, unit)}" if chosen else _too_late(answer)
         titled(out, f"in {answer['deadline_days']:g} days", [" " + text])
     _print_compared(answer)
     if answer["storage"] is not None:
@@ -208,7 +208,7 @@ def _storage_lines(answer: Answer) -> list[str]:
     if chosen:
         speed = f"{found['save_gb_s_per_gpu']:g} GB/s per GPU (assumed)"
         lines.append(
-            f"a checkpoint takes {seconds(chosen['goodput']['save_s'])} s on {chosen['gpus']:,} GPUs at {speed}"
+            f"a checkpoint takes {seconds(chosen['goodput']['save_s'])} s on {_gpus(chosen['gpus'])} at {speed}"
         )
     return lines
 
@@ -282,3 +282,7 @@ def _size_row(s: Answer, within: bool) -> tuple[str, ...]:
         "" if s["gpu_hours"] is None else _number(s["gpu_hours"]),
         "" if s["cost"] is None else f"{s['cost']:,.0f}",
     )
+
+
+def _gpus(count: int) -> str:
+    return f"{count:,} GPU" if count == 1 else f"{count:,} GPUs"

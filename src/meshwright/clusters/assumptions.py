@@ -1,4 +1,4 @@
-"""What a cluster argument leaves open: which variant of a GPU, which nodes."""
+"""What a cluster argument leaves open: which variant of a GPU, which nodes, which links."""
 
 from __future__ import annotations
 
@@ -44,10 +44,14 @@ def variant_assumed(name: str, found: Cluster) -> Iterator[Assumption]:
 def nodes_assumed(found: Cluster) -> Iterator[Assumption]:
     """Yield the nodes that were taken for a count of GPUs that needs several."""
     count, usual, name = found.world, found.gpu.gpus_per_node, found.gpu.name
-    if found.nodes == 1 or usual == 1:
+    board = found.gpu.nvlink_board
+    if found.nodes == 1 or (usual == 1 and not board):
         return
     shape = f"{found.nodes} nodes of {found.gpus_per_node}"
-    if found.gpus_per_node == usual:
+    if usual == 1:
+        other = f"{-(-count // board)}x{board}x{name} for boards of {board} that NVLink connects"
+        text = f"{shape} GPU, the usual {name} node; write {other}"
+    elif found.gpus_per_node == usual:
         text = f"{shape} GPUs, the usual {name} node; write NODESxGPUSx{name} for other nodes"
     else:
         full = [n for n in (count // usual * usual, -(-count // usual) * usual) if n]
@@ -56,3 +60,28 @@ def nodes_assumed(found: Cluster) -> Iterator[Assumption]:
             f"write NODESxGPUSx{name} for other nodes; full nodes: {' or '.join(f'{n}x{name}' for n in full)}"
         )
     yield Assumption("nodes", f"{found.nodes}x{found.gpus_per_node}", text)
+
+
+def links_assumed(found: Cluster) -> Iterator[Assumption]:
+    """Yield which GPUs fast links are taken to connect, where systems with the same GPU differ."""
+    text, known = _links(found), found.gpu
+    if text:
+        keys = "nvlink_domain, nvlink_gb_s and link" if known.link == "pcie" else "nvlink_domain"
+        hint = f"for other links set {keys} in a cluster file"
+        yield Assumption("links", str(found.nvlink_domain), f"{text} ({known.nvlink_gb_s:g} GB/s per GPU); {hint}")
+
+
+def _links(found: Cluster) -> str:
+    """Return what connects which GPUs in one clause; empty for one GPU, and for whole nodes of the usual kind."""
+    domain, each, known = found.nvlink_domain, found.gpus_per_node, found.gpu
+    if known.link == "pcie":
+        return f"no NVLink: PCIe connects the {each} GPUs of a node" if each > 1 else ""
+    if domain > each:
+        return (
+            f"NVLink connects {f'all {domain} GPUs: one rack' if domain == found.world else f'{domain} GPUs: a rack'}"
+        )
+    link = "NVLink" if known.link == "nvlink" else "Infinity Fabric"
+    some = f"the {each}" if domain == each else f"{domain} of the {each}"
+    if each > known.gpus_per_node and known.nvlink_board:
+        return f"{link} connects {some} GPUs of a node, as on a board of {known.nvlink_board} {known.name}"
+    return f"{link} connects {some} GPUs of a node" if domain < each else ""

@@ -29,7 +29,7 @@ from meshwright.clusters.types import Cluster, Gpu
 from meshwright.errors import InputError
 
 _OWN_KEYS = ("gpu", "nodes", "gpus_per_node", "price", "currency")
-_OVERRIDES = tuple(key for key in GPU_KEYS if key not in ("gpus_per_node", "aliases"))
+_OVERRIDES = tuple(key for key in GPU_KEYS if key not in ("gpus_per_node", "nvlink_board", "aliases"))
 _FILE_KEYS = (*_OWN_KEYS, *_OVERRIDES)
 
 
@@ -75,7 +75,8 @@ def _cluster_of(table: Mapping[str, Any]) -> Cluster:
     if nodes * gpus_per_node > MAX_GPUS:
         raise BadTableError(f"{nodes} nodes of {gpus_per_node} GPUs exceed the maximum of {MAX_GPUS} GPUs")
     price, currency = read_price(table.get("price")), read_currency(table.get("currency"))
-    return Cluster(msgspec.structs.replace(base, **overrides), nodes, gpus_per_node, price, currency)
+    own_links = "nvlink_domain" in table or isinstance(table["gpu"], dict)
+    return Cluster(msgspec.structs.replace(base, **overrides), nodes, gpus_per_node, price, currency, own_links)
 
 
 def _gpu_of(table: Mapping[str, Any]) -> Gpu:

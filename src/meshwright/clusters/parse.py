@@ -9,7 +9,7 @@ from math import gcd
 import msgspec
 
 from meshwright import file_access
-from meshwright.clusters.assumptions import nodes_assumed, variant_assumed
+from meshwright.clusters.assumptions import links_assumed, nodes_assumed, variant_assumed
 from meshwright.clusters.catalogue import gpu, gpus, is_known
 from meshwright.clusters.detect import this_machine
 from meshwright.clusters.file import looks_like_path, read_cluster_file
@@ -177,6 +177,7 @@ def _assumed(parts: _Parts, made: Cluster) -> Iterator[Assumption]:
         yield from variant_assumed(parts.name, made)
     if parts.each is None and not (parts.nodes and parts.count):
         yield from nodes_assumed(made)
+    yield from links_assumed(made)
 
 
 def _check_size(text: str, made: Cluster) -> None:

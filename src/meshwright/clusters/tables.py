@@ -25,10 +25,10 @@ PORT_GBIT_S = (100, 200, 400, 800, 1600, 3200)
 _BANDWIDTHS = ("hbm_gb_s", "nvlink_gb_s", "network_gb_s")
 _BANDWIDTH = re.compile(r"([0-9]*\.?[0-9]+)\s*([GT])(b/s|bps|bit/s|B/s)")
 _NUMBERS = ("capability", "memory_gib", "hbm_gb_s", "nvlink_gb_s", "network_gb_s", "host_gib")
-_COUNTS = ("nvlink_domain", "gpus_per_node")
+_COUNTS = ("nvlink_domain", "nvlink_board", "gpus_per_node")
 _TEXTS = ("name", "source", "note")
 _CHOICES: dict[str, tuple[str, ...]] = {"arch": get_args(GpuArch), "link": get_args(GpuLink)}
-_OPTIONAL = ("host_gib", "link", "source", "note", "aliases")
+_OPTIONAL = ("nvlink_board", "host_gib", "link", "source", "note", "aliases")
 
 GPU_KEYS = (*_TEXTS, *_CHOICES, *_NUMBERS, *_COUNTS, "peak_tflops", "aliases")
 REQUIRED_KEYS = tuple(key for key in GPU_KEYS if key not in _OPTIONAL)

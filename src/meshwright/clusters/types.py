@@ -25,6 +25,7 @@ class Gpu(Entry, msgspec.Struct, frozen=True):
     nvlink_domain: int  # GPUs connected at nvlink_gb_s (the node without NVLink)
     network_gb_s: float  # per GPU between domains, in typical systems
     gpus_per_node: int
+    nvlink_board: int = 0  # GPUs that the links of a node connect if it has more than gpus_per_node; 0: nvlink_domain
     host_gib: float = 128.0  # host memory per GPU, in typical systems
     link: GpuLink = "nvlink"  # what nvlink_gb_s is
     source: str = ""
@@ -38,7 +39,7 @@ class Gpu(Entry, msgspec.Struct, frozen=True):
 class Assumption(msgspec.Struct, frozen=True):
     """Something that a cluster argument leaves open, the value taken for it, and how to choose another."""
 
-    field: str  # gpu, variant, nodes or instance
+    field: str  # gpu, variant, nodes, links or instance
     value: str
     message: str
 
@@ -51,6 +52,7 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
     gpus_per_node: int
     price: float | None = None  # of one GPU for one hour, if the cluster file has one
     currency: str = ""
+    own_links: bool = False  # whether the cluster file gives nvlink_domain
 
     @property
     def world(self) -> int:
@@ -62,7 +64,15 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
         """GPUs of this cluster in one fast-link domain."""
         if self.gpu.nvlink_domain > self.gpu.gpus_per_node:  # racks: the domain spans nodes
             return min(self.gpu.nvlink_domain, self.world)
-        return min(self.gpu.nvlink_domain, self.gpus_per_node)
+        return min(self._domain_of_node, self.gpus_per_node)
+
+    @property
+    def _domain_of_node(self) -> int:
+        """GPUs that the links of one node connect; a node without NVLink is as large as the user says."""
+        if self.own_links:
+            return self.gpu.nvlink_domain
+        node = self.gpus_per_node if self.gpu.link == "pcie" else self.gpu.nvlink_board
+        return max(self.gpu.nvlink_domain, node)
 
     def summary(self) -> list[Row]:
         """Return the cluster as it is typed, its links and its price."""

@@ -15,11 +15,12 @@ from meshwright.planner.levers import with_offload, without_offload
 from meshwright.planner.search import LEVER_NAMES
 from meshwright.planner.space import (
     BATCH_RULES,
+    DEGREES,
     FULL_SPACE,
-    ON_REQUEST,
     SIMPLEST_OPTIONS,
     SPLIT_PINS,
     axes_of,
+    strategies_of,
     with_pins,
 )
 from meshwright.recipes.case import Case
@@ -27,7 +28,6 @@ from meshwright.recipes.stage_layers import BALANCED
 from meshwright.rules import Rule
 
 SLACK = 1.05  # of the memory: what other options of the search may save
-DEGREES = ("tp", "pp", "cp", "ep")
 LEVERS = ("offload", *LEVER_NAMES)
 COMPRESS_BELOW = 0.7  # of the rows that are legal so far
 
@@ -126,10 +126,9 @@ def _legal_rows(
     if not len(columns["world"]):
         return
     space = with_pins(FULL_SPACE, pinned)
-    others = [s for s in space.strategies if s not in (case.strategy, *ON_REQUEST.get(case.engine, ()))]
     fixed = {**SIMPLEST_OPTIONS, "stage_layers": BALANCED, **{n: pinned[n] for n in SPLIT_PINS if n in pinned}}
     fixed["offload"] = pinned.get("offload", "none")  # refused nowhere
-    for strategy in (case.strategy, *others):
+    for strategy in strategies_of(case, space):
         sp = (columns["tp"] > 1) & (strategy != "megatron_fsdp")
         batch = _where_legal(case.replace(**{**fixed, **columns, "strategy": strategy, "sp": sp}), checked)
         if len(batch.tp):
@@ -142,7 +141,7 @@ def _columns(case: Case, pinned: Mapping[str, Any], clusters: Sequence[Cluster])
     smallest = min(with_pins(FULL_SPACE, pinned).micro_batches)
     found: list[dict[str, Any]] = []
     for one in clusters:
-        degrees = axes_of(one, case)
+        degrees = axes_of(one, case, pinned)
         columns = {name: getattr(degrees, name) for name in DEGREES}
         wanted = np.ones(len(degrees.tp), dtype=bool)
         for name in (name for name in DEGREES if name in pinned):

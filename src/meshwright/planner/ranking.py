@@ -75,25 +75,26 @@ def rank_layouts(
         best = _fastest([*batches, *levers], 1)[0]
         plans = (msgspec.structs.replace(plans[0], options=options_for(baseline, best, overrides)), *plans[1:])
     batches += levers
+    blocked = _blocked(question, overrides, recipe) if not batches and overrides else None
     return Ranking(
         plans=plans,
         pareto=pareto(batches),
         dropped=(
-            *_pinned_errors(baseline, batches),
+            *_pinned_errors(blocked),
             *_rejected_by_rules(baseline.case, baseline.pinned),
             *_too_large(batches),
             *_too_tight(batches),
         ),
         searched=sum(len(b) for b in batches),
-        blocked=_blocked(question, overrides) if not batches and overrides else None,
+        blocked=blocked,
         fitting=_fitting(batches) if everything else (),
     )
 
 
-def _blocked(question: Question, overrides: Sequence[str]) -> Plan | None:
+def _blocked(question: Question, overrides: Sequence[str], recipe: Recipe | None) -> Plan | None:
     """Return what `recommend` says about values that allow no layout; None if it refuses the question as well."""
     try:
-        return recommend(question, overrides)
+        return recommend(question, overrides, recipe)
     except InputError:
         return None
 
@@ -160,13 +161,11 @@ def pareto(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:
     return tuple(kept)
 
 
-def _pinned_errors(baseline: Baseline, batches: list[ScoredBatch]) -> Iterator[Dropped]:
+def _pinned_errors(blocked: Plan | None) -> Iterator[Dropped]:
     """Yield the errors of the user's pinned values if no layout can satisfy them."""
-    if batches or not baseline.pinned:
-        return
-    for rule in rules.applicable(baseline.case, ("error",)):
-        if rule.field in baseline.pinned and bool(rule.broken(baseline.case)):
-            yield Dropped(f"{rule.id}: {rules.message(rule, baseline.case)}", 1, describe_case(baseline.case))
+    for one in () if blocked is None else blocked.findings:
+        if one.severity == "error" and not one.rule.startswith("memory."):
+            yield Dropped(f"{one.rule}: {one.message}", 1, describe_case(blocked.case))
 
 
 def _rejected_by_rules(case: Case, pinned: Mapping[str, Any]) -> Iterator[Dropped]:

@@ -10,6 +10,7 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.errors import InputError
 from meshwright.planner.baseline import Baseline, baseline_for
+from meshwright.planner.blocked import least_broken, without_pins
 from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
 from meshwright.planner.faster_step import FAST_FIELDS, fast_values, faster_step
@@ -33,7 +34,7 @@ from meshwright.planner.search import (
     has_headroom,
 )
 from meshwright.recipes import overrides as override
-from meshwright.recipes.capabilities import ENGINE_STRATEGY
+from meshwright.recipes.capabilities import ENGINE_STRATEGY, adapted
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe, field_value, keys_by_flat_name, recipe_fields
 
@@ -111,7 +112,9 @@ def _contradiction(question: Question, overrides: Sequence[str]) -> Contradictio
 
     def errors(chosen: Sequence[str]) -> list[str]:
         baseline = baseline_for(question, chosen)
-        return [] if any_legal(baseline.case, pinned=baseline.pinned) else error_messages(baseline.case)
+        if any_legal(baseline.case, pinned=baseline.pinned):
+            return []
+        return error_messages(baseline.case.replace(**least_broken(baseline.case, baseline.pinned)))
 
     return contradiction(overrides, errors)
 
@@ -141,8 +144,8 @@ def _fallback_layout(baseline: Baseline) -> dict[str, Any]:
     found = best(baseline.case, baseline.pinned, blocking) if blocking else None
     if found is not None:
         return {**found.layout, **baseline.pinned}
-    if baseline.pinned and any_legal(baseline.case):  # report the user's values, do not replace them
-        return {}
+    if baseline.pinned and any_legal(without_pins(baseline)):  # report the user's values, do not replace them
+        return least_broken(baseline.case, baseline.pinned)
     raise no_layout(baseline.case, blocking)
 
 
@@ -159,11 +162,16 @@ def plan_with(
     """
     recipe = with_layout(baseline.requested, layout)
     case = baseline.case.rebuild(recipe)
+    executed = _newly_ignored(baseline, recipe, case) if chosen and layout else {}
+    if executed:
+        recipe = override.change(recipe, {key: value for key, (value, _why) in executed.items()})[0]
+        case = baseline.case.rebuild(recipe)
     if quick := fast_values(baseline, case) if chosen else {}:
         recipe = with_layout(recipe, quick)
         case = baseline.case.rebuild(recipe)
     estimate = costs.estimate(case)
-    changes = changes_between(baseline, recipe, case)
+    reasons = {key: why for key, (_value, why) in executed.items()}
+    changes = changes_between(baseline, recipe, case, reasons)
     findings, repair = examine(case, _typed(baseline))
     return Plan(
         question=baseline.question,
@@ -183,8 +191,18 @@ def plan_with(
             *suggestions(baseline.base, baseline.base_cluster.world, case),
         ),
         published=published_layout(baseline, layout, case, float(estimate.step_s)),
-        executed=(*baseline.executed, *_kernels_of_the_planner(baseline, recipe)),
+        executed=(*baseline.executed, *executed, *_kernels_of_the_planner(baseline, recipe)),
     )
+
+
+def _newly_ignored(baseline: Baseline, recipe: Recipe, case: Case) -> dict[str, tuple[Any, str]]:
+    """Return the fields that the engine ignores because of the chosen layout: by key, what runs instead and why.
+
+    What the recipe or the user set for a layout without them is theirs; a chosen layout must not cause a warning.
+    """
+    keep = {keys_by_flat_name()[name] for name in _typed(baseline)}
+    before = adapted(baseline.requested, baseline.case)
+    return adapted(recipe, case, frozenset((*keep, *before)))
 
 
 def _kernels_of_the_planner(baseline: Baseline, recipe: Recipe) -> tuple[str, ...]:
@@ -244,13 +262,15 @@ def _faster_layout(case: Case, estimate: costs.Estimate, faster: Candidate | Non
     yield Suggestion("a faster layout", as_overrides(different), why, kind="layout")
 
 
-def changes_between(baseline: Baseline, recipe: Recipe, case: Case) -> tuple[Change, ...]:
+def changes_between(
+    baseline: Baseline, recipe: Recipe, case: Case, reasons: Mapping[str, str] | None = None
+) -> tuple[Change, ...]:
     """Return every field that differs from the base recipe, with its kind and reason."""
-    found = []
+    found, known = [], {**(reasons or {}), **baseline.executed, **baseline.reasons}
     for key, info in recipe_fields().items():
         old, new = field_value(baseline.base, key), field_value(recipe, key)
         if old != new:
-            why = baseline.reasons.get(key) or baseline.executed.get(key) or _why(info.flat, old, case)
+            why = known.get(key) or _why(info.flat, old, case)
             found.append(Change(key, old, new, info.kind, why))
     return tuple(found)
 

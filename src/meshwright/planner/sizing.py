@@ -181,10 +181,10 @@ def _offload_notes(found: Sequence[Size]) -> Iterator[str]:
     plain = next((s.gpus for s in fitting if not s.offloads), None)
     counts = ", ".join(f"{s.gpus:,}" for s in offloaded[:LISTED]) + (" …" if len(offloaded) > LISTED else "")
     host = max(s.host_gib for s in offloaded)
-    without = "no count fits without" if plain is None else f"the smallest without is {plain:,} GPUs"
+    without = "no count fits without" if plain is None else f"the smallest without is {gpu_count(plain)}"
     yield (
         f"only with offload (up to {host:.0f} GiB of host memory per GPU; copies take time, weights stay the same) "
-        f"fit {counts} GPUs; {without}"
+        f"fit {counts} GPU{'s' * (counts != '1')}; {without}"
     )
 
 

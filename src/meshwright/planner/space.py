@@ -24,7 +24,7 @@ CHUNKS = {"1f1b": (1,), "gpipe": (1,), "zbv": (2,), "dualpipe_v": (2,)}
 
 
 class Space(msgspec.Struct, frozen=True):
-    """Values to try for each option; all degrees of tp, pp, cp and ep are always tried."""
+    """Values to try for each option; all degrees of tp, pp, cp and ep that may be fast are always tried."""
 
     micro_batches: tuple[int, ...] = (1, 2, 4, 8)
     recompute: tuple[str, ...] = ("none", "selective", "full")
@@ -34,6 +34,10 @@ class Space(msgspec.Struct, frozen=True):
     strategies: tuple[str, ...] = ()  # besides the recipe's
     offloads: tuple[str, ...] = ("none",)  # besides the recipe's
     uneven: bool = True  # whether stages may have different numbers of layers
+    shard: int = 0  # ranks of a shard group that the user typed (dp_shard); 0 means none
+    slow: bool = False  # whether degrees that are seldom fast are tried too: tp beyond fast links, tiny cp chunks
+    any_chunks: bool = False  # whether the user typed a schedule without vp; without a pipeline it has no effect
+    sp: bool | None = None  # as the user typed it; None means wherever there is tensor parallelism
     replicas: bool = True  # whether adapters may be trained on a full copy of the frozen weights per rank
 
 
@@ -94,6 +98,7 @@ SIMPLEST_OPTIONS: dict[str, Any] = {
 ON_REQUEST = dict.fromkeys(("meshwright", "megatron"), ("megatron_fsdp",))
 """Strategies that are tried only if the user or recipe asks: for Megatron-FSDP our engine needs a package and exports
 no weights, and Megatron-Bridge has no single key."""
+DEGREES = ("tp", "pp", "cp", "ep")
 SPLIT_PINS = ("dp_replicate", "stage_layers", "embedding_as_layer", "head_as_layer")
 """Pinned fields that affect whether degrees are legal."""
 DETAIL_PINS = ("recompute_modules", "recompute_layers")
@@ -117,22 +122,30 @@ class Axes(msgspec.Struct, frozen=True):
         return Axes(self.tp[rows], self.pp[rows], self.cp[rows], self.ep[rows])
 
 
-def axes(case: Case) -> Axes:
+def axes(case: Case, pinned: Mapping[str, Any] | None = None, slow: bool = False) -> Axes:
     """Return degrees whose product divides the GPUs, with tp inside the fast-link domain and no tiny cp chunks."""
-    return axes_of(case.cluster, case)
+    return axes_of(case.cluster, case, pinned or {}, slow)
 
 
-def axes_of(cluster: Cluster, case: Case) -> Axes:
-    """Return the degrees of a case on another number of its GPUs."""
+def axes_of(cluster: Cluster, case: Case, pinned: Mapping[str, Any], slow: bool = False) -> Axes:
+    """Return the degrees of a case on another number of its GPUs; one that the user typed is the only one of its axis.
+
+    The limits leave out what is slow, not what is impossible: they do not hold for typed degrees.
+    """
     most = (cluster.nvlink_domain, min(int(case.layers), MAX_STAGES), int(case.seq_length) // MIN_CONTEXT_CHUNK)
-    return _axes(cluster.world, *most, int(case.experts) if case.is_moe else 1, case.engine == "kempnerforge")
+    if slow:
+        most = (cluster.world, min(int(case.layers), cluster.world), cluster.world)
+    typed = tuple(int(pinned.get(name, 0)) for name in DEGREES)
+    experts = int(case.experts) if case.is_moe else 1
+    return _axes(cluster.world, most, experts, typed, case.engine == "kempnerforge")
 
 
 @lru_cache(maxsize=256)
-def _axes(world: int, most_tp: int, most_pp: int, most_cp: int, experts: int, multiplies: bool) -> Axes:
+def _axes(world: int, most: tuple[int, ...], experts: int, typed: tuple[int, ...], multiplies: bool) -> Axes:
     """Return the degrees; experts are spread over the ranks of a stage, or multiply them."""
-    values = [[d for d in divisors(world) if d <= max(most, 1)] for most in (most_tp, most_pp, most_cp)]
-    tp, pp, cp, ep = (column.ravel() for column in np.meshgrid(*values, divisors(experts), indexing="ij"))
+    usual = [[d for d in divisors(world) if d <= max(limit, 1)] for limit in most]
+    values = [[one] if one > 0 else found for one, found in zip(typed, (*usual, divisors(experts)), strict=True)]
+    tp, pp, cp, ep = (column.ravel() for column in np.meshgrid(*values, indexing="ij"))
     ranks = world // (tp * pp * cp) if multiplies else world // pp
     divides = (world % (tp * pp * cp) == 0) & (ranks % ep == 0)
     return Axes(tp, pp, cp, ep).at(divides)
@@ -149,6 +162,10 @@ def with_pins(space: Space, pinned: Mapping[str, Any]) -> Space:
         fixed["etps"] = (pinned["etp"],)
     if "dp_replicate" in pinned or "dp_shard" in pinned:
         fixed |= {"shard_nodes": (0,), "replicas": False}
+    if "dp_replicate" not in pinned and pinned.get("dp_shard", -1) > 0:
+        fixed["shard"] = pinned["dp_shard"]
+    if "sp" in pinned:
+        fixed["sp"] = pinned["sp"]
     if "strategy" in pinned:
         fixed["strategies"] = ()
     if "offload" in pinned:
@@ -158,6 +175,7 @@ def with_pins(space: Space, pinned: Mapping[str, Any]) -> Space:
         plain = "1f1b" if chunks == (1,) else "interleaved_1f1b"
         schedule = pinned.get("pp_schedule", plain)
         fixed["schedules"] = ((schedule, chunks if "vp" in pinned else CHUNKS.get(schedule, chunks)),)
+        fixed["any_chunks"] = "vp" not in pinned
     return msgspec.structs.replace(space, **fixed)
 
 
@@ -173,7 +191,15 @@ def legal_degrees(
     case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] | None = None, ignoring: Container[str] = ()
 ) -> Iterator[Case]:
     """Yield the degrees that are legal with SIMPLEST_OPTIONS and have the pinned values."""
-    pins = pinned or {}
+    found = False
+    for bare in _legal(case, space, pinned or {}, ignoring):
+        found = True
+        yield bare
+    if pinned and not found:  # what the user typed may only go with degrees that are usually left out
+        yield from _legal(case, msgspec.structs.replace(space, slow=True), pinned, ignoring)
+
+
+def _legal(case: Case, space: Space, pins: Mapping[str, Any], ignoring: Container[str]) -> Iterator[Case]:
     checks = {r.id for r in rules.applicable(case, ("error",)) if r.id not in ignoring}
     for every in degrees(case, with_pins(space, pins), pins):
         wanted = _wanted(every, pins, checks >= BATCH_RULES)  # far cheaper than the rules
@@ -181,6 +207,8 @@ def legal_degrees(
             continue
         bare = every if wanted.all() else every.rows(wanted)
         legal = np.broadcast_to(rules.legal(bare, ignoring), bare.tp.shape)
+        if pins.get("sp") and np.any(legal & (bare.tp > 1)):  # without tensor parallelism it would have no effect
+            legal = legal & (bare.tp > 1)
         if legal.any():
             yield bare.rows(legal)
 
@@ -188,7 +216,7 @@ def legal_degrees(
 def _wanted(bare: Case, pins: Mapping[str, Any], divided: bool) -> Any:
     """Return where degrees have the pinned values and, if they must, give every rank the same number of samples."""
     found = np.ones(bare.tp.shape, dtype=bool)
-    for name in ("tp", "pp", "cp", "ep"):
+    for name in DEGREES:
         if name in pins:
             found &= getattr(bare, name) == pins[name]
     if "dp_shard" in pins and pins["dp_shard"] != -1:
@@ -207,26 +235,36 @@ def degrees(case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] 
     """Yield all degrees with the simplest options, legal or not, for each strategy, offload and layer split."""
     pins = pinned or {}
     simplest = {**SIMPLEST_OPTIONS, **{name: pins[name] for name in SPLIT_PINS if name in pins}}
-    others = [s for s in space.strategies if s != case.strategy and s not in ON_REQUEST.get(case.engine, ())]
-    strategies = (case.strategy, *others)
+    strategies = strategies_of(case, space)
     offloads = (case.offload, *(o for o in space.offloads if o != case.offload))
     for strategy, offload in product(strategies, offloads):
         based = case.replace(**simplest, strategy=strategy, offload=offload)
-        found = axes(based)
+        found = axes(based, pins, space.slow)
         if any(name in pins for name in SPLIT_PINS[1:]):
-            yield _with_degrees(based, found)
+            yield _with_degrees(based, found, space)
             continue
         even = based.layers % found.pp == 0
         if even.all() or not space.uneven:
-            yield _with_degrees(based.replace(stage_layers=()), found.at(even))
+            yield _with_degrees(based.replace(stage_layers=()), found.at(even), space)
         else:
             order = np.argsort(np.where(even, 0, found.pp), kind="stable")
-            yield _with_degrees(based.replace(stage_layers=BALANCED), found.at(order))
+            yield _with_degrees(based.replace(stage_layers=BALANCED), found.at(order), space)
 
 
-def _with_degrees(case: Case, found: Axes) -> Case:
-    sp = (found.tp > 1) & (case.strategy != "megatron_fsdp")
-    return case.replace(tp=found.tp, pp=found.pp, cp=found.cp, ep=found.ep, sp=sp)
+def strategies_of(case: Case, space: Space) -> tuple[str, ...]:
+    """Return the strategies to try: the recipe's, then the space's that the engine offers without being asked."""
+    usual = ("fsdp2",) if space.strategies and case.engine == "meshwright" else ()
+    others = dict.fromkeys((*usual, *space.strategies))
+    return (case.strategy, *(s for s in others if s != case.strategy and s not in ON_REQUEST.get(case.engine, ())))
+
+
+def _with_degrees(case: Case, found: Axes, space: Space) -> Case:
+    usual = (found.tp > 1) & (case.strategy != "megatron_fsdp")
+    sp = usual if space.sp is None else np.full(found.tp.shape, space.sp)
+    batch = case.replace(tp=found.tp, pp=found.pp, cp=found.cp, ep=found.ep, sp=sp)
+    if not space.shard:
+        return batch
+    return batch.replace(dp_replicate=np.maximum(batch.dp // space.shard, 1))  # the shard groups are replicas
 
 
 def _schedules(case: Case, found: Axes, space: Space) -> Case:
@@ -243,7 +281,12 @@ def _schedules(case: Case, found: Axes, space: Space) -> Case:
             rows.append(here)
             chunks.append(np.full(len(here), vp))
             names.append(np.full(len(here), schedule))
-    at = np.concatenate(rows)
+    if space.any_chunks and not any(len(here) for here in rows):
+        here = np.flatnonzero(found.pp == 1)
+        rows, chunks, names = [here], [np.ones(len(here), int)], [np.full(len(here), space.schedules[0][0])]
+    at = np.concatenate(rows) if rows else np.zeros(0, int)
+    if not rows:
+        chunks, names = [np.ones(0, int)], [np.full(0, "1f1b")]
     return _options(case, found.at(at), np.concatenate(chunks), np.concatenate(names), space)
 
 
@@ -261,15 +304,20 @@ def _options(case: Case, found: Axes, vp: Any, schedule: Any, space: Space) -> C
     )
     ranks = tp * pp * cp
     inside = np.maximum(shard_nodes * case.cluster.gpus_per_node // ranks, 1)
-    replicas = np.where(shard_nodes != 0, np.maximum(case.cluster.world // ranks // inside, 1), case.dp_replicate)
-    batch = _with_degrees(case, Axes(tp, pp, cp, ep)).replace(
+    replicas = np.where(
+        shard_nodes != 0, np.maximum(case.cluster.world // ranks // inside, 1), 1 if space.shard else case.dp_replicate
+    )
+    degrees = _with_degrees(case, Axes(tp, pp, cp, ep), space)
+    batch = degrees.replace(
         vp=chunks,
         pp_schedule=np.repeat(schedule, many),
         etp=np.where(etp == 0, tp, etp),
         micro_batch_size=micro_batch,
         recompute=recompute,
-        dp_replicate=replicas,
+        dp_replicate=degrees.dp_replicate if space.shard else replicas,
     )
-    again = ((etp == 0) & (tp == 1) & (1 in etps)) | (shard_nodes != 0) & (replicas == case.dp_replicate) & (0 in nodes)
+    again = ((etp == 0) & (tp == 1) & (1 in etps)) | (shard_nodes != 0) & (
+        replicas == (1 if space.shard else case.dp_replicate)
+    ) & (0 in nodes)
     divides = batch.global_batch_size % (micro_batch * batch.dp) == 0  # most rows do not, and rules cost more than this
     return batch.rows(~again & divides if (~again & divides).any() else ~again)

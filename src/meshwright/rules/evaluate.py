@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import count, islice, product
@@ -18,6 +19,7 @@ from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import keys_by_flat_name
 from meshwright.rules.rule import SEVERITIES, Finding, Rule, Severity, all_rules
 
+_ONE_GPU = re.compile(r"(?<![\d.,])1 GPUs( are)?\b")
 MAX_FIRST_CHANGES = 6  # first changes to which a second one is added
 Change = dict[str, Any]  # values by flat name
 Search = Callable[[Case, frozenset[str]], Change | None]
@@ -46,7 +48,8 @@ class _MessageFormatter(Formatter):
 
 def message(rule: Rule, case: Case) -> str:
     """Return the rule's message for this case."""
-    return _MessageFormatter().format(rule.message, rule, case)
+    text = _MessageFormatter().format(rule.message, rule, case)
+    return _ONE_GPU.sub(lambda found: "1 GPU is" if found[1] else "1 GPU", text)
 
 
 @cache
