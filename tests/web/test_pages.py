@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 import pytest
 from tests.web.html import Page, at
 
+import meshwright as mw
 from meshwright import api
 from meshwright.models import config_of
 from meshwright.web import presenters
@@ -39,11 +40,14 @@ FINE = [
     ("/", {"model": "qwen3-30b-a3b", "gpus": "16xH100", "goal": "sft", "overrides": "layout.tp=3"}),  # illegal
     ("/", {"model": "llama3-8b", "gpus": "64xGB200", "goal": "pretrain", "benchmark": "1"}),
     ("/", {"config": CONFIG, "gpus": "8xH100", "goal": "sft"}),
-    ("/ask/commands", {**ASKED, "to": "meshwright"}),
+    ("/", {**ASKED, "tokens": "100B", "price": "2.5EUR"}),
+    ("/", {**ASKED, "days": "30", "utm_source": "mail"}),
+    ("/ask/commands", {**ASKED, "to": "meshwright", "tokens": "100B"}),
     ("/ask/commands", {**ASKED, "to": "megatron-lm"}),
     ("/explore", {}),
     ("/explore", LAYOUTS),
     ("/explore", {"target": "llama3-405b", "gpus": "1xH100", "goal": "pretrain"}),  # nothing fits
+    ("/explore", {**LAYOUTS, "tokens": "100B", "price": "2.5"}),
     ("/explore/compare", LAYOUTS),
     ("/explore/compare", {**LAYOUTS, "a": "layout.pp=2"}),
     ("/explore/compare", {**LAYOUTS, "a": "layout.pp=2 layout.tp=2", "b": "layout.pp=1 layout.tp=5"}),
@@ -364,3 +368,30 @@ def test_a_later_word_for_a_field_wins() -> None:
     assert presenters.with_override(said, ["layout.tp=8"]) == urlencode(
         {"model": "m", "overrides": "layout.tp=8 'data.dataset=my data'"}
     )
+
+
+def test_a_budget_gives_the_figures_of_the_command_line(client: Any) -> None:
+    page = read(client, "/", {**ASKED, "tokens": "100B", "price": "2.5EUR"})
+    plan = mw.to_dict(mw.recommend(**ASKED, tokens="100B", price="2.5EUR"))
+    for name in ("tokens", "days", "gpu_hours", "cost"):
+        assert page.numbers[f"budget.{name}"] == pytest.approx(plan["budget"][name])
+    assert "2.5 EUR per GPU hour" in page.text
+    assert "--tokens 100B --price 2.5EUR" in page.text
+
+
+@pytest.mark.parametrize(
+    ("path", "field", "meant"),
+    [
+        ("/", "seq_len", "seq: 1"),
+        ("/explore", "num_gpus", "gpus: 1"),
+        ("/scale", "price_per_hour", "price: 1"),
+        ("/models", "name", 'query: "1"'),
+        ("/gpus", "nonsense", "query"),
+        ("/rules", "sevrity", "severity"),
+        ("/recipes", "goals", "goal"),
+    ],
+)
+def test_a_field_that_a_page_does_not_have_is_refused(client: Any, path: str, field: str, meant: str) -> None:
+    page = read(client, path, {field: "1"}, 422)
+    assert field in page.text
+    assert meant.replace('"1"', "1") in page.text.replace('"1"', "1")

@@ -49,6 +49,7 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.include_router(routes_html.router)
     app.openapi = lambda: routes_api.openapi(app)  # type: ignore[method-assign]  # as FastAPI documents it
     app.add_exception_handler(HTTPException, _not_found)
+    app.add_exception_handler(routes_html.UnknownFieldError, routes_html.show_unknown_field)
     app.add_middleware(CacheMiddleware, cache=dispatcher.cache)
     app.add_middleware(Guard, settings=settings)  # added last, runs first
     return app

@@ -32,6 +32,7 @@ FRAMEWORKS = {
     "deepspeed": "DeepSpeed",
     "accelerate": "Accelerate",
 }
+BUDGET = ("tokens", "days", "price", "currency")  # fields that add time and cost to a plan
 WIDE = 1000  # of a bar's own units
 LINK_BYTES = 28_000  # of a link; the server accepts a little more
 LINES, AROUND = 2_000, 3  # shown of a long text: those around its findings
@@ -95,7 +96,8 @@ def opened(plan: Answer, plans: Answer, form: Mapping[str, str]) -> str:
     overrides = [f"layout.{name}={_formatted(value)}" for name, value in plan["layout"].items() if name in fields]
     names = {"model": "model", "gpus": "gpus", "goal": "goal", "seq": "seq_length", "engine": "engine"}
     question = {name: str(plan["question"][field]) for name, field in names.items()}
-    return with_override({**question, "overrides": form["overrides"]}, overrides)
+    kept = {name: form[name] for name in BUDGET}
+    return with_override({**question, **kept, "overrides": form["overrides"]}, overrides)
 
 
 def _formatted(value: Any) -> str:

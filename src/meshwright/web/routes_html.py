@@ -13,20 +13,32 @@ from starlette.exceptions import HTTPException
 
 from meshwright import __version__, api
 from meshwright.api import requests
+from meshwright.api.argument_names import unknown_argument
+from meshwright.api.inputs import SHOWN_BYTES, fields_of, texts_of
+from meshwright.api.inputs import Request as ApiRequest
 from meshwright.api.requests import CONFIG
 from meshwright.api.summary import layout_summary
+from meshwright.errors import InputError
 from meshwright.web import charts, presenters
-from meshwright.web.errors import to_error
+from meshwright.web.errors import error_of, to_error
 from meshwright.web.routes_api import dispatcher_of
 from meshwright.web.templates import render
 
 router = APIRouter(include_in_schema=False)
 
-TRAINING = ("goal", "seq", "engine", "overrides", "config")
-ASK = ("model", "gpus", *TRAINING, "benchmark")
-EXPLORE = ("target", "gpus", *TRAINING)
-SCALE = ("model", "gpu", *TRAINING, "tokens", "price")
-CHECK = ("text", "name", "gpus", "model", "framework", "advice", "example")
+TRACKING = ("utm_", "fbclid", "gclid", "ref")  # what others append to links
+
+
+def verb_fields(request: type[ApiRequest], *leave_out: str) -> tuple[str, ...]:
+    """Return what a verb takes over HTTP, texts included: a page's form and its URL take the same."""
+    named = [field.name for field in fields_of(request) if "http" in field.input.surfaces]
+    return tuple(name for name in dict.fromkeys((*named, *texts_of(request))) if name not in leave_out)
+
+
+ASK = verb_fields(requests.Recommend, "explain")
+EXPLORE = verb_fields(requests.Plan, "top", "everything")
+SCALE = verb_fields(requests.Scale)
+CHECK = (*verb_fields(requests.Check, "target"), "example")
 EXAMPLES = (
     ("llama3-8b", "8xH100", "sft"),
     ("llama3-70b", "64xH100", "pretrain"),
@@ -43,7 +55,7 @@ Answer = dict[str, Any]
 
 
 async def form_fields(request: Request, names: Sequence[str]) -> FormFields:
-    """Return the fields of a form, from the query or the body; other fields are dropped."""
+    """Return the fields of a form, from the query or the body; a field that the page does not have is an error."""
     pairs = list(request.query_params.multi_items())
     if request.method == "POST":
         body = (await request.body()).decode("utf-8", "replace")
@@ -52,8 +64,26 @@ async def form_fields(request: Request, names: Sequence[str]) -> FormFields:
         except ValueError:
             raise HTTPException(413, f"a form has at most {MAX_FIELDS} fields") from None
     found = dict.fromkeys(names, "")
-    found.update({name: _stripped(name, value) for name, value in pairs if name in found})
+    for name, value in pairs:
+        if name in found:
+            found[name] = _stripped(name, value)
+        elif not name.lower().startswith(TRACKING):
+            raise UnknownFieldError(unknown_argument(name[:SHOWN_BYTES], value, {one: f"--{one}" for one in names}))
     return found
+
+
+class UnknownFieldError(Exception):
+    """A URL or form has a field that the page does not have."""
+
+    def __init__(self, error: InputError) -> None:
+        super().__init__(error.reason)
+        self.error = error
+
+
+async def show_unknown_field(request: Request, error: Exception) -> HTMLResponse:
+    """Show which field of a URL is unknown, and what was meant."""
+    found = error_of(error.error)["error"] if isinstance(error, UnknownFieldError) else None
+    return await page(request, "missing.html", error=found, what="field on this page", back=request.url.path)
 
 
 def _stripped(name: str, value: str) -> str:
@@ -79,7 +109,7 @@ async def ask(request: Request, verb: str, arguments: Mapping[str, Any]) -> tupl
 async def ask_form(request: Request, verb: str, form: FormFields, **more: Any) -> tuple[Answer, Answer | None]:
     """Return the response to the request of a form; a config.json takes the place of a model's name."""
     fields: dict[str, Any] = {name: value for name, value in form.items() if value}
-    if "config" in fields:
+    if "config" in fields or "recipe" in fields:
         fields = {name: value for name, value in fields.items() if name not in ("model", "target")}
     try:
         if "overrides" in fields:
@@ -104,7 +134,7 @@ async def recommend(request: Request) -> HTMLResponse:
     """Recommend a recipe."""
     form = await form_fields(request, ASK)
     plan, error = Answer(), None
-    if any(form[name] for name in ("model", "gpus", "config")):
+    if any(form.values()):
         plan, error = await ask_form(request, "recommend", form, explain=True)
     shown = _recommended(plan, form) if plan else {}
     return await page(request, "ask.html", form=form, error=error, examples=EXAMPLES, **shown)
@@ -121,11 +151,14 @@ def _recommended(plan: Answer, form: FormFields) -> dict[str, Any]:
         "try_with": (lambda overrides: presenters.with_override(form, overrides))
         if presenters.linkable(form)
         else None,
-        "explore": presenters.query({**form, "target": form["model"], "model": "", "benchmark": ""}),
-        "scale": presenters.query(
-            {**form, "gpus": "", "benchmark": "", "gpu": plan["question"]["gpus"].split("x")[-1]}
-        ),
+        "explore": _query(EXPLORE, {**form, "target": form["model"], "model": ""}),
+        "scale": _query(SCALE, {**form, "gpu": plan["question"]["gpus"].split("x")[-1]}),
     }
+
+
+def _query(names: Sequence[str], form: Mapping[str, str]) -> str:
+    """Return the query of another page: the fields that it has too."""
+    return presenters.query({name: value for name, value in form.items() if name in names})
 
 
 @router.api_route("/ask/commands", methods=["GET", "POST"])
@@ -142,7 +175,7 @@ async def explore(request: Request) -> HTMLResponse:
     form = await form_fields(request, (*EXPLORE, "a", "b"))
     fields = {name: form[name] for name in EXPLORE}
     plans, error = Answer(), None
-    if any(fields[name] for name in ("target", "gpus", "config")):
+    if any(fields.values()):
         plans, error = await ask_form(request, "plan", fields, top=TOP, everything=True)
     shown: dict[str, Any] = {"plans": plans}
     if plans:
@@ -188,7 +221,7 @@ async def _one_layout(request: Request, fields: FormFields, overrides: str) -> d
         "answer": answer,
         "error": None,
         **layout_view(answer),
-        "ask": presenters.query({**form, "model": form["target"], "target": ""}),
+        "ask": _query(ASK, {**form, "model": form["target"]}),
         "cli": presenters.command("estimate", requests.Estimate, {**form, "target": form["target"] or CONFIG}),
         "pipeline": None,
     }
@@ -203,7 +236,7 @@ async def scale(request: Request) -> HTMLResponse:
     """Plot speed, days and cost against the number of GPUs."""
     form = await form_fields(request, SCALE)
     found, error = Answer(), None
-    if any(form[name] for name in ("model", "gpu", "config")):
+    if any(form.values()):
         types = form["gpu"].replace(",", " ").split()
         found, error = await ask_form(request, "scale", {**form, "gpu": ""}, **({"gpu": types} if types else {}))
     series = found.get("series", [])
@@ -228,9 +261,9 @@ async def check(request: Request) -> HTMLResponse:
     found, error = Answer(), None
     if form["example"] and not form["text"]:
         form, error = await _example(request, form)
-    elif form["text"]:
-        fields: dict[str, Any] = {name: form[name] for name in CHECK if name != "example"}
-        found, error = await ask(request, "check", {**fields, "advice": bool(form["advice"])})
+    elif any(value for name, value in form.items() if name != "example"):
+        fields = {name: value for name, value in form.items() if name not in ("example", "advice")}
+        found, error = await ask_form(request, "check", fields, advice=bool(form["advice"]))
     shown: dict[str, Any] = {}
     if found:
         shown = presenters.findings_by_line(found["findings"], form["text"])
