@@ -142,3 +142,38 @@ def test_guesses_over_http_name_the_right_argument() -> None:
         with pytest.raises(mw.InputError) as caught:
             read(VERBS["recommend"].request, {**arguments, guess: value}, "http")
         assert meant in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("query", "first", "without"),
+    [
+        ("8b", "llama3_8b", "phi4_mini_3p8b"),
+        ("3b", "llama32_3b", "qwen3_30b_a3b"),
+        ("1.3b", "megatron_1p3b", "llama2_13b"),
+        ("0.5b", "qwen2_500m", "qwen25_1p5b"),
+        ("3.8b", "phi4_mini_3p8b", "qwen3_8b"),
+        ("671b", "deepseek_v3", "kimi_k2"),
+        ("llama 8b", "llama3_8b", "qwen3_8b"),
+        ("qwen3 a3b", "qwen3_30b_a3b", "qwen3_8b"),
+    ],
+)
+def test_a_size_word_matches_a_size(query: str, first: str, without: str) -> None:
+    found = [one.name for one in mw.list_models(query)]
+    assert found[0] == first
+    assert without not in found
+
+
+def test_the_list_of_models_shows_kind_and_recipes(meshwright: Any) -> None:
+    found = {one["name"]: one for one in meshwright("models", "llama", "--json").json["models"]}
+    assert list(found)[-1] == "tinyllama_1p1b"
+    assert found["llama3_8b"]["recipes"] == ["pretrain", "sft", "peft"]
+    assert found["llama32_1b"]["recipes"] == []
+    assert mw.to_dict(mw.list_models("qwen3_vl_30b"))["models"][0]["architecture"] == "MoE, vision"
+    assert "pretrain sft peft" in meshwright("models", "llama3_8b").out
+
+
+def test_a_price_has_its_unit(meshwright: Any) -> None:
+    words = ("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "--tokens", "1B")
+    assert "at 2.1 EUR per GPU-hour: cost " in meshwright(*words, "--price", "2.10EUR").out
+    assert "per GPU-hour" in meshwright(*words, "--price", "cheap").err
+    assert "one GPU for one hour" in meshwright("recommend", "--help").out.replace("\n", " ")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from meshwright.api import requests
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import model_named, write_text
 from meshwright.api.responses import Part, Response, Severity, copied
+from meshwright.choices import GOALS
 from meshwright.clusters import Gpu
 from meshwright.display import Listing
 from meshwright.errors import InputError, OutputError, unknown
@@ -46,10 +48,31 @@ RULE_COLUMNS: Mapping[str, Callable[[Rule], object]] = {
     "severity": lambda one: one.severity,
     "symptom": lambda one: one.symptom,
 }
+
+
+def architecture(model: ModelSpec) -> str:
+    """Return what a list says of a model's kind: dense or MoE, vision or diffusion."""
+    sparse = "MoE" if model.moe else "dense"
+    return {"vision_language": f"{sparse}, vision", "diffusion": "diffusion"}.get(model.kind, sparse)
+
+
+def goals_of(model: str) -> list[str]:
+    """Return the goals with a shipped recipe for a model."""
+    return [goal for goal in GOALS if (model, goal) in _shipped()]
+
+
+@cache
+def _shipped() -> frozenset[tuple[str, str]]:
+    """Return models and goals of the recipes that are no throughput recipes."""
+    return frozenset((entry.model, entry.goal) for entry in index.entries(False))
+
+
 MODEL_COLUMNS: Mapping[str, Callable[[ModelSpec], object]] = {
     "model": lambda one: one.name,
     "total B": lambda one: f"{one.params.total / 1e9:.3f}",
     "active B": lambda one: f"{one.params.active / 1e9:.3f}",
+    "kind": architecture,
+    "recipes": lambda one: " ".join(goals_of(one.name)) or "-",
     "Hugging Face id": lambda one: one.hf_id,
 }
 

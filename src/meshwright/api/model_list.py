@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters
 from meshwright.api import requests
-from meshwright.api.catalogues import MODEL_COLUMNS, ModelPart, model_part, models_named
+from meshwright.api.catalogues import MODEL_COLUMNS, ModelPart, architecture, goals_of, model_part, models_named
 from meshwright.api.inputs import verb
 from meshwright.api.planning import recommend
 from meshwright.api.responses import Part, Response, copied
@@ -90,6 +90,8 @@ class ModelPlanPart(Part, frozen=True, kw_only=True):
 class ListedModel(ModelPart, frozen=True, kw_only=True):
     """A model of a list; `plan` if GPUs were named."""
 
+    architecture: str
+    recipes: Sequence[str]  # goals with a shipped recipe; others start from the recipe of the closest model
     plan: ModelPlanPart | UnsetType = UNSET
 
 
@@ -107,9 +109,9 @@ def models_response(
 
 
 def _listed(one: ModelSpec | ModelOnGpus) -> ListedModel:
-    if isinstance(one, ModelSpec):
-        return copied(ListedModel, model_part(one))
-    return copied(ListedModel, model_part(one.model), plan=_model_plan(one))
+    model, plan = (one, UNSET) if isinstance(one, ModelSpec) else (one.model, _model_plan(one))
+    more = {"architecture": architecture(model), "recipes": goals_of(model.name), "plan": plan}
+    return copied(ListedModel, model_part(model), **more)
 
 
 def _model_plan(one: ModelOnGpus) -> ModelPlanPart:

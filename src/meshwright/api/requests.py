@@ -219,7 +219,7 @@ Tokens = Annotated[
 Price = Annotated[
     float | str,
     Input(
-        help="Price of one GPU for one hour, e.g. 2.50, 2.10EUR or H100=2.50,A100=1.60: adds the cost.",
+        help="Price of one GPU for one hour in any currency: 2.50, 2.10EUR or H100=2.50,A100=1.60. Adds the cost.",
         metavar="PER_GPU_HOUR",
         minimum=0,
         maximum=1e6,

@@ -69,7 +69,7 @@ def budget_lines(answer: Answer, gpus: int) -> list[str]:
         ]
     if budget["cost"] is not None:
         unit, cost = f" {budget['currency']}" if budget["currency"] else "", budget["cost_band"]
-        lines[-1] += f" at {budget['price']:g}{unit} each: {_number(budget['cost'])}{unit}"
+        lines[-1] += f" at {budget['price']:g}{unit} per GPU-hour: cost {_number(budget['cost'])}{unit}"
         lines[-1] += f" ({_number(cost['low'])} to {_number(cost['high'])})" if within is None else ""
     good = budget["goodput"]
     share = f"goodput {good['share']:.1%}: {good['failures_per_day']:.2g} failures per day and a checkpoint"

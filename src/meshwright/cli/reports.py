@@ -434,8 +434,13 @@ def models(answer: Answer, found: Any) -> None:
     for m in answer["models"]:
         p = m["parameters"]
         counts = (f"{p['total'] / 1e9:.3f}", f"{p['active'] / 1e9:.3f}")
-        rows.append((m["name"], *counts, str(m["layers"]), str(m["hidden"]), m["hf_id"]))
-    table(rows, "model", "total B", "active B", "layers", "hidden", "Hugging Face id")
+        kind, goals = m["architecture"], " ".join(m["recipes"]) or "-"
+        rows.append((m["name"], *counts, str(m["layers"]), str(m["hidden"]), kind, goals, m["hf_id"]))
+    table(rows, "model", "total B", "active B", "layers", "hidden", "kind", "recipes", "Hugging Face id")
+    shown = (
+        f"{len(rows)} model{'s' * (len(rows) != 1)}; recipes: goals with one of its own, others start from the closest"
+    )
+    console().print(f"[dim]{shown}. Add --gpus 1xRTX4090 --goal lora to see what fits.[/]")
 
 
 def _models_that_fit(answer: Answer) -> None:

@@ -19,6 +19,7 @@ from .spec import ModelSpec
 
 _SIZE = re.compile(r"(a?)(\d+(?:[.p]\d+)?)([bmt])")
 _SIZE_IN_MILLIONS = {"m": 1, "b": 1_000, "t": 1_000_000}
+SAME_SIZE = 0.04  # share by which the parameters of a model without a size in its name may differ from a size
 _PARENTHESES = re.compile(r"\(.*?\)")
 _GAP = re.compile(r"[\s\-_:]+")
 _PIECES = re.compile(r"[a-z]+|\d+(?:\.\d+)*")
@@ -82,9 +83,30 @@ def names() -> tuple[str, ...]:
 
 
 def search(query: str) -> list[str]:
-    """Return the names that contain every word of a query, e.g. `qwen3 vl`."""
-    words = [word for word in _GAP.split(query.strip().lower().replace(".", "")) if word]
-    return [name for name in names() if all(word in name for word in words)]
+    """Return the names that contain every word of a query, e.g. `qwen3 vl`; a size such as 8b is that of the model.
+
+    Names that start with the first word come first: tinyllama is no answer to `llama` but a late one.
+    """
+    typed = [word for word in _GAP.split(query.strip().lower()) if word]
+    sizes = [size for word in typed if (size := _typed_size(word)) is not None]
+    words = [word.replace(".", "") for word in typed if _typed_size(word) is None]
+    found = [name for name in names() if all(word in name for word in words)]
+    found = [name for name in found if all(_has_size(name, size) for size in sizes)]
+    return sorted(found, key=lambda name: bool(words) and not name.startswith(words[0]))
+
+
+def _typed_size(word: str) -> float | None:
+    """Return the parameters that 8b, 1.7b, 3p8b, 500m or 1t names; None for any other word, a3b (active) included."""
+    found = _SIZE.fullmatch(word)
+    return None if not found or found[1] else _millions(found)
+
+
+def _has_size(name: str, millions: float) -> bool:
+    """Return whether a model has this size: by its name, or by its parameters if its name has none."""
+    joined = re.sub(r"_(\d)_(\d+b)\b", r"_\1p\2", name)  # wan_1_3b
+    named = [size for word in re.split(r"_|(?<=\d)x", joined) if (size := _typed_size(word)) is not None]
+    known = named or [_spec(name).params.total / 1e6]
+    return any(abs(one - millions) <= (1e-3 if named else SAME_SIZE) * millions for one in known)
 
 
 def all_specs() -> tuple[ModelSpec, ...]:
