@@ -166,7 +166,13 @@ def test_positions_without_a_field_are_refused(meshwright: Any, tmp_path: Path, 
         assert answer.json["error"]["field"] == positions.split()[0]
 
 
-@pytest.mark.parametrize("positions", [ROPE, "--use-rotary-position-embeddings --rotary-base 500000"])
+@pytest.mark.parametrize(
+    "positions",
+    [
+        "--use-rotary-position-embeddings --rotary-base 500000",
+        f"{ROPE} --no-position-embedding --rotary-percent 1.0 --apply-layernorm-1p",  # as in NVIDIA's examples
+    ],
+)
 def test_rotary_positions_are_exported(meshwright: Any, tmp_path: Path, positions: str) -> None:
     path = _script(tmp_path, "--train-iters 1000", positions=positions)
     answer = meshwright("export", path, "--to", "megatron-lm", *GPUS, "--json")
@@ -214,3 +220,41 @@ def test_a_job_in_a_container_runs_in_its_folder(meshwright: Any, tmp_path: Path
     assert not any("lost" in note for note in answer["notes"])
     script = next(folder.glob("*.sbatch")).read_text()
     assert f"--container-mounts={folder}:{folder} --container-workdir={folder}" in script
+
+
+def test_a_flag_for_positions_that_megatron_refuses_is_an_error(meshwright: Any, tmp_path: Path) -> None:
+    for positions, refused in (("--no-position-embedding", True), (f"{ROPE} --no-position-embedding", False)):
+        path = _script(tmp_path, "--train-iters 1000", positions=positions)
+        found = _rules(meshwright("check", path, *GPUS, "--json").json)
+        assert ("megatron-lm.no-position-embedding" in found) == refused
+
+
+def test_a_model_outside_the_catalogue_is_named(meshwright: Any, tmp_path: Path) -> None:
+    path = tmp_path / "falcon.yaml"
+    path.write_text(
+        "step_scheduler:\n  global_batch_size: 64\n  local_batch_size: 8\n  max_steps: 100\n"
+        "model:\n  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained\n"
+        "  pretrained_model_name_or_path: tiiuae/Falcon3-7B-Instruct\n"
+        "distributed:\n  strategy: fsdp2\n"
+    )
+    answer = meshwright("estimate", str(path), "--gpus", "8xH100", "--json")
+    assert answer.code == 2
+    assert "tiiuae/Falcon3-7B-Instruct" in answer.json["error"]["message"]
+
+
+def test_the_fix_of_a_list_is_a_list(meshwright: Any, tmp_path: Path) -> None:
+    path = tmp_path / "llama.toml"
+    path.write_text(
+        '[model]\nname = "llama3"\nflavor = "8B"\nconverters = ["float8"]\n'
+        "[training]\nlocal_batch_size = 1\nseq_len = 8192\nsteps = 1000\n[parallelism]\ntensor_parallel_degree = 2\n"
+    )
+    answer = meshwright("check", str(path), "--gpus", "8xH100", "--json").json
+    (invalid,) = [one for one in answer["findings"] if one["rule"] == "value.invalid"]
+    assert invalid["fix"] == ['model.converters = ["quantize.linear.float8"]']
+
+
+def test_a_run_script_of_torchtitan_says_what_to_adapt(meshwright: Any) -> None:
+    answer = meshwright("export", "llama3_8b_pretrain_config", "--to", "torchtitan", "--gpus", "8xH100", "--json").json
+    for name in ("run.sh", "run_0.3.0.sh"):
+        head = answer["files"][name].partition("torchrun")[0]
+        assert all(word in head for word in ("checkout", "download_hf_assets.py", "hf_datasets", "./outputs"))

@@ -175,6 +175,8 @@ COMMON = (
     broken("no length", DENSE, "    --train-iters 10000\n", "", "megatron-lm.no-length"),
     broken("two lengths", *with_args(DENSE, "--train-samples 9"), "megatron-lm.iterations-and-samples",
            "--train-samples"),
+    broken("no positions", DENSE, "--position-embedding-type rope", "--no-position-embedding",
+           "megatron-lm.no-position-embedding", "--no-position-embedding"),
     broken("warm-up by samples", DENSE, "--lr-warmup-iters 500", "--lr-warmup-samples 5000",
            "megatron-lm.iterations-and-samples", "--lr-warmup-samples"),
     broken("two warm-ups", *with_args(DENSE, "--lr-warmup-fraction 0.1"), "megatron-lm.two-warm-ups",

@@ -44,8 +44,8 @@ WEIGHTS_ONLY = (
 
 
 LOST_MODEL = """
-activation activation_func activation_func_clamp_value apply_layernorm_1p apply_residual_connection_post_layernorm
-attention_dropout glu_linear_offset hidden_dropout layernorm_zero_centered_gamma moe_router_group_topk
+activation activation_func activation_func_clamp_value apply_residual_connection_post_layernorm
+attention_dropout glu_linear_offset hidden_dropout moe_router_group_topk
 moe_router_num_groups moe_router_pre_softmax moe_router_score_function moe_router_topk_scaling_factor
 moe_shared_experts mscale mscale_all_dim no_position_embedding norm_type openai_gelu position_embedding_type
 qk_clip qk_l2_norm quick_geglu rope_scaling
@@ -130,8 +130,12 @@ def _other_positions(settings: Settings, again: Settings) -> Iterator[DroppedSet
         if name == "position_embedding_type" and not setting.unresolved and value != _text(written):
             if value not in ROTARY or written is not None:
                 yield DroppedSetting(key, setting.value, reason, setting.file, setting.line)
-        elif name == "no_position_embedding" and _text(again.get("position_embedding_type")) != "none":
+        elif name == "no_position_embedding" and not _is_rotary(settings):
             yield DroppedSetting(key, setting.value, reason, setting.file, setting.line)
+
+
+def _is_rotary(settings: Settings) -> bool:
+    return "use_rotary_position_embeddings" in settings or _text(settings.get("position_embedding_type")) == "rope"
 
 
 def _own_cluster(found: ImportedRecipe) -> Cluster:
@@ -184,9 +188,25 @@ def _without_field(framework: Framework, settings: Any) -> Iterator[tuple[str, S
             continue
         if text_of(setting.value).lower() in OFF or key.rsplit(".", 1)[-1] in PROGRAM:
             continue
+        if _has_no_effect(key.rsplit(".", 1)[-1], setting, settings):
+            continue
         default = UNSET if row is None else row.default
         if default is UNSET or text_of(default) != text_of(setting.value):
             yield key, setting
+
+
+DEFAULTS = {"rotary_percent": 1.0, "rope_scaling_factor": 8.0, "moe_router_topk_scaling_factor": 1.0}
+"""Values of model settings that change nothing."""
+
+
+def _has_no_effect(name: str, setting: SourcedValue, settings: Settings) -> bool:
+    """Return whether a setting of the model is its default, or not used by the model's other settings."""
+    if name in DEFAULTS and _is_equal(setting.value, DEFAULTS[name]):
+        return True
+    if name == "no_position_embedding" and _is_rotary(settings):
+        return True
+    scores = [one.value for key, one in settings.items() if key.rsplit(".", 1)[-1] == "moe_router_score_function"]
+    return name == "moe_router_pre_softmax" and scores == ["sigmoid"]  # the order matters for a softmax only
 
 
 def _imported(framework: Framework, content: Content) -> Any:

@@ -66,7 +66,11 @@ def import_file(
     spec = None if model is None else model[0]
     settings = import_recipe(framework, content, spec, list(overrides), goal)
     if settings.model is None:
+        named = _named_model(settings)
         reason = f"{content.path} does not name its model, or not one of known shape"
+        if named:
+            reason = f"{content.path} trains {named}, which is not in the catalogue: name its config.json or folder"
+            raise InputError(reason, field="model", value=named, fix=("--model ./config.json",))
         raise InputError(reason, field="model", fix=("--model llama3-8b", "--model ./config.json"))
     on, assumed = _cluster(content.path, settings, gpus)
     checked = check(framework, content, gpus=gpus or str(on), model=spec, overrides=overrides, goal=goal)
@@ -86,6 +90,19 @@ def import_file(
         assumed=(*assumed, *_assumed_fields(settings, named), *_assumed_goal(settings, goal)),
         resolvable=resolvable,
     )
+
+
+NAMES = ("pretrained_model_name_or_path", "hf_model_id", "name_or_path")
+
+
+def _named_model(settings: ImportedRecipe) -> str:
+    """Return the model that a file names, by a Hugging Face id or as torchtitan does; empty if it names none."""
+    found = settings.parsed.settings
+    for key, setting in found.items():
+        if key.startswith("model") and key.rsplit(".", 1)[-1] in NAMES and not setting.unresolved:
+            return str(setting.value)
+    parts = [str(found[key].value) for key in ("model.name", "model.flavor") if key in found]
+    return " ".join(parts) if len(parts) == 2 else ""
 
 
 def referring(recipe: Recipe, settings: ImportedRecipe, given: str | None = None) -> tuple[Recipe, bool]:

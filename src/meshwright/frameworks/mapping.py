@@ -181,14 +181,15 @@ class _Reader:
 
     def _report_rejected(self, key: str, setting: SourcedValue, error: InputError) -> None:
         message = f"{self.framework.format_setting(key, setting.value)}: {error.reason}"
-        fixes = tuple(self._format_fix(fix, key) for fix in error.fix)
+        fixes = tuple(self._format_fix(fix, key, isinstance(setting.value, list)) for fix in error.fix)
         self._report("value.invalid", "error", key, setting, message, fixes)
 
-    def _format_fix(self, fix: str, key: str) -> str:
+    def _format_fix(self, fix: str, key: str, is_list: bool = False) -> str:
         name, equals, value = fix.partition("=")
         if not equals and _NAME.fullmatch(fix):  # one of the key's values
-            return self.framework.format_setting(key, fix)
-        return self.framework.format_setting(name, value) if equals and (name == key or name in self.key_map) else fix
+            return self.framework.format_setting(key, [fix] if is_list else fix)
+        known = equals and (name == key or name in self.key_map)
+        return self.framework.format_setting(name, [value] if is_list and name == key else value) if known else fix
 
     def _report_unknown(self, key: str, setting: SourcedValue) -> None:
         if self.framework.is_extra_key(key):

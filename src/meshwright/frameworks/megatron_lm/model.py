@@ -119,9 +119,7 @@ def _spec(flags: Flags, name: str) -> ModelSpec:
 def _positions(flags: Flags) -> str:
     if flags.on("use_rotary_position_embeddings"):
         return "rope"
-    if flags.on("no_position_embedding"):
-        return "none"
-    return flags.text("position_embedding_type", "learned_absolute")
+    return flags.text("position_embedding_type", "none" if flags.on("no_position_embedding") else "learned_absolute")
 
 
 def _norm(flags: Flags, hidden: int) -> int:

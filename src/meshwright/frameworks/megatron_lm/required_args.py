@@ -172,6 +172,15 @@ def position_embeddings(ctx: RuleContext) -> Problem | None:
     )
 
 
+def no_positions(ctx: RuleContext) -> Problem | None:
+    """Megatron-LM accepts --no-position-embedding only with RoPE, where it has no effect."""
+    kind = get_text(ctx, "position_embedding_type") or "learned_absolute"
+    if not is_on(ctx, "no_position_embedding") or kind == "rope" or is_on(ctx, "use_rotary_position_embeddings"):
+        return None
+    fix = (format_flag("no_position_embedding", None), *(() if kind == "none" else ("--position-embedding-type none",)))
+    return Problem("--no-position-embedding is deprecated: use --position-embedding-type", fix)
+
+
 def head_dim(ctx: RuleContext) -> Problem | None:
     hidden, heads = get_int(ctx, "hidden_size"), get_int(ctx, "num_attention_heads")
     if not hidden or not heads or ctx.is_set("kv_channels") or hidden % heads == 0:

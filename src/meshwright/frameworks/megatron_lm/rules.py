@@ -113,6 +113,13 @@ RULES = (
         supersedes=("sequence.position-table", "sequence.beyond-model"),
     ),
     _rule(
+        "no-position-embedding",
+        "no_position_embedding",
+        required_args.no_positions,
+        "RuntimeError: --no-position-embedding is deprecated, use --position-embedding-type",
+        "the flag is accepted only with RoPE, where it has no effect",
+    ),
+    _rule(
         "head-dim",
         "num_attention_heads hidden_size",
         required_args.head_dim,
