@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -80,9 +81,17 @@ SCRIPT = (
 
 def validate(name: str, answer: Any) -> None:
     """Validate a response against its published schema."""
-    published = json.loads((SCHEMAS / f"{name}.json").read_text(encoding="utf-8"))
     assert next(iter(answer)) == "schema"
-    jsonschema.validate(json.loads(json.dumps(answer)), published)  # tuples are sent as lists
+    validator(name).validate(json.loads(json.dumps(answer)))  # tuples are sent as lists
+
+
+@cache
+def validator(name: str) -> Any:
+    """Return the validator of a published schema, which is checked once."""
+    published = json.loads((SCHEMAS / f"{name}.json").read_text(encoding="utf-8"))
+    made = jsonschema.validators.validator_for(published)
+    made.check_schema(published)
+    return made(published)
 
 
 @pytest.fixture

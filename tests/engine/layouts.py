@@ -78,7 +78,7 @@ DATA = (
 )
 TENSOR = (
     Tried("tp", "tp", 2, {"tp": 2}, DENSE, refused={EXPERTS_NEED_SP: SPARSE}, quick=("gpt2",)),
-    Tried("tp-sp", "tp+sp", 2, TP_SP, quick=("olmoe",)),
+    Tried("tp-sp", "tp+sp", 2, TP_SP),  # quick: with experts, optimizers and losses below
     Tried("tp4-copied-kv", "tp+sp", 4, {"tp": 4, "sp": True}, quick=("qwen3",)),
     Tried("tp4-copied-kv-no-sp", "tp", 4, {"tp": 4}, DENSE, refused={EXPERTS_NEED_SP: SPARSE}),
 )
@@ -88,7 +88,7 @@ PIPELINE = (
     Tried("interleaved", "pp interleaved", 2, _pipeline("interleaved_1f1b", 2), quick=("gemma3_text",)),
     Tried("looped-bfs", "pp interleaved", 2, _pipeline("looped_bfs", 2), REPRESENTATIVES),
     Tried("interleaved-zero-bubble", "pp zero bubble", 2, _pipeline("interleaved_zero_bubble", 2), REPRESENTATIVES),
-    Tried("zbv", "pp zero bubble", 2, _pipeline("zbv", 2), quick=("qwen3",)),
+    Tried("zbv", "pp zero bubble", 2, _pipeline("zbv", 2)),  # quick: in test_mtp.py
     Tried("dualpipe-v", "pp zero bubble", 2, _pipeline("dualpipe_v", 2), REPRESENTATIVES, quick=("qwen3_moe",)),
     Tried("uneven-stages", "pp", 2, _pipeline("1f1b", stage_layers=(3, 1)), FEW, quick=("llama",)),
     Tried("uneven-chunks", "pp interleaved", 2, _pipeline("interleaved_1f1b", 2, stage_layers=(1, 1, 1, 1)), FEW),

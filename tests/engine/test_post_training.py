@@ -18,10 +18,10 @@ from meshwright.errors import InputError, MeshwrightError
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return a full fine-tuning run and an adapter run, each from its own tiny folder."""
     folders = {}
-    for goal in ("sft", "peft"):
+    for goal, nproc in (("sft", 2), ("peft", 1)):
         out = tmp_path_factory.mktemp(goal) / "run"
         steps = ["train.steps=2", "data.validation_part=0.1"]
-        api.train(f"qwen3_8b_{goal}_config", tiny=True, nproc=2, quiet=True, out=str(out), overrides=steps)
+        api.train(f"qwen3_8b_{goal}_config", tiny=True, nproc=nproc, quiet=True, out=str(out), overrides=steps)
         folders[goal] = out
     return folders
 

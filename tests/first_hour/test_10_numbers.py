@@ -52,9 +52,10 @@ def check_numbers(answer: dict[str, Any]) -> None:
     assert not re.search(r"\b(nan|inf|None) ?(%|GiB|s\b|tokens)", text)
 
 
-def test_figures_of_random_questions_are_consistent() -> None:
+@pytest.mark.parametrize("count", [14, pytest.param(60, marks=pytest.mark.slow)])
+def test_figures_of_random_questions_are_consistent(count: int) -> None:
     draw = random.Random(9)
-    for _ in range(24):
+    for _ in range(count):
         question = (draw.choice(MODELS), draw.choice(CLUSTERS), draw.choice(("pretrain", "sft", "peft")))
         try:
             plan = api.recommend(*question, engine=draw.choice(ENGINES))

@@ -85,7 +85,7 @@ def mutated(draw: st.DrawFn) -> tuple[str, str, str]:
     return framework, path, text
 
 
-@settings(max_examples=120, suppress_health_check=list(HealthCheck))
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(mutated(), GPUS)
 def test_mutated_file_never_crashes_or_hangs(file: tuple[str, str, str], gpus: str | None) -> None:
     check_mutated(file, gpus)
