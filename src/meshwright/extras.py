@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -79,6 +78,8 @@ def install_command(*packages: str) -> str:
     extras = [extra for extra, requirements in EXTRAS.items() if any(_name(r) in packages for r in requirements)]
     wanted = f"[{','.join(_fewest(extras, packages))}]"
     root = Path(__file__).parents[2]
+    from importlib import metadata  # 15 ms, needed only if something is missing
+
     try:
         metadata.distribution(NAME)
         target = f'"{NAME}{wanted}"'  # pip takes the installed distribution and adds what is missing
@@ -98,6 +99,8 @@ def _problem(package: str) -> str:
     """Return what is wrong with a package; empty if it can be used."""
     if not _importable(MODULES.get(package, package)):
         return MISSING
+    from importlib import metadata
+
     try:
         version = metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -7,7 +7,7 @@ batches in flight (activations.py).
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -52,6 +52,7 @@ from meshwright.recipes.capabilities import executed, fp8_experts
 from meshwright.recipes.case import Case
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
+COLUMNS = (*PARTS, "total", "cache", "host")
 Where = Literal["worst", "first", "last"]
 NORMAL_80 = 1.2816  # standard deviations from the mean within which 80 per cent lie
 
@@ -72,6 +73,11 @@ class Memory(msgspec.Struct, frozen=True):
     band_pct: float = 0.0  # half-width of the 80 per cent error band of the total
     host: Column = 0.0  # host memory per GPU that offloading needs
     least_state: float = 0.0  # weights, gradients and optimizer state if all GPUs shared them equally
+
+    def rows(self, chosen: Any) -> Memory:
+        """Return the memory of some candidates."""
+        columns = {name: value for name in COLUMNS if isinstance(value := getattr(self, name), np.ndarray)}
+        return msgspec.structs.replace(self, **{name: value[chosen] for name, value in columns.items()})
 
     @property
     def allocated(self) -> Column:

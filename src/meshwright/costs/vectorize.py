@@ -7,35 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.recipes.case import Case
+from meshwright.recipes.case import VECTORIZED_NAMES, Case
 
 Column = Any  # int, float, bool or str, or a numpy array of them
 
 GIB = 1024**3
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-
-# Names of a case that a search may vectorize.
-VECTORIZED_NAMES = (
-    "tp",
-    "pp",
-    "vp",
-    "cp",
-    "ep",
-    "etp",
-    "dp_shard",
-    "dp_replicate",
-    "sp",
-    "micro_batch_size",
-    "recompute",
-    "strategy",
-    "pp_schedule",
-    "offload",
-    "cp_comm",
-    "world",
-    "global_batch_size",
-    "seq_length",
-    "recompute_layers",
-)
 
 
 def shape_of(case: Case) -> tuple[int, ...]:

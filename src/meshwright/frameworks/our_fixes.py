@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content, Framework
-from meshwright.frameworks.shell import LaunchCommand
 from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.tried_fixes import REPLACED, with_fix, without_flag
 from meshwright.frameworks.types import SourcedValue
@@ -17,6 +17,9 @@ from meshwright.models import ModelSpec
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.rules import Finding
+
+if TYPE_CHECKING:  # a script's interpreter, which only files need
+    from meshwright.frameworks.shell import LaunchCommand
 
 
 def in_our_keys(framework: Framework, content: Content, finding: Finding, model: ModelSpec, on: Cluster) -> Finding:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -104,6 +105,7 @@ def _lean_losses(case: Case, pinned: Mapping[str, Any]) -> list[str]:
     """
     lean = case.replace(**{"micro_batch_size": 1, "recompute": "full", "recompute_modules": (), **pinned})
 
+    @cache
     def gib(loss: str) -> float:
         return float(costs.memory(lean.replace(loss=loss)).total)
 
@@ -199,13 +201,29 @@ def _batches(case: Case, pinned: Mapping[str, Any], offloads: bool, unchanged: b
     """Return layouts with and without a lever, scored; none if the state is too large for any of them."""
     if not _may_fit(case, offloads):
         return []
-    changes = with_offload(case, pinned) if offloads else without_offload(case, pinned)
-    changed = [case.replace(**one) for one in changes]
+    changed = _changed_cases(case, pinned, offloads)
     tried = [case, *changed] if unchanged and not offloads else changed
     found = _scored_in(tried, pinned, _for_cluster(LEVER_SPACE, case))
     if any(batch.fits.any() for batch in found) or case.cluster.world <= SMALL:
         return found
     return _scored_in(tried, pinned, msgspec.structs.replace(LEVER_SPACE, uneven=True))
+
+
+def _changed_cases(case: Case, pinned: Mapping[str, Any], offloads: bool) -> list[Case]:
+    changes = with_offload(case, pinned) if offloads else without_offload(case, pinned)
+    return [case.replace(**one) for one in changes]
+
+
+def fits_with_levers(case: Case, pinned: Mapping[str, Any], offloads: bool) -> bool:
+    """Return whether a layout of `with_levers` fits: with levers that use host memory, or with the others."""
+    if not _may_fit(case, offloads):
+        return False
+    spaces = [_for_cluster(LEVER_SPACE, case)]
+    if case.cluster.world > SMALL:
+        spaces.append(msgspec.structs.replace(LEVER_SPACE, uneven=True))
+    changed = _changed_cases(case, pinned, offloads)
+    found = (batch for space in spaces for one in changed for batch in score(one, pinned, space, timed=False))
+    return any(batch.fits.any() for batch in found)
 
 
 def _scored_in(tried: list[Case], pinned: Mapping[str, Any], space: Space) -> list[ScoredBatch]:

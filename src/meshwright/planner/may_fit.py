@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,8 +58,8 @@ def may_fit(case: Case, pinned: Mapping[str, Any], clusters: Sequence[Cluster], 
     for rows in _legal_rows(case, pinned, clusters, checked):
         own = rows.strategy == case.strategy  # levers are tried with the recipe's strategy only
         leanest = Leanest(rows, pinned, checked)
-        without |= leanest.counts([*plain, *levers] if own else plain)
-        with_ |= leanest.counts(list(kinds.values())) if own and kinds else set()
+        without |= leanest.counts([*plain, *levers] if own else plain, without)
+        with_ |= leanest.counts(list(kinds.values()), without | with_) if own and kinds else set()
     return MayFit(frozenset(without), frozenset(without | with_))
 
 
@@ -72,24 +72,43 @@ class Leanest:
         self.options = list(_leanest(self.most, pinned, checked))
         self.state = _least_updated_gib(rows) * rows.cluster.world / rows.world
 
-    def counts(self, changes: Sequence[Mapping[str, Any]]) -> set[int]:
-        """Return the counts of which a row may fit with one of the changes."""
-        rows, place = self.rows, self.place
-        found: set[int] = set()
+    def counts(self, changes: Sequence[Mapping[str, Any]], known: Collection[int]) -> set[int]:
+        """Return the counts, besides those known, of which a row may fit with one of the changes."""
+        rows, found = self.rows, set[int]()
+        left = ~np.isin(rows.world, list(known))  # rows of counts that are not known to fit
         for change in changes:
             for where, lean in self.options:
                 for batch in _with_change(lean, {"offload": rows.recipe.layout.offload, **change}):
-                    at = np.cumsum(where)[place] - 1  # the place in the batch of every row that is part of it
-                    fits = np.flatnonzero(where[place] & _may_hold(batch, at, self.state))
-                    legal = _is_legal(_like(rows.rows(fits), batch, at[fits]), self.checked)
-                    found |= set(rows.world[fits[legal]].tolist())
+                    new = self._counts(batch, where, left)
+                    left &= ~np.isin(rows.world, list(new))
+                    found |= new
         return found
+
+    def _counts(self, batch: Case, where: Any, left: Any) -> set[int]:
+        """Return the counts of which one of the rows left may fit with the options of a batch."""
+        rows = self.rows
+        tried = where[self.place] & left
+        if batch.offload == "none":
+            tried &= self.state <= _usable_gib(batch)  # most rows of counts that are too small
+        if not tried.any():
+            return set()
+        part = np.flatnonzero(tried)
+        used, at = np.unique((np.cumsum(where) - 1)[self.place[part]], return_inverse=True)
+        batch = batch.rows(used)
+        may = _may_hold(batch, at, self.state[part])
+        fits, at = part[may], at[may]
+        legal = _is_legal(_like(rows.rows(fits), batch, at), self.checked)
+        return set(rows.world[fits[legal]].tolist())
+
+
+def _usable_gib(case: Case) -> float:
+    return SLACK * float(case.capacity_gib)
 
 
 def _may_hold(batch: Case, at: Any, state: Any) -> Any:
     """Return whether each row may fit: what it needs at most data parallelism, and the least state of its count."""
     memory = costs.memory(batch)
-    usable = SLACK * float(batch.capacity_gib)
+    usable = _usable_gib(batch)
     small = (memory.total <= usable) & (memory.host <= SLACK * float(batch.host_gib))
     if not small.any():
         return np.zeros(len(at), dtype=bool)

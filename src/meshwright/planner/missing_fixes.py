@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright import rules
 from meshwright.planner.levers import host_needed, with_levers
-from meshwright.planner.search import best, changed_values
+from meshwright.planner.search import ScoredBatch, best, changed_values, choose
 from meshwright.recipes.case import Case
 from meshwright.recipes.model_changes import shape_overrides
 from meshwright.recipes.types import ENGINES
@@ -31,20 +31,35 @@ OF_THE_CLUSTER = (
 """Subjects of rules that more or other GPUs resolve."""
 
 
-def layout_fix(case: Case, ignoring: frozenset[str]) -> dict[str, Any] | None:
-    """Return the layout fields to change so that the case is legal and fits; None if no layout is."""
+def layout_fix(
+    case: Case, ignoring: frozenset[str], searched: list[ScoredBatch] | None = None
+) -> dict[str, Any] | None:
+    """Return the layout fields to change so that the case is legal and fits; None if no layout is.
+
+    `searched` are the scored layouts of the case if the caller has them already.
+    """
     known = case.cached(_known_fixes)  # a repair and the findings both ask
     if ignoring not in known:
-        known[ignoring] = _layout_fix(case, ignoring)
+        known[ignoring] = _layout_fix(case, ignoring, searched)
     return known[ignoring]
+
+
+def note_no_layout_fix(case: Case) -> None:
+    """Keep that no layout of a case fits, with or without levers: its repair need not search again."""
+    case.cached(_known_fixes)[frozenset()] = None
+
+
+def has_no_layout_fix(case: Case) -> bool:
+    """Return whether a search has found that no layout of a case fits."""
+    return case.cached(_known_fixes).get(frozenset(), {}) is None
 
 
 def _known_fixes(case: Case) -> dict[frozenset[str], dict[str, Any] | None]:
     return {}
 
 
-def _layout_fix(case: Case, ignoring: frozenset[str]) -> dict[str, Any] | None:
-    found = best(case, {}, ignoring)
+def _layout_fix(case: Case, ignoring: frozenset[str], searched: list[ScoredBatch] | None) -> dict[str, Any] | None:
+    found = best(case, {}, ignoring) if searched is None else choose(searched, case)
     if found is not None and not found.fits:
         found = with_levers(case, {}, found)
     return None if found is None or not found.fits else changed_values(found.layout, case)

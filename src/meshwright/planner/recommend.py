@@ -18,6 +18,7 @@ from meshwright.planner.findings import examine
 from meshwright.planner.four_bit import qlora_suggestion
 from meshwright.planner.levers import options_for, options_of_fixed, with_levers
 from meshwright.planner.micro_batch import with_fastest_micro_batch
+from meshwright.planner.missing_fixes import note_no_layout_fix
 from meshwright.planner.plan import Change, Contradiction, Match, Plan, Question, Repair, Suggestion
 from meshwright.planner.published import keeps_recipe_layout, published_layout
 from meshwright.planner.repair import contradiction, error_messages
@@ -59,7 +60,7 @@ def _as_typed(
 ) -> Repair:
     """Return a repair with the figures of the plan that its overrides give when typed: the rest is sized anew."""
     try:
-        other = _sized(question, override.merged(overrides, repair.overrides), recipe)
+        other = _sized(question, override.merged(overrides, repair.overrides), recipe, advised=False)
     except InputError:
         return repair
     if not other.ok:
@@ -74,21 +75,27 @@ def _as_typed(
     )
 
 
-def _sized(question: Question, overrides: Sequence[str], recipe: Recipe | None) -> Plan:
-    """Return the plan for a question; its repair has the figures of this plan with nothing else changed."""
+def _sized(question: Question, overrides: Sequence[str], recipe: Recipe | None, advised: bool = True) -> Plan:
+    """Return the plan for a question; its repair has the figures of this plan with nothing else changed.
+
+    Without `advised` it has layout, estimate and findings, but neither changes nor suggestions and options.
+    """
     baseline = baseline_for(question, overrides, recipe)
     found = best(baseline.case, baseline.pinned)
     if found is None:
-        plan = plan_with(baseline, _fallback_layout(baseline))
-        return msgspec.structs.replace(plan, contradiction=_contradiction(question, overrides))
+        plan = plan_with(baseline, _fallback_layout(baseline), advised=advised)
+        return msgspec.structs.replace(plan, contradiction=_contradiction(question, overrides)) if advised else plan
     chosen = with_levers(baseline.case, baseline.pinned, found)
     if keeps_recipe_layout(baseline, chosen):
-        return plan_with(baseline, {}, faster=chosen)
-    batch = _batch_that_divides(baseline, chosen) if chosen.fits else ()
-    plan = plan_with(baseline, {**chosen.layout, **baseline.pinned}, batch=batch)
+        return plan_with(baseline, {}, faster=chosen, advised=advised)
+    batch = _batch_that_divides(baseline, chosen) if chosen.fits and advised else ()
+    layout = {**chosen.layout, **baseline.pinned}
+    plan = plan_with(baseline, layout, batch=batch, advised=advised, nothing_fits=not chosen.fits)
     if not chosen.fits:
         plan, chosen = _repaired(baseline, plan, chosen)
-    return plan if found.fits else msgspec.structs.replace(plan, options=options_for(baseline, chosen, overrides))
+    if found.fits or not advised:
+        return plan
+    return msgspec.structs.replace(plan, options=options_for(baseline, chosen, overrides))
 
 
 def _repaired(baseline: Baseline, plan: Plan, chosen: Candidate) -> tuple[Plan, Candidate]:
@@ -155,10 +162,13 @@ def plan_with(
     faster: Candidate | None = None,
     batch: Iterable[Suggestion] = (),
     chosen: bool = True,
+    advised: bool = True,
+    nothing_fits: bool = False,
 ) -> Plan:
     """Return the plan with this layout, estimated and checked; an empty layout keeps the recipe's.
 
     Without `chosen` the layout is the user's: blocks are compiled as in any plan of a model, nothing else is set.
+    Without `advised` it has neither changes nor suggestions. `nothing_fits` says that the search found no layout.
     """
     recipe = with_layout(baseline.requested, layout)
     case = baseline.case.rebuild(recipe)
@@ -171,7 +181,9 @@ def plan_with(
         case = baseline.case.rebuild(recipe)
     estimate = costs.estimate(case)
     reasons = {key: why for key, (_value, why) in executed.items()}
-    changes = changes_between(baseline, recipe, case, reasons)
+    changes = changes_between(baseline, recipe, case, reasons) if advised else ()
+    if nothing_fits and not baseline.pinned and _same_search(baseline.case, case):
+        note_no_layout_fix(case)
     findings, repair = examine(case, _typed(baseline))
     return Plan(
         question=baseline.question,
@@ -183,16 +195,26 @@ def plan_with(
         changes=changes,
         findings=findings,
         repair=repair,
-        suggestions=(
-            *qlora_suggestion(baseline, case, estimate),
-            *_faster_layout(case, estimate, faster),
-            *faster_step(baseline, case, estimate),
-            *batch,
-            *suggestions(baseline.base, baseline.base_cluster.world, case),
-        ),
-        published=published_layout(baseline, layout, case, float(estimate.step_s)),
+        suggestions=tuple(_suggestions(baseline, case, estimate, faster, batch)) if advised else (),
+        published=published_layout(baseline, layout, case, float(estimate.step_s)) if advised else None,
         executed=(*baseline.executed, *executed, *_kernels_of_the_planner(baseline, recipe)),
     )
+
+
+def _suggestions(
+    baseline: Baseline, case: Case, estimate: costs.Estimate, faster: Candidate | None, batch: Iterable[Suggestion]
+) -> Iterable[Suggestion]:
+    yield from qlora_suggestion(baseline, case, estimate)
+    yield from _faster_layout(case, estimate, faster)
+    yield from faster_step(baseline, case, estimate)
+    yield from batch
+    yield from suggestions(baseline.base, baseline.base_cluster.world, case)
+
+
+def _same_search(case: Case, planned: Case) -> bool:
+    """Return whether a search from the planned case tries what the search of the case tried."""
+    kept = [name for name in keys_by_flat_name() if name not in LAYOUT_NAMES or name in ("strategy", "offload")]
+    return all(getattr(case, name, None) == getattr(planned, name, None) for name in kept)
 
 
 def _newly_ignored(baseline: Baseline, recipe: Recipe, case: Case) -> dict[str, tuple[Any, str]]:

@@ -10,12 +10,13 @@ import numpy as np
 
 from meshwright import costs, rules
 from meshwright.planner.explain import with_value
-from meshwright.planner.missing_fixes import layout_fix
+from meshwright.planner.missing_fixes import has_no_layout_fix, layout_fix
 from meshwright.planner.plan import Contradiction, Repair
 from meshwright.planner.search import SEARCHED_NAMES, ScoredBatch, as_overrides, scored_layouts
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import keys_by_flat_name, recipe_fields
 from meshwright.rules import Finding
+from meshwright.rules.many_changes import breaks_any
 from meshwright.rules.search_values import divisors
 
 Change = dict[str, Any]  # values by flat name
@@ -34,17 +35,38 @@ def find_repair(case: Case, typed: Collection[str] = ()) -> Change:
         return {}
     joint = rules.joint_change(case)
     outside = {name: value for name, value in joint.items() if name not in SEARCHED_NAMES}
-    tried = [joint, *_single_changes(case), *_searched(case, {}, typed)]
+    batches = [] if has_no_layout_fix(case) else scored_layouts(case, {})
+    tried = [joint, *_single_changes(case), *_nearest_layout(case, {}, batches, typed)]
     if outside:
-        tried += _searched(case, outside, typed)
-    works = [change for change in tried if change and not has_errors(case.replace(**change))]
+        tried += _nearest_layout(case, outside, scored_layouts(case.replace(**outside), {}), typed)
+    works = _without_errors(case, [change for change in tried if change])
     if not works:  # levers that save memory
-        lean = layout_fix(case, frozenset()) or {}
+        lean = layout_fix(case, frozenset(), batches) or {}
         works = [lean] if lean and not has_errors(case.replace(**lean)) else []
     if not works:
         return {}
-    smallest = _minimal(case, min(works, key=lambda change: _cost(case, change, typed)))
-    return _with_warnings(case, smallest)
+    return _with_warnings(case, _minimal(case, _cheapest(case, works, typed)))
+
+
+def _without_errors(case: Case, changes: list[Change]) -> list[Change]:
+    """Return the changes that leave no error; the memory of all changes is estimated together."""
+    checked = [r for r in rules.applicable(case, ("error",)) if r.subject != "memory"]
+    tried = [(change, case.replace(**change)) for change in changes]
+    legal = [change for change, trial in tried if not any(bool(r.broken(trial)) for r in checked)]
+    estimated = [r for r in rules.applicable(case, ("error",)) if r.subject == "memory"]
+    return [change for change, fails in zip(legal, breaks_any(estimated, case, legal), strict=True) if not fails]
+
+
+def _cheapest(case: Case, changes: list[Change], typed: Collection[str]) -> Change:
+    """Return the change of least cost, the first of equals; those that cannot win are not estimated."""
+    least = sorted((_cost_at_least(case, change, typed), place) for place, change in enumerate(changes))
+    best: tuple[tuple[float, ...], int] | None = None
+    for bound, place in least:
+        if best is not None and bound > best[0]:
+            break
+        cost = _cost(case, changes[place], typed), place
+        best = cost if best is None else min(best, cost)
+    return changes[best[1] if best is not None else 0]
 
 
 def _with_warnings(case: Case, change: Change) -> Change:
@@ -78,10 +100,14 @@ def _warnings(case: Case) -> list[str]:
 def _cost(case: Case, change: Change, typed: Collection[str]) -> tuple[float, ...]:
     """Rank changes: contract fields, the user's own values, fields and warnings together, their size, step time."""
     changed = case.replace(**change)
-    counted = [name for name in change if name in COUNTED or name not in SEARCHED_NAMES]
-    fields = len(counted) + len(_warnings(changed))
-    own = sum(name in typed for name in change)
-    return (_contract(change), own, fields, _size(case, change), float(costs.step_time(changed).step_s))
+    contract, own, fields, size, _ = _cost_at_least(case, change, typed)
+    return (contract, own, fields + len(_warnings(changed)), size, float(costs.step_time(changed).step_s))
+
+
+def _cost_at_least(case: Case, change: Change, typed: Collection[str]) -> tuple[float, ...]:
+    """Return the cost of a change that leaves no warning and takes no time."""
+    fields = sum(name in COUNTED or name not in SEARCHED_NAMES for name in change)
+    return (_contract(change), sum(name in typed for name in change), fields, _size(case, change), 0.0)
 
 
 def _size(case: Case, change: Change) -> float:
@@ -111,10 +137,10 @@ def _values(case: Case, name: str) -> list[Any]:
     return [d for d in found if d <= {"tp": case.nvlink_domain, "pp": case.layers}.get(name, d)]
 
 
-def _searched(case: Case, outside: Change, typed: Collection[str]) -> Iterator[Change]:
+def _nearest_layout(
+    case: Case, outside: Change, batches: list[ScoredBatch], typed: Collection[str]
+) -> Iterator[Change]:
     """Yield the legal layout that fits and differs least, next to changes of fields outside the search."""
-    changed = case.replace(**outside) if outside else case
-    batches = scored_layouts(changed, {})
     nearest = min((_nearest(case, batch, typed) for batch in batches if batch.fits.any()), default=None)
     if nearest is None:
         return

@@ -102,15 +102,21 @@ class ScoredBatch(msgspec.Struct, frozen=True):
 
 
 def score(
-    case: Case, pinned: Mapping[str, Any], space: Space = DEFAULT_SPACE, ignoring: Container[str] = ()
+    case: Case,
+    pinned: Mapping[str, Any],
+    space: Space = DEFAULT_SPACE,
+    ignoring: Container[str] = (),
+    timed: bool = True,
 ) -> Iterator[ScoredBatch]:
-    """Yield all legal candidates with the pinned values, estimated, in batches."""
+    """Yield all legal candidates with the pinned values, estimated, in batches; without step times if not wanted."""
     for batch in candidates(case, space, pinned, ignoring):
-        yield from _scored(batch, pinned, ignoring)
+        yield from _scored(batch, pinned, ignoring, timed)
 
 
-def _scored(batch: Case, pinned: Mapping[str, Any], ignoring: Container[str]) -> Iterator[ScoredBatch]:
-    """Yield the legal layouts of a batch with memory and step time; nothing if none is legal."""
+def _scored(
+    batch: Case, pinned: Mapping[str, Any], ignoring: Container[str], timed: bool = True
+) -> Iterator[ScoredBatch]:
+    """Yield the legal layouts of a batch with memory and, if wanted, step time; nothing if none is legal."""
     ok = np.broadcast_to(rules.legal(batch, ignoring), batch.tp.shape)
     if "sp" in pinned:
         ok = ok & (batch.sp == pinned["sp"])
@@ -118,22 +124,22 @@ def _scored(batch: Case, pinned: Mapping[str, Any], ignoring: Container[str]) ->
         return
     kept = batch.rows(ok)
     memory = costs.memory(kept)
-    found = _estimated(kept, memory)
+    found = _estimated(kept, memory, timed)
     yield found
-    yield from _reduced_otherwise(found, memory, pinned, ignoring)
+    yield from _reduced_otherwise(found, memory, pinned, ignoring, timed)
 
 
-def _estimated(kept: Case, memory: costs.Memory) -> ScoredBatch:
+def _estimated(kept: Case, memory: costs.Memory, timed: bool) -> ScoredBatch:
     """Return legal layouts with memory and, where they fit, step time."""
     fits = np.broadcast_to(memory.fits & (memory.host <= kept.host_gib), kept.tp.shape)
     step_s = np.full(kept.tp.shape, np.inf)
-    if fits.any():
-        step_s[fits] = costs.step_time(kept.rows(fits)).step_s
+    if timed and fits.any():
+        step_s[fits] = costs.step_time(kept if fits.all() else kept.rows(fits)).step_s
     return ScoredBatch(kept, step_s, np.broadcast_to(memory.total, kept.tp.shape), fits)
 
 
 def _reduced_otherwise(
-    found: ScoredBatch, memory: costs.Memory, pinned: Mapping[str, Any], ignoring: Container[str]
+    found: ScoredBatch, memory: costs.Memory, pinned: Mapping[str, Any], ignoring: Container[str], timed: bool
 ) -> Iterator[ScoredBatch]:
     """Yield layouts that leave headroom with the other value of defer_grad_sync, where that may be faster.
 
@@ -153,11 +159,11 @@ def _reduced_otherwise(
     if not tried.any():
         return
     other = case.rows(tried).replace(defer_grad_sync=not case.defer_grad_sync)
-    useful = rules.legal(other, ignoring) & has_headroom(costs.memory(other).total, case)
+    reduced = costs.memory(other)
+    useful = rules.legal(other, ignoring) & has_headroom(reduced.total, case)
     useful = np.broadcast_to(useful, other.tp.shape)
     if useful.any():
-        chosen = other.rows(useful)
-        yield _estimated(chosen, costs.memory(chosen))
+        yield _estimated(other.rows(useful), reduced.rows(useful), timed)
 
 
 def any_legal(case: Case, ignoring: Container[str] = (), pinned: Mapping[str, Any] | None = None) -> bool:
@@ -191,6 +197,20 @@ def scored_layouts(case: Case, pinned: Mapping[str, Any], ignoring: Container[st
         places = _promising(places, coarse)
     found = (_scored(with_options(bare, FULL_SPACE, pinned), pinned, ignoring) for bare in places)
     return [batch for batches in (*coarse, *found) for batch in batches]
+
+
+def any_fits(case: Case, pinned: Mapping[str, Any]) -> bool:
+    """Return whether one of `scored_layouts` fits, without step times."""
+    places = list(legal_degrees(case, FULL_SPACE, pinned))
+    coarse: list[list[ScoredBatch]] = []
+    if sum(len(bare.tp) for bare in places) > SEARCH_AT_ONCE:
+        for bare in places:
+            coarse.append(list(_scored(with_options(bare, COARSE_SPACE, pinned), pinned, (), timed=False)))
+            if any(batch.fits.any() for batch in coarse[-1]):
+                return True
+        places = _promising(places, coarse)
+    found = (_scored(with_options(bare, FULL_SPACE, pinned), pinned, (), timed=False) for bare in places)
+    return any(batch.fits.any() for batches in found for batch in batches)
 
 
 def _promising(places: list[Case], coarse: list[list[ScoredBatch]]) -> list[Case]:

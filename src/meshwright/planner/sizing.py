@@ -15,12 +15,12 @@ from meshwright.planner.baseline import Baseline, baseline_for, baseline_recipe
 from meshwright.planner.budget import Price, Range, batch_notes, budget, goodput_of
 from meshwright.planner.faster_step import fast_values
 from meshwright.planner.goodput import Goodput
-from meshwright.planner.levers import levers_of, with_levers
+from meshwright.planner.levers import fits_with_levers, levers_of, with_levers
 from meshwright.planner.may_fit import MayFit, may_fit
 from meshwright.planner.plan import Plan, Question, calibration_notes
 from meshwright.planner.published import keeps_recipe_layout
 from meshwright.planner.recommend import with_layout
-from meshwright.planner.search import SEARCHED_NAMES, Candidate, as_overrides, best
+from meshwright.planner.search import SEARCHED_NAMES, Candidate, any_fits, any_legal, as_overrides, best
 from meshwright.planner.storage import Storage, storage_of
 from meshwright.recipes.case import Case
 
@@ -222,14 +222,23 @@ def smallest_fit(plan: Plan, overrides: Sequence[str] = (), most: int = MAX_SEAR
         if count not in (held.with_offload if offloads else held.without_offload):
             continue
         baseline = baseline_for(question, overrides)
-        chosen = _best_with_levers(baseline, offloads)
-        if chosen is None or not chosen.fits:
+        cluster, offloaded = baseline.case.cluster, _needs_offload(baseline, count in held.without_offload, offloads)
+        if offloaded is None:
             continue
-        cluster = baseline.case.cluster
         found = found if found.cluster else Smallest(cluster)
-        if "offload" not in levers_of(chosen, baseline.case):
+        if not offloaded:
             return found._replace(without_offload=cluster)
     return found
+
+
+def _needs_offload(baseline: Baseline, may_fit_without: bool, offloads: bool) -> bool | None:
+    """Return whether the layout of `_best_with_levers` uses host memory to fit; None if there is none that fits."""
+    case, pinned = baseline.case, baseline.pinned
+    if not any_legal(case, pinned=pinned):
+        return None
+    if may_fit_without and (fits_with_levers(case, pinned, offloads=False) or any_fits(case, pinned)):
+        return False
+    return True if offloads and fits_with_levers(case, pinned, offloads=True) else None
 
 
 def _worth_a_search(asked: Mapping[int, Question], overrides: Sequence[str]) -> Iterator[tuple[int, Question, MayFit]]:
@@ -254,10 +263,10 @@ def _worth_a_search(asked: Mapping[int, Question], overrides: Sequence[str]) -> 
             yield count, asked[count], MayFit(without, with_)
 
 
-def _best_with_levers(baseline: Baseline, offloads: bool = True) -> Candidate | None:
+def _best_with_levers(baseline: Baseline) -> Candidate | None:
     """Return the layout that `recommend` plans: levers are tried if nothing else leaves headroom."""
     found = best(baseline.case, baseline.pinned)
-    return None if found is None else with_levers(baseline.case, baseline.pinned, found, offloads)
+    return None if found is None else with_levers(baseline.case, baseline.pinned, found)
 
 
 def _node_of(question: Question) -> int:

@@ -26,6 +26,29 @@ UNKNOWN_STEPS = 1_000_000_000  # of a run by epochs, before its data is counted:
 Value = TypeVar("Value")
 Column = Any  # int, float, bool or str, or a numpy array of them
 
+VECTORIZED_NAMES = (
+    "tp",
+    "pp",
+    "vp",
+    "cp",
+    "ep",
+    "etp",
+    "dp_shard",
+    "dp_replicate",
+    "sp",
+    "micro_batch_size",
+    "recompute",
+    "strategy",
+    "pp_schedule",
+    "offload",
+    "cp_comm",
+    "world",
+    "global_batch_size",
+    "seq_length",
+    "recompute_layers",
+)
+"""Fields that may be columns: the estimate of many layouts at once accepts them."""
+
 
 class Case:
     """A recipe, its model, a cluster and an engine, with attributes by flat name."""

@@ -185,8 +185,12 @@ def for_model(model: str, goal: Goal) -> list[IndexEntry]:
 
 def closest(spec: ModelSpec, goal: Goal, seq: int | None = None) -> IndexEntry:
     """Return the recipe for a model without one: same type of architecture, nearest size, same family first."""
-    candidates = [entry for entry in entries(False) if entry.goal == goal and entry.general]
-    return min(candidates, key=lambda entry: _distance(entry, spec, seq))
+    every, known = entries(False), spec.__dict__.setdefault("_closest", {})  # `size` asks for every GPU count
+    if (goal, seq) not in known or known[goal, seq][0] is not every:
+        candidates = [entry for entry in every if entry.goal == goal and entry.general]
+        known[goal, seq] = every, min(candidates, key=lambda entry: _distance(entry, spec, seq))
+    found: IndexEntry = known[goal, seq][1]
+    return found
 
 
 def _distance(entry: IndexEntry, spec: ModelSpec, seq: int | None) -> tuple[float, ...]:

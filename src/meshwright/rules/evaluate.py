@@ -17,10 +17,12 @@ import numpy as np
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import keys_by_flat_name
+from meshwright.rules.many_changes import breaks_any
 from meshwright.rules.rule import SEVERITIES, Finding, Rule, Severity, all_rules
 
 _ONE_GPU = re.compile(r"(?<![\d.,])1 GPUs( are)?\b")
 MAX_FIRST_CHANGES = 6  # first changes to which a second one is added
+TRIED_ALONE = 4  # changes that need an estimate and are tried one by one; the others are estimated together
 Change = dict[str, Any]  # values by flat name
 Search = Callable[[Case, frozenset[str]], Change | None]
 """Returns the change to a layout that is legal, except for some rules, and fits; None if there is none."""
@@ -254,15 +256,27 @@ def _tried_changes(case: Case) -> dict[tuple[Any, ...], Any]:
 
 
 def _resolving_changes(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:
-    for change in _candidate_changes(rule, case):
+    changes = _candidate_changes(rule, case)
+    for change in islice(changes, TRIED_ALONE) if rule.subject == "memory" else changes:
         trial = case.replace(**change)
         if not bool(rule.broken(trial)):
             yield change, trial
+    rest = list(changes)  # of a memory rule, which needs an estimate
+    for change, broken in zip(rest, breaks_any([rule], case, rest), strict=True):
+        if not broken:
+            yield change, case.replace(**change)
 
 
 def _try_one_change(rule: Rule, case: Case, kept: list[Rule]) -> Change | None:
     """Return the first change that resolves the finding and breaks none of the kept rules."""
-    clean = (change for change, trial in _working_changes(rule, case) if not any(bool(r.broken(trial)) for r in kept))
+    estimated = [r for r in kept if r.subject == "memory"]
+    others = [r for r in kept if r.subject != "memory"]
+    legal = (one for one in _working_changes(rule, case) if not any(bool(r.broken(one[1])) for r in others))
+    for change, trial in islice(legal, TRIED_ALONE):
+        if not any(bool(r.broken(trial)) for r in estimated):
+            return change
+    rest = [change for change, _ in legal]
+    clean = (change for change, fails in zip(rest, breaks_any(estimated, case, rest), strict=True) if not fails)
     return next(clean, None)
 
 
