@@ -16,7 +16,7 @@ from meshwright.planner.explain import why_changed
 from meshwright.planner.faster_step import FAST_FIELDS, fast_values, faster_step
 from meshwright.planner.findings import examine
 from meshwright.planner.four_bit import qlora_suggestion
-from meshwright.planner.levers import options_for, options_of_fixed, with_levers
+from meshwright.planner.levers import options_for, options_of_fixed, with_levers, without_offload
 from meshwright.planner.micro_batch import with_fastest_micro_batch
 from meshwright.planner.missing_fixes import note_no_layout_fix
 from meshwright.planner.plan import Change, Contradiction, Match, Plan, Question, Repair, Suggestion
@@ -214,7 +214,8 @@ def _suggestions(
 def _same_search(case: Case, planned: Case) -> bool:
     """Return whether a search from the planned case tries what the search of the case tried."""
     kept = [name for name in keys_by_flat_name() if name not in LAYOUT_NAMES or name in ("strategy", "offload")]
-    return all(getattr(case, name, None) == getattr(planned, name, None) for name in kept)
+    same = all(getattr(case, name, None) == getattr(planned, name, None) for name in kept)
+    return same and without_offload(case, {}) == without_offload(planned, {})  # which loss is lean depends on degrees
 
 
 def _newly_ignored(baseline: Baseline, recipe: Recipe, case: Case) -> dict[str, tuple[Any, str]]:
