@@ -60,7 +60,7 @@ def test_commands_that_run_take_them_too(verb: str) -> None:
         ("lora_alpha=16", "peft.alpha", 16.0),
         ("r=4", "peft.rank", 4),
         ("target_modules=q_proj,v_proj", "peft.targets", ("q_proj", "v_proj")),
-        ("max_seq_length=512", "data.seq_length", 512),
+        ("sequence_len=512", "data.seq_length", 512),
         ("gradient_checkpointing=true", "layout.recompute", "full"),
         ("lr_scheduler_type=constant_with_warmup", "schedule.name", "constant"),
     ],

@@ -221,3 +221,16 @@ def test_explain_knows_words_of_other_trainers(word: str) -> None:
 )  # fmt: skip
 def test_explain_knows_messages_of_fine_tuning(message: str, fix: str) -> None:
     assert fix in json.dumps(call("explain", f"ValueError: {message}").json)
+
+
+def test_a_length_is_the_option_of_commands_that_have_it() -> None:
+    asked = ("recommend", "qwen3-0.6b", "--gpus", "1xH100", "--max_seq_length", "512")
+    assert call(*asked).error["fix"] == ["--seq 512"]
+
+
+def test_the_command_of_a_fine_tuning_says_which_weights_it_starts_from(meshwright: Any) -> None:
+    asked = ("recommend", "qwen3-0.6b", "--gpus", "1xH100", "--goal")
+    out = meshwright(*asked, "lora").out
+    assert "hf download Qwen/Qwen3-0.6B" in out
+    assert "checkpoint.pretrained=FOLDER" in out
+    assert "checkpoint.pretrained" not in meshwright(*asked, "pretrain").out

@@ -41,7 +41,7 @@ _NAMES = {
     "api.planning": "estimate plan plan_response plans_response recommend size timeline",
     "api.responses": "to_json",
     "api.resolve": "is_recipe",
-    "api.targets": "is_target",
+    "api.targets": "is_target recipe_in_line",
     "api.run_comparison": "is_run",
     "api.run": "bench convert evaluate generate launch launch_response tokenize train train_response watch",
     "choices": "ENGINES FRAMEWORKS GOALS",

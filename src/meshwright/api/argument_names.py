@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, NamedTuple
 
-from meshwright.choices import GOALS, synonym
 from meshwright.errors import InputError, closest, unknown
 from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
 from meshwright.recipes.overrides import accepts, translate_value
@@ -230,10 +227,10 @@ def is_removed_key(name: str) -> bool:
     return name in REMOVED_KEYS
 
 
-def as_override(option: str, value: str, options: Collection[str] = (), line: Sequence[str] = ()) -> Meant:
+def as_override(option: str, value: str, options: Collection[str] = (), recipe: Recipe | None = None) -> Meant:
     """Return why an option of another tool is none of ours, and what a command with these options accepts instead.
 
-    `line` is the command line: the recipe that it names decides about the values.
+    The values follow from the recipe that the command line names.
     """
     key = recipe_key(option)
     if key is not None:
@@ -242,27 +239,10 @@ def as_override(option: str, value: str, options: Collection[str] = (), line: Se
         return f"recipe fields are written as KEY=VALUE: {meant}", meant
     if option not in REMOVED_KEYS:
         return None
-    recipe = _typed_recipe(line)
     if recipe is None:
         return f"{option} {REMOVED_KEYS[option][0]}", ""
     error = removed_key(option, value or "true", recipe, lambda one: accepts(one, recipe)).for_options(options)
     return f"{option} {error.reason}", str(error.fix[0]).replace("without ", "without --")
-
-
-def _typed_recipe(line: Sequence[str]) -> Recipe | None:
-    """Return the recipe that a command line with unknown options names; None if it is not clear."""
-    from meshwright.api.targets import is_target, recipe_for
-
-    after = dict(itertools.pairwise(line))
-    known = synonym("goal", after.get("--goal", ""))
-    goal = known.value if known is not None else after.get("--goal")
-    if goal not in (None, *GOALS):
-        return None
-    for word in (one for one in line[1:] if not one.startswith("-") and "=" not in one):
-        with suppress(InputError):
-            if is_target(word):
-                return recipe_for(word, goal, after.get("--gpus"))
-    return None
 
 
 def missing_argument(function: str, names: Sequence[str], examples: Mapping[str, Any]) -> ArgumentError:

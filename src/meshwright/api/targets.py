@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from meshwright.api.resolve import (
     require_known,
     typed_model,
 )
+from meshwright.choices import GOALS, synonym
 from meshwright.clusters import Assumption
 from meshwright.errors import InputError
 from meshwright.frameworks import Content, DroppedSetting, Framework, ImportedFile
@@ -180,6 +182,20 @@ def _of_own_job(
 def recipe_for(target: str | Recipe, *args: Any, **options: Any) -> Recipe:
     """Return the recipe of a target for our engine; see job_for."""
     return job_for(target, *args, **options).runnable()
+
+
+def recipe_in_line(line: Sequence[str]) -> Recipe | None:
+    """Return the recipe that a command line with unknown options names; None if it is not clear."""
+    after = dict(itertools.pairwise(line))
+    known = synonym("goal", after.get("--goal", ""))
+    goal = known.value if known is not None else after.get("--goal")
+    if goal not in (None, *GOALS):
+        return None
+    for word in (one for one in line[1:] if not one.startswith("-") and "=" not in one):
+        with suppress(InputError):
+            if is_target(word):
+                return recipe_for(word, goal, after.get("--gpus"))
+    return None
 
 
 def file_of(target: str | Recipe, framework: str | None = None) -> tuple[Content | None, Framework | None]:

@@ -5,6 +5,7 @@ and gets the response as JSON and the Python result.
 from __future__ import annotations
 
 import math
+import os
 import re
 import shlex
 from typing import Any
@@ -57,10 +58,23 @@ def recommend(answer: Answer, found: Any) -> None:
     listed = {option["title"] for option in answer.get("options", [])}
     titled(out, "Consider", [_suggestion_line(o) for o in answer["suggestions"] if o["title"] not in listed])
     commands = [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()]
-    titled(out, "Run", [*commands, *(f"[dim]not {n}: {escape(why)}[/]" for n, why in answer["no_command"].items())])
+    refused = [f"[dim]not {n}: {escape(why)}[/]" for n, why in answer["no_command"].items()]
+    titled(out, "Run", [*commands, *_weights_lines(answer, found), *refused])
     titled(out, "Terms", [f"[dim]{legend(answer)}[/]"] if found.exists and legend(answer) else [])
     if "reasons" not in answer:
         out.print("[dim]Add --explain to see why each number was chosen, --json for scripts.[/]")
+
+
+def _weights_lines(answer: Answer, found: Any) -> list[str]:
+    """Return which weights our engine fine-tunes, unless the plan names them."""
+    recipe, model = found.recipe, found.case.model
+    if recipe.goal == "pretrain" or recipe.checkpoint.pretrained or "meshwright" not in answer["commands"]:
+        return []
+    start = "those of the model's folder"
+    if not os.path.exists(os.path.expanduser(recipe.model)):
+        start = f"{model.hf_id} once downloaded (hf download {model.hf_id})" if model.hf_id else ""
+    own = "checkpoint.pretrained=FOLDER for a Hugging Face folder"
+    return [f"[dim]weights: {start}; {own} of yours[/]" if start else f"[dim]weights: add {own}[/]"]
 
 
 def published_lines(answer: Answer) -> list[str]:

@@ -148,7 +148,8 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
     near = closest(option, [flag for flag in options if flag.startswith("--")])
     found = None
     if takes_overrides and (not near or api.is_removed_key(name)):
-        found = api.as_override(name, value, options, arguments)
+        recipe = api.recipe_in_line(arguments) if api.is_removed_key(name) else None
+        found = api.as_override(name, value, options, recipe)
     if found is not None:
         return f"{found[0]}. ", [found[1]] if found[1] else []
     if not near:
