@@ -14,6 +14,7 @@ WIDEST = 160  # characters of one value of a summary that is made from fields
 SHOWN = 8  # entries of a field that is a list
 SCALARS = (str, int, float, bool)
 LEFT = ' style="text-align:left"'
+UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 
 
 class Readable:
@@ -157,3 +158,9 @@ def _scalar(value: object) -> str:
 
 def _cut(text: str) -> str:
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 1]}…"
+
+
+def short_number(value: float, digits: str = ",.4g", least: float = 1e6) -> str:
+    """Return a count with the letter of its size, such as 1.5B; below `least` in full."""
+    letter, size = next(((letter, size) for letter, size in UNITS if value >= size >= least), ("", 0.0))
+    return f"{value / size:{digits}}{letter}" if size else f"{value:,.0f}"

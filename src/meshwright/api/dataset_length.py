@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from functools import lru_cache
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 
 from meshwright import file_access, rules
 from meshwright.api.paths import looks_like_path
+from meshwright.display import short_number
 from meshwright.errors import InputError
 from meshwright.planner import Plan, Suggestion, examine
 from meshwright.planner.budget import Epochs
@@ -26,6 +27,8 @@ MANY_PASSES = 5  # as train warns
 USUAL_EPOCHS = 3
 WINDOW_STEPS, WIDTH_MULTIPLE = 64, 64  # as the engine groups samples by length
 WORTH_IT = 1.25  # times fewer tokens from which packing is suggested
+T = TypeVar("T")
+_short = partial(short_number, digits=".1f", least=1e3)
 
 
 class _Counted(msgspec.Struct, frozen=True):
@@ -135,7 +138,7 @@ def _saving(recipe: Recipe, lengths: Any, padded: float, width: float, mean: flo
     times = recipe.data.packing and padded == recipe.data.seq_length  # the same width of a step
     less = f"{before / after:.1f} times less time and cost" if times else "the rest is padding"
     text = (
-        f"about {_count_text(after)} instead of {_count_text(before)} tokens per epoch, {less}: "
+        f"about {_short(after)} instead of {_short(before)} tokens per epoch, {less}: "
         f"samples have about {mean:,.0f} tokens (at {BYTES_PER_TOKEN:g} bytes each), padded to "
         f"{padded:,.0f}"
     )
@@ -148,13 +151,6 @@ def _saving(recipe: Recipe, lengths: Any, padded: float, width: float, mean: flo
         if kept < batch
         else ""
     )
-
-
-def _count_text(tokens: float) -> str:
-    for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if tokens >= limit:
-            return f"{tokens / limit:.1f}{unit}"
-    return f"{tokens:.0f}"
 
 
 def _count(recipe: Recipe) -> _Counted | None:
@@ -172,7 +168,8 @@ def _count(recipe: Recipe) -> _Counted | None:
         shown = f"{samples:,} packed sample{'s' * (samples != 1)}"
         return _Counted(samples, f"about {shown}, at {BYTES_PER_TOKEN:g} bytes per token")
     lengths = _own_lengths(recipe)
-    rows = len(lengths) if lengths is not None else _rows(path, data.split) if sum(sizes) <= MAX_COUNTED_BYTES else None
+    countable = lengths is None and sum(sizes) <= MAX_COUNTED_BYTES
+    rows = _rows_of(path, data.split, _row_count) if countable else None if lengths is None else len(lengths)
     if not rows:
         return None
     samples = max(round(kept * rows), 1)
@@ -211,7 +208,7 @@ def _lengths(path: str, split: str, size: int, changed: int) -> Any | None:
         first, end = _slice(split)
         lengths = lengths[lengths > len("{}")][first:end]
     else:
-        rows = _read_rows(Path(path), split)
+        rows = _rows_of(Path(path), split, lambda found: [row for _, row in found])
         if rows is None:
             return None
         lengths = np.array([len(msgspec.json.encode(row, enc_hook=str)) for row in rows], dtype=float)
@@ -228,21 +225,16 @@ def _slice(split: str) -> tuple[int, int | None]:
         return 0, None
 
 
-def _read_rows(path: Path, split: str) -> list[Any] | None:
+def _rows_of(path: Path, split: str, read: Callable[[Any], T]) -> T | None:
+    """Return what `read` makes of a dataset's rows; None if they cannot be read, which train reports."""
     from meshwright.engine.data.files import find_rows  # 30 ms that answers without a dataset save
 
     try:
-        return [row for _, row in find_rows(path, split)]
-    except InputError:  # the data is checked by train; a length that is not known is left out
-        return None
-
-
-def _rows(path: Path, split: str) -> int | None:
-    from meshwright.engine.data.files import find_rows
-
-    try:
-        rows = find_rows(path, split)
-        found = rows.count()
-        return sum(1 for _ in rows) if found is None else found
+        return read(find_rows(path, split))
     except InputError:
         return None
+
+
+def _row_count(rows: Any) -> int:
+    found: int | None = rows.count()
+    return sum(1 for _ in rows) if found is None else found

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.cli.console import console, escape, table
 from meshwright.cli.layout import assumed_lines, seconds, titled
+from meshwright.display import short_number
 
 Answer = dict[str, Any]
 MISSING = object()  # no budget was requested
@@ -34,13 +35,6 @@ def _steps(count: int) -> str:
     return f"{count:,} step{'s' * (count != 1)}"
 
 
-def _tokens(value: float) -> str:
-    for letter, scale in (("T", 1e12), ("B", 1e9), ("M", 1e6)):
-        if value >= scale:
-            return f"{value / scale:,.4g}{letter}"
-    return f"{value:,.0f}"
-
-
 def budget_lines(answer: Answer, gpus: int) -> list[str]:
     """Return time, GPU-hours and cost of a token budget, each with its range, or why there are no figures."""
     budget = answer.get("budget", MISSING)
@@ -57,13 +51,14 @@ def budget_lines(answer: Answer, gpus: int) -> list[str]:
     where, within = f"on {gpus:,} GPU{'s' if gpus != 1 else ''}", budget["tokens_band"]
     if within is not None:
         lines = [
-            f"{_tokens(budget['tokens'])} tokens ({_tokens(within['low'])} to {_tokens(within['high'])}) in "
+            f"{short_number(budget['tokens'])} tokens ({short_number(within['low'])} to "
+            f"{short_number(within['high'])}) in "
             f"{budget['steps']:,} steps are what {_days(budget['days'])} train {where}",
             f"{_number(budget['gpu_hours'])} GPU-hours",
         ]
     else:
         lines = [
-            f"{_tokens(budget['tokens'])} tokens{source} in {_steps(budget['steps'])}: {_days(budget['days'])} "
+            f"{short_number(budget['tokens'])} tokens{source} in {_steps(budget['steps'])}: {_days(budget['days'])} "
             f"({_days(days['low'])} to {_days(days['high'])}) {where}",
             f"{_number(budget['gpu_hours'])} GPU-hours ({_number(hours['low'])} to {_number(hours['high'])})",
         ]
@@ -194,7 +189,7 @@ def _spent(best: Answer, within: bool) -> str:
     """Return the days of a size, or the tokens of the days that were given."""
     if best.get("days") is None:
         return ""
-    return _tokens(best["tokens"]) if within else f"{best['days']:,.1f}"
+    return short_number(best["tokens"]) if within else f"{best['days']:,.1f}"
 
 
 def _storage_lines(answer: Answer) -> list[str]:
@@ -229,7 +224,7 @@ def _band(chosen: Answer, unit: str) -> str:
     days, cost = chosen["days_band"], chosen["cost_band"]
     if days["low"] == days["high"]:  # the days were given
         price = "" if cost is None else f", {_number(chosen['cost'])}{unit}"
-        return f"; {_tokens(chosen['tokens'])} tokens in {chosen['steps']:,} steps{price}"
+        return f"; {short_number(chosen['tokens'])} tokens in {chosen['steps']:,} steps{price}"
     text = f"; {_days(chosen['days'])} ({_days(days['low'])} to {_days(days['high'])})"
     if cost is not None:
         text += f", {_number(chosen['cost'])}{unit} ({_number(cost['low'])} to {_number(cost['high'])})"
@@ -278,7 +273,7 @@ def _size_row(s: Answer, within: bool) -> tuple[str, ...]:
         f"{s['tokens_per_s_per_gpu']:,.0f}",
         f"{s['mfu']:.0%}",
         f"{s['goodput']['share']:.0%}",
-        "" if s["days"] is None else _tokens(s["tokens"]) if within else _number(s["days"]),
+        "" if s["days"] is None else short_number(s["tokens"]) if within else _number(s["days"]),
         "" if s["gpu_hours"] is None else _number(s["gpu_hours"]),
         "" if s["cost"] is None else f"{s['cost']:,.0f}",
     )
