@@ -20,6 +20,8 @@ from meshwright.models import Layer, MoE
 from meshwright.recipes.capabilities import executed, fp8_experts
 from meshwright.recipes.case import Case
 
+LEAST_BUSY_S = 1e-9  # of a stage without layers, which only a layout that cannot be built has
+
 PARTS = ("compute", "tp", "cp", "ep", "pp_bubble", "dp", "optimizer", "other")
 
 
@@ -161,6 +163,7 @@ def _wait_s(case: Case, speed: Speeds, layer: Layer) -> float:
 
 def _soft_excess(launch: Column, busy: Column, sharpness: float) -> Column:
     """Return how far launching outlasts the GPU's work; near equality each sometimes delays the other."""
+    busy = larger(busy, LEAST_BUSY_S)
     return busy * ((1 + (launch / busy) ** sharpness) ** (1 / sharpness) - 1)
 
 
