@@ -196,7 +196,7 @@ IMAGE = ("--image", "nvcr.io/nvidia/pytorch:25.06-py3", "data.dataset=/data/c4/t
 
 
 @pytest.mark.parametrize(
-    ("words", "said", "unsaid"),
+    ("words", "present", "absent"),
     [
         ((), ("--mount /data/c4:/data/c4", "--mount /opt/Megatron-LM:/opt/Megatron-LM", "lost with it"), ()),
         (("--mount", "/data:/data"), ("/opt/Megatron-LM", "lost with it"), ("/data/c4:",)),
@@ -206,12 +206,12 @@ IMAGE = ("--image", "nvcr.io/nvidia/pytorch:25.06-py3", "data.dataset=/data/c4/t
     ],
 )  # fmt: skip
 def test_a_job_in_a_container_says_what_to_mount(
-    meshwright: Any, words: tuple[str, ...], said: tuple[str, ...], unsaid: tuple[str, ...]
+    meshwright: Any, words: tuple[str, ...], present: tuple[str, ...], absent: tuple[str, ...]
 ) -> None:
     answer = meshwright(*LAUNCH, "--scheduler", "slurm", *IMAGE, *words, "--json").json
     notes = " ".join(one for one in answer["notes"] if "container" in one)
-    assert all(text in notes for text in said)
-    assert not any(text in notes for text in unsaid)
+    assert all(text in notes for text in present)
+    assert not any(text in notes for text in absent)
 
 
 def test_a_job_in_a_container_runs_in_its_folder(meshwright: Any, tmp_path: Path) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from meshwright.errors import InputError, closest
+from meshwright.frameworks.common import format_toml
 from meshwright.frameworks.framework import Content, ParsedConfig
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.torchtitan.commands import (
@@ -20,7 +22,7 @@ from meshwright.frameworks.torchtitan.commands import (
     runs,
 )
 from meshwright.frameworks.torchtitan.derived_fields import approximations, derived_values, value
-from meshwright.frameworks.torchtitan.format_override import flag
+from meshwright.frameworks.torchtitan.format_override import RENAMED_KEYS, flag
 from meshwright.frameworks.torchtitan.models import MODULES, PRESETS, flavor_model, preset_model
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.models import ModelSpec
@@ -120,7 +122,7 @@ def _parse_toml(content: Content, settings: dict[str, SourcedValue], complete: b
         settings = {key: setting for key, setting in settings.items() if key in config_keys(TABLE)}
         if custom_keys:
             notes.append(f"keys of your custom config module are not checked: {', '.join(custom_keys)}")
-    settings, findings = _in_version(settings, LAST_02_DAY)
+    settings, findings = _in_version(settings, LAST_02_DAY, write=format_toml if content.format == "toml" else flag)
     model_known = complete or {"model.name", "model.flavor"} <= settings.keys()
     model = flavor_model(_text(settings, "model.name"), _text(settings, "model.flavor")) if model_known else None
     parsed = _parsed(content, settings, model, notes, findings, tp_is_sp=True)
@@ -222,8 +224,12 @@ def _preset_in_samples(base: Mapping[str, SourcedValue]) -> dict[str, SourcedVal
     return settings
 
 
+OLDER_KEYS = {new: old for old, new in RENAMED_KEYS.items()}
+"""Current keys with their names in the 0.2 line."""
+
+
 def _in_version(
-    settings: Mapping[str, SourcedValue], day: str, samples: bool = False
+    settings: Mapping[str, SourcedValue], day: str, samples: bool = False, write: Callable[[str, Any], str] = flag
 ) -> tuple[dict[str, SourcedValue], tuple[Finding, ...]]:
     """Return the settings that exist in a version, and a finding for each of another version."""
     kept: dict[str, SourcedValue] = {}
@@ -238,7 +244,9 @@ def _in_version(
         if config_key is None or config_key.status != "read" or not (reason := _absence(config_key, day)):
             kept[key] = setting
             continue
-        fix = _instead(config_key, setting, settings) if day == CURRENT_DAY else ()
+        older = OLDER_KEYS.get(key)
+        fix = (write(older, setting.value),) if older and not setting.unresolved else ()
+        fix = _instead(config_key, setting, settings) if day == CURRENT_DAY else fix
         findings.append(
             Finding("torchtitan.other-version", "error", key, reason, fix, file=setting.file, line=setting.line)
         )
