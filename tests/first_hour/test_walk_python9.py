@@ -177,3 +177,7 @@ def test_a_price_has_its_unit(meshwright: Any) -> None:
     assert "at 2.1 EUR per GPU-hour: cost " in meshwright(*words, "--price", "2.10EUR").out
     assert "per GPU-hour" in meshwright(*words, "--price", "cheap").err
     assert "one GPU for one hour" in meshwright("recommend", "--help").out.replace("\n", " ")
+
+
+def test_several_words_of_a_search_are_quoted(meshwright: Any) -> None:
+    assert "meshwright models 'llama 8b'" in meshwright("models", "llama", "8b").err

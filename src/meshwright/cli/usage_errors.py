@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +71,11 @@ def to_error(error: click.ClickException, arguments: Sequence[str]) -> InputErro
             near = _at_once([near, *(found for _, found in others.values())])
         reason = f"{command} has no such option; {hint}{more}{own_help}"
         return InputError(reason, field="option", value=typed, fix=near or [f"{command} --help"])
+    words = [word for word in arguments[1:] if not word.startswith("-")]
+    takes_query = context is not None and any(one.name == "query" for one in context.command.params)
+    if takes_query and "unexpected extra argument" in error.format_message() and len(words) == len(arguments) - 1:
+        quoted = f"{command} {shlex.quote(' '.join(words))}"
+        return InputError(f"takes one search text: quote several words. {own_help}", "query", " ".join(words), [quoted])
     return InputError(f"{error.format_message().rstrip('.')}. {own_help}", fix=[f"{command} --help"])
 
 
