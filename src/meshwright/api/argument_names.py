@@ -46,7 +46,8 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     "use_lora": ("--goal lora",),
     "use_qlora": ("--goal qlora",),
     **{f"{word}_parallel": (f"layout.{key}={{value}}",) for word, key in PARALLEL.items()},
-    "checkpoint_dir": ("--out {value}",),
+    **dict.fromkeys(("checkpoint_dir", "resume"), ("--out {value}",)),
+    **dict.fromkeys(("merge_and_unload", "merge_adapter", "merge_adapters", "merge_lora"), ("--merge",)),
     **dict.fromkeys(("format", "to_format", "framework", "target"), ("--to {value}",)),
     **dict.fromkeys(
         ("max_new_tokens", "max_length", "n_predict", "num_tokens", "max_gen_len", "new_tokens"),
@@ -96,6 +97,8 @@ def meant_option(name: str, value: str, options: Collection[str], takes_override
     """Return what to write for an option of another tool; empty if this command has nothing like it."""
     if command == "export" and value.lower() in MODEL_FORMATS:
         return ["meshwright convert RUN OUT"]
+    if name == "resume" and value.lower() in ("", "true", "false"):  # checkpoint.resume
+        return []
     word = value.lower().rpartition(".")[2]
     if name in VALUE_NAMES and word in OTHER_OPTIONS:  # --precision fp8 is --fp8, torch.float16 too
         name = word
@@ -235,7 +238,8 @@ def as_override(option: str, value: str, options: Collection[str] = (), recipe: 
     key = recipe_key(option)
     if key is not None:
         alias = override_keys().get(option)
-        meant = f"{key}={(translate_value(alias, value) if alias else value) if value else 'VALUE'}"
+        value = value or ("true" if isinstance(recipe_fields()[key].default, bool) else "VALUE")
+        meant = f"{key}={translate_value(alias, value) if alias else value}"
         return f"recipe fields are written as KEY=VALUE: {meant}", meant
     if option not in REMOVED_KEYS:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
@@ -68,7 +68,7 @@ def to_error(error: click.ClickException, arguments: Sequence[str]) -> InputErro
         others = {one: _meant(one, context, arguments) for one in _unknown_options(context, arguments) if one != typed}
         more = "".join(f"{one} is none either; {about}" for one, (about, _) in others.items())
         if others:  # corrected at once
-            near = _at_once([near, *(found for _, found in others.values())])
+            near = _at_once({typed: near, **{one: found for one, (_, found) in others.items()}}, context, arguments)
         reason = f"{command} has no such option; {hint}{more}{own_help}"
         return InputError(reason, field="option", value=typed, fix=near or [f"{command} --help"])
     words = [word for word in arguments[1:] if not word.startswith("-")]
@@ -79,9 +79,14 @@ def to_error(error: click.ClickException, arguments: Sequence[str]) -> InputErro
     return InputError(f"{error.format_message().rstrip('.')}. {own_help}", fix=[f"{command} --help"])
 
 
-def _at_once(fixes: Sequence[Sequence[str]]) -> list[str]:
+def _at_once(fixes: Mapping[str, Sequence[str]], context: Any, arguments: Sequence[str]) -> list[str]:
     """Return the first fix of each option as one to paste, then those that are commands of their own."""
-    first = [found[0] for found in fixes if found]
+    takes_value = {flag for one in context.command.params if not getattr(one, "is_flag", False) for flag in one.opts}
+    first = [
+        f"{found[0]} {_value_of(option, arguments)}".rstrip() if found[0] in takes_value else found[0]
+        for option, found in fixes.items()
+        if found
+    ]
     left_out = [one.removeprefix("without ") for one in first if one.startswith("without ")]
     commands = [one for one in first if one.startswith("meshwright ")]
     written = " ".join(one for one in first if not one.startswith(("without ", "meshwright ")))

@@ -45,7 +45,7 @@ REMOVED: dict[str, RemovedKey] = {
         "--checkpoint best",
     ),
     "output_dir": ("is an option of the command", "--out {value}"),
-    **dict.fromkeys(("resume_from_checkpoint", "resume_from", "resume"), _RESUMING),
+    **dict.fromkeys(("resume_from_checkpoint", "resume_from"), _RESUMING),
     "overwrite_output_dir": ("is not done here: a run resumes in its folder; a new run needs a new --out",),
     "report_to": ("is an option of train and bench: --wandb, --mlflow, --tensorboard", "--{value}"),
     "auto_find_batch_size": ("is a value of the micro batch", "layout.micro_batch_size=auto"),
