@@ -163,7 +163,9 @@ def pareto(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:
 
 def _pinned_errors(blocked: Plan | None) -> Iterator[Dropped]:
     """Yield the errors of the user's pinned values if no layout can satisfy them."""
-    for one in () if blocked is None else blocked.findings:
+    if blocked is None:
+        return
+    for one in blocked.findings:
         if one.severity == "error" and not one.rule.startswith("memory."):
             yield Dropped(f"{one.rule}: {one.message}", 1, describe_case(blocked.case))
 
