@@ -115,7 +115,8 @@ def test_a_baseline_holds_the_network_to_account(meshwright: Any, log: Path, tmp
     assert [finding["rule"] for finding in answer.json["findings"]] == ["speed.slow-network"]
 
 
-def test_a_run_of_our_engine_is_read(meshwright: Any, tmp_path: Path) -> None:
+def test_a_run_of_our_engine_is_read(meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.engine.tiny.MICRO_BATCHES", 2)
     folder = tmp_path / "run"
     asked = ("train", "llama3_8b_pretrain_config", "--tiny", "--out", str(folder), "train.steps=7")
     assert meshwright(*asked, "train.log_every=1", "checkpoint.export=none", "--json").code == 0

@@ -30,7 +30,8 @@ STEPS = 6
 def train(out: Path, *overrides: str, nproc: int = 1, **options: Any) -> dict[str, Any]:
     """Return the JSON result of a short run, with one global batch size for any number of ranks."""
     given = {"layout.tp": "1", "layout.sp": "false", "train.global_batch_size": "8", "train.steps": str(STEPS)}
-    given |= {"checkpoint.save_every": "2", **dict(text.split("=") for text in overrides)}
+    given |= {"checkpoint.save_every": "2", "layout.micro_batch_size": "4"}
+    given |= dict(text.split("=") for text in overrides)
     if out.name == "none":
         options["out"] = None
     done = api.train(

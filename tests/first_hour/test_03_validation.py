@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshwright.engine import tiny
 from meshwright.engine.data.finite import FiniteSource, Union, whole_set
 from meshwright.engine.data.held_out import held_out_set
 from meshwright.engine.data.sample_types import Sample
@@ -29,7 +30,8 @@ def write_chats(path: Path, first: int, count: int) -> Path:
 
 
 @pytest.fixture
-def typed(tmp_path: Path) -> tuple[str, ...]:
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    monkeypatch.setattr(tiny, "MICRO_BATCHES", 2)  # half of those of --tiny
     chats, held_out = write_chats(tmp_path / "chats.jsonl", 0, 24), write_chats(tmp_path / "held out.jsonl", 100, 5)
     return (*TINY, "--dataset", str(chats), f"data.validation={held_out}", "train.eval_every=2")
 
