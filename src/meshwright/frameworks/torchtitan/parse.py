@@ -245,7 +245,7 @@ def _in_version(
             kept[key] = setting
             continue
         older = OLDER_KEYS.get(key)
-        fix = (write(older, setting.value),) if older and not setting.unresolved else ()
+        fix: tuple[str, ...] = (write(older, setting.value),) if older and not setting.unresolved else ()
         fix = _instead(config_key, setting, settings) if day == CURRENT_DAY else fix
         findings.append(
             Finding("torchtitan.other-version", "error", key, reason, fix, file=setting.file, line=setting.line)
