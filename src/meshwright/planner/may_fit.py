@@ -39,10 +39,13 @@ class MayFit(NamedTuple):
     with_offload: frozenset[int]
 
 
-def may_fit(case: Case, pinned: Mapping[str, Any], clusters: Sequence[Cluster], adapts: bool) -> MayFit:
+def may_fit(
+    case: Case, pinned: Mapping[str, Any], clusters: Sequence[Cluster], adapts: bool, offloads: bool = True
+) -> MayFit:
     """Return the counts that may hold a training with this contract; the others hold it in no layout.
 
     `adapts` says that settings outside the search differ by count: rules that such settings resolve are left out.
+    Without `offloads`, host memory is not tried.
 
     More data parallelism shards the state further and never needs more of anything else. So every choice of the other
     degrees is estimated once, with the most data parallelism, and only the least state depends on the count.
@@ -51,7 +54,8 @@ def may_fit(case: Case, pinned: Mapping[str, Any], clusters: Sequence[Cluster], 
     if case.offload != "none" and "offload" not in pinned:
         plain.append({"offload": "none"})
     levers = without_offload(case, pinned)[-1:]
-    kinds = {one["offload"]: one for one in with_offload(case, pinned)}  # the last of a kind is the leanest
+    tried = with_offload(case, pinned) if offloads else []
+    kinds = {one["offload"]: one for one in tried}  # the last of a kind is the leanest
     without: set[int] = set()
     with_: set[int] = set()
     checked = _checked_rules(case, adapts)

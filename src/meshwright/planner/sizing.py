@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -215,7 +215,11 @@ def smallest_fit(plan: Plan, overrides: Sequence[str] = (), most: int = MAX_SEAR
     state = least_state_gib(case) * case.cluster.world  # no search finds a layout for fewer GPUs than hold it
     largest = max(case.capacity_gib, case.host_gib)
     asked = {n: _resized(plan.question, n, node) for n in gpu_counts(node, most) if state / n <= largest}
-    for count, question, held in _worth_a_search(asked, overrides):
+
+    def needs_host() -> bool:  # read while the loop runs
+        return found.cluster is None
+
+    for count, question, held in _worth_a_search(asked, overrides, needs_host):
         offloads = found.cluster is None and state / count <= case.host_gib
         if not offloads and state / count > case.capacity_gib:
             continue
@@ -241,8 +245,13 @@ def _needs_offload(baseline: Baseline, may_fit_without: bool, offloads: bool) ->
     return True if offloads and fits_with_levers(case, pinned, offloads=True) else None
 
 
-def _worth_a_search(asked: Mapping[int, Question], overrides: Sequence[str]) -> Iterator[tuple[int, Question, MayFit]]:
-    """Yield every count with what may fit; a few counts are estimated at a time, as the smallest ones may do."""
+def _worth_a_search(
+    asked: Mapping[int, Question], overrides: Sequence[str], offloads: Callable[[], bool]
+) -> Iterator[tuple[int, Question, MayFit]]:
+    """Yield every count with what may fit; a few counts are estimated at a time, as the smallest ones may do.
+
+    `offloads` says whether host memory still matters: not after a count has been found that needs it.
+    """
     groups: dict[str, list[int]] = {}
     for count, question in asked.items():
         groups.setdefault(baseline_recipe(question, overrides).name, []).append(count)
@@ -257,7 +266,8 @@ def _worth_a_search(asked: Mapping[int, Question], overrides: Sequence[str]) -> 
             first, last = ends[name]
             clusters = [asked[count].cluster for count in some if count in group]
             if clusters:
-                held = may_fit(last.case, last.pinned, clusters, first.requested.layout != last.requested.layout)
+                adapts = first.requested.layout != last.requested.layout
+                held = may_fit(last.case, last.pinned, clusters, adapts, offloads())
                 without, with_ = without | held.without_offload, with_ | held.with_offload
         for count in some:
             yield count, asked[count], MayFit(without, with_)
