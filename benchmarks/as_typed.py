@@ -73,8 +73,13 @@ def measured(command: str, note: str) -> dict[str, Any]:
             raise RuntimeError(answer["error"]["message"])
     except (RuntimeError, subprocess.TimeoutExpired) as error:
         return row | {"error": str(error)[-1500:], "wall_s": round(monotonic() - started, 1)}
+    return row | figures(answer) | {"wall_s": round(monotonic() - started, 1)}
+
+
+def figures(answer: dict[str, Any]) -> dict[str, Any]:
+    """Return what a run measured, next to its estimate."""
     estimate = answer["estimate"] or {}
-    return row | {
+    return {
         "layout": answer["layout"],
         "precision": answer["precision"],
         "seq_length": answer["seq_length"],
@@ -88,7 +93,6 @@ def measured(command: str, note: str) -> dict[str, Any]:
         "losses": answer["losses"],
         "grad_norms": answer["grad_norms"],
         "finite": all(math.isfinite(value) for value in answer["losses"] + answer["grad_norms"]),
-        "wall_s": round(monotonic() - started, 1),
     }
 
 

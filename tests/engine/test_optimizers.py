@@ -91,6 +91,20 @@ def test_frozen_parameters_are_excluded() -> None:
     assert [len(group["params"]) for group in optimizer.param_groups] == [1]
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_state_allocated_before_the_first_step_changes_nothing(rule: str) -> None:
+    early, late = weights(), weights()
+    optimizer = built(early, name=rule, lr=1e-2)
+    optimizer.allocate_state()
+    kept = [id(value) for state in optimizer.state.values() for value in state.values()]
+    assert kept
+    descend(early, optimizer)
+    descend(late, built(late, name=rule, lr=1e-2))
+    assert [id(value) for state in optimizer.state.values() for value in state.values()] == kept
+    for mine, other in zip(early.values(), late.values(), strict=True):
+        assert torch.equal(mine, other)
+
+
 # --- against torch and the papers ---------------------------------------------------------------------------------
 
 

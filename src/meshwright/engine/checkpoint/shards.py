@@ -44,18 +44,10 @@ class Shard:
 
 def local_shards(trainer: Trainer) -> list[Shard]:
     """Return this rank's shards of weights, buffers and optimizer state; with adapters, without the frozen base."""
-    init_optimizer_state(trainer.optimizer)
+    trainer.optimizer.allocate_state()
     adapters_only = trainer.recipe.goal == "peft"
     found = [shard for stage in trainer.stages for shard in _stage_shards(stage, trainer.optimizer, adapters_only)]
     return [shard for shard in found if shard.tensor.numel()]
-
-
-def init_optimizer_state(optimizer: LocalOptimizer) -> None:
-    """Initialize the state of parameters that have not been updated yet."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter not in optimizer.state and (state := optimizer.init_state(parameter, group)):
-                optimizer.state[parameter] = state
 
 
 def group_state(trainer: Trainer) -> dict[str, dict[str, float]]:

@@ -93,6 +93,14 @@ class LocalOptimizer(torch.optim.Optimizer):
         """Load the weights for training back into the parameters."""
 
     @torch.no_grad()
+    def allocate_state(self) -> None:
+        """Initialize the state of parameters that have none yet."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter not in self.state and (state := self.init_state(parameter, group)):
+                    self.state[parameter] = state
+
+    @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # one body
         """Update every parameter that has a gradient."""
         loss = None
@@ -100,10 +108,7 @@ class LocalOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         is_new = not self.state
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if parameter not in self.state and (state := self.init_state(parameter, group)):
-                    self.state[parameter] = state
+        self.allocate_state()
         # torch.distributed.checkpoint initializes state by a step with learning rate 0, which must not be counted.
         if is_new and not any(group["lr"] for group in self.param_groups):
             return loss
