@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from meshwright.costs.memory_constants import DELTA_CHUNK, IMAGE_SHARE, MAMBA_CHUNK, OWN_CHUNK, SCORE_BYTES
 from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
 from meshwright.costs.vectorize import BYTES, Column, larger, smaller, where
-from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
+from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, LinearMixer, Mamba2, MoE
 from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case
 
@@ -154,6 +154,8 @@ def _mixer_parts(case: Case, mixer: Mixer) -> Parts:
         split = mixer.heads * (mixer.qk_nope + mixer.v_head)  # kv before keys get their rotary part
         out = size * mixer.heads * mixer.v_head + 4 * mixer.heads
         return {"proj": latent, "up": size * (up + split) / tp, "core": out / tp}
+    if isinstance(mixer, LinearMixer):
+        return {"proj": size * mixer.into / tp, "scan": size * (mixer.kept + mixer.out) / tp}
     parts = _scan_parts(case, mixer) if isinstance(mixer, Mamba2) else _delta_parts(case, mixer)
     rows = _rows_of_documents(case)
     return {name: rows * value for name, value in parts.items()}
@@ -190,12 +192,13 @@ def _saved_states(case: Case, block: Column) -> Column:
 def _attention_parts(case: Case, mixer: Attention) -> Parts:
     size, tp = BYTES[case.compute], case.tp
     gate = mixer.q_width if mixer.output_gate else 0
-    kv = mixer.q_width if memory_profile(case).repeats_kv else mixer.kv_width
+    repeated = memory_profile(case).repeats_kv
+    kv = mixer.q_width + mixer.out_width if repeated else mixer.kv_width + mixer.v_width
     rotated = mixer.q_width + mixer.kv_width if mixer.qk_norm != "none" else 0  # the norm saves its own input
     rotated *= 2 if saves_fp32_norms(case) else 1  # in fp32
     parts: Parts = {
-        "proj": size * (mixer.q_width + gate + 2 * kv + rotated) / tp,
-        "core": (size * (mixer.q_width + gate) + 4 * mixer.heads) / tp,
+        "proj": size * (mixer.q_width + gate + kv + rotated) / tp,
+        "core": (size * (mixer.out_width + gate) + 4 * mixer.heads) / tp,
     }
     if case.attention == "eager":
         each = SCORE_BYTES.get(getattr(case, "attention_kernel", "eager"), SCORE_BYTES["eager"])

@@ -46,7 +46,9 @@ def cp_s(case: Case, speed: Speeds, layer: Layer, time: LayerTime, passes: Colum
         return 0.0
     count, size, stride = tokens(case), BYTES[case.compute], case.tp
     times = passes + 1  # the backward also sends gradients of keys and values
-    kv = 2 * mixer.kv_width if isinstance(mixer, Attention) else mixer.heads * (mixer.qk_head + mixer.v_head)
+    kv = (
+        mixer.kv_width + mixer.v_width if isinstance(mixer, Attention) else mixer.heads * (mixer.qk_head + mixer.v_head)
+    )
     q = mixer.q_width if isinstance(mixer, Attention) else mixer.heads * mixer.qk_head
     kv_bytes, all_bytes = size * count * kv / case.tp, size * count * (kv + 2 * q) / case.tp
     core = time.core * (1 + time.core_backward)

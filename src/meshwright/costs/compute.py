@@ -11,7 +11,7 @@ from meshwright.costs.memory import recomputed_share, tokens
 from meshwright.costs.speeds import Speeds
 from meshwright.costs.stages import Stages, trains_mtp
 from meshwright.costs.vectorize import Column, where
-from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
+from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, LinearMixer, Mamba2, MoE
 from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case
 
@@ -64,7 +64,7 @@ def _core_s(case: Case, speed: Speeds, mixer: Mixer | None, count: Column) -> tu
         return 0.0, 2.0
     both_ways = case.model.kind == "diffusion"
     flops = count * core_flops(mixer, case.seq_length, "full" if both_ways else "causal") / case.tp
-    if isinstance(mixer, Mamba2 | GatedDelta):
+    if isinstance(mixer, Mamba2 | GatedDelta | LinearMixer):
         return flops / speed.scan, 2.0
     width = mixer.head_dim if isinstance(mixer, Attention) else (mixer.qk_head + mixer.v_head) / 2
     if case.attention == "eager":
@@ -119,7 +119,7 @@ def _mixer_touched(mixer: Mixer | None) -> float:
         return 2.0 * mixer.conv_width + 4.0 * mixer.inner
     if isinstance(mixer, GatedDelta):
         return 2.0 * (2 * mixer.k_width + mixer.v_width) + 2.0 * mixer.v_heads * mixer.k_head_dim + 4.0 * mixer.v_width
-    return 0.0
+    return 2.0 * mixer.kept if isinstance(mixer, LinearMixer) else 0.0
 
 
 def repeated_s(case: Case, speed: Speeds, pipeline: Stages, layer: Layer, time: LayerTime) -> Column:

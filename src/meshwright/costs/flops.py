@@ -15,7 +15,7 @@ import numpy as np
 from meshwright.costs.memory_constants import IMAGE_SHARE
 from meshwright.costs.stages import trains_mtp
 from meshwright.costs.vectorize import Column, plain
-from meshwright.models import MLA, Attention, Dense, Layer, Mamba2, ModelSpec, MoE
+from meshwright.models import MLA, Attention, Dense, Layer, LinearMixer, Mamba2, ModelSpec, MoE
 from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case
 
@@ -30,21 +30,32 @@ def context(seq: Column, window: int | None, convention: Convention) -> Column:
     return visible * (1 - visible / (2 * seq)) if convention == "causal" else visible * 1.0
 
 
+def chunk_context(seq: Column, chunk: int, convention: Convention) -> Column:
+    """Return the mean number of keys per query if tokens see their own chunk only."""
+    return context(np.minimum(chunk, seq), None, convention)
+
+
 def core_flops(mixer: Mixer, seq: Column, convention: Convention) -> Column:
     """Return the forward FLOPs per token of a mixer without its projections."""
     if isinstance(mixer, Attention):
-        return 4 * mixer.q_width * context(seq, mixer.window, convention)
+        chunk = mixer.window if mixer.chunked else None
+        keys = chunk_context(seq, chunk, convention) if chunk else context(seq, mixer.window, convention)
+        return 2 * (mixer.q_width + mixer.out_width) * keys * (2 if mixer.differential else 1)
     if isinstance(mixer, MLA):
-        return 2 * mixer.heads * (mixer.qk_head + mixer.v_head) * context(seq, None, convention)
+        indexed = 2 * mixer.index_heads * mixer.index_dim * context(seq, None, convention)
+        return 2 * mixer.heads * (mixer.qk_head + mixer.v_head) * context(seq, mixer.topk, convention) + indexed
     if isinstance(mixer, Mamba2):
         return 7.0 * mixer.inner * mixer.state  # scan: decay, input and output products
+    if isinstance(mixer, LinearMixer):
+        return mixer.core
     conv = 2 * mixer.conv * (2 * mixer.k_width + mixer.v_width)
     return 8.0 * mixer.v_heads * mixer.k_head_dim * mixer.v_head_dim + conv
 
 
 def matmul_params(layer: Layer, hidden: int) -> int:
     """Return the matmul parameters per token in a layer, without the router."""
-    count = sum(m.matmul_params(hidden) for m in (layer.mixer, layer.cross) if m is not None)
+    count = layer.extra_matmul
+    count += sum(m.matmul_params(hidden) for m in (layer.mixer, layer.cross) if m is not None)
     ffn = layer.ffn
     if isinstance(ffn, Dense):
         return count + ffn.matmul_params(hidden)

@@ -7,8 +7,8 @@ import msgspec
 from meshwright.costs.activations import residual_shards
 from meshwright.costs.speeds import OPERAND_BYTES, Speeds
 from meshwright.costs.vectorize import BYTES, Column, larger, pick, where
-from meshwright.models import MLA, Attention, Dense, Layer, Mamba2, MoE
-from meshwright.models.spec import Mixer
+from meshwright.models import MLA, Attention, Dense, Layer, LinearMixer, Mamba2, MoE
+from meshwright.models.spec import Mixer, is_scan
 from meshwright.recipes.capabilities import fp8_experts
 from meshwright.recipes.case import Case
 
@@ -47,12 +47,14 @@ def _mixer(case: Case, mixer: Mixer, count: Column) -> list[Linear]:
         return _mla(case, mixer, count)
     if isinstance(mixer, Attention):
         gate = mixer.q_width if mixer.output_gate else 0
-        into, out = mixer.q_width + gate + (1 if mixer.shared_kv else 2) * mixer.kv_width, mixer.q_width
+        into, out = mixer.q_width + gate + mixer.kv_out_width, mixer.out_width
     elif isinstance(mixer, Mamba2):
         into, out = mixer.inner + mixer.conv_width + mixer.heads, mixer.inner
+    elif isinstance(mixer, LinearMixer):
+        into, out = mixer.into + mixer.between / hidden, mixer.out
     else:
         into, out = 2 * mixer.k_width + 2 * mixer.v_width + 2 * mixer.v_heads, mixer.v_width
-    names = ("mamba_in", "mamba_out") if isinstance(mixer, Mamba2) else ("qkv", "proj")
+    names = ("mamba_in", "mamba_out") if is_scan(mixer) else ("qkv", "proj")
     return [Linear(count, into / tp, hidden, name=names[0]), Linear(count, hidden, out / tp, name=names[1])]
 
 

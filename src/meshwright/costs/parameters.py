@@ -9,8 +9,8 @@ from meshwright.costs.memory_constants import NF4_BYTES
 from meshwright.costs.memory_profiles import memory_profile
 from meshwright.costs.stages import Stages, stages, trains_mtp
 from meshwright.costs.vectorize import BYTES, Column, plain
-from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, MoE
-from meshwright.models.spec import Mixer
+from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, LinearMixer, Mamba2, MoE
+from meshwright.models.spec import Mixer, is_scan
 from meshwright.recipes.case import Case
 
 
@@ -62,7 +62,7 @@ def _linear_widths(layer: Layer, hidden: int) -> list[tuple[str, int, int]]:
     """Return the adaptable linears outside the routed experts: name, inputs, outputs."""
     mixer, widths = layer.mixer, []
     if isinstance(mixer, Attention):
-        widths += [("qkv", hidden, mixer.q_width + 2 * mixer.kv_width), ("proj", mixer.q_width, hidden)]
+        widths += [("qkv", hidden, mixer.q_width + mixer.kv_out_width), ("proj", mixer.out_width, hidden)]
     elif isinstance(mixer, MLA):
         widths += [("qkv", hidden, mixer.heads * (mixer.qk_head + mixer.qk_nope + mixer.v_head))]
         widths += [("proj", mixer.heads * mixer.v_head, hidden)]
@@ -73,6 +73,9 @@ def _linear_widths(layer: Layer, hidden: int) -> list[tuple[str, int, int]]:
         ]
     elif isinstance(mixer, GatedDelta):
         widths += [("qkv", hidden, 2 * mixer.k_width + 2 * mixer.v_width), ("proj", mixer.v_width, hidden)]
+    elif isinstance(mixer, LinearMixer):
+        names = ("mamba_in", "mamba_out") if is_scan(mixer) else ("qkv", "proj")
+        widths += [(names[0], hidden, mixer.into), (names[1], mixer.out, hidden)]
     for dense in _dense_blocks(layer):
         widths += [("fc1", hidden, (2 if dense.gated else 1) * dense.width), ("fc2", dense.width, hidden)]
     return widths

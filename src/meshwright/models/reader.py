@@ -15,7 +15,7 @@ from meshwright.errors import InputError
 
 from .quantization import quantization_of
 from .readers import diffusion, gpt2, nemotron
-from .readers.architectures import SAME_AS, TRAITS
+from .readers.architectures import SAME_AS, TRAITS, fields_of
 from .readers.decoder import Decoder, grouped, read_decoder
 from .readers.fields import Fields
 from .readers.wrappers import WRAPPERS, read_wrapped
@@ -107,7 +107,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
         spec = _decoder_spec(nemotron.read_nemotron(fields), name, "nemotron", model_type, "NemotronHForCausalLM")
     else:
         traits = TRAITS[SAME_AS.get(model_type, model_type)]
-        fields = Fields(config, traits.defaults, traits.aliases)
+        fields = fields_of(config, SAME_AS.get(model_type, model_type))
         spec = _decoder_spec(read_decoder(fields, traits), name, traits.family, model_type, traits.hf_class)
     fields.reject_unread(model_type)
     return spec
@@ -143,6 +143,8 @@ def _decoder_spec(decoder: Decoder, name: str, family: str, model_type: str, hf_
         max_seq_length=decoder.max_seq_length,
         final_norm_params=decoder.final_norm_params,
         learned_positions=decoder.learned_positions,
+        extra_params=decoder.extra_params,
+        head_bias=decoder.head_bias,
         mtp_layers=decoder.mtp_layers,
         mtp_layer=decoder.mtp_layer,
         model_type=model_type,

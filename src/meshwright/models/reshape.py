@@ -10,7 +10,7 @@ from meshwright.errors import InputError
 
 from .readers.decoder import grouped
 from .readers.fields import MAX_LAYERS, MAX_SIZE
-from .spec import MLA, Attention, Dense, Ffn, Layer, Mixer, ModelSpec
+from .spec import MLA, Attention, Dense, Ffn, Layer, LinearMixer, Mixer, ModelSpec
 
 
 class _Change(msgspec.Struct, frozen=True):
@@ -99,6 +99,9 @@ def _check(spec: ModelSpec, requested: dict[str, int]) -> None:
         raise InputError(
             "head_dim is hidden / heads in this architecture; change those", "head_dim", requested["head_dim"]
         )
+    if "hidden" in requested and any(isinstance(mixer, LinearMixer) for mixer in mixers):
+        reason = f"the linear mixers of {spec.name} depend on the width; change hidden_size in config.json instead"
+        raise InputError(reason, field="hidden", value=requested["hidden"])
     for key in ("experts", "topk"):
         if key in requested and spec.moe is None:
             raise InputError(f"{spec.name} has no experts", field=key, value=requested[key])

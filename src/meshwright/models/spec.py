@@ -23,15 +23,19 @@ class Attention(msgspec.Struct, frozen=True):
     window: int | None = None
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm: Literal["none", "head", "full"] = (
-        "none"  # "head": one head_dim vector each for q and k; "full": full width
-    )
+    # "head": one head_dim vector each for q and k; "head_bias": and a bias each; "full": the full width each
+    qk_norm: Literal["none", "head", "head_bias", "full"] = "none"
     output_gate: bool = False  # q projection is twice as wide, the second half gates the output (Qwen3-Next)
     sinks: bool = False  # one learned logit per head (gpt-oss)
     shared_kv: bool = False  # key and value are one projection (Gemma 4 global layers)
     context_width: int | None = (
         None  # keys and values come from another stream of this width (diffusion cross-attention)
     )
+    chunked: bool = False  # the window is a chunk: a token sees its own chunk only (Llama 4)
+    v_dim: int | None = None  # width of a value head, if it is not head_dim (MiMo)
+    head_gate: bool = False  # one gate per head (Laguna)
+    differential: bool = False  # the difference of two attentions, both computed over all heads (DiffLlama)
+    reuses_kv: bool = False  # keys and values of an earlier layer (Gemma 3n and 4)
 
     @property
     def q_width(self) -> int:
@@ -41,22 +45,39 @@ class Attention(msgspec.Struct, frozen=True):
     def kv_width(self) -> int:
         return self.kv_heads * self.head_dim
 
+    @property
+    def v_width(self) -> int:
+        """Width of the values of all key/value heads."""
+        return self.kv_heads * (self.v_dim or self.head_dim)
+
+    @property
+    def out_width(self) -> int:
+        """Width of attention's output before its last projection."""
+        return self.heads * (self.v_dim or self.head_dim)
+
+    @property
+    def kv_out_width(self) -> int:
+        """Width of what the key and value projections return."""
+        if self.reuses_kv:
+            return 0
+        return self.kv_width + (0 if self.shared_kv else self.v_width)
+
     def matmul_params(self, hidden: int) -> int:
         source = self.context_width or hidden
-        q = hidden * self.q_width * (2 if self.output_gate else 1)
-        kv = source * self.kv_width * (1 if self.shared_kv else 2)
-        return q + kv + self.q_width * hidden
+        q = hidden * (self.q_width * (2 if self.output_gate else 1) + (self.heads if self.head_gate else 0))
+        return q + source * self.kv_out_width + self.out_width * hidden
 
     def vector_params(self, hidden: int) -> int:
         count = 0
         if self.qkv_bias:
-            count += self.q_width * (2 if self.output_gate else 1) + self.kv_width * (1 if self.shared_kv else 2)
+            count += self.q_width * (2 if self.output_gate else 1) + self.kv_out_width
         if self.out_bias:
             count += hidden
-        if self.qk_norm == "head":
-            count += 2 * self.head_dim
+        normed = 1 if self.reuses_kv else 2
+        if self.qk_norm in ("head", "head_bias"):
+            count += normed * self.head_dim * (2 if self.qk_norm == "head_bias" else 1)
         elif self.qk_norm == "full":
-            count += self.q_width + self.kv_width
+            count += self.q_width + (0 if self.reuses_kv else self.kv_width)
         if self.sinks:
             count += self.heads
         return count
@@ -72,6 +93,9 @@ class MLA(msgspec.Struct, frozen=True):
     v_head: int
     q_lora: int | None = None
     bias: bool = False  # of the two down projections and the output
+    topk: int | None = None  # keys that an indexer selects for a query (DeepSeek sparse attention)
+    index_heads: int = 0  # of this layer's own indexer; 0 if it has none or shares an earlier layer's
+    index_dim: int = 0
 
     @property
     def qk_head(self) -> int:
@@ -82,11 +106,20 @@ class MLA(msgspec.Struct, frozen=True):
         q = hidden * q_width if self.q_lora is None else hidden * self.q_lora + self.q_lora * q_width
         kv_down = hidden * (self.kv_lora + self.qk_rope)
         kv_up = self.kv_lora * self.heads * (self.qk_nope + self.v_head)
-        return q + kv_down + kv_up + self.heads * self.v_head * hidden
+        return q + kv_down + kv_up + self.heads * self.v_head * hidden + self.index_params(hidden)
+
+    def index_params(self, hidden: int) -> int:
+        """Matmul parameters of the indexer: queries from the latent, one key, one weight for each head."""
+        width = self.index_heads * self.index_dim
+        return (self.q_lora or hidden) * width + (hidden * (self.index_dim + self.index_heads) if width else 0)
 
     def vector_params(self, hidden: int) -> int:
         norms = self.kv_lora + (self.q_lora or 0)
-        return norms + (norms + self.qk_rope + hidden if self.bias else 0)
+        return (
+            norms
+            + (2 * self.index_dim if self.index_heads else 0)
+            + (norms + self.qk_rope + hidden if self.bias else 0)
+        )
 
 
 class Mamba2(msgspec.Struct, frozen=True):
@@ -99,6 +132,7 @@ class Mamba2(msgspec.Struct, frozen=True):
     conv: int = 4
     conv_bias: bool = True
     proj_bias: bool = False
+    gated_norm: bool = True
 
     @property
     def inner(self) -> int:
@@ -114,7 +148,8 @@ class Mamba2(msgspec.Struct, frozen=True):
     def vector_params(self, hidden: int) -> int:
         conv = self.conv_width * self.conv + (self.conv_width if self.conv_bias else 0)
         bias = (self.inner + self.conv_width + self.heads + hidden) if self.proj_bias else 0
-        return conv + 3 * self.heads + self.inner + bias  # A_log, D, dt_bias; gated norm
+        norm = self.inner if self.gated_norm else 0
+        return conv + 3 * self.heads + norm + bias  # A_log, D, dt_bias; gated norm
 
 
 class GatedDelta(msgspec.Struct, frozen=True):
@@ -140,6 +175,26 @@ class GatedDelta(msgspec.Struct, frozen=True):
 
     def vector_params(self, hidden: int) -> int:
         return (2 * self.k_width + self.v_width) * self.conv + 2 * self.v_heads + self.v_head_dim
+
+
+class LinearMixer(msgspec.Struct, frozen=True):
+    """A mixer whose work grows with the tokens only: a scan, a short convolution or linear attention, by its counts."""
+
+    kind: str  # such as "mamba", "short_conv", "lightning", "kda"
+    into: int  # outputs of the linears that read the layer's input
+    out: int  # inputs of the last linear
+    between: int = 0  # parameters of the linears between them
+    vectors: int = 0  # parameters of convolutions, norms, biases and states
+    heads: int = 1  # tensor parallelism divides them
+    core: float = 0.0  # forward FLOPs per token beside the linears
+    kept: int = 0  # elements that the core saves per token
+    state: int = 0  # elements of the state of one sequence
+
+    def matmul_params(self, hidden: int) -> int:
+        return hidden * self.into + self.between + self.out * hidden
+
+    def vector_params(self, hidden: int) -> int:
+        return self.vectors
 
 
 class Dense(msgspec.Struct, frozen=True):
@@ -206,8 +261,13 @@ class MoE(msgspec.Struct, frozen=True):
         return self.always_on_params(hidden) + self.topk * self.expert_params(hidden)
 
 
-Mixer = Attention | MLA | Mamba2 | GatedDelta
+Mixer = Attention | MLA | Mamba2 | GatedDelta | LinearMixer
 Ffn = Dense | MoE
+
+
+def is_scan(mixer: Mixer | None) -> bool:
+    """Return whether a mixer is a state-space scan (Mamba of either version), whose linears adapters name mamba_*."""
+    return isinstance(mixer, Mamba2) or (isinstance(mixer, LinearMixer) and mixer.kind == "mamba")
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -215,10 +275,11 @@ class Layer(msgspec.Struct, frozen=True):
 
     mixer: Mixer | None
     ffn: Ffn | None
-    cross: Attention | None = None  # a second attention over text (diffusion)
+    cross: Attention | None = None  # a second attention: over text (diffusion), or parallel to a scan (Falcon-H1)
     norm_params: int = 0  # norm weights and biases of the layer
     extra_params: int = 0  # modulation tables and other vectors of the layer
     streams: int = 1  # copies of the weights for parallel token streams (FLUX joint blocks: image and text)
+    extra_matmul: int = 0  # parameters of further linears that every token uses
 
     def params(self, hidden: int) -> int:
         """All parameters of the layer."""
@@ -230,7 +291,7 @@ class Layer(msgspec.Struct, frozen=True):
 
     def dense_params(self, hidden: int) -> int:
         """Parameters that expert parallelism does not divide."""
-        count = self.norm_params + self.extra_params
+        count = self.norm_params + self.extra_params + self.extra_matmul
         for part in (self.mixer, self.cross):
             if part is not None:
                 count += self.streams * (part.matmul_params(hidden) + part.vector_params(hidden))

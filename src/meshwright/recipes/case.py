@@ -16,7 +16,7 @@ import numpy as np
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.models import MLA, Attention, Dense, GatedDelta, Mamba2, ModelSpec, find, reshape
+from meshwright.models import MLA, Attention, Dense, GatedDelta, LinearMixer, Mamba2, ModelSpec, find, reshape
 from meshwright.recipes.adapter_targets import groups_of
 from meshwright.recipes.model_changes import require_numbers, sizes
 from meshwright.recipes.stage_layers import Balanced, stages_of
@@ -260,6 +260,10 @@ def model_facts(model: ModelSpec) -> dict[str, Column]:
     mla = [m for m, _ in model.mixers(MLA)]
     mamba = [m for m, _ in model.mixers(Mamba2)]
     delta = [m for m, _ in model.mixers(GatedDelta)]
+    scans = [m for m, _ in model.mixers(LinearMixer)]
+    linear = [m.heads for m in scans if isinstance(m, LinearMixer) and m.kind != "mamba"]
+    channels = [m.heads for m in scans if isinstance(m, LinearMixer) and m.kind == "mamba"]
+    beside = [g.layer.cross for g in model.groups if model.kind != "diffusion" and g.layer.cross is not None]
     dense = [g.layer.ffn.width for g in model.groups if isinstance(g.layer.ffn, Dense)]
     moe = model.moe
     return {
@@ -269,14 +273,14 @@ def model_facts(model: ModelSpec) -> dict[str, Column]:
         "tied": model.tied,
         "max_seq_length": model.max_seq_length,
         "mtp_layers": model.mtp_layers,
-        "heads": _gcd([m.heads for m in attention + mla]),  # type: ignore[union-attr]  # both kinds have heads
-        "kv_heads": _gcd([m.kv_heads for m in attention if isinstance(m, Attention)]),
+        "heads": _gcd([m.heads for m in attention + mla + beside]),  # type: ignore[union-attr]  # all have heads
+        "kv_heads": _gcd([m.kv_heads for m in attention + beside if isinstance(m, Attention)]),
         "is_mla": bool(mla),
-        "is_hybrid": bool(mamba or delta),
-        "mamba_heads": _gcd([m.heads for m in mamba if isinstance(m, Mamba2)]),
+        "is_hybrid": bool(mamba or delta or scans),
+        "mamba_heads": _gcd([m.heads for m in mamba if isinstance(m, Mamba2)] + channels),
         "mamba_groups": _gcd([m.groups for m in mamba if isinstance(m, Mamba2)]),
-        "delta_k_heads": _gcd([m.k_heads for m in delta if isinstance(m, GatedDelta)]),
-        "delta_v_heads": _gcd([m.v_heads for m in delta if isinstance(m, GatedDelta)]),
+        "delta_k_heads": _gcd([m.k_heads for m in delta if isinstance(m, GatedDelta)] + linear),
+        "delta_v_heads": _gcd([m.v_heads for m in delta if isinstance(m, GatedDelta)] + linear),
         "has_sliding": any(isinstance(m, Attention) and m.window for m in attention),
         "ffn": _gcd(dense),
         "is_moe": moe is not None,

@@ -13,7 +13,7 @@ from meshwright.clusters import DEFAULT_GPU
 from meshwright.clusters import is_known as is_known_gpu
 from meshwright.display import Entry
 from meshwright.errors import unknown
-from meshwright.models import GatedDelta, Mamba2, ModelSpec, find
+from meshwright.models import GatedDelta, LinearMixer, Mamba2, ModelSpec, find
 from meshwright.recipes import build
 from meshwright.recipes.build import cluster_name
 from meshwright.recipes.registry import Published, Purpose, Registered, library, registry
@@ -213,7 +213,7 @@ def _distance(entry: IndexEntry, spec: ModelSpec, seq: int | None) -> tuple[floa
 
 def architecture_class(spec: ModelSpec) -> tuple[str, str, str]:
     """Return the modality, moe or dense, and hybrid or attention; these are compared before sizes."""
-    hybrid = bool(spec.mixers(Mamba2) or spec.mixers(GatedDelta))
+    hybrid = any(spec.mixers(kind) for kind in (Mamba2, GatedDelta, LinearMixer))
     return spec.kind, "moe" if spec.moe else "dense", "hybrid" if hybrid else "attention"
 
 

@@ -2,11 +2,41 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
 from .dense_table import DENSE
+from .experts_table import EXPERTS
+from .fields import Fields
+from .hybrid_table import HYBRID
+from .layernorm_table import LAYERNORM
+from .rms_table import RMS
 from .sparse_table import SPARSE
 from .traits import Traits
 
-TRAITS: dict[str, Traits] = DENSE | SPARSE
+# The defaults of these rows are their config class's.
+BY_CLASS: dict[str, Traits] = LAYERNORM | RMS | EXPERTS | HYBRID
+TRAITS: dict[str, Traits] = DENSE | SPARSE | BY_CLASS
 
 # The same architecture under another name.
 SAME_AS = {"kimi_k2": "deepseek_v3", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+
+_OPTIONAL = {"head_dim": None, "num_key_value_heads": None, "layer_types": None, "sliding_window": None}
+
+
+@cache
+def _class_defaults() -> dict[str, dict[str, Any]]:
+    """Return the defaults of transformers' config classes, which benchmarks/decoders.py writes."""
+    found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("class_defaults.json").read_text("utf-8"))
+    return found
+
+
+def fields_of(config: Any, model_type: str) -> Fields:
+    """Return the fields of a decoder config with the defaults and aliases of its architecture."""
+    traits = TRAITS[model_type]
+    fields = Fields(config, traits.defaults, traits.aliases)
+    if model_type in BY_CLASS:
+        fields.fallbacks = {**_OPTIONAL, **_class_defaults().get(model_type, {})}
+    return fields

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -10,7 +12,8 @@ from meshwright.errors import InputError
 
 from ..spec import MLA, Attention, Dense, Ffn, GatedDelta, Group, Layer, Mixer, MoE
 from .fields import MAX_LAYERS, Fields, require_divisible
-from .traits import MoeTraits, Switch, Traits
+from .recurrent import SCANS
+from .traits import MoeTraits, Number, Switch, Traits
 
 
 class Decoder(msgspec.Struct, frozen=True):
@@ -26,30 +29,88 @@ class Decoder(msgspec.Struct, frozen=True):
     learned_positions: int = 0
     mtp_layers: int = 0
     mtp_layer: Layer | None = None
+    extra_params: int = 0
+    head_bias: bool = False
 
 
 def read_decoder(fields: Fields, traits: Traits) -> Decoder:
     """Return the decoder that a config describes."""
+    _require_supported(fields, traits)
+    if traits.derive is not None:
+        fields.derived.update(traits.derive(fields))
     hidden = fields.size("hidden_size")
     count = fields.size("num_hidden_layers", most=MAX_LAYERS)
     types = layer_types(fields, traits, count)
-    ffns = _ffns(fields, traits, count)
-    norms = traits.layer_norms * hidden
-    mixers = {name: _mixer(fields, traits, name, hidden) for name in set(types) | {"full_attention"}}
-    layers = tuple(Layer(mixers[name], ffn, norm_params=norms) for name, ffn in zip(types, ffns, strict=True))
+    routed = _routed_places(fields, traits.moe, count) if traits.moe else frozenset()
+    layers = _layers(fields, traits, types, routed)
     mtp = fields.count("num_nextn_predict_layers", most=MAX_LAYERS) if _may_have_mtp(traits) else 0
+    norms = _number(fields, traits.final_norms) + traits.embedding_norms
     return Decoder(
         hidden=hidden,
         layers=layers,
         vocab=fields.size("vocab_size"),
-        tied=fields.flag("tie_word_embeddings"),
+        tied=fields.flag("tie_word_embeddings") if traits.is_tied is None else traits.is_tied,
         max_seq_length=fields.size("max_position_embeddings"),
-        final_norm_params=traits.final_norms * hidden,
-        activation=fields.text(traits.activation_key),
+        final_norm_params=norms * hidden,
+        activation=_activation(fields, traits),
+        learned_positions=_number(fields, traits.positions),
+        extra_params=_number(fields, traits.extra_params),
+        head_bias=_on(fields, traits.head_bias),
         mtp_layers=mtp,
         # MTP modules repeat the model's last block, with full attention in hybrids.
-        mtp_layer=Layer(mixers["full_attention"], ffns[-1], norm_params=norms) if mtp else None,
+        mtp_layer=_layer(fields, traits, _full_type(traits), count - 1 in routed) if mtp else None,
     )
+
+
+def _require_supported(fields: Fields, traits: Traits) -> None:
+    """Raise for a value of a key that would make other shapes than those of the table."""
+    fields.read.update(traits.ignored)
+    for key, values in traits.only.items():
+        known = any(key in where for where in (fields.data, fields.defaults, fields.fallbacks))
+        value = fields.raw(key) if known else values[0]
+        if value not in values:
+            shown = " or ".join(json.dumps(one) for one in values)
+            raise fields.error(key, f"this architecture is only supported with {shown}")
+
+
+def _activation(fields: Fields, traits: Traits) -> str:
+    key = traits.activation_key
+    return key[1:] if key.startswith("=") else fields.text(key)
+
+
+def _full_type(traits: Traits) -> str:
+    """Return the word for a layer with full attention."""
+    return next((word for word, mixer in traits.mixers.items() if mixer in FULL), "full_attention")
+
+
+def _layers(fields: Fields, traits: Traits, types: tuple[str, ...], routed: frozenset[int]) -> tuple[Layer, ...]:
+    """Return every layer; equal ones are built once."""
+    overrides: list[dict[str, Any]] = fields.derived.get("per_layer") or [{}] * len(types)
+    built: dict[tuple[Any, ...], Layer] = {}
+    layers = []
+    for place, (name, other) in enumerate(zip(types, overrides, strict=True)):
+        key = (name, place in routed, tuple(sorted(other.items())))
+        if key not in built:
+            built[key] = _layer(fields.at(other), traits, name, place in routed)
+        layers.append(built[key])
+    return tuple(layers)
+
+
+def _layer(fields: Fields, traits: Traits, layer_type: str, is_moe: bool) -> Layer:
+    hidden = fields.size("hidden_size")
+    beside = MIXERS[traits.beside](fields, traits, hidden) if traits.beside else None
+    return Layer(
+        _mixer(fields, traits, layer_type, hidden),
+        _ffn(fields, traits, is_moe) if traits.has_ffn else None,
+        cross=beside if isinstance(beside, Attention) else None,
+        norm_params=_number(fields, traits.layer_norms) * hidden,
+        extra_params=_number(fields, traits.layer_vectors),
+        extra_matmul=_number(fields, traits.layer_matmul),
+    )
+
+
+def _number(fields: Fields, number: Number) -> int:
+    return fields.count(number) if isinstance(number, str) else number
 
 
 def grouped(layers: Iterable[Layer]) -> tuple[Group, ...]:
@@ -61,8 +122,11 @@ def grouped(layers: Iterable[Layer]) -> tuple[Group, ...]:
 
 
 def layer_types(fields: Fields, traits: Traits, count: int) -> tuple[str, ...]:
-    """Return full_attention, sliding_attention or linear_attention for every layer."""
+    """Return the type of every layer: full_attention, sliding_attention, linear_attention or a word of the traits."""
     full, sliding = "full_attention", "sliding_attention"
+    if traits.mixers:
+        listed = _listed_layer_types(fields, count, tuple(traits.mixers))
+        return listed or (next(iter(traits.mixers)),) * count
     if traits.mixer == "delta_hybrid":
         listed = _listed_layer_types(fields, count, (full, "linear_attention"))
         interval = fields.size("full_attention_interval")
@@ -81,6 +145,10 @@ def _has_window(fields: Fields, traits: Traits, place: int) -> bool:
         return place % 2 == 0
     if traits.window == "pattern":
         return (place + 1) % fields.size("sliding_window_pattern") != 0
+    if traits.window == "pattern_first":
+        return place % fields.size("sliding_window_pattern") != 0
+    if traits.window == "typed_upper":
+        return fields.optional_size("sliding_window") is not None and place >= fields.count("max_window_layers")
     if traits.window == "upper":
         return fields.flag("use_sliding_window") and place >= fields.count("max_window_layers")
     if traits.window == "no_rope":
@@ -109,11 +177,13 @@ def _listed_layer_types(fields: Fields, count: int, known: tuple[str, ...]) -> t
 def _reject_mixed_layer_types(fields: Fields) -> None:
     """Raise if layer_types contradicts an architecture whose layers are all equal."""
     listed = fields.data.get("layer_types")
-    if listed and any(name != "full_attention" for name in listed):
+    if listed and (not isinstance(listed, list) or any(name != "full_attention" for name in listed)):
         raise fields.error("layer_types", "this architecture has one type of layer only")
 
 
 def _mixer(fields: Fields, traits: Traits, layer_type: str, hidden: int) -> Mixer:
+    if traits.mixers:
+        return MIXERS[traits.mixers[layer_type]](fields, traits, hidden)
     if traits.mixer == "mla":
         return _latent_attention(fields, traits)
     if layer_type == "linear_attention":
@@ -142,8 +212,8 @@ def attention(fields: Fields, traits: Traits, hidden: int, window: int | None) -
         raise fields.error(
             "head_dim", f"must be hidden_size / num_attention_heads = {hidden // heads} in this architecture"
         )
-    if traits.output_gate and not fields.flag("attn_output_gate"):
-        raise fields.error("attn_output_gate", "this architecture is only supported with its output gate")
+    if traits.output_gate_key and not fields.flag(traits.output_gate_key):
+        raise fields.error(traits.output_gate_key, "this architecture is only supported with its output gate")
     has_qk_norm = not traits.qk_norm_key or fields.flag(traits.qk_norm_key)
     return Attention(
         heads,
@@ -154,7 +224,10 @@ def attention(fields: Fields, traits: Traits, hidden: int, window: int | None) -
         out_bias=_on(fields, traits.out_bias),
         qk_norm=traits.qk_norm if has_qk_norm else "none",
         output_gate=traits.output_gate,
-        sinks=traits.sinks,
+        sinks=_on(fields, traits.sinks),
+        head_gate=_on(fields, traits.head_gate),
+        differential=traits.differential,
+        v_dim=fields.optional_size(traits.v_dim) if traits.v_dim else None,
     )
 
 
@@ -184,16 +257,18 @@ def gated_delta(fields: Fields) -> GatedDelta:
     )
 
 
-def _ffns(fields: Fields, traits: Traits, count: int) -> tuple[Ffn, ...]:
-    """Return the feed-forward block of every layer."""
-    routed = _routed_places(fields, traits.moe, count) if traits.moe else frozenset()
+def _ffn(fields: Fields, traits: Traits, is_moe: bool) -> Ffn:
+    """Return the feed-forward block of a layer."""
+    gated = _on(fields, traits.gated)
     if traits.moe:
-        fields.read.update((traits.moe.experts, traits.moe.width, *fields.aliases.get(traits.moe.experts, ())))
-    sparse = moe(fields, traits.moe, traits.gated) if traits.moe and routed else None
-    if sparse is not None and len(routed) == count:
-        return (sparse,) * count
-    dense = Dense(fields.size("intermediate_size"), traits.gated, _on(fields, traits.mlp_bias))
-    return tuple(sparse if sparse and place in routed else dense for place in range(count))
+        keys = (traits.moe.experts, traits.moe.width, traits.moe.shared_number, traits.moe.shared_width)
+        fields.read.update((*keys, *fields.aliases.get(traits.moe.experts, ())))
+        if is_moe:
+            return moe(fields, traits.moe, gated)
+    width = fields.optional_size(traits.width) if traits.ffn_multiple else fields.size(traits.width)
+    if width is None:
+        width = _number(fields, traits.ffn_multiple) * fields.size("hidden_size")
+    return Dense(width, gated, _on(fields, traits.mlp_bias))
 
 
 def _routed_places(fields: Fields, traits: MoeTraits, count: int) -> frozenset[int]:
@@ -208,6 +283,15 @@ def _routed_places(fields: Fields, traits: MoeTraits, count: int) -> frozenset[i
         if not fields.count(traits.experts):
             return frozenset()
         return frozenset(place for place in every - kept_dense if (place + 1) % step == 0)
+    if traits.placed == "derived":
+        return fields.places("moe_places", count)
+    if traits.placed == "listed":
+        listed = fields.words("mlp_layer_types", ("dense", "sparse"))
+        if listed is not None and len(listed) != count:
+            raise fields.error("mlp_layer_types", f"has {len(listed)} entries, but num_hidden_layers is {count}")
+        if listed is not None:
+            fields.read.add("first_k_dense_replace")
+            return frozenset(place for place, word in enumerate(listed) if word == "sparse")
     first = fields.count("first_k_dense_replace", most=MAX_LAYERS)
     # transformers ignores moe_layer_freq, the models' own code reads it; every published file sets 1.
     frequency = fields.size("moe_layer_freq") if "moe_layer_freq" in fields.data else 1
@@ -216,15 +300,16 @@ def _routed_places(fields: Fields, traits: MoeTraits, count: int) -> frozenset[i
 
 def moe(fields: Fields, traits: MoeTraits, gated: bool) -> MoE:
     """Return the MoE block of a config."""
-    experts, topk = fields.size(traits.experts), fields.size("num_experts_per_tok")
+    experts, topk = fields.size(traits.experts), fields.size(traits.topk)
     if topk > experts:
-        raise fields.error("num_experts_per_tok", f"is larger than the {experts} experts")
+        raise fields.error(traits.topk, f"is larger than the {experts} experts")
     width = fields.size(traits.width)
     shared = 0
     if traits.shared == "number":
-        shared = (fields.count("n_shared_experts") if fields.raw("n_shared_experts") is not None else 0) * width
+        number = traits.shared_number
+        shared = (fields.count(number) if fields.raw(number) is not None else 0) * width
     elif traits.shared == "width":
-        shared = fields.size("shared_expert_intermediate_size")
+        shared = fields.count(traits.shared_width)
     return MoE(
         experts,
         topk,
@@ -245,3 +330,38 @@ def _on(fields: Fields, switch: Switch) -> bool:
 
 def _may_have_mtp(traits: Traits) -> bool:
     return "num_nextn_predict_layers" in traits.defaults
+
+
+def _windowed(fields: Fields, traits: Traits, hidden: int) -> Attention:
+    return attention(fields, traits, hidden, fields.optional_size("sliding_window"))
+
+
+def _chunked(fields: Fields, traits: Traits, hidden: int) -> Attention:
+    window = fields.optional_size("attention_chunk_size")
+    return msgspec.structs.replace(attention(fields, traits, hidden, window), chunked=window is not None)
+
+
+def _sparse_latent(fields: Fields, traits: Traits, hidden: int) -> MLA:
+    """Return latent attention over the keys that an indexer selects (DeepSeek sparse attention)."""
+    base = _latent_attention(fields, traits)
+    heads, width = fields.size("index_n_heads"), fields.size("index_head_dim")
+    return msgspec.structs.replace(base, topk=fields.size("index_topk"), index_heads=heads, index_dim=width)
+
+
+def _shared_index(fields: Fields, traits: Traits, hidden: int) -> MLA:
+    """Return sparse latent attention that uses the selection of an earlier layer's indexer."""
+    return msgspec.structs.replace(_sparse_latent(fields, traits, hidden), index_heads=0)
+
+
+MixerReader = Callable[[Fields, Traits, int], Mixer]
+FULL = ("attention", "mla", "dsa")  # mixers of layers that see every earlier token
+MIXERS: Mapping[str, MixerReader] = {
+    "attention": lambda fields, traits, hidden: attention(fields, traits, hidden, None),
+    "sliding": _windowed,
+    "chunked": _chunked,
+    "mla": lambda fields, traits, hidden: _latent_attention(fields, traits),
+    "dsa": _sparse_latent,
+    "dsa_shared": _shared_index,
+    "delta": lambda fields, traits, hidden: gated_delta(fields),
+    **SCANS,
+}

@@ -92,6 +92,7 @@ DENSE: dict[str, Traits] = {
         mixer="delta_hybrid",
         qk_norm="head",
         output_gate=True,
+        output_gate_key="attn_output_gate",
     ),
     "gemma2": Traits(
         "gemma",

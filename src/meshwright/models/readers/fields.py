@@ -66,9 +66,25 @@ class Fields:
         self.aliases = aliases or {}
         self.where = where
         self.read: set[str] = set()
+        self.fallbacks: Mapping[str, Any] = {}  # of a config class: defaults of keys that may not be supported
+        self.derived: dict[str, Any] = {}  # values that follow from other keys
+
+    def at(self, overrides: Mapping[str, Any]) -> Fields:
+        """Return the same section with other values of some keys, such as those of one layer."""
+        if not overrides:
+            return self
+        other = Fields(self.data, self.defaults, self.aliases, self.where)
+        other.read, other.derived = self.read, {**self.derived, **overrides}
+        other.fallbacks = self.fallbacks
+        return other
+
+    def spelled(self, key: str) -> str:
+        """Return the key as the config spells it: itself or the alias that is present."""
+        return next((name for name in (key, *self.aliases.get(key, ())) if name in self.data), key)
 
     def error(self, key: str, reason: str) -> InputError:
         """Return the error for one key of this section, with its value."""
+        key = self.spelled(key)
         value = self.data.get(key)
         shown = None if value is None else repr(value)[:80]
         return InputError(reason, field=self.where + key, value=shown)
@@ -77,14 +93,18 @@ class Fields:
         """Return the value of the key or its aliases, or the default; raise if there is neither."""
         names = (key, *self.aliases.get(key, ()))
         self.read.update(names)
+        if key in self.derived:
+            return self.derived[key]
         present = [name for name in names if name in self.data]
         for other in present[1:]:
             if self.data[other] != self.data[present[0]]:
                 raise self.error(other, f"contradicts {present[0]}={self.data[present[0]]!r}, its alias")
         if present:
             return self.data[present[0]]
-        if key in self.defaults:
-            return self.defaults[key]
+        for values in (self.defaults, self.fallbacks):
+            for name in names:
+                if name in values:
+                    return values[name]
         raise InputError(
             f"the config is missing the key {key!r}, which this architecture needs", field=self.where + key
         )
@@ -128,7 +148,7 @@ class Fields:
         if value is None:
             return None
         known = tuple(allowed)
-        if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+        if not isinstance(value, (list, tuple)) or not all(isinstance(word, str) for word in value):
             raise self.error(key, "must be a list of strings")
         for word in value:
             if word not in known:
@@ -140,7 +160,7 @@ class Fields:
         value = self.raw(key)
         if value is None:
             return frozenset()
-        if not isinstance(value, (list, tuple)):
+        if not isinstance(value, (list, tuple, frozenset)):
             raise self.error(key, "must be a list of layer indices")
         for place in value:
             if isinstance(place, bool) or not isinstance(place, int) or not 0 <= place < length:
@@ -170,9 +190,9 @@ class Fields:
 
     def _integer(self, key: str, value: Any, least: int, most: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int):
-            raise InputError("must be an integer", field=self.where + key, value=repr(value)[:80])
+            raise InputError("must be an integer", field=self.where + self.spelled(key), value=repr(value)[:80])
         if not least <= value <= most:
-            raise InputError(f"must be between {least} and {most}", field=self.where + key, value=value)
+            raise InputError(f"must be between {least} and {most}", field=self.where + self.spelled(key), value=value)
         return value
 
 

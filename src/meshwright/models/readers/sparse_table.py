@@ -95,6 +95,7 @@ SPARSE: dict[str, Traits] = {
         mixer="delta_hybrid",
         qk_norm="head",
         output_gate=True,
+        output_gate_key="attn_output_gate",
         moe=MoeTraits(shared="width", shared_gate=True, placed="stepped"),
     ),
     "qwen3_5_moe_text": Traits(
@@ -113,6 +114,7 @@ SPARSE: dict[str, Traits] = {
         mixer="delta_hybrid",
         qk_norm="head",
         output_gate=True,
+        output_gate_key="attn_output_gate",
         moe=MoeTraits(shared="width", shared_gate=True),
     ),
     "deepseek_v2": Traits(
