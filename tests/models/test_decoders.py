@@ -52,6 +52,14 @@ def test_a_value_that_contradicts_the_architecture_names_its_key(name: str, key:
     assert key in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "key", "value"), [("minimax_m2", "use_qk_norm", True), ("glm_moe_dsa", "moe_layer_freq", 1)]
+)
+def test_a_key_that_says_what_the_architecture_has_anyway_is_read(name: str, key: str, value: Any) -> None:
+    params = spec_from_config({**CASES[name]["config"], key: value}, name).params
+    assert params.total == CASES[name]["params"][0]
+
+
 def test_an_error_names_the_key_as_the_file_spells_it() -> None:
     with pytest.raises(InputError) as caught:
         spec_from_config({**CASES["gptj"]["config"], "n_embd": "wide"}, "gptj")

@@ -16,7 +16,7 @@ _DSA: dict[str, Any] = {
     **_ROUTED,
     "defaults": {"num_nextn_predict_layers": 0},
     "moe": MoeTraits("n_routed_experts", shared="number", balance_bias=True, placed="listed"),
-    "only": {"mlp_bias": (False,)},
+    "only": {"mlp_bias": (False,), "moe_layer_freq": (1,)},
 }
 
 EXPERTS: dict[str, Traits] = {
@@ -49,6 +49,7 @@ EXPERTS: dict[str, Traits] = {
     ),
     "minimax_m2": row(
         "minimax", "MiniMaxM2ForCausalLM", **_LOCAL, qk_norm="full",
+        only={"use_qk_norm": (True,)},
         moe=MoeTraits("num_local_experts", "intermediate_size", balance_bias=True),
     ),
     "dots1": row(

@@ -58,6 +58,7 @@ SPARSE: dict[str, Traits] = {
         aliases=_LOCAL,
         **ALL_ATTENTION,
         qk_norm="head",
+        only={"use_qk_norm": (True,)},
         window="switched",
         moe=_QWEN3_MOE,
     ),
