@@ -9,6 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from meshwright.engine.experts.expert_params import adapter_of, first_proj, fused, packed_experts
+from meshwright.engine.kernels import fp8_grouped
 from meshwright.engine.kernels.nf4 import unpack
 
 ALIGNMENT = 16  # bytes: required by the grouped kernels for the rows of both matrices
@@ -41,7 +42,9 @@ def _linear(experts: Any, name: str, rows: torch.Tensor, ends: torch.Tensor, add
         weight = fused(experts, name)
         dtype = _compute_dtype(weight)
         columns = weight if experts.is_transposed else weight.transpose(-2, -1)
-        out = grouped_mm(rows.to(dtype), columns.to(dtype), ends)
+        rows, columns = rows.to(dtype), columns.to(dtype)
+        in_fp8 = getattr(experts, "fp8_rows", False) and fp8_grouped.fits(columns)
+        out = fp8_grouped.fp8_grouped_mm(rows, columns, ends) if in_fp8 else grouped_mm(rows, columns, ends)
     else:
         dtype = _compute_dtype(packed[1])
         out = _PackedGrouped.apply(rows.to(dtype), *packed, ends, bool(experts.is_transposed))  # type: ignore[no-untyped-call]  # torch's

@@ -1,7 +1,7 @@
 """fp8 and tuned GEMMs for linear layers; weights keep their names and dtypes.
 
 fp8 is for the linear layers of the decoder. The embedding, the head and the vision encoder are never considered;
-routers stay in the compute dtype, and so do experts, whose grouped GEMM has no fp8 version here.
+routers stay in the compute dtype, and so do experts, unless MESHWRIGHT_FP8_EXPERTS=1 tries their grouped GEMM in fp8.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from meshwright.engine.experts import expert_blocks
+from meshwright.engine.kernels import fp8_grouped
 from meshwright.engine.kernels.device_caps import DRY, capability, is_gpu
 from meshwright.engine.kernels.fp8 import MULTIPLE, Scaling
 from meshwright.engine.kernels.linears import FP8_PATCHES, is_divisible, tune_linears
@@ -102,9 +103,17 @@ def _candidates(layer: nn.Module, scaling: Scaling) -> Iterator[tuple[str, nn.Mo
             if any(True for _ in module.parameters(recurse=False)):
                 yield path, module, "a router chooses experts by small differences"
         elif id(module) in experts:
-            yield path, module, "the grouped GEMM of experts has no fp8 version"
+            yield path, module, _experts_reason(scaling)
         elif is_linear(module):
             yield path, module, _reason(module, shapes.get(id(module)), scaling)
+
+
+def _experts_reason(scaling: Scaling) -> str:
+    if scaling != "row":
+        return "the grouped GEMM of experts has fp8 with scales per row only"
+    if not fp8_grouped.is_enabled():
+        return f"the grouped GEMM of experts in fp8 is not measured yet; {fp8_grouped.SWITCH}=1 tries it"
+    return ""
 
 
 def _reason(linear: Any, shape: tuple[int, ...] | None, scaling: Scaling) -> str:
@@ -129,7 +138,9 @@ def _local_shapes(layer: nn.Module) -> Iterator[tuple[int, tuple[int, ...]]]:
 
 
 def _convert(linear: Any, scaling: Scaling) -> None:
-    if hasattr(linear, "lora_A"):
+    if hasattr(linear, "is_concatenated"):  # experts
+        linear.fp8_rows = True
+    elif hasattr(linear, "lora_A"):
         patch_base(linear, FP8_PATCHES[scaling])
     else:
         apply(linear, FP8_PATCHES[scaling])
