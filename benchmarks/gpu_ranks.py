@@ -1,4 +1,4 @@
-"""Compare training steps of several ranks that share one GPU with those of one rank, and save the table.
+"""Compare training steps on 2 and 4 ranks that share one GPU with those on one rank, and save the table.
 
     python benchmarks/gpu_ranks.py --minutes 8.5 [--workers 3] [--out FILE] [--only WORD]...   (on a GPU)
     python benchmarks/gpu_ranks.py --smoke --only fsdp2 --most 4                               (on CPU, tiny models)

@@ -49,7 +49,7 @@ def test_no_fix_offloads_more_than_host_memory(offload: str, engine: Engine) -> 
 
 
 def test_a_small_state_may_be_offloaded() -> None:
-    c = case(memory=lambda c: {"optimizer": 0.0 if c.offload == "optimizer" else 100.0}, tp=8, sp=True)
+    c = case(memory=lambda c: {"optimizer": np.where(c.offload == "optimizer", 0.0, 100.0)}, tp=8, sp=True)
     assert try_fixes(RULES["memory.state"], c) == ("layout.offload=optimizer",)
 
 

@@ -184,12 +184,12 @@ def _sized_question(request: requests.Size) -> Question:
     if named:
         return _with_usual_node(question)
     if any(one.field == "nodes" for one in question.assumed):  # 16xH100: a count of GPUs, not a node
-        on, board = question.cluster, question.cluster.gpu.nvlink_board
-        if on.gpus_per_node == 1 and board:  # 4xGH200: superchips whose nodes are boards of several
-            node = on.world if on.world <= board else gcd(on.world, board)
-            shape = f"{on.world // node}x{node}x{on.gpu.name}"
+        cluster, board = question.cluster, question.cluster.gpu.nvlink_board
+        if cluster.gpus_per_node == 1 and board:  # 4xGH200: superchips whose nodes are boards of several
+            node = cluster.world if cluster.world <= board else gcd(cluster.world, board)
+            shape = f"{cluster.world // node}x{node}x{cluster.gpu.name}"
             question = _question(request, question.model_ref, request.goal, shape)
-            if node == on.world:
+            if node == cluster.world:
                 return question
         node = question.cluster.gpus_per_node
         text = f"nodes of {node} GPUs; the number of GPUs is the result, so {request.gpu} gives only the node"

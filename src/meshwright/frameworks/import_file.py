@@ -66,11 +66,11 @@ def import_file(
     spec = None if model is None else model[0]
     settings = import_recipe(framework, content, spec, list(overrides), goal)
     if settings.model is None:
-        named = _named_model(settings)
+        unknown = _named_model(settings)
         reason = f"{content.path} does not name its model, or not one of known shape"
-        if named:
-            reason = f"{content.path} trains {named}, which is not in the catalogue: name its config.json or folder"
-            raise InputError(reason, field="model", value=named, fix=("--model ./config.json",))
+        if unknown:
+            reason = f"{content.path} trains {unknown}, which is not in the catalogue: name its config.json or folder"
+            raise InputError(reason, field="model", value=unknown, fix=("--model ./config.json",))
         raise InputError(reason, field="model", fix=("--model llama3-8b", "--model ./config.json"))
     on, assumed = _cluster(content.path, settings, gpus)
     checked = check(framework, content, gpus=gpus or str(on), model=spec, overrides=overrides, goal=goal)
