@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from meshwright.costs.stages import chunk_layers
 from meshwright.engine import shared_gpu
 from meshwright.engine.mesh import GroupInfo
+from meshwright.engine.metrics.jsonl import warn
 from meshwright.engine.model.stage import Stage
 from meshwright.recipes.types import Layout
 
@@ -28,6 +29,10 @@ SCHEDULES = {
     "dualpipe_v": "DualPipeV",
 }
 V_SHAPED = ("zbv", "dualpipe_v")
+ZERO_BUBBLE = ("interleaved_zero_bubble", *V_SHAPED)
+# Before 2.13 torch loses the graph of Python autograd functions between the two parts of a split backward pass, and
+# counts gradients twice where a weight is used by several operations.
+SPLITS_BACKWARD = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 13)
 
 
 def stage_numbers(layout: Layout, pp: GroupInfo) -> list[int]:
@@ -169,7 +174,7 @@ class ReceivingStage(PipelineStage):
         weight-gradient pass torch detaches it itself.
         """
         super().backward_one_chunk(bwd_chunk_id, loss, full_backward, last_backward)
-        if loss is not None and full_backward:
+        if loss is not None and (full_backward or not SPLITS_BACKWARD):
             loss.detach_()
 
     def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[dist.P2POp]:
@@ -215,6 +220,11 @@ def _with_buffer(infos: Iterable[Any]) -> Iterator[Any]:
     return (info for info in infos if getattr(info, "buffer", None) is not None)
 
 
+def _no_weight_pass() -> Callable[[], None]:
+    """Return the weight-gradient pass of a micro batch whose backward pass has computed all gradients."""
+    return lambda: None
+
+
 def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty_like(tensor, device=device, requires_grad=tensor.requires_grad)
 
@@ -248,9 +258,15 @@ class Pipeline:
                 input_args=tokens if stage.first else hidden,
                 output_args=loss if stage.last else hidden,
                 group=pp.group,
+                dw_builder=None if SPLITS_BACKWARD else _no_weight_pass,
             )
             for stage, number in zip(stages, numbers, strict=True)
         ]
+        if layout.pp_schedule in ZERO_BUBBLE and not SPLITS_BACKWARD and dist.get_rank() == 0:
+            warn(
+                f"layout.pp_schedule={layout.pp_schedule}: torch {torch.__version__} cannot split backward passes "
+                "correctly; they run whole, with larger bubbles. fix: torch 2.13"
+            )
         schedule_class = get_schedule_class(SCHEDULES[layout.pp_schedule])
         multi_stage = issubclass(schedule_class, PipelineScheduleMulti)
         self.loss_scale = 1.0  # above 1 in fp16 training
