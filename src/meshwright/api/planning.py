@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, costs, file_access, launch, models, planner
 from meshwright.api import requests
+from meshwright.api.argument_names import recipe_key
 from meshwright.api.dataset_length import dataset_notes, epochs_of, grouped_width, with_own_data
 from meshwright.api.inputs import verb
 from meshwright.api.resolve import assumed_in, is_recipe, model_and_goal, referenced_model, require_known, typed_model
@@ -32,6 +33,7 @@ from meshwright.frameworks import ImportedFile
 from meshwright.notes import note
 from meshwright.parsing import price_per_hour, prices_by_gpu, sequence_length, token_budget
 from meshwright.planner import Plan, Question, Ranking, Sizing
+from meshwright.recipes.overrides import EPOCHS
 from meshwright.recipes.types import ENGINES, Recipe
 
 Asked = requests.Recommend | requests.Plan | requests.Estimate
@@ -67,21 +69,32 @@ def _of_this_length(question: Question, recipe: Recipe | None, request: requests
     if tokens is None and request.days is None:
         return planner.recommend(question, overrides, recipe)
     baseline = planner.baseline_for(question, overrides, recipe)
-    asked = baseline.requested
-    if tokens is None or asked.train.epochs or {"train.steps", "train.epochs"} & baseline.reasons.keys():
-        plan = planner.recommend(question, overrides, recipe)
-        found = _budget(plan, request)
-        if tokens is not None or not isinstance(found, planner.Budget) or asked.train.epochs:
-            return plan
-        if "train.steps" in baseline.reasons or found.steps in (0, asked.train.steps):
-            return plan
-        steps, text = found.steps, f"what {request.days:g} days train"
-    else:
-        per_step = planner.step_tokens(baseline.case, grouped_width(asked))
-        steps, text = ceil(tokens / per_step), f"{request.tokens} tokens of {per_step:,} per step"
-        if tokens < per_step or steps == asked.train.steps:  # the budget's notes say that it is less than a step
-            return planner.recommend(question, overrides, recipe)
-    plan = planner.recommend(question, (*overrides, f"train.steps={steps}"), recipe)
+    if baseline.requested.train.epochs or "train.steps" in baseline.reasons:
+        return planner.recommend(question, overrides, recipe)
+    if tokens is None:
+        plan = planner.recommend(question, overrides, recipe, lambda plan: _steps_of_days(plan, request))
+        return _explained(plan, f"what {request.days:g} days train")
+    per_step = planner.step_tokens(baseline.case, grouped_width(baseline.requested))
+    steps = _steps_of_tokens(tokens, per_step, baseline.requested)
+    plan = planner.recommend(question, overrides if steps is None else (*overrides, f"train.steps={steps}"), recipe)
+    return _explained(plan, f"{request.tokens} tokens of {per_step:,} per step")
+
+
+def _steps_of_tokens(tokens: float, per_step: int, recipe: Recipe) -> int | None:
+    """Return the steps of so many tokens; None for the recipe's, which stay if the tokens are less than a step."""
+    steps = ceil(tokens / per_step)
+    return None if tokens < per_step or steps == recipe.train.steps else steps
+
+
+def _steps_of_days(plan: Plan, request: requests.Recommend) -> int | None:
+    """Return the steps that a plan trains in the requested days; None for the recipe's, which stay if it cannot."""
+    found = _budget(plan, request)
+    steps = found.steps if isinstance(found, planner.Budget) else 0
+    return None if steps in (0, plan.recipe.train.steps) else steps
+
+
+def _explained(plan: Plan, text: str) -> Plan:
+    """Return the plan with why its steps changed."""
     why = f"requested: {text}; a new experiment"
     changes = (msgspec.structs.replace(c, why=why) if c.field == "train.steps" else c for c in plan.changes)
     return msgspec.structs.replace(plan, changes=tuple(changes))
@@ -143,6 +156,8 @@ def size(request: requests.Size) -> Sizing:
 
 def _epoch_tokens(question: Question, request: requests.Size) -> tuple[float, str] | tuple[()]:
     """Return the tokens of the requested epochs over a local dataset, and a note; nothing without epochs."""
+    if EPOCHS not in map(recipe_key, request.overrides):  # no recipe of ours has epochs of its own
+        return ()
     recipe = planner.baseline_for(question, request.overrides).requested
     epochs = epochs_of(recipe)
     if epochs is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -44,12 +44,31 @@ ARITHMETIC = {*LAYOUT_NAMES, "global_batch_size"}
 SUGGEST_BELOW = 0.95  # of the kept layout's step time
 
 
-def recommend(question: Question, overrides: Sequence[str] = (), recipe: Recipe | None = None) -> Plan:
+class _Found(NamedTuple):
+    """The best layout of a search, and the same with what makes it fit or faster."""
+
+    best: Candidate
+    chosen: Candidate
+
+
+def recommend(
+    question: Question,
+    overrides: Sequence[str] = (),
+    recipe: Recipe | None = None,
+    steps: Callable[[Plan], int | None] | None = None,
+) -> Plan:
     """Return the plan for a question, or for a recipe with its contract.
 
-    Layout overrides stay fixed and the rest is sized around them.
+    Layout overrides stay fixed and the rest is sized around them. `steps` returns how many steps a plan of this speed
+    trains, None for the recipe's own.
     """
-    plan = _sized(question, overrides, recipe)
+    baseline = baseline_for(question, overrides, recipe)
+    found = _search(baseline)
+    count = None if steps is None or found is None else steps(_planned(baseline, found, overrides, advised=False))
+    if count is not None:  # the search is not repeated: neither rules nor costs of a layout depend on the steps
+        overrides = (*overrides, f"train.steps={count}")
+        baseline = baseline_for(question, overrides, recipe)
+    plan = _planned(baseline, found, overrides)
     if plan.repair is None:
         return plan
     return msgspec.structs.replace(plan, repair=_as_typed(plan, plan.repair, question, overrides, recipe))
@@ -60,7 +79,9 @@ def _as_typed(
 ) -> Repair:
     """Return a repair with the figures of the plan that its overrides give when typed: the rest is sized anew."""
     try:
-        other = _sized(question, override.merged(overrides, repair.overrides), recipe, advised=False)
+        typed = override.merged(overrides, repair.overrides)
+        baseline = baseline_for(question, typed, recipe)
+        other = _planned(baseline, _search(baseline), typed, advised=False)
     except InputError:
         return repair
     if not other.ok:
@@ -75,17 +96,21 @@ def _as_typed(
     )
 
 
-def _sized(question: Question, overrides: Sequence[str], recipe: Recipe | None, advised: bool = True) -> Plan:
-    """Return the plan for a question; its repair has the figures of this plan with nothing else changed.
+def _search(baseline: Baseline) -> _Found | None:
+    found = best(baseline.case, baseline.pinned)
+    return None if found is None else _Found(found, with_levers(baseline.case, baseline.pinned, found))
+
+
+def _planned(baseline: Baseline, found: _Found | None, overrides: Sequence[str], advised: bool = True) -> Plan:
+    """Return the plan of a search; its repair has the figures of this plan with nothing else changed.
 
     Without `advised` it has layout, estimate and findings, but neither changes nor suggestions and options.
     """
-    baseline = baseline_for(question, overrides, recipe)
-    found = best(baseline.case, baseline.pinned)
     if found is None:
         plan = plan_with(baseline, _fallback_layout(baseline), advised=advised)
-        return msgspec.structs.replace(plan, contradiction=_contradiction(question, overrides)) if advised else plan
-    chosen = with_levers(baseline.case, baseline.pinned, found)
+        conflict = _contradiction(baseline.question, overrides) if advised else None
+        return msgspec.structs.replace(plan, contradiction=conflict)
+    chosen = found.chosen
     if keeps_recipe_layout(baseline, chosen):
         return plan_with(baseline, {}, faster=chosen, advised=advised)
     batch = _batch_that_divides(baseline, chosen) if chosen.fits and advised else ()
@@ -93,7 +118,7 @@ def _sized(question: Question, overrides: Sequence[str], recipe: Recipe | None, 
     plan = plan_with(baseline, layout, batch=batch, advised=advised, nothing_fits=not chosen.fits)
     if not chosen.fits:
         plan, chosen = _repaired(baseline, plan, chosen)
-    if found.fits or not advised:
+    if found.best.fits or not advised:
         return plan
     return msgspec.structs.replace(plan, options=options_for(baseline, chosen, overrides))
 
