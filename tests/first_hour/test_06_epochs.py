@@ -58,9 +58,11 @@ def test_a_small_file_that_is_repeated_is_warned_about(here: Path, meshwright: A
         (["train.epochs=3", "data.dataset=mock"], 1, "mock data is generated without end"),
         (["train.epochs=3", "data.streaming=true", "data.packing=false"], 1, "does not count the samples in advance"),
         (["train.epochs=3", 'data.blend={"a": 1.0, "b": 2.0}'], 1, "epochs=3 of a blend"),
+        (["data.group_by_length=true", "data.packing=true"], 1, "packed samples all have the same length"),
+        (["data.streaming=true", "data.packing=true"], 1, "does not know sample lengths in advance"),
     ],
 )
-def test_what_has_no_epochs_is_refused(words: list[str], code: int, said: str, meshwright: Any) -> None:
+def test_what_has_no_epochs_or_lengths_is_refused(words: list[str], code: int, said: str, meshwright: Any) -> None:
     answer = meshwright("check", RECIPE, "--gpus", "1xH100", *words)
     assert answer.code == code
     assert said in answer.out + answer.err

@@ -150,6 +150,7 @@ def test_a_key_in_the_wrong_section(typed: str, reason: str, fix: str, meshwrigh
         ("estimate llama3-8b --num-gpus 8", "--gpus 8"),
         ("estimate llama3-8b --nodes 2", "--gpus 2x8xH100"),
         ("train llama3_8b_sft_config --gpus 2x4xH100", "--nproc 8"),
+        ("train llama3_8b_sft_config --gpus 8xH100", "--nproc 8"),
         ("estimate llama3-8b -o plan.json", "--json > plan.json"),
         ("train llama3_8b_sft_config -o runs/a", "--out runs/a"),
         ("estimate llama3-8b --bf16", "precision.compute=bf16"),

@@ -102,7 +102,7 @@ def meant_option(name: str, value: str, options: Collection[str], takes_override
     word = value.lower().rpartition(".")[2]
     if name in VALUE_NAMES and word in OTHER_OPTIONS:  # --precision fp8 is --fp8, torch.float16 too
         name = word
-    gpus = re.findall(r"[0-9]+(?=x|$)", value.lower()) or ["N"]
+    gpus = re.findall(r"(?<![a-wyz0-9])[0-9]+(?=x|$)", value.lower()) or ["N"]  # 8xH100: not the 100
     ranks = gpus[0] if len(gpus) == 1 else str(int(gpus[0]) * int(gpus[1]))
     written = [
         one.format(value=ranks if one.startswith("--nproc") else value or "VALUE", name=name)

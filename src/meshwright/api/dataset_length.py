@@ -20,6 +20,7 @@ from meshwright.planner import Plan, Suggestion, examine
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.rules.data import needs_equal_lengths, streams_unknown_lengths
 
 BYTES_PER_TOKEN = 4.0  # of English text and JSON, with the tokenizers of current models
 MAX_COUNTED_BYTES = 2**28  # larger files are not read for an answer that should be instant
@@ -120,16 +121,12 @@ def _less_padding(plan: Plan) -> Iterable[Suggestion]:
         recipe, log = override.change(plan.recipe, values)
         width = mean if recipe.data.packing else grouped_width(recipe) or seq
         case = plan.case.rebuild(recipe)
-        if padded < WORTH_IT * width or not log or _refused(recipe) or not bool(rules.legal(case)):
+        refused = bool(needs_equal_lengths(case)) or bool(streams_unknown_lengths(case))
+        if padded < WORTH_IT * width or not log or refused or not bool(rules.legal(case)):
             continue
         changed = {change.key for change in log}
         chosen = tuple(text for text in changes if text.partition("=")[0] in changed)
         yield Suggestion(title, chosen, _saving(recipe, lengths, padded, width, mean))
-
-
-def _refused(recipe: Recipe) -> bool:
-    """Return whether the engine refuses samples of different lengths: pipelines and context parallelism need one."""
-    return recipe.data.group_by_length and (recipe.layout.pp > 1 or recipe.layout.cp > 1 or recipe.data.streaming)
 
 
 def _saving(recipe: Recipe, lengths: Any, padded: float, width: float, mean: float) -> str:

@@ -207,6 +207,50 @@ def epochs_of_stream(c: Case) -> Column:
 
 
 @rule(
+    "data.grouping-packed",
+    "error",
+    "group_by_length",
+    message="group_by_length=true with packing: packed samples all have the same length",
+    symptom="packed samples all have the same length",
+    cause="packing fills every sample up to seq_length, so there are no lengths to group by",
+    fixes=({"group_by_length": [False]}, {"packing": [False]}),
+    engines=("meshwright",),
+)
+def groups_packed_samples(c: Case) -> Column:
+    return _fine_tunes(c) & (c.group_by_length & c.packing)
+
+
+@rule(
+    "data.grouping-parallel",
+    "error",
+    "group_by_length",
+    message="group_by_length=true, but {parallel} samples of equal length, so grouping by length would save nothing",
+    symptom="samples of equal length, so grouping by length would save nothing",
+    cause="pipelines send activations of one shape, and context parallelism cuts every sample alike",
+    fixes=(*({axis: [1]} for axis in ("pp", "cp")), {"pp": [1], "cp": [1]}, {"group_by_length": [False]}),
+    engines=("meshwright",),
+    values={"parallel": lambda c: "pipelines need" if c.pp > 1 else "context parallelism needs"},
+)
+def needs_equal_lengths(c: Case) -> Column:
+    return _fine_tunes(c) & c.group_by_length & ((c.pp > 1) | (c.cp > 1))
+
+
+@rule(
+    "data.stream-lengths",
+    "error",
+    "streaming",
+    message="streaming=true with {how}: streaming does not know sample lengths in advance",
+    symptom="streaming does not know sample lengths in advance",
+    cause="packing and grouping by length choose samples by length before the first step",
+    fixes=({"streaming": [False]}, {"packing": [False], "group_by_length": [False]}),
+    engines=("meshwright",),
+    values={"how": lambda c: "packing" if c.packing else "group_by_length"},
+)
+def streams_unknown_lengths(c: Case) -> Column:
+    return _fine_tunes(c) & c.streaming & (c.packing | c.group_by_length)
+
+
+@rule(
     "data.epochs-of-blend",
     "error",
     "epochs",

@@ -187,6 +187,18 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # epochs
     "data.epochs-of-mock-data": ({"epochs": 3.0, "dataset": "mock"}, {"dataset": "corpus"}),
     "data.epochs-of-stream": ({"epochs": 3.0, "dataset": "corpus", "streaming": True}, {"streaming": False}),
+    "data.grouping-packed": (
+        {"goal": "sft", "dataset": "corpus", "group_by_length": True, "packing": True},
+        {"packing": False},
+    ),
+    "data.grouping-parallel": (
+        {"goal": "sft", "dataset": "corpus", "group_by_length": True, "packing": False, "cp": 2},
+        {"cp": 1},
+    ),
+    "data.stream-lengths": (
+        {"goal": "sft", "dataset": "corpus", "streaming": True, "packing": True},
+        {"packing": False},
+    ),
     "data.epochs-of-blend": ({"epochs": 3.0, "blend": {"a": 1.0, "b": 2.0}}, {"blend": {}, "dataset": "corpus"}),
     "data.few-steps": ({"epochs": 2.0, "dataset": "corpus", "samples": 173}, {"samples": 50_000}),
     # learning rate
