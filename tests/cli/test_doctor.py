@@ -84,7 +84,7 @@ def test_a_full_gpu_is_reported_with_layouts_that_fit(meshwright: Any, log: Path
     answer = meshwright("doctor", str(log), "--recipe", "llama3_8b_pretrain_config", "--gpus", "8xH100", *words)
     assert answer.code == 1
     assert "memory.out-of-memory" in answer.out
-    assert "--recompute-granularity full" in answer.out
+    assert "--micro-batch-size 2" in answer.out
     assert "GiB, step time ×" in answer.out
 
 

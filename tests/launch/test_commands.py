@@ -96,7 +96,7 @@ def test_a_plan_for_another_engine_has_an_export_command(engine: str, framework:
         pytest.skip("no layout fits there")
     words = shlex.split(commands_of(plan)[framework])
     assert words[:2] == ["meshwright", "export"]
-    written, checked, *_ = export(words[2], framework, gpus=words[6], overrides=words[9:])
-    assert checked.ok
-    assert checked.recipe.layout == plan.recipe.layout
-    assert written.files
+    exported = export(words[2], framework, gpus=words[6], overrides=words[9:])
+    assert exported.checked.ok
+    assert exported.checked.recipe.layout == plan.recipe.layout
+    assert exported.written.files
