@@ -16,7 +16,8 @@ gc.disable()  # until all tests are collected: modules and test items stay until
 import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
-settings.register_profile("house", deadline=None)  # machines are shared; what takes too long fails by the suite's limit
+# Machines are shared: what takes too long fails by the suite's limit. Other examples are drawn in every run.
+settings.register_profile("house", deadline=None, max_examples=50)
 settings.load_profile("house")
 
 

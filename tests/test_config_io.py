@@ -192,7 +192,7 @@ def test_yaml_1_1_directive_is_honored() -> None:
 SCALARS = st.text("0123456789_+-.:eEoxbBaAtTfFnNyYsSlLuUiIrR~=", min_size=1, max_size=12)
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(SCALARS)
 @example("=")
 @example("0b_")
@@ -380,7 +380,7 @@ CONTENT = st.dictionaries(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(CONTENT, st.sampled_from([None, 1]))
 def test_json_round_trips(content: dict[str, Any], indent: int | None) -> None:
     text = json.dumps(content, indent=indent)
@@ -396,7 +396,7 @@ def without_none(value: Any) -> Any:
     return value
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(CONTENT)
 def test_toml_matches_tomllib_and_lines_match_keys(content: dict[str, Any]) -> None:
     text = tomlkit.dumps(without_none(content))
@@ -411,14 +411,14 @@ def test_toml_matches_tomllib_and_lines_match_keys(content: dict[str, Any]) -> N
         assert key in rows[lines[key] - 1]
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(st.sampled_from(FORMATS), st.text() | st.text("[]{}:,-&*!<>|?#'\"\\ \n\t=.ab01%~", max_size=80))
 def test_arbitrary_text_never_crashes_a_parser(format: str, text: str) -> None:
     with suppress(InputError):
         assert all(isinstance(leaf, Leaf) for leaf in parse_leaves(text, format, "f").values())
 
 
-@settings(max_examples=120)
+@settings(max_examples=60)
 @given(st.data(), st.sampled_from(FORMATS))
 def test_mutated_documents_never_crash_a_parser(data: st.DataObject, format: str) -> None:
     text = EXAMPLES[format]

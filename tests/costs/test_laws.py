@@ -47,7 +47,7 @@ def scalars(value: Any) -> float:
     return float(value)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=75, deadline=None)
 @given(models, layouts, engines, goals, precisions)
 def test_parts_add_up_and_are_plain_numbers(model, layout, engine, goal, matmul):
     made = costs.estimate(case(model, "64xH100", goal, engine, matmul=matmul, mtp_loss=0.1, images=True, **layout))
@@ -60,7 +60,7 @@ def test_parts_add_up_and_are_plain_numbers(model, layout, engine, goal, matmul)
     assert 0 < made.mfu < 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(models, st.lists(layouts, min_size=2, max_size=6), engines, goals)
 def test_columns_match_scalars(model, rows, engine, goal):
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
@@ -76,7 +76,7 @@ def test_columns_match_scalars(model, rows, engine, goal):
         assert together.mfu[i] == pytest.approx(alone.mfu)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(models, layouts, engines)
 def test_more_gpus_never_have_more_state_each(model, layout, engine):
     few, many = (costs.memory_by_stage(case(model, f"{n}xH100", engine=engine, **layout)) for n in (32, 64))
@@ -86,7 +86,7 @@ def test_more_gpus_never_have_more_state_each(model, layout, engine):
                 assert getattr(after, name) <= getattr(before, name) * (1 + 1e-9)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(models, layouts, engines)
 def test_more_tensor_parallelism_never_has_more_weights(model, layout, engine):
     fixed = {**layout, "strategy": "ddp"}
@@ -97,7 +97,7 @@ def test_more_tensor_parallelism_never_has_more_weights(model, layout, engine):
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(models, layouts, engines)
 def test_recompute_saves_activations_and_costs_time(model, layout, engine):
     fixed = {**layout, "recompute_layers": 0, "offload": "none"}  # nothing to save where activations are offloaded
@@ -110,7 +110,7 @@ def test_recompute_saves_activations_and_costs_time(model, layout, engine):
     assert costs.step_time(none).compute <= costs.step_time(selective).compute <= costs.step_time(full).compute * 1.0001
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(models, layouts, engines)
 def test_a_larger_micro_batch_needs_more_memory(model, layout, engine):
     one, two = (
@@ -121,7 +121,7 @@ def test_a_larger_micro_batch_needs_more_memory(model, layout, engine):
 
 
 @given(models, st.sampled_from([2048, 4096, 8192]))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_the_full_convention_never_counts_less(model, seq):
     one = case(model, seq_length=seq)
     assert costs.flops_per_token(one, "full") >= costs.flops_per_token(one, "causal")

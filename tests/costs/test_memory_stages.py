@@ -15,7 +15,7 @@ from .helpers import case, llama
 from .test_laws import engines, goals, layouts, models
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(models, layouts, engines, goals)
 def test_the_worst_stage_is_reported_and_all_are_available(model, layout, engine, goal):
     one = case(model, "64xH100", goal, engine, mtp_loss=0.1, **layout)

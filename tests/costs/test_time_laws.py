@@ -25,7 +25,7 @@ def faster(gpus: str, **factors: float) -> Cluster:
     return Cluster(msgspec.structs.replace(place.gpu, **rates), place.nodes, place.gpus_per_node)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(MODELS, layouts, engines, st.sampled_from(["nvlink_gb_s", "network_gb_s", "hbm_gb_s"]))
 def test_faster_hardware_is_never_slower(model, layout, engine, rate):
     base = costs.step_time(case(model, "64xH100", engine=engine, **layout)).step_s
@@ -33,7 +33,7 @@ def test_faster_hardware_is_never_slower(model, layout, engine, rate):
     assert better <= base * (1 + 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(MODELS, layouts)
 def test_overlap_and_graphs_never_cost_time(model, layout):
     plain = {"overlap_grad_reduce": False, "overlap_param_gather": False, "cuda_graphs": "none"}
@@ -49,7 +49,7 @@ def test_overlap_and_graphs_never_cost_time(model, layout):
         assert better.step_s <= base.step_s * 1.001, names  # the bubble follows the stage mix
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(MODELS, layouts, engines)
 def test_twice_the_batch_takes_longer_but_not_twice_as_long(model, layout, engine):
     one, two = (
@@ -60,7 +60,7 @@ def test_twice_the_batch_takes_longer_but_not_twice_as_long(model, layout, engin
 
 
 @given(st.integers(64, 8192), st.integers(1, 128), st.integers(1, 128), st.sampled_from(["same", "fp8_tensor"]))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_larger_matmul_takes_longer(rows, outputs, inputs, matmul):
     speed = speeds(case(llama(), matmul=matmul))
     base = linear_s(speed, Linear(rows, 64 * outputs, 64 * inputs))

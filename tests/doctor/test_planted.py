@@ -59,7 +59,7 @@ def test_a_planted_fault_is_found_and_only_that_one(fault: str, writer: str, see
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "writer"), PAIRS)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(seed=SEEDS, steps=STEPS)
 def test_a_planted_fault_is_found_in_many_runs(fault: str, writer: str, seed: int, steps: int) -> None:
     check_only_finding(fault, writer, seed, steps)
@@ -100,7 +100,7 @@ def test_ranks_without_a_prefix_may_log_their_steps_late(seed: int, ranks: int) 
     assert len(run.attempts) == 1
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(seed=SEEDS, at=st.lists(st.integers(2, 29), max_size=2))
 def test_a_noisy_loss_and_one_or_two_pauses_are_not_findings(seed: int, at: list[int]) -> None:
     rng = random.Random(seed)

@@ -337,7 +337,7 @@ def test_only_supplied_texts_are_read_over_http() -> None:
             api.diagnose("/etc/passwd")
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(st.text(max_size=400))
 def test_any_text_is_read_or_rejected(text: str) -> None:
     try:
@@ -347,7 +347,7 @@ def test_any_text_is_read_or_rejected(text: str) -> None:
     doctor.examine(run)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     writer=st.sampled_from(list(LOG_WRITERS)),
     seed=st.integers(0, 2**20),

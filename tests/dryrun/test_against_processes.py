@@ -30,7 +30,8 @@ def small(name: str, layers: int) -> Case:
 
 
 @pytest.mark.parametrize(
-    ("name", "layers"), [("tp2 sp", 2), pytest.param("pp2 1f1b", 2, marks=pytest.mark.slow), ("ep2", 1)]
+    ("name", "layers"),
+    [("tp2 sp", 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in (("pp2 1f1b", 2), ("ep2", 1)))],
 )
 def test_small_ranks_hold_what_the_dry_run_predicts(name: str, layers: int) -> None:
     case = small(name, layers)

@@ -126,14 +126,14 @@ def _all_freed(events: list[Event]) -> list[Event]:
     return [*events, *((block, 0, stream) for block, size, stream in events if size and block not in gone)]
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(sequences(), st.booleans())
 def test_reserved_is_at_least_allocated(events: list[Event], expandable: bool) -> None:
     """Allocated memory is part of reserved memory."""
     assert reserved(events, expandable) >= _peak(events)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(sequences(), st.booleans(), st.data())
 def test_reserved_never_shrinks(events: list[Event], expandable: bool, data: st.DataObject) -> None:
     """A prefix of a sequence reserves no more than all of it."""
@@ -141,7 +141,7 @@ def test_reserved_never_shrinks(events: list[Event], expandable: bool, data: st.
     assert reserved(events[:part], expandable) <= reserved(events, expandable)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(sequences(), st.booleans())
 def test_streams_and_pools_share_nothing(events: list[Event], expandable: bool) -> None:
     """Each stream's small and large blocks reserve what they reserve on their own."""
@@ -150,7 +150,7 @@ def test_streams_and_pools_share_nothing(events: list[Event], expandable: bool) 
     assert reserved(events, expandable) == sum(reserved(some, expandable) for some in apart)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.data(), SIZES)
 def test_equal_sizes_waste_nothing(data: st.DataObject, size: int) -> None:
     """Blocks of one size leave no unusable holes: only the last page is not full."""
@@ -159,7 +159,7 @@ def test_equal_sizes_waste_nothing(data: st.DataObject, size: int) -> None:
     assert reserved(events) == _rounded(_peak(events), page)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(st.data(), st.integers(OWN_SEGMENT // SEGMENT_ROUNDING, 100))
 def test_equal_segments_waste_nothing(data: st.DataObject, units: int) -> None:
     """Without expandable segments, blocks that fill theirs are reserved to the byte."""
@@ -167,7 +167,7 @@ def test_equal_segments_waste_nothing(data: st.DataObject, units: int) -> None:
     assert reserved(events, False) == _peak(events)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(sequences(), st.booleans(), st.randoms(use_true_random=False))
 def test_order_of_frees_does_not_matter(events: list[Event], expandable: bool, random: Random) -> None:
     """Consecutive frees may happen in any order."""
@@ -180,7 +180,7 @@ def test_order_of_frees_does_not_matter(events: list[Event], expandable: bool, r
     assert reserved(mixed, expandable) == reserved(events, expandable)
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(sequences())
 def test_repeating_a_sequence_reserves_nothing_more(events: list[Event]) -> None:
     """A range that is empty again serves the same blocks from the same addresses."""
@@ -247,7 +247,7 @@ def joined(pieces: list[Piece]) -> list[Piece]:
     return found
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(sequences(1), st.booleans())
 def test_matches_the_reference_pool(events: list[Event], expandable: bool) -> None:
     """A linear search over a list of pieces reserves the same."""

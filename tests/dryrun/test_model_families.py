@@ -33,6 +33,7 @@ def train_two_steps(
     on_op: Callable[..., None] | None = None,
     capability: tuple[int, int] = (9, 0),
     width: int = 64,
+    micro_batches: int = 1,
 ) -> Any:
     """Return a trainer after two steps of a recipe's model, made tiny."""
     wanted = ALONE | {"data.seq_length": str(width)} | dict(change.split("=") for change in changes)
@@ -41,7 +42,7 @@ def train_two_steps(
     full_config = family.config_for(recipe)
     layers = max(2, family.layer_types(full_config))
     config = family.read_config(family.tiny(full_config, layers).to_dict())
-    samples = 2 * world // (layout.tp * layout.pp * layout.cp)
+    samples = micro_batches * world // (layout.tp * layout.pp * layout.cp)
     train = msgspec.structs.replace(recipe.train, global_batch_size=samples)
     recipe = dry_recipe(msgspec.structs.replace(recipe, train=train))
     with fake_rank(world, 0, on_op, capability) as device:
@@ -65,7 +66,7 @@ def test_frozen_weights_have_neither_gradients_nor_state() -> None:
             tuple(one.shape) for one in torch.utils._pytree.tree_leaves(result) if isinstance(one, torch.Tensor)
         )
 
-    trainer = train_two_steps(ADAPTED, on_op=record)
+    trainer = train_two_steps(ADAPTED, on_op=record, micro_batches=2)
     found = parameters(trainer)
     learn = {name for name, one in found.items() if one.requires_grad}
     assert learn

@@ -39,6 +39,7 @@ class Tried:
     sections: Mapping[str, Any] = field(default_factory=dict)  # further sections of the recipe
     refused: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # rule -> families it refuses
     quick: tuple[str, ...] = ()  # families of every test run; the others are slow
+    also: tuple[str, ...] = ()  # further techniques that it contains
     fails: Mapping[str, str] = field(default_factory=dict)  # family -> why it is known not to work
 
     @property
@@ -65,7 +66,7 @@ ADAM = {
 DATA = (
     Tried("ddp", "ddp", 2, {"strategy": "ddp"}, quick=("qwen2",)),
     Tried("fsdp2", "fsdp2", 2, {}, quick=("gpt_oss",)),
-    Tried("hsdp", "hsdp", 4, {"dp_replicate": 2, "micro_batch_size": 1}, quick=("mixtral",)),
+    Tried("hsdp", "hsdp", 4, {"dp_replicate": 2, "micro_batch_size": 1}),  # quick: with expert ranks below
     Tried("weights-kept", "fsdp2 options", 2, {"reshard_after_forward": False}, FEW),
     Tried("sums-every-micro-batch", "fsdp2 options", 2, {"defer_grad_sync": False}, FEW, quick=("llama",)),
     Tried(
@@ -101,7 +102,7 @@ CONTEXT = (
     Tried("cp-a2a-ring", "cp a2a+ring", 4, {"cp": 4, "cp_comm": "a2a+ring", "cp_inner": 2}, quick=("nemotron_h",)),
 )
 EXPERTS = (
-    Tried("ep", "ep", 2, {"ep": 2}, SPARSE, refused={NO_EXPERTS: DENSE}, quick=("glm4_moe",)),
+    Tried("ep", "ep", 2, {"ep": 2}, SPARSE, refused={NO_EXPERTS: DENSE}),  # quick: balanced by a bias below
     Tried("ep4", "ep", 4, {"ep": 4, "micro_batch_size": 1}, SPARSE, refused={NO_EXPERTS: DENSE}),
     Tried("etp", "etp", 2, {"etp": 2}, SPARSE, refused={NO_EXPERTS: DENSE}, quick=("gpt_oss",)),
     Tried("ep-etp", "etp", 4, {"ep": 2, "etp": 2, "micro_batch_size": 1}, SPARSE, refused={NO_EXPERTS: DENSE}),
@@ -113,7 +114,8 @@ EXPERTS = (
         {"ep": 2, "dp_replicate": 2, "micro_batch_size": 1},
         SPARSE,
         refused={NO_EXPERTS: DENSE},
-        quick=("olmoe",),
+        quick=("mixtral",),
+        also=("hsdp",),
     ),
     Tried(
         "ep-over-copies",
@@ -167,6 +169,7 @@ BALANCING = (
             _balancing(balancing="bias"),
             refused={NO_BIAS: tuple(f for f in SPARSE if f not in BALANCE_BIAS)},
             quick=("glm4_moe",) if place == "ep" else (),
+            also=("ep",) if place == "ep" else (),
         )
         for place, (world, layout) in BALANCED_IN.items()
     ),
@@ -214,18 +217,19 @@ RECOMPUTE = (
             ("layernorm", "modules", REPRESENTATIVES, ALL, ()),
             ("mlp", "modules", REPRESENTATIVES, ALL, ()),
             ("moe", "experts", MIXTURES, SPARSE, ()),
-            ("moe_act", "experts", MIXTURES, SPARSE, ("gpt_oss",)),
-            ("mla_up_proj", "mla_up_proj", LATENT_ATTENTION, LATENT_ATTENTION, ("deepseek_v2",)),
-            ("shared_experts", "shared_experts", SHARED_EXPERTS, SHARED_EXPERTS, ("glm4_moe",)),
+            ("moe_act", "experts", MIXTURES, SPARSE, ()),
+            ("mla_up_proj", "mla_up_proj", LATENT_ATTENTION, LATENT_ATTENTION, ()),
+            ("shared_experts", "shared_experts", SHARED_EXPERTS, SHARED_EXPERTS, ()),
         )
     ),
     Tried(
         "recompute-several",
         "recompute modules",
         2,
-        {**_selective("core_attn", "layernorm", "moe_act", "shared_experts"), **TP_SP},
+        {**_selective("core_attn", "layernorm", "mla_up_proj", "moe_act", "shared_experts"), **TP_SP},
         ("deepseek_v3",),
         quick=("deepseek_v3",),
+        also=("recompute experts", "recompute mla_up_proj", "recompute shared_experts"),
     ),
     Tried("recompute-mla-tp-sp", "recompute mla_up_proj", 2, {**_selective("mla_up_proj"), **TP_SP}, LATENT_ATTENTION),
 )

@@ -143,7 +143,7 @@ def axes(draw: st.DrawFn) -> tuple[str, int, int, int]:
     return comm, ring * inner, inner, 2 * ring * inner * draw(st.integers(1, 5))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(axes())
 def test_ranks_have_equal_tokens_and_causal_work(axis: tuple[str, int, int, int]) -> None:
     comm, size, inner, tokens = axis

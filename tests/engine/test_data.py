@@ -153,7 +153,7 @@ def test_extras_are_not_split_by_cp() -> None:
 
 
 @given(size=st.integers(1, 700), key=st.integers(0, 2**64 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_shuffle_is_a_permutation(size: int, key: int) -> None:
     assert sorted(permute_index(position, size, key) for position in range(size)) == list(range(size))
 
@@ -163,7 +163,7 @@ def test_shuffle_is_a_permutation(size: int, key: int) -> None:
     key=st.integers(0, 2**64 - 1),
     positions=st.sets(st.integers(0, 10**9 - 1), min_size=2),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_shuffle_of_billions_is_computed_per_position(size: int, key: int, positions: set[int]) -> None:
     found = {permute_index(position, size, key) for position in positions}
     assert len(found) == len(positions)

@@ -15,7 +15,7 @@ from meshwright.engine.data.sampler import sample_numbers
 from meshwright.errors import InputError
 
 weights_of = st.lists(st.floats(0.001, 100), min_size=1, max_size=8)
-quick = settings(max_examples=50, deadline=None)
+quick = settings(max_examples=25, deadline=None)
 
 
 class Labelled:

@@ -20,7 +20,7 @@ from meshwright.errors import InputError
 
 VOCAB = 100
 documents_of = st.lists(st.lists(st.integers(0, VOCAB - 1), max_size=9), min_size=1, max_size=12)
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+quick = settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def write_shards(folder: Path, documents: list[list[int]], shard_tokens: int, pieces: int = 3) -> Path:

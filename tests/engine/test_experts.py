@@ -91,7 +91,7 @@ def test_ep_times_etp_equals_one_process(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss", "nemotron_h"])
-@pytest.mark.parametrize(("ep", "etp"), [(2, 1), (4, 1), (1, 2)])
+@pytest.mark.parametrize(("ep", "etp"), [(2, 1), pytest.param(4, 1, marks=pytest.mark.slow), (1, 2)])
 def test_ep_or_etp_equals_one_process(family: str, ep: int, etp: int) -> None:
     assert max(run(ep * etp, over_ranks, family, ep, etp, False, False)) < 1e-5
 

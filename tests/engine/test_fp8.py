@@ -221,7 +221,7 @@ def test_skipped_layers_are_reported(family: str, first_last: bool, count: int, 
         assert any(reason in line for line in report[1:]), (reason, report)
 
 
-@pytest.mark.parametrize("matmul", ["fp8_tensor", "fp8_row"])
+@pytest.mark.parametrize("matmul", ["fp8_tensor", pytest.param("fp8_row", marks=pytest.mark.slow)])
 def test_adapters_work_on_fp8_bases(matmul: str) -> None:
     wide = run(1, trained, "llama", recipe_in("same", "peft"), 3)[0]
     low = run(1, trained, "llama", recipe_in(matmul, "peft"), 3)[0]

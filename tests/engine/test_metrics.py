@@ -222,7 +222,7 @@ def test_the_metrics_file_is_json_lines_after_a_header(tmp_path: Path) -> None:
     assert lines[3]["first_step"] == 3
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.integers(0, 400), st.integers(0, 5))
 def test_an_incomplete_last_line_is_removed_and_nothing_else(
     tmp_path_factory: pytest.TempPathFactory, cut: int, lines: int

@@ -40,11 +40,12 @@ def tied_family(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         pytest.param("deepseek_v3", 2, {}, marks=pytest.mark.slow),  # packed documents below train in this layout
         pytest.param("deepseek_v3", 2, {"strategy": "ddp"}, marks=pytest.mark.slow),
-        ("deepseek_v3", 2, TP_SP),
+        pytest.param("deepseek_v3", 2, TP_SP, marks=pytest.mark.slow),
         pytest.param("deepseek_v3", 2, {"pp": 2}, marks=pytest.mark.slow),
         ("deepseek_v3", 2, ZBV),
         pytest.param("deepseek_v3", 2, {"cp": 2}, marks=pytest.mark.slow),
-        ("deepseek_v3", 2, {"ep": 2, "recompute": "full"}),
+        pytest.param("deepseek_v3", 2, {"ep": 2, "recompute": "full"}, marks=pytest.mark.slow),
+        ("deepseek_v3", 2, {**TP_SP, "ep": 2, "recompute": "full"}),
         pytest.param("deepseek_v3", 8, {**TP_SP, "pp": 2, "ep": 2}, marks=pytest.mark.slow),
         pytest.param("glm4_moe", 2, {"cp": 2, "cp_comm": "a2a"}, marks=pytest.mark.slow),
         pytest.param(

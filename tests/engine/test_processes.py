@@ -145,7 +145,7 @@ def entries(draw: st.DrawFn) -> tuple[str, list[str]]:
     return f"{prefix}[{','.join(inside)}]{suffix}", names
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(entries(), min_size=1, max_size=5))
 def test_a_node_list_expands_to_its_hosts(parts: list[tuple[str, list[str]]]) -> None:
     text = ",".join(entry for entry, _ in parts)

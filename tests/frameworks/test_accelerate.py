@@ -361,7 +361,7 @@ CONTEXT = st.sampled_from(
 PROGRAM = {"layout.micro_batch_size", "train.global_batch_size"}
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(FIELDS, CONTEXT, st.sampled_from(["llama3_8b", "qwen3_30b_a3b"]))
 def test_exports_round_trip(values: dict[str, object], context: dict[str, object], model: str) -> None:
     recipe = changed(pretrain(model, 64, global_batch_size=512), {**BLANK, **context, **values})

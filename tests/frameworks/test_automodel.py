@@ -551,7 +551,7 @@ STAGED = st.sampled_from(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(st.sampled_from(sorted(BASES)), st.integers(0, 2), PLAIN, STAGED)
 def test_exports_round_trip(model: str, goal: int, values: dict[str, object], staged: dict[str, object]) -> None:
     base = BASES[model][goal]

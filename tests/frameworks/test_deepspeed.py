@@ -367,7 +367,7 @@ PROGRAM = {"layout.recompute", "layout.sp", "data.seq_length"}
 """Fields set by the program, not the config."""
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(FIELDS, SHAPES, st.sampled_from(["llama3_8b", "qwen3_30b_a3b"]))
 def test_exports_round_trip(values: dict[str, object], shape: dict[str, object], model: str) -> None:
     base = pretrain(model, 64, global_batch_size=512)

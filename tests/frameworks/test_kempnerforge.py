@@ -164,7 +164,7 @@ ALWAYS = {"precision.master": "bf16", "precision.moments": "bf16", "precision.gr
           "schedule.wsd_decay_style": "linear"}  # fmt: skip
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(FIELDS, st.sampled_from(["llama3_8b", "llama2_7b", "kempner_moe"]))
 def test_export_round_trip(values: dict[str, object], model: str) -> None:
     recipe = changed(pretrain(model, 64, global_batch_size=1024), {**ALWAYS, **values})

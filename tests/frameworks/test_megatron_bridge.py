@@ -580,7 +580,7 @@ PLAIN = {"layout.strategy": "zero1", "layout.defer_grad_sync": True, "kernels.lo
 PLAIN |= {"precision.grads": "fp32", "precision.reduce": "fp32", "precision.moments": "fp32"}
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(FIELDS, TOGETHER, st.sampled_from(STARTS))
 def test_export_round_trip(values: dict[str, Any], more: dict[str, Any], name: str) -> None:
     base = index.load(name)

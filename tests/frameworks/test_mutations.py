@@ -85,7 +85,7 @@ def mutated(draw: st.DrawFn) -> tuple[str, str, str]:
     return framework, path, text
 
 
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(mutated(), GPUS)
 def test_mutated_file_never_crashes_or_hangs(file: tuple[str, str, str], gpus: str | None) -> None:
     check_mutated(file, gpus)
@@ -113,7 +113,7 @@ def check_mutated(file: tuple[str, str, str], gpus: str | None) -> None:
 
 
 @pytest.mark.parametrize("suffix", [".yaml", ".toml", ".json", ".sh", ".py"])
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.text(max_size=300))
 def test_any_text_is_parsed_or_rejected(suffix: str, text: str) -> None:
     with suppress(InputError):

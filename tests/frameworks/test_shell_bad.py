@@ -91,7 +91,7 @@ SIGNS += ["for i ", "{ ", "f() ", "f\n", "eval ", "bash -c '", "|", "&&", "||", 
 SIGNS += ["$((A+A))", "A=A+A\n", "exit\n", "source x\n", "[ ", "] ", "-z ", "=", "*", "=~", "srun ", "torchrun "]
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(st.text(max_size=400) | st.lists(st.sampled_from(SIGNS), max_size=60).map("".join))
 @example("A[0")
 def test_any_text_is_parsed_or_rejected(text: str) -> None:
@@ -116,7 +116,7 @@ def broken_scripts(draw: st.DrawFn) -> str:
     return text
 
 
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(broken_scripts())
 def test_mutated_script_is_parsed_or_rejected(text: str) -> None:
     read_within_a_second(text)

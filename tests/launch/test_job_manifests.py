@@ -224,7 +224,7 @@ def expanded(text: str) -> str:
     words=st.lists(TEXT | st.sampled_from(["$(RANK)", "$$", "yes", "1", "null", "- a", "a: b", "'"]), max_size=3),
     value=TEXT,
 )
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_arguments_and_values_survive_yaml(words: list[str], value: str) -> None:
     try:
         request = kubernetes_job(words=("x", *words), env={"A": value})

@@ -236,7 +236,7 @@ TEXT = st.text(st.characters(codec="utf-8"), max_size=30)
 
 
 @given(words=st.lists(TEXT, max_size=4), env=st.dictionaries(TEXT, TEXT, max_size=3), python=TEXT)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow])
 def test_user_arguments_are_quoted(words: list[str], env: dict[str, str], python: str) -> None:
     try:
         made = job(words=("-m", "x", *words), env=env, python=python)
@@ -258,7 +258,7 @@ FIELDS = ("name", "partition", "account", "qos", "reservation", "constraint", "i
 
 
 @given(field=st.sampled_from(FIELDS), value=TEXT)
-@settings(max_examples=150)
+@settings(max_examples=75)
 def test_user_fields_stay_on_their_line(field: str, value: str) -> None:
     plain = script(job())
     try:
@@ -271,7 +271,7 @@ def test_user_fields_stay_on_their_line(field: str, value: str) -> None:
 
 
 @given(lines=st.lists(st.text(st.sampled_from("abc '\"\\$(){};&|<>#`=\n"), max_size=12), min_size=1, max_size=2))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_setup_lines_never_break_the_script(lines: list[str]) -> None:
     try:
         made = job(setup=tuple(lines))

@@ -36,7 +36,7 @@ def arguments(name: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", TOOLS)
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_what_is_read_is_what_the_schema_allows(name: str, data: st.DataObject) -> None:
     tool = TOOLS[name]

@@ -163,7 +163,7 @@ def test_a_folder_without_config_is_rejected(tmp_path: Path) -> None:
 ODD = st.sampled_from([0, -3, 1, 2, 7, 10**12, 1.5, float("nan"), "x", "", True, None, [], ["a"], [1], {}, {"a": 1}])
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_a_corrupted_config_gives_a_spec_or_an_input_error(data: st.DataObject) -> None:
     config = config_of(data.draw(st.sampled_from(names())))

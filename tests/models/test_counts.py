@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from meshwright.models import config_of, find, names
@@ -10,7 +12,18 @@ from .hub import built_params
 
 # Models whose class exists in remote code only. Their modules are compared one by one below.
 NO_CLASS = {"nemotron_nano_v2_vl_12b": "NemotronH_Nano_VL_V2 is remote code; decoder and encoder are compared apart"}
-COMPARED = [name for name in names() if name not in NO_CLASS]
+COMPARED = sorted((name for name in names() if name not in NO_CLASS), key=lambda name: find(name).params.total)
+
+
+def kind(name: str) -> Any:
+    """Return what the reader chooses by: the model types and the keys of a config."""
+    config = config_of(name)
+    parts = [config, config.get("text_config") or {}, config.get("llm_config") or {}]
+    return [(part.get("model_type", part.get("_class_name")), sorted(part)) for part in parts]
+
+
+# Classes are built layer by layer: the smallest model of every kind each time, the larger ones with the slow tests.
+SMALLEST = {str(kind(name)): name for name in reversed(COMPARED)}.values()
 
 
 def test_the_table_of_models_without_a_class_is_up_to_date() -> None:
@@ -18,7 +31,9 @@ def test_the_table_of_models_without_a_class_is_up_to_date() -> None:
     assert len(NO_CLASS) <= 1
 
 
-@pytest.mark.parametrize("name", COMPARED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in SMALLEST else pytest.mark.slow) for name in COMPARED]
+)
 def test_total_equals_what_the_real_class_builds(name: str) -> None:
     assert find(name).params.total == built_params(config_of(name))
 

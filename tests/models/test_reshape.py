@@ -93,7 +93,7 @@ def test_a_vision_language_model_keeps_its_encoder() -> None:
     assert small.num_layers == 2
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
     layers=st.integers(4, 100),
     heads=st.integers(1, 8),

@@ -25,7 +25,7 @@ def base(place: Place) -> Case:
 
 
 @given(PLACES, ROWS)
-@settings(slow, max_examples=40)
+@settings(slow, max_examples=20)
 def test_columns_match_scalars(place: Place, rows: list[dict[str, Any]]) -> None:
     start = base(place)
     vector, single = start.replace(**columns(rows)), [start.replace(**row) for row in rows]
@@ -39,7 +39,7 @@ EVEN = ("megatron", "meshwright", "deepspeed")  # the others allow uneven stages
 
 
 @given(PLACES, CONTRACTS)
-@settings(slow, max_examples=50)
+@settings(slow, max_examples=25)
 def test_legal_layouts_multiply_out(place: Place, contract: dict[str, int]) -> None:
     start = base(place)
     strategy = "zero1" if start.engine in ("megatron", "deepspeed") else "fsdp2"
@@ -67,7 +67,7 @@ def test_some_layouts_are_legal_on_every_engine() -> None:
 
 
 @given(PLACES, ANYTHING)
-@settings(slow, max_examples=40)
+@settings(slow, max_examples=20)
 def test_no_rule_crashes_on_valid_recipe_values(place: Place, values: dict[str, Any]) -> None:
     spec, world, engine = place
     for goal in GOALS:
@@ -78,7 +78,7 @@ def test_no_rule_crashes_on_valid_recipe_values(place: Place, values: dict[str, 
 
 
 @given(PLACES, ANYTHING)
-@settings(slow, max_examples=20)
+@settings(slow, max_examples=10)
 def test_any_recipe_can_be_checked(place: Place, values: dict[str, Any]) -> None:
     spec, world, engine = place
     c = case(spec, cluster(world), engine, **values)
@@ -91,7 +91,7 @@ def errors_of(c: Case) -> set[str]:
 
 
 @given(PLACES, ROW)
-@settings(slow, max_examples=40)
+@settings(slow, max_examples=20)
 def test_fixes_are_valid_and_resolve_their_finding(place: Place, row: dict[str, Any]) -> None:
     c = base(place).replace(**row)
     before = errors_of(c)
@@ -114,7 +114,7 @@ def test_fixing_errors_one_by_one_terminates(place: Place, row: dict[str, Any]) 
 
 
 @given(PLACES, ROW)
-@settings(slow, max_examples=40)
+@settings(slow, max_examples=20)
 def test_every_message_can_be_formatted_for_any_case(place: Place, row: dict[str, Any]) -> None:
     c = base(place).replace(**row)
     for rule in applicable(c):

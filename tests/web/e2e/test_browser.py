@@ -66,7 +66,11 @@ def _violations(page: Any, within: str) -> dict[str, list[tuple[str, list[str]]]
     return violations
 
 
-@pytest.mark.parametrize("name", PAGES)
+# The pages of recipes represent the other lists and their entries.
+SLOW = ("models", "model", "gpus", "gpu", "rules", "rule")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in PAGES])
 def test_no_violation_of_accessibility_and_no_sideways_scrolling(watched: Any, axe: str, name: str) -> None:
     page = watched.open(PAGES[name])
     page.evaluate(axe)
