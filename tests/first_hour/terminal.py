@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pty
 import re
@@ -11,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 ROOT = Path(__file__).parents[2]
 CTRL_C = b"\x03"
@@ -44,13 +45,22 @@ class Transcript(NamedTuple):
 
 
 def in_terminal(
-    arguments: Sequence[str], actions: Sequence[tuple[str | float, Action]], cwd: Path, timeout: float = 120.0
+    arguments: Sequence[str],
+    actions: Sequence[tuple[str | float, Action]],
+    cwd: Path,
+    timeout: float = 120.0,
+    forked: bool = False,
 ) -> Transcript:
-    """Run `meshwright` with arguments; do each action when its text was seen, or its seconds have passed."""
+    """Run `meshwright` with arguments; do each action when its text was seen, or its seconds have passed.
+
+    A forked command has what this process imported: importing torch takes most of the time of a short run.
+    """
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(cwd)
         os.environ |= {"PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
+        if forked:
+            _run_here(arguments)
         os.execv(sys.executable, [sys.executable, "-m", "meshwright", *arguments])
     output, seen, waiting = b"", 0, list(actions)
     until, last = time.monotonic() + timeout, time.monotonic()
@@ -71,6 +81,25 @@ def in_terminal(
                 os.kill(pid, action)
     os.close(terminal)
     return Transcript(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), output.decode(errors="replace"))
+
+
+def _run_here(arguments: Sequence[str]) -> NoReturn:
+    """Run the command in this fork as `python -m meshwright` would; end the process."""
+    from meshwright import __main__ as started
+    from meshwright.cli.run import run
+
+    gc.freeze()  # objects of the parent may belong to threads that do not exist in the fork
+    sys.argv = [str(started.__file__), *arguments]
+    sys.stdin, sys.stdout, sys.stderr = (os.fdopen(n, mode, closefd=False) for n, mode in enumerate(("r", "w", "w")))
+    code = 99
+    try:
+        run()
+    except SystemExit as ended:
+        code = ended.code if isinstance(ended.code, int) else 0
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
 
 
 def _due(trigger: str | float, output: bytes, last: float) -> bool:

@@ -28,7 +28,9 @@ def assert_ends_clearly(done: Transcript) -> None:
 
 
 def test_ctrl_c_saves_a_run_and_prints_the_command_that_resumes_it(tmp_path: Path) -> None:
-    done = in_terminal(TRAIN, [(STEPPING, CTRL_C), (0.3, CTRL_C)], tmp_path)
+    import tests.engine.children  # noqa: F401  # imports torch as a process that forks ranks needs it
+
+    done = in_terminal(TRAIN, [(STEPPING, CTRL_C), (0.3, CTRL_C)], tmp_path, forked=True)
     assert_ends_clearly(done)
     assert done.code == 75, done.text
     (step,) = saved_steps(tmp_path)
@@ -49,6 +51,7 @@ def test_ctrl_c_during_the_start_up_says_that_nothing_was_saved(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("options", "actions"),
     [
+        ((), [(STEPPING, CTRL_C), (0.3, CTRL_C)]),
         ((), [(STEPPING, TERM), (1.3, TERM), (0.1, TERM), (0.1, CTRL_C)]),
         (("--nproc", "2"), [(STEPPING, TERM), (1.3, TERM), (0.1, CTRL_C), (0.1, TERM)]),
         (("--nproc", "2"), [(STEPPING, CTRL_C), (1.3, CTRL_C)]),
