@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,7 @@ def test_every_result_prints_without_raw_structs() -> None:
         names = str(verb.handler.handle.__annotations__["return"])
         if not names.startswith("list["):  # lists are tables, tested above
             for name in names.split(" | "):
-                found = getattr(verb._module, name, None) or verb.response
+                found = getattr(import_module(verb.handler.__module__), name, None) or verb.response
                 assert issubclass(found, display.Readable), (verb.name, name)
 
 

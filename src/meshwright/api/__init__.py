@@ -17,9 +17,12 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.imports import *  # noqa: F403
     from meshwright.api.measure import *  # noqa: F403
     from meshwright.api.model_list import *  # noqa: F403
+    from meshwright.api.pipeline_schedule import *  # noqa: F403
+    from meshwright.api.plan_responses import *  # noqa: F403
     from meshwright.api.planning import *  # noqa: F403
     from meshwright.api.responses import *  # noqa: F403
     from meshwright.api.run import *  # noqa: F403
+    from meshwright.api.sizing import *  # noqa: F403
     from meshwright.choices import *  # noqa: F403
     from meshwright.clusters import cluster as cluster
     from meshwright.recipes.replacements import for_options as for_options
@@ -38,9 +41,12 @@ _NAMES = {
     "api.imports": "import_file import_response",
     "api.measure": "accuracy calibrate profile_text runs_template shipped_measurements",
     "api.model_list": "model_catalogue",
-    "api.planning": "estimate plan plan_response plans_response recommend size timeline",
+    "api.pipeline_schedule": "timeline",
+    "api.plan_responses": "plan_response plans_response",
+    "api.planning": "estimate plan recommend",
     "api.responses": "to_json",
     "api.resolve": "is_recipe",
+    "api.sizing": "size",
     "api.targets": "is_target recipe_in_line",
     "api.run_comparison": "is_run",
     "api.run": "bench convert evaluate generate launch launch_response tokenize train train_response watch",

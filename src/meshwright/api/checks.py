@@ -14,7 +14,9 @@ from meshwright.api import requests
 from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.dataset_length import epochs_of
 from meshwright.api.inputs import verb
-from meshwright.api.planning import load_calibration, plan_response, recommend
+from meshwright.api.plan_responses import plan_response
+from meshwright.api.planning import recommend
+from meshwright.api.questions import load_calibration
 from meshwright.api.resolve import assumed_in, model_named
 from meshwright.api.responses import Error, Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.api.targets import Job, file_of, job_for, without_folder

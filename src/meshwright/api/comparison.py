@@ -13,16 +13,9 @@ from meshwright import clusters, frameworks, planner
 from meshwright.api import requests, run_comparison
 from meshwright.api.checks import framework_findings
 from meshwright.api.inputs import choice, fields_of, verb
-from meshwright.api.planning import (
-    ChangePart,
-    Contract,
-    PlanLayout,
-    contract_part,
-    estimate,
-    job_question,
-    model_question,
-    named_job,
-)
+from meshwright.api.plan_responses import ChangePart, Contract, PlanLayout, contract_part
+from meshwright.api.planning import estimate
+from meshwright.api.questions import job_question, model_question, named_job
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.api.run_comparison import (
     ComparedRun,

@@ -10,7 +10,8 @@ import msgspec
 from meshwright import doctor
 from meshwright.api import run_requests as requests
 from meshwright.api.inputs import verb
-from meshwright.api.planning import estimate, load_calibration
+from meshwright.api.planning import estimate
+from meshwright.api.questions import load_calibration
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.api.targets import file_of
 from meshwright.doctor import Checkup, Run

@@ -44,7 +44,7 @@ def to_dict(result: object) -> dict[str, Any]:
     called = [verb for verb in answering if request is not None and type(request) is verb.request]
     for verb in called or [one for one in answering if _result_types(one) & {*names}]:
         given = request if type(request) is verb.request else None
-        return _plain(getattr(verb._module, verb.responds)(result, given))
+        return _plain(verb.named(verb.responds)(result, given))
     if isinstance(result, msgspec.Struct):
         return dict(msgspec.to_builtins(result, enc_hook=str))
     raise InputError("is not a result of Meshwright", field="result", value=type(result).__name__)

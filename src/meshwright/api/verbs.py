@@ -33,7 +33,7 @@ class Verb(msgspec.Struct, frozen=True):
     group: Group
     request: type[Request]
     function: str  # module.function of meshwright.api
-    responds: str = ""  # function of the same module that makes the response; the function's result if empty
+    responds: str = ""  # what makes the response: a function of the same module, or module.function; empty: its result
     surfaces: tuple[Surface, ...] = ALL
     examples: tuple[str, ...] = ()  # command lines
     calls: tuple[Mapping[str, Any], ...] = ()  # arguments of example calls over MCP
@@ -56,21 +56,22 @@ class Verb(msgspec.Struct, frozen=True):
     def _text(self) -> str:
         return inspect.cleandoc(self.request.__doc__ or "")
 
-    @property
-    def _module(self) -> Any:
-        return import_module(f"meshwright.api.{self.function.partition('.')[0]}")
+    def named(self, name: str) -> Any:
+        """Return a function of meshwright.api, named as module.function or as one of the verb's own module."""
+        module, _, function = name.rpartition(".")
+        return getattr(import_module(f"meshwright.api.{module or self.function.partition('.')[0]}"), function)
 
     @property
     def handler(self) -> VerbFunction[Any, Any, Any]:
         """Return the Python function of this verb."""
-        found: VerbFunction[Any, Any, Any] = getattr(self._module, self.function.partition(".")[2])
+        found: VerbFunction[Any, Any, Any] = self.named(self.function)
         return found
 
     @property
     def response(self) -> type[msgspec.Struct]:
         """Return the type of this verb's response."""
-        function = getattr(self._module, self.responds) if self.responds else self.handler.handle
-        found: type[msgspec.Struct] = getattr(self._module, function.__annotations__["return"])
+        function = self.named(self.responds) if self.responds else self.handler.handle
+        found: type[msgspec.Struct] = getattr(import_module(function.__module__), function.__annotations__["return"])
         return found
 
     def handle(self, request: Request) -> Any:
@@ -83,7 +84,7 @@ class Verb(msgspec.Struct, frozen=True):
 
     def respond(self, result: Any, request: Request) -> Any:
         """Return the response for the result of a request."""
-        response = getattr(self._module, self.responds)(result, request) if self.responds else result
+        response = self.named(self.responds)(result, request) if self.responds else result
         notes = getattr(request, "notes", ())
         if notes and "notes" in response.__struct_fields__:
             present = response.notes if response.notes is not msgspec.UNSET else ()
@@ -119,7 +120,7 @@ _MEGATRON = (
 
 _TABLE = (
     Verb(
-        *("recommend", "Plan", requests.Recommend, "planning.recommend", "plan_response"),
+        *("recommend", "Plan", requests.Recommend, "planning.recommend", "plan_responses.plan_response"),
         examples=(
             "meshwright recommend llama3-8b --gpus 8xH100 --goal sft --explain",
             "meshwright recommend ./config.json --gpus auto --goal peft",
@@ -130,7 +131,7 @@ _TABLE = (
         calls=({"model": "llama3-8b", "gpus": "8xH100", "goal": "sft"},),
     ),
     Verb(
-        *("plan", "Plan", requests.Plan, "planning.plan", "plans_response"),
+        *("plan", "Plan", requests.Plan, "planning.plan", "plan_responses.plans_response"),
         examples=(
             "meshwright plan llama3-70b --gpus 64xH100 --goal pretrain",
             "meshwright plan qwen3_30b_a3b_pretrain_config --gpus 4x8xH200 --top 10",
@@ -140,7 +141,7 @@ _TABLE = (
         slow=True,
     ),
     Verb(
-        *("size", "Plan", requests.Size, "planning.size", "sizes_response"),
+        *("size", "Plan", requests.Size, "sizing.size", "sizes_response"),
         examples=(
             "meshwright size llama3-70b --goal pretrain --gpu H100",
             "meshwright size deepseek-v3 --goal pretrain --gpu GB200 --tokens 15T --price 3",
@@ -158,7 +159,7 @@ _TABLE = (
         slow=True,
     ),
     Verb(
-        *("estimate", "Plan", requests.Estimate, "planning.estimate", "estimate_response"),
+        *("estimate", "Plan", requests.Estimate, "planning.estimate", "plan_responses.estimate_response"),
         examples=(
             "meshwright estimate llama3_70b_pretrain_config",
             "meshwright estimate llama3-8b --gpus 8xH100 layout.tp=2 layout.recompute=full",
@@ -383,8 +384,8 @@ _TABLE = (
         ),
         runs=True,
     ),
-    Verb(*("scale", "", requests.Scale, "planning.scale", ""), surfaces=HTTP, slow=True),
-    Verb(*("schedule", "", requests.Schedule, "planning.schedule", "schedule_response"), surfaces=HTTP),
+    Verb(*("scale", "", requests.Scale, "sizing.scale", ""), surfaces=HTTP, slow=True),
+    Verb(*("schedule", "", requests.Schedule, "pipeline_schedule.schedule", "schedule_response"), surfaces=HTTP),
     Verb(*("write", "", requests.Write, "checks.write", ""), surfaces=()),
     Verb(
         *("model", "", requests.ModelRequest, "catalogues.find_model", "model_response"),

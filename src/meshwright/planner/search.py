@@ -53,7 +53,11 @@ SEARCH_AT_ONCE = 40  # degrees of a space that is searched in one pass
 COARSE_MARGIN = 1.3  # of the fastest step time of a coarse search: more than its other options gain
 MAX_PROMISING = 56  # degrees for which all options are tried
 HEADROOM_LIMIT = 0.92  # of GPU memory; above it, a small estimate error means out of memory
-REDUCES_AT_WILL = ("meshwright", "automodel")  # engines in which gradients may be reduced in every micro batch
+REDUCES_AT_WILL = ("meshwright", "automodel")
+"""Engines whose config has a switch for layout.defer_grad_sync, so that a search may turn it.
+
+Not derived from `recipes.capabilities`: its row says where our engine ignores the switch, and an engine without a row
+executes every value that a recipe states, also those for which its config has no key a planner could write."""
 GRADIENTS_AND_CACHE = 1.25  # of the gradients: with the allocator cache that they cause, at most
 
 

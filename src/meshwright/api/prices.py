@@ -1,0 +1,66 @@
+"""The price of a GPU-hour: the requested one, one by GPU type, or that of the cluster file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from meshwright import clusters, planner
+from meshwright.api import requests
+from meshwright.api.questions import Asked
+from meshwright.errors import InputError
+from meshwright.parsing import price_per_hour, prices_by_gpu
+from meshwright.planner import Question
+
+
+def price_for(request: Asked | requests.Size, question: Question) -> planner.Price | None:
+    """Return the requested price, or that of the cluster file."""
+    on = question.cluster
+    given = price_per_hour(
+        _price_of(request.price, on.gpu.name), request.currency if request.price is not None else None
+    )
+    if given is None and on.price is not None:
+        given = price_per_hour(on.price, request.currency or on.currency or None)
+    if given is None and request.currency is not None:
+        price_per_hour(None, request.currency)
+    return None if given is None else planner.Price(*given)
+
+
+def _price_of(price: float | str | None, gpu: str) -> float | str | None:
+    """Return the price of a GPU type: the only one, or that of its own among H100=2.5,A100=1.6."""
+    by_type = _by_type(price)
+    if not by_type:
+        return price
+    if gpu not in by_type:
+        raise _no_price(price, [gpu])
+    return by_type[gpu]
+
+
+def _by_type(price: float | str | None) -> dict[str, str]:
+    """Return the prices of H100=2.5,A100=1.6 by the name of the GPU type; empty for one price."""
+    named = prices_by_gpu(price)
+    try:
+        return {clusters.gpu(name).name: amount for name, amount in named.items()} if named else {}
+    except InputError as error:
+        fixes = tuple(f"--price {str(price).replace(str(error.value), fix)}" for fix in error.fix)
+        raise InputError(error.reason, field="price", value=price, fix=fixes) from None
+
+
+def _no_price(price: float | str | None, gpus: Sequence[str]) -> InputError:
+    fix = f"--price {','.join(f'{name}=PRICE' for name in gpus)}"
+    return InputError(f"has no price for {', '.join(gpus)}", field="price", value=price, fix=(fix, "without --price"))
+
+
+def prices_for(request: requests.Size, questions: Sequence[Question]) -> tuple[list[planner.Price | None], list[str]]:
+    """Return the price of every type, None without one, and a note for those; raise if a price is for none of them."""
+    names, named = [one.cluster.gpu.name for one in questions], _by_type(request.price)
+    missing = [name for name in names if named and name not in named]
+    if len(missing) == len(names):
+        raise _no_price(request.price, missing)
+    found = [
+        price_for(msgspec.structs.replace(request, price=None) if name in missing else request, one)
+        for name, one in zip(names, questions, strict=True)
+    ]
+    unpriced = [name for name, price in zip(names, found, strict=True) if price is None and name in missing]
+    return found, [f"--price has none for {', '.join(unpriced)}: without cost"] if unpriced else []

@@ -1,0 +1,89 @@
+"""Requests about a model, a recipe or a file as the questions that the planner answers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from meshwright import clusters, file_access, models
+from meshwright.api import requests
+from meshwright.api.resolve import assumed_in, is_recipe, referenced_model, require_known, typed_model
+from meshwright.api.targets import Job, job_for, stated_goal, stated_gpus
+from meshwright.errors import InputError
+from meshwright.parsing import sequence_length
+from meshwright.planner import Question
+from meshwright.recipes.types import ENGINES, Recipe
+
+Asked = requests.Recommend | requests.Plan | requests.Estimate
+"""Requests about a model, a recipe or a file."""
+
+
+def named_job(request: Asked, target: str | Recipe, model: str | None) -> Job | None:
+    """Return the recipe or file that a request names; None for a model."""
+    if isinstance(target, str) and not is_recipe(target):
+        for field, value in (("framework", request.framework), ("model", model)):
+            if value is not None:
+                reason = "applies to recipes and files, and the target is neither"
+                raise InputError(reason, field=field, value=value, fix=(f"remove --{field}",))
+        return None
+    overrides = [*request.overrides, *_seq_override(request)]
+    options = {"framework": request.framework, "model": model}
+    return job_for(target, request.goal, request.gpus, overrides, request.engine, **options)
+
+
+def _seq_override(request: Asked) -> tuple[str, ...]:
+    length = sequence_length(request.seq)
+    return () if length is None else (f"data.seq_length={length}",)
+
+
+def job_question(request: Asked, job: Job) -> Question:
+    """Return the question about a recipe or file: on its own cluster and engine unless others are requested."""
+    question = question_for(request, job.recipe.model, job.recipe.goal, request.gpus or job.recipe.cluster, job=job)
+    typed = question.assumed if request.gpus is not None else ()  # the recipe's own cluster was not typed
+    return msgspec.structs.replace(question, assumed=(*typed, *job.assumed(question.engine)))
+
+
+def model_question(request: requests.Estimate) -> Question:
+    """Return the question about a model: a user's own has a default goal and default GPUs."""
+    target, gpus = str(request.target), request.gpus
+    require_known(target)
+    model = typed_model(target)
+    if gpus is None and not models.is_path(model.strip()):
+        raise InputError("required to estimate a model without a recipe", field="gpus", fix=("--gpus 8xH100",))
+    goal = request.goal or stated_goal(model)
+    return question_for(request, model, goal, gpus or stated_gpus(model, goal))
+
+
+def question_for(
+    request: requests.Recommend | requests.Plan | requests.Size | requests.Estimate,
+    model: str,
+    goal: str,
+    gpus: str | int,
+    benchmark: bool = False,
+    job: Job | None = None,
+) -> Question:
+    """Return a request as the values that the planner works with."""
+    spec, reference = referenced_model(model) if job is None else (job.model, job.recipe.model)
+    return Question(
+        model=spec,
+        model_ref=reference,
+        cluster=clusters.cluster(str(gpus)),
+        cluster_ref=str(file_access.resolved(str(gpus))) if str(gpus).endswith(".toml") else "",
+        goal=goal,  # type: ignore[arg-type]  # one of its choices, as validated
+        seq_length=sequence_length(request.seq),
+        engine=request.engine or (ENGINES[0] if job is None else job.engine),  # type: ignore[arg-type]  # as validated
+        recipe_words=() if job is None else job.words,
+        benchmark=benchmark,
+        calibration=load_calibration(request.calibration),
+        assumed=assumed_in(gpus),
+    )
+
+
+def load_calibration(path: str | None) -> Any:
+    """Return the shipped calibration with the user's profile; None without one."""
+    if path is None:
+        return None
+    from meshwright.costs import calibrate
+
+    return calibrate.load(path)

@@ -1,0 +1,75 @@
+"""How long a plan trains: the steps of a number of tokens or days, with their days and cost."""
+
+from __future__ import annotations
+
+from math import ceil
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from meshwright import planner
+from meshwright.api import requests
+from meshwright.api.dataset_length import epochs_of, grouped_width
+from meshwright.api.prices import price_for
+from meshwright.api.questions import Asked
+from meshwright.parsing import token_budget
+from meshwright.planner import Plan, Question
+from meshwright.recipes.types import Recipe
+
+
+def plan_of_length(question: Question, recipe: Recipe | None, request: requests.Recommend) -> Plan:
+    """Return the plan, of as many steps as the requested tokens or days take; steps and epochs of the user stay."""
+    tokens, overrides = token_budget(request.tokens), request.overrides
+    if tokens is None and request.days is None:
+        return planner.recommend(question, overrides, recipe)
+    baseline = planner.baseline_for(question, overrides, recipe)
+    if baseline.requested.train.epochs or "train.steps" in baseline.reasons:
+        return planner.recommend(question, overrides, recipe)
+    if tokens is None:
+        plan = planner.recommend(question, overrides, recipe, lambda plan: _steps_of_days(plan, request))
+        return _explained(plan, f"what {request.days:g} days train")
+    per_step = planner.step_tokens(baseline.case, grouped_width(baseline.requested))
+    steps = _steps_of_tokens(tokens, per_step, baseline.requested)
+    plan = planner.recommend(question, overrides if steps is None else (*overrides, f"train.steps={steps}"), recipe)
+    return _explained(plan, f"{request.tokens} tokens of {per_step:,} per step")
+
+
+def _steps_of_tokens(tokens: float, per_step: int, recipe: Recipe) -> int | None:
+    """Return the steps of so many tokens; None for the recipe's, which stay if the tokens are less than a step."""
+    steps = ceil(tokens / per_step)
+    return None if tokens < per_step or steps == recipe.train.steps else steps
+
+
+def _steps_of_days(plan: Plan, request: requests.Recommend) -> int | None:
+    """Return the steps that a plan trains in the requested days; None for the recipe's, which stay if it cannot."""
+    found = budget_for(plan, request)
+    steps = found.steps if isinstance(found, planner.Budget) else 0
+    return None if steps in (0, plan.recipe.train.steps) else steps
+
+
+def _explained(plan: Plan, text: str) -> Plan:
+    """Return the plan with why its steps changed."""
+    why = f"requested: {text}; a new experiment"
+    changes = (msgspec.structs.replace(c, why=why) if c.field == "train.steps" else c for c in plan.changes)
+    return msgspec.structs.replace(plan, changes=tuple(changes))
+
+
+def with_budget(plan: Plan, request: Asked) -> Plan:
+    """Return the plan with the days and cost that were requested, for Python."""
+    found = budget_for(plan, request)
+    return msgspec.structs.replace(plan, budget=found) if isinstance(found, planner.Budget) else plan
+
+
+def budget_for(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType | None:
+    """Return days and cost of the requested tokens or days, else of the recipe's epochs, or of its steps at a price."""
+    if request is None:
+        return UNSET
+    asked = request.tokens is not None or request.days is not None
+    epochs = None if asked else epochs_of(plan.recipe)
+    if not asked and request.price is None and not plan.recipe.train.epochs:
+        return UNSET
+    if not plan.exists or not plan.estimate.fits:
+        return None
+    price = price_for(request, plan.question)
+    width = grouped_width(plan.recipe)
+    return planner.budget(plan.case, plan.estimate, token_budget(request.tokens), price, epochs, width, request.days)
