@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.each import each
 
 from meshwright.clusters import Gpu, gpu, gpus
 from meshwright.clusters.catalogue import normalize_name
@@ -15,7 +16,7 @@ from meshwright.errors import InputError
 DATA_CENTRE = ("A100-40", "A100-80", "H100", "H100-96", "H100-PCIe", "H100-NVL", "H200", "H800", "H20", "B200", "B300")
 RACKS_AND_OTHERS = ("GB200", "GB300", "R100", "VR200", "L40S", "RTX4090", "RTX5090", "MI300X")
 
-every_gpu = pytest.mark.parametrize("known", gpus(), ids=lambda known: known.name)
+every_gpu = each("known", gpus())
 
 
 @pytest.mark.parametrize("name", DATA_CENTRE + RACKS_AND_OTHERS)

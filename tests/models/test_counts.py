@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.each import each
 
 from meshwright.models import config_of, find, names
 
@@ -53,7 +54,7 @@ def test_nemotron_nano_v2_vl_is_its_decoder_its_encoder_and_its_projector() -> N
     assert spec.params.total - spec.params.vision == built_params(config["llm_config"])
 
 
-@pytest.mark.parametrize("name", [name for name in names() if find(name).published_total])
+@each("name", [name for name in names() if find(name).published_total])
 def test_published_totals_agree_within_one_percent(name: str) -> None:
     spec = find(name)
     assert spec.published_total is not None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.each import each
 
 from meshwright.errors import InputError
 from meshwright.models import LinearMixer, spec_from_config
@@ -14,14 +15,14 @@ from meshwright.models import LinearMixer, spec_from_config
 CASES: dict[str, Any] = json.loads(Path(__file__).with_name("decoders.json").read_text("utf-8"))
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_the_count_is_the_one_that_transformers_builds(name: str) -> None:
     case = CASES[name]
     params = spec_from_config(case["config"], name).params
     assert [params.total, params.routed] == case["params"]
 
 
-@pytest.mark.parametrize("name", CASES)
+@each("name", CASES)
 def test_a_shape_key_of_another_architecture_is_refused(name: str) -> None:
     with pytest.raises(InputError, match="block_configs"):
         spec_from_config({**CASES[name]["config"], "block_configs": [1]}, name)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.each import each
 
 from meshwright.errors import InputError
 from meshwright.models import all_specs, catalogue, config_of, find, names
@@ -75,12 +76,12 @@ SPELLINGS = {
 }
 
 
-@pytest.mark.parametrize(("text", "name"), SPELLINGS.items())
+@each(("text", "name"), SPELLINGS.items())
 def test_usual_names_find_the_model(text: str, name: str) -> None:
     assert find(text).name == name
 
 
-@pytest.mark.parametrize("name", names())
+@each("name", names())
 def test_every_name_id_and_alias_finds_its_own_model(name: str) -> None:
     spec = find(name)
     for alias in (name, name.upper(), name.replace("_", "-"), spec.hf_id, *spec.aliases):

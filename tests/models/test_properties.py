@@ -6,12 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.each import each
 
 from meshwright.models import Attention, GatedDelta, Mamba2, ModelSpec, MoE, all_specs, find, names, spec_from_config
 
 from . import small
 
-SPECS = pytest.mark.parametrize("spec", all_specs(), ids=lambda spec: spec.name)
+SPECS = each("spec", all_specs())
 
 
 @SPECS

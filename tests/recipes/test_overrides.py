@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.each import each
 
 from meshwright.errors import InputError
 from meshwright.recipes import Recipe, apply, apply_with_log, load, pretrain, recipe_fields, sft
@@ -138,7 +139,7 @@ SPELLINGS = [
 ]
 
 
-@pytest.mark.parametrize(("override", "wanted"), SPELLINGS, ids=[text for text, _ in SPELLINGS])
+@each(("override", "wanted"), SPELLINGS)
 def test_an_override_sets_its_field_and_nothing_else(override: str, wanted: dict[str, Any]) -> None:
     made, log = apply_with_log(BASE, [override])
     for key in recipe_fields():
@@ -237,7 +238,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(("overrides", "words"), BAD)
+@each(("overrides", "words"), BAD)
 def test_a_mistake_is_an_error_with_a_fix(overrides: list[str], words: str) -> None:
     with pytest.raises(InputError, match=words.replace("+", r"\+")):
         apply(BASE, overrides)
@@ -304,7 +305,7 @@ def format_value(value: Any) -> str:
     return value if isinstance(value, str) else repr(value)
 
 
-@pytest.mark.parametrize("key", list(recipe_fields()))
+@each("key", recipe_fields())
 def test_a_set_value_is_read_back_and_the_rest_stays(key: str) -> None:
     for value in examples(key):
         for name in (key, recipe_fields()[key].flat):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.each import each
 
 from meshwright.rules import RULES, message
 
@@ -21,7 +22,7 @@ def test_every_rule_has_its_edges() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:divide by zero")
-@pytest.mark.parametrize("id", sorted(RULES))
+@each("id", sorted(RULES))
 def test_edges(id: str) -> None:
     now = edges.verdicts(RULES[id])
     text, kept = KEPT[id]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from string import Formatter
 
-import pytest
+from tests.each import each
 
 from meshwright.recipes.case import Case
 from meshwright.rules import RULES, check, message, try_fixes
@@ -23,7 +23,7 @@ def test_every_rule_has_a_broken_and_a_sound_case() -> None:
     assert sorted(CASES) == ALL
 
 
-@pytest.mark.parametrize("rule_id", ALL)
+@each("rule_id", ALL)
 def test_fires_and_is_reported_with_a_complete_message(rule_id: str) -> None:
     c, rule = broken_case(rule_id), RULES[rule_id]
     assert c.engine in rule.engines
@@ -41,13 +41,13 @@ def test_fires_and_is_reported_with_a_complete_message(rule_id: str) -> None:
     assert rule.cause
 
 
-@pytest.mark.parametrize("rule_id", ALL)
+@each("rule_id", ALL)
 def test_is_silent(rule_id: str) -> None:
     c = sound_case(rule_id)
     assert c.engine not in RULES[rule_id].engines or not bool(RULES[rule_id].broken(c))
 
 
-@pytest.mark.parametrize("rule_id", ALL)
+@each("rule_id", ALL)
 def test_fix_resolves_the_finding_and_adds_no_error(rule_id: str) -> None:
     c, rule = broken_case(rule_id), RULES[rule_id]
     fix = try_fixes(rule, c)
