@@ -10,7 +10,7 @@ import pytest
 from tests.engine.tiny_tokenizer import PLAIN, write_tiny_tokenizer
 from transformers import AutoTokenizer
 
-from meshwright.cli.reports import _not_the_best
+from meshwright.cli.run_report import _not_the_best
 from meshwright.engine.hf_io.tokenizer_files import set_chat_template
 
 TEMPLATE = PLAIN.replace("{{ bos_token }}", "{{ bos_token }}<|im_start|>ours\n")

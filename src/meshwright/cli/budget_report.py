@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from meshwright.cli.console import console, escape, table
-from meshwright.cli.layout import assumed_lines, seconds, titled
+from meshwright.cli.layout import Answer, assumed_lines, seconds, titled
 from meshwright.display import short_number
 
-Answer = dict[str, Any]
 MISSING = object()  # no budget was requested
 COUNTED = "data.dataset=FILE counts those of a file or folder, --tokens gives their number of tokens"
 EVERY_ROW = 24  # sizes up to which all are listed; JSON always has all

@@ -8,6 +8,8 @@ from typing import Any
 
 from meshwright.cli.console import Out, escape
 
+Answer = dict[str, Any]
+"""A response as JSON."""
 WIDTH = 44  # characters of the memory bar
 PARTS = {
     "weights": "blue",
@@ -117,3 +119,20 @@ def repair_lines(answer: dict[str, Any]) -> list[str]:
         lines += [f"[cyan]{escape(text)}[/]" for text in settings]
         lines[-1] += f"  [dim]{what}{kind}{left}{cost}[/]"
     return lines
+
+
+def option_lines(answer: Answer) -> list[str]:
+    """Return the options of an answer that does not fit as asked, in the order of what they cost."""
+    return [line for option in answer.get("options", []) for line in _option_lines(option)]
+
+
+def _option_lines(option: Answer) -> list[str]:
+    """Return what an option is and costs, and the command that plans it."""
+    color = "yellow" if option["kind"] == "contract" else "cyan"
+    host = f", {option['host_gib']:.0f} GiB of host memory per GPU" if option["host_gib"] >= 1 else ""
+    figures = f"{option['total_gib']:.1f} GiB{host}, {option['step_s']:.3g} s per step"
+    return [
+        f"[{color}]{option['title']}[/] [dim]({option['kind']})[/]: {figures} ({option['slowdown']:.2g} × the step "
+        f"time with unlimited memory); {escape(option['cost'])}",
+        f"[dim]  {escape(option['command'])}[/]",
+    ]

@@ -49,9 +49,9 @@ def _print(verb: Verb, response: msgspec.Struct, result: Any, as_json: bool) -> 
     if as_json:
         emit(answer)
         return
-    from meshwright.cli import reports
+    from meshwright.cli.reports import report
 
-    getattr(reports, REPORTS.get(verb.name, verb.name))(answer, result)
+    report(REPORTS.get(verb.name, verb.name))(answer, result)
 
 
 def recommend(verb: Verb, request: Any, as_json: bool) -> None:
@@ -103,12 +103,12 @@ def _print_checks(
         lists = {"more": [answer for answer, _ in answers[1:]], "failed": failed}
         emit({**answers[0][0], "ok": ok, **{name: found for name, found in lists.items() if found}})
         return
-    from meshwright.cli import reports
+    from meshwright.cli.reports import report
 
     for place, (answer, result) in enumerate(answers):
         if place:
             click.echo()
-        reports.check(answer, result)
+        report("check")(answer, result)
     for one in failed:
         message = one["error"]["message"]
         fix = f"  fix: {' | '.join(one['error']['fix'][:3])}" if one["error"]["fix"] else ""

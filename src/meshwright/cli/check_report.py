@@ -1,0 +1,84 @@
+"""Checked, exported and imported files as text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from meshwright.cli.console import console, escape
+from meshwright.cli.layout import (
+    NO_LAYOUT,
+    Answer,
+    assumed_lines,
+    finding_lines,
+    memory_lines,
+    option_lines,
+    repair_lines,
+    titled,
+)
+
+
+def check(answer: Answer, found: Any) -> None:
+    """Print the findings for a recipe or file."""
+    out = console()
+    verdict = "[green]ok[/]" if answer["ok"] else "[red]cannot start or does not fit[/]"
+    what = answer["file"] or answer["recipe"]
+    where = f" on {answer['gpus']}" if answer["gpus"] else ""
+    runner = f"the {answer['engine']} engine" if answer["framework"] == "meshwright" else answer["framework"]
+    out.print(f"[bold]{escape(what)}[/]{where} with {runner}: {verdict}")
+    titled(out, "Assumed", assumed_lines(answer["assumed"]))
+    if answer["estimate"]:
+        titled(out, "Memory", memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
+    titled(out, "Findings", finding_lines(answer["findings"], answer.get("repair")) or ["none"])
+    titled(out, "Repair", repair_lines(answer))
+    titled(out, "Options", option_lines(answer))
+    unresolved = [f"{o['file']}:{o['line']} {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
+    if unresolved:
+        titled(out, "Unknown", [escape(line) for line in unresolved])
+    if answer["notes"]:
+        titled(out, "Notes", [escape(note) for note in answer["notes"]])
+
+
+def export(answer: Answer, found: Any) -> None:
+    """Print another framework's files and command, and the fields it has no key for."""
+    out = console()
+    for name, text in {} if answer["written"] else answer["files"].items():
+        out.print(f"[bold]# {escape(name)}[/]")
+        click.echo(text)
+    titled(out, "Wrote", [escape(path) for path in answer["written"]])
+    titled(out, "Assumed", assumed_lines(answer["assumed"]))
+    titled(out, "Start", [escape(answer["command"])])
+    if answer["env"]:
+        titled(out, "With", [escape(f"{name}={value}") for name, value in answer["env"].items()])
+    unmapped = [f"{u['field']}={u['value']}: {u['reason']}" for u in answer["unmapped"]]
+    titled(out, "Unmapped", [escape(line) for line in unmapped] or ["nothing: every setting of the recipe is in it"])
+    titled(out, "Dropped", [escape(_setting_line(one)) for one in answer["not_imported"]])
+    if answer["notes"]:
+        titled(out, "Notes", [escape(note) for note in answer["notes"]])
+    if answer["findings"]:
+        titled(out, "Findings", finding_lines(answer["findings"]))
+
+
+def import_file(answer: Answer, found: Any) -> None:
+    """Print the recipe of a file, then on stderr what was assumed and what did not survive."""
+    if answer["written"]:
+        click.echo(f"wrote {answer['written']}")
+    else:
+        click.echo(answer["text"], nl=False)
+    for title, lines in (
+        ("assumed", [one["message"] for one in answer["assumed"]]),
+        ("not imported", [_setting_line(one) for one in answer["not_imported"]]),
+        ("note", answer["notes"]),
+    ):
+        for line in lines:
+            click.echo(f"# {title}: {line}", err=True)
+    for one in answer["findings"]:
+        place = f"{one['file']}:{one['line']} " if one.get("line") else ""
+        fix = f"; fix: {' '.join(one['fix'])}" if one["fix"] else ""
+        click.echo(f"# {one['severity']}: {place}{one['message']} ({one['rule']}){fix}", err=True)
+
+
+def _setting_line(setting: Answer) -> str:
+    place = f"{setting['file']}:{setting['line']} " if setting["line"] else ""
+    return f"{place}{setting['key']}={setting['value']}: {setting['reason']}"

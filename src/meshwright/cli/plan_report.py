@@ -1,0 +1,207 @@
+"""Plans and estimates as text: recommend, estimate, plan and size."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shlex
+from typing import Any
+
+from meshwright.api.summary import layout_summary, model_label
+from meshwright.api.terms import legend
+from meshwright.cli.budget_report import budget_lines, plan_budget, plan_budget_titles, print_sizes
+from meshwright.cli.console import console, escape, table
+from meshwright.cli.layout import (
+    NO_LAYOUT,
+    Answer,
+    assumed_lines,
+    finding_lines,
+    memory_lines,
+    option_lines,
+    repair_lines,
+    speed_line,
+    titled,
+)
+
+SLOW_MFU = 0.2  # below it, another layout is probably much faster
+
+
+def recommend(answer: Answer, found: Any) -> None:
+    """Print a plan: recipe, layout, memory, speed, changes, findings and commands."""
+    out, recipe = console(), answer["recipe"]
+    origin = f"{recipe['match']}; made for {recipe['made_for']}"
+    out.print(f"[bold green]{recipe['name']}[/]  {recipe['approach']} ({origin})")
+    titled(out, "Note", [escape(note) for note in answer.get("notes", [])])
+    titled(out, "Train", [_train_line(answer, found)])
+    titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
+    if recipe["benchmark"]:
+        titled(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
+    titled(out, "Layout", [layout_summary(answer["layout"])])
+    titled(out, "Memory", memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
+    if answer["estimate"]["fits"]:
+        titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
+    titled(out, "Budget", budget_lines(answer, found.question.cluster.world))
+    if "smallest_that_fits" in answer:
+        titled(out, "Needs", [_needs_line(answer, found.question.cluster_ref)])
+    titled(out, "Original", published_lines(answer))
+    titled(out, "Changed", [_change_line(c) for c in answer["changes"]] or ["nothing"])
+    titled(out, "Why", [_reason_line(r) for r in answer.get("reasons", [])])
+    titled(out, "Findings", finding_lines(answer["findings"], answer.get("repair")) or ["none"])
+    titled(out, "Repair", repair_lines(answer))
+    titled(out, "Options", option_lines(answer))
+    listed = {option["title"] for option in answer.get("options", [])}
+    titled(out, "Consider", [_suggestion_line(o) for o in answer["suggestions"] if o["title"] not in listed])
+    commands = [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()]
+    refused = [f"[dim]not {n}: {escape(why)}[/]" for n, why in answer["no_command"].items()]
+    titled(out, "Run", [*commands, *_weights_lines(answer, found), *refused])
+    titled(out, "Terms", [f"[dim]{legend(answer)}[/]"] if found.exists and legend(answer) else [])
+    if "reasons" not in answer:
+        out.print("[dim]Add --explain to see why each number was chosen, --json for scripts.[/]")
+
+
+def _weights_lines(answer: Answer, found: Any) -> list[str]:
+    """Return which weights our engine fine-tunes, unless the plan names them."""
+    recipe, model = found.recipe, found.case.model
+    if recipe.goal == "pretrain" or recipe.checkpoint.pretrained or "meshwright" not in answer["commands"]:
+        return []
+    start = "those of the model's folder"
+    if not os.path.exists(os.path.expanduser(recipe.model)):
+        start = f"{model.hf_id} once downloaded (hf download {model.hf_id})" if model.hf_id else ""
+    own = "checkpoint.pretrained=FOLDER for a Hugging Face folder"
+    return [f"[dim]weights: {start}; {own} of yours[/]" if start else f"[dim]weights: add {own}[/]"]
+
+
+def published_lines(answer: Answer) -> list[str]:
+    """Return the published layout with its cost, if the plan has another one, and how to return to it."""
+    found = answer.get("published")
+    if found is None or found["kept"]:
+        return []
+    fits = "" if found["fits"] else " (does not fit)"
+    cost = f"{found['step_s']:.2f} s per step, {found['total_gib']:.0f} GiB{fits}"
+    return [
+        f"{layout_summary(found['layout'])}: {cost}  [dim]{escape(found['why'])}[/]",
+        f"[dim]to run it: meshwright train {found['recipe']}; to plan with it: {' '.join(found['overrides'])}[/]",
+    ]
+
+
+def _step_line(estimate: Answer) -> str:
+    shares = {name: seconds / estimate["step_s"] for name, seconds in estimate["step_parts_s"].items()}
+    return "  ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.005)
+
+
+def estimate(answer: Answer, found: Any) -> None:
+    """Print memory and time of one exact layout."""
+    out = console()
+    out.print(f"[bold green]{answer['recipe']['name']}[/]  exactly this layout, nothing searched")
+    titled(out, "Note", [escape(note) for note in answer.get("notes", [])])
+    titled(out, "Train", [_train_line(answer, found)])
+    titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
+    titled(out, "Changed", [_change_line(c) for c in answer["changes"] if c["field"] == "precision.compute"])
+    titled(out, "Layout", [layout_summary(answer["layout"])])
+    if found.exists:
+        titled(out, "Memory", memory_lines(answer["estimate"]))
+        titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
+        titled(out, "Step", [_step_line(answer["estimate"])])
+        titled(out, "Budget", budget_lines(answer, found.question.cluster.world))
+    else:
+        titled(out, "Memory", [NO_LAYOUT])
+    titled(out, "Findings", finding_lines(answer["findings"], answer.get("repair")) or ["none"])
+    titled(out, "Repair", repair_lines(answer))
+    titled(out, "Options", option_lines(answer))
+    if found.exists:
+        titled(out, "Terms", [f"[dim]{legend({**answer, 'changes': []}, step_parts=True)}[/]"])
+        if answer["estimate"]["mfu"] < SLOW_MFU and found.question.recipe_words:
+            words = (*found.question.recipe_words, "--gpus", found.question.cluster_ref or answer["question"]["gpus"])
+            out.print(f"[dim]MFU below {SLOW_MFU:.0%}: meshwright plan {escape(shlex.join(words))} searches layouts[/]")
+
+
+def plan(answer: Answer, found: Any) -> None:
+    """Print ranked plans and what was dropped."""
+    out = console()
+    titled(out, "Note", [escape(note) for note in answer.get("notes", [])])
+    rows = []
+    for place, p in enumerate(answer["plans"], 1):
+        e, memory = p["estimate"], p["estimate"]["memory_gib"]
+        gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + ("" if e["fits"] else " over")
+        figures = plan_budget(p)
+        rows.append((str(place), layout_summary(p["layout"]), f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib, *figures))
+    if answer["plans"]:
+        titled(out, "Assumed", assumed_lines(answer["plans"][0]["question"]["assumed"]))
+    table(rows, "", "layout", "s/step", "MFU", "GiB", *plan_budget_titles(answer["plans"]))
+    if answer["plans"]:
+        titled(out, "Budget", budget_lines(answer["plans"][0], found.plans[0].question.cluster.world))
+        titled(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
+        titled(out, "Options", option_lines(answer["plans"][0]))
+        if not answer["plans"][0]["estimate"]["fits"]:
+            titled(out, "Consider", [_suggestion_line(o) for o in answer["plans"][0]["suggestions"]])
+    trades = [f"{c['step_s']:.2f} s, {c['total_gib']:.0f} GiB" for c in answer["pareto"]]
+    titled(out, "Trade", ["  ·  ".join(trades[:8])] if trades else [])
+    dropped = [f"{d['count']:,} × {escape(d['reason'])}  [dim]{escape(d['example'])}[/]" for d in answer["dropped"]]
+    titled(out, "Dropped", dropped[:8] or ["nothing"])
+    titled(out, "Findings", finding_lines(answer.get("findings", []), answer.get("repair")))
+    titled(out, "Repair", repair_lines(answer))
+    out.print(f"[dim]{answer['searched']:,} legal layouts scored[/]")
+
+
+def size(answer: Answer, found: Any) -> None:
+    """Print GPU counts as a table."""
+    print_sizes(answer)
+
+
+def _needs_line(answer: Answer, file: str) -> str:
+    """Return the smallest clusters that fit, with offload and without; one of a file keeps the file's links."""
+    smallest, plain = answer["smallest_cluster"], answer["smallest_without_offload"]
+    if not smallest:
+        return "no count up to 16,384 fits this training"
+    runs = answer["estimate"]["fits"] and not any(one["severity"] == "error" for one in answer["findings"])
+    asked = answer["question"]["gpus"]
+    if smallest == plain and not runs:
+        return _would_fit(smallest, asked, file, "")
+    with_offload = [] if runs else [_would_fit(smallest, asked, file, " with offload")]
+    none = "no count up to 16,384 fits without offload"
+    return "; ".join([*with_offload, _would_fit(plain, asked, file, " without offload") if plain else none])
+
+
+def _would_fit(cluster: str, asked: str, file: str, how: str) -> str:
+    counts = re.match(r"(\d+)x(\d+)x", cluster)
+    if _gpus(cluster) < _gpus(asked):
+        how += f", though these are fewer than {_gpus(asked)} GPUs: the batch divides into more layouts"
+    if file and counts:
+        nodes, each = map(int, counts.groups())
+        return escape(f"{cluster} ({nodes * each} GPUs) would fit{how}: nodes = {nodes} in {file}")
+    return f"--gpus {cluster} would fit{how}"
+
+
+def _gpus(cluster: str) -> int:
+    """Return the GPUs of a cluster string: the product of its leading numbers."""
+    return math.prod(int(one) for one in re.findall(r"(\d+)x", cluster))
+
+
+def _reason_line(reason: Answer) -> str:
+    return f"[bold]{reason['field']} {reason['value']}[/]  {escape(reason['why'])}"
+
+
+def _suggestion_line(suggestion: Answer) -> str:
+    change = f" [cyan]{escape(shlex.join(suggestion['overrides']))}[/]" if suggestion["overrides"] else ""
+    return f"{suggestion['title']}:{change}  [dim]{escape(suggestion['why'])}[/]"
+
+
+def _train_line(answer: Answer, found: Any) -> str:
+    parameters = found.case.model.params
+    model = model_label(found.recipe, answer["question"]["model"])
+    total, active = parameters.total / 1e9, parameters.active / 1e9
+    size = f"{total:.2f} B parameters" + (f", {active:.2f} B active" if active < 0.99 * total else "")
+    q, c = answer["question"], answer["contract"]
+    adapter = f": {c['peft']['method']}, rank {c['peft']['rank']}" if c["peft"] else ""
+    adapter += ", frozen weights in 4 bits (NF4)" if adapter.startswith(": qlora") else ""
+    return (
+        f"{model} ({size}) · {q['goal']}{adapter} · {c['seq_length']:,} tokens × {c['global_batch_size']:,} "
+        f"per step · {c['precision']} · {c['optimizer']} lr {c['lr']:g} · on {q['gpus']}"
+    )
+
+
+def _change_line(change: Answer) -> str:
+    color = "yellow" if change["kind"] == "contract" else "cyan"
+    old, new = escape(str(change["from"])), escape(str(change["to"]))
+    return f"[{color}]{change['field']} {old} → {new}[/] [dim]({change['kind']})[/]  {escape(change['why'])}"
