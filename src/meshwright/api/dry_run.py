@@ -17,9 +17,11 @@ from meshwright.api.targets import recipe_for
 from meshwright.clusters import Cluster
 from meshwright.dryrun.types import Collective, DryRun, Holder, Moment, Placement
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.models import find
 from meshwright.planner import Plan, with_fastest_micro_batch
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
+from meshwright.recipes.engine_models import require_trained
 from meshwright.recipes.types import Recipe
 
 Progress = Callable[[str], None]  # called with a line per stage
@@ -55,6 +57,7 @@ def require_own_engine(engine: str) -> None:
 
 
 def _execute(recipe: Recipe, cluster: Cluster, exact: bool, processes: int | None, progress: Progress | None) -> DryRun:
+    require_trained(find(recipe.model))
     extras.require("dryrun", *extras.ENGINE)
     from meshwright.dryrun import cpu_budget, run
     from meshwright.engine.warning_filters import no_enum_warnings

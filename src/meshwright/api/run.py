@@ -22,7 +22,9 @@ from meshwright.clusters import Assumption
 from meshwright.errors import InputError
 from meshwright.extras import ENGINE
 from meshwright.file_access import missing_path
+from meshwright.models import find
 from meshwright.recipes import overrides as override
+from meshwright.recipes.engine_models import require_trained
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import ENGINES, Layout, Precision, Recipe
 
@@ -84,6 +86,8 @@ def _run(
     options = {"framework": request.framework, "model": request.model}
     ranks = _ranks(request.nproc) if depends_on_gpus(request.recipe) else None
     found = recipe_for(request.recipe, request.goal, ranks, planned, **options)
+    if getattr(request, "model_class", None) is None:  # a user's own class is the user's to compare
+        require_trained(find(found.model))
     if ranks is not None and not request.tiny and not _has_gpu():  # the plan is for GPUs; CPU runs stay eager
         found = msgspec.structs.replace(found, kernels=msgspec.structs.replace(found.kernels, compile=False))
     automatic = [text for text in request.overrides if text.replace(" ", "").endswith(AUTO)]
@@ -178,6 +182,7 @@ def launch(request: requests.Launch) -> Started:
     elif job.imported is not None or job.own:
         target, model, text = f"{found.name}.toml", None, recipe_text(found)
         given.setdefault("name", found.name)
+    require_trained(find(model or found.model))
     training = native_job.Training(str(target), dataset, model, request.tiny, request.out, changes, text)
 
     def validated() -> native_job.Checked:

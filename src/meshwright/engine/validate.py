@@ -19,7 +19,8 @@ from meshwright.recipes.case import Case
 from meshwright.recipes.types import Layout, Recipe
 from meshwright.rules import Finding, RefusedError
 
-ESTIMATED_ONLY = ("precision.format-published",)  # warnings of a plan that a training run cannot start with
+# warnings of a plan that a training run cannot start with
+ESTIMATED_ONLY = ("precision.format-published", "engine.model-not-trained")
 
 
 def validate(recipe: Recipe, config: Any, process: Process | None, world: int) -> Case:

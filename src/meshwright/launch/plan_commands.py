@@ -12,6 +12,7 @@ from meshwright.frameworks import Program
 from meshwright.frameworks.common import torchrun
 from meshwright.frameworks.initial_weights import shell_word
 from meshwright.planner import Plan, case_of, moved_to
+from meshwright.recipes.engine_models import lacking
 from meshwright.recipes.format_override import format_override
 
 CONFIGS = {
@@ -54,7 +55,9 @@ def left_out(plan: Plan) -> dict[str, str]:
 
 
 def _our_reason(plan: Plan) -> str | None:
-    """Return why our engine cannot run a plan that was made for another one, or None."""
+    """Return why our engine cannot run a plan, because of its model or because it was made for another engine."""
+    if lacks := lacking(plan.case.model):
+        return f"it does not train {plan.case.model.model_type} models: it lacks {lacks}"
     if plan.question.engine == "meshwright":
         return None
     recipe = moved_to(plan.recipe, "meshwright") if plan.question.recipe_words else plan.recipe  # as train does

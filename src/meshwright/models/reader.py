@@ -13,6 +13,7 @@ import msgspec
 from meshwright import file_access
 from meshwright.errors import InputError
 
+from .inspection import WAY_OUT, can_inspect, has_transformers, inspected_spec
 from .quantization import quantization_of
 from .readers import diffusion, gpt2, nemotron
 from .readers.architectures import SAME_AS, TRAITS, fields_of
@@ -94,6 +95,8 @@ def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
     if isinstance(denoiser, str):
         return _denoiser_spec(config, denoiser, name)
     model_type = _model_type(config)
+    if model_type not in known_architectures():
+        return inspected_spec(config, name)
     wrapped = WRAPPERS.get(model_type)
     if wrapped is not None and (model_type not in SAME_AS or wrapped.text_key in config or "vision_config" in config):
         decoder, encoder, tied = read_wrapped(config, wrapped)
@@ -124,10 +127,11 @@ def _model_type(config: Mapping[str, Any]) -> str:
             model_type = next((classes[name] for name in listed if name in classes), None)
         if model_type is None:
             raise InputError("the config has no model_type, so its architecture is unknown", field="model_type")
-    if not isinstance(model_type, str) or model_type not in known_architectures():
+    if not isinstance(model_type, str) or (model_type not in known_architectures() and not can_inspect(config)):
         # no did-you-mean: a config with another model_type is another model, so none is a fix
         known = ", ".join(known_architectures())
-        raise InputError(f"unknown architecture {model_type!r}; known: {known}", field="model_type", value=model_type)
+        reason = f"unknown architecture {model_type!r}; known: {known}"
+        raise InputError(reason, field="model_type", value=model_type, fix=() if has_transformers() else (WAY_OUT,))
     return model_type
 
 

@@ -35,7 +35,6 @@ class Attention(msgspec.Struct, frozen=True):
     v_dim: int | None = None  # width of a value head, if it is not head_dim (MiMo)
     head_gate: bool = False  # one gate per head (Laguna)
     differential: bool = False  # the difference of two attentions, both computed over all heads (DiffLlama)
-    reuses_kv: bool = False  # keys and values of an earlier layer (Gemma 3n and 4)
 
     @property
     def q_width(self) -> int:
@@ -58,8 +57,6 @@ class Attention(msgspec.Struct, frozen=True):
     @property
     def kv_out_width(self) -> int:
         """Width of what the key and value projections return."""
-        if self.reuses_kv:
-            return 0
         return self.kv_width + (0 if self.shared_kv else self.v_width)
 
     def matmul_params(self, hidden: int) -> int:
@@ -73,11 +70,10 @@ class Attention(msgspec.Struct, frozen=True):
             count += self.q_width * (2 if self.output_gate else 1) + self.kv_out_width
         if self.out_bias:
             count += hidden
-        normed = 1 if self.reuses_kv else 2
         if self.qk_norm in ("head", "head_bias"):
-            count += normed * self.head_dim * (2 if self.qk_norm == "head_bias" else 1)
+            count += 2 * self.head_dim * (2 if self.qk_norm == "head_bias" else 1)
         elif self.qk_norm == "full":
-            count += self.q_width + (0 if self.reuses_kv else self.kv_width)
+            count += self.q_width + self.kv_width
         if self.sinks:
             count += self.heads
         return count

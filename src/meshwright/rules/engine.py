@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from meshwright.recipes.capabilities import CAPABILITIES, Capability
-from meshwright.recipes.case import Case
+from meshwright.recipes.case import Case, Column
+from meshwright.recipes.engine_models import lacking
 from meshwright.rules.memory import offloads
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import NO_CP, NO_EP, NO_GRAPHS, NO_PP, NO_TP, PLAIN_1F1B, without
@@ -80,3 +81,17 @@ for _row in CAPABILITIES:
         _refuses(_row)
     if _row.ignoring:
         _ignores(_row)
+
+
+@rule(
+    "engine.model-not-trained",
+    "warning",
+    "model",
+    engines=("meshwright",),
+    message="our engine does not train {model_type} models: it lacks {lacks}; use --engine and export, or --to",
+    symptom="train, bench and dryrun end with an error before the model is built",
+    cause="the engine trains the model types whose loss and gradients were compared with transformers'",
+    values={"model_type": lambda c: c.model.model_type, "lacks": lambda c: lacking(c.model)},
+)
+def untrained_model(c: Case) -> Column:
+    return bool(lacking(c.model))

@@ -11,6 +11,7 @@ from ..helpers import (
     DIFFUSION,
     GEMMA3,
     GPTQ,
+    JAMBA,
     LATENT,
     MIXTURE,
     NEXT,
@@ -266,6 +267,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"goal": "pretrain", "dataset": "mock"},
     ),
     "weights.quantized": ({"spec": GPTQ, "goal": "sft", "dataset": "squad"}, {"goal": "pretrain", "dataset": "mock"}),
+    "engine.model-not-trained": ({"spec": JAMBA}, {"engine": "automodel"}),
     # offload
     "offload.supported": ({"engine": "kempnerforge", "offload": "params"}, {"engine": "torchtitan"}),
     "offload.activations-pipeline": (

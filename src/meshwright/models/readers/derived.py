@@ -118,11 +118,6 @@ def exaone(fields: Fields) -> Derived:
     return {"sliding_window_pattern": pattern or 1}
 
 
-def every_fourth(fields: Fields) -> Derived:
-    """Every fourth layer has full attention."""
-    return {"sliding_window_pattern": 4}
-
-
 def stepped_experts(fields: Fields) -> Derived:
     """Experts from moe_layer_start_index to moe_layer_end_index, every moe_layer_interval layers (ERNIE 4.5)."""
     count = _depth(fields)
@@ -370,26 +365,4 @@ def dbrx(fields: Fields) -> Derived:
         "intermediate_size": block.size("ffn_hidden_size"),
         "num_experts": block.size("moe_num_experts"),
         "num_experts_per_tok": block.size("moe_top_k"),
-    }
-
-
-def minimax_m3(fields: Fields) -> Derived:
-    """Block-sparse attention at listed layers; older files nest its sizes."""
-    count = _depth(fields)
-    nested = fields.section("sparse_attention_config")
-    names = {"index_n_heads": "sparse_num_index_heads", "index_head_dim": "sparse_index_dim",
-             "index_block_size": "sparse_block_size", "index_topk_blocks": "sparse_topk_blocks"}  # fmt: skip
-    found: Derived = {key: nested.size(old) for key, old in names.items() if old in nested.data}
-    types, blocks = fields.raw("layer_types"), fields.raw("mlp_layer_types")
-    often, experts = nested.data.get("sparse_attention_freq"), fields.data.get("moe_layer_freq")
-    if types is None and isinstance(often, list):
-        types = ["minimax_m3_sparse" if one else FULL for one in often]
-    if blocks is None and isinstance(experts, list):
-        blocks = ["sparse" if one else "dense" for one in experts]
-        fields.read.add("moe_layer_freq")
-    return {
-        **found,
-        "layer_types": types or [FULL] * count,
-        "mlp_layer_types": blocks or ["sparse"] * count,
-        "first_k_dense_replace": 0,
     }
