@@ -35,7 +35,9 @@ COMMANDS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("recommend", "llama3-70b", "--gpus", "1xH100", "--goal", "pretrain"),
     ),
     "plan": (("plan", "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "--top", "2"),),
-    "size": (("size", "llama3-8b", "--goal", "sft", "--gpu", "H100", "--tokens", "1T", "--price", "2"),),
+    "size": (
+        ("size", "llama3-8b", "--goal", "sft", "--gpu", "H100", "--tokens", "1T", "--price", "2", "--max-gpus", "64"),
+    ),
     "estimate": (("estimate", RECIPE), ("estimate", RECIPE, "layout.tp=3")),
     "check": (("check", RECIPE, "--gpus", "16xA100-80"), ("check", "run.sh", RECIPE, "--gpus", "8xH100")),
     "export": (("export", RECIPE, "--to", "megatron-lm", "--gpus", "8xH100"),),

@@ -44,8 +44,8 @@ def test_plan_keeps_what_is_pinned_and_takes_a_recipe(meshwright: Any) -> None:
 
 
 def test_size_finds_the_smallest_and_the_days(meshwright: Any) -> None:
-    words = ("size", "llama3-8b", "--goal", "pretrain", "--gpu", "H100", "--tokens", "1T", "--price", "2", "--json")
-    found = meshwright(*words).json
+    words = ("size", "llama3-8b", "--goal", "pretrain", "--gpu", "H100", "--tokens", "1T", "--price", "2")
+    found = meshwright(*words, "--max-gpus", "64", "--json").json
     assert found["smallest"]["fits"]
     assert found["smallest"]["gpus"] in (1, 2, 4, 8)  # one with the optimizer on the host
     assert all(not s["fits"] for s in found["sizes"] if s["gpus"] < found["smallest"]["gpus"])
@@ -100,7 +100,7 @@ def test_help_has_examples(meshwright: Any, command: str) -> None:
 
 def test_text(meshwright: Any) -> None:
     assert "legal layouts scored" in meshwright("plan", "llama3-8b", "--gpus", "8xH100", "--goal", "sft").out
-    assert "smallest" in meshwright("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "H100").out
+    assert "smallest" in meshwright("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "H100", "--max-gpus", "16").out
     assert "nothing searched" in meshwright("estimate", "llama3_8b_sft_config").out
 
 
@@ -154,7 +154,8 @@ def test_calibrate_without_a_gpu_is_an_error(meshwright: Any) -> None:
 def test_plots_are_written(meshwright: Any, tmp_path: Path, suffix: str) -> None:
     pytest.importorskip("matplotlib")
     out = tmp_path / f"plot.{suffix}"
-    for words in (("estimate", "llama3_70b_pretrain_config"), ("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "H100")):
+    size = ("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "H100", "--max-gpus", "16")
+    for words in (("estimate", "llama3_70b_pretrain_config"), size):
         assert meshwright(*words, "--plot", str(out)).code == 0
         assert out.stat().st_size > 3000
         out.unlink()
@@ -242,7 +243,8 @@ def test_estimate_takes_a_sequence_length(meshwright: Any) -> None:
 
 
 def test_size_takes_one_node_or_the_type_alone(meshwright: Any) -> None:
-    answer = meshwright("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "4xH100", "--json").json
+    asked = ("size", "qwen3-0.6b", "--goal", "sft", "--json", "--max-gpus", "24", "--gpu")
+    answer = meshwright(*asked, "4xH100").json
     assert answer["node"] == 4
     assert {3, 4, 12, 20} <= set(answer["tried"])
-    assert meshwright("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "H100", "--json").json["node"] == 8
+    assert meshwright(*asked, "H100").json["node"] == 8

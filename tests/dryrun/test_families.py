@@ -64,8 +64,9 @@ CASES = {
 }
 
 
-# Parts of others: hsdp-tp-sp, allgather-packed, dualpipe_v (also a first stage), offloaded weights below.
-SLOW = ("tp", "a2a+ring", "interleaved", "1f1b-mtp-first", "offload-params-pp")
+# Parts of others: hsdp-tp-sp, allgather-packed, dualpipe_v (also a first stage), offloaded weights below. Muon and
+# offloaded activations are in the parity tests.
+SLOW = ("tp", "a2a+ring", "interleaved", "1f1b-mtp-first", "offload-params-pp", "offload-activations", "ddp-muon")
 
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in CASES])

@@ -23,8 +23,8 @@ from meshwright.engine.attention.mask_spec import AttentionSpec
 from meshwright.errors import InputError
 
 TOKENS = 32
-LAYOUTS = [("ring", 2, 1), ("ring", 4, 1), ("a2a", 2, 1), ("a2a", 4, 1), ("allgather", 2, 1), ("allgather", 4, 1)]
-LAYOUTS += [("a2a+ring", 4, 2)]
+LAYOUTS: list[Any] = [("ring", 2, 1), ("ring", 4, 1), ("a2a", 2, 1), ("allgather", 2, 1), ("a2a+ring", 4, 2)]
+LAYOUTS += [pytest.param(comm, 4, 1, marks=pytest.mark.slow) for comm in ("a2a", "allgather")]
 
 
 def attended(
