@@ -12,9 +12,9 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, models, rules
 from meshwright.api import requests
-from meshwright.api.inputs import verb
 from meshwright.api.resolve import model_named, write_text
 from meshwright.api.responses import Part, Response, Severity, copied
+from meshwright.api.verb_function import verb
 from meshwright.choices import GOALS
 from meshwright.clusters import Gpu
 from meshwright.display import Listing

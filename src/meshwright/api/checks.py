@@ -13,13 +13,13 @@ from meshwright import clusters, costs, frameworks, launch, planner
 from meshwright.api import requests
 from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.dataset_length import epochs_of
-from meshwright.api.inputs import verb
 from meshwright.api.plan_responses import plan_response
 from meshwright.api.planning import recommend
 from meshwright.api.questions import load_calibration
 from meshwright.api.resolve import assumed_in, model_named
 from meshwright.api.responses import Error, Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.api.targets import Job, file_of, job_for, without_folder
+from meshwright.api.verb_function import verb
 from meshwright.choices import FRAMEWORKS
 from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError

@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters, frameworks, planner
 from meshwright.api import requests, run_comparison
 from meshwright.api.checks import framework_findings
-from meshwright.api.inputs import choice, fields_of, verb
+from meshwright.api.inputs import choice, fields_of
 from meshwright.api.plan_responses import ChangePart, Contract, PlanLayout, contract_part
 from meshwright.api.planning import estimate
 from meshwright.api.questions import job_question, model_question, named_job
@@ -27,6 +27,7 @@ from meshwright.api.run_comparison import (
     is_run,
     not_all_runs,
 )
+from meshwright.api.verb_function import verb
 from meshwright.costs.uncertainty import error_bands
 from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError, MeshwrightError

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 from meshwright import clusters, frameworks, models
 from meshwright.api import requests
-from meshwright.api.inputs import verb
 from meshwright.api.responses import Response
+from meshwright.api.verb_function import verb
 from meshwright.errors import closest
 from meshwright.recipes import index
 from meshwright.recipes.types import ENGINES, GOALS

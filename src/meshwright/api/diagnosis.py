@@ -9,11 +9,11 @@ import msgspec
 
 from meshwright import doctor
 from meshwright.api import run_requests as requests
-from meshwright.api.inputs import verb
 from meshwright.api.planning import estimate
 from meshwright.api.questions import load_calibration
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.api.targets import file_of
+from meshwright.api.verb_function import verb
 from meshwright.doctor import Checkup, Run
 from meshwright.doctor.finding import Evidence, Figure, Remedy
 from meshwright.doctor.match_recipe import assumptions, gpus_of, inferred_batch, logged_overrides, stated_fields

@@ -10,10 +10,10 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, extras
 from meshwright.api import run_requests as requests
-from meshwright.api.inputs import verb
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import MemoryGib, Part, Response
 from meshwright.api.targets import recipe_for
+from meshwright.api.verb_function import verb
 from meshwright.clusters import Cluster
 from meshwright.dryrun.types import Collective, DryRun, Holder, Moment, Placement
 from meshwright.errors import InputError, MeshwrightError

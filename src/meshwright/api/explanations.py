@@ -12,10 +12,11 @@ from msgspec import UNSET, UnsetType
 from meshwright import rules
 from meshwright.api import requests, their_keys, word_search
 from meshwright.api.argument_names import recipe_key
-from meshwright.api.inputs import fields_of, verb
+from meshwright.api.inputs import fields_of
 from meshwright.api.labels import LABELS
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.api.terms import TERMS
+from meshwright.api.verb_function import verb
 from meshwright.choices import ENGINES, synonym
 from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError, closest, unknown

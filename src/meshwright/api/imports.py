@@ -11,10 +11,10 @@ from meshwright import clusters
 from meshwright.api import requests
 from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.checks import check
-from meshwright.api.inputs import verb
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import Finding, Response, finding_parts
 from meshwright.api.targets import Job, file_of, job_for
+from meshwright.api.verb_function import verb
 from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError
 from meshwright.frameworks import CheckResult, DroppedSetting, UnresolvedValue

@@ -10,9 +10,9 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import doctor, extras
 from meshwright.api import requests
-from meshwright.api.inputs import verb
 from meshwright.api.resolve import write_text
 from meshwright.api.responses import Part, Response
+from meshwright.api.verb_function import verb
 from meshwright.costs import accuracy as accuracies
 from meshwright.costs import calibrate as calibration
 from meshwright.costs.accuracy import Report

@@ -11,9 +11,9 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters
 from meshwright.api import requests
 from meshwright.api.catalogues import MODEL_COLUMNS, ModelPart, architecture, goals_of, model_part, models_named
-from meshwright.api.inputs import verb
 from meshwright.api.planning import recommend
 from meshwright.api.responses import Part, Response, copied
+from meshwright.api.verb_function import verb
 from meshwright.display import Entry, Listing
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec

@@ -8,9 +8,9 @@ import msgspec
 
 from meshwright import costs
 from meshwright.api import requests
-from meshwright.api.inputs import verb
 from meshwright.api.planning import estimate
 from meshwright.api.responses import Response, copied
+from meshwright.api.verb_function import verb
 from meshwright.costs.timeline import ScheduledPass
 from meshwright.errors import InputError
 from meshwright.planner import Plan

@@ -7,12 +7,12 @@ import msgspec
 from meshwright import costs, models, planner
 from meshwright.api import requests
 from meshwright.api.dataset_length import with_own_data
-from meshwright.api.inputs import verb
 from meshwright.api.prices import price_for
 from meshwright.api.questions import job_question, model_question, named_job, question_for
 from meshwright.api.resolve import model_and_goal, typed_model
 from meshwright.api.run_length import plan_of_length, with_budget
 from meshwright.api.targets import GOAL_FIX, own_recipe, stated_goal
+from meshwright.api.verb_function import verb
 from meshwright.errors import InputError
 from meshwright.frameworks import ImportedFile
 from meshwright.notes import note

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from meshwright.api.inputs import request_of
 from meshwright.api.responses import Response, to_json
 from meshwright.api.schema import error_schema, response_schema
+from meshwright.api.verb_function import request_of
 from meshwright.api.verbs import VERBS, Verb
 from meshwright.errors import InputError, MeshwrightError, unknown
 from meshwright.version import SCHEMA

@@ -13,11 +13,11 @@ from meshwright import clusters
 from meshwright.api import run_requests as requests
 from meshwright.api.catalogues import recipe_text
 from meshwright.api.checks import Exported, check_recipe, export
-from meshwright.api.inputs import verb
 from meshwright.api.paths import check_folder, check_run_paths
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.api.targets import depends_on_gpus, job_for, ranks_cluster, recipe_for
+from meshwright.api.verb_function import verb
 from meshwright.clusters import Assumption
 from meshwright.errors import InputError
 from meshwright.extras import ENGINE

@@ -11,11 +11,11 @@ from meshwright import clusters, planner
 from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.dataset_length import epochs_of, grouped_width
-from meshwright.api.inputs import verb
 from meshwright.api.prices import prices_for
 from meshwright.api.questions import question_for
 from meshwright.api.resolve import typed_model
 from meshwright.api.responses import Part, Response, copied
+from meshwright.api.verb_function import verb
 from meshwright.errors import InputError
 from meshwright.parsing import token_budget
 from meshwright.planner import Question, Sizing

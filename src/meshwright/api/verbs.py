@@ -13,7 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from meshwright.api import requests, run_requests
-from meshwright.api.inputs import ALL, CLI, Request, Surface, VerbFunction, json_schema
+from meshwright.api.inputs import ALL, CLI, Request, Surface, json_schema
+from meshwright.api.verb_function import VerbFunction
 
 Group = Literal["Plan", "Check", "Run", "Inspect", "Serve", ""]
 GROUPS: tuple[Group, ...] = ("Plan", "Check", "Run", "Inspect", "Serve")

@@ -1,0 +1,157 @@
+"""Verbs as Python functions: `verb` makes one from a request and its handler."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from meshwright import extras
+from meshwright.api.inputs import Field, Request, fields_of, range_of, validated
+
+P = ParamSpec("P")
+R = TypeVar("R", bound="Request")
+T = TypeVar("T")
+
+
+def _type_label(field: Field) -> str:
+    """Return the type of a parameter as people write it."""
+    label = (
+        "Mapping[str, object] | " * (field.name == "overrides") + "Sequence[str]"
+        if field.repeated
+        else " | ".join(one.__name__ for one in field.types) or "object"
+    )
+    return label if field.required or field.repeated or field.python_default is not None else f"{label} | None"
+
+
+def _limits(field: Field) -> str:
+    limits = range_of(field.input)
+    choice_list = f" One of {', '.join(map(repr, field.input.choices))}." if field.input.choices else ""
+    examples = f" E.g. {', '.join(map(repr, field.input.examples))}." if field.input.examples else ""
+    return (f" ({limits})" if limits else "") + choice_list + examples
+
+
+class VerbFunction(Generic[P, R, T]):
+    """A verb as a Python function: called with the request's fields, or with a validated request."""
+
+    def __init__(self, request: Callable[P, R], handle: Callable[[R], T], name: str = "") -> None:
+        self.request, self.handle, self.name = request, handle, name or handle.__name__
+        self.__name__, self.__module__ = handle.__name__, handle.__module__
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        returned = self.handle.__annotations__.get("return", inspect.Signature.empty)
+        parameters = [
+            inspect.Parameter(
+                field.name,
+                kind,
+                annotation=_type_label(field),
+                default=inspect.Parameter.empty if field.required else field.python_default,
+            )
+            for field in self._fields
+        ]
+        # A keyword-only field of a base class may be required after one with a default.
+        parameters.sort(key=lambda one: one.default is not inspect.Parameter.empty)
+        return inspect.Signature(parameters, return_annotation=returned)
+
+    @property
+    def _fields(self) -> list[Field]:
+        found: Any = self.request
+        return [field for field in fields_of(found) if field.name != "notes"]
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]  # written when it is read: resolving types takes milliseconds
+        """Return summary, description, and every parameter with its meaning."""
+        about = inspect.cleandoc(self.handle.__doc__ or "")
+        more = inspect.cleandoc(self.request.__doc__ or "").partition("\n")[2].strip()
+        lines = [f"    {field.name}: {field.input.help}{_limits(field)}" for field in self._fields]
+        arguments = "\n".join(["Args:", *lines]) if lines else ""
+        raises = (
+            "Raises:\n    MeshwrightError: with field, value, reason and fix, if the input is wrong or a run fails."
+        )
+        return "\n\n".join(filter(None, (about, more, arguments, raises)))
+
+    def __repr__(self) -> str:
+        return f"<function meshwright.{self.name}{self.__signature__}>"
+
+    def _request(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Return the request of a call; a call that does not fit the signature says what does."""
+        try:
+            return self.request(*args, **kwargs)
+        except TypeError:
+            from meshwright.api.argument_names import ArgumentError, missing_argument, unknown_parameter
+
+            fields = {field.name: field for field in self._fields}
+            for name, value in kwargs.items():
+                if name not in fields:
+                    flags = {one.name: one.flag.partition("/")[0] for one in fields.values()}
+                    raise unknown_parameter(self.name, name, value, flags) from None
+            placed = list(inspect.signature(self).parameters)[: len(args)]
+            if len(args) > len(fields) or any(name in kwargs for name in placed):
+                twice = [name for name in placed if name in kwargs]
+                reason = (
+                    f"{self.name}() got {twice[0]} twice"
+                    if twice
+                    else f"takes {len(fields) or 'no'} values, not {len(args)}"
+                )
+                raise ArgumentError(reason, field=twice[0] if twice else self.name) from None
+            given = {*placed, *kwargs}
+            missing = [one for one in fields.values() if one.required and one.name not in given]
+            if not missing:
+                raise
+            examples = {one.name: next(iter(one.input.examples or one.input.choices), None) for one in missing}
+            raise missing_argument(self.name, list(examples), examples) from None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Validate the fields and run the verb."""
+        request = validated(self._request(*args, **kwargs))
+        result = self.handle(request)
+        _remember(result, request)
+        return result
+
+
+REMEMBERED = 64  # latest results of Python callers whose requests are kept
+_requests: dict[int, tuple[object, object]] = {}
+
+
+def _remember(result: object, request: object) -> None:
+    """Keep the request of a result: its JSON repeats some of it. The result is kept too, so that its id stays its."""
+    _requests.pop(id(result), None)
+    _requests[id(result)] = (result, request)
+    while len(_requests) > REMEMBERED:
+        del _requests[next(iter(_requests))]
+
+
+def request_of(result: object) -> Any:
+    """Return the request that a recent result answers; None if it is not known."""
+    found = _requests.get(id(result))
+    return found[1] if found is not None and found[0] is result else None
+
+
+def verb(
+    request: Callable[P, R], needs: Sequence[str] = (), name: str = ""
+) -> Callable[[Callable[[R], T]], VerbFunction[P, R, T]]:
+    """Turn a function of a request into one that takes the request's fields.
+
+    `needs` are optional packages; `name` is the function's name in the package, if it is another.
+    """
+    return lambda handle: VerbFunction(request, _with_packages(handle, needs), name)
+
+
+def _with_packages(handle: Callable[[R], T], needs: Sequence[str]) -> Callable[[R], T]:
+    """Return the function with an error in one line, not a traceback, if an optional package is missing."""
+
+    @wraps(handle)
+    def checked(request: R) -> T:
+        extras.require(handle.__name__, *needs)
+        try:
+            return handle(request)
+        except ImportError as error:
+            explained = extras.explain(error, handle.__name__)
+            if explained is None:
+                raise
+            raise explained from error
+
+    return checked
