@@ -11,8 +11,10 @@ from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content, Framework, RuleContext
 from meshwright.frameworks.joint_repair import needs_repair, with_repair
+from meshwright.frameworks.launch_checks import launch_findings, launch_notes
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.result import CheckResult, UnresolvedValue
+from meshwright.frameworks.saving import saving_findings
 from meshwright.frameworks.schedule_units import file_units, in_file_units
 from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, clusters_for, complete, import_recipe
 from meshwright.frameworks.tried_fixes import tried_fixes
@@ -94,13 +96,17 @@ def _check(
     recipe = complete(imported, candidates[0])
     ours = _our_findings(imported, cases, advice, fixes) if cases else []
     theirs = list(_framework_findings(imported, recipe, cases[0] if cases else None, candidates[0] if known else None))
+    complete_case = known and cases and not imported.mapped.unresolved and not imported.unknown_fields
+    estimate = costs.estimate(cases[0]) if complete_case else None
     findings = [
         *imported.parsed.findings,
+        *launch_findings(content, imported.parsed, candidates[0] if known else None, gpus),
+        *saving_findings(imported, recipe, estimate),
         *imported.mapped.findings,
         *theirs,
         *_without_duplicates(imported, ours, theirs),
     ]
-    complete_case = known and cases and not imported.mapped.unresolved and not imported.unknown_fields
+    notes = launch_notes(content, imported.parsed, candidates[0] if known else None, gpus)
     return CheckResult(
         framework=framework.name,
         version=framework.version,
@@ -111,8 +117,8 @@ def _check(
         cluster=candidates[0] if known else None,
         findings=tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), f.file, f.line))),
         unresolved=tuple(_unresolved(imported)),
-        notes=(*imported.parsed.notes, *imported.mapped.notes, *_notes(imported, known)),
-        estimate=costs.estimate(cases[0]) if complete_case else None,
+        notes=(*imported.parsed.notes, *imported.mapped.notes, *_notes(imported, known), *notes),
+        estimate=estimate,
     )
 
 

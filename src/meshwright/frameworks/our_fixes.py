@@ -62,6 +62,9 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
             msgspec.structs.replace(one, args=without_flag(one.args, finding.field.lstrip("-"))) for one in launches
         )
     for text in finding.fix:
+        if text.startswith(("torchrun --", "#SBATCH --", "unset ")):
+            launches = tuple(_with_launch_option(one, text, content.path) for one in launches)
+            continue
         removed = text.startswith(("without ", "remove "))
         words = text.split()[1:] if removed else text.split()
         if len(words) == 2 and words[0] == "export" and "=" in words[1]:
@@ -82,6 +85,20 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
 def _with_variable(launch: LaunchCommand, assignment: str, path: str) -> LaunchCommand:
     name, _, value = assignment.partition("=")
     return msgspec.structs.replace(launch, env={**launch.env, name: SourcedValue(value, 0, path)})
+
+
+def _with_launch_option(launch: LaunchCommand, text: str, path: str) -> LaunchCommand:
+    """Return a launch with an option of torchrun or of its job, or without a variable."""
+    from meshwright.frameworks.shell import with_options  # a script's interpreter, which only files need
+
+    where, _, option = text.partition(" ")
+    if where == "unset":
+        return msgspec.structs.replace(launch, env={name: one for name, one in launch.env.items() if name != option})
+    name, _, value = option.lstrip("-").replace("=", " ", 1).partition(" ")
+    setting = {name: SourcedValue(value, 0, path)}
+    if where == "torchrun":
+        return with_options(launch, {**launch.launcher_args, **setting}, launch.job)
+    return with_options(launch, launch.launcher_args, {**launch.job, **setting})
 
 
 def superseded(framework: Framework, findings: Sequence[Finding]) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from meshwright.frameworks.launch_checks import RULES as LAUNCH_RULES
 from meshwright.frameworks.registry import NAMES, framework
 from meshwright.recipes.types import ENGINES
 from meshwright.rules import Rule, Severity
@@ -19,6 +20,8 @@ class ParseFinding(NamedTuple):
 
 
 PARSE_FINDINGS = (
+    *(ParseFinding(*one) for one in LAUNCH_RULES),
+    ParseFinding("saving.never", "warning", "a crash loses the whole training", "checkpoints are off"),
     ParseFinding(
         "key.unknown", "error", "the program fails at start-up or drops the setting", "the framework has no such key"
     ),
@@ -54,6 +57,8 @@ PARSE_FINDINGS = (
     ParseFinding("accelerate.not-json", "error", "JSON parse error at start-up", "the text is parsed as JSON"),
 )
 
+SHARED = ("key.", "value.", "launch.", "saving.")
+
 
 def rules_of(name: str) -> list[Rule]:
     """Return the rules of a framework, including parser findings."""
@@ -67,7 +72,7 @@ def rules_of(name: str) -> list[Rule]:
 def find_rules(query: str) -> list[Rule]:
     """Return framework rules whose id contains the query."""
     shared = [
-        _rule(one, one.id.split(".")[0], ENGINES) for one in PARSE_FINDINGS if one.id.startswith(("key.", "value."))
+        _rule(one, one.id.split(".")[0], ENGINES) for one in PARSE_FINDINGS if one.id.startswith(SHARED)
     ]
     every = [*shared, *(rule for name in NAMES for rule in rules_of(name))]
     return [rule for rule in every if query.lower() in rule.id.lower()]

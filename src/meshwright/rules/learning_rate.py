@@ -79,6 +79,21 @@ def decay_unfinished(c: Case) -> Column:
 
 
 @rule(
+    "learning_rate.decay-ends-early",
+    "warning",
+    "decay_steps",
+    message="the decay ends at step {decay_steps} of {steps}: the rest trains with min_lr={min_lr}",
+    symptom="the loss hardly improves after the decay",
+    cause="decay_steps was set for a shorter run",
+    fixes=({"decay_steps": [0]},),
+)
+def decay_ends_early(c: Case) -> Column:
+    # Published runs end the decay after 60 to 90 % of the steps.
+    short = (c.decay_steps > c.warmup_steps) & (2 * c.decay_steps < c.steps)
+    return short & (c.schedule_name != "constant") & (c.min_lr < c.lr) & not_(c.benchmark)
+
+
+@rule(
     "learning_rate.wsd-decay-too-long",
     "warning",
     "wsd_decay_steps",

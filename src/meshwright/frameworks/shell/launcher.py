@@ -96,7 +96,7 @@ def _find_launch(command: Command, script: Script) -> LaunchCommand | None:
     srun, launcher, options = prefix.options.get("srun"), program.launcher, program.options
     if srun is not None and launcher in ("python", ""):
         launcher, options = "srun", srun
-    job = {**script.sbatch, **_with_value(srun or {})}
+    job = _job_options(script.sbatch, _with_value(srun or {}))
     nodes = _first_known(NODES[launcher](options) if launcher in NODES else None, sbatch.node_count(job))
     return LaunchCommand(
         launcher,
@@ -108,7 +108,32 @@ def _find_launch(command: Command, script: Script) -> LaunchCommand | None:
         nodes,
         _gpus_per_node(launcher, options, job),
         sbatch.gpu_type(job),
+        job,
+        srun is not None,
     )
+
+
+def with_options(
+    launch: LaunchCommand, launcher_args: Mapping[str, SourcedValue], job: Mapping[str, SourcedValue]
+) -> LaunchCommand:
+    """Return a launch with other options of its launcher or job, and with the nodes and GPUs that these request."""
+    kind = launch.launcher
+    options = job if kind == "srun" else launcher_args
+    return msgspec.structs.replace(
+        launch,
+        launcher_args=launcher_args,
+        job=job,
+        nodes=_first_known(NODES[kind](options) if kind in NODES else None, sbatch.node_count(job)),
+        gpus_per_node=_gpus_per_node(kind, options, job),
+    )
+
+
+def _job_options(
+    batch: Mapping[str, SourcedValue], srun: Mapping[str, SourcedValue]
+) -> dict[str, SourcedValue]:
+    """Return the options of a job step: a task count of srun replaces the tasks per node of the job."""
+    kept = {name: one for name, one in batch.items() if name != "ntasks-per-node" or "ntasks" not in srun}
+    return {**kept, **srun}
 
 
 def _with_value(srun: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:

@@ -58,6 +58,8 @@ class LaunchCommand(msgspec.Struct, frozen=True):
     nodes: SourcedValue | None = None
     gpus_per_node: SourcedValue | None = None
     gpu: str = ""
+    job: Mapping[str, SourcedValue] = {}  # sbatch options, with srun's in place of those it also sets
+    under_srun: bool = False  # srun starts the launcher once per task
 
 
 class ExitStatus(enum.Enum):

@@ -1,0 +1,294 @@
+"""Contradictions between a script's launcher, its SLURM job and the given GPUs, and variables that slow NCCL down."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from meshwright.clusters import Cluster
+from meshwright.frameworks.framework import Content, ParsedConfig
+from meshwright.frameworks.types import SourcedValue, as_int
+from meshwright.rules.rule import Finding, Severity
+
+if TYPE_CHECKING:  # a script's interpreter, which only files need
+    from meshwright.frameworks.shell import LaunchCommand
+
+DEFAULT = re.compile(r"\$\{\w+:?[-=]")
+LOCAL = ("localhost", "127.0.0.1", "::1")
+
+
+class LaunchRule(NamedTuple):
+    """A check of how a script starts its processes."""
+
+    id: str
+    severity: Severity
+    symptom: str
+    cause: str
+
+
+RULES = (
+    LaunchRule("launch.nodes", "error", "torchrun waits for nodes that never join, until the rendezvous times out",
+               "the launcher and the SLURM job request different numbers of nodes"),
+    LaunchRule("launch.tasks", "error", "each node starts several launchers: ports are taken and GPUs are shared",
+               "srun starts its command once per task, and torchrun starts the processes of a node"),
+    LaunchRule("launch.gpus", "error", "RuntimeError: CUDA error: invalid device ordinal",
+               "every process needs a GPU of its own"),
+    LaunchRule("launch.idle", "warning", "GPUs that are paid for stay idle",
+               "the launcher starts fewer processes than there are GPUs"),
+    LaunchRule("launch.head", "warning", "every node waits for itself, until the rendezvous times out",
+               "localhost is another machine on each node"),
+    LaunchRule("launch.environment", "warning", "steps are many times slower, or NCCL cannot connect",
+               "a variable of a debugging session stays in force"),
+)  # fmt: skip
+SEVERITY = {one.id: one.severity for one in RULES}
+
+
+def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | None, gpus: str | None) -> list[Finding]:
+    """Return the findings about the launch that was checked; a value known only at run time contradicts nothing."""
+    launch = _checked_launch(content, parsed)
+    if launch is None:
+        return []
+    given_on = cluster if gpus is not None else None
+    found = [*_nodes(launch, given_on), *_tasks(launch), *_gpus(launch, given_on), *_head(launch)]
+    found += _environment(launch)
+    given = _given(content, launch, cluster, gpus)
+    reported = {one.rule for one in found}
+    return [*found, *(one for one in given if one.severity == "error" and one.rule not in reported)]
+
+
+def launch_notes(content: Content, parsed: ParsedConfig, cluster: Cluster | None, gpus: str | None) -> list[str]:
+    """Return how many of the given GPUs the script uses, if it starts fewer processes: it may be meant for others."""
+    launch = _checked_launch(content, parsed)
+    found = [] if launch is None else _given(content, launch, cluster, gpus)
+    return [
+        f"{one.file}:{one.line} {one.message}: to use all of them, {' '.join(one.fix)}"
+        for one in found
+        if one.severity != "error" and one.fix
+    ]
+
+
+def _given(content: Content, launch: LaunchCommand, cluster: Cluster | None, gpus: str | None) -> list[Finding]:
+    if gpus is None or cluster is None:
+        return []
+    found = _given_gpus(launch, cluster, explicit=gpus.lower().count("x") >= 2 or gpus.endswith(".toml"))
+    return [one for one in found if not _has_default(content, one)]
+
+
+def _has_default(content: Content, finding: Finding) -> bool:
+    """Return whether the line leaves its value to the caller's environment: ${NODES:-1}."""
+    lines = content.text.splitlines()
+    own = finding.file == content.path and 0 < finding.line <= len(lines)
+    return own and bool(DEFAULT.search(lines[finding.line - 1]))
+
+
+def _checked_launch(content: Content, parsed: ParsedConfig) -> LaunchCommand | None:
+    """Return the launch that the framework took its GPUs from."""
+    source = parsed.gpu_request.source
+    found = [one for one in content.launches if source in (one.gpus_per_node, one.nodes, one.program)]
+    if not found and len(content.launches) == 1:
+        found = list(content.launches)
+    return found[0] if found and found[0].launcher in ("torchrun", "srun") else None
+
+
+def _finding(rule: str, key: str, at: SourcedValue, message: str, *fix: str) -> Finding:
+    return Finding(rule, SEVERITY[rule], key, message, fix, file=at.file, line=at.line)
+
+
+def _option(launch: LaunchCommand, *names: str) -> SourcedValue | None:
+    return next((launch.launcher_args[name] for name in names if name in launch.launcher_args), None)
+
+
+def _nodes_asked(launch: LaunchCommand) -> SourcedValue | None:
+    """Return the nodes of torchrun's own option; None if it has none or leaves it open."""
+    setting = _option(launch, "nnodes") if launch.launcher == "torchrun" else None
+    return setting if as_int(setting, 7) else None
+
+
+def _job_nodes(launch: LaunchCommand) -> tuple[int, SourcedValue] | None:
+    setting = launch.job.get("nodes")
+    count = as_int(setting, 7)
+    return (count, setting) if setting is not None and count else None
+
+
+def _nodes(launch: LaunchCommand, given: Cluster | None) -> Iterator[Finding]:
+    asked, job = _nodes_asked(launch), _job_nodes(launch)
+    wanted = as_int(asked, 7)
+    if asked is None or job is None or not wanted or _tasks_per_node(launch) != 1 or wanted == job[0]:
+        return
+    if wanted < job[0] and not launch.under_srun:  # a launch per node of a part of them
+        return
+    count, at = job
+    lines = f"lines {asked.line} and {at.line}"
+    message = f"torchrun --nnodes {wanted}, but the job has --nodes={count} ({lines})"
+    is_job = given is not None and given.nodes == wanted  # the user's GPUs say which of the two is wrong
+    fix = f"#SBATCH --nodes={wanted}" if is_job else f"torchrun --nnodes {count}"
+    yield _finding("launch.nodes", "--nodes" if is_job else "--nnodes", at if is_job else asked, message, fix)
+
+
+def _tasks_per_node(launch: LaunchCommand) -> int:
+    """Return how often srun starts its command on a node; 1 if that is unknown or srun does not start it."""
+    if not launch.under_srun:
+        return 1
+    given = launch.job.get("ntasks-per-node")
+    if given is not None:
+        return as_int(given, 7) or 1
+    total, job = as_int(launch.job.get("ntasks"), 7), _job_nodes(launch)
+    return total // job[0] if total and job and total % job[0] == 0 else 1
+
+
+def _tasks(launch: LaunchCommand) -> Iterator[Finding]:
+    """A launcher per task is right only if torchrun counts every task as a node."""
+    tasks = _tasks_per_node(launch)
+    if launch.launcher != "torchrun" or tasks < 2:
+        return
+    asked, job = _nodes_asked(launch), _job_nodes(launch)
+    open_ended = asked is None and "nnodes" in launch.launcher_args
+    if open_ended or (asked is not None and (job is None or as_int(asked, 7) == job[0] * tasks)):
+        return
+    at = launch.job.get("ntasks-per-node") or launch.job["ntasks"]
+    each = as_int(_option(launch, "nproc-per-node", "nproc"), 7)
+    starts = f", and each starts {each} processes" if each else ""
+    message = f"srun starts torchrun {tasks} times per node{starts}: one torchrun per node is needed"
+    yield _finding("launch.tasks", "--ntasks-per-node", at, message, "#SBATCH --ntasks-per-node=1")
+
+
+def _processes(launch: LaunchCommand) -> tuple[int, SourcedValue, str] | None:
+    """Return the processes per node, where they are set, and the option; None if unknown."""
+    if launch.launcher == "torchrun":
+        setting, key = _option(launch, "nproc-per-node", "nproc"), "--nproc-per-node"
+    else:
+        setting, key = launch.job.get("ntasks-per-node"), "--ntasks-per-node"
+    count = as_int(setting, 7)
+    return (count, setting, key) if setting is not None and count else None
+
+
+def _gpus(launch: LaunchCommand, given: Cluster | None) -> Iterator[Finding]:
+    """Compare the processes per node with the GPUs of the job, and with those that are visible."""
+    found = _processes(launch)
+    if found is None or (_tasks_per_node(launch) > 1 and launch.launcher == "torchrun"):
+        return  # several launchers per node are reported on their own
+    count, at, key = found
+    for have, where in (*_requested_gpus(launch), *_visible(launch)):
+        if have == count:
+            continue
+        rule = "launch.gpus" if count > have else "launch.idle"
+        text = f"{key} {count}, but {where} gives {have} GPU{'s' * (have != 1)} per node"
+        is_job = given is not None and given.gpus_per_node == count and where.startswith("--")
+        yield _finding(rule, key, at, text, _gpu_fix(launch, count) if is_job else _process_fix(launch, have))
+        return
+
+
+def _gpu_fix(launch: LaunchCommand, count: int) -> str:
+    gres = launch.job.get("gres")
+    option = "gres=gpu:" if gres and "gpus-per-node" not in launch.job else "gpus-per-node="
+    return f"#SBATCH --{option}{count}"
+
+
+def _process_fix(launch: LaunchCommand, count: int) -> str:
+    option = "torchrun --nproc-per-node " if launch.launcher == "torchrun" else "#SBATCH --ntasks-per-node="
+    return f"{option}{count}"
+
+
+def _requested_gpus(launch: LaunchCommand) -> Iterator[tuple[int, str]]:
+    """Yield the GPUs per node that the job requests, and where."""
+    from meshwright.frameworks.shell import sbatch
+
+    setting = sbatch.gpus_per_node(launch.job)
+    count = as_int(setting, 7)
+    named = next((one for one in ("gpus-per-node", "gres", "gpus-per-task", "gpus") if one in launch.job), "")
+    if setting is not None and count and named:
+        yield count, f"--{named}={launch.job[named].value} (line {setting.line})"
+
+
+def _visible(launch: LaunchCommand) -> Iterator[tuple[int, str]]:
+    """Yield the GPUs that the environment leaves visible, and where."""
+    name = "CUDA_VISIBLE_DEVICES"
+    setting = launch.env.get(name)
+    devices = [] if setting is None or setting.unresolved else [one for one in str(setting.value).split(",") if one]
+    if setting is not None and devices:
+        yield len(devices), f"{name}={setting.value} (line {setting.line})"
+
+
+def _given_gpus(launch: LaunchCommand, cluster: Cluster, explicit: bool) -> list[Finding]:
+    """Compare the launch with the GPUs that the user gives: more processes cannot start, fewer leave GPUs idle."""
+    found, nodes = _processes(launch), _nodes_asked(launch) or (launch.nodes if launch.launcher == "srun" else None)
+    if found is None:
+        return []
+    count, at, key = found
+    have = cluster.gpus_per_node
+    wanted = as_int(nodes, 7) if nodes is not None else None
+    if explicit and count != have:
+        rule = "launch.gpus" if count > have else "launch.idle"
+        text = f"{key} {count}, but a node of {cluster} has {have} GPU{'s' * (have != 1)}"
+        return [_finding(rule, key, at, text, _process_fix(launch, have))]
+    if wanted is None or nodes is None or count * wanted == cluster.world:
+        return []
+    rule = "launch.gpus" if count * wanted > cluster.world else "launch.idle"
+    text = f"--nnodes {wanted} × {count} processes, but {cluster} has {cluster.world} GPUs"
+    fix = [f"torchrun --nnodes {cluster.world // count}"] if cluster.world % count == 0 else []
+    return [_finding(rule, "--nnodes", nodes, text, *fix)]
+
+
+def _several_nodes(launch: LaunchCommand) -> int:
+    """Return the nodes that the launch uses if it is known to use several, or else 0."""
+    count = as_int(_nodes_asked(launch) or launch.nodes, 7) or 1
+    if launch.launcher == "torchrun" and "nnodes" not in launch.launcher_args and launch.launcher_args:
+        count = 1
+    return count if count > 1 else 0
+
+
+def _head(launch: LaunchCommand) -> Iterator[Finding]:
+    """Report a rendezvous at localhost, which several nodes cannot share."""
+    if not _several_nodes(launch) or launch.launcher != "torchrun":
+        return
+    for name in ("rdzv-endpoint", "master-addr"):
+        setting = launch.launcher_args.get(name)
+        if setting is None or setting.unresolved:
+            continue
+        host, _, port = str(setting.value).partition(":")
+        if host in LOCAL:
+            node = "$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)"
+            value = f"{node}:{port}" if port else node
+            text = f"--{name} {setting.value} with {_several_nodes(launch)} nodes: each node waits at itself"
+            yield _finding("launch.head", f"--{name}", setting, text, f"torchrun --{name} {value}")
+
+
+class Variable(NamedTuple):
+    """A value of an environment variable that slows a training down or breaks it."""
+
+    name: str
+    is_bad: Callable[[str], bool]
+    effect: str
+    several_nodes: bool = True  # whether it matters only there
+
+
+def _on(value: str) -> bool:
+    return value.strip().lower() in ("1", "true", "yes", "on")
+
+
+def _loopback(value: str) -> bool:
+    return value.strip().lstrip("=") == "lo"
+
+
+VARIABLES = (
+    Variable("NCCL_IB_DISABLE", _on, "nodes communicate over TCP sockets, not InfiniBand or RoCE"),
+    Variable("NCCL_SOCKET_IFNAME", _loopback, "lo does not reach other nodes: NCCL cannot connect"),
+    Variable("GLOO_SOCKET_IFNAME", _loopback, "lo does not reach other nodes: Gloo cannot connect"),
+    Variable("NCCL_P2P_DISABLE", _on, "the GPUs of a node communicate through host memory, not NVLink", False),
+    Variable("NCCL_SHM_DISABLE", _on, "GPUs without peer access communicate over the network", False),
+    Variable("CUDA_LAUNCH_BLOCKING", _on, "every kernel waits for the one before: nothing overlaps", False),
+)
+
+
+def _environment(launch: LaunchCommand) -> Iterator[Finding]:
+    nodes = _several_nodes(launch)
+    for one in VARIABLES:
+        setting = launch.env.get(one.name)
+        if setting is None or setting.unresolved or not one.is_bad(str(setting.value)):
+            continue
+        if one.several_nodes and not nodes:
+            continue
+        where = f" on {nodes} nodes" if one.several_nodes else ""
+        text = f"{one.name}={setting.value}{where}: {one.effect}"
+        yield _finding("launch.environment", one.name, setting, text, f"unset {one.name}")
