@@ -13,6 +13,7 @@ from meshwright.frameworks.framework import Content, Framework, RuleContext
 from meshwright.frameworks.joint_repair import needs_repair, with_repair
 from meshwright.frameworks.launch_checks import launch_findings, launch_notes
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
+from meshwright.frameworks.model_differences import model_findings
 from meshwright.frameworks.result import CheckResult, UnresolvedValue
 from meshwright.frameworks.saving import saving_findings
 from meshwright.frameworks.schedule_units import file_units, in_file_units
@@ -102,6 +103,7 @@ def _check(
         *imported.parsed.findings,
         *launch_findings(content, imported.parsed, candidates[0] if known else None, gpus),
         *saving_findings(imported, recipe, estimate),
+        *model_findings(imported, model),
         *imported.mapped.findings,
         *theirs,
         *_without_duplicates(imported, ours, theirs),

@@ -21,6 +21,18 @@ class ParseFinding(NamedTuple):
 
 PARSE_FINDINGS = (
     *(ParseFinding(*one) for one in LAUNCH_RULES),
+    ParseFinding(
+        "model.differs",
+        "warning",
+        "another model is trained than the one meant",
+        "the file's sizes and --model disagree",
+    ),
+    ParseFinding(
+        "model.differs-from-name",
+        "advice",
+        "weights do not load, or another model is trained",
+        "the file's sizes and the model that its tokenizer or weights name disagree",
+    ),
     ParseFinding("saving.never", "warning", "a crash loses the whole training", "checkpoints are off"),
     ParseFinding(
         "key.unknown", "error", "the program fails at start-up or drops the setting", "the framework has no such key"
@@ -57,7 +69,7 @@ PARSE_FINDINGS = (
     ParseFinding("accelerate.not-json", "error", "JSON parse error at start-up", "the text is parsed as JSON"),
 )
 
-SHARED = ("key.", "value.", "launch.", "saving.")
+SHARED = ("key.", "value.", "launch.", "saving.", "model.")
 
 
 def rules_of(name: str) -> list[Rule]:
@@ -71,9 +83,7 @@ def rules_of(name: str) -> list[Rule]:
 
 def find_rules(query: str) -> list[Rule]:
     """Return framework rules whose id contains the query."""
-    shared = [
-        _rule(one, one.id.split(".")[0], ENGINES) for one in PARSE_FINDINGS if one.id.startswith(SHARED)
-    ]
+    shared = [_rule(one, one.id.split(".")[0], ENGINES) for one in PARSE_FINDINGS if one.id.startswith(SHARED)]
     every = [*shared, *(rule for name in NAMES for rule in rules_of(name))]
     return [rule for rule in every if query.lower() in rule.id.lower()]
 

@@ -34,6 +34,7 @@ class ImportedRecipe(msgspec.Struct, frozen=True):
     recipe: Recipe
     model: ModelSpec | None
     unknown_fields: tuple[str, ...] = ()  # recipe fields set by neither the file nor an override
+    file_model: ModelSpec | None = None  # the model of the file itself, if the caller gives one too
 
     @property
     def engine(self) -> Engine:
@@ -52,6 +53,7 @@ def import_recipe(
     if framework.formatter_for is not None:
         framework = msgspec.structs.replace(framework, format_setting=framework.formatter_for(content))
     parsed = _with_goal(framework.parse(content), content.path, goal)
+    file_model = parsed.model
     found = parsed.model or model
     if model is not None:
         parsed, found = msgspec.structs.replace(parsed, model=model), model
@@ -61,7 +63,7 @@ def import_recipe(
     unknown = tuple(
         field for field in parsed.unknown_fields if field not in requested and field not in mapped.source_keys
     )
-    return ImportedRecipe(framework, parsed, mapped, recipe, found, unknown)
+    return ImportedRecipe(framework, parsed, mapped, recipe, found, unknown, file_model)
 
 
 def _with_goal(parsed: ParsedConfig, path: str, goal: Goal | None) -> ParsedConfig:

@@ -128,9 +128,7 @@ def with_options(
     )
 
 
-def _job_options(
-    batch: Mapping[str, SourcedValue], srun: Mapping[str, SourcedValue]
-) -> dict[str, SourcedValue]:
+def _job_options(batch: Mapping[str, SourcedValue], srun: Mapping[str, SourcedValue]) -> dict[str, SourcedValue]:
     """Return the options of a job step: a task count of srun replaces the tasks per node of the job."""
     kept = {name: one for name, one in batch.items() if name != "ntasks-per-node" or "ntasks" not in srun}
     return {**kept, **srun}
