@@ -15,6 +15,7 @@ from typing import Any
 
 MEMORY_BYTES = 24 << 30  # of address space, most of which torch only reserves
 TRACED_TOKENS = (64, 128)
+TRACED_LAYERS = 16
 TOPK = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts", "top_k")
 NOT_TEXT = re.compile(r"(^|\.)(vision|visual|audio|image|speech)|_tower|_encoder")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
@@ -209,7 +210,7 @@ def _traced_flops(model: Any, vocab: int, layers: int) -> list[list[float]] | No
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    if layers > 256:
+    if layers > TRACED_LAYERS:  # a trace of a deep model takes minutes
         return None
     for module in model.modules():  # experts without a loop over the chosen ones, which needs data
         if hasattr(getattr(module, "config", None), "_experts_implementation"):

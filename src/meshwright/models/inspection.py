@@ -21,7 +21,7 @@ from .readers.decoder import grouped
 from .readers.fields import MAX_SIZE
 from .spec import MLA, Attention, Dense, Ffn, Layer, LinearMixer, Mixer, ModelSpec, MoE
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 120.0
 MAX_LAYERS = 1_000  # that are built; no published model has half as many
 PROGRAM = "meshwright.engine.architecture"
 WAY_OUT = "pip install transformers: then any of its causal language models is inspected"
@@ -163,7 +163,7 @@ def _spec(found: Mapping[str, Any], model_type: str, name: str) -> tuple[ModelSp
 def _flops_note(spec: ModelSpec, traced: Any) -> str:
     """Return how far the FLOPs of the linears are from those of a traced forward pass, per token."""
     if not traced:
-        return "FLOPs follow from the parameters (the forward pass needs data and could not be traced)"
+        return "FLOPs follow from the parameters (the forward pass was not traced: it needs data, or has many layers)"
     (first, one), (second, two) = traced
     linear = (one / first * second - two / second * first) / (second - first)  # without the part quadratic in tokens
     ours = 2.0 * (spec.vocab * spec.hidden + sum(g.count * _linears(g.layer, spec.hidden) for g in spec.groups))

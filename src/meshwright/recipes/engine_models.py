@@ -63,6 +63,6 @@ def require_trained(model: ModelSpec) -> None:
         value=name,
         fix=(
             f"meshwright recommend {name} --gpus 8xH100 --goal pretrain (estimate, plan and size work as well)",
-            f"meshwright export {name} --to automodel --gpus 8xH100, which trains transformers' models",
+            f"meshwright export {name} --to deepspeed --gpus 8xH100 (automodel for a model on the hub)",
         ),
     )

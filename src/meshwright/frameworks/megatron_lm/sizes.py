@@ -95,6 +95,9 @@ def _mixer(mixer: Any, model: ModelSpec) -> dict[str, Any]:
             "linear_value_head_dim": mixer.v_head_dim,
             "linear_conv_kernel_dim": mixer.conv,
         }
+    if not isinstance(mixer, Attention):
+        reason = f"Megatron-LM has no {mixer.kind} layers as this model has"
+        raise InputError(reason, field="model", value=model.name, fix=("--to deepspeed",))
     grouped = mixer.kv_heads != mixer.heads
     plain = model.hidden == mixer.heads * mixer.head_dim
     return {
