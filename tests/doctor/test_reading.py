@@ -75,7 +75,7 @@ FAULT_LINES = (
     ("disk_full", "OSError: [Errno 28] No space left on device: 'x'"),
     ("out_of_memory", "RuntimeError: CUDA error: out of memory"),
     ("out_of_memory", "node1:17:42 [0] NCCL WARN Cuda failure 2 'out of memory'"),
-    ("scheduler", "slurmstepd: error: *** JOB 4711 ON node1 CANCELLED AT 2026-01-01T04:00:00 DUE TO TIME LIMIT ***"),
+    ("time_limit", "slurmstepd: error: *** JOB 4711 ON node1 CANCELLED AT 2026-01-01T04:00:00 DUE TO TIME LIMIT ***"),
     ("error", "error: rank 0 of 2 failed in step 31, data: token 999 is outside the vocabulary"),
 )
 

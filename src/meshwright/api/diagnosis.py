@@ -16,7 +16,14 @@ from meshwright.api.targets import file_of
 from meshwright.api.verb_function import verb
 from meshwright.doctor import Checkup, Run
 from meshwright.doctor.finding import Evidence, Figure, Remedy
-from meshwright.doctor.match_recipe import assumptions, gpus_of, inferred_batch, logged_overrides, stated_fields
+from meshwright.doctor.match_recipe import (
+    assumptions,
+    gpus_of,
+    inferred_batch,
+    logged_overrides,
+    stated_fields,
+    with_implied_length,
+)
 from meshwright.errors import InputError
 from meshwright.planner import calibration_notes
 
@@ -29,6 +36,11 @@ def diagnose(request: requests.Doctor) -> Checkup:
     """Return the findings for a run, by its folder or its log, with remedies."""
     run = doctor.read(request.run)
     case, notes = _case(run, request)
+    if case is not None:
+        run, length_note = with_implied_length(run, case, tuple(request.overrides))
+        if length_note:
+            case, notes = _case(run, request)
+            notes = (*notes, length_note)
     run = _with_file(run, request.recipe)
     calibration = load_calibration(request.calibration)
     if calibration is not None and case is not None:

@@ -202,7 +202,7 @@ def _as_named(text: str) -> Explained | None:
 def _as_message(text: str) -> Explained | None:
     """Return what an error message means: those of the frameworks first, then symptoms in our terms."""
     if " " not in text and not messages.has_code(text):
-        return None
+        return _as_end(text)
     matches = [one for one in messages.search(text) if one.sure] or [
         one for one in messages.search_symptoms(text) if one.sure
     ]
@@ -211,9 +211,18 @@ def _as_message(text: str) -> Explained | None:
         for name in match.message.ids:
             found.setdefault(name, _found(name, match))
     if not found:
-        return None
+        return _as_end(text)
     named = tuple(rule for name in found if (rule := rules.all_rules().get(name)))
     return Explained(matches[0].passage[:LONGEST], "message", None, named, matches=tuple(found.values()))
+
+
+def _as_end(text: str) -> Explained | None:
+    """Return the finding for a line with which a scheduler or the host ends a run, such as those of SLURM."""
+    from meshwright.doctor import meanings
+    from meshwright.doctor.faults import ends_run
+
+    name = ends_run(text)
+    return None if name is None else Explained(name, "finding", meaning=meanings()[name], fix=_steps(name))
 
 
 def _found(name: str, match: messages.Match) -> Found:

@@ -49,7 +49,7 @@ def _figure_rows(figures: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 def _value(value: float | None, figure: dict[str, Any]) -> str:
     if value is None:
         return f"{'':>10}"
-    if "share" in figure["name"] or "spread" in figure["name"] or figure["name"] == "MFU":
+    if "share" in figure["name"] or "spread" in figure["name"] or figure["name"].startswith("MFU"):
         return f"{value:>10.1%}"
     text = f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
     return f"{text:>10}" + (f" {figure['unit']}" if figure["unit"] else "")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright.doctor import faults, liveness, loss, memory, settings, slowdown, speed, throughput
+from meshwright.doctor import check_logged, faults, liveness, loss, memory, settings, slowdown, speed, throughput
 from meshwright.doctor.finding import Checkup, Figure, Finding
 from meshwright.doctor.run import ENGINE, Run
 from meshwright.doctor.run_stats import RunStats
@@ -40,7 +40,12 @@ def _needs_estimate(stats: RunStats) -> str:
         return "a run on GPUs: there is no estimate for CPU runs"
     if stats.estimate is None:
         return "the recipe and the GPUs: --recipe NAME --gpus 8xH100"
-    return _needs_steps(stats) if stats.tokens_per_s is not None else "step times or tokens per second in the log"
+    if stats.tokens_per_s is not None:
+        return _needs_steps(stats)
+    if stats.step_s is None:
+        return "step times or tokens per second in the log"
+    open_ = [key for key in ("data.seq_length", "train.global_batch_size") if not stats.states(key)]
+    return f"the tokens of a step, which the log does not state: {' '.join(f'{key}=N' for key in open_)}"
 
 
 def _needs_part(name: str, hint: str) -> Callable[[RunStats], str]:
@@ -70,7 +75,9 @@ def _needs_ranks(stats: RunStats) -> str:
 
 def _needs_memory(stats: RunStats) -> str:
     logged = sum(step.memory_gib is not None for step in stats.steady)
-    return "" if logged >= limit("enough_for_trends") else "memory usage in every step line"
+    if logged >= limit("enough_for_trends"):
+        return ""
+    return "memory usage in every step line" if logged < len(stats.steady) or not logged else _needs_trend(stats)
 
 
 def _needs_loss(stats: RunStats) -> str:
@@ -153,7 +160,7 @@ def examine(
     findings = [_without_no_ops(finding, case) for one in DIAGNOSES for finding in stats.findings_of(one.find)]
     findings.sort(key=lambda one: SEVERITIES.index(one.severity))
     missing = {one.id: missing_input for one in DIAGNOSES if (missing_input := one.missing_input(stats))}
-    header, estimate = run.header, stats.estimate
+    header = run.header
     return Checkup(
         kind=run.kind,
         path=run.path,
@@ -168,7 +175,7 @@ def examine(
         total_steps=header.total_steps,
         starts=max(1, len(run.attempts)),
         figures=tuple(figures(stats)),
-        mfu_convention=estimate.mfu_convention if estimate is not None else header.mfu_convention,
+        mfu_convention=_convention(stats),
         findings=tuple(findings),
         looked_for=tuple(one.id for one in DIAGNOSES if one.id not in missing),
         not_examined={key: value for key, value in missing.items() if not any(f.id == key for f in findings)},
@@ -191,9 +198,24 @@ def _changes(case: Case, texts: tuple[str, ...]) -> bool:
         return True
 
 
+def _convention(stats: RunStats) -> str:
+    """Return how MFU is counted: by the estimate, by the log, or both if both are shown."""
+    theirs = stats.run.header.mfu_convention
+    if stats.estimate is None or (stats.slower is None and stats.logged_mfu is not None):
+        return theirs
+    ours = stats.estimate.mfu_convention
+    return f"{ours}; in the log: {theirs}" if theirs and _shows_logged_mfu(stats) else ours
+
+
+def _shows_logged_mfu(stats: RunStats) -> bool:
+    """Return whether the log's own MFU is a figure beside ours; our runs count as the estimate does."""
+    return stats.slower is not None and stats.logged_mfu is not None and stats.run.kind != "meshwright"
+
+
 def _impossible_figures(stats: RunStats) -> Iterator[str]:
     if stats.estimate is not None and (stats.mfu or 0.0) > 1:
         yield f"an MFU of {stats.mfu:.0%} is impossible: the run and the estimate differ in model, batch size or GPU"
+    yield from check_logged.contradictions(stats)
 
 
 def figures(stats: RunStats) -> Iterator[Figure]:
@@ -209,7 +231,12 @@ def figures(stats: RunStats) -> Iterator[Figure]:
             float(estimate.tokens_per_s_per_gpu) if estimate is not None else None,
         )
     if stats.mfu is not None:
-        yield Figure("MFU", "", stats.mfu, float(estimate.mfu) if estimate is not None else None)
+        comparable = estimate is not None and stats.slower is not None
+        yield Figure("MFU", "", stats.mfu, float(estimate.mfu) if comparable and estimate is not None else None)
+    if _shows_logged_mfu(stats) and stats.logged_mfu is not None:
+        yield Figure("MFU in the log", "", stats.logged_mfu)
+    if stats.tflops is not None:
+        yield Figure("TFLOP/s/GPU in the log", "", stats.tflops)
     if stats.peak_gib is not None:
         yield Figure("peak memory", "GiB", stats.peak_gib, stats.estimated_peak_gib)
     for name in ("data", "forward_backward", "optimizer", "collectives", "other"):

@@ -60,10 +60,40 @@ FAULT_PATTERNS = (
         ),
     ),
     FaultPattern(
+        "node_failure",
+        re.compile(r"DUE TO NODE FAILURE|[Nn]ode failure on |\bNODE_FAIL\b|Node \S+ not responding"),
+        "a node failed, and the scheduler ended the run",
+        (
+            "scontrol show node NODE and sinfo -R show the reason",
+            "sbatch --exclude=NODE until the node is repaired",
+            "restart the run from its last checkpoint; SLURM requeues a job with --requeue by itself",
+        ),
+    ),
+    FaultPattern(
+        "time_limit",
+        re.compile(r"DUE TO TIME LIMIT|has exceeded its time limit|\bDUE TO TIMEOUT\b"),
+        "the scheduler ended the run at its time limit",
+        (
+            "restart the run from its last checkpoint",
+            "request more time from the scheduler",
+            "sbatch --signal=B:TERM@300, or meshwright launch, saves a checkpoint before the limit",
+        ),
+    ),
+    FaultPattern(
+        "preemption",
+        re.compile(r"DUE TO PREEMPTION"),
+        "the scheduler preempted the run: another job needed its nodes",
+        (
+            "restart the run from its last checkpoint; SLURM requeues it if PreemptMode=REQUEUE",
+            "use a partition or QOS that is not preempted",
+        ),
+    ),
+    FaultPattern(
         "host_memory",
         re.compile(
             r"oom-kill|Out of memory: Killed process|Detected \d+ oom[-_]kill|OOM Killed|DataLoader worker .* is killed"
-            r"|\(SIGKILL\)|exitcode\s*: -9\b|Cannot allocate memory"
+            r"|\(SIGKILL\)|exitcode\s*: -9\b|Cannot allocate memory|srun: error: \S+: tasks? [\d,-]+: Out Of Memory"
+            r"|Exceeded (?:job|step) memory limit|\bOUT_OF_MEMORY\b"
         ),
         "the host ran out of memory, or a rank was killed for another reason",
         ("data.workers=0", "layout.offload=none", "run fewer ranks per node"),
@@ -104,9 +134,15 @@ FAULT_PATTERNS = (
     ),
     FaultPattern(
         "scheduler",
-        re.compile(r"CANCELLED AT .* DUE TO |DUE TO (TIME LIMIT|PREEMPTION|NODE FAILURE)"),
+        re.compile(r"CANCELLED AT .* DUE TO "),
         "the scheduler ended the run",
-        ("restart it from its last checkpoint", "request more time from the scheduler"),
+        ("restart the run from its last checkpoint", "the message names the reason; sacct -j JOB shows the state"),
+    ),
+    FaultPattern(
+        "cancelled",
+        re.compile(r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+ (?:BY \S+ )?\*\*\*|CANCELLED by \d+"),
+        "a user or an administrator cancelled the run",
+        ("restart the run from its last checkpoint", "sacct -j JOB -o State%40 shows who cancelled it"),
     ),
     FaultPattern(
         "error",
@@ -115,15 +151,20 @@ FAULT_PATTERNS = (
         ("read the traceback above that line",),
     ),
 )
-AMBIGUOUS = ("network", "scheduler", "error")
+AMBIGUOUS = ("network", "scheduler", "time_limit", "preemption", "cancelled", "node_failure", "error")
 """Completed runs can print these while they shut down."""
+SCHEDULER = ("time_limit", "preemption", "cancelled", "scheduler")
+"""Ends by the scheduler: errors after them are consequences."""
+NODE = re.compile(r"[Nn]ode failure on ([\w.,\[\]-]+\w\]?)|Node (\S+) not responding")
+STEP_NODE = re.compile(r"\*\*\* STEP \S+ ON (\S+) CANCELLED")
 
 HINTS = (
     "ut of memory", "OutOfMemory", "ALLOC_FAILED", "NaN", "the loss is", "the gradient norm is", "nexpected result",
     "oom", "OOM", "is killed", "SIGKILL", "exitcode", "annot allocate", "timeout", "hangs in", "Timed out", "nccl",
     "NCCL", "ibv_", "onnection reset", "emote peer", "ompletion from peer", "ompletion with", "fallen off", "NVLink",
     "NET/IB", "no socket", "ECC", "Xid", "CUDA error", "No space left", "quota",
-    "DUE TO", "Error", "Exception", OURS, TRACEBACK,
+    "DUE TO", "CANCELLED", "ode failure", "NODE_FAIL", "not responding", "time limit", "Out Of Memory", "emory limit",
+    "OUT_OF_MEMORY", "Error", "Exception", OURS, TRACEBACK,
 )  # fmt: skip
 """Every line that matches a pattern contains one of these; checked first because it is much faster."""
 
@@ -188,6 +229,14 @@ def _message(lines: Sequence[Line], index: int) -> str:
     return "\n".join(one.text for one in lines[index : index + MESSAGE_LINES] if one.rank == rank)
 
 
+def failed_nodes(found: Sequence[Fault]) -> tuple[str, ...]:
+    """Return the nodes that failure messages name; a step's message names the node that it ended on."""
+    texts = [one.text for one in found if one.name == "node_failure"]
+    named = [match[1] or match[2] for text in texts if (match := NODE.search(text))]
+    ended = [match[1] for text in texts if (match := STEP_NODE.search(text))]
+    return tuple(dict.fromkeys(named or ended))
+
+
 def pattern(name: str) -> FaultPattern:
     """Return the fault pattern with this name."""
     return next(one for one in FAULT_PATTERNS if one.name == name)
@@ -218,6 +267,13 @@ def _part_of_memory(context: Iterable[str]) -> str:
 def _before(steps_by_line: Sequence[tuple[int, int]], line: int) -> int | None:
     """Return the last step logged above a line."""
     return next((step for at, step in reversed(steps_by_line) if at <= line), None)
+
+
+def ends_run(text: str) -> str | None:
+    """Return the finding for a line with which a scheduler or the host ends a run; None for other texts."""
+    names = ("node_failure", "host_memory", *SCHEDULER)
+    found = next((one for one in FAULT_PATTERNS if one.name in names and one.regex.search(text)), None)
+    return None if found is None else f"run.failed-{found.name.replace('_', '-')}"
 
 
 def search_sure(text: str) -> bool:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from meshwright.doctor import faults, known_messages, remedies
+import msgspec
+
+from meshwright.doctor import faults, known_messages, remedies, slowdown
 from meshwright.doctor.finding import Evidence, Finding, Remedy
+from meshwright.doctor.run import Fault
 from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.thresholds import limit, share
 from meshwright.planner.explain import pluralize
@@ -108,9 +111,12 @@ def failed(stats: RunStats) -> Iterator[Finding]:
     fatal = [fault for fault in stats.fatal if sure or fault.recorded or fault.name not in faults.AMBIGUOUS]
     if not fatal:
         return
-    known = known_messages.known_failure(stats, fatal)
+    if any(fault.name == "node_failure" for fault in fatal):
+        yield _node_failure(fatal)
+        return
+    known = None if fatal[0].name in faults.SCHEDULER else known_messages.known_failure(stats, fatal)
     if known is not None:
-        yield known
+        yield msgspec.structs.replace(known, message=known.message + _slower_before(stats, known.id))
         return
     fatal.sort(key=lambda fault: fault.name == "error")  # a specific fault is more useful than a plain error
     first = fatal[0]
@@ -120,7 +126,8 @@ def failed(stats: RunStats) -> Iterator[Finding]:
         severity="error",
         message=pattern.meaning
         + (f", after step {first.step}" if first.step else "")
-        + (f": {first.shown}" if first.name == "error" else ""),
+        + (f": {first.shown}" if first.name == "error" else "")
+        + _slower_before(stats, f"run.failed-{first.name}"),
         steps=None if first.step is None else (first.step, first.step),
         lines=tuple(one.located for one in fatal[:3]),
         remedies=(
@@ -135,6 +142,40 @@ def failed(stats: RunStats) -> Iterator[Finding]:
             *(known_messages.nearest(first) if first.name == "error" else ()),
         ),
     )
+
+
+def _node_failure(fatal: list[Fault]) -> Finding:
+    """Return the finding of a failed node; the timeouts and lost connections of the other ranks are consequences."""
+    failures = [fault for fault in fatal if fault.name == "node_failure"]
+    nodes, others = ",".join(faults.failed_nodes(fatal)), [fault for fault in fatal if fault.name != "node_failure"]
+    step = next((fault.step for fault in fatal if fault.step is not None), None)
+    subject = f"node {nodes} failed" if nodes else "a node failed (the log does not name it)"
+    text = f"{subject}, and the scheduler ended the run" + (f", after step {step}" if step else "")
+    if others:
+        names = dict.fromkeys(faults.pattern(one.name).meaning for one in others)
+        text += f". What the other ranks report follows from it: {'; '.join(names)}"
+    return Finding(
+        id="run.failed-node-failure",
+        severity="error",
+        message=text,
+        steps=None if step is None else (step, step),
+        lines=tuple(one.located for one in (*failures[:2], *others[:2])),
+        evidence=(Evidence("failed nodes", nodes),) if nodes else (),
+        remedies=tuple(
+            remedies.advice(fix.replace("NODE", nodes) if nodes else fix) for fix in faults.pattern("node_failure").fix
+        ),
+    )
+
+
+def _slower_before(stats: RunStats, id: str) -> str:
+    """Return since when steps had been slower, if ranks then timed out; empty otherwise."""
+    if id not in ("run.failed-hang", "run.failed-network"):
+        return ""
+    found = (*stats.findings_of(slowdown.sustained_slowdown), *stats.findings_of(slowdown.slowing_down))
+    slower = next((one for one in found if one.steps), None)
+    if slower is None or slower.steps is None:
+        return ""
+    return f". Steps had been slower since step {slower.steps[0]:,} ({slower.id}): the same cause may have ended it"
 
 
 def _round_up(value: float) -> int:

@@ -29,12 +29,19 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
     faults = [fault for fault in stats.fatal if fault.name == "loss_not_a_number"]
     if not not_finite and not faults:
         return
+    not_finite = _last_stretch(stats, not_finite)
     first = not_finite[0].step if not_finite else faults[0].step
     before = [step for step in stats.run.steps if first is None or step.step < first]
     growth = _growth(before)
     count = sum(max(step.bad, step.skipped, 1) for step in not_finite)
     text = f"loss or gradients are NaN or infinite{'' if first is None else f' in step {first}'}"
     text += f", in {count} steps overall" if count > 1 else ""
+    rising = _rising_since(before)
+    if rising is not None:
+        text += (
+            f". The loss had been rising since step {rising.step}, from {_loss(rising):.4g} to "
+            f"{_loss(_finite(before)[-1]):.4g}"
+        )
     norm = _last_norm(before)
     if norm is not None and growth is not None and growth > limit("growing_gradients"):
         text += f". The gradient norm had grown to {norm.grad_norm:.4g} in step {norm.step} ({_typical_norm(before)})"
@@ -47,23 +54,27 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
             *(stats.location(step) for step in not_finite[:MAX_SHOWN]),
             *(one.located for one in faults[:MAX_SHOWN]),
         ),
-        evidence=(Evidence("steps", float(max(count, 1)), "", 0.0, "limit"), *_norm_evidence(before)),
-        remedies=tuple(_stabilizing_remedies(stats)),
+        evidence=(
+            Evidence("steps", float(max(count, 1)), "", 0.0, "limit"),
+            *_norm_evidence(before),
+            *_norm_jumps([step for step in before if rising is None or step.step <= rising.step]),
+        ),
+        remedies=tuple(_stabilizing_remedies(stats, rising)),
     )
 
 
 def diverging(stats: RunStats) -> Iterator[Finding]:
     """The loss rises and stays high."""
     rows = _with_loss(stats)
-    if len(rows) < limit("enough_for_trends") or _ended_not_finite(stats):
+    if len(rows) < limit("enough_for_trends"):
         return
     best = _best(rows)
     tail = rows[-_tail(rows) :]
     now = median(_loss(step) for step in tail)
-    noise = _noise(rows)
-    if now <= best + share("diverging_share") * abs(best) or now <= best + limit("spike_sigmas") * noise:
+    rising = _rising_since(rows, now)
+    if rising is None:
         return
-    at = max(step.step for step in rows if _loss(step) <= best + 3 * noise)  # the last step at the old level
+    at = rising.step
     yield Finding(
         id="loss.diverging",
         severity="error",
@@ -74,15 +85,16 @@ def diverging(stats: RunStats) -> Iterator[Finding]:
         evidence=(
             Evidence("last loss", _loss(rows[-1]), "", round(best, 4), "best before, as a median"),
             *_norm_evidence(rows),
+            *_norm_jumps([step for step in rows if step.step <= at]),
         ),
-        remedies=tuple(_stabilizing_remedies(stats)),
+        remedies=tuple(_stabilizing_remedies(stats, rising)),
     )
 
 
 def diverged(stats: RunStats) -> Iterator[Finding]:
     """The loss was far above its start for a sustained part of the run, even if it fell again."""
     rows = _with_loss(stats)
-    if len(rows) < MIN_LINES or rows[0].first > MIN_LINES or _ended_not_finite(stats) or stats.findings_of(diverging):
+    if len(rows) < MIN_LINES or rows[0].first > MIN_LINES or stats.findings_of(diverging):
         return
     first = _loss(rows[0])
     least = max(limit("diverged_lines"), share("diverged_part") * len(rows))
@@ -120,10 +132,13 @@ def _stretches(rows: Sequence[Step], level: float) -> list[list[Step]]:
 def spikes(stats: RunStats) -> Iterator[Finding]:
     """The loss jumps and recovers."""
     rows = _with_loss(stats)
-    if stats.findings_of(diverging) or stats.findings_of(diverged) or len(rows) < 2 * MIN_LINES:
+    if worse := (*stats.findings_of(diverging), *stats.findings_of(diverged)):  # jumps before it count too
+        onset = min(one.steps[0] for one in worse if one.steps)
+        rows = [step for step in rows if step.step < onset]
+    if len(rows) < 2 * MIN_LINES:
         return
-    looked_at = rows[:-LINES_BEFORE] if _ended_not_finite(stats) else rows
-    jumps = _recovered(rows, _jumps(looked_at))
+    looked_at = rows[:-LINES_BEFORE] if _ended_not_finite(stats) and not worse else rows
+    jumps = _recovered(rows, _jumps(looked_at), ends_well=not worse)
     if not jumps:
         return
     found = [step for step, _ in jumps]
@@ -146,8 +161,9 @@ def spikes(stats: RunStats) -> Iterator[Finding]:
 
 def flat(stats: RunStats) -> Iterator[Finding]:
     """The loss does not decrease."""
-    rows = _with_loss(stats)
-    if stats.uses_mock_data or len(rows) < MIN_LINES or _ended_not_finite(stats):
+    bad = next((step.step for step in stats.run.steps if _is_not_finite(stats, step)), None)
+    rows = [step for step in _with_loss(stats) if bad is None or step.step < bad]
+    if stats.uses_mock_data or len(rows) < MIN_LINES:
         return
     rates = [step.lr for step in rows if step.lr is not None]
     steps_covered = rows[-1].step - rows[0].first + 1
@@ -260,6 +276,44 @@ def _with_loss(stats: RunStats) -> list[Step]:
     return [found[number] for number in sorted(found)]
 
 
+def _finite(rows: Sequence[Step]) -> list[Step]:
+    return [step for step in rows if step.loss is not None and math.isfinite(step.loss)]
+
+
+def _last_stretch(stats: RunStats, found: list[Step]) -> list[Step]:
+    """Return the NaN steps that no later start repeated: one that resumed before them got past them."""
+    latest = max((step.attempt for step in stats.run.steps), default=0)
+    resumed = min((step.first for step in stats.run.steps if step.attempt == latest), default=0)
+    return [step for step in found if step.attempt == latest or step.step < resumed] or found
+
+
+def _rising_since(rows: Sequence[Step], now: float | None = None) -> Step | None:
+    """Return the last step at the old level if the loss, by default the last one, is far above it; else None."""
+    rows = _finite(rows)
+    if len(rows) < 2 * MIN_LINES:
+        return None
+    best, noise = _best(rows), _noise(rows)
+    now = _loss(rows[-1]) if now is None else now
+    if now <= best + share("diverging_share") * abs(best) or now <= best + limit("spike_sigmas") * noise:
+        return None
+    return max((step for step in rows if _loss(step) <= best + 3 * noise), key=lambda step: step.step)
+
+
+def _norm_jumps(rows: Sequence[Step]) -> tuple[Evidence, ...]:
+    """Return how often the gradient norm jumped above the lines before, and where first."""
+    logged = [step for step in rows if step.grad_norm is not None and math.isfinite(step.grad_norm)]
+    if len(logged) < 2 * MIN_LINES:
+        return ()
+    norms = np.array([step.grad_norm for step in logged], dtype=float)
+    usual = running_median(norms, WINDOW - 1, 0)
+    high = [i for i in range(MIN_LINES, len(norms)) if norms[i] > limit("norm_jump") * usual[i - 1] > 0]
+    jumps = [group[0] for group in _groups([logged[i] for i in high])]
+    if not jumps:
+        return ()
+    where = f"jumps of the gradient norm before it, the first in step {jumps[0].step} to {jumps[0].grad_norm:.4g}"
+    return (Evidence(where, float(len(jumps)), "", 0.0, "limit"),)
+
+
 def _loss(step: Step) -> float:
     return step.loss if step.loss is not None else math.nan
 
@@ -294,7 +348,7 @@ def _jumps(rows: Sequence[Step]) -> list[tuple[Step, float]]:
     return [(rows[index], float(typical[index])) for index in np.flatnonzero(above).tolist()]
 
 
-def _recovered(rows: Sequence[Step], jumps: Sequence[tuple[Step, float]]) -> list[tuple[Step, float]]:
+def _recovered(rows: Sequence[Step], jumps: Sequence[tuple[Step, float]], ends_well: bool) -> list[tuple[Step, float]]:
     """Return the jumps after which the loss came back; the run-up to a NaN or to divergence is no jump."""
     kept: list[tuple[Step, float]] = []
     by_step = {step.step: typical for step, typical in jumps}
@@ -302,7 +356,7 @@ def _recovered(rows: Sequence[Step], jumps: Sequence[tuple[Step, float]]) -> lis
         level = by_step[group[0].step]
         after = [_loss(step) for step in rows if step.step > group[-1].step]
         height = max(_loss(step) for step in group) - level
-        if not after or min(after) <= level + 0.5 * height:
+        if (not after and ends_well) or (after and min(after) <= level + 0.5 * height):
             kept += [(step, by_step[step.step]) for step in group]
     return kept
 
@@ -388,10 +442,12 @@ def _usual_rate(stats: RunStats) -> Remedy | None:
     return next((remedy for one in found for remedy in one.remedies), None)
 
 
-def _stabilizing_remedies(stats: RunStats) -> Iterator[Remedy]:
+def _stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterator[Remedy]:
     """Yield remedies that stabilize training; all but the first change the experiment."""
     recipe = stats.case.recipe if stats.case is not None else None
-    yield remedies.advice("resume from an earlier checkpoint with other samples", why="skips the batch that caused it")
+    which = "an earlier checkpoint" if rising is None else f"a checkpoint before step {rising.step}"
+    why = "skips the batch that caused it" if rising is None else "the loss rises from there; later ones are damaged"
+    yield remedies.advice(f"resume from {which} with other samples", why=why)
     lower = _usual_rate(stats) or remedies.other_rate(stats, 0.5, "smaller updates")
     longer = remedies.other_warmup(
         stats, lambda steps: max(100, 2 * steps), "a longer schedule.warmup_steps", "slower warm-up"

@@ -7,8 +7,11 @@ from contextlib import suppress
 from statistics import median
 from typing import Any
 
+import msgspec
+
 from meshwright import clusters, frameworks, models
 from meshwright.clusters import Cluster
+from meshwright.doctor.check_logged import implied_length
 from meshwright.doctor.run import ENGINE, Run
 from meshwright.errors import InputError
 from meshwright.frameworks.schedule_units import length_keys, with_lengths
@@ -79,6 +82,11 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...]) -> Iterator[str]:
         yield f"{LACKS} {', '.join(missing)}: the estimate assumes the recipe's; overrides change it"
     if run.header.arguments or run.header.recipe is not None:
         return
+    if not keys & {"data.seq_length"} and not _states_length(run):
+        yield (
+            f"the log does not state the sequence length: the estimate assumes {case.seq_length}; "
+            "data.seq_length=N changes it"
+        )
     if not run.header.states_layout and not keys & {f"layout.{name}" for name in DEGREES}:
         degrees = ", ".join(f"{name}={getattr(layout, name)}" for name in DEGREES)
         yield f"the log does not state the layout: the estimate assumes the recipe's {degrees}; overrides change it"
@@ -92,6 +100,24 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...]) -> Iterator[str]:
 HOW_IT_RUNS = ("layout.", "kernels.", "precision.")
 MODEL = frozenset(key for key in recipe_fields() if key.startswith("architecture."))
 DEGREES = ("tp", "pp", "cp", "ep")
+
+
+def with_implied_length(run: Run, case: Case, extra: tuple[str, ...]) -> tuple[Run, str]:
+    """Return the run with the sequence length that its TFLOP/s imply, and a note; unchanged if it is stated."""
+    if run.header.recipe is not None or _keys(extra) & {"data.seq_length"} or _states_length(run):
+        return run, ""
+    found = implied_length(run, case)
+    if found is None:
+        return run, ""
+    header = msgspec.structs.replace(
+        run.header, seq_length=found.tokens, overrides={**run.header.overrides, "data.seq_length": found.tokens}
+    )
+    note = f"the log does not state the sequence length: {found.tokens} is computed from {found.source}"
+    return msgspec.structs.replace(run, header=header), note
+
+
+def _states_length(run: Run) -> bool:
+    return run.header.seq_length is not None or "data.seq_length" in run.header.overrides
 
 
 def inferred_batch(run: Run, world: int, length: int) -> int | None:

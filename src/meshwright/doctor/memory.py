@@ -17,6 +17,10 @@ SEGMENTS = Remedy(
     what="environment",
     why="the allocator can merge free segments; nothing else changes",
 )
+LEAKS = (
+    remedies.advice("look for tensors kept across steps (losses without .item(), hooks, caches)"),
+    remedies.advice("torch.cuda.memory._record_memory_history() and a snapshot", why="shows what allocated the memory"),
+)
 GENERAL_REMEDIES = (
     ("layout.recompute=selective", "recomputes some activations"),
     ("layout.micro_batch_size=1", "fewer samples in flight; the global batch size stays"),
@@ -57,12 +61,20 @@ def out_of_memory(stats: RunStats) -> Iterator[Finding]:
     yield Finding(
         id="memory.out-of-memory",
         severity="error",
-        message=_message(stats, fault, oom, grew, offset),
+        message=_message(stats, fault, oom, grew, offset) + _grown(stats),
         steps=None if fault.step is None else (fault.step, fault.step + 1),
         lines=tuple(one.located for one in found[:3]),
         evidence=tuple(_evidence(stats, oom, offset)),
         remedies=tuple(_remedies(stats, oom, offset)),
     )
+
+
+def _grown(stats: RunStats) -> str:
+    """Return that memory had been growing, with the steps; empty if it had not."""
+    found = next((one for one in stats.findings_of(growing_memory) if one.steps), None)
+    if found is None or found.steps is None:
+        return ""
+    return f". Memory had been growing since step {found.steps[0]:,}, which another layout only delays: {found.message}"
 
 
 def growing_memory(stats: RunStats) -> Iterator[Finding]:
@@ -92,13 +104,7 @@ def growing_memory(stats: RunStats) -> Iterator[Finding]:
             Evidence("growth", round(grown, 3), "GiB", round(least, 3), "limit"),
             Evidence("final memory", usage[-1], "GiB", capacity, "capacity"),
         ),
-        remedies=(
-            remedies.advice("look for tensors kept across steps (losses without .item(), hooks, caches)"),
-            remedies.advice(
-                "torch.cuda.memory._record_memory_history() and a snapshot", why="shows what allocated the memory"
-            ),
-            SEGMENTS,
-        ),
+        remedies=(*LEAKS, SEGMENTS),
     )
 
 
@@ -163,6 +169,8 @@ def _evidence(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Evid
     for name, value in (("requested", oom.wanted), ("in use", oom.in_use), ("in tensors", oom.allocated)):
         if value is not None:
             yield Evidence(name, round(value, 3), "GiB", oom.capacity, "capacity")
+    if stats.run.retries:
+        yield Evidence("allocation retries before it", float(stats.run.retries), "", limit("retries"), "limit")
     if oom.unused is not None:
         yield Evidence("fragmented", round(oom.unused, 3), "GiB")
     if stats.estimate is not None:
@@ -177,6 +185,8 @@ def _evidence(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Evid
 
 def _remedies(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Remedy]:
     """Yield remedies, cheapest first: defragmentation costs nothing."""
+    if stats.findings_of(growing_memory):
+        yield from LEAKS
     capacity = oom.capacity or stats.capacity_gib
     if oom.unused and capacity and oom.unused > share("fragments") * capacity and oom.unused >= (oom.wanted or 0.0):
         yield SEGMENTS

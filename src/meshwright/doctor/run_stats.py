@@ -81,9 +81,10 @@ class RunStats:
     def step_s(self) -> float | None:
         """Seconds of the median step."""
         logged = median_of(step.seconds for step in self.steady)
-        if logged is not None or self.tokens_per_s is None or not self._tokens or not self._world:
+        tokens = self._tokens or self._assumed_tokens
+        if logged is not None or self.tokens_per_s is None or not tokens or not self._world:
             return logged
-        return self._tokens / self._world / self.tokens_per_s
+        return tokens / self._world / self.tokens_per_s
 
     @property
     def assumed_batch(self) -> str:
@@ -108,10 +109,30 @@ class RunStats:
 
     @property
     def mfu(self) -> float | None:
-        """MFU by the estimate's convention; as logged if there is no estimate."""
+        """MFU by the estimate's convention; as logged if there is no estimate, or no speed to compare with it."""
         if self.estimate is not None and self.slower is not None:
             return float(self.estimate.mfu) / self.slower
-        return median_of(step.mfu for step in self.steady)
+        return self.logged_mfu
+
+    @cached_property
+    def logged_mfu(self) -> float | None:
+        """MFU as the log counts it: stated, or its TFLOP/s over the peak of the GPU."""
+        stated = median_of(step.mfu for step in self.steady)
+        if stated is not None or self.tflops is None or self.peak_flops is None:
+            return stated
+        return self.tflops * 1e12 / self.peak_flops
+
+    @cached_property
+    def tflops(self) -> float | None:
+        """TFLOP/s of one GPU in the median step, as the log counts them."""
+        return median_of(step.tflops for step in self.steady)
+
+    @property
+    def peak_flops(self) -> float | None:
+        """Peak FLOP/s of one GPU in the precision that MFU refers to."""
+        if self.estimate is None or not float(self.estimate.mfu):
+            return None
+        return float(self.estimate.tflops_per_gpu) * 1e12 / float(self.estimate.mfu)
 
     def part_s(self, name: str) -> float | None:
         """Return the median seconds of a part of the step; None if the log lacks it."""
@@ -172,8 +193,14 @@ class RunStats:
 
     @property
     def _tokens(self) -> int | None:
+        """Tokens of a step as far as they are known: a length or batch that the log leaves open gives no speed."""
         if self.run.header.tokens_per_step:
             return self.run.header.tokens_per_step
+        known = self.states("data.seq_length") and self.states("train.global_batch_size")
+        return self._assumed_tokens if known else None
+
+    @property
+    def _assumed_tokens(self) -> int | None:
         return int(self.case.global_batch_size * self.case.seq_length) if self.case is not None else None
 
     @property

@@ -59,6 +59,7 @@ TABLE: dict[str, Threshold] = {
     ),
     "flat_steps": Threshold(100, "steps", "the minimum before a training is expected to learn"),
     "growing_gradients": Threshold(5, "×", "gradient norm of the last tenth over the median; it usually falls"),
+    "norm_jump": Threshold(5, "×", "gradient norm of one line over the median of those before; noise stays below 3"),
     "scale_floor": Threshold(64, "", "fp16 loss scales settle between 2^10 and 2^17; below, gradients overflow"),
     "skipped_share": Threshold(2, "%", "a settled loss scale skips one step in a thousand"),
     # The run
