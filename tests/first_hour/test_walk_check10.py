@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,93 @@ def test_a_small_model_with_the_tokenizer_of_another_is_no_finding(meshwright: A
     for old, new in sizes.items():
         text = text.replace(old, new)
     assert not [one for one in _rules(_check(meshwright, tmp_path, text, *GPUS)) if one[0].startswith("model.")]
+
+
+TOML = """
+[job]
+dump_folder = "./outputs"
+[model]
+name = "llama3"
+flavor = "8B"
+converters = ["float8"]
+hf_assets_path = "./assets/hf/Llama-3.1-8B"
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+[lr_scheduler]
+warmup_steps = 500
+[training]
+local_batch_size = 4
+global_batch_size = 500
+seq_len = 32768
+steps = 14306
+dataset = "c4"
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 8
+context_parallel_degree = 5
+[checkpoint]
+enable = true
+[activation_checkpoint]
+mode = "full"
+[float8]
+enable_fsdp_float8_all_gather = true
+"""
+
+
+def _pasted(text: str, settings: list[str]) -> str:
+    """Return the TOML file with the settings of a repair."""
+    tables: dict[str, dict[str, str]] = {}
+    for line in text.splitlines():
+        if line.startswith("["):
+            table = tables.setdefault(line.strip("[]"), {})
+        elif line:
+            key, _, value = line.partition(" = ")
+            table[key] = value
+    for one in settings:
+        if one.startswith("without "):
+            name, _, key = one.removeprefix("without ").rpartition(".")
+            tables.pop(one.removeprefix("without "), None)
+            tables.get(name, {}).pop(key, None)
+        else:
+            path, _, value = one.partition(" = ")
+            name, _, key = path.rpartition(".")
+            tables.setdefault(name, {})[key] = value
+    return "\n".join(f"[{name}]\n" + "\n".join(f"{k} = {v}" for k, v in t.items()) for name, t in tables.items())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"context_parallel_degree = 5": "context_parallel_degree = 3", '"full"': '"ful"'},
+        {'"AdamW"': '"Adamw"', "seq_len = 32768": "seq_len = 4097", "degree = 8": "degree = 5"},
+    ],
+)
+def test_the_repair_of_several_errors_leaves_none(meshwright: Any, tmp_path: Path, changes: dict[str, str]) -> None:
+    text = TOML
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    answer = _check(meshwright, tmp_path, text, *GPUS, name="run.toml")
+    errors = [one for one in answer["findings"] if one["severity"] == "error"]
+    assert len(errors) >= 4
+    assert all(one["fix"] for one in errors)
+    after = _check(meshwright, tmp_path, _pasted(text, answer["repair"]["overrides"]), *GPUS, name="run.toml")
+    assert not [one for one in after["findings"] if one["severity"] == "error"]
+
+
+def test_the_repair_of_a_script_leaves_no_error(meshwright: Any, tmp_path: Path) -> None:
+    text = SCRIPT.replace("--nodes=24", "--nodes=12").replace("size 384", "size 7")
+    text = text.replace("--bf16", "--bf16 --recompute-granularity fulll --lr-decay-style cosin")
+    repair = _check(meshwright, tmp_path, text, *GPUS)["repair"]["overrides"]
+    assert "#SBATCH --nodes=24" in repair
+    assert "--lr-decay-style cosine" in repair
+    assert not [one for one in repair if one.startswith(("layout.", "recompute."))]
+    for one in repair:
+        text = text.replace("--nodes=12", "--nodes=24") if one.startswith("#") else text
+    flags = [one for one in repair if one.startswith("--")]
+    removed = [one.removeprefix("without ") for one in repair if one.startswith("without ")]
+    for one in removed:
+        text = re.sub(rf"{one}( [^-\s]\S*)?", "", text)
+    after = _check(meshwright, tmp_path, text.rstrip() + " " + " ".join(flags) + "\n", *GPUS)
+    assert not [one for one in after["findings"] if one["severity"] == "error"]

@@ -10,7 +10,7 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content, Framework, RuleContext
-from meshwright.frameworks.joint_repair import needs_repair, with_repair
+from meshwright.frameworks.joint_repair import needs_repair, only_fix_fails, with_repair
 from meshwright.frameworks.launch_checks import launch_findings, launch_notes
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.model_differences import model_findings
@@ -61,11 +61,12 @@ def check(
         return _check(framework, changed, gpus, model, overrides, advice, goal, fixes=False).findings
 
     found = msgspec.structs.replace(result, findings=tried_fixes(content, result.findings, findings_after))
-    if not needs_repair(found.findings):
-        return found
 
     def recheck(changed: Content, fixes: bool) -> CheckResult:
         return _check(framework, changed, gpus, model, overrides, advice, goal, fixes=fixes)
+
+    if not needs_repair(found.findings) and not only_fix_fails(content, found.findings, recheck):
+        return found
 
     def our_repair(changed: Content) -> tuple[str, ...]:
         return _our_repair(import_recipe(framework, changed, model, list(overrides), goal), gpus)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import msgspec
@@ -12,11 +12,14 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.our_fixes import changed_content
 from meshwright.frameworks.result import CheckResult
+from meshwright.frameworks.tried_fixes import REPLACED
 from meshwright.planner import Repair
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.rules import Finding
 
-ROUNDS = 6  # fixes of the framework's own rules that are combined
+ROUNDS = 10  # fixes that are combined
+WRITTEN = ("key.", "value.")
+"""Findings about how a setting is written: they are resolved first, because other rules read its value."""
 Recheck = Callable[[Content, bool], CheckResult]
 OurRepair = Callable[[Content], tuple[str, ...]]
 Part = tuple[Finding, str]  # a setting, and the finding whose fix it is
@@ -27,6 +30,15 @@ def needs_repair(findings: Sequence[Finding]) -> bool:
     """Return whether the fixes of single findings do not suffice: several errors, or one without a fix."""
     errors = [one for one in findings if one.severity == "error"]
     return len(errors) > 1 or any(not one.fix for one in errors)
+
+
+def only_fix_fails(content: Content, findings: Sequence[Finding], recheck: Recheck) -> bool:
+    """Return whether the fix of a script's only error leaves one; those of other files are tried already."""
+    errors = [one for one in findings if one.severity == "error"]
+    if content.settings or len(errors) != 1:
+        return False
+    after = _after(content, [(errors[0], text) for text in errors[0].fix], recheck)
+    return after is not None and not after.ok
 
 
 def with_repair(
@@ -43,7 +55,7 @@ def with_repair(
     left = {(one.rule, one.field) for one in after.findings}
     removed = [one for one in result.findings if one.severity != "advice" and (one.rule, one.field) not in left]
     repair = Repair(
-        overrides=tuple(text for _, text in parts),
+        overrides=tuple(_as_pasted(content, parts)),
         removes=tuple(one.rule for one in removed),
         leaves=tuple(sorted({one.rule for one in after.findings if one.severity == "warning"})),
         contract=_changes_contract(result.recipe, after.recipe),
@@ -55,25 +67,58 @@ def with_repair(
 
 
 def _found(content: Content, findings: Sequence[Finding], recheck: Recheck, our_repair: OurRepair) -> list[Part]:
-    """Return settings that leave no error: our repair, after as few fixes of the framework's rules as it needs."""
+    """Return settings that leave no error: fixes of how settings are written, our repair, then what is left."""
     parts: list[Part] = []
+    seen = {_settings_of(parts)}
     for _ in range(ROUNDS):
         errors = [one for one in findings if one.severity == "error"]
         if not errors:
             return parts
-        changed = _changed(content, parts)
-        joint = [(errors[0], text) for text in our_repair(changed)] if changed is not None else []
-        for more in (joint, *([(one, text) for text in one.fix] for one in errors if one.fix)):
+        for more, is_joint in _steps(content, parts, errors, our_repair):
             tried = _joined(parts, more)
-            after = _after(content, tried, recheck, fixes=True) if tried != parts else None
+            if _settings_of(tried) in seen:
+                continue
+            after = _after(content, tried, recheck, fixes=True)
             if after is not None and (
-                after.ok or (more is not joint and _resolves(more[0][0], errors, after.findings))
+                after.ok or (_lessens(errors, after) if is_joint else _resolves(more[0][0], errors, after.findings))
             ):
                 parts, findings = tried, after.findings
+                seen.add(_settings_of(parts))
                 break
         else:
             return []
     return []
+
+
+def _steps(
+    content: Content, parts: Sequence[Part], errors: Sequence[Finding], our_repair: OurRepair
+) -> Iterator[tuple[list[Part], bool]]:
+    """Yield the settings to try next, and whether they are our repair."""
+    written = [one for one in errors if one.rule.startswith(WRITTEN)]
+    if len(written) < len(errors):
+        changed = _changed(content, parts)
+        joint = [(errors[0], text) for text in our_repair(changed)] if changed is not None else []
+        if joint and not written:
+            yield joint, True
+    else:
+        joint = []
+    others = [one for one in errors if one not in written]
+    yield from (([(one, text) for text in one.fix], False) for one in written if one.fix)
+    yield from (([(one, f"without {one.field}")], False) for one in written)  # a key that has no successor
+    if joint and written:
+        yield joint, True
+    yield from (([(one, text) for text in one.fix], False) for one in others if one.fix)
+    yield from (([(one, text)], False) for one in others for text in one.fix if len(one.fix) > 1)
+
+
+def _settings_of(parts: Sequence[Part]) -> frozenset[str]:
+    return frozenset(text for _, text in parts)
+
+
+def _lessens(errors: Sequence[Finding], after: CheckResult) -> bool:
+    """Return whether errors are gone and none is new."""
+    left = {(one.rule, one.field) for one in after.findings if one.severity == "error"}
+    return left < {(one.rule, one.field) for one in errors}
 
 
 def _resolves(finding: Finding, errors: Sequence[Finding], after: Sequence[Finding]) -> bool:
@@ -101,6 +146,27 @@ def _changed(content: Content, parts: Sequence[Part]) -> Content | None:
     for finding, text in parts:
         changed = changed and changed_content(changed, msgspec.structs.replace(finding, fix=(text,)))
     return changed
+
+
+def _as_pasted(content: Content, parts: Sequence[Part]) -> Iterator[str]:
+    """Yield all settings; a key that another replaces is removed explicitly."""
+    texts = [text for _, text in parts]
+    yield from texts
+    for finding, text in parts:
+        if not finding.rule.startswith(REPLACED) or _key(text) == finding.field or text.startswith("without "):
+            continue
+        flag = _removed(content, finding.field)
+        if f"without {flag}" not in texts:
+            yield f"without {flag}"
+
+
+def _removed(content: Content, key: str) -> str:
+    """Return what to remove for a key: its flag, or its section if that has no other key."""
+    if not content.settings:
+        return f"--{key.lstrip('-').replace('_', '-')}"
+    section = key.rpartition(".")[0]
+    others = [one for one in content.settings if one.startswith(f"{section}.") and one != key]
+    return section if section and not others else key
 
 
 def _after(content: Content, parts: Sequence[Part], recheck: Recheck, fixes: bool = False) -> CheckResult | None:

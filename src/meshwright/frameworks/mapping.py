@@ -182,12 +182,26 @@ class _Reader:
     def _report_rejected(self, key: str, setting: SourcedValue, error: InputError) -> None:
         message = f"{self.framework.format_setting(key, setting.value)}: {error.reason}"
         fixes = tuple(self._format_fix(fix, key, isinstance(setting.value, list)) for fix in error.fix)
-        self._report("value.invalid", "error", key, setting, message, fixes)
+        self._report("value.invalid", "error", key, setting, message, tuple(fix for fix in fixes if fix))
+
+    def _reads(self, key: str, value: str) -> bool:
+        """Return whether a key that is read together with others accepts a value."""
+        composite = self.composite_of.get(key)
+        try:
+            if composite is not None:
+                found = composite.read({key: value}, self.start)
+                for field, text in {**found.explicit, **found.implied}.items():
+                    parse(recipe_fields()[field], text, field)
+        except InputError:
+            return False
+        return composite is not None
 
     def _format_fix(self, fix: str, key: str, is_list: bool = False) -> str:
         name, equals, value = fix.partition("=")
         if not equals and _NAME.fullmatch(fix):  # one of the key's values
             return self.framework.format_setting(key, [fix] if is_list else fix)
+        if equals and name in recipe_fields() and name not in self.key_map:  # a field of ours that several keys set
+            return self.framework.format_setting(key, value) if self._reads(key, value) else ""
         known = equals and (name == key or name in self.key_map)
         return self.framework.format_setting(name, [value] if is_list and name == key else value) if known else fix
 
@@ -242,6 +256,8 @@ class _Reader:
     def _replacement(self, config_key: ConfigKey, setting: SourcedValue) -> tuple[str, ...]:
         """Return what to write instead of a key, with the value that the file sets."""
         text = _PLACEHOLDER.sub(lambda _: text_of(setting.value), config_key.replacement)
+        if "." in text and text in config_keys(self.framework.key_map) and not setting.unresolved:  # renamed
+            text = self.framework.format_setting(text, setting.value)
         return (text,) if text else ()
 
     def _report(

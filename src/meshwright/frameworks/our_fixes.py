@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -66,7 +67,7 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
             launches = tuple(_with_launch_option(one, text, content.path) for one in launches)
             continue
         removed = text.startswith(("without ", "remove "))
-        words = text.split()[1:] if removed else text.split()
+        words = _words(text)[1:] if removed else _words(text)
         if len(words) == 2 and words[0] == "export" and "=" in words[1]:
             launches = tuple(_with_variable(one, words[1], content.path) for one in launches)
             continue
@@ -80,6 +81,14 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
             launches = tuple(msgspec.structs.replace(one, args=without_flag(one.args, other)) for one in launches)
         launches = tuple(msgspec.structs.replace(one, args=(*without_flag(one.args, key), *added)) for one in launches)
     return msgspec.structs.replace(content, launches=launches)
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of a fix as a shell reads them."""
+    try:
+        return shlex.split(text)
+    except ValueError:  # an apostrophe in a sentence
+        return text.split()
 
 
 def _with_variable(launch: LaunchCommand, assignment: str, path: str) -> LaunchCommand:

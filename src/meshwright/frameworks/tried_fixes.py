@@ -29,12 +29,12 @@ def tried_fixes(content: Content, findings: Sequence[Finding], findings_after: F
     """Return the findings with fixes that work: all settings of a fix together, or the first that works alone."""
     if not content.settings:  # a script, whose settings come from a command line
         return tuple(findings)
-    errors = {(one.rule, one.field) for one in findings if one.severity == "error"}
+    errors = [one for one in findings if one.severity == "error"]
     tried = [_tried(content, one, errors, findings_after) if one.fix else one for one in findings[:MOST]]
     return (*tried, *findings[MOST:])
 
 
-def _tried(content: Content, finding: Finding, errors: set[tuple[str, str]], findings_after: FindingsAfter) -> Finding:
+def _tried(content: Content, finding: Finding, errors: Sequence[Finding], findings_after: FindingsAfter) -> Finding:
     """Return the finding with the part of its fix that works; unchanged if the fix cannot be parsed."""
     for fix in (finding.fix, *((one,) for one in finding.fix if len(finding.fix) > 1)):
         changed = with_fix(content, finding, fix)
@@ -45,10 +45,22 @@ def _tried(content: Content, finding: Finding, errors: set[tuple[str, str]], fin
         except InputError:
             continue
         left = {(one.rule, one.field) for one in after}
-        new = {(one.rule, one.field) for one in after if one.severity == "error"} - errors
-        if (finding.rule, finding.field) not in left and not new:
+        if (finding.rule, finding.field) not in left and not _harm(fix, errors, after):
             return msgspec.structs.replace(finding, fix=fix)
     return msgspec.structs.replace(finding, fix=(), no_fix=NOT_FOUND)
+
+
+def _harm(fix: Sequence[str], errors: Sequence[Finding], after: Sequence[Finding]) -> bool:
+    """Return whether a fix leads to a new error, or to one about the very settings that it changes."""
+    known = {(one.rule, one.field) for one in errors}
+    texts = {one.message for one in errors}
+    names = {re.split(r"[ =:]", text)[0].rpartition(".")[2] for text in fix if not _REMOVAL.fullmatch(text)}
+    changed = [one for one in after if one.severity == "error" and one.message not in texts]
+    return any((one.rule, one.field) not in known or _mentions(one, names) for one in changed)
+
+
+def _mentions(finding: Finding, names: set[str]) -> bool:
+    return any(re.search(rf"\b{re.escape(name)}\b", finding.message) for name in names if name)
 
 
 def with_fix(content: Content, finding: Finding, fix: Sequence[str]) -> Settings | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -35,6 +36,10 @@ class ParsedArgs(msgspec.Struct, frozen=True):
     findings: tuple[Finding, ...]
 
 
+SHELL_CHARACTERS = re.compile(r"[|&;<>()*?\[\]#~!`\s]")
+"""Characters of a value that a shell would interpret; a variable such as $DATA is meant as one."""
+
+
 def format_flag(key: str, value: Any) -> str:
     """Format a setting as on the command line."""
     flag = "--" + key.replace("_", "-")
@@ -44,7 +49,8 @@ def format_flag(key: str, value: Any) -> str:
         return flag
     if isinstance(value, list | tuple):
         return " ".join([flag, *map(str, value)])
-    return f"{flag} {value}"
+    text = str(value)
+    return f"{flag} {shlex.quote(text)}" if SHELL_CHARACTERS.search(text) else f"{flag} {text}"
 
 
 def parse_args(args: Sequence[SourcedValue]) -> ParsedArgs:
