@@ -57,6 +57,7 @@ VISION_LANGUAGE = model(
     kind="vision_language",
     vision=Vision(27, 1152, 4304, 16, 16, layer_params=15_000_000, stem_params=1, connector_params=1),
 )
+GPT_OSS = model(Attention(64, 8, 64), layers=24, hidden=2880, family="gpt_oss", model_type="gpt_oss")
 NEXT = model(GatedDelta(16, 32, 128, 128), MoE(512, 10, 512), layers=48, hidden=2048, model_type="qwen3_next")
 QWEN35 = model(
     GatedDelta(16, 32, 128, 128),

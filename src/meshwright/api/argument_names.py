@@ -20,6 +20,8 @@ _OUT = ("--out {value}", "--write {value}", "--json > {value}")
 _DATA = ("--dataset {value}", "data.dataset={value}")
 PARALLEL = {"tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep", "sequence": "sp"}
 _BATCH = ("train.global_batch_size={value}", "layout.micro_batch_size={value}")
+NODE_NAMES = ("nodes", "num_nodes", "nnodes", "n_nodes")
+PER_NODE_NAMES = ("nproc_per_node", "gpus_per_node", "num_gpus_per_node")
 OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("seq_len", "seqlen", "sequence_length", "seq_length", "max_seq_len", "max_sequence_length"), _LENGTH
@@ -28,10 +30,8 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("block_size", "cutoff_len", "max_seq_length", "seq"), _LENGTH),
     **dict.fromkeys(("num_gpus", "n_gpus", "ngpus", "gpu_count", "gpus_count", "num_devices", "devices"), _COUNT),
     **dict.fromkeys(("world_size", "num_processes", "np", "n_proc", "nprocs", "gpus", "gpu"), _COUNT),
-    **dict.fromkeys(
-        ("nproc_per_node", "gpus_per_node", "num_gpus_per_node"), ("--nproc {value}", "--gpus 1x{value}xH100")
-    ),
-    **dict.fromkeys(("nodes", "num_nodes", "nnodes", "n_nodes"), _NODES),
+    **dict.fromkeys(PER_NODE_NAMES, ("--nproc {value}", "--gpus 1x{value}xH100")),
+    **dict.fromkeys(NODE_NAMES, _NODES),
     **dict.fromkeys(("o", "output", "out_dir", "output_file", "save_dir", "outfile"), _OUT),
     **dict.fromkeys(("data", "data_path", "train_file", "train_data", "dataset_path"), _DATA),
     **dict.fromkeys(("batch_size", "bs", "train_batch_size"), _BATCH),
@@ -45,7 +45,13 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("lora", "qlora"), ("--goal {name}",)),
     "use_lora": ("--goal lora",),
     "use_qlora": ("--goal qlora",),
-    **{f"{word}_parallel": (f"layout.{key}={{value}}",) for word, key in PARALLEL.items()},
+    **{
+        name: (f"layout.{key}={{value}}",)
+        for word, key in PARALLEL.items()
+        for name in (f"{word}_parallel", f"{word}_parallel_degree", f"{key}_size", f"{key}_degree", f"num_{key}")
+    },
+    **dict.fromkeys(("gbs", "global_bs", "global_batch"), ("train.global_batch_size={value}",)),
+    **dict.fromkeys(("mbs", "micro_bs", "micro_batch"), ("layout.micro_batch_size={value}",)),
     **dict.fromkeys(("checkpoint_dir", "resume"), ("--out {value}",)),
     **dict.fromkeys(("merge_and_unload", "merge_adapter", "merge_adapters", "merge_lora"), ("--merge",)),
     **dict.fromkeys(("format", "to_format", "framework", "target"), ("--to {value}",)),
@@ -111,6 +117,28 @@ def meant_option(name: str, value: str, options: Collection[str], takes_override
     fitting = [one for one in written if one.split()[0] in options or (takes_overrides and not one.startswith("--"))]
     alike = [one for one in fitting if one.startswith("--") == fitting[0].startswith("--")]
     return alike if name in ("batch_size", "bs", "train_batch_size") else fitting[:1]
+
+
+def with_nodes(name: str, value: str, gpus: str) -> str:
+    """Return --gpus with other nodes, or other GPUs in each, of the GPU that was typed; empty if unknown."""
+    counts_nodes = name in NODE_NAMES
+    is_count = value.isdigit() and int(value) > 0
+    if not (counts_nodes or name in PER_NODE_NAMES) or not is_count or not gpus or gpus.endswith(".toml"):
+        return ""
+    from meshwright.clusters import cluster
+
+    for text in (gpus, f"1x{gpus}"):  # a GPU alone has no count
+        try:
+            found = cluster(text)
+        except InputError:
+            continue
+        alone = text != gpus
+        each = found.gpu.gpus_per_node if alone else found.gpus_per_node
+        if counts_nodes and not re.match(r"[0-9]+x[0-9]+x", text) and not alone and found.world % int(value) == 0:
+            each = found.world // int(value)  # a count of all GPUs
+        nodes, each = (int(value), each) if counts_nodes else (1 if alone else found.nodes, int(value))
+        return f"--gpus {nodes}x{each}x{found.gpu.name}"
+    return ""
 
 
 PARAMETERS: dict[str, tuple[str, ...]] = {

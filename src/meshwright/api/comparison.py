@@ -71,6 +71,7 @@ class Side(Readable, msgspec.Struct, frozen=True):
     lost: tuple[UnmappedField, ...] = ()
     export_error: str = ""  # why the engine's framework cannot be given this job
     refused: tuple[RuleFinding, ...] = ()  # errors that the framework's own rules find in its config
+    sized: bool = False  # whether the layout was chosen for the GPUs: that of a model, not of a recipe or file
 
     def summary(self) -> Sequence[Row]:
         """Return the plan, or why there is none."""
@@ -230,10 +231,18 @@ def _exported(plan: Plan, engine: str) -> tuple[tuple[UnmappedField, ...], tuple
 
 
 def _side(request: requests.Compare, target: str | Recipe, engine: str | None) -> Side:
-    """Return the estimate of exactly one target."""
+    """Return one target: a recipe or file as it is, a model in the layout that `recommend` gives it on the GPUs."""
     name = target if isinstance(target, str) else target.name
     asked = requests.Estimate(**_shared(request), target=target, engine=engine)
-    return Side(name, estimate.handle(asked))
+    if not isinstance(target, str) or named_job(asked, target, request.model) is not None:
+        return Side(name, estimate.handle(asked))
+    question = model_question(asked)
+    try:
+        return Side(name, planner.recommend(question, request.overrides), sized=True)
+    except InputError as error:
+        if error.field != "gpus":  # only a cluster that this model cannot use is a result
+            raise
+        return Side(name, error=error.reason, sized=True)
 
 
 def _shared(request: requests.Compare) -> dict[str, Any]:
@@ -291,6 +300,7 @@ class ComparedSide(Part, frozen=True, kw_only=True):
     lost: Sequence[UnmappedField]
     error: str
     reasons: Sequence[str]
+    sized: bool = False
 
 
 class CompareResponse(Response, frozen=True, kw_only=True):
@@ -363,8 +373,10 @@ def _part(found: Comparison, side: Side, rank: int, best: Side) -> ComparedSide:
         cannot=side.cannot,
         lost=side.lost,
         error=side.error or side.export_error or next((one.message for one in side.refused), ""),
+        sized=side.sized,
         reasons=[
             *_reasons(side, best),
+            *(_sizing_reason(side) if found.of == "targets" else []),
             *(["the file is for it: nothing to convert"] if side.name == found.own else []),
         ],
     )
@@ -395,6 +407,11 @@ def _reasons(side: Side, best: Side) -> list[str]:
     if CONFIGS.get(side.name) in ONLY_SHARDING:
         found.append("its config covers sharding and precision: the training program is yours")
     return found
+
+
+def _sizing_reason(side: Side) -> list[str]:
+    """Return whether a target's layout is its own or was chosen for the GPUs."""
+    return ["a model: sized to the GPUs as recommend does"] if side.sized else ["a recipe or file, as it is"]
 
 
 def _speed_reason(side: Side, best: Side) -> str:

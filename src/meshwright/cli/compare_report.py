@@ -78,15 +78,21 @@ def _compared_runs(answer: Answer) -> None:
     titled(out, "Result", [f"[bold]{escape(answer['answer'])}[/]"])
 
 
+def _is_over(estimate: Answer) -> bool:
+    """Return whether memory is why a layout does not fit; a layout that breaks a rule does not fit either."""
+    return not estimate["fits"] and estimate["memory_gib"]["total"] > estimate["memory_gib"]["capacity"]
+
+
 def _side_row(side: Answer) -> tuple[str, ...]:
     estimate = side["estimate"]
     if estimate is None or side["layout"] is None:
         return (str(side["rank"]), side["name"], "cannot run", "", "", "", "")
     memory, band = estimate["memory_gib"], estimate["band"]
-    gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + ("" if estimate["fits"] else " over")
+    gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + (" over" if _is_over(estimate) else "")
     within = f"{estimate['step_s']:.2f} ({band['step_low_s']:.2f} to {band['step_high_s']:.2f})"
     if not estimate["fits"]:
-        return (str(side["rank"]), side["name"], layout_summary(side["layout"]), gib, "", "", "")
+        why = "" if _is_over(estimate) else "cannot run"
+        return (str(side["rank"]), side["name"], layout_summary(side["layout"]), gib, why, "", "")
     speed = (within, f"{estimate['tokens_per_s_per_gpu']:,.0f}", f"{estimate['mfu']:.0%}")
     return (str(side["rank"]), side["name"], layout_summary(side["layout"]), gib, *speed)
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from meshwright import api
-from meshwright.api.argument_names import meant_option
+from meshwright.api.argument_names import meant_option, with_nodes
 from meshwright.api.paths import blend_of
 from meshwright.api.verbs import verbs_on
 from meshwright.errors import InputError, closest
@@ -152,11 +152,18 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
     options = [flag for one in parameters if isinstance(one, click.Option) for flag in (*one.opts, *one.secondary_opts)]
     takes_overrides = any(one.name == "overrides" for one in parameters)
     value = _value_of(option, arguments)
+    own_gpus = _value_of("--gpus", arguments)
+    nodes = with_nodes(name, value, own_gpus) if "--gpus" in options else ""
+    if nodes == f"--gpus {own_gpus}":
+        return f"{nodes} says it already. ", [f"without {option}"]
+    if nodes:
+        return f"write {nodes}. ", [nodes]
     other = meant_option(name, value, options, takes_overrides, context.command.name if context else "")
     if other:
         what = "it writes configs of frameworks; a model folder comes from" if "convert" in other[0] else "write"
         return f"{what} {' or '.join(other)}. ", other
-    near = closest(option, [flag for flag in options if flag.startswith("--")])
+    is_field = takes_overrides and api.recipe_key(name) is not None  # --tp is layout.tp, not --top
+    near = [] if is_field else closest(option, [flag for flag in options if flag.startswith("--")])
     found = None
     if takes_overrides and (not near or api.is_removed_key(name)):
         recipe = api.recipe_in_line(arguments) if api.is_removed_key(name) else None

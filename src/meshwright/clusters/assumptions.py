@@ -62,6 +62,18 @@ def nodes_assumed(found: Cluster) -> Iterator[Assumption]:
     yield Assumption("nodes", f"{found.nodes}x{found.gpus_per_node}", text)
 
 
+def network_assumed(found: Cluster) -> Iterator[Assumption]:
+    """Yield the network of each GPU where several nodes need one, and how to write another."""
+    if found.world <= found.nvlink_domain or found.own_network:
+        return
+    each, known = found.gpus_per_node, found.gpu
+    value = f"{8 * known.network_gb_s:g} Gb/s per GPU"
+    node = f" ({8 * known.network_gb_s * each:,g} Gb/s per node)" if each > 1 else ""
+    other = 'network_gb_s_per_node = "200 Gb/s", or network_gb_s for one GPU'
+    text = f"a network of {value}{node}, as usual with {known.name}; for another set {other}, in a cluster file"
+    yield Assumption("network", value, text)
+
+
 def links_assumed(found: Cluster) -> Iterator[Assumption]:
     """Yield which GPUs fast links are taken to connect, where systems with the same GPU differ."""
     text, known = _links(found), found.gpu

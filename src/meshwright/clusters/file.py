@@ -15,20 +15,25 @@ from meshwright.clusters.catalogue import gpu
 from meshwright.clusters.tables import (
     GPU_KEYS,
     MAX_GPUS,
+    NODE_NETWORK,
+    OTHER_KEYS,
     BadTableError,
     format_value,
     read_count,
     read_currency,
     read_gpu,
     read_gpu_values,
+    read_network,
     read_price,
-    reject_port_speed,
     reject_unknown_keys,
 )
 from meshwright.clusters.types import Cluster, Gpu
 from meshwright.errors import InputError
 
-_OWN_KEYS = ("gpu", "nodes", "gpus_per_node", "price", "currency")
+NETWORK = "network_gb_s"
+_OWN_KEYS = ("gpu", "nodes", "gpus_per_node", "price", "currency", NODE_NETWORK)
+_OF_THE_GPU = ("arch", "capability", "memory_gib", "hbm_gb_s", "peak_tflops")
+"""Facts that make another GPU: with one of them, `name` is the GPU's, else the cluster's."""
 _OVERRIDES = tuple(key for key in GPU_KEYS if key not in ("gpus_per_node", "nvlink_board", "aliases"))
 _FILE_KEYS = (*_OWN_KEYS, *_OVERRIDES)
 
@@ -64,19 +69,23 @@ def _load(path: str, sent: str | None) -> dict[str, Any]:
 
 
 def _cluster_of(table: Mapping[str, Any]) -> Cluster:
-    reject_unknown_keys(table, _FILE_KEYS)
+    reject_unknown_keys(table, _FILE_KEYS, OTHER_KEYS)
     base = _gpu_of(table)
-    reject_port_speed(table.get("network_gb_s"), base.network_gb_s)
-    overrides = read_gpu_values({key: value for key, value in table.items() if key in _OVERRIDES})
+    overrides = read_gpu_values({key: value for key, value in table.items() if key in _OVERRIDES and key != NETWORK})
     if "peak_tflops" in overrides:
         overrides["peak_tflops"] = base.peak_tflops | overrides["peak_tflops"]
     nodes = read_count("nodes", table.get("nodes", 1))
     gpus_per_node = read_count("gpus_per_node", table.get("gpus_per_node", base.gpus_per_node))
     if nodes * gpus_per_node > MAX_GPUS:
         raise BadTableError(f"{nodes} nodes of {gpus_per_node} GPUs exceed the maximum of {MAX_GPUS} GPUs")
+    if (network := read_network(table, base.network_gb_s, gpus_per_node)) is not None:
+        overrides[NETWORK] = network
+    name = "" if overrides.keys() & _OF_THE_GPU or isinstance(table["gpu"], dict) else overrides.pop("name", "")
     price, currency = read_price(table.get("price")), read_currency(table.get("currency"))
     own_links = "nvlink_domain" in table or isinstance(table["gpu"], dict)
-    return Cluster(msgspec.structs.replace(base, **overrides), nodes, gpus_per_node, price, currency, own_links)
+    own_network = network is not None or isinstance(table["gpu"], dict)
+    known = msgspec.structs.replace(base, **overrides)
+    return Cluster(known, nodes, gpus_per_node, price, currency, own_links, own_network, name)
 
 
 def _gpu_of(table: Mapping[str, Any]) -> Gpu:

@@ -9,7 +9,7 @@ from math import gcd
 import msgspec
 
 from meshwright import file_access
-from meshwright.clusters.assumptions import links_assumed, nodes_assumed, variant_assumed
+from meshwright.clusters.assumptions import links_assumed, network_assumed, nodes_assumed, variant_assumed
 from meshwright.clusters.catalogue import gpu, gpus, is_known
 from meshwright.clusters.detect import this_machine
 from meshwright.clusters.file import looks_like_path, read_cluster_file
@@ -105,7 +105,8 @@ def _read(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
             )
         return this_machine(), ()
     if looks_like_path(text):
-        return read_cluster_file(text), ()
+        described = read_cluster_file(text)
+        return described, tuple(network_assumed(described))
     return _instances(text) or _described(text)
 
 
@@ -121,7 +122,7 @@ def _instances(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
     message = f"{per}; links and network are those of the catalogue's {found.gpu}, not of the instance"
     made = Cluster(gpu(found.gpu), nodes, found.count)
     _check_size(text, made)
-    return made, (Assumption("instance", f"{nodes}x{found.count}x{found.gpu}", message),)
+    return made, (Assumption("instance", f"{nodes}x{found.count}x{found.gpu}", message), *network_assumed(made))
 
 
 def _similar_instances(name: str) -> list[str]:
@@ -178,6 +179,7 @@ def _assumed(parts: _Parts, made: Cluster) -> Iterator[Assumption]:
     if parts.each is None and not (parts.nodes and parts.count):
         yield from nodes_assumed(made)
     yield from links_assumed(made)
+    yield from network_assumed(made)
 
 
 def _check_size(text: str, made: Cluster) -> None:

@@ -18,12 +18,29 @@ UNITS = {
     "hbm_gb_s": "in GB/s",
     "nvlink_gb_s": "in GB/s per GPU",
     "network_gb_s": "in GB/s per GPU: one 100 Gb/s port for each GPU is 12.5, one for 8 GPUs 1.5625",
+    "network_gb_s_per_node": "in GB/s of all GPUs of a node together",
     "host_gib": "in GiB",
 }
 PORT_GBIT_S = (100, 200, 400, 800, 1600, 3200)
 """Speeds of network ports in Gb/s: as GB/s without a unit, and more than such GPUs have, they are a mistake."""
 _BANDWIDTHS = ("hbm_gb_s", "nvlink_gb_s", "network_gb_s")
 _BANDWIDTH = re.compile(r"([0-9]*\.?[0-9]+)\s*([GT])(b/s|bps|bit/s|B/s)")
+_PER = re.compile(r"(?P<speed>.+?)\s*(?:per|/|a)\s*(?P<what>node|gpu)s?", re.IGNORECASE)
+NODE_NETWORK = "network_gb_s_per_node"
+SLOWEST_GB_S = 0.125  # 1 Gb/s per GPU: a smaller number without unit is probably a mistake
+OTHER_KEYS = {
+    **dict.fromkeys(("num_nodes", "nnodes", "n_nodes", "node_count", "hosts"), "nodes"),
+    **dict.fromkeys(("nproc_per_node", "num_gpus_per_node", "gpus", "num_gpus", "gpu_per_node"), "gpus_per_node"),
+    **dict.fromkeys(("gpu_type", "gpu_name", "accelerator", "device"), "gpu"),
+    **dict.fromkeys(("interconnect", "network", "infiniband", "ib", "bandwidth", "internode_gb_s"), "network_gb_s"),
+    **dict.fromkeys(("network_gbps", "network_gbit_s", "nic_gb_s", "ib_gb_s", "network_bandwidth"), "network_gb_s"),
+    **dict.fromkeys(("network_per_node", "network_gbps_per_node", "node_network_gb_s"), NODE_NETWORK),
+    **dict.fromkeys(("nvlink", "intranode_gb_s", "nvlink_bandwidth"), "nvlink_gb_s"),
+    **dict.fromkeys(("memory", "memory_gb", "gpu_memory", "gpu_memory_gb", "vram"), "memory_gib"),
+    **dict.fromkeys(("host_memory", "ram", "cpu_memory"), "host_gib"),
+    **dict.fromkeys(("cost", "price_per_hour", "price_per_gpu_hour"), "price"),
+}
+"""Keys that people write in cluster files, and ours."""
 _NUMBERS = ("capability", "memory_gib", "hbm_gb_s", "nvlink_gb_s", "network_gb_s", "host_gib")
 _COUNTS = ("nvlink_domain", "nvlink_board", "gpus_per_node")
 _TEXTS = ("name", "source", "note")
@@ -52,11 +69,14 @@ def read_gpu_values(table: Mapping[str, object]) -> dict[str, Any]:
     return {key: _read_value(key, value) for key, value in table.items()}
 
 
-def reject_unknown_keys(table: Mapping[str, object], known: tuple[str, ...]) -> None:
-    """Raise for the first unknown key, with did-you-mean."""
+def reject_unknown_keys(
+    table: Mapping[str, object], known: tuple[str, ...], others: Mapping[str, str] | None = None
+) -> None:
+    """Raise for the first unknown key, with did-you-mean; `others` are names that other tools use."""
     for key in table:
         if key not in known:
-            near = closest(key, known)
+            same = (others or {}).get(key.lower().replace("-", "_"))
+            near = [same] if same else closest(key, known)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
             raise BadTableError(f"unknown key {key[:80]}; {hint}")
 
@@ -112,12 +132,33 @@ def _read_bandwidth(key: str, value: object) -> float:
     return _read_number(key, float(size) * (1000 if prefix == "T" else 1) / (1 if unit == "B/s" else 8))
 
 
-def reject_port_speed(value: object, usual_gb_s: float) -> None:
-    """Raise if a network's number without unit is the speed of a port in Gb/s, which GB/s would make 8 times faster."""
-    if isinstance(value, int | float) and value in PORT_GBIT_S and value > usual_gb_s:
+def read_network(table: Mapping[str, object], usual_gb_s: float, gpus_per_node: int) -> float | None:
+    """Return the network of one GPU in GB/s from a cluster file, which may give a node's; None without one."""
+    given = [key for key in ("network_gb_s", NODE_NETWORK) if key in table]
+    if len(given) > 1:
+        raise BadTableError(f"{given[0]} is of one GPU, {given[1]} of all GPUs of a node: write one of both")
+    if not given:
+        return None
+    key, value = given[0], table[given[0]]
+    per = _PER.fullmatch(value.strip()) if isinstance(value, str) else None
+    of_node = key == NODE_NETWORK
+    if per is not None:
+        if of_node and per["what"].lower() == "gpu":
+            raise BadTableError(f'{key} = {format_value(value)}: write network_gb_s = "{per["speed"]}" for one GPU')
+        of_node, value = of_node or per["what"].lower() == "node", per["speed"]
+    gpus = gpus_per_node if of_node else 1
+    _reject_unlikely_speed(key, value, usual_gb_s * gpus, SLOWEST_GB_S * gpus, "node" if of_node else "GPU")
+    return _read_bandwidth(key, value) / gpus
+
+
+def _reject_unlikely_speed(key: str, value: object, usual_gb_s: float, slowest_gb_s: float, what: str) -> None:
+    """Raise for a number without unit that is a port's speed in Gb/s, or slower than any cluster's network."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        return
+    if (value in PORT_GBIT_S and value > usual_gb_s) or value < slowest_gb_s:
         raise BadTableError(
-            f"network_gb_s = {value} is {8 * value:,} Gb/s for each GPU, and usual are {8 * usual_gb_s:g}; "
-            f'write the unit: network_gb_s = "{value} Gb/s" (that is {value / 8:g} GB/s), or "{value} GB/s"'
+            f"{key} = {value} is {8 * value:,g} Gb/s for each {what}, and usual are {8 * usual_gb_s:g}; "
+            f'write the unit: {key} = "{value} Gb/s" (that is {value / 8:g} GB/s), or "{value} GB/s"'
         )
 
 

@@ -39,7 +39,7 @@ class Gpu(Entry, msgspec.Struct, frozen=True):
 class Assumption(msgspec.Struct, frozen=True):
     """Something that a cluster argument leaves open, the value taken for it, and how to choose another."""
 
-    field: str  # gpu, variant, nodes, links or instance
+    field: str  # gpu, variant, nodes, links, network or instance
     value: str
     message: str
 
@@ -53,6 +53,8 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
     price: float | None = None  # of one GPU for one hour, if the cluster file has one
     currency: str = ""
     own_links: bool = False  # whether the cluster file gives nvlink_domain
+    own_network: bool = False  # whether the cluster file gives the network
+    name: str = ""  # of the whole cluster, if its file has one
 
     @property
     def world(self) -> int:
@@ -79,7 +81,8 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
         links = f"{self.gpu.nvlink_gb_s:,.0f} GB/s among {self.nvlink_domain}, {self.gpu.network_gb_s:,.0f} GB/s beyond"
         price = [] if self.price is None else [("Price", f"{self.price:g} {self.currency} per GPU hour")]
         counts = f"{self.nodes:,} × {self.gpus_per_node} {self.gpu.name}, {self.gpu.memory_gib:.1f} GiB each"
-        return [("Cluster", str(self)), ("GPUs", counts), ("Links", links), *price]
+        named = f"{self.name}, {self}" if self.name else str(self)
+        return [("Cluster", named), ("GPUs", counts), ("Links", links), *price]
 
     def __str__(self) -> str:
         # `16xH100` means two nodes of 8, so one unusually large node keeps its node count: `1x16xH100`

@@ -233,7 +233,7 @@ def _suggestions(
     yield from _faster_layout(case, estimate, faster)
     yield from faster_step(baseline, case, estimate)
     yield from batch
-    yield from suggestions(baseline.base, baseline.base_cluster.world, case)
+    yield from suggestions(baseline.base, baseline.base_cluster.world, case, baseline.pinned, _typed(baseline))
 
 
 def _same_search(case: Case, planned: Case) -> bool:
@@ -276,20 +276,19 @@ def _batch_that_divides(baseline: Baseline, found: Candidate) -> Iterable[Sugges
     """Yield a batch near the recipe's whose best layout trains more samples per second than the layout found."""
     train, scored = baseline.requested.train, []
     for batch in divisible_batches(train.global_batch_size, int(baseline.case.world)):
-        changed = msgspec.structs.replace(train, global_batch_size=batch)
-        one = best(
-            baseline.case.rebuild(msgspec.structs.replace(baseline.requested, train=changed)),
-            baseline.pinned,
-            quick=True,
-        )
+        one = best(_with_batch(baseline, batch).case, baseline.pinned, quick=True)
         if one is not None and one.has_headroom >= found.has_headroom and one.fits:
-            scored.append((one.step_s / batch, batch, one))
+            scored.append((one.step_s / batch, batch))
     if not scored:
         return
-    per_sample, batch, other = min(scored, key=lambda row: row[:2])
-    gain = 1 - per_sample * train.global_batch_size / found.step_s  # a layout that does not fit has no step time
-    if gain < 1 - SUGGEST_BELOW:
+    per_sample, batch = min(scored)
+    if 1 - per_sample * train.global_batch_size / found.step_s < 1 - SUGGEST_BELOW:  # no step time if it does not fit
         return
+    moved = _with_batch(baseline, batch)
+    other = best(moved.case, baseline.pinned)  # all of the search, so that asking with this batch gives these figures
+    if other is None:
+        return
+    gain = 1 - _planned_step_s(moved, other) / batch * train.global_batch_size / _planned_step_s(baseline, found)
     gained = f"estimated {gain:.0%} less time per token" if found.fits else "a layout fits with it"
     different = {name: other.layout[name] for name in SEARCHED_NAMES if other.layout[name] != found.layout[name]}
     overrides = as_overrides(different)
@@ -298,6 +297,18 @@ def _batch_that_divides(baseline: Baseline, found: Candidate) -> Iterable[Sugges
         f"{int(baseline.case.world)} GPUs, {batch} into more"
     )
     yield Suggestion("fit the batch to the GPUs", (f"train.global_batch_size={batch}", *overrides), why)
+
+
+def _with_batch(baseline: Baseline, batch: int) -> Baseline:
+    """Return the baseline with another global batch."""
+    train = msgspec.structs.replace(baseline.requested.train, global_batch_size=batch)
+    requested = msgspec.structs.replace(baseline.requested, train=train)
+    return msgspec.structs.replace(baseline, requested=requested, case=baseline.case.rebuild(requested))
+
+
+def _planned_step_s(baseline: Baseline, found: Candidate) -> float:
+    """Return the step time of the plan with a layout: its loss and gathering are chosen after the search."""
+    return float(plan_with(baseline, {**found.layout, **baseline.pinned}, advised=False).estimate.step_s)
 
 
 def _faster_layout(case: Case, estimate: costs.Estimate, faster: Candidate | None) -> Iterable[Suggestion]:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Mapping
 from math import ceil, lcm, sqrt
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from meshwright import costs, rules
 from meshwright.planner.divisors import divided_batch
 from meshwright.planner.plan import Suggestion
+from meshwright.planner.search import score
+from meshwright.planner.space import QUICK_SPACE
 from meshwright.recipes.case import Case
 from meshwright.recipes.overrides import apply
 from meshwright.recipes.types import Recipe
@@ -54,14 +57,17 @@ def divisible_batches(batch: int, world: int) -> list[int]:
         step //= 2
 
 
-def suggestions(base: Recipe, base_world: int, case: Case) -> tuple[Suggestion, ...]:
-    """Return suggested contract changes for this cluster; each is legal and fits."""
-    candidates = (
-        *_batch_suggestions(base, base_world, case),
-        *_length_suggestions(base, case),
-        *_fp8_suggestions(case),
-    )
-    return tuple(suggestion for suggestion in candidates if _is_valid(suggestion, case))
+def suggestions(
+    base: Recipe, base_world: int, case: Case, pinned: Mapping[str, Any] | None = None, typed: Container[str] = ()
+) -> tuple[Suggestion, ...]:
+    """Return suggested contract changes for this cluster; each is legal and fits.
+
+    `typed` are the flat names that the user set: whoever typed a batch is not told another one.
+    """
+    own_batch = "global_batch_size" in typed
+    candidates = (*(() if own_batch else _batch_suggestions(base, base_world, case, typed)), *_fp8_suggestions(case))
+    valid = tuple(suggestion for suggestion in candidates if _is_valid(suggestion, case))
+    return valid if own_batch else (*valid, *_length_suggestions(base, case, pinned or {}))
 
 
 def _with(suggestion: Suggestion, case: Case) -> Case:
@@ -91,7 +97,7 @@ def _divided(batch: int, case: Case) -> int:
     return divided_batch(batch, step) if batch >= step else _whole_steps(batch, case)
 
 
-def _batch_suggestions(base: Recipe, base_world: int, case: Case) -> list[Suggestion]:
+def _batch_suggestions(base: Recipe, base_world: int, case: Case, typed: Container[str]) -> list[Suggestion]:
     """Suggest a larger batch if there are more GPUs or each has too few tokens, up to MAX_TOKENS per step."""
     old, world = base.train.global_batch_size, int(case.world)
     per_gpu = case.global_batch_size * case.seq_length / world
@@ -104,16 +110,27 @@ def _batch_suggestions(base: Recipe, base_world: int, case: Case) -> list[Sugges
     batch = _divided(min(wanted, MAX_TOKENS // case.seq_length, MAX_BATCH_GROWTH * old), case)
     if batch < MIN_BATCH_GROWTH * case.global_batch_size:
         return []
-    lr, linear = (scaled_lr(base.optimizer.lr, old, batch, law) for law in LAWS)
-    why += f": global batch {batch} uses them better, with lr {lr:g} (sqrt scaling; {linear:g} with linear scaling)"
+    own = "lr" in typed
+    whose, known = ("your", case.recipe.optimizer.lr) if own else ("the recipe's", base.optimizer.lr)
+    at = case.recipe.train.global_batch_size if own else old
+    lr, linear = (scaled_lr(known, at, batch, law) for law in LAWS)
+    why += (
+        f": global batch {batch} uses them better, with lr {lr:g}: "
+        f"{whose} {known:g} at batch {at} with sqrt scaling ({linear:g} with linear scaling)"
+    )
     return [Suggestion("scale the batch", (f"train.global_batch_size={batch}", f"optimizer.lr={lr:g}"), why)]
 
 
-def _length_suggestions(base: Recipe, case: Case) -> list[Suggestion]:
+def _length_suggestions(base: Recipe, case: Case, pinned: Mapping[str, Any]) -> list[Suggestion]:
+    """Suggest the batch that keeps the tokens per step; one near it if that fits no layout, none if it is another."""
     if case.seq_length == base.data.seq_length:
         return []
-    batch = _whole_steps(batch_for_tokens(base.train.global_batch_size, base.data.seq_length, case.seq_length), case)
-    if batch == case.global_batch_size:
+    exact = batch_for_tokens(base.train.global_batch_size, base.data.seq_length, case.seq_length)
+    near = [one for one in (exact, _whole_steps(exact, case)) if abs(one - exact) <= MAX_BATCH_SHIFT * exact]
+    if case.global_batch_size in near:
+        return []
+    batch = next((one for one in near if _fits_a_layout(case, one, pinned)), None)
+    if batch is None:
         return []
     why = (
         f"seq_length changed from {base.data.seq_length} to {case.seq_length}; this batch has "
@@ -121,6 +138,14 @@ def _length_suggestions(base: Recipe, case: Case) -> list[Suggestion]:
         f"{base.train.global_batch_size * base.data.seq_length:,}"
     )
     return [Suggestion("keep the tokens per step", (f"train.global_batch_size={batch}",), why)]
+
+
+def _fits_a_layout(case: Case, batch: int, pinned: Mapping[str, Any]) -> bool:
+    """Return whether the cluster has a layout for another batch, which asking again would find."""
+    other = case.rebuild(apply(case.recipe, [f"train.global_batch_size={batch}"]))
+    if bool(rules.legal(other)) and bool(other.memory.fits):
+        return True
+    return any(batch.fits.any() for batch in score(other, pinned, QUICK_SPACE, timed=False))
 
 
 def _new_findings(before: Case, after: Case) -> set[str]:
@@ -141,5 +166,5 @@ def _fp8_suggestions(case: Case) -> list[Suggestion]:
     gain = 1 - float(costs.step_time(_with(suggestion, case)).step_s) / float(costs.step_time(case).step_s)
     if gain < MIN_FP8_GAIN:
         return []
-    why = f"estimated {gain:.0%} less step time; the trained weights differ, so compare loss curves first"
+    why = f"estimated {gain:.0%} less step time in this layout; the trained weights differ: compare loss curves first"
     return [msgspec.structs.replace(suggestion, why=why)]

@@ -142,13 +142,13 @@ def _axis(field: str, name: str, *engines: str) -> Capability:
         runs=dict.fromkeys(engines, (1,)),
         rule=f"engine.no-{field}",
         symptom="unknown option; or the degree is used in the arithmetic but nothing is parallelized",
-        cause=f"{name} is not implemented in this engine",
+        cause=f"{name} is not implemented in this engine, or its config has no key for it",
     )
 
 
 CAPABILITIES: tuple[Capability, ...] = (
     _axis("tp", "tensor parallelism", "fsdp1"),
-    _axis("pp", "pipeline parallelism", "fsdp1"),
+    _axis("pp", "pipeline parallelism", "fsdp1", "deepspeed"),
     _axis("cp", "context parallelism", "kempnerforge", "fsdp1", "deepspeed"),
     _axis("ep", "expert parallelism", "fsdp1"),
     _axis("etp", "tensor parallelism inside experts", "torchtitan", "automodel", "kempnerforge", "fsdp1", "deepspeed"),
@@ -511,6 +511,27 @@ STRATEGY_LIMITS = (
     StrategyLimit("fsdp2", "ep", ("megatron",), WRAPS_FULL_MODELS),
 )
 """What the strategies of an engine do not combine with."""
+
+
+class ModelLimit(msgspec.Struct, frozen=True):
+    """A degree that an engine does not support above 1 for some models."""
+
+    engine: str
+    field: str
+    model_types: tuple[str, ...]  # of Hugging Face configs
+    cause: str
+
+
+MODEL_LIMITS = (
+    ModelLimit(
+        "torchtitan",
+        "pp",
+        ("qwen3", "qwen3_moe", "gpt_oss"),
+        "each model of its 0.2 line, which exports are written for, has a pipelining function of its own, or none",
+    ),
+    ModelLimit("torchtitan", "cp", ("gpt_oss",), "attention with sinks has no context-parallel kernel in its 0.2 line"),
+)
+"""Degrees that engines do not support for some models: the search and the exports read the same rows."""
 FRAMEWORK_GOALS: Mapping[str, tuple[str, ...]] = {
     "torchtitan": ("pretrain",),
     "kempnerforge": ("pretrain",),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from meshwright.recipes.capabilities import CAPABILITIES, Capability
+from meshwright.recipes.capabilities import CAPABILITIES, MODEL_LIMITS, Capability, ModelLimit
 from meshwright.recipes.case import Case, Column
 from meshwright.recipes.engine_models import lacking
 from meshwright.rules.memory import offloads
@@ -95,3 +95,33 @@ for _row in CAPABILITIES:
 )
 def untrained_model(c: Case) -> Column:
     return bool(lacking(c.model))
+
+
+def _limits_model(row: ModelLimit) -> None:
+    """Register the error for a degree that an engine does not support for some models."""
+
+    def unsupported(c: Case) -> Column:
+        return (getattr(c, row.field) > 1) if c.model.model_type in row.model_types else False
+
+    rule(
+        model_rule(row),
+        "error",
+        row.field,
+        engines=(row.engine,),
+        message=f"{{engine}} does not support {row.field}={{{row.field}}} for {{kind}} models",
+        symptom="NotImplementedError or RuntimeError: the model does not support it",
+        cause=row.cause,
+        fixes=(MODEL_FIXES[row.field],),
+        values={"kind": lambda c: c.model.model_type},
+    )(unsupported)
+
+
+def model_rule(row: ModelLimit) -> str:
+    """Return the id of the rule for a limit of some models."""
+    return f"{SUBJECTS[row.field]}.{row.engine}-models"
+
+
+SUBJECTS = {"pp": "pipeline", "cp": "sequence"}
+MODEL_FIXES = {"pp": NO_PP, "cp": NO_CP}
+for _limit in MODEL_LIMITS:
+    _limits_model(_limit)

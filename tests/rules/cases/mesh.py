@@ -9,6 +9,7 @@ from ..helpers import (
     DELTA,
     DENSE,
     GPT,
+    GPT_OSS,
     LARGE_MIXTURE,
     LATENT,
     MIXTURE,
@@ -67,6 +68,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pipeline.tied-embeddings": ({"engine": "torchtitan", "spec": TIED, "pp": 2}, {"engine": "meshwright"}),
     "pipeline.experts": ({"engine": "kempnerforge", "spec": MIXTURE, "pp": 2}, {"spec": DENSE}),
     "pipeline.vision": ({"engine": "kempnerforge", "spec": VISION_LANGUAGE, "pp": 2}, {"spec": DENSE}),
+    "pipeline.torchtitan-models": ({"engine": "torchtitan", "spec": GPT_OSS, "pp": 2}, {"spec": DENSE}),
     # schedule
     "schedule.one-chunk": ({"pp": 2, "vp": 2}, {"pp_schedule": "interleaved_1f1b"}),
     "schedule.several-chunks": ({"pp": 2, "pp_schedule": "interleaved_1f1b"}, {"vp": 2}),
@@ -123,6 +125,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sequence.hierarchy": ({"cp": 8, "cp_comm": "a2a+ring", "cp_inner": 3, "seq_length": 65536}, {"cp_inner": 4}),
     "sequence.exchange-supported": ({"engine": "torchtitan", "cp": 2, "cp_comm": "a2a"}, {"cp_comm": "allgather"}),
     "sequence.attention-kernel": ({"cp": 2, "attention": "eager"}, {"attention": "flash"}),
+    "sequence.torchtitan-models": ({"engine": "torchtitan", "spec": GPT_OSS, "cp": 2}, {"spec": DENSE}),
     "sequence.sliding-window-ring": ({"engine": "megatron", "spec": WINDOWED, "cp": 2}, {"cp_comm": "a2a"}),
     "sequence.packing-over-context": ({"engine": "automodel", "packing": True, "cp": 2}, {"attention": "te"}),
     "sequence.loss-per-token": ({"engine": "megatron", "goal": "sft", "cp": 2}, {"per_token_loss": True}),

@@ -170,8 +170,14 @@ def _parse_current(
     tp_is_sp = "parallelism.enable_sequence_parallel" not in settings
     parsed = _parsed(content, settings, preset_model(module, config), notes, tuple(findings), tp_is_sp)
     return msgspec.structs.replace(
-        parsed, field_values={**parsed.field_values, "kernels.loss": "chunked"}
-    )  # in every preset
+        parsed,
+        field_values={**parsed.field_values, "kernels.loss": "chunked"},  # in every preset
+        suppressed_rules=LIMITS_OF_02,
+    )
+
+
+LIMITS_OF_02 = ("pipeline.torchtitan-models", "sequence.torchtitan-models")
+"""Rules about models of the 0.2 line, which later versions pipeline and shard by context."""
 
 
 def _toml_removed(run: Run, command_settings: Mapping[str, SourcedValue]) -> Iterator[Finding]:

@@ -15,9 +15,9 @@ from meshwright.frameworks.torchtitan.derived_fields import KEEP_ALL, ONE_STAGE
 from meshwright.frameworks.torchtitan.format_override import flag
 from meshwright.frameworks.torchtitan.models import PRESETS, flavor_of, preset_of
 from meshwright.frameworks.torchtitan.parse import LAST_02_DAY
-from meshwright.frameworks.torchtitan.rules.layout import NO_CONTEXT_MODELS, NO_PIPELINE_MODELS
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
+from meshwright.recipes.capabilities import MODEL_LIMITS
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.key import to_framework_name
 from meshwright.recipes.key_maps.torchtitan import (
@@ -49,13 +49,14 @@ KEEP = frozenset(
     "lr_scheduler.min_lr_factor", "training.dataset", LOCAL_BATCH, "training.global_batch_size", "training.seq_len",
     "training.steps", "checkpoint.enable", "checkpoint.interval", "activation_checkpoint.mode", "compile.enable",
 }  # fmt: skip
+AXIS_WORDS = {"pp": "pipelined", "cp": "context-parallel"}
 PIPELINE_PREFIX = "parallelism.pipeline_parallel_"
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     """Write the TOML for 0.2.2, and commands for later versions if they have a preset of the model."""
     name, flavor = flavor_of(model)
-    _check_axes(recipe, name)
+    _check_axes(recipe, model)
     settings, unmapped = _settings(framework, recipe, model, on)
     settings = {"model.name": name, "model.flavor": flavor, **settings}
     files = {FILE: _toml(framework, settings, recipe, on)}
@@ -97,16 +98,13 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     )
 
 
-def _check_axes(recipe: Recipe, name: str) -> None:
+def _check_axes(recipe: Recipe, model: ModelSpec) -> None:
     """Raise if the 0.2 line does not support an axis for a model."""
-    for axis, without, adjective in (
-        ("pp", NO_PIPELINE_MODELS, "pipelined"),
-        ("cp", NO_CONTEXT_MODELS, "context-parallel"),
-    ):
-        degree = getattr(recipe.layout, axis)
-        if degree > 1 and name in without:
-            message = f"torchtitan 0.2 does not support {adjective} {name}"
-            raise InputError(message, field=f"layout.{axis}", value=degree, fix=[f"layout.{axis}=1"])
+    for row in MODEL_LIMITS:
+        degree = getattr(recipe.layout, row.field)
+        if row.engine == "torchtitan" and degree > 1 and model.model_type in row.model_types:
+            message = f"torchtitan 0.2 does not support {AXIS_WORDS[row.field]} {model.model_type}"
+            raise InputError(message, field=f"layout.{row.field}", value=degree, fix=[f"layout.{row.field}=1"])
 
 
 def _lost_fields(
