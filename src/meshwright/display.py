@@ -14,6 +14,8 @@ WIDEST = 160  # characters of one value of a summary that is made from fields
 SHOWN = 8  # entries of a field that is a list
 SCALARS = (str, int, float, bool)
 LEFT = ' style="text-align:left"'
+LEAST_SHOWN = 0.01  # money and GPU-hours below it are not told apart
+TIMES = (("days", 1), ("hours", 24), ("minutes", 24 * 60), ("seconds", 24 * 60 * 60))  # in a day
 UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 
 
@@ -164,3 +166,18 @@ def short_number(value: float, digits: str = ",.4g", least: float = 1e6) -> str:
     """Return a count with the letter of its size, such as 1.5B; below `least` in full."""
     letter, size = next(((letter, size) for letter, size in UNITS if value >= size >= least), ("", 0.0))
     return f"{value / size:{digits}}{letter}" if size else f"{value:,.0f}"
+
+
+def amount(value: float, limit: float | None = None) -> str:
+    """Return money or GPU-hours with as many digits as tell: thousands, cents, or that it is less than 0.01."""
+    if limit is not None and value < 1.02 * limit:
+        return f"{value:,.2f}"
+    if 0 < value < LEAST_SHOWN:
+        return f"less than {LEAST_SHOWN:g}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+
+
+def duration(days: float) -> str:
+    """Return a time in the largest unit of which it has at least two: days, hours, minutes, else seconds."""
+    unit, each = next(((unit, each) for unit, each in TIMES if days * each >= 2), TIMES[-1])
+    return f"{amount(days * each)} {unit}"

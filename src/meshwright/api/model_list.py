@@ -34,6 +34,7 @@ PLANNED_COLUMNS: Mapping[str, Callable[[ModelOnGpus], object]] = {
     "total B": lambda one: f"{one.model.params.total / 1e9:.3f}",
     "fits": lambda one: one.plan is not None and one.plan.ok,
     "GiB per GPU": lambda one: "" if one.plan is None else f"{float(one.plan.estimate.memory.total):.1f}",
+    "host GiB": lambda one: "" if one.plan is None or not _host_gib(one.plan) else f"{_host_gib(one.plan):.0f}",
     "reason": lambda one: one.reason,
 }
 
@@ -63,6 +64,11 @@ def _on_gpus(request: requests.Models) -> list[ModelOnGpus]:
     return Listing(ordered, PLANNED_COLUMNS)
 
 
+def _host_gib(plan: Plan) -> float:
+    """Return the host memory per GPU that a plan's offload needs."""
+    return float(plan.estimate.memory.host)
+
+
 def _planned(model: ModelSpec, gpus: str, goal: str, seq: str | int | None) -> ModelOnGpus:
     words = ["meshwright", "recommend", model.name, "--gpus", gpus, "--goal", goal]
     command = shlex.join([*words, *(() if seq is None else ("--seq", str(seq)))])
@@ -83,6 +89,8 @@ class ModelPlanPart(Part, frozen=True, kw_only=True):
     tokens_per_s: float | None
     seq_length: int | None
     recipe: str | None
+    offload: str | None  # what is moved to host memory, as layout.offload; null without a plan
+    host_gib: float | None  # host memory per GPU that it needs
     reason: str | None
     command: str
 
@@ -123,6 +131,8 @@ def _model_plan(one: ModelOnGpus) -> ModelPlanPart:
         tokens_per_s=None if plan is None else float(plan.estimate.tokens_per_s_per_gpu) * plan.case.cluster.world,
         seq_length=None if plan is None else plan.recipe.data.seq_length,
         recipe=None if plan is None else plan.base.name,
+        offload=None if plan is None else plan.recipe.layout.offload,
+        host_gib=None if plan is None else _host_gib(plan),
         reason=one.reason or None,
         command=one.command,
     )

@@ -21,20 +21,39 @@ def model_named(text: str) -> tuple[ModelSpec, str]:
 
 
 def referenced_model(text: str) -> tuple[ModelSpec, str]:
-    """Return the model of a recipe, and how a recipe refers to it: a shipped name, or an absolute path."""
-    return models.find(text), models.catalogue_name(text) or str(file_access.resolved(text.strip()))
+    """Return the model of a recipe, and how a recipe refers to it: a shipped name, a hub id of its shape, or a path."""
+    return models.find(text), models.reference(text) or str(file_access.resolved(text.strip()))
 
 
 def typed_model(text: str) -> str:
     """Return the model that a user typed: a folder with that name and a config.json comes before a shipped model."""
     name = text.strip()
     if models.is_path(name) or not file_access.is_dir(name):
+        _note_dropped_words(name)
         return text
     if (Path(name) / "config.json").is_file():
         note(f"model {name} is the folder {Path(name).resolve()}, not the catalogue model of that name")
         return f".{os.sep}{name}"
     note(f"model {name} is the catalogue model; the folder {name} here has no config.json")
     return text
+
+
+def _note_dropped_words(name: str) -> None:
+    """Say whose weights a name such as llama3.2-3b-instruct means: the catalogue's, which has only the shape."""
+    if models.is_path(name) or not is_named(name):
+        return
+    words, found = models.dropped_words(name), models.find(name)
+    if words:
+        weights = f"its weights are {found.hf_id}" if found.hf_id else "it has no weights"
+        note(f"{name} is the catalogue model {found.name}: {weights}; ORG/NAME of the hub means those of that id")
+
+
+def is_named(name: str) -> bool:
+    """Return whether a text is the name of one catalogue model."""
+    try:
+        return models.catalogue_name(name) is not None
+    except InputError:
+        return False
 
 
 def model_and_goal(target: str, goal: str | None) -> tuple[str, str]:

@@ -152,9 +152,19 @@ def job_for(
     if goal is not None and goal != found.goal:
         reason = f"{target if isinstance(target, str) else found.name} is a recipe for {found.goal}"
         raise InputError(reason, field="goal", value=goal, fix=(f"--goal {found.goal}",))
-    found = found if model is None else msgspec.structs.replace(found, model=model_named(model)[1])
+    found = found if model is None else _with_model(found, model_named(model)[1])
     words = (found.name if isinstance(target, Recipe) else target, *(() if model is None else ("--model", found.model)))
     return Job(found, words, content)
+
+
+def _with_model(recipe: Recipe, reference: str) -> Recipe:
+    """Return the recipe for another model; weights that the recipe names are those of its own model."""
+    named = recipe.checkpoint.pretrained
+    if not named or reference == recipe.model or reference == models.catalogue_name(reference):
+        return msgspec.structs.replace(recipe, model=reference)
+    note(f"--model {reference} replaces checkpoint.pretrained={named} of {recipe.name}")
+    checkpoint = msgspec.structs.replace(recipe.checkpoint, pretrained="")
+    return msgspec.structs.replace(recipe, model=reference, checkpoint=checkpoint)
 
 
 def _of_own_job(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from meshwright.cli.console import console, escape, table
 from meshwright.cli.layout import Answer, assumed_lines, seconds, titled
-from meshwright.display import short_number
+from meshwright.display import amount, duration, short_number
 
 MISSING = object()  # no budget was requested
 COUNTED = "data.dataset=FILE counts those of a file or folder, --tokens gives their number of tokens"
@@ -15,18 +15,10 @@ MOST_LISTED = 4096  # GPUs; few people choose among more
 TIMES_OWN = 4  # the GPUs that the user has: larger clusters are another question
 
 
-def _number(value: float, limit: float | None = None) -> str:
-    """Return a number with its thousands; two decimals below ten, or close above a limit."""
-    if limit is not None and value < 1.02 * limit:
-        return f"{value:,.2f}"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _days(value: float) -> str:
-    """Return a time in days, in hours below two days, or in minutes below two hours."""
-    if value >= 2:
-        return f"{_number(value)} days"
-    return f"{_number(24 * value)} hours" if 24 * value >= 2 else f"{_number(24 * 60 * value)} minutes"
+def _ends(show: Callable[[float], str], value: float, ends: Answer) -> str:
+    """Return the range of a value in parentheses; nothing if its ends read as the value itself."""
+    low, high = show(ends["low"]), show(ends["high"])
+    return "" if low == high == show(value) else f" ({low} to {high})"
 
 
 def _steps(count: int) -> str:
@@ -51,19 +43,19 @@ def budget_lines(answer: Answer, gpus: int) -> list[str]:
         lines = [
             f"{short_number(budget['tokens'])} tokens ({short_number(within['low'])} to "
             f"{short_number(within['high'])}) in "
-            f"{budget['steps']:,} steps are what {_days(budget['days'])} train {where}",
-            f"{_number(budget['gpu_hours'])} GPU-hours",
+            f"{budget['steps']:,} steps are what {duration(budget['days'])} train {where}",
+            f"{amount(budget['gpu_hours'])} GPU-hours",
         ]
     else:
         lines = [
-            f"{short_number(budget['tokens'])} tokens{source} in {_steps(budget['steps'])}: {_days(budget['days'])} "
-            f"({_days(days['low'])} to {_days(days['high'])}) {where}",
-            f"{_number(budget['gpu_hours'])} GPU-hours ({_number(hours['low'])} to {_number(hours['high'])})",
+            f"{short_number(budget['tokens'])} tokens{source} in {_steps(budget['steps'])}: {duration(budget['days'])}"
+            f"{_ends(duration, budget['days'], days)} {where}",
+            f"{amount(budget['gpu_hours'])} GPU-hours{_ends(amount, budget['gpu_hours'], hours)}",
         ]
     if budget["cost"] is not None:
         unit, cost = f" {budget['currency']}" if budget["currency"] else "", budget["cost_band"]
-        lines[-1] += f" at {budget['price']:g}{unit} per GPU-hour: cost {_number(budget['cost'])}{unit}"
-        lines[-1] += f" ({_number(cost['low'])} to {_number(cost['high'])})" if within is None else ""
+        lines[-1] += f" at {budget['price']:g}{unit} per GPU-hour: cost {amount(budget['cost'])}{unit}"
+        lines[-1] += _ends(amount, budget["cost"], cost) if within is None else ""
     good = budget["goodput"]
     share = f"goodput {good['share']:.1%}: {good['failures_per_day']:.2g} failures per day and a checkpoint"
     lines.append(f"[dim]{share} {_saved(good, budget['steps'])} are included[/]")
@@ -74,7 +66,7 @@ def _saved(good: Answer, steps: int) -> str:
     """Return when a run writes checkpoints: in time and steps, or only at its end."""
     every = good["save_every"]
     if every and every < steps:
-        return f"every {_days(good['save_interval_s'] / 86400)} ({every:,} steps)"
+        return f"every {duration(good['save_interval_s'] / 86400)} ({every:,} steps)"
     longer = f" (checkpoint.save_every={every} is not below its {steps:,} steps)" if every else ""
     return f"only at the end{longer}"
 
@@ -93,8 +85,8 @@ def plan_budget(plan: Answer) -> tuple[str, ...]:
     budget = plan.get("budget")
     if not budget:
         return ()
-    figures = (_number(budget[name]) for name in ("gpu_hours", "cost") if budget[name] is not None)
-    return (_days(budget["days"]), *figures)
+    figures = (amount(budget[name]) for name in ("gpu_hours", "cost") if budget[name] is not None)
+    return (duration(budget["days"]), *figures)
 
 
 def print_sizes(answer: Answer) -> None:
@@ -111,7 +103,7 @@ def print_sizes(answer: Answer) -> None:
         "per GPU",
         "MFU",
         "goodput",
-        "days" if answer["tokens"] is not None else "tokens",
+        "time" if answer["tokens"] is not None else "tokens",
         "GPU-hours",
         "cost" + unit,
     )
@@ -124,9 +116,9 @@ def print_sizes(answer: Answer) -> None:
             if answer["own"]:
                 titled(out, title, [f" {_gpus(answer['own'])}: no layout divides them"])
             continue
-        over = "" if chosen is None or chosen["fits"] else " (does not fit)"
-        text = f"{_gpus(chosen['gpus'])}{over}: {chosen['layout']}{_band(chosen, unit)}" if chosen else "none fits"
-        titled(out, title.replace("_", " "), [" " + text])
+        each = [(one["gpu"], one.get(title), one["currency"]) for one in answer["compared"] if title in one]
+        lines = [f"{gpu}: {_chosen_line(one, f' {paid}' if paid else '')}" for gpu, one, paid in each]
+        titled(out, title.replace("_", " "), [f" {line}" for line in lines or [_chosen_line(chosen, unit)]])
     if answer["deadline_days"] is not None and answer["tokens"] is not None:
         chosen = answer["in_time"]
         text = f"{_gpus(chosen['gpus'])}: {chosen['layout']}{_band(chosen, unit)}" if chosen else _too_late(answer)
@@ -143,6 +135,14 @@ def print_sizes(answer: Answer) -> None:
     out.print(f"[dim]{_tried(answer)}[/]")
 
 
+def _chosen_line(chosen: Answer | None, unit: str) -> str:
+    """Return a count with its layout, time and cost."""
+    if chosen is None:
+        return "none fits"
+    over = "" if chosen["fits"] else " (does not fit)"
+    return f"{_gpus(chosen['gpus'])}{over}: {chosen['layout']}{_band(chosen, unit)}"
+
+
 def _too_late(answer: Answer) -> str:
     """Return the count that comes closest to a deadline."""
     timed = [one for one in answer["sizes"] if one["fits"] and one["days"] is not None]
@@ -150,7 +150,7 @@ def _too_late(answer: Answer) -> str:
         return "no count fits"
     soonest = min(timed, key=lambda one: one["days"])
     kind = f" of {answer['gpu']}" if answer["compared"] else ""
-    days = _number(soonest["days"], answer["deadline_days"])
+    days = amount(soonest["days"], answer["deadline_days"])
     return f"no count{kind}; the soonest is {days} days with {soonest['gpus']:,} GPUs"
 
 
@@ -164,7 +164,7 @@ def _print_compared(answer: Answer) -> None:
         best = one["in_time"] if timed else one["cheapest"] or one["most_efficient"]
         soonest, best, late = one["soonest"], best or {}, ""
         if timed and soonest:
-            late = f"none; {_number(soonest['days'], answer['deadline_days'])} days with {soonest['gpus']:,}"
+            late = f"none; {amount(soonest['days'], answer['deadline_days'])} days with {soonest['gpus']:,}"
         unit = f" {one['currency']}" if one["currency"] else ""
         rows.append(
             (
@@ -174,20 +174,20 @@ def _print_compared(answer: Answer) -> None:
                 f"{best['tokens_per_s_per_gpu']:,.0f}" if best else "",
                 _spent(best, tokens is None),
                 f"{one['price']:g}{unit}" if one["price"] is not None else "",
-                f"{best['cost']:,.0f}{unit}" if best.get("cost") is not None else "",
+                f"{amount(best['cost'])}{unit}" if best.get("cost") is not None else "",
             )
         )
     priced = [bool(one["cheapest"]) for one in compared]
     chosen = "in time" if timed else "cheapest" if all(priced) else "best" if any(priced) else "most efficient"
-    days = "days" if tokens is not None or answer["deadline_days"] is None else "tokens"
-    table(rows, "GPU type", "smallest", chosen, "tokens/s per GPU", days, "price", "cost")
+    taken = "time" if tokens is not None or answer["deadline_days"] is None else "tokens"
+    table(rows, "GPU type", "smallest", chosen, "tokens/s per GPU", taken, "price", "cost")
 
 
 def _spent(best: Answer, within: bool) -> str:
     """Return the days of a size, or the tokens of the days that were given."""
     if best.get("days") is None:
         return ""
-    return short_number(best["tokens"]) if within else f"{best['days']:,.1f}"
+    return short_number(best["tokens"]) if within else duration(best["days"])
 
 
 def _storage_lines(answer: Answer) -> list[str]:
@@ -221,11 +221,11 @@ def _band(chosen: Answer, unit: str) -> str:
         return ""
     days, cost = chosen["days_band"], chosen["cost_band"]
     if days["low"] == days["high"]:  # the days were given
-        price = "" if cost is None else f", {_number(chosen['cost'])}{unit}"
+        price = "" if cost is None else f", {amount(chosen['cost'])}{unit}"
         return f"; {short_number(chosen['tokens'])} tokens in {chosen['steps']:,} steps{price}"
-    text = f"; {_days(chosen['days'])} ({_days(days['low'])} to {_days(days['high'])})"
+    text = f"; {duration(chosen['days'])}{_ends(duration, chosen['days'], days)}"
     if cost is not None:
-        text += f", {_number(chosen['cost'])}{unit} ({_number(cost['low'])} to {_number(cost['high'])})"
+        text += f", {amount(chosen['cost'])}{unit}{_ends(amount, chosen['cost'], cost)}"
     return text
 
 
@@ -271,9 +271,9 @@ def _size_row(s: Answer, within: bool) -> tuple[str, ...]:
         f"{s['tokens_per_s_per_gpu']:,.0f}",
         f"{s['mfu']:.0%}",
         f"{s['goodput']['share']:.0%}",
-        "" if s["days"] is None else short_number(s["tokens"]) if within else _number(s["days"]),
-        "" if s["gpu_hours"] is None else _number(s["gpu_hours"]),
-        "" if s["cost"] is None else f"{s['cost']:,.0f}",
+        "" if s["days"] is None else short_number(s["tokens"]) if within else duration(s["days"]),
+        "" if s["gpu_hours"] is None else amount(s["gpu_hours"]),
+        "" if s["cost"] is None else amount(s["cost"]),
     )
 
 

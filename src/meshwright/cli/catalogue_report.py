@@ -48,12 +48,17 @@ def _models_that_fit(answer: Answer) -> None:
             f"{m['plan']['tokens_per_s']:,.0f}",
             f"{m['plan']['seq_length']:,}",
             m["plan"]["recipe"],
+            "" if m["plan"]["offload"] == "none" else f"{m['plan']['offload']}, host {m['plan']['host_gib']:.0f} GiB",
         )
         for m in fitting
     ]
-    table(rows, "model", "total B", "GiB per GPU", "tokens/s", "sequence", "recipe")
+    offloads = any(row[-1] for row in rows)
+    titles = ("model", "total B", "GiB per GPU", "tokens/s", "sequence", "recipe", "only with offload")
+    table([row if offloads else row[:-1] for row in rows], *(titles if offloads else titles[:-1]))
     out, rest = console(), len(answer["models"]) - len(fitting)
-    out.print(f"[dim]{len(fitting)} models fit, {rest} do not or have no recipe; --json has all, with the reason[/]")
+    fit = f"{len(fitting)} model{' fits' if len(fitting) == 1 else 's fit'}"
+    none = f"{rest} do{'es' * (rest == 1)} not or ha{'s' if rest == 1 else 've'} no recipe"
+    out.print(f"[dim]{fit}, {none}; --json has all, with the reason[/]")
     if fitting:
         out.print(f"[dim]Next: {escape(fitting[0]['plan']['command'])}[/]")
 

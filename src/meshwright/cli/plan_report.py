@@ -68,6 +68,8 @@ def _weights_lines(answer: Answer, found: Any) -> list[str]:
     start = "those of the model's folder"
     if not os.path.exists(os.path.expanduser(recipe.model)):
         start = f"{model.hf_id} once downloaded (hf download {model.hf_id})" if model.hf_id else ""
+        if start and recipe.model == model.name:
+            start += "; another hub id of this shape, typed as the model, means its weights"
     own = "checkpoint.pretrained=FOLDER for a Hugging Face folder"
     return [f"[dim]weights: {start}; {own} of yours[/]" if start else f"[dim]weights: add {own}[/]"]
 

@@ -36,6 +36,7 @@ def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) 
 
 
 NAMES_A_MODEL = ("torchtitan", "automodel")
+NAMED_BY_MODEL = ("checkpoint.pretrained", "data.tokenizer")  # unset, they are those of the model's hub id
 GOAL_WORDS = {"pretrain": "pretraining", "sft": "fine-tuning of all weights", "peft": "fine-tuning with adapters"}
 
 
@@ -112,6 +113,7 @@ def differences(
         and not (key == "train.eval_steps" and not recipe.train.eval_every)  # of no evaluation
         and (key != "checkpoint.folder" or recipe.checkpoint.folder)  # a folder that the export chose
         and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights
+        and not (key in NAMED_BY_MODEL and not field_value(recipe, key) and field_value(found, key) == model.hf_id)
         and not _is_same(key, field_value(found, key), field_value(recipe, key))
         and key in recipe_fields()
     )

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.models import ModelSpec, find, find_by_shape, spec_from_config
+from meshwright.models import ModelSpec, catalogue_name, find, find_by_shape, spec_from_config
 
 
 def find_model(text: str) -> ModelSpec | None:
@@ -15,7 +15,7 @@ def find_model(text: str) -> ModelSpec | None:
     if not text or text.startswith((".", "/", "~")) or text.endswith((".json", ".yaml", ".toml")):
         return None
     try:
-        return find(text)
+        return find(catalogue_name(text) or text)  # the shape: another hub id is its weights
     except InputError:
         return None
 

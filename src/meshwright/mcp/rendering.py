@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.api.summary import layout_summary
+from meshwright.display import amount, duration
 
 Answer = dict[str, Any]
 SHOWN = 8  # rows of a list
@@ -97,12 +98,12 @@ def _budget(budget: Answer | None) -> list[str]:
         return []
     days, unit = budget["days_band"], f" {budget['currency']}" if budget["currency"] else ""
     lines = [
-        f"budget: {budget['tokens']:.4g} tokens in {budget['steps']:,} steps: {budget['days']:,.2f} days "
-        f"({days['low']:,.2f} to {days['high']:,.2f}), {budget['gpu_hours']:,.0f} GPU-hours"
+        f"budget: {budget['tokens']:.4g} tokens in {budget['steps']:,} steps: {duration(budget['days'])} "
+        f"({duration(days['low'])} to {duration(days['high'])}), {amount(budget['gpu_hours'])} GPU-hours"
     ]
     if budget["cost"] is not None:
         cost = budget["cost_band"]
-        lines.append(f"cost: {budget['cost']:,.0f}{unit} ({cost['low']:,.0f} to {cost['high']:,.0f})")
+        lines.append(f"cost: {amount(budget['cost'])}{unit} ({amount(cost['low'])} to {amount(cost['high'])})")
     return [*lines, *budget["notes"]]
 
 

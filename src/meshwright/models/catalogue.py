@@ -21,12 +21,15 @@ _SIZE = re.compile(r"(a?)(\d+(?:[.p]\d+)?)([bmt])")
 _SIZE_IN_MILLIONS = {"m": 1, "b": 1_000, "t": 1_000_000}
 SAME_SIZE = 0.04  # share by which the parameters of a model without a size in its name may differ from a size
 _PARENTHESES = re.compile(r"\(.*?\)")
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _GAP = re.compile(r"[\s\-_:]+")
 _PIECES = re.compile(r"[a-z]+|\d+(?:\.\d+)*")
 # Words that name a checkpoint, not an architecture; ignored if nothing matches with them.
 _CHECKPOINT_WORDS = frozenset(
     ("meta", "nvidia", "instruct", "it", "pt", "chat", "base", "hf", "bf16", "fp8", "diffusers", "thinking")
 )
+
+_WEIGHTS_WORDS = frozenset(("instruct", "it", "pt", "chat", "base", "thinking"))  # of them, those of other weights
 
 # Suffixes and keys that distinguish a recipe file from a model config.
 _RECIPE_FILES = (".toml", ".yaml", ".yml")
@@ -48,7 +51,7 @@ def find(text: str) -> ModelSpec:
         return _from_path(os.path.expanduser(text))
     name = _resolve(text)
     if name is not None:
-        return _spec(name)
+        return _with_weights(name, text) if _names_other_weights(name, text) else _spec(name)
     size = _SIZE.fullmatch(text.lower().replace(" ", ""))
     raise (
         _unknown_size(text, size) if size and not size[1] else unknown("model", text[:80], names(), "meshwright models")
@@ -69,6 +72,47 @@ def is_config(path: str) -> bool:
 def catalogue_name(text: str) -> str | None:
     """Return the name of the shipped model that a text refers to; None for a path."""
     return None if is_path(text.strip()) else find(text).name
+
+
+def reference(text: str) -> str | None:
+    """Return how a recipe refers to a shipped model: its name, or the typed hub id of other weights of its shape."""
+    name = catalogue_name(text)
+    return text.strip() if name is not None and _names_other_weights(name, text.strip()) else name
+
+
+def same_model(one: str, other: str) -> bool:
+    """Return whether two references are the same catalogue model or path; their weights may differ."""
+    return one == other or (catalogue_name(one) or one) == (catalogue_name(other) or other)
+
+
+def has_other_weights(model: ModelSpec) -> bool:
+    """Return whether a model has the shape of a shipped one, but another hub id."""
+    return model.name in _entries() and model.hf_id != shipped_id(model)
+
+
+def shipped_id(model: ModelSpec) -> str:
+    """Return the hub id of the shipped model of this name; the model's own if there is none."""
+    entry = _entries().get(model.name)
+    return model.hf_id if entry is None else str(entry.get("hf_id", ""))
+
+
+def _names_other_weights(name: str, text: str) -> bool:
+    """Return whether a text is a hub id that is not the shipped model's: an -Instruct model, or another's upload."""
+    return bool(_HUB_ID.fullmatch(text)) and text.lower() != str(_entries()[name].get("hf_id", "")).lower()
+
+
+def dropped_words(text: str) -> list[str]:
+    """Return the words of a name without ORG/ that name other weights than the shipped model's: instruct, chat, it."""
+    name = text.strip()
+    if "/" in name or name in _entries():
+        return []
+    known = str(_entries().get(catalogue_name(name) or "", {}).get("hf_id", "")).lower()
+    return [word for word in _GAP.split(name.lower()) if word in _WEIGHTS_WORDS and word not in _GAP.split(known)]
+
+
+@cache
+def _with_weights(name: str, hub_id: str) -> ModelSpec:
+    return msgspec.structs.replace(_spec(name), hf_id=hub_id)
 
 
 def config_named(text: str) -> dict[str, Any]:
@@ -161,6 +205,11 @@ def _spec(name: str) -> ModelSpec:
 @cache
 def _hub_ids() -> frozenset[str]:
     return frozenset(str(entry["hf_id"]).lower() for entry in _entries().values() if "hf_id" in entry)
+
+
+@cache
+def _organizations() -> frozenset[str]:
+    return frozenset(one.split("/", 1)[0] for one in _hub_ids())
 
 
 @cache
@@ -272,7 +321,9 @@ def is_path(text: str) -> bool:
         return file_access.exists(text) and not _is_listed(text)
     if text.count(os.sep) > 1 or file_access.exists(text):
         return True
-    return file_access.is_dir(os.path.dirname(text)) and text.lower() not in _hub_ids()
+    if text.lower() in _hub_ids() or (os.path.dirname(text).lower() in _organizations() and _is_listed(text)):
+        return False
+    return file_access.is_dir(os.path.dirname(text))
 
 
 def _is_listed(text: str) -> bool:

@@ -11,7 +11,7 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
-from meshwright.models import ModelSpec
+from meshwright.models import ModelSpec, same_model
 from meshwright.planner.match import BaselineSource, find_baseline_recipe
 from meshwright.planner.plan import Question
 from meshwright.planner.search import LAYOUT_NAMES, SEARCHED_NAMES
@@ -161,7 +161,7 @@ def bind(base: Recipe, question: Question) -> tuple[Recipe, dict[str, str]]:
     """Return the recipe for the question's model, cluster, length and engine, and why its fields changed."""
     adapted = with_engine_strategy(base, question.engine)
     why: dict[str, str] = {}
-    if question.model_ref != base.model:
+    if not same_model(question.model_ref, base.model):
         adapted, why = _without_foreign_settings(adapted, question)
     data = adapted.data
     if question.seq_length is not None and question.seq_length != data.seq_length:

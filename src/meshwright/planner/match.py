@@ -27,9 +27,8 @@ def find_baseline_recipe(question: Question, wanted: Mapping[str, Any] | None = 
 
     `wanted` are values the user sets by key: a recipe in fp8 or with another optimizer is chosen only for them.
     """
-    matching = [
-        e for e in index.entries(question.benchmark) if (e.model, e.goal) == (question.model_ref, question.goal)
-    ]
+    name = models.catalogue_name(question.model_ref)
+    matching = [e for e in index.entries(question.benchmark) if (e.model, e.goal) == (name, question.goal)]
     if matching:
         return index.load(_preferred(matching, question, wanted or {}).name), "same_model"
     if question.benchmark:
@@ -47,7 +46,7 @@ def find_baseline_recipe(question: Question, wanted: Mapping[str, Any] | None = 
             value=question.goal,
             fix=tuple(f"--goal {g}" for g in ("pretrain", "sft", "peft") if g != question.goal),
         )
-    return index.load(near.name), "closest" if question.model_ref in models.names() else "derived"
+    return index.load(near.name), "closest" if name is not None else "derived"
 
 
 def model_kind_label(model: ModelSpec) -> str:

@@ -10,7 +10,7 @@ import msgspec
 from meshwright.clusters import Assumption, Cluster, Gpu
 from meshwright.costs import Estimate
 from meshwright.display import Readable, Row, titled
-from meshwright.models import ModelSpec
+from meshwright.models import ModelSpec, same_model
 from meshwright.planner.budget import Budget
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Engine, FieldKind, Goal, Recipe
@@ -206,7 +206,9 @@ class Plan(Readable, msgspec.Struct, frozen=True):
     @property
     def approach(self) -> Approach:
         """How much the plan differs from the shipped recipe."""
-        if self.recipe.model != self.base.model or any(c.field.startswith("architecture.") for c in self.changes):
+        if not same_model(self.recipe.model, self.base.model) or any(
+            c.field.startswith("architecture.") for c in self.changes
+        ):
             return "recipe as a starting point for another architecture"
         if any(c.kind != "layout" for c in self.changes):
             return "recipe with its contract changed: a new experiment"

@@ -9,6 +9,7 @@ from meshwright.frameworks.megatron_bridge import bridge_recipes
 from meshwright.frameworks.megatron_bridge.settings import difference, with_distributed_optimizer
 from meshwright.frameworks.megatron_bridge.write import program_of, recipe_overrides, runner_argv
 from meshwright.frameworks.types import Program
+from meshwright.models import same_model
 from meshwright.planner import Plan, case_of, with_engine_strategy
 from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Recipe, field_value
@@ -20,7 +21,7 @@ DERIVED_FIELDS = ("layout.strategy", "layout.pp_schedule", "layout.dp_shard", "l
 def unsupported_reason(plan: Plan) -> str | None:
     """Return why Megatron-Bridge cannot run this plan, or None."""
     row = _row(plan)
-    if row is None or row.raises or plan.recipe.model != plan.base.model:
+    if row is None or row.raises or not same_model(plan.recipe.model, plan.base.model):
         return "it has no recipe for this model and goal"
     if plan.question.engine not in ("meshwright", "megatron"):
         return f"the plan is for the {plan.question.engine} engine"

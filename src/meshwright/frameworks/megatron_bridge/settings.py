@@ -11,7 +11,7 @@ from meshwright.frameworks.mapping import relevant_fields, to_settings
 from meshwright.frameworks.megatron_bridge import bridge_recipes, precision
 from meshwright.frameworks.megatron_bridge.runner import MODEL_SIZES
 from meshwright.frameworks.types import UnmappedField
-from meshwright.models import ModelSpec
+from meshwright.models import ModelSpec, shipped_id
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.types import Precision, Recipe, field_value
 
@@ -46,12 +46,12 @@ def find_counterpart(recipe: Recipe, model: ModelSpec) -> bridge_recipes.BridgeR
     if recipe.benchmark or not model.hf_id:
         return None
     return next(
-        (row for row in bridge_recipes.library() if row.model == model.hf_id and _same(row, recipe, model)), None
+        (row for row in bridge_recipes.library() if row.model == shipped_id(model) and _same(row, recipe, model)), None
     )
 
 
 def _same(row: bridge_recipes.BridgeRecipe, recipe: Recipe, model: ModelSpec) -> bool:
-    same_model = row.model == model.hf_id or bridge_recipes.model_of(row) == model.name
+    same_model = row.model == shipped_id(model) or bridge_recipes.model_of(row) == model.name
     return same_model and row.goal == recipe.goal and row.benchmark == recipe.benchmark and not row.raises
 
 

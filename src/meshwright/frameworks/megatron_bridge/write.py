@@ -23,7 +23,7 @@ from meshwright.frameworks.megatron_bridge.settings import (
     with_distributed_optimizer,
 )
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
-from meshwright.models import Mamba2, ModelSpec
+from meshwright.models import Mamba2, ModelSpec, has_other_weights
 from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups, groups_of
 from meshwright.recipes.types import Recipe
 
@@ -109,10 +109,10 @@ OFFLINE = ("dataset.enable_offline_packing", "dataset.offline_packing_specs.pack
 
 
 def _tokenizer(recipe: Recipe, model: ModelSpec, row: bridge_recipes.BridgeRecipe) -> dict[str, Any]:
-    """Return settings that keep the model's vocabulary where the recipe uses a placeholder tokenizer."""
+    """Return the tokenizer where the recipe has another: that of other weights, or a placeholder."""
     if recipe.data.tokenizer:
         return {"tokenizer.tokenizer_type": "HuggingFaceTokenizer", "tokenizer.tokenizer_model": recipe.data.tokenizer}
-    if row.null_vocabulary in (None, model.vocab):
+    if row.null_vocabulary in (None, model.vocab) and not has_other_weights(model):
         return {}
     if recipe.data.dataset == "mock" or not model.hf_id:
         return {"tokenizer.use_tokenizer_vocab_size": False}
