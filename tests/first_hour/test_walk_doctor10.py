@@ -126,3 +126,17 @@ def test_slower_steps_before_a_timeout_are_named(meshwright: Any, tmp_path: Path
 @pytest.mark.parametrize("text", ["node failure", "srun: error: Node failure on n013", "NODE_FAIL"])
 def test_a_node_failure_is_explained(meshwright: Any, text: str) -> None:
     assert "run.failed-node-failure" in meshwright("explain", text).out
+
+
+def test_zero_gradients_and_a_recovered_slowdown_end_where_they_end(meshwright: Any, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(megatron(norm=lambda step: 0.6 if step <= 600 else 0.0))
+    (zero,) = meshwright("doctor", str(log), "--json").json["findings"]
+    assert (zero["rule"], zero["steps"]) == ("loss.zero-gradients", [601, 1000])
+    log.write_text(megatron(seconds=lambda step: 25.0 if 300 < step <= 600 else 16.4))
+    (slow,) = meshwright("doctor", str(log), "--json").json["findings"]
+    assert (slow["rule"], slow["steps"]) == ("speed.sustained-slowdown", [301, 600])
+    log.write_text(megatron() + megatron())
+    (again,) = meshwright("doctor", str(log), "--json").json["findings"]
+    assert again["rule"] == "run.restarts"
+    assert "started again at step 1" in again["message"]

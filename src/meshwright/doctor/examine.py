@@ -94,6 +94,11 @@ def _needs_some_loss(stats: RunStats) -> str:
     return "" if logged >= loss.MIN_LINES else f"the loss in at least {loss.MIN_LINES} step lines"
 
 
+def _needs_norms(stats: RunStats) -> str:
+    logged = sum(step.grad_norm is not None for step in stats.run.steps)
+    return "" if logged >= loss.MIN_LINES else f"the gradient norm in at least {loss.MIN_LINES} step lines"
+
+
 def _needs_own_recipe(stats: RunStats) -> str:
     known = stats.run.header.recipe is not None and stats.case is not None
     return "" if known else "a run of ours, whose log has the whole recipe"
@@ -118,6 +123,7 @@ DIAGNOSES = (
     Diagnosis("loss.spikes", loss.spikes, _needs_loss),
     Diagnosis("loss.flat", loss.flat, _needs_real_data),
     Diagnosis("loss.growing-gradients", loss.growing_gradients, _needs_loss),
+    Diagnosis("loss.zero-gradients", loss.zero_gradients, _needs_norms),
     Diagnosis("speed.slow-data", speed.slow_data, _needs_part("data", "data-loading times")),
     Diagnosis("speed.slow-network", speed.slow_network, _needs_network),
     Diagnosis("speed.low-mfu", speed.low_mfu, _needs_estimate),

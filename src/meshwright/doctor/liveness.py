@@ -14,6 +14,7 @@ from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.thresholds import limit, share
 from meshwright.planner.explain import pluralize
 
+FROM_SCRATCH = "It started again at step 1: no checkpoint was loaded, or the file holds several runs"
 TARGET_SHARE = 0.01  # target share of the run time for blocking checkpoints
 
 
@@ -89,7 +90,8 @@ def restarts(stats: RunStats) -> Iterator[Finding]:
     yield Finding(
         id="run.restarts",
         severity="warning",
-        message=f"the run was restarted {pluralize(times, 'time')} and repeated {lost} steps ({part:.0%})",
+        message=f"the run was restarted {pluralize(times, 'time')} and repeated {lost} steps ({part:.0%})"
+        + (f". {FROM_SCRATCH}" if any(one and one[0].first <= 1 for one in run.attempts[1:]) else ""),
         steps=(run.starts[1] if len(run.starts) > 1 else run.last_step, run.last_step),
         lines=(
             *(stats.location(attempt[0]) for attempt in run.attempts[1:4] if attempt),

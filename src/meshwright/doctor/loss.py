@@ -225,6 +225,30 @@ def growing_gradients(stats: RunStats) -> Iterator[Finding]:
     )
 
 
+def zero_gradients(stats: RunStats) -> Iterator[Finding]:
+    """The gradient norm is zero to the end of the run: no weight changes any more."""
+    rows = [step for step in stats.run.steps if step.grad_norm is not None]
+    zero: list[Step] = []
+    for step in reversed(rows):
+        if step.grad_norm != 0 or step.skipped:
+            break
+        zero.insert(0, step)
+    if len(zero) < MIN_LINES:
+        return
+    yield Finding(
+        id="loss.zero-gradients",
+        severity="error",
+        message=f"the log's gradient norm is 0 from step {zero[0].first} on: the weights do not change",
+        steps=(zero[0].first, zero[-1].step),
+        lines=(stats.location(zero[0]), stats.location(zero[-1])),
+        evidence=(Evidence("lines with a gradient norm of 0", float(len(zero)), "", float(len(rows)), "lines"),),
+        remedies=(
+            remedies.advice("inspect labels and loss masks of a few samples", why="masked tokens have no gradient"),
+            remedies.advice("check that weights require gradients and the loss is not detached", why="frozen weights"),
+        ),
+    )
+
+
 def loss_scale(stats: RunStats) -> Iterator[Finding]:
     """The fp16 loss scale collapses: steps are skipped because gradients overflow."""
     rows = [step for step in stats.run.steps if step.loss_scale is not None]

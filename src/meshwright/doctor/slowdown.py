@@ -52,7 +52,7 @@ def sustained_slowdown(stats: RunStats) -> Iterator[Finding]:
         id="speed.periodic-steps" if every else "speed.sustained-slowdown",
         severity="warning",
         message=f"{message}. {causes}",
-        steps=(found.steps(slower[0])[0].first, rows[-1].step),
+        steps=(found.steps(slower[0])[0].first, _last_slow(found).step),
         lines=(
             *(stats.location(found.steps(index)[0]) for index in slower[:MAX_SHOWN]),
             *(one.located for one in reported),
@@ -101,6 +101,16 @@ def _drift(rows: Sequence[Step]) -> Trend | None:
 
 def _pace(found: Slowdown, index: int) -> float:
     return found.levels[index].value
+
+
+def _last_slow(found: Slowdown) -> Step:
+    """Return the last step that is slower than the fastest section before it; later ones have recovered."""
+    slow = [
+        index
+        for index in range(1, len(found.levels))
+        if _pace(found, index) > min(one.value for one in found.levels[:index]) * (1 + share("shift"))
+    ]
+    return found.steps(slow[-1])[-1] if slow else found.rows[-1]
 
 
 def _matters(found: Slowdown) -> bool:
