@@ -45,6 +45,7 @@ def _mixer(case: Case, mixer: Mixer, count: Column) -> list[Linear]:
     hidden, tp = case.model.hidden, case.tp
     if isinstance(mixer, MLA):
         return _mla(case, mixer, count)
+    into: float
     if isinstance(mixer, Attention):
         gate = mixer.q_width if mixer.output_gate else 0
         into, out = mixer.q_width + gate + mixer.kv_out_width, mixer.out_width

@@ -72,7 +72,7 @@ def _config(values: Mapping[str, Any]) -> Any:
     from transformers import CONFIG_MAPPING
 
     kept = {k: v for k, v in values.items() if k not in ("auto_map", "quantization_config", "trust_remote_code")}
-    model_type = kept.get("model_type")
+    model_type = str(kept.get("model_type"))
     if model_type in CONFIG_MAPPING:
         return CONFIG_MAPPING[model_type](**{k: v for k, v in kept.items() if k != "model_type"})
     for name in kept.get("architectures") or ():
@@ -89,7 +89,8 @@ def _model(config: Any) -> Any:
     encodes = getattr(config, "is_decoder", True) is False and "gpt" not in config.model_type  # GPT-NeoX sets it too
     if getattr(config, "is_encoder_decoder", False) or encodes:
         raise LookupError(f"{config.model_type} is not a decoder")
-    for auto in (AutoModelForCausalLM, AutoModelForImageTextToText):
+    autos: tuple[Any, ...] = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    for auto in autos:
         if type(config) in auto._model_mapping:
             return auto.from_config(config, attn_implementation="eager")
     raise LookupError(f"{config.model_type} is not a causal language model in transformers")
@@ -133,7 +134,8 @@ def _layer(layer: Any, place: int, text: Any, seen: set[int]) -> dict[str, Any]:
 
 def _split(layer: Any, named: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
     """Return matmul weights and all other parameters: norms, biases, convolutions, tables."""
-    matrices, vectors = [], []
+    matrices: list[tuple[str, Any]] = []
+    vectors: list[tuple[str, Any]] = []
     for name, parameter in named:
         owner = layer.get_submodule(name.rpartition(".")[0])
         leaf = ".".join(name.split(".")[-2:])

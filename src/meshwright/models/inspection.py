@@ -263,10 +263,10 @@ def _softmax(
 def _latent(found: Mapping[str, Any], matrices: Mapping[str, list[int]], hidden: int) -> MLA | None:
     """Return multi-head latent attention if the module has its ranks; None if its linears are fewer."""
     names = ("heads", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_dim")
-    sizes = [found[name] for name in names]
+    heads, kv_lora, nope, rope, v_head = sizes = [found[name] for name in names]
     if not all(isinstance(size, int) for size in sizes):
         return None
-    latent = MLA(*sizes, q_lora=found["q_lora_rank"], topk=found["index_topk"])
+    latent = MLA(heads, kv_lora, nope, rope, v_head, q_lora=found["q_lora_rank"], topk=found["index_topk"])
     total = sum(_product(s) for n, s in matrices.items() if n.startswith(found["path"] + "."))
     return latent if latent.matmul_params(hidden) <= total else None
 
