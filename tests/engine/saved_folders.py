@@ -38,7 +38,6 @@ def _wrapped(outer: str, text: dict[str, Any], vision: dict[str, Any], **more: A
 _DELTA_MROPE = {**DELTA, "rope_parameters": {**_MROPE, "partial_rotary_factor": 0.75, "mrope_section": [1, 1, 1]}}
 TYPES: dict[str, dict[str, Any]] = {
     **{config["model_type"]: config for config in FAMILIES.values()},
-    "granite": {"model_type": "granite", **_NO_HEAD_DIM},
     "mistral": {"model_type": "mistral", **BASE, "sliding_window": 8},
     "ministral": {"model_type": "ministral", **BASE, **SLIDING},
     "ministral3": {"model_type": "ministral3", **BASE},

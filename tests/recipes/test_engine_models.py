@@ -42,7 +42,7 @@ def test_a_model_that_the_engine_does_not_train_is_refused_before_it_is_built(
 
 
 def test_a_plan_has_no_train_command_for_it(jamba: str) -> None:
-    from meshwright.api.planning import plan_response
+    from meshwright.api.plan_responses import plan_response
 
     found = plan_response(api.recommend(jamba, gpus="8xH100", goal="pretrain"))
     assert "meshwright" not in found.commands
