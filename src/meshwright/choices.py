@@ -75,6 +75,11 @@ SYNONYMS: Mapping[str, Mapping[str, Synonym]] = {
         "kempner": Synonym("kempnerforge", "KempnerForge"),
         **dict.fromkeys(("ds", "zero"), Synonym("deepspeed", "a DeepSpeed config")),
     },
+    "dtype": {
+        **dict.fromkeys(("bfloat16", "torch.bfloat16", "bf"), Synonym("bf16", "bfloat16")),
+        **dict.fromkeys(("float16", "half", "torch.float16", "torch.half"), Synonym("fp16", "16-bit floating point")),
+        **dict.fromkeys(("float32", "float", "torch.float32", "full"), Synonym("fp32", "32-bit floating point")),
+    },
     "scheduler": {
         **dict.fromkeys(("sbatch", "srun"), Synonym("slurm", "a SLURM batch script")),
         **dict.fromkeys(("k8s", "kube"), Synonym("kubernetes", "a Kubernetes job")),

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from meshwright.clusters import cluster
 from meshwright.display import amount, duration
 from meshwright.models import find
+from meshwright.planner.storage import storage_of
+from meshwright.recipes import load
+from meshwright.recipes.case import Case
 from meshwright.recipes.files import from_file
 
 IDS = (
@@ -97,3 +102,54 @@ def test_models_name_the_offload_that_makes_them_fit(meshwright: Any) -> None:
     assert (plans["llama32_1b"]["offload"], plans["llama32_1b"]["host_gib"]) == ("none", 0)
     assert "optimizer, host" in meshwright(*words).out
     assert "1 model fits, 0 do not" in meshwright(*words[:1], "llama3.2-3b", *words[2:]).out
+
+
+def test_adapters_are_stored_in_fp32_and_per_projection() -> None:
+    recipe = load("qwen3_600m_peft_config")
+    model = find(recipe.model)
+    case = Case(recipe, model, cluster("1xH100"))
+    layer, rank, hidden = model.layers[0], recipe.peft.rank, model.hidden
+    outputs = sum(out for _, _, out in PROJECTIONS)
+    inputs = sum(into for _, into, _ in PROJECTIONS)
+    params = model.num_layers * rank * (inputs + outputs)
+    assert (hidden, layer.ffn.width) == (1024, 3072)
+    assert storage_of(case).model_gib == pytest.approx(4 * params / 2**30)
+    assert storage_of(case).checkpoint_gib == pytest.approx(12 * params / 2**30)
+    fused = storage_of(Case(recipe, model, cluster("1xH100"), "megatron"))
+    assert fused.model_gib == pytest.approx(4 * (params - model.num_layers * rank * 3 * hidden) / 2**30)
+
+
+PROJECTIONS = (
+    ("q_proj", 1024, 2048), ("k_proj", 1024, 1024), ("v_proj", 1024, 1024), ("o_proj", 2048, 1024),
+    ("gate_proj", 1024, 3072), ("up_proj", 1024, 3072), ("down_proj", 3072, 1024),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", ["float16", "torch.float16", "HALF", "fp16"])
+def test_convert_takes_the_names_of_torch(meshwright: Any, dtype: str, tmp_path: Path) -> None:
+    refused = meshwright("convert", str(tmp_path / "none"), str(tmp_path / "out"), "--dtype", dtype)
+    assert "no such file or folder" in refused.err
+    assert "dtype=" not in refused.err
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("merge", "run1"), "convert RUN OUT --merge"),
+        (("train", "llama32_1b", "--goal", "lora", "--load_in_4bit"), "--goal qlora"),
+    ],
+)
+def test_words_of_other_trainers_name_ours(meshwright: Any, words: tuple[str, ...], hint: str) -> None:
+    assert hint in meshwright(*words).err
+
+
+def test_size_ends_where_more_gpus_are_not_faster(meshwright: Any) -> None:
+    out = meshwright(
+        "size", "qwen3-0.6b", "--goal", "lora", "--gpus", "RTX4090", "--tokens", "2M", "--max-gpus", "512"
+    ).out
+    counts = [
+        int(line.split()[0].replace(",", "")) for line in out.splitlines() if line[:1].isdigit() and "MFU" not in line
+    ]
+    found = re.search(r"more than ([0-9,]+) GPUs are not faster", out)
+    assert found
+    assert max(counts[:-1]) == int(found[1].replace(",", ""))  # the last line says how many counts were tried

@@ -44,7 +44,9 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("lora", "qlora"), ("--goal {name}",)),
     "use_lora": ("--goal lora",),
-    "use_qlora": ("--goal qlora",),
+    **dict.fromkeys(
+        ("use_qlora", "load_in_4bit", "use_4bit", "load_4bit", "nf4", "bnb_4bit"), ("--goal qlora", "peft.method=qlora")
+    ),
     **{
         name: (f"layout.{key}={{value}}",)
         for word, key in PARALLEL.items()

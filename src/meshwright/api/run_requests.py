@@ -353,6 +353,7 @@ class Convert(Request, frozen=True):
             help="bf16, fp16 or fp32; the source's by default.",
             metavar="DTYPE",
             choices=("bf16", "fp16", "fp32"),
+            synonyms="dtype",
             surfaces=CLI,
         ),
     ] = None

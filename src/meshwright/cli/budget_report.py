@@ -231,7 +231,10 @@ def _band(chosen: Answer, unit: str) -> str:
 
 def _shown(answer: Answer) -> list[Answer]:
     """Return the sizes to list: all of a few; of many, the smaller ones and those around powers of two."""
-    sizes: list[Answer] = answer["sizes"]
+    fastest = _fastest(answer)
+    sizes: list[Answer] = [
+        s for s in answer["sizes"] if fastest is None or s["gpus"] <= max(fastest, answer["own"] or 0)
+    ]
     if len(sizes) <= EVERY_ROW:
         return sizes
     named = (answer["smallest"], answer["most_efficient"], answer["in_time"])
@@ -244,6 +247,12 @@ def _shown(answer: Answer) -> list[Answer]:
     return [s for s in sizes if s["gpus"] in chosen or (s["gpus"] in few | round_numbers and s["gpus"] <= most)]
 
 
+def _fastest(answer: Answer) -> int | None:
+    """Return the count with the most tokens per second, beyond which GPUs only cost; None if none fits."""
+    fitting = [s for s in answer["sizes"] if s["fits"]]
+    return max(fitting, key=lambda s: s["tokens_per_s"] * s["goodput"]["share"])["gpus"] if fitting else None
+
+
 def _tried(answer: Answer) -> str:
     tried, node, listed = answer["tried"], answer["node"], len(_shown(answer))
     text = (
@@ -253,6 +262,9 @@ def _tried(answer: Answer) -> str:
     if answer["no_layout"]:
         none = answer["no_layout"]
         text += f"; no layout divides {', '.join(map(str, none[:8]))}" + (" …" if len(none) > 8 else "")
+    fastest = _fastest(answer)
+    if fastest is not None and fastest < answer["sizes"][-1]["gpus"]:
+        text += f"; more than {_gpus(fastest)} are not faster"
     return text + (
         f"; {listed} of {len(answer['sizes'])} listed, --json has all" if listed < len(answer["sizes"]) else ""
     )

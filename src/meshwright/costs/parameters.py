@@ -58,6 +58,13 @@ def adapter_params(layer: Layer, hidden: int, rank: int, targets: tuple[str, ...
     return LayerParams(0, count, routed)
 
 
+def split_adapter_params(layer: Layer, hidden: int, rank: int, targets: tuple[str, ...]) -> int:
+    """Return what adapters on q, k, v, gate and up have more than those on the fused matrices: inputs of their own."""
+    qkv = 2 * isinstance(layer.mixer, Attention) * ("qkv" in targets)
+    gates = sum(dense.gated for dense in _dense_blocks(layer)) * ("fc1" in targets)
+    return layer.streams * rank * hidden * (qkv + gates)
+
+
 def _linear_widths(layer: Layer, hidden: int) -> list[tuple[str, int, int]]:
     """Return the adaptable linears outside the routed experts: name, inputs, outputs."""
     mixer, widths = layer.mixer, []

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.costs.parameters import adapter_params
+from meshwright.costs.parameters import adapter_params, split_adapter_params
 from meshwright.costs.state import master_bytes, moment_bytes
 from meshwright.costs.vectorize import BYTES, GIB
 from meshwright.planner.goodput import SAVE_GB_S
 from meshwright.recipes.case import Case
+
+ADAPTER_BYTES = 4  # adapters are exported in fp32, as they are trained
+FUSED_ENGINES = ("megatron",)  # one adapter on q, k and v together, and one on gate and up
 
 
 class Storage(msgspec.Struct, frozen=True):
@@ -32,7 +35,8 @@ def storage_of(case: Case) -> Storage:
     best = int(checkpoint.keep_best and recipe.train.eval_every > 0)
     saves = steps // checkpoint.save_every + 1 if checkpoint.save_every else 1
     kept = min(checkpoint.keep + best + milestones, saves + best)
-    model = 0.0 if checkpoint.export == "none" else trained * BYTES[case.compute] / GIB
+    bytes_each = ADAPTER_BYTES if case.goal == "peft" else BYTES[case.compute]
+    model = 0.0 if checkpoint.export == "none" else trained * bytes_each / GIB
     all_kept = (kept + 1) * one
     return Storage(one, kept, all_kept, model, all_kept + model)
 
@@ -41,6 +45,9 @@ def _trained_params(case: Case) -> float:
     """Return the parameters that are trained and saved: all, or those of the adapters."""
     if case.goal != "peft":
         return float(case.params_total)
-    model = case.model
-    each = [(adapter_params(one.layer, model.hidden, case.rank, case.targets), one.count) for one in model.groups]
-    return float(sum(count * (one.replicated + one.routed) for one, count in each))
+    model, shape = case.model, (case.model.hidden, case.rank, case.targets)
+    each = [(adapter_params(one.layer, *shape), one.count) for one in model.groups]
+    fused = float(sum(count * (one.replicated + one.routed) for one, count in each))
+    if case.engine in FUSED_ENGINES:
+        return fused
+    return fused + sum(one.count * split_adapter_params(one.layer, *shape) for one in model.groups)
