@@ -168,3 +168,32 @@ def test_models_are_compared_as_recommended(meshwright: Any) -> None:
     ended = meshwright(*words, "--json").json["sides"]
     assert [(one["sized"], one["ok"]) for one in ended] == [(True, True), (False, False)]
     assert " over" not in meshwright(*words).out
+
+
+def test_fewer_nodes_that_are_faster_are_named(meshwright: Any) -> None:
+    words = ("recommend", "qwen3-14b", "--goal", "pretrain", "--gpus", "23x4xA100-80", "train.global_batch_size=384")
+    answer = meshwright(*words, "--tokens", "10B", "--days", "30", "--json").json
+    (found,) = [one for one in answer["suggestions"] if one["title"] == "fewer nodes are faster"]
+    gpus = found["why"].split()[1].rstrip(":")
+    assert cluster(gpus).nodes < 23
+    fewer = meshwright(*(gpus if word == "23x4xA100-80" else word for word in words), "--json").json
+    assert fewer["estimate"]["step_s"] < answer["estimate"]["step_s"]
+    assert "--days 30 is met" in answer["budget"]["notes"][0]
+
+
+def test_a_typed_lr_takes_the_minimum_along(meshwright: Any) -> None:
+    words = ("recommend", "qwen3-14b", "--goal", "cpt", "--gpus", "8xH100", "optimizer.lr=1e-5", "--json")
+    answer = meshwright(*words).json
+    assert answer["contract"]["min_lr"] == pytest.approx(1e-6)
+    assert "follows lr" in next(one["why"] for one in answer["changes"] if one["field"] == "schedule.min_lr")
+    typed = meshwright(*words, "schedule.min_lr=2e-5").json  # what was typed stays
+    assert "learning_rate.minimum-above-peak" in [one["rule"] for one in typed["findings"]]
+
+
+def test_prices_in_the_order_of_the_types(meshwright: Any) -> None:
+    words = ("size", "qwen3-8b", "--goal", "sft", "--gpu", "A100-80,H100", "--tokens", "1B", "--max-gpus", "8")
+    for price in ("1.2,2.8", "A100-80=1.2,H100=2.8"):
+        types = meshwright(*words, "--price", price, "--json").json["compared"]
+        assert [one["price"] for one in types] == [1.2, 2.8]
+    ended = meshwright(*words, "--price", "1.2,2.8,4.5", "--json")
+    assert ended.json["error"]["fix"] == ["--price A100-80=PRICE,H100=PRICE"]

@@ -52,9 +52,25 @@ def _no_price(price: float | str | None, gpus: Sequence[str]) -> InputError:
     return InputError(f"has no price for {', '.join(gpus)}", field="price", value=price, fix=(fix, "without --price"))
 
 
+def _in_order(price: float | str | None, gpus: Sequence[str]) -> float | str | None:
+    """Return prices listed in the order of several GPU types as H100=2.5,A100=1.6; 1,60 may be a decimal comma."""
+    if not isinstance(price, str) or "," not in price or "=" in price or len(gpus) < 2:
+        return price
+    amounts = [one.strip() for one in price.split(",")]
+    if len(amounts) == 2 and not any("." in one for one in amounts):
+        return price
+    if len(amounts) != len(gpus):
+        reason = f"has {len(amounts)} prices for {len(gpus)} GPU types ({', '.join(gpus)})"
+        fix = f"--price {','.join(f'{name}=PRICE' for name in gpus)}"
+        raise InputError(reason, field="price", value=price, fix=(fix,))
+    return ",".join(f"{name}={amount}" for name, amount in zip(gpus, amounts, strict=True))
+
+
 def prices_for(request: requests.Size, questions: Sequence[Question]) -> tuple[list[planner.Price | None], list[str]]:
     """Return the price of every type, None without one, and a note for those; raise if a price is for none of them."""
-    names, named = [one.cluster.gpu.name for one in questions], _by_type(request.price)
+    names = [one.cluster.gpu.name for one in questions]
+    request = msgspec.structs.replace(request, price=_in_order(request.price, names))
+    named = _by_type(request.price)
     missing = [name for name in names if named and name not in named]
     if len(missing) == len(names):
         raise _no_price(request.price, missing)

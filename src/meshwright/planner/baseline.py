@@ -81,6 +81,12 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
         )
     requested, _ = override.change(requested, wanted)
     reasons = {**reasons, **{key: _requested_reason(key) for key in wanted}}
+    if recipe is None and (minimum := _scaled_minimum(base, requested, frozenset(wanted))) is not None:
+        requested, _ = override.change(requested, {MIN_LR: minimum})
+        reasons[MIN_LR] = (
+            f"follows lr: the recipe's {base.schedule.min_lr:g} is above lr={requested.optimizer.lr:g}; "
+            f"the same share of it, {minimum / requested.optimizer.lr:.0%}; a new experiment"
+        )
     if wanted.get(override.IMAGES) is False and not _names(override.IMAGES, overrides):
         reasons[override.IMAGES] = "the dataset has no images: the language model is trained on text; a new experiment"
     model = model_of(requested) if any(key.startswith("architecture.") for key in wanted) else question.model
@@ -102,6 +108,17 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
         executed=executed,
         fast=fast,
     )
+
+
+MIN_LR = "schedule.min_lr"
+
+
+def _scaled_minimum(base: Recipe, requested: Recipe, wanted: frozenset[str]) -> float | None:
+    """Return the minimum of a schedule for a typed lr below the recipe's minimum; None if that may stay."""
+    low = requested.schedule.min_lr
+    if "optimizer.lr" not in wanted or MIN_LR in wanted or not low or low <= requested.optimizer.lr:
+        return None
+    return float(f"{requested.optimizer.lr * low / base.optimizer.lr:.3g}")
 
 
 def _names(key: str, overrides: Sequence[str]) -> bool:

@@ -128,15 +128,20 @@ def budget(
     taken = total / per_step * step_s / (useful.share * DAY)
     source = "requested" if tokens is not None else epochs.source if epochs else "the recipe's steps"
     notes = (*steps_notes(case, tokens, width), *batch_notes(case, tokens)) if tokens is not None else ()
-    late = () if days is None or taken <= days else _late(taken, days, _within(case, estimate, days, step_s, per_step))
+    factor = 1 + estimate.band.step_pct / 100
+    deadline: tuple[str, ...] = ()
+    if days is not None and taken <= days:
+        deadline = _met(taken, days, factor)
+    elif days is not None:
+        deadline = _late(taken, days, _within(case, estimate, days, step_s, per_step))
     return Budget(
         tokens=total,
         tokens_from=source,
         steps=steps,
         tokens_per_step=per_step,
         goodput=useful,
-        notes=(*late, *notes, *save_notes(case, useful, step_s, steps)),
-        **_spent(case, taken, price, 1 + estimate.band.step_pct / 100),
+        notes=(*deadline, *notes, *save_notes(case, useful, step_s, steps)),
+        **_spent(case, taken, price, factor),
     )
 
 
@@ -165,6 +170,13 @@ def _within(
         notes=(*few, *(batch_notes(case, total) if steps else ()), *save_notes(case, useful, step_s, steps)),
         **_spent(case, days, price, 1.0),
     )
+
+
+def _met(taken: float, days: float, factor: float) -> tuple[str, ...]:
+    """Return that a deadline is met, and whether it also is at the upper end of the estimate."""
+    late = taken * factor
+    sure = "also" if late <= days else "but not"
+    return (f"--days {days:g} is met: {taken:,.2f} days; {sure} at the upper end of the estimate, {late:,.2f} days",)
 
 
 def _late(taken: float, days: float, within: Budget | None) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright import costs, rules
 from meshwright.errors import InputError
-from meshwright.planner.baseline import Baseline, baseline_for
+from meshwright.planner.baseline import Baseline, baseline_for, case_of
 from meshwright.planner.blocked import least_broken, without_pins
 from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
@@ -113,7 +113,7 @@ def _planned(baseline: Baseline, found: _Found | None, overrides: Sequence[str],
     chosen = found.chosen
     if keeps_recipe_layout(baseline, chosen):
         return plan_with(baseline, {}, faster=chosen, advised=advised)
-    batch = _batch_that_divides(baseline, chosen) if chosen.fits and advised else ()
+    batch = (*_batch_that_divides(baseline, chosen), *_fewer_nodes(baseline, chosen)) if chosen.fits and advised else ()
     layout = {**chosen.layout, **baseline.pinned}
     plan = plan_with(baseline, layout, batch=batch, advised=advised, nothing_fits=not chosen.fits)
     if not chosen.fits:
@@ -297,6 +297,34 @@ def _batch_that_divides(baseline: Baseline, found: Candidate) -> Iterable[Sugges
         f"{int(baseline.case.world)} GPUs, {batch} into more"
     )
     yield Suggestion("fit the batch to the GPUs", (f"train.global_batch_size={batch}", *overrides), why)
+
+
+def _fewer_nodes(baseline: Baseline, found: Candidate) -> Iterable[Suggestion]:
+    """Yield a smaller number of nodes that trains faster, where the batch divides into few layouts of all of them."""
+    on, batch = baseline.question.cluster, baseline.requested.train.global_batch_size
+    if on.nodes < 2 or batch % on.world == 0 or baseline.pinned:
+        return
+    divided = (n for n in range(on.nodes - 1, 0, -1) if batch % (n * on.gpus_per_node) == 0)
+    tried = {next(divided, 0), 2 ** ((on.nodes - 1).bit_length() - 1)} - {0, on.nodes}
+    scored = []
+    for nodes in tried:
+        smaller = msgspec.structs.replace(on, nodes=nodes)
+        case = case_of(baseline.requested, baseline.case.model, smaller, baseline.question.engine)
+        one = best(case, {}, quick=True)
+        if one is not None and one.fits:
+            scored.append((one.step_s, smaller))
+    if not scored:
+        return
+    step_s, smaller = min(scored, key=lambda row: row[0])
+    if step_s > SUGGEST_BELOW * found.step_s:
+        return
+    reference = baseline.question.cluster_ref
+    written = f"nodes = {smaller.nodes} in {reference}" if reference else f"--gpus {smaller}"
+    why = (
+        f"{written}: estimated {1 - step_s / found.step_s:.0%} less step time on {smaller.nodes} of {on.nodes} "
+        f"nodes: {batch} divides into few layouts of {on.world} GPUs"
+    )
+    yield Suggestion("fewer nodes are faster", (), why, kind="layout")
 
 
 def _with_batch(baseline: Baseline, batch: int) -> Baseline:

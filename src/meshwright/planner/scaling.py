@@ -62,7 +62,7 @@ def suggestions(
 ) -> tuple[Suggestion, ...]:
     """Return suggested contract changes for this cluster; each is legal and fits.
 
-    `typed` are the flat names that the user set: whoever typed a batch is not told another one.
+    `typed` are the flat names that the user set: no other batch is suggested in place of a typed one.
     """
     own_batch = "global_batch_size" in typed
     candidates = (*(() if own_batch else _batch_suggestions(base, base_world, case, typed)), *_fp8_suggestions(case))
