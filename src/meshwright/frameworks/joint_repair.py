@@ -15,9 +15,10 @@ from meshwright.frameworks.result import CheckResult
 from meshwright.frameworks.tried_fixes import REPLACED
 from meshwright.planner import Repair
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
-from meshwright.rules import Finding
+from meshwright.rules import RULES, Finding
 
 ROUNDS = 10  # fixes that are combined
+MOST_NEW = 3  # errors of the framework's own rules that our repair may lead to, each with a fix
 WRITTEN = ("key.", "value.")
 """Findings about how a setting is written: they are resolved first, because other rules read its value."""
 Recheck = Callable[[Content, bool], CheckResult]
@@ -116,9 +117,11 @@ def _settings_of(parts: Sequence[Part]) -> frozenset[str]:
 
 
 def _lessens(errors: Sequence[Finding], after: CheckResult) -> bool:
-    """Return whether errors are gone and none is new."""
-    left = {(one.rule, one.field) for one in after.findings if one.severity == "error"}
-    return left < {(one.rule, one.field) for one in errors}
+    """Return whether errors are gone and none is new, or the framework's own rules report the new ones with a fix."""
+    left = [one for one in after.findings if one.severity == "error"]
+    if {(one.rule, one.field) for one in left} < {(one.rule, one.field) for one in errors}:
+        return True
+    return len(left) <= MOST_NEW and all(one.fix and one.rule not in RULES for one in left)
 
 
 def _resolves(finding: Finding, errors: Sequence[Finding], after: Sequence[Finding]) -> bool:

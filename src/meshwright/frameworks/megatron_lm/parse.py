@@ -265,7 +265,8 @@ def _uneven(settings: Settings, layers: int, pp: int, vp: int) -> tuple[int, ...
     rest = layers - (first or 0) - (last or 0)
     if (first is None and last is None) or middle < 0 or rest < 0 or (rest % middle if middle else rest):
         return ()
-    ranks = [*([first] if first is not None else []), *[rest // middle] * middle, *([last] if last is not None else [])]
+    between = [rest // middle] * middle if middle else []
+    ranks = [*([first] if first is not None else []), *between, *([last] if last is not None else [])]
     return tuple(count // vp for count in ranks) * vp if all(count % vp == 0 for count in ranks) else ()
 
 
