@@ -11,6 +11,7 @@ from markupsafe import Markup
 from meshwright.api.inputs import TEXT_BYTES
 from meshwright.api.terms import TERMS
 from meshwright.choices import ENGINES, FORMATS, GOALS
+from meshwright.display import amount, duration
 from meshwright.web import presenters
 from meshwright.web.assets import asset_url
 
@@ -28,6 +29,7 @@ def environment() -> Environment:
         lstrip_blocks=True,
     )
     loaded.filters.update(short=presenters.shortened, seconds=presenters.seconds, pct=percent, gib=gib)
+    loaded.filters.update(duration=duration, amount=amount)
     loaded.globals.update(asset=asset_url, num=number, step_labels=presenters.STEP_PARTS, text_bytes=TEXT_BYTES)
     loaded.globals.update(terms=TERMS, goals=GOALS, engines=ENGINES, formats=FORMATS, severities=presenters.SEVERITIES)
     loaded.tests["number"] = lambda value: isinstance(value, int | float)
