@@ -14,7 +14,7 @@ WIDEST = 160  # characters of one value of a summary that is made from fields
 SHOWN = 8  # entries of a field that is a list
 SCALARS = (str, int, float, bool)
 LEFT = ' style="text-align:left"'
-LEAST_SHOWN = 0.01  # money and GPU-hours below it are not told apart
+LEAST_SHOWN = 0.01  # money and GPU-hours below it are shown as less than this
 TIMES = (("days", 1), ("hours", 24), ("minutes", 24 * 60), ("seconds", 24 * 60 * 60))  # in a day
 UNITS = (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3))
 
@@ -169,7 +169,7 @@ def short_number(value: float, digits: str = ",.4g", least: float = 1e6) -> str:
 
 
 def amount(value: float, limit: float | None = None) -> str:
-    """Return money or GPU-hours with as many digits as tell: thousands, cents, or that it is less than 0.01."""
+    """Return money or GPU-hours with the digits that matter: thousands, cents, or that it is less than 0.01."""
     if limit is not None and value < 1.02 * limit:
         return f"{value:,.2f}"
     if 0 < value < LEAST_SHOWN:
