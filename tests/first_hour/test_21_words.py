@@ -125,7 +125,13 @@ def test_schedulers_and_frameworks(meshwright: Any) -> None:
 
 
 def test_every_synonym_names_a_choice_and_none_hides_one() -> None:
-    known = {"goal": GOALS, "engine": ENGINES, "framework": FRAMEWORKS, "scheduler": SCHEDULERS}
+    known = {
+        "goal": GOALS,
+        "engine": ENGINES,
+        "framework": FRAMEWORKS,
+        "scheduler": SCHEDULERS,
+        "dtype": ("bf16", "fp16", "fp32"),
+    }
     for kind, words in SYNONYMS.items():
         assert {one.value for one in words.values()} <= set(known[kind])
         assert not {simplified(word) for word in words} & {simplified(one) for one in known[kind]}

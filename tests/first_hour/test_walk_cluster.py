@@ -47,9 +47,9 @@ def test_the_reason_is_shown_under_run(meshwright: Any) -> None:
 
 
 def test_export_takes_another_model(meshwright: Any) -> None:
-    written, checked, *_ = export("llama3_8b_pretrain_config", "megatron-lm", gpus="8xH100", model="llama2-13b")
-    assert checked.recipe.model == "llama2_13b"
-    assert "--num-layers 40" in next(iter(written.files.values()))
+    exported = export("llama3_8b_pretrain_config", "megatron-lm", gpus="8xH100", model="llama2-13b")
+    assert exported.checked.recipe.model == "llama2_13b"
+    assert "--num-layers 40" in next(iter(exported.written.files.values()))
     twice = meshwright("export", "llama2-13b", "--goal", "pretrain", "--model", "llama2-7b", "--to", "megatron-lm")
     assert twice.code == 2
     assert "the target is a model itself" in twice.err

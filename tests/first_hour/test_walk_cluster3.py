@@ -148,8 +148,8 @@ def test_the_fix_of_a_refused_job_can_be_pasted(meshwright: Any, tmp_path: Path)
 def test_a_fix_of_a_framework_in_our_keys(to: str, fix: str, ours: str, tmp_path: Path) -> None:
     recipe = tmp_path / "sft70.toml"
     recipe.write_text(SFT70)
-    written, checked, *_ = export(str(recipe), to, overrides=["layout.cp=1", "layout.pp=2"])
-    name, text = next(iter(written.files.items()))
+    exported = export(str(recipe), to, overrides=["layout.cp=1", "layout.pp=2"])
+    checked, (name, text) = exported.checked, next(iter(exported.written.files.items()))
     finding = Finding("any.rule", "error", "any", "a message", (fix,))
     theirs = frameworks.framework(to)
     found = frameworks.in_our_keys(theirs, frameworks.content_of(text, name), finding, checked.model, checked.cluster)
