@@ -98,7 +98,9 @@ def test_size_lists_the_gpus_that_one_owns(meshwright: Any, monkeypatch: pytest.
 
 
 def test_size_of_many_counts_lists_those_near_ones_own() -> None:
-    sizes = [{"gpus": 8 * n} for n in range(1, 1000)]
+    sizes = [
+        {"gpus": 8 * n, "fits": True, "tokens_per_s": 1000.0 * n, "goodput": {"share": 1.0}} for n in range(1, 1000)
+    ]
     answer = {
         "sizes": sizes,
         "smallest": sizes[3],
