@@ -6,7 +6,9 @@
 
 Every case is a `meshwright bench` command, run in a process that is forked after the imports, so that it has a memory
 of its own and starts in seconds. Cases that the file has are skipped; failed ones are run again with --again. The first
-cases cover every family. Models that would not fit in the memory or time have fewer layers.
+cases cover every family. Models that would not fit in the memory or time have fewer layers. With --warm N, N processes
+at a time first run every case with few layers, which fills the compile cache: blocks are compiled one by one, so that
+their number does not matter.
 """
 
 from __future__ import annotations
@@ -136,6 +138,8 @@ mixtral_8x7b pretrain 1024 4 layers3
 megatron_1p3b pretrain 2048 8 eager
 """.strip().splitlines()
 RECOMPUTE = ("none", "selective", "full")
+# Layers of a model, by the start of its name, that have every kind of its blocks.
+WARM_LAYERS = {"gemma3": 6, "qwen3_next": 4, "qwen35": 4, "nemotron_nano": 16, "nemotronh": 26, "": 2}
 MATMULS = ("fp8_tensor", "fp8_row")
 
 
@@ -238,6 +242,43 @@ def _run(words: list[str], folder: Path) -> None:
     main()
 
 
+def warm(wanted: list[str], jobs: int, end: float) -> None:
+    """Compile the blocks of every case, several cases at a time; one that fails is compiled when it is measured."""
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # each process has its core
+    with tempfile.TemporaryDirectory() as folder:
+        running: dict[Any, tuple[str, float]] = {}
+        waiting = [case for case in wanted if "eager" not in case.split()]
+        for number, case in enumerate(waiting):
+            preload(case)
+            while len(running) >= jobs:
+                _reap(running, end)
+            layers = next(count for start, count in WARM_LAYERS.items() if case.startswith(start))
+            words = [word for word in bench_words(case) if not word.startswith(("architecture.layers", "train.steps"))]
+            words += [f"architecture.layers={layers}", "train.steps=2"]
+            output = Path(folder) / str(number)
+            output.mkdir()
+            process = mp.get_context("fork").Process(target=_run, args=(["bench", *words, "--json"], output))
+            process.start()
+            running[process] = (case, monotonic())
+        while running:
+            _reap(running, end)
+    del os.environ["TORCHINDUCTOR_COMPILE_THREADS"]
+
+
+def _reap(running: dict[Any, tuple[str, float]], end: float) -> None:
+    """Wait a moment; forget processes that ended, and end those that are late."""
+    for process, (case, started) in list(running.items()):
+        process.join(0.05)
+        late = monotonic() > min(end, started + CASE_S)
+        if process.is_alive() and not late:
+            continue
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        process.join()
+        print(f"warm {monotonic() - started:5.1f} s exit {process.exitcode} {case}", flush=True)
+        del running[process]
+
+
 # --- the set ---------------------------------------------------------------------------------------------------------
 
 
@@ -280,6 +321,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "calibration_set.json")
     parser.add_argument("--only", action="append", default=[], help="only cases that have this word")
     parser.add_argument("--again", action="store_true", help="run failed cases of the file again")
+    parser.add_argument("--warm", type=int, default=0, metavar="N", help="first fill the compile cache, N at a time")
     parser.add_argument("--smoke", action="store_true", help="tiny models on CPU")
     parser.add_argument("--list", action="store_true", help="print the estimates of all cases on 1xH200")
     args = parser.parse_args()
@@ -297,6 +339,8 @@ def main() -> int:
     if args.out.exists():
         rows = {row["case"]: row for row in json.loads(args.out.read_text())["rows"]}
     end = monotonic() + 60 * args.minutes
+    if args.warm:
+        warm([case for case in wanted if case not in rows], args.warm, end)
     print(" tokens/s   MFU  est/s |  alloc reserv   est. |  wall  case", flush=True)
     for case in wanted:
         if case in rows and not (args.again and "error" in rows[case]):
