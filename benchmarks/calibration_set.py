@@ -185,13 +185,18 @@ def model_type(case: str) -> str:
 # --- one case, in a forked process -----------------------------------------------------------------------------------
 
 
-def preload(case: str) -> None:
-    """Import what the case needs, before the fork. Nothing may compute or use the GPU here."""
-    for module in ("torch", "torch._dynamo", "meshwright.cli", "meshwright.api.run", "meshwright.engine.trainer"):
+def preload() -> None:
+    """Import what every case needs, before the fork; nothing here may start CUDA, as modules of models do."""
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # imports that ask for GPUs do not start CUDA
+    for module in (
+        "torch",
+        "torch._dynamo",
+        "transformers",
+        "meshwright.cli",
+        "meshwright.api.run",
+        "meshwright.engine.trainer",
+    ):
         import_module(module)
-    kind = model_type(case)
-    with contextlib.suppress(ImportError):
-        import_module(f"transformers.models.{kind}.modeling_{kind}")
 
 
 def measured(case: str, smoke: bool, limit_s: float) -> dict[str, Any]:
@@ -206,7 +211,7 @@ def measured(case: str, smoke: bool, limit_s: float) -> dict[str, Any]:
         "family": model_type(case),
         "command": "meshwright " + shlex.join(word for word in words if word != "--json"),
     }
-    preload(case)
+    preload()
     started = monotonic()
     with tempfile.TemporaryDirectory() as folder:
         output = Path(folder)
@@ -249,7 +254,7 @@ def warm(wanted: list[str], jobs: int, end: float) -> None:
         running: dict[Any, tuple[str, float]] = {}
         waiting = [case for case in wanted if "eager" not in case.split()]
         for number, case in enumerate(waiting):
-            preload(case)
+            preload()
             while len(running) >= jobs:
                 _reap(running, end)
             layers = next(count for start, count in WARM_LAYERS.items() if case.startswith(start))
