@@ -106,9 +106,8 @@ def check_recipe(
     if auto:
         spec = model or model_of(changed)
         changed = planner.with_fastest_micro_batch(Case(changed, spec, cluster, engine=engine))  # type: ignore[arg-type]
-    epochs = epochs_of(changed)
-    samples = None if epochs is None else epochs.samples
-    result = frameworks.check_native(changed, cluster, engine, content, advice, model, samples)
+    typed = {recipe_fields()[key].flat for key in override.requested(recipe, kept)}
+    result = frameworks.check_native(changed, cluster, engine, content, advice, model, epochs_of(changed), typed)
     if result.ok or len(kept) < 2:
         return result
 

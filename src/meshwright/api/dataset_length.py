@@ -19,8 +19,9 @@ from meshwright.errors import InputError
 from meshwright.planner import Plan, Suggestion, examine
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
+from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe, recipe_fields
-from meshwright.rules.data import needs_equal_lengths, streams_unknown_lengths
+from meshwright.rules.data import few_steps, needs_equal_lengths, streams_unknown_lengths
 
 BYTES_PER_TOKEN = 4.0  # of English text and JSON, with the tokenizers of current models
 MAX_COUNTED_BYTES = 2**28  # larger files are not read for an answer that should be instant
@@ -37,6 +38,7 @@ class _Counted(msgspec.Struct, frozen=True):
 
     samples: int
     text: str  # the same in words
+    packed_tokens: float = 0.0  # of all documents, if they are packed
 
 
 def epochs_of(recipe: Recipe) -> Epochs | None:
@@ -46,7 +48,10 @@ def epochs_of(recipe: Recipe) -> Epochs | None:
     if counted is None:
         return None
     passes = f"{epochs:g} epoch{'s' if epochs != 1 else ''} of {recipe.data.dataset}"
-    return Epochs(max(round(counted.samples * epochs), 1), f"{passes}: {counted.text}")
+    source = f"{passes}: {counted.text}"
+    lengths = _own_lengths(recipe) if counted.packed_tokens else None
+    longest = 0 if lengths is None else ceil(lengths.max())
+    return Epochs(max(round(counted.samples * epochs), 1), source, counted.packed_tokens, longest)
 
 
 def grouped_width(recipe: Recipe) -> float | None:
@@ -99,12 +104,19 @@ def _with_counted_steps(plan: Plan) -> Plan:
     epochs = epochs_of(plan.recipe)
     if epochs is None:
         return plan
-    counted = plan.case.with_samples(epochs.samples)
+    counted = epochs.counted(plan.case)
     if not any(bool(one.broken(counted)) and not bool(one.broken(plan.case)) for one in rules.applicable(counted)):
         return plan
     typed = {recipe_fields()[change.field].flat for change in plan.changes if change.why.startswith("requested")}
     findings, repair = examine(counted, typed)
-    return msgspec.structs.replace(plan, findings=findings, repair=repair)
+    kept = tuple(one for one in plan.suggestions if not _leaves_few_steps(one, counted))
+    return msgspec.structs.replace(plan, findings=findings, repair=repair, repaired=None, suggestions=kept)
+
+
+def _leaves_few_steps(suggestion: Suggestion, counted: Case) -> bool:
+    """Return whether a suggested batch makes too few steps of the counted samples."""
+    batch = override.requested(counted.recipe, suggestion.overrides).get("train.global_batch_size")
+    return batch is not None and bool(few_steps(counted.replace(global_batch_size=batch)))
 
 
 def _less_padding(plan: Plan) -> Iterable[Suggestion]:
@@ -163,7 +175,7 @@ def _count(recipe: Recipe) -> _Counted | None:
         tokens = sum(sizes) / BYTES_PER_TOKEN if part is None else float(part.sum())
         samples = max(ceil(kept * tokens / data.seq_length), 1)
         shown = f"{samples:,} packed sample{'s' * (samples != 1)}"
-        return _Counted(samples, f"about {shown}, at {BYTES_PER_TOKEN:g} bytes per token")
+        return _Counted(samples, f"about {shown}, at {BYTES_PER_TOKEN:g} bytes per token", kept * tokens)
     lengths = _own_lengths(recipe)
     countable = lengths is None and sum(sizes) <= MAX_COUNTED_BYTES
     rows = _rows_of(path, data.split, _row_count) if countable else None if lengths is None else len(lengths)

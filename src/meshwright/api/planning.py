@@ -18,6 +18,7 @@ from meshwright.frameworks import ImportedFile
 from meshwright.notes import note
 from meshwright.parsing import token_budget
 from meshwright.planner import Plan, Question, Ranking
+from meshwright.recipes.types import Recipe
 
 
 @verb(requests.Recommend)
@@ -38,7 +39,16 @@ def recommend(request: requests.Recommend) -> Plan:
         from meshwright.api.catalogues import save_recipe  # 10 ms that other recommendations save
 
         save_recipe(found, request.save)
-    return with_budget(with_own_data(found), request)
+    return with_budget(_with_counted_data(found, request, None if job is None else job.on(question.engine)), request)
+
+
+def _with_counted_data(plan: Plan, request: requests.Recommend, recipe: Recipe | None) -> Plan:
+    """Return the plan with what the user's data adds; a repair that its steps need is planned too."""
+    found = with_own_data(plan)
+    if found.repair is None or found.repair == plan.repair:
+        return found
+    other = planner.replanned(found, plan.question, request.overrides, recipe)
+    return found if other is None else planner.with_replanned(found, other)
 
 
 def _given(request: requests.Recommend) -> tuple[str, str | int]:

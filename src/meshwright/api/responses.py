@@ -114,7 +114,10 @@ class Estimate(Part, frozen=True, kw_only=True):
 
 
 class Finding(Part, frozen=True, kw_only=True):
-    """What a rule found; `fix` lists overrides that together remove it, `no_fix` says why there are none."""
+    """What a rule found; `fix` lists overrides that together remove it, `no_fix` says why there are none.
+
+    `undoes` lists the keys of the user's own settings that `fix` replaces, where no other change resolves it.
+    """
 
     rule: str
     severity: Severity
@@ -124,6 +127,7 @@ class Finding(Part, frozen=True, kw_only=True):
     file: str | UnsetType = UNSET
     line: int | UnsetType | None = UNSET
     no_fix: str | UnsetType = UNSET
+    undoes: Sequence[str] | UnsetType = UNSET
 
 
 S = TypeVar("S", bound=msgspec.Struct)
@@ -158,7 +162,14 @@ def _fit(fits: bool, probability: float) -> Fit:
 def finding_parts(findings: Sequence[RuleFinding]) -> list[Finding]:
     """Return findings, errors first."""
     return [
-        copied(Finding, f, file=f.file or UNSET, line=(f.line or None) if f.file else UNSET, no_fix=f.no_fix or UNSET)
+        copied(
+            Finding,
+            f,
+            file=f.file or UNSET,
+            line=(f.line or None) if f.file else UNSET,
+            no_fix=f.no_fix or UNSET,
+            undoes=f.undoes or UNSET,
+        )
         for f in findings
     ]
 

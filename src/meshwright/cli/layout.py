@@ -90,10 +90,16 @@ def finding_lines(findings: Sequence[dict[str, Any]], repair: dict[str, Any] | N
     for f in findings:
         mark, color = MARKS[f["severity"]]
         fix = f"  [dim]fix:[/] [cyan]{escape(' '.join(f['fix']))}[/]" if f["fix"] and f["rule"] not in joined else ""
+        fix += f"  [dim]{undoing(f)}[/]" if fix and f.get("undoes") else ""
         fix = f"  [dim]{escape(f['no_fix'])}[/]" if f.get("no_fix") else fix
         place = f"{escape(f['file'])}:{f['line']} " if f.get("line") else ""
         lines.append(f"[{color}]{mark} {f['severity']}[/] {place}{escape(f['message'])} [dim]({f['rule']})[/]{fix}")
     return lines
+
+
+def undoing(change: Answer) -> str:
+    """Return which of the user's own settings a fix or repair replaces; empty if none."""
+    return f"changes your {', '.join(change['undoes'])}: nothing else resolves it" if change.get("undoes") else ""
 
 
 def _are_overrides(texts: Sequence[str]) -> bool:
@@ -111,13 +117,14 @@ def repair_lines(answer: dict[str, Any]) -> list[str]:
         count = len(repair["removes"])
         what = f"removes {'the finding' if count == 1 else f'all {count} findings'}"
         kind = "; a contract change: a new experiment" if repair["contract"] else ""
+        own = f"; {undoing(repair)}" if repair.get("undoes") else ""
         left = f"; leaves {', '.join(repair['leaves'])}" if repair["leaves"] else ""
         known = repair["step_s"] is not None
         cost = f"; {seconds(repair['step_s'])} s per step, {repair['total_gib']:.0f} GiB" if known else ""
         overrides = repair["overrides"]
         settings = [shlex.join(overrides)] if _are_overrides(overrides) else overrides  # of a file: one per line
         lines += [f"[cyan]{escape(text)}[/]" for text in settings]
-        lines[-1] += f"  [dim]{what}{kind}{left}{cost}[/]"
+        lines[-1] += f"  [dim]{what}{kind}{own}{left}{cost}[/]"
     return lines
 
 

@@ -54,10 +54,21 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Consider", [_suggestion_line(o) for o in answer["suggestions"] if o["title"] not in listed])
     commands = [f"[dim]{name}[/]  {escape(text)}" for name, text in answer["commands"].items()]
     refused = [f"[dim]not {n}: {escape(why)}[/]" for n, why in answer["no_command"].items()]
-    titled(out, "Run", [*commands, *_weights_lines(answer, found), *refused])
+    titled(out, "Run", [*_repair_note(answer), *commands, *_weights_lines(answer, found), *refused])
     titled(out, "Terms", [f"[dim]{legend(answer)}[/]"] if found.exists and legend(answer) else [])
     if "reasons" not in answer:
         out.print("[dim]Add --explain to see why each number was chosen, --json for scripts.[/]")
+
+
+def _repair_note(answer: Answer) -> list[str]:
+    """Return whether the commands include the repair: they do unless it replaces what the user typed."""
+    repair = answer.get("repair")
+    if not repair or not answer["commands"]:
+        return []
+    if repair["planned"]:
+        return ["[dim]with the repair, and the layout sized for it:[/]"]
+    kept = f"would change your {', '.join(repair['undoes'])}" if repair["undoes"] else "leaves no plan that runs"
+    return [f"[dim]without the repair, which {kept}[/]"]
 
 
 def _weights_lines(answer: Answer, found: Any) -> list[str]:

@@ -121,7 +121,7 @@ def _train(
             counted, lambda: family.open_source(counted, config, False, start), process is None or process.rank == 0
         )
         case = validate(recipe, config, process, world)
-    counted_case = case if total is None else case.with_samples(total).replace(epochs=epochs)
+    counted_case = case if total is None else case.replace(epochs=epochs).with_samples(total)
     findings = () if run.random_weights else run_findings(counted_case, pinned or {}, run.tiny)
     status.clear()
     show_findings(findings, process)

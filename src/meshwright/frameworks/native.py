@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -13,6 +13,7 @@ from meshwright.frameworks.framework import Content
 from meshwright.frameworks.result import RecipeCheckResult
 from meshwright.models import ModelSpec
 from meshwright.planner import case_of, examine, options_for_recipe
+from meshwright.planner.budget import Epochs
 from meshwright.recipes.case import model_of
 from meshwright.recipes.files import HEAD
 from meshwright.recipes.types import SECTIONS, Recipe
@@ -50,17 +51,18 @@ def check(
     content: Content | None = None,
     advice: bool = True,
     model: ModelSpec | None = None,
-    samples: int | None = None,
+    epochs: Epochs | None = None,
+    typed: Collection[str] = (),
 ) -> RecipeCheckResult:
     """Return the findings for a recipe, with the lines of its file if it has one; `model` if its shape has no name.
 
-    `samples` are those of its epochs, if they were counted.
+    `epochs` are its samples, if they were counted; `typed` are fields the user set, by flat name.
     """
     model = model or model_of(recipe)
     case = case_of(recipe, model, on, engine)
-    case = case if samples is None else case.with_samples(samples)
+    case = case if epochs is None else epochs.counted(case)
     severities = rules.SEVERITIES if advice else rules.SEVERITIES[:2]
-    found, repair = examine(case, severities=severities)
+    found, repair = examine(case, typed, severities)
     estimate = costs.estimate(case)
     only_memory = all(f.rule.startswith("memory.") for f in found if f.severity == "error")
     needs_options = advice and only_memory and not bool(estimate.fits)

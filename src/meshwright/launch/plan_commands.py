@@ -30,6 +30,7 @@ def commands_of(plan: Plan, refused: Mapping[str, str] | None = None) -> dict[st
     if not plan.ok:
         return {}
     refused = left_out(plan) if refused is None else refused
+    plan = plan.repaired or plan
     commands = {} if "meshwright" in refused else {"meshwright": meshwright_command(plan)}
     if "megatron-bridge" not in refused:
         from meshwright.frameworks.megatron_bridge import plans  # lazy: it loads a table that few commands need
@@ -47,6 +48,7 @@ def left_out(plan: Plan) -> dict[str, str]:
 
     if not plan.ok:
         return {}
+    plan = plan.repaired or plan
     found = {"meshwright": _our_reason(plan), "megatron-bridge": plans.unsupported_reason(plan)}
     framework = CONFIGS.get(plan.question.engine)
     if framework is not None:

@@ -328,6 +328,7 @@ def _findings(findings: Sequence[Answer]) -> list[str]:
     rows = [
         f"{f['severity']}{' in line ' + str(f['line']) if f.get('line') else ''}: {f['message']} ({f['rule']})"
         + (f"; fix: {' '.join(f['fix'])}" if f["fix"] else "")
+        + (f" (changes your {', '.join(f['undoes'])})" if f.get("undoes") else "")
         + (f"; {f['no_fix']}" if f.get("no_fix") else "")
         for f in findings
     ]

@@ -20,7 +20,7 @@ from meshwright.planner.plan import (
     calibration_notes,
 )
 from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
-from meshwright.planner.recommend import plan_fixed, recommend
+from meshwright.planner.recommend import plan_fixed, recommend, replanned, with_replanned
 from meshwright.planner.repair import contradiction, error_messages, find_repair
 from meshwright.planner.scaling import batch_for_tokens, scaled_batch, scaled_lr
 from meshwright.planner.search import Candidate, as_overrides
@@ -65,6 +65,7 @@ __all__ = [
     "rank_layouts",
     "reasons",
     "recommend",
+    "replanned",
     "scaled_batch",
     "scaled_lr",
     "size",
@@ -72,4 +73,5 @@ __all__ = [
     "step_tokens",
     "with_engine_strategy",
     "with_fastest_micro_batch",
+    "with_replanned",
 ]

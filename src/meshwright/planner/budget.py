@@ -97,6 +97,12 @@ class Epochs(msgspec.Struct, frozen=True):
 
     samples: int
     source: str
+    packed_tokens: float = 0.0  # of one epoch, if documents are packed
+    longest: int = 0  # tokens of the longest document; 0 if not known
+
+    def counted(self, case: Case) -> Case:
+        """Return the case with these samples."""
+        return case.with_samples(self.samples, self.packed_tokens, self.longest)
 
 
 def budget(

@@ -32,31 +32,33 @@ def examine(case: Case, typed: Collection[str] = (), severities: Sequence[Severi
     """Return the findings of a case with their fixes, and one repair; `typed` are fields the user set, by flat name."""
     if has_errors(case):
         return _with_errors(case, typed, severities)
-    found = tuple(explain_missing(_drop_useless_fixes(rules.check(case, severities), case), case))
+    found = tuple(explain_missing(_drop_useless_fixes(rules.check(case, severities, typed=typed), case), case))
     fixable = [one for one in found if one.severity == "warning" and one.fix]
-    change = _together(case, fixable) if len(fixable) > 1 else {}
-    return Examined(found, as_repair(case, change, fixable))
+    change = _together(case, fixable, typed) if len(fixable) > 1 else {}
+    return Examined(found, as_repair(case, change, fixable, typed))
 
 
 def _with_errors(case: Case, typed: Collection[str], severities: Sequence[Severity]) -> Examined:
     """Return the findings of a case that cannot run: every error has the same fix, and advice waits for a layout."""
     change = find_repair(case, typed)
     if not change:
-        found = rules.check(case, [s for s in severities if s != "advice"], search=layout_fix)
+        found = rules.check(case, [s for s in severities if s != "advice"], search=layout_fix, typed=typed)
         return Examined(tuple(explain_missing(found, case)), None)
     found = rules.check(case, [s for s in severities if s != "advice"], fixes=False)
-    findings = tuple(_repaired(one, case, change) for one in found)
-    return Examined(findings, as_repair(case, change, findings))
+    findings = tuple(_repaired(one, case, change, typed) for one in found)
+    return Examined(findings, as_repair(case, change, findings, typed))
 
 
-def _repaired(finding: Finding, case: Case, change: Change) -> Finding:
+def _repaired(finding: Finding, case: Case, change: Change, typed: Collection[str]) -> Finding:
     """Return the finding with its part of the repair; its own fix if the repair leaves it."""
     rule, after = rules.all_rules()[finding.rule], case.replace(**change)
     if not bool(rule.broken(after)):
-        return msgspec.structs.replace(finding, fix=as_overrides(_part(rule, case, change)))
-    own = rules.try_fixes(rule, after)
+        part = _part(rule, case, change)
+        return msgspec.structs.replace(finding, fix=as_overrides(part), undoes=rules.undone(part, typed))
+    own = rules.one_fix(rule, after, typed=typed)
     no_fix = "" if own else "no setting resolves it without breaking another rule"
-    return msgspec.structs.replace(finding, fix=own, no_fix=no_fix)
+    undoes = rules.undone(own, typed)
+    return msgspec.structs.replace(finding, fix=as_overrides(own), no_fix=no_fix, undoes=undoes)
 
 
 def _part(rule: Rule, case: Case, change: Change) -> Change:
@@ -70,14 +72,14 @@ def _part(rule: Rule, case: Case, change: Change) -> Change:
     return part
 
 
-def _together(case: Case, findings: Iterable[Finding]) -> Change:
+def _together(case: Case, findings: Iterable[Finding], typed: Collection[str]) -> Change:
     """Return one change that resolves several warnings; empty if their fixes cannot be combined."""
     change: Change = {}
     resolved = [rules.all_rules()[one.rule] for one in findings]
     for rule in resolved:
         trial = case.replace(**change)
         if bool(rule.broken(trial)):
-            change |= rules.one_fix(rule, trial)
+            change |= rules.one_fix(rule, trial, typed=typed)
     trial = case.replace(**change)
     return {} if has_errors(trial) or any(bool(rule.broken(trial)) for rule in resolved) else change
 
@@ -91,7 +93,7 @@ def _drop_useless_fixes(findings: Iterable[Finding], case: Case) -> Iterator[Fin
             yield finding
         elif finding.severity == "warning":
             tried = f"{' '.join(finding.fix)} resolves it, but is not faster here or leaves too little memory"
-            yield msgspec.structs.replace(finding, fix=(), no_fix=tried)
+            yield msgspec.structs.replace(finding, fix=(), no_fix=tried, undoes=())
 
 
 def _helps(finding: Finding, case: Case) -> bool:

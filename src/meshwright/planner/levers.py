@@ -339,8 +339,14 @@ def _first_fitting(variants: list[Variant], asked: Asked, below_s: float) -> Opt
             case = variant.baseline.case
             found = choose(_batches(case, variant.baseline.pinned, offloads, unchanged=True), case)
             if found is not None and found.fits and found.step_s < below_s:
-                return _option("contract", variant, found, asked)
+                return _option("contract", variant, _as_recommended(variant.baseline, found, offloads), asked)
     return None
+
+
+def _as_recommended(baseline: Baseline, found: Candidate, offloads: bool) -> Candidate:
+    """Return the layout that recommending the variant gives: the space of levers leaves out layouts with much room."""
+    searched = best(baseline.case, baseline.pinned) if found.has_headroom and not offloads else None
+    return found if searched is None or not searched.has_headroom else searched
 
 
 def _narrow_states(baseline: Baseline) -> Iterator[Variant]:

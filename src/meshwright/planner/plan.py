@@ -104,6 +104,8 @@ class Repair(msgspec.Struct, frozen=True):
     contract: bool  # whether it changes the trained weights
     step_s: float | None  # None: the GPUs are unknown
     total_gib: float | None  # per GPU
+    undoes: tuple[str, ...] = ()  # keys of the user's own settings that it replaces: no other change removes the errors
+    planned: bool = False  # whether the commands of the plan include it
 
 
 class Contradiction(msgspec.Struct, frozen=True):
@@ -145,6 +147,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
     budget: Budget | None = None  # days and cost, if tokens, a price or epochs were given
     contradiction: Contradiction | None = None  # of the user's overrides
     published: PublishedLayout | None = None  # if the recipe was made for this cluster
+    repaired: Plan | None = None  # the plan with its repair, if commands run that
     executed: tuple[str, ...] = ()  # keys set for the plan's engine: it ignores the recipe's value, or runs faster so
 
     @property

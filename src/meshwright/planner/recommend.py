@@ -19,7 +19,7 @@ from meshwright.planner.four_bit import qlora_suggestion
 from meshwright.planner.levers import options_for, options_of_fixed, with_levers, without_offload
 from meshwright.planner.micro_batch import with_fastest_micro_batch
 from meshwright.planner.missing_fixes import note_no_layout_fix
-from meshwright.planner.plan import Change, Contradiction, Match, Plan, Question, Repair, Suggestion
+from meshwright.planner.plan import Change, Contradiction, Match, Plan, Question, Suggestion
 from meshwright.planner.published import keeps_recipe_layout, published_layout
 from meshwright.planner.repair import contradiction, error_messages
 from meshwright.planner.scaling import divisible_batches, suggestions
@@ -69,31 +69,46 @@ def recommend(
         overrides = (*overrides, f"train.steps={count}")
         baseline = baseline_for(question, overrides, recipe)
     plan = _planned(baseline, found, overrides)
-    if plan.repair is None:
+    other = replanned(plan, question, overrides, recipe)
+    if plan.repair is None or other is None:
         return plan
-    return msgspec.structs.replace(plan, repair=_as_typed(plan, plan.repair, question, overrides, recipe))
+    left = {f.rule for f in other.findings if f.severity == "warning"}
+    repair = msgspec.structs.replace(
+        plan.repair,
+        removes=tuple(f.rule for f in plan.findings if f.severity != "advice" and f.rule not in left),
+        leaves=tuple(sorted(left)),
+    )
+    return with_replanned(msgspec.structs.replace(plan, repair=repair), other)
 
 
-def _as_typed(
-    plan: Plan, repair: Repair, question: Question, overrides: Sequence[str], recipe: Recipe | None
-) -> Repair:
-    """Return a repair with the figures of the plan that its overrides give when typed: the rest is sized anew."""
+def replanned(plan: Plan, question: Question, overrides: Sequence[str], recipe: Recipe | None) -> Plan | None:
+    """Return the plan that the repair's overrides give when typed: the rest is sized anew; None if it cannot run."""
+    if plan.repair is None:
+        return None
     try:
-        typed = override.merged(overrides, repair.overrides)
+        typed = override.merged(overrides, plan.repair.overrides)
         baseline = baseline_for(question, typed, recipe)
         other = _planned(baseline, _search(baseline), typed, advised=False)
     except InputError:
-        return repair
+        return None
     if not other.ok:
-        return repair
-    left = {f.rule for f in other.findings if f.severity == "warning"}
-    return msgspec.structs.replace(
-        repair,
-        removes=tuple(f.rule for f in plan.findings if f.severity != "advice" and f.rule not in left),
-        leaves=tuple(sorted(left)),
-        step_s=float(other.estimate.step_s),
-        total_gib=float(other.estimate.memory.total),
+        return None
+    reasons = dict.fromkeys(recipe_fields(), "the repair")
+    return msgspec.structs.replace(other, changes=changes_between(baseline, other.recipe, other.case, reasons))
+
+
+def with_replanned(plan: Plan, other: Plan) -> Plan:
+    """Return the plan with the figures of its repair, planned as `other`, which its commands run.
+
+    A repair that replaces a setting of the user is not run without being asked for.
+    """
+    if plan.repair is None:
+        return plan
+    price, runs = other.estimate, plan.ok and not plan.repair.undoes
+    repair = msgspec.structs.replace(
+        plan.repair, step_s=float(price.step_s), total_gib=float(price.memory.total), planned=runs
     )
+    return msgspec.structs.replace(plan, repair=repair, repaired=other if runs else None)
 
 
 def _search(baseline: Baseline) -> _Found | None:

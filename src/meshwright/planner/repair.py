@@ -33,7 +33,7 @@ def find_repair(case: Case, typed: Collection[str] = ()) -> Change:
     """
     if not has_errors(case):
         return {}
-    joint = rules.joint_change(case)
+    joint = rules.joint_change(case, typed)
     outside = {name: value for name, value in joint.items() if name not in SEARCHED_NAMES}
     batches = [] if has_no_layout_fix(case) else scored_layouts(case, {})
     tried = [joint, *_single_changes(case), *_nearest_layout(case, {}, batches, typed)]
@@ -45,7 +45,7 @@ def find_repair(case: Case, typed: Collection[str] = ()) -> Change:
         works = [lean] if lean and not has_errors(case.replace(**lean)) else []
     if not works:
         return {}
-    return _with_warnings(case, _minimal(case, _cheapest(case, works, typed)))
+    return _with_warnings(case, _minimal(case, _cheapest(case, works, typed)), typed)
 
 
 def _without_errors(case: Case, changes: list[Change]) -> list[Change]:
@@ -69,16 +69,17 @@ def _cheapest(case: Case, changes: list[Change], typed: Collection[str]) -> Chan
     return changes[best[1] if best is not None else 0]
 
 
-def _with_warnings(case: Case, change: Change) -> Change:
+def _with_warnings(case: Case, change: Change, typed: Collection[str]) -> Change:
     """Return the change with fixes of warnings that it leaves, if they keep the contract and cost no time."""
     for rule in rules.applicable(case, ("warning",)):
         after = case.replace(**change)
         if not (bool(rule.broken(case)) and bool(rule.broken(after))):
             continue
-        fix = rules.one_fix(rule, after)
+        fix = rules.one_fix(rule, after, typed=typed)
         both = case.replace(**change, **fix) if fix and not fix.keys() & change.keys() else after
         slower = float(costs.step_time(both).step_s) > float(costs.step_time(after).step_s)
-        if both is not after and not _contract(fix) and not slower and len(_warnings(both)) < len(_warnings(after)):
+        kept = not _contract(fix) and not rules.undone(fix, typed)
+        if both is not after and kept and not slower and len(_warnings(both)) < len(_warnings(after)):
             change = {**change, **fix}
     return change
 
@@ -98,16 +99,18 @@ def _warnings(case: Case) -> list[str]:
 
 
 def _cost(case: Case, change: Change, typed: Collection[str]) -> tuple[float, ...]:
-    """Rank changes: contract fields, the user's own values, fields and warnings together, their size, step time."""
+    """Rank changes: contract fields that the user set, contract fields, other fields that the user set, fields and
+    warnings together, their size, step time."""
     changed = case.replace(**change)
-    contract, own, fields, size, _ = _cost_at_least(case, change, typed)
-    return (contract, own, fields + len(_warnings(changed)), size, float(costs.step_time(changed).step_s))
+    *kept, fields, size, _ = _cost_at_least(case, change, typed)
+    return (*kept, fields + len(_warnings(changed)), size, float(costs.step_time(changed).step_s))
 
 
 def _cost_at_least(case: Case, change: Change, typed: Collection[str]) -> tuple[float, ...]:
     """Return the cost of a change that leaves no warning and takes no time."""
     fields = sum(name in COUNTED or name not in SEARCHED_NAMES for name in change)
-    return (_contract(change), sum(name in typed for name in change), fields, _size(case, change), 0.0)
+    own = [name for name in change if name in typed]
+    return (_contract(own), _contract(change), len(own), fields, _size(case, change), 0.0)
 
 
 def _size(case: Case, change: Change) -> float:
@@ -171,7 +174,7 @@ def _minimal(case: Case, change: Change) -> Change:
     return change
 
 
-def as_repair(case: Case, change: Change, findings: Sequence[Finding]) -> Repair | None:
+def as_repair(case: Case, change: Change, findings: Sequence[Finding], typed: Collection[str] = ()) -> Repair | None:
     """Return the change as the repair of a case, with what it removes, leaves and costs."""
     if not change:
         return None
@@ -185,6 +188,7 @@ def as_repair(case: Case, change: Change, findings: Sequence[Finding]) -> Repair
         contract=bool(_contract(change)),
         step_s=float(price.step_s),
         total_gib=float(price.memory.total),
+        undoes=rules.undone(change, typed),
     )
 
 

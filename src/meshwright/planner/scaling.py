@@ -11,7 +11,7 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.planner.divisors import divided_batch
 from meshwright.planner.plan import Suggestion
-from meshwright.planner.search import score
+from meshwright.planner.search import best, score
 from meshwright.planner.space import QUICK_SPACE
 from meshwright.recipes.case import Case
 from meshwright.recipes.overrides import apply
@@ -26,6 +26,7 @@ MIN_BATCH_GROWTH = 1.25  # below this, a larger batch is not worth a new experim
 MAX_BATCH_SHIFT = 1 / 8  # of the batch; the learning rate can stay
 MIN_TOKENS_PER_GPU = 4096  # per GPU and step
 MIN_FP8_GAIN = 0.03  # of the step time
+MIN_BATCH_GAIN = 0.03  # of the time per sample: less is not worth a new experiment
 
 
 def scaled_lr(lr: float, old_batch: int, new_batch: int, law: LrLaw = "sqrt") -> float:
@@ -65,7 +66,10 @@ def suggestions(
     `typed` are the flat names that the user set: no other batch is suggested in place of a typed one.
     """
     own_batch = "global_batch_size" in typed
-    candidates = (*(() if own_batch else _batch_suggestions(base, base_world, case, typed)), *_fp8_suggestions(case))
+    candidates = (
+        *(() if own_batch else _batch_suggestions(base, base_world, case, pinned or {}, typed)),
+        *_fp8_suggestions(case),
+    )
     valid = tuple(suggestion for suggestion in candidates if _is_valid(suggestion, case))
     return valid if own_batch else (*valid, *_length_suggestions(base, case, pinned or {}))
 
@@ -97,8 +101,13 @@ def _divided(batch: int, case: Case) -> int:
     return divided_batch(batch, step) if batch >= step else _whole_steps(batch, case)
 
 
-def _batch_suggestions(base: Recipe, base_world: int, case: Case, typed: Container[str]) -> list[Suggestion]:
-    """Suggest a larger batch if there are more GPUs or each has too few tokens, up to MAX_TOKENS per step."""
+def _batch_suggestions(
+    base: Recipe, base_world: int, case: Case, pinned: Mapping[str, Any], typed: Container[str]
+) -> list[Suggestion]:
+    """Suggest a larger batch if there are more GPUs or each has too few tokens, up to MAX_TOKENS per step.
+
+    It must train a sample in less time, with the best layout for it.
+    """
     old, world = base.train.global_batch_size, int(case.world)
     per_gpu = case.global_batch_size * case.seq_length / world
     if world > base_world:
@@ -110,15 +119,27 @@ def _batch_suggestions(base: Recipe, base_world: int, case: Case, typed: Contain
     batch = _divided(min(wanted, MAX_TOKENS // case.seq_length, MAX_BATCH_GROWTH * old), case)
     if batch < MIN_BATCH_GROWTH * case.global_batch_size:
         return []
+    gain = _gain_of_batch(case, batch, pinned)
+    if gain < MIN_BATCH_GAIN:
+        return []
     own = "lr" in typed
     whose, known = ("your", case.recipe.optimizer.lr) if own else ("the recipe's", base.optimizer.lr)
     at = case.recipe.train.global_batch_size if own else old
     lr, linear = (scaled_lr(known, at, batch, law) for law in LAWS)
     why += (
-        f": global batch {batch} uses them better, with lr {lr:g}: "
+        f": global batch {batch} takes an estimated {gain:.0%} less time per token, with lr {lr:g}: "
         f"{whose} {known:g} at batch {at} with sqrt scaling ({linear:g} with linear scaling)"
     )
     return [Suggestion("scale the batch", (f"train.global_batch_size={batch}", f"optimizer.lr={lr:g}"), why)]
+
+
+def _gain_of_batch(case: Case, batch: int, pinned: Mapping[str, Any]) -> float:
+    """Return the share of the time per sample that another batch saves: in this layout, or in the best one for it."""
+    now = float(costs.step_time(case).step_s) / int(case.global_batch_size)
+    other = case.replace(global_batch_size=batch)
+    found = best(other, pinned, quick=True)
+    times = [float(costs.step_time(other).step_s), *([found.step_s] if found is not None and found.fits else [])]
+    return 1 - min(times) / batch / now
 
 
 def _length_suggestions(base: Recipe, case: Case, pinned: Mapping[str, Any]) -> list[Suggestion]:

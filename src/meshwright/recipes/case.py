@@ -126,6 +126,8 @@ class Case:
                 values[info.flat] = field_value(self.recipe, key)
         values["targets"] = self._target_groups()
         values["samples"] = 0  # of all epochs; not known until the data is counted
+        values["packed_tokens"], values["packed_length"], values["longest_sample"] = 0.0, 0, 0
+        values["rope_theta"] = self.recipe.architecture.rope_theta
         if self.recipe.train.epochs:
             values["steps"] = UNKNOWN_STEPS
         return values
@@ -142,16 +144,37 @@ class Case:
     def _facts(self) -> dict[str, Column]:
         return {**model_facts(self.model), **cluster_facts(self.cluster)}
 
-    def with_samples(self, samples: int) -> Case:
-        """Return the case with the counted samples of all its epochs, and their steps."""
-        return self.replace(samples=samples, steps=ceil(samples / int(self.global_batch_size)))
+    def with_samples(self, samples: int, tokens: float = 0.0, longest: int = 0) -> Case:
+        """Return the case with the counted samples of all its epochs, and their steps.
+
+        `tokens` of one epoch say how many packed samples another seq_length makes; `longest` is the longest document.
+        """
+        packed = bool(self.packing) or self.goal == "pretrain"
+        known = tokens or samples * int(self.seq_length) / max(float(self.epochs), 1e-9)
+        return self.replace(
+            samples=samples,
+            steps=ceil(samples / int(self.global_batch_size)),
+            packed_tokens=known if packed and self.epochs else 0.0,
+            packed_length=self.seq_length,
+            longest_sample=longest,
+        )
+
+    @property
+    def epoch_samples(self) -> Column:
+        """Counted samples of all epochs with this seq_length: packed ones hold so many tokens; 0 if not counted."""
+        if not self.packed_tokens:
+            return self.samples
+        each = np.maximum(np.ceil(self.packed_tokens / self.seq_length), 1)
+        other = np.maximum(np.round(each * self.epochs), 1).astype(int)
+        return np.where(self.seq_length == self.packed_length, self.samples, other)
 
     @property
     def updates(self) -> Column:
         """Steps of the run: those of its counted samples with this batch, else as the recipe says."""
         if isinstance(self.samples, int) and not self.samples:
             return self.steps
-        return np.where(self.samples > 0, -(-self.samples // self.global_batch_size), self.steps)
+        samples = self.epoch_samples
+        return np.where(samples > 0, -(-samples // self.global_batch_size), self.steps)
 
     @cached_property
     def memory(self) -> Any:

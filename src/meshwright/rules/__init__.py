@@ -41,6 +41,7 @@ from meshwright.rules.evaluate import (
     message,
     one_fix,
     try_fixes,
+    undone,
 )
 from meshwright.rules.refusal import RefusedError
 from meshwright.rules.rule import HARDWARE_FREE, RULES, SEVERITIES, Finding, Rule, Severity, all_rules, can_be_built
@@ -64,4 +65,5 @@ __all__ = [
     "message",
     "one_fix",
     "try_fixes",
+    "undone",
 ]

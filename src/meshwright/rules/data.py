@@ -13,6 +13,7 @@ IMAGE_SETS = ("cord-v2", "medpix", "raven", "rdr", "llava-video-178k", "local-vl
 MOCK = "mock"
 FEW_STEPS = 4  # of all epochs; below it, training ends before the optimizer's moments mean anything
 ENOUGH_STEPS = 10
+SHORTEST = 256  # tokens of a packed sample that a fix may set
 
 
 def _fine_tunes(c: Case) -> Column:
@@ -282,13 +283,30 @@ def anneal_incomplete(c: Case) -> Column:
 def _smaller_batches(c: Case) -> list[int]:
     """Return batches that make ENOUGH_STEPS of the counted samples, the largest first; else the smallest there is."""
     unit = int(c.micro_batch_size * c.dp)
-    most = int(c.samples) // ENOUGH_STEPS // unit
+    most = int(c.epoch_samples) // ENOUGH_STEPS // unit
     return [unit * n for n in dict.fromkeys((1 << (max(most, 1).bit_length() - 1), max(most, 1), 1))]
 
 
 def _smallest_batches(c: Case) -> list[int]:
     """Return the batches of `_smaller_batches` with one sample per micro batch."""
     return _smaller_batches(c.replace(micro_batch_size=1))
+
+
+def _shorter_lengths(c: Case) -> list[int]:
+    """Return the longest packed length that makes ENOUGH_STEPS with the smallest batch, else FEW_STEPS; no document is
+    cut."""
+    if not c.packed_tokens:
+        return []
+    least, unit = max(SHORTEST, int(c.longest_sample)), int(c.micro_batch_size * c.dp)
+    halves = [int(c.seq_length) >> n for n in range(1, int(c.seq_length).bit_length())]
+    tried = [(one, int(c.replace(seq_length=one).epoch_samples)) for one in halves if one >= least]
+    enough = (one for steps in (ENOUGH_STEPS, FEW_STEPS) for one, samples in tried if samples >= steps * unit)
+    return list(dict.fromkeys(enough))[:2]
+
+
+def _batches_of_shorter(c: Case) -> list[int]:
+    """Return the batches of `_smaller_batches` with the first shorter length."""
+    return [batch for one in _shorter_lengths(c)[:1] for batch in _smaller_batches(c.replace(seq_length=one))]
 
 
 @rule(
@@ -298,10 +316,16 @@ def _smallest_batches(c: Case) -> list[int]:
     message="the epochs have {samples} sample{s}, {updates} step{t} of {global_batch_size}: too few updates to learn",
     symptom="the loss hardly changes, and the trained weights are almost those of the start",
     cause="the batch is large for the data: every step is one update, however many samples it averages",
-    fixes=({"global_batch_size": _smaller_batches}, {"micro_batch_size": [1], "global_batch_size": _smallest_batches}),
+    fixes=(
+        {"global_batch_size": _smaller_batches},
+        {"micro_batch_size": [1], "global_batch_size": _smallest_batches},
+        {"seq_length": _shorter_lengths, "global_batch_size": _batches_of_shorter},
+        {"seq_length": _shorter_lengths},
+    ),
     values={
         "updates": lambda c: int(c.updates),
-        "s": lambda c: "s" * bool(c.samples != 1),
+        "samples": lambda c: int(c.epoch_samples),
+        "s": lambda c: "s" * bool(c.epoch_samples != 1),
         "t": lambda c: "s" * bool(c.updates != 1),
     },
 )

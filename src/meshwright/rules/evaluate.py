@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import count, islice, product
 from string import Formatter
@@ -24,6 +24,7 @@ _ONE_GPU = re.compile(r"(?<![\d.,])1 GPUs( are)?\b")
 MAX_FIRST_CHANGES = 6  # first changes to which a second one is added
 TRIED_ALONE = 4  # changes that need an estimate and are tried one by one; the others are estimated together
 Change = dict[str, Any]  # values by flat name
+_Resolved = tuple[dict[str, Change], Change, list[Rule]]  # the change of each error, all changes, the errors left
 Search = Callable[[Case, frozenset[str]], Change | None]
 """Returns the change to a layout that is legal, except for some rules, and fits; None if there is none."""
 UNRELATED_TO_LAYOUT = (
@@ -91,11 +92,13 @@ def check(
     others: Sequence[Case] = (),
     search: Search | None = None,
     fixes: bool = True,
+    typed: Collection[str] = (),
 ) -> list[Finding]:
     """Return the findings of one case, errors first, each with overrides that resolve it.
 
     `others` are alternatives for a case that is not fully known: a finding must then hold in all of them. `search`
-    looks for a layout if the rules' own fixes leave errors. Without `fixes`, none are tried, which is faster.
+    looks for a layout if the rules' own fixes leave errors. Without `fixes`, none are tried, which is faster. `typed`
+    are the fields the user set, by flat name: a fix changes them only if no other works.
     """
     found = sorted((r for r in applicable(case) if bool(r.broken(case))), key=lambda r: SEVERITIES.index(r.severity))
     broken = frozenset(r.id for r in found)
@@ -103,43 +106,55 @@ def check(
     reported = [r for r in found if r.severity in wanted and all(bool(r.broken(other)) for other in others)]
     if not fixes:
         return [_finding_of(r, case, ()) for r in reported]
-    together = _fixes_together(case, [r for r in found if r.severity == "error"], search)
-    findings = [_finding(r, case, broken, together) for r in reported]
+    kept = frozenset(typed)
+    together = _fixes_together(case, [r for r in found if r.severity == "error"], search, kept)
+    findings = [_finding(r, case, broken, together, kept) for r in reported]
     return [f for f in findings if f.severity != "advice" or f.fix]  # advice needs a fix that works
 
 
-def _finding(rule: Rule, case: Case, broken: frozenset[str], together: Mapping[str, Change]) -> Finding:
-    fix = _overrides(together.get(rule.id)) if rule.severity == "error" else try_fixes(rule, case, broken)
-    return _finding_of(rule, case, fix)
+def _finding(
+    rule: Rule, case: Case, broken: frozenset[str], together: Mapping[str, Change], typed: frozenset[str]
+) -> Finding:
+    change = together.get(rule.id) if rule.severity == "error" else one_fix(rule, case, broken, typed)
+    return _finding_of(rule, case, _overrides(change), undone(change or (), typed))
 
 
-def _finding_of(rule: Rule, case: Case, fix: tuple[str, ...]) -> Finding:
+def _finding_of(rule: Rule, case: Case, fix: tuple[str, ...], undoes: tuple[str, ...] = ()) -> Finding:
     field = keys_by_flat_name().get(rule.field, rule.field)
-    return Finding(rule.id, rule.severity, field, message(rule, case), fix)
+    return Finding(rule.id, rule.severity, field, message(rule, case), fix, undoes=undoes)
 
 
-def _fixes_together(case: Case, broken: Sequence[Rule], search: Search | None) -> dict[str, Change]:
+def undone(change: Iterable[str], typed: Container[str]) -> tuple[str, ...]:
+    """Return the keys of the user's own settings that a change, by flat name, replaces."""
+    return tuple(keys_by_flat_name()[name] for name in change if name in typed)
+
+
+def _fixes_together(
+    case: Case, broken: Sequence[Rule], search: Search | None, typed: frozenset[str]
+) -> dict[str, Change]:
     """Return the change for every error that has one; all changes can be made at once and break no other error rule."""
-    resolved, total = _fixed_in_turn(case, broken, search)
+    resolved, total = _fixed_in_turn(case, broken, search, typed)
     intact = [r for r in applicable(case, ("error",)) if r not in broken]
     by_id = {r.id: r for r in broken}
     return {id: _smallest_part(by_id[id], case, intact, total, step) for id, step in resolved.items()}
 
 
-def joint_change(case: Case) -> Change:
+def joint_change(case: Case, typed: Collection[str] = ()) -> Change:
     """Return one change from the rules' own fixes for as many errors of a case as possible."""
-    return _changed_values(case, case.cached(_fixed_by_rules)[1])
+    return _changed_values(case, _fixed_by_rules(case, frozenset(typed))[1])
 
 
-def _fixed_in_turn(case: Case, broken: Sequence[Rule], search: Search | None) -> tuple[dict[str, Change], Change]:
+def _fixed_in_turn(
+    case: Case, broken: Sequence[Rule], search: Search | None, typed: frozenset[str]
+) -> tuple[dict[str, Change], Change]:
     """Return the change that resolved each error, and all of them together.
 
     The errors are fixed one after the other, each on the case that the changes before it lead to. So no two changes
     set one field to different values, and the last case breaks only errors that no change resolves.
     """
-    resolved, total, left = case.cached(_fixed_by_rules)
+    resolved, total, left = _fixed_by_rules(case, typed)
     if search is not None and left:
-        resolved, total, left = _fixed_from(case, resolved, total, left, search)
+        resolved, total, left = _fixed_from(case, (resolved, total, left), search, typed)
     ids = {r.id for r in broken}
     return {id: step for id, step in resolved.items() if id in ids}, _changed_values(case, total)
 
@@ -148,19 +163,24 @@ def _changed_values(case: Case, change: Change) -> Change:
     return {name: value for name, value in change.items() if value != getattr(case, name)}
 
 
-def _fixed_by_rules(case: Case) -> tuple[dict[str, Change], Change, list[Rule]]:
+def _fixed_by_rules(case: Case, typed: frozenset[str]) -> _Resolved:
     """Return what the rules' own fixes resolve, all changes, and the errors left; cached, as two callers need it."""
-    broken = [r for r in applicable(case, ("error",)) if bool(r.broken(case))]
-    return _fixed_from(case, {}, {}, broken, None)
+    known = case.cached(_resolved_by_typed)
+    if typed not in known:
+        broken = [r for r in applicable(case, ("error",)) if bool(r.broken(case))]
+        known[typed] = _fixed_from(case, ({}, {}, broken), None, typed)
+    return known[typed]
 
 
-def _fixed_from(
-    case: Case, resolved: Mapping[str, Change], total: Change, left: Sequence[Rule], search: Search | None
-) -> tuple[dict[str, Change], Change, list[Rule]]:
+def _resolved_by_typed(case: Case) -> dict[frozenset[str], _Resolved]:
+    return {}
+
+
+def _fixed_from(case: Case, before: _Resolved, search: Search | None, typed: frozenset[str]) -> _Resolved:
     """Resolve the errors left after some changes."""
     errors = applicable(case, ("error",))
-    steps, change, open_ = {**resolved}, {**total}, list(left)
-    while step := _next_step(case.replace(**change) if change else case, errors, open_, search):
+    steps, change, open_ = {**before[0]}, {**before[1]}, list(before[2])
+    while step := _next_step(case.replace(**change) if change else case, errors, open_, search, typed):
         change |= step
         still = [r for r in open_ if bool(r.broken(case.replace(**change)))]
         steps |= {r.id: step for r in open_ if r not in still}
@@ -168,13 +188,15 @@ def _fixed_from(
     return steps, change, open_
 
 
-def _next_step(case: Case, errors: Sequence[Rule], left: Sequence[Rule], search: Search | None) -> Change | None:
+def _next_step(
+    case: Case, errors: Sequence[Rule], left: Sequence[Rule], search: Search | None, typed: frozenset[str]
+) -> Change | None:
     """Return a change that resolves one of the errors left; if possible, all that are about its fields."""
     intact = [r for r in errors if r not in left]
-    for rule in left:
+    for rule, kept in product(left, _kept_first(typed)):
         others = [r for r in errors if r is not rule and (r not in left or r.subject != "memory")]
-        change = _try_one_change(rule, case, others) or _try_one_change(rule, case, intact)
-        change = change or _try_two_changes(rule, case, intact)
+        change = _try_one_change(rule, case, others, kept) or _try_one_change(rule, case, intact, kept)
+        change = change or _try_two_changes(rule, case, intact, kept)
         if change is not None:
             return change
     return _searched(case, intact, left, search) if search is not None and left else None
@@ -214,28 +236,38 @@ def fix_texts(rule: Rule) -> tuple[str, ...]:
     return tuple(dict.fromkeys(found))
 
 
-def try_fixes(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> tuple[str, ...]:
+def try_fixes(
+    rule: Rule, case: Case, broken: frozenset[str] | None = None, typed: Collection[str] = ()
+) -> tuple[str, ...]:
     """Return overrides that resolve the rule's finding and break no other error rule; empty if none do.
 
     The fix of a warning avoids new warnings if possible. `broken` are the ids of the rules that the case breaks, if
-    the caller has them already.
+    the caller has them already. Fields in `typed` change only if no other change works.
     """
-    return _overrides(one_fix(rule, case, broken))
+    return _overrides(one_fix(rule, case, broken, typed))
 
 
-def one_fix(rule: Rule, case: Case, broken: frozenset[str] | None = None) -> Change:
+def one_fix(rule: Rule, case: Case, broken: frozenset[str] | None = None, typed: Collection[str] = ()) -> Change:
     """Return the change of `try_fixes` by flat name; empty if there is none."""
     other_rules = [r for r in applicable(case, ("error", "warning")) if r is not rule]
     if broken is None:
         broken = frozenset(r.id for r in other_rules if bool(r.broken(case)))
-    kept = [r for r in other_rules if r.id not in broken]
-    kept_errors = [r for r in kept if r.severity == "error"]
-    change = _try_one_change(rule, case, kept) if rule.severity == "warning" else None
-    if change is None:
-        change = _try_one_change(rule, case, kept_errors)
-    if change is None and rule.severity == "error":
-        change = _try_two_changes(rule, case, kept_errors)
-    return change or {}
+    intact = [r for r in other_rules if r.id not in broken]
+    intact_errors = [r for r in intact if r.severity == "error"]
+    for kept in _kept_first(typed):
+        change = _try_one_change(rule, case, intact, kept) if rule.severity == "warning" else None
+        if change is None:
+            change = _try_one_change(rule, case, intact_errors, kept)
+        if change is None and rule.severity == "error":
+            change = _try_two_changes(rule, case, intact_errors, kept)
+        if change is not None:
+            return change
+    return {}
+
+
+def _kept_first(typed: Collection[str]) -> tuple[frozenset[str], ...]:
+    """Return the fields to keep, try by try: first all that the user set, then none."""
+    return (frozenset(typed), frozenset()) if typed else (frozenset(),)
 
 
 def _working_changes(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:
@@ -267,11 +299,12 @@ def _resolving_changes(rule: Rule, case: Case) -> Iterator[tuple[Change, Case]]:
             yield change, case.replace(**change)
 
 
-def _try_one_change(rule: Rule, case: Case, kept: list[Rule]) -> Change | None:
-    """Return the first change that resolves the finding and breaks none of the kept rules."""
-    estimated = [r for r in kept if r.subject == "memory"]
-    others = [r for r in kept if r.subject != "memory"]
-    legal = (one for one in _working_changes(rule, case) if not any(bool(r.broken(one[1])) for r in others))
+def _try_one_change(rule: Rule, case: Case, intact: list[Rule], kept: frozenset[str]) -> Change | None:
+    """Return the first change that resolves the finding, breaks no intact rule and leaves the kept fields."""
+    estimated = [r for r in intact if r.subject == "memory"]
+    others = [r for r in intact if r.subject != "memory"]
+    working = (one for one in _working_changes(rule, case) if kept.isdisjoint(one[0]))
+    legal = (one for one in working if not any(bool(r.broken(one[1])) for r in others))
     for change, trial in islice(legal, TRIED_ALONE):
         if not any(bool(r.broken(trial)) for r in estimated):
             return change
@@ -280,11 +313,12 @@ def _try_one_change(rule: Rule, case: Case, kept: list[Rule]) -> Change | None:
     return next(clean, None)
 
 
-def _try_two_changes(rule: Rule, case: Case, kept: list[Rule]) -> Change | None:
+def _try_two_changes(rule: Rule, case: Case, intact: list[Rule], kept: frozenset[str]) -> Change | None:
     """Return a change that resolves the finding, plus a second one that fixes the rule the first one broke."""
-    for change, trial in islice(_working_changes(rule, case), MAX_FIRST_CHANGES):
-        newly_broken = next(r for r in kept if bool(r.broken(trial)))
-        second = _try_one_change(newly_broken, trial, [rule, *(r for r in kept if r is not newly_broken)])
+    working = (one for one in _working_changes(rule, case) if kept.isdisjoint(one[0]))
+    for change, trial in islice(working, MAX_FIRST_CHANGES):
+        newly_broken = next(r for r in intact if bool(r.broken(trial)))
+        second = _try_one_change(newly_broken, trial, [rule, *(r for r in intact if r is not newly_broken)], kept)
         if second is not None:
             return {**change, **second}
     return None

@@ -57,6 +57,7 @@ class Finding(msgspec.Struct, frozen=True):
     file: str = ""  # the config file with the finding, if any
     line: int = 0  # from 1; 0 if the file does not set the field
     no_fix: str = ""  # why `fix` is empty, and what else can be done
+    undoes: tuple[str, ...] = ()  # keys of the user's own settings that `fix` replaces: no other change resolves it
 
 
 RULES: dict[str, Rule] = {}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.models import MLA, Attention
 from meshwright.recipes.case import Case, Column
+from meshwright.recipes.model_changes import published_numerics
 from meshwright.rules.rule import rule
 from meshwright.rules.search_values import divisors, larger, multiples, not_, one_of, smaller
 from meshwright.rules.weights import loads_weights
@@ -75,18 +77,40 @@ def beyond_position_table(c: Case) -> Column:
     return (c.model.learned_positions > 0) & (c.seq_length > c.model.learned_positions)
 
 
+def _published_base(c: Case) -> float | None:
+    return published_numerics(c.recipe.model).rope_theta
+
+
+def _longer_rope(c: Case) -> list[float]:
+    """Return the RoPE base that stretches the slowest rotation over seq_length (NTK-aware scaling); none without one.
+
+    Models with sliding windows have one base per kind of layer, which no single value replaces.
+    """
+    found = published_numerics(c.recipe.model)
+    mixers = [m for m, _ in (*c.model.mixers(Attention), *c.model.mixers(MLA))]
+    widths = [m.qk_rope if isinstance(m, MLA) else m.head_dim for m in mixers if isinstance(m, MLA | Attention)]
+    dims = max(widths, default=0)
+    if found.rope_theta is None or c.has_sliding or dims <= 2 or not c.max_seq_length:
+        return []
+    rotated = dims * found.partial_rotary_factor
+    base = found.rope_theta * (int(c.seq_length) / int(c.max_seq_length)) ** (rotated / (rotated - 2))
+    return [float(f"{base:.3g}")]
+
+
 @rule(
     "sequence.beyond-model",
     "warning",
     "seq_length",
-    message="seq_length={seq_length} exceeds the {max_seq_length} positions of the model",
+    message="seq_length={seq_length} exceeds the {max_seq_length} positions that the model was trained on",
     symptom="rejected by engines that size the RoPE table from the model; elsewhere quality drops beyond that length",
-    cause="the model never saw such positions; extending them needs RoPE scaling or long training",
-    fixes=({"seq_length": lambda c: [c.max_seq_length]},),
+    cause="the model never saw such positions; a larger RoPE base (architecture.rope_theta) slows their rotation, and "
+    "training on long samples adapts the weights to it",
+    fixes=({"seq_length": lambda c: [c.max_seq_length]}, {"rope_theta": _longer_rope}),
 )
 def beyond_trained_positions(c: Case) -> Column:
     loaded = loads_weights(c) & not_(c.benchmark)
-    return loaded & (c.max_seq_length > 0) & (c.seq_length > c.max_seq_length)
+    longer = (c.max_seq_length > 0) & (c.seq_length > c.max_seq_length)
+    return loaded & longer & not_(c.rope_theta is not None and c.rope_theta > (_published_base(c) or 0))
 
 
 @rule(

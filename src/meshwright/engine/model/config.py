@@ -42,6 +42,9 @@ def config_for(recipe: Recipe) -> Any:
             text = with_layers(text, [i % layer_count(text) for i in range(value)])
         elif field == "rope_theta":
             text = _with_rope_base(text, value)
+            published = text.get("max_position_embeddings")
+            if isinstance(published, int):  # what reads the trained model accepts the length it was trained on
+                text["max_position_embeddings"] = max(published, recipe.data.seq_length)
         else:
             text[_named(text, field)] = value
     if recipe.train.init_std:

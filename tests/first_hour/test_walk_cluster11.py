@@ -1,0 +1,83 @@
+"""Planning: repairs that keep what was typed, advice that gains something, GPUs typed in other ways, failure rates."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def questions_file(folder: Path, rows: int = 400) -> str:
+    path = folder / "qa.jsonl"
+    lines = [{"prompt": f"What is {n} plus 1?", "response": f"The answer is {n + 1}. " * 9} for n in range(rows)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def findings(answer: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {one["rule"]: one for one in answer["findings"]}
+
+
+def test_few_steps_are_repaired_by_shorter_samples_and_the_command_has_them(meshwright: Any, tmp_path: Path) -> None:
+    words = ("recommend", "gemma3-1b", "--gpus", "8xA100-40", "--goal", "sft", "--dataset", questions_file(tmp_path))
+    answer = meshwright(*words, "train.epochs=3", "--json").json
+    found, repair = findings(answer), answer["repair"]
+    assert "no_fix" not in found["data.few-steps"]
+    assert any(one.startswith("data.seq_length=") for one in repair["overrides"])
+    assert set(repair["overrides"]) <= set(shlex.split(answer["commands"]["meshwright"]))
+    assert (repair["planned"], repair["undoes"]) == (True, [])
+    assert "scale the batch" not in [one["title"] for one in answer["suggestions"]]  # fewer steps still
+    repaired = meshwright(*words, "train.epochs=3", *repair["overrides"], "--json").json
+    assert "data.few-steps" not in findings(repaired) and repaired["commands"] == answer["commands"]
+    typed = meshwright(*words, "train.epochs=3", "data.seq_length=16384", "train.global_batch_size=32", "--json").json
+    assert findings(typed)["data.few-steps"]["undoes"]  # nothing else resolves it
+
+
+def test_a_larger_batch_is_suggested_only_for_a_gain(meshwright: Any) -> None:
+    def suggested(model: str, gpus: str, goal: str) -> list[str]:
+        answer = meshwright("recommend", model, "--gpus", gpus, "--goal", goal, "--json").json
+        return [one["why"] for one in answer["suggestions"] if one["title"] == "scale the batch"]
+
+    assert not suggested("llama3-8b", "128xH100", "pretrain")  # 0.1 % faster
+    (why,) = suggested("llama3.1-8b", "32xH100", "sft")
+    assert "49% less time per token" in why
+
+
+def test_a_requested_length_stays(meshwright: Any) -> None:
+    words = ("recommend", "llama2-7b", "--gpus", "8xA100-80", "--goal", "sft", "--seq", "32k")
+    found = findings(meshwright(*words, "--json").json)["sequence.beyond-model"]
+    assert found["fix"] == ["architecture.rope_theta=82700.0"]
+    longer = meshwright(*words, *found["fix"], "--json").json
+    assert "sequence.beyond-model" not in findings(longer)
+    checked = meshwright("check", "llama3_8b_sft_config", "--gpus", "8xH100", "data.seq_length=32768", "--json").json
+    assert findings(checked)["sequence.beyond-model"]["fix"][0].startswith("architecture.rope_theta=")
+    words = ("recommend", "gemma3-1b", "--gpus", "8xA100-40", "--goal", "sft", "--seq", "64k")  # two bases of RoPE
+    found = findings(meshwright(*words, "--json").json)["sequence.beyond-model"]
+    assert (found["fix"], found["undoes"]) == (["data.seq_length=32768"], ["data.seq_length"])
+    assert "changes your data.seq_length: nothing else resolves it" in meshwright(*words).out
+
+
+def test_a_repair_of_typed_values_is_not_run(meshwright: Any) -> None:
+    words = ("recommend", "gemma3-1b", "--gpus", "8xH100", "--goal", "sft", "optimizer.lr=1e-2", "train.steps=1000")
+    ended = meshwright(*words, "schedule.warmup_steps=5000")
+    assert "without the repair, which would change your schedule.warmup_steps, optimizer.lr" in ended.out
+    answer = meshwright(*words, "schedule.warmup_steps=5000", "--json").json
+    assert answer["repair"]["undoes"] and "optimizer.lr=0.01" in answer["commands"]["meshwright"]
+
+
+def test_a_typed_degree_stays_if_another_can_change(meshwright: Any) -> None:
+    words = ("estimate", "llama3-70b", "--gpus", "8xH100", "--goal", "pretrain", "layout.tp=8", "--json")
+    repair = meshwright(*words).json["repair"]
+    assert not repair["undoes"] and not any(one.startswith("layout.tp=") for one in repair["overrides"])
+
+
+@pytest.mark.parametrize(("model", "gpus"), [("llama3.1-70b", "8xH100"), ("llama3.1-8b", "1xA100-40")])
+def test_adapters_as_an_option_are_as_fast_as_recommended(meshwright: Any, model: str, gpus: str) -> None:
+    words = ("recommend", model, "--gpus", gpus, "--goal")
+    (option,) = [one for one in meshwright(*words, "sft", "--json").json["options"] if one["title"] == "LoRA"]
+    asked = meshwright(*words, "lora", "--json").json["estimate"]["step_s"]
+    typed = meshwright(*shlex.split(option["command"])[1:], "--json").json["estimate"]["step_s"]
+    assert option["step_s"] == pytest.approx(asked) == pytest.approx(typed)
