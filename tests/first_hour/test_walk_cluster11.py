@@ -31,7 +31,8 @@ def test_few_steps_are_repaired_by_shorter_samples_and_the_command_has_them(mesh
     assert (repair["planned"], repair["undoes"]) == (True, [])
     assert "scale the batch" not in [one["title"] for one in answer["suggestions"]]  # fewer steps still
     repaired = meshwright(*words, "train.epochs=3", *repair["overrides"], "--json").json
-    assert "data.few-steps" not in findings(repaired) and repaired["commands"] == answer["commands"]
+    assert "data.few-steps" not in findings(repaired)
+    assert repaired["commands"] == answer["commands"]
     typed = meshwright(*words, "train.epochs=3", "data.seq_length=16384", "train.global_batch_size=32", "--json").json
     assert findings(typed)["data.few-steps"]["undoes"]  # nothing else resolves it
 
@@ -65,13 +66,15 @@ def test_a_repair_of_typed_values_is_not_run(meshwright: Any) -> None:
     ended = meshwright(*words, "schedule.warmup_steps=5000")
     assert "without the repair, which would change your schedule.warmup_steps, optimizer.lr" in ended.out
     answer = meshwright(*words, "schedule.warmup_steps=5000", "--json").json
-    assert answer["repair"]["undoes"] and "optimizer.lr=0.01" in answer["commands"]["meshwright"]
+    assert answer["repair"]["undoes"]
+    assert "optimizer.lr=0.01" in answer["commands"]["meshwright"]
 
 
 def test_a_typed_degree_stays_if_another_can_change(meshwright: Any) -> None:
     words = ("estimate", "llama3-70b", "--gpus", "8xH100", "--goal", "pretrain", "layout.tp=8", "--json")
     repair = meshwright(*words).json["repair"]
-    assert not repair["undoes"] and not any(one.startswith("layout.tp=") for one in repair["overrides"])
+    assert not repair["undoes"]
+    assert not any(one.startswith("layout.tp=") for one in repair["overrides"])
 
 
 @pytest.mark.parametrize(("model", "gpus"), [("llama3.1-70b", "8xH100"), ("llama3.1-8b", "1xA100-40")])
@@ -81,3 +84,36 @@ def test_adapters_as_an_option_are_as_fast_as_recommended(meshwright: Any, model
     asked = meshwright(*words, "lora", "--json").json["estimate"]["step_s"]
     typed = meshwright(*shlex.split(option["command"])[1:], "--json").json["estimate"]["step_s"]
     assert option["step_s"] == pytest.approx(asked) == pytest.approx(typed)
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("recommend llama3-8b --goal pretrain --gpus 128 --gpu h100", "--gpus 128xH100"),
+        ("estimate llama3-8b --goal pretrain --gpu-type a100-80 --gpus 16", "--gpus 16xA100-80"),
+        ("plan llama3-8b --goal pretrain --gpus 2x8xH100 --gpu h200", "--gpus 2x8xH200"),
+        ("plan llama3-8b --goal pretrain --gpus 8xH100 --gpu h100", "without --gpu"),
+        ("size llama3-8b --goal pretrain --gpus 16 --gpu h100", "--gpu h100 --max-gpus 16"),
+        ("recommend llama3-8b --goal pretrain --nodes 4 --gpus cluster.toml", "nodes = 4 in cluster.toml"),
+        ("recommend llama3-8b --goal pretrain --nodes 2 --gpus cluster.toml", "without --nodes"),
+        (
+            "estimate llama3-8b --goal pretrain --gpus-per-node 8 --gpus cluster.toml",
+            "gpus_per_node = 8 in cluster.toml",
+        ),
+    ],
+)
+def test_gpus_in_two_options_are_joined(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, fix: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cluster.toml").write_text(
+        'gpu = "A100-80"\nnodes = 2\ngpus_per_node = 4\nnetwork_gb_s = "200 Gb/s per GPU"\n'
+    )
+    typed = words.split()
+    ended = meshwright(*typed, "--json")
+    assert (ended.code, ended.json["error"]["fix"]) == (2, [fix])
+    if fix.startswith("--"):  # and typed, it works
+        kept = [
+            one for place, one in enumerate(typed) if not one.startswith("--gpu") and typed[place - 1][:5] != "--gpu"
+        ]
+        assert meshwright(*kept, *fix.split(), "--json").code == 0

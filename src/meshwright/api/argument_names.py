@@ -21,6 +21,7 @@ _DATA = ("--dataset {value}", "data.dataset={value}")
 PARALLEL = {"tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep", "sequence": "sp"}
 _BATCH = ("train.global_batch_size={value}", "layout.micro_batch_size={value}")
 NODE_NAMES = ("nodes", "num_nodes", "nnodes", "n_nodes")
+GPU_NAMES = ("gpu", "gpu_type", "gpu_name", "gpu_model", "accelerator")
 PER_NODE_NAMES = ("nproc_per_node", "gpus_per_node", "num_gpus_per_node")
 OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
@@ -122,13 +123,21 @@ def meant_option(name: str, value: str, options: Collection[str], takes_override
 
 
 def with_nodes(name: str, value: str, gpus: str) -> str:
-    """Return --gpus with other nodes, or other GPUs in each, of the GPU that was typed; empty if unknown."""
+    """Return --gpus with other nodes, other GPUs in each, or the name of the GPU; of a file, what to write in it.
+
+    Empty if it is unknown.
+    """
     counts_nodes = name in NODE_NAMES
     is_count = value.isdigit() and int(value) > 0
-    if not (counts_nodes or name in PER_NODE_NAMES) or not is_count or not gpus or gpus.endswith(".toml"):
+    if name in GPU_NAMES:
+        return _with_gpu(value, gpus)
+    if not (counts_nodes or name in PER_NODE_NAMES) or not is_count or not gpus:
         return ""
     from meshwright.clusters import cluster
 
+    if gpus.endswith(".toml"):
+        key = "nodes" if counts_nodes else "gpus_per_node"
+        return "" if _is_in_file(gpus, key, int(value)) else f"{key} = {value} in {gpus}"
     for text in (gpus, f"1x{gpus}"):  # a GPU alone has no count
         try:
             found = cluster(text)
@@ -141,6 +150,29 @@ def with_nodes(name: str, value: str, gpus: str) -> str:
         nodes, each = (int(value), each) if counts_nodes else (1 if alone else found.nodes, int(value))
         return f"--gpus {nodes}x{each}x{found.gpu.name}"
     return ""
+
+
+def _with_gpu(name: str, gpus: str) -> str:
+    """Return --gpus with a GPU of this name: the typed count of it, or the typed cluster with it; empty if unknown."""
+    from meshwright.clusters import cluster, gpu
+
+    try:
+        named, found = gpu(name).name, cluster(gpus)
+    except InputError:
+        return ""
+    if gpus.isdigit():
+        return f"--gpus {gpus}x{named}"
+    return f"--gpus {gpus}" if named == found.gpu.name else f"--gpus {str(found).replace(found.gpu.name, named)}"
+
+
+def _is_in_file(path: str, key: str, value: int) -> bool:
+    """Return whether a cluster file has this many nodes, or GPUs in each."""
+    from meshwright.clusters import cluster
+
+    try:
+        return int(getattr(cluster(path), key)) == value
+    except InputError:
+        return False
 
 
 PARAMETERS: dict[str, tuple[str, ...]] = {

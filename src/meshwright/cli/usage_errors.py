@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from meshwright import api
-from meshwright.api.argument_names import meant_option, with_nodes
+from meshwright.api.argument_names import NODE_NAMES, PER_NODE_NAMES, meant_option, with_nodes
 from meshwright.api.paths import blend_of
 from meshwright.api.verbs import verbs_on
 from meshwright.errors import InputError, closest
@@ -63,8 +63,9 @@ def to_error(error: click.ClickException, arguments: Sequence[str]) -> InputErro
     command = _command_path(context, arguments)
     own_help = f"Try '{command} --help'."
     if isinstance(error, click.NoSuchOption):
-        typed = next((word for word in arguments if word.startswith(error.option_name)), error.option_name)
-        typed = typed.partition("=")[0]  # click splits -to into -t and -o
+        words = [word.partition("=")[0] for word in arguments]
+        alike = (word for word in words if word.startswith(error.option_name))  # click splits -to into -t and -o
+        typed = error.option_name if error.option_name in words else next(alike, error.option_name)
         hint, near = _meant(typed, context, arguments)
         others = {one: _meant(one, context, arguments) for one in _unknown_options(context, arguments) if one != typed}
         more = "".join(f"{one} is none either; {about}" for one, (about, _) in others.items())
@@ -100,6 +101,9 @@ def given_twice(option: click.Option, arguments: Sequence[str], takes_overrides:
     fix = [f"{option.opts[0]} {values[-1]}"] if values else []
     if option.name == "dataset" and takes_overrides:
         fix = [blend_of(values)]
+    counts, names = [one for one in values if one.isdigit()], [one for one in values if not one.isdigit()]
+    if option.name == "gpu" and len(counts) == len(names) == 1:  # size counts the GPUs itself
+        fix = [f"--gpu {names[0]} --max-gpus {counts[0]}"]
     return InputError(f"given {len(values)} times; it takes one value", option.opts[0], " and ".join(values), fix)
 
 
@@ -155,8 +159,9 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
     value = _value_of(option, arguments)
     own_gpus = _value_of("--gpus", arguments)
     nodes = with_nodes(name, value, own_gpus) if "--gpus" in options else ""
-    if nodes == f"--gpus {own_gpus}":
-        return f"{nodes} says it already. ", [f"without {option}"]
+    in_file = own_gpus.endswith(".toml") and name in (*NODE_NAMES, *PER_NODE_NAMES)
+    if nodes == f"--gpus {own_gpus}" or (in_file and not nodes):
+        return f"--gpus {own_gpus} says it already. ", [f"without {option}"]
     if nodes:
         return f"write {nodes}. ", [nodes]
     other = meant_option(name, value, options, takes_overrides, context.command.name if context else "")
