@@ -117,3 +117,32 @@ def test_gpus_in_two_options_are_joined(
             one for place, one in enumerate(typed) if not one.startswith("--gpu") and typed[place - 1][:5] != "--gpu"
         ]
         assert meshwright(*kept, *fix.split(), "--json").code == 0
+
+
+def test_the_failure_rate_is_named_and_can_be_set(meshwright: Any) -> None:
+    words = ("llama3-8b", "--goal", "pretrain", "--tokens", "1T")
+    for verb, gpus in (("recommend", ("--gpus", "128xH100")), ("estimate", ("--gpus", "128xH100"))):
+        usual = meshwright(verb, *words, *gpus, "--json").json["budget"]["goodput"]
+        assert "Llama 3 405B" in usual["mtbf_from"]
+        asked = meshwright(verb, *words, *gpus, "--mtbf-hours", "2000", "--json").json["budget"]["goodput"]
+        assert (asked["mtbf_hours"], asked["mtbf_from"]) == (2000.0, "requested")
+        assert asked["failures_per_day"] == pytest.approx(24 * 128 / 2000)
+        assert asked["share"] < usual["share"]
+        assert "--mtbf-hours sets it" in meshwright(verb, *words, *gpus).out
+    sized = meshwright("size", *words, "--gpu", "H100", "--max-gpus", "8", "--mtbf-hours", "2000")
+    assert "a GPU fails every 2,000 hours, as requested" in sized.out
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("tokens=1T", "--tokens 1T"),
+        ("mtbf_hours=3000", "--mtbf-hours 3000"),
+        ("failure_rate=0.1", "--mtbf-hours HOURS"),
+        ("--failure-rate 0.1", "--mtbf-hours HOURS"),
+        ("--mtbf 2000", "--mtbf-hours 2000"),
+    ],
+)
+def test_options_typed_as_keys_and_by_other_names(meshwright: Any, words: str, fix: str) -> None:
+    ended = meshwright("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", *words.split(), "--json")
+    assert (ended.code, ended.json["error"]["fix"]) == (2, [fix])

@@ -93,6 +93,8 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
         for name in ("exclusive", "oversubscribe", "contiguous", "overcommit", "hold", "spread-job", "use-min-nodes")
     },
     **dict.fromkeys(("cpus_per_task", "c"), ("--cpus-per-rank {value}",)),
+    **dict.fromkeys(("mtbf", "gpu_mtbf", "mtbf_hours", "gpu_mtbf_hours"), ("--mtbf-hours {value}",)),
+    **dict.fromkeys(("failure_rate", "failures", "failures_per_day", "fault_rate"), ("--mtbf-hours HOURS",)),
     "signal": ("--signal-ahead SECONDS",),
 }
 """Words that other tools use for our options, with what to write here: the first that the command has."""

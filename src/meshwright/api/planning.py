@@ -108,6 +108,8 @@ def _plan_of_file(request: requests.Estimate, question: Question, imported: Impo
     case = planner.case_of(imported.checked.recipe, imported.model, imported.cluster, question.engine)
     if question.calibration is not None:
         case = case.replace(calibration=question.calibration)
+    if question.mtbf_hours is not None:
+        case = case.replace(mtbf_hours=question.mtbf_hours)
     return Plan(
         question=question,
         base=imported.recipe,

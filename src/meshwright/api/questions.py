@@ -76,6 +76,7 @@ def question_for(
         recipe_words=() if job is None else job.words,
         benchmark=benchmark,
         calibration=load_calibration(request.calibration),
+        mtbf_hours=request.mtbf_hours,
         assumed=assumed_in(gpus),
     )
 

@@ -237,6 +237,16 @@ Deadline = Annotated[
     ),
 ]
 Currency = Annotated[str, Input(help="Currency of the price, e.g. EUR.", metavar="CODE", examples=("EUR",))]
+MtbfHours = Annotated[
+    float,
+    Input(
+        help="Mean hours between failures of one GPU (default 50,677: Llama 3 405B): failures per day and goodput.",
+        metavar="HOURS",
+        minimum=0.1,
+        maximum=1e9,
+        examples=(20000.0,),
+    ),
+]
 DATASET = Input(help="Dataset: a name, file or folder; mock generates random data.", metavar="DATA", surfaces=CLI)
 Dataset = Annotated[str, DATASET]
 PlannedDataset = Annotated[
@@ -285,6 +295,7 @@ class Recommend(Request, frozen=True):
     tokens: Tokens | None = None
     price: Price | None = None
     currency: Currency | None = None
+    mtbf_hours: MtbfHours | None = None
     explain: Annotated[bool, Input(help="Explain why each number of the layout was chosen.")] = False
     save: Annotated[str | None, path("Write the plan's recipe to this TOML file.", "FILE")] = None
     dry_run: Annotated[bool, flag("Then execute the layout at full size without GPUs (see dryrun).")] = False
@@ -324,6 +335,7 @@ class Plan(Request, frozen=True):
     tokens: Tokens | None = None
     price: Price | None = None
     currency: Currency | None = None
+    mtbf_hours: MtbfHours | None = None
     overrides: Overrides = ()
     notes: Notes = ()
     name: FileName | None = None
@@ -358,6 +370,7 @@ class Size(Request, frozen=True):
     tokens: Tokens | None = None
     price: Price | None = None
     currency: Currency | None = None
+    mtbf_hours: MtbfHours | None = None
     days: Deadline | None = None
     max_gpus: (
         Annotated[
@@ -394,6 +407,7 @@ class Estimate(Request, frozen=True):
     tokens: Tokens | None = None
     price: Price | None = None
     currency: Currency | None = None
+    mtbf_hours: MtbfHours | None = None
     plot: Plot | None = None
     overrides: Overrides = ()
     notes: Notes = ()

@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright import clusters
+from meshwright.api.argument_names import meant_option, recipe_key
 from meshwright.api.inputs import Field
 from meshwright.api.paths import blend_of
 from meshwright.api.run_comparison import is_run
 from meshwright.errors import InputError, closest
 from meshwright.file_access import missing_path
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.overrides import native_key
+from meshwright.recipes.key_maps import REMOVED_KEYS
+from meshwright.recipes.overrides import known_keys, native_key
 from meshwright.recipes.types import recipe_fields
 
 CLUSTERS = ("clusters", "gpus")
@@ -61,3 +63,15 @@ def _split_cluster(fields: Sequence[Field], given: Mapping[str, Any]) -> str:
     except InputError:
         return ""
     return f"{field.flag} {shlex.quote(text)}"
+
+
+def refuse_option_word(word: str, verb: str, flags: Sequence[str]) -> None:
+    """Raise InputError for KEY=VALUE that is an option of the command and no key of a recipe: tokens=1T."""
+    key, _, value = word.partition("=")
+    name = key.strip().lower().replace("-", "_")
+    if recipe_key(key) is not None or name in REMOVED_KEYS or key in known_keys():
+        return
+    flag = f"--{name.replace('_', '-')}"
+    meant = [f"{flag} {value}"] if flag in flags else meant_option(name, value, flags, False, verb)
+    if meant:
+        raise InputError(f"is an option, not a key of a recipe; write {meant[0]}", field=key, value=value, fix=meant)

@@ -58,8 +58,15 @@ def budget_lines(answer: Answer, gpus: int) -> list[str]:
         lines[-1] += _ends(amount, budget["cost"], cost) if within is None else ""
     good = budget["goodput"]
     share = f"goodput {good['share']:.1%}: {good['failures_per_day']:.2g} failures per day and a checkpoint"
-    lines.append(f"[dim]{share} {_saved(good, budget['steps'])} are included[/]")
+    lines.append(f"[dim]{share} {_saved(good, budget['steps'])} are included; {failures_from(good)}[/]")
     return [*lines, *(f"[yellow]{escape(note)}[/]" for note in budget["notes"])]
+
+
+def failures_from(good: Answer) -> str:
+    """Return the failure rate and where it is from."""
+    each = f"a GPU fails every {good['mtbf_hours']:,.0f} hours"
+    requested = good["mtbf_from"] == "requested"
+    return f"{each}, as requested" if requested else f"{each} ({good['mtbf_from']}; --mtbf-hours sets it)"
 
 
 def _saved(good: Answer, steps: int) -> str:
@@ -203,6 +210,7 @@ def _storage_lines(answer: Answer) -> list[str]:
         lines.append(
             f"a checkpoint takes {seconds(chosen['goodput']['save_s'])} s on {_gpus(chosen['gpus'])} at {speed}"
         )
+        lines.append(f"goodput: {failures_from(chosen['goodput'])}")
     return lines
 
 

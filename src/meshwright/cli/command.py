@@ -136,6 +136,10 @@ def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
             from meshwright.api.stray_words import stray_word
 
             raise stray_word(word, verb.name, fields_of(verb.request), given)
+        if "." not in word.partition("=")[0]:
+            from meshwright.api.stray_words import refuse_option_word
+
+            refuse_option_word(word, verb.name, _flags(verb))
     if verb.name == "recommend":
         if not given.get("model") and given.get("train_model"):  # --model NAME without a file is the model
             given = {**given, "model": given["train_model"], "train_model": None}

@@ -152,7 +152,9 @@ def case_of(recipe: Recipe, model: ModelSpec, on: Cluster, engine: Any = "meshwr
 
 def _case(recipe: Recipe, model: ModelSpec, question: Question) -> Case:
     case = case_of(recipe, model, question.cluster, question.engine)
-    return case if question.calibration is None else case.replace(calibration=question.calibration)
+    known = {"calibration": question.calibration, "mtbf_hours": question.mtbf_hours}
+    given = {name: value for name, value in known.items() if value is not None}
+    return case.replace(**given) if given else case
 
 
 def with_engine_strategy(recipe: Recipe, engine: str) -> Recipe:

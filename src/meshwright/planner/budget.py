@@ -63,7 +63,7 @@ def goodput_of(case: Case, step_s: float, steps: int, every: int | None = None) 
     checkpoint = case.recipe.checkpoint
     every = checkpoint.save_every if every is None else every
     interval = min(every or steps, max(steps, 1)) * step_s
-    found = goodput(case.cluster.world, _saved_gb(case), interval, checkpoint.async_save)
+    found = goodput(case.cluster.world, _saved_gb(case), interval, checkpoint.async_save, case.mtbf_hours)
     return msgspec.structs.replace(found, save_every=every)
 
 
@@ -74,7 +74,8 @@ def _saved_gb(case: Case) -> float:
 
 def save_notes(case: Case, useful: Goodput, step_s: float, steps: int) -> tuple[str, ...]:
     """Return the checkpoint interval that trains a larger share of the time, if it is worth a change."""
-    best = goodput(case.cluster.world, _saved_gb(case), background=case.recipe.checkpoint.async_save)
+    background = case.recipe.checkpoint.async_save
+    best = goodput(case.cluster.world, _saved_gb(case), background=background, mtbf_hours=case.mtbf_hours)
     every = min(_rounded(best.save_interval_s / step_s), max(steps, 1))
     other = goodput_of(case, step_s, steps, every)
     if case.benchmark or other.share < useful.share + SAVE_GAIN:

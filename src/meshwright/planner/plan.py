@@ -48,6 +48,7 @@ class Question(msgspec.Struct, frozen=True):
     engine: Engine = "meshwright"
     benchmark: bool = False
     calibration: Any = None  # costs.Calibration of a machine
+    mtbf_hours: float | None = None  # mean hours between failures of one GPU, if the user set them
     assumed: tuple[Assumption, ...] = ()  # what the cluster argument or a file leaves open
     recipe_words: tuple[str, ...] = ()  # arguments that name the user's recipe or file on the command line
 

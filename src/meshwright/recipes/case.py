@@ -101,8 +101,8 @@ class Case:
         return other
 
     def rebuild(self, recipe: Recipe | None = None, cluster: Cluster | None = None) -> Case:
-        """Return a case with another recipe or cluster, without columns; model, engine and calibration stay."""
-        kept = {name: self._columns[name] for name in ("calibration",) if name in self._columns}
+        """Return a case with another recipe or cluster, without columns but calibration and failure rate."""
+        kept = {name: self._columns[name] for name in ("calibration", "mtbf_hours") if name in self._columns}
         where = cluster or self.cluster
         return Case(recipe or self.recipe, self.model, where, self.engine, kept, self._memory_of)
 
@@ -127,6 +127,7 @@ class Case:
         values["targets"] = self._target_groups()
         values["samples"] = 0  # of all epochs; not known until the data is counted
         values["packed_tokens"], values["packed_length"], values["longest_sample"] = 0.0, 0, 0
+        values["mtbf_hours"] = None  # of one GPU; None for the planner's own
         values["rope_theta"] = self.recipe.architecture.rope_theta
         if self.recipe.train.epochs:
             values["steps"] = UNKNOWN_STEPS
