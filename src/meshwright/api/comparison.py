@@ -11,6 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, frameworks, planner
 from meshwright.api import requests, run_comparison
+from meshwright.api.argument_names import recipe_key
 from meshwright.api.checks import framework_findings
 from meshwright.api.inputs import choice, fields_of
 from meshwright.api.plan_responses import ChangePart, Contract, PlanLayout, contract_part
@@ -47,6 +48,8 @@ CONFIGS: Mapping[str, str] = {
 }
 """Framework whose config drives an engine; ours has recipes."""
 ONLY_SHARDING = ("accelerate", "deepspeed")  # their configs leave the training program to the user
+COMPILED = "kernels.compile=true"
+NEVER_RUN = "was never run on several GPUs (only on one, and with several ranks over gloo): this is an estimate"
 SHOWN = 4  # fields named in a reason
 MOST_ALIKE = 25.0  # per cent of speed beyond which two engines are not called alike, however uncertain both are
 
@@ -197,7 +200,36 @@ def _on_engine(question: Question, recipe: Recipe | None, engine: str, overrides
     if moved is None:
         cannot = _limitations(plan.recipe, on)
     lost, refused, why = _exported(plan, engine)
-    return Side(engine, plan, cannot=cannot, lost=lost, export_error=why, refused=refused)
+    side = Side(engine, plan, cannot=cannot, lost=lost, export_error=why, refused=refused)
+    return side if moved is not None or engine == ENGINES[0] or not side.ok else _compiled(side, on, overrides)
+
+
+def _compiled(side: Side, on: Question, overrides: Sequence[str]) -> Side:
+    """Return a model on another engine with compiled blocks, as ours has them, if it is faster and its config can."""
+    if side.plan is None or "kernels.compile" in map(recipe_key, overrides):
+        return side
+    faster = next((one.overrides for one in side.plan.suggestions if one.title == planner.FASTER_STEP), ())
+    for tried in ((faster,) if COMPILED in faster else ()) + ((COMPILED,),):
+        other = _with_overrides(side, on, overrides, tried)
+        if other is not None and other.rate > side.rate:
+            return other
+    return side
+
+
+def _with_overrides(side: Side, on: Question, overrides: Sequence[str], more: Sequence[str]) -> Side | None:
+    """Return a side with more overrides; None if the engine or its config does not take them."""
+    try:
+        plan = planner.recommend(on, (*overrides, *more))
+    except MeshwrightError:
+        return None
+    keys = {text.partition("=")[0] for text in more}
+    lost, refused, why = _exported(plan, side.name)
+    ignored = {one.field for one in (*lost, *_limitations(plan.recipe, on))} & keys
+    if not plan.ok or refused or why or ignored:
+        return None
+    reason = "compiled, as every engine that can is compared"
+    changes = tuple(msgspec.structs.replace(c, why=reason) if c.field in keys else c for c in plan.changes)
+    return Side(side.name, msgspec.structs.replace(plan, changes=changes), cannot=side.cannot, lost=lost)
 
 
 def _limitations(base: Recipe, on: Question) -> tuple[Limitation, ...]:
@@ -399,6 +431,8 @@ def _reasons(side: Side, best: Side) -> list[str]:
     found = [_speed_reason(side, best)]
     if best.plan is not None and side.plan.estimate.band.step_pct > best.plan.estimate.band.step_pct:
         found.append(f"its estimate is less certain: ±{float(side.plan.estimate.band.step_pct):.0f} %")
+    if _never_run(side):
+        found.append(NEVER_RUN)
     if side.lost_contract:
         found.append(f"its config loses {_some(side.lost_contract)}, which the result depends on")
     ignored = [one.field for one in side.cannot]
@@ -407,6 +441,11 @@ def _reasons(side: Side, best: Side) -> list[str]:
     if CONFIGS.get(side.name) in ONLY_SHARDING:
         found.append("its config covers sharding and precision: the training program is yours")
     return found
+
+
+def _never_run(side: Side) -> bool:
+    """Return whether a side of a comparison of engines is ours on several GPUs, which it never had."""
+    return side.plan is not None and side.name == ENGINES[0] and int(side.plan.case.world) > 1
 
 
 def _sizing_reason(side: Side) -> list[str]:
@@ -444,5 +483,7 @@ def _answer(found: Comparison) -> str:
         why = "the choice is by what is lost, then by speed" if found.of == "engines" else "the faster one is first"
         why = "the file is for it, so nothing has to be converted" if best.name == found.own else why
         text += f" About as fast, within the uncertainty: {', '.join(near)}; {why}."
+    if _never_run(best):
+        text += f" {best.name} {NEVER_RUN}."
     no = [one.name for one in others if not one.ok]
     return text + (f" Cannot run it: {', '.join(no)}." if no else "")

@@ -246,6 +246,14 @@ def _key(sides: Sequence[RunSide]) -> Callable[[RunSide], float]:
     return _by_loss if _same_data(sides) and any(one.figures.last_loss is not None for one in sides) else _unknown
 
 
+def _why_no_validation(sides: Sequence[RunSide]) -> str:
+    """Return why runs are not ranked by their validation losses."""
+    without = [one.figures.name for one in sides if one.figures.best_validation_loss is None]
+    if len(without) == len(sides):
+        return "no run logged a validation loss"
+    return f"{', '.join(without)} logged no validation loss" if without else "the validation losses are of other data"
+
+
 def _same_data(sides: Sequence[RunSide]) -> bool:
     """Return whether all runs train on the same data; logs that do not name it are taken to."""
     known = [one.recipe.data for one in sides if one.recipe is not None]
@@ -265,7 +273,8 @@ def answer(sides: Sequence[RunSide]) -> str:
     else:
         other = "none or NaN" if second.last_loss is None else f"{second.last_loss:.4g}"
         text = f"{best.name} has the lowest last loss: {best.last_loss:.4g}, {second.name} {other}."
-        text += " This is the training loss of one batch: train.eval_every=N with data.validation_part=0.1 validates."
+        text += f" This is the training loss of one batch: {_why_no_validation(sides)}"
+        text += "; train.eval_every=N with data.validation_part=0.1 validates."
     if len({one.figures.steps for one in sides}) > 1:
         lengths = ", ".join(f"{one.figures.name} {one.figures.steps:,}" for one in sides)
         text += f" The runs differ in length: {lengths} steps."

@@ -12,14 +12,19 @@ __all__ = ["layout_summary", "model_label"]
 DEGREES = ("tp", "pp", "vp", "cp", "ep", "etp")
 
 
-def layout_summary(layout: Mapping[str, Any]) -> str:
-    """Return a layout on one line; degrees of 1 are left out."""
+FULL_SHARD = {"fsdp1": "fsdp1"}
+"""What an engine calls layout.strategy=fsdp2, where it has another name."""
+
+
+def layout_summary(layout: Mapping[str, Any], engine: str | None = None) -> str:
+    """Return a layout on one line, in the engine's name of the strategy; degrees of 1 are left out."""
+    strategy = FULL_SHARD.get(engine or "", "fsdp2") if layout["strategy"] == "fsdp2" else layout["strategy"]
     sharded, copies = layout.get("dp_shard", -1), layout.get("dp_replicate", 1)
     data_parallel = [f"dp {sharded}" + (f" × {copies} copies" if copies > 1 else "")] if sharded > 0 else []
     steps = layout.get("gradient_accumulation")
     return " · ".join(
         [
-            layout["strategy"],
+            strategy,
             *(f"{name} {layout[name]}" for name in DEGREES if layout.get(name, 1) > 1),
             *([layout["pp_schedule"]] if layout["pp"] > 1 else []),
             *data_parallel,

@@ -92,9 +92,9 @@ def _side_row(side: Answer) -> tuple[str, ...]:
     within = f"{estimate['step_s']:.2f} ({band['step_low_s']:.2f} to {band['step_high_s']:.2f})"
     if not estimate["fits"]:
         why = "" if _is_over(estimate) else "cannot run"
-        return (str(side["rank"]), side["name"], layout_summary(side["layout"]), gib, why, "", "")
+        return (str(side["rank"]), side["name"], layout_summary(side["layout"], side["engine"]), gib, why, "", "")
     speed = (within, f"{estimate['tokens_per_s_per_gpu']:,.0f}", f"{estimate['mfu']:.0%}")
-    return (str(side["rank"]), side["name"], layout_summary(side["layout"]), gib, *speed)
+    return (str(side["rank"]), side["name"], layout_summary(side["layout"], side["engine"]), gib, *speed)
 
 
 def _side_lines(side: Answer) -> list[str]:

@@ -37,7 +37,7 @@ def recommend(answer: Answer, found: Any) -> None:
     titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
     if recipe["benchmark"]:
         titled(out, "", ["[yellow]benchmark: upper-bound throughput on mock data, not a production setting[/]"])
-    titled(out, "Layout", [layout_summary(answer["layout"])])
+    titled(out, "Layout", [layout_summary(answer["layout"], answer["question"]["engine"])])
     titled(out, "Memory", memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
     if answer["estimate"]["fits"]:
         titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
@@ -93,7 +93,7 @@ def published_lines(answer: Answer) -> list[str]:
     fits = "" if found["fits"] else " (does not fit)"
     cost = f"{found['step_s']:.2f} s per step, {found['total_gib']:.0f} GiB{fits}"
     return [
-        f"{layout_summary(found['layout'])}: {cost}  [dim]{escape(found['why'])}[/]",
+        f"{layout_summary(found['layout'], answer['question']['engine'])}: {cost}  [dim]{escape(found['why'])}[/]",
         f"[dim]to run it: meshwright train {found['recipe']}; to plan with it: {' '.join(found['overrides'])}[/]",
     ]
 
@@ -111,7 +111,7 @@ def estimate(answer: Answer, found: Any) -> None:
     titled(out, "Train", [_train_line(answer, found)])
     titled(out, "Assumed", assumed_lines(answer["question"]["assumed"]))
     titled(out, "Changed", [_change_line(c) for c in answer["changes"] if c["field"] == "precision.compute"])
-    titled(out, "Layout", [layout_summary(answer["layout"])])
+    titled(out, "Layout", [layout_summary(answer["layout"], answer["question"]["engine"])])
     if found.exists:
         titled(out, "Memory", memory_lines(answer["estimate"]))
         titled(out, "Speed", [speed_line(answer["estimate"]), f"[dim]MFU: {answer['estimate']['mfu_convention']}[/]"])
@@ -138,7 +138,8 @@ def plan(answer: Answer, found: Any) -> None:
         e, memory = p["estimate"], p["estimate"]["memory_gib"]
         gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + ("" if e["fits"] else " over")
         figures = plan_budget(p)
-        rows.append((str(place), layout_summary(p["layout"]), f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib, *figures))
+        layout = layout_summary(p["layout"], p["question"]["engine"])
+        rows.append((str(place), layout, f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib, *figures))
     if answer["plans"]:
         titled(out, "Assumed", assumed_lines(answer["plans"][0]["question"]["assumed"]))
     table(rows, "", "layout", "s/step", "MFU", "GiB", *plan_budget_titles(answer["plans"]))

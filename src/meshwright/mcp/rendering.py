@@ -27,7 +27,7 @@ def recommend(answer: Answer) -> str:
         f"{recipe['name']}{origin}: {where}, {question['seq_length']:,} tokens × "
         f"{answer['contract']['global_batch_size']:,} per step",
         *(f"assumed: {one['message']}" for one in question["assumed"]),
-        f"layout: {layout_summary(answer['layout'])}",
+        f"layout: {layout_summary(answer['layout'], answer['question']['engine'])}",
         *figures(answer["estimate"]),
         *_budget(answer.get("budget")),
         _smallest(answer),
@@ -121,7 +121,7 @@ def _smallest(answer: Answer) -> str:
 def plan(answer: Answer) -> str:
     """Return ranked plans, what was dropped, and the command of the first."""
     rows = [
-        f"{place}. {layout_summary(p['layout'])}: {p['estimate']['step_s']:.3g} s per step, "
+        f"{place}. {layout_summary(p['layout'], p['question']['engine'])}: {p['estimate']['step_s']:.3g} s per step, "
         f"MFU {p['estimate']['mfu']:.1%}, {p['estimate']['memory_gib']['total']:.1f} of "
         f"{p['estimate']['memory_gib']['capacity']:.1f} GiB per GPU"
         f"{'' if p['estimate']['fits'] else ', does NOT fit'}"

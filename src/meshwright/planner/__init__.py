@@ -3,6 +3,7 @@
 from meshwright.planner.baseline import baseline_for, case_of, moved_to, with_engine_strategy
 from meshwright.planner.budget import Budget, Price, budget, step_tokens
 from meshwright.planner.explain import reasons
+from meshwright.planner.faster_step import TITLE as FASTER_STEP
 from meshwright.planner.findings import examine
 from meshwright.planner.levers import options_for_recipe
 from meshwright.planner.micro_batch import with_fastest_micro_batch
@@ -28,6 +29,7 @@ from meshwright.planner.sizing import Compared, Size, Sizing, compare, size, sma
 from meshwright.planner.storage import Storage
 
 __all__ = [
+    "FASTER_STEP",
     "Budget",
     "Candidate",
     "Change",

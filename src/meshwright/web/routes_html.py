@@ -125,7 +125,7 @@ def layout_view(answer: Answer) -> dict[str, Any]:
     return {
         "memory": presenters.memory(answer["estimate"], answer["memory_by_stage_gib"]),
         "step": presenters.step(answer["estimate"]),
-        "words": layout_summary(answer["layout"]),
+        "words": layout_summary(answer["layout"], answer["question"]["engine"]),
     }
 
 
