@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -101,6 +101,13 @@ class _RankSamples:
     per_token: bool
 
 
+class _Targets(NamedTuple):
+    """The targets of a loss mask in a step, over all ranks."""
+
+    tokens: int
+    samples: int  # with a target
+
+
 class Loader:
     """Gives each rank its part of every step and prefetches the following steps."""
 
@@ -176,30 +183,30 @@ class Loader:
 
     def _finish(self, step: int, read: _RankSamples | BaseException) -> tuple[Batch, Any]:
         """Return the batch on the device and the CUDA event of its copy."""
-        global_counts = self._global_counts(step, read)
+        targets = self._global_counts(step, read)
         assert isinstance(read, _RankSamples)
         if self._copy_stream is None:
-            return self._batch(read, global_counts), None
+            return self._batch(read, targets), None
         with torch.cuda.stream(self._copy_stream):
-            batch = self._batch(read, global_counts)
+            batch = self._batch(read, targets)
             return batch, self._copy_stream.record_event()
 
-    def _global_counts(self, step: int, read: _RankSamples | BaseException) -> list[int]:
-        """Return target tokens and samples over all ranks; fail on all ranks if one rank could not read its samples."""
-        local = [] if isinstance(read, BaseException) else [int(mask.sum()) for mask in read.loss_masks]
-        # Targets one ahead, targets two ahead, samples with targets, failed ranks.
-        counts = torch.zeros(4, dtype=torch.int64)
-        counts[: len(local)] = torch.tensor(local, dtype=torch.int64)
-        counts[2] = 0 if isinstance(read, BaseException) else int(read.loss_masks[0].any(1).sum())
-        counts[3] = isinstance(read, BaseException)
+    def _global_counts(self, step: int, read: _RankSamples | BaseException) -> list[_Targets]:
+        """Return the targets of every loss mask over all ranks; fail on all ranks if one could not read its samples."""
+        masks = [] if isinstance(read, BaseException) else read.loss_masks
+        # Tokens and samples one ahead, tokens and samples two ahead, failed ranks.
+        counts = torch.zeros(5, dtype=torch.int64)
+        for i, mask in enumerate(masks):
+            counts[2 * i], counts[2 * i + 1] = int(mask.sum()), int(mask.any(1).sum())
+        counts[4] = isinstance(read, BaseException)
         if self._counts_group is not None:
             dist.all_reduce(counts, group=self._counts_group)
         if isinstance(read, BaseException):
             raise read
-        *totals, failures = counts.tolist()
+        ahead, samples, ahead_2, samples_2, failures = counts.tolist()
         if failures:
             raise RunError(f"another rank could not read its samples of step {step + 1}; see that rank's error")
-        return totals
+        return [_Targets(ahead, samples), _Targets(ahead_2, samples_2)]
 
     def _width(self, width: int) -> int:
         """Return the padded width: pipelines need a fixed width, cp and tp one that divides evenly."""
@@ -211,18 +218,18 @@ class Loader:
         unit = tp * cp * (self.context.parts if self.context is not None else 1)
         return min(-(-width // unit) * unit, self.seq_length)
 
-    def _batch(self, read: _RankSamples, global_counts: list[int]) -> Batch:
+    def _batch(self, read: _RankSamples, targets: list[_Targets]) -> Batch:
         samples, masks = read.samples, read.loss_masks
         positions = self._positions(samples.width)
         next_tokens = samples.tokens[:, 1:]
         fields: dict[str, NDArray[Any]] = {
             "labels": np.where(masks[0], next_tokens, IGNORE_INDEX),
-            "weights": self._weights(masks[0], global_counts[0], read.per_token),
+            "weights": self._weights(masks[0], targets[0], read.per_token),
         }
         if self.mtp:
             fields["next_tokens"] = next_tokens
             fields["labels_2"] = np.where(masks[1], np.roll(next_tokens, -1, 1), IGNORE_INDEX)
-            fields["weights_2"] = self._weights(masks[1], global_counts[1], read.per_token)
+            fields["weights_2"] = self._weights(masks[1], targets[1], read.per_token)
         if samples.documents is not None:
             fields["documents"] = samples.documents
             fields["positions"] = positions_in_documents(samples.documents)
@@ -236,7 +243,7 @@ class Loader:
             tensors["positions"] = self._to_device(positions).expand(len(read.numbers), -1)
         tensors |= {name: self._to_device(value) for name, value in samples.extras.items()}
         computed = self.global_batch * samples.width
-        return Batch(tensors.pop("tokens"), tensors, read.numbers, global_counts[0], computed, global_counts[2])
+        return Batch(tensors.pop("tokens"), tensors, read.numbers, targets[0].tokens, computed, targets[0].samples)
 
     def _positions(self, width: int) -> NDArray[np.int64]:
         if width not in self._positions_by_width:
@@ -251,12 +258,16 @@ class Loader:
             loss_mask[:, :-1] &= samples.documents[:, :-1] == samples.documents[:, 1:]
         return loss_mask
 
-    def _weights(self, loss_mask: NDArray[np.bool_], target_tokens: int, per_token: bool) -> NDArray[np.float32]:
-        """Return each target's loss weight: equal per token, or equal per sample and split over its targets."""
+    def _weights(self, loss_mask: NDArray[np.bool_], targets: _Targets, per_token: bool) -> NDArray[np.float32]:
+        """Return each target's loss weight: equal per token, or equal per sample and split over its targets.
+
+        Samples without targets are not counted: they pad the last step of train.epochs.
+        """
         mask = loss_mask.astype(np.float32)
         if per_token:
-            return mask / np.float32(max(target_tokens, 1))
-        share: NDArray[np.float32] = mask / np.maximum(mask.sum(1, keepdims=True), 1) / np.float32(self.global_batch)
+            return mask / np.float32(max(targets.tokens, 1))
+        samples = np.float32(max(targets.samples, 1))
+        share: NDArray[np.float32] = mask / np.maximum(mask.sum(1, keepdims=True), 1) / samples
         return share
 
     def _to_device(self, value: NDArray[Any]) -> torch.Tensor:
