@@ -29,3 +29,40 @@ def test_the_last_step_of_pretraining_epochs_is_averaged_over_its_real_samples(h
     assert (len(padded["losses"]), len(full["losses"])) == (1, 6)
     assert padded["losses"][0] == pytest.approx(sum(full["losses"]) / 6, rel=1e-4)
     assert padded["grad_norms"][0] == pytest.approx(max(full["grad_norms"]), rel=0.1)
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+@pytest.fixture
+def model(here: Path) -> Path:
+    """A small model folder with weights and a tokenizer."""
+    from meshwright.engine.model.build import transformers_config
+    from meshwright.engine.tiny_folder import write_tiny_folder
+
+    return write_tiny_folder(transformers_config(LLAMA), here / "mymodel", 0)
+
+
+def test_a_pretrained_model_has_the_tokenizer_of_its_data(here: Path, model: Path, meshwright: Any) -> None:
+    sizes = ("train.steps=2", "train.global_batch_size=4", "data.seq_length=64", "precision.compute=fp32")
+    trained = meshwright("train", "mymodel", "--goal", "pretrain", "--dataset", "texts.jsonl", *sizes, "--out", "run")
+    assert trained.code == 0, trained.err
+    files = {"tokenizer.json", "tokenizer_config.json"}
+    assert files <= {path.name for path in (here / "run" / "model").iterdir()}
+    for path in ("run", "run/model"):
+        answer = meshwright("evaluate", path, "--dataset", "texts.jsonl", "--samples", "4", "--json")
+        assert answer.json["samples"] == 4, answer.err
+    assert meshwright("generate", "run", "word", "--max-tokens", "2", "--json").json["prompt_tokens"] > 0
+    # Of a folder without tokenizer files, transformers makes an empty tokenizer for some model types.
+    for name in (*files, "chat_template.jinja"):
+        (here / "run" / "model" / name).unlink()
+    config = here / "run" / "model" / "config.json"
+    config.write_text(config.read_text().replace('"llama"', '"qwen2"').replace("LlamaFor", "Qwen2For"))
+    for words in (("generate", "run/model", "word"), ("evaluate", "run/model", "--dataset", "texts.jsonl")):
+        refused = meshwright(*words)
+        assert refused.code == 2
+        assert "error: checkpoint=run/model: the model has no tokenizer" in refused.err
+        assert len(refused.err.splitlines()) <= 3

@@ -90,7 +90,7 @@ def _export_transformers(trainer: Trainer, folder: Path, consolidated: bool) -> 
     from meshwright.engine.parallelize.fsdp import DTYPES
 
     recipe, start = trainer.recipe, trainer.weights
-    tokenizer = tokenizer_folder(recipe, start)
+    tokenizer = tokenizer_folder(recipe, start, trainer.config)
     adapted = recipe.goal == "peft"
     if adapted and _export_adapters(trainer, folder, tokenizer):
         return
@@ -125,15 +125,36 @@ def _export_adapters(trainer: Trainer, folder: Path, tokenizer: Path | None) -> 
     return True
 
 
-def tokenizer_folder(recipe: Recipe, start: Path | None) -> Path | None:
+def tokenizer_folder(recipe: Recipe, start: Path | None, config: Any) -> Path | None:
     """Return the folder of the training's tokenizer, which the export copies; None without one."""
-    from meshwright.engine.data import byte_level
+    from meshwright.engine.data.tokenizers import local_folder, tokenizer_name
     from meshwright.engine.hf_io import has_tokenizer
 
-    named = Path(recipe.data.tokenizer).expanduser() if recipe.data.tokenizer else start
-    if recipe.data.tokenizer == byte_level.NAME:
-        named = byte_level.cached_byte_tokenizer()
-    return named if named is not None and has_tokenizer(named) else None
+    name = tokenizer_name(recipe, start)
+    folder = local_folder(name) if name else None
+    if folder is None or not has_tokenizer(folder):
+        return None
+    chosen = recipe.data.tokenizer or start is not None
+    return folder if chosen or _read_the_data(folder, recipe, config) else None
+
+
+def _read_the_data(tokenizer: Path, recipe: Recipe, config: Any) -> bool:
+    """Return whether the tokens of a pretraining from random weights are those of the model's tokenizer."""
+    from meshwright.engine.data.open_dataset import MOCK_NAMES
+    from meshwright.engine.data.shards import is_shard_folder, open_shards
+    from meshwright.engine.data.tokenize import serialize_tokenizer
+    from meshwright.engine.data.tokenizers import highest_id, load_tokenizer
+
+    names = [Path(name).expanduser() for name in recipe.data.blend or (recipe.data.dataset,) if name not in MOCK_NAMES]
+    try:
+        loaded = load_tokenizer(tokenizer)
+        if not names or highest_id(loaded) >= config.get_text_config().vocab_size:
+            return False
+        tokenized = [path for path in names if is_shard_folder(path)]
+        sha256 = serialize_tokenizer(loaded, str(tokenizer), append_eos=False).sha256 if tokenized else ""
+        return all(open_shards(path)[1].tokenizer_sha256 == sha256 for path in tokenized)
+    except InputError:  # the trained model is exported in any case
+        return False
 
 
 def _diffusion() -> ModelFamily:

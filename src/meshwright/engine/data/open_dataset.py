@@ -142,14 +142,14 @@ def is_text(name: str) -> bool:
 
 def named_vocab(recipe: Recipe, name: str, published: int) -> int:
     """Return the token ids that a dataset needs: of its shards or tokenizer; of the published model if unknown."""
-    from meshwright.engine.data.tokenizers import load_tokenizer
+    from meshwright.engine.data.tokenizers import highest_id, load_tokenizer
 
     path = Path(name).expanduser()
     if recipe.goal == "pretrain" and not is_text(name):
         return open_shards(path)[1].max_token + 1 if is_shard_folder(path) else published
     if not recipe.data.tokenizer:  # fine-tuning: the tiny model's own
         return 0
-    return int(max(load_tokenizer(recipe).get_vocab().values(), default=0)) + 1
+    return highest_id(load_tokenizer(recipe)) + 1
 
 
 def _tokenize_stream(recipe: Recipe, path: Path, vocab: int, pretrained: Path | None) -> Stream:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engine.data import byte_level
+from meshwright.engine.initial_weights import RANDOM
 from meshwright.errors import InputError, first_line
 from meshwright.file_access import missing_path, neighbours
 from meshwright.models.catalogue import find, is_path
@@ -20,7 +21,11 @@ END = "<|endoftext|>"
 
 def load_tokenizer(source: Recipe | str | Path, pretrained: Path | None = None) -> Any:
     """Load the tokenizer of a recipe (its own, the pretrained weights' or the model's), a folder or a cached hub id."""
-    name = _name(source, pretrained) if isinstance(source, Recipe) else str(source)
+    name = tokenizer_name(source, pretrained) if isinstance(source, Recipe) else str(source)
+    if name is None:
+        assert isinstance(source, Recipe)
+        reason = f"{source.data.dataset} is text, but no tokenizer is set"
+        raise InputError(reason, field=FIELD, value="", fix=(*_folder_fix(), "--dataset mock"))
     if name == byte_level.NAME:
         name = str(byte_level.cached_byte_tokenizer())
     path = Path(name).expanduser()
@@ -39,9 +44,14 @@ def load_tokenizer(source: Recipe | str | Path, pretrained: Path | None = None) 
     return _load(name, name, cached=True)
 
 
+def highest_id(tokenizer: Any) -> int:
+    """Return the highest token id of a tokenizer; -1 if it has none."""
+    return int(max(tokenizer.get_vocab().values(), default=-1))
+
+
 def check_ids(tokenizer: Any, vocab: int, field: str = FIELD) -> None:
     """Raise if the tokenizer has ids without an embedding in the model."""
-    highest = max(tokenizer.get_vocab().values(), default=-1)
+    highest = highest_id(tokenizer)
     if highest >= vocab:
         raise InputError(
             f"the tokenizer has ids up to {highest}, but the model's vocabulary has {vocab} tokens (0 to {vocab - 1})",
@@ -51,24 +61,28 @@ def check_ids(tokenizer: Any, vocab: int, field: str = FIELD) -> None:
         )
 
 
-def _name(recipe: Recipe, pretrained: Path | None) -> str:
+def tokenizer_name(recipe: Recipe, pretrained: Path | None = None) -> str | None:
+    """Return the folder or hub id of a recipe's tokenizer; None if nothing names one."""
     if recipe.data.tokenizer:
         return recipe.data.tokenizer
     if pretrained is not None:
         return str(pretrained)
-    if recipe.checkpoint.pretrained:
-        return recipe.checkpoint.pretrained
-    if is_path(recipe.model):
-        return recipe.model
-    hub_id = find(recipe.model).hf_id
-    if hub_id:
-        return hub_id
-    raise InputError(
-        f"{recipe.data.dataset} is text, but no tokenizer is set",
-        field=FIELD,
-        value="",
-        fix=(*_folder_fix(), "--dataset mock"),
-    )
+    named = recipe.checkpoint.pretrained
+    if named and named != RANDOM:
+        return named
+    return recipe.model if is_path(recipe.model) else find(recipe.model).hf_id or None
+
+
+def local_folder(name: str) -> Path | None:
+    """Return the folder of a tokenizer that is named by a path or a hub id; None if it is not on this machine."""
+    from meshwright.engine.hf_io.find import cached_snapshot
+
+    if name == byte_level.NAME:
+        return byte_level.cached_byte_tokenizer()
+    path = Path(name).expanduser()
+    if path.exists():
+        return path if path.is_dir() else path.parent
+    return cached_snapshot(name, "tokenizer_config.json")
 
 
 def _folder_fix() -> tuple[str, ...]:
@@ -114,11 +128,15 @@ def _load(source: str, name: str, cached: bool) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
+        loaded = AutoTokenizer.from_pretrained(source, local_files_only=True, trust_remote_code=False)
     except ImportError as error:
         raise InputError(f"the tokenizer needs another package: {first_line(error)}", field=FIELD, value=name) from None
     except Exception as error:  # transformers raises OSError, ValueError, KeyError and others for the same mistakes
         raise _load_error(name, cached, error) from None
+    # Of a model folder without tokenizer files, transformers makes a tokenizer without a vocabulary.
+    if not loaded.encode("a", add_special_tokens=False):
+        raise InputError("no tokenizer in this folder", field=FIELD, value=name, fix=_folder_fix())
+    return loaded
 
 
 def _load_error(name: str, cached: bool, error: Exception) -> InputError:

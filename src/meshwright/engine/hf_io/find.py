@@ -36,7 +36,7 @@ def find_folder(pretrained: str) -> Path:
         )
     if path.is_absolute() or pretrained.startswith((".", "~")) or pretrained.endswith("/") or pretrained.count("/") > 1:
         raise missing_path(pretrained, FIELD, "no such folder")
-    return _cached_snapshot(pretrained)
+    return _downloaded(pretrained)
 
 
 def has_weights(folder: Path) -> bool:
@@ -50,21 +50,25 @@ def transformer_folder(folder: Path) -> Path:
     return inner if (inner / CONFIG).is_file() and not (folder / CONFIG).exists() else folder
 
 
-def _cached_snapshot(model_id: str) -> Path:
-    """Return the newest downloaded snapshot of a hub model."""
-    cache = hub_cache()
-    model = cache / f"models--{model_id.replace('/', '--')}"
+def cached_snapshot(model_id: str, contains: str = CONFIG) -> Path | None:
+    """Return the newest downloaded snapshot of a hub model that contains a file."""
+    model = hub_cache() / f"models--{model_id.replace('/', '--')}"
     snapshots = model / "snapshots"
     main_ref = model / "refs" / "main"
     candidates = [snapshots / main_ref.read_text().strip()] if main_ref.is_file() else []
     if not any(one.is_dir() for one in candidates) and snapshots.is_dir():
         candidates = sorted((one for one in snapshots.iterdir() if one.is_dir()), key=lambda one: one.stat().st_mtime)
-    folder = next((one for one in reversed(candidates) if (one / CONFIG).is_file()), None)
+    return next((one for one in reversed(candidates) if (one / contains).is_file()), None)
+
+
+def _downloaded(model_id: str) -> Path:
+    """Return the newest downloaded snapshot of a hub model."""
+    folder = cached_snapshot(model_id)
     if folder is None:
         near = neighbours(Path(model_id))
         raise InputError(
-            f"no folder {model_id}{f' (did you mean {near[0]}?)' if near else ''}, and no model of that id in {cache}; "
-            "nothing is downloaded automatically",
+            f"no folder {model_id}{f' (did you mean {near[0]}?)' if near else ''}, and no model of that id in "
+            f"{hub_cache()}; nothing is downloaded automatically",
             field=FIELD,
             value=model_id,
             fix=(

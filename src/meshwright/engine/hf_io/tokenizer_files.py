@@ -27,7 +27,8 @@ def has_tokenizer(folder: Path) -> bool:
     """Return whether a folder has a tokenizer."""
     from meshwright.engine.data.tokenizers import byte_pair_files
 
-    return (folder / "tokenizer_config.json").is_file() or byte_pair_files(folder) is not None
+    named = any((folder / name).is_file() for name in ("tokenizer_config.json", "tokenizer.json"))
+    return named or byte_pair_files(folder) is not None
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:

@@ -179,15 +179,16 @@ def _stream_tensors(
 
     index = read_index(checkpoint, read_manifest(checkpoint))
     shapes = {name.removeprefix(MODEL): one.shape for name, one in index.tensors.items() if name.startswith(MODEL)}
+    settings = transformers_config(config)
     hf_io.write_folder(
         shapes,
         lambda name: full_tensor(checkpoint, index, f"{MODEL}{name}"),
-        transformers_config(config),
+        settings,
         folder,
         dtype=DTYPES[options.dtype or recipe.precision.compute],
         max_shard_gib=options.shard_gib,
         consolidated=options.consolidated,
-        tokenizer=tokenizer_folder(recipe, _initial_weights_if_present(checkpoint, recipe)),
+        tokenizer=tokenizer_folder(recipe, _initial_weights_if_present(checkpoint, recipe), settings),
     )
 
 
@@ -271,7 +272,7 @@ def _export_rank(
         dtype=DTYPES[recipe.precision.compute],
         max_shard_gib=options.shard_gib,
         consolidated=options.consolidated,
-        tokenizer=tokenizer_folder(recipe, weights),
+        tokenizer=tokenizer_folder(recipe, weights, settings),
         merged=True,
     )
 

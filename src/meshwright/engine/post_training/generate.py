@@ -39,16 +39,18 @@ def generate(path: str, prompt: str, options: GenerateOptions, which: str | None
 
     from meshwright.engine.data.tokenizers import load_tokenizer
     from meshwright.engine.post_training.convert import as_model_folder
-    from meshwright.engine.post_training.open_checkpoint import find_checkpoint, load_model, tokenizer_of
+    from meshwright.engine.post_training.open_checkpoint import find_checkpoint, load_model, require_tokenizer
 
     if not prompt:
         raise InputError("the prompt is empty", field="prompt", value="")
     turns = _turns(prompt, options)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with as_model_folder(str(find_checkpoint(path, which).path)) as folder:
-        tokenizer = load_tokenizer(tokenizer_of(folder))
+        tokenizer = load_tokenizer(require_tokenizer(folder, path))
         model = load_model(folder).to(device)
     ids, chat = _prompt_ids(tokenizer, turns or prompt, options.chat)
+    if not ids:
+        raise InputError("the tokenizer makes no tokens of this prompt", field="prompt", value=prompt)
     torch.manual_seed(options.seed)
     started = time.monotonic()
     with torch.no_grad():

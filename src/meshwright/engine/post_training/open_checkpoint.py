@@ -208,6 +208,25 @@ def tokenizer_of(folder: Path) -> Path:
     return folder if has_tokenizer(folder) or not _are_adapters(folder) else base_model_of(folder)
 
 
+def require_tokenizer(folder: Path, path: str, fix: str = "") -> Path:
+    """Return the folder with a model's tokenizer; raise if it has none. `path` is what the user named."""
+    from meshwright.engine.hf_io import has_tokenizer
+
+    found = tokenizer_of(folder)
+    if has_tokenizer(found):
+        return found
+    named = Path(path).expanduser()
+    files = (
+        f"copy tokenizer.json and tokenizer_config.json into {named / 'model' if (named / 'model').is_dir() else path}"
+    )
+    raise InputError(
+        "the model has no tokenizer: it was not trained on text, or its tokenizer is no longer where it was",
+        field=FIELD,
+        value=path,
+        fix=(fix or f"{files}, then use that folder",),
+    )
+
+
 def base_model_of(adapters: Path) -> Path:
     """Return the folder of the adapters' base model."""
     from meshwright.engine import hf_io

@@ -15,6 +15,7 @@ from meshwright.engine.checkpoint.metadata import read_state
 from meshwright.engine.data.files import find_rows, longest_suffix
 from meshwright.engine.data.finite import GENERATED_SAMPLES, FiniteSource, known_size
 from meshwright.engine.data.held_out import held_out_set, is_mock
+from meshwright.engine.data.open_dataset import is_text
 from meshwright.engine.diffusion.config import is_diffusion
 from meshwright.engine.metrics.jsonl import warn
 from meshwright.engine.metrics.record import perplexity
@@ -24,6 +25,7 @@ from meshwright.engine.post_training.open_checkpoint import (
     base_model_of,
     find_checkpoint,
     recipe_of,
+    require_tokenizer,
     resolve_checkpoint,
 )
 from meshwright.engine.rank_env import Process, detect
@@ -79,6 +81,7 @@ def evaluate(
         recipe = override.apply(_for_evaluation(recipe, folder, world), overrides)
         if dataset is not None:
             recipe = _on_all_of(recipe, dataset)
+        _require_tokenizer(recipe, folder, path)
         held_out = held_out_set(recipe)
         if held_out is None:
             raise _no_held_out_data(recipe.data, path)
@@ -113,6 +116,14 @@ def _recipe_of(found: FoundCheckpoint, path: str, dataset: str | None, answers: 
     if limit := _positions(found.path if found.type == "model" else base_model_of(found.path)):
         data = msgspec.structs.replace(data, seq_length=min(data.seq_length, limit))
     return Recipe(name="evaluation", model=path, goal=goal, cluster="1xH100", data=data), None
+
+
+def _require_tokenizer(recipe: Recipe, folder: Path, path: str) -> None:
+    """Raise if text is to be evaluated, and neither the model nor an override has a tokenizer."""
+    names = [name for name in recipe.data.blend or (recipe.data.dataset,) if not is_mock(name)]
+    reads_text = not is_diffusion(recipe) and any(is_text(name) for name in names)
+    if reads_text and recipe.data.tokenizer == str(folder):
+        require_tokenizer(folder, path, "data.tokenizer=FOLDER with tokenizer.json and tokenizer_config.json")
 
 
 def _positions(folder: Path) -> int:
