@@ -4,13 +4,29 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from functools import cache
+
+_SILENT: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+@contextmanager
+def no_notes() -> Iterator[None]:
+    """Print no notes inside: for work that is not the user's request, such as finding what a wrong option means."""
+    before = _SILENT.set(True)
+    try:
+        yield
+    finally:
+        _SILENT.reset(before)
 
 
 @cache
 def note(text: str) -> None:
     """Print a note to stderr: once per process, and on one rank only."""
+    if _SILENT.get():
+        return
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0" and sys.stderr is not None:
         with suppress(OSError, ValueError):  # a closed stderr must not end the command
             print(f"note: {text}", file=sys.stderr, flush=True)

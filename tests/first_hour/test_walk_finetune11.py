@@ -66,3 +66,38 @@ def test_a_pretrained_model_has_the_tokenizer_of_its_data(here: Path, model: Pat
         assert refused.code == 2
         assert "error: checkpoint=run/model: the model has no tokenizer" in refused.err
         assert len(refused.err.splitlines()) <= 3
+
+
+def test_a_path_inside_a_run_means_the_run(here: Path, model: Path, meshwright: Any) -> None:
+    saved = here / "sft3" / "checkpoints" / "step-00000002"
+    saved.mkdir(parents=True)
+    (saved / "manifest.json").write_text("{}")
+    (saved.parent / "latest").write_text("step-00000002")
+    words = ("train", "mymodel", "--goal", "pretrain", "--dataset", "texts.jsonl")
+    for option in ("--resume_from_checkpoint", "--resume-from-checkpoint", "--resume", "--checkpoint-dir"):
+        for path in ("sft3/checkpoints/latest", "sft3/checkpoints/step-00000002/", "sft3/checkpoints", "sft3"):
+            refused = meshwright(*words, option, path)
+            assert "--out sft3." in refused.err, refused.err
+            assert "note:" not in refused.err  # of a plan that nobody asked for
+    for path in ("sft3/checkpoints/latest", "sft3/checkpoints/step-00000002", "sft3/checkpoints"):
+        for command in (words, ("launch", PRETRAIN, "--scheduler", "slurm")):
+            refused = meshwright(*command, "--out", path)
+            assert refused.code == 2
+            assert f"error: --out={path}: is inside the run sft3; train resumes from the latest" in refused.err
+            assert "fix:   --out sft3 | --out NEW_FOLDER" in refused.err
+    assert not (saved / "checkpoints").exists()
+
+
+def test_a_run_on_the_cpu_says_so(model: Path, meshwright: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from meshwright.engine import train
+    from meshwright.notes import note
+
+    def ended(*_: Any, **__: Any) -> None:
+        raise SystemExit(0)
+
+    note.cache_clear()
+    monkeypatch.setattr(train, "train", ended)
+    monkeypatch.setattr("meshwright.api.run._has_gpu", lambda: False)
+    told = meshwright("train", "mymodel", "--goal", "sft", "--dataset", "mock").err
+    assert "--gpus" not in told  # train has no such option
+    assert "(settings for this GPU; this machine has none, so the run is on its CPU)" in told

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from meshwright.errors import InputError, closest, unknown
 from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
 from meshwright.recipes.overrides import accepts, translate_value
-from meshwright.recipes.replacements import removed_key
+from meshwright.recipes.replacements import removed_key, run_folder
 from meshwright.recipes.types import Recipe, recipe_fields
 
 _LENGTH = ("--seq {value}", "data.seq_length={value}")
@@ -20,6 +20,7 @@ _OUT = ("--out {value}", "--write {value}", "--json > {value}")
 _DATA = ("--dataset {value}", "data.dataset={value}")
 PARALLEL = {"tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep", "sequence": "sp"}
 _BATCH = ("train.global_batch_size={value}", "layout.micro_batch_size={value}")
+RESUMING = ("checkpoint_dir", "resume")
 NODE_NAMES = ("nodes", "num_nodes", "nnodes", "n_nodes")
 GPU_NAMES = ("gpu", "gpu_type", "gpu_name", "gpu_model", "accelerator")
 PER_NODE_NAMES = ("nproc_per_node", "gpus_per_node", "num_gpus_per_node")
@@ -55,7 +56,7 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     },
     **dict.fromkeys(("gbs", "global_bs", "global_batch"), ("train.global_batch_size={value}",)),
     **dict.fromkeys(("mbs", "micro_bs", "micro_batch"), ("layout.micro_batch_size={value}",)),
-    **dict.fromkeys(("checkpoint_dir", "resume"), ("--out {value}",)),
+    **dict.fromkeys(RESUMING, ("--out {value}",)),
     **dict.fromkeys(("merge_and_unload", "merge_adapter", "merge_adapters", "merge_lora"), ("--merge",)),
     **dict.fromkeys(("format", "to_format", "framework", "target"), ("--to {value}",)),
     **dict.fromkeys(
@@ -115,6 +116,8 @@ def meant_option(name: str, value: str, options: Collection[str], takes_override
         name = word
     gpus = re.findall(r"(?<![a-wyz0-9])[0-9]+(?=x|$)", value.lower()) or ["N"]  # 8xH100: not the 100
     ranks = gpus[0] if len(gpus) == 1 else str(int(gpus[0]) * int(gpus[1]))
+    if name in RESUMING and value:
+        value = run_folder(value)
     written = [
         one.format(value=ranks if one.startswith("--nproc") else value or "VALUE", name=name)
         for one in OTHER_OPTIONS.get(name, ())

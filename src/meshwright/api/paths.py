@@ -17,6 +17,7 @@ from meshwright.recipes.types import Recipe
 MOCK_NAMES = ("mock", "llm-pretrain-mock")
 FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".txt", ".gz", ".zst", ".bin", ".idx", ".jinja")
 PRETRAINED = "checkpoint.pretrained"
+CHECKPOINTS = "checkpoints"  # the folder of checkpoints in a run
 NOT_A_FOLDER = ("random", "bytes")  # values of checkpoint.pretrained and data.tokenizer
 
 
@@ -32,7 +33,25 @@ def check_run_paths(recipe: Recipe, out: str | None) -> None:
     if data.chat_template and not Path(data.chat_template).expanduser().exists():
         raise missing_path(data.chat_template, "data.chat_template")
     if out is not None:
+        check_out(out)
         _check_writable(Path(out).expanduser())
+
+
+def check_out(out: str) -> None:
+    """Raise InputError for a folder inside a run: a checkpoint of it, or its exported model."""
+    path = Path(out).expanduser()
+    for one in (path, *path.parents):
+        run, exported = one.parent, one.name == "model" and (one / "config.json").is_file()
+        if (one.name == CHECKPOINTS or exported) and _has_checkpoints(run):
+            reason = f"is inside the run {run}; train resumes from the latest checkpoint of the folder --out"
+            raise InputError(
+                reason, field="--out", value=out, fix=(f"--out {shlex.quote(str(run))}", "--out NEW_FOLDER")
+            )
+
+
+def _has_checkpoints(run: Path) -> bool:
+    folder = run / CHECKPOINTS
+    return (folder / "latest").is_file() or any(folder.glob("step-*/manifest.json"))
 
 
 def check_pretrained(name: str) -> None:

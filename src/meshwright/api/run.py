@@ -13,7 +13,7 @@ from meshwright import clusters
 from meshwright.api import run_requests as requests
 from meshwright.api.catalogues import recipe_text
 from meshwright.api.checks import Exported, check_recipe, export
-from meshwright.api.paths import check_folder, check_run_paths
+from meshwright.api.paths import check_folder, check_out, check_run_paths
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.api.targets import depends_on_gpus, job_for, ranks_cluster, recipe_for
@@ -85,10 +85,12 @@ def _run(
     planned = [] if request.tiny else [text for text in request.overrides if not text.replace(" ", "").endswith(AUTO)]
     options = {"framework": request.framework, "model": request.model}
     ranks = _ranks(request.nproc) if depends_on_gpus(request.recipe) else None
-    found = recipe_for(request.recipe, request.goal, ranks, planned, **options)
+    on_cpu = ranks is not None and not _has_gpu()
+    why = " (settings for this GPU; this machine has none, so the run is on its CPU)" if on_cpu else ""
+    found = recipe_for(request.recipe, request.goal, ranks, planned, why_gpus=why, **options)
     if getattr(request, "model_class", None) is None:  # a user's own class is the user's to compare
         require_trained(find(found.model))
-    if ranks is not None and not request.tiny and not _has_gpu():  # the plan is for GPUs; CPU runs stay eager
+    if on_cpu and not request.tiny:  # the plan is for GPUs; CPU runs stay eager
         found = msgspec.structs.replace(found, kernels=msgspec.structs.replace(found.kernels, compile=False))
     automatic = [text for text in request.overrides if text.replace(" ", "").endswith(AUTO)]
     changes = [text for text in request.overrides if text not in automatic]
@@ -168,6 +170,8 @@ def launch(request: requests.Launch) -> Started:
         if value is not None:
             reason = "is for the job of another framework"
             raise InputError(reason, field=option, value=value, fix=("--to megatron-lm", f"without {option}"))
+    if request.out:
+        check_out(request.out)
     target, changes = request.recipe, list(request.overrides)
     options = {"framework": request.framework, "model": model}
     job = job_for(target, request.goal, request.gpus, native_job.known(changes), **options)

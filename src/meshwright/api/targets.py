@@ -27,7 +27,7 @@ from meshwright.clusters import Assumption
 from meshwright.errors import InputError
 from meshwright.frameworks import Content, DroppedSetting, Framework, ImportedFile
 from meshwright.models import ModelSpec
-from meshwright.notes import note
+from meshwright.notes import no_notes, note
 from meshwright.parsing import sequence_length
 from meshwright.planner import Plan, Question
 from meshwright.recipes import index
@@ -131,16 +131,18 @@ def job_for(
     *,
     framework: str | None = None,
     model: str | None = None,
+    why_gpus: str = "",
 ) -> Job:
     """Return what a target trains: a recipe by name, value or file, another framework's file, or a model on these GPUs.
 
-    `framework` and `model` are for a file that does not show them; `model` also replaces that of a recipe.
+    `framework` and `model` are for a file that does not show them; `model` also replaces that of a recipe. `why_gpus`
+    says in the note of a model why its plan is for GPUs that nobody typed.
     """
     if isinstance(target, str) and is_model(target, goal):
         if model is not None:
             raise InputError("the target is a model itself", field="model", value=model, fix=("remove --model",))
         _no_framework(framework)
-        plan = plan_for(target, goal, gpus, overrides, engine or ENGINES[0])
+        plan = plan_for(target, goal, gpus, overrides, engine or ENGINES[0], why_gpus)
         return Job(plan.recipe, (target,), plan=plan)
     content, theirs = file_of(target, framework)
     if content is not None and theirs is not None:
@@ -202,7 +204,7 @@ def recipe_in_line(line: Sequence[str]) -> Recipe | None:
     if goal not in (None, *GOALS):
         return None
     for word in (one for one in line[1:] if not one.startswith("-") and "=" not in one):
-        with suppress(InputError):
+        with suppress(InputError), no_notes():
             if is_target(word):
                 return recipe_for(word, goal, after.get("--gpus"))
     return None
@@ -281,13 +283,18 @@ def depends_on_gpus(target: str | Recipe) -> bool:
 
 
 def plan_for(
-    target: str, goal: str | None, gpus: str | int | None, overrides: Sequence[str], engine: str = ENGINES[0]
+    target: str,
+    goal: str | None,
+    gpus: str | int | None,
+    overrides: Sequence[str],
+    engine: str = ENGINES[0],
+    why_gpus: str = "",
 ) -> Plan:
     """Return the recommended plan of a model, with a note that says what was assumed."""
     reference = typed_model(target)
     spec, model = referenced_model(reference)
     chosen, why = (goal, "") if goal is not None else default_goal(reference)
-    cluster, assumed = (str(gpus), "") if gpus is not None else default_gpus(spec, chosen)
+    cluster, assumed = (str(gpus), why_gpus) if gpus is not None else default_gpus(spec, chosen)
     question = Question(
         model=spec,
         model_ref=model,

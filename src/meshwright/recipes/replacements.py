@@ -15,7 +15,7 @@ ON = ("true", "yes", "1")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 RUN_OPTIONS = {"azure_ml": "", "all": "wandb"}
 NEW_RUN = "runs/my-run"
-_CHECKPOINT = re.compile(r"(checkpoints/)?(checkpoint-\d+|step-\d+|epoch[-_]\d+)$")
+_CHECKPOINT = re.compile(r"(^|/)(checkpoints(/[^/]+)?|checkpoint-\d+|step-\d+|epoch[-_]\d+)/*$")
 
 
 class _CommandError(InputError):
@@ -141,7 +141,7 @@ def _every(name: str, text: str, recipe: Recipe) -> str:
 
 
 def run_folder(text: str) -> str:
-    """Return the run folder that a value of resume_from_checkpoint means."""
+    """Return the run folder that a checkpoint or a value of resume_from_checkpoint means."""
     return NEW_RUN if text.lower() in (*ON, "latest", "auto", "last") else _CHECKPOINT.sub("", text).rstrip("/") or "."
 
 
