@@ -98,6 +98,6 @@ def test_a_run_on_the_cpu_says_so(model: Path, meshwright: Any, monkeypatch: pyt
     note.cache_clear()
     monkeypatch.setattr(train, "train", ended)
     monkeypatch.setattr("meshwright.api.run._has_gpu", lambda: False)
-    told = meshwright("train", "mymodel", "--goal", "sft", "--dataset", "mock").err
-    assert "--gpus" not in told  # train has no such option
-    assert "(settings for this GPU; this machine has none, so the run is on its CPU)" in told
+    printed = meshwright("train", "mymodel", "--goal", "sft", "--dataset", "mock").err
+    assert "--gpus" not in printed  # train has no such option
+    assert "(settings for this GPU; this machine has none, so the run is on its CPU)" in printed

@@ -12,10 +12,9 @@ from meshwright.errors import InputError
 from meshwright.models import find as find_model
 from meshwright.models import is_path
 from meshwright.notes import note
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe
 
 FIELD = "checkpoint.pretrained"
-RANDOM = "random"  # value of checkpoint.pretrained: fine-tune from random weights
 # Config fields that must agree between recipe and folder; vocabularies may have been extended.
 SHAPE = ("model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 
@@ -31,7 +30,7 @@ def weights_folder(recipe: Recipe, notes: bool = False) -> Path | None:
     from meshwright.engine.hf_io.find import transformer_folder
 
     named = recipe.checkpoint.pretrained
-    if named == RANDOM:
+    if named == RANDOM_WEIGHTS:
         return None
     if not named and is_path(recipe.model):
         return _in_model_folder(recipe, note if notes else lambda text: None)
@@ -69,7 +68,7 @@ def _downloaded(recipe: Recipe) -> Path:
 
     model_id = find_model(recipe.model).hf_id
     download = (f"hf download {model_id}",) if model_id else ()
-    fix = (*download, f"{FIELD}=FOLDER with config.json and safetensors files", f"{FIELD}={RANDOM}", "--tiny")
+    fix = (*download, f"{FIELD}=FOLDER with config.json and safetensors files", f"{FIELD}={RANDOM_WEIGHTS}", "--tiny")
     if not model_id:
         raise InputError(f"fine-tuning {recipe.model} needs its pretrained weights", field=FIELD, value="", fix=fix)
     try:

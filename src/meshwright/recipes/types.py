@@ -287,6 +287,9 @@ class Kernels(Section, frozen=True):
     deterministic: Annotated[bool, layout("bitwise deterministic kernels")] = False
 
 
+RANDOM_WEIGHTS = "random"  # value of checkpoint.pretrained: fine-tune from random weights
+
+
 class Checkpoint(Section, frozen=True):
     """Initial weights, checkpoints and export."""
 

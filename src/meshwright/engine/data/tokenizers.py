@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engine.data import byte_level
-from meshwright.engine.initial_weights import RANDOM
 from meshwright.errors import InputError, first_line
 from meshwright.file_access import missing_path, neighbours
 from meshwright.models.catalogue import find, is_path
 from meshwright.notes import note
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe
 
 FIELD = "data.tokenizer"
 END = "<|endoftext|>"
@@ -68,7 +67,7 @@ def tokenizer_name(recipe: Recipe, pretrained: Path | None = None) -> str | None
     if pretrained is not None:
         return str(pretrained)
     named = recipe.checkpoint.pretrained
-    if named and named != RANDOM:
+    if named and named != RANDOM_WEIGHTS:
         return named
     return recipe.model if is_path(recipe.model) else find(recipe.model).hf_id or None
 
