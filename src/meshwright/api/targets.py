@@ -131,7 +131,7 @@ def job_for(
     *,
     framework: str | None = None,
     model: str | None = None,
-    why_gpus: str = "",
+    why_gpus: str | None = None,
 ) -> Job:
     """Return what a target trains: a recipe by name, value or file, another framework's file, or a model on these GPUs.
 
@@ -288,13 +288,13 @@ def plan_for(
     gpus: str | int | None,
     overrides: Sequence[str],
     engine: str = ENGINES[0],
-    why_gpus: str = "",
+    why_gpus: str | None = None,
 ) -> Plan:
     """Return the recommended plan of a model, with a note that says what was assumed."""
     reference = typed_model(target)
     spec, model = referenced_model(reference)
     chosen, why = (goal, "") if goal is not None else default_goal(reference)
-    cluster, assumed = (str(gpus), why_gpus) if gpus is not None else default_gpus(spec, chosen)
+    cluster, assumed = (str(gpus), why_gpus or "") if gpus is not None else default_gpus(spec, chosen)
     question = Question(
         model=spec,
         model_ref=model,
