@@ -21,7 +21,10 @@ FORMATS: tuple[RecipeFormat, ...] = get_args(RecipeFormat)
 
 
 class Synonym(NamedTuple):
-    """What another word for a choice means here; `overrides` are the recipe fields that belong to it."""
+    """What another word for a choice means here; `overrides` are the recipe fields that belong to it.
+
+    `{weights}` in an override is the folder or hub id of the weights of the requested model.
+    """
 
     value: str
     meaning: str
@@ -30,7 +33,9 @@ class Synonym(NamedTuple):
 
 _PRETRAIN = Synonym("pretrain", "train all weights on plain text")
 _CONTINUED = Synonym(
-    "pretrain", "train all weights on plain text; add checkpoint.pretrained=FOLDER to start from existing weights"
+    "pretrain",
+    "train all weights on plain text, starting from the model's existing weights",
+    ("checkpoint.pretrained={weights}",),
 )
 _SFT = Synonym("sft", "train all weights on prompts and answers; lora and qlora train adapters, in less memory")
 _PEFT = Synonym("peft", "train adapters; the model's weights stay frozen")

@@ -101,3 +101,39 @@ def test_a_run_on_the_cpu_says_so(model: Path, meshwright: Any, monkeypatch: pyt
     printed = meshwright("train", "mymodel", "--goal", "sft", "--dataset", "mock").err
     assert "--gpus" not in printed  # train has no such option
     assert "(settings for this GPU; this machine has none, so the run is on its CPU)" in printed
+
+
+def test_continued_pretraining_starts_from_the_weights(here: Path, model: Path, meshwright: Any) -> None:
+    for goal in ("cpt", "continued-pretraining"):
+        answer = meshwright("recommend", "mymodel", "--gpus", "1xH100", "--goal", goal, "--json").json
+        command = answer["commands"]["meshwright"]
+        assert f"checkpoint.pretrained={model}" in command
+        assert "--dataset DATA " in command  # random data would spoil the weights
+        found = {one["rule"]: one["fix"] for one in answer["findings"]}
+        assert "optimizer.lr=3e-05" in str(found["learning_rate.continued-pretraining"])
+    words = (
+        "recommend",
+        "qwen3-0.6b",
+        "--gpus",
+        "1xH100",
+        "--goal",
+        "cpt",
+        "--dataset",
+        "texts.jsonl",
+        "optimizer.lr=1e-5",
+    )
+    answer = meshwright(*words, "--json").json
+    assert "checkpoint.pretrained=Qwen/Qwen3-0.6B" in answer["commands"]["meshwright"]
+    assert "--dataset texts.jsonl " in answer["commands"]["meshwright"]
+    assert not any(one["rule"].startswith("learning_rate.") for one in answer["findings"])
+    other = meshwright(*words, "checkpoint.pretrained=./mine", "--json").json
+    assert "checkpoint.pretrained=./mine" in other["commands"]["meshwright"]
+    sizes = ("train.steps=1", "train.global_batch_size=2", "data.seq_length=64", "precision.compute=fp32")
+    run = meshwright("train", "mymodel", "--goal", "cpt", "--dataset", "texts.jsonl", *sizes, "--out", "run")
+    assert f"loading the weights: {model}" in run.err
+    assert "random weights" not in run.err
+    (here / "bare").mkdir()
+    (here / "bare" / "config.json").write_text((model / "config.json").read_text())
+    refused = meshwright("recommend", "./bare", "--gpus", "1xH100", "--goal", "cpt")
+    assert refused.code == 2
+    assert "bare has no weights to start from" in refused.err

@@ -358,13 +358,26 @@ def _with_overrides(
 ) -> tuple[str, ...]:
     """Return the overrides with those that an option means; one that contradicts it is an error."""
     overrides: Sequence[str] = changes.get("overrides", request.overrides)  # type: ignore[attr-defined]  # has them
-    for own in found.overrides:
+    meant = [_with_weights(own, request, overrides) for own in found.overrides]
+    for own in meant:
         key = own.partition("=")[0]
         for given in overrides:
             if given.partition("=")[0].strip() == key and given.replace(" ", "") != own:
                 reason, fix = f"contradicts {typed}, which means {own}", f"leave out {given}"
                 raise InputError(reason, field=key, value=given.partition("=")[2], fix=(fix,))
-    return (*(own for own in found.overrides if own not in overrides), *overrides)
+    return (*(own for own in meant if own not in overrides), *overrides)
+
+
+def _with_weights(override: str, request: Request, overrides: Sequence[str]) -> str:
+    """Return an override with the weights of the requested model; one that the user gives for its key stays."""
+    key, _, value = override.partition("=")
+    if value != "{weights}":
+        return override
+    from meshwright.api.resolve import weights_named
+
+    given = next((one for one in overrides if one.partition("=")[0].strip() == key), None)
+    names = (getattr(request, name, None) for name in ("model", "recipe", "target"))
+    return given.replace(" ", "") if given is not None else f"{key}={weights_named(next(filter(None, names), None))}"
 
 
 def _check_string(field: Field, value: str) -> None:

@@ -13,6 +13,7 @@ from meshwright.recipes import files, index
 from meshwright.recipes.types import Recipe
 
 CONFIG = "config.json"
+WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 
 
 def model_named(text: str) -> tuple[ModelSpec, str]:
@@ -117,6 +118,25 @@ def recipe_from(name: str) -> Recipe:
     if not models.is_path(found.model) and file_access.is_dir(found.model):
         note(f"model {found.model} of {name} is the catalogue model; write ./{found.model} for the folder of that name")
     return found
+
+
+def weights_named(target: object) -> str:
+    """Return the folder or hub id of the weights of a model, recipe or recipe file; raise InputError without any."""
+    fix = ("checkpoint.pretrained=FOLDER with config.json and safetensors files", "--goal pretrain")
+    if not isinstance(target, str) or (is_file(target) and not frameworks.is_native(frameworks.open_file(target))):
+        raise InputError("needs the weights to start from", field="checkpoint.pretrained", value="", fix=fix)
+    recipe = recipe_from(target) if is_recipe(target) else None
+    if recipe is not None and recipe.checkpoint.pretrained:
+        return recipe.checkpoint.pretrained
+    spec, reference = referenced_model(typed_model(target) if recipe is None else recipe.model)
+    if not models.is_path(reference):
+        if spec.hf_id:
+            return spec.hf_id
+        raise InputError(f"{spec.name} has no published weights", field="checkpoint.pretrained", value="", fix=fix)
+    folder = Path(reference) if Path(reference).is_dir() else Path(reference).parent
+    if not any(any(folder.glob(pattern)) for pattern in WEIGHTS):
+        raise InputError(f"{folder} has no weights to start from", field="checkpoint.pretrained", value="", fix=fix)
+    return str(folder)
 
 
 def write_text(path: str, text: str, field: str) -> None:

@@ -14,6 +14,7 @@ import msgspec
 from meshwright import clusters, file_access, frameworks, models, planner
 from meshwright.api import own_jobs
 from meshwright.api.resolve import (
+    WEIGHTS,
     is_file,
     is_recipe,
     model_named,
@@ -36,7 +37,6 @@ from meshwright.recipes.case import model_of
 from meshwright.recipes.types import ENGINES, Recipe
 
 GOAL_FIX = ("--goal pretrain", "--goal sft", "--goal peft")
-WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 
 
 class Job(msgspec.Struct, frozen=True):

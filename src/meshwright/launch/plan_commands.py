@@ -14,6 +14,7 @@ from meshwright.frameworks.initial_weights import shell_word
 from meshwright.planner import Plan, case_of, moved_to
 from meshwright.recipes.engine_models import lacking
 from meshwright.recipes.format_override import format_override
+from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe
 
 CONFIGS = {
     "megatron": "megatron-lm",
@@ -82,12 +83,18 @@ def meshwright_command(plan: Plan) -> str:
     arguments = ["train", *(plan.question.recipe_words or (plan.base.name,))]
     if plan.recipe.model != plan.base.model:
         arguments += ["--model", plan.recipe.model]
-    arguments += ["--dataset", plan.recipe.data.dataset]
+    arguments += ["--dataset", _dataset(plan.recipe)]
     overrides = [format_override(c.field, c.new) for c in plan.changes if c.field != "data.dataset"]
     cluster = plan.question.cluster
     if cluster.nodes == 1:
         return shlex.join(["meshwright", *arguments, "--nproc", str(cluster.world), *overrides])
     return command_of(Program(("-m", "meshwright", *arguments, *overrides)), cluster)
+
+
+def _dataset(recipe: Recipe) -> str:
+    """Return the dataset of a run's command; random data would spoil the weights that pretraining continues from."""
+    continues = recipe.goal == "pretrain" and recipe.checkpoint.pretrained not in ("", RANDOM_WEIGHTS)
+    return "DATA" if continues and recipe.data.dataset == "mock" else recipe.data.dataset
 
 
 def export_command(plan: Plan, to: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshwright.recipes.case import Case, Column
+from meshwright.recipes.types import RANDOM_WEIGHTS
 from meshwright.rules.rule import rule
 from meshwright.rules.search_values import not_, one_of
 
@@ -133,6 +134,21 @@ def fine_tuning_lr_too_high(c: Case) -> Column:
     orthogonal = c.optimizer_name == "muon"  # Muon updates have one magnitude, independent of the gradients
     high = (c.lr > 1e-4) & (c.lr <= FAR_TOO_HIGH)
     return (c.goal == "sft") & high & not_(orthogonal) & not_(c.is_diffusion) & not_(c.benchmark)
+
+
+@rule(
+    "learning_rate.continued-pretraining",
+    "advice",
+    "lr",
+    message="lr={lr} is high for pretraining that continues from {pretrained}",
+    symptom="the loss jumps at the start, and the model forgets part of what it knew",
+    cause="a pretrained model ended at a small learning rate: 1e-5 to 1e-4 is usual, after a new warmup",
+    fixes=({"lr": [3e-5], "min_lr": lambda c: [min(c.min_lr, 3e-6)]},),
+)
+def continued_lr_too_high(c: Case) -> Column:
+    adam = one_of(c.optimizer_name, ("adamw", "adamw8bit", "schedule_free_adamw"))
+    continues = (c.goal == "pretrain") & (c.pretrained != "") & (c.pretrained != RANDOM_WEIGHTS)
+    return adam & continues & (c.lr > 1e-4) & (c.lr <= FAR_TOO_HIGH) & not_(c.benchmark)
 
 
 @rule(

@@ -219,6 +219,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "learning_rate.adapters": ({"goal": "peft", "lr": 5e-6, "min_lr": 0.0}, {"lr": 1e-4}),
     "learning_rate.fine-tuning": ({"goal": "sft", "lr": 3e-4}, {"lr": 1e-5, "min_lr": 0.0}),
+    "learning_rate.continued-pretraining": ({"pretrained": "base", "lr": 3e-4}, {"lr": 3e-5, "min_lr": 0.0}),
     "learning_rate.pretraining": ({"lr": 5e-3}, {"lr": 3e-4}),
     "learning_rate.far-too-high": ({"lr": 0.5}, {"lr": 3e-4}),
     "learning_rate.diverges": ({"lr": 30_000.0}, {"lr": 3e-4}),
