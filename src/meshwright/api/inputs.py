@@ -458,7 +458,8 @@ def _property(field: Field) -> dict[str, Any]:
 
 def _other_words(declared: Input) -> list[str]:
     """Return the synonyms that say more than one of the choices; the others are accepted but not listed."""
-    return [word for word, one in choices.SYNONYMS.get(declared.synonyms, {}).items() if one.overrides]
+    first = {one: word for word, one in reversed(choices.SYNONYMS.get(declared.synonyms, {}).items()) if one.overrides}
+    return list(reversed(first.values()))
 
 
 def remote_fixes(error: MeshwrightError, request: type[Request], arguments: Mapping[str, Any]) -> list[str]:
