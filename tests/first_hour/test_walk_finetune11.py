@@ -137,3 +137,21 @@ def test_continued_pretraining_starts_from_the_weights(here: Path, model: Path, 
     refused = meshwright("recommend", "./bare", "--gpus", "1xH100", "--goal", "cpt")
     assert refused.code == 2
     assert "bare has no weights to start from" in refused.err
+
+
+def test_unused_columns_and_truncated_rows_are_named(here: Path, model: Path, meshwright: Any) -> None:
+    from meshwright.notes import note
+
+    rows = [{"question": f"what is {i}?", "answer": "it is " * 12, "reasoning": "so", "id": i} for i in range(8)]
+    (here / "qa.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    words = ("train", "mymodel", "--goal", "sft", "--dataset", "qa.jsonl", "train.steps=1", "train.global_batch_size=2")
+    unused = "note: qa.jsonl: columns id, reasoning are not used"
+    for more in ((), ("data.streaming=true", "data.packing=false")):
+        note.cache_clear()
+        answer = meshwright(*words, "--tiny", *more)
+        assert answer.code == 0, answer.err
+        assert answer.err.count(unused) == 1
+        cut = "warning: qa.jsonl: of 8 conversations 8 are truncated: they are longer than data.seq_length=64"
+        assert (f"{cut}; data.seq_length=128 fits all" in answer.err) == (not more)
+    answer = meshwright(*words, "--tiny", "data.seq_length=128")
+    assert "truncated" not in answer.err

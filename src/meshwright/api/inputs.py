@@ -358,7 +358,7 @@ def _with_overrides(
 ) -> tuple[str, ...]:
     """Return the overrides with those that an option means; one that contradicts it is an error."""
     overrides: Sequence[str] = changes.get("overrides", request.overrides)  # type: ignore[attr-defined]  # has them
-    meant = [_with_weights(own, request, overrides) for own in found.overrides]
+    meant = [known for own in found.overrides if (known := _with_weights(own, request, overrides))]
     for own in meant:
         key = own.partition("=")[0]
         for given in overrides:
@@ -369,15 +369,17 @@ def _with_overrides(
 
 
 def _with_weights(override: str, request: Request, overrides: Sequence[str]) -> str:
-    """Return an override with the weights of the requested model; one that the user gives for its key stays."""
+    """Return an override with the weights of the requested model, or the user's own; empty if it names no model."""
     key, _, value = override.partition("=")
     if value != "{weights}":
         return override
     from meshwright.api.resolve import weights_named
 
     given = next((one for one in overrides if one.partition("=")[0].strip() == key), None)
-    names = (getattr(request, name, None) for name in ("model", "recipe", "target"))
-    return given.replace(" ", "") if given is not None else f"{key}={weights_named(next(filter(None, names), None))}"
+    if given is not None:
+        return given.replace(" ", "")
+    target = next(filter(None, (getattr(request, name, None) for name in ("model", "recipe", "target"))), None)
+    return f"{key}={weights_named(target)}" if isinstance(target, str) else ""
 
 
 def _check_string(field: Field, value: str) -> None:

@@ -120,10 +120,10 @@ def recipe_from(name: str) -> Recipe:
     return found
 
 
-def weights_named(target: object) -> str:
+def weights_named(target: str) -> str:
     """Return the folder or hub id of the weights of a model, recipe or recipe file; raise InputError without any."""
     fix = ("checkpoint.pretrained=FOLDER with config.json and safetensors files", "--goal pretrain")
-    if not isinstance(target, str) or (is_file(target) and not frameworks.is_native(frameworks.open_file(target))):
+    if is_file(target) and not frameworks.is_native(frameworks.open_file(target)):
         raise InputError("needs the weights to start from", field="checkpoint.pretrained", value="", fix=fix)
     recipe = recipe_from(target) if is_recipe(target) else None
     if recipe is not None and recipe.checkpoint.pretrained:

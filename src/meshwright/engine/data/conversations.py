@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.engine.data.files import Row, row_error
-from meshwright.errors import InputError, closest, unknown
+from meshwright.errors import InputError, closest, some, unknown
+from meshwright.notes import note
 
 Message = dict[str, Any]
 
@@ -63,6 +64,7 @@ COLUMN_SCHEMAS = (
     ColumnSchema({"prompt": "input", "response": "output"}, CHAT),
     ColumnSchema({"text": "text"}),
 )
+SHOWN = 8  # names in a note
 REQUIRED = ("messages", "prompt", "response", "text")  # keys whose column every row has; others are optional
 
 
@@ -113,6 +115,13 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
         field="data.columns",
         fix=("data.columns.prompt=COLUMN data.columns.response=COLUMN", "data.columns.messages=COLUMN"),
     )
+
+
+def note_unused_columns(name: str, unused: Collection[str]) -> None:
+    """Say once which columns of a dataset are not used: a misspelt one would be missed without an error."""
+    if unused:
+        which = f"column {next(iter(unused))} is" if len(unused) == 1 else f"columns {some(sorted(unused), SHOWN)} are"
+        note(f"{name}: {which} not used (data.columns.KEY=COLUMN names the columns to use)")
 
 
 def _check_columns(selected: dict[str, str], available: list[str]) -> dict[str, str]:

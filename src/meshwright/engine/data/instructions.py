@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.conversations import detect_columns
+from meshwright.engine.data.conversations import detect_columns, note_unused_columns
 from meshwright.engine.data.dataset_registry import REGISTRY, dataset_columns, open_rows
 from meshwright.engine.data.files import Rows, longest_suffix
 from meshwright.engine.data.length_grouping import LengthGrouped
@@ -19,16 +19,17 @@ from meshwright.engine.data.mock import VALIDATION_SEED_OFFSET, Mock
 from meshwright.engine.data.packing import PackedCorpus, PaddedCorpus
 from meshwright.engine.data.prompt_response import MockConversations
 from meshwright.engine.data.sample_types import Sample, Source, no_validation_data
-from meshwright.engine.data.sft_cache import Policy, TokenizedConversations, tokenize_conversations
+from meshwright.engine.data.sft_cache import Policy, TokenizationStats, TokenizedConversations, tokenize_conversations
 from meshwright.engine.data.shuffle import Shuffled
 from meshwright.engine.data.streaming import StreamedConversations
 from meshwright.engine.data.templates import ChatTemplate
 from meshwright.engine.data.tokenizers import check_ids, load_tokenizer
-from meshwright.engine.metrics.jsonl import log
+from meshwright.engine.metrics.jsonl import log, warn
 from meshwright.errors import InputError
 from meshwright.recipes.types import Data, Recipe
 
 MOCK = "mock"
+FEW_TRUNCATED = 0.02  # share of conversations that may be too long without a warning
 LITTLE_PADDING = 0.8  # share of real tokens above which packing saves little
 
 
@@ -119,6 +120,9 @@ def _build_source(
     recipe: Recipe, name: str, conversations: TokenizedConversations, indices: NDArray[np.int64], held_out: bool
 ) -> Source:
     data, seed = recipe.data, recipe.train.seed
+    if name not in REGISTRY:  # whose other columns are known not to matter
+        note_unused_columns(name, conversations.stats.unused_columns)
+    _warn_of_truncation(name, conversations.stats, data)
     corpus = (PackedCorpus if data.packing else PaddedCorpus)(conversations, indices, data.seq_length)
     purpose = "used for validation" if held_out else "used for training"
     lines = [
@@ -131,6 +135,17 @@ def _build_source(
         return _group_by_length(ShuffledWithLengths(corpus, seed), recipe)
     log_dataset_stats(name, [*lines, f"{corpus.efficiency:.1%} of their tokens are not padding{_advice(data, corpus)}"])
     return Shuffled(corpus, seed)
+
+
+def _warn_of_truncation(name: str, stats: TokenizationStats, data: Data) -> None:
+    """Warn of many conversations that do not fit into a sample."""
+    cut, dropped = stats.truncated, stats.too_long + stats.no_targets
+    if cut + dropped <= FEW_TRUNCATED * stats.rows:
+        return
+    counts = [f"{cut} are truncated" * (cut > 0), f"{dropped} are dropped" * (dropped > 0)]
+    what = f"of {stats.rows} conversations {' and '.join(filter(None, counts))}"
+    fits = f"data.seq_length={1 << (stats.max_length - 2).bit_length()}"  # the last token is a target only
+    _on_rank_0(warn, f"{name}: {what}: they are longer than data.seq_length={data.seq_length}; {fits} fits all")
 
 
 def _advice(data: Data, corpus: PackedCorpus | PaddedCorpus) -> str:
@@ -149,7 +164,10 @@ def _open_stream(
     rows: Rows, columns: dict[str, str], template: ChatTemplate, policy: Policy, seq_length: int
 ) -> StreamedConversations:
 
-    return StreamedConversations(rows, detect_columns(rows.first(), columns, rows.name), template, policy, seq_length)
+    first = rows.first()
+    used = detect_columns(first, columns, rows.name)
+    note_unused_columns(rows.name, set(first) - set(used.values()))
+    return StreamedConversations(rows, used, template, policy, seq_length)
 
 
 def dataset_and_split(recipe: Recipe, held_out: bool) -> tuple[str, str]:
@@ -204,10 +222,14 @@ def _incompatible(reason: str, field: str, fix: str) -> InputError:
 
 def log_dataset_stats(name: str, lines: Sequence[str]) -> None:
     """Log dataset statistics to stderr once, on rank 0."""
+    _on_rank_0(log, f"{name}: {'; '.join(lines)}")
+
+
+def _on_rank_0(write: Callable[[str], None], text: str) -> None:
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
-        _log_once(f"{name}: {'; '.join(lines)}")
+        _once(write, text)
 
 
 @lru_cache(maxsize=64)
-def _log_once(text: str) -> None:
-    log(text)
+def _once(write: Callable[[str], None], text: str) -> None:
+    write(text)

@@ -35,7 +35,7 @@ from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.engine.fsync import atomic_folder
 from meshwright.errors import InputError
 
-CACHE_VERSION = 3  # increment when the files or the tokens of the same text change
+CACHE_VERSION = 4  # increment when the files or the tokens of the same text change
 STATS = "stats.json"  # written last: its presence marks a complete cache folder
 CHUNK = 256  # rows tokenized together
 SHOWN_ERRORS = 5  # rows that an error lists after the first
@@ -65,6 +65,7 @@ class TokenizationStats(msgspec.Struct, frozen=True):
     untrainable: int = 0  # rows dropped because they have no target tokens
     first_untrainable: str = ""  # location and reason of the first of those
     columns: dict[str, str] = {}  # of at least one row
+    unused_columns: list[str] = []  # of at least one row
     unused_tools: int = 0  # conversations with tools that the chat template does not render
     mask_source: str = ""  # how answers were located, see ChatTemplate.mask_source
 
@@ -246,6 +247,7 @@ class _RowTokenizer:
             no_targets=sum(one is not None and not one.loss_mask.any() for one in fitted),
             untrainable=len(untrainable),
             columns={key: name for _, row in chunk for key, name in self._columns(row).items() if name in row},
+            unused_columns=sorted({name for _, row in chunk for name in set(row) - set(self._columns(row).values())}),
             unused_tools=unused_tools,
             first_untrainable=untrainable[0] if untrainable else "",
         )
@@ -374,6 +376,7 @@ def _sum(a: TokenizationStats, b: TokenizationStats) -> TokenizationStats:
     return TokenizationStats(
         **counts,
         columns={**a.columns, **b.columns},
+        unused_columns=sorted({*a.unused_columns, *b.unused_columns}),
         max_length=max(a.max_length, b.max_length),
         first_untrainable=a.first_untrainable or b.first_untrainable,
     )

@@ -16,6 +16,7 @@ from meshwright.engine.data.conversations import (
     Conversation,
     Message,
     detect_columns,
+    note_unused_columns,
     parse_conversation,
     untrainable_reason,
 )
@@ -65,6 +66,8 @@ def read_records(
         row = _rewrite_row(read, rewrite, where)
         if not columns:
             columns = detect_columns(row, recipe_columns, rows.name)
+            if rewrite is None:
+                note_unused_columns(rows.name, set(row) - {*columns.values(), *image_columns})
         found.append(_record(row, columns, image_columns, where))
         reason = untrainable_reason(found[-1].conversation, train_on)
         if reason:
