@@ -67,17 +67,16 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
     """Return what ran, as requested or as the log says, and notes on what is missing or assumed."""
     gpus = None if request.gpus is None else str(request.gpus)
     overrides = tuple(request.overrides)
-    if request.recipe is not None and request.model is not None:
-        raise InputError("give --recipe or --model, not both", field="model", value=request.model)
-    target = request.recipe or request.model
-    if target is None:
+    if request.recipe is None and request.model is None:
         case, note = doctor.case_of_run(run, gpus, overrides)
         notes: tuple[str, ...] = (note,) if note else ()
         if case is None and overrides:
             raise InputError(f"has no effect: {note}", field="override", value=" ".join(overrides))
     else:
-        case = _requested_case(run, target, gpus or gpus_of(run), request.goal, overrides)
+        case = _requested_case(run, request, gpus or gpus_of(run), overrides)
         notes = tuple(assumptions(run, case, overrides))
+        if gpus is None and gpus_of(run) is None and run.header.on_gpu:
+            notes = (f"the log does not state the GPUs: the estimate assumes {case.cluster}; --gpus changes it", *notes)
     if case is not None and run.header.world not in (None, case.world):
         raise InputError(
             f"the log is from {run.header.world} GPUs",
@@ -88,16 +87,16 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
     return case, notes
 
 
-def _requested_case(run: Run, target: str, gpus: str | None, goal: str | None, overrides: tuple[str, ...]) -> Case:
+def _requested_case(run: Run, request: requests.Doctor, gpus: str | None, overrides: tuple[str, ...]) -> Case:
     """Return the case of a named recipe or model with what the log states, and the batch that its figures imply."""
-    engine = doctor.ENGINE.get(run.kind, "meshwright")
+    named = {"target": request.recipe, "model": request.model} if request.recipe else {"target": request.model}
+    options = {**named, "gpus": gpus, "goal": request.goal, "engine": doctor.ENGINE.get(run.kind, "meshwright")}
     changes = logged_overrides(run, overrides)
-    case = estimate(target, gpus=gpus, goal=goal, engine=engine, overrides=changes).case
+    case = estimate(**options, overrides=changes).case
     batch = inferred_batch(run, case.world, case.recipe.data.seq_length)
     if batch is None or any(text.startswith("train.global_batch_size") for text in changes):
         return case
-    changes = (f"train.global_batch_size={batch}", *changes)
-    return estimate(target, gpus=gpus, goal=goal, engine=engine, overrides=changes).case
+    return estimate(**options, overrides=(f"train.global_batch_size={batch}", *changes)).case
 
 
 class DoctorFinding(Part, frozen=True, kw_only=True):

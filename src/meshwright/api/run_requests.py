@@ -220,11 +220,7 @@ class Doctor(Request, frozen=True):
     ] = None
     model: Annotated[
         str | None,
-        msgspec.structs.replace(
-            FILE_MODEL,
-            help="Model that ran, if the log does not name it; its recipe is the base of the estimate.",
-            also=(),
-        ),
+        msgspec.structs.replace(FILE_MODEL, help="Model that ran, if neither the log nor --recipe names it.", also=()),
     ] = None
     gpus: Gpus | None = None
     goal: Goal | None = None
