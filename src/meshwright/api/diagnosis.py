@@ -89,14 +89,14 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
 
 def _requested_case(run: Run, request: requests.Doctor, gpus: str | None, overrides: tuple[str, ...]) -> Case:
     """Return the case of a named recipe or model with what the log states, and the batch that its figures imply."""
-    named = {"target": request.recipe, "model": request.model} if request.recipe else {"target": request.model}
-    options = {**named, "gpus": gpus, "goal": request.goal, "engine": doctor.ENGINE.get(run.kind, "meshwright")}
-    changes = logged_overrides(run, overrides)
-    case = estimate(**options, overrides=changes).case
+    named: dict[str, Any] = {"model": request.model} if request.recipe else {}
+    named |= {"gpus": gpus, "goal": request.goal, "engine": doctor.ENGINE.get(run.kind, "meshwright")}
+    target, changes = request.recipe or request.model or "", logged_overrides(run, overrides)
+    case = estimate(target, **named, overrides=changes).case
     batch = inferred_batch(run, case.world, case.recipe.data.seq_length)
     if batch is None or any(text.startswith("train.global_batch_size") for text in changes):
         return case
-    return estimate(**options, overrides=(f"train.global_batch_size={batch}", *changes)).case
+    return estimate(target, **named, overrides=(f"train.global_batch_size={batch}", *changes)).case
 
 
 class DoctorFinding(Part, frozen=True, kw_only=True):
