@@ -41,6 +41,7 @@ class FakeStep:
     skipped: int = 0
     bad: int = 0
     saved_s: float = 0.0  # blocked by a checkpoint after it
+    validation: float | None = None  # loss of a validation after it
 
 
 @dataclass(frozen=True)
@@ -138,6 +139,9 @@ def write_own(run: FakeRun) -> str:
                 }
             )
             waited = one.saved_s
+            if one.validation is not None:
+                done = {"step": one.step, "loss": one.validation, "perplexity": math.exp(one.validation), "tokens": 9}
+                lines.append({"kind": "validation", **done, "samples": 3, "seconds": 0.2, "best": False})
     text = "\n".join(json.dumps(line, separators=(",", ":")) for line in lines)
     return "\n".join([text, *run.final_lines]) + "\n"
 
@@ -154,6 +158,11 @@ def write_printed(run: FakeRun) -> str:
                 f"step time {one.seconds:.4g} s (estimate 2)  memory {one.memory_gib:.3g} GiB (estimate 61)  "
                 f"parts data {data}% · fwd+bwd {92 - data}% · optimizer 8% · other 0%  ends 2026-01-01 00:00 (in 3 min)"
             )
+            if one.validation is not None:
+                done = (
+                    f"loss {one.validation:.4f}  perplexity {math.exp(one.validation):.4g}  over 9 tokens of 3 samples"
+                )
+                lines.append(f"validation  step {one.step}/{run.total}  {done} in 0.2 s  (best so far)")
     return "\n".join([*lines, *run.final_lines]) + "\n"
 
 
@@ -194,6 +203,9 @@ def write_megatron(run: FakeRun) -> str:
                 lines.append("(min, max) time across ranks (ms):")
                 name = "save-checkpoint ".ljust(48, ".")
                 lines.append(f"    {name}: ({1e3 * one.saved_s:.2f}, {1e3 * one.saved_s:.2f})")
+            if one.validation is not None:
+                done = f"lm loss value: {one.validation:.6E} | lm loss PPL: {math.exp(one.validation):.6E} | "
+                lines += ["-" * 100, f" validation loss at iteration {one.step} | {done}", "-" * 100]
     return "\n".join([*lines, *run.final_lines]) + "\n"
 
 
@@ -222,6 +234,11 @@ def write_torchtitan(run: FakeRun) -> str:
             if one.saved_s:
                 message = "Finished saving the checkpoint (or staging if async is enabled)in"
                 lines.append(f"{begin}{message} {one.saved_s:.2f} seconds.")
+            if one.validation is not None:
+                done = (
+                    f"\x1b[32mloss: {one.validation:7.4f}  \x1b[36mmemory: 60.00GiB(75.85%)  \x1b[34mtps: 9,000\x1b[39m"
+                )
+                lines.append(f"{begin}\x1b[33mvalidate step: {one.step:2}  {done}")
         if run.retries:
             lines.append(f"{begin}{run.retries} CUDA memory allocation retries.")
     return "\n".join([*lines, *run.final_lines]) + "\n"
@@ -238,6 +255,9 @@ def write_automodel(run: FakeRun) -> str:
                 f"{one.grad_norm:.4f} | lr {one.lr:.2e} | mem {one.memory_gib:.2f} GiB | tps {tps * run.world:.2f}"
                 f"({tps:.2f}/gpu) | num_label_tokens {run.tokens}"
             )
+            if one.validation is not None:
+                done = f"epoch 0 | loss {one.validation:.4f} | lr {one.lr:.2e} | num_label_tokens 4096"
+                lines.append(f'2026-01-01 00:00:00 | INFO | root | [val] name "default" | step {one.step} | {done}')
     return "\n".join([*lines, *run.final_lines]) + "\n"
 
 
@@ -267,6 +287,38 @@ def write_automodel_json(run: FakeRun) -> str:
     return "\n".join([*lines, *run.final_lines]) + "\n"
 
 
+def write_kempnerforge(run: FakeRun) -> str:
+    """Write a log of KempnerForge."""
+    begin = "[rank 0] INFO    "
+    lines = [
+        f"{begin} Training config: JobConfig(model=ModelConfig(dim=4096, max_seq_len=8192), train=TrainConfig("
+        f"batch_size=8, seq_len={run.seq_length}, max_steps={run.total}))",
+        f"{begin} DeviceMesh: dims=['dp_shard'], sizes=[{run.world}], world_size={run.world}",
+        f"{begin} Detected GPU: NVIDIA {run.gpu} 80GB HBM3 → 989.0 bf16 TFLOPS",
+    ]
+    for start in run.starts:
+        lines.append(
+            f"{begin} Starting training: step={start[0].step - 1}, max_steps={run.total}, batch_size=8, grad_accum="
+            f"{run.samples // 8 // run.world}, world_size={run.world}"
+        )
+        for one in start:
+            if not math.isfinite(one.loss):
+                lines.append(
+                    f"[rank 0] WARNING  NaN/Inf loss at step {one.step - 1} (consecutive=1, total=1, last_good_loss="
+                    f"2.5000 at step {one.step - 2}) — skipping optimizer step"
+                )
+                continue
+            lines.append(
+                f"{begin} [step {one.step}] loss={one.loss:.4f} | lr={one.lr:.2e} | grad_norm={one.grad_norm:.3f} | "
+                f"tok/s={run.tokens_per_s(one) * run.world:,.0f} | mfu=40.0% | mem={one.memory_gib:.1f}/79GB | "
+                f"step_time={one.seconds:.2f}s"
+            )
+            if one.validation is not None:
+                done = f"eval/loss={one.validation:.4f} | eval/perplexity={math.exp(one.validation):.4f}"
+                lines.append(f"{begin} [step {one.step}] {done}")
+    return "\n".join([*lines, *run.final_lines]) + "\n"
+
+
 LOG_WRITERS: dict[str, Callable[[FakeRun], str]] = {
     "own": write_own,
     "printed": write_printed,
@@ -274,6 +326,7 @@ LOG_WRITERS: dict[str, Callable[[FakeRun], str]] = {
     "torchtitan": write_torchtitan,
     "automodel": write_automodel,
     "automodel_json": write_automodel_json,
+    "kempnerforge": write_kempnerforge,
 }
 FORMAT = {
     "own": "meshwright",
@@ -282,6 +335,7 @@ FORMAT = {
     "torchtitan": "torchtitan",
     "automodel": "automodel",
     "automodel_json": "automodel",
+    "kempnerforge": "kempnerforge",
 }
 ENGINE = {**FORMAT, "megatron": "megatron"}
 

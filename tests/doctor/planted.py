@@ -96,6 +96,26 @@ def growing(fake_run: FakeRun, rng: random.Random) -> FakeRun:
     return _rows(fake_run, lambda i, n, one: replace(one, memory_gib=60 + more * i / n))
 
 
+def growing_late(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    more, onset = rng.uniform(6, 15), rng.uniform(0.3, 0.7)
+    return _rows(fake_run, lambda i, n, one: replace(one, memory_gib=60 + more * max(0.0, i / n - onset)))
+
+
+def jumped(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    factor, at = rng.uniform(1.15, 1.4), rng.uniform(0.3, 0.8)
+    return _rows(fake_run, lambda i, n, one: replace(one, memory_gib=52 * (factor if i > at * n else 1.0)))
+
+
+def overfitting(fake_run: FakeRun, rng: random.Random) -> FakeRun:
+    best = rng.uniform(0.3, 0.6)
+
+    def change(i: int, n: int, one: FakeStep) -> FakeStep:
+        held_out = 2.8 + 2 * max(0.0, best - i / n) + 0.8 * max(0.0, i / n - best) + rng.gauss(0, 0.003)
+        return replace(one, loss=one.loss - 0.6 * i / n, validation=held_out if i % 10 == 9 else None)
+
+    return _rows(fake_run, change)
+
+
 def retries(fake_run: FakeRun, rng: random.Random) -> FakeRun:
     return replace(fake_run, retries=rng.randint(1, 50))
 
@@ -178,6 +198,11 @@ FAULTS = {
     "host memory": Fault("run.failed-host-memory", host_memory),
     "disk full": Fault("run.failed-disk-full", disk_full),
     "growing memory": Fault("memory.growing", growing),
+    "memory that grows late": Fault("memory.growing", growing_late),
+    "memory that jumps": Fault("memory.jumped", jumped),
+    "overfitting": Fault(
+        "loss.overfitting", overfitting, ("own", "printed", "megatron", "torchtitan", "automodel", "kempnerforge")
+    ),
     "allocator retries": Fault("memory.only-just-fits", retries, ("megatron", "torchtitan")),
     "not a number": Fault("loss.not-a-number", nan),
     "spike": Fault("loss.spikes", spike),

@@ -77,14 +77,22 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
         notes = tuple(assumptions(run, case, overrides))
         if gpus is None and gpus_of(run) is None and run.header.on_gpu:
             notes = (f"the log does not state the GPUs: the estimate assumes {case.cluster}; --gpus changes it", *notes)
-    if case is not None and run.header.world not in (None, case.world):
-        raise InputError(
-            f"the log is from {run.header.world} GPUs",
-            field="gpus",
-            value=str(case.cluster),
-            fix=(f"--gpus {run.header.world}x{case.cluster.gpu.name}",),
-        )
+    if case is not None:
+        _require_same_gpus(run, case)
     return case, notes
+
+
+def _require_same_gpus(run: Run, case: Case) -> None:
+    """Raise InputError if the log is not from that many GPUs: their number, or a multiple of its dp × cp ranks."""
+    world, ranks = run.header.world, run.header.data_ranks
+    if world is None and ranks and case.world % ranks:
+        reason, world = f"the log is from a multiple of {ranks} GPUs (dp × cp = {ranks})", ranks
+    elif world in (None, case.world):
+        return
+    else:
+        reason = f"the log is from {world} GPUs"
+    fix = (f"--gpus {world}x{case.cluster.gpu.name}",)
+    raise InputError(reason, field="gpus", value=str(case.cluster), fix=fix)
 
 
 def _requested_case(run: Run, request: requests.Doctor, gpus: str | None, overrides: tuple[str, ...]) -> Case:

@@ -200,10 +200,11 @@ class Launch(Request, frozen=True):
 class Doctor(Request, frozen=True):
     """Diagnose a run from its folder or log, cheapest fix first.
 
-    Reads our run folders and logs of Megatron-LM, Megatron-Bridge, torchtitan and NeMo AutoModel; the log format is
-    detected. Looks for: low MFU, out of memory, slow data, a slow network, pipeline bubbles, uneven steps and ranks,
-    growing memory, a loss that is NaN, diverges, spikes or plateaus, slow checkpoints, restarts. Every finding comes
-    with its figures, and every change with its estimated effect. Overrides describe the run where the log does not.
+    Reads our run folders and logs of Megatron-LM, Megatron-Bridge, torchtitan, NeMo AutoModel, KempnerForge and the
+    Hugging Face Trainer; the log format is detected. Looks for: low MFU, out of memory, slow data, a slow network,
+    pipeline bubbles, uneven steps and ranks, growing memory, a loss that is NaN, diverges, spikes or plateaus,
+    overfitting, slow checkpoints, restarts. Every finding comes with its figures, and every change with its estimated
+    effect. Overrides describe the run where the log does not.
     """
 
     run: Annotated[

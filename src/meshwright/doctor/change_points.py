@@ -36,6 +36,15 @@ class Trend(NamedTuple):
     error: float
 
 
+class Hinge(NamedTuple):
+    """A series that is level to an index and then follows a straight line: level, value at the end, mean error."""
+
+    onset: int
+    level: float
+    end: float
+    error: float
+
+
 def levels(values: Sequence[float] | Floats, shortest: int, least: float) -> list[Level]:
     """Return the sections of a positive series whose medians differ by a factor of at least 1 + `least` and noise."""
     logs = np.log(np.asarray(values, dtype=float))
@@ -61,6 +70,29 @@ def trend(values: Sequence[float] | Floats) -> Trend:
     offset = float(np.median(logs - slope * places))
     error = float(np.mean(np.abs(logs - offset - slope * places)))
     return Trend(math.exp(offset), math.exp(offset + slope * (len(logs) - 1)), error)
+
+
+def hinge(values: Sequence[float] | Floats) -> Hinge:
+    """Return the best fit of a level and a straight line from its end on; an onset of 0 is a line throughout."""
+    array = np.asarray(values, dtype=float)
+    size = math.ceil(len(array) / MOST_BINS)
+    edges = np.unique([*range(0, len(array), size), len(array)])
+    binned = np.array([np.median(array[a:b]) for a, b in pairwise(edges)])
+    places = np.array([(a + b - 1) / 2 for a, b in pairwise(edges)])
+    best = Hinge(0, _median(array), _median(array), math.inf)
+    for onset in edges[:-1]:
+        after = np.maximum(places - onset, 0.0)
+        apart = after - after.mean()
+        spread = float(apart @ apart)
+        slope = float(apart @ binned) / spread if spread else 0.0
+        level = float(binned.mean() - slope * after.mean())
+        error = float(np.mean(np.abs(binned - level - slope * after)))
+        if error < best.error:
+            best = Hinge(int(onset), level, level + slope * (len(array) - 1 - onset), error)
+    fitted = best.level + (best.end - best.level) * np.maximum(np.arange(len(array)) - best.onset, 0) / max(
+        1, len(array) - 1 - best.onset
+    )
+    return best._replace(error=float(np.mean(np.abs(array - fitted))))
 
 
 def error_of(values: Sequence[float] | Floats, found: Sequence[Level]) -> float:

@@ -12,7 +12,7 @@ from meshwright.doctor.run_stats import RunStats
 from meshwright.recipes.case import Case
 
 LENGTHS = tuple(sorted(size << shift for size in (512, 768) for shift in range(12)))  # 512, 768, 1024, … 1.5 Mi
-CONVENTIONS: dict[str, tuple[Literal["causal", "full"], ...]] = {"torchtitan": ("full",)}
+CONVENTIONS: dict[str, tuple[Literal["causal", "full"], ...]] = {"torchtitan": ("full",), "kempnerforge": ("full",)}
 """How a framework counts attention; Megatron counted all of it before it counted half."""
 CLOSE_SAMPLE = 0.08  # error of the FLOPs of a sample; the next length differs by a third
 CLOSE_TOKEN = 0.015  # error of the FLOPs of a token, in which the length shows only in attention

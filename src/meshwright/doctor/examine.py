@@ -8,7 +8,18 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright.doctor import check_logged, faults, liveness, loss, memory, settings, slowdown, speed, throughput
+from meshwright.doctor import (
+    check_logged,
+    faults,
+    liveness,
+    loss,
+    memory,
+    settings,
+    slowdown,
+    speed,
+    throughput,
+    validation,
+)
 from meshwright.doctor.finding import Checkup, Figure, Finding
 from meshwright.doctor.run import ENGINE, Run
 from meshwright.doctor.run_stats import RunStats
@@ -99,6 +110,11 @@ def _needs_norms(stats: RunStats) -> str:
     return "" if logged >= loss.MIN_LINES else f"the gradient norm in at least {loss.MIN_LINES} step lines"
 
 
+def _needs_validations(stats: RunStats) -> str:
+    count = limit("validations")
+    return "" if len(stats.run.validations) >= count else f"validation losses of at least {count:.0f} steps"
+
+
 def _needs_own_recipe(stats: RunStats) -> str:
     known = stats.run.header.recipe is not None and stats.case is not None
     return "" if known else "a run of ours, whose log has the whole recipe"
@@ -124,6 +140,7 @@ DIAGNOSES = (
     Diagnosis("loss.flat", loss.flat, _needs_real_data),
     Diagnosis("loss.growing-gradients", loss.growing_gradients, _needs_loss),
     Diagnosis("loss.zero-gradients", loss.zero_gradients, _needs_norms),
+    Diagnosis("loss.overfitting", validation.overfitting, _needs_validations),
     Diagnosis("speed.slow-data", speed.slow_data, _needs_part("data", "data-loading times")),
     Diagnosis("speed.slow-network", speed.slow_network, _needs_network),
     Diagnosis("speed.low-mfu", speed.low_mfu, _needs_estimate),
@@ -133,6 +150,7 @@ DIAGNOSES = (
     Diagnosis("speed.slowing-down", slowdown.slowing_down, _needs_trend),
     Diagnosis("speed.stragglers", throughput.stragglers, _needs_ranks),
     Diagnosis("memory.growing", memory.growing_memory, _needs_memory),
+    Diagnosis("memory.jumped", memory.jumped_memory, _needs_memory),
     Diagnosis("memory.only-just-fits", memory.allocator_retries),
     Diagnosis("run.checkpoint-stalls", liveness.checkpoint_stalls),
     Diagnosis("run.restarts", liveness.restarts),
@@ -219,6 +237,12 @@ def _shows_logged_mfu(stats: RunStats) -> bool:
 
 
 def _impossible_figures(stats: RunStats) -> Iterator[str]:
+    header = stats.run.header
+    if header.data_ranks and header.world is None and stats.case is None:
+        yield (
+            f"the log's tokens per second per GPU are per data-parallel rank ({header.data_ranks}): with tp or pp "
+            "above 1 they are too high; --gpus with --recipe or --model divides by all GPUs"
+        )
     if stats.estimate is not None and (stats.mfu or 0.0) > 1:
         yield f"an MFU of {stats.mfu:.0%} is impossible: the run and the estimate differ in model, batch size or GPU"
     yield from check_logged.contradictions(stats)
@@ -257,6 +281,7 @@ def figures(stats: RunStats) -> Iterator[Figure]:
         yield Figure("first loss", "", first)
     yield from _last_of(stats, "loss", "last loss")
     yield from _last_of(stats, "grad_norm", "last gradient norm")
+    yield from validation.figures(stats)
 
 
 def _last_of(stats: RunStats, field: str, name: str) -> Iterator[Figure]:

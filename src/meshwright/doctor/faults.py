@@ -81,7 +81,7 @@ FAULT_PATTERNS = (
     ),
     FaultPattern(
         "preemption",
-        re.compile(r"DUE TO PREEMPTION"),
+        re.compile(r"DUE TO PREEMPTION|Shutdown requested at step \d+ — saving emergency checkpoint"),
         "the scheduler preempted the run: another job needed its nodes",
         (
             "restart the run from its last checkpoint; SLURM requeues it if PreemptMode=REQUEUE",
@@ -102,7 +102,7 @@ FAULT_PATTERNS = (
         "hang",
         re.compile(
             r"Watchdog caught collective operation timeout|collective operation timeout|hangs in step"
-            r"|Timed out waiting \d+ms|wait timeout after"
+            r"|Timed out waiting \d+ms|wait timeout after|NCCL health check failed at step"
         ),
         "a collective timed out: some ranks never reached it",
         ("check the rank that lags behind", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records the last collectives"),
@@ -162,7 +162,7 @@ HINTS = (
     "ut of memory", "OutOfMemory", "ALLOC_FAILED", "NaN", "the loss is", "the gradient norm is", "nexpected result",
     "oom", "OOM", "is killed", "SIGKILL", "exitcode", "annot allocate", "timeout", "hangs in", "Timed out", "nccl",
     "NCCL", "ibv_", "onnection reset", "emote peer", "ompletion from peer", "ompletion with", "fallen off", "NVLink",
-    "NET/IB", "no socket", "ECC", "Xid", "CUDA error", "No space left", "quota",
+    "NET/IB", "no socket", "ECC", "Xid", "CUDA error", "No space left", "quota", "Shutdown requested",
     "DUE TO", "CANCELLED", "ode failure", "NODE_FAIL", "not responding", "time limit", "Out Of Memory", "emory limit",
     "OUT_OF_MEMORY", "Error", "Exception", OURS, TRACEBACK,
 )  # fmt: skip

@@ -87,7 +87,14 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...]) -> Iterator[str]:
             f"the log does not state the sequence length: the estimate assumes {case.seq_length}; "
             "data.seq_length=N changes it"
         )
-    if not run.header.states_layout and not keys & {f"layout.{name}" for name in DEGREES}:
+    model_ranks = case.world // run.header.data_ranks if run.header.data_ranks else None
+    if model_ranks not in (None, layout.tp * layout.pp):
+        yield (
+            f"the log's tokens per second per GPU are divided by {run.header.data_ranks} ranks (dp × cp), so tp × pp "
+            f"is {model_ranks} on {case.world} GPUs; the estimate assumes tp={layout.tp}, pp={layout.pp}: layout.tp "
+            "and layout.pp change it"
+        )
+    elif not run.header.states_layout and not keys & {f"layout.{name}" for name in DEGREES}:
         degrees = ", ".join(f"{name}={getattr(layout, name)}" for name in DEGREES)
         yield f"the log does not state the layout: the estimate assumes the recipe's {degrees}; overrides change it"
     if not keys & {"train.global_batch_size"} and not run.header.tokens_per_step and run.kind != "megatron":
@@ -122,10 +129,11 @@ def _states_length(run: Run) -> bool:
 
 def inferred_batch(run: Run, world: int, length: int) -> int | None:
     """Return the samples per step that tokens per second and step times imply; None if they do not agree with one."""
-    pairs = [(one.tokens_per_s, one.seconds) for one in run.steps[1:] if one.tokens_per_s and one.seconds]
-    if len(pairs) < LEAST_STEPS or "train.global_batch_size" in run.header.overrides:
+    rates = [(one.all_tokens_per_s or (one.tokens_per_s or 0.0) * world, one.seconds or 0.0) for one in run.steps[1:]]
+    tokens = [rate * seconds for rate, seconds in rates if rate and seconds]
+    if len(tokens) < LEAST_STEPS or "train.global_batch_size" in run.header.overrides:
         return None
-    samples = median(float(rate or 0) * float(seconds or 0) for rate, seconds in pairs) * world / length
+    samples = median(tokens) / length
     batch = round(samples)
     return batch if batch >= 1 and abs(samples / batch - 1) <= CLOSE else None
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import pairwise
+import math
+from collections.abc import Iterator, Sequence
+from itertools import groupby, pairwise
+from statistics import median
 
 from meshwright.doctor import remedies
+from meshwright.doctor.change_points import SIGMAS, hinge, levels
 from meshwright.doctor.finding import Evidence, Finding, Remedy
-from meshwright.doctor.run import Fault, OutOfMemory
-from meshwright.doctor.run_stats import RunStats, sections
+from meshwright.doctor.run import Fault, OutOfMemory, Step
+from meshwright.doctor.run_stats import RunStats, median_of, sections
 from meshwright.doctor.thresholds import limit, share
 from meshwright.recipes.model_changes import shape_overrides
 
@@ -70,34 +73,30 @@ def out_of_memory(stats: RunStats) -> Iterator[Finding]:
 
 
 def _grown(stats: RunStats) -> str:
-    """Return that memory had been growing, with the steps; empty if it had not."""
-    found = next((one for one in stats.findings_of(growing_memory) if one.steps), None)
-    if found is None or found.steps is None:
-        return ""
-    return f". Memory had been growing since step {found.steps[0]:,}, which another layout only delays: {found.message}"
+    """Return that memory had been growing or had jumped, with the step; empty if it had not."""
+    for diagnosis, text in ((growing_memory, "Memory had been growing"), (jumped_memory, "Memory has been higher")):
+        found = next((one for one in stats.findings_of(diagnosis) if one.steps), None)
+        if found is not None and found.steps is not None:
+            return f". {text} since step {found.steps[0]:,}, which another layout only delays: {found.message}"
+    return ""
 
 
 def growing_memory(stats: RunStats) -> Iterator[Finding]:
-    """Memory usage grows from step to step."""
-    if not stats.enough_for_trends:
+    """Memory usage grows from step to step, from the start or later on."""
+    starts = [found for rows in _memory_of_starts(stats) if (found := _growth(rows)) is not None]
+    if not starts:
         return
-    rows = [step for step in stats.steady if step.memory_gib is not None]
-    if len(rows) < limit("enough_for_trends"):
-        return
-    usage = sections(rows, lambda step: step.memory_gib)
-    rises = [after - before for before, after in pairwise(usage)]
-    grown = usage[-1] - usage[0]
-    least = max(limit("leak_gib"), share("leak_share") * usage[0])
-    if grown <= least or any(rise <= 0 for rise in rises) or rises[-1] < 0.5 * grown / len(rises):
-        return
-    steps = rows[-1].step - rows[0].step
-    per_thousand = grown / max(1, steps) * 1000 * len(usage) / len(rises)
+    rows, usage, least = starts[-1]
+    grown, rises = usage[-1] - usage[0], len(usage) - 1
+    per_thousand = grown / max(1, rows[-1].step - rows[0].step) * 1000 * len(usage) / rises
     capacity = stats.capacity_gib
     room = f"; {capacity - usage[-1]:.1f} GiB left" if capacity and stats.run.header.on_gpu else ""
+    late = "" if rows[0] is _first_of_start(stats, rows[0]) else f" since step {rows[0].step:,}"
     yield Finding(
         id="memory.growing",
         severity="warning",
-        message=f"memory grows by {per_thousand:.2g} GiB per 1,000 steps: {usage[0]:.1f} to {usage[-1]:.1f} GiB{room}",
+        message=f"memory grows by {per_thousand:.2g} GiB per 1,000 steps{late}: {usage[0]:.1f} to {usage[-1]:.1f} "
+        f"GiB{room}",
         steps=(rows[0].step, rows[-1].step),
         lines=(stats.location(rows[0]), stats.location(rows[-1])),
         evidence=(
@@ -106,6 +105,117 @@ def growing_memory(stats: RunStats) -> Iterator[Finding]:
         ),
         remedies=(*LEAKS, SEGMENTS),
     )
+
+
+def jumped_memory(stats: RunStats) -> Iterator[Finding]:
+    """Memory usage jumps to a higher level and stays there."""
+    jumps = [found for rows in _memory_of_starts(stats) for found in _jumps(stats, rows)]
+    if not jumps:
+        return
+    before, after = jumps[-1]
+    low, high = (median_of(step.memory_gib for step in rows) or 0.0 for rows in (before, after))
+    capacity = stats.capacity_gib
+    room = f"; {capacity - high:.1f} GiB left" if capacity and stats.run.header.on_gpu else ""
+    yield Finding(
+        id="memory.jumped",
+        severity="warning",
+        message=f"memory rose from {low:.1f} to {high:.1f} GiB ({high / low - 1:.0%}) in step {after[0].first:,} and "
+        f"stayed there{room}{_seconds_change(before, after)}{HIGHEST_SO_FAR.get(stats.run.kind, '')}",
+        steps=(after[0].first, after[-1].step),
+        lines=(stats.location(before[-1]), stats.location(after[0])),
+        evidence=(
+            Evidence("rise", round(high - low, 3), "GiB", round(share("memory_jump") * low, 3), "limit"),
+            Evidence("final memory", high, "GiB", capacity, "capacity"),
+        ),
+        remedies=(
+            remedies.advice(
+                f"look at what starts in step {after[0].first:,}",
+                why="longer samples, a data phase, unfrozen weights or a hook",
+            ),
+            *LEAKS,
+        ),
+    )
+
+
+HIGHEST_SO_FAR: dict[str, str] = dict.fromkeys(
+    ("megatron", "kempnerforge"), ". The log has the highest usage so far: one larger step is enough for a jump"
+)
+"""Formats whose memory figure is never reset."""
+KEPT_AFTER_PAUSE = ("torchtitan", *HIGHEST_SO_FAR)
+"""Formats whose figure stays high after an evaluation or a checkpoint: a peak, or memory that the allocator keeps."""
+
+
+def _memory_of_starts(stats: RunStats) -> list[list[Step]]:
+    """Return the steps with their memory of every start that is long enough for a trend; a restart frees memory."""
+    rows = [step for step in stats.steady if step.memory_gib]
+    starts = [list(part) for _, part in groupby(rows, key=lambda step: step.attempt)]
+    return [part for part in starts if len(part) >= limit("enough_for_trends")]
+
+
+def _first_of_start(stats: RunStats, row: Step) -> Step:
+    return next(step for step in stats.steady if step.memory_gib and step.attempt == row.attempt)
+
+
+def _growth(rows: Sequence[Step]) -> tuple[Sequence[Step], list[float], float] | None:
+    """Return the lines in which memory grows to the end, the medians of their sections, and the least growth."""
+    values = [float(step.memory_gib or 0.0) for step in rows]
+    least = max(limit("leak_gib"), share("leak_share") * values[0])
+    line = hinge(values)
+    growing = rows[line.onset :]
+    if len(growing) < limit("enough_for_trends") or line.end - line.level <= least:
+        return None
+    if line.end - line.level < SIGMAS * line.error * math.sqrt(12 / len(growing)):
+        return None  # noise
+    usage = sections(growing, lambda step: step.memory_gib)
+    rises = [after - before for before, after in pairwise(usage)]
+    grown = usage[-1] - usage[0]
+    if any(rise <= 0 for rise in rises) or rises[-1] < 0.5 * grown / len(rises) or max(rises) > LARGEST_RISE * grown:
+        return None
+    return growing, usage, least
+
+
+EARLY = 0.05  # share of the lines in which caches fill and the largest samples come for the first time
+SUDDEN = 0.7  # of a rise
+LARGEST_RISE = 0.6  # of the growth between two of five sections; more is a jump
+
+
+def _jumps(stats: RunStats, rows: Sequence[Step]) -> Iterator[tuple[Sequence[Step], Sequence[Step]]]:
+    """Yield the lines before and after a jump that lasts to the end of a start; growth is no jump."""
+    if _growth(rows) is not None:
+        return
+    values = [float(step.memory_gib or 0.0) for step in rows]
+    found = levels(values, int(limit("shift_lines")), share("memory_jump"))
+    for index in range(1, len(found)):
+        before, after = found[index - 1], found[index]
+        rise = min(one.value for one in found[index:]) - before.value
+        if after.start < max(limit("warm_up_most"), EARLY * len(rows)):
+            continue
+        if rise < max(limit("leak_gib"), share("memory_jump") * before.value) or not _sudden(values, after.start, rise):
+            continue
+        if stats.run.kind in KEPT_AFTER_PAUSE and _paused(stats, rows[after.start - 1], rows[after.start]):
+            continue
+        yield rows[before.start : before.end], rows[after.start : after.end]
+
+
+def _sudden(values: Sequence[float], start: int, rise: float) -> bool:
+    """Return whether a rise happens at one line: usage that climbs to a plateau is no jump."""
+    near = int(limit("shift_lines"))
+    before, after = values[max(0, start - near) : start], values[start : start + near]
+    return median(after) - median(before) >= SUDDEN * rise
+
+
+def _paused(stats: RunStats, before: Step, after: Step) -> bool:
+    """Return whether a checkpoint was saved or the model evaluated between two lines."""
+    validated = any(before.step <= one.step <= after.step for one in stats.run.validations)
+    return validated or bool(after.blocked_s)
+
+
+def _seconds_change(before: Sequence[Step], after: Sequence[Step]) -> str:
+    """Return that steps take longer or shorter since a jump, which points to other samples; empty if they do not."""
+    paces = [median_of(step.seconds for step in rows) for rows in (before, after)]
+    if not paces[0] or not paces[1] or abs(paces[1] / paces[0] - 1) <= share("spread"):
+        return ""
+    return f"; steps take {paces[1]:.4g} s instead of {paces[0]:.4g} s since then"
 
 
 def allocator_retries(stats: RunStats) -> Iterator[Finding]:
@@ -185,7 +295,7 @@ def _evidence(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Evid
 
 def _remedies(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Remedy]:
     """Yield remedies, cheapest first: defragmentation costs nothing."""
-    if stats.findings_of(growing_memory):
+    if stats.findings_of(growing_memory) or stats.findings_of(jumped_memory):
         yield from LEAKS
     capacity = oom.capacity or stats.capacity_gib
     if oom.unused and capacity and oom.unused > share("fragments") * capacity and oom.unused >= (oom.wanted or 0.0):

@@ -16,7 +16,7 @@ from meshwright import file_access
 from meshwright.doctor import faults
 from meshwright.doctor.formats import FORMATS, detect_format
 from meshwright.doctor.formats.text import Line, lines_of
-from meshwright.doctor.run import Fault, Run, Step
+from meshwright.doctor.run import Fault, Run, Step, Validation
 from meshwright.errors import InputError, closest
 from meshwright.rules import messages
 
@@ -53,7 +53,7 @@ def _read_lines(lines: Sequence[Line], name: str) -> Run | None:
     if log_format is None and all(one.name == "error" and not faults.search_sure(one.context) for one in found_faults):
         return None
     found = msgspec.structs.replace(run, faults=found_faults)
-    return found if _has_content(found) or found.header.started else None
+    return found if _has_content(found) or found.header.started or found.validations else None
 
 
 def _unknown_error(lines: Sequence[Line]) -> str:
@@ -98,7 +98,10 @@ def _read_folder(folder: Path) -> Run:
         notes.append(f"steps were read from {used}; {len(unused)} more files contain steps, such as {unused[0]}")
     others = [fault for run in runs if run is not best for fault in run.faults]
     return msgspec.structs.replace(
-        _joined(starts, runs), path=str(folder), faults=(*best.faults, *others, *recorded), notes=(*best.notes, *notes)
+        _with_validations(_joined(starts, runs), runs),
+        path=str(folder),
+        faults=(*best.faults, *others, *recorded),
+        notes=(*best.notes, *notes),
     )
 
 
@@ -138,8 +141,24 @@ def _joined(starts: Sequence[Run], runs: Sequence[Run]) -> Run:
         last,
         steps=tuple(steps),
         starts=tuple(step for run in starts for step in run.starts),
+        validations=_validations(starts),
         earlier=tuple(run.file for run in runs if Path(run.file).stem in stems and run is not last),
     )
+
+
+def _with_validations(joined: Run, runs: Sequence[Run]) -> Run:
+    """Return a run with the validation losses of files that have nothing else, such as AutoModel's validation.jsonl."""
+    apart = [run for run in runs if run.validations and not run.steps and run.kind == joined.kind]
+    if joined.validations or not apart:
+        return joined
+    return msgspec.structs.replace(joined, validations=_validations(apart))
+
+
+def _validations(runs: Sequence[Run]) -> tuple[Validation, ...]:
+    """Return the validation losses of several files, by step; a repeated one counts as in the latest file."""
+    found = {(one.name, one.step): (one, run.file) for run in runs for one in run.validations}
+    placed = [msgspec.structs.replace(one, file=file) for one, file in found.values()]
+    return tuple(sorted(placed, key=lambda one: one.step))
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -11,12 +11,13 @@ import msgspec
 
 from meshwright.recipes.types import Engine, Recipe
 
-LogFormat = Literal["meshwright", "megatron", "torchtitan", "automodel", "transformers", "torch"]
+LogFormat = Literal["meshwright", "megatron", "torchtitan", "automodel", "kempnerforge", "transformers", "torch"]
 ENGINE: Mapping[LogFormat, Engine] = {
     "meshwright": "meshwright",
     "megatron": "megatron",
     "torchtitan": "torchtitan",
     "automodel": "automodel",
+    "kempnerforge": "kempnerforge",
 }
 """Log format -> engine; unknown for logs with torch's messages only."""
 
@@ -67,6 +68,16 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
         """Whether loss and gradients are finite, as far as they are logged."""
         logged = [value for value in (self.loss, self.grad_norm) if value is not None]
         return not self.bad and all(map(math.isfinite, logged))
+
+
+class Validation(msgspec.Struct, frozen=True, kw_only=True):
+    """A loss on data that is not trained on."""
+
+    step: int  # completed steps
+    loss: float  # may be nan
+    line: int
+    name: str = ""  # of the dataset, if the log names several
+    file: str = ""
 
 
 class OutOfMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +135,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     gpus: str = ""  # as a cluster string
     gpu: str = ""
     world: int | None = None
+    data_ranks: int | None = None  # dp × cp, if the log shows them without the number of GPUs
     capacity_gib: float | None = None
     seq_length: int | None = None
     tokens_per_step: int | None = None
@@ -148,6 +160,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     file: str  # log with the steps
     steps: tuple[Step, ...] = ()
     starts: tuple[int, ...] = ()  # the first step of every start
+    validations: tuple[Validation, ...] = ()  # in order of the log
     faults: tuple[Fault, ...] = ()
     earlier: tuple[str, ...] = ()  # logs of earlier starts
     header: RunHeader = RunHeader()

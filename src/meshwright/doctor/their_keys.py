@@ -12,7 +12,12 @@ from meshwright.frameworks.types import Settings
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe, field_value
 
-FRAMEWORK: Mapping[LogFormat, str] = {"megatron": "megatron-lm", "torchtitan": "torchtitan", "automodel": "automodel"}
+FRAMEWORK: Mapping[LogFormat, str] = {
+    "megatron": "megatron-lm",
+    "torchtitan": "torchtitan",
+    "automodel": "automodel",
+    "kempnerforge": "kempnerforge",
+}
 
 
 def to_framework_settings(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:

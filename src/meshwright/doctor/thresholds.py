@@ -41,6 +41,7 @@ TABLE: dict[str, Threshold] = {
     # Memory
     "leak_gib": Threshold(0.5, "GiB", "caches and longer samples settle within less"),
     "leak_share": Threshold(2, "%", "of the memory in use, for small models"),
+    "memory_jump": Threshold(10, "%", "from one level to the next; a first evaluation or checkpoint adds less"),
     "retries": Threshold(1, "", "each flushes the allocator's cache and stalls the GPU; a run that fits has none"),
     "fragments": Threshold(3, "%", "of the GPU lost to fragmentation; allocators usually lose 2 or 3"),
     # Loss
@@ -58,6 +59,9 @@ TABLE: dict[str, Threshold] = {
         40, "%", "a pretraining that starts below this share of ln(vocabulary) continues from trained weights"
     ),
     "flat_steps": Threshold(100, "steps", "the minimum before a training is expected to learn"),
+    "validations": Threshold(4, "", "fewer do not show whether a loss fell and rose again"),
+    "overfitting": Threshold(3, "%", "above the best validation loss; on other samples it varies by less"),
+    "overfitting_sigmas": Threshold(4, "σ", "of the noise between validations, if there are enough to know it"),
     "growing_gradients": Threshold(5, "×", "gradient norm of the last tenth over the median; it usually falls"),
     "norm_jump": Threshold(5, "×", "gradient norm of one line over the median of those before; noise stays below 3"),
     "scale_floor": Threshold(64, "", "fp16 loss scales settle between 2^10 and 2^17; below, gradients overflow"),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-from meshwright.doctor.formats import automodel, hf_trainer, megatron, own, torchtitan
+from meshwright.doctor.formats import automodel, hf_trainer, kempnerforge, megatron, own, torchtitan
 from meshwright.doctor.formats.text import Line, has_any
 from meshwright.doctor.run import LogFormat, Run
 
@@ -32,6 +32,7 @@ FORMATS = (
     _format("megatron", megatron),
     _format("torchtitan", torchtitan),
     _format("automodel", automodel),
+    _format("kempnerforge", kempnerforge),
     _format("transformers", hf_trainer),
 )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -36,22 +37,30 @@ NAMES = {
     "tps": "all_tokens_per_s",
     "num_tokens_per_step": "tokens",
 }
+VALIDATION = re.compile(rf'\[val\] (?:name "([^"]*)" \| )?step (\d+) \| epoch \d+ \| loss ({NUMBER})', re.IGNORECASE)
+VALIDATION_FILE = re.compile(r"validation_(.+)\.jsonl")
+DEFAULT = "default"  # AutoModel's name of the only validation set
 SAVED = re.compile(rf"[Ss]av(?:ed|ing) checkpoint.* in ({NUMBER}) ?s(?:ec)")
-WORLD = re.compile(r"[Ww]orld[ _]size:? (\d+)")
+WORLD = re.compile(r"[Ww]orld[ _]size:? (\d+)|initializing torch distributed with (\d+) workers")
 
 
 def read(lines: Sequence[Line], path: str) -> Run:
     """Read a run of AutoModel."""
     steps = Steps()
-    world, tokens_seen = None, None
+    world, data_ranks, tokens_seen, validations_of = None, None, None, _validation_set(path)
     for line, found in of_one_rank(lines, STEP, HINTS):
         if found is not None:
             step, figures = _parse_json(line.text) if found[1] is None else (int(found[1]), _parse_text(line.text))
             if step is None:
                 continue
-            all_tokens, one_gpu = figures.get("all_tokens_per_s"), figures.get("tokens_per_s")
-            if all_tokens and one_gpu:
-                world = max(1, round(all_tokens / one_gpu))
+            if "val_loss" in figures:
+                steps.validated(step, figures["val_loss"], line.number, validations_of)
+                continue
+            all_tokens, one_rank = figures.get("all_tokens_per_s"), figures.get("tokens_per_s")
+            if all_tokens and one_rank:  # AutoModel divides by dp × cp, not by tp and pp
+                data_ranks = max(1, round(all_tokens / one_rank))
+            if all_tokens and world:
+                figures["tokens_per_s"] = all_tokens / world
             tokens = figures.pop("tokens", None)
             if tokens and all_tokens:
                 tokens_seen = int(tokens)
@@ -59,16 +68,26 @@ def read(lines: Sequence[Line], path: str) -> Run:
             steps.add(step, line.number, **figures)
         elif saved := SAVED.search(line.text):
             steps.block(number(saved[1]) or 0.0)
+        elif done := VALIDATION.search(line.text):
+            name = done[1] or ""
+            steps.validated(int(done[2]), number(done[3]), line.number, "" if name == DEFAULT else name)
         elif world is None and (found_world := WORLD.search(line.text)):
-            world = int(found_world[1])
+            world = int(found_world[1] or found_world[2])
     return Run(
         kind="automodel",
         path=path,
         file=path,
         steps=steps.all(),
         starts=tuple(steps.starts),
-        header=RunHeader(world=world, tokens_per_step=tokens_seen),
+        validations=steps.validations,
+        header=RunHeader(world=world, data_ranks=data_ranks, tokens_per_step=tokens_seen),
     )
+
+
+def _validation_set(path: str) -> str:
+    """Return the name of the validation set whose records a file has; empty for the only one."""
+    found = VALIDATION_FILE.fullmatch(Path(path).name)
+    return found[1] if found else ""
 
 
 def _parse_text(text: str) -> dict[str, Any]:
@@ -81,8 +100,11 @@ def _parse_json(text: str) -> tuple[int | None, dict[str, Any]]:
         record = msgspec.json.decode(text.strip())
     except msgspec.DecodeError:  # Python writes NaN and Infinity, which are not valid JSON
         record = _decode_leniently(text)
-    if not isinstance(record, dict) or not isinstance(record.get("step"), int) or "val_loss" in record:
+    if not isinstance(record, dict) or not isinstance(record.get("step"), int):
         return None, {}
+    if "val_loss" in record:
+        loss = _float(record["val_loss"])
+        return record["step"], {} if loss is None else {"val_loss": loss}
     figures = {NAMES[key]: _float(value) for key, value in record.items() if key in NAMES}
     return record["step"], _without_zero_speeds({name: value for name, value in figures.items() if value is not None})
 

@@ -27,6 +27,7 @@ MARKS = re.compile(
 )
 STEP = re.compile(r"\{[^{}]*'loss': '?" + NUMBER + r"'?[^{}]*\}|^\s*\{.*\"current_steps\": ?\d+.*\"loss\":")
 
+VALIDATION = re.compile(r"\{[^{}]*'eval_loss': '?" + NUMBER + r"'?[^{}]*\}", re.IGNORECASE)
 PAIR = re.compile(rf"'(\w+)': '?({NUMBER})'?")
 BAR = re.compile(r"^\s*\d+%\|[^|]*\| *(\d+)/(\d+) \[((?:\d+ days?, )?[\d:]+)<")
 TOTAL = re.compile(r"Total optimization steps ?= ?([\d,]+)")
@@ -58,8 +59,9 @@ def read(lines: Sequence[Line], path: str) -> Run:
     """Read a run of the Hugging Face Trainer."""
     state = _state(lines)
     if state is not None:
-        return _run(path, list(_of_state(state, lines)), _whole(state.get("max_steps")), None)
+        return _run(path, *_of_state(state, lines), _whole(state.get("max_steps")), None)
     records: list[_Record] = []
+    validations: list[_Record] = []
     summary: dict[str, float] = {}
     total, world = None, None
     bars, places = list(_bars(lines)), {id(line): place for place, line in enumerate(lines)}
@@ -68,6 +70,10 @@ def read(lines: Sequence[Line], path: str) -> Run:
             for record in _record(line, found[0]):
                 record.place = places[id(line)]
                 records.append(record)
+        elif "'eval_loss':" in line.text and (done := VALIDATION.search(line.text)):
+            record = _Record(line.number, _figures(done[0]), None, None)
+            record.place = places[id(line)]
+            validations.append(record)
         elif "'train_runtime':" in line.text:
             summary = _figures(line.text)
         elif stated := TOTAL.search(line.text):
@@ -75,11 +81,16 @@ def read(lines: Sequence[Line], path: str) -> Run:
         elif world is None and (stated := WORLD.search(line.text)):
             world = int(stated[1])
     total = _with_steps(records, bars, summary, total)
-    return _run(path, records, total, world)
+    _place_validations(validations, records)
+    return _run(path, records, validations, total, world)
 
 
-def _run(path: str, records: Sequence[_Record], total: int | None, world: int | None) -> Run:
+def _run(
+    path: str, records: Sequence[_Record], validations: Sequence[_Record], total: int | None, world: int | None
+) -> Run:
     steps = Steps()
+    for record in validations:
+        steps.validated(record.step, record.figures["eval_loss"], record.line)
     for number_, record in enumerate(records, 1):
         known = {NAMES[name]: value for name, value in record.figures.items() if name in NAMES}
         speeds = ("tokens_per_s", "all_tokens_per_s")
@@ -93,6 +104,7 @@ def _run(path: str, records: Sequence[_Record], total: int | None, world: int | 
         file=path,
         steps=steps.all(),
         starts=tuple(steps.starts),
+        validations=steps.validations,
         header=RunHeader(world=world, total_steps=total),
         notes=notes,
     )
@@ -154,6 +166,14 @@ def _from_bars(records: Sequence[_Record], bars: Sequence[Bar]) -> None:
         record.at_s = bar[3]
 
 
+def _place_validations(validations: Sequence[_Record], records: Sequence[_Record]) -> None:
+    """Give each validation the step of the last record before it: evaluations follow the step that they are due at."""
+    order = {id(record): number_ for number_, record in enumerate(records, 1)}
+    for one in validations:
+        before = [record for record in records if record.place < one.place]
+        one.step = (before[-1].step or order[id(before[-1])]) if before else 0
+
+
 def _seconds(text: str) -> float | None:
     """Return the seconds of a time such as 1:02:03 or 02:03, with days before it."""
     days, _, clock = text.rpartition(",")
@@ -173,12 +193,19 @@ def _state(lines: Sequence[Line]) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("log_history"), list) else None
 
 
-def _of_state(state: dict[str, Any], lines: Sequence[Line]) -> Iterator[_Record]:
+def _of_state(state: dict[str, Any], lines: Sequence[Line]) -> tuple[list[_Record], list[_Record]]:
+    """Return the training records and the validations of a trainer_state.json."""
     starts = [line.number for line in lines if line.text.strip().startswith('"step":')]
+    found: dict[str, list[_Record]] = {"loss": [], "eval_loss": []}
     for order, record in enumerate(state["log_history"]):
-        if isinstance(record, dict) and "loss" in record and isinstance(record.get("step"), int):
-            figures = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
-            yield _Record(starts[order] if order < len(starts) else 1, figures, record["step"], None)
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            continue
+        figures = {name: float(value) for name, value in record.items() if isinstance(value, int | float)}
+        for name, records in found.items():
+            if name in figures:
+                line = starts[order] if order < len(starts) else 1
+                records.append(_Record(line, figures, record["step"], None))
+    return found["loss"], found["eval_loss"]
 
 
 def _decoded(text: str) -> Any:

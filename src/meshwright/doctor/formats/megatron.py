@@ -33,12 +33,15 @@ MEMORY_GB = re.compile(rf"mem-max-allocated-gigabytes:\s*({NUMBER})")
 RETRIES = re.compile(r"mem-alloc-retires:\s*(\d+)")
 TIMER = re.compile(rf"(?:^|\s)([a-z][\w/-]+) \.\.+:\s*\(({NUMBER}), ({NUMBER})\)")
 SAVE = re.compile(rf"save-checkpoint \.+:\s*\({NUMBER}, ({NUMBER})\)")
+VALIDATION = re.compile(
+    rf"validation(?:-(\S+))? loss at iteration\s+(\d+)\b([^|]*)\|.*?\blm loss value:\s*({NUMBER})", re.IGNORECASE
+)
 START = re.compile(r"\[before the start of training step\]")
 ARGUMENT = re.compile(r"(^\s{2,}|^|\s)([a-z]\w*) (\.{2,}) (.*?)\s*$")
 ARGUMENT_WIDTH = 48  # of a name and its dots; what follows a prefix is an argument only if it has this width
 GPU = re.compile(r"NVIDIA (?:DGX )?((?:GB|[ABHL])\d{2,3}S?)\b")
 
-RELEVANT = ("before the start", "memory (", "Step Time", " ..", "NVIDIA")
+RELEVANT = ("before the start", "validation", "memory (", "Step Time", " ..", "NVIDIA")
 """Every other line that is parsed contains one of these."""
 
 PARTS = {
@@ -74,6 +77,9 @@ def read(lines: Sequence[Line], path: str) -> Run:
             continue
         elif START.search(text):
             steps.start()
+        elif done := VALIDATION.search(text):
+            if "test set" not in done[3]:
+                steps.validated(int(done[2]), number(done[4]), line.number, done[1] or "")
         elif memory := MEMORY_MB.search(text):
             _raise_memory(steps, (number(memory[1]) or 0.0) * MIB_OF_MB)
         elif memory := MEMORY_GB.search(text):
@@ -99,6 +105,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
         file=path,
         steps=rows,
         starts=tuple(steps.starts),
+        validations=steps.validations,
         header=header,
         retries=retries,
         retry_line=retry_line,

@@ -16,6 +16,10 @@ from meshwright.recipes.types import Recipe
 LOOKED_FOR = "metrics.jsonl of Meshwright, or its `step 10/100  loss …  lr …` lines"
 HINTS = ("step ", '"kind"')
 MARKS = re.compile(r'"kind":"header"|meshwright')
+VALIDATION = re.compile(
+    rf'^\{{\s*"kind":\s*"validation".*?"step":\s*(\d+).*?"loss":\s*({NUMBER}|null)|'
+    rf"^validation  step (\d+)(?:/\d+)?  loss ({NUMBER})"
+)
 STEP = re.compile(r'^\{\s*"kind":\s*"(?:step|(header))"|^step (\d+)(?:/(\d+))?  (?:epoch \S+  )?loss ')
 
 FIELDS = {
@@ -71,6 +75,8 @@ def read(lines: Sequence[Line], path: str) -> Run:
     header, total, damaged, on_gpu = None, None, 0, True
     for line, found in of_one_rank(lines, STEP, HINTS):
         if found is None:
+            if "validation" in line.text and (done := VALIDATION.search(line.text)):
+                steps.validated(int(done[1] or done[3]), number(done[2] or done[4]), line.number)
             continue
         if found[2] is not None:
             total = int(found[3]) if found[3] else total
@@ -95,6 +101,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
         file=path,
         steps=steps.all(),
         starts=tuple(steps.starts),
+        validations=steps.validations,
         header=_run_header(header, recipe) if header else RunHeader(total_steps=total, on_gpu=on_gpu),
         notes=tuple(notes),
     )

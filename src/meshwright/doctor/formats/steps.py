@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from meshwright.doctor.run import Step
+from meshwright.doctor.run import Step, Validation
 
 SHORTEST_INTERVAL = 1
 MAX_LAG = 3  # lines by which a rank may log a step later than another
@@ -20,6 +20,7 @@ class Steps:
         self._blocked = 0.0
         self._uncertain: set[int] = set()  # starts whose first line may cover several steps
         self.starts: list[int] = []
+        self._validations: dict[tuple[str, int], Validation] = {}
 
     def start(self, first: int | None = None) -> None:
         """Start a new attempt, at this step if the log names one."""
@@ -69,6 +70,17 @@ class Steps:
     def block(self, seconds: float) -> None:
         """Record time that training was blocked since the latest step."""
         self._blocked += seconds
+
+    def validated(self, step: int | None, loss: float | None, line: int, name: str = "") -> None:
+        """Record a validation loss, by default of the latest step; one that is repeated replaces the earlier one."""
+        step = self.last if step is None else step
+        if loss is not None and step is not None:
+            self._validations[name, step] = Validation(step=step, loss=loss, line=line, name=name)
+
+    @property
+    def validations(self) -> tuple[Validation, ...]:
+        """The validation losses, in order of their steps."""
+        return tuple(sorted(self._validations.values(), key=lambda one: one.step))
 
     def all(self) -> tuple[Step, ...]:
         """Return the steps."""

@@ -29,6 +29,7 @@ FIELDS = {
     "data_share": re.compile(rf"data_loading(?:\(%\))?:\s*({NUMBER})%?"),
     "seconds": re.compile(rf"end_to_end\(s\):\s*({NUMBER})"),
 }
+VALIDATION = re.compile(rf"\bvalidate step:\s*(\d+)\s+loss:\s*({NUMBER})", re.IGNORECASE)
 START = re.compile(r"Training starts at step (\d+)")
 SAVED = re.compile(rf"(?:Finished saving|Saving) the checkpoint.*in ({NUMBER}) seconds")
 CAPACITY = re.compile(rf"CUDA capacity: (?:NVIDIA )?(\S+).* with ({NUMBER})GiB memory")
@@ -58,6 +59,8 @@ def read(lines: Sequence[Line], path: str) -> Run:
             steps.add(int(found[1]), line.number, at_s=_seconds(text), **_figures(text, header))
         elif start := START.search(text):
             steps.start(int(start[1]))
+        elif done := VALIDATION.search(text):
+            steps.validated(int(done[1]), number(done[2]), line.number)
         elif saved := SAVED.search(text):
             steps.block(number(saved[1]) or 0.0)
         elif retried := RETRIES.search(text):
@@ -71,6 +74,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
         file=path,
         steps=steps.all(),
         starts=tuple(steps.starts),
+        validations=steps.validations,
         header=RunHeader(**header, mfu_convention=CONVENTION),
         retries=retries,
         retry_line=retry_line,
