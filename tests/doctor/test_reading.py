@@ -309,7 +309,7 @@ def test_a_fault_with_later_steps_is_not_why_the_run_ended() -> None:
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("", "no training found"), ("hello\nworld\n", "no training found"), ("[titan] hello\n", "no training found")],
+    [("", "it is empty"), ("hello\nworld\n", "no training found"), ("[titan] hello\n", "no training found")],
 )
 def test_a_text_without_a_training_is_rejected_with_the_supported_formats(text: str, words: str) -> None:
     with pytest.raises(InputError) as refused:

@@ -39,6 +39,10 @@ def stray_word(word: str, command: str, fields: Sequence[Field], given: Mapping[
         blend = blend_of([str(given["dataset"]), *others])
         reason = "is a second dataset; write several as a blend with their weights, or put them into one folder"
         return InputError(reason, "argument", word, [blend])
+    if not fixes and command == "doctor" and os.path.isfile(word):  # run1.log run2.log, or *.log
+        logs = [one for one in (str(given.get("run", "")), *given.get("overrides", ())) if os.path.isfile(one)]
+        together = f"cat {shlex.join(logs)} | meshwright doctor -"
+        return InputError("is a second log; those of one run are read in order", "argument", word, [together])
     split = _split_cluster(fields, given)
     if not fixes and split:
         return InputError("belongs to the option before it; quote a value with spaces", "argument", word, [split])

@@ -34,8 +34,9 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
     before = [step for step in stats.run.steps if first is None or step.step < first]
     growth = _growth(before)
     count = sum(max(step.bad, step.skipped, 1) for step in not_finite)
-    text = f"loss or gradients are NaN or infinite{'' if first is None else f' in step {first}'}"
-    text += f", in {count} steps overall" if count > 1 else ""
+    text = f"{_what_is_not_finite(not_finite)} NaN or infinite{'' if first is None else f' in step {first}'}"
+    unit = "log lines" if any(step.covers > 1 for step in not_finite) else "steps"
+    text += f", in {count} {unit} overall" if count > 1 else ""
     rising = _rising_since(before)
     if rising is not None:
         text += (
@@ -285,6 +286,13 @@ def _is_not_finite(stats: RunStats, step: Step) -> bool:
     if (step.loss_scale or 1.0) > 1.0:
         return bool(step.bad) or (step.loss is not None and not math.isfinite(step.loss))
     return not step.is_finite
+
+
+def _what_is_not_finite(rows: Sequence[Step]) -> str:
+    """Return what of some steps is NaN or infinite, with its verb: only the gradients, if every loss is finite."""
+    if rows and all(step.loss is not None and math.isfinite(step.loss) and not step.bad for step in rows):
+        return "the loss is finite, but the gradient norm is"
+    return "loss or gradients are"
 
 
 def _ended_not_finite(stats: RunStats) -> bool:

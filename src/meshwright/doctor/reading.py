@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -26,6 +27,10 @@ ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".output")
 NAMES = ("stdout", "stderr", "output", "log")
 GZIP, UTF16 = b"\x1f\x8b", (b"\xff\xfe", b"\xfe\xff")  # magic bytes of gzip and UTF-16
 TRAINER_STATE = "trainer_state.json"  # of the Hugging Face Trainer
+EVENTS = "events.out.tfevents"  # of TensorBoard
+STDIN = "-"
+MAX_KEYS = 8  # of an unknown record in an error
+BINARY = 0.05  # share of control characters
 METRICS, BAD_BATCHES, FAILURE = "metrics.jsonl", "bad_batches.jsonl", "failure.jsonl"
 
 
@@ -38,11 +43,38 @@ def read(path: str | Path) -> Run:
 
 def read_text(text: str, name: str) -> Run:
     """Read the run in the text of a log."""
-    lines = list(lines_of(text))
+    lines, notes = _lines(text)
     found = _read_lines(lines, name)
     if found is None or not _has_content(found):
-        raise _unknown(name, f"no training found in it{_unknown_error(lines)}")
-    return found
+        raise _unknown(name, _why_unknown(lines))
+    return msgspec.structs.replace(found, notes=(*found.notes, *notes))
+
+
+def _lines(text: str) -> tuple[list[Line], tuple[str, ...]]:
+    """Return the lines of a log and a note on NUL bytes: a log that is cleared while it is written has some."""
+    count = text.count("\0")
+    note = f"{count:,} NUL bytes were skipped: a log that was cleared while it was written lacks its lines there"
+    return list(lines_of(text.replace("\0", "") if count else text)), (note,) if count else ()
+
+
+def _why_unknown(lines: Sequence[Line]) -> str:
+    """Return why a text is not the log of a training: empty, records with other keys, or another error."""
+    if not any(line.text.strip() for line in lines):
+        return "it is empty"
+    records = [_keys_of(line.text) for line in lines if line.text.lstrip().startswith("{")]
+    if keys := next(filter(None, records), ()):
+        named = ", ".join(keys[:MAX_KEYS]) + ", …" * (len(keys) > MAX_KEYS)
+        return f"no training found in it: its JSON records have the keys {named}, which no supported format has"
+    return f"no training found in it{_unknown_error(lines)}"
+
+
+def _keys_of(text: str) -> tuple[str, ...]:
+    """Return the keys of a JSON record; none for any other text."""
+    try:
+        found = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return ()
+    return tuple(found) if isinstance(found, dict) else ()
 
 
 def _read_lines(lines: Sequence[Line], name: str) -> Run | None:
@@ -80,22 +112,24 @@ def _read_folder(folder: Path) -> Run:
         notes.append(f"only the first {MAX_FILES} logs of {folder} were read")
     for path in files:
         try:
-            found = _read_lines(list(lines_of(_text(path))), str(path))
+            lines, skipped = _lines(_text(path))
+            found = _read_lines(lines, str(path))
         except InputError as error:
             notes.append(f"skipped {path}: it {error.reason}")
             continue
         if found is not None:
-            runs.append(found)
+            runs.append(msgspec.structs.replace(found, notes=(*found.notes, *skipped)))
     best = max(runs, key=_rank, default=Run(kind="meshwright", path=str(folder), file=str(folder / METRICS)))
     recorded = list(_recorded(folder, best))
     if not any(map(_has_content, runs)) and not recorded:
-        what = f"no training found in its {len(files)} logs" if files else "it contains no log"
+        what = f"no training found in its {len(files)} logs" if files else f"it contains no log{_events(folder)}"
         raise _unknown(str(folder), "; ".join([what, *notes]))
     starts = _starts(best, runs)
     unused = [run.file for run in runs if run.steps and run not in starts]
     if unused:
         used = ", ".join(run.file for run in starts)
-        notes.append(f"steps were read from {used}; {len(unused)} more files contain steps, such as {unused[0]}")
+        more = f"{len(unused)} more files contain steps, such as" if len(unused) > 1 else "another file with steps is"
+        notes.append(f"steps were read from {used}; {more} {unused[0]}")
     others = [fault for run in runs if run is not best for fault in run.faults]
     return msgspec.structs.replace(
         _with_validations(_joined(starts, runs), runs),
@@ -103,6 +137,12 @@ def _read_folder(folder: Path) -> Run:
         faults=(*best.faults, *others, *recorded),
         notes=(*best.notes, *notes),
     )
+
+
+def _events(folder: Path) -> str:
+    """Return that a folder has TensorBoard's files, which are not read; empty if it has none."""
+    found = next((name for _, _, names in os.walk(folder) for name in names if name.startswith(EVENTS)), None)
+    return f": {found} is of TensorBoard, whose files are not read; the console output is needed" if found else ""
 
 
 def _rank(run: Run) -> tuple[bool, int, int]:
@@ -229,16 +269,7 @@ def _text(path: Path) -> str:
     if supplied is not None:
         return supplied
     try:
-        if not path.is_file():
-            raise _missing(path)
-        if path.stat().st_size > MAX_BYTES:
-            raise InputError(
-                f"has {path.stat().st_size / 1024**2:,.0f} MiB; the limit is {MAX_BYTES // 1024**2} MiB",
-                field="run",
-                value=str(path),
-                fix=("keep only the step lines: grep -E 'iteration|step|memory'",),
-            )
-        raw = path.read_bytes()
+        raw = _bytes(path)
     except OSError as error:
         fix = (f"chmod +r {path}",) if isinstance(error, PermissionError) else ()
         raise InputError(f"cannot be read: {error.strerror}", field="run", value=str(path), fix=fix) from error
@@ -246,9 +277,45 @@ def _text(path: Path) -> str:
         raw = _unpacked(raw)
     if raw.startswith(UTF16):
         return raw.decode("utf-16", errors="replace")
-    if b"\0" in raw[:4096]:
+    if b"\0" in raw and _is_binary(raw):
         raise InputError("is binary, not a log", field="run", value=str(path), fix=("pass the text log of the run",))
     return raw.decode("utf-8", errors="replace")
+
+
+def _bytes(path: Path) -> bytes:
+    """Return the bytes of a file, a pipe or standard input."""
+    if str(path) == STDIN and not path.exists():
+        return _limited(path, sys.stdin.buffer.read(MAX_BYTES + 1))
+    if path.is_fifo():
+        with path.open("rb") as pipe:
+            return _limited(path, pipe.read(MAX_BYTES + 1))
+    if not path.is_file():
+        raise _missing(path)
+    if path.stat().st_size > MAX_BYTES:
+        raise _too_large(path, f"has {path.stat().st_size / 1024**2:,.0f} MiB")
+    return path.read_bytes()
+
+
+def _limited(path: Path, raw: bytes) -> bytes:
+    if len(raw) > MAX_BYTES:
+        raise _too_large(path, "is too long")
+    return raw
+
+
+def _too_large(path: Path, what: str) -> InputError:
+    return InputError(
+        f"{what}; the limit is {MAX_BYTES // 1024**2} MiB",
+        field="run",
+        value=str(path),
+        fix=("keep only the step lines: grep -E 'iteration|step|memory'",),
+    )
+
+
+def _is_binary(raw: bytes) -> bool:
+    """Return whether a file with NUL bytes is not a log: logs that were cleared while written have text beside them."""
+    rest = raw.replace(b"\0", b"")[:65536]
+    controls = sum(byte < 9 or 13 < byte < 27 or 27 < byte < 32 or byte > 126 for byte in rest)
+    return controls > BINARY * len(rest) or not rest
 
 
 def _unpacked(raw: bytes) -> bytes:
@@ -267,7 +334,7 @@ def _missing(path: Path) -> InputError:
         similar = closest(path.name, [entry.name for entry in os.scandir(path.parent)], limit=2)
     except OSError:
         similar = []
-    names = [str(path.parent / name) for name in similar]
+    names = [str(path.parent / name) for name in similar if not path.exists()]
     hint = f"; did you mean {names[0]}?" if names else ""
     reason = "is a device or a pipe, not a file" if path.exists() else f"there is no such file or folder{hint}"
     return InputError(reason, field="run", value=str(path), fix=names)
