@@ -135,6 +135,13 @@ def test_overfitting_is_found_in_the_logs_of_every_trainer(meshwright: Any, tmp_
         assert found["steps"] == [400, 1000], name
         assert "checkpoint of step 400" in found["remedies"][0]["try"][0]
         assert figures(answer)["best validation loss, step 400"] == 2.0
+    lines = []  # three epochs, without a progress bar
+    for epoch in range(3):
+        lines += [str({"loss": f"{1.2 - 0.1 * epoch - 0.05 * part}", "grad_norm": "0.5"}) for part in range(3)]
+        lines.append(str({"eval_loss": f"{1.0 + 0.06 * epoch * (epoch + 1)}", "epoch": f"{epoch + 1}"}))
+    (tmp_path / "console.log").write_text("\n".join(lines))
+    (found,) = meshwright("doctor", str(tmp_path / "console.log"), "--json").json["findings"]
+    assert found["remedies"][0]["try"] == ["use the checkpoint of the validation in line 4"]
     (tmp_path / "megatron.log").write_text(megatron_validated(on=" on test set"))
     answer = meshwright("doctor", str(tmp_path / "megatron.log"), "--json").json
     assert "loss.overfitting" in answer["not_examined"]

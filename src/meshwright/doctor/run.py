@@ -160,6 +160,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     file: str  # log with the steps
     steps: tuple[Step, ...] = ()
     starts: tuple[int, ...] = ()  # the first step of every start
+    numbered: bool = True  # False if the log has no step numbers: then a step is one logged record
     validations: tuple[Validation, ...] = ()  # in order of the log
     faults: tuple[Fault, ...] = ()
     earlier: tuple[str, ...] = ()  # logs of earlier starts

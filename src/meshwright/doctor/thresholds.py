@@ -59,7 +59,7 @@ TABLE: dict[str, Threshold] = {
         40, "%", "a pretraining that starts below this share of ln(vocabulary) continues from trained weights"
     ),
     "flat_steps": Threshold(100, "steps", "the minimum before a training is expected to learn"),
-    "validations": Threshold(4, "", "fewer do not show whether a loss fell and rose again"),
+    "validations": Threshold(3, "", "two show a difference, not a trend; three epochs are usual in fine-tuning"),
     "overfitting": Threshold(3, "%", "above the best validation loss; on other samples it varies by less"),
     "overfitting_sigmas": Threshold(4, "σ", "of the noise between validations, if there are enough to know it"),
     "growing_gradients": Threshold(5, "×", "gradient norm of the last tenth over the median; it usually falls"),

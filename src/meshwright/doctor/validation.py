@@ -34,7 +34,13 @@ def overfitting(stats: RunStats) -> Iterator[Finding]:
             steps=(best.step, last.step),
             lines=tuple(f"{one.file or stats.run.file}:{one.line}" for one in (best, last)),
             evidence=(
-                Evidence("rise of the validation loss", round(last.loss / best.loss - 1, 4), "", share("overfitting")),
+                Evidence(
+                    "rise of the validation loss",
+                    round(last.loss / best.loss - 1, 4),
+                    "",
+                    share("overfitting"),
+                    "limit",
+                ),
                 Evidence("training loss at the end", round(at_end, 4), "", round(at_best, 4), "at the best validation"),
             ),
             remedies=tuple(_remedies(stats, best)),
@@ -96,8 +102,14 @@ def _training_losses(stats: RunStats, step: int) -> tuple[float, float] | None:
 
 
 def _remedies(stats: RunStats, best: Validation) -> Iterator[Remedy]:
-    yield remedies.advice(f"use the checkpoint of step {best.step:,}", why="it has the lowest validation loss")
-    if stats.case is not None and stats.case.recipe.train.steps and stats.case.recipe.train.steps > best.step > 0:
+    which = f"step {best.step:,}" if stats.run.numbered else f"the validation in line {best.line}"
+    yield remedies.advice(f"use the checkpoint of {which}", why="it has the lowest validation loss")
+    if (
+        stats.run.numbered
+        and stats.case is not None
+        and stats.case.recipe.train.steps
+        and stats.case.recipe.train.steps > best.step > 0
+    ):
         yield remedies.contract(stats, {"train.steps": best.step}, "ends where the validation loss is lowest")
     yield remedies.advice("more or more varied training data", why="samples that are seen often are memorized")
     yield remedies.other_rate(stats, 0.5, "smaller updates memorize later")

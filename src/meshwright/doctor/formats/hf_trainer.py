@@ -105,6 +105,7 @@ def _run(
         steps=steps.all(),
         starts=tuple(steps.starts),
         validations=steps.validations,
+        numbered=not uncounted,
         header=RunHeader(world=world, total_steps=total),
         notes=notes,
     )
