@@ -22,6 +22,7 @@ from meshwright.doctor.match_recipe import (
     inferred_batch,
     logged_overrides,
     stated_fields,
+    with_all_gpus,
     with_implied_length,
 )
 from meshwright.errors import InputError
@@ -41,7 +42,7 @@ def diagnose(request: requests.Doctor) -> Checkup:
         if length_note:
             case, notes = _case(run, request)
             notes = (*notes, length_note)
-    run = _with_file(run, request.recipe)
+    run = _with_file(run if case is None else with_all_gpus(run, case), request.recipe)
     calibration = load_calibration(request.calibration)
     if calibration is not None and case is not None:
         case = case.replace(calibration=calibration)

@@ -109,6 +109,18 @@ MODEL = frozenset(key for key in recipe_fields() if key.startswith("architecture
 DEGREES = ("tp", "pp", "cp", "ep")
 
 
+def with_all_gpus(run: Run, case: Case) -> Run:
+    """Return the run with the case's number of GPUs, and speeds per GPU, if its log has speeds per data rank only."""
+    if not run.header.data_ranks or run.header.world is not None:
+        return run
+    world = int(case.world)
+    steps = tuple(
+        msgspec.structs.replace(one, tokens_per_s=one.all_tokens_per_s / world) if one.all_tokens_per_s else one
+        for one in run.steps
+    )
+    return msgspec.structs.replace(run, steps=steps, header=msgspec.structs.replace(run.header, world=world))
+
+
 def with_implied_length(run: Run, case: Case, extra: tuple[str, ...]) -> tuple[Run, str]:
     """Return the run with the sequence length that its TFLOP/s imply, and a note; unchanged if it is stated."""
     if run.header.recipe is not None or _keys(extra) & {"data.seq_length"} or _states_length(run):

@@ -68,7 +68,7 @@ class RunStats:
     @cached_property
     def tokens_per_s(self) -> float | None:
         """Tokens per second and GPU of the median step."""
-        logged = None if self._per_data_rank else median_of(step.tokens_per_s for step in self.steady)
+        logged = median_of(step.tokens_per_s for step in self.steady)
         total = median_of(step.all_tokens_per_s for step in self.steady)
         seconds, tokens, world = median_of(step.seconds for step in self.steady), self._tokens, self._world
         if logged is None and total is not None and world:
@@ -190,11 +190,6 @@ class RunStats:
         """First and last line that speeds are computed from."""
         rows = self.steady
         return tuple(dict.fromkeys(self.location(step) for step in (rows[0], rows[-1]))) if rows else ()
-
-    @property
-    def _per_data_rank(self) -> bool:
-        """Whether the log's tokens per second are per data-parallel rank, and the number of GPUs is known otherwise."""
-        return bool(self.run.header.data_ranks) and self.run.header.world is None and self.case is not None
 
     @property
     def _tokens(self) -> int | None:
