@@ -208,7 +208,14 @@ class Doctor(Request, frozen=True):
     """
 
     run: Annotated[
-        str, Input(help="Run folder or log file.", positional=True, metavar="RUN", surfaces=CLI, texts=(LOG_TEXT,))
+        str,
+        Input(
+            help="Run folder, log file, or - for standard input.",
+            positional=True,
+            metavar="RUN",
+            surfaces=CLI,
+            texts=(LOG_TEXT,),
+        ),
     ]
     recipe: Annotated[
         str | None,

@@ -336,7 +336,7 @@ def _missing(path: Path) -> InputError:
         similar = []
     names = [str(path.parent / name) for name in similar if not path.exists()]
     hint = f"; did you mean {names[0]}?" if names else ""
-    reason = "is a device or a pipe, not a file" if path.exists() else f"there is no such file or folder{hint}"
+    reason = "is a device, not a file" if path.exists() else f"there is no such file or folder{hint}"
     return InputError(reason, field="run", value=str(path), fix=names)
 
 
