@@ -18,11 +18,11 @@ from meshwright.frameworks.framework import Content, Framework, GpuRequest
 from meshwright.frameworks.mapping import relevant_fields, same_value, text_of
 from meshwright.frameworks.result import CheckResult
 from meshwright.frameworks.to_recipe import ImportedRecipe, complete, import_recipe
-from meshwright.models import ModelSpec
+from meshwright.models import ModelSpec, names
 from meshwright.recipes import overrides as override
 from meshwright.recipes.key_maps import config_keys
-from meshwright.recipes.model_changes import NUMBERS, published_numerics
-from meshwright.recipes.types import Goal, Recipe, field_value, recipe_fields
+from meshwright.recipes.model_changes import NUMBERS, published_numerics, sizes
+from meshwright.recipes.types import Architecture, Goal, Recipe, field_value, recipe_fields
 from meshwright.rules.rule import Finding
 
 UNNAMED = "config"  # the recipe name of a file that sets none
@@ -108,7 +108,13 @@ def _named_model(settings: ImportedRecipe) -> str:
 def referring(recipe: Recipe, settings: ImportedRecipe, given: str | None = None) -> tuple[Recipe, bool]:
     """Return the recipe of a file with a reference to its model, and whether there is one; `given` replaces it."""
     found = settings.model
-    reference = (given, None) if given is not None or found is None else catalogue_reference(found, _scaling(settings))
+    named = settings.parsed.model
+    if given is not None or found is None:
+        reference: tuple[str | None, Architecture | None] | None = (given, None)
+    elif named is not None and named.name in names() and sizes(recipe):  # a catalogue model in other sizes
+        reference = (named.name, None)
+    else:
+        reference = catalogue_reference(found, _scaling(settings))
     if reference is not None and reference[0] is not None:
         changes = {} if reference[1] is None else {"architecture": reference[1]}
         recipe = msgspec.structs.replace(recipe, model=reference[0], **changes)

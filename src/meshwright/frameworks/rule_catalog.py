@@ -35,6 +35,12 @@ PARSE_FINDINGS = (
     ),
     ParseFinding("saving.never", "warning", "a crash loses the whole training", "checkpoints are off"),
     ParseFinding(
+        "saving.only-at-the-end",
+        "warning",
+        "a crash loses the whole training",
+        "the interval between checkpoints is longer than the training",
+    ),
+    ParseFinding(
         "key.unknown", "error", "the program fails at start-up or drops the setting", "the framework has no such key"
     ),
     ParseFinding("key.unused", "warning", "the setting has no effect", "the framework does not read this key"),

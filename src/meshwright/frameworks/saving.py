@@ -1,4 +1,4 @@
-"""Report a long training that never writes a checkpoint."""
+"""Report a long training that writes no checkpoint, or none before its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from meshwright.rules.rule import Finding
 
 LONG_H = 6.0  # hours whose loss hurts; benchmarks and tests are shorter
 SAVE_H = 1.0  # hours between the checkpoints of the suggested fix
-RULE = "saving.never"
+RULE, LATE_RULE = "saving.never", "saving.only-at-the-end"
+LONG_STEPS = 1000  # if the time of a step is unknown
 SWITCHES: Mapping[str, tuple[str, str]] = {
     "megatron-lm": ("save", "--save checkpoints --save-interval {every}"),
     "torchtitan": ("checkpoint.enable", ""),
@@ -24,14 +25,52 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
 
 def saving_findings(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None) -> Iterator[Finding]:
     """Yield the finding for a training of hours without checkpoints, if its length is known."""
+    yield from _never(imported, recipe, estimate)
+    yield from _only_at_the_end(imported, recipe, estimate)
+
+
+def _only_at_the_end(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None) -> Iterator[Finding]:
+    """Yield the finding for an interval, set by the file, that is longer than the training."""
+    key = imported.mapped.source_keys.get("checkpoint.save_every", "")
+    setting, every = imported.parsed.settings.get(key), recipe.checkpoint.save_every
+    steps = recipe.train.steps
+    if setting is None or setting.unresolved or every <= steps or recipe.benchmark or not _saves(imported):
+        return
+    hours = None if estimate is None else steps * float(estimate.step_s) / 3600
+    if (steps < LONG_STEPS) if hours is None else hours < SAVE_H:
+        return
+    wanted = (
+        max(1, steps // 10) if estimate is None else max(1, min(round(SAVE_H * 3600 / float(estimate.step_s)), steps))
+    )
+    long = f"{steps:,} steps" if hours is None else f"{steps:,} steps, about {hours:,.0f} hours,"
+    yield Finding(
+        LATE_RULE,
+        "warning",
+        key,
+        f"{imported.framework.display_key(key)} {every:,} is beyond the last step: "
+        f"{long} without a checkpoint before the end",
+        (imported.framework.format_setting(key, wanted),),
+        file=setting.file,
+        line=setting.line,
+    )
+
+
+def _saves(imported: ImportedRecipe) -> bool:
+    """Return whether checkpoints are on; Megatron-Bridge's recipes save by default."""
+    framework, settings = imported.framework, imported.parsed.settings
+    key, _ = SWITCHES.get(framework.name, ("", ""))
+    setting = settings.get(key)
+    default = not key or (framework.name == "megatron-bridge" and setting is None)
+    return default or bool(value_or_default(framework.key_map, settings, key))
+
+
+def _never(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None) -> Iterator[Finding]:
     framework, settings = imported.framework, imported.parsed.settings
     key, text = SWITCHES.get(framework.name, ("", ""))
     if not key or estimate is None or recipe.data.dataset == "mock" or recipe.benchmark:
         return
     setting = settings.get(key)
-    if (setting is not None and setting.unresolved) or value_or_default(framework.key_map, settings, key):
-        return
-    if framework.name == "megatron-bridge" and setting is None:  # its recipes save by default
+    if (setting is not None and setting.unresolved) or _saves(imported):
         return
     hours = recipe.train.steps * float(estimate.step_s) / 3600
     if hours < LONG_H:

@@ -12,9 +12,11 @@ from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content, Framework, ParsedConfig
 from meshwright.frameworks.mapping import MappedSettings, map_to_recipe
-from meshwright.models import ModelSpec
+from meshwright.models import ModelSpec, reshape
 from meshwright.recipes import overrides as override
-from meshwright.recipes.types import Engine, Goal, Recipe, recipe_fields
+from meshwright.recipes.case import resized
+from meshwright.recipes.model_changes import NUMBERS
+from meshwright.recipes.types import Architecture, Engine, Goal, Recipe, recipe_fields
 from meshwright.recipes.values import bare_type
 
 GPUS = ("H100", "A100-80", "H200", "B200", "GB200")
@@ -23,6 +25,7 @@ WORLD_MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
 GPUS_PER_NODE = 8
 INT_CANDIDATES = (1, 2, 4, 8, 16, 64, 512)
 EXTRA_CANDIDATES = {"data.seq_length": (131_072,)}
+_SIZE_FIELDS = tuple(f"architecture.{name}" for name in Architecture.__struct_fields__ if name not in NUMBERS)
 
 
 class ImportedRecipe(msgspec.Struct, frozen=True):
@@ -53,17 +56,29 @@ def import_recipe(
     if framework.formatter_for is not None:
         framework = msgspec.structs.replace(framework, format_setting=framework.formatter_for(content))
     parsed = _with_goal(framework.parse(content), content.path, goal)
-    file_model = parsed.model
-    found = parsed.model or model
+    file_model = _file_model(parsed)
     if model is not None:
-        parsed, found = msgspec.structs.replace(parsed, model=model), model
+        parsed = _with_model(parsed, model)
     mapped = map_to_recipe(framework, parsed)
     requested = override.requested(mapped.recipe, overrides or [])
     recipe, _ = override.change(mapped.recipe, requested)
+    found = None if parsed.model is None else resized(recipe, parsed.model)
     unknown = tuple(
         field for field in parsed.unknown_fields if field not in requested and field not in mapped.source_keys
     )
     return ImportedRecipe(framework, parsed, mapped, recipe, found, unknown, file_model)
+
+
+def _file_model(parsed: ParsedConfig) -> ModelSpec | None:
+    """Return the model that the file itself trains, in the sizes that it sets."""
+    sizes = {key.partition(".")[2]: value for key, value in parsed.field_values.items() if key in _SIZE_FIELDS}
+    return parsed.model if parsed.model is None or not sizes else reshape(parsed.model, **sizes)
+
+
+def _with_model(parsed: ParsedConfig, model: ModelSpec) -> ParsedConfig:
+    """Return the file with the caller's model; sizes that change a model named by the file go with that model."""
+    kept = {key: value for key, value in parsed.field_values.items() if parsed.model is None or key not in _SIZE_FIELDS}
+    return msgspec.structs.replace(parsed, model=model, field_values=kept)
 
 
 def _with_goal(parsed: ParsedConfig, path: str, goal: Goal | None) -> ParsedConfig:

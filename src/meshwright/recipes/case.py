@@ -261,11 +261,15 @@ def _at_least_one(value: Column) -> Column:
 
 def model_of(recipe: Recipe) -> ModelSpec:
     """Return the model of a recipe, with its architecture changes applied."""
+    return resized(recipe, find(recipe.model))
+
+
+def resized(recipe: Recipe, model: ModelSpec) -> ModelSpec:
+    """Return a model with the architecture changes of a recipe applied."""
     changes = sizes(recipe)
-    found = find(recipe.model)
-    require_numbers(recipe, found)
+    require_numbers(recipe, model)
     try:
-        return reshape(found, **changes) if changes else found
+        return reshape(model, **changes) if changes else model
     except InputError as error:
         if error.field not in changes:
             raise

@@ -242,4 +242,17 @@ def is_extra_key(key: str) -> bool:
 
 
 def _is_typo(name: str, section: str) -> bool:
-    return "." not in name and bool(misspelled(name, fields(section)))
+    return "." not in name and (bool(misspelled(name, fields(section))) or _is_shortened(name, section))
+
+
+LEFT_OUT = {"model", "size"}  # words of a parallel size that other frameworks leave out
+
+
+def _is_shortened(name: str, section: str) -> bool:
+    """Return whether a name is that of a parallel size without some words: context_parallel, tensor_parallel_size."""
+    words = name.split("_")
+    full = (one.split("_") for one in fields(section) if "parallel" in one)
+    return "parallel" in words and any(
+        [word for word in one if word not in LEFT_OUT] == [word for word in words if word not in LEFT_OUT]
+        for one in full
+    )

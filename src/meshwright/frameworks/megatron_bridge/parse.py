@@ -10,10 +10,12 @@ import msgspec
 from meshwright.clusters import is_known as knows_gpu
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.megatron_bridge import bridge_recipes, command, run_config, snippet
+from meshwright.frameworks.megatron_bridge.model_sizes import changed_sizes, without_model_sizes
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun
-from meshwright.frameworks.megatron_bridge.runner import derived_fields, is_benchmark_run, without_model_sizes
+from meshwright.frameworks.megatron_bridge.runner import derived_fields, is_benchmark_run
 from meshwright.frameworks.megatron_bridge.supported_keys import mappable_settings
 from meshwright.frameworks.model_match import find_model
+from meshwright.models import reshape
 from meshwright.recipes.types import Goal, Recipe
 
 SUPPRESSED_RULES = ("overlap.gather-needs-reduction", "learning_rate.decay-inside-warmup")
@@ -59,7 +61,13 @@ def assemble(run: ParsedRun, path: str) -> ParsedConfig:
     if run.form == "saved":
         settings = without_model_sizes(settings, model)
     notes = list(run.notes)
-    fields = derived_fields(run, settings, base, model)
+    sizes, unsized = changed_sizes(settings, model)
+    if unsized:
+        notes.append(unsized)
+        model = None
+    resized = reshape(model, **sizes) if model else None
+    fields = derived_fields(run, settings, base, resized)
+    fields |= {f"architecture.{name}": size for name, size in sizes.items()}
     if run.recipe is not None and run.recipe.unresolved:
         notes.append("the recipe name is known only at run time: its values were not checked")
     elif row is not None and row.raises:

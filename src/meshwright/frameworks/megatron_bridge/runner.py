@@ -13,7 +13,7 @@ from meshwright.frameworks.framework import ParsedConfig
 from meshwright.frameworks.megatron_bridge import bridge_recipes, precision
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, get_value, positive_int
 from meshwright.frameworks.schedule_units import with_lengths
-from meshwright.frameworks.types import Settings, SourcedValue
+from meshwright.frameworks.types import Settings
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe
 
@@ -31,7 +31,6 @@ def derived_fields(run: ParsedRun, settings: Settings, base: Recipe, model: Mode
         fields["precision.grads"] = formats.grads
     fields |= _length(run, settings, base)
     fields |= _layout(run, settings, base, model)
-    fields |= _shape(settings, model)
     if (
         run.form == "command"
         and run.goal in ("sft", "peft")
@@ -100,31 +99,6 @@ def spread_layers(layers: int, chunks: int) -> tuple[int, ...]:
     """Distribute layers over chunks, longer chunks first; empty if even."""
     each, left = divmod(layers, chunks)
     return tuple(each + (at < left) for at in range(chunks)) if left else ()
-
-
-MODEL_SIZES = {
-    "model.num_layers": "layers",
-    "model.hidden_size": "hidden",
-    "model.ffn_hidden_size": "ffn",
-    "model.num_attention_heads": "heads",
-    "model.num_query_groups": "kv_heads",
-    "model.num_moe_experts": "experts",
-    "model.moe_router_topk": "topk",
-}
-
-
-def _shape(settings: Settings, model: ModelSpec | None) -> dict[str, Any]:
-    """Return the model sizes that override those of the named model."""
-    if model is None:
-        return {}
-    setting = {ours: get_value(settings, theirs) for theirs, ours in MODEL_SIZES.items() if theirs in settings}
-    return {f"architecture.{name}": count for name, count in setting.items() if is_int(count) and count > 0}
-
-
-def without_model_sizes(settings: dict[str, SourcedValue], model: ModelSpec | None) -> dict[str, SourcedValue]:
-    """Drop the model sizes of a saved config, except a different number of layers."""
-    kept = {"model.num_layers"} if model and get_value(settings, "model.num_layers") != model.num_layers else set()
-    return {key: setting for key, setting in settings.items() if key not in MODEL_SIZES or key in kept}
 
 
 def is_benchmark_run(settings: Settings) -> bool:

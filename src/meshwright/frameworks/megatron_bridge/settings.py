@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright.frameworks.mapping import relevant_fields, to_settings
 from meshwright.frameworks.megatron_bridge import bridge_recipes, precision
-from meshwright.frameworks.megatron_bridge.runner import MODEL_SIZES
+from meshwright.frameworks.megatron_bridge.model_sizes import size_settings
 from meshwright.frameworks.types import UnmappedField
 from meshwright.models import ModelSpec, shipped_id
 from meshwright.recipes.key_maps import config_keys
@@ -91,8 +91,7 @@ def difference(
         recipe.precision, base.precision, row is not None and row.precision_is_a_name and not python, unmapped
     )
     changed = _adjusted(changed, recipe, base, unmapped, row is not None and row.precision_aware)
-    shape = {name: getattr(recipe.architecture, name) for name in MODEL_SIZES.values()}
-    changed |= {key: shape[name] for key, name in MODEL_SIZES.items() if shape[name] is not None}
+    changed |= size_settings(recipe, model)
     numbers = {"model.rotary_base": recipe.architecture.rope_theta}
     numbers["model.layernorm_epsilon"] = recipe.architecture.norm_eps
     changed |= {key: value for key, value in numbers.items() if value is not None}
