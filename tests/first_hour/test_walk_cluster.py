@@ -42,8 +42,10 @@ def test_the_engine_asked_for_has_a_command_or_a_reason(engine: str) -> None:
 
 def test_the_reason_is_shown_under_run(meshwright: Any) -> None:
     shown = meshwright(*DENSE, "64xH100", "--engine", "torchtitan").out
-    assert "Run      not meshwright: " in shown
-    assert "not torchtitan: torchtitan has no model of this shape" in shown
+    assert "not meshwright: " in shown
+    assert "Run      torchtitan  meshwright export " in shown  # as a flavor of its own
+    other = meshwright("recommend", "gemma2-9b", *DENSE[2:], "64xH100", "--engine", "torchtitan").out
+    assert "not torchtitan: torchtitan has no model of this shape" in other
 
 
 def test_export_takes_another_model(meshwright: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -59,3 +60,70 @@ def test_shortened_parallel_sizes_and_late_checkpoints_of_a_bridge_file_are_find
         fixed = _bridge(tmp_path, found["fix"][0])
         assert "saving.only-at-the-end" not in _rules(meshwright("check", fixed, *gpus, "--json").json)
         late = _bridge(tmp_path, "checkpoint.save_interval = 1000000")
+
+
+OWN = {
+    "model_type": "llama", "hidden_size": 5120, "intermediate_size": 13824,
+    "num_hidden_layers": 40, "num_attention_heads": 40, "num_key_value_heads": 8, "vocab_size": 64000,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False,
+}  # fmt: skip
+NODES = ("--gpus", "4x8xH100")
+
+
+def _own(folder: Path, name: str = "my13b", **changes: Any) -> str:
+    (folder / name).mkdir()
+    (folder / name / "config.json").write_text(json.dumps({**OWN, **changes}))
+    return str(folder / name)
+
+
+def test_an_own_config_is_exported_to_the_frameworks_that_can_build_it(meshwright: Any, tmp_path: Path) -> None:
+    own = _own(tmp_path)
+    expected = {
+        "megatron-bridge": ("train.py", f'AutoBridge.from_hf_config(AutoConfig.from_pretrained("{own}"))'),
+        "automodel": ("my13b_pretrain.yaml", f"pretrained_model_name_or_path: {own}"),
+        "torchtitan": ("own_model.py", 'llama3_args["my13b"] = TransformerModelArgs(\n    dim=5120,'),
+    }
+    for framework, (name, text) in expected.items():
+        out = tmp_path / framework
+        assert meshwright("export", own, "--to", framework, *NODES, "--out", str(out)).code == 0, framework
+        assert text in (out / name).read_text()
+        first = out / ("config.toml" if framework == "torchtitan" else name)
+        checked = meshwright("check", str(first), *NODES, "--json").json
+        assert (checked["ok"], bool(checked["estimate"])) == (True, True), framework  # the shape of the folder
+        assert f'model = "{own}"' in meshwright("import", str(first), *NODES).out
+    toml = (tmp_path / "torchtitan" / "config.toml").read_text()
+    assert 'flavor = "my13b"' in toml
+    assert 'custom_import = "own_model"' in toml
+    module = (tmp_path / "torchtitan" / "own_model.py").read_text()
+    assert "multiple_of=13824" in module
+    assert "RoPEScalingArgs(scaling_factor=1.0)" in module
+    written = tmp_path / "job"
+    words = ("--to", "torchtitan", "--scheduler", "torchrun", "--head", "n1", "--write", str(written))
+    assert f"PYTHONPATH={written}" in meshwright("launch", own, *NODES, *words).out
+    resized = ("export", "llama31_8b", "--goal", "pretrain", "--to", "automodel", *NODES, "architecture.layers=40")
+    assert "num_hidden_layers: 40" in meshwright(*resized).out
+
+
+def test_an_engine_that_cannot_build_an_own_config_says_why_in_every_command(meshwright: Any, tmp_path: Path) -> None:
+    tied = _own(tmp_path, "tied", tie_word_embeddings=True)
+    why = "its llama3 does not tie the embeddings"
+    exported = meshwright("export", tied, "--to", "torchtitan", *NODES)
+    assert exported.code == 2
+    assert why in exported.err
+    assert "--to megatron-lm" in exported.err
+    checked = meshwright("check", tied, *NODES, "--engine", "torchtitan")
+    compared = meshwright("compare", tied, *NODES, "--engines", "torchtitan")
+    assert (checked.code, compared.code) == (1, 1)
+    assert why in checked.out
+    assert why in compared.out
+    toml = tmp_path / "custom.toml"
+    toml.write_text(
+        '[model]\nname = "llama3"\nflavor = "mine"\n[experimental]\ncustom_import = "mine"\n'
+        "[training]\nseq_len = 4096\nlocal_batch_size = 1\nsteps = 1000\n[optimizer]\nlr = 3e-4\n"
+    )
+    given = (str(toml), "--model", tied, *NODES)
+    assert meshwright("check", *given).code == meshwright("compare", *given, "--engines", "torchtitan").code == 0
+    starcoder = _own(tmp_path, "sc", model_type="starcoder2")
+    assert (
+        "no bridge for Starcoder2ForCausalLM" in meshwright("export", starcoder, "--to", "megatron-bridge", *NODES).err
+    )

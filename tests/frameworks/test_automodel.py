@@ -570,7 +570,7 @@ def test_shipped_recipes_round_trip_or_list_lost_fields() -> None:
             refused.add(error.reason)
             continue
         assert lost == {}, name
-    assert refused <= {"AutoModel builds a published model by its Hugging Face id, and none is known for this shape"}
+    assert refused <= {"AutoModel builds a model by its Hugging Face id or folder, and this shape has neither"}
 
 
 def test_exports_have_no_findings() -> None:

@@ -44,6 +44,20 @@ NO_OVERRIDE = "no override was found that resolves it"
 OF_A_RUN = ("data.dataset", "data.blend", "train.steps", "train.epochs")  # what each run sets, also with options
 
 
+CONFIGS: Mapping[str, str] = {
+    "megatron": "megatron-lm",
+    "torchtitan": "torchtitan",
+    "automodel": "automodel",
+    "kempnerforge": "kempnerforge",
+    "fsdp1": "accelerate",
+    "deepspeed": "deepspeed",
+}
+"""Framework whose config drives an engine; ours has recipes."""
+SECOND_CONFIGS: Mapping[str, str] = {"megatron": "megatron-bridge"}
+"""Another framework of an engine, for what the first one cannot express: adapters, or models by their config."""
+NO_CONFIG = "engine.no-config"
+
+
 @verb(requests.Check)
 def check(request: requests.Check) -> CheckResult:
     """Return the findings for a recipe by name or value, or for a file of any framework."""
@@ -84,9 +98,37 @@ def _check(request: requests.Check) -> CheckResult:
         what = "the target is a model itself" if job.plan is not None else "a recipe names its model"
         raise InputError(what, field="model", value=request.model, fix=("remove --model",))
     result = check_recipe(job.recipe, request.gpus, engine, request.overrides, job.content)
+    if request.engine is not None:
+        result = _with_config(result)
     if job.plan is not None and job.plan.repair is not None and result.repair is not None:
         result = msgspec.structs.replace(result, repair=job.plan.repair)  # typed, it gives another recommended layout
     return result if content is None else msgspec.structs.replace(result, file=content.path)
+
+
+def _with_config(result: RecipeCheckResult) -> RecipeCheckResult:
+    """Return the result with an error if the framework of the engine has no config for the job."""
+    if result.engine not in CONFIGS:
+        return result
+    try:
+        exported_for(result.engine, result.recipe, result.model, result.cluster)
+    except InputError as error:
+        fix = tuple(one for one in error.fix if "=" in one and not one.startswith("--"))
+        other = "" if fix else "choose another engine: meshwright compare lists those that run it"
+        message = f"no config of {CONFIGS[result.engine]} can express this job: {error.reason}"
+        found = RuleFinding(NO_CONFIG, "error", error.field or "engine", message, fix, no_fix=other)
+        return msgspec.structs.replace(result, findings=(found, *result.findings))
+    return result
+
+
+def exported_for(engine: str, recipe: Recipe, model: ModelSpec, on: clusters.Cluster) -> ExportedConfig:
+    """Return the config that drives an engine; raise InputError of the first framework if none can express it."""
+    try:
+        return frameworks.export(frameworks.framework(CONFIGS[engine]), recipe, model, on)
+    except InputError:
+        if engine in SECOND_CONFIGS:
+            with suppress(InputError):
+                return frameworks.export(frameworks.framework(SECOND_CONFIGS[engine]), recipe, model, on)
+        raise
 
 
 def check_recipe(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters, frameworks, planner
 from meshwright.api import requests, run_comparison
 from meshwright.api.argument_names import recipe_key
-from meshwright.api.checks import framework_findings
+from meshwright.api.checks import CONFIGS, exported_for, framework_findings
 from meshwright.api.inputs import choice, fields_of
 from meshwright.api.plan_responses import ChangePart, Contract, PlanLayout, contract_part
 from meshwright.api.planning import estimate
@@ -38,15 +38,6 @@ from meshwright.recipes.capabilities import CAPABILITIES
 from meshwright.recipes.types import ENGINES, Recipe, recipe_fields
 from meshwright.rules import Finding as RuleFinding
 
-CONFIGS: Mapping[str, str] = {
-    "megatron": "megatron-lm",
-    "torchtitan": "torchtitan",
-    "automodel": "automodel",
-    "kempnerforge": "kempnerforge",
-    "fsdp1": "accelerate",
-    "deepspeed": "deepspeed",
-}
-"""Framework whose config drives an engine; ours has recipes."""
 ONLY_SHARDING = ("accelerate", "deepspeed")  # their configs leave the training program to the user
 COMPILED = "kernels.compile=true"
 NEVER_RUN = "was never run on several GPUs (only on one, and with several ranks over gloo): this is an estimate"
@@ -182,14 +173,18 @@ def _on_engines(request: requests.Compare, engines: Sequence[str]) -> tuple[tupl
     job = named_job(asked, request.target, request.model)
     question = model_question(asked) if job is None else job_question(asked, job)
     own = job.engine if job is not None and job.imported is not None else ""
-    sides = [_on_engine(question, None if job is None else job.recipe, one, request.overrides) for one in engines]
+    recipe = None if job is None else job.recipe
+    sides = [_on_engine(question, recipe, one, request.overrides, is_own=one == own) for one in engines]
     if job is not None and job.no_model:
         sides = [Side(one.name, error=job.no_model) if one.name == ENGINES[0] else one for one in sides]
     return tuple(sides), own
 
 
-def _on_engine(question: Question, recipe: Recipe | None, engine: str, overrides: Sequence[str]) -> Side:
-    """Return a job on one engine, in the layout that `recommend --engine` gives it there."""
+def _on_engine(question: Question, recipe: Recipe | None, engine: str, overrides: Sequence[str], is_own: bool) -> Side:
+    """Return a job on one engine, in the layout that `recommend --engine` gives it there.
+
+    The engine that the file is for has its config, also if none could be written for it, such as for a custom model.
+    """
     on: Question = msgspec.structs.replace(question, engine=engine)
     moved = None if recipe is None else planner.moved_to(recipe, engine)
     cannot = () if moved is None else _limitations(moved, on)
@@ -200,7 +195,7 @@ def _on_engine(question: Question, recipe: Recipe | None, engine: str, overrides
     if moved is None:
         cannot = _limitations(plan.recipe, on)
     lost, refused, why = _exported(plan, engine)
-    side = Side(engine, plan, cannot=cannot, lost=lost, export_error=why, refused=refused)
+    side = Side(engine, plan, cannot=cannot, lost=lost, export_error="" if is_own else why, refused=refused)
     return side if moved is not None or engine == ENGINES[0] or not side.ok else _compiled(side, on, overrides)
 
 
@@ -253,11 +248,11 @@ def _exported(plan: Plan, engine: str) -> tuple[tuple[UnmappedField, ...], tuple
     """Return what the engine's framework has no key for, the errors of its config, and why it has none at all."""
     if engine not in CONFIGS or not plan.exists:
         return (), (), ""
-    theirs = frameworks.framework(CONFIGS[engine])
     try:
-        written = frameworks.export(theirs, plan.recipe, plan.case.model, plan.question.cluster)
+        written = exported_for(engine, plan.recipe, plan.case.model, plan.question.cluster)
     except InputError as error:
         return (), (), error.reason
+    theirs = frameworks.framework(written.framework)
     found = framework_findings(theirs, written, plan.case.model, plan.question.cluster)
     return written.unmapped, tuple(one for one in found if one.severity == "error"), ""
 

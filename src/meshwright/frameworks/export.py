@@ -14,6 +14,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.load import content_of
 from meshwright.frameworks.mapping import relevant_fields, same_value
+from meshwright.frameworks.model_match import model_path
 from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.types import ExportedConfig, UnmappedField
 from meshwright.models import ModelSpec
@@ -105,6 +106,7 @@ def differences(
 ) -> tuple[UnmappedField, ...]:
     """Return the fields whose value changes when the export is read back."""
     found = read_back(framework, written, model, on)
+    own = (model.hf_id, model_path(recipe, model))
     return tuple(
         UnmappedField(key, field_value(recipe, key), f"{framework.title} would use {field_value(found, key)!r}")
         for key in relevant_fields(recipe, model)
@@ -113,7 +115,7 @@ def differences(
         and not (key == "train.eval_steps" and not recipe.train.eval_every)  # of no evaluation
         and (key != "checkpoint.folder" or recipe.checkpoint.folder)  # a folder that the export chose
         and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights
-        and not (key in NAMED_BY_MODEL and not field_value(recipe, key) and field_value(found, key) == model.hf_id)
+        and not (key in NAMED_BY_MODEL and not field_value(recipe, key) and field_value(found, key) in own)
         and not _is_same(key, field_value(found, key), field_value(recipe, key))
         and key in recipe_fields()
     )

@@ -16,6 +16,7 @@ from meshwright.frameworks.catalogue_shape import catalogue_reference
 from meshwright.frameworks.check import check
 from meshwright.frameworks.framework import Content, Framework, GpuRequest
 from meshwright.frameworks.mapping import relevant_fields, same_value, text_of
+from meshwright.frameworks.model_match import find_local_model
 from meshwright.frameworks.result import CheckResult
 from meshwright.frameworks.to_recipe import ImportedRecipe, complete, import_recipe
 from meshwright.models import ModelSpec, names
@@ -113,6 +114,8 @@ def referring(recipe: Recipe, settings: ImportedRecipe, given: str | None = None
         reference: tuple[str | None, Architecture | None] | None = (given, None)
     elif named is not None and named.name in names() and sizes(recipe):  # a catalogue model in other sizes
         reference = (named.name, None)
+    elif named is not None and named.name not in names() and find_local_model(named.source)[0] is not None:
+        reference = (str(Path(named.source).expanduser().resolve()), None)
     else:
         reference = catalogue_reference(found, _scaling(settings))
     if reference is not None and reference[0] is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from meshwright import file_access
 from meshwright.errors import InputError
-from meshwright.models import ModelSpec, catalogue_name, find, find_by_shape, spec_from_config
+from meshwright.models import ModelSpec, catalogue_name, find, find_by_shape, is_path, spec_from_config
+from meshwright.recipes.types import Recipe
 
 
 def find_model(text: str) -> ModelSpec | None:
@@ -18,6 +21,29 @@ def find_model(text: str) -> ModelSpec | None:
         return find(catalogue_name(text) or text)  # the shape: another hub id is its weights
     except InputError:
         return None
+
+
+def find_local_model(text: str) -> tuple[ModelSpec | None, str]:
+    """Return the model of a folder or config.json on this machine, and why it cannot be read; empty if it is none."""
+    if not text or file_access.closed() or not is_path(text):
+        return None, ""
+    path = Path(text).expanduser()
+    if not (path / "config.json").is_file() and not (path.is_file() and path.suffix == ".json"):
+        return None, ""
+    try:
+        return find(text), ""
+    except InputError as error:
+        return None, error.reason
+
+
+def model_path(recipe: Recipe, model: ModelSpec) -> str:
+    """Return the folder of a model that a recipe names by path, or its config if that has another name; else empty."""
+    if not is_path(recipe.model):
+        return ""
+    if file_access.closed():
+        return f"./{model.name}"
+    path = Path(recipe.model).expanduser().resolve()
+    return str(path.parent if path.name == "config.json" else path)
 
 
 def from_sizes(model_type: str, name: str = "config", **sizes: Any) -> ModelSpec:

@@ -41,6 +41,12 @@ PARSE_FINDINGS = (
         "the interval between checkpoints is longer than the training",
     ),
     ParseFinding(
+        "engine.no-config",
+        "error",
+        "there is nothing to start the training with",
+        "the config of the engine's framework has no model or key for it",
+    ),
+    ParseFinding(
         "key.unknown", "error", "the program fails at start-up or drops the setting", "the framework has no such key"
     ),
     ParseFinding("key.unused", "warning", "the setting has no effect", "the framework does not read this key"),

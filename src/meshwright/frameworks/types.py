@@ -43,6 +43,7 @@ class Program(msgspec.Struct, frozen=True):
     variables: Mapping[
         str, str
     ] = {}  # variables that argv refers to as ${NAME}, set by whoever starts it: what each is
+    modules: tuple[str, ...] = ()  # files of the export that it imports, so that their folder must be importable
 
 
 class UnmappedField(msgspec.Struct, frozen=True):

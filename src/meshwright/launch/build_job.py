@@ -179,6 +179,9 @@ def job_of(
     if has_local_files and scheduler != "slurm":  # a SLURM job changes to the folder; a command runs in any folder
         full = {name: str(Path(folder or "").resolve() / name) for name in request.files}
         program = msgspec.structs.replace(program, argv=tuple(full.get(word, word) for word in program.argv))
+        if program.modules:
+            paths = [str(Path(folder or "").resolve()), *filter(None, [program.env.get("PYTHONPATH")])]
+            program = msgspec.structs.replace(program, env={**program.env, "PYTHONPATH": ":".join(paths)})
     return Job(
         **{
             "name": _plain_name(request.recipe.name),

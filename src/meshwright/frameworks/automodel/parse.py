@@ -13,13 +13,14 @@ from meshwright.errors import InputError
 from meshwright.frameworks.automodel.derived_fields import assumptions, derived_values, loads_weights, model_name
 from meshwright.frameworks.automodel.extra_keys import COMMON_BLOCKS
 from meshwright.frameworks.automodel.ignored_keys import IGNORED_KEY_RULES
+from meshwright.frameworks.automodel.model_sizes import changed_sizes
 from meshwright.frameworks.automodel.values import axis_size, effective_settings, literal, normalize, text_setting
 from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import Content, Framework, GpuRequest, ParsedConfig, RuleContext
 from meshwright.frameworks.load import open_file
-from meshwright.frameworks.model_match import find_model, from_sizes
+from meshwright.frameworks.model_match import find_local_model, find_model, from_sizes
 from meshwright.frameworks.types import Settings, SourcedValue
-from meshwright.models import ModelSpec
+from meshwright.models import ModelSpec, is_path, reshape
 from meshwright.recipes.types import Goal, Recipe
 from meshwright.rules.rule import Finding
 
@@ -190,6 +191,10 @@ def _parsed(
         notes.append("the file has no recipe key, which the automodel command requires: it is read as an LLM recipe")
     files = tuple(dict.fromkeys([content.path, *(setting.file for setting in settings.values())]))
     model = None if is_other_recipe else _model(normalized, notes)
+    sizes, problem = changed_sizes(normalized, model) if model_name(normalized) else ({}, "")
+    if problem:
+        notes.append(problem)
+        model = None
     goal = _goal(normalized, recipe)
     parsed = ParsedConfig(
         settings=normalized, name=stem or Path(content.path).stem, model=model, goal=goal, files=files
@@ -205,7 +210,10 @@ def _parsed(
         env=env or {},
         findings=findings,
         notes=tuple(notes),
-        field_values=derived_values(effective, model, goal, recipe),
+        field_values={
+            **derived_values(effective, reshape(model, **sizes) if model else None, goal, recipe),
+            **{f"architecture.{name}": size for name, size in sizes.items()},
+        },
         suppressed_rules=SUPPRESSED_RULES if axis_size(effective, "pp") > 1 else (),
     )
 
@@ -213,9 +221,11 @@ def _parsed(
 def _model(settings: Settings, notes: list[str]) -> ModelSpec | None:
     name = model_name(settings)
     if name:
-        found = find_model(name)
+        own, problem = find_local_model(name)
+        found = own or find_model(name)
         if found is None:
-            notes.append(f"{name} is not in the model catalog: its sizes are unknown")
+            reason = problem or ("no such folder with a config.json here" if is_path(name) else "not in the catalogue")
+            notes.append(f"{name}: {reason}, so its sizes are unknown (--model ./config.json)")
         return found
     sizes = {
         key.removeprefix("model.config."): setting.value

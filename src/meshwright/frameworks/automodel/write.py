@@ -8,8 +8,10 @@ from typing import Any
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.automodel.format_override import scalar
+from meshwright.frameworks.automodel.model_sizes import size_settings
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
+from meshwright.frameworks.model_match import model_path
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.adapter_targets import ALL_LINEAR, REGEX, STANDARD, groups_of
@@ -21,7 +23,7 @@ from meshwright.recipes.key_maps.automodel_composite_keys import (
     MOCK_DATASET,
     TOKEN_DATASET,
 )
-from meshwright.recipes.model_changes import label, sizes
+from meshwright.recipes.model_changes import label
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 RECIPES = {False: "TrainFinetuneRecipeForNextTokenPrediction", True: "FinetuneRecipeForVLM"}
@@ -162,9 +164,10 @@ def _optimizer_settings(
 
 
 def _model_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
-    name = recipe.checkpoint.pretrained or model.hf_id
-    if not name or (sizes(recipe) and not recipe.checkpoint.pretrained):
-        reason = "AutoModel builds a published model by its Hugging Face id, and none is known for this shape"
+    own = model_path(recipe, model)
+    name = recipe.checkpoint.pretrained or own or model.hf_id
+    if not name:
+        reason = "AutoModel builds a model by its Hugging Face id or folder, and this shape has neither"
         raise InputError(reason, field="model", value=label(recipe, recipe.model))
     class_name = "NeMoAutoModelForImageTextToText" if model.vision is not None else "NeMoAutoModelForCausalLM"
     if recipe.goal != "pretrain" or recipe.checkpoint.pretrained:
@@ -174,6 +177,7 @@ def _model_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
         "model._target_": f"nemo_automodel.{class_name}.from_config",
         "model.config._target_": "transformers.AutoConfig.from_pretrained",
         "model.config.pretrained_model_name_or_path": name,
+        **size_settings(recipe, model),
     }
 
 

@@ -14,7 +14,7 @@ from meshwright.frameworks.megatron_bridge.model_sizes import changed_sizes, wit
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun
 from meshwright.frameworks.megatron_bridge.runner import derived_fields, is_benchmark_run
 from meshwright.frameworks.megatron_bridge.supported_keys import mappable_settings
-from meshwright.frameworks.model_match import find_model
+from meshwright.frameworks.model_match import find_local_model, find_model
 from meshwright.models import reshape
 from meshwright.recipes.types import Goal, Recipe
 
@@ -51,7 +51,8 @@ def assemble(run: ParsedRun, path: str) -> ParsedConfig:
     row = bridge_recipes.find(name) if name else None
     goal: Goal = (row.goal if row else None) or run.goal or "pretrain"
     settings = dict(run.settings)
-    model = find_model(run.model) or (find_model(row.model) if row else None)
+    own, problem = find_local_model(run.model)
+    model = own or find_model(run.model) or (find_model(row.model) if row else None)
     if model is None and run.form == "saved":
         model = run_config.model_of(settings)
     base = row.recipe() if row else bridge_recipes.common(goal)
@@ -60,7 +61,7 @@ def assemble(run: ParsedRun, path: str) -> ParsedConfig:
         base = msgspec.structs.replace(base, benchmark=True)
     if run.form == "saved":
         settings = without_model_sizes(settings, model)
-    notes = list(run.notes)
+    notes = [*run.notes, *([f"{run.model}: {problem}"] if problem else [])]
     sizes, unsized = changed_sizes(settings, model)
     if unsized:
         notes.append(unsized)

@@ -146,7 +146,8 @@ class _Reader:
             self.fields(self.configs[name], "", value, reason)
         else:
             try:
-                self.names[name] = self.value(value) if not reason else _fail()
+                config_of = called == "from_pretrained" and self.text(value)  # config = AutoConfig.from_pretrained(ID)
+                self.names[name] = (config_of or self.value(value)) if not reason else _fail()
             except _Unresolved:
                 self.names.pop(name, None)
 
@@ -213,10 +214,7 @@ class _Reader:
         inner: ast.expr = node
         for _ in range(MAX_DEPTH):
             if isinstance(inner, ast.Call) and self.called(inner) in ("from_hf_pretrained", "from_hf_config"):
-                try:
-                    return str(self.value(inner.args[0])) if inner.args else ""
-                except _Unresolved:
-                    return ""
+                return self.text(inner.args[0]) if inner.args else ""
             if isinstance(inner, ast.Call):
                 inner = inner.func
             elif isinstance(inner, ast.Attribute):
@@ -224,6 +222,15 @@ class _Reader:
             else:
                 break
         return ""
+
+    def text(self, node: ast.expr) -> str:
+        """Return a hub id or path, also the one in AutoConfig.from_pretrained(ID); empty if it is unknown."""
+        if isinstance(node, ast.Call) and self.called(node) == "from_pretrained" and node.args:
+            node = node.args[0]
+        try:
+            return str(self.value(node))
+        except _Unresolved:
+            return ""
 
     def called(self, node: ast.expr) -> str:
         """Return the original name of a called function."""

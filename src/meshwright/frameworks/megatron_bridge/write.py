@@ -15,6 +15,7 @@ from meshwright.frameworks.common import torchrun
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import needs_converted, shell_word
 from meshwright.frameworks.megatron_bridge import bridge_recipes
+from meshwright.frameworks.megatron_bridge.bridged import BRIDGED_SHOWN, is_bridged
 from meshwright.frameworks.megatron_bridge.format_override import format_override
 from meshwright.frameworks.megatron_bridge.settings import (
     Difference,
@@ -22,6 +23,7 @@ from meshwright.frameworks.megatron_bridge.settings import (
     find_counterpart,
     with_distributed_optimizer,
 )
+from meshwright.frameworks.model_match import model_path
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import Mamba2, ModelSpec, has_other_weights
 from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups, groups_of
@@ -66,7 +68,7 @@ def _write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clus
         else []
     )
     if needs_converted(recipe):
-        notes.append(CONVERT.format(model=recipe.checkpoint.pretrained or model.hf_id))
+        notes.append(CONVERT.format(model=recipe.checkpoint.pretrained or model_path(recipe, model) or model.hf_id))
     elif recipe.checkpoint.pretrained:
         notes.append(f"{recipe.checkpoint.pretrained} must be a converted checkpoint ({CHECKPOINT})")
     if row is None:
@@ -184,13 +186,19 @@ COMMON = {"pretrain": "_pretrain_common", "sft": "_sft_common", "peft": "_peft_c
 def _as_python(
     framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Cluster, notes: list[str]
 ) -> ExportedConfig:
-    """Export a Python file that builds the model from its Hugging Face id and the config from the common recipe."""
-    if not model.hf_id:
+    """Export a Python file that builds the model from its Hugging Face id or folder, on the common recipe."""
+    path = model_path(recipe, model)
+    if not model.hf_id and not path:
         raise InputError(
-            "Megatron-Bridge has no recipe for this model, and there is no Hugging Face id to build it from",
+            "Megatron-Bridge has no recipe for this model, and there is no Hugging Face id or folder to build it from",
             field="model",
             value=model.name,
         )
+    if path and not is_bridged(model):
+        reason = f"Megatron-Bridge has no bridge for {model.hf_class or model.model_type}; it has {BRIDGED_SHOWN}"
+        raise InputError(reason, field="model", value=model.name)
+    if path:
+        notes = [*notes, f"{path} must be there where the job runs: its config.json gives the shape"]
     if model.kind == "diffusion":
         raise InputError(
             "Megatron-Bridge trains diffusion models only with its own recipes", field="model", value=model.name
@@ -228,10 +236,7 @@ def _python(framework: Framework, recipe: Recipe, function: str, changes: Differ
     body = [f"cfg = {start}()"]
     if not function:
         imports.insert(0, "from megatron.bridge import AutoBridge")
-        body.append(
-            f'cfg.model = AutoBridge.from_hf_pretrained("{model.hf_id}").to_megatron_provider(load_weights=False)'
-        )
-        body.append(f'cfg.tokenizer.tokenizer_model = "{recipe.data.tokenizer or model.hf_id}"')
+        body += _model_lines(recipe, model, imports)
     if recipe.goal == "peft" and recipe.peft.method == "dora":
         imports.append("from megatron.bridge.peft.dora import DoRA")
         body.append("cfg.peft = DoRA()")
@@ -252,6 +257,21 @@ def _python(framework: Framework, recipe: Recipe, function: str, changes: Differ
     plain = sorted(one for one in imports if one.startswith("import"))
     named = sorted(one for one in imports if one not in plain)
     return "\n".join([first, *plain, *([""] if plain else []), *named, "", *body, "", *main, ""])
+
+
+def _model_lines(recipe: Recipe, model: ModelSpec, imports: list[str]) -> list[str]:
+    """Return the lines that build the model from its hub id, or from the config of its folder, and its tokenizer."""
+    path = model_path(recipe, model)
+    built = f"from_hf_pretrained({_literal(model.hf_id)})"
+    if path:
+        imports.append("from transformers import AutoConfig")
+        built = f"from_hf_config(AutoConfig.from_pretrained({_literal(path)}))"
+    tokenizer = recipe.data.tokenizer or path or model.hf_id
+    lines = [f"cfg.model = AutoBridge.{built}.to_megatron_provider(load_weights=False)"]
+    if path and not recipe.data.tokenizer and recipe.data.dataset == "mock":
+        null = {"tokenizer_type": "NullTokenizer", "vocab_size": model.vocab, "use_tokenizer_vocab_size": False}
+        return [*lines, *(f"cfg.tokenizer.{key} = {_literal(value)}" for key, value in null.items())]
+    return [*lines, f"cfg.tokenizer.tokenizer_model = {_literal(tokenizer)}"]
 
 
 def _literal(value: Any) -> str:

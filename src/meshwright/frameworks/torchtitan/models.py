@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from meshwright.errors import InputError
 from meshwright.frameworks.model_match import from_sizes, same_shape
 from meshwright.models import ModelSpec, find
 
@@ -110,8 +109,8 @@ def _debug_model(name: str) -> ModelSpec:
     return from_sizes(model_type, f"{name}_debugmodel", **sizes)
 
 
-def flavor_of(model: ModelSpec) -> tuple[str, str]:
-    """Return torchtitan's name and flavor for a model; raise if there is none."""
+def flavor_of(model: ModelSpec) -> tuple[str, str] | None:
+    """Return torchtitan's name and flavor for a model, or None if it lists none."""
     for name, flavors in FLAVORS.items():
         for flavor, catalog_name in flavors.items():
             if catalog_name and name != "flux" and (catalog_name == model.name or _matches(catalog_name, model)):
@@ -119,9 +118,7 @@ def flavor_of(model: ModelSpec) -> tuple[str, str]:
     for debug_name in DEBUG_MODELS:
         if same_shape(_debug_model(debug_name), model):
             return ("qwen3", "debugmodel_moe") if debug_name == "qwen3_moe" else (debug_name, "debugmodel")
-    raise InputError(
-        f"torchtitan has no model of this shape; its language models are {FAMILIES}", field="model", value=model.name
-    )
+    return None
 
 
 def _matches(catalog_name: str, model: ModelSpec) -> bool:

@@ -13,6 +13,7 @@ from meshwright.errors import InputError, closest
 from meshwright.frameworks.common import format_toml
 from meshwright.frameworks.framework import Content, ParsedConfig
 from meshwright.frameworks.load import open_file
+from meshwright.frameworks.model_match import find_local_model
 from meshwright.frameworks.torchtitan.commands import (
     PresetName,
     Run,
@@ -125,6 +126,10 @@ def _parse_toml(content: Content, settings: dict[str, SourcedValue], complete: b
     settings, findings = _in_version(settings, LAST_02_DAY, write=format_toml if content.format == "toml" else flag)
     model_known = complete or {"model.name", "model.flavor"} <= settings.keys()
     model = flavor_model(_text(settings, "model.name"), _text(settings, "model.flavor")) if model_known else None
+    if model is None and _text(settings, "experimental.custom_import"):  # its flavor is registered by that module
+        model, _ = find_local_model(_text(settings, "model.hf_assets_path"))
+        if model is not None:
+            notes.append(f"the flavor {_text(settings, 'model.flavor')} is read as the model in {model.source}")
     parsed = _parsed(content, settings, model, notes, findings, tp_is_sp=True)
     emulated = value(settings, "quantize.linear.float8.emulate") is True
     # Expert tensor parallelism was removed after 0.2; emulated float8 needs no hardware support.

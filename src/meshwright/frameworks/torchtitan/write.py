@@ -11,9 +11,11 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import is_hub_id
 from meshwright.frameworks.mapping import nest, relevant_fields, same_value, to_settings, without_defaults
+from meshwright.frameworks.model_match import model_path
 from meshwright.frameworks.torchtitan.derived_fields import KEEP_ALL, ONE_STAGE
 from meshwright.frameworks.torchtitan.format_override import flag
 from meshwright.frameworks.torchtitan.models import PRESETS, flavor_of, preset_of
+from meshwright.frameworks.torchtitan.own_flavor import CUSTOM_IMPORT, MODULE, own_flavor
 from meshwright.frameworks.torchtitan.parse import LAST_02_DAY
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
@@ -55,12 +57,19 @@ PIPELINE_PREFIX = "parallelism.pipeline_parallel_"
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     """Write the TOML for 0.2.2, and commands for later versions if they have a preset of the model."""
-    name, flavor = flavor_of(model)
+    listed = flavor_of(model)
+    own = own_flavor(recipe, model) if listed is None else None
+    name, flavor = (own.name, own.flavor) if own is not None else listed or ("", "")
     _check_axes(recipe, model)
     settings, unmapped = _settings(framework, recipe, model, on)
     settings = {"model.name": name, "model.flavor": flavor, **settings}
+    if own is not None:
+        settings[CUSTOM_IMPORT] = MODULE
     files = {FILE: _toml(framework, settings, recipe, on)}
-    notes = [f"download the tokenizer to {settings['model.hf_assets_path']} (scripts/download_hf_assets.py)"]
+    notes = [_tokenizer_note(settings["model.hf_assets_path"], recipe, model)]
+    if own is not None:
+        files[f"{MODULE}.py"] = own.text
+        notes.append(f"{MODULE}.py registers the flavor {flavor}: run in its folder, or add that to PYTHONPATH")
     if any(field.field == "data.dataset" for field in unmapped):
         notes.append(f"torchtitan has no dataset {recipe.data.dataset}; the file uses c4 instead")
     elif recipe.data.dataset not in (*DATASETS, "mock"):
@@ -92,10 +101,17 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         program=Program(
             argv=("-m", "torchtitan.train", "--job.config_file", FILE),
             env={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+            modules=(f"{MODULE}.py",) if own is not None else (),
         ),
         unmapped=unmapped,
         notes=tuple(notes),
     )
+
+
+def _tokenizer_note(assets: str, recipe: Recipe, model: ModelSpec) -> str:
+    if assets in (recipe.data.tokenizer, model_path(recipe, model)):
+        return f"torchtitan reads the tokenizer in {assets}: it needs a tokenizer.json"
+    return f"download the tokenizer to {assets} (scripts/download_hf_assets.py)"
 
 
 def _check_axes(recipe: Recipe, model: ModelSpec) -> None:
@@ -132,7 +148,9 @@ def _settings(
     settings |= _batch(recipe, ranks) | _stages(recipe, model) | _checkpoint_settings(recipe)
     settings["training.global_batch_size"] = recipe.train.global_batch_size
     settings["model.hf_assets_path"] = (
-        recipe.data.tokenizer or DEFAULT_ASSETS + (model.hf_id or model.name).split("/")[-1]
+        recipe.data.tokenizer
+        or model_path(recipe, model)
+        or DEFAULT_ASSETS + (model.hf_id or model.name).split("/")[-1]
     )
     settings["debug.seed"] = recipe.train.seed
     settings["optimizer.name"] = "AdamW"

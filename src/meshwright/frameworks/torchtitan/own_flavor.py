@@ -1,0 +1,131 @@
+"""A flavor for a model that torchtitan does not list: a module that registers it in the model of its family."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import InputError
+from meshwright.frameworks.torchtitan.models import FAMILIES
+from meshwright.models import Attention, Dense, ModelSpec, MoE
+from meshwright.models.numerics import Numerics
+from meshwright.recipes.model_changes import numerics_for, sizes
+from meshwright.recipes.types import Recipe
+
+MODULE = "own_model"
+CUSTOM_IMPORT = "experimental.custom_import"
+_HEAD = '"""The flavor {flavor} of {name} in torchtitan 0.2.2, imported by [experimental] custom_import."""\n\n'
+
+
+class OwnFlavor(msgspec.Struct, frozen=True):
+    """A model of torchtitan, and the flavor that the text of a module registers in it."""
+
+    name: str
+    flavor: str
+    text: str
+
+
+def own_flavor(recipe: Recipe, model: ModelSpec) -> OwnFlavor:
+    """Return the flavor of a model in llama3 or qwen3 of torchtitan 0.2.2; raise InputError if neither computes it."""
+    flavor = re.sub(r"\W+", "_", model.name).strip("_") + ("_own" if sizes(recipe) else "")
+    layers = {(type(layer.mixer), type(layer.ffn)) for layer in model.layers}
+    first = model.layers[0]
+    mixer, ffn, numbers = first.mixer, first.ffn, numerics_for(recipe)
+    if model.model_type not in FAMILY or len(layers) > 1 or not isinstance(mixer, Attention) or ffn is None:
+        raise _impossible(model, f"its own flavors can be llama, mistral, qwen3 or qwen3_moe, not {model.model_type}")
+    problem = next(_unsupported(model, mixer, numbers), "")
+    if problem:
+        raise _impossible(model, problem)
+    if FAMILY[model.model_type] == "llama3":
+        text = _llama(flavor, model, mixer, ffn, numbers)
+        return OwnFlavor("llama3", flavor, _HEAD.format(flavor=flavor, name="llama3") + text)
+    text = _qwen(flavor, model, mixer, ffn, numbers)
+    return OwnFlavor("qwen3", flavor, _HEAD.format(flavor=flavor, name="qwen3") + text)
+
+
+FAMILY = {"llama": "llama3", "mistral": "llama3", "qwen3": "qwen3", "qwen3_moe": "qwen3"}
+"""torchtitan's model by Hugging Face model type."""
+
+
+def _impossible(model: ModelSpec, why: str) -> InputError:
+    reason = f"torchtitan has no model of this shape ({FAMILIES}), and {why}"
+    return InputError(reason, field="model", value=model.name)
+
+
+def _unsupported(model: ModelSpec, mixer: Attention, numbers: Numerics) -> Iterator[str]:
+    """Yield what the model of the family does not compute."""
+    own = FAMILY[model.model_type]
+    if mixer.qkv_bias or mixer.out_bias:
+        yield f"its {own} has no biases in attention"
+    if mixer.window or model.activation != "silu":
+        yield f"its {own} has full attention and SwiGLU only"
+    if own == "llama3" and model.tied:
+        yield "its llama3 does not tie the embeddings"
+    if own == "llama3" and mixer.heads * mixer.head_dim != model.hidden:
+        yield "its llama3 has a head_dim of hidden / heads"
+    known = ("", "llama3") if own == "llama3" else ("",)
+    if numbers.scaling_type not in known:
+        yield f"its {own} has no RoPE scaling of type {numbers.scaling_type}"
+
+
+def _llama(flavor: str, model: ModelSpec, mixer: Attention, ffn: Any, numbers: Numerics) -> str:
+    """Return the module for llama3; its width of the feed-forward block is rounded up to multiple_of."""
+    assert isinstance(ffn, Dense)
+    derived = int(2 * 4 * model.hidden / 3)
+    arguments = {
+        "dim": model.hidden, "n_layers": model.num_layers, "n_heads": mixer.heads, "n_kv_heads": mixer.kv_heads,
+        "vocab_size": model.vocab, "multiple_of": ffn.width,
+    }  # fmt: skip
+    if derived > ffn.width:
+        arguments["ffn_dim_multiplier"] = int(1000 * ffn.width / derived) / 1000
+    arguments |= _numbers(numbers)
+    scaling = numbers.rope_scaling or {}
+    given = {
+        "scaling_factor": float(scaling.get("factor", 1.0)),
+        "low_freq_factor": scaling.get("low_freq_factor"),
+        "high_freq_factor": scaling.get("high_freq_factor"),
+        "original_max_position_embeddings": scaling.get("original_max_position_embeddings"),
+    }
+    shown = ", ".join(f"{key}={value}" for key, value in given.items() if value is not None)
+    return (
+        "from torchtitan.models.llama3 import TransformerModelArgs, llama3_args\n"
+        "from torchtitan.models.llama3.model.args import RoPEScalingArgs\n\n"
+        f'llama3_args["{flavor}"] = TransformerModelArgs(\n{_lines(arguments)}'
+        f"    rope_scaling_args=RoPEScalingArgs({shown}),\n"
+        f")  # feed-forward width: multiple_of = {ffn.width}\n"
+    )
+
+
+def _qwen(flavor: str, model: ModelSpec, mixer: Attention, ffn: Any, numbers: Numerics) -> str:
+    """Return the module for qwen3, dense or with experts in every layer."""
+    arguments: dict[str, Any] = {
+        "dim": model.hidden, "n_layers": model.num_layers, "n_heads": mixer.heads, "n_kv_heads": mixer.kv_heads,
+        "head_dim": mixer.head_dim, "vocab_size": model.vocab, "qk_norm": mixer.qk_norm != "none",
+        "enable_weight_tying": model.tied,
+    }  # fmt: skip
+    arguments |= _numbers(numbers)
+    imports, experts = "from torchtitan.models.qwen3 import Qwen3ModelArgs, qwen3_args\n", ""
+    if isinstance(ffn, MoE):
+        imports = f"from torchtitan.models.moe import MoEArgs\n{imports}"
+        arguments |= {"moe_enabled": True, "moe_inter_dim": ffn.width}
+        route = numbers.norm_topk_prob is not False
+        experts = (
+            f"    moe_args=MoEArgs(\n        num_experts={ffn.experts},\n        num_shared_experts=0,\n"
+            f'        top_k={ffn.topk},\n        score_func="softmax",\n        route_norm={route},\n'
+            "        route_scale=1.0,\n        score_before_experts=False,\n    ),\n"
+        )
+    else:
+        arguments["hidden_dim"] = ffn.width
+    return f'{imports}\nqwen3_args["{flavor}"] = Qwen3ModelArgs(\n{_lines(arguments)}{experts})\n'
+
+
+def _numbers(numbers: Numerics) -> dict[str, Any]:
+    """Return the numbers of the config; unset, they are those of its Hugging Face class."""
+    return {"norm_eps": numbers.norm_eps or 1e-6, "rope_theta": numbers.rope_theta or 10000.0}
+
+
+def _lines(arguments: dict[str, Any]) -> str:
+    return "".join(f"    {key}={value},\n" for key, value in arguments.items())
