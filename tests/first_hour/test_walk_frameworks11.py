@@ -127,3 +127,52 @@ def test_an_engine_that_cannot_build_an_own_config_says_why_in_every_command(mes
     assert (
         "no bridge for Starcoder2ForCausalLM" in meshwright("export", starcoder, "--to", "megatron-bridge", *NODES).err
     )
+
+
+RECOMMEND = ("recommend", "llama31_8b", "--goal", "pretrain", *GPUS)
+
+
+def test_fp8_words_of_other_frameworks_lead_to_the_format_of_matmuls(meshwright: Any) -> None:
+    for word in ("fp8=true", "fp8=hybrid", "float8=true", "enable_float8=true"):
+        refused = meshwright(*RECOMMEND, word)
+        assert refused.code == 2
+        assert "fix:   precision.matmul=fp8_tensor" in refused.err, word
+    for words, matmul in (
+        (("fp8_format=hybrid",), "fp8_delayed"),  # Megatron-LM's default scaling
+        (("fp8_recipe=tensorwise",), "fp8_tensor"),
+        (("fp8_format=hybrid", "fp8_recipe=tensorwise"), "fp8_tensor"),
+        (("--engine", "megatron", "fp8_format=e4m3", "fp8_recipe=blockwise"), "fp8_block"),
+    ):
+        assert f"precision.matmul same → {matmul} (contract)  requested" in meshwright(*RECOMMEND, *words).out, words
+    for word in ("fp8", "float8", "fp8_format", "te_fp8"):
+        assert "precision.matmul" in meshwright("explain", word).out, word
+
+
+SCRIPT = (
+    "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 "
+    "--num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 4096 --swiglu "
+    "--max-position-embeddings 4096 --position-embedding-type rope --rotary-base 500000 --normalization RMSNorm "
+    "--disable-bias-linear --untie-embeddings-and-output-weights --tensor-model-parallel-size 4 --sequence-parallel "
+    "--use-distributed-optimizer --micro-batch-size 1 --global-batch-size 256 --lr 3e-4 --min-lr 3e-5 "
+    "--lr-decay-style cosine --lr-warmup-iters 100 --bf16 --train-iters 11050 --save /ckpt --save-interval 50 "
+    "--eval-iters 0 --split 100,0,0 "
+)
+NULL = "--mock-data --tokenizer-type NullTokenizer --vocab-size 128256"
+
+
+def test_checkpoints_of_megatron_jobs_are_retained_as_stated(meshwright: Any, tmp_path: Path) -> None:
+    exported = ("export", *RECOMMEND[1:], "--to", "megatron-lm", "train.steps=11050", "checkpoint.save_every=50")
+    kept = meshwright(*exported).out
+    assert "--save-retain-interval 5550" in kept
+    assert "checkpoint.keep=3: Megatron-LM keeps the latest checkpoint and one every 5,550 steps" in kept
+    assert "milestone" not in kept
+    one = meshwright(*exported, "checkpoint.keep=1").out
+    assert "--save-retain-interval 11100" in one
+    assert "checkpoint.keep" not in one
+    assert "retain" not in meshwright(*exported, "checkpoint.keep=500").out
+    launch = ("--to", "megatron-lm", "--scheduler", "slurm", "--no-requeue", "--write")
+    ours = meshwright("launch", *RECOMMEND[1:], *launch, str(tmp_path / "ours"), *exported[-2:])
+    assert "storage: 3 checkpoints of 89.7 GiB kept, 359.0 GiB" in ours.err
+    (tmp_path / "run.sh").write_text(f"{SCRIPT}{NULL}\n")
+    theirs = meshwright("launch", str(tmp_path / "run.sh"), *GPUS, *launch, str(tmp_path / "theirs"))
+    assert "storage: 222 checkpoints of 89.7 GiB kept, 19.5 TiB" in theirs.err

@@ -23,6 +23,8 @@ from meshwright.errors import InputError
 from meshwright.extras import ENGINE
 from meshwright.file_access import missing_path
 from meshwright.models import find
+from meshwright.planner import case_of
+from meshwright.planner.storage import storage_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.engine_models import require_trained
 from meshwright.recipes.format_override import format_override
@@ -232,12 +234,25 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         local = scheduler not in build_job.REMOTE_FILES and not request.image
         program, found = other_frameworks.in_checkout(program, framework, request.framework_dir, local=local)
         notes += found
+    notes += _storage_note(exported)
     job = build_job.exported(exported.written, exported.checked)
     recipe = other_frameworks.with_time_to_save(job.recipe, framework, step_s, changes) if requeued else job.recipe
     python_path = other_frameworks.CHECKOUTS[framework].python_path
     return msgspec.structs.replace(
         job, recipe=recipe, program=program, notes=(*notes, *job.notes, *_not_kept(exported)), python_path=python_path
     )
+
+
+def _storage_note(exported: Exported) -> tuple[str, ...]:
+    """Return what the checkpoints of the job take on disk; none for a program that saves by itself."""
+    checked = exported.checked
+    if exported.written.framework in ("deepspeed", "accelerate"):
+        return ()
+    found = storage_of(case_of(checked.recipe, checked.model, checked.cluster, checked.engine))
+    gib = found.checkpoints_gib
+    total = f"{gib / 1024:,.1f} TiB" if gib >= 1024 else f"{gib:,.1f} GiB"
+    kept = f"{found.kept:,} checkpoint{'s' if found.kept != 1 else ''} of {found.checkpoint_gib:,.1f} GiB kept"
+    return (f"storage: {kept}, {total} with the one being written (checkpoint.keep)",)
 
 
 def _not_kept(exported: Exported) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
 INFINITE = float("inf")
+KEEP_ALL = 1_000_000  # checkpoint.keep of a framework that deletes none
 
 
 def gpu_request_of(launch: LaunchCommand) -> GpuRequest:

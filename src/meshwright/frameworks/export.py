@@ -31,6 +31,8 @@ def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) 
     require_goal(framework, recipe)
     written = write(framework, recipe, model, on)
     listed = {one.field for one in written.unmapped}
+    if "checkpoint.keep" in listed:  # how many are kept and which are one setting
+        listed.add("checkpoint.milestone_every")
     numbers = lost_numbers(framework, recipe)
     lost = tuple(one for one in differences(framework, written, recipe, model, on) if one.field not in listed)
     return msgspec.structs.replace(written, unmapped=(*written.unmapped, *numbers, *lost))
@@ -113,12 +115,28 @@ def differences(
         if not (recipe.train.epochs and key in ("train.steps", "train.epochs"))
         and not (key == "train.init_std" and not recipe.train.init_std)  # the model's own, written or not
         and not (key == "train.eval_steps" and not recipe.train.eval_every)  # of no evaluation
+        and not (key in KEPT and KEPT[key](recipe) == KEPT[key](found))
         and (key != "checkpoint.folder" or recipe.checkpoint.folder)  # a folder that the export chose
         and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights
         and not (key in NAMED_BY_MODEL and not field_value(recipe, key) and field_value(found, key) in own)
         and not _is_same(key, field_value(found, key), field_value(recipe, key))
         and key in recipe_fields()
     )
+
+
+def _kept(recipe: Recipe) -> int:
+    """Return the checkpoints that are kept: no more than are written."""
+    every = recipe.checkpoint.save_every
+    return min(recipe.checkpoint.keep, recipe.train.steps // every + 1 if every else 1)
+
+
+def _milestones(recipe: Recipe) -> int:
+    every = recipe.checkpoint.milestone_every
+    return recipe.train.steps // every if every else 0
+
+
+KEPT = {"checkpoint.keep": _kept, "checkpoint.milestone_every": _milestones}
+"""Settings that mean the same if as many checkpoints are kept."""
 
 
 def _is_same(key: str, found: Any, wanted: Any) -> bool:

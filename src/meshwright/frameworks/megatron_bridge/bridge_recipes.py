@@ -9,12 +9,12 @@ from typing import Any
 
 import msgspec
 
+from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.model_match import find_model
 from meshwright.recipes import overrides
 from meshwright.recipes.types import Goal, Recipe, keys_by_flat_name, recipe_fields
 from meshwright.recipes.values import parse
 
-KEEP_ALL = 1_000_000
 """Checkpoints to keep where Megatron-Bridge keeps all (-1)."""
 
 COMMON: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.clusters import Cluster
-from meshwright.frameworks.common import torchrun_gpu_request
+from meshwright.frameworks.common import KEEP_ALL, torchrun_gpu_request
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.megatron_lm.arguments import KEY_MAP, UNREAD_ARGS, ParsedArgs, parse_args
 from meshwright.frameworks.megatron_lm.model import BuiltModel, build
@@ -192,6 +192,7 @@ def _derived_fields(settings: Settings, model: ModelSpec | None) -> Iterator[tup
     yield from _data(settings)
     if "save" in settings:  # whatever directory that is
         yield "checkpoint.resume", "load" in settings and "finetune" not in settings
+        yield "checkpoint.keep", 1 if "save_retain_interval" in settings else KEEP_ALL
     if (text(settings, "tokenizer_type") or "").startswith("Null") or _is_model_tokenizer(settings, model):
         yield "data.tokenizer", ""
 

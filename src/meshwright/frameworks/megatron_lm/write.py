@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Framework
@@ -28,6 +28,7 @@ KEEP = (
     "expert_tensor_parallel_size",
 )  # fmt: skip
 PRETRAINED = "pretrained_checkpoint"
+RETAIN = "save_retain_interval"
 CHECKPOINT_VARIABLE = "PRETRAINED_CHECKPOINT"
 ARRAYS = {
     "use_precision_aware_optimizer": "PRECISION_ARGS",
@@ -41,7 +42,7 @@ ARRAYS = {
 }
 """Flags outside the key map, by the array they belong in; the rest describe the model."""
 
-DERIVED = ("data.validation_part", "data.tokenizer", "train.init_std")
+DERIVED = ("data.validation_part", "data.tokenizer", "train.init_std", "checkpoint.keep")
 """Fields whose flags follow from others, or from the model."""
 ADAM_ONLY = {
     "main_grads_dtype": "precision.grads",
@@ -67,6 +68,11 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clust
         flags["pipeline_model_parallel_layout"] = format_pipeline_layout(recipe.layout.stage_layers, model.mtp_layers)
     if model.moe is None:
         flags.pop("expert_tensor_parallel_size", None)
+    retained = retention(recipe)
+    if retained is not None:
+        flags[RETAIN] = retained.every
+        if retained.reason:
+            rejected = (*rejected, UnmappedField("checkpoint.keep", recipe.checkpoint.keep, retained.reason))
     variables = {}
     if needs_converted(recipe):
         flags[PRETRAINED] = f"${{{CHECKPOINT_VARIABLE}}}"
@@ -88,6 +94,34 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clust
         unmapped=(*unmapped, *rejected),
         notes=tuple(_notes(recipe, model)),
     )
+
+
+class Retention(NamedTuple):
+    """Checkpoints that Megatron-LM keeps beside the latest one: those of every so many steps."""
+
+    every: int
+    reason: str  # why it is not what the recipe asks for; empty if it is
+
+
+def retention(recipe: Recipe) -> Retention | None:
+    """Return the interval that keeps at most checkpoint.keep checkpoints; None if nothing has to be deleted.
+
+    Megatron-LM deletes the previous checkpoint when the next one is written, unless its step is a multiple of
+    --save-retain-interval; it cannot keep the last few.
+    """
+    checkpoint = recipe.checkpoint
+    saves = recipe.train.steps // checkpoint.save_every if checkpoint.save_every else 0
+    if checkpoint.milestone_every and checkpoint.keep > 1:
+        reason = f"Megatron-LM keeps the latest checkpoint and one every {checkpoint.milestone_every:,} steps"
+        return Retention(checkpoint.milestone_every, reason)
+    if checkpoint.milestone_every or saves < checkpoint.keep:
+        return None
+    apart = saves + 1 if checkpoint.keep == 1 else -(-saves // (checkpoint.keep - 1))
+    every = checkpoint.save_every * apart
+    if checkpoint.keep == 1:
+        return Retention(every, "")
+    kept = f"the latest checkpoint and one every {every:,} steps (--save-retain-interval)"
+    return Retention(every, f"Megatron-LM keeps {kept}, at most {checkpoint.keep} in all")
 
 
 def _captures(recipe: Recipe) -> bool:

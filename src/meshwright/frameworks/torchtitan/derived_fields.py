@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright.clusters import Cluster
-from meshwright.frameworks.common import is_int
+from meshwright.frameworks.common import KEEP_ALL, is_int
 from meshwright.frameworks.framework import ParsedConfig
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
@@ -26,7 +26,6 @@ DERIVED_FIELDS = (
 ONE_STAGE = ("1f1b", "gpipe", "pipelineschedulesingle")
 STAGES_PER_RANK = {name.lower(): 1 if name.lower() in ONE_STAGE else 2 for name in SCHEDULE_NAMES}
 """Default stages per rank of each schedule."""
-KEEP_ALL = 1_000_000  # checkpoint.keep for keep_latest_k=0
 
 
 def derived_values(settings: dict[str, SourcedValue], model: ModelSpec | None, tp_is_sp: bool) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from typing import Any
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
+from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import is_hub_id
 from meshwright.frameworks.mapping import nest, relevant_fields, same_value, to_settings, without_defaults
 from meshwright.frameworks.model_match import model_path
-from meshwright.frameworks.torchtitan.derived_fields import KEEP_ALL, ONE_STAGE
+from meshwright.frameworks.torchtitan.derived_fields import ONE_STAGE
 from meshwright.frameworks.torchtitan.format_override import flag
 from meshwright.frameworks.torchtitan.models import PRESETS, flavor_of, preset_of
 from meshwright.frameworks.torchtitan.own_flavor import CUSTOM_IMPORT, MODULE, own_flavor

@@ -248,10 +248,11 @@ def read_matmul(raw: RawValues, recipe: Recipe) -> MappedFields:
     """The format enables FP8; the recipe selects the scaling."""
     if _text(raw, "fp4_format"):
         return MappedFields({"precision.matmul": "nvfp4"})
-    alone = "fp8_recipe" in raw and "fp8_format" not in raw
-    if not _text(raw, "fp8_format") and not alone:
+    formatted, scaling = (_text(raw, key) for key in ("fp8_format", "fp8_recipe"))
+    alone = bool(scaling) and scaling.lower() != "false" and "fp8_format" not in raw
+    if (not formatted or formatted.lower() == "false") and not alone:
         return MappedFields({"precision.matmul": "same"})
-    return MappedFields({"precision.matmul": FP8_RECIPES.get(_text(raw, "fp8_recipe") or "delayed", "fp8_tensor")})
+    return MappedFields({"precision.matmul": FP8_RECIPES.get(scaling or "delayed", "fp8_tensor")})
 
 
 def write_matmul(recipe: Recipe) -> KeyValues:

@@ -5,6 +5,12 @@ from __future__ import annotations
 from meshwright.recipes.key_maps import hugging_face_removed
 from meshwright.recipes.key_maps.key import RemovedKey
 
+_FP8 = (
+    "is the format of matmuls in linear layers here: fp8_tensor (one scale per tensor), fp8_row, fp8_block, "
+    "fp8_delayed (Transformer Engine's), mxfp8",
+    "precision.matmul=fp8_tensor",
+)
+_FP8_WORDS = ("fp8", "float8", "enable_fp8", "enable_float8", "use_fp8", "use_float8", "fp8_training", "te_fp8")
 _GPUS = "GPUs are not part of the recipe; pass them on the command line"
 
 REMOVED_KEYS: dict[str, RemovedKey] = {
@@ -31,6 +37,7 @@ REMOVED_KEYS: dict[str, RemovedKey] = {
         "is not supported; set the inner all-to-all group size, the ring takes the rest of cp",
         "layout.cp_inner={value}",
     ),
+    **dict.fromkeys((*_FP8_WORDS, "model.converters.float8", "transformer_engine.fp8"), _FP8),
     "model.fp8_hybrid": ("was removed upstream; set the matmul dtype", "precision.matmul=fp8_delayed"),
     "model.fp8_e4m3": ("was removed upstream; set the matmul dtype", "precision.matmul=fp8_delayed"),
     "model.fp8": ("is not supported; set the matmul dtype with its scaling", "precision.matmul=fp8_tensor"),
