@@ -31,8 +31,6 @@ def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) 
     require_goal(framework, recipe)
     written = write(framework, recipe, model, on)
     listed = {one.field for one in written.unmapped}
-    if "checkpoint.keep" in listed:  # how many are kept and which are one setting
-        listed.add("checkpoint.milestone_every")
     numbers = lost_numbers(framework, recipe)
     lost = tuple(one for one in differences(framework, written, recipe, model, on) if one.field not in listed)
     return msgspec.structs.replace(written, unmapped=(*written.unmapped, *numbers, *lost))
@@ -109,6 +107,7 @@ def differences(
     """Return the fields whose value changes when the export is read back."""
     found = read_back(framework, written, model, on)
     own = (model.hf_id, model_path(recipe, model))
+    retained = any(one.field == "checkpoint.keep" for one in written.unmapped)  # which are kept, in place of how many
     return tuple(
         UnmappedField(key, field_value(recipe, key), f"{framework.title} would use {field_value(found, key)!r}")
         for key in relevant_fields(recipe, model)
@@ -116,6 +115,7 @@ def differences(
         and not (key == "train.init_std" and not recipe.train.init_std)  # the model's own, written or not
         and not (key == "train.eval_steps" and not recipe.train.eval_every)  # of no evaluation
         and not (key in KEPT and KEPT[key](recipe) == KEPT[key](found))
+        and not (key == "checkpoint.milestone_every" and retained)
         and (key != "checkpoint.folder" or recipe.checkpoint.folder)  # a folder that the export chose
         and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights
         and not (key in NAMED_BY_MODEL and not field_value(recipe, key) and field_value(found, key) in own)
