@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from meshwright.errors import InputError
+
 PRETRAIN = "qwen3_600m_pretrain_config"
 
 
@@ -155,3 +157,38 @@ def test_unused_columns_and_truncated_rows_are_named(here: Path, model: Path, me
         assert (f"{cut}; data.seq_length=128 fits all" in answer.err) == (not more)
     answer = meshwright(*words, "--tiny", "data.seq_length=128")
     assert "truncated" not in answer.err
+
+
+def test_compiling_on_a_cpu_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> None:
+    from meshwright.engine import cpu_speed
+    from meshwright.recipes import load, overrides
+
+    compiled, eager = (overrides.apply(load(PRETRAIN), [f"kernels.compile={value}"]) for value in ("true", "false"))
+    monkeypatch.setattr(cpu_speed.shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert "faster: kernels.compile=false" in cpu_speed.compile_warning(compiled)
+    assert cpu_speed.compile_warning(eager) == ""
+    monkeypatch.setattr(cpu_speed.shutil, "which", lambda name: None)
+    with pytest.raises(InputError, match="needs a C\\+\\+ compiler"):
+        cpu_speed.compile_warning(compiled)
+
+
+def test_a_run_of_seconds_shows_its_checkpoint_not_its_goodput(meshwright: Any) -> None:
+    words = ("recommend", "qwen3-8b", "--gpus", "8xH100", "--goal", "sft")
+    short = meshwright(*words, "--tokens", "2M").out
+    assert "goodput" not in short
+    assert "of it for the checkpoint at the end" in short
+    assert "goodput 9" in meshwright(*words, "--tokens", "2B").out
+
+
+@pytest.mark.parametrize(("step_s", "reported"), [(0.1, False), (10.0, True)])
+def test_jitter_of_short_steps_is_no_slowdown(meshwright: Any, tmp_path: Path, step_s: float, reported: bool) -> None:
+    """60 steps, of which the last 30 take 30 % longer: 1 second lost on a CPU, or 90."""
+    times = [step_s * (1.3 if i > 30 else 1) * (1 + i % 3 / 100) for i in range(1, 61)]
+    lines = [
+        f"step {i}/60  loss {6 - i / 100:.4f}  lr 1.00e-03  grad norm 1.0  tokens/s/rank {30_000 / one:,.0f}  "
+        f"step time {one:.4g} s  memory 0.4 GiB"
+        for i, one in enumerate(times, 1)
+    ]
+    (tmp_path / "train.log").write_text("\n".join(lines))
+    answer = meshwright("doctor", str(tmp_path / "train.log"), "--json").json
+    assert any(one["rule"].startswith("speed.s") for one in answer["findings"]) == reported

@@ -10,6 +10,8 @@ from meshwright.display import amount, duration, short_number
 
 MISSING = object()  # no budget was requested
 COUNTED = "data.dataset=FILE counts those of a file or folder, --tokens gives their number of tokens"
+AT_END = "only at the end"
+SHORT_HOURS = 1  # a share of a shorter run, and its failures, say nothing about training
 EVERY_ROW = 24  # sizes up to which all are listed; JSON always has all
 MOST_LISTED = 4096  # GPUs; few people choose among more
 TIMES_OWN = 4  # the GPUs that the user has: larger clusters are another question
@@ -56,10 +58,18 @@ def budget_lines(answer: Answer, gpus: int) -> list[str]:
         unit, cost = f" {budget['currency']}" if budget["currency"] else "", budget["cost_band"]
         lines[-1] += f" at {budget['price']:g}{unit} per GPU-hour: cost {amount(budget['cost'])}{unit}"
         lines[-1] += _ends(amount, budget["cost"], cost) if within is None else ""
-    good = budget["goodput"]
-    share = f"goodput {good['share']:.1%}: {good['failures_per_day']:.2g} failures per day and a checkpoint"
-    lines.append(f"[dim]{share} {_saved(good, budget['steps'])} are included; {failures_from(good)}[/]")
+    lines.append(f"[dim]{_goodput(budget)}[/]")
     return [*lines, *(f"[yellow]{escape(note)}[/]" for note in budget["notes"])]
+
+
+def _goodput(budget: Answer) -> str:
+    """Return the time that is not training: of a run of minutes, only that of the checkpoint at its end."""
+    good, steps = budget["goodput"], budget["steps"]
+    saved = _saved(good, steps)
+    if budget["days"] * 24 < SHORT_HOURS and saved.startswith(AT_END):
+        return f"{duration(budget['days'] * (1 - good['share']))} of it for the checkpoint at the end"
+    share = f"goodput {good['share']:.1%}: {good['failures_per_day']:.2g} failures per day and a checkpoint"
+    return f"{share} {saved} are included; {failures_from(good)}"
 
 
 def failures_from(good: Answer) -> str:
@@ -75,7 +85,7 @@ def _saved(good: Answer, steps: int) -> str:
     if every and every < steps:
         return f"every {duration(good['save_interval_s'] / 86400)} ({every:,} steps)"
     longer = f" (checkpoint.save_every={every} is not below its {steps:,} steps)" if every else ""
-    return f"only at the end{longer}"
+    return f"{AT_END}{longer}"
 
 
 def plan_budget_titles(plans: Sequence[Answer]) -> tuple[str, ...]:

@@ -41,7 +41,7 @@ def sustained_slowdown(stats: RunStats) -> Iterator[Finding]:
         return
     found = Slowdown(rows, tuple(levels(_paces(rows), int(limit("shift_lines")), share("shift"))))
     slower = [index for index in range(1, len(found.levels)) if _pace(found, index) > _pace(found, index - 1)]
-    if not slower or not _matters(found):
+    if not slower or not _matters(found) or _is_jitter(stats, rows):
         return
     every = _phases_every(found, slower)
     first = max(slower, key=lambda index: _pace(found, index) / _pace(found, index - 1))
@@ -66,7 +66,7 @@ def slowing_down(stats: RunStats) -> Iterator[Finding]:
     """Steps get slower gradually over the run."""
     rows = _rows(stats)
     line = _drift(rows) if len(rows) >= limit("enough_for_trends") else None
-    if line is None:
+    if line is None or _is_jitter(stats, rows):
         return
     times = line.end / line.start
     yield Finding(
@@ -124,6 +124,20 @@ def _matters(found: Slowdown) -> bool:
         total += level.value * (level.end - level.start)
         before = min(before, level.value)
     return lost > share("slow_steps_time") * total
+
+
+def _is_jitter(stats: RunStats, rows: Sequence[Step]) -> bool:
+    """Return whether slower steps lost too little time to mean anything: seconds in all, or milliseconds each."""
+    timed = [(step.seconds, step.step - step.first + 1) for step in rows if step.seconds]
+    if len(timed) < len(rows):
+        return False
+    quarter = max(1, len(timed) // 4)
+    usual = median_of(sorted(seconds for seconds, _ in timed)[: 2 * quarter]) or 0.0  # of the faster half
+    lost = sum(max(0.0, seconds - usual) * steps for seconds, steps in timed)
+    if lost >= limit("slowdown_s"):
+        return False
+    slow = median_of(sorted(seconds for seconds, _ in timed)[-quarter:]) or 0.0
+    return not stats.run.header.on_gpu or slow - usual < limit("shift_s")
 
 
 def _phases_every(found: Slowdown, slower: Sequence[int]) -> int | None:

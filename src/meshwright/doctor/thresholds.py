@@ -36,6 +36,8 @@ TABLE: dict[str, Threshold] = {
     "spread": Threshold(10, "%", "median deviation of step times; healthy runs are below 3"),
     "slowdown": Threshold(15, "%", "gradually, from the start to the end; heat and fragmentation cost less"),
     "shift": Threshold(10, "%", "from one level to the next; levels of a healthy run differ by a few per cent"),
+    "slowdown_s": Threshold(60, "s", "lost in all; on a CPU, and with short steps, other processes take that much"),
+    "shift_s": Threshold(0.05, "s", "by which a step takes longer on GPUs, unless slowdown_s is lost; less is jitter"),
     "shift_lines": Threshold(8, "lines", "a shorter slow phase is a pause; its median is unreliable"),
     "ranks_apart": Threshold(1.3, "×", "ranks with equal work differ by a few per cent"),
     # Memory

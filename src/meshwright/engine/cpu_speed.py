@@ -1,11 +1,13 @@
-"""How fast this CPU multiplies matrices in 16 bits, measured: its name does not tell."""
+"""What is slow on a CPU: 16-bit matrix products, measured because its name does not tell, and compiling."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from typing import TYPE_CHECKING
 
+from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
 
 if TYPE_CHECKING:
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
 
 SIZE = 128  # 4 MFLOP: 0.1 ms in fp32, and 10 ms where it is a hundred times slower
 LEAST, MOST, BUDGET_S = 2, 10, 0.01  # products per format, and when to stop repeating them
+COMPILERS = ("g++", "clang++")
 SLOW = 3.0  # times slower than fp32
 
 
@@ -29,6 +32,19 @@ def slow_precision_warning(recipe: Recipe, has_checkpoints: bool) -> str:
     return (
         f"precision.compute={compute}: this CPU multiplies matrices {times} times slower in {compute} than in fp32 "
         f"(measured); faster: precision.compute=fp32{also}"
+    )
+
+
+def compile_warning(recipe: Recipe) -> str:
+    """Return the warning if the recipe is compiled on a CPU; raise InputError if that is not possible here."""
+    if not recipe.kernels.compile:
+        return ""
+    if not any(shutil.which(name) for name in (os.environ.get("CXX", ""), *COMPILERS) if name):
+        reason = f"on a CPU, torch.compile needs a C++ compiler ({' or '.join(COMPILERS)}), and there is none here"
+        raise InputError(reason, field="kernels.compile", value="true", fix=("kernels.compile=false",))
+    return (
+        "kernels.compile=true: on a CPU, compiling takes minutes before the first step, and a run gains little; "
+        "faster: kernels.compile=false"
     )
 
 

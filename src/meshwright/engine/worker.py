@@ -118,8 +118,8 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
 
 
 def _warn_of_slow_device(process: Process, spec: RankSpec) -> None:
-    """Warn of ranks that share a GPU; on CPUs, of a slow number format and of more ranks than cores."""
-    from meshwright.engine.cpu_speed import cores, slow_precision_warning
+    """Warn of ranks that share a GPU; on CPUs, of a slow number format, compilation and more ranks than cores."""
+    from meshwright.engine.cpu_speed import compile_warning, cores, slow_precision_warning
 
     if process.device.type == "cuda":
         if text := shared_gpu.describe(process):
@@ -128,8 +128,9 @@ def _warn_of_slow_device(process: Process, spec: RankSpec) -> None:
     if process.local_world > cores():
         warn(f"--nproc {process.local_world}: this machine has {cores()} cores, so that the ranks wait for each other")
     resumes = spec.run.checkpoints and newest_checkpoint(Path(spec.folder)) is not None
-    if text := slow_precision_warning(spec.recipe, resumes):
-        warn(text)
+    for text in (slow_precision_warning(spec.recipe, resumes), compile_warning(spec.recipe)):
+        if text:
+            warn(text)
 
 
 def _with_shared_folder(process: Process, spec: RankSpec) -> RankSpec:
