@@ -146,3 +146,63 @@ def test_the_failure_rate_is_named_and_can_be_set(meshwright: Any) -> None:
 def test_options_typed_as_keys_and_by_other_names(meshwright: Any, words: str, fix: str) -> None:
     ended = meshwright("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", *words.split(), "--json")
     assert (ended.code, ended.json["error"]["fix"]) == (2, [fix])
+
+
+def test_engines_are_compared_compiled_and_ours_says_what_it_never_ran(meshwright: Any) -> None:
+    words = ("compare", "llama3-8b", "--engines", "all", "--goal", "pretrain")
+    answer = meshwright(*words, "--gpus", "16xH100", "--json").json
+    sides = {one["name"]: one for one in answer["sides"]}
+    compiled = {name for name, one in sides.items() if "kernels.compile" in [c["field"] for c in one["changes"]]}
+    assert {"meshwright", "torchtitan", "fsdp1", "kempnerforge"} <= compiled
+    assert "never run on several GPUs" in answer["answer"]
+    assert any("never run on several GPUs" in why for why in sides["meshwright"]["reasons"])
+    out = meshwright(*words, "--gpus", "16xH100").out
+    assert next(line for line in out.splitlines() if "  fsdp1  " in line).count("fsdp1") == 2  # not as fsdp2
+    assert "never run" not in meshwright(*words, "--gpus", "1xH200", "--json").json["answer"]
+
+
+def test_runs_without_validation_say_so(meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.first_hour.test_walk_finetune5 import falling, write_run
+
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "one", falling(24), "data.dataset=mock")
+    write_run(tmp_path / "two", falling(24, end=4.0), "data.dataset=mock")
+    write_run(tmp_path / "three", falling(24, end=4.5), "data.dataset=mock", validation=[5.1])
+    assert "no run logged a validation loss" in meshwright("compare", "one", "two", "--json").json["answer"]
+    assert "two logged no validation loss" in meshwright("compare", "two", "three", "--json").json["answer"]
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [
+        ("recommend llama3-8b --goal pretrain --gpus 8xH100 --tokens 1T --deadline 30", "--days 30"),
+        ("launch llama3_8b_pretrain_config --gpus 16xH100 --scheduler slurm --tokens 1T", "train.steps=238419"),
+        ("estimate llama3-8b --goal pretrain --gpus 8xH100 layout.pp=100000000", "layout.pp=1"),
+    ],
+)
+def test_small_stumbles_have_a_fix(meshwright: Any, words: str, fix: str) -> None:
+    ended = meshwright(*words.split(), "--json")
+    assert (ended.code, ended.json["error"]["fix"]) == (2, [fix])
+
+
+def test_several_gpu_types_are_labelled(meshwright: Any) -> None:
+    words = ("size", "llama3-8b", "--goal", "pretrain", "--gpu", "H100,B200", "--max-gpus", "8")
+    out = meshwright(*words).out
+    assert "H100 GPUs" in out
+    assert "! H100: only with offload" in out
+
+
+def test_a_job_names_only_files_that_it_writes(meshwright: Any, tmp_path: Path) -> None:
+    words = ("launch", "llama3_8b_pretrain_config", "--to", "torchtitan", "--gpus", "16xH100", "--scheduler", "slurm")
+    answer = meshwright(*words, "--write", str(tmp_path / "job"), "--json").json
+    assert "run_0.3.0.sh" not in str(answer)
+    assert "--namespace NAME" in meshwright("launch", "--help").out
+
+
+@pytest.mark.parametrize(("dry", "says"), [(40.0, True), (54.0, False)])
+def test_a_dry_run_that_differs_says_which_to_trust(dry: float, says: bool) -> None:
+    from meshwright.cli.dryrun_report import _trust
+
+    answer = {"difference_gib": {"total": dry - 55.0}, "estimate_gib": {"total": 55.0}}
+    assert bool(_trust(answer)) is says
+    assert not says or "-27% of the estimate of the same layout: trust the dry run" in _trust(answer)[0]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from math import ceil
 from typing import Any, NamedTuple
 
 from meshwright.errors import InputError, closest, unknown
+from meshwright.parsing import token_budget
 from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
 from meshwright.recipes.overrides import accepts, translate_value
 from meshwright.recipes.replacements import removed_key, run_folder
@@ -94,6 +96,7 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
         for name in ("exclusive", "oversubscribe", "contiguous", "overcommit", "hold", "spread-job", "use-min-nodes")
     },
     **dict.fromkeys(("cpus_per_task", "c"), ("--cpus-per-rank {value}",)),
+    "deadline": ("--days {value}", "--sbatch deadline={value}"),
     **dict.fromkeys(("mtbf", "gpu_mtbf", "mtbf_hours", "gpu_mtbf_hours"), ("--mtbf-hours {value}",)),
     **dict.fromkeys(("failure_rate", "failures", "failures_per_day", "fault_rate"), ("--mtbf-hours HOURS",)),
     "signal": ("--signal-ahead SECONDS",),
@@ -155,6 +158,17 @@ def with_nodes(name: str, value: str, gpus: str) -> str:
         nodes, each = (int(value), each) if counts_nodes else (1 if alone else found.nodes, int(value))
         return f"--gpus {nodes}x{each}x{found.gpu.name}"
     return ""
+
+
+def steps_of_tokens(value: str, recipe: Recipe | None) -> str:
+    """Return train.steps=N for a token budget of a command that takes none; empty if the recipe is not known."""
+    try:
+        tokens = token_budget(value)
+    except InputError:
+        return ""
+    if recipe is None or tokens is None:
+        return ""
+    return f"train.steps={ceil(tokens / (recipe.data.seq_length * recipe.train.global_batch_size))}"
 
 
 def _with_gpu(name: str, gpus: str) -> str:

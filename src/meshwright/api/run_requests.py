@@ -163,7 +163,7 @@ class Launch(Request, frozen=True):
     port: Annotated[int | None, path("Rendezvous port.  [default: 29500; SLURM: by job]", "PORT")] = None
     max_restarts: Annotated[int | None, path("Restarts of failed ranks.", "N")] = None
     kind: Annotated[str | None, path("Kubernetes: pytorchjob or jobset.", "KIND")] = None
-    namespace: Annotated[str | None, path("Kubernetes namespace.")] = None
+    namespace: Annotated[str | None, path("Kubernetes namespace.", "NAME")] = None
     time: Annotated[
         str | None, path("Time limit in SLURM's format: 90, 12:00:00, 2-00:00:00.", "LIMIT", other_flags=("-t",))
     ] = None

@@ -111,7 +111,7 @@ def print_sizes(answer: Answer) -> None:
     out, unit = console(), f" {answer['currency']}" if answer["currency"] else ""
     titled(out, "Assumed", assumed_lines(answer["assumed"]))
     headers = (
-        "GPUs",
+        f"{answer['gpu']} GPUs" if answer["compared"] else "GPUs",
         "nodes",
         "layout",
         "GiB",
@@ -216,9 +216,10 @@ def _storage_lines(answer: Answer) -> list[str]:
     ]
     chosen = answer["most_efficient"]
     if chosen:
+        of = f" of {answer['gpu']}" if answer["compared"] else ""
         speed = f"{found['save_gb_s_per_gpu']:g} GB/s per GPU (assumed)"
         lines.append(
-            f"a checkpoint takes {seconds(chosen['goodput']['save_s'])} s on {_gpus(chosen['gpus'])} at {speed}"
+            f"a checkpoint takes {seconds(chosen['goodput']['save_s'])} s on {_gpus(chosen['gpus'])}{of} at {speed}"
         )
         lines.append(f"goodput: {failures_from(chosen['goodput'])}")
     return lines

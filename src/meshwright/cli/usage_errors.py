@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from meshwright import api
-from meshwright.api.argument_names import NODE_NAMES, PER_NODE_NAMES, meant_option, with_nodes
+from meshwright.api.argument_names import NODE_NAMES, PER_NODE_NAMES, meant_option, steps_of_tokens, with_nodes
 from meshwright.api.paths import blend_of
 from meshwright.api.verbs import verbs_on
 from meshwright.errors import InputError, closest
@@ -164,6 +164,9 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
         return f"--gpus {own_gpus} says it already. ", [f"without {option}"]
     if nodes:
         return f"write {nodes}. ", [nodes]
+    steps = steps_of_tokens(value, api.recipe_in_line(arguments)) if name == "tokens" and takes_overrides else ""
+    if steps:
+        return f"write the steps that train them: {steps}. ", [steps]
     other = meant_option(name, value, options, takes_overrides, context.command.name if context else "")
     if other:
         what = "it writes configs of frameworks; a model folder comes from" if "convert" in other[0] else "write"

@@ -95,10 +95,20 @@ def exported(written: ExportedConfig, checked: RecipeCheckResult) -> LaunchReque
         in_folder=True,
         notes=(
             *(mock_data(checked.recipe) if _reads_data(written) else ()),
-            *(note for note in written.notes if not note.startswith("--mock-data")),  # said above
+            *(
+                note
+                for note in written.notes
+                if not note.startswith("--mock-data") and not _is_elsewhere(note, written)
+            ),
             *(f"not exported: {one.field}={one.value} ({one.reason})" for one in written.unmapped),
         ),
     )
+
+
+def _is_elsewhere(note: str, written: ExportedConfig) -> bool:
+    """Return whether a note of an export is said already, or about a file that the job does not read."""
+    unread = any(name in note for name in written.files if not _is_read(name, written.program))
+    return unread or note.startswith("--mock-data")
 
 
 def _is_read(name: str, program: Program) -> bool:

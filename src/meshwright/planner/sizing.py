@@ -198,7 +198,10 @@ def compare(sizings: Sequence[Sizing]) -> Sizing:
         best = (one.smallest, one.most_efficient, one.in_time, cheapest)
         return Compared(one.gpu, one.price, one.currency, *best, min(timed, key=lambda s: s.days or 0.0, default=None))
 
-    return msgspec.structs.replace(sizings[0], compared=tuple(map(compared, sizings)))
+    named = [f"{one.gpu}: {note}" for one in sizings for note in one.notes]
+    shared = sizings[0].notes if all(one.notes == sizings[0].notes for one in sizings) else None
+    notes = tuple(named) if shared is None else shared
+    return msgspec.structs.replace(sizings[0], compared=tuple(map(compared, sizings)), notes=notes)
 
 
 class Smallest(NamedTuple):

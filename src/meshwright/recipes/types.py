@@ -226,8 +226,8 @@ class Layout(Section, frozen=True):
 
     strategy: Annotated[Strategy, layout("how data-parallel ranks shard state")] = "fsdp2"
     tp: Annotated[int, layout("tensor-parallel ranks: each holds a shard of every matrix", ge=1)] = 1
-    pp: Annotated[int, layout("pipeline stages: each holds consecutive layers", ge=1)] = 1
-    vp: Annotated[int, layout("chunks of layers per stage (interleaving); 1 means none", ge=1)] = 1
+    pp: Annotated[int, layout("pipeline stages: each holds consecutive layers", ge=1, le=1024)] = 1
+    vp: Annotated[int, layout("chunks of layers per stage (interleaving); 1 means none", ge=1, le=128)] = 1
     cp: Annotated[int, layout("context-parallel ranks: each holds a part of the sequence", ge=1)] = 1
     ep: Annotated[int, layout("expert-parallel ranks: each holds a part of the experts", ge=1)] = 1
     etp: Annotated[int, layout("tensor-parallel ranks inside one expert", ge=1)] = 1
