@@ -176,3 +176,58 @@ def test_checkpoints_of_megatron_jobs_are_retained_as_stated(meshwright: Any, tm
     (tmp_path / "run.sh").write_text(f"{SCRIPT}{NULL}\n")
     theirs = meshwright("launch", str(tmp_path / "run.sh"), *GPUS, *launch, str(tmp_path / "theirs"))
     assert "storage: 222 checkpoints of 89.7 GiB kept, 19.5 TiB" in theirs.err
+
+
+AUTOMODEL = """recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {global_batch_size: 64, local_batch_size: 1, max_steps: 1000}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: MODEL
+distributed: {strategy: fsdp2}
+dataset:
+  _target_: nemo_automodel.components.datasets.llm.chat_dataset.ChatDataset
+  path_or_dataset_id: train.jsonl
+  seq_length: 8192
+packed_sequence: {packed_sequence_size: 4096}
+optimizer:
+  _target_: torch.optim.AdamW
+  lr: 1.0e-5
+  weight_decays: 0.1
+"""
+AXOLOTL = """base_model: meta-llama/Llama-3.1-8B
+datasets: [{path: tatsu-lab/alpaca, type: alpaca}]
+sequence_len: 4096
+adapter: lora
+lora_r: 16
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+learning_rate: 2e-4
+"""
+
+
+def test_small_mistakes_in_files_of_other_frameworks_are_found(meshwright: Any, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    for tokenizer, severity, fix in (
+        ("HuggingFaceTokenizer", "error", "--tokenizer-model PATH"),
+        ("GPT2BPETokenizer", "warning", "--vocab-file PATH --merge-file PATH"),
+    ):
+        script.write_text(f"{SCRIPT}--data-path d --tokenizer-type {tokenizer}\n")
+        found = _rules(meshwright("check", str(script), *GPUS, "--json").json)["megatron-lm.tokenizer-files"]
+        assert (found["severity"], found["fix"]) == (severity, [fix])
+        script.write_text(f"{SCRIPT}--data-path d --tokenizer-type {tokenizer} {fix}\n")
+        assert "megatron-lm.tokenizer-files" not in meshwright("check", str(script), *GPUS).out
+    script.write_text(f"{SCRIPT.replace('--lr 3e-4', '--lr 3e-3')}{NULL}\n")
+    found = _rules(meshwright("check", str(script), *GPUS, "--json").json)["learning_rate.too-high-for-size"]
+    assert found["fix"][0] == "--lr 0.0003"
+    path = tmp_path / "sft.yaml"
+    path.write_text(AUTOMODEL.replace("MODEL", _own(tmp_path)))
+    answer = meshwright("check", str(path), "--gpus", "8x8xH100", "--json").json
+    assert answer["model"] == "my13b"  # the shape is in its folder
+    assert _rules(answer)["automodel.optimizer-argument"]["fix"] == ["optimizer.weight_decay: 0.1"]
+    assert _rules(answer)["automodel.longer-than-pack"]["fix"] == ["dataset.seq_length: 4096"]
+    path.write_text(AXOLOTL)
+    refused = meshwright("check", str(path)).err
+    assert "is a config of Axolotl, which is not read; read are configs of megatron-lm, " in refused
+    command = refused.partition("fix:   meshwright ")[2].split()
+    assert command[:4] == ["recommend", "llama31_8b", "--goal", "peft"]
+    assert "peft: lora, rank 16 · 4,096 tokens" in meshwright(*command).out

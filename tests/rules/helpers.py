@@ -43,6 +43,7 @@ def model(
 
 
 DENSE = model()
+SMALL = model(Attention(16, 4, 64), Dense(2816), layers=12, hidden=1024)
 TIED = model(tied=True)
 GPT = model(Attention(32, 32, 128), learned_positions=2048, max_seq_length=2048)
 WINDOWED = model(Attention(32, 8, 128, window=4096))

@@ -9,6 +9,7 @@ from pathlib import Path
 from meshwright.choices import FRAMEWORKS
 from meshwright.errors import InputError, some, unknown
 from meshwright.frameworks.framework import Content, Format, Framework
+from meshwright.frameworks.other_trainers import other_trainer
 
 FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
     "megatron-lm": {"shell": ("pretrain_", "--num-layers", "--micro-batch-size", "--tensor-model-parallel-size")},
@@ -48,6 +49,9 @@ def detect_framework(content: Content) -> Framework:
     found = [name for name, score in scores.items() if score == best]
     if best == 0:
         seen = f"; its top-level keys are {some(sorted(content.top_level_keys()), 6)}" if content.settings else ""
+        other = other_trainer(content)
+        if other is not None:
+            raise other
         raise InputError(
             f"matches no supported framework{seen}",
             field="file",

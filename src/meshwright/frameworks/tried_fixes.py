@@ -16,7 +16,7 @@ from meshwright.rules import Finding
 MOST = 12  # findings whose fixes are tried; more are rare, and each costs a check
 REPLACED = (
     "key.", "deepspeed.renamed", "automodel.nan-check", "automodel.rng-ignored", "torchtitan.other-version",
-    "torchtitan.toml-removed", "megatron-bridge.unknown-flag",
+    "torchtitan.toml-removed", "megatron-bridge.unknown-flag", "automodel.optimizer-argument",
 )  # fmt: skip
 """Rules about a key itself: the fix replaces its line."""
 NOT_FOUND = "no change of this file's settings was found that resolves it"

@@ -155,16 +155,35 @@ def continued_lr_too_high(c: Case) -> Column:
     "learning_rate.pretraining",
     "advice",
     "lr",
-    message="lr={lr} is high for a model with {size:.0f} billion active parameters",
+    message="lr={lr} is high for a model with {size:.2g} billion active parameters",
     symptom="loss spikes or divergence",
     cause="the largest stable learning rate decreases with model size",
     fixes=({"lr": [3e-4], "min_lr": lambda c: [min(c.min_lr, 3e-5)]},),
     values={"size": lambda c: c.params_active / 1e9},
 )
 def pretraining_lr_too_high(c: Case) -> Column:
-    adam = one_of(c.optimizer_name, ("adamw", "adamw8bit", "schedule_free_adamw"))
     limit = 6e-4 if c.params_active > 2e10 else 2e-3
-    return adam & (c.goal == "pretrain") & (c.lr > limit) & (c.lr <= FAR_TOO_HIGH) & not_(c.benchmark)
+    return _pretrains_with_adam(c) & (c.lr > limit) & (c.lr <= FAR_TOO_HIGH) & not_(pretraining_lr_far_too_high(c))
+
+
+def _pretrains_with_adam(c: Case) -> Column:
+    adam = one_of(c.optimizer_name, ("adamw", "adamw8bit", "schedule_free_adamw"))
+    return adam & (c.goal == "pretrain") & not_(c.benchmark)
+
+
+@rule(
+    "learning_rate.too-high-for-size",
+    "warning",
+    "lr",
+    message="lr={lr} is several times the usual learning rate of a model with {size:.2g} billion active parameters",
+    symptom="loss spikes or divergence",
+    cause="models of more than a billion parameters train with 1e-4 to 1e-3; the stable rate decreases with size",
+    fixes=({"lr": [3e-4], "min_lr": lambda c: [min(c.min_lr, 3e-5)]},),
+    values={"size": lambda c: c.params_active / 1e9},
+)
+def pretraining_lr_far_too_high(c: Case) -> Column:
+    large = c.params_active > 1.5e9
+    return _pretrains_with_adam(c) & large & (c.lr > 2e-3) & (c.lr <= FAR_TOO_HIGH)
 
 
 def _usual_rates(c: Case) -> list[float]:

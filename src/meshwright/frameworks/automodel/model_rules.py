@@ -51,6 +51,19 @@ def _is_packed(ctx: RuleContext) -> bool:
     return any(positive_int(ctx, key) for key in PACKING_KEYS)
 
 
+def _longer_than_pack(ctx: RuleContext) -> Problem | None:
+    """Samples longer than a pack are dropped, or stop the packing."""
+    pack = next((found for key in PACKING_KEYS if (found := positive_int(ctx, key))), None)
+    length = positive_int(ctx, "dataset.seq_length")
+    if not pack or not length or length <= pack:
+        return None
+    return Problem(
+        f"samples have up to {length:,} tokens, but a pack holds {pack:,}: longer samples are dropped",
+        (format_setting("dataset.seq_length", pack),),
+        key="dataset.seq_length",
+    )
+
+
 def _cp_packing(ctx: RuleContext) -> Problem | None:
     if size(ctx, "cp") == 1 or not _is_packed(ctx):
         return None
@@ -146,7 +159,8 @@ def _optimizer_argument(ctx: RuleContext) -> Iterator[Problem]:
         if argument not in (*known, "_target_", "param_group_overrides"):
             near = closest(argument, known, 1)
             fix = (format_setting(f"optimizer.{near[0]}", ctx.get(key)),) if near else ()
-            yield Problem(f"{name} does not accept {argument}; it accepts {some(known, 6)}", fix, key=key)
+            hint = f"did you mean {near[0]}?" if near else f"it accepts {some(known, 6)}"
+            yield Problem(f"{name} does not accept {argument}; {hint}", fix, key=key)
 
 
 def _bf16_moments(ctx: RuleContext) -> Problem | None:
@@ -275,6 +289,8 @@ MODEL_RULES = (
     FrameworkRule("automodel.optimizer-argument", "error", (), _optimizer_argument,
         symptom="TypeError: unexpected keyword argument, after loading the model",
         cause="the section is passed to the optimizer unchanged"),
+    FrameworkRule("automodel.longer-than-pack", "warning", ("dataset.seq_length",), _longer_than_pack,
+        symptom="fewer samples than expected, or no packs at all", cause="a sample is never split over two packs"),
     FrameworkRule("automodel.bf16-moments", "warning", ("model.torch_dtype", "model.dtype"), _bf16_moments,
         symptom="a loss that flattens early",
         cause="there are no fp32 master weights; TE's FusedAdam with master_weights keeps them",

@@ -161,6 +161,30 @@ def no_vocab_size(ctx: RuleContext) -> Problem | None:
     return Problem("NullTokenizer needs --vocab-size", ("--vocab-size N",), key="tokenizer_type")
 
 
+TOKENIZER_MODELS = (
+    "HuggingFaceTokenizer", "SFTTokenizer", "MultimodalTokenizer", "TikTokenizer", "SentencePieceTokenizer",
+    "GPTSentencePieceTokenizer", "Llama2Tokenizer", "Llama3Tokenizer",
+)  # fmt: skip
+"""Tokenizers that are built from --tokenizer-model."""
+TOKENIZER_FILES = {"GPT2BPETokenizer": ("vocab_file", "merge_file"), "BertWordPieceCase": ("vocab_file",)}
+FROM_CHECKPOINT = ("use_checkpoint_args", "use_tokenizer_model_from_checkpoint_args")
+
+
+def no_tokenizer_files(ctx: RuleContext) -> Problem | None:
+    """A tokenizer needs its model or its vocabulary, unless a checkpoint names it or the script is partly unread."""
+    kind = get_text(ctx, "tokenizer_type")
+    if has_unread_args(ctx) or any(map(ctx.is_set, FROM_CHECKPOINT)):
+        return None
+    if kind in TOKENIZER_MODELS and not ctx.is_set("tokenizer_model"):
+        return Problem(f"{kind} needs --tokenizer-model", ("--tokenizer-model PATH",), key="tokenizer_type")
+    missing = [key for key in TOKENIZER_FILES.get(kind, ()) if not ctx.is_set(key)]
+    if not missing:
+        return None
+    flags = [format_flag(key, "PATH") for key in missing]
+    message = f"{kind} without {' and '.join(format_flag(key, True) for key in missing)} downloads its vocabulary"
+    return Problem(f"{message}; earlier releases stop", (" ".join(flags),), key="tokenizer_type", severity="warning")
+
+
 def position_embeddings(ctx: RuleContext) -> Problem | None:
     length, positions = get_int(ctx, "seq_length"), get_int(ctx, "max_position_embeddings")
     if not length or not positions or positions >= length:

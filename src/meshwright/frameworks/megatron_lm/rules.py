@@ -105,6 +105,13 @@ RULES = (
         "NullTokenizer has no vocabulary of its own",
     ),
     _rule(
+        "tokenizer-files",
+        "tokenizer_type",
+        required_args.no_tokenizer_files,
+        "an error while the tokenizer is built, or a download on nodes without internet access",
+        "the tokenizer's model or vocabulary is not named",
+    ),
+    _rule(
         "position-embeddings",
         "max_position_embeddings seq_length",
         required_args.position_embeddings,

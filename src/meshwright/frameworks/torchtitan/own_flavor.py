@@ -75,7 +75,7 @@ def _llama(flavor: str, model: ModelSpec, mixer: Attention, ffn: Any, numbers: N
     """Return the module for llama3; its width of the feed-forward block is rounded up to multiple_of."""
     assert isinstance(ffn, Dense)
     derived = int(2 * 4 * model.hidden / 3)
-    arguments = {
+    arguments: dict[str, Any] = {
         "dim": model.hidden, "n_layers": model.num_layers, "n_heads": mixer.heads, "n_kv_heads": mixer.kv_heads,
         "vocab_size": model.vocab, "multiple_of": ffn.width,
     }  # fmt: skip
