@@ -55,7 +55,7 @@ def _command(content: Content) -> tuple[str, ...]:
 
 
 def _overrides(found: Mapping[str, object], goal: Goal) -> list[str]:
-    """Return the settings with a field of ours, in their own words, that a recipe of this goal accepts."""
+    """Return the settings that a recipe of this goal accepts, by the keys of the file."""
     blank = Recipe(name="", model="", goal=goal, cluster="8xH100")
     kept: list[str] = []
     for key, value in found.items():
