@@ -192,3 +192,28 @@ def test_jitter_of_short_steps_is_no_slowdown(meshwright: Any, tmp_path: Path, s
     (tmp_path / "train.log").write_text("\n".join(lines))
     answer = meshwright("doctor", str(tmp_path / "train.log"), "--json").json
     assert any(one["rule"].startswith("speed.s") for one in answer["findings"]) == reported
+
+
+def test_words_that_repeat_the_goal_are_accepted(meshwright: Any) -> None:
+    from meshwright.notes import note
+
+    note.cache_clear()
+    words = ("recommend", "llama3.2-1b", "--gpus", "1xRTX4090", "--goal", "qlora")
+    answer = meshwright(*words, "load_in_4bit=true")
+    assert answer.code == 0, answer.err
+    assert "note: load_in_4bit=true is what --goal qlora means" in answer.err
+    option = meshwright(*words, "--load_in_4bit")
+    assert "--goal qlora says it already" in option.err
+    assert "write --goal qlora" in meshwright(*words[:-1], "lora", "load_in_4bit=true").err
+
+
+def test_python_lists_all_wrong_parameters() -> None:
+    import meshwright as package
+
+    with pytest.raises(InputError) as raised:
+        package.recommend("qwen3-0.6b", gpus="1xH100", goal="sft", lr=1e-4, seq_len=128, micro_batch_size=2)  # type: ignore[call-arg]
+    error = raised.value
+    assert all(name in str(error) for name in ("lr=0.0001", "seq_len", "micro_batch_size"))
+    assert list(error.fix) == ['seq=128, overrides={"optimizer.lr": 0.0001, "layout.micro_batch_size": 2}']
+    with pytest.raises(InputError, match="nor num_epochs"):
+        package.train("qwen3_600m_sft_config", learning_rate=1e-4, num_epochs=3)  # type: ignore[call-arg]

@@ -130,6 +130,13 @@ def meant_option(name: str, value: str, options: Collection[str], takes_override
     return alike if name in ("batch_size", "bs", "train_batch_size") else fitting[:1]
 
 
+def repeats_goal(name: str, value: str, goal: str) -> bool:
+    """Return whether an option of another tool says what the typed goal says: load_in_4bit=true with --goal qlora."""
+    key = name.strip().lstrip("-").replace("-", "_").lower()
+    meant = [one.format(name=key, value=value) for one in OTHER_OPTIONS.get(key, ())]
+    return value.strip().lower() in ("", "true", "1", "yes") and f"--goal {goal.strip().lower()}" in meant
+
+
 def with_nodes(name: str, value: str, gpus: str) -> str:
     """Return --gpus with other nodes, other GPUs in each, or the name of the GPU; of a file, what to write in it.
 
@@ -246,12 +253,27 @@ JSON = Writer(
 )
 
 
-def unknown_parameter(function: str, name: str, value: Any, flags: Mapping[str, str]) -> ArgumentError:
-    """Return the error for a parameter that a function does not have; `flags` are the options of its parameters."""
-    hint, fix = _meant(function, name, value, flags, PYTHON)
-    known = ", ".join(flags)
-    reason = f"{function}() has no such parameter; {hint or f'it has {known}'}"
-    return ArgumentError(reason, field=name, value=value, fix=fix)
+def unknown_parameters(function: str, given: Mapping[str, Any], flags: Mapping[str, str]) -> ArgumentError:
+    """Return one error for all parameters that a function does not have; `flags` are the options of its own."""
+    meant = {name: _meant(function, name, value, flags, PYTHON) for name, value in given.items()}
+    (first, (hint, _)), *others = meant.items()
+    known = f"it has {', '.join(flags)}"
+    more = "".join(f"; nor {name}" + (f": {text}" if text else "") for name, (text, _) in others)
+    reason = f"{function}() has no such parameter; {hint or known}{more}"
+    if hint and any(not text for _, (text, _) in others):
+        reason += f"; {known}"
+    fixes = [one for _, fix in meant.values() for one in fix[: None if len(meant) == 1 else 1]]
+    return ArgumentError(reason, field=first, value=given[first], fix=_one_call(fixes))
+
+
+def _one_call(fixes: Sequence[str]) -> list[str]:
+    """Return the fixes of several parameters as the arguments of one call, with one dictionary of overrides."""
+    if len(fixes) < 2:
+        return list(fixes)
+    start = "overrides={"
+    changes = [one.removeprefix(start).removesuffix("}") for one in fixes if one.startswith(start)]
+    plain = [one for one in fixes if not one.startswith(start)]
+    return [", ".join([*plain, *([f"{start}{', '.join(changes)}}}"] if changes else [])])]
 
 
 def unknown_argument(name: str, value: Any, flags: Mapping[str, str]) -> InputError:

@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshwright import clusters
-from meshwright.api.argument_names import meant_option, recipe_key
+from meshwright.api.argument_names import meant_option, recipe_key, repeats_goal
 from meshwright.api.inputs import Field
 from meshwright.api.paths import blend_of
 from meshwright.api.run_comparison import is_run
 from meshwright.errors import InputError, closest
 from meshwright.file_access import missing_path
+from meshwright.notes import note
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import REMOVED_KEYS
 from meshwright.recipes.overrides import known_keys, native_key
@@ -67,6 +68,14 @@ def _split_cluster(fields: Sequence[Field], given: Mapping[str, Any]) -> str:
     except InputError:
         return ""
     return f"{field.flag} {shlex.quote(text)}"
+
+
+def is_repeated(word: str, goal: str) -> bool:
+    """Return whether KEY=VALUE only repeats --goal, which a note says."""
+    if not goal or not repeats_goal(*word.split("=", 1), goal):
+        return False
+    note(f"{word} is what --goal {goal} means")
+    return True
 
 
 def refuse_option_word(word: str, verb: str, flags: Sequence[str]) -> None:

@@ -81,13 +81,13 @@ class VerbFunction(Generic[P, R, T]):
         try:
             return self.request(*args, **kwargs)
         except TypeError:
-            from meshwright.api.argument_names import ArgumentError, missing_argument, unknown_parameter
+            from meshwright.api.argument_names import ArgumentError, missing_argument, unknown_parameters
 
             fields = {field.name: field for field in self._fields}
-            for name, value in kwargs.items():
-                if name not in fields:
-                    flags = {one.name: one.flag.partition("/")[0] for one in fields.values()}
-                    raise unknown_parameter(self.name, name, value, flags) from None
+            unknown = {name: value for name, value in kwargs.items() if name not in fields}
+            if unknown:
+                flags = {one.name: one.flag.partition("/")[0] for one in fields.values()}
+                raise unknown_parameters(self.name, unknown, flags) from None
             placed = list(inspect.signature(self).parameters)[: len(args)]
             if len(args) > len(fields) or any(name in kwargs for name in placed):
                 twice = [name for name in placed if name in kwargs]

@@ -137,9 +137,12 @@ def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
 
             raise stray_word(word, verb.name, fields_of(verb.request), given)
         if "." not in word.partition("=")[0]:
-            from meshwright.api.stray_words import refuse_option_word
+            from meshwright.api.stray_words import is_repeated, refuse_option_word
 
-            refuse_option_word(word, verb.name, _flags(verb))
+            if is_repeated(word, str(given.get("goal", ""))):
+                given["overrides"] = tuple(one for one in given["overrides"] if one != word)
+            else:
+                refuse_option_word(word, verb.name, _flags(verb))
     if verb.name == "recommend":
         if not given.get("model") and given.get("train_model"):  # --model NAME without a file is the model
             given = {**given, "model": given["train_model"], "train_model": None}

@@ -9,7 +9,14 @@ from typing import Any
 import click
 
 from meshwright import api
-from meshwright.api.argument_names import NODE_NAMES, PER_NODE_NAMES, meant_option, steps_of_tokens, with_nodes
+from meshwright.api.argument_names import (
+    NODE_NAMES,
+    PER_NODE_NAMES,
+    meant_option,
+    repeats_goal,
+    steps_of_tokens,
+    with_nodes,
+)
 from meshwright.api.paths import blend_of
 from meshwright.api.verbs import verbs_on
 from meshwright.errors import InputError, closest
@@ -167,6 +174,9 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
     steps = steps_of_tokens(value, api.recipe_in_line(arguments)) if name == "tokens" and takes_overrides else ""
     if steps:
         return f"write the steps that train them: {steps}. ", [steps]
+    goal = _value_of("--goal", arguments)
+    if repeats_goal(name, "" if value.startswith("-") or "=" in value else value, goal):
+        return f"--goal {goal} says it already. ", [f"without {option}"]
     other = meant_option(name, value, options, takes_overrides, context.command.name if context else "")
     if other:
         what = "it writes configs of frameworks; a model folder comes from" if "convert" in other[0] else "write"
