@@ -13,6 +13,8 @@ from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, LinearMi
 from meshwright.models.spec import Mixer, is_scan
 from meshwright.recipes.case import Case
 
+FUSED_ENGINES = ("megatron",)  # one adapter on q, k and v together, and one on gate and up; elsewhere one each
+
 
 class LayerParams(msgspec.Struct, frozen=True):
     """Parameters of one layer: sharded by tp, replicated on every rank, sharded by expert parallelism."""
@@ -42,10 +44,13 @@ def _down_projections(mixer: Mixer, hidden: int) -> int:
     return hidden * (mixer.kv_lora + mixer.qk_rope + (mixer.q_lora or 0))
 
 
-def adapter_params(layer: Layer, hidden: int, rank: int, targets: tuple[str, ...]) -> LayerParams:
-    """Return adapter parameters of one layer: rank × (inputs + outputs) per adapted matrix; one adapter per expert."""
-    widths = _linear_widths(layer, hidden)
-    count = layer.streams * rank * sum(into + out for name, into, out in widths if name in targets)
+def adapter_params(case: Case, layer: Layer) -> LayerParams:
+    """Return adapter parameters of one layer: rank × (inputs + outputs) per adapted matrix; one adapter per expert.
+
+    DoRA adds a magnitude per output. The gate and up projections of an expert share one adapter in every engine.
+    """
+    hidden, rank, targets = case.model.hidden, case.rank, case.targets
+    count = sum(rank * (into + out) + _is_dora(case) * out for _, into, out in _adapted(case, layer))
     routed = 0
     if isinstance(layer.ffn, MoE):
         inner = layer.ffn.latent or hidden
@@ -55,23 +60,30 @@ def adapter_params(layer: Layer, hidden: int, rank: int, targets: tuple[str, ...
             * rank
             * (("fc1" in targets) * (inner + up) + ("fc2" in targets) * (inner + layer.ffn.width))
         )
-    return LayerParams(0, count, routed)
+    return LayerParams(0, layer.streams * count, routed)
 
 
-def split_adapter_params(layer: Layer, hidden: int, rank: int, targets: tuple[str, ...]) -> int:
-    """Return what adapters on q, k, v, gate and up have more than those on the fused matrices: inputs of their own."""
-    qkv = 2 * isinstance(layer.mixer, Attention) * ("qkv" in targets)
-    gates = sum(dense.gated for dense in _dense_blocks(layer)) * ("fc1" in targets)
-    return layer.streams * rank * hidden * (qkv + gates)
+def _adapted(case: Case, layer: Layer) -> list[tuple[str, int, int]]:
+    """Return the adapted linears outside the routed experts: name, inputs, outputs."""
+    widths = _linear_widths(layer, case.model.hidden, fused=case.engine in FUSED_ENGINES)
+    return [linear for linear in widths if linear[0] in case.targets]
 
 
-def _linear_widths(layer: Layer, hidden: int) -> list[tuple[str, int, int]]:
+def _is_dora(case: Case) -> bool:
+    return bool(case.method == "dora")
+
+
+def _linear_widths(layer: Layer, hidden: int, *, fused: bool) -> list[tuple[str, int, int]]:
     """Return the adaptable linears outside the routed experts: name, inputs, outputs."""
     mixer, widths = layer.mixer, []
     if isinstance(mixer, Attention):
-        widths += [("qkv", hidden, mixer.q_width + mixer.kv_out_width), ("proj", mixer.out_width, hidden)]
+        widths += [*_joined("qkv", hidden, _attention_outputs(mixer), fused), ("proj", mixer.out_width, hidden)]
     elif isinstance(mixer, MLA):
-        widths += [("qkv", hidden, mixer.heads * (mixer.qk_head + mixer.qk_nope + mixer.v_head))]
+        queries, keys_values = mixer.heads * mixer.qk_head, mixer.heads * (mixer.qk_nope + mixer.v_head)
+        if fused:
+            widths += [("qkv", hidden, queries + keys_values)]
+        else:
+            widths += [("qkv", mixer.q_lora or hidden, queries), ("qkv", mixer.kv_lora, keys_values)]
         widths += [("proj", mixer.heads * mixer.v_head, hidden)]
     elif isinstance(mixer, Mamba2):
         widths += [
@@ -84,15 +96,27 @@ def _linear_widths(layer: Layer, hidden: int) -> list[tuple[str, int, int]]:
         names = ("mamba_in", "mamba_out") if is_scan(mixer) else ("qkv", "proj")
         widths += [(names[0], hidden, mixer.into), (names[1], mixer.out, hidden)]
     for dense in _dense_blocks(layer):
-        widths += [("fc1", hidden, (2 if dense.gated else 1) * dense.width), ("fc2", dense.width, hidden)]
+        widths += _joined("fc1", hidden, (2 if dense.gated else 1) * [dense.width], fused)
+        widths += [("fc2", dense.width, hidden)]
     return widths
 
 
-def _sharded_side(layer: Layer, hidden: int, targets: tuple[str, ...]) -> int:
-    """Return the widths of adapted linears that tp shards: outputs on entry of a block, inputs at its end."""
-    ends = ("proj", "fc2", "mamba_out")
-    widths = _linear_widths(layer, hidden)
-    return layer.streams * sum(into if name in ends else out for name, into, out in widths if name in targets)
+def _attention_outputs(mixer: Attention) -> list[int]:
+    """Return the outputs of the projections to queries (with their gate), keys and values."""
+    queries = mixer.q_width * (2 if mixer.output_gate else 1)
+    return [queries, mixer.kv_width] + ([] if mixer.shared_kv else [mixer.v_width])
+
+
+def _joined(name: str, inputs: int, outputs: list[int], fused: bool) -> list[tuple[str, int, int]]:
+    """Return projections of the same inputs as one linear or as one each."""
+    return [(name, inputs, width) for width in ([sum(outputs)] if fused else outputs)]
+
+
+def _tp_sharded_adapters(case: Case, layer: Layer) -> int:
+    """Return the adapter parameters that tp shards: those of outputs on entry of a block, of inputs at its end."""
+    ends, rank = ("proj", "fc2", "mamba_out"), int(case.rank)
+    each = (rank * into if name in ends else (rank + _is_dora(case)) * out for name, into, out in _adapted(case, layer))
+    return layer.streams * sum(each)
 
 
 def _dense_blocks(layer: Layer) -> list[Dense]:
@@ -157,11 +181,11 @@ def rank_params(case: Case, pipeline: Stages) -> RankParams:
 
 def rank_adapters(case: Case, pipeline: Stages) -> RankParams:
     """Return the adapter parameters on one rank of each stage; in some engines tp shards one side of each."""
-    hidden, shards = case.model.hidden, expert_parallel_ranks(case)
-    parts = [(adapter_params(layer, hidden, case.rank, case.targets), n) for layer, n in pipeline.layers]
+    shards = expert_parallel_ranks(case)
+    parts = [(adapter_params(case, layer), n) for layer, n in pipeline.layers]
     if memory_profile(case).shards_adapters:
-        sides = [_sharded_side(layer, hidden, case.targets) for layer, _ in pipeline.layers]
-        each = [p.replicated - case.rank * side * (1 - 1 / case.tp) for (p, _), side in zip(parts, sides, strict=True)]
+        sharded = [_tp_sharded_adapters(case, layer) for layer, _ in pipeline.layers]
+        each = [p.replicated - size * (1 - 1 / case.tp) for (p, _), size in zip(parts, sharded, strict=True)]
     else:
         each = [p.replicated for p, _ in parts]
     return RankParams(

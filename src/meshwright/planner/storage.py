@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from meshwright.costs.parameters import adapter_params, split_adapter_params
+from meshwright.costs.parameters import adapter_params
 from meshwright.costs.state import master_bytes, moment_bytes
 from meshwright.costs.vectorize import BYTES, GIB
 from meshwright.planner.goodput import SAVE_GB_S
 from meshwright.recipes.case import Case
 
 ADAPTER_BYTES = 4  # adapters are exported in fp32, as they are trained
-FUSED_ENGINES = ("megatron",)  # one adapter on q, k and v together, and one on gate and up
 
 
 class Storage(msgspec.Struct, frozen=True):
@@ -45,9 +44,5 @@ def _trained_params(case: Case) -> float:
     """Return the parameters that are trained and saved: all, or those of the adapters."""
     if case.goal != "peft":
         return float(case.params_total)
-    model, shape = case.model, (case.model.hidden, case.rank, case.targets)
-    each = [(adapter_params(one.layer, *shape), one.count) for one in model.groups]
-    fused = float(sum(count * (one.replicated + one.routed) for one, count in each))
-    if case.engine in FUSED_ENGINES:
-        return fused
-    return fused + sum(one.count * split_adapter_params(one.layer, *shape) for one in model.groups)
+    each = [(adapter_params(case, one.layer), one.count) for one in case.model.groups]
+    return float(sum(count * (one.replicated + one.routed) for one, count in each))
