@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.each import each
 
 from meshwright import clusters, models, planner
 from meshwright.planner import Question, sizing
+from meshwright.planner.baseline import Baseline
 from meshwright.planner.may_fit import MayFit
 from meshwright.planner.plan import Plan
 
@@ -49,9 +51,37 @@ def test_the_smallest_of_many_clusters_is_that_of_a_search_of_every_count(
     smallest(question, monkeypatch, most=256)
 
 
-def test_a_count_that_holds_nothing_is_not_searched(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = planned("llama31_405b", "8xL4", "sft", 131072, "deepspeed", ())
-    searched: list[Any] = []
-    monkeypatch.setattr(sizing, "_best_with_levers", lambda baseline, _: searched.append(baseline))
-    assert planner.smallest_fit(plan).cluster is None
-    assert len(searched) <= 8
+def searched(plan: Plan) -> tuple[list[int], sizing.Smallest]:
+    """Return the counts that are searched for the smallest cluster, and the clusters found."""
+    counts: list[int] = []
+    search = sizing._needs_offload
+
+    def counted(baseline: Baseline, *held: bool) -> bool | None:
+        counts.append(baseline.case.cluster.world)
+        return search(baseline, *held)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sizing, "_needs_offload", counted)
+        return counts, planner.smallest_fit(plan)
+
+
+@each(
+    ("question", "most"),
+    [
+        (("llama31_405b", "8xL4", "sft", 131072, "deepspeed", ()), 0),  # no count holds it
+        (("nemotron_nano_v2_vl_12b", "128xRTX4090", "sft", 131072, "meshwright", ()), 0),  # 2 % too large on each
+        (("glm_45v", "4xL4", "sft", 131072, "meshwright", ()), 1),  # only with host memory
+        (("mixtral_8x22b", "4xA5000", "sft", None, "meshwright", ()), 2),  # with and without host memory
+    ],
+)
+def test_a_count_that_holds_nothing_is_not_searched(question: Any, most: int) -> None:
+    counts, found = searched(planned(*question))
+    assert len(counts) <= most
+    assert len({one for one in found if one is not None}) == most
+
+
+def test_gradients_reduced_in_every_micro_batch_count_next_to_offloaded_activations() -> None:
+    plan = planned("nemotronh_8b", "8xT4", "sft", 131072, "meshwright", ("layout.recompute=selective",))
+    found = planner.smallest_fit(plan, ("layout.recompute=selective",), 16)
+    assert found.cluster is not None
+    assert found.cluster.world == 16

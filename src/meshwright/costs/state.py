@@ -56,6 +56,14 @@ def defers_reduction(case: Case) -> Column:
     return (case.accumulation > 1) & (by_setting | ((case.pp > 1) & (case.engine != "megatron")))
 
 
+def reduction_saves_memory(case: Case) -> bool:
+    """Return whether gradients reduced in every micro batch never take more memory than deferred ones.
+
+    Where nothing is sharded they may: the reduced ones have the bytes of the updated weight.
+    """
+    return bool(np.all(pick(case.reduce, BYTES) >= master_bytes(case)))
+
+
 def keeps_weights(case: Case) -> Column:
     """Return whether gradients and optimizer state are sharded but weights are not: ZeRO stage 2."""
     shards = any_of(case.strategy, "fsdp2", "megatron_fsdp")

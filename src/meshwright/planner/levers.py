@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwright import costs, rules
 from meshwright.clusters import Cluster
-from meshwright.costs.state import least_state_gib
+from meshwright.costs.state import least_state_gib, reduction_saves_memory
 from meshwright.errors import MeshwrightError
 from meshwright.models import ModelSpec
 from meshwright.planner.baseline import Baseline, baseline_for
@@ -203,10 +203,21 @@ def _batches(case: Case, pinned: Mapping[str, Any], offloads: bool, unchanged: b
         return []
     changed = _changed_cases(case, pinned, offloads)
     tried = [case, *changed] if unchanged and not offloads else changed
-    found = _scored_in(tried, pinned, _for_cluster(LEVER_SPACE, case))
-    if any(batch.fits.any() for batch in found) or case.cluster.world <= SMALL:
-        return found
-    return _scored_in(tried, pinned, msgspec.structs.replace(LEVER_SPACE, uneven=True))
+    found: list[ScoredBatch] = []
+    for space in _lever_spaces(case, pinned):
+        found = [*(() if pinned else found), *_scored_in(tried, pinned, space)]
+        if any(batch.fits.any() for batch in found):
+            break
+    return found
+
+
+def _lever_spaces(case: Case, pinned: Mapping[str, Any]) -> tuple[Space, ...]:
+    """Return the spaces that are searched in turn until a layout fits: on many GPUs, even stages come first."""
+    first = _for_cluster(LEVER_SPACE, case)
+    if case.cluster.world <= SMALL:
+        return (first,)
+    # Typed values may have no layout of even stages; then both spaces leave the usual degrees.
+    return (first, msgspec.structs.replace(first, uneven=True, even=bool(pinned)))
 
 
 def _changed_cases(case: Case, pinned: Mapping[str, Any], offloads: bool) -> list[Case]:
@@ -218,16 +229,20 @@ def fits_with_levers(case: Case, pinned: Mapping[str, Any], offloads: bool) -> b
     """Return whether a layout of `with_levers` fits: with levers that use host memory, or with the others."""
     if not _may_fit(case, offloads):
         return False
-    spaces = [_for_cluster(LEVER_SPACE, case)]
-    if case.cluster.world > SMALL:
-        spaces.append(msgspec.structs.replace(LEVER_SPACE, uneven=True))
-    changed = _changed_cases(case, pinned, offloads)
+    spaces, changed = _lever_spaces(case, pinned), _changed_cases(case, pinned, offloads)
     found = (batch for space in spaces for one in changed for batch in score(one, pinned, space, timed=False))
     return any(batch.fits.any() for batch in found)
 
 
 def _scored_in(tried: list[Case], pinned: Mapping[str, Any], space: Space) -> list[ScoredBatch]:
-    return [batch for one in tried for batch in score(one, pinned, space)]
+    """Return the layouts of all cases, scored; if none fits that reduces gradients in every micro batch, only those."""
+    lean = [place for place, one in enumerate(tried) if not one.defer_grad_sync and reduction_saves_memory(one)]
+    found = {place: list(score(tried[place], pinned, space)) for place in lean}
+    batches = [batch for place in lean for batch in found[place]]
+    if batches and not any(batch.fits.any() for batch in batches):
+        return batches
+    found |= {place: list(score(one, pinned, space)) for place, one in enumerate(tried) if place not in found}
+    return [batch for place in range(len(tried)) for batch in found[place]]
 
 
 def _for_cluster(space: Space, case: Case) -> Space:

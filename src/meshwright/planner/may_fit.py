@@ -9,10 +9,10 @@ import numpy as np
 
 from meshwright import costs, rules
 from meshwright.clusters import Cluster
-from meshwright.costs.state import least_state_gib, master_bytes, moment_bytes
+from meshwright.costs.state import least_state_gib, master_bytes, moment_bytes, reduction_saves_memory
 from meshwright.planner.baseline import is_adaptable
 from meshwright.planner.levers import with_offload, without_offload
-from meshwright.planner.search import LEVER_NAMES
+from meshwright.planner.search import LEVER_NAMES, has_headroom, reduces_otherwise
 from meshwright.planner.space import (
     BATCH_RULES,
     DEGREES,
@@ -28,6 +28,7 @@ from meshwright.recipes.stage_layers import BALANCED
 from meshwright.rules import Rule
 
 SLACK = 1.05  # of the memory: what other options of the search may save
+OWN_SLACK = 1.01  # the same on a row's own count, where only schedules and selective recompute differ
 LEVERS = ("offload", *LEVER_NAMES)
 COMPRESS_BELOW = 0.7  # of the rows that are legal so far
 
@@ -48,7 +49,8 @@ def may_fit(
     Without `offloads`, host memory is not tried.
 
     More data parallelism shards the state further and never needs more of anything else. So every choice of the other
-    degrees is estimated once, with the most data parallelism, and only the least state depends on the count.
+    degrees is estimated once, with the most data parallelism, and only the least state depends on the count. What may
+    fit by that is estimated on its own count.
     """
     plain: list[Mapping[str, Any]] = [{}]
     if case.offload != "none" and "offload" not in pinned:
@@ -62,8 +64,12 @@ def may_fit(
     for rows in _legal_rows(case, pinned, clusters, checked):
         own = rows.strategy == case.strategy  # levers are tried with the recipe's strategy only
         leanest = Leanest(rows, pinned, checked)
-        without |= leanest.counts([*plain, *levers] if own else plain, without)
-        with_ |= leanest.counts(list(kinds.values()), without | with_) if own and kinds else set()
+        reduced = {"defer_grad_sync": False} if reduces_otherwise(rows, pinned) and case.defer_grad_sync else {}
+        kept = [] if reduced and reduction_saves_memory(case) else plain
+        without |= leanest.counts([*kept, *({**one, **reduced} for one in plain if reduced)], without)
+        if own:
+            without |= leanest.counts(levers, without, levers=True)
+            with_ |= leanest.counts([{**reduced, **one} for one in kinds.values()], without | with_, levers=True)
     return MayFit(frozenset(without), frozenset(without | with_))
 
 
@@ -71,24 +77,29 @@ class Leanest:
     """The leanest layouts of some rows, estimated with the most data parallelism."""
 
     def __init__(self, rows: Case, pinned: Mapping[str, Any], checked: Sequence[Rule]) -> None:
-        self.rows, self.checked = rows, checked
+        self.rows, self.checked, self.sizes = rows, checked, with_pins(FULL_SPACE, pinned).micro_batches
         self.most, self.place = _with_most_data_parallelism(rows)
         self.options = list(_leanest(self.most, pinned, checked))
         self.state = _least_updated_gib(rows) * rows.cluster.world / rows.world
 
-    def counts(self, changes: Sequence[Mapping[str, Any]], known: Collection[int]) -> set[int]:
-        """Return the counts, besides those known, of which a row may fit with one of the changes."""
+    def counts(self, changes: Sequence[Mapping[str, Any]], known: Collection[int], levers: bool = False) -> set[int]:
+        """Return the counts, besides those known, of which a row may fit with one of the changes.
+
+        Layouts with levers are searched in a smaller space.
+        """
         rows, found = self.rows, set[int]()
         left = ~np.isin(rows.world, list(known))  # rows of counts that are not known to fit
         for change in changes:
-            for where, lean in self.options:
+            for where, lean, splits_experts in self.options:
+                if levers and splits_experts:
+                    continue
                 for batch in _with_change(lean, {"offload": rows.recipe.layout.offload, **change}):
-                    new = self._counts(batch, where, left)
+                    new = self._counts(batch, where, left, levers)
                     left &= ~np.isin(rows.world, list(new))
                     found |= new
         return found
 
-    def _counts(self, batch: Case, where: Any, left: Any) -> set[int]:
+    def _counts(self, batch: Case, where: Any, left: Any, levers: bool) -> set[int]:
         """Return the counts of which one of the rows left may fit with the options of a batch."""
         rows = self.rows
         tried = where[self.place] & left
@@ -101,8 +112,17 @@ class Leanest:
         batch = batch.rows(used)
         may = _may_hold(batch, at, self.state[part])
         fits, at = part[may], at[may]
-        legal = _is_legal(_like(rows.rows(fits), batch, at), self.checked)
-        return set(rows.world[fits[legal]].tolist())
+        own = _like(rows.rows(fits), batch, at)
+        legal = _is_legal(own, self.checked)
+        return self._held(own.rows(legal), levers) if legal.any() else set()
+
+    def _held(self, own: Case, levers: bool) -> set[int]:
+        """Return the counts of which a row may fit on its own count: with the smallest micro batch, or a whole one."""
+        samples = own.global_batch_size // np.maximum(own.dp, 1)
+        whole = np.flatnonzero(np.isin(samples, self.sizes))
+        sizes = np.concatenate((np.full(len(own.tp), min(self.sizes)), samples[whole]))
+        both = own.rows(np.concatenate((np.arange(len(own.tp)), whole))).replace(micro_batch_size=sizes)
+        return set(both.world[_holds(both, levers)].tolist())
 
 
 def _usable_gib(case: Case) -> float:
@@ -118,6 +138,21 @@ def _may_hold(batch: Case, at: Any, state: Any) -> Any:
         return np.zeros(len(at), dtype=bool)
     rest = memory.total - memory.weights - memory.gradients - memory.optimizer
     return small[at] & (rest[at] + state <= usable) if batch.offload == "none" else small[at]
+
+
+def _holds(rows: Case, levers: bool) -> Any:
+    """Return whether the GPUs and hosts of each row hold what it needs, but for what other options may save.
+
+    Without levers, gradients are reduced otherwise than the recipe says only where that leaves headroom.
+    """
+    memory, said = costs.memory(rows), rows.recipe.layout.defer_grad_sync
+    held = (memory.total <= OWN_SLACK * memory.usable) & (memory.host <= OWN_SLACK * float(rows.host_gib))
+    if levers or rows.defer_grad_sync == said:
+        return held
+    tight = held & ~has_headroom(memory.total / OWN_SLACK, rows)
+    if tight.any():
+        held[tight] = _holds(rows.rows(tight).replace(defer_grad_sync=said), levers)
+    return held
 
 
 def _like(rows: Case, batch: Case, at: Any) -> Case:
@@ -230,8 +265,11 @@ def _most_recompute(rows: Case, allowed: Sequence[str], checked: Sequence[Rule])
     return found
 
 
-def _leanest(rows: Case, pinned: Mapping[str, Any], checked: Sequence[Rule]) -> Iterator[tuple[Any, Case]]:
-    """Yield rows with the options that need least memory: one sample or one micro batch, as much recomputed as may."""
+def _leanest(rows: Case, pinned: Mapping[str, Any], checked: Sequence[Rule]) -> Iterator[tuple[Any, Case, bool]]:
+    """Yield rows with the options that need least memory: one sample or one micro batch, as much recomputed as may.
+
+    The last value says whether tp splits the experts too (etp).
+    """
     space = with_pins(FULL_SPACE, pinned)
     lean = rows.replace(**{n: v for n, v in pinned.items() if n not in DEGREES})
     lean = lean.replace(recompute=_most_recompute(lean, space.recompute, checked))
@@ -250,4 +288,4 @@ def _leanest(rows: Case, pinned: Mapping[str, Any], checked: Sequence[Rule]) -> 
         if where.any():
             part = lean if where.all() else lean.rows(where)
             sizes = size[where] if isinstance(size, np.ndarray) else size
-            yield where, part.replace(micro_batch_size=sizes, etp=part.tp if etp == 0 else etp)
+            yield where, part.replace(micro_batch_size=sizes, etp=part.tp if etp == 0 else etp), etp == 0

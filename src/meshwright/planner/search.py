@@ -150,7 +150,7 @@ def _reduced_otherwise(
     Reducing in every micro batch saves gradients, not time: it is tried where deferred gradients leave no headroom.
     """
     case = found.case
-    if "defer_grad_sync" in pinned or case.engine not in REDUCES_AT_WILL or case.strategy != "fsdp2":
+    if not reduces_otherwise(case, pinned):
         return
     if case.defer_grad_sync != case.recipe.layout.defer_grad_sync:  # set to save memory: planner/levers.py
         return
@@ -168,6 +168,11 @@ def _reduced_otherwise(
     useful = np.broadcast_to(useful, other.tp.shape)
     if useful.any():
         yield _estimated(other.rows(useful), reduced.rows(useful), timed)
+
+
+def reduces_otherwise(case: Case, pinned: Mapping[str, Any]) -> bool:
+    """Return whether a search may turn the switch that defers the reduction of gradients."""
+    return "defer_grad_sync" not in pinned and case.engine in REDUCES_AT_WILL and bool(case.strategy == "fsdp2")
 
 
 def any_legal(case: Case, ignoring: Container[str] = (), pinned: Mapping[str, Any] | None = None) -> bool:

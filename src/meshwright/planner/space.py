@@ -34,6 +34,7 @@ class Space(msgspec.Struct, frozen=True):
     strategies: tuple[str, ...] = ()  # besides the recipe's
     offloads: tuple[str, ...] = ("none",)  # besides the recipe's
     uneven: bool = True  # whether stages may have different numbers of layers
+    even: bool = True  # whether all stages may have the same number of layers
     shard: int = 0  # ranks of a shard group that the user typed (dp_shard); 0 means none
     slow: bool = False  # whether degrees that are seldom fast are tried too: tp beyond fast links, tiny cp chunks
     any_chunks: bool = False  # whether the user typed a schedule without vp; without a pipeline it has no effect
@@ -244,7 +245,9 @@ def degrees(case: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, Any] 
             yield _with_degrees(based, found, space)
             continue
         even = based.layers % found.pp == 0
-        if even.all() or not space.uneven:
+        if not space.even:
+            yield _with_degrees(based.replace(stage_layers=BALANCED), found.at(~even), space)
+        elif even.all() or not space.uneven:
             yield _with_degrees(based.replace(stage_layers=()), found.at(even), space)
         else:
             order = np.argsort(np.where(even, 0, found.pp), kind="stable")
