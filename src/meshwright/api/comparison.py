@@ -219,7 +219,7 @@ def _with_overrides(side: Side, on: Question, overrides: Sequence[str], more: Se
         return None
     keys = {text.partition("=")[0] for text in more}
     lost, refused, why = _exported(plan, side.name)
-    ignored = {one.field for one in (*lost, *_limitations(plan.recipe, on))} & keys
+    ignored = keys & {*(one.field for one in lost), *(one.field for one in _limitations(plan.recipe, on))}
     if not plan.ok or refused or why or ignored:
         return None
     reason = "compiled, as every engine that can is compared"

@@ -102,7 +102,9 @@ class Case:
 
     def rebuild(self, recipe: Recipe | None = None, cluster: Cluster | None = None) -> Case:
         """Return a case with another recipe or cluster, without columns but calibration and failure rate."""
-        kept = {name: self._columns[name] for name in ("calibration", "mtbf_hours") if name in self._columns}
+        kept: dict[str, Column] = {
+            name: self._columns[name] for name in ("calibration", "mtbf_hours") if name in self._columns
+        }
         where = cluster or self.cluster
         return Case(recipe or self.recipe, self.model, where, self.engine, kept, self._memory_of)
 
