@@ -217,3 +217,20 @@ def test_python_lists_all_wrong_parameters() -> None:
     assert list(error.fix) == ['seq=128, overrides={"optimizer.lr": 0.0001, "layout.micro_batch_size": 2}']
     with pytest.raises(InputError, match="nor num_epochs"):
         package.train("qwen3_600m_sft_config", learning_rate=1e-4, num_epochs=3)  # type: ignore[call-arg]
+
+
+def test_shares_of_an_epoch_follow_from_the_rows(here: Path, model: Path, meshwright: Any) -> None:
+    rows = [{"question": f"what is {i}?", "answer": f"it is {i}"} for i in range(80)]
+    (here / "qa.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    more = ("--dataset", "qa.jsonl", "train.epochs=3", "data.packing=false", "train.global_batch_size=8")
+    for target in (("mymodel", "--goal", "sft"), ("qwen3_600m_sft_config",)):
+        for typed, fix in (
+            ("eval_strategy=epoch", "train.eval_every=10 data.validation_part=0.1"),
+            ("evals_per_epoch=2", "train.eval_every=5 data.validation_part=0.1"),
+            ("save_strategy=epoch", "checkpoint.save_every=10"),
+            ("warmup_ratio=0.1", "schedule.warmup_steps=3"),
+        ):
+            refused = meshwright("train", *target, *more, typed)
+            assert f"use {fix}" in refused.err.replace("fix:   ", "use "), refused.err
+    unknown = meshwright("check", "qwen3_600m_sft_config", "--gpus", "1xH100", "eval_strategy=epoch")
+    assert "the steps of an epoch follow from the data" in unknown.err

@@ -85,6 +85,8 @@ def _run(
     from meshwright.engine.run_spec import RunSpec
 
     planned = [] if request.tiny else [text for text in request.overrides if not text.replace(" ", "").endswith(AUTO)]
+    if planned and dataset:  # how many steps an epoch has follows from it
+        planned.append(f"data.dataset={dataset}")
     options = {"framework": request.framework, "model": request.model}
     ranks = _ranks(request.nproc) if depends_on_gpus(request.recipe) else None
     on_cpu = ranks is not None and not _has_gpu()

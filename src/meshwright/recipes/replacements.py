@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 
+from meshwright import file_access
 from meshwright.clusters import cluster
 from meshwright.errors import InputError
 from meshwright.recipes.key_maps import REMOVED_KEYS
@@ -14,6 +16,7 @@ OFF = ("false", "no", "none", "null", "0", "")
 ON = ("true", "yes", "1")
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32"}
 RUN_OPTIONS = {"azure_ml": "", "all": "wandb"}
+LINES = (".jsonl", ".ndjson")
 NEW_RUN = "runs/my-run"
 _CHECKPOINT = re.compile(r"(^|/)(checkpoints(/[^/]+)?|checkpoint-\d+|step-\d+|epoch[-_]\d+)/*$")
 
@@ -106,7 +109,11 @@ def _value(key: str, text: str, recipe: Recipe) -> tuple[str, str]:
     name, layout, train = key.rpartition(".")[2], recipe.layout, recipe.train
     if name == "warmup_ratio":
         if train.epochs or not train.steps:
-            own = recipe.schedule.warmup_steps
+            own, steps = recipe.schedule.warmup_steps, round((train.epochs or 0) * (_epoch_steps(recipe) or 0))
+            if steps:
+                return str(
+                    round(float(text) * steps)
+                ), f" ({text} of the {steps} steps of train.epochs={train.epochs:g})"
             return str(own), f" (the steps of train.epochs follow from the data; {own} is the recipe's own)"
         return str(max(round(float(text) * train.steps), 0)), f" ({text} of train.steps={train.steps})"
     if name in ("gradient_accumulation_steps", "grad_accum_steps"):
@@ -116,7 +123,7 @@ def _value(key: str, text: str, recipe: Recipe) -> tuple[str, str]:
     if name in ("min_lr_ratio", "min_lr_factor"):
         return f"{float(text) * recipe.optimizer.lr:g}", ""
     if name.endswith(("_strategy", "_per_epoch")):
-        return _every(name, text, recipe), ""
+        return _every(name, text, recipe)
     if name == "hierarchical_context_parallel_sizes":
         return re.findall(r"[0-9]+", text)[0] if re.findall(r"[0-9]+", text) else "", ""
     if name.startswith("resume"):
@@ -129,15 +136,32 @@ def _value(key: str, text: str, recipe: Recipe) -> tuple[str, str]:
     return DTYPES.get(text.lower().rpartition(".")[2], text), ""
 
 
-def _every(name: str, text: str, recipe: Recipe) -> str:
-    """Return how many steps are between validations, checkpoints or log lines, for a strategy or times per epoch."""
+def _every(name: str, text: str, recipe: Recipe) -> tuple[str, str]:
+    """Return how many steps are between validations, checkpoints or log lines, and how they follow from an epoch."""
     if text.lower() in OFF:
-        return "0" if not name.startswith("logging") else str(recipe.train.log_every)
+        return "0" if not name.startswith("logging") else str(recipe.train.log_every), ""
     own = {"save": recipe.checkpoint.save_every, "logg": recipe.train.log_every}.get(name[:4], recipe.train.eval_every)
-    every = str(own or max(recipe.train.steps // 10, 1))
+    every, why = own or max(recipe.train.steps // 10, 1), ""
+    per_epoch = int(text) if name.endswith("_per_epoch") else 1 if text.lower() == "epoch" else 0
+    if per_epoch and (steps := _epoch_steps(recipe)):
+        every, why = max(round(steps / per_epoch), 1), f" ({steps:.4g} steps are an epoch of {recipe.data.dataset})"
+    elif per_epoch:
+        why = " (the steps of an epoch follow from the data: train prints its samples at the start)"
     data = recipe.data
     held_out = data.validation or data.validation_part or data.dataset == "mock"
-    return every if not name.startswith("eval") or held_out else f"{every} data.validation_part=0.1"
+    return f"{every}" if not name.startswith("eval") or held_out else f"{every} data.validation_part=0.1", why
+
+
+def _epoch_steps(recipe: Recipe) -> float | None:
+    """Return the steps of an epoch of a file with one sample per line; None for other data, and packed samples."""
+    path = Path(recipe.data.dataset).expanduser()
+    if recipe.goal == "pretrain" or recipe.data.packing or recipe.data.blend or path.suffix.lower() not in LINES:
+        return None
+    if file_access.closed() or not path.is_file():
+        return None
+    with path.open("rb") as file:
+        rows = sum(bool(line.strip()) for line in file)
+    return rows * (1 - recipe.data.validation_part) / recipe.train.global_batch_size or None
 
 
 def run_folder(text: str) -> str:
