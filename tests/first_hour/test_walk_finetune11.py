@@ -164,10 +164,10 @@ def test_compiling_on_a_cpu_is_warned_about(monkeypatch: pytest.MonkeyPatch) -> 
     from meshwright.recipes import load, overrides
 
     compiled, eager = (overrides.apply(load(PRETRAIN), [f"kernels.compile={value}"]) for value in ("true", "false"))
-    monkeypatch.setattr(cpu_speed.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     assert "faster: kernels.compile=false" in cpu_speed.compile_warning(compiled)
     assert cpu_speed.compile_warning(eager) == ""
-    monkeypatch.setattr(cpu_speed.shutil, "which", lambda name: None)
+    monkeypatch.setattr("shutil.which", lambda name: None)
     with pytest.raises(InputError, match="needs a C\\+\\+ compiler"):
         cpu_speed.compile_warning(compiled)
 

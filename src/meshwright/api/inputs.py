@@ -460,8 +460,11 @@ def _property(field: Field) -> dict[str, Any]:
 
 def _other_words(declared: Input) -> list[str]:
     """Return the synonyms that say more than one of the choices; the others are accepted but not listed."""
-    first = {one: word for word, one in reversed(choices.SYNONYMS.get(declared.synonyms, {}).items()) if one.overrides}
-    return list(reversed(first.values()))
+    first: dict[choices.Synonym, str] = {}
+    for word, one in choices.SYNONYMS.get(declared.synonyms, {}).items():
+        if one.overrides:
+            first.setdefault(one, word)
+    return list(first.values())
 
 
 def remote_fixes(error: MeshwrightError, request: type[Request], arguments: Mapping[str, Any]) -> list[str]:

@@ -72,7 +72,8 @@ def _split_cluster(fields: Sequence[Field], given: Mapping[str, Any]) -> str:
 
 def is_repeated(word: str, goal: str) -> bool:
     """Return whether KEY=VALUE only repeats --goal, which a note says."""
-    if not goal or not repeats_goal(*word.split("=", 1), goal):
+    key, _, value = word.partition("=")
+    if not goal or not repeats_goal(key, value, goal):
         return False
     note(f"{word} is what --goal {goal} means")
     return True
