@@ -8,10 +8,11 @@ import pytest
 from tests.each import each
 
 from meshwright import clusters, models, planner
-from meshwright.planner import Question, sizing
+from meshwright.planner import Question, levers, sizing
 from meshwright.planner.baseline import Baseline
 from meshwright.planner.may_fit import MayFit
 from meshwright.planner.plan import Plan
+from meshwright.recipes.case import Case
 
 QUESTIONS: tuple[tuple[str, str, str, int | None, str, tuple[str, ...]], ...] = (
     ("llama31_405b", "20xMI300X", "sft", 8192, "automodel", ("layout.micro_batch_size=2",)),
@@ -85,3 +86,19 @@ def test_gradients_reduced_in_every_micro_batch_count_next_to_offloaded_activati
     found = planner.smallest_fit(plan, ("layout.recompute=selective",), 16)
     assert found.cluster is not None
     assert found.cluster.world == 16
+
+
+def test_an_answer_scores_the_layouts_of_a_lever_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    scored: list[tuple[Any, ...]] = []
+    score = levers.score
+
+    def counted(case: Case, pinned: Any, space: Any, **more: Any) -> Any:
+        changed = (case.recipe.peft.method, case.loss, case.defer_grad_sync, case.offload)
+        scored.append((*changed, case.cluster.world, space, bool(more)))
+        return score(case, pinned, space, **more)
+
+    monkeypatch.setattr(levers, "score", counted)
+    planned("kimi_k2", "6xH200", "peft", None, "meshwright", ())
+    qlora = [one for one in scored if one[0] == "qlora"]
+    assert qlora
+    assert len(qlora) == len(set(qlora))

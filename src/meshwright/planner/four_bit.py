@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
 from meshwright import costs, rules
 from meshwright.planner.baseline import Baseline
-from meshwright.planner.levers import with_levers
+from meshwright.planner.levers import changed_contract, with_levers
 from meshwright.planner.plan import Suggestion
 from meshwright.planner.search import Candidate, always_broken, as_overrides, best, changed_values
 from meshwright.recipes.case import Case
@@ -26,9 +24,10 @@ def qlora_suggestion(baseline: Baseline, case: Case, estimate: costs.Estimate) -
     resident = baseline.requested.layout.offload == case.offload
     if case.goal != "peft" or case.method == "qlora" or (bool(estimate.fits) and resident):
         return
-    recipe = baseline.requested
-    four_bit = msgspec.structs.replace(recipe, peft=msgspec.structs.replace(recipe.peft, method="qlora"))
-    tried = baseline.case.rebuild(four_bit)
+    four_bit = changed_contract(baseline, {"peft.method": "qlora"})
+    if four_bit is None:
+        return
+    tried = four_bit.case
     found = best(tried, baseline.pinned)
     if found is None:
         yield Suggestion(TITLE, (), f"4-bit base weights are not supported here: {_why_not(tried, case)}")

@@ -221,8 +221,28 @@ def _lever_spaces(case: Case, pinned: Mapping[str, Any]) -> tuple[Space, ...]:
 
 
 def _changed_cases(case: Case, pinned: Mapping[str, Any], offloads: bool) -> list[Case]:
-    changes = with_offload(case, pinned) if offloads else without_offload(case, pinned)
-    return [case.replace(**one) for one in changes]
+    """Return the case with each lever; the same cases when asked again, as several parts of an answer search them."""
+    known, key = case.cached(_known_cases), (repr(sorted(pinned.items())), offloads)
+    if key not in known:
+        changes = with_offload(case, pinned) if offloads else without_offload(case, pinned)
+        known[key] = [case.replace(**one) for one in changes]
+    return known[key]
+
+
+def _known_cases(case: Case) -> dict[tuple[str, bool], list[Case]]:
+    return {}
+
+
+def _scores(case: Case, pinned: Mapping[str, Any], space: Space) -> list[ScoredBatch]:
+    """Return all layouts of a case in a space, scored once."""
+    known, key = case.cached(_known_scores), (repr(sorted(pinned.items())), space)
+    if key not in known:
+        known[key] = list(score(case, pinned, space))
+    return known[key]
+
+
+def _known_scores(case: Case) -> dict[tuple[str, Space], list[ScoredBatch]]:
+    return {}
 
 
 def fits_with_levers(case: Case, pinned: Mapping[str, Any], offloads: bool) -> bool:
@@ -237,11 +257,11 @@ def fits_with_levers(case: Case, pinned: Mapping[str, Any], offloads: bool) -> b
 def _scored_in(tried: list[Case], pinned: Mapping[str, Any], space: Space) -> list[ScoredBatch]:
     """Return the layouts of all cases, scored; if none fits that reduces gradients in every micro batch, only those."""
     lean = [place for place, one in enumerate(tried) if not one.defer_grad_sync and reduction_saves_memory(one)]
-    found = {place: list(score(tried[place], pinned, space)) for place in lean}
+    found = {place: _scores(tried[place], pinned, space) for place in lean}
     batches = [batch for place in lean for batch in found[place]]
     if batches and not any(batch.fits.any() for batch in batches):
         return batches
-    found |= {place: list(score(one, pinned, space)) for place, one in enumerate(tried) if place not in found}
+    found |= {place: _scores(one, pinned, space) for place, one in enumerate(tried) if place not in found}
     return [batch for place in range(len(tried)) for batch in found[place]]
 
 
@@ -370,7 +390,7 @@ def _narrow_states(baseline: Baseline) -> Iterator[Variant]:
         return
     for title, cost, values in STATES:
         without = {"adamw": "", "adamw8bit": "precision.moments"}.get(baseline.case.optimizer_name, "optimizer.name")
-        changed = None if without in values else _changed(baseline, values)
+        changed = None if without in values else changed_contract(baseline, values)
         if changed is not None:
             yield Variant(title, cost, changed, tuple(format_override(*one) for one in values.items()))
 
@@ -379,7 +399,7 @@ def _adapters(baseline: Baseline, typed: Sequence[str]) -> Iterator[Variant]:
     """Yield LoRA for a full fine-tuning, and QLoRA for either."""
     case = baseline.case
     if case.goal == "peft" and case.method in ("lora", "rslora"):
-        changed = _changed(baseline, {"peft.method": "qlora"})
+        changed = changed_contract(baseline, {"peft.method": "qlora"})
         if changed is not None:
             yield Variant("QLoRA", "base weights are rounded to 4 bits", changed, ("peft.method=qlora",))
     if case.goal != "sft":
@@ -400,18 +420,24 @@ def _shorter(baseline: Baseline) -> Iterator[Variant]:
     """Yield half the sequence length, a quarter and so on."""
     length = int(baseline.case.seq_length)
     while (length := length // 2) >= SHORTEST:
-        changed = _changed(baseline, {"data.seq_length": length})
+        changed = changed_contract(baseline, {"data.seq_length": length})
         if changed is not None:
             cost = f"samples of more than {length:,} tokens are cut"
             yield Variant("shorter samples", cost, changed, (f"data.seq_length={length}",))
 
 
-def _changed(baseline: Baseline, values: Mapping[str, Any]) -> Baseline | None:
+def changed_contract(baseline: Baseline, values: Mapping[str, Any]) -> Baseline | None:
     """Return the baseline with other contract values; None if they are its own already."""
     recipe, log = override.change(baseline.requested, values)
     if not log:
         return None
-    return msgspec.structs.replace(baseline, requested=recipe, case=baseline.case.rebuild(recipe))
+    known, key = baseline.case.cached(_known_changes), repr(sorted(values.items()))
+    case = known.setdefault(key, baseline.case.rebuild(recipe))  # the same case, so that it is searched once
+    return msgspec.structs.replace(baseline, requested=recipe, case=case)
+
+
+def _known_changes(case: Case) -> dict[str, Case]:
+    return {}
 
 
 def _option(kind: FieldKind, variant: Variant, found: Candidate, asked: Asked) -> Option:
