@@ -111,7 +111,7 @@ def print_sizes(answer: Answer) -> None:
     out, unit = console(), f" {answer['currency']}" if answer["currency"] else ""
     titled(out, "Assumed", assumed_lines(answer["assumed"]))
     headers = (
-        f"{answer['gpu']} GPUs" if answer["compared"] else "GPUs",
+        f"GPUs ({answer['gpu']})" if answer["compared"] else "GPUs",
         "nodes",
         "layout",
         "GiB",
