@@ -539,7 +539,7 @@ def test_exports_round_trip(values: dict[str, Any], model: str) -> None:
         ({"layout.pp": 4, "layout.stage_layers": (7, 9, 9, 7)}, "llama31_8b"),
         ({"layout.pp": 2, "layout.vp": 2, "layout.pp_schedule": "zbv"}, "llama31_8b"),
         ({"layout.cp": 4, "layout.cp_comm": "allgather"}, "llama31_8b"),
-        ({"layout.strategy": "ddp"}, "llama32_1b"),
+        ({"layout.strategy": "ddp"}, "qwen3_600m"),
         ({"layout.ep": 8}, "qwen3_30b_a3b"),
         ({"precision.master": "bf16", "precision.moments": "bf16", "precision.grads": "bf16"}, "llama31_8b"),
         ({"precision.matmul": "fp8_tensor", "precision.fp8_gather": True}, "llama31_8b"),
@@ -550,6 +550,14 @@ def test_composite_layouts_round_trip(values: dict[str, Any], model: str) -> Non
         pretrain(model, 64, global_batch_size=1024), {**THERE, "layout.tp": 1, "layout.sp": False, **values}
     )
     assert unmapped("torchtitan", recipe, model, "64xH100") == {}
+
+
+def test_flavors_that_no_version_has_are_not_written() -> None:
+    assert set(FLAVORS["llama3"]) == {"debugmodel", "8B", "70B", "405B"}  # of v0.2.2
+    with pytest.raises(InputError, match="its llama3 does not tie the embeddings"):
+        frameworks.export(
+            frameworks.framework("torchtitan"), pretrain("llama32_1b", 8), find("llama32_1b"), cluster("8xH100")
+        )
 
 
 HAS_NO_WORDS = {

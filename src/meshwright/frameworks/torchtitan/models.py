@@ -11,7 +11,7 @@ import msgspec
 from meshwright.frameworks.model_match import from_sizes, same_shape
 from meshwright.models import ModelSpec, find
 
-FAMILIES = "llama3 (1B to 405B), qwen3 (0.6B to 235B-A22B), deepseek_v3 (16B, 236B, 671B), gpt_oss (20b, 120b)"
+FAMILIES = "llama3 (8B to 405B), qwen3 (0.6B to 235B-A22B), deepseek_v3 (16B, 236B, 671B), gpt_oss (20b, 120b)"
 DEBUG_MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama3": (
         "llama",
@@ -58,7 +58,7 @@ DEBUG_MODELS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 FLAVORS: Mapping[str, Mapping[str, str]] = {
     "llama3": {
-        "debugmodel": "", "1B": "llama32_1b", "3B": "llama32_3b", "8B": "llama31_8b", "70B": "llama31_70b",
+        "debugmodel": "", "8B": "llama31_8b", "70B": "llama31_70b",
         "405B": "llama31_405b",
     },
     "qwen3": {
