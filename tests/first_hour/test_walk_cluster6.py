@@ -32,8 +32,8 @@ def test_a_bad_interval_names_a_better_one(meshwright: Any) -> None:
 
 
 def test_a_run_shorter_than_the_interval_says_so(meshwright: Any) -> None:
-    words = (*ASKED, "--tokens", "2B")
-    assert "checkpoint only at the end (checkpoint.save_every=1000 is not below its 477 steps)" in " ".join(
+    words = (*ASKED, "--tokens", "8B", "checkpoint.save_every=5000")
+    assert "checkpoint only at the end (checkpoint.save_every=5000 is not below its 1,908 steps)" in " ".join(
         meshwright(*words).out.split()
     )
     budget = meshwright(*words, "--json").json["budget"]

@@ -34,10 +34,9 @@ def test_four_bits_need_adapters(meshwright: Any) -> None:
     pasted = meshwright(*ESTIMATE, "quantization.load_in_4bit=true")
     assert pasted.code == 2
     assert "needs a peft recipe" in pasted.err
-    assert (
-        "did you mean quantization.load_in_4bit? quantization.load_in_4bit=true: needs a peft recipe"
-        in meshwright(*ESTIMATE, "load_in_4bit=true").err
-    )
+    assert "write --goal qlora" in meshwright(*ESTIMATE, "load_in_4bit=true").err
+    assert "fix:   --goal sft | llama3_8b --goal qlora:" in meshwright(*ESTIMATE, "--goal", "qlora").err
+    assert meshwright("estimate", "llama3_8b", "--goal", "qlora", *ESTIMATE[2:]).code == 0
     adapters = meshwright(
         ESTIMATE[0], "llama3_8b_peft_config", *ESTIMATE[2:], "quantization.load_in_4bit=true", "--json"
     )
