@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.doctor.formats.steps import Steps
-from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
+from meshwright.doctor.formats.text import NUMBER, Line, figures_of, merge_header, number, of_one_rank
 from meshwright.doctor.run import Run, RunHeader
 
 LOOKED_FOR = "`[step 10] loss=… | lr=… | grad_norm=… | tok/s=… | mfu=… | mem=… | step_time=…` of KempnerForge"
@@ -55,9 +55,9 @@ def read(lines: Sequence[Line], path: str) -> Run:
             steps.add(int(bad[1]) + 1, line.number, loss=float("nan"), bad=1, skipped=1, covers=1)
         elif start := START.search(text):
             steps.start(int(start[1]) + 1)
-            _merge(header, _batch(start, header))
+            merge_header(header, _batch(start, header))
         else:
-            _merge(header, _header_fields(text))
+            merge_header(header, _header_fields(text))
     return Run(
         kind="kempnerforge",
         path=path,
@@ -70,11 +70,8 @@ def read(lines: Sequence[Line], path: str) -> Run:
 
 
 def _figures(text: str, header: dict[str, Any]) -> dict[str, Any]:
-    found = {name: number(match[1]) for name, regex in FIELDS.items() if (match := regex.search(text))}
-    figures: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
-    for name in ("all_tokens_per_s", "seconds", "mfu", "memory_gib"):  # zero on CPU and in steps of under 5 ms
-        if not positive(str(figures.get(name, 0))):
-            figures.pop(name, None)
+    # zero on CPU and in steps of under 5 ms
+    figures = figures_of(FIELDS, text, above_zero=("all_tokens_per_s", "seconds", "mfu", "memory_gib"))
     if "mfu" in figures:
         figures["mfu"] /= 100
     if header.get("world") and "all_tokens_per_s" in figures:
@@ -82,14 +79,6 @@ def _figures(text: str, header: dict[str, Any]) -> dict[str, Any]:
     if "memory_gib" in figures and "capacity_gib" not in header and (capacity := CAPACITY.search(text)):
         header["capacity_gib"] = number(capacity[1])
     return figures
-
-
-def _merge(header: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Add the header fields of a line; overrides of several lines are merged."""
-    overrides = {**header.get("overrides", {}), **fields.pop("overrides", {})}
-    header |= fields
-    if overrides:
-        header["overrides"] = overrides
 
 
 def _header_fields(text: str) -> dict[str, Any]:

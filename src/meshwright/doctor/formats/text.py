@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 RANK = re.compile(r"^\s*(?:\[(?:rank|default)?(\d+)\]:\s?|(\d+):(?:\s|$))")  # 12:34:56 is a time, not rank 12
@@ -53,6 +53,24 @@ def positive(text: str | None) -> float | None:
     """Parse a positive number; None for anything else."""
     found = number(text)
     return found if found is not None and math.isfinite(found) and found > 0 else None
+
+
+def figures_of(fields: Mapping[str, re.Pattern[str]], text: str, above_zero: Sequence[str]) -> dict[str, Any]:
+    """Return the figures of a line by name; zeros of some are placeholders and left out."""
+    found = {name: number(match[1]) for name, regex in fields.items() if (match := regex.search(text))}
+    return {
+        name: value
+        for name, value in found.items()
+        if value is not None and (name not in above_zero or positive(str(value)))
+    }
+
+
+def merge_header(header: dict[str, Any], fields: dict[str, Any]) -> None:
+    """Add the header fields of a line; overrides of several lines are merged."""
+    overrides = {**header.get("overrides", {}), **fields.pop("overrides", {})}
+    header |= fields
+    if overrides:
+        header["overrides"] = overrides
 
 
 def of_one_rank(

@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from meshwright.doctor.formats.steps import Steps
-from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
+from meshwright.doctor.formats.text import NUMBER, Line, figures_of, merge_header, number, of_one_rank
 from meshwright.doctor.run import Run, RunHeader
 
 LOOKED_FOR = "`step: 10  loss: …  grad_norm: …  memory: …GiB(…%)  tps: …` of torchtitan"
@@ -67,7 +67,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
             if int(retried[1]) > retries:
                 retries, retry_line = int(retried[1]), line.number
         else:
-            _merge_header(header, _header_fields(text))
+            merge_header(header, _header_fields(text))
     return Run(
         kind="torchtitan",
         path=path,
@@ -82,11 +82,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
 
 
 def _figures(text: str, header: dict[str, Any]) -> dict[str, Any]:
-    found = {name: number(match[1]) for name, regex in FIELDS.items() if (match := regex.search(text))}
-    figures: dict[str, Any] = {name: value for name, value in found.items() if value is not None}
-    for name in ("tokens_per_s", "tflops", "seconds"):
-        if not positive(str(figures.get(name, 0))):
-            figures.pop(name, None)
+    figures = figures_of(FIELDS, text, above_zero=("tokens_per_s", "tflops", "seconds"))
     if "mfu" in figures:
         figures["mfu"] /= 100
     tokens, world = header.get("tokens_per_step"), header.get("world")
@@ -96,14 +92,6 @@ def _figures(text: str, header: dict[str, Any]) -> dict[str, Any]:
     if share is not None and "seconds" in figures:
         figures["parts_s"] = {"data": share / 100 * figures["seconds"]}
     return figures
-
-
-def _merge_header(header: dict[str, Any], fields: dict[str, Any]) -> None:
-    """Add the header fields of a line; overrides of several lines are merged."""
-    overrides = {**header.get("overrides", {}), **fields.pop("overrides", {})}
-    header |= fields
-    if overrides:
-        header["overrides"] = overrides
 
 
 def _header_fields(text: str) -> dict[str, Any]:
