@@ -332,6 +332,8 @@ RARER = (
            "megatron-lm.async-without-worker", "--async-save"),
     broken("background saves", DENSE, "--attention-backend flash", "--async-save --ckpt-format torch",
            "megatron-lm.async-format", "--async-save"),
+    broken("tokenizer without its model", DENSE, "NullTokenizer", "HuggingFaceTokenizer", "megatron-lm.tokenizer-files",
+           "--tokenizer-type"),
 )  # fmt: skip
 
 
