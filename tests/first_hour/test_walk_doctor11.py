@@ -6,10 +6,12 @@ import io
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.doctor.fake_runs import FakeStep, healthy, write_megatron
 from tests.first_hour.test_walk_doctor10 import figures, megatron
 
 SCRIPT = (
@@ -257,3 +259,17 @@ def test_logs_from_pipes_with_holes_or_without_a_training(
     (tmp_path / "tb").mkdir()
     (tmp_path / "tb" / "events.out.tfevents.1").write_bytes(b"x")
     assert "TensorBoard" in meshwright("doctor", str(tmp_path / "tb")).err
+
+
+def test_data_that_became_slow_is_the_one_cause(meshwright: Any, tmp_path: Path) -> None:
+    """Megatron's timer of the batch generator is part of forward-backward."""
+
+    def later(one: FakeStep) -> FakeStep:
+        return replace(one, seconds=one.seconds + 1, data_s=one.data_s + 1) if one.step > 300 else one
+
+    log = tmp_path / "train.log"
+    log.write_text(write_megatron(replace(healthy(1000).changed(later), total=1000)))
+    found = {one["rule"]: one for one in meshwright("doctor", str(log), "--gpus", "8xH100", "--json").json["findings"]}
+    slower, slow = found["speed.sustained-slowdown"], found["speed.slow-data"]
+    assert "in loading data" in slower["message"]
+    assert slow["steps"] == slower["steps"] == [301, 1000]

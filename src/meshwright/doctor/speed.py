@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
-from meshwright.doctor.run_stats import RunStats, span
+from meshwright.doctor.run import Step
+from meshwright.doctor.run_stats import RunStats, median_of, span
 from meshwright.doctor.thresholds import limit, share
 
+NEARLY_ALL = 0.8
 COLLECTIVES = ("tp", "cp", "ep", "dp")
 PARTS = {
     "forward_backward": ("compute", "tp", "cp", "ep", "pp_bubble", "dp"),
@@ -61,6 +64,9 @@ def slow_data(stats: RunStats) -> Iterator[Finding]:
     waited, seconds = stats.part_share("data"), stats.part_s("data")
     if waited is None or seconds is None or not stats.enough or waited <= share("data_share"):
         return
+    rows = _slow_since(stats, "data", share("data_share"))
+    seconds = median_of(step.parts_s["data"] for step in rows) or seconds
+    waited = median_of(step.parts_s["data"] / (step.seconds or math.inf) for step in rows) or waited
     recipe = stats.case.recipe if stats.case is not None else None
     workers, ahead = (recipe.data.workers, recipe.data.prefetch) if recipe else (4, 2)
     gain = round(1 - waited, 4)
@@ -80,11 +86,19 @@ def slow_data(stats: RunStats) -> Iterator[Finding]:
         id="speed.slow-data",
         severity="warning",
         message=f"the GPU waits {seconds:.3g} s per step for data ({waited:.0%})",
-        steps=span(stats.steady),
-        lines=stats.ends,
+        steps=span(rows),
+        lines=tuple(dict.fromkeys(stats.location(step) for step in (rows[0], rows[-1]))),
         evidence=(Evidence("waiting for data", round(waited, 4), "of a step", share("data_share"), "limit"),),
         remedies=tuple(tries),
     )
+
+
+def _slow_since(stats: RunStats, part: str, limit: float) -> list[Step]:
+    """Return the steps from the first on whose share of a part is above the limit in nearly all that follow."""
+    rows = [step for step in stats.steady if part in step.parts_s and step.seconds]
+    slow = [step.parts_s[part] > limit * (step.seconds or 0.0) for step in rows]
+    first = slow.index(True) if True in slow else 0
+    return rows[first:] if sum(slow[first:]) >= NEARLY_ALL * len(slow[first:]) else rows
 
 
 def slow_network(stats: RunStats) -> Iterator[Finding]:

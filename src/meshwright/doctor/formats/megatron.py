@@ -148,6 +148,8 @@ def _time(steps: Steps, name: str, fastest: float, slowest: float) -> None:
     part = PARTS.get(name)
     if part is not None:
         steps.add_part(part, slowest)
+    if part == "data":  # measured inside forward-backward
+        steps.add_part("forward_backward", -slowest)
     if name in BETWEEN_RANKS:
         steps.amend(ranks_s={name: (fastest, slowest)})
 
