@@ -229,12 +229,14 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         notes = (other_frameworks.requeue_note(framework, exported.checked.recipe, step_s, old),)
     program = exported.written.program
     if requeued:
-        program = other_frameworks.saving_on_signal(program, framework)
+        program = other_frameworks.saving_on_signal(program, framework, exported.written.files)
     if request.framework_dir is None:
         notes += other_frameworks.missing_checkout(program, framework, scheduler, exported.written.files)
     else:
         local = scheduler not in build_job.REMOTE_FILES and not request.image
-        program, found = other_frameworks.in_checkout(program, framework, request.framework_dir, local=local)
+        program, found = other_frameworks.in_checkout(
+            program, framework, request.framework_dir, exported.written.files, local=local
+        )
         notes += found
     notes += _storage_note(exported)
     job = build_job.exported(exported.written, exported.checked)

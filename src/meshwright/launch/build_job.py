@@ -112,8 +112,8 @@ def _is_elsewhere(note: str, written: ExportedConfig) -> bool:
 
 
 def _is_read(name: str, program: Program) -> bool:
-    """Return whether a program reads a file of its export; a start script with the same arguments is not written."""
-    return not name.endswith(".sh") or any(name in word for word in program.argv)
+    """Return whether a program reads a file of its export; a script with the same settings as its arguments is not."""
+    return not name.endswith((".sh", ".py")) or name in program.modules or any(name in word for word in program.argv)
 
 
 def _reads_data(written: ExportedConfig) -> bool:

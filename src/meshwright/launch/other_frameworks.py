@@ -23,7 +23,9 @@ class Checkout(NamedTuple):
 
     title: str
     python_path: tuple[str, ...]  # folders of the checkout that have to be importable
-    on_signal: tuple[str, ...] = ()  # arguments that make a run save on SIGTERM
+    on_signal: tuple[
+        str, ...
+    ] = ()  # arguments that make a run save on SIGTERM; a script of the export sets them itself
     saves: bool = True  # whether it can save on SIGTERM at all
     how: str = ""  # a sentence about it
     checkpoints: str = "give the folder to your program as its argument"  # where a written job names their folder
@@ -42,7 +44,7 @@ CHECKOUTS = {
         ("src", "3rdparty/Megatron-LM"),
         ("train.exit_signal_handler=true", "train.exit_signal_handler_for_dataloader=true"),
         how="train.exit_signal_handler saves a checkpoint on SIGTERM",
-        checkpoints="checkpoint.save={out} checkpoint.load={out} in the command of the written script",
+        checkpoints="checkpoint.save and checkpoint.load = {out} in the written job",
     ),
     "automodel": Checkout(
         "NeMo AutoModel",
@@ -68,8 +70,12 @@ CHECKOUTS = {
 }
 
 
-def in_checkout(program: Program, framework: str, folder: str, *, local: bool) -> tuple[Program, tuple[str, ...]]:
-    """Return the program run from a checkout: the script by its full path, the code importable; and notes.
+def in_checkout(
+    program: Program, framework: str, folder: str, files: Collection[str], *, local: bool
+) -> tuple[Program, tuple[str, ...]]:
+    """Return the program run from a checkout: its script by its full path, the code importable; and notes.
+
+    A script of the export (one of `files`) is not in the checkout: it stays in the folder of the job.
 
     The working folder stays that of the job, so that configs and checkpoints are found by their relative paths.
     """
@@ -80,8 +86,9 @@ def in_checkout(program: Program, framework: str, folder: str, *, local: bool) -
             "must be an absolute path inside the container", field="--framework-dir", value=folder, fix=fix
         )
     root = Path(folder).expanduser().resolve() if local else Path(folder)
-    script = program.argv[0] if not program.argv[0].startswith("-") else ""
-    needed = script or program.argv[1].split(".")[0]
+    own = program.argv[0] in files
+    script = "" if own or program.argv[0].startswith("-") else program.argv[0]
+    needed = script or (entry.python_path[0] if own else program.argv[1].split(".")[0])
     notes: tuple[str, ...] = ()
     if local and root.is_dir():
         if not (root / needed).exists() and not any((root / one / needed).exists() for one in entry.python_path):
@@ -126,9 +133,7 @@ STARTED["hosts"] = STARTED["torchrun"]
 def missing_checkout(program: Program, framework: str, scheduler: str, files: Collection[str]) -> tuple[str, ...]:
     """Return a note for a program of a checkout that was not named: how the job finds it all the same."""
     title, script = CHECKOUTS[framework].title, program.argv[0]
-    if script in files:
-        return ()
-    if script.startswith("-"):
+    if script.startswith("-") or script in files:
         return (f"{title} must be installed where the job runs: otherwise add --framework-dir PATH, its checkout",)
     other = f", or {STARTED[scheduler]}" if scheduler in STARTED else " of the checkout in the image"
     return (f"{script} is a file of {title}: add --framework-dir PATH{other}",)
@@ -154,9 +159,10 @@ def with_time_to_save(recipe: Recipe, framework: str, step_s: float, given: Sequ
     return override.change(recipe, {"checkpoint.grace_s": grace_s})[0]
 
 
-def saving_on_signal(program: Program, framework: str) -> Program:
-    """Return the program with the arguments that make it save when it is signaled."""
-    added = tuple(word for word in CHECKOUTS[framework].on_signal if word not in program.argv)
+def saving_on_signal(program: Program, framework: str, files: Collection[str]) -> Program:
+    """Return the program with the arguments that make it save when it is signaled; an exported script reads none."""
+    words = () if program.argv[0] in files else CHECKOUTS[framework].on_signal
+    added = tuple(word for word in words if word not in program.argv)
     return msgspec.structs.replace(program, argv=(*program.argv, *added))
 
 

@@ -96,7 +96,7 @@ def _folder(job: Job) -> list[str]:
     known = bool(job.folder) or script.startswith("/")  # otherwise the folder of submission decides
     if not known or job.finds_ranks or job.image or script.startswith("-") or script in job.files:
         return lines
-    wrong = f"meshwright: there is no {script} here: "
+    wrong = f"meshwright: there is no {script} on this node: check its path, or "
     if _in_submit_folder(job):
         lines = ['checkout="${SLURM_SUBMIT_DIR:-$PWD}"  # the folder where sbatch was run', *lines]
         wrong = f"meshwright: there is no {script} in the folder where sbatch was run: run it in a checkout, or "

@@ -180,6 +180,7 @@ def _lines(argv: list[str], model: ModelSpec) -> list[str]:
 
 # Python.
 
+SAVE_ON_SIGNAL = {"train.exit_signal_handler": True, "train.exit_signal_handler_for_dataloader": True}
 COMMON = {"pretrain": "_pretrain_common", "sft": "_sft_common", "peft": "_peft_common"}
 
 
@@ -212,6 +213,7 @@ def _as_python(
     changes = difference(recipe, model, python=True)
     unmapped = [*changes.unmapped]
     settings = dict(changes.settings)
+    settings |= SAVE_ON_SIGNAL  # the file reads no arguments that could turn it on
     preset = settings.pop("--dataset", None)
     if preset not in (None, "megatron-indexed"):
         reason = "the runner selects datasets; a Python file must build the dataset config"

@@ -1,0 +1,69 @@
+"""Jobs of other frameworks: scripts of the export, a Megatron-LM script launched, one verdict on Megatron-Bridge."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"], "attention_bias": False, "decoder_sparse_step": 1, "head_dim": 128,
+    "hidden_act": "silu", "hidden_size": 2048, "initializer_range": 0.02, "intermediate_size": 6144,
+    "max_position_embeddings": 40960, "mlp_only_layers": [], "model_type": "qwen3_moe", "moe_intermediate_size": 1024,
+    "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 64, "num_experts_per_tok": 8,
+    "num_hidden_layers": 36, "num_key_value_heads": 4, "rms_norm_eps": 1e-06, "rope_scaling": None,
+    "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001, "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16", "vocab_size": 151936,
+}  # fmt: skip
+ON = ("--scheduler", "slurm", "--gpus", "16x8xH100")
+BRIDGE = ("--to", "megatron-bridge")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a team's own MoE model and a recipe of it, as the current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ourmoe").mkdir()
+    (tmp_path / "ourmoe" / "config.json").write_text(json.dumps(MOE))
+    (tmp_path / "moe.toml").write_text(
+        f'name = "moe"\nmodel = "{tmp_path}/ourmoe/config.json"\ngoal = "pretrain"\ncluster = "16x8xH100"\n'
+        "[train]\nglobal_batch_size = 1024\nsteps = 95368\n[schedule]\nwarmup_steps = 40\n"
+        '[layout]\nstrategy = "zero1"\nep = 8\nmicro_batch_size = 2\n[kernels]\nloss = "chunked"\n'
+    )
+    return tmp_path
+
+
+def program_in(text: str) -> str:
+    """Return what torchrun starts, with its arguments."""
+    found = re.search(r"--nproc-per-node=8 (.*?)(?: &)?$", text, re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_a_script_of_the_export_runs_in_the_job_folder_and_sets_what_the_job_needs(meshwright: Any, here: Path) -> None:
+    answer = meshwright("launch", "moe.toml", *BRIDGE, *ON, "--framework-dir", "/opt/Bridge", "--write", "job")
+    job, script = (here / "job" / "moe.sbatch").read_text(), (here / "job" / "train.py").read_text()
+    assert program_in(job) == "train.py"  # it reads no arguments
+    assert "/opt/Bridge/train.py" not in job
+    assert "export PYTHONPATH=/opt/Bridge/src:/opt/Bridge/3rdparty/Megatron-LM" in job
+    assert "cfg.train.exit_signal_handler = True" in script
+    assert "exit_signal_handler saves a checkpoint on SIGTERM" in answer.err
+    assert "cfg.checkpoint.save_interval = " in script
+    installed = meshwright("launch", "moe.toml", *BRIDGE, *ON, "--write", "job2")
+    assert "Megatron-Bridge must be installed where the job runs" in installed.err
+    assert program_in((here / "job2" / "moe.sbatch").read_text()) == "train.py"
+    (here / "checkout" / "src").mkdir(parents=True)
+    command = ("--scheduler", "torchrun", "--head", "n1", "--gpus", "2x8xH100", "--framework-dir")
+    out = meshwright("launch", "moe.toml", *BRIDGE, *command, "checkout", "--write", "job3").out
+    assert program_in(out) == f"{here}/job3/train.py"
+    refused = meshwright("launch", "moe.toml", *BRIDGE, *command, "ourmoe", "--write", "job4")
+    assert "has no src: it is not a checkout of Megatron-Bridge" in refused.err
+    titan = ("--to", "torchtitan", "--framework-dir", "/opt/torchtitan", "layout.strategy=fsdp2")
+    meshwright("launch", "moe.toml", *titan, *ON, "--write", "job5")
+    assert (here / "job5" / "own_model.py").exists()
+    assert 'export PYTHONPATH=/opt/torchtitan"' in (here / "job5" / "moe.sbatch").read_text()
+    meshwright("launch", "llama3_8b_pretrain_config", *BRIDGE, *ON[:3], "8xH100", "--write", "job6")
+    assert [one.name for one in (here / "job6").iterdir()] == ["llama3_8b_pretrain_config.sbatch"]  # no unread script
