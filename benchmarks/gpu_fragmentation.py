@@ -34,14 +34,12 @@ GROWTH = 64 * 2**20  # bytes of growth that are worth a snapshot
 GIB = 2**30
 SHOWN = 10
 MARK = "FRAGMENTATION "
-# name -> allocator settings, and whether the optimizer state is allocated before the first step
+# name -> allocator settings, and whether FSDP on one rank has streams of its own
 SETTINGS: dict[str, tuple[str, bool]] = {
-    "state in first update": ("", False),
-    "state before first step": ("", True),
-    "expandable, state in first update": ("expandable_segments:True", False),
-    "expandable, state before first step": ("expandable_segments:True", True),
-    "rounded sizes": ("roundup_power2_divisions:8", True),
-    "garbage collection": ("garbage_collection_threshold:0.8", True),
+    "one stream": ("", False),
+    "FSDP's streams": ("", True),
+    "expandable, one stream": ("expandable_segments:True", False),
+    "expandable, FSDP's streams": ("expandable_segments:True", True),
 }
 
 
@@ -116,23 +114,20 @@ def _gib(counts: Counter[str]) -> dict[str, float]:
     return {name: round(size / GIB, 2) for name, size in counts.most_common(SHOWN) if size > GIB // 50}
 
 
-def child(case: str, early: bool, smoke: bool) -> None:
+def child(case: str, streams: bool, smoke: bool) -> None:
     """Run one case as `bench` with the sampler beside it, and print what was found."""
     import torch
 
     from meshwright.cli.run import run
     from meshwright.engine import worker
-    from meshwright.engine.optimizers.base import LocalOptimizer
+    from meshwright.engine.parallelize import fsdp
 
     sampler = Sampler()
     if torch.cuda.is_available():
         torch.cuda.memory._record_memory_history(context="alloc", stacks="python", max_entries=1)
         sampler.start()
-    if not early:
-        allocate = LocalOptimizer.allocate_state
-        LocalOptimizer.allocate_state = (  # type: ignore[method-assign]
-            lambda self: allocate(self) if sampler.part == "optimizer" else None
-        )
+    if streams:
+        fsdp.use_one_stream = lambda stage: None
     part, step = worker._Run.part, worker._Run.step
 
     def watched_part(self: Any, name: str) -> Any:
@@ -170,11 +165,11 @@ def child(case: str, early: bool, smoke: bool) -> None:
 
 def measured(case: str, name: str, limit_s: float, smoke: bool) -> dict[str, Any]:
     """Run a case under a setting and return its row."""
-    conf, early = SETTINGS[name]
+    conf, streams = SETTINGS[name]
     # torch 2.11 reads both names; the older one wins, so only one is set.
     env = {key: value for key, value in os.environ.items() if "ALLOC_CONF" not in key}
     env |= {"PYTORCH_CUDA_ALLOC_CONF": conf} if conf else {}
-    words = [sys.executable, __file__, "--child", "--case", case, *(["--early"] if early else [])]
+    words = [sys.executable, __file__, "--child", "--case", case, *(["--streams"] if streams else [])]
     words += ["--smoke"] if smoke else []
     row: dict[str, Any] = {"case": case, "setting": name}
     started = time.monotonic()
@@ -214,10 +209,10 @@ def main() -> int:
     parser.add_argument("--case", action="append", help="in the words of calibration_set.py; may be repeated")
     parser.add_argument("--smoke", action="store_true", help="tiny models on CPU: only tests this script")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--early", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--streams", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        child(args.case[0], args.early, args.smoke)
+        child(args.case[0], args.streams, args.smoke)
         return 0
     end = time.monotonic() + 60 * args.minutes
     rows: list[dict[str, Any]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from tests.engine.families import FAMILIES
@@ -58,6 +59,35 @@ def test_ranks_take_their_part_of_a_shared_gpu(monkeypatch: pytest.MonkeyPatch) 
     assert validate.run_cluster(made, None, 1).gpu.memory_gib == full
     assert validate.run_cluster(made, None, 4).gpu.memory_gib == pytest.approx(full / 4 - 1)
     assert ranks_per_gpu(FOUR, 1) == 4
+
+
+def test_compiled_tensor_parallelism_is_refused_where_ranks_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(validate, "cluster", lambda text: cluster("1xH200" if text == "auto" else text))
+
+    def tried(layout: types.Layout, compiled: bool, world: int) -> None:
+        made = msgspec.structs.replace(recipe(layout), kernels=types.Kernels(compile=compiled))
+        validate.refuse_compiled_tp(made, validate.shares_gpus(None, world))
+
+    tried(types.Layout(tp=2), False, 2)
+    tried(types.Layout(), True, 2)
+    tried(types.Layout(), True, 1)
+    with pytest.raises(InputError, match="wrong gradients or crash") as refused:
+        tried(types.Layout(tp=2), True, 2)
+    assert refused.value.fix == ("kernels.compile=false",)
+
+
+def streams_of_fsdp(rank: int, world: int) -> list[str]:
+    config = transformers_config(FAMILIES["llama"])
+    made = recipe(types.Layout(), precision=types.Precision(compute="bf16", master="fp32"))
+    mesh = build_mesh(made.layout, "cpu")
+    trainer = Trainer(made, config, mesh, torch.device("cpu"), Mock(config.vocab_size, SEQ, 0))
+    trainer.step(0)
+    return sorted({type(one._get_fsdp_state()._comm_ctx).__name__ for one in trainer.stages[0].layers.values()})
+
+
+def test_one_rank_needs_no_stream_of_fsdp() -> None:
+    assert run(1, streams_of_fsdp)[0] == ["OneStream"]
+    assert run(2, streams_of_fsdp)[0] == ["FSDPCommContext"]
 
 
 LAYOUTS = {

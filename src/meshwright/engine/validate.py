@@ -13,7 +13,7 @@ from meshwright.clusters import Cluster, cluster
 from meshwright.engine.metrics.jsonl import log
 from meshwright.engine.model_families import family_of
 from meshwright.engine.rank_env import Process
-from meshwright.engine.shared_gpu import CONTEXT_GIB, ranks_per_gpu
+from meshwright.engine.shared_gpu import CONTEXT_GIB, choose_backend, ranks_per_gpu, refuse_compiled_tp
 from meshwright.errors import InputError
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Layout, Recipe
@@ -26,6 +26,7 @@ ESTIMATED_ONLY = ("precision.format-published", "engine.model-not-trained")
 def validate(recipe: Recipe, config: Any, process: Process | None, world: int) -> Case:
     """Return the recipe as a case on the ranks it will have; raise RefusedError for blocking findings."""
     ranks = run_cluster(recipe, process, world)
+    refuse_compiled_tp(recipe, shares_gpus(process, world))
     case = Case(recipe, family_of(recipe).spec_of(recipe, config), ranks, memory_of=costs.memory)
     if blocking := blocking_findings(case):
         raise RefusedError(blocking)
@@ -78,6 +79,15 @@ def run_cluster(recipe: Recipe, process: Process | None, world: int) -> Cluster:
         return made
     part = msgspec.structs.replace(made.gpu, memory_gib=made.gpu.memory_gib / sharing - CONTEXT_GIB)
     return msgspec.structs.replace(made, gpu=part)
+
+
+def shares_gpus(process: Process | None, world: int) -> bool:
+    """Return whether this run's collectives use gloo on GPUs."""
+    on_cpu = process is not None and process.device.type == "cpu"
+    with suppress(InputError):
+        gpus = cluster("auto").gpus_per_node
+        return not on_cpu and choose_backend(process or Process(local_world=world), "cuda", gpus) == "gloo"
+    return False
 
 
 def data_ranks(layout: Layout, world: int) -> int:

@@ -244,8 +244,7 @@ class _Run:
                 name = self.stop_request.name if self.stop_request is not None else ""
                 fix = restart_command(self.spec.run.command, self.spec.folder, self.process.how)
                 raise stopped_early(name, newest_checkpoint(Path(self.spec.folder)), fix)
-        # Allocated after the first backward pass, the state would lie in the holes that activations leave, and later
-        # steps would find no place for theirs: reserved memory was 12 to 28 % above allocated.
+        # A run whose state does not fit ends here, before its first step.
         self.trainer.optimizer.allocate_state()
         self._open_reports()
         if self.first and self.validation.due(self.first) and self._validate(self.first) and self.checkpoints:
