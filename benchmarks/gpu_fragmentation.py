@@ -36,8 +36,8 @@ SHOWN = 10
 MARK = "FRAGMENTATION "
 # name -> allocator settings, and whether FSDP on one rank has streams of its own
 SETTINGS: dict[str, tuple[str, bool]] = {
-    "one stream": ("", False),
-    "FSDP's streams": ("", True),
+    "one stream": ("expandable_segments:False", False),
+    "FSDP's streams": ("expandable_segments:False", True),
     "expandable, one stream": ("expandable_segments:True", False),
     "expandable, FSDP's streams": ("expandable_segments:True", True),
 }

@@ -14,6 +14,7 @@ import torch
 from benchmarks.dryrun_cases import CASES, recipe_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.each import each
 
 from meshwright.dryrun.allocation_log import AllocationLog, SegmentKey
 from meshwright.dryrun.allocator import (
@@ -26,11 +27,13 @@ from meshwright.dryrun.allocator import (
     SMALL_SEGMENT,
     Event,
     events_of,
+    peak,
     reserved,
 )
 from meshwright.dryrun.fake_device import fake_rank
 from meshwright.dryrun.replay import ReplayedSegment, StepLog, replay_step
 from meshwright.dryrun.trace import Trace, trace
+from meshwright.engine import allocator_settings
 from meshwright.engine.kernels.device_caps import DRY
 from meshwright.engine.model_families import family_of
 from meshwright.engine.parallelize import fsdp
@@ -108,20 +111,6 @@ def _rounded(size: int, unit: int) -> int:
     return -(-size // unit) * unit
 
 
-def _peak(events: list[Event]) -> int:
-    """Return the maximum allocated, each block rounded up."""
-    live: dict[int, int] = {}
-    most = now = 0
-    for block, size, _ in events:
-        if size:
-            live[block] = _rounded(size, ROUNDING)
-            now += live[block]
-        else:
-            now -= live.pop(block)
-        most = max(most, now)
-    return most
-
-
 def _all_freed(events: list[Event]) -> list[Event]:
     gone = {block for block, size, _ in events if not size}
     return [*events, *((block, 0, stream) for block, size, stream in events if size and block not in gone)]
@@ -131,7 +120,7 @@ def _all_freed(events: list[Event]) -> list[Event]:
 @given(sequences(), st.booleans())
 def test_reserved_is_at_least_allocated(events: list[Event], expandable: bool) -> None:
     """Allocated memory is part of reserved memory."""
-    assert reserved(events, expandable) >= _peak(events)
+    assert reserved(events, expandable) >= peak(events)
 
 
 @settings(max_examples=25)
@@ -157,7 +146,7 @@ def test_equal_sizes_waste_nothing(data: st.DataObject, size: int) -> None:
     """Blocks of one size leave no unusable holes: only the last page is not full."""
     events = data.draw(sequences(1, st.just(size)))
     page = SMALL_SEGMENT if size <= SMALL else LARGE_SEGMENT
-    assert reserved(events) == _rounded(_peak(events), page)
+    assert reserved(events) == _rounded(peak(events), page)
 
 
 @settings(max_examples=25)
@@ -165,7 +154,7 @@ def test_equal_sizes_waste_nothing(data: st.DataObject, size: int) -> None:
 def test_equal_segments_waste_nothing(data: st.DataObject, units: int) -> None:
     """Without expandable segments, blocks that fill theirs are reserved to the byte."""
     events = data.draw(sequences(1, st.just(units * SEGMENT_ROUNDING)))
-    assert reserved(events, False) == _peak(events)
+    assert reserved(events, False) == peak(events)
 
 
 @settings(max_examples=25)
@@ -324,24 +313,78 @@ def test_equal_blocks_keep_their_address() -> None:
     ]
 
 
-def traced_events(name: str) -> list[Any]:
+def traced_events(name: str, state_first: bool = True) -> list[Any]:
     recipe = recipe_of(next(case for case in CASES if case.name == name))
     kind = family_of(recipe)
-    found = trace(recipe, kind, kind.config_for(recipe), 1, 0, (9, 0))
+    found = trace(recipe, kind, kind.config_for(recipe), 1, 0, (9, 0), state_first=state_first)
     return list(events_of(replay_step(found), found))
 
 
 @pytest.mark.parametrize("name", ["llama masters", pytest.param("llama full", marks=pytest.mark.slow)])
 def test_reserved_matches_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four layers of Llama on an H200: fp32 gradients on FSDP's stream, and holes left by recomputation."""
-    one_stream = traced_events(name)
     monkeypatch.setattr(fsdp, "use_one_stream", lambda stage: None)  # as when it was measured
-    events = traced_events(name)
+    monkeypatch.setattr(fsdp, "reduce_in_place", lambda *_: None)
+    events = traced_events(name, state_first=False)
     rows = [row for row in json.loads(MEASURED.read_text())["rows"] if row["name"] == name]
     assert len(rows) == 2
     for row in rows:
         expandable = row["allocator"] == "expandable_segments:True"
         assert row["reserved"] > 1.05 * row["allocated"]  # the test needs fragmentation
         assert reserved(events, expandable) == pytest.approx(row["reserved"], rel=0.01)
-        gain = {"llama masters": 0.12, "llama full": 0.0}[name]  # its gradients are larger than the recomputed layers
-        assert reserved(one_stream, expandable) < (1 - gain) * row["reserved"]
+
+
+# Reserved over allocated with expandable segments; cases above 5 % are in docs/limits.md. Simulated, not measured: the
+# simulation matches what was measured before FSDP used one stream and one buffer (the test above).
+AT_MOST = {
+    "llama masters": 1.05,
+    "llama full": 1.05,
+    "lora": 1.05,
+    "qwen3 experts masters": 1.09,  # gradients of experts do not fit where smaller activations were
+}
+AT_MOST_SLOW = {"llama compiled masters": 1.05, "llama masters, 3 micro batches": 1.05, "lora full": 1.05,
+                "qwen3 experts": 1.05}  # fmt: skip
+
+
+def loses_at_most(name: str, limit: float) -> None:
+    events = traced_events(name)
+    assert {stream for _, _, stream in events} == {0}
+    found = reserved(events) / peak(events)
+    assert (limit - 0.04 if limit > 1.05 else 1) < found <= limit
+
+
+@each(("name", "limit"), AT_MOST.items())
+def test_little_memory_is_lost_on_one_gpu(name: str, limit: float) -> None:
+    loses_at_most(name, limit)
+
+
+@pytest.mark.slow
+@each(("name", "limit"), AT_MOST_SLOW.items())
+def test_little_memory_is_lost_on_one_gpu_in_more_cases(name: str, limit: float) -> None:
+    loses_at_most(name, limit)
+
+
+@each(
+    ("env", "amd", "expected"),
+    [
+        ({}, False, True),
+        ({}, True, False),  # ROCm
+        ({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False"}, False, False),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:512"}, False, False),
+        ({"PYTORCH_ALLOC_CONF": "max_split_size_mb:512, expandable_segments:True"}, False, True),
+        ({"PYTORCH_CUDA_ALLOC_CONF": ""}, False, True),
+    ],
+)
+def test_expandable_segments_unless_the_user_chose(env: dict[str, str], amd: bool, expected: bool) -> None:
+    assert allocator_settings.is_expandable(amd, env) is expected
+
+
+def test_the_engine_turns_expandable_segments_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(torch._C, "_accelerator_setAllocatorSettings", found.append)
+    for name in allocator_settings.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    allocator_settings.use_expandable_segments()
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:False")
+    allocator_settings.use_expandable_segments()
+    assert found == ["expandable_segments:True"]

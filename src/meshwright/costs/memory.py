@@ -204,14 +204,21 @@ def _values(case: Case, pipeline: Stages) -> tuple[Column, ...]:
     if memory_profile(case).lean_gather:
         peak = _larger(peak, _head_peak(case, trained, loss))
         end = _larger(end, _embedding_peak(case, params, trained))
+    holes = _expert_holes(case, state, trained)
     state, peak = _with_growing_gradients(case, state, peak, end)
     profile = memory_profile(case)
     always = (profile.workspaces_gib + profile.scan_gib * bool(case.model.mixers(Mamba2))) * GIB
     peak = Peak(peak.activations, peak.logits, peak.buffers + always)
     owned = state.weights + state.gradients + state.optimizer
     cache = FRAGMENTATION_STATE * owned + memory_profile(case).fragmentation * peak.total
-    cache = cache + _offload_cache(case, trained)
+    cache = cache + _offload_cache(case, trained) + holes
     return (state.weights, state.gradients, state.optimizer, peak.activations, peak.logits, peak.buffers, cache)
+
+
+def _expert_holes(case: Case, state: State, trained: RankParams) -> Column:
+    """Return bytes between the gradients of experts, which do not fit where smaller activations were."""
+    fresh = (case.accumulation == 1) & (case.world == case.pp) & case.cached(_gathers_weights)
+    return fresh * memory_profile(case).expert_holes * state.gradients * trained.routed / larger(trained.total, 1)
 
 
 def _offload_cache(case: Case, trained: RankParams) -> Column:
@@ -322,16 +329,25 @@ def _backward_peak(
     reduced = larger(trained.unit_dense + trained.unit_routed, smaller(profile.reduce_bucket, trained.total))
     # A pipeline that defers the reduction reduces after all backward passes.
     later = profile.lean_gather & (case.pp > 1) & (case.accumulation > 1)
-    reduced = reduced * (BYTES[case.compute] + where(later, 0, pick(case.reduce, BYTES)))
+    reduced = reduced * (BYTES[case.compute] + where(later, 0, _reduce_bytes(case)))
     fresh = profile.layer_gradients * trained.unit_dense + profile.stacked_experts * trained.unit_routed
     logits = profile.keeps_logits * pipeline.last * tokens(case) * case.model.vocab
     gathered = _gathered(case, params, GATHERED_LAYERS)
     return Peak(saved + working, logits, gathered + case.cached(_gathers_weights) * reduced + fresh)
 
 
+def _reduce_bytes(case: Case) -> Column:
+    """Return bytes per gradient of the buffer that is reduced, besides the gradient it becomes.
+
+    One rank of our engine reduces nothing: the buffer of its only micro batch is the gradient (parallelize/fsdp.py).
+    """
+    in_place = memory_profile(case).lean_gather & (case.world == case.pp) & (case.accumulation == 1)
+    return where(in_place, 0, pick(case.reduce, BYTES))
+
+
 def _head_peak(case: Case, trained: RankParams, loss: Peak) -> Peak:
     """Return the peak after the loss: the head's new gradient, and the copy that is reduced."""
-    fresh = trained.head * (BYTES[case.compute] + case.cached(_gathers_weights) * pick(case.reduce, BYTES))
+    fresh = trained.head * (BYTES[case.compute] + case.cached(_gathers_weights) * _reduce_bytes(case))
     return Peak(loss.activations, 0.0, loss.buffers + fresh)
 
 
@@ -341,7 +357,7 @@ def _embedding_peak(case: Case, params: RankParams, trained: RankParams) -> Peak
     only_head = where(_tied(case), 0.0, params.head)
     gathered = case.cached(_gathers_weights) * where(_all_layers_gathered(case), params.total, params.ends - only_head)
     fresh = larger(trained.ends - only_head, 0) * (
-        BYTES[case.compute] + case.cached(_gathers_weights) * pick(case.reduce, BYTES)
+        BYTES[case.compute] + case.cached(_gathers_weights) * _reduce_bytes(case)
     )
     return Peak(0.0, 0.0, gathered * BYTES[case.compute] + fresh)
 

@@ -2,8 +2,8 @@
 
 Every stream has its own pools, one for blocks up to 1 MiB and one for larger ones. A pool serves a request from the
 smallest free piece that is large enough, splits off the rest, and merges free neighbors. It never returns memory. With
-expandable segments, which our launch scripts set, a pool is one address range that grows by pages at its end; without,
-it is many separate segments.
+expandable segments, which the engine turns on (engine/allocator_settings.py), a pool is one address range that grows by
+pages at its end; without, it is many separate segments.
 """
 
 from __future__ import annotations
@@ -136,6 +136,20 @@ class Allocator:
 
 def _rounded(size: int, unit: int) -> int:
     return -(-size // unit) * unit
+
+
+def peak(events: Iterable[Event]) -> int:
+    """Return the maximum that torch would report as allocated for these allocations and frees."""
+    live: dict[int, int] = {}
+    most = now = 0
+    for block, size, _ in events:
+        if size:
+            live[block] = _rounded(size, ROUNDING)
+            now += live[block]
+            most = max(most, now)
+        else:
+            now -= live.pop(block)
+    return most
 
 
 def reserved(events: Iterable[Event], expandable: bool = True) -> int:

@@ -15,6 +15,7 @@ from meshwright import costs
 from meshwright.clusters import Cluster
 from meshwright.costs.memory_constants import FRAGMENTATION_FLOOR, RESERVE
 from meshwright.dryrun.types import GIB, PARTS, DryRun, RankDryRun
+from meshwright.engine.allocator_settings import is_expandable
 from meshwright.engine.validate import blocking_findings
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
@@ -164,7 +165,7 @@ def read_trace(trace: Any, task: RankTask, rank: int) -> RankDryRun | None:
         layers=tuple(number for chunk in trace.chunks for number in chunk.layers),
         memory_gib=memory_curve.in_gib(peak.parts),
         allocated_gib=peak.peak / GIB,
-        reserved_gib=reserved(events_of(step, trace)) / GIB,
+        reserved_gib=reserved(events_of(step, trace), is_expandable(task.cluster.gpu.arch == "cdna3")) / GIB,
         peak_phase=memory_curve.phase_of(peak.key),
         peak_at=memory_curve.label_of(peak.key, chunks),
         phases=memory_curve.by_phase(found),

@@ -22,7 +22,7 @@ from meshwright.engine.model_families import ModelFamily
 from meshwright.engine.trainer import Trainer
 from meshwright.recipes.types import Recipe
 
-STEPS = 2  # the first creates the optimizer state, the second starts with it
+STEPS = 2  # the second starts with everything that the first leaves
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,12 @@ def trace(
     rank: int,
     capability: tuple[int, int],
     shortened: bool = True,
+    state_first: bool = True,
 ) -> Trace:
-    """Build the trainer of a rank and run its first two steps, complete or shortened."""
+    """Build the trainer of a rank and run its first two steps, complete or shortened.
+
+    `state_first`: the optimizer state is allocated before the first step, as worker.py does, not in its update.
+    """
     start = time.process_time()
     recipe = dry_recipe(recipe)
     log = AllocationLog(capability=capability)
@@ -75,7 +79,7 @@ def trace(
         mesh = build_mesh(recipe.layout, device.type)
         source = open_samples(recipe, config)
         trainer = family.trainer()(recipe, config, mesh, device, source, None)
-        chunks, kept = run_steps(trainer, log, shortened)
+        chunks, kept = run_steps(trainer, log, shortened, state_first)
         axes = axes_by_group(mesh)
         count, pipelined = trainer.micro_batches, trainer.pipeline is not None
         placed = placements(trainer.stages)
@@ -85,10 +89,15 @@ def trace(
     return Trace(log, axes, chunks, count, kept, pipelined, placed, time.process_time() - start)
 
 
-def run_steps(trainer: Trainer, log: AllocationLog, shortened: bool = False) -> tuple[list[LayerGroups], list[int]]:
+def run_steps(
+    trainer: Trainer, log: AllocationLog, shortened: bool = False, state_first: bool = True
+) -> tuple[list[LayerGroups], list[int]]:
     """Run the first steps of a new trainer with trace hooks; return its layers and the micro batches that ran."""
     log.tag((p for stage in trainer.stages for p in stage.parameters()), "weights")
     log.tag((b for stage in trainer.stages for b in stage.buffers()), "weights")
+    if state_first:
+        trainer.optimizer.allocate_state()
+        log.tag(optimizer_tensors(trainer.optimizer.state), "optimizer")
     hooks = TraceHooks(log, trainer, shortened)
     kept = hooks.micro_batches
     if kept is None or not (trainer.pipeline is None or can_skip_micro_batches(trainer)):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from meshwright.engine.allocator_settings import use_expandable_segments
 from meshwright.engine.faults import within
 from meshwright.engine.rank_env import Process
 from meshwright.engine.shared_gpu import choose_backend, limit_memory
@@ -64,6 +65,7 @@ def _set_device(process: Process) -> tuple[torch.device, str]:
             value=process.local_world if process.how == "nproc" else process.local_rank,
             fix=(f"start {count} ranks per machine",) if count else ("run on a machine with GPUs",),
         )
+    use_expandable_segments()
     torch.cuda.set_device(device)
     limit_memory(process, count)
     return device, backend
