@@ -2,10 +2,10 @@
 
     python -m benchmarks.simulated_reserved [--out FILE] [--only WORD]...      (no GPU; about 20 s a case)
 
-Cases that FILE has are skipped. Every case is dry-run twice. `as_measured` is the engine of that day: FSDP on streams of its own,
-gradients copied between three buffers, and the allocator without expandable segments; it shows how well the simulation
-matches. `now` is the engine as it is, with both allocators. The margin of our engine's estimate (`fragmentation` in
-costs/memory_meshwright.toml) is taken from `now`.
+Cases that FILE has are skipped. Each is dry-run twice. `as_measured` is the engine of that day: FSDP on streams of
+its own, gradients copied between three buffers, and the allocator without expandable segments; it shows how well the
+simulation matches. `now` is the engine as it is, with both allocators. The margin of our engine's estimate
+(`expert_holes` in costs/memory_meshwright.toml) is taken from `now`.
 """
 
 from __future__ import annotations
