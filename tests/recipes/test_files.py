@@ -62,7 +62,12 @@ BAD = [
     ("toml", HEAD + "layout = 3\n", "table of fields"),
     ("toml", 'goal = "sft"\n', "model and cluster"),
     ("toml", 'base = "lama3_8b_sft"\n', "did you mean llama3_8b_sft_config"),
-    ("toml", HEAD.replace("sft", "sfd"), "Invalid enum value"),
+    ("toml", HEAD.replace("sft", "sfd"), "unknown goal sfd; did you mean sft"),
+    (
+        "toml",
+        HEAD.replace("sft", 'sft"\nengine = "megtron'),
+        r"unknown engine megtron; did you mean megatron\?.*line 3",
+    ),
     ("toml", HEAD + "[layout]\ntp = 1\ntp = 2\n", "layout.tp is set twice, on lines 5 and 6"),
     ("yaml", "a: &x [*x]\n", "refers to a node that contains it"),
     ("yaml", "a: !!python/object/apply:os.system [ls]\n", "tags that construct objects"),

@@ -87,7 +87,7 @@ def recipe(request: requests.RecipeRequest) -> Recipe:
         index.load(request.name)  # raises with did-you-mean
     options = {"framework": request.framework, "model": request.model}
     job = job_for(request.name, request.goal, request.gpus, request.overrides, **options)
-    found = override.apply(job.runnable(), list(request.overrides))
+    found = override.apply(job.recipe if job.imported is None else job.runnable(), list(request.overrides))
     return found if request.gpus is None else msgspec.structs.replace(found, cluster=str(request.gpus))
 
 
@@ -152,7 +152,7 @@ def save_recipe(plan: Plan, path: str) -> None:
     """Write the plan's recipe as a TOML file."""
     if Path(path).suffix.lower() != ".toml":
         raise InputError("must end in .toml", field="save", value=path, fix=(f"--save {Path(path).stem}.toml",))
-    named = msgspec.structs.replace(plan.recipe, name=Path(path).stem)
+    named = msgspec.structs.replace(plan.recipe, name=Path(path).stem, engine=plan.question.engine)
     write_text(path, files.to_text(named, "toml"), "save")
 
 

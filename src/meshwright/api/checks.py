@@ -92,14 +92,13 @@ def _check(request: requests.Check) -> CheckResult:
             advice=request.advice,
             goal=goal,
         )
-    engine = request.engine or ENGINES[0]
-    job = job_for(request.target, request.goal, request.gpus, request.overrides, engine, framework=request.framework)
+    options = {"framework": request.framework}
+    job = job_for(request.target, request.goal, request.gpus, request.overrides, request.engine, **options)
+    engine = request.engine or job.engine
     if request.model is not None:
         what = "the target is a model itself" if job.plan is not None else "a recipe names its model"
         raise InputError(what, field="model", value=request.model, fix=("remove --model",))
-    result = check_recipe(job.recipe, request.gpus, engine, request.overrides, job.content)
-    if request.engine is not None:
-        result = _with_config(result)
+    result = _with_config(check_recipe(job.on(engine), request.gpus, engine, request.overrides, job.content))
     if job.plan is not None and job.plan.repair is not None and result.repair is not None:
         result = msgspec.structs.replace(result, repair=job.plan.repair)  # typed, it gives another recommended layout
     return result if content is None else msgspec.structs.replace(result, file=content.path)

@@ -12,17 +12,18 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters
 from meshwright.api import run_requests as requests
 from meshwright.api.catalogues import recipe_text
-from meshwright.api.checks import Exported, check_recipe, export
+from meshwright.api.checks import CONFIGS, Exported, check_recipe, export
 from meshwright.api.paths import check_folder, check_out, check_run_paths
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
-from meshwright.api.targets import depends_on_gpus, job_for, ranks_cluster, recipe_for
+from meshwright.api.targets import depends_on_gpus, job_for, ranks_cluster, recipe_for, stated_engine
 from meshwright.api.verb_function import verb
 from meshwright.clusters import Assumption
 from meshwright.errors import InputError
 from meshwright.extras import ENGINE
 from meshwright.file_access import missing_path
 from meshwright.models import find
+from meshwright.notes import note
 from meshwright.planner import case_of
 from meshwright.planner.storage import storage_of
 from meshwright.recipes import overrides as override
@@ -154,6 +155,7 @@ def launch(request: requests.Launch) -> Started:
     """Return a recipe as a job for a scheduler, checked before anything is written; submitted if requested."""
     from meshwright.launch import build_job, native_job, other_frameworks
 
+    request = _with_framework(request)
     options = {name: getattr(request, name) for name in request.__struct_fields__ if name not in OF_THE_VERB}
     given = {name: value for name, value in options.items() if value not in (None, (), DEFAULTS.get(name))}
     files: dict[str, Any] = {
@@ -199,6 +201,16 @@ def launch(request: requests.Launch) -> Started:
 
     launched = native_job.request_for(training, request.scheduler, found, request.gpus, validated)
     return build_job.launch(launched, request.scheduler, **files)
+
+
+def _with_framework(request: requests.Launch) -> requests.Launch:
+    """Return the request for the framework of the engine that the recipe names, with a note; a trial is always ours."""
+    engine = ENGINES[0] if request.to is not None or request.tiny else stated_engine(request.recipe)
+    if engine == ENGINES[0]:
+        return request
+    to: Any = CONFIGS[engine]
+    note(f"{request.recipe} is for {engine}: the job runs {to} (--to)")
+    return msgspec.structs.replace(request, to=to)
 
 
 def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchRequest:

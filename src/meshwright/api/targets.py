@@ -56,22 +56,22 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def engine(self) -> str:
-        """The engine that the target is for: that of a file's framework, or ours."""
-        return ENGINES[0] if self.imported is None else self.imported.settings.engine
+        """The engine that the target is for: that of a file's framework, or the recipe's."""
+        return self.recipe.engine if self.imported is None else self.imported.settings.engine
 
     def on(self, engine: str) -> Recipe:
-        """Return the recipe for an engine; that of another framework's file gets the engine's sharding strategy."""
-        moves = self.imported is not None and engine != self.engine
-        return without_folder(planner.moved_to(self.recipe, engine), self.imported) if moves else self.recipe
+        """Return the recipe for an engine; one made for another than ours gets the engine's sharding strategy."""
+        if engine == self.engine or (self.imported is None and self.engine == ENGINES[0]):
+            return self.recipe
+        moved = planner.moved_to(self.recipe, engine)
+        return without_folder(msgspec.structs.replace(moved, engine=engine), self.imported)
 
     def assumed(self, engine: str) -> tuple[Assumption, ...]:
         """Return what was taken for what a file leaves open, and for a strategy that the engine does not have."""
-        if self.imported is None:
-            return ()
         old, new = self.recipe.layout.strategy, self.on(engine).layout.strategy
         text = f"layout.strategy {old} → {new}: the equivalent in {engine}"
         moved = () if old == new else (Assumption("layout.strategy", new, text),)
-        return (*self.imported.assumed, *moved)
+        return (*(() if self.imported is None else self.imported.assumed), *moved)
 
     @property
     def no_model(self) -> str:
@@ -100,9 +100,14 @@ class Job(msgspec.Struct, frozen=True):
 
     def runnable(self) -> Recipe:
         """Return the recipe for our engine; raise InputError if the file has settings that could not be imported."""
-        imported = self.imported
-        if imported is None:
-            return self.recipe
+        if self.imported is not None:
+            self._require_imported(self.imported)
+        for one in self.assumed(ENGINES[0]):
+            note(one.message)
+        return self.on(ENGINES[0])
+
+    def _require_imported(self, imported: ImportedFile) -> None:
+        """Raise InputError if settings of another framework's file were rejected or are lost."""
         path = imported.content.path
         if imported.rejected:
             first = imported.rejected[0]
@@ -112,9 +117,6 @@ class Job(msgspec.Struct, frozen=True):
             raise InputError(reason, field="file", value=path, fix=(*first.fix, f"meshwright check {path}"))
         self.require_model()
         self.dropped()
-        for one in self.assumed(ENGINES[0]):
-            note(one.message)
-        return self.on(ENGINES[0])
 
 
 def without_folder(recipe: Recipe, imported: ImportedFile | None) -> Recipe:
@@ -191,6 +193,15 @@ def _of_own_job(
     recipe = override.apply(msgspec.structs.replace(inner.recipe, cluster=cluster), changes)
     note(f"{own.path} trains {' '.join((own.target, *own.overrides))} on {clusters.cluster(str(cluster))}")
     return Job(recipe, (own.path,), inner.content, own=True)
+
+
+def stated_engine(target: str | Recipe) -> str:
+    """Return the engine that a recipe names; ours for a model and for another framework's file, which is moved."""
+    if isinstance(target, Recipe):
+        return target.engine
+    if not is_file(target) or not frameworks.is_native(frameworks.open_file(target)):
+        return ENGINES[0]
+    return recipe_from(target).engine
 
 
 def recipe_for(target: str | Recipe, *args: Any, **options: Any) -> Recipe:

@@ -32,14 +32,16 @@ def commands_of(plan: Plan, refused: Mapping[str, str] | None = None) -> dict[st
         return {}
     refused = left_out(plan) if refused is None else refused
     plan = plan.repaired or plan
-    commands = {} if "meshwright" in refused else {"meshwright": meshwright_command(plan)}
+    commands = {}
+    framework = CONFIGS.get(plan.question.engine)
+    if framework is not None and framework not in refused:  # the requested engine comes first
+        commands[framework] = export_command(plan, framework)
+    if "meshwright" not in refused:
+        commands["meshwright"] = meshwright_command(plan)
     if "megatron-bridge" not in refused:
         from meshwright.frameworks.megatron_bridge import plans  # lazy: it loads a table that few commands need
 
         commands["megatron-bridge"] = command_of(plans.program(plan), plan.question.cluster)
-    framework = CONFIGS.get(plan.question.engine)
-    if framework is not None and framework not in refused:
-        commands[framework] = export_command(plan, framework)
     return commands
 
 
@@ -63,7 +65,8 @@ def _our_reason(plan: Plan) -> str | None:
         return f"it does not train {plan.case.model.model_type} models: it lacks {lacks}"
     if plan.question.engine == "meshwright":
         return None
-    recipe = moved_to(plan.recipe, "meshwright") if plan.question.recipe_words else plan.recipe  # as train does
+    moves = plan.question.recipe_engine != "meshwright"  # as train does
+    recipe = moved_to(plan.recipe, "meshwright") if moves else plan.recipe
     case = case_of(recipe, plan.case.model, plan.case.cluster)
     broken = [rule for rule in rules.applicable(case, ("error",)) if bool(rule.broken(case))]
     return rules.message(broken[0], case) + "; ask with --engine meshwright" if broken else None

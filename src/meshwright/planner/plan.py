@@ -51,6 +51,7 @@ class Question(msgspec.Struct, frozen=True):
     mtbf_hours: float | None = None  # mean hours between failures of one GPU, if the user set them
     assumed: tuple[Assumption, ...] = ()  # what the cluster argument or a file leaves open
     recipe_words: tuple[str, ...] = ()  # arguments that name the user's recipe or file on the command line
+    recipe_engine: Engine = "meshwright"  # that this recipe or file is for
 
 
 class Change(msgspec.Struct, frozen=True):

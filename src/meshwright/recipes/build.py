@@ -10,7 +10,17 @@ import msgspec
 
 from meshwright.clusters import DEFAULT_GPU
 from meshwright.errors import InputError, unknown
-from meshwright.recipes.types import SECTIONS, Data, Goal, Recipe, Section, keys_by_flat_name, recipe_fields
+from meshwright.recipes.types import (
+    ENGINES,
+    SECTIONS,
+    Data,
+    Engine,
+    Goal,
+    Recipe,
+    Section,
+    keys_by_flat_name,
+    recipe_fields,
+)
 
 T = TypeVar("T")
 
@@ -56,22 +66,30 @@ PRECISIONS: dict[str, dict[str, Any]] = {
 """Precisions by the short names in benchmark recipe names."""
 
 
-def pretrain(model: str, gpus: int | str, *, name: str = "", **differences: Any) -> Recipe:
+def pretrain(model: str, gpus: int | str, *, name: str = "", engine: Engine = ENGINES[0], **differences: Any) -> Recipe:
     """Build a pretraining recipe; default: cosine from 3e-4 to 3e-5, 32 samples per step, mock data."""
-    return _build(_base("pretrain"), differences, name=name, model=model, gpus=gpus)
+    return _build(_base("pretrain"), differences, name=name, model=model, gpus=gpus, engine=engine)
 
 
-def sft(model: str, gpus: int | str, *, name: str = "", **differences: Any) -> Recipe:
+def sft(model: str, gpus: int | str, *, name: str = "", engine: Engine = ENGINES[0], **differences: Any) -> Recipe:
     """Build a full fine-tuning recipe; default: 5e-6 to 0 on packed samples of 2048 tokens."""
-    return _build(_base("sft"), differences, name=name, model=model, gpus=gpus)
+    return _build(_base("sft"), differences, name=name, model=model, gpus=gpus, engine=engine)
 
 
-def peft(model: str, gpus: int | str, *, name: str = "", **differences: Any) -> Recipe:
+def peft(model: str, gpus: int | str, *, name: str = "", engine: Engine = ENGINES[0], **differences: Any) -> Recipe:
     """Build an adapter recipe; default: LoRA of rank 32 at 1e-4, otherwise like sft."""
-    return _build(_base("peft"), differences, name=name, model=model, gpus=gpus)
+    return _build(_base("peft"), differences, name=name, model=model, gpus=gpus, engine=engine)
 
 
-def benchmark(base: Recipe, gpus: int | str, precision: str = "bf16", *, name: str = "", **differences: Any) -> Recipe:
+def benchmark(
+    base: Recipe,
+    gpus: int | str,
+    precision: str = "bf16",
+    *,
+    name: str = "",
+    engine: Engine = ENGINES[0],
+    **differences: Any,
+) -> Recipe:
     """Build a throughput recipe of 50 steps on mock data, with a recipe's contract and its own layout.
 
     If the base is a benchmark, its layout is kept too.
@@ -80,7 +98,7 @@ def benchmark(base: Recipe, gpus: int | str, precision: str = "bf16", *, name: s
         raise unknown("precision", precision, PRECISIONS)
     fixed = PRECISIONS[precision] if base.benchmark else {**BENCHMARK, **PRECISIONS[precision]}
     kept = base if base.benchmark else _contract_only(base)
-    return _build(kept, {**fixed, **differences}, name=name, model=base.model, gpus=gpus)
+    return _build(kept, {**fixed, **differences}, name=name, model=base.model, gpus=gpus, engine=engine)
 
 
 def cluster_name(gpus: int | str) -> str:
@@ -136,9 +154,13 @@ def derived(base: Recipe, differences: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _build(base: Recipe, differences: Mapping[str, Any], *, name: str, model: str, gpus: int | str) -> Recipe:
+def _build(
+    base: Recipe, differences: Mapping[str, Any], *, name: str, model: str, gpus: int | str, engine: Engine
+) -> Recipe:
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
     built = _with_fields(base, {**derived(base, differences), **differences})
-    return msgspec.structs.replace(built, name=name, model=model, cluster=cluster_name(gpus))
+    return msgspec.structs.replace(built, name=name, model=model, cluster=cluster_name(gpus), engine=engine)
 
 
 def change(base: Recipe, differences: Mapping[str, Any], gpus: int | str | None = None) -> Recipe:

@@ -17,14 +17,15 @@ from meshwright.recipes import build
 from meshwright.recipes.build import validate
 from meshwright.recipes.index import is_known, load
 from meshwright.recipes.overrides import steps_and_epochs
-from meshwright.recipes.types import SECTIONS, Recipe, field_value, recipe_fields
+from meshwright.recipes.types import ENGINES, GOALS, SECTIONS, Recipe, field_value, recipe_fields
 from meshwright.recipes.values import check_range
 
 Format = Literal["toml", "yaml", "json", "python"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 SUFFIXES = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 
-HEAD = ("name", "model", "goal", "cluster", "benchmark")
+HEAD = ("name", "model", "goal", "cluster", "benchmark", "engine")
+OPTIONAL = {"benchmark": False, "engine": ENGINES[0]}  # of the head, with their defaults
 MAX_BYTES = 1_000_000
 
 
@@ -66,7 +67,9 @@ def to_text(recipe: Recipe, format: str = "toml") -> str:
 
 def content_of(recipe: Recipe) -> dict[str, Any]:
     """Return a recipe as nested plain values, without default values."""
-    plain: dict[str, Any] = {key: getattr(recipe, key) for key in HEAD if key != "benchmark" or recipe.benchmark}
+    plain: dict[str, Any] = {
+        key: getattr(recipe, key) for key in HEAD if key not in OPTIONAL or getattr(recipe, key) != OPTIONAL[key]
+    }
     for key, info in recipe_fields().items():
         section, field = key.split(".")
         value = field_value(recipe, key)
@@ -93,9 +96,12 @@ def _recipe(content: Mapping[str, Any]) -> Recipe:
         raise steps_and_epochs(train["steps"], train["epochs"])
     if isinstance(train, Mapping) and "steps" in train:
         merged["train"]["epochs"] = 0.0  # of a base recipe
-    missing = [key for key in HEAD if key not in merged and key != "benchmark"]
+    missing = [key for key in HEAD if key not in merged and key not in OPTIONAL]
     if missing:
         raise InputError(f"missing; set {' and '.join(missing)}, or a base recipe", field=missing[0])
+    for key, known in (("goal", GOALS), ("engine", ENGINES)):
+        if isinstance(merged.get(key), str) and merged[key] not in known:
+            raise unknown(key, merged[key], known)
     return validate(merged, Recipe)
 
 
@@ -170,7 +176,8 @@ def _python(recipe: Recipe) -> str:
             return builder(recipe.model, recipe.cluster, **differences)
 
     bases = sorted({recipe.goal, "benchmark"} if recipe.benchmark else {recipe.goal})
-    arguments = {"name": recipe.name, **_differences(recipe, call)}
+    engine = {} if recipe.engine == ENGINES[0] else {"engine": recipe.engine}
+    arguments = {"name": recipe.name, **engine, **_differences(recipe, call)}
     written = "".join(f",\n    {flat}={_literal(value)}" for flat, value in arguments.items())
     return f"from meshwright.recipes import {', '.join(bases)}\n\nrecipe = {head}{written},\n)\n"
 

@@ -319,6 +319,7 @@ class Recipe(Readable, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     goal: Goal
     cluster: str  # reference cluster of the layout, e.g. 8xH100
     benchmark: bool = False  # upper-bound throughput on mock data; never a production setting
+    engine: Engine = "meshwright"  # that the layout is for; every command uses it unless another is requested
     architecture: Architecture = Architecture()
     data: Data = Data()
     train: Train = Train()
@@ -341,6 +342,7 @@ class Recipe(Readable, msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
                 changed.setdefault(section, []).append(f"{name} {value}")
         head = ("name", "model", "goal", "cluster")
         rows = {name: str(getattr(self, name)) for name in head} | ({"benchmark": "yes"} if self.benchmark else {})
+        rows |= {} if self.engine == ENGINES[0] else {"engine": self.engine}
         rows |= {section: ", ".join(values) for section, values in changed.items()}
         return [(title.capitalize(), text) for title, text in rows.items()]
 
