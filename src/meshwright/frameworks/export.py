@@ -119,6 +119,7 @@ def differences(
         and (key != "checkpoint.folder" or recipe.checkpoint.folder)  # a folder that the export chose
         and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights
         and not (key in NAMED_BY_MODEL and not field_value(recipe, key) and field_value(found, key) in own)
+        and not (key == "data.tokenizer" and not found.data.tokenizer and recipe.data.tokenizer in own)
         and not _is_same(key, field_value(found, key), field_value(recipe, key))
         and key in recipe_fields()
     )

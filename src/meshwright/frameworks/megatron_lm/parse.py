@@ -198,9 +198,9 @@ def _derived_fields(settings: Settings, model: ModelSpec | None) -> Iterator[tup
 
 
 def _is_model_tokenizer(settings: Settings, model: ModelSpec | None) -> bool:
-    """Return whether the tokenizer is the one published with the model."""
+    """Return whether the tokenizer is the one published with the model, which an export names again."""
     owner = find_model(text(settings, "tokenizer_model") or "")
-    return owner is not None and model is not None and owner.vocab == model.vocab
+    return owner is not None and model is not None and bool(owner.hf_id) and owner.hf_id == model.hf_id
 
 
 def _data(settings: Settings) -> Iterator[tuple[str, Any]]:
