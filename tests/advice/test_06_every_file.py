@@ -292,7 +292,7 @@ def test_check_takes_several_files(meshwright: Any, folder: Path) -> None:
 
 def test_launch_writes_the_recipe_of_a_file(meshwright: Any, folder: Path) -> None:
     words = ("launch", "titan.toml", "--gpus", "8xH100", "--scheduler", "slurm", "--write", "jobs", "--json")
-    answer = meshwright(*words)
+    answer = meshwright(*words, "--to", "meshwright")
     assert answer.code == 0, answer.out
     assert files.from_file(folder / "jobs" / "titan.toml").layout.tp == 2
     job = next(text for name, text in answer.json["files"].items() if not name.endswith(".toml"))

@@ -67,3 +67,52 @@ def test_a_script_of_the_export_runs_in_the_job_folder_and_sets_what_the_job_nee
     assert 'export PYTHONPATH=/opt/torchtitan"' in (here / "job5" / "moe.sbatch").read_text()
     meshwright("launch", "llama3_8b_pretrain_config", *BRIDGE, *ON[:3], "8xH100", "--write", "job6")
     assert [one.name for one in (here / "job6").iterdir()] == ["llama3_8b_pretrain_config.sbatch"]  # no unread script
+
+
+SCRIPT = """#!/bin/bash
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+torchrun --nnodes 16 --nproc_per_node 8 pretrain_gpt.py --use-mcore-models --num-layers 36 --hidden-size 2048 \\
+  --ffn-hidden-size 6144 --num-attention-heads 32 --group-query-attention --num-query-groups 4 --kv-channels 128 \\
+  --qk-layernorm --seq-length 4096 --max-position-embeddings 4096 --position-embedding-type rope \\
+  --rotary-base 1000000 --normalization RMSNorm --norm-epsilon 1e-6 --swiglu --disable-bias-linear \\
+  --untie-embeddings-and-output-weights --tokenizer-type HuggingFaceTokenizer \\
+  --tokenizer-model Qwen/Qwen3-30B-A3B --vocab-size 151936 --num-experts 64 --moe-ffn-hidden-size 1024 \\
+  --moe-router-topk 8 --moe-router-load-balancing-type aux_loss --moe-aux-loss-coeff 1e-3 --moe-grouped-gemm \\
+  --moe-token-dispatcher-type alltoall --tensor-model-parallel-size 2 --pipeline-model-parallel-size 8 \\
+  --expert-model-parallel-size 8 --sequence-parallel \\
+  --pipeline-model-parallel-layout 'Ettttt|ttttt|ttttt|ttttt|tttt|tttt|tttt|ttttL' --micro-batch-size 1 \\
+  --global-batch-size 1000 --train-iters 95368 --lr 3e-4 --min-lr 3e-5 --lr-decay-style cosine \\
+  --lr-warmup-iters 2000 --weight-decay 0.1 --adam-beta1 0.9 --adam-beta2 0.95 --clip-grad 1.0 --bf16 \\
+  --recompute-activations --overlap-grad-reduce --data-path /data/corpus_text_document --split 99,1,0 \\
+  --save /ckpt/moe16b --load /ckpt/moe16b --save-interval 20000 --log-interval 10
+"""
+
+
+def test_a_tokenizer_of_the_hub_is_kept(meshwright: Any, here: Path) -> None:
+    (here / "fixed.sh").write_text(SCRIPT)
+    words = ("export", "fixed.sh", "--to", "megatron-lm", "--gpus", "16x8xH100")
+    for more in ((), ("data.tokenizer=Qwen/Qwen3-30B-A3B",)):
+        answer = meshwright(*words, *more, "--json").json
+        assert "--tokenizer-model Qwen/Qwen3-30B-A3B" in answer["files"]["fixed.sh"]
+        assert (answer["ok"], answer["unmapped"], answer["not_imported"]) == (True, [], [])
+    recipe = ("export", "qwen3_30b_a3b_pretrain_config", *words[2:], "data.dataset=/data/x")
+    answer = meshwright(*recipe, "data.tokenizer=Qwen/Qwen3-30B-A3B", "--json").json  # the model's own
+    assert "data.tokenizer" not in [one["field"] for one in answer["unmapped"]]
+
+
+def test_a_file_is_launched_for_its_own_framework(meshwright: Any, here: Path) -> None:
+    (here / "fixed.sh").write_text(SCRIPT)
+    answer = meshwright("launch", "fixed.sh", *ON, "--framework-dir", "/opt/Megatron-LM", "--write", "job")
+    assert "fixed.sh is for Megatron-LM, which the job runs; --to meshwright runs it with our engine" in answer.err
+    program = program_in((here / "job" / "fixed.sbatch").read_text())
+    assert program.startswith("/opt/Megatron-LM/pretrain_gpt.py")
+    assert "--tokenizer-model Qwen/Qwen3-30B-A3B" in program
+    ours = meshwright("launch", "fixed.sh", *ON, "--to", "meshwright", "layout.strategy=fsdp2", "--write", "ours")
+    assert ours.code == 0, ours.err
+    assert "meshwright train fixed.toml" in (here / "ours" / "fixed.sbatch").read_text()
+    assert "which the job runs" not in ours.err
+    tiny = meshwright("launch", "fixed.sh", *ON, "--tiny", "--json").json["error"]
+    assert tiny["fix"][0] == "--to meshwright"
+    own = meshwright("launch", "moe.toml", *ON, "--write", "own", "layout.strategy=fsdp2")
+    assert own.code == 0, own.err  # a recipe is for our engine
+    assert "meshwright train" in (here / "own" / "moe.sbatch").read_text()

@@ -16,7 +16,7 @@ from meshwright.api.checks import CONFIGS, Exported, check_recipe, export
 from meshwright.api.paths import check_folder, check_out, check_run_paths
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
-from meshwright.api.targets import depends_on_gpus, job_for, ranks_cluster, recipe_for, stated_engine
+from meshwright.api.targets import depends_on_gpus, file_of, job_for, ranks_cluster, recipe_for, stated_engine
 from meshwright.api.verb_function import verb
 from meshwright.clusters import Assumption
 from meshwright.errors import InputError
@@ -169,8 +169,8 @@ def launch(request: requests.Launch) -> Started:
         if request.out:
             raise other_frameworks.refused_out(request.to, request.out, request.write)
         if request.tiny:
-            reason = f"is an option of our engine, and --to runs the recipe with {request.to}"
-            raise InputError(reason, field="--tiny", value="true", fix=("remove --tiny",))
+            reason = f"is an option of our engine, and the job runs with {request.to}"
+            raise InputError(reason, field="--tiny", value="true", fix=(f"--to {ENGINES[0]}", "remove --tiny"))
         return build_job.launch(_exported_job(request, dataset), request.scheduler, **files)
     for option, value in (("--framework-dir", request.framework_dir), ("--save-minutes", request.save_minutes)):
         if value is not None:
@@ -204,8 +204,17 @@ def launch(request: requests.Launch) -> Started:
 
 
 def _with_framework(request: requests.Launch) -> requests.Launch:
-    """Return the request for the framework of the engine that the recipe names, with a note; a trial is always ours."""
-    engine = ENGINES[0] if request.to is not None or request.tiny else stated_engine(request.recipe)
+    """Return the request with the framework that runs it: as named, or that of the file or of the recipe's engine.
+
+    None is our engine, which also runs every trial of a recipe.
+    """
+    if request.to is not None:
+        return msgspec.structs.replace(request, to=None) if request.to == ENGINES[0] else request
+    content, theirs = file_of(request.recipe, request.framework)
+    if content is not None and theirs is not None:
+        note(f"{content.path} is for {theirs.title}, which the job runs; --to {ENGINES[0]} runs it with our engine")
+        return msgspec.structs.replace(request, to=theirs.name)
+    engine = ENGINES[0] if request.tiny else stated_engine(request.recipe)
     if engine == ENGINES[0]:
         return request
     to: Any = CONFIGS[engine]

@@ -25,7 +25,7 @@ from meshwright.api.requests import (
     flag,
     path,
 )
-from meshwright.choices import FRAMEWORKS, SCHEDULERS
+from meshwright.choices import ENGINES, FRAMEWORKS, SCHEDULERS
 from meshwright.engine.run_spec import Nproc, RunOptions, TrainOptions
 from meshwright.recipes.types import Documents
 
@@ -115,9 +115,10 @@ class Launch(Request, frozen=True):
     to: Annotated[
         str | None,
         Input(
-            help=f"Framework to run it with instead of our engine: {', '.join(FRAMEWORKS)}.",
+            help=f"Framework to run it with: {', '.join((ENGINES[0], *FRAMEWORKS))}.  "
+            "[default: that of the file, else meshwright]",
             metavar="FRAMEWORK",
-            choices=FRAMEWORKS,
+            choices=(ENGINES[0], *FRAMEWORKS),
             synonyms="framework",
         ),
     ] = None

@@ -107,7 +107,7 @@ def refused_out(framework: str, out: str, folder: str | None) -> InputError:
     """Return the error for --out with another framework: where its job names the folder of its checkpoints."""
     where = CHECKOUTS[framework].checkpoints
     known = "{out}" in where
-    reason = f"is an option of our engine, and --to runs the recipe with {framework}, whose job names its own folder"
+    reason = f"is an option of our engine, and the job runs with {framework}, which names its own folder"
     below = (f"--write {out}",) if known and not folder else ()
     sets = f"set checkpoint.folder={out} ({where.format(out=out)})" if known else where
     return InputError(reason, field="--out", value=out, fix=(*below, f"remove --out, and {sets}"))
