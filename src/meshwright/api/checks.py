@@ -77,7 +77,7 @@ def _calibrated(result: CheckResult, calibration: Any) -> CheckResult:
 
 
 def _check(request: requests.Check) -> CheckResult:
-    content, theirs = file_of(request.target, request.framework)
+    content, theirs = file_of(request.target, request.framework, request.gpus)
     if content is not None and theirs is not None:
         if request.engine is not None:
             fix = (f"meshwright estimate {content.path} --engine {request.engine}", "without --engine")

@@ -42,7 +42,7 @@ class Imported(Readable, msgspec.Struct, frozen=True):
 @verb(requests.Import)
 def import_file(request: requests.Import) -> Imported:
     """Return another framework's file as a recipe of ours, with what was assumed and what did not survive."""
-    content, theirs = file_of(request.file, request.framework)
+    content, theirs = file_of(request.file, request.framework, request.gpus)
     if content is None or theirs is None:
         reason = "is one of our recipes already" if content is not None else "is not a file"
         fix = (f"meshwright recipe {request.file}",) if content is not None else ("the path of a config or script",)

@@ -146,7 +146,7 @@ def job_for(
         _no_framework(framework)
         plan = plan_for(target, goal, gpus, overrides, engine or ENGINES[0], why_gpus)
         return Job(plan.recipe, (target,), plan=plan)
-    content, theirs = file_of(target, framework)
+    content, theirs = file_of(target, framework, gpus)
     if content is not None and theirs is not None:
         return _imported(content, theirs, framework, goal, gpus, overrides, model)
     own = None if content is None or content.format != "shell" else own_jobs.read(content)
@@ -223,13 +223,18 @@ def recipe_in_line(line: Sequence[str]) -> Recipe | None:
     return None
 
 
-def file_of(target: str | Recipe, framework: str | None = None) -> tuple[Content | None, Framework | None]:
+def file_of(
+    target: str | Recipe, framework: str | None = None, gpus: str | int | None = None
+) -> tuple[Content | None, Framework | None]:
     """Return a file's content and its framework, None for ours; raise for a framework that does not apply."""
     if not isinstance(target, str) or not is_file(target):
         _no_framework(framework)
         return None, None
     content = frameworks.open_file(target)
-    return content, frameworks.framework_of(content, framework)
+    try:
+        return content, frameworks.framework_of(content, framework)
+    except frameworks.OtherTrainerError as error:
+        raise error if gpus is None else error.on(str(gpus)) from None
 
 
 def _no_framework(framework: str | None) -> None:

@@ -14,6 +14,7 @@ from meshwright.frameworks.import_file import ImportedFile, import_file
 from meshwright.frameworks.load import SUFFIXES, content_of, open_file
 from meshwright.frameworks.native import check as check_native
 from meshwright.frameworks.native import is_native, looks_native, train_command
+from meshwright.frameworks.other_trainers import OtherTrainerError
 from meshwright.frameworks.our_fixes import in_our_keys, superseded
 from meshwright.frameworks.registry import NAMES, detect_framework, framework, require_framework
 from meshwright.frameworks.result import CheckResult, RecipeCheckResult, UnresolvedValue
@@ -29,6 +30,7 @@ __all__ = [
     "ExportedConfig",
     "Framework",
     "ImportedFile",
+    "OtherTrainerError",
     "Program",
     "RecipeCheckResult",
     "SourcedValue",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Iterator, Mapping
+from math import prod
 
+from meshwright import clusters
 from meshwright.choices import FRAMEWORKS
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.framework import Content
@@ -23,22 +26,42 @@ TRAINERS: Mapping[str, tuple[str, ...]] = {
 }
 """Top-level or dotted keys that every config of a trainer has."""
 MODELS = ("base_model", "model_name_or_path", "model")
+METHODS = ("adapter", "finetuning_type", "train_type")
 ADAPTERS = ("lora", "qlora", "dora")
-SKIPPED = ("checkpoint.pretrained", "peft.method", "data.tokenizer")
+DATASETS = ("datasets[0].path", "dataset.source", "dataset.data_files", "dataset[0]", "dataset", "train_file")
+MICRO = ("micro_batch_size", "per_device_train_batch_size", "batch_size")
+ACCUMULATION = ("gradient_accumulation_steps",)
+SKIPPED = ("checkpoint.pretrained", "peft.method", "data.tokenizer", "data.dataset")
+OTHER_KEYS = {"optimizer": "optim"}  # keys that another trainer uses for values as transformers names them
+IMPLIED = ("load_in_4bit", "bf16", "datasets[0].type", "stage", "do_train")  # by the goal, or true of every run here
+GPUS = "8xH100"
 
 
-def other_trainer(content: Content) -> InputError | None:
-    """Return the error for a known trainer's config, with the command that plans the same training; else None."""
+class OtherTrainerError(InputError):
+    """A config of a trainer that is not read, with the command that plans the same training."""
+
+    def __init__(self, title: str, content: Content, gpus: str = "") -> None:
+        words, carried = _command(content, gpus or GPUS)
+        reason = f"is a config of {title}, which is not read; read are configs of {', '.join(FRAMEWORKS)}"
+        lost = list(_not_carried_over(content, carried))
+        reason += f"; not carried over by the fix: {', '.join(lost)}" if lost and carried else ""
+        super().__init__(reason, field="file", value=content.path, fix=(words,))
+        self.title, self.content = title, content
+
+    def on(self, gpus: str) -> OtherTrainerError:
+        """Return the error with the command for the GPUs that the user typed."""
+        return OtherTrainerError(self.title, self.content, gpus)
+
+
+def other_trainer(content: Content) -> OtherTrainerError | None:
+    """Return the error for a known trainer's config; else None."""
     keys = {*content.settings, *content.top_level_keys()}
     title = next((name for name, needed in TRAINERS.items() if all(one in keys for one in needed)), "")
-    if not title:
-        return None
-    reason = f"is a config of {title}, which is not read; read are configs of {', '.join(FRAMEWORKS)}"
-    return InputError(reason, field="file", value=content.path, fix=_command(content))
+    return OtherTrainerError(title, content) if title else None
 
 
-def _command(content: Content) -> tuple[str, ...]:
-    """Return the command with the model, the goal and the settings that our recipes have."""
+def _command(content: Content, gpus: str) -> tuple[str, set[str]]:
+    """Return the command with the model, the goal, the data and the settings that our recipes have, and their keys."""
     found = {key: setting.value for key, setting in content.settings.items() if not setting.unresolved}
     named = next((str(found[key]) for key in MODELS if key in found), "")
     try:
@@ -46,28 +69,54 @@ def _command(content: Content) -> tuple[str, ...]:
     except MeshwrightError:
         model = named
     if not model:
-        return ("meshwright recommend MODEL --goal sft --gpus 8xH100 KEY=VALUE",)
-    adapter = str(found.get("adapter", found.get("finetuning_type", found.get("train_type", "")))).lower()
+        return f"meshwright recommend MODEL --goal sft --gpus {gpus} KEY=VALUE", set()
+    adapter = next((str(found[key]) for key in METHODS if key in found), "").lower()
     goal: Goal = "peft" if adapter in ADAPTERS else "sft"
-    words = [f"meshwright recommend {model} --goal {goal} --gpus 8xH100"]
+    dataset = next((key for key in DATASETS if set("/.") & set(str(found.get(key, "")))), "")  # no name of a registry
+    words = [f"meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {shlex.quote(gpus)}"]
+    words += [f"--dataset {shlex.quote(str(found[dataset]))}"] if dataset else []
     words += ["peft.method=" + adapter] if goal == "peft" else []
-    return (" ".join([*words, *_overrides(found, goal)]),)
+    kept = _overrides(found, goal)
+    batch, of_batch = _global_batch(found, gpus)
+    words += [shlex.quote(one) for one in kept.values()]
+    words += [f"train.global_batch_size={batch}"] if batch else []
+    return " ".join(words), {*MODELS, *METHODS, dataset, *kept, *of_batch}
 
 
-def _overrides(found: Mapping[str, object], goal: Goal) -> list[str]:
+def _global_batch(found: Mapping[str, object], gpus: str) -> tuple[int, tuple[str, ...]]:
+    """Return the samples of a step, micro batch × accumulation × GPUs, and the keys they follow from; 0 if unknown."""
+    used = [next((key for key in keys if isinstance(found.get(key), int)), "") for keys in (MICRO, ACCUMULATION)]
+    if not used[0]:
+        return 0, ()
+    try:
+        world = clusters.cluster(gpus).world
+    except MeshwrightError:  # its own error names the wrong cluster
+        return 0, ()
+    return prod(int(str(found[key])) for key in used if key) * world, tuple(key for key in used if key)
+
+
+def _overrides(found: Mapping[str, object], goal: Goal) -> dict[str, str]:
     """Return the settings that a recipe of this goal accepts, by the keys of the file."""
-    blank = Recipe(name="", model="", goal=goal, cluster="8xH100")
-    kept: list[str] = []
+    blank = Recipe(name="", model="", goal=goal, cluster=GPUS)
+    kept: dict[str, str] = {}
     for key, value in found.items():
-        row = override_keys().get(key)
+        name = OTHER_KEYS.get(key, key)
+        row = override_keys().get(name)
         if row is None or not row.field or row.field in SKIPPED or value is None:
             continue
         if goal != "peft" and row.field.startswith("peft."):
             continue
-        text = f"{key}={text_of(value)}"
+        text = f"{name}={text_of(value)}"
         try:
-            overrides.apply(blank, [*kept, text])
+            overrides.apply(blank, [*kept.values(), text])
         except MeshwrightError:
             continue
-        kept.append(text)
+        kept[key] = text
     return kept
+
+
+def _not_carried_over(content: Content, carried: set[str]) -> Iterator[str]:
+    """Yield the settings of a file that the command does not have, except those that are off or implied."""
+    for key, setting in content.settings.items():
+        if key not in carried and key not in IMPLIED and setting.value not in (None, False, "", [], {}):
+            yield f"{key}={text_of(setting.value)}"
