@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +118,21 @@ def test_a_file_is_launched_for_its_own_framework(meshwright: Any, here: Path) -
     own = meshwright("launch", "moe.toml", *ON, "--write", "own", "layout.strategy=fsdp2")
     assert own.code == 0, own.err  # a recipe is for our engine
     assert "meshwright train" in (here / "own" / "moe.sbatch").read_text()
+
+
+def test_recommend_and_export_agree_on_megatron_bridge(meshwright: Any, here: Path) -> None:
+    for model, engine in (
+        ("meta-llama/Llama-3.1-70B", "megatron"),
+        ("ourmoe/config.json", "megatron"),
+        ("meta-llama/Llama-3.2-1B", "meshwright"),
+    ):
+        words = ("recommend", model, "--gpus", "16x8xH100", "--goal", "pretrain", "--engine", engine, "--json")
+        command = shlex.split(meshwright(*words).json["commands"]["megatron-bridge"])
+        assert command[:2] == ["meshwright", "export"], model
+        done = meshwright(*command[1:], "--json").json
+        assert done["ok"], (model, done["findings"])
+        assert list((here / "megatron-bridge").iterdir())
+        shutil.rmtree(here / "megatron-bridge")
+    answer = meshwright("recommend", "ourmoe/config.json", "--gpus", "16x8xH100", "--goal", "pretrain")
+    assert "no recipe for this model" not in answer.out
+    assert re.search(r"not megatron-bridge: .*; ask with --engine megatron", answer.out)

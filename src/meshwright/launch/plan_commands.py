@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from meshwright import frameworks, rules
 from meshwright.clusters import Cluster
@@ -41,7 +41,10 @@ def commands_of(plan: Plan, refused: Mapping[str, str] | None = None) -> dict[st
     if "megatron-bridge" not in refused:
         from meshwright.frameworks.megatron_bridge import plans  # lazy: it loads a table that few commands need
 
-        commands["megatron-bridge"] = command_of(plans.program(plan), plan.question.cluster)
+        if plans.own_row(plan) is not None:
+            commands["megatron-bridge"] = command_of(plans.program(plan), plan.question.cluster)
+        else:
+            commands["megatron-bridge"] = export_command(plan, "megatron-bridge", plans.export_changes(plan))
     return commands
 
 
@@ -100,11 +103,11 @@ def _dataset(recipe: Recipe) -> str:
     return "DATA" if continues and recipe.data.dataset == "mock" else recipe.data.dataset
 
 
-def export_command(plan: Plan, to: str) -> str:
-    """Return the command that exports the plan to another framework."""
+def export_command(plan: Plan, to: str, changes: Sequence[str] | None = None) -> str:
+    """Return the command that exports the plan to another framework; `changes` if not all of the plan's."""
     gpus = plan.question.cluster_ref or str(plan.question.cluster)
     model = [] if plan.recipe.model == plan.base.model else ["--model", plan.recipe.model]
-    overrides = [format_override(c.field, c.new) for c in plan.changes]
+    overrides = [format_override(c.field, c.new) for c in plan.changes] if changes is None else changes
     arguments = [*(plan.question.recipe_words or (plan.base.name,)), *model, "--to", to, "--gpus", gpus, "--out", to]
     return shlex.join(["meshwright", "export", *arguments, *overrides])
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from meshwright import rules
+from meshwright.errors import InputError
 from meshwright.frameworks.megatron_bridge import bridge_recipes
 from meshwright.frameworks.megatron_bridge.settings import difference, with_distributed_optimizer
-from meshwright.frameworks.megatron_bridge.write import program_of, recipe_overrides, runner_argv
+from meshwright.frameworks.megatron_bridge.write import program_of, recipe_overrides, runner_argv, write
 from meshwright.frameworks.types import Program
 from meshwright.models import same_model
 from meshwright.planner import Plan, case_of, with_engine_strategy
+from meshwright.recipes.format_override import format_override
 from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Recipe, field_value
 
@@ -20,18 +22,14 @@ DERIVED_FIELDS = ("layout.strategy", "layout.pp_schedule", "layout.dp_shard", "l
 
 def unsupported_reason(plan: Plan) -> str | None:
     """Return why Megatron-Bridge cannot run this plan, or None."""
-    row = _row(plan)
-    if row is None or row.raises or not same_model(plan.recipe.model, plan.base.model):
-        return "it has no recipe for this model and goal"
     if plan.question.engine not in ("meshwright", "megatron"):
         return f"the plan is for the {plan.question.engine} engine"
     if plan.recipe.layout.strategy == "megatron_fsdp":
         return "it has no single key for layout.strategy"
-    changed = {one.field for one in plan.changes} - {*DERIVED_FIELDS, *plan.executed}
-    lost = difference(_recipe(plan), plan.case.model, row).unmapped
-    unmapped = [one.field for one in lost if one.field in changed]
-    if unmapped:
-        return f"it has no single key for {', '.join(unmapped)}"
+    row = own_row(plan)
+    refused = _refused_export(plan) if row is None else _without_key(plan, row)
+    if refused is not None:
+        return refused
     case = case_of(
         with_engine_strategy(_published_kernels(plan), "megatron"), plan.case.model, plan.case.cluster, "megatron"
     )
@@ -39,8 +37,36 @@ def unsupported_reason(plan: Plan) -> str | None:
     return rules.message(broken[0], case) + " there; ask with --engine megatron" if broken else None
 
 
-def _row(plan: Plan) -> bridge_recipes.BridgeRecipe | None:
-    return bridge_recipes.find(plan.base.name) or bridge_recipes.find(plan.base.name.lower())
+def own_row(plan: Plan) -> bridge_recipes.BridgeRecipe | None:
+    """Return its recipe of the plan's model and goal; None if the plan is exported as a Python file."""
+    row = bridge_recipes.find(plan.base.name) or bridge_recipes.find(plan.base.name.lower())
+    is_own = row is not None and not row.raises and same_model(plan.recipe.model, plan.base.model)
+    return row if is_own else None
+
+
+def _without_key(plan: Plan, row: bridge_recipes.BridgeRecipe) -> str | None:
+    """Return why a command line cannot express the changes of a plan to a Megatron-Bridge recipe, or None."""
+    changed = {one.field for one in plan.changes} - {*DERIVED_FIELDS, *plan.executed}
+    lost = difference(_recipe(plan), plan.case.model, row).unmapped
+    unmapped = [one.field for one in lost if one.field in changed]
+    return f"it has no single key for {', '.join(unmapped)}" if unmapped else None
+
+
+def _refused_export(plan: Plan) -> str | None:
+    """Return why export writes no Python file for a plan, or None."""
+    from meshwright.frameworks.megatron_bridge import FRAMEWORK
+
+    try:
+        write(FRAMEWORK, _recipe(plan), plan.case.model, plan.question.cluster)
+    except InputError as error:
+        return error.reason
+    return None
+
+
+def export_changes(plan: Plan) -> list[str]:
+    """Return the overrides with which export writes a plan: without those that only our engine needs."""
+    skipped = {*plan.executed, "layout.strategy"} if plan.question.engine == "meshwright" else set()
+    return [format_override(one.field, one.new) for one in plan.changes if one.field not in skipped]
 
 
 def _recipe(plan: Plan) -> Recipe:
@@ -54,7 +80,7 @@ def _published_kernels(plan: Plan) -> Recipe:
 
 def program(plan: Plan) -> Program:
     """Return the Megatron-Bridge program for a plan."""
-    row = _row(plan)
+    row = own_row(plan)
     if row is None:
         raise ValueError(f"Megatron-Bridge has no recipe {plan.base.name}")
     recipe = _recipe(plan)
