@@ -70,3 +70,20 @@ def test_every_run_line_can_start(meshwright: Any, saved: Path, tmp_path: Path) 
     plan = meshwright("recommend", str(old), "--engine", "megatron", "--json").json
     assert list(plan["commands"]) == ["megatron-lm"]
     assert "strategy=zero1" in plan["no_command"]["meshwright"]
+
+
+def test_a_long_run_has_its_own_warmup(meshwright: Any, own_model: Path, saved: Path) -> None:
+    assert "warmup_steps = 953" in saved.read_text()  # the recipe of 100 steps has 40
+    words = ("recommend", str(own_model), "--gpus", "16x8xH100", "--goal", "pretrain")
+    days = {one["field"]: one for one in meshwright(*words, "--days", "3", "--json").json["changes"]}
+    assert days["schedule.warmup_steps"]["new"] == days["train.steps"]["new"] // 100
+    assert "40 were for 100 steps" in days["schedule.warmup_steps"]["why"]
+    typed = meshwright(*words, "--tokens", "400B", "schedule.warmup_steps=50", "--json").json
+    assert typed["contract"]["warmup_steps"] == 50
+    assert meshwright(*words, "--json").json["contract"]["warmup_steps"] == 40
+
+
+def test_a_short_run_gets_one_number_of_warmup_steps(meshwright: Any) -> None:
+    words = ("--gpus", "16x8xH100", "--goal", "pretrain", "--tokens", "5B")
+    ended = meshwright("recommend", "llama3-70b", *words)
+    assert set(re.findall(r"schedule.warmup_steps=(\d+)", ended.out)) == {"119"}

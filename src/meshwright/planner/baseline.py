@@ -87,6 +87,12 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
             f"follows lr: the recipe's {base.schedule.min_lr:g} is above lr={requested.optimizer.lr:g}; "
             f"the same share of it, {minimum / requested.optimizer.lr:.0%}; a new experiment"
         )
+    if recipe is None and (warmup := _longer_warmup(base, requested, frozenset(wanted))) is not None:
+        requested, _ = override.change(requested, {WARMUP: warmup})
+        reasons[WARMUP] = (
+            f"follows steps: {base.schedule.warmup_steps:,} were for {base.train.steps:,} steps; "
+            f"a long run warms up for 1% of its steps, at most {LONGEST_WARMUP:,}; a new experiment"
+        )
     if wanted.get(override.IMAGES) is False and not _names(override.IMAGES, overrides):
         reasons[override.IMAGES] = "the dataset has no images: the language model is trained on text; a new experiment"
     model = model_of(requested) if any(key.startswith("architecture.") for key in wanted) else question.model
@@ -119,6 +125,19 @@ def _scaled_minimum(base: Recipe, requested: Recipe, wanted: frozenset[str]) -> 
     if "optimizer.lr" not in wanted or MIN_LR in wanted or not low or low <= requested.optimizer.lr:
         return None
     return float(f"{requested.optimizer.lr * low / base.optimizer.lr:.3g}")
+
+
+WARMUP = "schedule.warmup_steps"
+LONGEST_WARMUP = 2000  # of published pretraining runs, however long
+
+
+def _longer_warmup(base: Recipe, requested: Recipe, wanted: frozenset[str]) -> int | None:
+    """Return the warmup of a pretraining that is longer than the recipe's; None if the recipe's may stay."""
+    longer = requested.train.steps > base.train.steps and not requested.train.epochs
+    usual = min(requested.train.steps // 100, LONGEST_WARMUP)
+    if base.goal != "pretrain" or base.benchmark or not longer or WARMUP in wanted:
+        return None
+    return usual if 0 < 2 * requested.schedule.warmup_steps < usual else None
 
 
 def _names(key: str, overrides: Sequence[str]) -> bool:

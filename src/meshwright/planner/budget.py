@@ -12,6 +12,7 @@ from meshwright.planner.divisors import divided_batch
 from meshwright.planner.goodput import Goodput, goodput
 from meshwright.planner.storage import storage_of
 from meshwright.recipes.case import Case
+from meshwright.rules.learning_rate import short_warmup
 
 DAY, HOUR = 86400.0, 3600.0
 GB_PER_GIB = 1.073741824
@@ -244,7 +245,7 @@ def batch_notes(case: Case, tokens: float) -> tuple[str, ...]:
     if steps <= case.warmup_steps:
         return (
             f"{tokens:.3g} tokens are {steps:,} steps of {per_step:,} tokens, fewer than the recipe's warmup of "
-            f"{case.warmup_steps:,}: set schedule.warmup_steps={max(steps // 20, 1)} or a smaller batch",
+            f"{case.warmup_steps:,}: set schedule.warmup_steps={short_warmup(steps)} or a smaller batch",
         )
     return ()
 

@@ -13,6 +13,11 @@ FAR_TOO_HIGH = 0.02
 DIVERGES = 1.0
 
 
+def short_warmup(updates: int) -> int:
+    """Return the warmup of a run that is too short for its recipe's: a tenth of it."""
+    return max(updates // 10, 1) if updates > 1 else 0
+
+
 @rule(
     "learning_rate.warmup-too-long",
     "warning",
@@ -20,7 +25,7 @@ DIVERGES = 1.0
     message="warmup_steps={warmup_steps}, but training has only {steps} step{s}",
     symptom="the learning rate reaches its peak late or never and hardly decays; some engines cap the warmup",
     cause="the warmup was set for a longer run: more than half of this one",
-    fixes=({"warmup_steps": lambda c: [max(int(c.updates) // 10, 1) if c.updates > 1 else 0]},),
+    fixes=({"warmup_steps": lambda c: [short_warmup(int(c.updates))]},),
     values={"s": lambda c: "s" * bool(c.steps != 1)},
 )
 def warmup_too_long(c: Case) -> Column:
