@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def test_a_long_run_has_its_own_warmup(meshwright: Any, own_model: Path, saved: 
     assert "warmup_steps = 953" in saved.read_text()  # the recipe of 100 steps has 40
     words = ("recommend", str(own_model), "--gpus", "16x8xH100", "--goal", "pretrain")
     days = {one["field"]: one for one in meshwright(*words, "--days", "3", "--json").json["changes"]}
-    assert days["schedule.warmup_steps"]["new"] == days["train.steps"]["new"] // 100
+    assert days["schedule.warmup_steps"]["to"] == days["train.steps"]["to"] // 100
     assert "40 were for 100 steps" in days["schedule.warmup_steps"]["why"]
     typed = meshwright(*words, "--tokens", "400B", "schedule.warmup_steps=50", "--json").json
     assert typed["contract"]["warmup_steps"] == 50
@@ -87,3 +88,30 @@ def test_a_short_run_gets_one_number_of_warmup_steps(meshwright: Any) -> None:
     words = ("--gpus", "16x8xH100", "--goal", "pretrain", "--tokens", "5B")
     ended = meshwright("recommend", "llama3-70b", *words)
     assert set(re.findall(r"schedule.warmup_steps=(\d+)", ended.out)) == {"119"}
+
+
+def test_check_and_launch_name_the_batch_that_divides(meshwright: Any, saved: Path) -> None:
+    """15 nodes of 8 GPUs need pp=15 for a batch of 1024, at half of the speed of 960."""
+    on = (str(saved), "--gpus", "15x8xH100")
+    answer = meshwright("check", *on, "--json").json
+    (note,) = answer["notes"]
+    assert re.search(r"is 2\.\d× the time per token of train.global_batch_size=960", note)
+    assert note in meshwright("launch", *on, "--scheduler", "slurm").err  # refused
+    repair = answer["repair"]["overrides"]
+    assert "× the time per token" in meshwright("launch", *on, "--scheduler", "slurm", *repair).err  # written
+    words = re.search(r"of (train\S+(?: \S+)*): 1024", meshwright("check", *on, *repair, "--json").json["notes"][0])
+    assert words is not None
+    faster = meshwright("check", *on, *shlex.split(words[1]), "--json").json
+    assert (faster["ok"], faster["notes"]) == (True, [])
+    assert 2 < answer["repair"]["step_s"] / 1024 * 960 / faster["estimate"]["step_s"] < 2.4
+
+
+def test_fewer_nodes_are_the_best_count_with_its_own_figure(meshwright: Any, own_model: Path) -> None:
+    words = ("recommend", str(own_model), "--engine", "megatron", "--goal", "pretrain", "--json", "--gpus")
+    plan = meshwright(*words, "15x8xH100").json
+    why = next(one["why"] for one in plan["suggestions"] if one["title"] == "fewer nodes are faster")
+    found = re.search(r"--gpus (\S+): estimated (\d+)% less step time", why)
+    assert found is not None
+    assert found[1] == "12x8xH100"
+    fewer = meshwright(*words, found[1]).json
+    assert int(found[2]) == round(100 * (1 - fewer["estimate"]["step_s"] / plan["estimate"]["step_s"]))

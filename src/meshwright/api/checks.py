@@ -209,7 +209,9 @@ def export(request: requests.Export) -> Exported:
         recipe = without_folder(job.on(engine), None if same else read)
         checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
     checked = msgspec.structs.replace(checked, findings=_all_findings(theirs, written, checked))
-    written = msgspec.structs.replace(written, notes=(*_contract_notes(job, checked.recipe), *written.notes))
+    written = msgspec.structs.replace(
+        written, notes=(*checked.notes, *_contract_notes(job, checked.recipe), *written.notes)
+    )
     if not checked.ok:
         recipe = checked.recipe
         refused = (f"nothing was written to {request.out}: see the findings",) if request.out else ()

@@ -22,6 +22,7 @@ from meshwright.clusters import Assumption
 from meshwright.errors import InputError
 from meshwright.extras import ENGINE
 from meshwright.file_access import missing_path
+from meshwright.frameworks import CheckResult
 from meshwright.models import find
 from meshwright.notes import note
 from meshwright.planner import case_of
@@ -197,10 +198,16 @@ def launch(request: requests.Launch) -> Started:
 
     def validated() -> native_job.Checked:
         checked = check_recipe(found, request.gpus, ENGINES[0], training.known_overrides)
+        _print_notes(checked)
         return checked.recipe, checked.cluster, checked.findings
 
     launched = native_job.request_for(training, request.scheduler, found, request.gpus, validated)
     return build_job.launch(launched, request.scheduler, **files)
+
+
+def _print_notes(checked: CheckResult) -> None:
+    for text in checked.notes:
+        note(text)
 
 
 def _with_framework(request: requests.Launch) -> requests.Launch:
@@ -231,6 +238,8 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
     changes = other_frameworks.full_paths([*request.overrides, *([f"data.dataset={dataset}"] if dataset else [])])
     which: dict[str, Any] = {name: getattr(request, name) for name in ("gpus", "goal", "model", "framework")}
     exported = export(request.recipe, framework, overrides=changes, **which)
+    if not exported.checked.ok:  # else they are notes of the job
+        _print_notes(exported.checked)
     scheduler = find_scheduler(request.scheduler)
     requeued = scheduler == "slurm" and request.requeue
     notes: tuple[str, ...] = ()

@@ -12,9 +12,9 @@ from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.result import RecipeCheckResult
 from meshwright.models import ModelSpec
-from meshwright.planner import case_of, examine, options_for_recipe
+from meshwright.planner import Repair, case_of, examine, fitting_batch, options_for_recipe
 from meshwright.planner.budget import Epochs
-from meshwright.recipes.case import model_of
+from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.files import HEAD
 from meshwright.recipes.types import SECTIONS, Recipe
 from meshwright.rules import Finding
@@ -79,8 +79,23 @@ def check(
         findings=tuple(_with_location(f, content, lines) for f in found),
         estimate=estimate,
         repair=repair,
+        notes=_batch_notes(case, found, estimate, repair),
         options=(options_for_recipe(recipe, model, on, engine, target) if needs_options else ()),
     )
+
+
+def _batch_notes(
+    case: Case, found: Collection[Finding], estimate: costs.Estimate, repair: Repair | None
+) -> tuple[str, ...]:
+    """Return a faster batch near the recipe's if that divides into few layouts: of the repair, if there are errors."""
+    if int(case.global_batch_size) % int(case.world) == 0 or case.recipe.benchmark:
+        return ()
+    wrong = {one.rule for one in found if one.severity == "error"}
+    if wrong - {"batch.divides"}:
+        return ()
+    step_s = float(estimate.step_s) if not wrong else repair and repair.step_s
+    text = fitting_batch(case, step_s) if step_s else ""
+    return (text,) if text else ()
 
 
 def _with_location(finding: Finding, content: Content | None, lines: Mapping[str, int]) -> Finding:

@@ -23,7 +23,7 @@ from meshwright.planner.plan import (
 from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend, replanned, with_replanned
 from meshwright.planner.repair import contradiction, error_messages, find_repair
-from meshwright.planner.scaling import batch_for_tokens, scaled_batch, scaled_lr
+from meshwright.planner.scaling import batch_for_tokens, fitting_batch, scaled_batch, scaled_lr
 from meshwright.planner.search import Candidate, as_overrides
 from meshwright.planner.sizing import Compared, Size, Sizing, compare, size, smallest_fit
 from meshwright.planner.storage import Storage
@@ -60,6 +60,7 @@ __all__ = [
     "examine",
     "explain_missing",
     "find_repair",
+    "fitting_batch",
     "layout_fix",
     "moved_to",
     "options_for_recipe",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from math import gcd
 
 import msgspec
 
@@ -33,6 +34,20 @@ def divided_batch(batch: int, step: int) -> int:
     times = batch // step
     smooth = [int(2**a * 3**b) for a in range(times.bit_length()) for b in range(times.bit_length())]
     return step * max(one for one in smooth if one <= times)
+
+
+def node_counts(batch: int, nodes: int, each: int) -> list[int]:
+    """Return fewer nodes that the batch divides better over: the most nodes for every degree of model parallelism.
+
+    The part of the GPUs that does not divide the batch must be tp, pp or cp. The counts with the least of it are kept.
+    """
+    found, least = [], nodes * each // gcd(batch, nodes * each)
+    for fewer in range(nodes - 1, 0, -1):
+        needed = fewer * each // gcd(batch, fewer * each)
+        if needed < least:
+            found.append(fewer)
+            least = needed
+    return found[-2:]
 
 
 def _node_of(cluster: Cluster) -> int:

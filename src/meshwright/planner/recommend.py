@@ -11,7 +11,7 @@ from meshwright import costs, rules
 from meshwright.errors import InputError
 from meshwright.planner.baseline import Baseline, baseline_for, case_of
 from meshwright.planner.blocked import least_broken, without_pins
-from meshwright.planner.divisors import no_layout
+from meshwright.planner.divisors import no_layout, node_counts
 from meshwright.planner.explain import why_changed
 from meshwright.planner.faster_step import FAST_FIELDS, fast_values, faster_step
 from meshwright.planner.findings import examine
@@ -319,24 +319,29 @@ def _fewer_nodes(baseline: Baseline, found: Candidate) -> Iterable[Suggestion]:
     on, batch = baseline.question.cluster, baseline.requested.train.global_batch_size
     if on.nodes < 2 or batch % on.world == 0 or baseline.pinned:
         return
-    divided = (n for n in range(on.nodes - 1, 0, -1) if batch % (n * on.gpus_per_node) == 0)
-    tried = {next(divided, 0), 2 ** ((on.nodes - 1).bit_length() - 1)} - {0, on.nodes}
     scored = []
-    for nodes in tried:
+    for nodes in node_counts(batch, on.nodes, on.gpus_per_node):
         smaller = msgspec.structs.replace(on, nodes=nodes)
         case = case_of(baseline.requested, baseline.case.model, smaller, baseline.question.engine)
         one = best(case, {}, quick=True)
         if one is not None and one.fits:
-            scored.append((one.step_s, smaller))
+            scored.append((one.step_s, nodes, case, one))
     if not scored:
         return
-    step_s, smaller = min(scored, key=lambda row: row[0])
-    if step_s > SUGGEST_BELOW * found.step_s:
+    quick_s, _, case, one = min(scored, key=lambda row: row[:2])
+    if quick_s > SUGGEST_BELOW * found.step_s:
+        return
+    smaller = case.cluster
+    moved = msgspec.structs.replace(
+        baseline, question=msgspec.structs.replace(baseline.question, cluster=smaller), case=case
+    )
+    gain = 1 - _planned_step_s(moved, one) / _planned_step_s(baseline, found)
+    if gain < 1 - SUGGEST_BELOW:
         return
     reference = baseline.question.cluster_ref
     written = f"nodes = {smaller.nodes} in {reference}" if reference else f"--gpus {smaller}"
     why = (
-        f"{written}: estimated {1 - step_s / found.step_s:.0%} less step time on {smaller.nodes} of {on.nodes} "
+        f"{written}: estimated {gain:.0%} less step time on {smaller.nodes} of {on.nodes} "
         f"nodes: {batch} divides into few layouts of {on.world} GPUs"
     )
     yield Suggestion("fewer nodes are faster", (), why, kind="layout")

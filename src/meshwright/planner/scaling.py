@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Container, Mapping
 from math import ceil, lcm, sqrt
 from typing import Any, Literal
@@ -11,7 +12,7 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.planner.divisors import divided_batch
 from meshwright.planner.plan import Suggestion
-from meshwright.planner.search import best, score
+from meshwright.planner.search import as_overrides, best, changed_values, score
 from meshwright.planner.space import QUICK_SPACE
 from meshwright.recipes.case import Case
 from meshwright.recipes.overrides import apply
@@ -26,6 +27,7 @@ MIN_BATCH_GROWTH = 1.25  # below this, a larger batch is not worth a new experim
 MAX_BATCH_SHIFT = 1 / 8  # of the batch; the learning rate can stay
 MIN_TOKENS_PER_GPU = 4096  # per GPU and step
 MIN_FP8_GAIN = 0.03  # of the step time
+MIN_SLOWDOWN = 1.1  # of the time per sample in a batch that divides into few layouts
 MIN_BATCH_GAIN = 0.03  # of the time per sample: less is not worth a new experiment
 
 
@@ -56,6 +58,26 @@ def divisible_batches(batch: int, world: int) -> list[int]:
         if near or step % 2:
             return near
         step //= 2
+
+
+def fitting_batch(case: Case, step_s: float) -> str:
+    """Return a batch that divides by the GPUs, with its best layout and its gain over this step time; else empty."""
+    batch, scored = int(case.global_batch_size), []
+    for other in divisible_batches(batch, int(case.world)):
+        found = best(case.replace(global_batch_size=other), {}, quick=True)
+        if found is not None and found.fits:
+            scored.append((found.step_s / other, other, found.layout))
+    if not scored:
+        return ""
+    per_sample, other, layout = min(scored, key=lambda row: row[:2])
+    slower = step_s / batch / per_sample
+    if slower < MIN_SLOWDOWN:
+        return ""
+    words = shlex.join((f"train.global_batch_size={other}", *as_overrides(changed_values(layout, case))))
+    return (
+        f"{step_s:.2f} s per step is {slower:.1f}× the time per token of {words}: {batch} divides into few layouts of "
+        f"{int(case.world)} GPUs; a contract change: a new experiment"
+    )
 
 
 def suggestions(
