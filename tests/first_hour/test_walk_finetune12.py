@@ -53,5 +53,54 @@ def test_the_command_for_an_axolotl_config_has_its_batch_its_data_and_my_gpus(he
         command = shlex.split(refused.partition("fix:   meshwright ")[2])
         assert {"2x4090", "multi.jsonl", "train.global_batch_size=8", "optim=adamw_torch"} <= set(command)
     answer = meshwright(*command)
-    assert "rank 16 · 1,024 tokens × 8 per step" in answer.out, answer.err
+    assert "peft: qlora, rank 16, frozen weights in 4 bits (NF4) · 1,024 tokens × 8 per step" in answer.out, answer.err
     assert "--dataset multi.jsonl" in answer.out
+
+
+RECIPE = """\
+name = "lora"
+model = "qwen3_8b"
+goal = "peft"
+cluster = "2xH100"
+
+[data]
+dataset = "mixed.jsonl"
+seq_length = 1024
+
+[train]
+global_batch_size = 8
+epochs = 3.0
+
+[peft]
+rank = 16
+targets = ["all-linear"]
+"""
+
+
+def test_automodel_gets_the_rows_that_it_reads(here: Path, meshwright: Any) -> None:
+    (here / "lora.toml").write_text(RECIPE)
+    words = ("export", "lora.toml", "--to", "automodel")
+    for name, count in (("mixed.jsonl", 41), ("tickets.csv", 40), ("tickets.jsonl", 40)):
+        refused = meshwright(*words, f"data.dataset={name}")
+        assert "(automodel.dataset-rows)  fix: --out FOLDER" in refused.out
+        assert "for a layout that runs" not in refused.out
+        out = f"out_{name}"
+        written = meshwright(*words, f"data.dataset={name}", "--out", out)
+        converted = f"{Path(name).stem}.messages.jsonl"
+        assert f"path_or_dataset_id: {converted}\n" in (here / out / "lora.yaml").read_text(), written.err
+        rows = [json.loads(line) for line in (here / out / converted).read_text().splitlines()]
+        assert len(rows) == count
+        assert rows[0]["messages"][1] == {"role": "assistant", "content": "it is 0"}
+        assert rows[-1]["messages"][-1]["content"] == ("hello" if count == 41 else "it is 39")
+    text = (here / out / "lora.yaml").read_text().replace(converted, "mixed.jsonl")
+    (here / "typed.yaml").write_text(text)
+    checked = meshwright("check", "typed.yaml", "--gpus", "2xH100", "--json").json
+    [finding] = [one for one in checked["findings"] if one["rule"] == "automodel.dataset-rows"]
+    assert "mixed.jsonl:1: ChatDataset needs a messages list, and the row has question, answer" in finding["message"]
+    assert meshwright(*finding["fix"][0].split()[1:]).code == 0
+    assert (here / "FOLDER" / "mixed.messages.jsonl").is_file()
+    as_is = meshwright(*words, "data.dataset=multi.jsonl", "--out", "plain")
+    assert "dataset-rows" not in as_is.out
+    assert "path_or_dataset_id: multi.jsonl\n" in (here / "plain" / "lora.yaml").read_text()
+    (here / "typed.yaml").write_text(text.replace("mixed.jsonl", "multi.jsonl"))
+    assert "dataset-rows" not in meshwright("check", "typed.yaml", "--gpus", "2xH100").out

@@ -159,6 +159,9 @@ def check_recipe(
     return msgspec.structs.replace(result, contradiction=planner.contradiction(kept, errors))
 
 
+WRITTEN = "--out FOLDER"  # fix of an export that converts data, which are written and not printed
+
+
 class Exported(Readable, msgspec.Struct, frozen=True):
     """A recipe as another framework's files, and the findings for it there."""
 
@@ -199,8 +202,9 @@ def export(request: requests.Export) -> Exported:
     recipe = job.on(theirs.engine) if same else without_folder(job.on(theirs.engine), read)
     checked = check_recipe(recipe, request.gpus, theirs.engine, request.overrides, advice=False, model=shape)
     _require_numbers(theirs, checked.recipe, read)
+    named, converted = theirs.readable_data(checked.recipe) if request.out else (checked.recipe, {})
     try:
-        written = frameworks.export(theirs, checked.recipe, checked.model, checked.cluster)
+        written = frameworks.export(theirs, named, checked.model, checked.cluster)
     except InputError as error:
         fixes = _export_fixes(request.to, checked, error.fix)
         raise InputError(error.reason, error.field, error.value, fixes) from error
@@ -216,8 +220,14 @@ def export(request: requests.Export) -> Exported:
         recipe = checked.recipe
         refused = (f"nothing was written to {request.out}: see the findings",) if request.out else ()
         written = msgspec.structs.replace(written, notes=(*refused, *written.notes, *_sizing(job, checked)))
+    if converted:
+        rows = (
+            f"{', '.join(converted)}: the rows of {checked.recipe.data.dataset} as messages; start it in {request.out}"
+        )
+        written = msgspec.structs.replace(written, notes=(rows, *written.notes))
     if request.out and checked.ok:
-        written = msgspec.structs.replace(written, paths=save_files(written.files, request.out))
+        paths = save_files({**written.files, **converted}, request.out)
+        written = msgspec.structs.replace(written, paths=paths)
     if read is None:
         return Exported(written, checked, job)
     return Exported(written, checked, job, dropped)
@@ -232,7 +242,7 @@ def _require_numbers(theirs: frameworks.Framework, recipe: Recipe, read: Importe
 
 def _sizing(job: Job, checked: RecipeCheckResult) -> tuple[str, ...]:
     """Return the command that plans a layout for the recipe's own model; none if no command can name the model."""
-    if job.no_model:
+    if job.no_model or all(one.fix == (WRITTEN,) for one in checked.findings if one.severity == "error"):
         return ()
     recipe = checked.recipe
     words = (recipe.model, f"--gpus {checked.cluster} --goal {recipe.goal} --engine {checked.engine}")
@@ -267,6 +277,8 @@ def _with_working_fix(theirs: frameworks.Framework, checked: RecipeCheckResult, 
     """Return a finding with the first fix that removes it: our rule's, one override of its own, or all of them."""
     if finding.severity != "error" and len(finding.fix) < 2:
         return finding
+    if any("meshwright export " in one for one in (*finding.fix, finding.no_fix)):  # of a file that is not written yet
+        return msgspec.structs.replace(finding, fix=(WRITTEN,), no_fix="")
     same = frameworks.superseded(theirs, [finding])
     ours = [one.fix for one in checked.findings if one.rule in same and one.fix]
     for fix in (*ours, *((one,) for one in finding.fix), *((finding.fix,) if len(finding.fix) > 1 else ())):

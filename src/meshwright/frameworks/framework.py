@@ -163,6 +163,8 @@ class Framework(msgspec.Struct, frozen=True):
     derived_fields: tuple[str, ...] = ()  # recipe fields without a key: derived from others
     rejects_unknown: Callable[[str], bool] = lambda key: True  # whether an unknown key is an error or ignored
     is_extra_key: Callable[[str], bool] = lambda key: False  # keys that exist but are not in the key map
+    readable_data: Callable[[Recipe], tuple[Recipe, Mapping[str, str]]] = lambda recipe: (recipe, {})
+    """The recipe with local datasets that the framework reads, and the converted files that it then names."""
 
     @property
     def key_map(self) -> str:

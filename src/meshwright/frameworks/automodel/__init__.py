@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from meshwright.clusters import Cluster
+from meshwright.frameworks.automodel.dataset_files import DATASET_RULES, readable
 from meshwright.frameworks.automodel.derived_fields import is_benchmark
 from meshwright.frameworks.automodel.extra_keys import is_extra_key, rejects_unknown
 from meshwright.frameworks.automodel.format_override import format_setting
@@ -33,8 +34,9 @@ FRAMEWORK: Framework = Framework(
     detect=detect,
     parse=lambda content: parse(content, FRAMEWORK),  # its rules on ignored keys run while parsing
     format_setting=format_setting,
-    rules=(*IGNORED_KEY_RULES, *MESH_RULES, *MODEL_RULES),
+    rules=(*IGNORED_KEY_RULES, *MESH_RULES, *MODEL_RULES, *DATASET_RULES),
     complete=_complete,
     rejects_unknown=rejects_unknown,
     is_extra_key=is_extra_key,
+    readable_data=readable,
 )

@@ -1,0 +1,134 @@
+"""Local datasets as AutoModel reads them: JSON rows with messages, or with the columns that the file maps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright import file_access
+from meshwright.errors import InputError
+from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.recipes.key_maps.automodel_composite_keys import CHAT_DATASET, COLUMN_DATASET
+from meshwright.recipes.types import Data, Recipe
+
+RULE = "automodel.dataset-rows"
+JSON = (".jsonl", ".ndjson", ".json")
+ROLES = ("system", "user", "assistant", "tool")
+CHATS = ("messages", "conversations")  # columns that ChatDataset reads
+CHECKED_ROWS = 20_000  # of a file that is only checked
+
+
+def unreadable(data: Data) -> str:
+    """Return why AutoModel cannot read a local dataset; empty if it can, or if the rows cannot be seen here."""
+    path = _local(data.dataset)
+    if path is None or not path.is_file():
+        return ""
+    suffix, name = path.suffix.lower(), data.dataset
+    if data.columns and set(data.columns) != {"prompt", "response"}:
+        return "AutoModel maps the columns of a question and an answer only"
+    if suffix not in (JSON if data.columns else (*JSON, ".parquet")):
+        return f"{name} is not JSON: AutoModel reads a local file as JSON or JSONL rows"
+    if "[" in data.split and suffix in JSON:
+        return f"AutoModel reads all rows of a local file, not {data.split}"
+    try:
+        for where, row in islice(_rows(data), CHECKED_ROWS):
+            if reason := _row_problem(row, data.columns):
+                return f"{where}: {reason}"
+    except InputError:  # train reports rows that cannot be parsed at all
+        return ""
+    return ""
+
+
+def as_messages(data: Data) -> str:
+    """Return a local dataset as JSON lines with messages; raise InputError for a row that has none."""
+    from meshwright.engine.data.conversations import REQUIRED, detect_columns, parse_conversation
+
+    first: Mapping[str, str] = {}
+    lines = []
+    for where, row in _rows(data):
+        first = first or detect_columns(row, data.columns, data.dataset)
+        same = bool(data.columns) or all(name in row for key, name in first.items() if key in REQUIRED)
+        found = parse_conversation(row, first if same else detect_columns(row, {}, where), where)
+        tools = {} if found.tools is None else {"tools": found.tools}
+        line = {"messages": [_known_role(one) for one in found.messages], **tools}
+        if reason := _row_problem(line, {}):
+            raise InputError(f"{where}: cannot be converted for AutoModel: {reason}", "data.dataset", data.dataset)
+        lines.append(msgspec.json.encode(line).decode())
+    return "\n".join((*lines, ""))
+
+
+def readable(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
+    """Return the recipe with datasets that AutoModel reads, and the converted files that it names."""
+    data, files = recipe.data, {}
+    parts = {"dataset": data}
+    if _local(data.validation) is not None:
+        parts["validation"] = msgspec.structs.replace(data, dataset=data.validation)
+    if recipe.goal == "pretrain" or data.images or data.blend or not any(map(unreadable, parts.values())):
+        return recipe, {}
+    changes: dict[str, Any] = {"columns": {}, "split": "train"}
+    for key, part in parts.items():
+        name = f"{Path(part.dataset).name.partition('.')[0]}.messages.jsonl"
+        files[name], changes[key] = as_messages(part), name
+    return msgspec.structs.replace(recipe, data=msgspec.structs.replace(data, **changes)), files
+
+
+def _local(name: str) -> Path | None:
+    path = Path(name).expanduser() if name and not file_access.closed() else None
+    return path if path is not None and path.exists() else None
+
+
+def _rows(data: Data) -> Iterator[tuple[str, dict[str, Any]]]:
+    from meshwright.engine.data.files import find_rows  # only for a dataset that is here
+
+    return iter(find_rows(Path(data.dataset).expanduser(), data.split, data.dataset))
+
+
+def _row_problem(row: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+    """Return why AutoModel's dataset class stops at a row: ChatDataset, or with columns the one that maps them."""
+    if columns:
+        missing = [name for name in columns.values() if name not in row]
+        return f"the row has no {missing[0]}" if missing else ""
+    column = next((one for one in CHATS if one in row), "")
+    if not column:
+        return f"ChatDataset needs a messages list, and the row has {', '.join(map(str, row))}"
+    messages = row[column]
+    if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
+        return f"ChatDataset needs a list of messages in {column}"
+    for one in messages if column == "messages" else ():
+        if one.get("role") not in ROLES:
+            return f"ChatDataset has no role {one.get('role', one.get('from'))}"
+        if one["role"] == "tool" and not isinstance(one.get("tool_call_id"), str):
+            return "ChatDataset needs a tool_call_id in tool messages"
+    return ""
+
+
+def _known_role(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {**message, "role": "system"} if message["role"] == "developer" else dict(message)
+
+
+def _dataset_rows(ctx: RuleContext) -> Problem | None:
+    if ctx.get("dataset._target_") not in (CHAT_DATASET, COLUMN_DATASET) or ctx.recipe.data.blend:
+        return None
+    reason = unreadable(ctx.recipe.data)
+    if not reason:
+        return None
+    file = ctx.parsed.files[0] if ctx.parsed.files else "FILE.yaml"
+    gpus = "" if ctx.cluster is None else f" --gpus {ctx.cluster}"
+    convert = f"meshwright export {file}{gpus} --to automodel --out FOLDER"
+    return Problem(f"{reason}; export with --out writes the rows as messages", (convert,))
+
+
+DATASET_RULES = (
+    FrameworkRule(
+        RULE,
+        "error",
+        ("dataset.path_or_dataset_id",),
+        _dataset_rows,
+        symptom="KeyError or JSONDecodeError when the first batch is read",
+        cause="AutoModel's dataset classes accept one form of rows, and do not look for other columns",
+    ),
+)
