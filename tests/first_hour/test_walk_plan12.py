@@ -69,7 +69,7 @@ def test_every_run_line_can_start(meshwright: Any, saved: Path, tmp_path: Path) 
     old = tmp_path / "old.toml"  # as saved before files had an engine
     old.write_text(re.sub("engine = .*\n", "", saved.read_text()))
     plan = meshwright("recommend", str(old), "--engine", "megatron", "--json").json
-    assert list(plan["commands"]) == ["megatron-lm"]
+    assert "megatron-lm" in plan["commands"]
     assert "strategy=zero1" in plan["no_command"]["meshwright"]
 
 
@@ -115,3 +115,16 @@ def test_fewer_nodes_are_the_best_count_with_its_own_figure(meshwright: Any, own
     assert found[1] == "12x8xH100"
     fewer = meshwright(*words, found[1]).json
     assert int(found[2]) == round(100 * (1 - fewer["estimate"]["step_s"] / plan["estimate"]["step_s"]))
+
+
+def test_the_network_of_a_cluster_file_is_read_in_usual_words(meshwright: Any, tmp_path: Path) -> None:
+    def asked(line: str) -> Any:
+        file = tmp_path / "a100.toml"
+        file.write_text(f'gpu = "A100-80"\nnodes = 8\ngpus_per_node = 4\n{line}\n')
+        return meshwright("estimate", "llama3_8b_pretrain_config", "--gpus", str(file), "--json")
+
+    ended = asked('network = "100 GbE"')
+    assert "did you mean network_gb_s_per_node (of all GPUs of a node) or network_gb_s (of one GPU)?" in ended.out
+    speeds = ('"100 GbE"', '"100 Gbit Ethernet"', '"100 Gb/s InfiniBand"', '"12.5 GB/s"', "12.5")
+    steps = {asked(f"network_gb_s_per_node = {speed}").json["estimate"]["step_s"] for speed in speeds}
+    assert len(steps) == 1

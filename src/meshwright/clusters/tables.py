@@ -24,7 +24,10 @@ UNITS = {
 PORT_GBIT_S = (100, 200, 400, 800, 1600, 3200)
 """Speeds of network ports in Gb/s: as GB/s without a unit, and more than such GPUs have, they are a mistake."""
 _BANDWIDTHS = ("hbm_gb_s", "nvlink_gb_s", "network_gb_s")
-_BANDWIDTH = re.compile(r"([0-9]*\.?[0-9]+)\s*([GT])(b/s|bps|bit/s|B/s)")
+_BANDWIDTH = re.compile(
+    r"([0-9]*\.?[0-9]+)\s*([GT])(b/s|bps|bits?/s|bits?|b[Ee]|BE|B/s)"
+    r"(?:\s+(?i:ethernet|infiniband|ib|roce|efa|edr|hdr|ndr|xdr))*"
+)
 _PER = re.compile(r"(?P<speed>.+?)\s*(?:per|/|a)\s*(?P<what>node|gpu)s?", re.IGNORECASE)
 NODE_NETWORK = "network_gb_s_per_node"
 SLOWEST_GB_S = 0.125  # 1 Gb/s per GPU: a smaller number without unit is probably a mistake
@@ -77,6 +80,8 @@ def reject_unknown_keys(
         if key not in known:
             same = (others or {}).get(key.lower().replace("-", "_"))
             near = [same] if same else closest(key, known)
+            if same == "network_gb_s" and NODE_NETWORK in known:
+                near = [f"{NODE_NETWORK} (of all GPUs of a node)", "network_gb_s (of one GPU)"]
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
             raise BadTableError(f"unknown key {key[:80]}; {hint}")
 

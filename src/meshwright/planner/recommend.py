@@ -32,8 +32,11 @@ from meshwright.planner.search import (
     as_overrides,
     best,
     changed_values,
+    choose,
     has_headroom,
+    score,
 )
+from meshwright.planner.space import NODES_SPACE
 from meshwright.recipes import overrides as override
 from meshwright.recipes.capabilities import ENGINE_STRATEGY, adapted
 from meshwright.recipes.case import Case
@@ -323,19 +326,20 @@ def _fewer_nodes(baseline: Baseline, found: Candidate) -> Iterable[Suggestion]:
     for nodes in node_counts(batch, on.nodes, on.gpus_per_node):
         smaller = msgspec.structs.replace(on, nodes=nodes)
         case = case_of(baseline.requested, baseline.case.model, smaller, baseline.question.engine)
-        one = best(case, {}, quick=True)
+        one = choose(list(score(case, {}, NODES_SPACE)), case)
         if one is not None and one.fits:
-            scored.append((one.step_s, nodes, case, one))
+            scored.append((one.step_s, nodes, case))
     if not scored:
         return
-    quick_s, _, case, one = min(scored, key=lambda row: row[:2])
-    if quick_s > SUGGEST_BELOW * found.step_s:
+    quick_s, _, case = min(scored, key=lambda row: row[:2])
+    other = best(case, {}) if quick_s <= SUGGEST_BELOW * found.step_s else None  # all of the search, for its figure
+    if other is None:
         return
     smaller = case.cluster
     moved = msgspec.structs.replace(
         baseline, question=msgspec.structs.replace(baseline.question, cluster=smaller), case=case
     )
-    gain = 1 - _planned_step_s(moved, one) / _planned_step_s(baseline, found)
+    gain = 1 - _planned_step_s(moved, other) / _planned_step_s(baseline, found)
     if gain < 1 - SUGGEST_BELOW:
         return
     reference = baseline.question.cluster_ref

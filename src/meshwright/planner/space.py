@@ -80,6 +80,9 @@ COARSE_SPACE = msgspec.structs.replace(
 QUICK_SPACE = Space(micro_batches=(1, 2, 4), schedules=(("1f1b", (1,)),), uneven=False)
 """The options that decide whether another batch size would be faster."""
 
+NODES_SPACE = Space(micro_batches=(1, 2, 4), schedules=(("1f1b", (1,)),))
+"""The same for another number of nodes, over which the layers may divide unevenly."""
+
 SIMPLEST_OPTIONS: dict[str, Any] = {
     "vp": 1,
     "pp_schedule": "1f1b",
