@@ -104,3 +104,34 @@ def test_automodel_gets_the_rows_that_it_reads(here: Path, meshwright: Any) -> N
     assert "path_or_dataset_id: multi.jsonl\n" in (here / "plain" / "lora.yaml").read_text()
     (here / "typed.yaml").write_text(text.replace("mixed.jsonl", "multi.jsonl"))
     assert "dataset-rows" not in meshwright("check", "typed.yaml", "--gpus", "2xH100").out
+
+
+def test_an_export_to_trl_has_every_value_whose_default_differs_there(here: Path, meshwright: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    peft = pytest.importorskip("peft")
+    (here / "lora.toml").write_text(RECIPE)
+    answer = meshwright(
+        "export", "lora.toml", "--to", "trl", "layout.pp=1", "--out", "trl", "layout.micro_batch_size=1"
+    )
+    unmapped = answer.out.partition("Unmapped")[2].partition("Notes")[0]
+    assert "global_batch_size" not in unmapped  # 1 × 4 × 2 are the arguments
+    assert not any(f"{name}." in unmapped for name in ("peft", "optimizer", "schedule"))
+    seen: dict[str, dict[str, Any]] = {}
+    text = (here / "trl" / "lora_args.py").read_text().replace("from trl", "# from trl").replace("from peft", "#")
+    namespace = {
+        name: lambda _name=name, **values: seen.update({_name: values}) for name in ("SFTConfig", "LoraConfig")
+    }
+    exec(text, namespace)
+    args, adapter = seen["SFTConfig"], seen["LoraConfig"]
+    assert args["per_device_train_batch_size"] * args["gradient_accumulation_steps"] * 2 == 8
+    assert (args["weight_decay"], args["adam_beta2"], args["max_length"]) == (0.1, 0.95, 1024)
+    assert args["lr_scheduler_type"].startswith("cosine")
+    assert (args["num_train_epochs"], args["gradient_checkpointing"]) == (3.0, False)
+    of_trl = {"max_length", "packing", "assistant_only_loss"}
+    assert set(args) - of_trl <= set(transformers.TrainingArguments.__dataclass_fields__)
+    assert (adapter["r"], adapter["lora_alpha"], adapter["target_modules"]) == (16, 32, "all-linear")
+    assert peft.LoraConfig(**adapter).lora_alpha == 32
+    full = meshwright("export", "lora.toml", "--to", "trl", "layout.pp=1", "layout.recompute=full", "peft.method=qlora")
+    assert "fsdp_activation_checkpointing: true" in full.out
+    assert "gradient_checkpointing=False" in full.out  # the Trainer refuses both
+    assert "BitsAndBytesConfig(load_in_4bit=True" in full.out

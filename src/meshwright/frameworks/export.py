@@ -30,7 +30,7 @@ def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) 
     require_length(framework, recipe)
     require_goal(framework, recipe)
     written = write(framework, recipe, model, on)
-    listed = {one.field for one in written.unmapped}
+    listed = {*written.in_other_files, *(one.field for one in written.unmapped)}
     numbers = lost_numbers(framework, recipe)
     lost = tuple(one for one in differences(framework, written, recipe, model, on) if one.field not in listed)
     return msgspec.structs.replace(written, unmapped=(*written.unmapped, *numbers, *lost))

@@ -63,3 +63,4 @@ class ExportedConfig(msgspec.Struct, frozen=True):
     unmapped: tuple[UnmappedField, ...] = ()
     notes: tuple[str, ...] = ()  # remaining manual steps, such as converting a checkpoint
     paths: tuple[str, ...] = ()  # where the files were written
+    in_other_files: tuple[str, ...] = ()  # recipe fields that files other than the first set

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
+from meshwright.frameworks.accelerate.program_args import program_file
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
 from meshwright.frameworks.types import ExportedConfig, Program
@@ -58,15 +59,21 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     if layout.strategy == "zero1":
         settings[f"{ZERO}gradient_accumulation_steps"] = steps
     argv = ("train.py", "--per_device_train_batch_size", str(micro), "--gradient_accumulation_steps", str(steps))
+    arguments = f"{(recipe.name or 'recipe').replace('-', '_').replace('.', '_')}_args.py"
+    recomputes = layout.recompute == "full" and settings.get("fsdp_config.fsdp_activation_checkpointing") is not True
+    text, carried, lost = program_file(recipe, micro, steps, recomputes)
+    rest = [one for one in unmapped if one.field not in carried and one.field not in {two.field for two in lost}]
     return ExportedConfig(
         framework=framework.name,
-        files={name: _yaml(nest({**launch_settings, **settings}), recipe, framework)},
+        files={name: _yaml(nest({**launch_settings, **settings}), recipe, framework), arguments: text},
         program=Program(argv=argv, env=environment(settings)),
-        unmapped=unmapped,
+        unmapped=(*rest, *lost),
+        in_other_files=carried,
         notes=(
             f"start it with accelerate launch --config_file {name} on every machine, each with its --machine_rank; "
             "or with torchrun and the environment that accelerate launch would set",
-            "replace train.py with your program; the model, the data and the batch are its arguments",
+            f"replace train.py with your program, which passes what {arguments} has to its Trainer; "
+            "the model and the data are its arguments",
             *(("replace main_process_ip with the address of the first machine",) if on.nodes > 1 else ()),
         ),
     )

@@ -1,0 +1,176 @@
+"""The values that Accelerate's YAML does not have, as arguments of the transformers Trainer, TRL and PEFT.
+
+All of them are written: the defaults of those libraries differ from ours (linear decay, no weight decay, LoRA alpha 8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.frameworks.types import UnmappedField
+from meshwright.recipes.adapter_targets import ALL_LINEAR, REGEX, STANDARD
+from meshwright.recipes.types import Recipe, field_value
+
+OPTIMIZERS = {
+    "adamw": "adamw_torch",
+    "adamw8bit": "adamw_bnb_8bit",
+    "lion": "lion_32bit",
+    "sgd": "sgd",
+    "schedule_free_adamw": "schedule_free_adamw",
+}
+Arguments = Mapping[str, Any]
+
+
+def _plain(name: str, field: str) -> Callable[[Recipe], Arguments]:
+    return lambda recipe: {name: field_value(recipe, field)}
+
+
+def _length(recipe: Recipe) -> Arguments:
+    epochs = recipe.train.epochs
+    return {"num_train_epochs": epochs} if epochs else {"max_steps": recipe.train.steps}
+
+
+def _schedule(recipe: Recipe) -> Arguments:
+    schedule, key = recipe.schedule, "lr_scheduler_type"
+    if schedule.name == "cosine" and schedule.min_lr:
+        return {key: "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": schedule.min_lr}}
+    names = {"cosine": "cosine", "linear": "linear", "inverse_sqrt": "inverse_sqrt", "constant": "constant_with_warmup"}
+    if schedule.name not in names or (schedule.name == "linear" and schedule.min_lr):
+        raise InputError(f"the Trainer has no such decay to {schedule.min_lr:g}: pass your own lr_scheduler")
+    return {key: names[schedule.name]}
+
+
+def _optimizer(recipe: Recipe) -> Arguments:
+    if recipe.optimizer.name not in OPTIMIZERS:
+        raise InputError("the Trainer has no such optimizer: pass your own")
+    return {"optim": OPTIMIZERS[recipe.optimizer.name]}
+
+
+def _saves(recipe: Recipe) -> Arguments:
+    every = recipe.checkpoint.save_every
+    return {"save_strategy": "steps", "save_steps": every} if every else {"save_strategy": "no"}
+
+
+def _evaluations(recipe: Recipe) -> Arguments:
+    every = recipe.train.eval_every
+    return {"eval_strategy": "steps", "eval_steps": every} if every else {}
+
+
+def _token_loss(recipe: Recipe) -> Arguments:
+    if recipe.train.per_token_loss or recipe.goal == "pretrain":
+        return {}  # what the Trainer does
+    raise InputError("the Trainer averages the loss over target tokens")
+
+
+def _targets(recipe: Recipe) -> Arguments:
+    targets = recipe.peft.targets
+    if ALL_LINEAR in targets:
+        return {"target_modules": ALL_LINEAR}
+    if any(REGEX.search(one) for one in targets):
+        if len(targets) > 1:
+            raise InputError("PEFT takes one regular expression")
+        return {"target_modules": targets[0]}
+    return {"target_modules": list(dict.fromkeys(name for one in targets for name in STANDARD.get(one, (one,))))}
+
+
+def _method(recipe: Recipe) -> Arguments:
+    if recipe.peft.method == "qlora":
+        raise InputError("load the model with BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')")
+    return {f"use_{recipe.peft.method}": True} if recipe.peft.method != "lora" else {}
+
+
+TRAINER: Mapping[str, Callable[[Recipe], Arguments]] = {
+    "train.epochs": _length,
+    "train.seed": _plain("seed", "train.seed"),
+    "optimizer.name": _optimizer,
+    "optimizer.lr": _plain("learning_rate", "optimizer.lr"),
+    "optimizer.weight_decay": _plain("weight_decay", "optimizer.weight_decay"),
+    "optimizer.beta1": _plain("adam_beta1", "optimizer.beta1"),
+    "optimizer.beta2": _plain("adam_beta2", "optimizer.beta2"),
+    "optimizer.eps": _plain("adam_epsilon", "optimizer.eps"),
+    "optimizer.clip_grad": _plain("max_grad_norm", "optimizer.clip_grad"),
+    "schedule.name": _schedule,
+    "schedule.warmup_steps": _plain("warmup_steps", "schedule.warmup_steps"),
+    "train.log_every": _plain("logging_steps", "train.log_every"),
+    "train.eval_every": _evaluations,
+    "train.per_token_loss": _token_loss,
+    "checkpoint.save_every": _saves,
+    "checkpoint.keep": _plain("save_total_limit", "checkpoint.keep"),
+    "data.workers": _plain("dataloader_num_workers", "data.workers"),
+}
+"""Arguments of transformers.TrainingArguments, by the field of a recipe."""
+CHATS: Mapping[str, Callable[[Recipe], Arguments]] = {
+    "data.seq_length": _plain("max_length", "data.seq_length"),
+    "data.packing": _plain("packing", "data.packing"),
+    "data.train_on": lambda recipe: {"assistant_only_loss": recipe.data.train_on != "all"},
+}
+"""Arguments of trl.SFTConfig."""
+ADAPTER: Mapping[str, Callable[[Recipe], Arguments]] = {
+    "peft.rank": _plain("r", "peft.rank"),
+    "peft.alpha": _plain("lora_alpha", "peft.alpha"),
+    "peft.dropout": _plain("lora_dropout", "peft.dropout"),
+    "peft.targets": _targets,
+    "peft.method": _method,
+}
+"""Arguments of peft.LoraConfig."""
+WITH = {"train.epochs": ("train.steps",), "schedule.name": ("schedule.min_lr",)}
+"""Fields that an argument contains besides its own."""
+BATCH = ("train.global_batch_size", "layout.micro_batch_size")
+
+
+def program_file(
+    recipe: Recipe, micro: int, steps: int, recomputes: bool
+) -> tuple[str, tuple[str, ...], tuple[UnmappedField, ...]]:
+    """Return a Python file with the arguments, the fields that they set, and those that have none.
+
+    `recomputes` is whether the Trainer does: it refuses to if the YAML does, and TRL's default is to.
+    """
+    lost: dict[str, UnmappedField] = {}
+    batch = {
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": steps,
+        "gradient_checkpointing": recomputes,
+    }
+    chats = recipe.goal != "pretrain"
+    trainer = {**batch, **_arguments(recipe, {**TRAINER, **(CHATS if chats else {})}, lost)}
+    module, config = ("trl", "SFTConfig") if chats else ("transformers", "TrainingArguments")
+    lines = [
+        f'"""Arguments of {recipe.name or "a recipe"}, written by meshwright export: import them in train.py."""',
+        "",
+    ]
+    lines += ["from peft import LoraConfig"] if recipe.goal == "peft" else []
+    lines += [f"from {module} import {config}", "", f"args = {config}("]
+    lines += [*_lines({"output_dir": recipe.name or "output", **trainer}), ")"]
+    if recipe.goal == "peft":
+        adapter = _arguments(recipe, ADAPTER, lost)
+        lines += ["peft_config = LoraConfig(", *_lines({"task_type": "CAUSAL_LM", **adapter}), ")"]
+    tables = (TRAINER, CHATS if chats else {}, ADAPTER if recipe.goal == "peft" else {})
+    fields = [one for table in tables for field in table for one in (field, *WITH.get(field, ()))]
+    carried = (
+        *BATCH,
+        *(("layout.recompute",) if recomputes else ()),
+        *(field for field in fields if field not in lost),
+    )
+    return "\n".join((*lines, "")), carried, tuple(lost.values())
+
+
+def _arguments(
+    recipe: Recipe, table: Mapping[str, Callable[[Recipe], Arguments]], lost: dict[str, UnmappedField]
+) -> dict[str, Any]:
+    """Return the arguments of a table, and add the fields that have none to `lost`."""
+    found: dict[str, Any] = {}
+    for field, arguments in table.items():
+        try:
+            found |= arguments(recipe)
+        except InputError as error:
+            lost[field] = UnmappedField(field, field_value(recipe, field), error.reason)
+    return found
+
+
+def _lines(arguments: Arguments) -> Iterator[str]:
+    for name, value in arguments.items():
+        plain = int(value) if isinstance(value, float) and value.is_integer() and name == "lora_alpha" else value
+        text = f'"{plain}"' if isinstance(plain, str) else repr(plain).replace("'", '"')
+        yield f"    {name}={text},"
