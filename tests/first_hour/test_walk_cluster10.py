@@ -98,7 +98,7 @@ def test_networks_of_a_node_or_of_a_gpu(tmp_path: Path, network: str, gb_s: floa
         ('network_gb_s_per_node = "200 Gb/s per GPU"', "for one GPU"),
         ("num_nodes = 24", "did you mean nodes?"),
         ("nnodes = 24", "did you mean nodes?"),
-        ("interconnect = 200", "or network_gb_s (of one GPU)?"),
+        ("interconnect = 200", "did you mean network_gb_s_per_node"),
     ],
 )
 def test_a_doubtful_network_or_key_is_questioned(tmp_path: Path, network: str, says: str) -> None:

@@ -128,3 +128,37 @@ def test_the_network_of_a_cluster_file_is_read_in_usual_words(meshwright: Any, t
     speeds = ('"100 GbE"', '"100 Gbit Ethernet"', '"100 Gb/s InfiniBand"', '"12.5 GB/s"', "12.5")
     steps = {asked(f"network_gb_s_per_node = {speed}").json["estimate"]["step_s"] for speed in speeds}
     assert len(steps) == 1
+
+
+SCRIPT = (
+    "export CUDA_DEVICE_MAX_CONNECTIONS=1\n"
+    "torchrun --nproc-per-node 8 --nnodes 16 pretrain_gpt.py --num-layers 32 --hidden-size 4096 "
+    "--ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 8192 "
+    "--max-position-embeddings 8192 --swiglu --disable-bias-linear --normalization RMSNorm "
+    "--position-embedding-type rope --untie-embeddings-and-output-weights --vocab-size 128256 "
+    "--tensor-model-parallel-size 2 --sequence-parallel --pipeline-model-parallel-size 4 --micro-batch-size 1 "
+    "--global-batch-size 1024 --train-iters 95368 --lr 3e-4 --min-lr 3e-5 --lr-decay-style cosine "
+    "--lr-warmup-iters 2000 --lr-decay-iters {decay} --bf16 --overlap-grad-reduce {more} --data-path /data/text "
+    "--save /ckpt --load /ckpt --save-interval {every} --tokenizer-type HuggingFaceTokenizer --tokenizer-model /tok\n"
+)
+
+
+def test_a_script_with_a_short_decay_rare_checkpoints_and_no_distributed_optimizer(
+    meshwright: Any, tmp_path: Path
+) -> None:
+    def checked(**words: object) -> dict[str, Any]:
+        file = tmp_path / "pretrain.sh"
+        file.write_text(SCRIPT.format(**{"decay": 95368, "every": 200, "more": "", **words}))
+        return meshwright("check", str(file), "--gpus", "16x8xH100", "--json").json
+
+    def fixes(answer: dict[str, Any]) -> dict[str, list[str]]:
+        return {one["rule"]: one["fix"] for one in answer["findings"] if one["severity"] != "advice"}
+
+    found = fixes(checked(decay=50000, every=20000))
+    assert found["learning_rate.decay-ends-early"] == ["without --lr-decay-iters"]
+    (fix,) = found["saving.rarely"]
+    after = fixes(checked(every=fix.split()[1]))
+    assert not after.keys() & {"learning_rate.decay-ends-early", "saving.rarely"}
+    found = fixes(checked(more="--overlap-param-gather"))
+    assert found["overlap.gather-needs-sharding"] == ["--use-distributed-optimizer"]
+    assert checked(more="--overlap-param-gather --use-distributed-optimizer")["ok"]

@@ -100,10 +100,11 @@ def _check(
     theirs = list(_framework_findings(imported, recipe, cases[0] if cases else None, candidates[0] if known else None))
     complete_case = known and cases and not imported.mapped.unresolved and not imported.unknown_fields
     estimate = costs.estimate(cases[0]) if complete_case else None
+    buildable = not any(one.severity == "error" for one in ours)
     findings = [
         *imported.parsed.findings,
         *launch_findings(content, imported.parsed, candidates[0] if known else None, gpus),
-        *saving_findings(imported, recipe, estimate),
+        *saving_findings(imported, recipe, estimate, buildable),
         *model_findings(imported, model),
         *imported.mapped.findings,
         *theirs,

@@ -41,6 +41,9 @@ PARSE_FINDINGS = (
         "the interval between checkpoints is longer than the training",
     ),
     ParseFinding(
+        "saving.rarely", "warning", "a crash loses many hours", "the interval between checkpoints is 12 hours or more"
+    ),
+    ParseFinding(
         "engine.no-config",
         "error",
         "there is nothing to start the training with",

@@ -1,4 +1,4 @@
-"""Report a long training that writes no checkpoint, or none before its end."""
+"""Report a long training that writes no checkpoint, none before its end, or few."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from meshwright.rules.rule import Finding
 
 LONG_H = 6.0  # hours whose loss hurts; benchmarks and tests are shorter
 SAVE_H = 1.0  # hours between the checkpoints of the suggested fix
-RULE, LATE_RULE = "saving.never", "saving.only-at-the-end"
+RARE_H = 12.0  # hours between checkpoints, all of which a failure may cost
+RULE, LATE_RULE, RARE_RULE = "saving.never", "saving.only-at-the-end", "saving.rarely"
 LONG_STEPS = 1000  # if the time of a step is unknown
 SWITCHES: Mapping[str, tuple[str, str]] = {
     "megatron-lm": ("save", "--save checkpoints --save-interval {every}"),
@@ -23,10 +24,17 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
 """By framework: the key that turns checkpoints on, and the fix if that is not the key with true."""
 
 
-def saving_findings(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None) -> Iterator[Finding]:
-    """Yield the finding for a training of hours without checkpoints, if its length is known."""
+def saving_findings(
+    imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None, buildable: bool
+) -> Iterator[Finding]:
+    """Yield the finding for a training of many hours without a checkpoint, if its speed or length is known.
+
+    The speed of a layout that cannot be built says nothing about an interval.
+    """
     yield from _never(imported, recipe, estimate)
     yield from _only_at_the_end(imported, recipe, estimate)
+    if buildable:
+        yield from _rarely(imported, recipe, estimate)
 
 
 def _only_at_the_end(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None) -> Iterator[Finding]:
@@ -50,6 +58,27 @@ def _only_at_the_end(imported: ImportedRecipe, recipe: Recipe, estimate: Estimat
         f"{imported.framework.display_key(key)} {every:,} is beyond the last step: "
         f"{long} without a checkpoint before the end",
         (imported.framework.format_setting(key, wanted),),
+        file=setting.file,
+        line=setting.line,
+    )
+
+
+def _rarely(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None) -> Iterator[Finding]:
+    """Yield the finding for an interval, set by the file, of many hours."""
+    key = imported.mapped.source_keys.get("checkpoint.save_every", "")
+    setting, every = imported.parsed.settings.get(key), recipe.checkpoint.save_every
+    if setting is None or setting.unresolved or estimate is None or recipe.benchmark or not _saves(imported):
+        return
+    hours = every * float(estimate.step_s) / 3600
+    if every > recipe.train.steps or hours < RARE_H:
+        return
+    yield Finding(
+        RARE_RULE,
+        "warning",
+        key,
+        f"{imported.framework.display_key(key)} {every:,} is a checkpoint every {hours:,.0f} hours: "
+        "a failure costs up to as many",
+        (imported.framework.format_setting(key, max(1, round(SAVE_H * 3600 / float(estimate.step_s)))),),
         file=setting.file,
         line=setting.line,
     )

@@ -95,7 +95,7 @@ def decay_unfinished(c: Case) -> Column:
 )
 def decay_ends_early(c: Case) -> Column:
     # Published runs end the decay after 60 to 90 % of the steps.
-    short = (c.decay_steps > c.warmup_steps) & (2 * c.decay_steps < c.steps)
+    short = (c.decay_steps > c.warmup_steps) & (5 * c.decay_steps < 3 * c.steps)
     return short & (c.schedule_name != "constant") & (c.min_lr < c.lr) & not_(c.benchmark)
 
 

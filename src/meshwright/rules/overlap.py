@@ -15,7 +15,7 @@ from meshwright.rules.search_values import not_, one_of
     message="overlap_param_gather=true needs a strategy that gathers parameters, not {strategy}",
     symptom="overlapping the parameter gather needs the distributed optimizer or FSDP",
     cause="with replicated parameters, nothing is gathered",
-    fixes=({"overlap_param_gather": [False]}, {"strategy": ["zero1"]}),
+    fixes=({"strategy": ["zero1"]}, {"overlap_param_gather": [False]}),
 )
 def gather_overlap_without_sharding(c: Case) -> Column:
     return c.overlap_param_gather & (c.strategy == "ddp")
