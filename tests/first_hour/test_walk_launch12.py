@@ -136,3 +136,42 @@ def test_recommend_and_export_agree_on_megatron_bridge(meshwright: Any, here: Pa
     answer = meshwright("recommend", "ourmoe/config.json", "--gpus", "16x8xH100", "--goal", "pretrain")
     assert "no recipe for this model" not in answer.out
     assert re.search(r"not megatron-bridge: .*; ask with --engine megatron", answer.out)
+
+
+def test_a_job_that_saves_more_often_than_its_file_says_so_and_keeps_what_the_file_keeps(
+    meshwright: Any, here: Path
+) -> None:
+    (here / "fixed.sh").write_text(SCRIPT)
+    answer = meshwright("launch", "fixed.sh", *ON, "--write", "job")
+    program = program_in((here / "job" / "fixed.sbatch").read_text())
+    found = re.search(r"--save-interval (\d+)", program)
+    assert found is not None
+    every = int(found[1])
+    assert every < 500
+    assert 20000 % every == 0  # else no checkpoint of the file's interval would be written
+    assert "--save-retain-interval 20000" in program
+    assert f"warning: the job saves every {every:,} steps, the file every 20,000" in answer.err
+    assert "storage: 5 checkpoints" in answer.err
+    kept = meshwright("launch", "fixed.sh", *ON, "--write", "kept", "checkpoint.save_every=20000")
+    assert "warning: the job saves" not in kept.err
+    assert "retain" not in (here / "kept" / "fixed.sbatch").read_text()
+
+
+def test_an_export_to_torchtitan_names_the_model_and_a_fix_without_errors(meshwright: Any, here: Path) -> None:
+    (here / "fixed.sh").write_text(SCRIPT)
+    words = ("export", "fixed.sh", "--to", "torchtitan", "--gpus", "16x8xH100", "--json")
+    error = meshwright(*words).json["error"]
+    assert "torchtitan 0.2 does not support pipelined qwen3_moe" in error["message"]
+    fixed = meshwright(*words, *error["fix"][0].split()).json
+    assert fixed["ok"], fixed["findings"]
+    assert 'hf_assets_path = "./assets/hf/Qwen3-30B-A3B"' in fixed["files"]["config.toml"]
+    (lost,) = [one for one in fixed["unmapped"] if one["field"] == "data.tokenizer"]
+    assert "download it to ./assets/hf/Qwen3-30B-A3B" in lost["reason"]
+    own = meshwright("export", "ourmoe/config.json", "--goal", "pretrain", *words[2:]).json
+    assert "interval = 1000" in own["files"]["config.toml"]  # of a run of 100 steps
+    assert "checkpoint.save_every" not in [one["field"] for one in own["unmapped"]]
+
+
+def test_a_job_has_the_whole_name_of_its_model(meshwright: Any, here: Path) -> None:
+    meshwright("launch", "meta-llama/Llama-3.1-70B", "--goal", "pretrain", *BRIDGE, *ON, "--write", "job")
+    assert [one.name for one in (here / "job").iterdir()] == ["Llama-3.1-70B_pretrain.sbatch"]

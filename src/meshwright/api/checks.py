@@ -56,6 +56,7 @@ CONFIGS: Mapping[str, str] = {
 SECOND_CONFIGS: Mapping[str, str] = {"megatron": "megatron-bridge"}
 """Another framework of an engine, for what the first one cannot express: adapters, or models by their config."""
 NO_CONFIG = "engine.no-config"
+REPAIR_ROUNDS = 4
 
 
 @verb(requests.Check)
@@ -206,7 +207,7 @@ def export(request: requests.Export) -> Exported:
     try:
         written = frameworks.export(theirs, named, checked.model, checked.cluster)
     except InputError as error:
-        fixes = _export_fixes(request.to, checked, error.fix)
+        fixes = _export_fixes(theirs, checked, error.fix)
         raise InputError(error.reason, error.field, error.value, fixes) from error
     engine = frameworks.exported_engine(theirs, written, checked.model)
     if engine != checked.engine:  # the findings are those of the file that was written
@@ -300,13 +301,38 @@ def _contract_notes(job: Job, recipe: Recipe) -> list[str]:
     return [f"changed: {key} {old} → {new} (contract): a new experiment" for key, old, new in pairs if old != new]
 
 
-def _export_fixes(to: str, checked: RecipeCheckResult, tried: Sequence[str]) -> list[str]:
-    """Return what makes an export possible: the error's own fixes, those of the findings, or other frameworks."""
+def _export_fixes(theirs: frameworks.Framework, checked: RecipeCheckResult, tried: Sequence[str]) -> list[str]:
+    """Return what makes an export possible, without errors if that can be: overrides, or other frameworks."""
+    to = theirs.name
     found = [fix for one in checked.findings if one.severity == "error" for fix in one.fix]
     changes = [fix for fix in (*tried, " ".join(dict.fromkeys(found))) if fix and not fix.startswith("--")]
     works = [fix for fix in changes if _can_export(to, checked, fix.split())]
+    for fix in reversed(works):  # the last one has all of them
+        complete = _without_errors(theirs, checked, fix.split())
+        if complete:
+            return [complete]
     others = [name for name in FRAMEWORKS if name != to and not works and _can_export(name, checked, ())]
     return works or [f"--to {name}" for name in others[:3]]
+
+
+def _without_errors(theirs: frameworks.Framework, checked: RecipeCheckResult, changes: Sequence[str]) -> str:
+    """Return the changes with the fixes of the errors that remain after them; empty if some remain."""
+    chosen = {text.partition("=")[0]: text for text in changes}
+    for _ in range(REPAIR_ROUNDS):
+        with suppress(InputError):
+            recipe = override.apply(checked.recipe, tuple(chosen.values()))
+            result = frameworks.check_native(recipe, checked.cluster, checked.engine, None, False, checked.model)
+            written = frameworks.export(theirs, recipe, checked.model, checked.cluster)
+            ours = [one for one in result.findings if one.severity == "error"]  # they may resolve the framework's too
+            errors = ours or [one for one in _all_findings(theirs, written, result) if one.severity == "error"]
+            if not errors:
+                return " ".join(chosen.values())
+            more = {text.partition("=")[0]: text for one in errors for text in one.fix}
+            if more.keys() - chosen.keys():
+                chosen |= more
+                continue
+        return ""
+    return ""
 
 
 def _can_export(to: str, checked: RecipeCheckResult, changes: Sequence[str]) -> bool:

@@ -248,15 +248,18 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         recipe = exported.checked.recipe
         every = other_frameworks.save_every(recipe, step_s, request.save_minutes, changes)
         more = list(changes)
+        read = exported.job.imported is not None
         if every is not None:
+            every, kept = other_frameworks.retention(framework, recipe, every, changes) if read else (every, [])
             more = [one for one in changes if not one.startswith("checkpoint.save_every=")]
-            more.append(f"checkpoint.save_every={every}")
+            more += [f"checkpoint.save_every={every}", *kept]
         if requeued:
             more += other_frameworks.resuming(recipe, changes)
         if more != changes:
             exported = export(request.recipe, framework, overrides=more, **which)
-        old = None if exported.job.imported is None else recipe.checkpoint.save_every
-        notes = (other_frameworks.requeue_note(framework, exported.checked.recipe, step_s, old),)
+        new = exported.checked.recipe
+        notes = other_frameworks.changed_interval(new, recipe.checkpoint.save_every) if read else ()
+        notes += (other_frameworks.requeue_note(framework, new, step_s),)
     program = exported.written.program
     if requeued:
         program = other_frameworks.saving_on_signal(program, framework, exported.written.files)

@@ -331,7 +331,8 @@ def plan_for(
 def own_recipe(plan: Plan) -> Recipe:
     """Return the recipe of a plan, named after a user's model."""
     model = Path(plan.question.model_ref)
-    stem = model.parent.name if model.name == "config.json" else model.stem
+    is_file = model.suffix in (".json", ".toml")  # a name such as Llama-3.1-70B has no suffix
+    stem = model.parent.name if model.name == "config.json" else model.stem if is_file else model.name
     return msgspec.structs.replace(plan.recipe, name=f"{stem or 'model'}_{plan.question.goal}")
 
 

@@ -136,8 +136,14 @@ def _milestones(recipe: Recipe) -> int:
     return recipe.train.steps // every if every else 0
 
 
-KEPT = {"checkpoint.keep": _kept, "checkpoint.milestone_every": _milestones}
-"""Settings that mean the same if as many checkpoints are kept."""
+def _interval(recipe: Recipe) -> int:
+    """Return the steps between checkpoints; 0 if only the end is saved."""
+    every = recipe.checkpoint.save_every
+    return every if every <= recipe.train.steps else 0
+
+
+KEPT = {"checkpoint.keep": _kept, "checkpoint.milestone_every": _milestones, "checkpoint.save_every": _interval}
+"""Settings that mean the same if the same checkpoints are written and kept."""
 
 
 def _is_same(key: str, found: Any, wanted: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright.errors import InputError
+from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.types import Program
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe
@@ -28,6 +29,7 @@ class Checkout(NamedTuple):
     ] = ()  # arguments that make a run save on SIGTERM; a script of the export sets them itself
     saves: bool = True  # whether it can save on SIGTERM at all
     how: str = ""  # a sentence about it
+    retains: bool = False  # whether it can keep the latest checkpoint and those of every so many steps
     checkpoints: str = "give the folder to your program as its argument"  # where a written job names their folder
 
 
@@ -37,6 +39,7 @@ CHECKOUTS = {
         ("",),
         ("--exit-signal-handler",),
         how="--exit-signal-handler saves a checkpoint on SIGTERM",
+        retains=True,
         checkpoints="--save {out} and --load {out} in the written script",
     ),
     "megatron-bridge": Checkout(
@@ -180,10 +183,32 @@ def resuming(recipe: Recipe, given: Sequence[str]) -> list[str]:
     return ["checkpoint.resume=true"]
 
 
-def requeue_note(framework: str, recipe: Recipe, step_s: float, old: int | None = None) -> str:
-    """Return how much a requeued run repeats; `old` is the interval of the file that it was read from."""
+def retention(framework: str, recipe: Recipe, every: int, given: Sequence[str]) -> tuple[int, list[str]]:
+    """Return the interval, and the overrides with which a file that keeps all its checkpoints keeps no others.
+
+    The interval divides that of the file, because Megatron-LM keeps a checkpoint only if its step is a multiple.
+    """
+    old = recipe.checkpoint.save_every
+    typed = {"checkpoint.keep", "checkpoint.milestone_every"} & override.requested(recipe, given).keys()
+    if typed or recipe.checkpoint.keep < KEEP_ALL or old <= every or not CHECKOUTS[framework].retains:
+        return every, []
+    fitting = max((steps for steps in range(-(-every // 2), every + 1) if old % steps == 0), default=every)
+    return fitting, ["checkpoint.keep=1", f"checkpoint.milestone_every={old - old % fitting}"]
+
+
+def changed_interval(recipe: Recipe, old: int) -> tuple[str, ...]:
+    """Return the warning for a job that saves more often than the file that it was read from."""
+    checkpoint = recipe.checkpoint
+    if not old or old == checkpoint.save_every:
+        return ()
+    few = f"the latest and those of every {checkpoint.milestone_every:,} steps are kept"
+    kept = few if checkpoint.milestone_every else "all are kept" if checkpoint.keep >= KEEP_ALL else ""
+    changed = f"the job saves every {checkpoint.save_every:,} steps, the file every {old:,}"
+    return (f"warning: {changed}{f'; {kept}' if kept else ''}; checkpoint.save_every={old} keeps the file's",)
+
+
+def requeue_note(framework: str, recipe: Recipe, step_s: float) -> str:
+    """Return how much a requeued run repeats."""
     minutes = recipe.checkpoint.save_every * step_s / 60
     every = f"a checkpoint every {recipe.checkpoint.save_every:,} steps, about {minutes:.0f} min at the estimated speed"
-    if old and old != recipe.checkpoint.save_every:
-        every += f" (the file has {old:,}; keep it with checkpoint.save_every={old})"
     return f"requeue: {CHECKOUTS[framework].how}; {every}"

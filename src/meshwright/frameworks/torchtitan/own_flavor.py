@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright.errors import InputError
 from meshwright.frameworks.torchtitan.models import FAMILIES
-from meshwright.models import Attention, Dense, ModelSpec, MoE
+from meshwright.models import Attention, Dense, ModelSpec, MoE, find, names
 from meshwright.models.numerics import Numerics
 from meshwright.recipes.model_changes import numerics_for, sizes
 from meshwright.recipes.types import Recipe
@@ -28,6 +28,13 @@ class OwnFlavor(msgspec.Struct, frozen=True):
     text: str
 
 
+def with_type(recipe: Recipe, model: ModelSpec) -> ModelSpec:
+    """Return the model with the type of the catalogue model that it is in other sizes; a file of flags names none."""
+    if model.model_type or recipe.model not in names():
+        return model
+    return msgspec.structs.replace(model, model_type=find(recipe.model).model_type)
+
+
 def own_flavor(recipe: Recipe, model: ModelSpec) -> OwnFlavor:
     """Return the flavor of a model in llama3 or qwen3 of torchtitan 0.2.2; raise InputError if neither computes it."""
     flavor = re.sub(r"\W+", "_", model.name).strip("_") + ("_own" if sizes(recipe) else "")
@@ -35,7 +42,8 @@ def own_flavor(recipe: Recipe, model: ModelSpec) -> OwnFlavor:
     first = model.layers[0]
     mixer, ffn, numbers = first.mixer, first.ffn, numerics_for(recipe)
     if model.model_type not in FAMILY or len(layers) > 1 or not isinstance(mixer, Attention) or ffn is None:
-        raise _impossible(model, f"its own flavors can be llama, mistral, qwen3 or qwen3_moe, not {model.model_type}")
+        given = model.model_type or "a shape without a Hugging Face model type (--model config.json names one)"
+        raise _impossible(model, f"its own flavors can be llama, mistral, qwen3 or qwen3_moe, not {given}")
     problem = next(_unsupported(model, mixer, numbers), "")
     if problem:
         raise _impossible(model, problem)

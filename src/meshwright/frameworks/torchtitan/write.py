@@ -16,7 +16,7 @@ from meshwright.frameworks.model_match import model_path
 from meshwright.frameworks.torchtitan.derived_fields import ONE_STAGE
 from meshwright.frameworks.torchtitan.format_override import flag
 from meshwright.frameworks.torchtitan.models import PRESETS, flavor_of, preset_of
-from meshwright.frameworks.torchtitan.own_flavor import CUSTOM_IMPORT, MODULE, own_flavor
+from meshwright.frameworks.torchtitan.own_flavor import CUSTOM_IMPORT, MODULE, own_flavor, with_type
 from meshwright.frameworks.torchtitan.parse import LAST_02_DAY
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
@@ -59,6 +59,7 @@ PIPELINE_PREFIX = "parallelism.pipeline_parallel_"
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
     """Write the TOML for 0.2.2, and commands for later versions if they have a preset of the model."""
     listed = flavor_of(model)
+    model = with_type(recipe, model)
     own = own_flavor(recipe, model) if listed is None else None
     name, flavor = (own.name, own.flavor) if own is not None else listed or ("", "")
     _check_axes(recipe, model)
@@ -148,11 +149,15 @@ def _settings(
     ranks = _data_parallel_ranks(recipe, on)
     settings |= _batch(recipe, ranks) | _stages(recipe, model) | _checkpoint_settings(recipe)
     settings["training.global_batch_size"] = recipe.train.global_batch_size
+    tokenizer = recipe.data.tokenizer
+    local = "" if is_hub_id(tokenizer) else tokenizer  # an id is downloaded to a folder first
+    named = (tokenizer if tokenizer and not local else "") or model.hf_id or model.name
     settings["model.hf_assets_path"] = (
-        recipe.data.tokenizer
-        or model_path(recipe, model)
-        or DEFAULT_ASSETS + (model.hf_id or model.name).split("/")[-1]
+        local or (model_path(recipe, model) if not tokenizer else "") or DEFAULT_ASSETS + named.split("/")[-1]
     )
+    if tokenizer and not local and tokenizer != model.hf_id:
+        reason = f"torchtitan reads it from a folder: download it to {settings['model.hf_assets_path']}"
+        unmapped = (*unmapped, UnmappedField("data.tokenizer", tokenizer, reason))
     settings["debug.seed"] = recipe.train.seed
     settings["optimizer.name"] = "AdamW"
     if recipe.layout.recompute == "selective":
