@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ from meshwright.recipes.overrides import apply
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 SMALL = ["data.seq_length=512", "layout.micro_batch_size=1"]
+TINY = [
+    *("architecture.layers=4", "architecture.hidden=256", "architecture.heads=4", "architecture.kv_heads=2"),
+    *("architecture.head_dim=64", "architecture.vocab=1024", "architecture.experts=8", "architecture.topk=2"),
+    *("architecture.ffn=256", "data.seq_length=128", "layout.micro_batch_size=1"),
+]
 STEP = 1
 TOLERANCE_PCT = {"gemma3 compiled": 4}  # per cent: compiled sliding windows are only partly modeled
 NEGLIGIBLE = 16 * 1024  # bytes: losses of micro batches, a few hundred bytes each, are not replayed
@@ -66,6 +72,43 @@ def test_a_shortened_step_expands_to_the_full_step(name: str, gpus: str, overrid
     assert max(filled.values()) == pytest.approx(max(full.values()), abs=NEGLIGIBLE)
     for key, peak in filled.items():  # a pipeline's final work covers all layers at the same time, and is lower
         assert key.phase == "between" or peak == pytest.approx(full[key], abs=NEGLIGIBLE), key
+
+
+def expert_overrides(ep: int, micro_batches: int, defer: bool, reshard: bool, recompute: str) -> list[str]:
+    """Return the overrides of a compiled step on 8 GPUs: the libraries' buffers are then made in the first layer."""
+    modules = "[moe]" if recompute == "selective" else "[]"
+    return [
+        *(*TINY, "kernels.compile=true", f"layout.ep={ep}", f"train.global_batch_size={8 * micro_batches}"),
+        *(f"layout.defer_grad_sync={str(defer).lower()}", f"layout.reshard_after_forward={str(reshard).lower()}"),
+        *(f"layout.recompute={recompute}", f"layout.recompute_modules={modules}"),
+    ]
+
+
+QUICK = [(1, 1, True, True, "full"), (2, 4, False, True, "none")]
+THOROUGH = [
+    case
+    for case in product((1, 2, 8), (1, 4), (True, False), (True, False), ("none", "selective", "full"))
+    if case not in QUICK and (case[1] > 1 or case[2])  # one micro batch has nothing to defer
+]
+
+
+@pytest.mark.parametrize(
+    "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in THOROUGH)], ids=lambda case: repr(case)
+)
+def test_gathered_experts_are_freed_in_every_layer(case: tuple[int, int, bool, bool, str]) -> None:
+    recipe = apply(load("qwen3_30b_a3b_pretrain"), expert_overrides(*case))
+    family = family_of(recipe)
+    peaks = []
+    for shortened in (False, True):
+        found = trace(recipe, family, family.config_for(recipe), 8, 0, (9, 0), shortened)
+        step = replay_step(found)
+        assert step.drift <= NEGLIGIBLE, "the first step or the second holds what the rank does not"
+        peaks.append({one.key: one.peak for one in segment_peaks(found, step)})
+    full, filled = peaks
+    assert max(filled.values()) == pytest.approx(max(full.values()), abs=NEGLIGIBLE)
+    for key, peak in filled.items():  # the first step is traced with its last micro batch alone
+        if key.step == STEP or case[1] == 1:
+            assert peak == pytest.approx(full[key], abs=NEGLIGIBLE), key
 
 
 @pytest.mark.parametrize(

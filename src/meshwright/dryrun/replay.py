@@ -3,13 +3,15 @@
 The passes of layers that were left out are filled in from the traced layer that represents them. A block that a
 replayed pass frees is the one that its own layer (or its own neighbor) allocated, not the representative's. What a
 pipeline receives was received for every pass, traced or not: there the representative only determines when it is freed.
+Blocks of two layers correspond if the same line of code allocated them. Their position among all allocations would not
+do: the first layer of the first step also allocates what the whole run keeps, such as the buffers of GPU libraries.
 When the gradients of a step are complete, the expanded log is compared with what the rank really holds: no byte may be
 missing or left over.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -18,6 +20,7 @@ from meshwright.dryrun.trace import Trace
 from meshwright.dryrun.trace_hooks import AFTER, BEFORE, REPLAYED
 
 PASSES = ("forward", "backward")
+Place = tuple[str, str, int, int]  # operation, line of code, bytes, and number of such blocks before it in the segment
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class StepLog:
 
     segments: list[ReplayedSegment] = field(default_factory=list)
     traced_block: list[int] = field(default_factory=list)
-    drift: int = 0  # bytes by which the last step's log differs from what the rank holds; 0 if it is exact
+    drift: int = 0  # most bytes by which the log differs from what the rank holds after a step; 0 if it is exact
 
 
 def replay_step(trace: Trace) -> StepLog:
@@ -49,12 +52,8 @@ class _Replayer:
         self.step = StepLog()
         self.segments = self.log.segments
         self.kept = trace.traced_micro_batches
-        # Traced block -> its index among the allocations of its segment.
-        self.index_in_segment = [0] * len(self.log.blocks)
-        for segment in self.segments:
-            for index, number in enumerate(n for n in segment.events if n >= 0):
-                self.index_in_segment[number] = index
-        self.allocated: dict[SegmentKey, list[int]] = {}  # by segment of the full step, in order
+        self.places = self._places()
+        self.allocated: dict[SegmentKey, dict[Place, int]] = {}  # by segment of the full step
         self.alive: dict[int, SegmentKey] = {}  # live blocks of the full step -> the segment that allocated them
         self.filled = trace.left_out != (0, 0)  # whether any pass has to be filled in
         self.copies: dict[int, int] = {}  # since the last reconciliation: traced block -> block of the full step
@@ -68,6 +67,18 @@ class _Replayer:
             else:
                 self._replay_segment(key, segment)
         return self.step
+
+    def _places(self) -> dict[int, Place]:
+        """Return where in its segment every traced block is allocated."""
+        places: dict[int, Place] = {}
+        for segment in self.segments:
+            before: Counter[tuple[str, str, int]] = Counter()
+            for number in (event for event in segment.events if event >= 0):
+                block = self.log.blocks[number]
+                like = block.operation, block.origin.source, block.bytes
+                places[number] = *like, before[like]
+                before[like] += 1
+        return places
 
     def _order(self) -> Iterator[tuple[SegmentKey, Segment]]:
         """Yield the segments of the full step in order, each with the traced segment to copy."""
@@ -105,15 +116,15 @@ class _Replayer:
 
     def _replay_segment(self, key: SegmentKey, segment: Segment) -> None:
         events: list[int] = []
-        blocks: list[int] = []
+        blocks: dict[Place, int] = {}
         self.allocated[key] = blocks
         local: dict[int, int] = {}  # traced block -> its copy in this segment
-        counterparts: dict[int, list[int]] = {}  # traced segment -> blocks of the full step that correspond to its own
+        counterparts: dict[int, dict[Place, int]] = {}  # traced segment -> blocks of the full step like its own
         received = self.log.received if self.replayed is not None else {}
         for event in segment.events:
             if event >= 0:
                 block = local[event] = self._new(event, key)
-                blocks.append(block)
+                blocks[self.places[event]] = block
                 events.append(block)
             else:
                 freed = local.get(~event, -1)  # most blocks are freed in the segment that allocated them
@@ -132,7 +143,7 @@ class _Replayer:
         return block
 
     def _freed_block(
-        self, key: SegmentKey, template: SegmentKey, traced: int, counterparts: dict[int, list[int]]
+        self, key: SegmentKey, template: SegmentKey, traced: int, counterparts: dict[int, dict[Place, int]]
     ) -> int:
         """Return the block to free where the traced segment `template` frees a traced block."""
         if not self.filled:
@@ -146,8 +157,8 @@ class _Replayer:
                 return self._represented(traced)
             if origin.phase not in PASSES or template.phase not in (*PASSES, "between") or origin.step != template.step:
                 return self.copies.get(traced, -1)
-            counterparts[allocating] = self.allocated.get(self._counterpart(key, template, origin), [])
-        return self._same_index(counterparts[allocating], traced)
+            counterparts[allocating] = self.allocated.get(self._counterpart(key, template, origin), {})
+        return counterparts[allocating].get(self.places[traced], -1)
 
     def _counterpart(self, key: SegmentKey, template: SegmentKey, origin: SegmentKey) -> SegmentKey:
         """Return the segment that is to this one as the traced segment `origin` is to `template`."""
@@ -157,11 +168,6 @@ class _Replayer:
             micro_batch=self._micro_batch(key, template, origin), layer=self._layer(key, template, origin)
         )
 
-    def _same_index(self, allocated: list[int], template: int) -> int:
-        """Return the block that a segment allocated at the index where the traced one allocated this block."""
-        index = self.index_in_segment[template]
-        return allocated[index] if index < len(allocated) else -1
-
     def _represented(self, traced: int) -> int:
         """Return the block of the full step that a placeholder of a skipped pass represents."""
         key, template = self.log.represents.get(traced, (None, -1))
@@ -169,7 +175,7 @@ class _Replayer:
             return -1
         origin = self.segments[self.log.blocks[template].segment].key
         allocating = origin._replace(micro_batch=key.micro_batch, layer=self._from_end(origin))
-        return self._same_index(self.allocated.get(allocating, []), template)
+        return self.allocated.get(allocating, {}).get(self.places[template], -1)
 
     def _received_block(self, key: SegmentKey, template: SegmentKey, of: SegmentKey) -> int:
         """Return the block that this replayed pass received in index of the traced one, if this pass frees it."""
@@ -215,7 +221,8 @@ class _Replayer:
         """Replace what the passes left with what the rank really holds, including filled-in gradients."""
         held = {traced for traced in self._alive_after(segment) if self._from_passes(traced, key.step)}
         leftover = [block for block, origin in self.alive.items() if origin.phase in PASSES]
-        self.step.drift = abs(self._bytes(held) - self._bytes(self.step.traced_block[block] for block in leftover))
+        drift = abs(self._bytes(held) - self._bytes(self.step.traced_block[block] for block in leftover))
+        self.step.drift = max(self.step.drift, drift)
         events = [~block for block in leftover]
         for block in leftover:
             del self.alive[block]
