@@ -115,6 +115,17 @@ UNSUPPORTED: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
     "framework": {
         "nemo": ("NeMo has two frameworks", ("megatron-bridge", "automodel")),
         "megatron": ("Megatron-Core has two frameworks", ("megatron-lm", "megatron-bridge")),
+        **{
+            name: (f"configs of {title} are not written; the nearest are", ("accelerate", "automodel"))
+            for name, title in (
+                ("axolotl", "Axolotl"),
+                ("llama-factory", "LLaMA-Factory"),
+                ("ms-swift", "ms-swift"),
+                ("swift", "ms-swift"),
+                ("torchtune", "torchtune"),
+                ("unsloth", "Unsloth"),
+            )
+        },
     },
 }
 """Words that mean something we do not have, or more than one choice: the reason, and what to choose instead."""

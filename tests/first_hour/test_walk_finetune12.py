@@ -135,3 +135,23 @@ def test_an_export_to_trl_has_every_value_whose_default_differs_there(here: Path
     assert "fsdp_activation_checkpointing: true" in full.out
     assert "gradient_checkpointing=False" in full.out  # the Trainer refuses both
     assert "BitsAndBytesConfig(load_in_4bit=True" in full.out
+
+
+def test_small_mistakes_name_what_works(here: Path, meshwright: Any) -> None:
+    moved = meshwright("convert", "runB", "--checkpoint", "best", "--merge", "--out", "merged").err
+    assert "meshwright convert runB merged --checkpoint best --merge. " in moved
+    (here / "lora.toml").write_text(RECIPE)
+    other = meshwright("export", "lora.toml", "--to", "axolotl").err
+    assert "configs of Axolotl are not written; the nearest are" in other
+    for key in ("eval_split", "test_size"):
+        answer = meshwright("check", "lora.toml", f"{key}=0.2")
+        assert "unknown key" not in answer.err
+    plan = ("recommend", "qwen3-8b", "--gpus", "2xH100", "--goal", "lora", "--dataset", "ticket.jsonl")
+    assert "did you mean data.dataset=tickets." in meshwright(*plan).out
+    (here / "bad.csv").write_text("question,answer\nhi,hello, you\n")
+    words = ("train", "lora.toml", "--tiny", "--out", "run", "train.epochs=1", "layout.pp=1")
+    assert 'put cells that contain a comma in double quotes: "a, b"' in meshwright(*words, "data.dataset=bad.csv").err
+    (here / "lora.toml").write_text(RECIPE.replace("mixed.jsonl", "multi.jsonl"))
+    trained = meshwright(*words)
+    assert "multi.jsonl → mock" not in trained.err
+    assert trained.code == 0, trained.err

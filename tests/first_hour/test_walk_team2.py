@@ -174,7 +174,7 @@ def test_zero_2_keeps_the_weights_whole(meshwright: Any, tmp_path: Path) -> None
 def test_an_export_has_the_findings_of_its_file(framework: str, meshwright: Any, tmp_path: Path) -> None:
     asked = ("export", "llama3_8b_pretrain_config", "--to", framework, "--gpus", "8xH100", "--out", str(tmp_path))
     written = meshwright(*asked, "--json").json
-    (path,) = written["written"]
+    path, *_ = written["written"]
     checked = meshwright("check", path, "--model", "llama3-8b", "--gpus", "8xH100", "--json").json
     assert written["ok"] == checked["ok"]
     theirs = f"{framework}."

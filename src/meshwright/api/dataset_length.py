@@ -15,7 +15,7 @@ import numpy as np
 from meshwright import file_access, rules
 from meshwright.api.paths import looks_like_path
 from meshwright.display import short_number
-from meshwright.errors import InputError
+from meshwright.errors import InputError, closest
 from meshwright.planner import Plan, Suggestion, examine
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
@@ -78,7 +78,10 @@ def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
     if recipe.data.blend or file_access.closed() or not looks_like_path(name):
         return ()
     if not os.path.exists(Path(name).expanduser()):
-        return (f"{name} is not on this machine: it was not counted, and train needs it where it runs",)
+        place = Path(name).expanduser().parent
+        near = closest(Path(name).name, [one.name for one in place.iterdir()] if place.is_dir() else [])
+        meant = f"; did you mean data.dataset={place / near[0]}?" if near else ""
+        return (f"{name} is not on this machine: it was not counted, and train needs it where it runs{meant}",)
     counted = _count(recipe)
     if counted is None or train.epochs:
         return ()

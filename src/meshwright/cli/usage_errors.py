@@ -156,7 +156,7 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
     name = SHORT_OPTIONS.get(option, option.lstrip("-").replace("-", "_").lower())
     for one in parameters:
         if isinstance(one, click.Argument) and one.name == name and one.nargs == 1:
-            meant = f"{context.command_path} {_value_of(option, arguments) or one.make_metavar(context)}"
+            meant = _as_argument(option, one, context, arguments)
             return f"it is an argument without a name: {meant}. ", [meant]
     negated = [flag for one in parameters for flag in one.opts if flag == f"--no-{option.lstrip('-')}"]
     if negated:
@@ -202,6 +202,20 @@ def _commands_with(option: str, context: Any) -> list[str]:
     group = context.parent.command
     commands = {name: group.get_command(context.parent, name) for name in group.list_commands(context.parent)}
     return [name for name, command in commands.items() if any(option in one.opts for one in command.params)]
+
+
+def _as_argument(option: str, argument: click.Argument, context: Any, arguments: Sequence[str]) -> str:
+    """Return the whole command with an option's value as the argument that it is."""
+    value = _value_of(option, arguments)
+    places = [one.name for one in context.command.params if isinstance(one, click.Argument)]
+    before, depth = places.index(argument.name), len(context.command_path.split()) - 1
+    rest = [word for word in arguments if word != option and not word.startswith(f"{option}=")][depth:]
+    if value in rest and not any(word.startswith(f"{option}=") for word in arguments):
+        rest.remove(value)
+    leading = next((place for place, word in enumerate(rest) if word.startswith("-")), len(rest))
+    if not value or leading < before:
+        return f"{context.command_path} {value or argument.make_metavar(context)}"
+    return shlex.join([*context.command_path.split(), *rest[:before], value, *rest[before:]])
 
 
 def _value_of(option: str, arguments: Sequence[str]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -40,15 +41,17 @@ def tiny_recipe(
     if "layout.ep" not in kept:
         layout = replace(layout, ep=_common(layout.ep, _experts(small)))
     dp = data_ranks(layout, world)
+    here = "." in recipe.data.dataset and Path(recipe.data.dataset).expanduser().is_file()  # the user's own data
     scaled = replace(
         recipe,
         architecture=Architecture(),
         layout=layout,
-        data=replace(recipe.data, seq_length=SEQ_LENGTH, dataset="mock"),
+        data=replace(recipe.data, seq_length=SEQ_LENGTH, dataset=recipe.data.dataset if here else "mock"),
         train=replace(
             recipe.train,
             global_batch_size=max(MICRO_BATCHES, layout.pp) * layout.micro_batch_size * dp,
             steps=STEPS,
+            epochs=recipe.train.epochs if here or "data.dataset" in kept else 0.0,  # random data has no end
             log_every=1,
         ),
         optimizer=replace(recipe.optimizer, lr=LEARNING_RATE[recipe.goal]),

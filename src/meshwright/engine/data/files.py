@@ -261,7 +261,10 @@ def _csv(path: Path, start: int) -> RowIterator:
             for number, row in enumerate(reader):
                 where = f"{path}:{reader.line_num}"
                 if None in row or None in row.values():
-                    raise row_error(where, f"the row does not have the header's {len(reader.fieldnames or ())} columns")
+                    more = 'put cells that contain a comma in double quotes: "a, b"'
+                    fix = more if None in row else f"add the missing cells to the row in {path}, if only commas"
+                    reason = f"the row does not have the header's {len(reader.fieldnames or ())} columns"
+                    raise row_error(where, reason, (fix,))
                 yield where, None if number < start else row
         except (UnicodeDecodeError, csv.Error) as error:
             raise row_error(f"{path}:{reader.line_num + 1}", f"not CSV: {error}") from None
