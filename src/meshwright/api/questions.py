@@ -74,7 +74,7 @@ def question_for(
         seq_length=sequence_length(request.seq),
         engine=request.engine or (ENGINES[0] if job is None else job.engine),  # type: ignore[arg-type]  # as validated
         recipe_words=() if job is None else job.words,
-        recipe_engine=ENGINES[0] if job is None else job.engine,
+        recipe_engine=ENGINES[0] if job is None else job.engine,  # type: ignore[arg-type]  # as validated
         benchmark=benchmark,
         calibration=load_calibration(request.calibration),
         mtbf_hours=request.mtbf_hours,

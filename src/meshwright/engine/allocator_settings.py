@@ -31,4 +31,5 @@ def use_expandable_segments() -> None:
     import torch
 
     if not set_by_user() and is_expandable(amd=torch.version.hip is not None):
-        torch._C._accelerator_setAllocatorSettings(EXPANDABLE)  # type: ignore[attr-defined]  # not in torch's stubs
+        newer = getattr(torch._C, "_accelerator_setAllocatorSettings", None)  # which some supported versions may lack
+        (newer or torch.cuda.memory._set_allocator_settings)(EXPANDABLE)

@@ -67,7 +67,7 @@ class OneStream(FSDPCommContext):
 
     def lazy_init(self, device: torch.device) -> None:
         """Replace the streams that FSDP has just made."""
-        super().lazy_init(device)  # type: ignore[no-untyped-call]
+        super().lazy_init(device)
         here = self.device_handle.current_stream()
         self.all_gather_copy_in_stream = self.all_gather_stream = here
         self.reduce_scatter_stream = self.all_reduce_stream = here
@@ -79,7 +79,7 @@ def use_one_stream(stage: Stage) -> None:
     The allocator keeps memory per stream: gradients, which FSDP allocates on its reduce-scatter stream, would leave a
     hole in every forward pass. On an H200 that was 15 of 76 reserved GiB (benchmarks/results/gpu_fragmentation.json).
     """
-    stage._get_fsdp_state()._comm_ctx = OneStream()  # type: ignore[operator,union-attr]
+    stage._get_fsdp_state()._comm_ctx = OneStream()  # type: ignore[operator]
 
 
 class NoReduceScatter(DefaultReduceScatter):
