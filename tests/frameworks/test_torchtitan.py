@@ -223,7 +223,7 @@ FILES = (
         DENSE, ("context_parallel_degree = 1", 'context_parallel_degree = 2\ncontext_parallel_load_balancer = "ptrr"')
     ), [("torchtitan.load-balancer", 32)], ON),
     Case("schedule that ends early", replaced(DENSE, ("warmup_steps = 100", "warmup_steps = 100\ntotal_steps = 1000")),
-         [("torchtitan.total-steps", 17)], ON),
+         [("torchtitan.total-steps", 17), ("learning_rate.decay-ends-early", 18)], ON),
     Case("schedule within the warm-up", replaced(
         DENSE, ("warmup_steps = 100", "warmup_steps = 100\ntotal_steps = 50")
     ), [("torchtitan.total-steps", 17)], ON),
