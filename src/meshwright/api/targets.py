@@ -156,7 +156,8 @@ def job_for(
     if goal is not None and goal != found.goal:
         reason = f"{target if isinstance(target, str) else found.name} is a recipe for {found.goal}"
         method = next((text.partition("=")[2] for text in overrides if text.startswith("peft.method=")), goal)
-        fix = (f"--goal {found.goal}", f"{found.model} --goal {method}: the model in place of the recipe")
+        model_too = f"{found.model} --goal {method}: the model in place of the recipe"
+        fix = (f"--goal {found.goal}", *([model_too] if is_model(found.model, goal) else []))
         raise InputError(reason, field="goal", value=goal, fix=fix)
     found = found if model is None else _with_model(found, model_named(model)[1])
     words = (found.name if isinstance(target, Recipe) else target, *(() if model is None else ("--model", found.model)))

@@ -309,7 +309,10 @@ def _options(case: Case, found: Axes, vp: Any, schedule: Any, space: Space) -> C
         np.tile(np.array(column), count) for column in zip(*options, strict=True)
     )
     ranks = tp * pp * cp
-    inside = np.maximum(shard_nodes * case.cluster.gpus_per_node // ranks, 1)
+    expert_parts = np.where(etp == 0, tp, etp)
+    # A shard group has at least the data-parallel ranks of an expert group.
+    needed = np.where(shard_nodes > 0, np.maximum(-(-ep * expert_parts // (tp * cp)), 1), 1)
+    inside = np.maximum(shard_nodes * case.cluster.gpus_per_node // ranks, needed)
     replicas = np.where(
         shard_nodes != 0, np.maximum(case.cluster.world // ranks // inside, 1), 1 if space.shard else case.dp_replicate
     )
@@ -317,7 +320,7 @@ def _options(case: Case, found: Axes, vp: Any, schedule: Any, space: Space) -> C
     batch = degrees.replace(
         vp=chunks,
         pp_schedule=np.repeat(schedule, many),
-        etp=np.where(etp == 0, tp, etp),
+        etp=expert_parts,
         micro_batch_size=micro_batch,
         recompute=recompute,
         dp_replicate=degrees.dp_replicate if space.shard else replicas,
@@ -325,5 +328,6 @@ def _options(case: Case, found: Axes, vp: Any, schedule: Any, space: Space) -> C
     again = ((etp == 0) & (tp == 1) & (1 in etps)) | (shard_nodes != 0) & (
         replicas == (1 if space.shard else case.dp_replicate)
     ) & (0 in nodes)
+    again |= (shard_nodes > 1) & (inside == needed) & (1 in nodes)  # as with one node
     divides = batch.global_batch_size % (micro_batch * batch.dp) == 0  # most rows do not, and rules cost more than this
     return batch.rows(~again & divides if (~again & divides).any() else ~again)
