@@ -90,13 +90,12 @@ def growing_memory(stats: RunStats) -> Iterator[Finding]:
     grown, rises = usage[-1] - usage[0], len(usage) - 1
     per_thousand = grown / max(1, rows[-1].step - rows[0].step) * 1000 * len(usage) / rises
     capacity = stats.capacity_gib
-    room = f"; {capacity - usage[-1]:.1f} GiB left" if capacity and stats.run.header.on_gpu else ""
     late = "" if rows[0] is _first_of_start(stats, rows[0]) else f" since step {rows[0].step:,}"
     yield Finding(
         id="memory.growing",
         severity="warning",
         message=f"memory grows by {per_thousand:.2g} GiB per 1,000 steps{late}: {usage[0]:.1f} to {usage[-1]:.1f} "
-        f"GiB{room}",
+        f"GiB{_room_left(stats, usage[-1])}",
         steps=(rows[0].step, rows[-1].step),
         lines=(stats.location(rows[0]), stats.location(rows[-1])),
         evidence=(
@@ -107,6 +106,11 @@ def growing_memory(stats: RunStats) -> Iterator[Finding]:
     )
 
 
+def _room_left(stats: RunStats, gib: float) -> str:
+    left = stats.capacity_gib - gib if stats.capacity_gib and stats.run.header.on_gpu else None
+    return "" if left is None else f"; {left:.1f} GiB left"
+
+
 def jumped_memory(stats: RunStats) -> Iterator[Finding]:
     """Memory usage jumps to a higher level and stays there."""
     jumps = [found for rows in _memory_of_starts(stats) for found in _jumps(stats, rows)]
@@ -115,12 +119,12 @@ def jumped_memory(stats: RunStats) -> Iterator[Finding]:
     before, after = jumps[-1]
     low, high = (median_of(step.memory_gib for step in rows) or 0.0 for rows in (before, after))
     capacity = stats.capacity_gib
-    room = f"; {capacity - high:.1f} GiB left" if capacity and stats.run.header.on_gpu else ""
     yield Finding(
         id="memory.jumped",
         severity="warning",
         message=f"memory rose from {low:.1f} to {high:.1f} GiB ({high / low - 1:.0%}) in step {after[0].first:,} and "
-        f"stayed there{room}{_seconds_change(before, after)}{HIGHEST_SO_FAR.get(stats.run.kind, '')}",
+        f"stayed there{_room_left(stats, high)}{_seconds_change(before, after)}"
+        f"{HIGHEST_SO_FAR.get(stats.run.kind, '')}",
         steps=(after[0].first, after[-1].step),
         lines=(stats.location(before[-1]), stats.location(after[0])),
         evidence=(

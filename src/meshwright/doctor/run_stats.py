@@ -188,7 +188,10 @@ class RunStats:
     @property
     def ends(self) -> tuple[str, ...]:
         """First and last line that speeds are computed from."""
-        rows = self.steady
+        return self.ends_of(self.steady)
+
+    def ends_of(self, rows: Sequence[Step]) -> tuple[str, ...]:
+        """Return the first and last line of some steps."""
         return tuple(dict.fromkeys(self.location(step) for step in (rows[0], rows[-1]))) if rows else ()
 
     @property

@@ -87,7 +87,7 @@ def slow_data(stats: RunStats) -> Iterator[Finding]:
         severity="warning",
         message=f"the GPU waits {seconds:.3g} s per step for data ({waited:.0%})",
         steps=span(rows),
-        lines=tuple(dict.fromkeys(stats.location(step) for step in (rows[0], rows[-1]))),
+        lines=stats.ends_of(rows),
         evidence=(Evidence("waiting for data", round(waited, 4), "of a step", share("data_share"), "limit"),),
         remedies=tuple(tries),
     )

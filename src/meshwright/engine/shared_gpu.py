@@ -15,8 +15,6 @@ from meshwright.errors import InputError
 if TYPE_CHECKING:
     import torch
 
-    from meshwright.recipes.types import Recipe
-
 CONTEXT_GIB = 1.0  # of every process on a GPU, outside torch's allocator
 
 
@@ -56,21 +54,6 @@ def limit_memory(process: Process, gpus: int) -> None:
     if ranks > 1:
         total = torch.cuda.get_device_properties(process.device).total_memory
         torch.cuda.set_per_process_memory_fraction(max(0.0, 1 / ranks - CONTEXT_GIB * 2**30 / total), process.device)
-
-
-def refuse_compiled_tp(recipe: Recipe, shares: bool) -> None:
-    """Refuse compiled blocks of tensor parallelism over gloo on a GPU.
-
-    Their collectives are part of the compiled code, where gloo reads CUDA tensors that the code has given back: on an
-    H200 the ranks crashed, or gradients were wrong (benchmarks/results/gpu_ranks.json).
-    """
-    if shares and recipe.kernels.compile and recipe.layout.tp > 1:
-        raise InputError(
-            "compiled blocks with tensor parallelism compute wrong gradients or crash where ranks share a GPU (gloo)",
-            field="kernels.compile",
-            value=True,
-            fix=("kernels.compile=false",),
-        )
 
 
 def describe(process: Process) -> str:

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from meshwright.clusters import Cluster
+from meshwright.engine.allocator_settings import EXPANDABLE
 from meshwright.launch.job import Variable
 from meshwright.recipes.types import Recipe
 
 UP_TO_HOPPER = ("volta", "turing", "ampere", "ada", "hopper")
 FSDP = ("fsdp2", "megatron_fsdp")
-EXPANDABLE = "expandable_segments:True"
 
 
 class Requirement(NamedTuple):
