@@ -1,14 +1,16 @@
 """Measure our engine on one GPU in many cases, next to its estimates: the data that its profile is fitted to.
 
-    python benchmarks/calibration_set.py --minutes 8.5 --out FILE [--only WORD]...   (on a GPU; repeat it to continue)
+    python benchmarks/calibration_set.py --minutes 8.5 --warm 13 --workers 3 --out FILE [--only WORD]...
+                                                        (on a GPU; repeat it to continue)
     python benchmarks/calibration_set.py --list        estimates of all cases on 1xH200, without a GPU
     python benchmarks/calibration_set.py --smoke --only qwen25_500m --out FILE       (on CPU, tiny models)
 
 Every case is a `meshwright bench` command, run in a process that is forked after the imports, so that it has a memory
-of its own and starts in seconds. Cases that the file has are skipped; failed ones are run again with --again. The first
-cases cover every family. Models that would not fit in the memory or time have fewer layers. With --warm N, N processes
-at a time first run every case with few layers, which fills the compile cache: blocks are compiled one by one, so that
-their number does not matter.
+of its own and starts in seconds. With --workers N, N cases are built at a time and take their first steps; one that is
+measured has the GPU to itself: the others are stopped (SIGSTOP) until its last step. Cases that the file has are
+skipped; failed ones are run again with --again. The first cases cover every family. Models that would not fit in the
+memory or time have fewer layers. With --warm N, N processes at a time first run every case with few layers, which
+fills the compile cache: blocks are compiled one by one, so that their number does not matter.
 """
 
 from __future__ import annotations
@@ -25,8 +27,10 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import import_module
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from statistics import median
 from time import monotonic
@@ -38,7 +42,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 CASE_S = 150.0
+LEAST_S = 20.0  # no case is started when less time is left
 STEPS = 8
+FIRST_STEPS = 2  # compile, and do not wait for their turn
+ROOM_GIB = 128.0  # for the cases that are built at a time
+CONTEXT_GIB = 4.0  # of the CUDA context, and of an estimate that is too low
 ONE_GPU = tuple(
     f"layout.{name}"
     for name in [
@@ -199,43 +207,114 @@ def preload() -> None:
         import_module(module)
 
 
-def measured(case: str, smoke: bool, limit_s: float) -> dict[str, Any]:
-    """Run one case in a forked process and return its row."""
+@dataclass
+class Running:
+    """A case that runs in a forked process."""
+
+    row: dict[str, Any]
+    folder: Path
+    process: Any
+    pipe: Connection
+    started: float
+    gib: float
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to the process, its compiler processes and ranks."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid or 0, number)
+
+    def end(self) -> dict[str, Any]:
+        """End the process and return the row with what it measured."""
+        late = self.process.is_alive()
+        self.signal(signal.SIGKILL)
+        self.process.join()
+        wall = {"wall_s": round(monotonic() - self.started, 1)}
+        if late:
+            return self.row | wall | {"error": f"took longer than {CASE_S:.0f} s"}
+        try:
+            answer = json.loads((self.folder / "out").read_text())
+            if "error" in answer:
+                return self.row | wall | {"error": str(answer["error"]["message"])[-800:]}
+            return self.row | as_typed.figures(answer) | wall
+        except (json.JSONDecodeError, FileNotFoundError):
+            return (
+                self.row | wall | {"error": (self.folder / "err").read_text()[-800:] or f"exit {self.process.exitcode}"}
+            )
+
+
+def start(case: str, smoke: bool, folder: Path, gib: float) -> Running:
+    """Start a case in a forked process."""
     words = ["bench", *bench_words(case), "--json"]
     if smoke:
         tiny = ("kernels.compile", "data.seq_length", "train.steps")
         words = [word for word in words if not word.startswith(tiny)]
-        words += ["--tiny", "kernels.compile=false", "data.seq_length=64", "train.steps=2"]
-    row: dict[str, Any] = {
+        words += ["--tiny", "kernels.compile=false", "data.seq_length=64", f"train.steps={STEPS}"]
+    row = {
         "case": case,
         "family": model_type(case),
         "command": "meshwright " + shlex.join(word for word in words if word != "--json"),
     }
     preload()
-    started = monotonic()
+    folder.mkdir()
+    pipe, other = mp.Pipe()
+    process = mp.get_context("fork").Process(target=_run, args=(words, folder, other))
+    process.start()
+    other.close()
+    return Running(row, folder, process, pipe, monotonic(), gib)
+
+
+def measured(cases: list[str], workers: int, smoke: bool, end: float) -> Iterator[dict[str, Any]]:
+    """Run the cases, several at a time, and yield their rows; the one whose steps are measured runs alone."""
+    waiting = list(cases)
+    running: list[Running] = []
+    ready: list[Running] = []
+    alone: Running | None = None
     with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder)
-        process = mp.get_context("fork").Process(target=_run, args=(words, output))
-        process.start()
-        process.join(limit_s)
-        late = process.is_alive()
-        with contextlib.suppress(ProcessLookupError):  # compiler processes and ranks too
-            os.killpg(process.pid or 0, signal.SIGKILL)
-        process.join()
-        wall = {"wall_s": round(monotonic() - started, 1)}
-        if late:
-            return row | wall | {"error": f"took longer than {limit_s:.0f} s"}
-        try:
-            answer = json.loads((output / "out").read_text())
-            if "error" in answer:
-                return row | wall | {"error": str(answer["error"]["message"])[-800:]}
-            return row | as_typed.figures(answer) | wall
-        except (json.JSONDecodeError, FileNotFoundError):
-            return row | wall | {"error": (output / "err").read_text()[-800:] or f"exit {process.exitcode}"}
+        while running or (waiting and end - monotonic() >= LEAST_S):
+            while waiting and len(running) < workers and alone is None and end - monotonic() >= LEAST_S:
+                gib = next(estimates([waiting[0]])).get("gib", 0.0) + CONTEXT_GIB
+                if running and sum(one.gib for one in running) + gib > ROOM_GIB:
+                    break
+                case = waiting.pop(0)
+                running.append(start(case, smoke, Path(folder) / str(len(waiting)), gib))
+            for pipe in wait([one.pipe for one in running], timeout=0.1):
+                sender = next(one for one in running if one.pipe is pipe)
+                try:
+                    word = sender.pipe.recv()
+                except EOFError:  # it ended
+                    sender.process.join(10.0)
+                    word = "ended"
+                if word == "ready":
+                    ready.append(sender)
+                    continue
+                if alone is sender:
+                    alone = None
+                    for one in running:
+                        one.signal(signal.SIGCONT)
+                if word == "ended":
+                    running.remove(sender)
+                    ready = [one for one in ready if one is not sender]
+                    yield sender.end()
+            if alone is None and ready:
+                alone = ready.pop(0)
+                for one in running:
+                    if one is not alone:
+                        one.signal(signal.SIGSTOP)
+                alone.pipe.send("go")
+            for one in [one for one in running if monotonic() > min(one.started + CASE_S * workers, end + LEAST_S)]:
+                running.remove(one)
+                ready = [other for other in ready if other is not one]
+                if alone is one:
+                    alone = None
+                    for other in running:
+                        other.signal(signal.SIGCONT)
+                yield one.end()
+    for case in waiting:
+        print(f"  not run  {case}", flush=True)
 
 
-def _run(words: list[str], folder: Path) -> None:
-    """Run a meshwright command in this process; its output goes to files."""
+def _run(words: list[str], folder: Path, pipe: Connection | None = None) -> None:
+    """Run a meshwright command in this process, its output to files; with a pipe, its steps wait for their turn."""
     os.setpgid(0, 0)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(folder / name, os.O_CREAT | os.O_WRONLY, 0o600), number)
@@ -244,7 +323,27 @@ def _run(words: list[str], folder: Path) -> None:
     sys.argv = ["meshwright", *words]
     from meshwright.cli import main
 
+    if pipe is not None:
+        _take_turns(pipe)
     main()
+
+
+def _take_turns(pipe: Connection) -> None:
+    """Have the steps after the first ones wait until no other case uses the GPU, and say when they are done."""
+    from meshwright.engine import worker
+
+    step = worker._Run.step
+
+    def in_turn(self: Any, number: int) -> None:
+        if number == FIRST_STEPS:
+            pipe.send("ready")
+            pipe.recv()
+        step(self, number)
+        if number == STEPS - 1:
+            self.memory()  # waits for the GPU
+            pipe.send("measured")
+
+    worker._Run.step = in_turn  # type: ignore[method-assign]
 
 
 def warm(wanted: list[str], jobs: int, end: float) -> None:
@@ -327,6 +426,7 @@ def main() -> int:
     parser.add_argument("--only", action="append", default=[], help="only cases that have this word")
     parser.add_argument("--again", action="store_true", help="run failed cases of the file again")
     parser.add_argument("--warm", type=int, default=0, metavar="N", help="first fill the compile cache, N at a time")
+    parser.add_argument("--workers", type=int, default=1, help="cases that are built at a time; each is measured alone")
     parser.add_argument("--smoke", action="store_true", help="tiny models on CPU")
     parser.add_argument("--list", action="store_true", help="print the estimates of all cases on 1xH200")
     args = parser.parse_args()
@@ -347,15 +447,10 @@ def main() -> int:
     if args.warm:
         warm([case for case in wanted if case not in rows], args.warm, end)
     print(" tokens/s   MFU  est/s |  alloc reserv   est. |  wall  case", flush=True)
-    for case in wanted:
-        if case in rows and not (args.again and "error" in rows[case]):
-            continue
-        left = end - monotonic()
-        if left < 20.0:
-            print(f"  not run  {case}", flush=True)
-            continue
-        rows[case] = measured(case, args.smoke, min(CASE_S, left + 30.0))
-        print(as_typed.line(rows[case]), flush=True)
+    left = [case for case in wanted if case not in rows or (args.again and "error" in rows[case])]
+    for row in measured(left, args.workers, args.smoke, end):
+        rows[row["case"]] = row
+        print(as_typed.line(row), flush=True)
         _write(args.out, list(rows.values()))
     print(summary(list(rows.values())))
     return 0
@@ -373,7 +468,7 @@ def _write(path: Path, rows: list[dict[str, Any]]) -> None:
     made = {
         "date": datetime.now(UTC).date().isoformat(),
         "hardware": f"{gpu}, torch {version('torch')}, transformers {version('transformers')}",
-        "made_by": "python benchmarks/calibration_set.py --minutes 8.5 --out FILE",
+        "made_by": "python benchmarks/calibration_set.py --minutes 8.5 --warm 13 --workers 3 --out FILE",
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**made, "rows": rows}, indent=1) + "\n")
