@@ -338,7 +338,7 @@ def _parts_of_the_trainer() -> None:
         made.routers = routers
         loader = Trainer._make_loader(made, Data())
         assert loader.mtp is bool(loss)
-        assert loader.token_mask is (bool(routers) and trainer.masks_padding(made.recipe))
+        assert loader.token_mask is (bool(routers) and trainer.masks_padding(made.recipe, padded_end=False))
         loader.close()
     kept_pipeline, kept_build = trainer.Pipeline, trainer.build_optimizer
     seen: dict[str, Any] = {}

@@ -36,7 +36,7 @@ from meshwright.engine.metrics.trackers import require_trackers
 from meshwright.engine.rank_env import DeviceType, Process, detect
 from meshwright.engine.run_spec import RankSpec, RunSpec
 from meshwright.engine.stop_request import StopSignal, stops_at_once
-from meshwright.engine.validate import data_ranks, run_findings, show_findings, validate
+from meshwright.engine.validate import data_ranks, run_findings, show_findings, unnamed_data, validate
 from meshwright.engine.worker import RunMetrics, run_rank
 from meshwright.errors import InputError
 from meshwright.recipes.case import Case
@@ -123,6 +123,8 @@ def _train(
         case = validate(recipe, config, process, world)
     counted_case = case if total is None else case.replace(epochs=epochs).with_samples(total)
     findings = () if run.random_weights else run_findings(counted_case, pinned or {}, run.tiny)
+    if not run.random_weights and not random_tiny:  # bench and --tiny say that their data is mock
+        findings += unnamed_data(recipe, pinned or {})
     status.clear()
     show_findings(findings, process)
     with tempfile.TemporaryDirectory(prefix="meshwright-") as scratch:

@@ -15,6 +15,7 @@ from meshwright.engine import attention, experts, gradients
 from meshwright.engine.data.finite import FiniteSource
 from meshwright.engine.data.sample_types import Source
 from meshwright.engine.data.sampler import Batch, Loader
+from meshwright.engine.epochs import EndedSource
 from meshwright.engine.hooks import NO_HOOKS, Hooks
 from meshwright.engine.kernels.device_caps import has_data
 from meshwright.engine.kernels.dropout_keys import token_keys
@@ -109,6 +110,8 @@ class Trainer:
         self.recipe, self.config, self.mesh, self.device, self.hooks = recipe, config, mesh, device, hooks
         self.weights = weights  # Hugging Face folder with the initial weights
         self.samples_per_epoch: int | None = None  # different samples of the data, if known
+        # with_steps replaced the epochs of the recipe: only the source knows that it ends
+        self.padded_end = isinstance(source, EndedSource) and source.size % recipe.train.global_batch_size > 0
         self.stages: list[Stage] = self._make_stages()
         self.routers = [state for stage in self.stages for state in experts.router_states(stage)]
         self.optimizer = build_optimizer(
@@ -126,7 +129,7 @@ class Trainer:
     # Overridden by other model families: stages and data.
 
     def _make_stages(self) -> list[Stage]:
-        return parallelize(self.config, self.recipe, self.mesh, self.device, self.weights, self.hooks)
+        return parallelize(self.config, self.recipe, self.mesh, self.device, self.weights, self.hooks, self.padded_end)
 
     def _make_loader(self, source: Any) -> Any:
         train, layout = self.recipe.train, self.recipe.layout
@@ -140,7 +143,7 @@ class Trainer:
             per_token=train.per_token_loss,
             device=self.device,
             mtp=train.mtp_loss > 0,
-            token_mask=bool(self.routers) and masks_padding(self.recipe),
+            token_mask=bool(self.routers) and masks_padding(self.recipe, self.padded_end),
             prefetch=self.recipe.data.prefetch,
             readers=max(self.recipe.data.workers, 1),
         )

@@ -16,8 +16,9 @@ from meshwright.engine.rank_env import Process
 from meshwright.engine.shared_gpu import CONTEXT_GIB, choose_backend, ranks_per_gpu
 from meshwright.errors import InputError
 from meshwright.recipes.case import Case
-from meshwright.recipes.types import Layout, Recipe
+from meshwright.recipes.types import RANDOM_WEIGHTS, Layout, Recipe
 from meshwright.rules import Finding, RefusedError
+from meshwright.rules.data import MOCK
 
 # warnings of a plan that a training run cannot start with
 ESTIMATED_ONLY = ("precision.format-published", "engine.model-not-trained")
@@ -49,6 +50,18 @@ def run_findings(case: Case, pinned: Mapping[str, Any], tiny: bool) -> tuple[Fin
         return tuple(found) if not tiny else _about(found, pinned)
     found = [one for one in found if rules.RULES[one.rule].subject in rules.HARDWARE_FREE]
     return tuple(found) if not tiny else _about(found, pinned)
+
+
+def unnamed_data(recipe: Recipe, pinned: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """Return the warning for pretraining on mock data that the user did not name; fine-tuning has a rule of its own."""
+    data = recipe.data
+    named = {"data.dataset", "data.blend"} & set(pinned)
+    if named or recipe.goal != "pretrain" or recipe.benchmark or data.dataset != MOCK or data.blend:
+        return ()
+    start = recipe.checkpoint.pretrained
+    harm = f"the weights of {start} get worse" if start not in ("", RANDOM_WEIGHTS) else "the model learns nothing"
+    message = f"no dataset is named: this run trains on mock data (random tokens), from which {harm}"
+    return (Finding("data.mock-pretraining", "warning", "data.dataset", message, ("--dataset FILE_OR_FOLDER",)),)
 
 
 def _about(findings: Sequence[Finding], pinned: Mapping[str, Any]) -> tuple[Finding, ...]:

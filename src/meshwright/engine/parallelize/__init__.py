@@ -54,9 +54,18 @@ from meshwright.recipes.types import Layout, Recipe
 
 
 def parallelize(
-    config: Any, recipe: Recipe, mesh: Mesh, device: torch.device, weights: Path | None = None, hooks: Hooks = NO_HOOKS
+    config: Any,
+    recipe: Recipe,
+    mesh: Mesh,
+    device: torch.device,
+    weights: Path | None = None,
+    hooks: Hooks = NO_HOOKS,
+    padded_end: bool = False,
 ) -> list[Stage]:
-    """Build this rank's pipeline stages, apply every technique of the layout, and load or initialize their weights."""
+    """Build this rank's pipeline stages, apply every technique of the layout, and load or initialize their weights.
+
+    `padded_end` says that the last step is filled up with padding.
+    """
     layout = recipe.layout
     if layout.strategy == "megatron_fsdp":
         megatron.require(device)
@@ -88,7 +97,7 @@ def parallelize(
         for layer in stage.layers.values():
             shard_experts(layer, mesh, recipe)
             balance_routers(layer, mesh, recipe, text)
-            if masks_padding(recipe):
+            if masks_padding(recipe, padded_end):
                 mask_routers(layer)
         # fp8 and tuned GEMMs patch linear layers; their shapes are final by now.
         apply_fp8(stage, recipe.precision, text.num_hidden_layers, mesh.device_type)

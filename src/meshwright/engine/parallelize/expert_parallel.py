@@ -44,10 +44,10 @@ def _check_divisible(owner: nn.Module, name: str, spec: experts.ExpertShardSpec,
         )
 
 
-def masks_padding(recipe: Recipe) -> bool:
-    """Return whether the balancing losses leave out padding: fine-tuning pads samples, and epochs pad the last step."""
+def masks_padding(recipe: Recipe, padded_end: bool) -> bool:
+    """Return whether the balancing losses leave out padding: fine-tuning pads samples, epochs may pad the last step."""
     has_loss = recipe.moe.router_z_loss > 0 or (recipe.moe.aux_loss > 0 and recipe.moe.balancing in experts.LOSSES)
-    return has_loss and recipe.goal != "peft" and (recipe.goal == "sft" or recipe.train.epochs > 0)
+    return has_loss and recipe.goal != "peft" and (recipe.goal == "sft" or padded_end)
 
 
 def balance_routers(layer: nn.Module, mesh: Mesh, recipe: Recipe, config: Any) -> None:

@@ -1,0 +1,58 @@
+"""A thirteenth walk through a fine-tuning: data that is missing, mistyped or ignored, and answers that say why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+OWN = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 512,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+MOE_RUN = (
+    *("train", "qwen3_30b_a3b_pretrain_config", "--tiny", "--dataset", "text.txt", "data.tokenizer=bytes", "--json"),
+    *("train.epochs=1", "moe.balancing=aux_loss", "moe.aux_loss=0.5", "moe.router_z_loss=0.5"),
+)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_pretraining_without_data_says_that_its_data_is_mock(here: Path, meshwright: Any) -> None:
+    (here / "own").mkdir()
+    (here / "own" / "config.json").write_text(json.dumps(OWN))
+    words = ("train", "own", "train.steps=1", "train.global_batch_size=1", "seq_length=64")
+    answer = meshwright(*words, "compute=fp32", "--goal", "pretrain", "--json", "--out", "run")
+    [found] = [one for one in answer.json["findings"] if one["field"] == "data.dataset"]
+    assert (found["severity"], found["fix"]) == ("warning", ["--dataset FILE_OR_FOLDER"])
+    assert "this run trains on mock data (random tokens), from which the model learns nothing" in found["message"]
+    assert answer.err.index("trains on mock data") < answer.err.index("step 1")
+    typed = meshwright(*words, "compute=fp32", "--goal", "pretrain", "--dataset", "mock", "--out", "other")
+    assert "trains on mock data" not in typed.err
+    again = meshwright(*words, "compute=fp32", "--goal", "cpt", "checkpoint.pretrained=run/model", "--out", "cpt")
+    assert "from which the weights of run/model get worse" in again.err, again.err
+
+
+def test_balancing_losses_leave_out_the_padding_of_the_last_step_of_epochs(here: Path, meshwright: Any) -> None:
+    (here / "text.txt").write_text("".join(chr(97 + (i * i * 7 + i // 3) % 26) for i in range(3 * 64 + 1)))
+    norms = []
+    for batch in (3, 4):  # of three samples: one of four is padding
+        answer = meshwright(*MOE_RUN, f"train.global_batch_size={batch}", f"micro_batch_size={batch}")
+        norms += answer.json["grad_norms"]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-6)
