@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from meshwright.costs.stages import Stages
 from meshwright.costs.vectorize import Column, any_of, smaller, where
+from meshwright.recipes.capabilities import V_SHAPED
 from meshwright.recipes.case import Case
 
 
@@ -18,6 +19,6 @@ def in_flight(case: Case, pipeline: Stages) -> Column:
     plain = pp - pipeline.index
     chunks = 2 * (pp - pipeline.index - 1) + (vp - 1) * pp + 1
     kept = where(vp > 1, chunks / vp, plain)
-    kept = where(any_of(case.pp_schedule, "zbv", "dualpipe_v"), pp + 0.5 * (case.pp_schedule == "dualpipe_v"), kept)
+    kept = where(any_of(case.pp_schedule, *V_SHAPED), pp + 0.5 * (case.pp_schedule == "dualpipe_v"), kept)
     kept = where(any_of(case.pp_schedule, "gpipe", "looped_bfs"), micro_batches, kept)
     return where(pp > 1, smaller(kept, micro_batches), 1)

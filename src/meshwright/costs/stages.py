@@ -1,8 +1,9 @@
 """Layers of four representative pipeline stages: first, heaviest middle, fullest middle and last.
 
-These bound the peak: the first keeps the most micro batches and the embedding, the last has the head and the loss, and
-an uneven model may have its heaviest layers in between, or lighter ones where more micro batches are kept. Costs are
-computed for all four together, along a leading axis, and the worst is reported.
+These bound the peak: the first keeps the most micro batches and the embedding, the last has the head and the loss (a
+V-shaped schedule has them on the first rank), and an uneven model may have its heaviest layers in between, or lighter
+ones where more micro batches are kept. Costs are computed for all four together, along a leading axis, and the worst is
+reported.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costs.vectorize import Column, any_of, shape_of
+from meshwright.costs.vectorize import Column, any_of, shape_of, where
 from meshwright.models import Layer, ModelSpec
+from meshwright.recipes.capabilities import V_SHAPED
 from meshwright.recipes.case import Case
 from meshwright.recipes.stage_layers import stages_of
 
@@ -48,7 +50,7 @@ def stages(case: Case, every: bool = False) -> Stages:
 def _stages(case: Case, every: bool = False) -> Stages:
     """Compute stage contents once per model and distinct pipeline shape."""
     shape, model = shape_of(case), case.model
-    v_shaped = any_of(case.pp_schedule, "zbv", "dualpipe_v")
+    v_shaped = any_of(case.pp_schedule, *V_SHAPED)
     keys = (case.pp, case.vp, v_shaped, case.embedding_as_layer, case.head_as_layer)
     if shape:
         flat = np.stack([np.broadcast_to(key, shape).reshape(-1) for key in keys]).astype(np.int64)
@@ -59,11 +61,12 @@ def _stages(case: Case, every: bool = False) -> Stages:
         spread = tables[..., inverse].reshape(*tables.shape[:-1], *shape)  # (1 + kinds, stages, *shape)
     else:
         spread = _table(model, _given(case, int(case.pp)), every, *map(int, keys))
-    index, last_index = spread[0], spread[0][-1]
+    index = spread[0]
+    last = index == where(v_shaped, 0, index[-1])  # a V ends on the rank where it starts
     layers = [(group.layer, spread[1 + i]) for i, group in enumerate(model.groups)]
     if trains_mtp(case) and model.mtp_layer is not None:
-        layers.append((model.mtp_layer, model.mtp_layers * (index == last_index)))
-    return Stages(index, index == 0, index == last_index, tuple(layers))
+        layers.append((model.mtp_layer, model.mtp_layers * last))
+    return Stages(index, index == 0, last, tuple(layers))
 
 
 def _given(case: Case, pp: int) -> tuple[int, ...]:

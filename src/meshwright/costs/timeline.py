@@ -10,10 +10,10 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright.costs.time import pass_seconds
+from meshwright.recipes.capabilities import V_SHAPED
 from meshwright.recipes.case import Case
 
 MAX_PASSES = 40_000  # maximum passes simulated; a longer step is simulated for fewer micro batches
-V_SHAPED = ("zbv", "dualpipe_v")
 INPUT_SHARE = 0.5  # share of a backward pass for the input gradient; the rest is for weights
 
 

@@ -11,7 +11,7 @@ from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import PLAIN_1F1B, divisors, divisors_of, even_stages, not_, one_of, smaller
 
-ZERO_BUBBLE = ("interleaved_zero_bubble", "zbv", "dualpipe_v")
+ZERO_BUBBLE = ("interleaved_zero_bubble", *V_SHAPED)
 MAX_BUBBLE = 0.15
 VISIBLE_BUBBLE = 0.05
 IDLE_BUBBLE = 0.25

@@ -17,6 +17,7 @@ from meshwright.engine import shared_gpu
 from meshwright.engine.mesh import GroupInfo
 from meshwright.engine.metrics.jsonl import warn
 from meshwright.engine.model.stage import Stage
+from meshwright.recipes.capabilities import V_SHAPED
 from meshwright.recipes.types import Layout
 
 SCHEDULES = {
@@ -28,7 +29,6 @@ SCHEDULES = {
     "zbv": "ZBVZeroBubble",
     "dualpipe_v": "DualPipeV",
 }
-V_SHAPED = ("zbv", "dualpipe_v")
 ZERO_BUBBLE = ("interleaved_zero_bubble", *V_SHAPED)
 # Before 2.13 torch loses the graph of Python autograd functions between the two parts of a split backward pass, and
 # counts gradients twice where a weight is used by several operations.
