@@ -149,7 +149,7 @@ def test_the_answer_has_the_shape_of_the_contract(meshwright: Any, fake_dry_run:
     }  # fmt: skip
     assert (found["fits"], found["recipe"], found["cluster"]) == (True, RECIPE, GPUS)
     assert set(found) >= {"model", "versions", "cpu_s", "wall_s", "estimate_gib"}
-    assert answer.err == ""  # progress is for terminals
+    assert answer.err == ""  # progress outside of terminals: one line every ten seconds
 
 
 def test_the_cluster_is_the_recipes_unless_one_is_given(meshwright: Any, fake_dry_run: Any) -> None:

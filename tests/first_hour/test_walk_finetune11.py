@@ -66,7 +66,7 @@ def test_a_pretrained_model_has_the_tokenizer_of_its_data(here: Path, model: Pat
     for words in (("generate", "run/model", "word"), ("evaluate", "run/model", "--dataset", "texts.jsonl")):
         refused = meshwright(*words)
         assert refused.code == 2
-        assert "error: checkpoint=run/model: the model has no tokenizer" in refused.err
+        assert "error: source=run/model: the model has no tokenizer" in refused.err
         assert len(refused.err.splitlines()) <= 3
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import meshwright as library
+from meshwright.cli import progress
+from meshwright.dryrun.ranks import run_parallel
 
 OWN = {
     "architectures": ["LlamaForCausalLM"],
@@ -56,3 +61,39 @@ def test_balancing_losses_leave_out_the_padding_of_the_last_step_of_epochs(here:
         answer = meshwright(*MOE_RUN, f"train.global_batch_size={batch}", f"micro_batch_size={batch}")
         norms += answer.json["grad_norms"]
     assert norms[0] == pytest.approx(norms[1], rel=1e-6)
+
+
+def test_a_dry_run_says_what_it_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("meshwright.dryrun.ranks.TICK_S", 0.05)
+    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.1)
+
+    def traced(rank: int) -> int:
+        time.sleep(0.4)
+        return rank
+
+    for tasks, line in (
+        ((0,), "0 s: tracing rank 0\n"),
+        ((0, 1), "0 s: tracing rank 0, rank 1 (0 of 2 kinds of ranks done)\n"),
+    ):
+        with progress.progress_line() as show:
+            assert show is not None
+            assert run_parallel(traced, tasks, 2, show, lambda rank: f"rank {rank}") == list(tasks)
+        written = capsys.readouterr()
+        assert line in written.err
+        assert written.out == ""
+
+
+def test_python_names_a_checkpoint_as_the_command_line_does(here: Path, meshwright: Any) -> None:
+    (here / "run" / "checkpoints").mkdir(parents=True)
+    calls = {
+        "generate": lambda: library.generate("run", "hi", checkpoint="best"),
+        "evaluate": lambda: library.evaluate(source="run", checkpoint="best"),
+        "convert": lambda: library.convert(source="run", out="out", checkpoint="best"),
+    }
+    for name, call in calls.items():
+        with pytest.raises(library.MeshwrightError) as in_python:
+            call()
+        words = {"generate": ("hi",), "evaluate": (), "convert": ("out",)}[name]
+        typed = meshwright(name, "run", *words, "--checkpoint", "best").err
+        assert str(in_python.value).splitlines()[0] in typed
+        assert f"{name} [OPTIONS] SOURCE" in meshwright(name, "--help").out

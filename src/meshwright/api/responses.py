@@ -133,7 +133,7 @@ class Finding(Part, frozen=True, kw_only=True):
 S = TypeVar("S", bound=msgspec.Struct)
 
 
-def copied(to: type[S], source: object, **more: Any) -> S:
+def copied(to: type[S], source: object, /, **more: Any) -> S:
     """Return a struct with these fields and, for the others, the source's attributes of the same name."""
     names = [name for name in to.__struct_fields__ if name not in more and hasattr(source, name)]
     return to(**{name: getattr(source, name) for name in names}, **more)

@@ -336,7 +336,7 @@ class GenerateResponse(Response, frozen=True, kw_only=True):
 class EvaluateResponse(Response, frozen=True, kw_only=True):
     """The perplexity of a model on a dataset."""
 
-    checkpoint: str
+    source: str
     step: int | None
     dataset: str
     part: str
@@ -353,7 +353,7 @@ class EvaluateResponse(Response, frozen=True, kw_only=True):
 class ConvertResponse(Response, frozen=True, kw_only=True):
     """The Hugging Face folder that was written."""
 
-    checkpoint: str
+    source: str
     folder: str
     files: int
     bytes: int
@@ -387,52 +387,52 @@ def tokenize(request: requests.Tokenize) -> TokenizeResponse:
 @verb(requests.Generate, ENGINE)
 def generate(request: requests.Generate) -> GenerateResponse:
     """Generate text from a prompt with a trained model."""
-    check_folder(request.checkpoint, "checkpoint")
+    check_folder(request.source, "source")
     from meshwright.engine.post_training.generate import GenerateOptions
     from meshwright.engine.post_training.generate import generate as sample
 
     asking = GenerateOptions(
         request.max_tokens, request.temperature, request.top_p, request.seed, request.chat, request.system
     )
-    done = sample(request.checkpoint, request.prompt, asking, request.which)
+    done = sample(request.source, request.prompt, asking, request.checkpoint)
     return copied(GenerateResponse, done, prompt=request.prompt)
 
 
 @verb(requests.Evaluate, ENGINE)
 def evaluate(request: requests.Evaluate) -> EvaluateResponse:
     """Measure the perplexity of a trained model."""
-    check_folder(request.checkpoint, "checkpoint")
+    check_folder(request.source, "source")
     from meshwright.engine.post_training.perplexity import evaluate as measure
 
     done = measure(
-        request.checkpoint,
+        request.source,
         dataset=request.dataset,
         samples=request.samples,
         nproc=request.nproc,
         answers=request.answers,
         overrides=request.overrides,
-        which=request.which,
+        which=request.checkpoint,
     )
-    return copied(EvaluateResponse, done, checkpoint=request.checkpoint)
+    return copied(EvaluateResponse, done, source=request.source)
 
 
 @verb(requests.Convert, ENGINE)
 def convert(request: requests.Convert) -> ConvertResponse:
     """Write the model of a checkpoint as a Hugging Face folder."""
-    check_folder(request.checkpoint, "checkpoint")
+    check_folder(request.source, "source")
     from meshwright.engine.post_training.convert import convert as write
 
     done = write(
-        request.checkpoint,
+        request.source,
         request.out,
         dtype=request.dtype,
         shard_gib=request.shard_gib,
         consolidated=request.consolidated,
         merge=request.merge,
-        which=request.which,
+        which=request.checkpoint,
         model=request.model,
     )
-    return copied(ConvertResponse, done, checkpoint=request.checkpoint, folder=str(done.folder))
+    return copied(ConvertResponse, done, source=request.source, folder=str(done.folder))
 
 
 class ValidationPart(Part, frozen=True, kw_only=True):

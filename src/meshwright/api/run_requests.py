@@ -277,12 +277,12 @@ class Tokenize(Request, frozen=True):
     ] = "auto"
 
 
-Checkpoint = Annotated[
+Source = Annotated[
     str,
     Input(
         help="Run folder, one of its checkpoints, a Hugging Face folder, PEFT adapters, or a Megatron checkpoint.",
         positional=True,
-        metavar="CHECKPOINT",
+        metavar="SOURCE",
         surfaces=CLI,
     ),
 ]
@@ -290,19 +290,14 @@ Checkpoint = Annotated[
 
 Which = Annotated[
     str,
-    Input(
-        help="Checkpoint of a run: best (lowest validation loss), latest, or a step.",
-        flag="--checkpoint",
-        metavar="WHICH",
-        surfaces=CLI,
-    ),
+    Input(help="Checkpoint of a run: best (lowest validation loss), latest, or a step.", metavar="WHICH", surfaces=CLI),
 ]
 
 
 class Generate(Request, frozen=True):
     """Generate text from PROMPT with a trained model."""
 
-    checkpoint: Checkpoint
+    source: Source
     prompt: Annotated[
         str,
         Input(
@@ -320,7 +315,7 @@ class Generate(Request, frozen=True):
         float, Input(help="Probability mass to sample from.", metavar="P", above=0, maximum=1, surfaces=CLI)
     ] = 1.0
     seed: Annotated[int, Input(help="Random seed.", metavar="N", surfaces=CLI)] = 0
-    which: Which | None = None
+    checkpoint: Which | None = None
     chat: Annotated[bool | None, flag("Send the prompt as a user turn, or as plain text.", flag="--chat/--raw")] = None
     system: Annotated[
         str | None,
@@ -334,23 +329,23 @@ class Evaluate(Request, frozen=True):
     Each sample counts once, and every token equally, on any number of ranks.
     """
 
-    checkpoint: Checkpoint
+    source: Source
     dataset: Annotated[str | None, path("Dataset; the run's held-out samples by default.", "DATA")] = None
     answers: Annotated[bool, flag("Count only the answers of conversations, for a model folder.")] = False
     samples: Annotated[int | None, count("Number of samples; all by default, at most 4096.")] = None
-    which: Which | None = None
+    checkpoint: Which | None = None
     nproc: Nproc | None = None
     overrides: Overrides = ()
 
 
 class Convert(Request, frozen=True):
-    """Convert CHECKPOINT to a Hugging Face folder.
+    """Convert SOURCE to a Hugging Face folder.
 
     Also reads Megatron-LM checkpoints of Llama, Qwen and Mixtral models (torch_dist and legacy, any tp, pp and ep).
     For a run with adapters, writes the adapters in PEFT's format, or with --merge the merged model.
     """
 
-    checkpoint: Checkpoint
+    source: Source
     out: Annotated[str, path("Folder to write.", "OUT", positional=True)]
     dtype: Annotated[
         str | None,
@@ -365,7 +360,7 @@ class Convert(Request, frozen=True):
     shard_gib: Annotated[float, Input(help="Size of a weight file.", metavar="GIB", above=0, surfaces=CLI)] = 5.0
     consolidated: Annotated[bool, flag("Write one file.")] = False
     merge: Annotated[bool, flag("Merge adapters into the model.")] = False
-    which: Which | None = None
+    checkpoint: Which | None = None
     model: Annotated[
         str | None,
         Input(

@@ -6,9 +6,10 @@ import gc
 import multiprocessing as mp
 import os
 import signal
+import threading
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from meshwright.errors import MeshwrightError
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 GRACE_S = 2.0
+TICK_S = 1.0  # between reports of progress
 
 
 def run_parallel(
@@ -33,9 +35,28 @@ def run_parallel(
     A single task runs in this process. Several run in one process each: torch keeps state of destroyed process groups.
     """
     if len(tasks) == 1:
-        progress(f"tracing {label_of(tasks[0])}")
-        return [trace_rank(tasks[0])]
+        with _repeated(progress, f"tracing {label_of(tasks[0])}"):
+            return [trace_rank(tasks[0])]
     return _Workers(trace_rank, tasks, progress, label_of).run(processes or cores())
+
+
+@contextmanager
+def _repeated(progress: Callable[[str], None], text: str) -> Iterator[None]:
+    """Report the same work every second, from a thread: the work itself reports nothing for minutes."""
+    progress(text)
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(TICK_S):
+            progress(text)
+
+    thread = threading.Thread(target=repeat, name="meshwright-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class _Workers:
@@ -53,14 +74,18 @@ class _Workers:
             while waiting or self.running:
                 while waiting and len(self.running) < limit:
                     self._start(waiting.pop(0))
-                for pipe in wait(list(self.running)):
+                self._report()
+                for pipe in wait(list(self.running), TICK_S):
                     self._receive(pipe)
         finally:
             self._terminate()
         return [self.results[i] for i in range(len(self.tasks))]
 
+    def _report(self) -> None:
+        labels = ", ".join(self.label_of(self.tasks[number]) for number, _ in self.running.values())
+        self.progress(f"tracing {labels} ({len(self.results)} of {len(self.tasks)} kinds of ranks done)")
+
     def _start(self, number: int) -> None:
-        self.progress(f"tracing {self.label_of(self.tasks[number])} ({len(self.results)} of {len(self.tasks)} done)")
         ours, theirs = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_child, args=(os.getpid(), self.trace_rank, self.tasks[number], theirs))
         # Ctrl-C in one of Python's hooks around fork would be printed and lost; it is delivered after them instead.

@@ -38,6 +38,7 @@ def dry_run(
 ) -> DryRun:
     """Run two steps of a recipe at full size on fake tensors, on every distinct pipeline rank."""
     start, cpu = time.monotonic(), time.process_time()
+    progress("importing torch")
     from meshwright.dryrun.ranks import run_parallel
     from meshwright.engine.model_families import family_of
 

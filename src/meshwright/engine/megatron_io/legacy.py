@@ -76,7 +76,7 @@ class Legacy:
                 fix=("copy the folders of all ranks",),
             )
         if ep > 1 and self._size("expert_tensor_parallel_size") not in (1, tp) and tp > 1:
-            raise InputError("another tensor parallelism for experts is not supported here", field="checkpoint",
+            raise InputError("another tensor parallelism for experts is not supported here", field="source",
                              value=str(self.folder), fix=("save it with --ckpt-format torch_dist",))  # fmt: skip
 
     def _ranks(self, name: str) -> tuple[int, int, int]:

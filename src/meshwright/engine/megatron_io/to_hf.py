@@ -12,7 +12,7 @@ import torch
 
 from meshwright.errors import InputError, closest
 
-FIELD = "checkpoint"
+FIELD = "source"
 MISSING = object()
 LATEST = "latest_checkpointed_iteration.txt"
 

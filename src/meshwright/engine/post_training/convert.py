@@ -233,9 +233,7 @@ def _base_weights(checkpoint: Path, recipe: Recipe) -> str:
     """Return the folder of the base weights of a checkpoint's adapters."""
     folder = initial_weights_of(checkpoint, recipe)
     if folder is None:
-        raise InputError(
-            "the adapters' base weights were random and not saved", field="checkpoint", value=str(checkpoint)
-        )
+        raise InputError("the adapters' base weights were random and not saved", field="source", value=str(checkpoint))
     return str(folder)
 
 
@@ -286,7 +284,7 @@ def _from_folder(found: FoundCheckpoint, folder: Path, options: ConvertOptions) 
     if found.type == "adapters" and not options.merge:
         raise InputError(
             "these are adapters; merge them to get a model folder",
-            field="checkpoint",
+            field="source",
             value=str(found.path),
             fix=("--merge",),
         )

@@ -17,7 +17,7 @@ from meshwright.extras import require
 from meshwright.recipes.types import Recipe
 
 CheckpointType = Literal["model", "adapters", "checkpoint", "run", "megatron"]
-FIELD = "checkpoint"
+FIELD = "source"
 ADAPTERS = "adapter_config.json"
 
 

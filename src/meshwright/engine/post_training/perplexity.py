@@ -165,7 +165,7 @@ def _no_held_out_data(data: Data, path: str) -> InputError:
     names = [name for name in data.blend or (data.dataset,) if not is_mock(name)]
     return InputError(
         f"the run has no held-out data: it was trained on all of {', '.join(names)}",
-        field="checkpoint",
+        field="source",
         value=path,
         fix=("--dataset DATA", "train with data.validation_part=0.02"),
     )
