@@ -42,3 +42,30 @@ def test_a_v_has_the_head_on_the_first_rank(meshwright: Any, small: str) -> None
         assert first["logits"] == pytest.approx(0.74, rel=0.02)
         assert last["logits"] == 0
         assert last["weights"] < first["weights"] / 3  # neither embedding nor head
+
+
+SCRIPT = """torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --tensor-model-parallel-size 2 --num-layers 32 \\
+ --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 \\
+ --seq-length 4096 --max-position-embeddings 8192 --micro-batch-size 1 --global-batch-size 256 --train-iters 10000 \\
+ --lr 3e-4 --lr-warmup-iters 100 --lr-decay-style cosine --min-lr 3e-5 --bf16 --swiglu --normalization RMSNorm \\
+ --disable-bias-linear --position-embedding-type rope --untie-embeddings-and-output-weights --vocab-size 128256 \\
+ --data-path /data/x --save /ckpt --save-interval 1000 --overlap-grad-reduce
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    (tmp_path / "run.sh").write_text(SCRIPT)
+    return str(tmp_path / "run.sh")
+
+
+def test_a_script_without_the_distributed_optimizer_gets_it_suggested(meshwright: Any, script: str) -> None:
+    plan = meshwright("recommend", script, "--gpus", "4x8xH200", "--json").json
+    (found,) = [one for one in plan["suggestions"] if one["title"] == "shard the optimizer state"]
+    assert found["overrides"] == ["layout.strategy=zero1"]
+    moved = meshwright("recommend", script, "--gpus", "4x8xH200", *found["overrides"], "--json").json
+    gain = round(100 * (1 - moved["estimate"]["step_s"] / plan["estimate"]["step_s"]))
+    totals = [round(one["estimate"]["memory_gib"]["total"]) for one in (moved, plan)]
+    assert f"estimated {gain}% less step time, {totals[0]} GiB per GPU instead of {totals[1]}" in found["why"]
+    assert all(one["title"] != found["title"] for one in moved["suggestions"])
+    assert "meshwright train run" not in meshwright("recommend", script, "--gpus", "4x8xH200").out  # no recipe's name

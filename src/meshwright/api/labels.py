@@ -37,6 +37,7 @@ TITLES = {
     "offload to host memory": "state or activations are kept in host memory: less GPU memory, slower, the same weights",
     "fewer nodes are faster": "the batch divides better into the layouts of fewer GPUs",
     "scale the batch": "more GPUs train a larger batch better, with a learning rate scaled to it: a new experiment",
+    "shard the optimizer state": "each data-parallel rank holds a part of the optimizer state instead of all of it",
     "shorter samples": "samples are cut to fewer tokens (data.seq_length)",
 }
 """Title of an option or a suggestion → meaning."""

@@ -92,9 +92,10 @@ def published_lines(answer: Answer) -> list[str]:
         return []
     fits = "" if found["fits"] else " (does not fit)"
     cost = f"{found['step_s']:.2f} s per step, {found['total_gib']:.0f} GiB{fits}"
+    run = f"to run it: meshwright train {found['recipe']}; " if found["recipe"] else ""
     return [
         f"{layout_summary(found['layout'], answer['question']['engine'])}: {cost}  [dim]{escape(found['why'])}[/]",
-        f"[dim]to run it: meshwright train {found['recipe']}; to plan with it: {' '.join(found['overrides'])}[/]",
+        f"[dim]{run}to plan with it: {' '.join(found['overrides'])}[/]",
     ]
 
 

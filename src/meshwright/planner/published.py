@@ -65,7 +65,7 @@ def published_layout(
     price = costs.estimate(case)
     fits, seconds = runs and bool(price.fits), float(price.step_s)
     return PublishedLayout(
-        recipe=baseline.base.name,
+        recipe=baseline.base.name if index.is_known(baseline.base.name) else "",
         kept=kept,
         measured=source,
         layout={name: getattr(case, name) for name in SEARCHED_NAMES},

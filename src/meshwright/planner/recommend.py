@@ -36,6 +36,7 @@ from meshwright.planner.search import (
     has_headroom,
     score,
 )
+from meshwright.planner.sharded_state import sharded_state, with_sharded_state
 from meshwright.planner.space import NODES_SPACE
 from meshwright.recipes import overrides as override
 from meshwright.recipes.capabilities import ENGINE_STRATEGY, adapted
@@ -71,7 +72,7 @@ def recommend(
     if count is not None:  # the search is not repeated: neither rules nor costs of a layout depend on the steps
         overrides = (*overrides, f"train.steps={count}")
         baseline = baseline_for(question, overrides, recipe)
-    plan = _planned(baseline, found, overrides)
+    plan = _with_sharded_state(baseline, _planned(baseline, found, overrides))
     other = replanned(plan, question, overrides, recipe)
     if plan.repair is None or other is None:
         return plan
@@ -139,6 +140,15 @@ def _planned(baseline: Baseline, found: _Found | None, overrides: Sequence[str],
     if found.best.fits or not advised:
         return plan
     return msgspec.structs.replace(plan, options=options_for(baseline, chosen, overrides))
+
+
+def _with_sharded_state(baseline: Baseline, plan: Plan) -> Plan:
+    """Return the plan with the suggestion of a sharded optimizer where its strategy shards nothing."""
+    moved = with_sharded_state(baseline)
+    if moved is None or not plan.ok:
+        return plan
+    sharded = _planned(moved, _search(moved), (), advised=False)
+    return msgspec.structs.replace(plan, suggestions=(*sharded_state(plan, sharded), *plan.suggestions))
 
 
 def _repaired(baseline: Baseline, plan: Plan, chosen: Candidate) -> tuple[Plan, Candidate]:
