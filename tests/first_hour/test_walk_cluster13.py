@@ -69,3 +69,34 @@ def test_a_script_without_the_distributed_optimizer_gets_it_suggested(meshwright
     assert f"estimated {gain}% less step time, {totals[0]} GiB per GPU instead of {totals[1]}" in found["why"]
     assert all(one["title"] != found["title"] for one in moved["suggestions"])
     assert "meshwright train run" not in meshwright("recommend", script, "--gpus", "4x8xH200").out  # no recipe's name
+
+
+def test_what_a_script_leaves_to_megatron_is_named(meshwright: Any, tmp_path: Path, script: str) -> None:
+    def found(text: str) -> dict[str, Any]:
+        (tmp_path / "run.sh").write_text(text)
+        answer: dict[str, Any] = meshwright("check", script, "--gpus", "2x8xH100", "--json").json
+        return answer
+
+    rule = "megatron-lm.no-tokenizer-type"
+    (one,) = [finding for finding in found(SCRIPT)["findings"] if finding["rule"] == rule]
+    assert "uses GPT2BPETokenizer and ignores --vocab-size 128256" in one["message"]
+    fixed = found(SCRIPT.replace("--bf16", f"--bf16 {one['fix'][0]}"))
+    assert rule not in [finding["rule"] for finding in fixed["findings"]]
+    bare = found(SCRIPT.replace("--vocab-size 128256", ""))
+    assert any("--tokenizer-type is not set" in note and "50257" in note for note in bare["notes"])
+
+
+def test_hugging_face_names_in_a_bridge_file_are_unknown(meshwright: Any, tmp_path: Path) -> None:
+    lines = (
+        "from megatron.bridge.recipes.llama import llama3_8b_pretrain_config",
+        "from megatron.bridge.training.pretrain import pretrain",
+        "cfg = llama3_8b_pretrain_config()",
+        "cfg.model.num_hidden_layers = 16",
+        "cfg.model.num_key_value_heads = 4",
+        "pretrain(cfg, None)",
+    )
+    path = tmp_path / "bridge.py"
+    path.write_text("\n".join(lines))
+    findings = meshwright("check", str(path), "--gpus", "2x8xH100", "--json").json["findings"]
+    unknown = {one["line"]: one["fix"] for one in findings if one["rule"] == "key.unknown"}
+    assert unknown == {4: ["model.num_layers=16"], 5: ["model.num_query_groups=4"]}

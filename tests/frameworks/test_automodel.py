@@ -194,7 +194,7 @@ CASES = (
         "schedule from the guides",
         STAGES,
         [("pp_schedule: interleaved1f1b", "pp_schedule: v_schedule"), ("    layers_per_stage: 4\n", "")],
-        [("automodel.schedule-unknown", "pp_schedule: v_schedule")],
+        [("automodel.schedule-unknown", "pp_schedule: v_schedule"), ("memory.tight", "local_batch_size: 16")],
         "8x8xH100",
     ),
     broken(

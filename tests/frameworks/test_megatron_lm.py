@@ -334,6 +334,8 @@ RARER = (
            "megatron-lm.async-format", "--async-save"),
     broken("tokenizer without its model", DENSE, "NullTokenizer", "HuggingFaceTokenizer", "megatron-lm.tokenizer-files",
            "--tokenizer-type"),
+    broken("tokenizer without its type", DENSE, "    --tokenizer-type NullTokenizer\n", "",
+           "megatron-lm.no-tokenizer-type", "--vocab-size"),
 )  # fmt: skip
 
 

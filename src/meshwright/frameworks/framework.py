@@ -162,6 +162,7 @@ class Framework(msgspec.Struct, frozen=True):
     )
     derived_fields: tuple[str, ...] = ()  # recipe fields without a key: derived from others
     rejects_unknown: Callable[[str], bool] = lambda key: True  # whether an unknown key is an error or ignored
+    other_names: Mapping[str, str] = {}  # keys of other libraries that users write → this framework's key
     is_extra_key: Callable[[str], bool] = lambda key: False  # keys that exist but are not in the key map
     readable_data: Callable[[Recipe], tuple[Recipe, Mapping[str, str]]] = lambda recipe: (recipe, {})
     """The recipe with local datasets that the framework reads, and the converted files that it then names."""

@@ -226,6 +226,8 @@ class _Reader:
         def last(name: str) -> str:
             return name.rpartition(".")[2]
 
+        if key in self.framework.other_names:
+            return self.key_map[self.framework.other_names[key]]
         known = [config_key.key for config_key in self.key_map.values() if config_key.status == "read"]
         short = [one for one in known if _abbreviates(one, key)]
         if len(short) == 1:

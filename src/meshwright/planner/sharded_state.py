@@ -32,10 +32,7 @@ def with_sharded_state(baseline: Baseline) -> Baseline | None:
     strategy = ENGINE_STRATEGY.get(engine, "fsdp2")
     requested, _ = override.change(baseline.requested, {"layout.strategy": strategy})
     return msgspec.structs.replace(
-        baseline,
-        requested=requested,
-        case=case.rebuild(requested),
-        pinned={**baseline.pinned, "strategy": strategy},
+        baseline, requested=requested, case=case.rebuild(requested), pinned={**baseline.pinned, "strategy": strategy}
     )
 
 
@@ -47,7 +44,9 @@ def sharded_state(plan: Plan, sharded: Plan) -> Iterator[Suggestion]:
     if not sharded.ok or plan.case.dp == 1 or not (lean or after <= (1 - LEAST_FASTER) * before):
         return
     change = after / before - 1
-    time = f"estimated {abs(change):.0%} {'less' if change < 0 else 'more'} step time" if round(change, 2) else "as fast"
+    time = (
+        f"estimated {abs(change):.0%} {'less' if change < 0 else 'more'} step time" if round(change, 2) else "as fast"
+    )
     name = NAMES.get(plan.question.engine, "FSDP")
     figures = f"{time}, {freed:.0f} GiB per GPU instead of {total:.0f}"
     why = f"{name}, the layout sized anew: {figures}; the trained weights stay the same"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.megatron_bridge.format_override import format_override
-from meshwright.frameworks.megatron_bridge.keys import is_extra_key
+from meshwright.frameworks.megatron_bridge.keys import HUGGING_FACE_NAMES, is_extra_key
 from meshwright.frameworks.megatron_bridge.parse import detect, parse
 from meshwright.frameworks.megatron_bridge.rules import RULES
 from meshwright.frameworks.megatron_bridge.runner import complete
@@ -25,5 +25,6 @@ FRAMEWORK = Framework(
     rules=RULES,
     complete=complete,
     derived_fields=("layout.pp_schedule", "layout.dp_shard"),
+    other_names=HUGGING_FACE_NAMES,
     is_extra_key=is_extra_key,
 )

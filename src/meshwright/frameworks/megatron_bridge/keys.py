@@ -216,6 +216,20 @@ DATASET = """
     do_validation do_test val_proportion rewrite max_train_samples hf_processor_path source validation_source
     test_source micro_batch_size path task_encoder per_dataset_sequences_path trust_remote_code
 """
+HUGGING_FACE_NAMES: Mapping[str, str] = {
+    "model.num_hidden_layers": "model.num_layers",
+    "model.n_layers": "model.num_layers",
+    "model.intermediate_size": "model.ffn_hidden_size",
+    "model.num_key_value_heads": "model.num_query_groups",
+    "model.num_experts": "model.num_moe_experts",
+    "model.num_local_experts": "model.num_moe_experts",
+    "model.n_routed_experts": "model.num_moe_experts",
+    "model.num_experts_per_tok": "model.moe_router_topk",
+    "model.rope_theta": "model.rotary_base",
+    "model.rms_norm_eps": "model.layernorm_epsilon",
+    "model.initializer_range": "model.init_method_std",
+}
+"""Names of a Hugging Face config that no model here has: a Python file sets them without an effect."""
 SUFFIXES = ("._target_", "._call_", "._partial_", "._args_", "._name_")
 SIMILARITY = 88
 """Similarity in percent above which an unknown name counts as a typo."""
@@ -233,6 +247,8 @@ def is_extra_key(key: str) -> bool:
     """Return whether a key outside the key map exists in Megatron-Bridge."""
     if key.startswith(("-", "+", "~")) or key == "recipe" or key.endswith(SUFFIXES):
         return True  # reported by separate rules, or not settings
+    if key in HUGGING_FACE_NAMES:
+        return False
     section, _, name = key.partition(".")
     if not name:
         return section in SECTIONS or section in OPEN_SECTIONS

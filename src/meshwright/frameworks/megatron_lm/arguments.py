@@ -17,6 +17,10 @@ from meshwright.rules.rule import Finding
 KEY_MAP = "megatron_lm"
 UNREAD_ARGS = "*"
 """The key for arguments known only at run time, such as "$@"."""
+DEFAULT_TOKENIZER = "GPT2BPETokenizer"
+"""What the training scripts set where --tokenizer-type is not given."""
+FROM_CHECKPOINT = ("use_checkpoint_args", "use_tokenizer_model_from_checkpoint_args")
+"""Flags that read the tokenizer from a checkpoint."""
 ALIASES = {"persistent_save_interval": "save_interval", "fp4_param": "fp4_param_gather"}
 WITH_UNDERSCORE = ("--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler")
 MULTI_VALUE = frozenset((

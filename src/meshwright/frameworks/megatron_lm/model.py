@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError
+from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, FROM_CHECKPOINT, UNREAD_ARGS
 from meshwright.frameworks.model_match import find_model, same_shape
 from meshwright.frameworks.types import Settings
 from meshwright.models import (
@@ -34,8 +35,8 @@ OTHER_MODELS = (
     "decoder_num_layers", "hybrid_attention_ratio", "hybrid_mlp_ratio", "enable_hyper_connections", "moe_n_hash_layers",
 )  # fmt: skip
 """Flags for models that are not supported here."""
-VOCABULARIES = {"GPT2BPETokenizer": 50257, "Llama2Tokenizer": 32000}
 GPT2_VOCABULARY = 50257
+VOCABULARIES = {DEFAULT_TOKENIZER: GPT2_VOCABULARY, "Llama2Tokenizer": 32000}
 HYBRID = {"M": "mamba", "*": "attention", "-": "mlp", "E": "experts"}
 
 
@@ -301,19 +302,29 @@ def _with_vocabulary(spec: ModelSpec, flags: Flags) -> tuple[ModelSpec, tuple[st
     size = flags.optional("padded_vocab_size") or flags.optional("vocab_size")
     tokenizer = flags.settings.get("tokenizer_model")
     tokenizer_type = flags.text(
-        "tokenizer_type", "" if tokenizer is not None else "GPT2BPETokenizer"
+        "tokenizer_type", "" if tokenizer is not None else DEFAULT_TOKENIZER
     )  # the default of pretrain_gpt.py
     owner = find_model(str(tokenizer.value)) if tokenizer is not None and not tokenizer.unresolved else None
     vocab = size or VOCABULARIES.get(tokenizer_type) or (owner.vocab if owner else None)
     if vocab:
         spec = msgspec.structs.replace(spec, vocab=vocab)
-        return _match_catalog(spec, [vocab]), ()
+        return _match_catalog(spec, [vocab]), () if size else _default_tokenizer(flags)
     found = _match_catalog(spec, None)
     if found.vocab:
         return found, (f"the vocabulary size depends on the tokenizer: assumed {found.vocab}, as in {found.name}",)
     spec = msgspec.structs.replace(spec, vocab=GPT2_VOCABULARY)
     return spec, (
         f"the vocabulary size depends on the tokenizer: assumed GPT-2's {GPT2_VOCABULARY} (set --vocab-size)",
+    )
+
+
+def _default_tokenizer(flags: Flags) -> tuple[str, ...]:
+    """Say which tokenizer a script without one gets; one that is partly unread, or reads a checkpoint, may have one."""
+    if any(map(flags.on, ("tokenizer_type", "tokenizer_model", UNREAD_ARGS, *FROM_CHECKPOINT))):
+        return ()
+    return (
+        f"--tokenizer-type is not set: Megatron-LM then uses {DEFAULT_TOKENIZER}, whose vocabulary of "
+        f"{GPT2_VOCABULARY} is assumed (set --tokenizer-type with --tokenizer-model or --vocab-size)",
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_lm.accessors import get_int, get_text, has_unread_args, is_on
-from meshwright.frameworks.megatron_lm.arguments import format_flag
+from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, FROM_CHECKPOINT, format_flag
 
 REQUIRED = {
     "micro_batch_size": 1,
@@ -166,8 +166,21 @@ TOKENIZER_MODELS = (
     "GPTSentencePieceTokenizer", "Llama2Tokenizer", "Llama3Tokenizer",
 )  # fmt: skip
 """Tokenizers that are built from --tokenizer-model."""
-TOKENIZER_FILES = {"GPT2BPETokenizer": ("vocab_file", "merge_file"), "BertWordPieceCase": ("vocab_file",)}
-FROM_CHECKPOINT = ("use_checkpoint_args", "use_tokenizer_model_from_checkpoint_args")
+TOKENIZER_FILES = {DEFAULT_TOKENIZER: ("vocab_file", "merge_file"), "BertWordPieceCase": ("vocab_file",)}
+
+
+def no_tokenizer_type(ctx: RuleContext) -> Problem | None:
+    """Without a type the training scripts build GPT-2's tokenizer, whatever vocabulary or model is named."""
+    if ctx.is_set("tokenizer_type") or has_unread_args(ctx) or any(map(ctx.is_set, FROM_CHECKPOINT)):
+        return None
+    named = next((key for key in ("tokenizer_model", "vocab_size") if ctx.is_set(key)), "")
+    if not named or ctx.is_set("padded_vocab_size"):
+        return None
+    model = get_text(ctx, "tokenizer_model")
+    fix = ("Llama2Tokenizer" if model.endswith(".model") else "HuggingFaceTokenizer") if model else "NullTokenizer"
+    unused = format_flag(named, get_text(ctx, named) or get_int(ctx, named) or "N")
+    message = f"without --tokenizer-type Megatron-LM uses {DEFAULT_TOKENIZER} and ignores {unused}"
+    return Problem(message, (format_flag("tokenizer_type", fix),), key=named)
 
 
 def no_tokenizer_files(ctx: RuleContext) -> Problem | None:

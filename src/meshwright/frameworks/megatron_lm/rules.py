@@ -105,6 +105,14 @@ RULES = (
         "NullTokenizer has no vocabulary of its own",
     ),
     _rule(
+        "no-tokenizer-type",
+        "vocab_size tokenizer_model",
+        required_args.no_tokenizer_type,
+        "the model has GPT-2's vocabulary; token ids beyond it end the run with an index error",
+        "pretrain_gpt.py sets the type of the tokenizer itself where no flag does",
+        "warning",
+    ),
+    _rule(
         "tokenizer-files",
         "tokenizer_type",
         required_args.no_tokenizer_files,
