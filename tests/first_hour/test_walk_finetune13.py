@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -97,3 +98,53 @@ def test_python_names_a_checkpoint_as_the_command_line_does(here: Path, meshwrig
         typed = meshwright(name, "run", *words, "--checkpoint", "best").err
         assert str(in_python.value).splitlines()[0] in typed
         assert f"{name} [OPTIONS] SOURCE" in meshwright(name, "--help").out
+
+
+SFT, PEFT = "qwen3_600m_sft_config", "llama3_8b_peft_config"
+
+
+def test_a_mistyped_setting_is_answered_with_the_one_that_works(here: Path, meshwright: Any) -> None:
+    cases = {
+        ("--val", "0.1"): "data.validation_part=0.1",
+        ("--val-split", "10%"): "data.validation_part=0.1",
+        ("val=0.2",): "data.validation_part=0.2",
+        ("data.validation=0.1",): "data.validation_part=0.1",
+        ("--val", "held.jsonl"): "data.validation=held.jsonl",
+        ("precision=fp8",): "precision.matmul=fp8_tensor",
+        ("precision=fp16",): "precision.compute=fp16",
+    }
+    for words, wanted in cases.items():
+        refused = meshwright("train", SFT, "--tiny", *words)
+        assert refused.code == 2, words
+        fix = refused.err.partition("fix:   ")[2].split(" | ")[0].strip()
+        assert fix == wanted
+        assert meshwright("check", SFT, "--gpus", "1xH100", fix).code == 0
+
+
+def test_a_rank_without_its_alpha_says_that_the_scale_changes(meshwright: Any) -> None:
+    words = ("check", PEFT, "--gpus", "1xH200")
+    for typed, wanted in (
+        ("lora_r=64", "alpha/rank, the scale of the adapters, from 2 to 0.25; peft.alpha=128 keeps"),
+        (
+            "peft.rank=32 peft.method=rslora",
+            "alpha/√rank, the scale of the adapters, from 5.66 to 2.83; peft.alpha=32 keeps",
+        ),
+    ):
+        assert wanted in meshwright(*words, *typed.split()).err
+    assert "the scale of the adapters" not in meshwright(*words, "peft.rank=128", "peft.alpha=64").err
+
+
+def test_a_dataset_names_its_own_columns_and_the_files_next_to_it(here: Path, meshwright: Any) -> None:
+    rows = [{"id": f"{i}", "antwort": f"es ist {i}", "frage, kurz": f"was ist {i}"} for i in range(8)]
+    (here / "daten.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    train = ("train", SFT, "--tiny", "train.steps=1", "--dataset", "daten.jsonl")
+    refused = meshwright(*train)
+    fix = refused.err.partition("fix:   ")[2].strip()
+    assert fix == "'data.columns.prompt=frage, kurz' data.columns.response=antwort"
+    assert meshwright(*train, *shlex.split(fix)).code == 0
+    one = meshwright(*train, "data.columns.response=antwort").err
+    assert "fix:   'data.columns.prompt=frage, kurz'" in one
+    checked = meshwright("check", SFT, "--gpus", "1xH100", "data.dataset=date.jsonl")
+    assert "date.jsonl is not on this machine" in checked.out
+    assert "did you mean data.dataset=daten.jsonl?" in checked.out
+    assert "not on this machine" not in meshwright("check", SFT, "--gpus", "1xH100", "data.dataset=daten.jsonl").out

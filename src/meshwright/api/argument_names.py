@@ -12,7 +12,7 @@ from meshwright.errors import InputError, closest, unknown
 from meshwright.parsing import token_budget
 from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
 from meshwright.recipes.overrides import accepts, translate_value
-from meshwright.recipes.replacements import removed_key, run_folder
+from meshwright.recipes.replacements import VALIDATION_WORDS, held_out_data, removed_key, run_folder
 from meshwright.recipes.types import Recipe, recipe_fields
 
 _LENGTH = ("--seq {value}", "data.seq_length={value}")
@@ -114,6 +114,8 @@ def meant_option(name: str, value: str, options: Collection[str], takes_override
         return ["meshwright convert RUN OUT"]
     if name == "resume" and value.lower() in ("", "true", "false"):  # checkpoint.resume
         return []
+    if name in VALIDATION_WORDS and takes_overrides:
+        return [held_out_data(value)]
     word = value.lower().rpartition(".")[2]
     if name in VALUE_NAMES and word in OTHER_OPTIONS:  # --precision fp8 is --fp8, torch.float16 too
         name = word

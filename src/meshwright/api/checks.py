@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters, costs, frameworks, launch, planner
 from meshwright.api import requests
 from meshwright.api.catalogues import recipe_text, save_files
-from meshwright.api.dataset_length import epochs_of
+from meshwright.api.dataset_length import epochs_of, missing_data
 from meshwright.api.plan_responses import plan_response
 from meshwright.api.planning import recommend
 from meshwright.api.questions import load_calibration
@@ -102,6 +102,7 @@ def _check(request: requests.Check) -> CheckResult:
     result = _with_config(check_recipe(job.on(engine), request.gpus, engine, request.overrides, job.content))
     if job.plan is not None and job.plan.repair is not None and result.repair is not None:
         result = msgspec.structs.replace(result, repair=job.plan.repair)  # typed, it gives another recommended layout
+    result = msgspec.structs.replace(result, notes=(*result.notes, *missing_data(result.recipe)))
     return result if content is None else msgspec.structs.replace(result, file=content.path)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from math import ceil
@@ -15,7 +14,7 @@ import numpy as np
 from meshwright import file_access, rules
 from meshwright.api.paths import looks_like_path
 from meshwright.display import short_number
-from meshwright.errors import InputError, closest
+from meshwright.errors import InputError
 from meshwright.planner import Plan, Suggestion, examine
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
@@ -72,16 +71,28 @@ def grouped_width(recipe: Recipe) -> float | None:
     return float(np.minimum(rounded, recipe.data.seq_length).mean())
 
 
+def missing_data(recipe: Recipe) -> tuple[str, ...]:
+    """Return that a file or folder of the dataset is not here, with the nearest name in its folder."""
+    names = {"data.dataset": recipe.data.dataset, "data.validation": recipe.data.validation}
+    if recipe.data.blend or file_access.closed():
+        return ()
+    found = []
+    for key, name in names.items():
+        path = Path(name).expanduser()
+        if looks_like_path(name) and not any(Path(f"{path}{end}").exists() for end in ("", ".bin", ".idx")):
+            near = file_access.neighbours(path)
+            meant = f"; did you mean {key}={near[0]}?" if near else ""
+            found.append(f"{name} is not on this machine: it was not counted, and train needs it where it runs{meant}")
+    return tuple(found)
+
+
 def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
     """Return how many samples the user's dataset has and how often the run repeats them, or that it is not here."""
     name, train = recipe.data.dataset, recipe.train
     if recipe.data.blend or file_access.closed() or not looks_like_path(name):
         return ()
-    if not os.path.exists(Path(name).expanduser()):
-        place = Path(name).expanduser().parent
-        near = closest(Path(name).name, [one.name for one in place.iterdir()] if place.is_dir() else [])
-        meant = f"; did you mean data.dataset={place / near[0]}?" if near else ""
-        return (f"{name} is not on this machine: it was not counted, and train needs it where it runs{meant}",)
+    if missing := missing_data(recipe):
+        return missing
     counted = _count(recipe)
     if counted is None or train.epochs:
         return ()

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -23,13 +23,15 @@ from meshwright.recipes.key_maps import (
     override_composite_keys,
     override_keys,
 )
-from meshwright.recipes.replacements import removed_key, together
+from meshwright.recipes.replacements import VALIDATION_WORDS, as_share, held_out_data, removed_key, together
 from meshwright.recipes.text_data import without_images
-from meshwright.recipes.types import FieldKind, Recipe, field_value, keys_by_flat_name, recipe_fields
-from meshwright.recipes.values import is_map, parse
+from meshwright.recipes.types import SECTIONS, FieldKind, Recipe, field_value, keys_by_flat_name, recipe_fields
+from meshwright.recipes.values import bare_type, is_map, parse
 
 EPOCHS, STEPS = "train.epochs", "train.steps"
 PRETRAINED = "checkpoint.pretrained"
+VALIDATION = "data.validation"
+RANK, ALPHA, METHOD = "peft.rank", "peft.alpha", "peft.method"
 IMAGES, DATASET, BLEND = "data.images", "data.dataset", "data.blend"
 
 
@@ -65,11 +67,30 @@ def requested(recipe: Recipe, overrides: Iterable[str]) -> dict[str, Any]:
     values = {setting.key: setting.value for setting in _settings(_split(overrides), recipe)}
     if values.get(PRETRAINED) and (error := not_a_model(values[PRETRAINED], PRETRAINED)) is not None:
         raise error
+    if as_share(share := values.get(VALIDATION, "")) is not None:
+        reason = "names a dataset or a split; a share of the samples is another field"
+        raise InputError(reason, field=VALIDATION, value=share, fix=[held_out_data(share)])
+    _note_scale(recipe, values)
     if STEPS in values and values.get(EPOCHS):
         raise steps_and_epochs(values[STEPS], values[EPOCHS])
     if STEPS in values and recipe.train.epochs:
         values[EPOCHS] = 0.0  # steps that a user sets replace the recipe's epochs
     return values | _text_only(recipe, values)
+
+
+def _note_scale(recipe: Recipe, values: Mapping[str, Any]) -> None:
+    """Say that another rank alone changes how much the adapters add: they are scaled by alpha/rank."""
+    rank, peft = values.get(RANK, recipe.peft.rank), recipe.peft
+    if recipe.goal != "peft" or rank == peft.rank or ALPHA in values:
+        return
+    rooted = values.get(METHOD, peft.method) == "rslora"
+    power, name = (0.5, "alpha/√rank") if rooted else (1.0, "alpha/rank")
+    old, new = peft.alpha / peft.rank**power, peft.alpha / rank**power
+    same = peft.alpha * (rank / peft.rank) ** power
+    note(
+        f"{RANK}={rank} with {ALPHA}={peft.alpha:g} changes {name}, the scale of the adapters, from {old:.3g} to "
+        f"{new:.3g}; {ALPHA}={same:.4g} keeps it"
+    )
 
 
 def _text_only(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,6 +312,12 @@ def _is_removed(key: str) -> bool:
 
 def _unknown_key(key: str, text: str, recipe: Recipe) -> InputError:
     """Return the error for an unknown key, with did-you-mean of keys that accept the value."""
+    if key in VALIDATION_WORDS:
+        meant = held_out_data(text)
+        return InputError(f"unknown key {key}; write {meant}", field=key, value=text, fix=[meant])
+    if key in SECTIONS and (values := _in_section(key, text, recipe)):
+        reason = f"is a group of fields; did you mean {' or '.join(values)}?"
+        return InputError(reason, field=key, value=text, fix=values)
     similar = _similar_keys(key)
     refusals = {one: _refusal(one, text, recipe) for one in similar}
     near = [one for one, refusal in refusals.items() if refusal is None]
@@ -301,6 +328,19 @@ def _unknown_key(key: str, text: str, recipe: Recipe) -> InputError:
     assert refusal is not None
     reason = f"unknown key {key}; did you mean {meant}? {meant}={text}: {refusal.reason}"
     return InputError(reason, field=key, value=text, fix=refusal.fix)
+
+
+def _in_section(section: str, text: str, recipe: Recipe) -> list[str]:
+    """Return what a value may set in a section: a field with choices that has it, or one that starts with it."""
+    choices = {
+        key: get_args(bare_type(info.type)[0])
+        for key, info in recipe_fields().items()
+        if key.startswith(f"{section}.") and get_origin(bare_type(info.type)[0]) is Literal
+    }
+    same = [f"{key}={text}" for key, known in choices.items() if text in known and text != field_value(recipe, key)]
+    named = [one for one in REMOVED_KEYS.get(text.lower(), ())[1:] if one.startswith(f"{section}.")]  # fp8
+    starts = [f"{key}={one}" for key, known in choices.items() for one in known if str(one).startswith(text)]
+    return list(dict.fromkeys(same or [*named, *starts]))[:3]
 
 
 def _similar_keys(key: str) -> list[str]:

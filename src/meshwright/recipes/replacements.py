@@ -18,6 +18,15 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp3
 RUN_OPTIONS = {"azure_ml": "", "all": "wandb"}
 LINES = (".jsonl", ".ndjson")
 NEW_RUN = "runs/my-run"
+VALIDATION_WORDS = (
+    *("val", "valid", "eval", "validate", "validation", "holdout", "hold_out", "held_out", "dev"),
+    *(
+        f"{start}_{end}"
+        for start in ("val", "valid", "validation", "eval", "test", "holdout", "dev")
+        for end in ("split", "share", "ratio", "fraction", "frac", "percent", "part", "data", "set", "dataset")
+    ),
+)
+"""Words of other tools for the data to validate on; the value shows whether it is a share or a file."""
 _CHECKPOINT = re.compile(r"(^|/)(checkpoints(/[^/]+)?|checkpoint-\d+|step-\d+|epoch[-_]\d+)/*$")
 
 
@@ -162,6 +171,22 @@ def _epoch_steps(recipe: Recipe) -> float | None:
     with path.open("rb") as file:
         rows = sum(bool(line.strip()) for line in file)
     return rows * (1 - recipe.data.validation_part) / recipe.train.global_batch_size or None
+
+
+def held_out_data(text: str) -> str:
+    """Return the override for data to validate on: a share of the samples (0.1, 10%), or a dataset of its own."""
+    share = as_share(text)
+    return f"data.validation={text or 'FILE'}" if share is None else f"data.validation_part={share:g}"
+
+
+def as_share(text: str) -> float | None:
+    """Return a share of the samples as a number below 1; None for what is no share, such as a file."""
+    number, percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        return None
+    return share if 0 < share < 1 else None
 
 
 def run_folder(text: str) -> str:

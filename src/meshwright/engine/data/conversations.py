@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any
 
 from meshwright.engine.data.files import Row, row_error
@@ -113,8 +114,33 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
         f"{name} has the columns {', '.join(available)}, which match no known conversation schema "
         "(messages; prompt and response; instruction, input and output; question and answer; text)",
         field="data.columns",
-        fix=("data.columns.prompt=COLUMN data.columns.response=COLUMN", "data.columns.messages=COLUMN"),
+        fix=_column_fixes(columns),
     )
+
+
+ANSWERS = (
+    *("answer", "response", "reply", "output", "completion", "target", "solution", "assistant", "antwort", "lösung"),
+    *("réponse", "reponse", "respuesta", "risposta", "resposta", "odpowied", "ответ", "回答", "答案", "回复", "답변"),
+)
+"""How the names of columns with answers start."""
+NO_TEXT = ("id", "uuid", "index", "idx", "key", "hash", "url", "source", "category", "label", "split", "date", "lang")
+"""Columns that describe a row and are not what a model is trained on."""
+
+
+def text_columns(row: Mapping[str, Any] | Iterable[str]) -> list[str]:
+    """Return the columns that probably have text to train on; of names alone, all that do not only describe a row."""
+    values = row if isinstance(row, Mapping) else dict.fromkeys(row, "")
+    text = [one for one, value in values.items() if isinstance(value, str)]
+    return [one for one in text if one.lower() not in NO_TEXT and not one.lower().endswith("_id")] or text
+
+
+def _column_fixes(row: Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]:
+    """Return data.columns with the columns that a row of an unknown schema has: its messages, or its first texts."""
+    lists = [key for key, value in row.items() if isinstance(value, list)] if isinstance(row, Mapping) else []
+    text = sorted(text_columns(row)[:2], key=lambda one: one.lower().startswith(ANSWERS))
+    keys = ("prompt", "response") if len(text) > 1 else ("text",)
+    named = [quote(f"data.columns.{key}={one}") for key, one in zip(keys, text, strict=False)]
+    return (*(quote(f"data.columns.messages={one}") for one in lists[:1]), *([" ".join(named)] if named else []))
 
 
 def note_unused_columns(name: str, unused: Collection[str]) -> None:
@@ -133,7 +159,11 @@ def _check_columns(selected: dict[str, str], available: list[str]) -> dict[str, 
         f"(columns: {', '.join(available)})",
         field="data.columns",
         value=selected,
-        fix=tuple(f"data.columns.{key}=COLUMN" for key in missing),
+        fix=tuple(
+            quote(f"data.columns.{key}={one}")
+            for key in missing
+            for one in [one for one in text_columns(available) if one not in selected.values()][:1]
+        ),
     )
 
 

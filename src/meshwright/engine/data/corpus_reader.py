@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from meshwright.engine.data.files import longest_suffix, require_package
 from meshwright.engine.data.workers import map_in_order, worker_pool
-from meshwright.errors import InputError, closest
+from meshwright.errors import InputError, closest, some
 from meshwright.file_access import missing_path
 from meshwright.recipes.types import Documents
 
@@ -157,7 +157,8 @@ def _values(block: Block, column: str) -> Iterator[str | _BadValue | None]:
             continue
         if column not in row:
             suggestions = closest(column, row)
-            yield _BadValue(f"has no {column!r}" + (f"; did you mean {suggestions[0]!r}?" if suggestions else ""))
+            others = f"; did you mean {suggestions[0]!r}?" if suggestions else f"; it has {some(list(row))}"
+            yield _BadValue(f"has no {column!r}{others}")
         else:
             value = row[column]
             yield value if isinstance(value, str) else _BadValue(f"{column!r} is {_describe_type(value)}, not text")
