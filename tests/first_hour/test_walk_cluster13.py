@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 from typing import Any
@@ -100,3 +101,50 @@ def test_hugging_face_names_in_a_bridge_file_are_unknown(meshwright: Any, tmp_pa
     findings = meshwright("check", str(path), "--gpus", "2x8xH100", "--json").json["findings"]
     unknown = {one["line"]: one["fix"] for one in findings if one["rule"] == "key.unknown"}
     assert unknown == {4: ["model.num_layers=16"], 5: ["model.num_query_groups=4"]}
+
+
+def test_export_and_launch_write_data_that_automodel_finds(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "chat.jsonl").write_text(
+        '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n' * 3
+    )
+    (tmp_path / "alpaca.jsonl").write_text('{"instruction": "a", "output": "b"}\n' * 3)
+    words = ("llama3-8b", "--goal", "lora", "--to", "automodel", "--gpus", "8xH100")
+
+    def dataset(folder: str) -> str:
+        (written,) = (tmp_path / folder).glob("*.yaml")
+        (line,) = [one for one in written.read_text().splitlines() if "path_or_dataset_id" in one]
+        return line.split(": ")[1]
+
+    assert "the full path" in meshwright("export", *words, "data.dataset=chat.jsonl", "--out", "plain").out
+    assert dataset("plain") == str(tmp_path / "chat.jsonl")
+    assert meshwright("export", *words, "data.dataset=alpaca.jsonl", "--out", "converted").code == 0
+    job = ("launch", *words, "--dataset", "alpaca.jsonl", "--scheduler", "torchrun")
+    refused = meshwright(*job)
+    assert (refused.code, "fix:   --write FOLDER" in refused.err) == (1, True)
+    assert "alpaca.messages.jsonl: the rows of" in meshwright(*job, "--write", "job").err
+    assert dataset("job") == str(tmp_path / "job" / "alpaca.messages.jsonl")
+    rows = [(tmp_path / one / "alpaca.messages.jsonl").read_text() for one in ("converted", "job")]
+    assert rows[0] == rows[1]
+
+
+def test_an_export_to_deepspeed_has_the_arguments_that_the_trainer_compares(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Trainer stops where its arguments, or their defaults, differ from the JSON file."""
+    monkeypatch.chdir(tmp_path)
+    answer = meshwright("export", "llama3-8b", "--goal", "sft", "--to", "deepspeed", "--gpus", "8xH100", "--out", "ds")
+    assert "which passes what llama3_8b_sft_args.py has to its Trainer" in " ".join(answer.out.split())
+    config = json.loads((tmp_path / "ds" / "ds_config.json").read_text())
+    (call,) = (node for node in ast.walk(ast.parse((tmp_path / "ds" / "llama3_8b_sft_args.py").read_text()))
+               if isinstance(node, ast.Call))  # fmt: skip
+    args = {one.arg: ast.literal_eval(one.value) for one in call.keywords}
+    adam, warmup = config["optimizer"]["params"], config["scheduler"]["params"]["warmup_num_steps"]
+    assert [args["adam_beta1"], args["adam_beta2"]] == adam["betas"]
+    assert (args["learning_rate"], args["weight_decay"]) == (adam["lr"], adam["weight_decay"])
+    assert (args["max_grad_norm"], args["warmup_steps"]) == (config["gradient_clipping"], warmup)
+    assert (args["lr_scheduler_type"], args["bf16"], args["deepspeed"]) == ("cosine", True, "ds_config.json")
+    batch = args["per_device_train_batch_size"] * args["gradient_accumulation_steps"] * 8
+    assert batch == config["train_batch_size"]

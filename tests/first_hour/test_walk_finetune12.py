@@ -101,7 +101,7 @@ def test_automodel_gets_the_rows_that_it_reads(here: Path, meshwright: Any) -> N
     assert (here / "FOLDER" / "mixed.messages.jsonl").is_file()
     as_is = meshwright(*words, "data.dataset=multi.jsonl", "--out", "plain")
     assert "dataset-rows" not in as_is.out
-    assert "path_or_dataset_id: multi.jsonl\n" in (here / "plain" / "lora.yaml").read_text()
+    assert f"path_or_dataset_id: {here / 'multi.jsonl'}\n" in (here / "plain" / "lora.yaml").read_text()
     (here / "typed.yaml").write_text(text.replace("mixed.jsonl", "multi.jsonl"))
     assert "dataset-rows" not in meshwright("check", "typed.yaml", "--gpus", "2xH100").out
 

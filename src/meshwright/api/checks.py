@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -32,6 +33,7 @@ from meshwright.frameworks import (
     UnmappedField,
     UnresolvedValue,
 )
+from meshwright.launch import other_frameworks
 from meshwright.models import ModelSpec
 from meshwright.parsing import one_of
 from meshwright.recipes import overrides as override
@@ -194,7 +196,39 @@ class Exported(Readable, msgspec.Struct, frozen=True):
 @verb(requests.Export)
 def export(request: requests.Export) -> Exported:
     """Return a recipe as another framework's files, and the findings for it there."""
+    found, data = export_into(request, request.out, WRITTEN)
+    written = found.written
+    if not found.checked.ok:
+        refused = (f"nothing was written to {request.out}: see the findings",) if request.out else ()
+        notes = (*refused, *written.notes, *_sizing(found.job, found.checked))
+        written = msgspec.structs.replace(written, notes=notes)
+    elif request.out:
+        notes = (*_moved(found, data, request.out), *written.notes)
+        paths = save_files({**written.files, **data}, request.out)
+        written = msgspec.structs.replace(written, notes=notes, paths=paths)
+    return msgspec.structs.replace(found, written=written)
+
+
+def _moved(found: Exported, data: Mapping[str, str], folder: str) -> Iterator[str]:
+    """Yield notes on data that were converted, and on paths that are written in full: the program starts elsewhere."""
+    recipe = found.checked.recipe
+    if data:
+        yield f"{', '.join(data)}: the rows of {recipe.data.dataset} as messages; start it in {folder}"
+    elif full := [key for key, name in _data_names(recipe) if name.startswith("/") and Path(name).exists()]:
+        yield f"{' and '.join(full)}: the full path of this machine is written, for a start in any folder"
+
+
+def export_into(
+    request: requests.Export, folder: str | None, fix: str, *, anywhere: bool = False
+) -> tuple[Exported, Mapping[str, str]]:
+    """Return the export for a folder, and the data in it that the framework cannot read as they are.
+
+    Without a folder nothing is written: then data are not converted, and `fix` says how they are. Files for a program
+    that starts `anywhere` name them by their full paths.
+    """
     theirs = frameworks.framework(request.to)
+    overrides = other_frameworks.full_paths(request.overrides) if folder else request.overrides
+    request = msgspec.structs.replace(request, overrides=tuple(overrides))
     options = {"framework": request.framework, "model": request.model}
     job = job_for(request.target, request.goal, request.gpus, request.overrides, theirs.engine, **options)
     shape = None if job.imported is None else job.model
@@ -202,9 +236,13 @@ def export(request: requests.Export) -> Exported:
     dropped = job.dropped(theirs)
     same = read is not None and read.framework.name == theirs.name
     recipe = job.on(theirs.engine) if same else without_folder(job.on(theirs.engine), read)
+    recipe = other_frameworks.with_full_paths(recipe) if folder else recipe
     checked = check_recipe(recipe, request.gpus, theirs.engine, request.overrides, advice=False, model=shape)
     _require_numbers(theirs, checked.recipe, read)
-    named, converted = theirs.readable_data(checked.recipe) if request.out else (checked.recipe, {})
+    named, converted = theirs.readable_data(checked.recipe) if folder else (checked.recipe, {})
+    if folder and converted and anywhere:
+        here = [f"{key}={Path(folder).resolve() / name}" for key, name in _data_names(named) if name in converted]
+        named = override.apply(named, here)
     try:
         written = frameworks.export(theirs, named, checked.model, checked.cluster)
     except InputError as error:
@@ -214,25 +252,15 @@ def export(request: requests.Export) -> Exported:
     if engine != checked.engine:  # the findings are those of the file that was written
         recipe = without_folder(job.on(engine), None if same else read)
         checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
-    checked = msgspec.structs.replace(checked, findings=_all_findings(theirs, written, checked))
+    checked = msgspec.structs.replace(checked, findings=_all_findings(theirs, written, checked, fix))
     written = msgspec.structs.replace(
         written, notes=(*checked.notes, *_contract_notes(job, checked.recipe), *written.notes)
     )
-    if not checked.ok:
-        recipe = checked.recipe
-        refused = (f"nothing was written to {request.out}: see the findings",) if request.out else ()
-        written = msgspec.structs.replace(written, notes=(*refused, *written.notes, *_sizing(job, checked)))
-    if converted:
-        rows = (
-            f"{', '.join(converted)}: the rows of {checked.recipe.data.dataset} as messages; start it in {request.out}"
-        )
-        written = msgspec.structs.replace(written, notes=(rows, *written.notes))
-    if request.out and checked.ok:
-        paths = save_files({**written.files, **converted}, request.out)
-        written = msgspec.structs.replace(written, paths=paths)
-    if read is None:
-        return Exported(written, checked, job)
-    return Exported(written, checked, job, dropped)
+    return (Exported(written, checked, job) if read is None else Exported(written, checked, job, dropped)), converted
+
+
+def _data_names(recipe: Recipe) -> list[tuple[str, str]]:
+    return [("data.dataset", recipe.data.dataset), ("data.validation", recipe.data.validation)]
 
 
 def _require_numbers(theirs: frameworks.Framework, recipe: Recipe, read: ImportedFile | None) -> None:
@@ -266,21 +294,23 @@ def framework_findings(
 
 
 def _all_findings(
-    theirs: frameworks.Framework, written: ExportedConfig, checked: RecipeCheckResult
+    theirs: frameworks.Framework, written: ExportedConfig, checked: RecipeCheckResult, converting: str = WRITTEN
 ) -> tuple[RuleFinding, ...]:
     """Return our findings and the framework's; those that its rules report more precisely once, with a fix of both."""
     found = framework_findings(theirs, written, checked.model, checked.cluster)
     hidden = frameworks.superseded(theirs, found)
     ours = [one for one in checked.findings if one.rule not in hidden]
-    return (*ours, *(_with_working_fix(theirs, checked, one) for one in found))
+    return (*ours, *(_with_working_fix(theirs, checked, one, converting) for one in found))
 
 
-def _with_working_fix(theirs: frameworks.Framework, checked: RecipeCheckResult, finding: RuleFinding) -> RuleFinding:
+def _with_working_fix(
+    theirs: frameworks.Framework, checked: RecipeCheckResult, finding: RuleFinding, converting: str
+) -> RuleFinding:
     """Return a finding with the first fix that removes it: our rule's, one override of its own, or all of them."""
     if finding.severity != "error" and len(finding.fix) < 2:
         return finding
     if any("meshwright export " in one for one in (*finding.fix, finding.no_fix)):  # of a file that is not written yet
-        return msgspec.structs.replace(finding, fix=(WRITTEN,), no_fix="")
+        return msgspec.structs.replace(finding, fix=(converting,), no_fix="")
     same = frameworks.superseded(theirs, [finding])
     ours = [one.fix for one in checked.findings if one.rule in same and one.fix]
     for fix in (*ours, *((one,) for one in finding.fix), *((finding.fix,) if len(finding.fix) > 1 else ())):

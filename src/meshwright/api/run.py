@@ -12,8 +12,9 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters
 from meshwright.api import run_requests as requests
 from meshwright.api.catalogues import recipe_text
-from meshwright.api.checks import CONFIGS, Exported, check_recipe, export
+from meshwright.api.checks import CONFIGS, WRITTEN, Exported, check_recipe, export_into
 from meshwright.api.paths import check_folder, check_out, check_run_paths
+from meshwright.api.requests import Export
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.api.targets import depends_on_gpus, file_of, job_for, ranks_cluster, recipe_for, stated_engine
@@ -234,13 +235,19 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
     from meshwright.launch import build_job, other_frameworks
     from meshwright.launch.job import find_scheduler
 
-    framework = str(request.to)
+    framework, scheduler = str(request.to), find_scheduler(request.scheduler)
     changes = other_frameworks.full_paths([*request.overrides, *([f"data.dataset={dataset}"] if dataset else [])])
     which: dict[str, Any] = {name: getattr(request, name) for name in ("gpus", "goal", "model", "framework")}
-    exported = export(request.recipe, framework, overrides=changes, **which)
+    local = scheduler not in build_job.REMOTE_FILES
+    folder = request.write if local else None
+
+    def export_with(texts: Sequence[str]) -> tuple[Exported, Mapping[str, str]]:
+        wanted = Export(request.recipe, framework, overrides=tuple(texts), **which)
+        return export_into(wanted, folder, "--write FOLDER" if local else WRITTEN, anywhere=True)
+
+    exported, data = export_with(changes)
     if not exported.checked.ok:  # else they are notes of the job
         _print_notes(exported.checked)
-    scheduler = find_scheduler(request.scheduler)
     requeued = scheduler == "slurm" and request.requeue
     notes: tuple[str, ...] = ()
     step_s = float(exported.checked.estimate.step_s)
@@ -256,7 +263,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         if requeued:
             more += other_frameworks.resuming(recipe, changes)
         if more != changes:
-            exported = export(request.recipe, framework, overrides=more, **which)
+            exported, data = export_with(more)
         new = exported.checked.recipe
         notes = other_frameworks.changed_interval(new, recipe.checkpoint.save_every) if read else ()
         notes += (other_frameworks.requeue_note(framework, new, step_s),)
@@ -266,17 +273,22 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
     if request.framework_dir is None:
         notes += other_frameworks.missing_checkout(program, framework, scheduler, exported.written.files)
     else:
-        local = scheduler not in build_job.REMOTE_FILES and not request.image
         program, found = other_frameworks.in_checkout(
-            program, framework, request.framework_dir, exported.written.files, local=local
+            program, framework, request.framework_dir, exported.written.files, local=local and not request.image
         )
         notes += found
     notes += _storage_note(exported)
     job = build_job.exported(exported.written, exported.checked)
     recipe = other_frameworks.with_time_to_save(job.recipe, framework, step_s, changes) if requeued else job.recipe
-    python_path = other_frameworks.CHECKOUTS[framework].python_path
+    if data:
+        notes += (f"{', '.join(data)}: the rows of {recipe.data.dataset} as messages, which {framework} reads",)
     return msgspec.structs.replace(
-        job, recipe=recipe, program=program, notes=(*notes, *job.notes, *_not_kept(exported)), python_path=python_path
+        job,
+        recipe=recipe,
+        program=program,
+        files={**job.files, **data},
+        notes=(*notes, *job.notes, *_not_kept(exported)),
+        python_path=other_frameworks.CHECKOUTS[framework].python_path,
     )
 
 

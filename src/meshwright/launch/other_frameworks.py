@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
+from meshwright import file_access
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.types import Program
 from meshwright.recipes import overrides as override
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Recipe, field_value
 
 SAVE_MINUTES = 30
 SAVING_S = 120  # seconds that writing a checkpoint may take after the current step
@@ -116,17 +117,32 @@ def refused_out(framework: str, out: str, folder: str | None) -> InputError:
     return InputError(reason, field="--out", value=out, fix=(*below, f"remove --out, and {sets}"))
 
 
-PATHS = ("data.dataset", "checkpoint.pretrained")
+PATHS = ("data.dataset", "data.validation", "data.tokenizer", "checkpoint.pretrained")
+BLENDS = ("data.blend", "data.anneal_blend")
+
+
+def _full_path(text: str) -> str:
+    """Return the full path of data or weights that are here; other texts as they are."""
+    is_here = text and any(Path(f"{text}{end}").expanduser().exists() for end in ("", ".bin"))
+    return str(Path(text).expanduser().resolve()) if is_here else text
 
 
 def full_paths(changes: Sequence[str]) -> list[str]:
     """Return overrides with the full paths of data and weights that are here: the job runs in another folder."""
-    found = []
-    for text in changes:
-        key, _, value = text.partition("=")
-        is_here = key in PATHS and value and any(Path(f"{value}{end}").exists() for end in ("", ".bin"))
-        found.append(f"{key}={Path(value).resolve()}" if is_here else text)
-    return found
+    pairs = (text.partition("=") for text in changes)
+    return [f"{key}={_full_path(value)}" if key in PATHS else f"{key}{equals}{value}" for key, equals, value in pairs]
+
+
+def with_full_paths(recipe: Recipe) -> Recipe:
+    """Return a recipe with the full paths of data and weights that are here."""
+    if file_access.closed():
+        return recipe
+    values: dict[str, Any] = {key: _full_path(str(field_value(recipe, key))) for key in PATHS}
+    for key in BLENDS:
+        values[key] = {_full_path(name): weight for name, weight in field_value(recipe, key).items()}
+    return override.change(recipe, {key: value for key, value in values.items() if value != field_value(recipe, key)})[
+        0
+    ]
 
 
 STARTED = {"slurm": "run sbatch in the folder that has it", "torchrun": "run the command in the folder that has it"}

@@ -7,9 +7,9 @@ from typing import Any
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.accelerate.program_args import program_file
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
+from meshwright.frameworks.trainer_args import file_name, program_file
 from meshwright.frameworks.types import ExportedConfig, Program
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps.accelerate import AXIS, CP_COMM_STRATEGIES, ZERO
@@ -59,7 +59,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     if layout.strategy == "zero1":
         settings[f"{ZERO}gradient_accumulation_steps"] = steps
     argv = ("train.py", "--per_device_train_batch_size", str(micro), "--gradient_accumulation_steps", str(steps))
-    arguments = f"{(recipe.name or 'recipe').replace('-', '_').replace('.', '_')}_args.py"
+    arguments = file_name(recipe)
     recomputes = layout.recompute == "full" and settings.get("fsdp_config.fsdp_activation_checkpointing") is not True
     text, carried, lost = program_file(recipe, micro, steps, recomputes)
     rest = [one for one in unmapped if one.field not in carried and one.field not in {two.field for two in lost}]

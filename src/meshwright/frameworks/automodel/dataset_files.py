@@ -119,7 +119,7 @@ def _dataset_rows(ctx: RuleContext) -> Problem | None:
     file = ctx.parsed.files[0] if ctx.parsed.files else "FILE.yaml"
     gpus = "" if ctx.cluster is None else f" --gpus {ctx.cluster}"
     convert = f"meshwright export {file}{gpus} --to automodel --out FOLDER"
-    return Problem(f"{reason}; export with --out writes the rows as messages", (convert,))
+    return Problem(f"{reason}; export with --out (launch with --write) writes the rows as messages", (convert,))
 
 
 DATASET_RULES = (

@@ -9,6 +9,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
+from meshwright.frameworks.trainer_args import file_name, program_file
 from meshwright.frameworks.types import ExportedConfig, Program
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps.deepspeed import zero_stage
@@ -36,15 +37,22 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         settings = {key: value for key, value in settings.items() if not key.startswith("optimizer.")}
     tables = nest(without_defaults(framework, settings, KEEP))
     ordered: dict[str, Any] = {key: tables[key] for key in ORDER if key in tables} | tables
+    layout, arguments = recipe.layout, file_name(recipe)
+    text, carried, lost = program_file(
+        recipe, layout.micro_batch_size, accumulation_steps, layout.recompute == "full", FILE
+    )
+    missing = {one.field for one in unmapped}  # in the JSON file
+    without = {one.field: one for one in lost if one.field in missing}
     return ExportedConfig(
         framework=framework.name,
-        files={FILE: json.dumps(ordered, indent=2) + "\n"},
+        files={FILE: json.dumps(ordered, indent=2) + "\n", arguments: text},
         program=Program(argv=("train.py", "--deepspeed", FILE)),
-        unmapped=unmapped,
+        unmapped=tuple(without.get(one.field, one) for one in unmapped if one.field not in carried),
+        in_other_files=tuple(field for field in carried if field in missing),
         notes=(
             f"{FILE}: {recipe.name or 'the recipe'} for DeepSpeed {framework.version}, written by meshwright export",
-            "replace train.py with your program; transformers' Trainer takes the config with --deepspeed",
-            "the model, the data and the sequence length are arguments of that program",
+            f"replace train.py with your program, which passes what {arguments} has to its Trainer: its own defaults "
+            "differ, and it stops where they contradict the JSON file; the model and the data are arguments of yours",
         ),
     )
 

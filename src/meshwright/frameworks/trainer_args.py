@@ -1,4 +1,4 @@
-"""The values that Accelerate's YAML does not have, as arguments of the transformers Trainer, TRL and PEFT.
+"""The values that the files of Accelerate and DeepSpeed do not have, as arguments of the Trainer, TRL and PEFT.
 
 All of them are written: the defaults of those libraries differ from ours (linear decay, no weight decay, LoRA alpha 8).
 """
@@ -121,19 +121,22 @@ BATCH = ("train.global_batch_size", "layout.micro_batch_size")
 
 
 def program_file(
-    recipe: Recipe, micro: int, steps: int, recomputes: bool
+    recipe: Recipe, micro: int, steps: int, recomputes: bool, deepspeed: str = ""
 ) -> tuple[str, tuple[str, ...], tuple[UnmappedField, ...]]:
     """Return a Python file with the arguments, the fields that they set, and those that have none.
 
-    `recomputes` is whether the Trainer does: it refuses to if the YAML does, and TRL's default is to.
+    `recomputes` is whether the Trainer does: it refuses to if the YAML does, and TRL's default is to. `deepspeed` is
+    the config that the Trainer passes on; it refuses values that differ from its own.
     """
     lost: dict[str, UnmappedField] = {}
-    batch = {
+    batch: dict[str, Any] = {
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": steps,
         "gradient_checkpointing": recomputes,
     }
     chats = recipe.goal != "pretrain"
+    if deepspeed:
+        batch |= {"deepspeed": deepspeed, **{kind: recipe.precision.compute == kind for kind in ("bf16", "fp16")}}
     trainer = {**batch, **_arguments(recipe, {**TRAINER, **(CHATS if chats else {})}, lost)}
     module, config = ("trl", "SFTConfig") if chats else ("transformers", "TrainingArguments")
     lines = [
@@ -154,6 +157,11 @@ def program_file(
         *(field for field in fields if field not in lost),
     )
     return "\n".join((*lines, "")), carried, tuple(lost.values())
+
+
+def file_name(recipe: Recipe) -> str:
+    """Return the name of the file, which is that of a module."""
+    return f"{(recipe.name or 'recipe').replace('-', '_').replace('.', '_')}_args.py"
 
 
 def _arguments(
