@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import json
+import lzma
+import random
 import shlex
 import time
 from pathlib import Path
@@ -148,3 +151,54 @@ def test_a_dataset_names_its_own_columns_and_the_files_next_to_it(here: Path, me
     assert "date.jsonl is not on this machine" in checked.out
     assert "did you mean data.dataset=daten.jsonl?" in checked.out
     assert "not on this machine" not in meshwright("check", SFT, "--gpus", "1xH100", "data.dataset=daten.jsonl").out
+
+
+def own_logger(steps: int = 60, better: float = 0.0) -> str:
+    """Write the log of a training loop of one's own: a loss that falls, with noise that a seed decides."""
+    noise = random.Random(better).gauss
+    rows = [
+        {"train/step": i, "train/loss": 3 - 0.01 * i - better + noise(0, 0.03), "train/lr": 1e-4, "step_time_ms": 500}
+        for i in range(1, steps + 1)
+    ]
+    return "\n".join(map(json.dumps, rows)) + "\n"
+
+
+def test_logs_of_ones_own_and_compressed_ones_are_read(here: Path, meshwright: Any) -> None:
+    text = own_logger() + json.dumps({"step": 60, "eval_loss": 2.5})
+    (here / "log.jsonl").write_text(text)
+    (here / "log.jsonl.xz").write_bytes(lzma.compress(text.encode()))
+    (here / "log.jsonl.bz2").write_bytes(bz2.compress(text.encode()))
+    (here / "log.jsonl.zst").write_bytes(bytes.fromhex("28b52ffd") + b"frames")
+    for name in ("log.jsonl", "log.jsonl.xz", "log.jsonl.bz2"):
+        answer = meshwright("doctor", name, "--json").json
+        assert (answer["kind"], answer["steps"], answer["last_step"]) == ("json", 60, 60)
+        figures = {one["name"]: one["measured"] for one in answer["figures"]}
+        assert (figures["step time"], figures["best validation loss, step 60"]) == (0.5, 2.5)
+        assert "at least 3 steps, and the log has 1" in answer["not_examined"]["loss.overfitting"]
+    assert "fix:   zstd -dc log.jsonl.zst | meshwright doctor -\n" in meshwright("doctor", "log.jsonl.zst").err
+    for recipe in ("nosuch", "llama3_8b_sft_confg"):
+        refused = meshwright("doctor", "log.jsonl", "--recipe", recipe)
+        assert f"error: --recipe={recipe}: unknown model" in refused.err
+    assert "fix:   --recipe llama3_8b_sft_config" in refused.err
+    rows = [{"step": i, "loss": 3.0, "mem": 40.0, "tps": 8e3, "tps_per_gpu": 1e3, "mfu": 41.0} for i in range(30)]
+    (here / "training.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    answer = meshwright("doctor", "training.jsonl", "--json").json
+    assert answer["kind"] == "automodel"
+    assert {one["name"]: one["measured"] for one in answer["figures"]}["MFU"] == pytest.approx(0.41)
+
+
+def test_runs_that_differ_within_noise_are_said_to(here: Path, meshwright: Any) -> None:
+    for name, better in (("a", 0.0), ("b", 0.001), ("c", 0.8)):
+        (here / f"{name}.jsonl").write_text(own_logger(better=better))
+    assert "They differ within noise: by" in meshwright("compare", "a.jsonl", "b.jsonl").out.replace("\n", " ")
+    assert "within noise" not in meshwright("compare", "a.jsonl", "c.jsonl").out
+    for name, best in (("d", 2.0), ("e", 2.005), ("f", 2.1)):
+        rows = [
+            {"kind": "header", "recipe": "r", "validation": {"dataset": "v", "samples": 9}},
+            *({"kind": "step", "step": i, "loss": 2.0 + 0.1 * (i % 3)} for i in range(1, 9)),
+            *({"kind": "validation", "step": i, "loss": best + 4 - i} for i in (2, 4)),
+        ]
+        (here / name).mkdir()
+        (here / name / "metrics.jsonl").write_text("\n".join(json.dumps(row, separators=(",", ":")) for row in rows))
+    assert "by less than 0.5%" in meshwright("compare", "d", "e", "--json").json["answer"]
+    assert "within noise" not in meshwright("compare", "d", "f", "--json").json["answer"]

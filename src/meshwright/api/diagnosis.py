@@ -101,7 +101,13 @@ def _requested_case(run: Run, request: requests.Doctor, gpus: str | None, overri
     named: dict[str, Any] = {"model": request.model} if request.recipe else {}
     named |= {"gpus": gpus, "goal": request.goal, "engine": doctor.ENGINE.get(run.kind, "meshwright")}
     target, changes = request.recipe or request.model or "", logged_overrides(run, overrides)
-    case = estimate(target, **named, overrides=changes).case
+    option = "--recipe" if request.recipe else "--model"
+    try:
+        case = estimate(target, **named, overrides=changes).case
+    except InputError as error:
+        if error.value != target:  # the mistake is in another option or in an override
+            raise
+        raise InputError(error.reason, option, target, [f"{option} {one}" for one in error.fix]) from None
     batch = inferred_batch(run, case.world, case.recipe.data.seq_length)
     if batch is None or any(text.startswith("train.global_batch_size") for text in changes):
         return case

@@ -9,18 +9,25 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from meshwright import doctor, file_access
 from meshwright.api.responses import Part
 from meshwright.display import Readable, Row, field_rows, titled
+from meshwright.doctor.formats.json_records import STEP
 from meshwright.doctor.reading import METRICS, TRAINER_STATE
 from meshwright.doctor.run import Run, Step
-from meshwright.doctor.run_stats import median_of
+from meshwright.doctor.run_stats import deviation, median_of
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 LOGS = (".log", ".out")
 OWN_LINE = b'{"kind":'
+MAX_LINE = 1 << 16
+NOISE_LINES = 50  # at the end of a run, from which the noise of its loss is taken
+FEW_VALIDATIONS = 6  # below, their noise is not known
+SAME = 0.005  # of a validation loss: a smaller difference needs repeated runs
+SIGMAS = 2.0
 
 
 class ComparedRun(Part, frozen=True, kw_only=True):
@@ -50,6 +57,8 @@ class RunSide(Readable, msgspec.Struct, frozen=True):
 
     figures: ComparedRun
     recipe: Recipe | None
+    batch_noise: float | None = None  # of the training loss between lines
+    validation_noise: float | None = None  # of the validation loss between validations
 
     @property
     def name(self) -> str:
@@ -137,7 +146,8 @@ def is_run(name: object) -> bool:
     with suppress(OSError, ValueError):
         if path.suffix == ".jsonl" and path.is_file():
             with path.open("rb") as file:
-                return file.read(len(OWN_LINE)) == OWN_LINE
+                first = file.readline(MAX_LINE)
+                return first.startswith(OWN_LINE) or STEP.search(first.decode(errors="replace")) is not None
         return path.is_file() and (path.suffix in LOGS or path.name == TRAINER_STATE)
     return False
 
@@ -151,7 +161,9 @@ def compared_runs(names: Sequence[str]) -> tuple[RunSide, ...]:
     key = _key(sides)
     order = [side.figures.name for side in sorted(sides, key=key)]
     return tuple(
-        RunSide(msgspec.structs.replace(one.figures, rank=order.index(one.figures.name) + 1), one.recipe)
+        msgspec.structs.replace(
+            one, figures=msgspec.structs.replace(one.figures, rank=order.index(one.figures.name) + 1)
+        )
         if key is not _unknown
         else one
         for one in sides
@@ -193,7 +205,18 @@ def _side(name: str) -> RunSide:
         memory_gib=stats.peak_gib,
         seconds=_seconds(steps),
     )
-    return RunSide(figures, header.recipe)
+    return RunSide(
+        figures,
+        header.recipe,
+        _noise(losses[-NOISE_LINES:]),
+        _noise([loss for _, loss in validations], FEW_VALIDATIONS),
+    )
+
+
+def _noise(values: Sequence[float], least: int = 5) -> float | None:
+    """Return how much values vary around their trend, from second differences; None if there are too few."""
+    finite = [value for value in values if math.isfinite(value)]
+    return deviation(np.diff(finite, 2)) / math.sqrt(6) if len(finite) >= least else None
 
 
 def _where(run: Run) -> str:
@@ -275,10 +298,29 @@ def answer(sides: Sequence[RunSide]) -> str:
         text = f"{best.name} has the lowest last loss: {best.last_loss:.4g}, {second.name} {other}."
         text += f" This is the training loss of one batch: {_why_no_validation(sides)}"
         text += "; train.eval_every=N with data.validation_part=0.1 validates."
+    text += _within_noise(sorted(sides, key=key)[:2], key is _by_validation)
     if len({one.figures.steps for one in sides}) > 1:
         lengths = ", ".join(f"{one.figures.name} {one.figures.steps:,}" for one in sides)
         text += f" The runs differ in length: {lengths} steps."
     return text
+
+
+def _within_noise(best: Sequence[RunSide], validated: bool) -> str:
+    """Return that the two best runs differ by no more than their losses vary; empty if they differ by more."""
+    losses = [one.figures.best_validation_loss if validated else one.figures.last_loss for one in best]
+    if losses[0] is None or losses[1] is None:
+        return ""
+    gap = losses[1] - losses[0]
+    noises = [one.validation_noise if validated else one.batch_noise for one in best]
+    known = [one for one in noises if one is not None]
+    seeds = "another train.seed may change the order"
+    if len(known) == len(noises) and gap <= SIGMAS * math.hypot(*known):
+        varied = f"the losses vary by ±{max(known):.2g} between {'validations' if validated else 'batches'}"
+        return f" They differ within noise: by {gap:.2g}, and {varied}; {seeds}."
+    if validated and len(known) < len(noises) and gap <= SAME * losses[0]:
+        few = "there are too few validations to tell more"
+        return f" They differ within noise: by less than {SAME:.1%}, and {few}; {seeds}."
+    return ""
 
 
 def differences(recipes: Sequence[Recipe]) -> list[Difference]:

@@ -29,6 +29,8 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.rules import SEVERITIES, all_rules
 
+VALIDATIONS = 5  # of a run, in the setting that is suggested
+
 
 class Diagnosis(NamedTuple):
     """One problem to look for, and what a log must contain for that."""
@@ -43,7 +45,9 @@ def _needs_steps(stats: RunStats) -> str:
 
 
 def _needs_trend(stats: RunStats) -> str:
-    return "" if stats.enough_for_trends else f"at least {limit('enough_for_trends'):.0f} step lines"
+    timed = any(step.seconds_per_unit is not None for step in stats.run.steps)
+    needed = f"at least {limit('enough_for_trends'):.0f} step lines" if timed else "step times in the log"
+    return "" if stats.enough_for_trends else needed
 
 
 def _needs_estimate(stats: RunStats) -> str:
@@ -111,8 +115,15 @@ def _needs_norms(stats: RunStats) -> str:
 
 
 def _needs_validations(stats: RunStats) -> str:
-    count = limit("validations")
-    return "" if len(stats.run.validations) >= count else f"validation losses of at least {count:.0f} steps"
+    count, run = limit("validations"), stats.run
+    logged = len(run.validations)
+    if logged >= count:
+        return ""
+    text = f"validation losses of at least {count:.0f} steps, and the log has {logged or 'none'}"
+    if run.kind != "meshwright":
+        return text
+    every = f"train.eval_every={max(1, run.last_step // VALIDATIONS)}"
+    return f"{text}: {every}" if logged else f"{text}: {every} data.validation_part=0.1"
 
 
 def _needs_own_recipe(stats: RunStats) -> str:

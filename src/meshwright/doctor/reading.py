@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import bz2
+import lzma
 import os
+import shlex
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +29,8 @@ MAX_FILES, MAX_DEPTH = 200, 4
 ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".output")
 NAMES = ("stdout", "stderr", "output", "log")
 GZIP, UTF16 = b"\x1f\x8b", (b"\xff\xfe", b"\xfe\xff")  # magic bytes of gzip and UTF-16
+XZ, BZIP2, ZSTD = b"\xfd7zXZ\0", b"BZh", b"\x28\xb5\x2f\xfd"
+COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 TRAINER_STATE = "trainer_state.json"  # of the Hugging Face Trainer
 EVENTS = "events.out.tfevents"  # of TensorBoard
 STDIN = "-"
@@ -207,7 +212,7 @@ def _files(folder: Path) -> Iterator[Path]:
         depth = len(Path(here).relative_to(folder).parts)
         folders[:] = sorted(folders) if depth < MAX_DEPTH else []
         for name in sorted(names):
-            plain = Path(name.removesuffix(".gz"))
+            plain = Path(Path(name).stem if name.endswith(COMPRESSED) else name)
             if name not in (BAD_BATCHES, FAILURE) and (
                 plain.suffix in ENDINGS or plain.stem in NAMES or name == TRAINER_STATE
             ):
@@ -273,7 +278,10 @@ def _text(path: Path) -> str:
     except OSError as error:
         fix = (f"chmod +r {path}",) if isinstance(error, PermissionError) else ()
         raise InputError(f"cannot be read: {error.strerror}", field="run", value=str(path), fix=fix) from error
-    if raw.startswith(GZIP):
+    if raw.startswith(ZSTD):
+        command = f"zstd -dc {shlex.quote(str(path))} | meshwright doctor -"
+        raise InputError("is compressed with Zstandard", field="run", value=str(path), fix=(command,))
+    if raw.startswith((GZIP, XZ, BZIP2)):
         raw = _unpacked(raw)
     if raw.startswith(UTF16):
         return raw.decode("utf-16", errors="replace")
@@ -319,11 +327,13 @@ def _is_binary(raw: bytes) -> bool:
 
 
 def _unpacked(raw: bytes) -> bytes:
-    """Decompress gzip data as far as it is intact, up to the size limit."""
+    """Decompress gzip, xz or bzip2 data as far as it is intact, up to the size limit."""
     found = b""
-    with suppress(zlib.error):
-        while raw.startswith(GZIP) and len(found) < MAX_BYTES:
-            packed = zlib.decompressobj(wbits=31)  # gzip header
+    with suppress(zlib.error, lzma.LZMAError, OSError, EOFError):
+        while raw.startswith((GZIP, XZ, BZIP2)) and len(found) < MAX_BYTES:
+            packed: Any = zlib.decompressobj(wbits=31)  # gzip header
+            if not raw.startswith(GZIP):
+                packed = lzma.LZMADecompressor() if raw.startswith(XZ) else bz2.BZ2Decompressor()
             found += packed.decompress(raw, MAX_BYTES - len(found))
             raw = packed.unused_data
     return found

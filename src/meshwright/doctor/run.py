@@ -11,7 +11,9 @@ import msgspec
 
 from meshwright.recipes.types import Engine, Recipe
 
-LogFormat = Literal["meshwright", "megatron", "torchtitan", "automodel", "kempnerforge", "transformers", "torch"]
+LogFormat = Literal[
+    "meshwright", "megatron", "torchtitan", "automodel", "kempnerforge", "transformers", "json", "torch"
+]
 ENGINE: Mapping[LogFormat, Engine] = {
     "meshwright": "meshwright",
     "megatron": "megatron",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-from meshwright.doctor.formats import automodel, hf_trainer, kempnerforge, megatron, own, torchtitan
+from meshwright.doctor.formats import automodel, hf_trainer, json_records, kempnerforge, megatron, own, torchtitan
 from meshwright.doctor.formats.text import Line, has_any
 from meshwright.doctor.run import LogFormat, Run
 
@@ -34,15 +34,17 @@ FORMATS = (
     _format("automodel", automodel),
     _format("kempnerforge", kempnerforge),
     _format("transformers", hf_trainer),
+    _format("json", json_records),
 )
 
 
 def detect_format(lines: Sequence[Line]) -> tuple[Format | None, int]:
     """Return the format of a log, and how many of its lines report a step."""
-    steps = [sum(_is_step(one, line.text) for line in lines) for one in FORMATS]
-    most = max(steps)
-    if most:
-        return FORMATS[steps.index(most)], most
+    *named, general = FORMATS  # records of frameworks are also JSON with a step and a loss
+    for formats in (named, [general]):
+        steps = [sum(_is_step(one, line.text) for line in lines) for one in formats]
+        if most := max(steps):
+            return formats[steps.index(most)], most
     marks = [sum(bool(one.marks.search(line.text)) for line in lines) for one in FORMATS]
     return (FORMATS[marks.index(max(marks))] if max(marks) else None), 0
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.doctor.formats.json_records import as_share
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
 from meshwright.doctor.run import Run, RunHeader
@@ -36,6 +37,7 @@ NAMES = {
     "tps_per_gpu": "tokens_per_s",
     "tps": "all_tokens_per_s",
     "num_tokens_per_step": "tokens",
+    "mfu": "mfu",
 }
 VALIDATION = re.compile(rf'\[val\] (?:name "([^"]*)" \| )?step (\d+) \| epoch \d+ \| loss ({NUMBER})', re.IGNORECASE)
 VALIDATION_FILE = re.compile(r"validation_(.+)\.jsonl")
@@ -106,6 +108,8 @@ def _parse_json(text: str) -> tuple[int | None, dict[str, Any]]:
         loss = _float(record["val_loss"])
         return record["step"], {} if loss is None else {"val_loss": loss}
     figures = {NAMES[key]: _float(value) for key, value in record.items() if key in NAMES}
+    if (mfu := figures.get("mfu")) is not None:
+        figures["mfu"] = as_share(mfu)
     return record["step"], _without_zero_speeds({name: value for name, value in figures.items() if value is not None})
 
 
