@@ -148,3 +148,47 @@ def test_an_export_to_deepspeed_has_the_arguments_that_the_trainer_compares(
     assert (args["lr_scheduler_type"], args["bf16"], args["deepspeed"]) == ("cosine", True, "ds_config.json")
     batch = args["per_device_train_batch_size"] * args["gradient_accumulation_steps"] * 8
     assert batch == config["train_batch_size"]
+
+
+def test_a_file_moves_to_our_engine_and_commands_keep_what_was_typed(
+    meshwright: Any, tmp_path: Path, script: str
+) -> None:
+    on = ("--gpus", "4x8xH200")
+    job = ("launch", script, "--to", "meshwright", *on, "--scheduler", "slurm", "--out", "/ckpt/x")
+    moved = meshwright(*job, "--write", str(tmp_path / "job"))
+    assert moved.code == 0
+    assert "layout.strategy ddp → fsdp2: meshwright runs ddp with a full model on every GPU only" in moved.err
+    commands = meshwright("recommend", script, *on, "layout.strategy=zero1", "optimizer.lr=1e-4", "--json").json
+    commands = commands["commands"]
+    assert "layout.strategy=zero1 optimizer.lr=1e-4" in commands["megatron-lm"]
+    assert "optimizer.lr=1e-4" in commands["meshwright"]
+    assert "layout.strategy=fsdp2" in commands["meshwright"]
+    (text,) = (
+        meshwright(*commands["megatron-lm"].replace("--out megatron-lm", "--json").split()[1:]).json["files"].values()
+    )
+    assert "--use-distributed-optimizer" in text
+    assert "--lr 0.0001" in text
+
+
+def test_storage_is_what_each_engine_saves() -> None:
+    """Sizes per trained parameter; those of our engine are measured on checkpoints of tiny runs."""
+    from meshwright.clusters import cluster
+    from meshwright.planner import case_of
+    from meshwright.planner.storage import storage_of
+    from meshwright.recipes import index, overrides
+    from meshwright.recipes.case import model_of
+
+    def bytes_each(name: str, engine: str, *changes: str) -> tuple[float, float, int]:
+        recipe = overrides.apply(index.load(name), changes)
+        found = storage_of(case_of(recipe, model_of(recipe), cluster("8xH100"), engine))
+        params = 2**30 * storage_of(case_of(index.load(name), model_of(recipe), cluster("8xH100"))).checkpoint_gib / 12
+        return round(found.checkpoint_gib * 2**30 / params), round(found.model_gib * 2**30 / params), found.kept
+
+    low = ("precision.master=bf16", "precision.moments=bf16")
+    assert bytes_each("llama3_8b_peft_config", "meshwright")[:2] == (12, 4)
+    assert bytes_each("llama3_8b_peft_config", "meshwright", *low)[:2] == (6, 2)
+    assert bytes_each("llama3_8b_pretrain_config", "meshwright", low[0])[0] == 10
+    validated = ("train.eval_every=10", "train.steps=10000")
+    ours, theirs = (bytes_each("llama3_8b_pretrain_config", one, *validated) for one in ("meshwright", "megatron"))
+    assert (ours[0], theirs[0]) == (12, 14)  # Megatron-LM also saves the bf16 weights
+    assert ours[2] == theirs[2] + 1  # and no best checkpoint

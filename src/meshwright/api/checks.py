@@ -352,7 +352,9 @@ def _without_errors(theirs: frameworks.Framework, checked: RecipeCheckResult, ch
     for _ in range(REPAIR_ROUNDS):
         with suppress(InputError):
             recipe = override.apply(checked.recipe, tuple(chosen.values()))
-            result = frameworks.check_native(recipe, checked.cluster, checked.engine, None, False, checked.model)
+            typed = [recipe_fields()[key].flat for key in chosen]  # later fixes keep the earlier ones
+            on = (checked.cluster, checked.engine)
+            result = frameworks.check_native(recipe, *on, None, False, checked.model, typed=typed)
             written = frameworks.export(theirs, recipe, checked.model, checked.cluster)
             ours = [one for one in result.findings if one.severity == "error"]  # they may resolve the framework's too
             errors = ours or [one for one in _all_findings(theirs, written, result) if one.severity == "error"]

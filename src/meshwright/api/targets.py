@@ -33,6 +33,7 @@ from meshwright.parsing import sequence_length
 from meshwright.planner import Plan, Question
 from meshwright.recipes import index
 from meshwright.recipes import overrides as override
+from meshwright.recipes.capabilities import executed_values
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import ENGINES, Recipe
 
@@ -69,7 +70,9 @@ class Job(msgspec.Struct, frozen=True):
     def assumed(self, engine: str) -> tuple[Assumption, ...]:
         """Return what was taken for what a file leaves open, and for a strategy that the engine does not have."""
         old, new = self.recipe.layout.strategy, self.on(engine).layout.strategy
-        text = f"layout.strategy {old} → {new}: the equivalent in {engine}"
+        has = old in (executed_values("strategy", engine) or ())
+        why = f"{engine} runs {old} with a full model on every GPU only" if has else f"the equivalent in {engine}"
+        text = f"layout.strategy {old} → {new}: {why}"
         moved = () if old == new else (Assumption("layout.strategy", new, text),)
         return (*(() if self.imported is None else self.imported.assumed), *moved)
 
@@ -261,7 +264,9 @@ def _imported(
         overrides=overrides,
     )
     options = (("--framework", named), ("--model", model), ("--goal", goal))
-    words = (content.path, *(word for option, value in options if value for word in (option, value)))
+    named_by = (word for option, value in options if value for word in (option, value))
+    # The recipe has the typed overrides already: a command for it names the file with them.
+    words = (content.path, *named_by, *override.split_auto(overrides)[0])
     return Job(imported.recipe, words, content, imported)
 
 

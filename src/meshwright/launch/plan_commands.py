@@ -26,6 +26,9 @@ CONFIGS = {
 """Engine -> the framework whose config drives it."""
 
 
+STRATEGY = "layout.strategy="
+
+
 def commands_of(plan: Plan, refused: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return launch commands by framework, except the refused ones; none for a plan that cannot run."""
     if not plan.ok:
@@ -68,11 +71,14 @@ def _our_reason(plan: Plan) -> str | None:
         return f"it does not train {plan.case.model.model_type} models: it lacks {lacks}"
     if plan.question.engine == "meshwright":
         return None
-    moves = plan.question.recipe_engine != "meshwright"  # as train does
-    recipe = moved_to(plan.recipe, "meshwright") if moves else plan.recipe
-    case = case_of(recipe, plan.case.model, plan.case.cluster)
+    case = case_of(_for_our_engine(plan), plan.case.model, plan.case.cluster)
     broken = [rule for rule in rules.applicable(case, ("error",)) if bool(rule.broken(case))]
     return rules.message(broken[0], case) + "; ask with --engine meshwright" if broken else None
+
+
+def _for_our_engine(plan: Plan) -> Recipe:
+    """Return a plan's recipe as train runs it: one that was made for another engine has our strategy."""
+    return plan.recipe if plan.question.recipe_engine == "meshwright" else moved_to(plan.recipe, "meshwright")
 
 
 def _export_reason(plan: Plan, framework: str) -> str | None:
@@ -86,15 +92,28 @@ def _export_reason(plan: Plan, framework: str) -> str | None:
 
 def meshwright_command(plan: Plan) -> str:
     """Return the command of our own engine: direct on one node, under torchrun on several."""
-    arguments = ["train", *(plan.question.recipe_words or (plan.base.name,))]
+    typed = plan.question.recipe_words
+    words = [one for one in typed if not one.startswith((STRATEGY, "data.dataset="))]
+    arguments = ["train", *(words or (plan.base.name,))]
     if plan.recipe.model != plan.base.model:
         arguments += ["--model", plan.recipe.model]
     arguments += ["--dataset", _dataset(plan.recipe)]
-    overrides = [format_override(c.field, c.new) for c in plan.changes if c.field != "data.dataset"]
+    changes = {c.field: c.new for c in plan.changes if c.field != "data.dataset"}
+    strategy = _for_our_engine(plan).layout.strategy
+    if any(one.startswith(STRATEGY) for one in typed) or strategy != _strategy_of_file(plan, strategy):
+        changes["layout.strategy"] = strategy
+    overrides = [format_override(field, value) for field, value in changes.items()]
     cluster = plan.question.cluster
     if cluster.nodes == 1:
         return shlex.join(["meshwright", *arguments, "--nproc", str(cluster.world), *overrides])
     return command_of(Program(("-m", "meshwright", *arguments, *overrides)), cluster)
+
+
+def _strategy_of_file(plan: Plan, strategy: str) -> str:
+    """Return the strategy that train gives the file or recipe of a plan without a typed one."""
+    if plan.question.recipe_engine == "meshwright":
+        return strategy
+    return str(moved_to(plan.base, "meshwright").layout.strategy)
 
 
 def _dataset(recipe: Recipe) -> str:

@@ -17,7 +17,7 @@ from meshwright.planner.plan import Question
 from meshwright.planner.search import LAYOUT_NAMES, SEARCHED_NAMES
 from meshwright.recipes import overrides as override
 from meshwright.recipes.build import goal_data
-from meshwright.recipes.capabilities import CAPABILITIES, ENGINE_STRATEGY, adapted
+from meshwright.recipes.capabilities import ENGINE_STRATEGY, adapted, executed_values, limited_fields
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.index import architecture_class
 from meshwright.recipes.types import ENGINES, Architecture, Data, Recipe, field_value, keys_by_flat_name, recipe_fields
@@ -186,10 +186,14 @@ def with_engine_strategy(recipe: Recipe, engine: str) -> Recipe:
 
 
 def moved_to(recipe: Recipe, engine: str) -> Recipe:
-    """Return a recipe that was made for another engine with this engine's equivalent of its strategy."""
+    """Return a recipe that was made for another engine with this engine's equivalent of its strategy.
+
+    That is another one if the engine does not have it, or not with the recipe's degrees.
+    """
     found = with_engine_strategy(recipe, engine)
-    known = next(row.runs for row in CAPABILITIES if row.field == "strategy").get(engine, ())
-    if not known or found.layout.strategy in known:
+    layout, known = found.layout, executed_values("strategy", engine)
+    limits = [name for name in limited_fields(layout.strategy, engine) if getattr(layout, name) not in (1, False)]
+    if not known or (layout.strategy in known and not limits):
         return found
     equivalent = ENGINE_STRATEGY.get(engine, "fsdp2")
     return msgspec.structs.replace(found, layout=msgspec.structs.replace(found.layout, strategy=equivalent))

@@ -10,7 +10,10 @@ from meshwright.costs.vectorize import BYTES, GIB
 from meshwright.planner.goodput import SAVE_GB_S
 from meshwright.recipes.case import Case
 
-ADAPTER_BYTES = 4  # adapters are exported in fp32, as they are trained
+KEEPS_BEST = ("meshwright", "automodel")
+"""Engines that keep the checkpoint with the lowest validation loss besides the latest ones."""
+SAVES_BOTH = ("megatron", "deepspeed")
+"""Engines whose checkpoints have the weights in the compute dtype besides the optimizer's master weights."""
 
 
 class Storage(msgspec.Struct, frozen=True):
@@ -28,13 +31,14 @@ def storage_of(case: Case) -> Storage:
     """Return the storage of a case, which does not depend on its layout or its number of GPUs."""
     recipe, checkpoint = case.recipe, case.recipe.checkpoint
     trained = _trained_params(case)
-    one = trained * (master_bytes(case) + moment_bytes(case)) / GIB
+    low = BYTES[case.compute] if case.engine in SAVES_BOTH and master_bytes(case) > BYTES[case.compute] else 0
+    one = trained * (low + master_bytes(case) + moment_bytes(case)) / GIB
     steps = recipe.train.steps
     milestones = steps // checkpoint.milestone_every if checkpoint.milestone_every else 0
-    best = int(checkpoint.keep_best and recipe.train.eval_every > 0)
+    best = int(checkpoint.keep_best and recipe.train.eval_every > 0 and case.engine in KEEPS_BEST)
     saves = steps // checkpoint.save_every + 1 if checkpoint.save_every else 1
     kept = min(checkpoint.keep + best + milestones, saves + best)
-    bytes_each = ADAPTER_BYTES if case.goal == "peft" else BYTES[case.compute]
+    bytes_each = master_bytes(case) if case.goal == "peft" else BYTES[case.compute]  # adapters as they are trained
     model = 0.0 if checkpoint.export == "none" else trained * bytes_each / GIB
     all_kept = (kept + 1) * one
     return Storage(one, kept, all_kept, model, all_kept + model)
