@@ -254,8 +254,8 @@ def test_logs_from_pipes_with_holes_or_without_a_training(
     assert "is binary" in meshwright("doctor", str(log)).err
     log.write_text("")
     assert "it is empty" in meshwright("doctor", str(log)).err
-    log.write_text('{"iter": 1, "training_loss": 2.5}\n')
-    assert "records have the keys iter, training_loss" in meshwright("doctor", str(log)).err
+    log.write_text('{"iter": 1, "accuracy": 0.5}\n')
+    assert "records have the keys iter, accuracy" in meshwright("doctor", str(log)).err
     (tmp_path / "tb").mkdir()
     (tmp_path / "tb" / "events.out.tfevents.1").write_bytes(b"x")
     assert "TensorBoard" in meshwright("doctor", str(tmp_path / "tb")).err
