@@ -168,6 +168,11 @@ def short_number(value: float, digits: str = ",.4g", least: float = 1e6) -> str:
     return f"{value / size:{digits}}{letter}" if size else f"{value:,.0f}"
 
 
+def plural(number: float, noun: str) -> str:
+    """Return a count with its noun: 1 step, 2,000 steps."""
+    return f"{number:,.0f} {noun}" + "s" * (round(number) != 1)
+
+
 def amount(value: float, limit: float | None = None) -> str:
     """Return money or GPU-hours with the digits that matter: thousands, cents, or that it is less than 0.01."""
     if limit is not None and value < 1.02 * limit:

@@ -52,7 +52,7 @@ def test_only_rank_0_records_unless_all_ranks_are_requested(
 def test_a_run_shorter_than_the_window_is_reported(tmp_path: Path) -> None:
     (ended,) = children(tmp_path, lambda: profiled(tmp_path, 1))
     assert ended.code == 0
-    assert "ended after 1 steps, before the profiled steps 3–4 were completed" in ended.stderr
+    assert "ended after 1 step, before the profiled steps 3–4 were completed" in ended.stderr
     assert ended.result[1] == []
 
 

@@ -99,7 +99,7 @@ def test_early_stop_says_so_and_is_not_silently_continued(
     stops = [*typed, "--out", str(tmp_path / "run"), "train.steps=9", "train.early_stop_delta=100"]
     first = meshwright(*stops, "train.early_stop_patience=1")
     assert first.code == 0, first.err
-    assert "stopped early: no validation loss lower by more than 100 in 1 validations since step" in first.out
+    assert "stopped early: no validation loss lower by more than 100 in 1 validation since step" in first.out
     again = meshwright(*stops, "train.early_stop_patience=1", "--json")
     assert again.code == 0
     assert (again.json["steps"], again.json["first_step"]) == (0, 5)

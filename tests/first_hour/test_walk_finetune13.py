@@ -202,3 +202,22 @@ def test_runs_that_differ_within_noise_are_said_to(here: Path, meshwright: Any) 
         (here / name / "metrics.jsonl").write_text("\n".join(json.dumps(row, separators=(",", ":")) for row in rows))
     assert "by less than 0.5%" in meshwright("compare", "d", "e", "--json").json["answer"]
     assert "within noise" not in meshwright("compare", "d", "f", "--json").json["answer"]
+
+
+def test_counts_and_options_are_written_as_the_command_takes_them(here: Path, meshwright: Any) -> None:
+    (here / "text.txt").write_text("one line")
+    (here / "empty").mkdir()
+    for name in ("empty", "Qwen/Qwen3-nosuch"):
+        refused = meshwright("tokenize", "text.txt", "--tokenizer", name, "--out", "tokens").err
+        assert f"error: --tokenizer={name}: " in refused
+        assert "--tokenizer FOLDER with tokenizer.json" in refused
+        assert "data.tokenizer" not in refused
+    tokenized = meshwright("tokenize", "text.txt", "--tokenizer", "bytes", "--out", "tokens").out
+    assert "tokens of 1 document\n" in tokenized
+    assert "1 shard of" in tokenized
+    (here / "chats.jsonl").write_text(json.dumps({"prompt": "hi", "response": "hello"}))
+    trained = meshwright(
+        "train", SFT, "--tiny", "--dataset", "chats.jsonl", "train.epochs=1", "train.global_batch_size=1"
+    )
+    assert "train.epochs=1: 1 sample per epoch, 1 sample in 1 step of 1" in trained.err
+    assert "1 step on 1 × CPU" in trained.out

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from tests import kept
 
 import meshwright
-from meshwright import costs, planner
+from meshwright import costs, display, planner
 from meshwright.clusters import cluster
 from meshwright.models import find
 from meshwright.planner import (
@@ -83,7 +83,7 @@ def numbers() -> Iterator[tuple[str, Any]]:
     runs = product((1, 1000, 10**6, 10**8), (0.01, 9.0))
     yield "goodput", [to_builtins(goodput.goodput(gpus, gb)) for gpus, gb in runs]
     yield "doublings", [match._doublings(a, b) for a, b in ((8, 8), (8, 64), (64, 8))]
-    yield "words", [explain.pluralize(n, "GPU") for n in (0, 1, 2)]
+    yield "words", [display.plural(n, "GPU") for n in (0, 1, 2)]
 
 
 def notes() -> Iterator[tuple[str, Any]]:

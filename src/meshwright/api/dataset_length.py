@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright import file_access, rules
 from meshwright.api.paths import looks_like_path
-from meshwright.display import short_number
+from meshwright.display import plural, short_number
 from meshwright.errors import InputError
 from meshwright.planner import Plan, Suggestion, examine
 from meshwright.planner.budget import Epochs
@@ -101,8 +101,8 @@ def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
         return (f"{name}: {counted.text}",)
     fewer = max(1, ceil(USUAL_EPOCHS * counted.samples / train.global_batch_size))
     return (
-        f"{name}: {counted.text}; train.steps={train.steps} with {train.global_batch_size} samples each repeat them "
-        f"{passes:,.0f} times: train.epochs={USUAL_EPOCHS} or train.steps={fewer}",
+        f"{name}: {counted.text}; train.steps={train.steps} with {plural(train.global_batch_size, 'sample')} each "
+        f"repeat them {passes:,.0f} times: train.epochs={USUAL_EPOCHS} or train.steps={fewer}",
     )
 
 
@@ -118,7 +118,7 @@ def _with_counted_steps(plan: Plan) -> Plan:
     epochs = epochs_of(plan.recipe)
     if epochs is None:
         return plan
-    counted = epochs.counted(plan.case)
+    counted = epochs.plural(plan.case)
     if not any(bool(one.broken(counted)) and not bool(one.broken(plan.case)) for one in rules.applicable(counted)):
         return plan
     typed = {recipe_fields()[change.field].flat for change in plan.changes if change.why.startswith("requested")}

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshwright import doctor, file_access
 from meshwright.api.responses import Part
-from meshwright.display import Readable, Row, field_rows, titled
+from meshwright.display import Readable, Row, field_rows, plural, titled
 from meshwright.doctor.formats.json_records import STEP
 from meshwright.doctor.reading import METRICS, TRAINER_STATE
 from meshwright.doctor.run import Run, Step
@@ -86,7 +86,7 @@ class RunSide(Readable, msgspec.Struct, frozen=True):
             "GiB": one.memory_gib,
         }
         known = [f"{name} {value:,.4g}" for name, value in figures.items() if value is not None]
-        return f"{f'{one.rank}. ' if one.rank else ''}{one.name}: {', '.join([f'{one.steps:,} steps', *known])}"
+        return f"{f'{one.rank}. ' if one.rank else ''}{one.name}: {', '.join([plural(one.steps, 'step'), *known])}"
 
 
 class RunComparison(Readable, msgspec.Struct, frozen=True):
@@ -243,7 +243,7 @@ def _validations(path: Path) -> tuple[list[tuple[int, float]], str | None]:
             with suppress(msgspec.DecodeError):
                 one = msgspec.json.decode(line, type=Validation)
                 if one.validation:
-                    data = f"{one.validation.get('dataset')}, {one.validation.get('samples')} samples"
+                    data = f"{one.validation.get('dataset')}, {plural(one.validation.get('samples') or 0, 'sample')}"
                 if one.kind == "validation" and one.loss is not None and math.isfinite(one.loss):
                     found[one.step] = one.loss
     return sorted(found.items()), data

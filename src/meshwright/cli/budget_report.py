@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from meshwright.cli.console import console, escape, table
 from meshwright.cli.layout import Answer, assumed_lines, seconds, titled
-from meshwright.display import amount, duration, short_number
+from meshwright.display import amount, duration, plural, short_number
 
 MISSING = object()  # no budget was requested
 COUNTED = "data.dataset=FILE counts those of a file or folder, --tokens gives their number of tokens"
@@ -21,10 +21,6 @@ def _ends(show: Callable[[float], str], value: float, ends: Answer) -> str:
     """Return the range of a value in parentheses; nothing if its ends read as the value itself."""
     low, high = show(ends["low"]), show(ends["high"])
     return "" if low == high == show(value) else f" ({low} to {high})"
-
-
-def _steps(count: int) -> str:
-    return f"{count:,} step{'s' * (count != 1)}"
 
 
 def budget_lines(answer: Answer, gpus: int) -> list[str]:
@@ -45,13 +41,13 @@ def budget_lines(answer: Answer, gpus: int) -> list[str]:
         lines = [
             f"{short_number(budget['tokens'])} tokens ({short_number(within['low'])} to "
             f"{short_number(within['high'])}) in "
-            f"{budget['steps']:,} steps are what {duration(budget['days'])} train {where}",
+            f"{plural(budget['steps'], 'step')} are what {duration(budget['days'])} train {where}",
             f"{amount(budget['gpu_hours'])} GPU-hours",
         ]
     else:
         lines = [
-            f"{short_number(budget['tokens'])} tokens{source} in {_steps(budget['steps'])}: {duration(budget['days'])}"
-            f"{_ends(duration, budget['days'], days)} {where}",
+            f"{short_number(budget['tokens'])} tokens{source} in {plural(budget['steps'], 'step')}: "
+            f"{duration(budget['days'])}{_ends(duration, budget['days'], days)} {where}",
             f"{amount(budget['gpu_hours'])} GPU-hours{_ends(amount, budget['gpu_hours'], hours)}",
         ]
     if budget["cost"] is not None:
@@ -83,8 +79,8 @@ def _saved(good: Answer, steps: int) -> str:
     """Return when a run writes checkpoints: in time and steps, or only at its end."""
     every = good["save_every"]
     if every and every < steps:
-        return f"every {duration(good['save_interval_s'] / 86400)} ({every:,} steps)"
-    longer = f" (checkpoint.save_every={every} is not below its {steps:,} steps)" if every else ""
+        return f"every {duration(good['save_interval_s'] / 86400)} ({plural(every, 'step')})"
+    longer = f" (checkpoint.save_every={every} is not below its {plural(steps, 'step')})" if every else ""
     return f"{AT_END}{longer}"
 
 
@@ -241,7 +237,7 @@ def _band(chosen: Answer, unit: str) -> str:
     days, cost = chosen["days_band"], chosen["cost_band"]
     if days["low"] == days["high"]:  # the days were given
         price = "" if cost is None else f", {amount(chosen['cost'])}{unit}"
-        return f"; {short_number(chosen['tokens'])} tokens in {chosen['steps']:,} steps{price}"
+        return f"; {short_number(chosen['tokens'])} tokens in {plural(chosen['steps'], 'step')}{price}"
     text = f"; {duration(chosen['days'])}{_ends(duration, chosen['days'], days)}"
     if cost is not None:
         text += f", {amount(chosen['cost'])}{unit}{_ends(amount, chosen['cost'], cost)}"

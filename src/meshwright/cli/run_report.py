@@ -8,12 +8,13 @@ from typing import Any
 from meshwright.api.summary import layout_summary
 from meshwright.cli.console import console, escape, table
 from meshwright.cli.layout import Answer
+from meshwright.display import plural
 
 
 def train(answer: Answer, found: Any) -> None:
     """Print the metrics of a run, next to the estimate if it ran on GPUs."""
     out, losses, memory = console(), answer["losses"], answer["memory_gib"]
-    where = f"{answer['steps']} steps on {answer['ranks']} × {escape(answer['device'])}"
+    where = f"{plural(answer['steps'], 'step')} on {answer['ranks']} × {escape(answer['device'])}"
     out.print(f"[bold]{escape(answer['recipe'])}[/]  {where}  {layout_summary(answer['layout'])}")
     if answer["resumed_from"]:
         out.print(f"resumed {escape(answer['resumed_from'])}")
@@ -56,15 +57,11 @@ def _print_validation(answer: Answer) -> None:
     if not answer["validation"]:
         return
     out, last = console(), answer["validation"][-1]
-    out.print(f"val     {_validated(last)} over {last['tokens']:,} tokens of {_samples(last['samples'])}")
+    out.print(f"val     {_validated(last)} over {last['tokens']:,} tokens of {plural(last['samples'], 'sample')}")
     best = next((one for one in reversed(answer["validation"]) if one["step"] == answer["best_step"]), None)
     if best is not None:
         kept = f", kept in {escape(answer['best_checkpoint'])}" if answer["best_checkpoint"] else ""
         out.print(f"best    {_validated(best)}{kept}")
-
-
-def _samples(count: int) -> str:
-    return f"{count:,} sample{'s' * (count != 1)}"
 
 
 def _validated(one: Answer) -> str:
@@ -85,11 +82,17 @@ def _against_estimate(answer: Answer) -> str:
 def tokenize(answer: Answer, found: Any) -> None:
     """Print what was tokenized."""
     out = console()
-    out.print(f"[bold]{escape(answer['folder'])}[/]  {answer['tokens']:,} tokens of {answer['documents']:,} documents")
+    out.print(
+        f"[bold]{escape(answer['folder'])}[/]  {answer['tokens']:,} tokens of {plural(answer['documents'], 'document')}"
+    )
     rate = answer["tokens"] / max(answer["seconds"], 1e-9)
-    out.print(f"{answer['shards']} shards of {answer['dtype']}, {answer['seconds']:.1f} s, {rate:,.0f} tokens/s")
+    out.print(
+        f"{plural(answer['shards'], 'shard')} of {answer['dtype']}, {answer['seconds']:.1f} s, {rate:,.0f} tokens/s"
+    )
     if answer["skipped"] or answer["empty"]:
-        out.print(f"skipped: {answer['skipped']} bad lines, {answer['empty']} documents without text")
+        out.print(
+            f"skipped: {plural(answer['skipped'], 'bad line')}, {plural(answer['empty'], 'document')} without text"
+        )
     for line in answer["skipped_lines"]:
         out.print(f"  {escape(line)}")
 
@@ -106,20 +109,22 @@ def evaluate(answer: Answer, found: Any) -> None:
         measured = f"perplexity {answer['perplexity']:.4g} ({measured})"
     part = f" ({answer['part']})" if answer["part"] else ""
     console().print(
-        f"{measured} over {answer['tokens']:,} tokens of {_samples(answer['samples'])} of "
+        f"{measured} over {answer['tokens']:,} tokens of {plural(answer['samples'], 'sample')} of "
         f"{escape(answer['dataset'])}{escape(part)}"
     )
     if answer["seq_length"]:
         console().print(f"samples of at most {answer['seq_length']:,} tokens (data.seq_length)")
     available = answer["available"] or 0
     if available > answer["samples"]:
-        console().print(f"the dataset has {_samples(available)}; --samples {available} uses all")
+        console().print(f"the dataset has {plural(available, 'sample')}; --samples {available} uses all")
 
 
 def convert(answer: Answer, found: Any) -> None:
     """Print what was written."""
     gib = answer["bytes"] / 1024**3
-    console().print(f"{escape(str(answer['folder']))}  {answer['files']} files, {gib:.3g} GiB, {answer['dtype']}")
+    console().print(
+        f"{escape(str(answer['folder']))}  {plural(answer['files'], 'file')}, {gib:.3g} GiB, {answer['dtype']}"
+    )
 
 
 FEW_ROWS = 5

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import msgspec
 
+from meshwright.display import plural
 from meshwright.doctor import faults, known_messages, remedies, slowdown
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Fault
 from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.thresholds import limit, share
-from meshwright.planner.explain import pluralize
 
 FROM_SCRATCH = "It started again at step 1: no checkpoint was loaded, or the file holds several runs"
 TARGET_SHARE = 0.01  # target share of the run time for blocking checkpoints
@@ -48,7 +48,8 @@ def checkpoint_stalls(stats: RunStats) -> Iterator[Finding]:
         Remedy(
             try_=(f"checkpoint.save_every={longer}",),
             what="layout",
-            why=f"{TARGET_SHARE:.0%} of the run time at {each:.3g} s each; a failure loses at most {longer} steps",
+            why=f"{TARGET_SHARE:.0%} of the run time at {each:.3g} s each; a failure loses at most "
+            f"{plural(longer, 'step')}",
             step_ratio=round((1 - part) / (1 - TARGET_SHARE), 4),
         )
     )
@@ -56,7 +57,8 @@ def checkpoint_stalls(stats: RunStats) -> Iterator[Finding]:
     yield Finding(
         id="run.checkpoint-stalls",
         severity="warning",
-        message=f"training blocks {each:.3g} s for a checkpoint about every {every} steps: {part:.0%} of the run time",
+        message=f"training blocks {each:.3g} s for a checkpoint about every {plural(every, 'step')}: {part:.0%} of "
+        "the run time",
         steps=(blocking[0].first, blocking[-1].step),
         lines=tuple(stats.location(step) for step in blocking[:3]),
         evidence=(
@@ -85,12 +87,12 @@ def restarts(stats: RunStats) -> Iterator[Finding]:
     fixes = [remedies.advice("read the log above every restart", why="it shows the cause")]
     if part > share("lost_share"):
         every = max(1, gap // 5)
-        why = f"a restart loses at most {every} steps instead of about {gap}"
+        why = f"a restart loses at most {plural(every, 'step')} instead of about {gap}"
         fixes.insert(0, Remedy(try_=(f"checkpoint.save_every={every}",), what="layout", why=why))
     yield Finding(
         id="run.restarts",
         severity="warning",
-        message=f"the run was restarted {pluralize(times, 'time')} and repeated {lost} steps ({part:.0%})"
+        message=f"the run was restarted {plural(times, 'time')} and repeated {plural(lost, 'step')} ({part:.0%})"
         + (f". {FROM_SCRATCH}" if any(one and one[0].first <= 1 for one in run.attempts[1:]) else ""),
         steps=(run.starts[1] if len(run.starts) > 1 else run.last_step, run.last_step),
         lines=(

@@ -10,6 +10,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.display import plural
 from meshwright.doctor import remedies, settings
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Step
@@ -188,7 +189,7 @@ def flat(stats: RunStats) -> Iterator[Finding]:
     yield Finding(
         id="loss.flat",
         severity="warning",
-        message=f"the loss went from {first:.4g} to {last:.4g} in {steps_covered} steps: {text}",
+        message=f"the loss went from {first:.4g} to {last:.4g} in {plural(steps_covered, 'step')}: {text}",
         steps=(rows[0].first, rows[-1].step),
         lines=(stats.location(rows[0]), stats.location(rows[-1])),
         evidence=(

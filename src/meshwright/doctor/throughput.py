@@ -9,6 +9,7 @@ from statistics import median
 
 import numpy as np
 
+from meshwright.display import plural
 from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Step
@@ -155,7 +156,7 @@ def _periodic(stats: RunStats, every: int) -> tuple[Remedy, ...]:
         )
     fixes.append(
         remedies.advice(
-            f"check what runs every {every} steps: garbage collection, logging, checkpoints, evaluations",
+            f"check what runs every {plural(every, 'step')}: garbage collection, logging, checkpoints, evaluations",
             why="a fixed period points to the run itself",
         )
     )

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.display import plural
 from meshwright.engine.data.finite import FiniteSource, known_size
 from meshwright.engine.metrics.jsonl import log
 from meshwright.errors import InputError
@@ -42,7 +43,8 @@ def with_steps(recipe: Recipe, open_source: Callable[[], Any], shown: bool) -> t
     steps = ceil(total / batch)
     if shown:
         rest = f", {total % batch} in the last" if total % batch else ""
-        log(f"train.epochs={epochs:g}: {size} samples per epoch, {total} samples in {steps} steps of {batch}{rest}")
+        length = f"{plural(total, 'sample')} in {plural(steps, 'step')} of {batch}{rest}"
+        log(f"train.epochs={epochs:g}: {plural(size, 'sample')} per epoch, {length}")
     train = msgspec.structs.replace(recipe.train, steps=steps, epochs=0.0)
     return msgspec.structs.replace(recipe, train=train), total
 
@@ -59,7 +61,7 @@ def repeat_warning(recipe: Recipe, samples_per_epoch: int | None) -> str:
     steps, batch = recipe.train.steps, recipe.train.global_batch_size
     fewer = max(1, ceil(USUAL_EPOCHS * samples_per_epoch / batch))
     return (
-        f"train.steps={steps} with {batch} samples each repeat the {samples_per_epoch} samples of "
+        f"train.steps={steps} with {plural(batch, 'sample')} each repeat the {plural(samples_per_epoch, 'sample')} of "
         f"{' + '.join(recipe.data.blend) or recipe.data.dataset} {passes:,.0f} times; "
         f"fix: train.epochs={USUAL_EPOCHS} or train.steps={fewer}"
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from meshwright.display import plural
 from meshwright.engine.metrics.jsonl import log, warn
 from meshwright.engine.metrics.record import ValidationRecord, perplexity
 
@@ -76,9 +77,9 @@ class Validation:
     def _described(self, total: int | None) -> str:
         used, batch = self.source.size, self.recipe.train.global_batch_size
         if total is None or total <= used:
-            return f"{used:,} samples of {self.name}"
+            return f"{plural(used, 'sample')} of {self.name}"
         if self.source.in_order:  # a stream that was not read to its end
-            return f"the first {used:,} samples of {self.name}"
+            return f"the first {plural(used, 'sample')} of {self.name}"
         uses_all = f"train.eval_steps={-(-total // batch)} uses all"
         return f"the first {used:,} of {total:,} samples of {self.name} ({uses_all})"
 
@@ -104,7 +105,10 @@ class Validation:
         else:
             self.state = msgspec.structs.replace(self.state, records=saved.records)
             if self.first:
-                was, now = f"{saved.samples:,} samples of {saved.dataset}", f"{self.source.size:,} of {self.name}"
+                was, now = (
+                    f"{plural(saved.samples, 'sample')} of {saved.dataset}",
+                    f"{self.source.size:,} of {self.name}",
+                )
                 warn(f"validation used {was} before and uses {now} now: the best loss starts anew")
 
     def run(self, step: int, watch: StepCallbacks) -> ValidationRecord | None:
@@ -140,7 +144,7 @@ class Validation:
         loss = math.nan if state.reference_loss is None else state.reference_loss
         enough = f"lower by more than {delta:g}" if delta else "lower"
         return (
-            f"stopped early: no validation loss {enough} in {state.waited} validations since step "
+            f"stopped early: no validation loss {enough} in {plural(state.waited, 'validation')} since step "
             f"{state.reference_step} (loss {loss:.4f}); "
             f"train.early_stop_patience={state.waited + self.recipe.train.early_stop_patience} or 0 continues"
         )

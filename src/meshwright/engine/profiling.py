@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.display import plural
 from meshwright.engine.metrics.jsonl import warn
 from meshwright.engine.rank_env import Process
 from meshwright.errors import InputError
@@ -58,7 +59,7 @@ def window(
     recorded._profile = None
     if recorded.done < recorded.last:
         planned = f"{recorded.first}–{recorded.last}"
-        warn(f"the run ended after {recorded.done} steps, before the profiled steps {planned} were completed")
+        warn(f"the run ended after {plural(recorded.done, 'step')}, before the profiled steps {planned} were completed")
 
 
 def _profiler(recorded: Window, folder: Path, rank: int, steps: tuple[int, int, int]) -> profile:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from meshwright.costs import Estimate
+from meshwright.display import plural
 from meshwright.frameworks.common import value_or_default
 from meshwright.frameworks.to_recipe import ImportedRecipe
 from meshwright.recipes.types import Recipe
@@ -50,7 +51,7 @@ def _only_at_the_end(imported: ImportedRecipe, recipe: Recipe, estimate: Estimat
     wanted = (
         max(1, steps // 10) if estimate is None else max(1, min(round(SAVE_H * 3600 / float(estimate.step_s)), steps))
     )
-    long = f"{steps:,} steps" if hours is None else f"{steps:,} steps, about {hours:,.0f} hours,"
+    long = plural(steps, "step") if hours is None else f"{plural(steps, 'step')}, about {hours:,.0f} hours,"
     yield Finding(
         LATE_RULE,
         "warning",
@@ -111,7 +112,7 @@ def _never(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None) 
         RULE,
         "warning",
         key,
-        f"{missing}: {recipe.train.steps:,} steps, about {hours:,.0f} hours, without a checkpoint",
+        f"{missing}: {plural(recipe.train.steps, 'step')}, about {hours:,.0f} hours, without a checkpoint",
         (fix,),
         file=setting.file if setting else imported.parsed.files[0] if imported.parsed.files else "",
         line=setting.line if setting else 0,

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from meshwright import file_access
+from meshwright.display import plural
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.types import Program
@@ -217,14 +218,14 @@ def changed_interval(recipe: Recipe, old: int) -> tuple[str, ...]:
     checkpoint = recipe.checkpoint
     if not old or old == checkpoint.save_every:
         return ()
-    few = f"the latest and those of every {checkpoint.milestone_every:,} steps are kept"
+    few = f"the latest and those of every {plural(checkpoint.milestone_every, 'step')} are kept"
     kept = few if checkpoint.milestone_every else "all are kept" if checkpoint.keep >= KEEP_ALL else ""
-    changed = f"the job saves every {checkpoint.save_every:,} steps, the file every {old:,}"
+    changed = f"the job saves every {plural(checkpoint.save_every, 'step')}, the file every {old:,}"
     return (f"warning: {changed}{f'; {kept}' if kept else ''}; checkpoint.save_every={old} keeps the file's",)
 
 
 def requeue_note(framework: str, recipe: Recipe, step_s: float) -> str:
     """Return how much a requeued run repeats."""
     minutes = recipe.checkpoint.save_every * step_s / 60
-    every = f"a checkpoint every {recipe.checkpoint.save_every:,} steps, about {minutes:.0f} min at the estimated speed"
-    return f"requeue: {CHECKOUTS[framework].how}; {every}"
+    every = f"a checkpoint every {plural(recipe.checkpoint.save_every, 'step')}"
+    return f"requeue: {CHECKOUTS[framework].how}; {every}, about {minutes:.0f} min at the estimated speed"

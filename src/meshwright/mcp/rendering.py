@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.api.summary import layout_summary
-from meshwright.display import amount, duration
+from meshwright.display import amount, duration, plural
 
 Answer = dict[str, Any]
 SHOWN = 8  # rows of a list
@@ -98,7 +98,7 @@ def _budget(budget: Answer | None) -> list[str]:
         return []
     days, unit = budget["days_band"], f" {budget['currency']}" if budget["currency"] else ""
     lines = [
-        f"budget: {budget['tokens']:.4g} tokens in {budget['steps']:,} steps: {duration(budget['days'])} "
+        f"budget: {budget['tokens']:.4g} tokens in {plural(budget['steps'], 'step')}: {duration(budget['days'])} "
         f"({duration(days['low'])} to {duration(days['high'])}), {amount(budget['gpu_hours'])} GPU-hours"
     ]
     if budget["cost"] is not None:

@@ -10,6 +10,7 @@ import msgspec
 
 from meshwright import costs, rules
 from meshwright.clusters import Cluster, cluster
+from meshwright.display import plural
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec, same_model
 from meshwright.planner.match import BaselineSource, find_baseline_recipe
@@ -90,7 +91,7 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
     if recipe is None and (warmup := _longer_warmup(base, requested, frozenset(wanted))) is not None:
         requested, _ = override.change(requested, {WARMUP: warmup})
         reasons[WARMUP] = (
-            f"follows steps: {base.schedule.warmup_steps:,} were for {base.train.steps:,} steps; "
+            f"follows steps: {base.schedule.warmup_steps:,} were for {plural(base.train.steps, 'step')}; "
             f"a long run warms up for 1% of its steps, at most {LONGEST_WARMUP:,}; a new experiment"
         )
     if wanted.get(override.IMAGES) is False and not _names(override.IMAGES, overrides):

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from meshwright import costs
+from meshwright.display import plural
 from meshwright.planner.divisors import divided_batch
 from meshwright.planner.goodput import Goodput, goodput
 from meshwright.planner.storage import storage_of
@@ -81,7 +82,7 @@ def save_notes(case: Case, useful: Goodput, step_s: float, steps: int) -> tuple[
     other = goodput_of(case, step_s, steps, every)
     if case.benchmark or other.share < useful.share + SAVE_GAIN:
         return ()
-    now = f"every {useful.save_every:,} steps" if useful.save_every else "only at the end"
+    now = f"every {plural(useful.save_every, 'step')}" if useful.save_every else "only at the end"
     minutes = f"{every * step_s / 60:,.0f} minutes" if every * step_s >= 120 else f"{every * step_s:,.0f} seconds"
     return (
         f"a checkpoint {now} leaves {useful.share:.1%} of the time to training, one every {minutes} {other.share:.1%}: "
@@ -102,7 +103,7 @@ class Epochs(msgspec.Struct, frozen=True):
     packed_tokens: float = 0.0  # of one epoch, if documents are packed
     longest: int = 0  # tokens of the longest document; 0 if not known
 
-    def counted(self, case: Case) -> Case:
+    def plural(self, case: Case) -> Case:
         """Return the case with these samples."""
         return case.with_samples(self.samples, self.packed_tokens, self.longest)
 
@@ -189,7 +190,11 @@ def _met(taken: float, days: float, factor: float) -> tuple[str, ...]:
 
 def _late(taken: float, days: float, within: Budget | None) -> tuple[str, ...]:
     """Return that a deadline is missed, and the tokens that would meet it."""
-    fits = "" if within is None else f": in these days {within.tokens / 1e9:,.4g}B tokens fit ({within.steps:,} steps)"
+    fits = (
+        ""
+        if within is None
+        else f": in these days {within.tokens / 1e9:,.4g}B tokens fit ({plural(within.steps, 'step')})"
+    )
     return (f"{taken:,.2f} days are more than --days {days:g}{fits}; meshwright size finds the GPUs for the deadline",)
 
 
@@ -230,7 +235,7 @@ def steps_notes(case: Case, tokens: float, width: float | None = None) -> tuple[
     if train.epochs:
         length = f"{train.epochs:g} epoch{'s' if train.epochs != 1 else ''}"
         return (f"the run lasts {length}: write train.steps={steps} instead of train.epochs to train these tokens",)
-    return (f"the recipe trains for {train.steps:,} steps: add train.steps={steps} to train these tokens",)
+    return (f"the recipe trains for {plural(train.steps, 'step')}: add train.steps={steps} to train these tokens",)
 
 
 def batch_notes(case: Case, tokens: float) -> tuple[str, ...]:
@@ -244,8 +249,8 @@ def batch_notes(case: Case, tokens: float) -> tuple[str, ...]:
         return (_small_batch_note(case, tokens, steps),)
     if steps <= case.warmup_steps:
         return (
-            f"{tokens:.3g} tokens are {steps:,} steps of {per_step:,} tokens, fewer than the recipe's warmup of "
-            f"{case.warmup_steps:,}: set schedule.warmup_steps={short_warmup(steps)} or a smaller batch",
+            f"{tokens:.3g} tokens are {plural(steps, 'step')} of {per_step:,} tokens, fewer than the recipe's warmup "
+            f"of {case.warmup_steps:,}: set schedule.warmup_steps={short_warmup(steps)} or a smaller batch",
         )
     return ()
 
@@ -254,8 +259,9 @@ def _small_batch_note(case: Case, tokens: float, steps: int) -> str:
     per_step = int(case.global_batch_size * case.seq_length)
     wanted = min(2 ** ceil(log2(tokens / USUAL_STEPS)), MAX_STEP_TOKENS)
     batch = divided_batch(max(wanted // int(case.seq_length), 1), case.cluster.world)
+    larger = batch * int(case.seq_length)
     return (
-        f"the recipe's batch of {per_step:,} tokens is small for {tokens:.3g} tokens: {steps:,} steps; published runs "
-        f"take 0.1 to 1.2 million. Speed per GPU and cost change with it: try train.global_batch_size={batch} "
-        f"({batch * int(case.seq_length):,} tokens, {ceil(tokens / (batch * int(case.seq_length))):,} steps)"
+        f"the recipe's batch of {per_step:,} tokens is small for {tokens:.3g} tokens: {plural(steps, 'step')}; "
+        "published runs take 0.1 to 1.2 million. Speed per GPU and cost change with it: try "
+        f"train.global_batch_size={batch} ({larger:,} tokens, {plural(ceil(tokens / larger), 'step')})"
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 from meshwright import costs, rules
 from meshwright.costs.memory_constants import RESERVE
+from meshwright.display import plural
 from meshwright.planner.plan import Plan, Reason
 from meshwright.recipes.case import Case
 from meshwright.recipes.stage_layers import balanced_stages
@@ -23,11 +24,6 @@ DERIVED_FIELDS = {
     "recompute_modules": "follows recompute",
     "recompute_layers": "follows recompute",
 }
-
-
-def pluralize(number: int, noun: str) -> str:
-    """Return a count with its noun, e.g. 1 GPU, 2 GPUs."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")
 
 
 def field_description(name: str) -> str:
@@ -85,7 +81,7 @@ def reasons(plan: Plan) -> tuple[Reason, ...]:
         Reason(
             "dp",
             int(case.dp),
-            f"{pluralize(case.world, 'GPU')} / {int(case.model_ranks)} per model replica; "
+            f"{plural(case.world, 'GPU')} / {int(case.model_ranks)} per model replica; "
             + ("no state is sharded" if case.shard == 1 else f"the state is sharded over {int(case.shard)} ranks")
             + (f", {layout.dp_replicate} replicas" if layout.dp_replicate > 1 else ""),
         )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from meshwright import file_access
 from meshwright.clusters import cluster
+from meshwright.display import plural
 from meshwright.errors import InputError
 from meshwright.recipes.key_maps import REMOVED_KEYS
 from meshwright.recipes.types import Recipe
@@ -122,7 +123,7 @@ def _value(key: str, text: str, recipe: Recipe) -> tuple[str, str]:
             if steps:
                 return str(
                     round(float(text) * steps)
-                ), f" ({text} of the {steps} steps of train.epochs={train.epochs:g})"
+                ), f" ({text} of the {plural(steps, 'step')} of train.epochs={train.epochs:g})"
             return str(own), f" (the steps of train.epochs follow from the data; {own} is the recipe's own)"
         return str(max(round(float(text) * train.steps), 0)), f" ({text} of train.steps={train.steps})"
     if name in ("gradient_accumulation_steps", "grad_accum_steps"):

@@ -179,10 +179,11 @@ def batch_too_large(c: Case) -> Column:
     "ranges.anneal",
     "warning",
     "anneal_steps",
-    message="anneal_steps={anneal_steps}, but training has only {steps} steps",
+    message="anneal_steps={anneal_steps}, but training has only {steps} step{s}",
     symptom="the whole run samples from anneal_blend",
     cause="anneal_steps are the final steps; about a tenth of the run is usual",
     fixes=({"anneal_steps": lambda c: [int(c.steps) // 10]},),
+    values={"s": lambda c: "s" * bool(c.steps != 1)},
 )
 def anneals_from_the_start(c: Case) -> Column:
     return (c.anneal_steps > 0) & (c.anneal_steps >= c.steps)

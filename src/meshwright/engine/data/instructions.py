@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.display import plural
 from meshwright.engine.data.conversations import detect_columns, note_unused_columns
 from meshwright.engine.data.dataset_registry import REGISTRY, dataset_columns, open_rows
 from meshwright.engine.data.files import Rows, longest_suffix
@@ -127,7 +128,8 @@ def _build_source(
     purpose = "used for validation" if held_out else "used for training"
     lines = [
         *conversations.stats.lines(),
-        f"{len(indices)} conversations {purpose}, in {len(corpus)} samples of {data.seq_length} tokens",
+        f"{plural(len(indices), 'conversation')} {purpose}, in {plural(len(corpus), 'sample')} of "
+        f"{data.seq_length} tokens",
     ]
     # Grouping reorders the samples of several epochs together, so held-out samples would not be used once each.
     if data.group_by_length and isinstance(corpus, PaddedCorpus) and not held_out:
@@ -153,7 +155,9 @@ def _advice(data: Data, corpus: PackedCorpus | PaddedCorpus) -> str:
     if isinstance(corpus, PackedCorpus) or corpus.efficiency > LITTLE_PADDING:
         return ""
     packed = max(1, round(len(corpus) * corpus.efficiency))
-    return f"; data.packing=true trains them in about {packed} samples, {1 / corpus.efficiency:.1f} times faster"
+    return (
+        f"; data.packing=true trains them in about {plural(packed, 'sample')}, {1 / corpus.efficiency:.1f} times faster"
+    )
 
 
 def _group_by_length(inner: MockConversations | ShuffledWithLengths, recipe: Recipe) -> LengthGrouped:

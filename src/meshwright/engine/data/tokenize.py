@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from meshwright.display import plural
 from meshwright.engine.data import shards
 from meshwright.engine.data.cache import cache_folder, cache_lock
 from meshwright.engine.data.corpus_reader import (
@@ -163,7 +164,7 @@ def tokenize_cached(path: Path, tokenizer: Any, text_column: str, documents: Doc
                 _tokenize_files(files, loaded, folder, text_column, 1, SHARD_TOKENS, "refuse", documents)
     stream, manifest = shards.open_shards(folder)
     if any(longest_suffix(file, SUFFIXES).startswith(".txt") for file in files):
-        note(f"{path}: {manifest.documents} documents ({described(files, documents)}; data.documents)")
+        note(f"{path}: {plural(manifest.documents, 'document')} ({described(files, documents)}; data.documents)")
     return stream
 
 
@@ -175,9 +176,17 @@ def described(files: Sequence[Path], documents: Documents) -> str:
 
 def load_serialized(folder: str, append_eos: bool = True) -> SerializedTokenizer:
     """Load and serialize the tokenizer of a folder or of the local Hugging Face cache."""
-    from meshwright.engine.data.tokenizers import load_tokenizer
+    from meshwright.engine.data.tokenizers import FIELD, load_tokenizer
 
-    return serialize_tokenizer(load_tokenizer(folder), folder, append_eos)
+    try:
+        return serialize_tokenizer(load_tokenizer(folder), folder, append_eos)
+    except InputError as error:
+        if error.field != FIELD:
+            raise
+        fix = [
+            one.replace(f"{FIELD}=", "--tokenizer ") for one in error.fix
+        ]  # the field of a training is an option here
+        raise InputError(error.reason, "--tokenizer", folder, fix) from None
 
 
 def serialize_tokenizer(tokenizer: Any, folder: str, append_eos: bool = True) -> SerializedTokenizer:
@@ -196,7 +205,7 @@ def serialize_tokenizer(tokenizer: Any, folder: str, append_eos: bool = True) ->
             "the tokenizer has no eos_token to end documents with",
             field="tokenizer",
             value=folder,
-            fix=("set eos_token in its tokenizer_config.json", "append_eos=False: no token between documents"),
+            fix=("set eos_token in its tokenizer_config.json",),
         )
     vocab = backend.get_vocab(with_added_tokens=True)
     return SerializedTokenizer(backend.to_str(), eos, max(vocab.values(), default=0) + 1, Path(folder).name)

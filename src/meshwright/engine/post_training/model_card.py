@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright.display import plural
 from meshwright.engine.metrics.sinks import METRICS_FILE
 from meshwright.recipes.files import to_text
 from meshwright.recipes.types import Recipe
@@ -126,7 +127,7 @@ def _figures(figures: RunFigures) -> list[tuple[str, object]]:
     ]
     if figures.validation:
         done = figures.validation
-        over = f"over {done['tokens']:,} tokens of {done['samples']:,} samples"
+        over = f"over {done['tokens']:,} tokens of {plural(done['samples'], 'sample')}"
         rows.append(("validation loss", f"{_number(done['loss'])} at step {done['step']}, {over}"))
     if last.get("mfu") is not None:
         rows.append(("MFU", f"{last['mfu']:.1%}"))

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from meshwright.clusters import Cluster
+from meshwright.display import plural
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import needs_converted, shell_word
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, without_defaults
@@ -112,7 +113,7 @@ def retention(recipe: Recipe) -> Retention | None:
     checkpoint = recipe.checkpoint
     saves = recipe.train.steps // checkpoint.save_every if checkpoint.save_every else 0
     if checkpoint.milestone_every and checkpoint.keep > 1:
-        reason = f"Megatron-LM keeps the latest checkpoint and one every {checkpoint.milestone_every:,} steps"
+        reason = f"Megatron-LM keeps the latest checkpoint and one every {plural(checkpoint.milestone_every, 'step')}"
         return Retention(checkpoint.milestone_every, reason)
     if checkpoint.milestone_every or saves < checkpoint.keep:
         return None
@@ -120,7 +121,7 @@ def retention(recipe: Recipe) -> Retention | None:
     every = checkpoint.save_every * apart
     if checkpoint.keep == 1:
         return Retention(every, "")
-    kept = f"the latest checkpoint and one every {every:,} steps (--save-retain-interval)"
+    kept = f"the latest checkpoint and one every {plural(every, 'step')} (--save-retain-interval)"
     return Retention(every, f"Megatron-LM keeps {kept}, at most {checkpoint.keep} in all")
 
 

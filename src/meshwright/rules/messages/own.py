@@ -11,7 +11,7 @@ TABLE: Table = {
         "resuming with changed contract fields: {}": "error.contract-differs",
     },
     f"{SOURCE}/engine/epochs.py": {
-        "train.steps={} with {} samples each repeat the {} samples of {} times; fix: {}": "error.data-repeated"
+        "train.steps={} with {} each repeat the {} of {} times; fix: {}": "error.data-repeated"
     },
     f"{SOURCE}/engine/post_training/perplexity.py": {
         "the run has no held-out data: it was trained on all of {}": "error.no-held-out-data"
