@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.first_hour.test_walk_plan12 import OUR_MOE
 
 SMALL = {
     "architectures": ["LlamaForCausalLM"],
@@ -192,3 +193,22 @@ def test_storage_is_what_each_engine_saves() -> None:
     ours, theirs = (bytes_each("llama3_8b_pretrain_config", one, *validated) for one in ("meshwright", "megatron"))
     assert (ours[0], theirs[0]) == (12, 14)  # Megatron-LM also saves the bf16 weights
     assert ours[2] == theirs[2] + 1  # and no best checkpoint
+
+
+def test_check_names_the_batch_that_divides_in_the_keys_of_a_script(meshwright: Any, tmp_path: Path) -> None:
+    (tmp_path / "ourmoe").mkdir()
+    (tmp_path / "ourmoe" / "config.json").write_text(json.dumps(OUR_MOE))
+    saved, folder = str(tmp_path / "moe.toml"), str(tmp_path / "megatron")
+    words = ("--engine", "megatron", "--goal", "pretrain", "train.steps=30", "--save", saved)
+    meshwright("recommend", str(tmp_path / "ourmoe" / "config.json"), "--gpus", "16x8xH100", *words)
+    checked = meshwright("check", saved, "--json").json  # 40 steps of warmup are saved as they are planned
+    assert "learning_rate.warmup-too-long" in [one["rule"] for one in checked["findings"]]
+    words = ("--to", "megatron-lm", "--gpus", "16x8xH100", "schedule.warmup_steps=3", "train.global_batch_size=1024")
+    assert meshwright("export", saved, *words, "--out", folder).code == 0
+    (path,) = (tmp_path / "megatron").glob("*.sh")
+    (note,) = (
+        one
+        for one in meshwright("check", str(path), "--gpus", "15x8xH100", "--json").json["notes"]
+        if "× the time per token of --global-batch-size 960" in one
+    )
+    assert "1024 divides into few layouts of 120 GPUs" in note

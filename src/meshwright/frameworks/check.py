@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from meshwright.frameworks.joint_repair import needs_repair, only_fix_fails, wit
 from meshwright.frameworks.launch_checks import launch_findings, launch_notes
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.model_differences import model_findings
+from meshwright.frameworks.native import batch_notes
 from meshwright.frameworks.result import CheckResult, UnresolvedValue
 from meshwright.frameworks.saving import saving_findings
 from meshwright.frameworks.schedule_units import file_units, in_file_units
@@ -65,13 +66,27 @@ def check(
     def recheck(changed: Content, fixes: bool) -> CheckResult:
         return _check(framework, changed, gpus, model, overrides, advice, goal, fixes=fixes)
 
-    if not needs_repair(found.findings) and not only_fix_fails(content, found.findings, recheck):
-        return found
-
     def our_repair(changed: Content) -> tuple[str, ...]:
         return _our_repair(import_recipe(framework, changed, model, list(overrides), goal), gpus)
 
-    return with_repair(content, found, result.findings, recheck, our_repair)
+    if needs_repair(found.findings) or only_fix_fails(content, found.findings, recheck):
+        found = with_repair(content, found, result.findings, recheck, our_repair)
+    return _with_batch_note(found, lambda: import_recipe(framework, content, model, list(overrides), goal))
+
+
+def _with_batch_note(result: CheckResult, read: Callable[[], ImportedRecipe]) -> CheckResult:
+    """Return the result with a note on a faster batch, in the framework's keys, where the file's divides badly."""
+    on, estimate = result.cluster, result.estimate
+    if on is None or estimate is None or result.model is None or result.recipe.train.global_batch_size % on.world == 0:
+        return result
+    imported = read()
+    case = case_of(result.recipe, result.model, on, result.engine)
+
+    def written(changes: Sequence[str]) -> str:
+        return " ".join(_their_fix(imported, result.recipe, changes))
+
+    notes = batch_notes(case, result.findings, float(estimate.step_s), result.repair, written)
+    return msgspec.structs.replace(result, notes=(*result.notes, *notes)) if notes else result
 
 
 def _our_repair(imported: ImportedRecipe, gpus: str | None) -> tuple[str, ...]:

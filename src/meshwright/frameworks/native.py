@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -88,14 +89,28 @@ def _batch_notes(
     case: Case, found: Collection[Finding], estimate: costs.Estimate, repair: Repair | None
 ) -> tuple[str, ...]:
     """Return a faster batch near the recipe's if that divides into few layouts: of the repair, if there are errors."""
+    return batch_notes(case, found, float(estimate.step_s), repair, shlex.join)
+
+
+def batch_notes(
+    case: Case,
+    found: Collection[Finding],
+    step_s: float,
+    repair: Repair | None,
+    written: Callable[[Sequence[str]], str],
+) -> tuple[str, ...]:
+    """Return the note on a faster batch, with its overrides as `written`; none if they cannot be."""
     if int(case.global_batch_size) % int(case.world) == 0 or case.recipe.benchmark:
         return ()
-    wrong = {one.rule for one in found if one.severity == "error"}
+    errors = (one.rule for one in found if one.severity == "error")
+    wrong = {rule for rule in errors if not rule.startswith("launch.")}  # the launcher's counts change no step time
     if wrong - {"batch.divides"}:
         return ()
-    step_s = float(estimate.step_s) if not wrong else repair and repair.step_s
-    text = fitting_batch(case, step_s) if step_s else ""
-    return (text,) if text else ()
+    if wrong:
+        step_s = (repair.step_s or 0.0) if repair is not None and not repair.contract else 0.0
+    other = fitting_batch(case, step_s) if step_s else None
+    words = written(other.overrides) if other is not None else ""
+    return (other.note(case, step_s, words),) if other is not None and words else ()
 
 
 def _with_location(finding: Finding, content: Content | None, lines: Mapping[str, int]) -> Finding:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Container, Mapping
 from math import ceil, lcm, sqrt
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -60,24 +59,35 @@ def divisible_batches(batch: int, world: int) -> list[int]:
         step //= 2
 
 
-def fitting_batch(case: Case, step_s: float) -> str:
-    """Return a batch that divides by the GPUs, with its best layout and its gain over this step time; else empty."""
+class FittingBatch(NamedTuple):
+    """A batch near a recipe's that divides into more layouts, with the best of them."""
+
+    overrides: tuple[str, ...]
+    slower: float  # time per token of the recipe's batch over its own
+
+    def note(self, case: Case, step_s: float, words: str) -> str:
+        """Return the gain in words; `words` is how the overrides are written."""
+        return (
+            f"{step_s:.2f} s per step is {self.slower:.1f}× the time per token of {words}: "
+            f"{int(case.global_batch_size)} divides into few layouts of {int(case.world)} GPUs; "
+            "a contract change: a new experiment"
+        )
+
+
+def fitting_batch(case: Case, step_s: float) -> FittingBatch | None:
+    """Return a batch that divides by the GPUs, with its best layout and its gain over this step time."""
     batch, scored = int(case.global_batch_size), []
     for other in divisible_batches(batch, int(case.world)):
         found = best(case.replace(global_batch_size=other), {}, quick=True)
         if found is not None and found.fits:
             scored.append((found.step_s / other, other, found.layout))
     if not scored:
-        return ""
+        return None
     per_sample, other, layout = min(scored, key=lambda row: row[:2])
     slower = step_s / batch / per_sample
     if slower < MIN_SLOWDOWN:
-        return ""
-    words = shlex.join((f"train.global_batch_size={other}", *as_overrides(changed_values(layout, case))))
-    return (
-        f"{step_s:.2f} s per step is {slower:.1f}× the time per token of {words}: {batch} divides into few layouts of "
-        f"{int(case.world)} GPUs; a contract change: a new experiment"
-    )
+        return None
+    return FittingBatch((f"train.global_batch_size={other}", *as_overrides(changed_values(layout, case))), slower)
 
 
 def suggestions(
