@@ -118,7 +118,7 @@ def _with_counted_steps(plan: Plan) -> Plan:
     epochs = epochs_of(plan.recipe)
     if epochs is None:
         return plan
-    counted = epochs.plural(plan.case)
+    counted = epochs.counted(plan.case)
     if not any(bool(one.broken(counted)) and not bool(one.broken(plan.case)) for one in rules.applicable(counted)):
         return plan
     typed = {recipe_fields()[change.field].flat for change in plan.changes if change.why.startswith("requested")}

@@ -103,7 +103,7 @@ class Epochs(msgspec.Struct, frozen=True):
     packed_tokens: float = 0.0  # of one epoch, if documents are packed
     longest: int = 0  # tokens of the longest document; 0 if not known
 
-    def plural(self, case: Case) -> Case:
+    def counted(self, case: Case) -> Case:
         """Return the case with these samples."""
         return case.with_samples(self.samples, self.packed_tokens, self.longest)
 
