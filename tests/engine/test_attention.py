@@ -236,3 +236,18 @@ def test_registering_twice_changes_nothing() -> None:
     register()
     assert ALL_ATTENTION_FUNCTIONS["meshwright"] is attend
     assert ALL_MASK_ATTENTION_FUNCTIONS["meshwright"](1, a=2) is None
+
+
+def test_compiled_layers_with_symbolic_heads_attend() -> None:
+    """Nemotron-H, whose compiled blocks got symbolic numbers of heads on a GPU."""
+    module: Any = types.SimpleNamespace(kernel="auto")
+
+    def layer(hidden: Tensor, few: Tensor) -> Tensor:
+        query, key = (part.view(1, TOKENS, -1, 16).transpose(1, 2) for part in (hidden, few))
+        return attend(module, query, key, key)[0]
+
+    hidden, few = torch.randn(1, TOKENS, 64), torch.randn(1, TOKENS, 32)
+    expected = layer(hidden, few)
+    for part in (hidden, few):
+        torch._dynamo.mark_dynamic(part, 2)
+    assert torch.equal(torch.compile(layer, backend="eager", fullgraph=True)(hidden, few), expected)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshwright.engine.attention.mask_spec import shares_heads
 from meshwright.engine.kernels.device_caps import capability, on_gpu
 
 aten = torch.ops.aten
@@ -34,7 +35,7 @@ def _on_cpu(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tens
         result: Tensor = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)[0]
         return result
     out: Tensor = aten._scaled_dot_product_attention_math(
-        q, k, v, None, 0.0, causal, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
+        q, k, v, None, 0.0, causal, scale=scale, enable_gqa=shares_heads(q, k)
     )[0]
     return out
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, flex_attention
 
 from meshwright.engine.attention import dry
-from meshwright.engine.attention.mask_spec import AttentionSpec
+from meshwright.engine.attention.mask_spec import AttentionSpec, shares_heads
 from meshwright.engine.kernels.device_caps import is_dry
 
 BLOCK = 128  # tokens
@@ -63,7 +63,7 @@ def attend_flex(
         "score_mod": _score_mod(spec),
         "block_mask": block_mask(q.shape[2], spec, documents, q.device, groups, tables),
         "scale": spec.scale,
-        "enable_gqa": q.shape[1] != k.shape[1],
+        "enable_gqa": shares_heads(q, k),
     }
     if q.dtype == torch.float32 and q.shape[3] > MAX_TWO_STAGE_WIDTH:
         options["kernel_options"] = {"num_stages": 1}  # two stages of such keys exceed Hopper's shared memory

@@ -16,7 +16,7 @@ from meshwright.engine.attention import ulysses
 from meshwright.engine.attention.cp_layout import ContextAxis, Span, chunk_spans
 from meshwright.engine.attention.flex import BlockTables
 from meshwright.engine.attention.local import KERNELS, attend_local, reject_dropout
-from meshwright.engine.attention.mask_spec import AttentionSpec
+from meshwright.engine.attention.mask_spec import AttentionSpec, shares_heads
 from meshwright.engine.attention.ring import RingLayout, attend_blocks
 from meshwright.engine.patching import symbol
 from meshwright.errors import InputError, unknown
@@ -53,9 +53,9 @@ def attend(
     _reject_unsupported_mask(attention_mask, query, key, causal, sliding_window)
     if _is_plain(module, query, value, sliding_window, softcap, s_aux, documents, image_groups):
         # The case of most models: a direct call of torch's kernel, which compiles without graph breaks.
-        grouped = query.shape[1] != key.shape[1]
+        shared = shares_heads(query, key)
         return F.scaled_dot_product_attention(
-            query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=grouped
+            query, key, value, dropout_p=dropout, is_causal=causal, scale=scaling, enable_gqa=shared
         ).transpose(1, 2), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     spec = AttentionSpec(scale, causal, sliding_window or None, softcap or None)

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from meshwright.engine.attention import dry, kernels
 from meshwright.engine.attention.cp_layout import Span
 from meshwright.engine.attention.flex import BlockTables, attend_flex
-from meshwright.engine.attention.mask_spec import AttentionSpec, Block, visibility
+from meshwright.engine.attention.mask_spec import AttentionSpec, Block, shares_heads, visibility
 from meshwright.engine.attention.ring import RingLayout, attend_blocks
 from meshwright.engine.kernels.device_caps import capability, is_dry, on_gpu
 from meshwright.errors import InputError
@@ -85,10 +85,9 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec, kernel: str, dro
         v = F.pad(v, (0, q.shape[-1] - width))
     if is_dry(q):
         return dry.attend_plain(q, k, v, spec.causal, spec.scale, kernel)[..., :width]
-    grouped = q.shape[1] != k.shape[1]
     with _chosen(kernel, q, v.shape[-1] != q.shape[-1]):
         out = F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=spec.causal, scale=spec.scale, enable_gqa=grouped
+            q, k, v, dropout_p=dropout, is_causal=spec.causal, scale=spec.scale, enable_gqa=shares_heads(q, k)
         )
     return out[..., :width]
 

@@ -47,6 +47,16 @@ class Block:
         return slice(self.key.offset, self.key.offset + self.key.length)
 
 
+def shares_heads(query: Tensor, key: Tensor) -> bool:
+    """Whether several query heads share a key head.
+
+    In a compiled layer with symbolic sizes a comparison is a symbol, which torch's attention refuses; a branch is not.
+    """
+    if query.shape[1] == key.shape[1]:  # noqa: SIM103
+        return False
+    return True
+
+
 def visible_blocks(queries: Sequence[Span], keys: Sequence[Span], spec: AttentionSpec) -> list[Block]:
     """Return the blocks that are not fully masked."""
     pairs = ((query, key, _block_kind(query, key, spec)) for query in queries for key in keys)
