@@ -105,7 +105,7 @@ def _requested_case(run: Run, request: requests.Doctor, gpus: str | None, overri
     try:
         case = estimate(target, **named, overrides=changes).case
     except InputError as error:
-        if error.value != target:  # the mistake is in another option or in an override
+        if error.value != target or not error.reason.startswith("unknown"):  # the mistake is another one
             raise
         raise InputError(error.reason, option, target, [f"{option} {one}" for one in error.fix]) from None
     batch = inferred_batch(run, case.world, case.recipe.data.seq_length)
