@@ -94,6 +94,7 @@ def _check(request: requests.Check) -> CheckResult:
             overrides=request.overrides,
             advice=request.advice,
             goal=goal,
+            batch_note=True,
         )
     options = {"framework": request.framework}
     job = job_for(request.target, request.goal, request.gpus, request.overrides, request.engine, **options)

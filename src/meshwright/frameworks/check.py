@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -51,8 +51,11 @@ def check(
     overrides: Sequence[str] = (),
     advice: bool = False,
     goal: Goal | None = None,
+    batch_note: bool = False,
 ) -> CheckResult:
     """Return all findings for a file; if the GPUs are unknown, only those that hold on every candidate cluster.
+
+    `batch_note` adds a note on a faster batch where the file's divides badly.
 
     The fixes of a structured file are tried on its settings; one that leads to another error is not suggested.
     """
@@ -71,15 +74,15 @@ def check(
 
     if needs_repair(found.findings) or only_fix_fails(content, found.findings, recheck):
         found = with_repair(content, found, result.findings, recheck, our_repair)
-    return _with_batch_note(found, lambda: import_recipe(framework, content, model, list(overrides), goal))
+    imported = import_recipe(framework, content, model, list(overrides), goal) if batch_note else None
+    return found if imported is None else _with_batch_note(found, imported)
 
 
-def _with_batch_note(result: CheckResult, read: Callable[[], ImportedRecipe]) -> CheckResult:
+def _with_batch_note(result: CheckResult, imported: ImportedRecipe) -> CheckResult:
     """Return the result with a note on a faster batch, in the framework's keys, where the file's divides badly."""
     on, estimate = result.cluster, result.estimate
     if on is None or estimate is None or result.model is None or result.recipe.train.global_batch_size % on.world == 0:
         return result
-    imported = read()
     case = case_of(result.recipe, result.model, on, result.engine)
 
     def written(changes: Sequence[str]) -> str:

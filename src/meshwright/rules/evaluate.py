@@ -75,8 +75,9 @@ def legal(case: Case, ignoring: Container[str] = ()) -> Column:
     """Return where no error rule is broken, except memory and ignored rules; the case may hold columns."""
     ok: Column = np.True_
     for r in _error_rules(case):
-        if r.id not in ignoring:
-            ok = ok & np.logical_not(r.broken(case))
+        broken = r.broken(case) if r.id not in ignoring else False
+        if isinstance(broken, np.ndarray) or broken:  # most rules say once for all candidates that they hold
+            ok = ok & np.logical_not(broken)
     return ok
 
 
