@@ -114,11 +114,11 @@ def _run(
     out = request.out or recipe.checkpoint.folder or None
     spec = msgspec.structs.replace(spec, out=out)
     check_run_paths(recipe, out)
-    if out is not None and spec.checkpoints and not spec.accept_changes:
+    if out is not None and spec.checkpoints:
         from meshwright.engine.checkpoint.contract import check_before_start
 
         kept = {key for key in pinned if not key.startswith("architecture.")} if request.tiny else None
-        check_before_start(recipe, Path(out).expanduser(), kept)
+        check_before_start(recipe, Path(out).expanduser(), kept, spec.accept_changes)
     return train.train(recipe, spec, pinned)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -20,6 +21,20 @@ SHOWN = 12
 SHOWN_CHARACTERS = 80
 SHOWN_FIXES = 3
 SOURCE_FIELDS = ("data.dataset", "data.blend", "data.anneal_blend")
+SHAPE_FIELDS = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "experts")  # of architecture
+SHAPE_KEYS = (
+    *("model_type", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers", "head_dim"),
+    *("num_attention_heads", "num_key_value_heads", "num_experts", "num_local_experts", "n_routed_experts"),
+    *("vocab_size", "tie_word_embeddings"),
+)
+# Fields that change names or shapes of the saved tensors, and the values that do if not all: no resume can load those.
+TENSOR_FIELDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys((f"architecture.{name}" for name in SHAPE_FIELDS), ()),
+    **dict.fromkeys((f"config.{name}" for name in SHAPE_KEYS), ()),
+    **dict.fromkeys(("optimizer.name", "peft.rank", "peft.targets", "train.freeze"), ()),
+    "peft.method": ("dora",),
+    "goal": ("peft",),
+}
 # Config entries of transformers that do not describe the model.
 IGNORED_CONFIG_KEYS = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype", "use_cache")
 
@@ -77,22 +92,49 @@ def check_contract(
     warns: bool = True,
     saved_data: Mapping[str, Fingerprint] = {},
     data: Mapping[str, Fingerprint] = {},
+    run: Path = Path("RUN"),
 ) -> None:
-    """Raise InputError if contract fields or data differ from the checkpoint, unless the user accepts the changes."""
+    """Raise InputError if contract fields or data differ from the checkpoint, unless the user accepts the changes.
+
+    A change of the tensors themselves cannot be accepted: the checkpoint has no values for the new ones.
+    """
     changed = changed_fields(saved, now, saved_data, data)
     if not changed:
         return
     lines = [f"{key} was {_short(before)} and is {_short(after)}" for key, (before, after) in changed.items()]
     listed = some(lines, SHOWN, "; ")
-    if accepted:
+    tensors = [key for key, values in changed.items() if _changes_tensors(key, values)]
+    if accepted and not tensors:
         if warns:
             warn(f"resuming with changed contract fields: {listed}")
         return
-    raise InputError(
-        f"contract fields differ from the checkpoints in the run folder: {listed}",
-        field="--out",
-        fix=("another --out", _restored(changed), "--accept-changes resumes with the new values"),
-    )
+    reason = f"contract fields differ from the checkpoints in the run folder: {listed}"
+    if tensors:
+        other = "other tensors than the checkpoint has, so it cannot be resumed with the new values"
+        reason += f"; {some(tensors)} give{'s' * (len(tensors) == 1)} {other}"
+        fix = ("another --out", _restored(changed), *_continued(saved, tensors, run))
+    else:
+        fix = ("another --out", _restored(changed), "--accept-changes resumes with the new values")
+    raise InputError(reason, field="--accept-changes" if accepted else "--out", fix=fix)
+
+
+def _changes_tensors(key: str, values: tuple[Any, Any]) -> bool:
+    """Return whether a changed field changes the names or shapes of the saved tensors."""
+    if key not in TENSOR_FIELDS:
+        return False
+    only = TENSOR_FIELDS[key]
+    return not only or any(value in only for value in values)
+
+
+def _continued(saved: Mapping[str, Any], tensors: Collection[str], run: Path) -> tuple[str, ...]:
+    """Return how a new run starts from the weights of the old one; empty if the model itself changed."""
+    if any(key.startswith(("architecture.", "config.")) for key in tensors):
+        return ()
+    if saved.get("goal") != "peft":
+        return (f"another --out with --model {run / 'model'} starts from its weights",)
+    merged = f"{run}-merged"
+    command = f"meshwright convert {quote(str(run))} {quote(merged)} --merge"
+    return (f"{command}, then another --out with --model {merged}",)
 
 
 def _restored(changed: Mapping[str, tuple[Any, Any]]) -> str:
@@ -102,7 +144,7 @@ def _restored(changed: Mapping[str, tuple[Any, Any]]) -> str:
     return " ".join(format_override(key, before) for key, (before, _) in changed.items())
 
 
-def check_before_start(recipe: Recipe, run: Path, kept: Collection[str] | None) -> None:
+def check_before_start(recipe: Recipe, run: Path, kept: Collection[str] | None, accepted: bool = False) -> None:
     """Raise InputError if a recipe differs from the newest checkpoint of a run folder; takes no time and no torch.
 
     Only fields that are final before the model is built and the data is opened are compared: the rest follows at the
@@ -118,8 +160,9 @@ def check_before_start(recipe: Recipe, run: Path, kept: Collection[str] | None) 
     now = contract_of(recipe, {})
     final = set(now) - {*SOURCE_FIELDS, *(("train.epochs", "train.steps") if recipe.train.epochs else ())}
     final = {key for key in final if key in saved and (kept is None or key in kept)}
+    before, after = ({key: values[key] for key in now if key in final} for values in (saved, now))
     check_contract(
-        {key: saved[key] for key in now if key in final}, {key: now[key] for key in now if key in final}, False
+        {"goal": saved.get("goal"), **before}, {"goal": saved.get("goal"), **after}, accepted, False, run=run
     )
 
 

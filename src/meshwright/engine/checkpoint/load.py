@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from meshwright.engine.trainer import Trainer
 
 MODEL = "model/"  # prefix of weights and buffers
+OTHER_RUN = "another --out starts a new run: a checkpoint resumes only with the tensors that it was saved with"
 
 
 def find_latest_valid(folder: Folder, group: Any = None) -> Path | None:
@@ -79,7 +80,8 @@ def load(trainer: Trainer, checkpoint: Path, shards: list[Shard] | None = None) 
     try:
         load_group_state(trainer, state.groups)
     except KeyError as unknown:
-        raise RunError(f"{checkpoint} has no optimizer state for the parameter group {unknown}") from None
+        reason = f"{checkpoint} has no optimizer state for the parameter group {unknown}"
+        raise RunError(reason, fix=(OTHER_RUN,)) from None
     if trainer.scale is not None and state.loss_scale is not None:
         trainer.scale.load_state_dict(state.loss_scale)
     return state
@@ -117,7 +119,7 @@ def load_tensors(shards: list[Shard], checkpoint: Path, index: Index, manifest: 
         for shard in shards:
             meta = index.tensors.get(shard.name)
             if meta is None:
-                raise RunError(f"{checkpoint} has no {shard.name}")
+                raise RunError(f"{checkpoint} has no {shard.name}", fix=(OTHER_RUN,))
             _fill(shard, meta, file, checkpoint)
 
 
@@ -125,7 +127,8 @@ def load_tensors(shards: list[Shard], checkpoint: Path, index: Index, manifest: 
 def _fill(shard: Shard, meta: TensorMeta, file: Callable[[int], Any], checkpoint: Path) -> None:
     """Copy the overlap of a shard with every chunk of its tensor: the saved layout may shard it differently."""
     if meta.shape != shard.full_shape:
-        raise RunError(f"{shard.name} has shape {meta.shape} in {checkpoint}, and {shard.full_shape} in this run")
+        reason = f"{shard.name} has shape {meta.shape} in {checkpoint}, and {shard.full_shape} in this run"
+        raise RunError(reason, fix=(OTHER_RUN,))
     if meta.format != FORMATS[shard.tensor.dtype]:
         warn(f"{shard.name} is {meta.format} in {checkpoint} and is converted to {FORMATS[shard.tensor.dtype]}")
     filled = 0

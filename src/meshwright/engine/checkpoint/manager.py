@@ -62,7 +62,10 @@ class Checkpoints:
             return None
         saved = read_state(found)
         warns = self.process.rank == 0
-        check_contract(saved.contract, self.contract, self.accept_changes, warns, saved.data, self.data)
+        check_contract(
+            *(saved.contract, self.contract, self.accept_changes, warns, saved.data, self.data),
+            run=self.folder.path.parent,
+        )
         state = load(self.trainer, found)
         _restore_rng(found, state, self.process.rank, self.trainer.device)
         self.saver.last, self.skipped_in_a_row = state.step, state.skipped_in_a_row

@@ -15,6 +15,7 @@ from meshwright.engine.faults import RunError
 from meshwright.engine.fsync import require_empty
 from meshwright.engine.post_training.open_checkpoint import (
     FoundCheckpoint,
+    base_of,
     find_checkpoint,
     has_adapters,
     initial_weights_of,
@@ -152,6 +153,7 @@ def _from_megatron(path: Path, folder: Path, options: ConvertOptions, which: str
 
 
 def _from_checkpoint(found: FoundCheckpoint, folder: Path, options: ConvertOptions) -> None:
+    from meshwright.engine.checkpoint.metadata import read_state
     from meshwright.engine.diffusion.config import is_diffusion
     from meshwright.engine.post_training.model_card import write_card
     from meshwright.engine.run_template import save_template
@@ -163,7 +165,8 @@ def _from_checkpoint(found: FoundCheckpoint, folder: Path, options: ConvertOptio
     else:
         _stream_tensors(checkpoint, recipe, config, folder, options)
     save_template(recipe, checkpoint.parent.parent, folder)
-    write_card(folder, recipe, recipe.checkpoint.pretrained, checkpoint.parent.parent)
+    step, merged = read_state(checkpoint).step, options.merge and recipe.goal == "peft"
+    write_card(folder, recipe, base_of(checkpoint, recipe), checkpoint.parent.parent, step, merged)
 
 
 def _stream_tensors(

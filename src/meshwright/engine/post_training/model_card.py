@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from meshwright.display import plural
+from meshwright.engine.hub_cache import base_name
 from meshwright.engine.metrics.sinks import METRICS_FILE
 from meshwright.recipes.files import to_text
 from meshwright.recipes.types import Recipe
@@ -27,19 +28,25 @@ class RunFigures(msgspec.Struct, frozen=True):
     validation: dict[str, Any] = {}  # the last one
 
 
-def write_card(folder: Path, recipe: Recipe, base: str, run: Path | None) -> Path:
-    """Write the model card into the model folder, with figures from the run's metrics."""
+def write_card(
+    folder: Path, recipe: Recipe, base: str, run: Path, step: int | None = None, merged: bool = False
+) -> Path:
+    """Write the model card into the model folder, with figures from the run's metrics.
+
+    `base`: folder or id of the initial weights, empty for random ones; `step`: that of the weights, if not the last
+    one; `merged`: adapters are merged into the model.
+    """
     path = folder / NAME
-    path.write_text(render_card(recipe, base, read_metrics(run) if run is not None else None, date.today()))
+    path.write_text(render_card(recipe, base_name(base) if base else "", read_metrics(run, step), date.today(), merged))
     return path
 
 
-def render_card(recipe: Recipe, base: str, figures: RunFigures | None, today: date) -> str:
+def render_card(recipe: Recipe, base: str, figures: RunFigures | None, today: date, merged: bool = False) -> str:
     """Return the model card as Markdown with hub front matter."""
     return "\n".join(
         [
-            *_front_matter(recipe, base),
-            f"# {recipe.model}, {GOAL_PHRASES[recipe.goal]}",
+            *_front_matter(recipe, base, merged),
+            f"# {recipe.model}, {GOAL_PHRASES[recipe.goal]}{', which are merged' if merged else ''}",
             "",
             *_origin(recipe, base, today),
             "",
@@ -64,8 +71,8 @@ def render_card(recipe: Recipe, base: str, figures: RunFigures | None, today: da
 NOT_MEASURED = "The run's metrics were not found next to the checkpoint."
 
 
-def read_metrics(run: Path) -> RunFigures | None:
-    """Return the header and steps of a run's metrics; the last line of a repeated step is used."""
+def read_metrics(run: Path, last: int | None = None) -> RunFigures | None:
+    """Return the header and steps of a run's metrics, up to step `last`; the last line of a repeated step is used."""
     path = run / METRICS_FILE
     if not path.is_file():
         return None
@@ -77,6 +84,8 @@ def read_metrics(run: Path) -> RunFigures | None:
             record = msgspec.json.decode(line, type=dict[str, Any])
         except msgspec.DecodeError:  # a partial line of a killed run
             continue
+        if last is not None and record.get("step", 0) > last:
+            continue
         if record.get("kind") == "header":
             header = record
         elif record.get("kind") == "step":
@@ -86,8 +95,8 @@ def read_metrics(run: Path) -> RunFigures | None:
     return RunFigures(header, [steps[number] for number in sorted(steps)], validation)
 
 
-def _front_matter(recipe: Recipe, base: str) -> list[str]:
-    adapters = recipe.goal == "peft"
+def _front_matter(recipe: Recipe, base: str, merged: bool) -> list[str]:
+    adapters = recipe.goal == "peft" and not merged
     lines = ["---", f"library_name: {'peft' if adapters else 'transformers'}"]
     if base:
         lines.append(f"base_model: {msgspec.json.encode(base).decode()}")

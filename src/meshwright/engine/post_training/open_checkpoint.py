@@ -180,6 +180,17 @@ def initial_weights_of(checkpoint: Path, recipe: Recipe) -> Path | None:
     return tiny_weights if tiny_weights.is_dir() else weights_folder(recipe)
 
 
+def base_of(checkpoint: Path, recipe: Recipe) -> str:
+    """Return the folder or id of a checkpoint's initial weights, even if they are gone; empty if they were random."""
+    from meshwright.models import find
+
+    try:
+        folder = initial_weights_of(checkpoint, recipe)
+    except InputError:
+        return recipe.checkpoint.pretrained or find(recipe.model).hf_id or recipe.model
+    return str(folder) if folder is not None else ""
+
+
 def has_adapters(found: FoundCheckpoint) -> bool:
     """Return whether there are adapters to merge."""
     if found.type in ("run", "checkpoint"):

@@ -24,7 +24,7 @@ OWN_ERRORS: dict[str, KnownError] = {
         (
             "another --out starts a new run",
             "the values that the message names resume the old one",
-            "--accept-changes resumes with the new values: the result is a mixture of both",
+            "--accept-changes resumes with the new values, if tensors stay the same: the result is a mixture of both",
         ),
     ),
     "error.data-repeated": KnownError(

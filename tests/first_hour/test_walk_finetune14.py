@@ -1,0 +1,62 @@
+"""A fourteenth walk through a fine-tuning: converting, resuming after a change, data seen before a GPU is rented."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SFT, PEFT = "qwen3_600m_sft_config", "llama3_8b_peft_config"
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def write_chats(path: Path, rows: int = 12) -> None:
+    chats = [
+        {"messages": [{"role": "user", "content": f"what is {i}"}, {"role": "assistant", "content": f"it is {i}"}]}
+        for i in range(rows)
+    ]
+    path.write_text("\n".join(map(json.dumps, chats)))
+
+
+def test_converted_adapters_keep_their_provenance_and_a_change_of_tensors_is_refused(
+    here: Path, meshwright: Any
+) -> None:
+    write_chats(here / "chats.jsonl")
+    words = ("train", PEFT, "--tiny", "--dataset", "chats.jsonl", "train.steps=4", "checkpoint.save_every=2")
+    assert meshwright(*words, "data.validation_part=0.2", "train.eval_every=2", "--out", "run").code == 0
+    trained = (here / "run" / "model" / "README.md").read_text()
+    for name, options, library in (
+        ("step2", ("--checkpoint", "2"), "peft"),
+        ("merged", ("--checkpoint", "2", "--merge"), "transformers"),
+        ("last", (), "peft"),
+    ):
+        assert meshwright("convert", "run", name, *options).code == 0
+        card = (here / name / "README.md").read_text()
+        assert f"library_name: {library}\n" in card
+        for line in trained.splitlines():
+            if line.startswith(("base_model:", "Trained from")):
+                assert line in card
+        step = 4 if name == "last" else 2
+        assert f"| steps | {step} |" in card
+        assert f" at step {step}, over " in card
+    changed = (*words, "data.validation_part=0.2", "train.eval_every=2", "peft.rank=4", "peft.alpha=8")
+    for accepted in ((), ("--accept-changes",)):
+        refused = meshwright(*changed, "--out", "run", *accepted)
+        assert refused.code == 2
+        assert "peft.rank gives other tensors than the checkpoint has" in refused.err
+        assert "--accept-changes resumes" not in refused.err
+        assert "importing torch" not in refused.err
+    command = refused.err.partition("meshwright convert")[2].partition(",")[0]
+    assert meshwright("convert", *shlex.split(command)).code == 0
+    assert meshwright(*changed, "--out", "other", "--model", "run-merged").code == 0
+    for typed in ("peft.targets=qkv", "peft.method=dora", "optimizer.name=lion"):
+        assert meshwright(*words, typed, "--out", "run", "--accept-changes").code == 2
