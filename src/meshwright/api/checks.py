@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, costs, frameworks, launch, planner
 from meshwright.api import requests
+from meshwright.api.argument_names import recipe_key
 from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.dataset_length import epochs_of, missing_data
 from meshwright.api.plan_responses import plan_response
@@ -38,7 +41,6 @@ from meshwright.models import ModelSpec
 from meshwright.parsing import one_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
-from meshwright.recipes.model_changes import shape_overrides
 from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
 from meshwright.rules import Finding as RuleFinding
 
@@ -95,6 +97,7 @@ def _check(request: requests.Check) -> CheckResult:
             advice=request.advice,
             goal=goal,
             batch_note=True,
+            count=epochs_of,
         )
     options = {"framework": request.framework}
     job = job_for(request.target, request.goal, request.gpus, request.overrides, request.engine, **options)
@@ -201,7 +204,7 @@ def export(request: requests.Export) -> Exported:
     written = found.written
     if not found.checked.ok:
         refused = (f"nothing was written to {request.out}: see the findings",) if request.out else ()
-        notes = (*refused, *written.notes, *_sizing(found.job, found.checked))
+        notes = (*refused, *written.notes, *_sizing(found.job, found.checked, request.overrides))
         written = msgspec.structs.replace(written, notes=notes)
     elif request.out:
         notes = (*_moved(found, data, request.out), *written.notes)
@@ -234,6 +237,7 @@ def export_into(
     job = job_for(request.target, request.goal, request.gpus, request.overrides, theirs.engine, **options)
     shape = None if job.imported is None else job.model
     read = job.imported
+    job.require_length()
     dropped = job.dropped(theirs)
     same = read is not None and read.framework.name == theirs.name
     recipe = job.on(theirs.engine) if same else without_folder(job.on(theirs.engine), read)
@@ -247,7 +251,7 @@ def export_into(
     try:
         written = frameworks.export(theirs, named, checked.model, checked.cluster)
     except InputError as error:
-        fixes = _export_fixes(theirs, checked, error.fix)
+        fixes = _export_fixes(theirs, checked, _counted_steps(checked, error.fix))
         raise InputError(error.reason, error.field, error.value, fixes) from error
     engine = frameworks.exported_engine(theirs, written, checked.model)
     if engine != checked.engine:  # the findings are those of the file that was written
@@ -258,6 +262,15 @@ def export_into(
         written, notes=(*checked.notes, *_contract_notes(job, checked.recipe), *written.notes)
     )
     return (Exported(written, checked, job) if read is None else Exported(written, checked, job, dropped)), converted
+
+
+def _counted_steps(checked: RecipeCheckResult, fixes: Sequence[str]) -> list[str]:
+    """Return the fixes with the number of steps that the recipe's epochs have, where its data can be counted."""
+    epochs = epochs_of(checked.recipe)
+    if epochs is None:
+        return list(fixes)
+    steps = max(1, ceil(epochs.samples / checked.recipe.train.global_batch_size))
+    return [fix.replace("train.steps=N", f"train.steps={steps}") for fix in fixes]
 
 
 def _data_names(recipe: Recipe) -> list[tuple[str, str]]:
@@ -271,13 +284,19 @@ def _require_numbers(theirs: frameworks.Framework, recipe: Recipe, read: Importe
             raise InputError(one.reason, one.field, one.value, ("--to megatron-lm", "--to megatron-bridge"))
 
 
-def _sizing(job: Job, checked: RecipeCheckResult) -> tuple[str, ...]:
-    """Return the command that plans a layout for the recipe's own model; none if no command can name the model."""
+def _sizing(job: Job, checked: RecipeCheckResult, overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that plans a layout for what was requested; none if no command can name the model.
+
+    It has the words and overrides that the user typed, except those of the layout that does not run.
+    """
     if job.no_model or all(one.fix == (WRITTEN,) for one in checked.findings if one.severity == "error"):
         return ()
     recipe = checked.recipe
-    words = (recipe.model, f"--gpus {checked.cluster} --goal {recipe.goal} --engine {checked.engine}")
-    command = " ".join(("meshwright recommend", *words, *shape_overrides(recipe), "--save sized.toml"))
+    goal = ("--goal", recipe.goal) if job.plan is not None else ()
+    named = [*job.words, *goal, "--gpus", str(checked.cluster), "--engine", checked.engine]
+    typed = dict.fromkeys(one for one in overrides if one not in named)
+    words = [one for one in (*named, *typed) if "=" not in one or not (recipe_key(one) or "").startswith("layout.")]
+    command = shlex.join(("meshwright", "recommend", *words, "--save", "sized.toml"))
     return (f"for a layout that runs: {command}, then export sized.toml",)
 
 

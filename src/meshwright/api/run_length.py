@@ -68,7 +68,7 @@ def budget_for(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType 
     epochs = None if asked else epochs_of(plan.recipe)
     if not asked and request.price is None and not plan.recipe.train.epochs:
         return UNSET
-    if not plan.exists or not plan.estimate.fits:
+    if not plan.exists or not plan.estimate.fits or not (asked or plan.has_length):
         return None
     price = price_for(request, plan.question)
     width = grouped_width(plan.recipe)

@@ -13,6 +13,7 @@ import msgspec
 
 from meshwright import clusters, file_access, frameworks, models, planner
 from meshwright.api import own_jobs
+from meshwright.api.dataset_length import epochs_of
 from meshwright.api.resolve import (
     WEIGHTS,
     is_file,
@@ -95,6 +96,12 @@ class Job(msgspec.Struct, frozen=True):
             frameworks.require_model(read.framework, found)
         return found
 
+    def require_length(self) -> None:
+        """Raise InputError if nothing says how long another framework's file trains."""
+        found = next((one for one in self.assumed(self.engine) if one.field == planner.OPEN_LENGTH), None)
+        if found is not None:
+            raise InputError(found.message, field=found.field, fix=("train.steps=1000", "train.epochs=3"))
+
     def require_model(self) -> None:
         """Raise InputError if a recipe cannot refer to the file's model."""
         if self.imported is not None and not self.imported.resolvable:
@@ -119,6 +126,7 @@ class Job(msgspec.Struct, frozen=True):
             reason = f"{path} is not valid for {imported.framework.title}: {place}{first.message}{more}"
             raise InputError(reason, field="file", value=path, fix=(*first.fix, f"meshwright check {path}"))
         self.require_model()
+        self.require_length()
         self.dropped()
 
 
@@ -262,6 +270,7 @@ def _imported(
         model=None if model is None else model_named(model),
         goal=goal,  # type: ignore[arg-type]  # one of its choices, as validated
         overrides=overrides,
+        count=epochs_of,
     )
     options = (("--framework", named), ("--model", model), ("--goal", goal))
     named_by = (word for option, value in options if value for word in (option, value))

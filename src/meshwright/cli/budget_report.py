@@ -10,6 +10,7 @@ from meshwright.display import amount, duration, plural, short_number
 
 MISSING = object()  # no budget was requested
 COUNTED = "data.dataset=FILE counts those of a file or folder, --tokens gives their number of tokens"
+LENGTHS = "train.epochs=N with data.dataset=FILE, train.steps=N or --tokens"
 AT_END = "only at the end"
 SHORT_HOURS = 1  # a share of a shorter run, and its failures, say nothing about training
 EVERY_ROW = 24  # sizes up to which all are listed; JSON always has all
@@ -30,6 +31,8 @@ def budget_lines(answer: Answer, gpus: int) -> list[str]:
         return []
     if budget is None and answer["estimate"]["fits"] and answer["contract"]["epochs"]:
         return [f"no figures: the samples of {escape(answer['contract']['dataset'])} are not known here; {COUNTED}"]
+    if budget is None and answer["estimate"]["fits"] and answer["contract"]["steps"] is None:
+        return [f"no figures: nothing says how long it trains; {LENGTHS}"]
     if budget is None and answer["estimate"]["fits"]:
         return ["no figures: failures come before the first checkpoint; add a smaller checkpoint.save_every"]
     if budget is None:

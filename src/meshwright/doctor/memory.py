@@ -13,7 +13,7 @@ from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Fault, OutOfMemory, Step
 from meshwright.doctor.run_stats import RunStats, median_of, sections
 from meshwright.doctor.thresholds import limit, share
-from meshwright.recipes.model_changes import shape_overrides
+from meshwright.recipes.model_changes import request_overrides
 
 SEGMENTS = Remedy(
     try_=("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",),
@@ -310,7 +310,7 @@ def _remedies(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Reme
         yield from (Remedy(try_=(text,), what="layout", why=why) for text, why in GENERAL_REMEDIES)
     elif not fitting:
         recipe = stats.case.recipe
-        words = (recipe.model, f"--gpus {stats.case.cluster} --goal {recipe.goal}", *shape_overrides(recipe))
+        words = (recipe.model, f"--gpus {stats.case.cluster} --goal {recipe.goal}", *request_overrides(recipe))
         command = " ".join(("meshwright recommend", *words))
         yield remedies.advice(command, why="no combination of up to three changes fits; this plans a new layout")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, cluste
 from meshwright.frameworks.tried_fixes import tried_fixes
 from meshwright.models import ModelSpec
 from meshwright.planner import as_overrides, case_of, find_repair
+from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.key_maps import composite_keys
@@ -40,6 +41,7 @@ JUDGEMENTS = (
     "strategy.fsdp-with-tensor-parallel",
 )
 """Warnings about choices that published configs make for good reasons: advice in their files."""
+Count = Callable[[Recipe], Epochs | None]
 
 
 def check(
@@ -52,22 +54,24 @@ def check(
     advice: bool = False,
     goal: Goal | None = None,
     batch_note: bool = False,
+    count: Count = lambda _: None,
 ) -> CheckResult:
     """Return all findings for a file; if the GPUs are unknown, only those that hold on every candidate cluster.
 
-    `batch_note` adds a note on a faster batch where the file's divides badly.
+    `batch_note` adds a note on a faster batch where the file's divides badly; `count` returns the samples of a
+    recipe's epochs, where they can be counted.
 
     The fixes of a structured file are tried on its settings; one that leads to another error is not suggested.
     """
-    result = _check(framework, content, gpus, model, overrides, advice, goal)
+    result = _check(framework, content, gpus, model, overrides, advice, goal, count=count)
 
     def findings_after(changed: Content) -> tuple[Finding, ...]:
-        return _check(framework, changed, gpus, model, overrides, advice, goal, fixes=False).findings
+        return _check(framework, changed, gpus, model, overrides, advice, goal, fixes=False, count=count).findings
 
     found = msgspec.structs.replace(result, findings=tried_fixes(content, result.findings, findings_after))
 
     def recheck(changed: Content, fixes: bool) -> CheckResult:
-        return _check(framework, changed, gpus, model, overrides, advice, goal, fixes=fixes)
+        return _check(framework, changed, gpus, model, overrides, advice, goal, fixes=fixes, count=count)
 
     def our_repair(changed: Content) -> tuple[str, ...]:
         return _our_repair(import_recipe(framework, changed, model, list(overrides), goal), gpus)
@@ -109,10 +113,11 @@ def _check(
     advice: bool,
     goal: Goal | None,
     fixes: bool = True,
+    count: Count = lambda _: None,
 ) -> CheckResult:
     imported = import_recipe(framework, content, model, list(overrides), goal)
     known, candidates = clusters_for(imported, gpus)
-    cases = list(_cases(imported, candidates))
+    cases = [_counted(one, count) for one in _cases(imported, candidates)]
     recipe = complete(imported, candidates[0])
     ours = _our_findings(imported, cases, advice, fixes) if cases else []
     theirs = list(_framework_findings(imported, recipe, cases[0] if cases else None, candidates[0] if known else None))
@@ -142,6 +147,12 @@ def _check(
         notes=(*imported.parsed.notes, *imported.mapped.notes, *_notes(imported, known), *notes),
         estimate=estimate,
     )
+
+
+def _counted(case: Case, count: Count) -> Case:
+    """Return the case with the samples of its epochs, where they can be counted."""
+    found = count(case.recipe)
+    return case if found is None else found.counted(case)
 
 
 def _without_duplicates(imported: ImportedRecipe, ours: Sequence[Finding], theirs: Sequence[Finding]) -> list[Finding]:

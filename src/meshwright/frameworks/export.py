@@ -58,10 +58,15 @@ def require_goal(framework: Framework, recipe: Recipe) -> None:
 
 def require_length(framework: Framework, recipe: Recipe) -> None:
     """Raise InputError for a recipe by epochs if the framework counts its training in steps only."""
-    if not recipe.train.epochs or framework.name == "automodel":
+    if not recipe.train.epochs:
         return
+    composites = composite_keys(framework.key_map)
+    writers = [one.write for one in composites if "train.epochs" in one.fields]
+    for write_length in writers:
+        if write_length is not None:
+            write_length(recipe)  # raises for epochs that the framework cannot count
     counts_steps = any(one.field == "train.steps" for one in config_keys(framework.key_map).values())
-    if counts_steps or any("train.steps" in one.fields for one in composite_keys(framework.key_map)):
+    if not writers and (counts_steps or any("train.steps" in one.fields for one in composites)):
         reason = f"{framework.title} has no epochs here: set the length in steps (samples × epochs / global batch size)"
         raise InputError(reason, field="train.epochs", value=recipe.train.epochs, fix=("train.steps=N",))
 
@@ -111,7 +116,7 @@ def differences(
     return tuple(
         UnmappedField(key, field_value(recipe, key), f"{framework.title} would use {field_value(found, key)!r}")
         for key in relevant_fields(recipe, model)
-        if not (recipe.train.epochs and key in ("train.steps", "train.epochs"))
+        if not (recipe.train.epochs and key == "train.steps")
         and not (key == "train.init_std" and not recipe.train.init_std)  # the model's own, written or not
         and not (key == "train.eval_steps" and not recipe.train.eval_every)  # of no evaluation
         and not (key in KEPT and KEPT[key](recipe) == KEPT[key](found))

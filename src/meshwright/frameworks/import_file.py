@@ -13,19 +13,21 @@ from meshwright import clusters
 from meshwright.clusters import Assumption, Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.catalogue_shape import catalogue_reference
-from meshwright.frameworks.check import check
+from meshwright.frameworks.check import Count, check
 from meshwright.frameworks.framework import Content, Framework, GpuRequest
 from meshwright.frameworks.mapping import relevant_fields, same_value, text_of
 from meshwright.frameworks.model_match import find_local_model
 from meshwright.frameworks.result import CheckResult
 from meshwright.frameworks.to_recipe import ImportedRecipe, complete, import_recipe
 from meshwright.models import ModelSpec, names
+from meshwright.planner.plan import OPEN_LENGTH
 from meshwright.recipes import overrides as override
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.model_changes import NUMBERS, published_numerics, sizes
 from meshwright.recipes.types import Architecture, Goal, Recipe, field_value, recipe_fields
 from meshwright.rules.rule import Finding
 
+LENGTHS = (OPEN_LENGTH, "train.epochs")
 UNNAMED = "config"  # the recipe name of a file that sets none
 MEGATRON_FACTOR = 8.0  # of --use-rope-scaling by default
 _NAME = re.compile(r"[\w.-]+")
@@ -59,6 +61,7 @@ def import_file(
     model: tuple[ModelSpec, str] | None = None,
     goal: Goal | None = None,
     overrides: Sequence[str] = (),
+    count: Count = lambda _: None,
 ) -> ImportedFile:
     """Return a file as a recipe; raise InputError for what it leaves open and the caller does not give.
 
@@ -74,7 +77,7 @@ def import_file(
             raise InputError(reason, field="model", value=unknown, fix=("--model ./config.json",))
         raise InputError(reason, field="model", fix=("--model llama3-8b", "--model ./config.json"))
     on, assumed = _cluster(content.path, settings, gpus)
-    checked = check(framework, content, gpus=gpus or str(on), model=spec, overrides=overrides, goal=goal)
+    checked = check(framework, content, gpus=gpus or str(on), model=spec, overrides=overrides, goal=goal, count=count)
     named = msgspec.structs.replace(complete(settings, on), cluster=_cluster_reference(on, gpus))
     if named.name == UNNAMED or not _NAME.fullmatch(named.name):
         named = msgspec.structs.replace(named, name=Path(content.path).stem)
@@ -88,7 +91,12 @@ def import_file(
         cluster=on,
         checked=checked,
         settings=settings,
-        assumed=(*assumed, *_assumed_fields(settings, named), *_assumed_goal(settings, goal)),
+        assumed=(
+            *assumed,
+            *_assumed_fields(settings, named),
+            *_assumed_length(content.path, settings, named, overrides),
+            *_assumed_goal(settings, goal),
+        ),
         resolvable=resolvable,
     )
 
@@ -204,9 +212,23 @@ def _text(request: GpuRequest, count: int, gpu: str) -> str:
 def _assumed_fields(settings: ImportedRecipe, recipe: Recipe) -> Iterator[Assumption]:
     """Yield the fields whose value the file leaves to the program or to run time, with the value taken."""
     for field in dict.fromkeys((*settings.unknown_fields, *settings.mapped.unresolved)):
+        if field in LENGTHS:
+            continue
         value = text_of(field_value(recipe, field))
         why = "the training program sets it" if field in settings.unknown_fields else "it is known only when it runs"
         yield Assumption(field, value, f"{field}={value} is assumed: {why}; write {field}=VALUE for another")
+
+
+def _assumed_length(
+    path: str, settings: ImportedRecipe, recipe: Recipe, overrides: Sequence[str]
+) -> Iterator[Assumption]:
+    """Yield that neither the file nor an override says how long it trains: the recipe's steps are then nobody's."""
+    typed = override.requested(recipe, list(overrides))
+    stated = {*settings.mapped.source_keys} - {*settings.mapped.unresolved, *settings.unknown_fields}
+    default = recipe.train.steps == recipe_fields()[OPEN_LENGTH].default and settings.parsed.base is None
+    if default and not recipe.train.epochs and not recipe.benchmark and OPEN_LENGTH not in stated | {*typed}:
+        text = f"{path} does not say how long it trains; write train.epochs=N or train.steps=N"
+        yield Assumption(OPEN_LENGTH, "", text)
 
 
 def _assumed_goal(settings: ImportedRecipe, goal: str | None) -> Iterator[Assumption]:

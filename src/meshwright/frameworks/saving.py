@@ -32,8 +32,9 @@ def saving_findings(
 
     The speed of a layout that cannot be built says nothing about an interval.
     """
-    yield from _never(imported, recipe, estimate)
-    yield from _only_at_the_end(imported, recipe, estimate)
+    if not recipe.train.epochs:  # whose steps are not known here
+        yield from _never(imported, recipe, estimate)
+        yield from _only_at_the_end(imported, recipe, estimate)
     if buildable:
         yield from _rarely(imported, recipe, estimate)
 
@@ -71,7 +72,7 @@ def _rarely(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None)
     if setting is None or setting.unresolved or estimate is None or recipe.benchmark or not _saves(imported):
         return
     hours = every * float(estimate.step_s) / 3600
-    if every > recipe.train.steps or hours < RARE_H:
+    if (every > recipe.train.steps and not recipe.train.epochs) or hours < RARE_H:
         return
     yield Finding(
         RARE_RULE,

@@ -9,6 +9,7 @@ from meshwright.planner.levers import options_for_recipe
 from meshwright.planner.micro_batch import with_fastest_micro_batch
 from meshwright.planner.missing_fixes import explain_missing, layout_fix
 from meshwright.planner.plan import (
+    OPEN_LENGTH,
     Change,
     Contradiction,
     Option,
@@ -30,6 +31,7 @@ from meshwright.planner.storage import Storage
 
 __all__ = [
     "FASTER_STEP",
+    "OPEN_LENGTH",
     "Budget",
     "Candidate",
     "Change",

@@ -13,7 +13,7 @@ from meshwright.display import Readable, Row, titled
 from meshwright.models import ModelSpec, same_model
 from meshwright.planner.budget import Budget
 from meshwright.recipes.case import Case
-from meshwright.recipes.types import Engine, FieldKind, Goal, Recipe
+from meshwright.recipes.types import Engine, FieldKind, Goal, Recipe, recipe_fields
 from meshwright.rules import Finding, can_be_built
 
 
@@ -26,6 +26,7 @@ def calibration_notes(calibration: Any, on: Gpu, engine: str) -> tuple[str, ...]
     return calibrate.applied(calibration, on, engine)
 
 
+OPEN_LENGTH = "train.steps"  # field of the assumption that nothing says how long a file trains
 Match = Literal["exact", "resized", "closest", "derived"]
 Approach = Literal[
     "use the recipe directly",
@@ -240,6 +241,16 @@ class Plan(Readable, msgspec.Struct, frozen=True):
             "offload": layout.offload,
         }
 
+    @property
+    def has_length(self) -> bool:
+        """Whether the recipe says how long it trains; the steps of a file that does not are the default of a recipe."""
+        is_open = any(one.field == OPEN_LENGTH for one in self.question.assumed)
+        return (
+            not is_open
+            or self.recipe.train.steps != recipe_fields()[OPEN_LENGTH].default
+            or self.recipe.train.epochs > 0
+        )
+
     def contract_dict(self) -> dict[str, Any]:
         """Return the fields that determine the trained weights."""
         r = self.recipe
@@ -252,7 +263,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
             "min_lr": r.schedule.min_lr,
             "schedule": r.schedule.name,
             "warmup_steps": r.schedule.warmup_steps,
-            "steps": None if r.train.epochs else r.train.steps,
+            "steps": r.train.steps if self.has_length and not r.train.epochs else None,
             "epochs": r.train.epochs or None,
             "dataset": r.data.dataset,
             "packing": r.data.packing,

@@ -10,7 +10,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.models import ModelSpec
 from meshwright.models.numerics import Numerics, numerics_of
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import Recipe, field_value
 
 NUMBERS = ("rope_theta", "norm_eps")
 """Fields of the architecture that change what the model computes, not its shape."""
@@ -53,6 +53,16 @@ def numerics_for(recipe: Recipe) -> Numerics:
 def shape_overrides(recipe: Recipe) -> tuple[str, ...]:
     """Return the overrides that make the named model the recipe's, for a command that names the model."""
     return tuple(format_override(f"architecture.{key}", value) for key, value in changes(recipe).items())
+
+
+CONTRACT = ("data.seq_length", "train.global_batch_size")
+ADAPTERS = ("peft.method", "peft.rank", "peft.alpha")
+
+
+def request_overrides(recipe: Recipe) -> tuple[str, ...]:
+    """Return the overrides that request the recipe's training of the named model: its size, adapters and batch."""
+    keys = (*CONTRACT, *(ADAPTERS if recipe.goal == "peft" else ()))
+    return (*shape_overrides(recipe), *(format_override(key, field_value(recipe, key)) for key in keys))
 
 
 def label(recipe: Recipe, name: str) -> str:

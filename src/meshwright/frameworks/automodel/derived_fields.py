@@ -50,8 +50,6 @@ def assumptions(settings: Settings) -> Iterator[str]:
         yield f"no sequence length is set: {_default_length(settings)} tokens are assumed"
     if "dataloader.dynamic_batching.max_tokens_per_batch" in settings:
         yield "batches are filled by tokens: local_batch_size is not the micro batch"
-    if "step_scheduler.max_steps" not in settings:
-        yield "the number of steps depends on the dataset and is not checked"
 
 
 def _has_length(settings: Settings) -> bool:
@@ -75,6 +73,8 @@ def derived_values(settings: Settings, model: ModelSpec | None, goal: Goal, reci
         fields["data.seq_length"] = max_length
     if not any(key.startswith("dataset.") for key in settings):
         fields["data.dataset"] = "unknown"
+    if goal == "pretrain":
+        fields["train.epochs"] = 0.0  # random tokens and blends are not counted
     if "VLM" in recipe:
         fields["data.images"] = True
     if goal == "pretrain":  # the name also names the shape of a model without weights

@@ -45,7 +45,8 @@ SECTIONS = (
 KEEP = frozenset(
     {
         "step_scheduler.global_batch_size", "step_scheduler.local_batch_size", "step_scheduler.max_steps",
-        "step_scheduler.ckpt_every_steps", "seed", "distributed.strategy", "distributed.dp_size",
+        "step_scheduler.num_epochs", "step_scheduler.ckpt_every_steps", "seed",
+        "distributed.strategy", "distributed.dp_size",
         "distributed.tp_size", "distributed.pp_size", "distributed.cp_size", "distributed.ep_size",
         "distributed.sequence_parallel", "distributed.activation_checkpointing",
         "distributed.pipeline.pp_schedule", "distributed.pipeline.pp_microbatch_size",
@@ -83,9 +84,6 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     if not _has_torchao(recipe) and settings.pop("fp8.enable_fsdp_float8_all_gather", False):
         lost.append(UnmappedField("precision.fp8_gather", True, "only torchao's FP8 layers gather in FP8"))
     lost += _lost_data_fields(recipe)
-    if recipe.train.epochs:
-        settings = _by_epochs(settings, recipe)
-        lost = [one for one in lost if one.field != "train.epochs"]
     kept = dict(_complete_blocks(without_defaults(framework, settings, KEEP), settings))
     name = f"{recipe.name or 'recipe'}.yaml"
     return ExportedConfig(
@@ -95,18 +93,6 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         unmapped=tuple(lost),
         notes=tuple(_notes(recipe)),
     )
-
-
-def _by_epochs(settings: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
-    """Return the settings with epochs in place of steps; AutoModel counts whole epochs, and derives the decay."""
-    epochs = recipe.train.epochs
-    if not epochs.is_integer() or recipe.schedule.name == "wsd":
-        why = (
-            "AutoModel counts whole epochs" if not epochs.is_integer() else "AutoModel's WSD needs the number of steps"
-        )
-        raise InputError(why, field="train.epochs", value=epochs, fix=("train.steps=N",))
-    kept = {key: value for key, value in settings.items() if key != "step_scheduler.max_steps"}
-    return {**kept, "step_scheduler.num_epochs": int(epochs)}
 
 
 def _complete_blocks(kept: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -63,7 +63,7 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("seed", "train.seed", default=42),
     ConfigKey("step_scheduler.global_batch_size", "train.global_batch_size", default=32),
     ConfigKey("step_scheduler.local_batch_size", "layout.micro_batch_size", default=1),
-    ConfigKey("step_scheduler.max_steps", "train.steps", note="unset: num_epochs"),
+    ConfigKey("step_scheduler.max_steps", default=None, type="int", note="unset: num_epochs"),
     ConfigKey("step_scheduler.num_epochs", default=10, type="int"),
     ConfigKey("step_scheduler.val_every_steps", "train.eval_every", NULL_IS_0, default=None),
     ConfigKey("step_scheduler.ckpt_every_steps", "checkpoint.save_every", NULL_IS_0, default=100),

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.recipes.key_maps import length_keys, wsd_keys
 from meshwright.recipes.key_maps import shared_composite_keys as shared
-from meshwright.recipes.key_maps import wsd_keys
 from meshwright.recipes.key_maps.key import CompositeKey, MappedFields, RawValues, Values, to_framework_name
 from meshwright.recipes.key_maps.value_maps import DECAY_STYLES, PIPELINE_SCHEDULES
 from meshwright.recipes.types import Recipe
@@ -504,6 +504,7 @@ def _adapter_keys(recipe: Recipe) -> Mapping[str, Any]:
 
 
 COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
+    length_keys.composite("step_scheduler.max_steps", "step_scheduler.num_epochs", length_keys.automodel),
     CompositeKey(("model.torch_dtype", "peft.lora_dtype", "optimizer._target_", "optimizer.master_weights",
         "optimizer.exp_avg_dtype"), ("precision.master", "precision.moments", "optimizer.name"), _storage,
         _storage_keys),

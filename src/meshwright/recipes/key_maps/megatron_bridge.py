@@ -5,9 +5,9 @@ A Megatron-Bridge recipe is a complete config, so the default of every key is th
 
 from __future__ import annotations
 
+from meshwright.recipes.key_maps import length_keys, wsd_keys
 from meshwright.recipes.key_maps import megatron_bridge_composite_keys as bridge
 from meshwright.recipes.key_maps import shared_composite_keys as shared
-from meshwright.recipes.key_maps import wsd_keys
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey
 from meshwright.recipes.key_maps.value_maps import (
     ATTENTION_BACKENDS,
@@ -72,7 +72,8 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("dataset.seq_length", "data.seq_length"),
     ConfigKey("dataset.sequence_length", "data.seq_length", note="name in configs saved by older versions"),
     ConfigKey("model.seq_length", "data.seq_length", note="the runner overwrites it with dataset.seq_length"),
-    ConfigKey("train.train_iters", "train.steps"),
+    ConfigKey("train.train_iters", type="int"),
+    ConfigKey("train.num_epochs", type="float", note="in place of train_iters, for fine-tuning data"),
     ConfigKey("validation.eval_interval", "train.eval_every", NULL_IS_0),
     ConfigKey("validation.eval_iters", "train.eval_steps"),
     ConfigKey(
@@ -224,6 +225,7 @@ KEYS: tuple[ConfigKey, ...] = (
 
 
 COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
+    length_keys.composite("train.train_iters", "train.num_epochs", length_keys.bridge),
     CompositeKey(("model.virtual_pipeline_model_parallel_size",), ("layout.vp", "layout.pp_schedule"),
         shared.virtual_stages, bridge.virtual_stages),
     CompositeKey(("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers"),
