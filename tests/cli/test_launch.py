@@ -35,7 +35,8 @@ def test_the_script_is_printed_and_nothing_else(meshwright: Any) -> None:
     assert parses(answer.out)
     line = next(one for one in answer.out.splitlines() if one.startswith("srun "))
     assert shlex.split(line)[4:-1] == [
-        "python", "-m", "meshwright", "train", RECIPE, "--dataset", "mock", "train.log_every=5",
+        "python", "-m", "meshwright", "train", RECIPE, "--dataset", "mock", "--out", f"runs/{RECIPE}",
+        "train.log_every=5",
     ]  # fmt: skip
 
 

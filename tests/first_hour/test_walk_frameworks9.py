@@ -198,9 +198,9 @@ IMAGE = ("--image", "nvcr.io/nvidia/pytorch:25.06-py3", "data.dataset=/data/c4/t
 @pytest.mark.parametrize(
     ("words", "present", "absent"),
     [
-        ((), ("--mount /data/c4:/data/c4", "--mount /opt/Megatron-LM:/opt/Megatron-LM", "lost with it"), ()),
+        ((), ("mounted into the container: /data/c4 (data)", "--mount /opt/Megatron-LM:/opt/Megatron-LM", "lost with it"), ()),
         (("--mount", "/data:/data"), ("/opt/Megatron-LM", "lost with it"), ("/data/c4:",)),
-        (("checkpoint.folder=/ckpt/a",), ("checkpoints in /ckpt/a are lost", "--mount /ckpt/a:/ckpt/a"), ("--write",)),
+        (("checkpoint.folder=/ckpt/a",), ("/ckpt/a (checkpoints)",), ("--write", "lost")),
         (("checkpoint.folder=/c/a", "--mount", "/c:/c", "--mount", "/opt:/opt", "--mount", "/data:/data:ro"), (),
          ("lost", "needs")),
     ],
@@ -219,7 +219,7 @@ def test_a_job_in_a_container_runs_in_its_folder(meshwright: Any, tmp_path: Path
     answer = meshwright(*LAUNCH, "--scheduler", "slurm", *IMAGE, "--write", str(folder), "--json").json
     assert not any("lost" in note for note in answer["notes"])
     script = next(folder.glob("*.sbatch")).read_text()
-    assert f"--container-mounts={folder}:{folder} --container-workdir={folder}" in script
+    assert f"--container-mounts=/data/c4:/data/c4,{folder}:{folder} --container-workdir={folder}" in script
 
 
 def test_a_flag_for_positions_that_megatron_refuses_is_an_error(meshwright: Any, tmp_path: Path) -> None:

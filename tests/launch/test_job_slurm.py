@@ -112,9 +112,9 @@ def test_the_program_gets_its_arguments_and_environment(slurm: FakeSlurm) -> Non
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("pyxis", ["--container-image=nvcr.io/a:26.08", "--container-mounts=/data:/data,/my runs:/runs:ro"]),
+        ("pyxis", ["--container-image=nvcr.io#a:26.08", "--container-mounts=/data:/data,/my runs:/runs:ro"]),
         ("apptainer", ["apptainer", "exec", "--nv", "--bind", "/data:/data", "--bind", "/my runs:/runs:ro",
-                       "nvcr.io/a:26.08"]),
+                       "docker://nvcr.io/a:26.08"]),
     ],
 )  # fmt: skip
 def test_containers(slurm: FakeSlurm, kind: str, words: list[str]) -> None:

@@ -195,7 +195,13 @@ def launch(request: requests.Launch) -> Started:
         target, model, text = f"{found.name}.toml", None, recipe_text(found)
         given.setdefault("name", found.name)
     require_trained(find(model or found.model))
-    training = native_job.Training(str(target), dataset, model, request.tiny, request.out, changes, text)
+    again = native_job.Restarts(request.out, [])
+    if not request.tiny:
+        typed = override.apply(found, native_job.known(changes))
+        again = native_job.restarts(typed, request.out, changes, request.scheduler, given)
+    training = native_job.Training(
+        str(target), dataset, model, request.tiny, again.out, [*changes, *again.overrides], text, again.notes
+    )
 
     def validated() -> native_job.Checked:
         checked = check_recipe(found, request.gpus, ENGINES[0], training.known_overrides)

@@ -17,7 +17,7 @@ from meshwright.errors import InputError, unknown
 from meshwright.frameworks import ExportedConfig, Program, RecipeCheckResult
 from meshwright.launch.artifacts import Launch, write
 from meshwright.launch.commands import PYTHON, on_hosts, on_torchrun
-from meshwright.launch.container_paths import container_notes
+from meshwright.launch.container_paths import container_notes, in_container, with_mounts
 from meshwright.launch.environment import advised
 from meshwright.launch.job import CONTAINER_KINDS, KUBERNETES_KINDS, Job, Scheduler, find_scheduler, refuse_unused
 from meshwright.launch.kubernetes import on_kubernetes
@@ -39,7 +39,7 @@ WRITERS: Mapping[Scheduler, Callable[[Job], Launch]] = {
     "skypilot": on_skypilot,
 }
 # Fields of a job that are derived, not user options.
-DERIVED = ("program", "cluster", "finds_ranks", "files", "folder", "python_path", "advised", "named", "grace_s")
+DERIVED = ("program", "cluster", "finds_ranks", "files", "folder", "python_path", "advised", "named", "grace_s", "binds", "makes")
 REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
 
@@ -186,15 +186,18 @@ def job_of(
         raise InputError(reason, field="--write", fix=("--write jobs/my_run",))
     has_local_files = (request.files or request.in_folder) and folder is not None and scheduler not in REMOTE_FILES
     program = _with_variables(request.program, given.get("env", {}), scheduler)
+    in_image = scheduler == "slurm" and bool(given.get("image"))
+    if in_image and request.engine == "meshwright":
+        program = in_container(program)
     if has_local_files and scheduler != "slurm":  # a SLURM job changes to the folder; a command runs in any folder
         full = {name: str(Path(folder or "").resolve() / name) for name in request.files}
         program = msgspec.structs.replace(program, argv=tuple(full.get(word, word) for word in program.argv))
         if program.modules:
             paths = [str(Path(folder or "").resolve()), *filter(None, [program.env.get("PYTHONPATH")])]
             program = msgspec.structs.replace(program, env={**program.env, "PYTHONPATH": ":".join(paths)})
-    return Job(
+    job = Job(
         **{
-            "name": _plain_name(request.recipe.name),
+            "name": plain_name(request.recipe.name),
             "python": _python(submits, given),
             "folder": str(Path(folder or "").resolve()) if has_local_files else "",
             **given,
@@ -208,6 +211,7 @@ def job_of(
             "advised": advised(request.recipe, request.cluster, request.engine),
         }
     )
+    return with_mounts(request.recipe, job) if in_image else job
 
 
 def _with_variables(program: Program, env: Mapping[str, str], scheduler: Scheduler) -> Program:
@@ -262,5 +266,6 @@ def _python(submits: bool, given: Mapping[str, Any]) -> str:
     return sys.executable if submits and not given.get("setup") and not given.get("image") else PYTHON
 
 
-def _plain_name(name: str) -> str:
+def plain_name(name: str) -> str:
+    """Return a name of a recipe as the name of a job."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name).strip("._-")[:60] or "run"

@@ -1,27 +1,88 @@
-"""What another framework's job needs inside its container: its checkout, data, weights and a folder for checkpoints."""
+"""What a job needs inside its container: its recipe or checkout, data, weights and a folder for checkpoints.
+
+A SLURM job mounts the folders itself; a machine elsewhere has none of them, so a note says what to mount.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
+import msgspec
+
+from meshwright import file_access
+from meshwright.frameworks.types import Program
 from meshwright.launch import values
 from meshwright.launch.job import Job
 from meshwright.recipes.types import Recipe
 
 CLAIMED = ("kubernetes",)  # whose mounts name a volume claim in place of a folder
 ELSEWHERE = ("kubernetes", "skypilot")  # whose machines have none of the user's folders
+OF_TRAIN = ("--model", "--dataset", "--out")  # options of our train that may name a path
+
+
+class Needed(NamedTuple):
+    """A folder that a job reads or writes."""
+
+    folder: str
+    what: str
+    mounted: bool  # the job cannot do without it, or it is on this machine: it is mounted
+
+
+def with_mounts(recipe: Recipe, job: Job) -> Job:
+    """Return a SLURM job in a container with the folders it needs mounted, unless a --mount provides them."""
+    if not job.image:
+        return job
+    found: list[str] = []
+    for one in _needed(recipe, job):
+        covered = any(PurePosixPath(one.folder).is_relative_to(other) for other in found)
+        if one.mounted and not covered and not _is_mounted(job, one.folder):
+            found = [other for other in found if not PurePosixPath(other).is_relative_to(one.folder)]
+            found.append(one.folder)
+    folder = _checkpoints(recipe, job)
+    made = (folder,) if folder.startswith("/") and not _is_user_mount(job, folder) else ()
+    return msgspec.structs.replace(job, binds=tuple(found), makes=made)
+
+
+def in_container(program: Program) -> Program:
+    """Return our train command with full paths: a container has another working folder."""
+    argv = list(program.argv)
+    for number, word in enumerate(argv):
+        key, equals, value = word.partition("=")
+        if number and argv[number - 1] in OF_TRAIN:
+            argv[number] = _full_path(word, new=argv[number - 1] == "--out")
+        elif equals and key.replace("_", "").replace(".", "").isalpha():
+            argv[number] = f"{key}={_full_path(value, new=key == 'checkpoint.folder')}"
+    return msgspec.structs.replace(program, argv=tuple(argv))
+
+
+def _full_path(text: str, new: bool = False) -> str:
+    """Return the full path of a file or folder that is here, or is going to be."""
+    path = Path(text).expanduser()
+    is_path = new or "/" in text or path.suffix
+    return str(path.resolve()) if text and is_path and (new or path.exists()) else text
 
 
 def container_notes(recipe: Recipe, job: Job, scheduler: str) -> tuple[str, ...]:
-    """Return notes on the paths that a job in a container reads and writes, and no mount provides."""
-    if job.finds_ranks or not (job.image or scheduler in ELSEWHERE):
+    """Return notes on the paths that a job in a container reads and writes: what is mounted, and what is not."""
+    if not (job.image or scheduler in ELSEWHERE):
         return ()
-    return (*_read_paths(recipe, job, scheduler), *_checkpoints(recipe, job, scheduler))
+    checkpoints = () if job.finds_ranks and scheduler in ELSEWHERE else _lost_checkpoints(recipe, job, scheduler)
+    return (*_mounted(recipe, job), *_read_paths(recipe, job, scheduler), *checkpoints)
+
+
+def _mounted(recipe: Recipe, job: Job) -> Iterator[str]:
+    if job.binds:
+        what = {one.folder: one.what for one in reversed(list(_needed(recipe, job)))}
+        yield f"mounted into the container: {', '.join(f'{one} ({what[one]})' for one in job.binds)}"
 
 
 def _read_paths(recipe: Recipe, job: Job, scheduler: str) -> Iterator[str]:
-    needed = {folder: what for folder, what in _inputs(recipe, job) if not _is_mounted(job, folder)}
+    needed = {one.folder: one.what for one in _needed(recipe, job) if not _is_mounted(job, one.folder)}
+    needed.pop(_checkpoints(recipe, job), None)
+    if job.finds_ranks and job.files:  # the recipe travels with the job
+        needed = {folder: what for folder, what in needed.items() if what != "the recipe"}
     if not needed:
         return
     paths = " and ".join(f"{folder} ({what})" for folder, what in needed.items())
@@ -30,23 +91,54 @@ def _read_paths(recipe: Recipe, job: Job, scheduler: str) -> Iterator[str]:
     yield f"the {_where(job)} needs {paths}: {missing}add {mounts}"
 
 
-def _inputs(recipe: Recipe, job: Job) -> Iterator[tuple[str, str]]:
-    """Yield the folders that the job reads, with what is in them."""
+def _needed(recipe: Recipe, job: Job) -> Iterator[Needed]:
+    """Yield the folders that the job reads, then that of its checkpoints."""
+    argv = job.program.argv
+    target = argv[3] if job.finds_ranks and len(argv) > 3 else ""
     checkout = next(iter(job.program.env.get("PYTHONPATH", "").split(":")), "")
-    if checkout:
-        yield checkout, "the framework's checkout"
-    for path in (*recipe.data.blend, recipe.data.dataset):
-        if path.startswith("/"):  # a prefix of .bin and .idx files, or a file: its folder
-            yield str(PurePosixPath(path).parent), "data"
-    for path, what in ((recipe.data.tokenizer, "the tokenizer"), (recipe.checkpoint.pretrained, "initial weights")):
-        if path.startswith("/"):
-            yield path, what
+    inputs = [
+        (target, "the recipe"),
+        (checkout, "the framework's checkout"),
+        *((path, "data") for path in (*recipe.data.blend, *recipe.data.anneal_blend, recipe.data.dataset)),
+        (recipe.data.validation, "data"),
+        (recipe.data.chat_template, "the chat template"),
+        (recipe.model, "the model"),
+        (recipe.data.tokenizer, "the tokenizer"),
+        (recipe.checkpoint.pretrained, "initial weights"),
+    ]
+    for path, what in inputs:
+        if path.startswith("/"):  # data may be a file, or a prefix of .bin and .idx files: their folder
+            folder = path if _is_folder(path, what) else str(PurePosixPath(path).parent)
+            yield Needed(folder, what, what == "data" or _is_here(folder))
+    out = _checkpoints(recipe, job)
+    if out.startswith("/"):
+        yield Needed(out, "checkpoints", True)
 
 
-def _checkpoints(recipe: Recipe, job: Job, scheduler: str) -> Iterator[str]:
+def _is_folder(path: str, what: str) -> bool:
+    if _is_here(path):
+        return Path(path).is_dir()
+    return what in ("the framework's checkout", "the tokenizer", "initial weights")
+
+
+def _is_here(path: str) -> bool:
+    return not file_access.closed() and Path(path).exists()
+
+
+def _checkpoints(recipe: Recipe, job: Job) -> str:
+    """Return the folder of the checkpoints: --out of our train, else the recipe's; empty for the program's own."""
+    argv = job.program.argv
+    out = argv[argv.index("--out") + 1] if job.finds_ranks and "--out" in argv[:-1] else ""
+    return out or recipe.checkpoint.folder
+
+
+def _lost_checkpoints(recipe: Recipe, job: Job, scheduler: str) -> Iterator[str]:
     """Yield a note if the folder of the checkpoints does not outlive the container."""
-    folder = recipe.checkpoint.folder
-    other = f"checkpoint.folder=/PATH and {_mount('/PATH', scheduler)}"
+    folder = _checkpoints(recipe, job)
+    if job.finds_ranks and "--tiny" in job.program.argv and not folder:
+        return
+    named = "--out" if job.finds_ranks else "checkpoint.folder"
+    other = f"{named}{' ' if job.finds_ranks else '='}/PATH and {_mount('/PATH', scheduler)}"
     if folder.startswith("/"):
         if not _is_mounted(job, folder, writes=True):
             yield f"checkpoints in {folder} are lost with the {_where(job)}: add {_mount(folder, scheduler)}"
@@ -63,7 +155,11 @@ def _mount(folder: str, scheduler: str) -> str:
     return f"--mount {'CLAIM' if scheduler in CLAIMED else folder}:{folder}"
 
 
-def _is_mounted(job: Job, folder: str, writes: bool = False) -> bool:
+def _is_user_mount(job: Job, folder: str, writes: bool = False) -> bool:
     mounts = [one for one in map(values.mount, job.mounts) if not (writes and one.options == "ro")]
-    places = [PurePosixPath(one.path) for one in mounts]
-    return any(PurePosixPath(folder).is_relative_to(place) for place in (*places, PurePosixPath(job.folder or "/-")))
+    return any(PurePosixPath(folder).is_relative_to(one.path) for one in mounts)
+
+
+def _is_mounted(job: Job, folder: str, writes: bool = False) -> bool:
+    own = [PurePosixPath(one) for one in (*job.binds, job.folder or "/-")]
+    return _is_user_mount(job, folder, writes) or any(PurePosixPath(folder).is_relative_to(one) for one in own)

@@ -86,6 +86,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cpus_per_rank: int | None = None
     image: str = ""
     mounts: tuple[str, ...] = ()
+    binds: tuple[str, ...] = ()  # folders mounted into the container at the same path because the job needs them
+    makes: tuple[str, ...] = ()  # folders that the job creates before it mounts them
     port: int = 29500
     max_restarts: int = 0  # restarts of failed ranks
     grace_s: int = 60  # seconds for saving after SIGTERM
@@ -132,6 +134,8 @@ def _check(job: Job) -> None:
         values.one_line("the command", word) if word else None
     for text in job.mounts:
         values.mount(text)
+    for folder in job.binds:
+        values.mount(f"{folder}:{folder}")
     if job.image:
         values.matching(
             "--image", job.image, r"[A-Za-z0-9_./][\w.:/@+#-]*", "an image", "nvcr.io/nvidia/pytorch:26.08-py3"

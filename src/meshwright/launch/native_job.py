@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 import msgspec
 
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.types import Program
-from meshwright.launch.build_job import REMOTE_FILES, LaunchRequest, mock_data
+from meshwright.launch import values
+from meshwright.launch.build_job import REMOTE_FILES, LaunchRequest, mock_data, plain_name
 from meshwright.launch.job import find_scheduler
+from meshwright.launch.other_frameworks import resuming
 from meshwright.recipes import files, overrides
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
@@ -29,6 +32,7 @@ class Training(msgspec.Struct, frozen=True):
     out: str | None = None
     overrides: Sequence[str] = ()
     text: str | None = None  # of a recipe that was imported from another framework's file
+    notes: tuple[str, ...] = ()
 
     @property
     def known_overrides(self) -> list[str]:
@@ -39,6 +43,35 @@ class Training(msgspec.Struct, frozen=True):
 def known(overrides: Sequence[str]) -> list[str]:
     """Return the overrides without `micro_batch_size=auto`."""
     return [text for text in overrides if not text.replace(" ", "").endswith("micro_batch_size=auto")]
+
+
+class Restarts(NamedTuple):
+    """The run folder of a job that may be restarted, the overrides with which it resumes, and a note on both."""
+
+    out: str | None
+    overrides: list[str]
+    notes: tuple[str, ...] = ()
+
+
+def restarts(
+    recipe: Recipe, out: str | None, changes: Sequence[str], scheduler: str, options: Mapping[str, Any]
+) -> Restarts:
+    """Return what a restarted job needs: without a folder of its own, every restart would begin at step 1 in a new one.
+
+    A container needs a folder too, because its working folder is lost with it.
+    """
+    where, again = find_scheduler(scheduler), bool(options.get("max_restarts"))
+    if where == "slurm":
+        again = bool(options.get("requeue", True))
+    more = resuming(recipe, changes, "--no-requeue" if where == "slurm" else "remove --max-restarts") if again else []
+    if out or recipe.checkpoint.folder or not (again or (where == "slurm" and options.get("image"))):
+        return Restarts(out, more)
+    name = str(options.get("name") or plain_name(recipe.name))
+    mounts = [values.mount(text) for text in options.get("mounts", ())] if where in REMOTE_FILES else []
+    kept = [one.path for one in mounts if one.options != "ro" and (where == "kubernetes" or "://" in one.source)]
+    found = str(PurePosixPath(kept[0] if kept else "", "runs", name))
+    why = "a restarted job resumes from its checkpoints" if again else "the container's own folders are lost with it"
+    return Restarts(found, more, (f"run folder: {found} ({why}; --out names another)",))
 
 
 def request_for(
@@ -58,7 +91,7 @@ def request_for(
         files={target: text} if text is not None else {},
         findings=findings,
         saves=not training.tiny or training.out is not None,
-        notes=() if training.tiny else mock_data(found),
+        notes=() if training.tiny else (*training.notes, *mock_data(found)),
     )
 
 

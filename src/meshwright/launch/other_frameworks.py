@@ -186,16 +186,16 @@ def saving_on_signal(program: Program, framework: str, files: Collection[str]) -
     return msgspec.structs.replace(program, argv=(*program.argv, *added))
 
 
-def resuming(recipe: Recipe, given: Sequence[str]) -> list[str]:
-    """Return the override with which a requeued run resumes; raise InputError if the user turned resuming off.
+def resuming(recipe: Recipe, given: Sequence[str], without: str = "--no-requeue") -> list[str]:
+    """Return the override with which a restarted run resumes; raise InputError if the user turned resuming off.
 
     Megatron-LM loads --pretrained-checkpoint only while --load, the folder it saves to, has no checkpoint.
     """
     if recipe.checkpoint.resume:
         return []
     if "checkpoint.resume" in override.requested(recipe, given):
-        reason = "a requeued run that does not resume would restart from its initial weights every time"
-        fix = ("checkpoint.resume=true", "--no-requeue")
+        reason = "a restarted run that does not resume would restart from its initial weights every time"
+        fix = ("checkpoint.resume=true", without)
         raise InputError(reason, field="checkpoint.resume", value="false", fix=fix)
     return ["checkpoint.resume=true"]
 

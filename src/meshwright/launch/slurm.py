@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 
-from meshwright.launch import commands, values
+from meshwright.launch import commands, images, values
 from meshwright.launch.artifacts import Launch
 from meshwright.launch.commands import Shell, joined
 from meshwright.launch.environment import threads
@@ -91,7 +91,8 @@ def _limit(job: Job) -> list[str]:
 
 
 def _folder(job: Job) -> list[str]:
-    lines = [f"cd {shlex.quote(job.folder)} || exit 2"] if job.folder else []
+    lines = [f"mkdir -p {shlex.quote(one)} || exit 2  # mounted into the container" for one in job.makes]
+    lines += [f"cd {shlex.quote(job.folder)} || exit 2"] if job.folder else []
     script = job.program.argv[0]
     known = bool(job.folder) or script.startswith("/")  # otherwise the folder of submission decides
     if not known or job.finds_ranks or job.image or script.startswith("-") or script in job.files:
@@ -202,14 +203,14 @@ def _container(job: Job) -> list[str]:
     if not job.image:
         return []
     # The job's folder has the files that the program reads and, relative to it, the checkpoints.
-    inside = job.folder if not job.finds_ranks else ""
-    places = (*job.mounts, *((f"{inside}:{inside}",) if inside else ()))
+    inside, image = job.folder, images.for_container(job.image, job.container_kind)
+    places = (*job.mounts, *(f"{one}:{one}" for one in (*job.binds, inside) if one))
     if job.container_kind == "pyxis":
         mounts = [f"--container-mounts={','.join(places)}"] if places else []
-        return [f"--container-image={job.image}", *mounts, *([f"--container-workdir={inside}"] if inside else [])]
+        return [f"--container-image={image}", *mounts, *([f"--container-workdir={inside}"] if inside else [])]
     binds = [word for mount in places for word in ("--bind", mount)]
     at = ["--pwd", inside] if inside else []
-    return ["apptainer", "exec", *([] if job.cpu else ["--nv"]), *binds, *at, job.image]
+    return ["apptainer", "exec", *([] if job.cpu else ["--nv"]), *binds, *at, image]
 
 
 def _requeue(job: Job) -> list[str]:

@@ -1,0 +1,127 @@
+"""A newcomer's walk over a cluster: jobs that are requeued, containers, counts of nodes, and fixes that hold."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launch.jobs import FakeSlurm, fakes
+
+NANO = 'name = "nano"\nmodel = "qwen3-0.6b"\ngoal = "pretrain"\ncluster = "1xH100"\n'
+SLURM = ("--scheduler", "slurm", "-t", "10:00")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a recipe; another folder next to it has one too, and data."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "team" / "tok").mkdir(parents=True)
+    for folder in ("here", "team"):
+        (tmp_path / folder / "nano.toml").write_text(NANO)
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "here"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    (tmp_path / "slurm").mkdir()
+    return fakes(tmp_path / "slurm")
+
+
+def train_words(slurm: FakeSlurm) -> list[str]:
+    """Return the train command that srun started last."""
+    words = slurm.recorded("srun")
+    return words[words.index("train") :]
+
+
+def test_a_requeued_job_gets_the_folder_it_had(meshwright: Any, here: Path, slurm: FakeSlurm) -> None:
+    words = ("launch", "nano.toml", *SLURM, "--cpu", "--gpus", "1", "--write", "jobs")
+    answer = meshwright(*words)
+    assert "run folder: runs/nano (a restarted job resumes" in answer.err
+    script = (here / "jobs" / "nano.sbatch").read_text()
+    assert slurm.run(script, SRUN_CODE="75").returncode == 75
+    first = train_words(slurm)
+    assert slurm.requeues() == ["requeue 30007"]
+    assert slurm.run(script, SLURM_RESTART_COUNT="1").returncode == 0
+    assert train_words(slurm) == first == ["train", f"{here}/nano.toml", "--out", "runs/nano"]
+    for more in (("--out", "/ckpt/a"), ("checkpoint.folder=/ckpt/a",)):
+        assert "runs/nano" not in meshwright("launch", "nano.toml", *SLURM, *more).out
+    assert "--out " not in meshwright("launch", "nano.toml", *SLURM, "--no-requeue").out
+    assert "--out runs/j1" in meshwright("launch", "nano.toml", *SLURM, "--name", "j1").out
+
+
+def test_every_scheduler_restarts_in_one_folder_or_refuses(meshwright: Any, here: Path) -> None:
+    image, again = ("--image", "x"), ("--max-restarts", "3")
+    for scheduler, more, folder in (
+        ("torchrun", again, "runs/nano"),
+        ("hosts", ("--hosts", "a", *again), "runs/nano"),
+        ("kubernetes", (*image, *again, "--mount", "disk:/disk"), "/disk/runs/nano"),
+        ("kubernetes", (*image, *again, "--mount", "disk:/disk:ro"), "runs/nano"),
+        ("skypilot", (*again, "--mount", "s3://b:/disk"), "/disk/runs/nano"),
+        ("torchrun", (), None),
+    ):
+        answer = meshwright("launch", "nano.toml", "--scheduler", scheduler, "--gpus", "1xH100", *more, "--json").json
+        text = " ".join([*answer["files"].values(), *answer["commands"]]).split()
+        found = text[text.index("--out") + (2 if scheduler == "kubernetes" else 1)] if "--out" in text else None
+        assert found == folder, (scheduler, more)
+    for scheduler, more in (("slurm", ()), ("torchrun", again)):
+        words = ("launch", "nano.toml", "--scheduler", scheduler, "--gpus", "1xH100", *more, "checkpoint.resume=false")
+        error = meshwright(*words, "--json").json["error"]
+        assert "does not resume" in error["message"]
+        assert error["fix"][0] == "checkpoint.resume=true"
+        typed = error["fix"][1].removeprefix("remove ")
+        kept = [word for word in words if word not in (typed, "3" if typed == again[0] else "")]
+        assert meshwright(*kept, *((typed,) if typed == "--no-requeue" else ())).code == 0
+
+
+def container_of(answer: Any) -> tuple[list[str], list[str]]:
+    """Return the options of the container and the train command of a job."""
+    line = next(one for one in answer.out.splitlines() if one.startswith("srun "))
+    words = shlex.split(line)
+    return words[4 : words.index("python")], words[words.index("train") : -1]
+
+
+def test_a_container_has_the_folders_that_the_job_needs(meshwright: Any, here: Path) -> None:
+    team = here.parent / "team"
+    image = (*SLURM, "--image", "nvcr.io/nvidia/pytorch:26.08-py3")
+    for kind in ("pyxis", "apptainer"):
+        words = ("launch", "../team/nano.toml", *image, "--container-kind", kind)
+        answer = meshwright(*words, "--mount", "/lustre:/lustre", "--dataset", "/lustre/tok", "--out", "/lustre/x")
+        options, train = container_of(answer)
+        mounts = [f"/lustre:/lustre,{team}:{team}"] if kind == "pyxis" else ["/lustre:/lustre", f"{team}:{team}"]
+        assert [one for one in options if ":/" in one and "docker" not in one] == [
+            f"--container-mounts={one}" if kind == "pyxis" else one for one in mounts
+        ]
+        assert train == ["train", f"{team}/nano.toml", "--dataset", "/lustre/tok", "--out", "/lustre/x"]
+        assert "mkdir" not in answer.out
+        answer = meshwright(*words, "--dataset", "../team/tok", "--out", "/lustre/x")
+        options, train = container_of(answer)
+        assert "/lustre/x:/lustre/x" in " ".join(options)
+        assert "mkdir -p /lustre/x || exit 2" in answer.out
+        assert f"mounted into the container: {team} (the recipe), /lustre/x (checkpoints)" in answer.err
+        assert train[2:4] == ["--dataset", f"{team}/tok"]
+        assert "lost with" not in answer.err
+    answer = meshwright(*words, "--no-requeue")
+    assert container_of(answer)[1][-1] == f"{here}/runs/nano"
+    assert f"--bind {here}/runs/nano:{here}/runs/nano" in answer.out
+
+
+def test_images_are_named_as_their_tool_reads_them(meshwright: Any, here: Path) -> None:
+    for image, pyxis, apptainer in (
+        ("nvcr.io/nvidia/pytorch:26.08-py3", "nvcr.io#nvidia/pytorch:26.08-py3", "docker://{}"),
+        ("nvcr.io#nvidia/pytorch:26.08-py3", "{}", "docker://nvcr.io/nvidia/pytorch:26.08-py3"),
+        ("localhost:5000/a:1", "localhost:5000#a:1", "docker://{}"),
+        ("nvidia/cuda:13", "{}", "docker://{}"),
+        ("docker://nvcr.io/a/b:1", "docker://nvcr.io#a/b:1", "{}"),
+        ("X.sqsh", f"{here}/X.sqsh", f"{here}/X.sqsh"),
+        ("/images/a.sif", "{}", "{}"),
+    ):
+        for kind, expected in (("pyxis", pyxis), ("apptainer", apptainer)):
+            words = ("launch", "nano.toml", *SLURM, "--image", image, "--container-kind", kind)
+            options = container_of(meshwright(*words))[0]
+            found = next((one for one in options if one.startswith("--container-image=")), options[-1])
+            assert found.removeprefix("--container-image=") == expected.format(image), (kind, image)
+    words = ("launch", "nano.toml", "--scheduler", "kubernetes", "--image", "nvcr.io/nvidia/pytorch:26.08-py3")
+    assert "image: nvcr.io/nvidia/pytorch:26.08-py3" in meshwright(*words).out
