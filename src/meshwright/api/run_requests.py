@@ -139,7 +139,7 @@ class Launch(Request, frozen=True):
     dataset: Dataset | None = None
     model: OtherModel | None = None
     tiny: Annotated[bool, flag("Train a laptop-size model of the same structure on CPU, as a trial.")] = False
-    out: Annotated[str | None, path("Run folder; a requeued job resumes from its checkpoints.")] = None
+    out: Annotated[str | None, path("Run folder to resume from; runs/NAME if the job may be restarted.")] = None
     name: Annotated[
         str | None, path("Job name; the recipe's name by default.", "NAME", other_flags=("--job-name", "-J"))
     ] = None
@@ -154,7 +154,7 @@ class Launch(Request, frozen=True):
     mounts: Annotated[
         Sequence[str],
         path(
-            "Mount in the container; for Kubernetes SOURCE is a volume claim; repeat it.",
+            "Mount in the container, besides the folders SLURM jobs need; for Kubernetes SOURCE is a volume claim.",
             "SOURCE:/PATH",
             flag="--mount",
         ),

@@ -39,7 +39,19 @@ WRITERS: Mapping[Scheduler, Callable[[Job], Launch]] = {
     "skypilot": on_skypilot,
 }
 # Fields of a job that are derived, not user options.
-DERIVED = ("program", "cluster", "finds_ranks", "files", "folder", "python_path", "advised", "named", "grace_s", "binds", "makes")
+DERIVED = (
+    "program",
+    "cluster",
+    "finds_ranks",
+    "files",
+    "folder",
+    "python_path",
+    "advised",
+    "named",
+    "grace_s",
+    "binds",
+    "makes",
+)
 REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
 
