@@ -14,7 +14,8 @@ import meshwright as package
 from meshwright.choices import SYNONYMS
 from meshwright.engine.data.conversations import detect_columns
 from meshwright.engine.data.files import Rows
-from meshwright.engine.data.sft_cache import MAX_ERRORS, SHOWN_ERRORS, Policy, tokenize_conversations
+from meshwright.engine.data.row_errors import MAX_ERRORS, SHOWN_ERRORS
+from meshwright.engine.data.sft_cache import Policy, tokenize_conversations
 from meshwright.engine.evaluation import ValidationState
 from meshwright.engine.metrics.record import ValidationRecord
 from meshwright.engine.post_training.perplexity import has_conversations

@@ -60,3 +60,47 @@ def test_converted_adapters_keep_their_provenance_and_a_change_of_tensors_is_ref
     assert meshwright(*changed, "--out", "other", "--model", "run-merged").code == 0
     for typed in ("peft.targets=qkv", "peft.method=dora", "optimizer.name=lion"):
         assert meshwright(*words, typed, "--out", "run", "--accept-changes").code == 2
+
+
+def test_data_is_checked_before_a_gpu_is_rented(here: Path, meshwright: Any) -> None:
+    write_chats(here / "chats.jsonl")
+    chat = [{"role": "usr", "content": "x"}, {"role": "assistant", "content": "y"}]
+    good = (here / "chats.jsonl").read_text().splitlines()
+    lines = [good[0], '{"messages": [', json.dumps({"messages": chat}), "[1]", good[1]]
+    (here / "broken.jsonl").write_text("\n".join(lines))
+    (here / "tickets.csv").write_text("ticket,priority,reply_text\n1,high,hello\n2,low,bye\n")
+    (here / "short.csv").write_text("prompt,response\na,b\nc\nd,e,f\n")
+    check = ("check", SFT, "--gpus", "1xRTX4090")
+    [missing] = meshwright(*check, "data.dataset=chat.jsonl", "--json").json["findings"]
+    assert (missing["rule"], missing["severity"]) == ("data.missing-file", "warning")
+    assert missing["fix"] == ["data.dataset=chats.jsonl"]
+    for name, places in (
+        ("broken.jsonl", ("broken.jsonl:2: not JSON", ":3: message 0 has the unknown role usr", ":4: a sample must")),
+        ("tickets.csv", ("match no known conversation schema",)),
+        ("short.csv", ("short.csv:3: the row does not have", "short.csv:4: the row")),
+    ):
+        [found] = meshwright(*check, f"data.dataset={name}", "--json").json["findings"]
+        assert (found["rule"], found["severity"]) == ("data.rows", "error")
+        assert all(place in found["message"] for place in places), found
+        trained = meshwright("train", SFT, "--tiny", "--dataset", name)
+        assert found["message"] in trained.err
+        assert "\nfix:   " in trained.err
+        alone = meshwright("check", name, "--json")
+        assert (alone.code, alone.json["findings"][0]["message"]) == (1, found["message"])
+        assert found["message"] in " ".join(
+            meshwright(
+                "recommend", "qwen3-0.6b", "--goal", "sft", "--gpus", "1xRTX4090", "--dataset", name, "--json"
+            ).json["notes"]
+        )
+    assert "sed '2d;3d;4d' broken.jsonl > broken_kept.jsonl" in meshwright("check", "broken.jsonl").out.replace(
+        "\n", ""
+    )
+    clean = meshwright("check", "chats.jsonl")
+    assert "chats.jsonl, a dataset: ok" in clean.out
+    assert "12 conversations (messages from messages)" in clean.out
+    launch = ("launch", SFT, "--gpus", "1xRTX4090", "--scheduler", "slurm", "--dataset")
+    assert "chat.jsonl is not on this machine" in meshwright(*launch, "chat.jsonl").err
+    refused = meshwright(*launch, "broken.jsonl")
+    assert refused.code != 0
+    assert "nothing was written" in refused.err
+    assert "broken.jsonl:3: message 0 has the unknown role usr" in refused.err

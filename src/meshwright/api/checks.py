@@ -16,7 +16,8 @@ from meshwright import clusters, costs, frameworks, launch, planner
 from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.catalogues import recipe_text, save_files
-from meshwright.api.dataset_length import epochs_of, missing_data
+from meshwright.api.data_findings import check_data, data_findings, is_data
+from meshwright.api.dataset_length import epochs_of
 from meshwright.api.plan_responses import plan_response
 from meshwright.api.planning import recommend
 from meshwright.api.questions import load_calibration
@@ -82,6 +83,8 @@ def _calibrated(result: CheckResult, calibration: Any) -> CheckResult:
 
 
 def _check(request: requests.Check) -> CheckResult:
+    if is_data(request.target):
+        return check_data(str(request.target))
     content, theirs = file_of(request.target, request.framework, request.gpus)
     if content is not None and theirs is not None:
         if request.engine is not None:
@@ -108,7 +111,7 @@ def _check(request: requests.Check) -> CheckResult:
     result = _with_config(check_recipe(job.on(engine), request.gpus, engine, request.overrides, job.content))
     if job.plan is not None and job.plan.repair is not None and result.repair is not None:
         result = msgspec.structs.replace(result, repair=job.plan.repair)  # typed, it gives another recommended layout
-    result = msgspec.structs.replace(result, notes=(*result.notes, *missing_data(result.recipe)))
+    result = msgspec.structs.replace(result, findings=(*result.findings, *data_findings(result.recipe)))
     return result if content is None else msgspec.structs.replace(result, file=content.path)
 
 

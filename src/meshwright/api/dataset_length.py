@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from meshwright import file_access, rules
+from meshwright.api.data_findings import data_findings
 from meshwright.api.paths import looks_like_path
 from meshwright.display import plural, short_number
 from meshwright.errors import InputError
@@ -71,28 +72,13 @@ def grouped_width(recipe: Recipe) -> float | None:
     return float(np.minimum(rounded, recipe.data.seq_length).mean())
 
 
-def missing_data(recipe: Recipe) -> tuple[str, ...]:
-    """Return that a file or folder of the dataset is not here, with the nearest name in its folder."""
-    names = {"data.dataset": recipe.data.dataset, "data.validation": recipe.data.validation}
-    if recipe.data.blend or file_access.closed():
-        return ()
-    found = []
-    for key, name in names.items():
-        path = Path(name).expanduser()
-        if looks_like_path(name) and not any(Path(f"{path}{end}").exists() for end in ("", ".bin", ".idx")):
-            near = file_access.neighbours(path)
-            meant = f"; did you mean {key}={near[0]}?" if near else ""
-            found.append(f"{name} is not on this machine: it was not counted, and train needs it where it runs{meant}")
-    return tuple(found)
-
-
 def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
     """Return how many samples the user's dataset has and how often the run repeats them, or that it is not here."""
     name, train = recipe.data.dataset, recipe.train
     if recipe.data.blend or file_access.closed() or not looks_like_path(name):
         return ()
-    if missing := missing_data(recipe):
-        return missing
+    if found := data_findings(recipe):
+        return tuple(one.message for one in found)
     counted = _count(recipe)
     if counted is None or train.epochs:
         return ()

@@ -13,6 +13,7 @@ from meshwright import clusters
 from meshwright.api import run_requests as requests
 from meshwright.api.catalogues import recipe_text
 from meshwright.api.checks import CONFIGS, WRITTEN, Exported, check_recipe, export_into
+from meshwright.api.data_findings import data_findings
 from meshwright.api.paths import check_folder, check_out, check_run_paths
 from meshwright.api.requests import Export
 from meshwright.api.resolve import assumed_in
@@ -206,7 +207,7 @@ def launch(request: requests.Launch) -> Started:
     def validated() -> native_job.Checked:
         checked = check_recipe(found, request.gpus, ENGINES[0], training.known_overrides)
         _print_notes(checked)
-        return checked.recipe, checked.cluster, checked.findings
+        return checked.recipe, checked.cluster, (*checked.findings, *data_findings(checked.recipe))
 
     launched = native_job.request_for(training, request.scheduler, found, request.gpus, validated)
     return build_job.launch(launched, request.scheduler, **files)
@@ -286,6 +287,8 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
     notes += _storage_note(exported)
     job = build_job.exported(exported.written, exported.checked)
     recipe = other_frameworks.with_time_to_save(job.recipe, framework, step_s, changes) if requeued else job.recipe
+    if dataset:
+        notes += tuple(one.message for one in data_findings(recipe))
     if data:
         notes += (f"{', '.join(data)}: the rows of {recipe.data.dataset} as messages, which {framework} reads",)
     return msgspec.structs.replace(

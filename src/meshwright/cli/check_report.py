@@ -26,7 +26,11 @@ def check(answer: Answer, found: Any) -> None:
     what = answer["file"] or answer["recipe"]
     where = f" on {answer['gpus']}" if answer["gpus"] else ""
     runner = f"the {answer['engine']} engine" if answer["framework"] == "meshwright" else answer["framework"]
-    out.print(f"[bold]{escape(what)}[/]{where} with {runner}: {verdict}")
+    if answer["framework"] == "dataset":
+        verdict = verdict if answer["ok"] else "[red]train refuses rows[/]"
+        out.print(f"[bold]{escape(what)}[/], a dataset: {verdict}")
+    else:
+        out.print(f"[bold]{escape(what)}[/]{where} with {runner}: {verdict}")
     titled(out, "Assumed", assumed_lines(answer["assumed"]))
     if answer["estimate"]:
         titled(out, "Memory", memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])

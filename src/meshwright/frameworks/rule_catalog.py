@@ -50,6 +50,18 @@ PARSE_FINDINGS = (
         "the config of the engine's framework has no model or key for it",
     ),
     ParseFinding(
+        "data.missing-file",
+        "warning",
+        "the run ends at its start if the file is not there either",
+        "a dataset is named by a path that this machine does not have",
+    ),
+    ParseFinding(
+        "data.rows",
+        "error",
+        "the run ends while it prepares the data",
+        "rows of a dataset cannot be parsed, or have no columns to train on",
+    ),
+    ParseFinding(
         "key.unknown", "error", "the program fails at start-up or drops the setting", "the framework has no such key"
     ),
     ParseFinding("key.unused", "warning", "the setting has no effect", "the framework does not read this key"),

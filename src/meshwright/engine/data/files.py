@@ -6,7 +6,7 @@ import csv
 import gzip
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from itertools import islice
@@ -19,6 +19,7 @@ from meshwright.errors import InputError, unknown
 from meshwright.extras import not_installed
 
 Row = dict[str, Any]
+OnBadRow = Callable[[InputError], None]
 FIELD = "data.dataset"
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".csv", ".parquet")
 SAVED_DATASET_FILES = ("dataset_info.json", "state.json")  # written by Dataset.save_to_disk
@@ -42,13 +43,16 @@ class Rows:
         """Yield each row with its location, such as chats.jsonl:17."""
         return self.read()
 
-    def read(self, start: int = 0) -> Iterator[tuple[str, Row]]:
-        """Yield the rows from `start` on; earlier rows are skipped without being parsed."""
+    def read(self, start: int = 0, bad: OnBadRow | None = None) -> Iterator[tuple[str, Row]]:
+        """Yield the rows from `start` on; earlier rows are skipped without being parsed.
+
+        A row that cannot be parsed is given to `bad`, and the next one follows; without it, it raises.
+        """
         first, end = self.part
-        found = self._read(first + start)
+        found = self._read(first + start, bad or _raise)
         return found if end is None else islice(found, max(end - first - start, 0))
 
-    def _read(self, start: int) -> Iterator[tuple[str, Row]]:
+    def _read(self, start: int, bad: OnBadRow) -> Iterator[tuple[str, Row]]:
         if self.dataset is not None:
             for number, row in enumerate(self.dataset.skip(start), start):
                 yield f"{self.name}[{number}]", _without_nulls(row)
@@ -58,15 +62,18 @@ class Rows:
             for where, row in _READERS[longest_suffix(path)](path, start):
                 if row is None:
                     skipped += 1
+                elif isinstance(row, InputError):
+                    bad(row)
                 else:
                     yield where, row
             start -= skipped
 
     def first(self) -> Row:
-        """Return the first row, or raise if there is none."""
-        found = next(iter(self), None)
+        """Return the first row that can be parsed, or raise if there is none."""
+        bad: list[InputError] = []
+        found = next(self.read(bad=bad.append), None)
         if found is None:
-            raise no_rows(self.name)
+            raise bad[0] if bad else no_rows(self.name)
         return found[1]
 
     def state(self) -> list[object]:
@@ -213,7 +220,11 @@ def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
         raise InputError(f"cannot read the file: {error.strerror}", field=FIELD, value=path) from None
 
 
-RowIterator = Iterator[tuple[str, Row | None]]  # None: skipped
+RowIterator = Iterator[tuple[str, Row | InputError | None]]  # None: skipped; an error: the row cannot be parsed
+
+
+def _raise(error: InputError) -> None:
+    raise error
 
 
 def _jsonl(path: Path, start: int) -> RowIterator:
@@ -231,7 +242,8 @@ def _jsonl(path: Path, start: int) -> RowIterator:
             try:
                 row = decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise row_error(where, f"not JSON: {error}") from None
+                yield where, row_error(where, f"not JSON: {error}")
+                continue
             yield where, _object(where, row)
 
 
@@ -264,7 +276,8 @@ def _csv(path: Path, start: int) -> RowIterator:
                     more = 'put cells that contain a comma in double quotes: "a, b"'
                     fix = more if None in row else f"add the missing cells to the row in {path}, if only commas"
                     reason = f"the row does not have the header's {len(reader.fieldnames or ())} columns"
-                    raise row_error(where, reason, (fix,))
+                    yield where, row_error(where, reason, (fix,))
+                    continue
                 yield where, None if number < start else row
         except (UnicodeDecodeError, csv.Error) as error:
             raise row_error(f"{path}:{reader.line_num + 1}", f"not CSV: {error}") from None
@@ -298,9 +311,9 @@ def _pruned(value: Any) -> Any:
     return [_pruned(one) for one in value] if isinstance(value, list) else value
 
 
-def _object(where: str, row: object) -> Row:
+def _object(where: str, row: object) -> Row | InputError:
     if not isinstance(row, dict):
-        raise row_error(where, f"a sample must be a JSON object, not {type(row).__name__}")
+        return row_error(where, f"a sample must be a JSON object, not {type(row).__name__}")
     return row
 
 

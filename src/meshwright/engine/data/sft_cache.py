@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,14 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.engine.data.cache import cache_folder, cache_lock, cache_not_writable
-from meshwright.engine.data.conversations import (
-    REQUIRED,
-    detect_columns,
-    missing_column,
-    parse_conversation,
-    untrainable_reason,
-)
+from meshwright.engine.data.conversations import detect_columns, missing_column, parse_conversation, untrainable_reason
 from meshwright.engine.data.files import FIELD, Row, Rows
+from meshwright.engine.data.row_errors import MAX_ERRORS, Plain, RowColumns, detects_columns, joined, plain
 from meshwright.engine.data.templates import ChatTemplate, MaskedTokens
 from meshwright.engine.data.tokenizers import load_tokenizer
 from meshwright.engine.data.workers import map_in_order, worker_pool
@@ -38,8 +31,6 @@ from meshwright.errors import InputError
 CACHE_VERSION = 4  # increment when the files or the tokens of the same text change
 STATS = "stats.json"  # written last: its presence marks a complete cache folder
 CHUNK = 256  # rows tokenized together
-SHOWN_ERRORS = 5  # rows that an error lists after the first
-MAX_ERRORS = 100  # more are not looked for
 PARALLEL_ROWS = 20_000  # rows from which worker processes pay off
 
 
@@ -149,7 +140,7 @@ def _build(
     columns = detect_columns(first, columns, rows.name)
     count = rows.count()
     name = template.tokenizer.name_or_path
-    detects = not set(configured) & set(REQUIRED)  # files of a folder may have different columns
+    detects = detects_columns(configured)
     tokenize_rows = _RowTokenizer(template, columns, policy, detects)
     parallel = workers > 1 and (count or 0) >= PARALLEL_ROWS and Path(name).is_dir()
     worker_args = (name, chat_template, tuple(columns.items()), policy, detects)
@@ -157,8 +148,10 @@ def _build(
         processes = worker_pool(min(workers, os.cpu_count() or 1)) if parallel else nullcontext(None)
         with atomic_folder(folder) as partial_folder:
             with processes as pool, _progress(count) as advance:
-                results = _results(pool, tokenize_rows, worker_args, _chunks(rows), workers)
-                stats = _write(partial_folder, results, advance)
+                bad: list[Plain] = []
+                chunks = _chunks(rows, bad)
+                results = _results(pool, tokenize_rows, worker_args, chunks, workers)
+                stats = _write(partial_folder, results, advance, bad)
             for key, column in configured.items():
                 if column and key in columns and key not in stats.columns:
                     raise missing_column(key, column, list(first))
@@ -183,7 +176,7 @@ class ChunkResult(msgspec.Struct, frozen=True):
 
     samples: list[MaskedTokens]
     stats: TokenizationStats
-    errors: list[dict[str, Any]] = []  # InputErrors as dicts: they cannot be pickled between processes
+    errors: list[Plain] = []
 
 
 class _RowTokenizer:
@@ -192,26 +185,14 @@ class _RowTokenizer:
     def __init__(
         self, template: ChatTemplate, columns: Mapping[str, str], policy: Policy, detects: bool = False
     ) -> None:
-        self.template, self.columns, self.policy, self.detects = template, columns, policy, detects
-        self._detected: dict[tuple[str, ...], Mapping[str, str]] = {}
+        self.template, self.policy = template, policy
+        self._columns = RowColumns(columns, detects).of
 
     def __call__(self, chunk: Chunk) -> ChunkResult:
         try:
             return self._samples(chunk)
         except InputError as error:
             return _failed(chunk, [error])
-
-    def _columns(self, row: Row) -> Mapping[str, str]:
-        """Return the columns of a row: those of the first, or its own if it is of another file with others."""
-        if not self.detects or all(name in row for key, name in self.columns.items() if key in REQUIRED):
-            return self.columns
-        names = tuple(row)
-        if names not in self._detected:
-            try:
-                self._detected[names] = detect_columns(names, {}, "")
-            except InputError:  # parsing the row reports what it lacks
-                self._detected[names] = self.columns
-        return self._detected[names]
 
     def _samples(self, chunk: Chunk) -> ChunkResult:
         conversations, locations, untrainable = [], [], []
@@ -256,8 +237,7 @@ class _RowTokenizer:
 
 def _failed(chunk: Chunk, errors: list[InputError]) -> ChunkResult:
     """Return the result of a chunk with rows that cannot be used."""
-    as_dicts = [{**error.to_dict(), "fix": tuple(error.fix)} for error in errors]
-    return ChunkResult([], TokenizationStats(rows=len(chunk)), as_dicts)
+    return ChunkResult([], TokenizationStats(rows=len(chunk)), [plain(error) for error in errors])
 
 
 def truncate(tokens: MaskedTokens, policy: Policy, where: str) -> MaskedTokens | None:
@@ -286,8 +266,9 @@ def too_long(where: str, tokens: int, max_tokens: int) -> InputError:
     )
 
 
-def _chunks(rows: Rows) -> Iterator[Chunk]:
-    source = iter(rows)
+def _chunks(rows: Rows, bad: list[Plain]) -> Iterator[Chunk]:
+    """Yield the rows that can be parsed; the others are added to `bad`."""
+    source = rows.read(bad=lambda error: bad.append(plain(error)))
     while chunk := list(islice(source, CHUNK)):
         yield chunk
 
@@ -319,13 +300,15 @@ def _results(
     return (result for _, result in map_in_order(pool, partial(_tokenize_chunk, worker_args), chunks, 3 * workers))
 
 
-def _write(folder: Path, results: Iterator[ChunkResult], advance: Callable[[int], None]) -> TokenizationStats:
+def _write(
+    folder: Path, results: Iterator[ChunkResult], advance: Callable[[int], None], bad: list[Plain]
+) -> TokenizationStats:
     stats, lengths, hashes = TokenizationStats(), [0], []
-    errors: list[dict[str, Any]] = []
+    errors: list[Plain] = []
     with (folder / "ids.bin").open("wb") as ids, (folder / "loss_mask.bin").open("wb") as loss_mask:
         for result in results:
             errors += result.errors
-            if len(errors) > MAX_ERRORS:
+            if len(errors) + len(bad) > MAX_ERRORS:
                 break
             for sample in result.samples:
                 ids.write(sample.ids.tobytes())
@@ -334,35 +317,11 @@ def _write(folder: Path, results: Iterator[ChunkResult], advance: Callable[[int]
                 hashes.append(int.from_bytes(hashlib.blake2b(sample.ids.tobytes(), digest_size=8).digest(), "little"))
             stats = _sum(stats, result.stats)
             advance(result.stats.rows)
-    if errors:
-        raise _error(errors)
+    if errors or bad:
+        raise joined([*errors, *bad])
     np.save(folder / "offsets.npy", np.cumsum(np.array(lengths, dtype=np.int64)), allow_pickle=False)
     np.save(folder / "hashes.npy", np.array(hashes, dtype=np.uint64), allow_pickle=False)
     return stats
-
-
-def _error(errors: list[dict[str, Any]]) -> InputError:
-    """Return the error of the first row that cannot be used, with the others, so that one pass corrects them all."""
-    first, others = errors[0], [one["message"] for one in errors[1:]]
-    more = "" if len(others) <= SHOWN_ERRORS else f"; {len(others) - SHOWN_ERRORS}{_at_least(errors)} more rows"
-    reason = "; ".join([first["message"], *others[:SHOWN_ERRORS]]) + more
-    return InputError(reason, field=first["field"], value=first["value"], fix=first["fix"] or _without_rows(errors))
-
-
-def _at_least(errors: list[dict[str, Any]]) -> str:
-    return " or" if len(errors) > MAX_ERRORS else ""
-
-
-def _without_rows(errors: list[dict[str, Any]]) -> tuple[str, ...]:
-    """Return the command that writes a JSONL file without these rows, if they are all there are."""
-    places = [re.match(r"(.+\.jsonl):(\d+): ", one["message"]) for one in errors]
-    files = {place[1] for place in places if place}
-    if len(errors) > MAX_ERRORS or len(files) != 1 or not all(places):
-        return ()
-    path = Path(files.pop())
-    lines = ";".join(f"{place[2]}d" for place in places if place)
-    kept = shlex.quote(str(path.with_name(f"{path.stem}_kept.jsonl")))
-    return ("correct the rows", f"sed '{lines}' {shlex.quote(str(path))} > {kept}")
 
 
 COUNTS = (
