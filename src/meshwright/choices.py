@@ -20,6 +20,9 @@ SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
 FORMATS: tuple[RecipeFormat, ...] = get_args(RecipeFormat)
 
 
+LORA_KINDS = ("peft.method=rslora", "peft.method=dora", "peft.method=qlora")
+
+
 class Synonym(NamedTuple):
     """What another word for a choice means here; `overrides` are the recipe fields that belong to it.
 
@@ -29,6 +32,7 @@ class Synonym(NamedTuple):
     value: str
     meaning: str
     overrides: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()  # other overrides that name a kind of it, so that they do not contradict it
 
 
 _PRETRAIN = Synonym("pretrain", "train all weights on plain text")
@@ -54,7 +58,9 @@ SYNONYMS: Mapping[str, Mapping[str, Synonym]] = {
         **dict.fromkeys(("full", "fine-tune", "fine-tuning", "full-fine-tune", "full-fine-tuning", "fft", "ft"), _SFT),
         **dict.fromkeys(("supervised-fine-tuning", "instruct", "instruction-tuning", "instruction", "chat"), _SFT),
         **dict.fromkeys(("adapter", "adapters", "adapter-tuning", "parameter-efficient"), _PEFT),
-        "lora": Synonym("peft", "train LoRA adapters; the model's weights stay frozen", ("peft.method=lora",)),
+        "lora": Synonym(
+            "peft", "train LoRA adapters; the model's weights stay frozen", ("peft.method=lora",), LORA_KINDS
+        ),
         "qlora": Synonym(
             "peft", "train LoRA adapters on frozen weights stored in 4 bits (NF4)", ("peft.method=qlora",)
         ),

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+import meshwright as library
+
 SFT, PEFT = "qwen3_600m_sft_config", "llama3_8b_peft_config"
 
 
@@ -34,14 +36,14 @@ def test_converted_adapters_keep_their_provenance_and_a_change_of_tensors_is_ref
     words = ("train", PEFT, "--tiny", "--dataset", "chats.jsonl", "train.steps=4", "checkpoint.save_every=2")
     assert meshwright(*words, "data.validation_part=0.2", "train.eval_every=2", "--out", "run").code == 0
     trained = (here / "run" / "model" / "README.md").read_text()
-    for name, options, library in (
+    for name, options, loader in (
         ("step2", ("--checkpoint", "2"), "peft"),
         ("merged", ("--checkpoint", "2", "--merge"), "transformers"),
         ("last", (), "peft"),
     ):
         assert meshwright("convert", "run", name, *options).code == 0
         card = (here / name / "README.md").read_text()
-        assert f"library_name: {library}\n" in card
+        assert f"library_name: {loader}\n" in card
         for line in trained.splitlines():
             if line.startswith(("base_model:", "Trained from")):
                 assert line in card
@@ -104,3 +106,29 @@ def test_data_is_checked_before_a_gpu_is_rented(here: Path, meshwright: Any) -> 
     assert refused.code != 0
     assert "nothing was written" in refused.err
     assert "broken.jsonl:3: message 0 has the unknown role usr" in refused.err
+
+
+def test_every_surface_gives_the_same_verdict_and_the_first_fix_makes_it_fit(meshwright: Any) -> None:
+    for model in ("llama3.1-8b", "qwen3-4b"):
+        typed = ("recommend", model, "--gpus", "1xRTX4090", "--goal", "lora")
+        answer = meshwright(*typed, "--json").json
+        fit = answer["estimate"]["fit"]
+        plan = library.recommend(model, "1xRTX4090", "lora")
+        assert f": {fit}\n" in meshwright(*typed).out
+        assert f": {fit}\n" in str(plan)
+        assert f": {fit}<" in plan._repr_html_()
+        assert fit == {"llama3.1-8b": "may not fit", "qwen3-4b": "probably fits"}[model]
+        [tight] = answer["findings"]
+        fixed = meshwright(*typed, *tight["fix"], "--json").json
+        assert (fixed["estimate"]["fit"], fixed["findings"]) == ("fits", [])
+    typed = ("recommend", "llama3.1-8b", "--gpus", "1xRTX4090", "--json")
+    [qlora] = [
+        one
+        for one in meshwright(*typed, "--goal", "lora").json["suggestions"]
+        if "peft.method=qlora" in one["overrides"]
+    ]
+    assert meshwright(*typed, "--goal", "lora", *qlora["overrides"]).json["estimate"]["fit"] == "fits"
+    options = meshwright(*typed, "--goal", "sft").json["options"]
+    assert [(one["title"], one["fit"]) for one in options] == [("LoRA", "may not fit"), ("QLoRA", "fits")]
+    checked = library.check("llama3_8b_peft_config", gpus="1xRTX4090", overrides=["data.seq_length=2048"])
+    assert f": {checked.estimate.fit}" in str(checked)

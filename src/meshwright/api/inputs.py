@@ -362,10 +362,12 @@ def _with_overrides(
     for own in meant:
         key = own.partition("=")[0]
         for given in overrides:
-            if given.partition("=")[0].strip() == key and given.replace(" ", "") != own:
+            kinds = (own, *found.kinds)
+            if given.partition("=")[0].strip() == key and given.replace(" ", "") not in kinds:
                 reason, fix = f"contradicts {typed}, which means {own}", f"leave out {given}"
                 raise InputError(reason, field=key, value=given.partition("=")[2], fix=(fix,))
-    return (*(own for own in meant if own not in overrides), *overrides)
+    typed_keys = {given.partition("=")[0].strip() for given in overrides}
+    return (*(own for own in meant if own.partition("=")[0] not in typed_keys), *overrides)
 
 
 def _with_weights(override: str, request: Request, overrides: Sequence[str]) -> str:

@@ -15,15 +15,6 @@ from meshwright.version import SCHEMA
 
 Severity = Literal["error", "warning", "advice"]
 FieldKind = Literal["layout", "contract", "benchmark"]
-Fit = Literal["fits", "probably fits", "may not fit", "probably does not fit", "does not fit"]
-FITS: tuple[tuple[float, Fit], ...] = (
-    (0.9, "fits"),
-    (0.7, "probably fits"),
-    (0.5, "may not fit"),
-    (0.1, "probably does not fit"),
-    (0.0, "does not fit"),
-)
-"""Least chance for each verdict; between a tenth and nine tenths, capacity is within the error band."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +100,7 @@ class Estimate(Part, frozen=True, kw_only=True):
     mfu: float
     mfu_convention: str
     band: Band
-    fit: Fit
+    fit: costs.Fit
     fit_probability: float
 
 
@@ -144,19 +135,13 @@ def estimate_part(estimate: costs.Estimate, exists: bool = True) -> Estimate:
     values = costs.to_dict(estimate)
     values |= {
         "fits": values["fits"] and exists,
-        "fit": _fit(values["fits"], values["fit_probability"]) if exists else "does not fit",
+        "fit": estimate.fit if exists else "does not fit",
         "fit_probability": values["fit_probability"] if exists else 0.0,
         "memory_gib": MemoryGib(**values["memory_gib"]),
         "step_parts_s": StepParts(**values["step_parts_s"]),
         "band": Band(**values["band"]),
     }
     return Estimate(**values)
-
-
-def _fit(fits: bool, probability: float) -> Fit:
-    """Return the verdict in words; it never contradicts `fits`."""
-    bounded = max(probability, 0.5) if fits else min(probability, 0.499)
-    return next(text for least, text in FITS if bounded >= least)
 
 
 def finding_parts(findings: Sequence[RuleFinding]) -> list[Finding]:

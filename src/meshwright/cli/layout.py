@@ -137,7 +137,7 @@ def _option_lines(option: Answer) -> list[str]:
     """Return what an option is and costs, and the command that plans it."""
     color = "yellow" if option["kind"] == "contract" else "cyan"
     host = f", {option['host_gib']:.0f} GiB of host memory per GPU" if option["host_gib"] >= 1 else ""
-    figures = f"{option['total_gib']:.1f} GiB{host}, {option['step_s']:.3g} s per step"
+    figures = f"{option['total_gib']:.1f} GiB{host} ({option['fit']}), {option['step_s']:.3g} s per step"
     return [
         f"[{color}]{option['title']}[/] [dim]({option['kind']})[/]: {figures} ({option['slowdown']:.2g} × the step "
         f"time with unlimited memory); {escape(option['cost'])}",

@@ -2,7 +2,7 @@
 
 from meshwright.costs.estimate import Band, Estimate, estimate, to_dict
 from meshwright.costs.flops import flops_per_token
-from meshwright.costs.memory import PARTS, Memory, memory, memory_by_stage
+from meshwright.costs.memory import PARTS, Fit, Memory, fit_words, memory, memory_by_stage
 from meshwright.costs.parameters import parameters
 from meshwright.costs.time import StepTime, step_time
 from meshwright.costs.timeline import Timeline, timeline
@@ -11,10 +11,12 @@ __all__ = [
     "PARTS",
     "Band",
     "Estimate",
+    "Fit",
     "Memory",
     "StepTime",
     "Timeline",
     "estimate",
+    "fit_words",
     "flops_per_token",
     "memory",
     "memory_by_stage",

@@ -8,7 +8,7 @@ import msgspec
 
 from meshwright.costs.flops import flops_per_token
 from meshwright.costs.memory import PARTS as MEMORY_PARTS
-from meshwright.costs.memory import Memory, memory, memory_band
+from meshwright.costs.memory import Fit, Memory, fit_words, memory, memory_band
 from meshwright.costs.speeds import linear_precision, peak_flops
 from meshwright.costs.time import PARTS as STEP_PARTS
 from meshwright.costs.time import step_time
@@ -44,6 +44,11 @@ class Estimate(msgspec.Struct, frozen=True):
     def fits(self) -> Column:
         """Whether the memory fits the GPU with the reserve."""
         return self.memory.fits
+
+    @property
+    def fit(self) -> Fit:
+        """The verdict on one layout in words, by the chance that it fits; it never contradicts `fits`."""
+        return fit_words(self.memory)
 
 
 def estimate(case: Case) -> Estimate:

@@ -106,6 +106,24 @@ class Memory(msgspec.Struct, frozen=True):
         return _normal_cdf(np.log(self.usable / self.total) / spread)
 
 
+Fit = Literal["fits", "probably fits", "may not fit", "probably does not fit", "does not fit"]
+FITS: tuple[tuple[float, Fit], ...] = (
+    (0.9, "fits"),
+    (0.7, "probably fits"),
+    (0.5, "may not fit"),
+    (0.1, "probably does not fit"),
+    (0.0, "does not fit"),
+)
+"""Least chance for each verdict; between a tenth and nine tenths, capacity is within the error band."""
+
+
+def fit_words(found: Memory) -> Fit:
+    """Return the verdict on one layout in words, by the chance that it fits; it never contradicts `fits`."""
+    chance = round(float(found.fit_probability), 3)
+    bounded = max(chance, 0.5) if bool(found.fits) else min(chance, 0.499)
+    return next(text for least, text in FITS if bounded >= least)
+
+
 def _normal_cdf(z: Column) -> Column:
     """Return the normal distribution function, to 1e-3."""
     z = np.clip(z, -6, 6)

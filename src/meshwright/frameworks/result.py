@@ -48,7 +48,11 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
         where = f" on {self.cluster}" if self.cluster else ""
         verdict = "ok" if self.ok else "cannot start or does not fit"
         memory = [] if self.estimate is None else [self.estimate.memory]
-        figures = [f"{float(one.total):.1f} of {float(one.capacity):.1f} GiB per GPU" for one in memory]
+        verdicts = [] if self.estimate is None else [self.estimate.fit]
+        figures = [
+            f"{float(one.total):.1f} of {float(one.capacity):.1f} GiB per GPU: {fit}"
+            for one, fit in zip(memory, verdicts, strict=True)
+        ]
         if figures and not self.exists:
             figures = ["no figures: this layout cannot be built (see the findings)"]
         findings = [

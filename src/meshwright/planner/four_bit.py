@@ -12,23 +12,27 @@ from meshwright.planner.search import Candidate, always_broken, as_overrides, be
 from meshwright.recipes.case import Case
 from meshwright.recipes.overrides import apply
 from meshwright.rules.evaluate import message
+from meshwright.rules.memory import LIKELY
 
 TITLE = "QLoRA"
 
 
 def qlora_suggestion(baseline: Baseline, case: Case, estimate: costs.Estimate) -> Iterable[Suggestion]:
-    """Yield QLoRA for adapters that do not fit on the GPUs, with its own layout and estimate, or why it does not help.
+    """Yield QLoRA for adapters that may not fit on the GPUs, with its own layout and estimate, or why it does not help.
 
     That includes plans which fit only because frozen weights are kept in host memory.
     """
     resident = baseline.requested.layout.offload == case.offload
-    if case.goal != "peft" or case.method == "qlora" or (bool(estimate.fits) and resident):
+    fits = bool(estimate.fits) and resident
+    if case.goal != "peft" or case.method == "qlora" or (fits and bool(estimate.memory.fit_probability >= LIKELY)):
         return
     four_bit = changed_contract(baseline, {"peft.method": "qlora"})
     if four_bit is None:
         return
     tried = four_bit.case
     found = best(tried, baseline.pinned)
+    if found is None and fits:
+        return
     if found is None:
         yield Suggestion(TITLE, (), f"4-bit base weights are not supported here: {_why_not(tried, case)}")
         return
@@ -37,6 +41,8 @@ def qlora_suggestion(baseline: Baseline, case: Case, estimate: costs.Estimate) -
     overrides = _overrides(found, case)
     price = costs.estimate(case.rebuild(apply(case.recipe, overrides)))
     total, capacity = float(price.memory.total), float(case.capacity_gib)
+    if fits and not bool(price.memory.fit_probability >= LIKELY):
+        return
     if bool(price.fits):
         why = f"base weights in 4 bits: an estimated {total:.1f} of {capacity:.1f} GiB per GPU"
         step = f", {float(price.step_s):.3g} s per step"

@@ -41,8 +41,8 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import FieldKind, Recipe
+from meshwright.rules.memory import CHUNKED_LOSSES
 
-CHUNKED_LOSSES = ("fused_linear", "chunked")  # the first that the engine has
 ALWAYS_TYPED = ("tp", "pp", "vp", "cp", "ep", "micro_batch_size", "recompute")
 """Fields that an option's overrides always name, so that its command gives exactly its layout."""
 SMALL = 8  # GPUs up to which stages may be uneven
@@ -359,12 +359,24 @@ def _contract_options(baseline: Baseline, asked: Asked, below_s: float) -> Itera
     found = [
         option
         for variants in (_narrow_states(baseline), _adapters(baseline, asked.overrides))
-        if (option := _first_fitting(list(variants), asked, below_s)) is not None
+        for option in _first_certain(list(variants), asked, below_s)
     ]
     yield from found
     if not found and below_s == np.inf:
         shorter = (_first_fitting([variant], asked, below_s) for variant in _shorter(baseline))
         yield from islice((option for option in shorter if option is not None), 1)
+
+
+def _first_certain(variants: list[Variant], asked: Asked, below_s: float) -> Iterator[Option]:
+    """Yield the first variant that fits; if it only may fit, also the next one that surely does."""
+    first = _first_fitting(variants, asked, below_s)
+    if first is None:
+        return
+    yield first
+    rest = [one for one in variants if one.title != first.title]
+    next_one = None if first.likely else _first_fitting(rest, asked, below_s)
+    if next_one is not None and next_one.likely:
+        yield next_one
 
 
 def _first_fitting(variants: list[Variant], asked: Asked, below_s: float) -> Option | None:
@@ -466,6 +478,7 @@ def _option(kind: FieldKind, variant: Variant, found: Candidate, asked: Asked) -
         slowdown=1.0 if np.isinf(asked.free_s) else found.step_s / asked.free_s,
         cost=variant.cost,
         command=_command(variant.baseline, asked, overrides),
+        fit=costs.fit_words(costs.memory(planned)),
     )
 
 

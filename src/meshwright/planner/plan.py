@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from meshwright.clusters import Assumption, Cluster, Gpu
-from meshwright.costs import Estimate
+from meshwright.costs import Estimate, Fit
 from meshwright.display import Readable, Row, titled
 from meshwright.models import ModelSpec, same_model
 from meshwright.planner.budget import Budget
@@ -88,6 +88,12 @@ class Option(msgspec.Struct, frozen=True):
     slowdown: float  # step time over that of the fastest layout on these GPUs if memory were unlimited
     cost: str  # what the user gives up
     command: str
+    fit: Fit = "fits"  # the verdict in words
+
+    @property
+    def likely(self) -> bool:
+        """Whether it fits with a chance of at least 70 %."""
+        return self.fit in ("fits", "probably fits")
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -175,7 +181,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
             (
                 "Memory",
                 f"{float(memory.total):.1f} of {float(memory.capacity):.1f} GiB per GPU "
-                f"(±{float(band.memory_pct):.0f} %): {'fits' if estimate.fits else 'does not fit'}",
+                f"(±{float(band.memory_pct):.0f} %): {estimate.fit}",
             ),
             (
                 "Speed",

@@ -21,6 +21,7 @@ from meshwright.rules.many_changes import breaks_any
 from meshwright.rules.rule import SEVERITIES, Finding, Rule, Severity, all_rules
 
 _ONE_GPU = re.compile(r"(?<![\d.,])1 GPUs( are)?\b")
+UNCERTAIN = "memory.uncertain"  # a fix of a tight memory should not leave its advice
 MAX_FIRST_CHANGES = 6  # first changes to which a second one is added
 TRIED_ALONE = 4  # changes that need an estimate and are tried one by one; the others are estimated together
 Change = dict[str, Any]  # values by flat name
@@ -255,10 +256,13 @@ def one_fix(rule: Rule, case: Case, broken: frozenset[str] | None = None, typed:
         broken = frozenset(r.id for r in other_rules if bool(r.broken(case)))
     intact = [r for r in other_rules if r.id not in broken]
     intact_errors = [r for r in intact if r.severity == "error"]
+    tries = [intact_errors]
+    if rule.severity == "warning":
+        advised = [r for r in applicable(case, ("advice",)) if r.id == UNCERTAIN and r.subject == rule.subject]
+        tries = [*([[*intact, *advised]] if advised else []), intact, intact_errors]
     for kept in _kept_first(typed):
-        change = _try_one_change(rule, case, intact, kept) if rule.severity == "warning" else None
-        if change is None:
-            change = _try_one_change(rule, case, intact_errors, kept)
+        changes = (_try_one_change(rule, case, others, kept) for others in tries)
+        change = next((one for one in changes if one is not None), None)
         if change is None and rule.severity == "error":
             change = _try_two_changes(rule, case, intact_errors, kept)
         if change is not None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.recipes.capabilities import executed_values
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import NO_TP, Values, larger, not_
@@ -41,11 +42,21 @@ def four_bits(c: Case) -> list[str]:
     return ["qlora"] if c.goal == "peft" and c.method in ("lora", "rslora") else []
 
 
+CHUNKED_LOSSES = ("fused_linear", "chunked")
+"""Losses without all logits at once, the leaner and faster one first."""
+
+
+def chunked_losses(c: Case) -> list[str]:
+    """Return the leaner losses that the engine has."""
+    executed = executed_values("loss", c.engine)
+    return [loss for loss in CHUNKED_LOSSES if c.loss not in CHUNKED_LOSSES and (not executed or loss in executed)]
+
+
 # Cheapest first: a smaller micro batch costs a little, recompute a fifth of the speed, tensor parallelism most.
 RECOMPUTE: Fix = {"recompute": ["selective", "full"], "recompute_modules": [()]}
 MEMORY_FIXES: tuple[Fix, ...] = (
     {"micro_batch_size": [1]},
-    {"loss": ["chunked"]},
+    {"loss": chunked_losses},
     RECOMPUTE,
     {"micro_batch_size": [1], **RECOMPUTE},
     {"dp_replicate": [1], "reshard_after_forward": [True]},
