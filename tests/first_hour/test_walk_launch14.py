@@ -125,3 +125,25 @@ def test_images_are_named_as_their_tool_reads_them(meshwright: Any, here: Path) 
             assert found.removeprefix("--container-image=") == expected.format(image), (kind, image)
     words = ("launch", "nano.toml", "--scheduler", "kubernetes", "--image", "nvcr.io/nvidia/pytorch:26.08-py3")
     assert "image: nvcr.io/nvidia/pytorch:26.08-py3" in meshwright(*words).out
+
+
+def test_fewer_nodes_are_named_with_their_days_and_cost(meshwright: Any) -> None:
+    for model, more, gpus, expected in (
+        ("qwen3-32b", ("--seq", "16k"), "23x8xH100", "16x8xH100"),
+        ("qwen3-32b", ("--seq", "16k"), "17x8xH100", "16x8xH100"),
+        ("llama3.2-3b", (), "24x8xH100", "16x8xH100"),
+        ("qwen3-30b-a3b", (), "20x8xH100", "16x8xH100"),
+    ):
+        words = ("recommend", model, "--goal", "pretrain", *more, "--tokens", "60B", "--price", "2.10EUR")
+        answer = meshwright(*words, "--gpus", gpus, "--json").json
+        why = next(one["why"] for one in answer["suggestions"] if one["title"].startswith("fewer nodes are "))
+        assert why.startswith(f"--gpus {expected}: ")
+        fewer = meshwright(*words, "--gpus", expected, "--json").json["budget"]
+        assert fewer["cost"] < 0.9 * answer["budget"]["cost"]
+        assert f"; {fewer['days']:.2f} days and {fewer['cost']:,.0f} EUR in place of " in why
+    ranked = meshwright("plan", "qwen3-32b", "--goal", "pretrain", "--seq", "16k", "--gpus", "23x8xH100").out
+    assert "fewer nodes are faster:  --gpus 16x8xH100: estimated 16% less step time on 16 of 23 nodes" in ranked
+    on = ("qwen3_32b_pretrain_config", "--gpus", "23x8xH100", "data.seq_length=16384")
+    (note,) = (one for one in meshwright("check", *on, "--json").json["notes"] if "fewer nodes" in one)
+    assert "--gpus 16x8xH100" in note
+    assert note in meshwright("launch", *on, "--scheduler", "slurm").err

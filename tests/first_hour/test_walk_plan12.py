@@ -94,7 +94,8 @@ def test_check_and_launch_name_the_batch_that_divides(meshwright: Any, saved: Pa
     """15 nodes of 8 GPUs need pp=15 for a batch of 1024, at half of the speed of 960."""
     on = (str(saved), "--gpus", "15x8xH100")
     answer = meshwright("check", *on, "--json").json
-    (note,) = answer["notes"]
+    note, nodes = answer["notes"]
+    assert "--gpus 12x8xH100" in nodes
     assert re.search(r"is 2\.\d× the time per token of train.global_batch_size=960", note)
     assert note in meshwright("launch", *on, "--scheduler", "slurm").err  # refused
     repair = answer["repair"]["overrides"]

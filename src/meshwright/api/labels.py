@@ -35,6 +35,7 @@ TITLES = {
     "fit the batch to the GPUs": "a batch that divides into more layouts of these GPUs",
     "keep the tokens per step": "another sequence length changes the tokens per step; this batch restores them",
     "offload to host memory": "state or activations are kept in host memory: less GPU memory, slower, the same weights",
+    "fewer nodes are as fast": "the other nodes hardly save time: the batch divides better into layouts of fewer GPUs",
     "fewer nodes are faster": "the batch divides better into the layouts of fewer GPUs",
     "scale the batch": "more GPUs train a larger batch better, with a learning rate scaled to it: a new experiment",
     "shard the optimizer state": "each data-parallel rank holds a part of the optimizer state instead of all of it",

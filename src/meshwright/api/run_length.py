@@ -57,7 +57,28 @@ def _explained(plan: Plan, text: str) -> Plan:
 def with_budget(plan: Plan, request: Asked) -> Plan:
     """Return the plan with the days and cost that were requested, for Python."""
     found = budget_for(plan, request)
-    return msgspec.structs.replace(plan, budget=found) if isinstance(found, planner.Budget) else plan
+    if not isinstance(found, planner.Budget):
+        return plan
+    plan = msgspec.structs.replace(plan, budget=found)
+    return plan if plan.fewer_nodes is None else _with_figures(plan, plan.fewer_nodes, request)
+
+
+def _with_figures(plan: Plan, fewer: Plan, request: Asked) -> Plan:
+    """Return the plan with the days and cost of the fewer nodes that it suggests."""
+    found = budget_for(fewer, request)
+    if not isinstance(found, planner.Budget) or plan.budget is None or token_budget(request.tokens) is None:
+        return plan
+
+    def written(one: planner.Budget) -> str:
+        cost = "" if one.cost is None else f" and {one.cost:,.0f} {one.currency}".rstrip()
+        return f"{one.days:.2f} days{cost}"
+
+    figures = f"; {written(found)} in place of {written(plan.budget)}"
+    suggested = (
+        msgspec.structs.replace(one, why=one.why + figures) if one.title in planner.FEWER_NODES else one
+        for one in plan.suggestions
+    )
+    return msgspec.structs.replace(plan, suggestions=tuple(suggested))
 
 
 def budget_for(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType | None:

@@ -148,8 +148,9 @@ def plan(answer: Answer, found: Any) -> None:
         titled(out, "Budget", budget_lines(answer["plans"][0], found.plans[0].question.cluster.world))
         titled(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
         titled(out, "Options", option_lines(answer["plans"][0]))
-        if not answer["plans"][0]["estimate"]["fits"]:
-            titled(out, "Consider", [_suggestion_line(o) for o in answer["plans"][0]["suggestions"]])
+        fits = answer["plans"][0]["estimate"]["fits"]  # what fits is what was asked, so only other counts are named
+        shown = [o for o in answer["plans"][0]["suggestions"] if not fits or o["title"].startswith("fewer nodes")]
+        titled(out, "Consider", [_suggestion_line(o) for o in shown])
     trades = [f"{c['step_s']:.2f} s, {c['total_gib']:.0f} GiB" for c in answer["pareto"]]
     titled(out, "Trade", ["  ·  ".join(trades[:8])] if trades else [])
     dropped = [f"{d['count']:,} × {escape(d['reason'])}  [dim]{escape(d['example'])}[/]" for d in answer["dropped"]]

@@ -13,7 +13,7 @@ from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.result import RecipeCheckResult
 from meshwright.models import ModelSpec
-from meshwright.planner import Repair, case_of, examine, fitting_batch, options_for_recipe
+from meshwright.planner import Repair, case_of, examine, fitting_batch, node_note, options_for_recipe
 from meshwright.planner.budget import Epochs
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.files import HEAD
@@ -85,6 +85,10 @@ def check(
     )
 
 
+# Errors of degrees that a number of GPUs and a batch do not divide into.
+OF_COUNTS = {"batch.divides", "batch.smaller-than-data-parallel", "schedule.micro-batches", "topology.world"}
+
+
 def _batch_notes(
     case: Case, found: Collection[Finding], estimate: costs.Estimate, repair: Repair | None
 ) -> tuple[str, ...]:
@@ -104,13 +108,15 @@ def batch_notes(
         return ()
     errors = (one.rule for one in found if one.severity == "error")
     wrong = {rule for rule in errors if not rule.startswith("launch.")}  # the launcher's counts change no step time
-    if wrong - {"batch.divides"}:
+    if wrong - OF_COUNTS:
         return ()
     if wrong:
         step_s = (repair.step_s or 0.0) if repair is not None and not repair.contract else 0.0
-    other = fitting_batch(case, step_s) if step_s else None
+    if not step_s:
+        return ()
+    other = fitting_batch(case, step_s)
     words = written(other.overrides) if other is not None else ""
-    return (other.note(case, step_s, words),) if other is not None and words else ()
+    return (*((other.note(case, step_s, words),) if other is not None and words else ()), *node_note(case, step_s))
 
 
 def _with_location(finding: Finding, content: Content | None, lines: Mapping[str, int]) -> Finding:

@@ -4,6 +4,8 @@ from meshwright.planner.baseline import baseline_for, case_of, moved_to, with_en
 from meshwright.planner.budget import Budget, Price, budget, step_tokens
 from meshwright.planner.explain import reasons
 from meshwright.planner.faster_step import TITLE as FASTER_STEP
+from meshwright.planner.fewer_nodes import TITLES as FEWER_NODES
+from meshwright.planner.fewer_nodes import node_note
 from meshwright.planner.findings import examine
 from meshwright.planner.levers import options_for_recipe
 from meshwright.planner.micro_batch import with_fastest_micro_batch
@@ -31,6 +33,7 @@ from meshwright.planner.storage import Storage
 
 __all__ = [
     "FASTER_STEP",
+    "FEWER_NODES",
     "OPEN_LENGTH",
     "Budget",
     "Candidate",
@@ -65,6 +68,7 @@ __all__ = [
     "fitting_batch",
     "layout_fix",
     "moved_to",
+    "node_note",
     "options_for_recipe",
     "plan_fixed",
     "rank_layouts",

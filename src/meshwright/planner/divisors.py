@@ -14,6 +14,7 @@ from meshwright.recipes.case import Case
 
 MAX_SUGGESTED_COUNTS = 3
 MAX_TRIED_COUNTS = 40
+MIN_NODES = 0.4  # of the nodes: fewer are hardly as fast
 
 
 def resize(case: Case, count: int) -> Case:
@@ -37,17 +38,29 @@ def divided_batch(batch: int, step: int) -> int:
 
 
 def node_counts(batch: int, nodes: int, each: int) -> list[int]:
-    """Return fewer nodes that the batch divides better over: the most nodes for every degree of model parallelism.
+    """Return fewer nodes that the batch divides better over, at least MIN_NODES of them.
 
-    The part of the GPUs that does not divide the batch must be tp, pp or cp. The counts with the least of it are kept.
+    The part of the GPUs that does not divide the batch must be tp, pp or cp. Powers of two are all of them; an odd
+    factor is only pp, whose stages idle. So the largest counts with the least odd factors are kept; where there are no
+    odd factors, half of the nodes.
     """
-    found, least = [], nodes * each // gcd(batch, nodes * each)
+    found, least = [], _odd(_not_in_batch(batch, nodes * each))
     for fewer in range(nodes - 1, 0, -1):
-        needed = fewer * each // gcd(batch, fewer * each)
-        if needed < least:
+        odd = _odd(_not_in_batch(batch, fewer * each))
+        if odd < least and fewer >= MIN_NODES * nodes:
             found.append(fewer)
-            least = needed
-    return found[-2:]
+            least = odd
+    halved = [nodes // 2] if nodes % 2 == 0 and _not_in_batch(batch, nodes * each) > 1 else []
+    return found[-2:] or halved
+
+
+def _not_in_batch(batch: int, world: int) -> int:
+    """Return the least degree of model parallelism with which a batch divides over the GPUs."""
+    return world // gcd(batch, world)
+
+
+def _odd(count: int) -> int:
+    return count // (count & -count)
 
 
 def _node_of(cluster: Cluster) -> int:

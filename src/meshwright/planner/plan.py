@@ -157,6 +157,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
     contradiction: Contradiction | None = None  # of the user's overrides
     published: PublishedLayout | None = None  # if the recipe was made for this cluster
     repaired: Plan | None = None  # the plan with its repair, if commands run that
+    fewer_nodes: Plan | None = None  # the plan on fewer nodes that are as fast, if they are suggested
     executed: tuple[str, ...] = ()  # keys set for the plan's engine: it ignores the recipe's value, or runs faster so
 
     @property

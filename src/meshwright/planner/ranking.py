@@ -16,7 +16,7 @@ from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.levers import better_than, lever_batches, options_for
 from meshwright.planner.plan import Plan, Question
 from meshwright.planner.published import with_kept
-from meshwright.planner.recommend import plan_with, recommend
+from meshwright.planner.recommend import plan_with, recommend, with_fewer_nodes
 from meshwright.planner.search import HEADROOM_LIMIT, Candidate, ScoredBatch, choose, score
 from meshwright.planner.space import FULL_SPACE, candidates, degrees, with_pins
 from meshwright.recipes.case import Case
@@ -105,7 +105,9 @@ def _plans(baseline: Baseline, batches: list[ScoredBatch], top: int) -> tuple[Pl
     plans = [plan_with(baseline, {**candidate.layout, **baseline.pinned}) for candidate in best]
     if best and with_kept(baseline, best[0]):
         kept = plan_with(baseline, {})
-        plans = [kept, *(plan for plan in plans if plan.layout_dict() != kept.layout_dict())][:top]
+        return tuple([kept, *(plan for plan in plans if plan.layout_dict() != kept.layout_dict())][:top])
+    if plans and plans[0].ok:
+        plans[0] = with_fewer_nodes(baseline, plans[0])
     return tuple(plans)
 
 

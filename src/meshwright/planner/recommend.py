@@ -9,11 +9,14 @@ import msgspec
 
 from meshwright import costs, rules
 from meshwright.errors import InputError
-from meshwright.planner.baseline import Baseline, baseline_for, case_of
+from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.blocked import least_broken, without_pins
-from meshwright.planner.divisors import no_layout, node_counts
+from meshwright.planner.divisors import no_layout
 from meshwright.planner.explain import why_changed
 from meshwright.planner.faster_step import FAST_FIELDS, fast_values, faster_step
+from meshwright.planner.fewer_nodes import fewer_nodes, is_worth
+from meshwright.planner.fewer_nodes import title as fewer_title
+from meshwright.planner.fewer_nodes import why as why_fewer
 from meshwright.planner.findings import examine
 from meshwright.planner.four_bit import qlora_suggestion
 from meshwright.planner.levers import options_for, options_of_fixed, with_levers, without_offload
@@ -32,12 +35,9 @@ from meshwright.planner.search import (
     as_overrides,
     best,
     changed_values,
-    choose,
     has_headroom,
-    score,
 )
 from meshwright.planner.sharded_state import sharded_state, with_sharded_state
-from meshwright.planner.space import NODES_SPACE
 from meshwright.recipes import overrides as override
 from meshwright.recipes.capabilities import ENGINE_STRATEGY, adapted
 from meshwright.recipes.case import Case
@@ -132,9 +132,11 @@ def _planned(baseline: Baseline, found: _Found | None, overrides: Sequence[str],
     chosen = found.chosen
     if keeps_recipe_layout(baseline, chosen):
         return plan_with(baseline, {}, faster=chosen, advised=advised)
-    batch = (*_batch_that_divides(baseline, chosen), *_fewer_nodes(baseline, chosen)) if chosen.fits and advised else ()
+    batch = _batch_that_divides(baseline, chosen) if chosen.fits and advised else ()
     layout = {**chosen.layout, **baseline.pinned}
     plan = plan_with(baseline, layout, batch=batch, advised=advised, nothing_fits=not chosen.fits)
+    if chosen.fits and advised:
+        plan = with_fewer_nodes(baseline, plan)
     if not chosen.fits:
         plan, chosen = _repaired(baseline, plan, chosen)
     if found.best.fits or not advised:
@@ -327,38 +329,23 @@ def _batch_that_divides(baseline: Baseline, found: Candidate) -> Iterable[Sugges
     yield Suggestion("fit the batch to the GPUs", (f"train.global_batch_size={batch}", *overrides), why)
 
 
-def _fewer_nodes(baseline: Baseline, found: Candidate) -> Iterable[Suggestion]:
-    """Yield a smaller number of nodes that trains faster, where the batch divides into few layouts of all of them."""
-    on, batch = baseline.question.cluster, baseline.requested.train.global_batch_size
-    if on.nodes < 2 or batch % on.world == 0 or baseline.pinned:
-        return
-    scored = []
-    for nodes in node_counts(batch, on.nodes, on.gpus_per_node):
-        smaller = msgspec.structs.replace(on, nodes=nodes)
-        case = case_of(baseline.requested, baseline.case.model, smaller, baseline.question.engine)
-        one = choose(list(score(case, {}, NODES_SPACE)), case)
-        if one is not None and one.fits:
-            scored.append((one.step_s, nodes, case))
-    if not scored:
-        return
-    quick_s, _, case = min(scored, key=lambda row: row[:2])
-    other = best(case, {}) if quick_s <= SUGGEST_BELOW * found.step_s else None  # all of the search, for its figure
-    if other is None:
-        return
-    smaller = case.cluster
-    moved = msgspec.structs.replace(
-        baseline, question=msgspec.structs.replace(baseline.question, cluster=smaller), case=case
-    )
-    gain = 1 - _planned_step_s(moved, other) / _planned_step_s(baseline, found)
-    if gain < 1 - SUGGEST_BELOW:
-        return
-    reference = baseline.question.cluster_ref
-    written = f"nodes = {smaller.nodes} in {reference}" if reference else f"--gpus {smaller}"
-    why = (
-        f"{written}: estimated {gain:.0%} less step time on {smaller.nodes} of {on.nodes} "
-        f"nodes: {batch} divides into few layouts of {on.world} GPUs"
-    )
-    yield Suggestion("fewer nodes are faster", (), why, kind="layout")
+def with_fewer_nodes(baseline: Baseline, plan: Plan) -> Plan:
+    """Return the plan with the suggestion of fewer nodes that are as fast or faster."""
+    step_s = float(plan.estimate.step_s)
+    found = fewer_nodes(baseline.case, step_s, baseline.pinned)
+    if found is None:
+        return plan
+    smaller = found.case.cluster
+    question = msgspec.structs.replace(baseline.question, cluster=smaller)
+    moved = msgspec.structs.replace(baseline, question=question, case=found.case)
+    other = plan_with(moved, dict(found.layout.layout), advised=False)
+    other_s, reference = float(other.estimate.step_s), baseline.question.cluster_ref
+    if not is_worth(smaller.nodes, baseline.case.cluster.nodes, other_s / step_s):
+        return plan
+    written = f"nodes = {smaller.nodes} in {reference}" if reference else str(smaller)
+    text = why_fewer(baseline.case, smaller.nodes, written, step_s, other_s)
+    hint = Suggestion(fewer_title(other_s / step_s), (), text, kind="layout")
+    return msgspec.structs.replace(plan, suggestions=(hint, *plan.suggestions), fewer_nodes=other)
 
 
 def _with_batch(baseline: Baseline, batch: int) -> Baseline:
