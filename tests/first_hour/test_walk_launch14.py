@@ -147,3 +147,35 @@ def test_fewer_nodes_are_named_with_their_days_and_cost(meshwright: Any) -> None
     (note,) = (one for one in meshwright("check", *on, "--json").json["notes"] if "fewer nodes" in one)
     assert "--gpus 16x8xH100" in note
     assert note in meshwright("launch", *on, "--scheduler", "slurm").err
+
+
+def test_what_is_worth_considering_brings_no_finding_on_the_training(meshwright: Any) -> None:
+    from meshwright import recommend
+
+    asked = [
+        ("qwen3-32b", "24x8xH100", "cpt", 16384),
+        ("qwen3-32b", "23x8xH100", "pretrain", 16384),
+        ("llama3.2-3b", "16x8xB200", "pretrain", None),
+        ("qwen3-0.6b", "4x8xH100", "cpt", None),
+        ("qwen3-0.6b", "16x8xB200", "peft", 16384),
+        ("llama3.1-8b", "16x8xB200", "sft", 16384),
+    ]
+    typed = 0
+    for model, gpus, goal, seq in asked:
+        plan = recommend(model, gpus, goal, seq=seq)
+        before = {one.rule for one in plan.findings}
+        for one in plan.suggestions:
+            if one.overrides:
+                after = recommend(model, gpus, goal, seq=seq, overrides=list(one.overrides))
+                new = {found.rule for found in after.findings if found.severity != "advice"} - before
+                new |= {found.rule for found in after.findings if found.field.startswith("optimizer.")} - before
+                assert after.ok and not new, (model, gpus, goal, one, new)
+                typed += 1
+    assert typed >= 6
+    on = ("recommend", "qwen3-32b", "--gpus", "24x8xH100", "--goal", "cpt", "--seq", "16k", "--json")
+    answer = meshwright(*on).json
+    (scaled,) = [one for one in answer["suggestions"] if one["title"] == "scale the batch"]
+    assert "optimizer.lr=3e-05" in scaled["overrides"]
+    assert "the advised 3e-05 at batch 32 with sqrt scaling, is too high" in scaled["why"]
+    after = meshwright(*on, *scaled["overrides"]).json["findings"]
+    assert not [one for one in after if one["field"] == "optimizer.lr"]

@@ -103,7 +103,8 @@ def suggestions(
         *_fp8_suggestions(case),
     )
     valid = tuple(suggestion for suggestion in candidates if _is_valid(suggestion, case))
-    return valid if own_batch else (*valid, *_length_suggestions(base, case, pinned or {}))
+    lengths = [] if own_batch else _length_suggestions(base, case, pinned or {})
+    return (*valid, *(one for one in lengths if not _new_contract_findings(_with(one, case), case)))
 
 
 def _with(suggestion: Suggestion, case: Case) -> Case:
@@ -112,12 +113,12 @@ def _with(suggestion: Suggestion, case: Case) -> Case:
 
 def _is_valid(suggestion: Suggestion, case: Case) -> bool:
     tried = _with(suggestion, case)
-    return bool(rules.legal(tried)) and bool(tried.memory.fits) and not _new_warnings(tried, case)
+    return bool(rules.legal(tried)) and bool(tried.memory.fits) and not _new_contract_findings(tried, case)
 
 
-def _new_warnings(tried: Case, case: Case) -> set[str]:
-    """Return learning-rate and optimizer warnings that the suggestion would add."""
-    related = [r for r in rules.applicable(tried, ("warning",)) if r.subject in ("learning_rate", "optimizer")]
+def _new_contract_findings(tried: Case, case: Case) -> set[str]:
+    """Return the findings on the training that the suggestion would add; those of the layout are of another search."""
+    related = [r for r in rules.applicable(tried, SEVERITIES) if r.subject in ("learning_rate", "optimizer", "batch")]
     return {r.id for r in related if bool(r.broken(tried)) and not bool(r.broken(case))}
 
 
@@ -157,12 +158,31 @@ def _batch_suggestions(
     own = "lr" in typed
     whose, known = ("your", case.recipe.optimizer.lr) if own else ("the recipe's", base.optimizer.lr)
     at = case.recipe.train.global_batch_size if own else old
+    advised = _advised_lr(case)
+    if advised is not None and not own:
+        whose, known, at = "the advised", advised, int(case.global_batch_size)
     lr, linear = (scaled_lr(known, at, batch, law) for law in LAWS)
-    why += (
-        f": global batch {batch} takes an estimated {gain:.0%} less time per token, with lr {lr:g}: "
-        f"{whose} {known:g} at batch {at} with sqrt scaling ({linear:g} with linear scaling)"
-    )
-    return [Suggestion("scale the batch", (f"train.global_batch_size={batch}", f"optimizer.lr={lr:g}"), why)]
+    why += f": global batch {batch} takes an estimated {gain:.0%} less time per token, with "
+    words = (f"train.global_batch_size={batch}", f"optimizer.lr={lr:g}")
+    if _high_lr(case.rebuild(apply(case.recipe, words))):  # scaled, it is too high for the goal or the size
+        kept = case.recipe.optimizer.lr if advised is None or own else advised
+        why += f"lr {kept:g}: {lr:g}, {whose} {known:g} at batch {at} with sqrt scaling, is too high"
+        more = () if kept == case.recipe.optimizer.lr else (f"optimizer.lr={kept:g}",)
+        return [Suggestion("scale the batch", (*words[:1], *more), why)]
+    why += f"lr {lr:g}: {whose} {known:g} at batch {at} with sqrt scaling ({linear:g} with linear scaling)"
+    return [Suggestion("scale the batch", words, why)]
+
+
+def _high_lr(case: Case) -> list[rules.Rule]:
+    """Return the rules on the learning rate itself that the case breaks."""
+    on_lr = [one for one in rules.applicable(case, SEVERITIES) if one.field == "lr"]
+    return [one for one in on_lr if bool(one.broken(case))]
+
+
+def _advised_lr(case: Case) -> float | None:
+    """Return the learning rate that the findings of the case advise; None if its own is usual."""
+    values = [fix["lr"] for one in _high_lr(case) for fix in one.fixes if "lr" in fix]
+    return next((float((one(case) if callable(one) else one)[0]) for one in values), None)
 
 
 def _gain_of_batch(case: Case, batch: int, pinned: Mapping[str, Any]) -> float:
