@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import clusters
+from meshwright import clusters, rules
 from meshwright.api import run_requests as requests
 from meshwright.api.catalogues import recipe_text
 from meshwright.api.checks import CONFIGS, WRITTEN, Exported, check_recipe, export_into
@@ -296,9 +296,19 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         recipe=recipe,
         program=program,
         files={**job.files, **data},
+        findings=(*job.findings, *_advice(exported, request.gpus)),
         notes=(*notes, *job.notes, *_not_kept(exported)),
         python_path=other_frameworks.CHECKOUTS[framework].python_path,
     )
+
+
+def _advice(exported: Exported, gpus: str | int | None) -> tuple[rules.Finding, ...]:
+    """Return the advice on a recipe of ours that another framework trains, as our engine's job has it."""
+    checked = exported.checked
+    if exported.job.imported is not None:  # the user's own file, which check comments on
+        return ()
+    found = check_recipe(checked.recipe, gpus, checked.engine, (), model=checked.model).findings
+    return tuple(one for one in found if one.severity == "advice")
 
 
 def _storage_note(exported: Exported) -> tuple[str, ...]:
