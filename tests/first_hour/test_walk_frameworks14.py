@@ -81,3 +81,54 @@ def test_the_way_out_of_an_export_that_does_not_fit_keeps_what_was_asked(meshwri
     for line in ('method = "qlora"', "rank = 16", 'dataset = "val.jsonl"', "epochs = 3.0"):
         assert line in sized
     assert meshwright("export", "sized.toml", "--to", "trl", "--out", "sized").code == 0
+
+
+OWN = """recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {global_batch_size: 8, local_batch_size: 1, num_epochs: 2}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: Qwen/Qwen3-4B
+  torch_dtype: bfloat16
+distributed: {strategy: fsdp2}
+dataset:
+  _target_: nemo_automodel.components.datasets.llm.chat_dataset.ChatDataset
+  path_or_dataset_id: tools.jsonl
+  split: train
+  seq_length: 2048
+peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, match_all_linear: true, dim: 8, alpha: 16}
+optimizer: {_target_: torch.optim.AdamW, lr: 1.0e-4}
+"""
+
+
+def _call(name: str, **more: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": {"city": "Bern"}}, **more}
+
+
+def test_tool_messages_without_ids_get_those_of_the_calls(meshwright: Any, chats: str) -> None:
+    rows = [
+        {"messages": [
+            {"role": "user", "content": "Weather and time?"},
+            {"role": "assistant", "content": "", "tool_calls": [_call("weather"), _call("time", id="t7")]},
+            {"role": "tool", "content": "rain"}, {"role": "tool", "content": "noon"},
+            {"role": "assistant", "content": "Rain at noon.", "tool_calls": None},
+            {"role": "user", "content": "Again."},
+            {"role": "assistant", "content": "", "tool_calls": [{"name": "weather", "arguments": {}}]},
+            {"role": "tool", "content": "sun"}, {"role": "assistant", "content": "Sun."},
+        ]},
+        {"messages": [{"role": "user", "content": "?"}, {"role": "assistant", "content": "<tool_call>f()</tool_call>"},
+            {"role": "tool", "content": "1"}, {"role": "assistant", "content": "One."}]},
+    ]  # fmt: skip
+    Path("tools.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows * 50))
+    Path("own.yaml").write_text(OWN)
+    found = {one["rule"]: one for one in meshwright("check", "own.yaml", *H100, "--json").json["findings"]}
+    (fix,) = found["automodel.dataset-rows"]["fix"]
+    assert meshwright(*shlex.split(fix.replace("FOLDER", "fixed"))[1:]).code == 0
+    lines = [json.loads(line) for line in Path("fixed/tools.messages.jsonl").read_text().splitlines()]
+    assert [one.get("tool_call_id") for one in lines[0]["messages"] if one["role"] == "tool"] == [
+        "call_0", "t7", "call_0",
+    ]  # fmt: skip
+    assert [call["id"] for one in lines[0]["messages"] for call in one.get("tool_calls", ())] == [
+        "call_0", "t7", "call_0",
+    ]  # fmt: skip
+    assert lines[1]["messages"][2]["tool_call_id"] == "call_0"
+    assert "automodel.dataset-rows" not in meshwright("check", "fixed/own.yaml", *H100).out

@@ -54,7 +54,7 @@ def as_messages(data: Data) -> str:
         same = bool(data.columns) or all(name in row for key, name in first.items() if key in REQUIRED)
         found = parse_conversation(row, first if same else detect_columns(row, {}, where), where)
         tools = {} if found.tools is None else {"tools": found.tools}
-        line = {"messages": [_known_role(one) for one in found.messages], **tools}
+        line = {"messages": _with_call_ids([_known_role(one) for one in found.messages]), **tools}
         if reason := _row_problem(line, {}):
             raise InputError(f"{where}: cannot be converted for AutoModel: {reason}", "data.dataset", data.dataset)
         lines.append(msgspec.json.encode(line).decode())
@@ -101,9 +101,55 @@ def _row_problem(row: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     for one in messages if column == "messages" else ():
         if one.get("role") not in ROLES:
             return f"ChatDataset has no role {one.get('role', one.get('from'))}"
-        if one["role"] == "tool" and not isinstance(one.get("tool_call_id"), str):
+        if one["role"] == "tool" and not _is_id(one.get("tool_call_id")):
             return "ChatDataset needs a tool_call_id in tool messages"
+        if one["role"] == "assistant" and "tool_calls" in one and not _are_calls(one["tool_calls"]):
+            return "ChatDataset needs tool_calls as a list of functions with a name and arguments"
     return ""
+
+
+def _is_id(value: Any) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _are_calls(calls: Any) -> bool:
+    return isinstance(calls, list) and all(isinstance(one, dict) and _is_call(one) for one in calls)
+
+
+def _is_call(call: Mapping[str, Any]) -> bool:
+    function = call.get("function")
+    named = isinstance(function, dict) and _is_id(function.get("name")) and function.get("arguments") is not None
+    return named and (not call.get("id") or isinstance(call["id"], str))
+
+
+def _with_call_ids(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with an id in every tool call, and in every tool message that of the call it answers.
+
+    Answers without an id are those of the preceding calls, in their order; AutoModel numbers calls in the same way.
+    """
+    found, pending, answers = [], [], 0
+    for one in messages:
+        if one["role"] == "assistant":
+            calls = [_with_id(call, f"call_{place}") for place, call in enumerate(one.pop("tool_calls", None) or ())]
+            found.append({**one, "tool_calls": calls} if calls else one)
+            pending, answers = [call["id"] for call in calls if isinstance(call, dict)], 0
+        elif one["role"] == "tool":
+            if not _is_id(one.get("tool_call_id")):
+                one["tool_call_id"] = pending[0] if pending else f"call_{answers}"
+            pending = [id for id in pending if id != one["tool_call_id"]]
+            answers += 1
+            found.append(one)
+        else:
+            found.append(one)
+    return found
+
+
+def _with_id(call: Any, id: str) -> Any:
+    """Return a tool call with its id; a function that is written without its call gets one."""
+    if not isinstance(call, dict):
+        return call
+    whole = call if "function" in call or "name" not in call else {"type": "function", "function": call}
+    return {**whole, "id": whole.get("id") or id}
 
 
 def _known_role(message: Mapping[str, Any]) -> dict[str, Any]:
