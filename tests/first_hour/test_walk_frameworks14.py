@@ -9,6 +9,14 @@ from typing import Any
 
 import pytest
 
+from meshwright import api
+from meshwright.api.checks import CONFIGS, exported_for
+from meshwright.errors import InputError
+from meshwright.models import find
+from meshwright.recipes import index
+from meshwright.recipes.capabilities import FRAMEWORK_GOALS
+from meshwright.recipes.case import model_of
+
 H100 = ("--gpus", "1xH100")
 CHATS = 2000
 
@@ -132,3 +140,74 @@ def test_tool_messages_without_ids_get_those_of_the_calls(meshwright: Any, chats
     ]  # fmt: skip
     assert lines[1]["messages"][2]["tool_call_id"] == "call_0"
     assert "automodel.dataset-rows" not in meshwright("check", "fixed/own.yaml", *H100).out
+
+
+PLANS = (
+    ("llama3_70b", "8x8xH100", "pretrain", 8192),
+    ("llama31_8b", "8xA100-40", "pretrain", 16384),
+    ("llama31_8b", "8xH100", "sft", 32768),
+    ("llama31_70b", "2x8xH100", "peft", 4096),
+)
+
+
+def test_a_plan_for_an_engine_has_only_what_its_files_can_say(meshwright: Any, chats: str) -> None:
+    """Every engine, with every field of the layout that a plan may set."""
+    for engine, framework in CONFIGS.items():
+        for model, gpus, goal, length in PLANS:
+            if goal not in FRAMEWORK_GOALS.get(framework, (goal,)):
+                continue
+            try:
+                plan = api.recommend(model, gpus=gpus, goal=goal, seq=length, engine=engine)
+            except InputError:  # the batch of the recipe does not divide
+                continue
+            if plan.exists:
+                written = exported_for(engine, plan.recipe, find(model), plan.question.cluster)
+                lost = {one.field for one in written.unmapped if one.field.startswith(("layout.", "kernels."))}
+                assert lost == set(), (engine, model, goal)
+    asked = ("--gpus", "8x8xH100", "--engine", "deepspeed")
+    planned = meshwright("recommend", "llama3-70b", *asked, "--goal", "pretrain", "--seq", "8192", "--save", "l.toml")
+    assert planned.code == 0
+    assert "sp = true" not in Path("l.toml").read_text()
+    out = meshwright("export", "l.toml", "--to", "deepspeed", "--out", "ds").out
+    assert "layout.sp" not in out
+    ignored = meshwright("check", "l.toml", *asked, "layout.tp=8", "layout.sp=true").out
+    assert "deepspeed ignores sp=True and runs sp=False" in ignored
+
+
+def test_routers_with_a_bias_are_balanced_by_it(meshwright: Any, chats: str) -> None:
+    for name in index.names():  # the table of models in recipes/build.py has those of the catalogue
+        recipe = index.load(name)
+        moe = model_of(recipe).moe if recipe.goal == "pretrain" else None
+        assert moe is None or (recipe.moe.balancing == "bias") == moe.balance_bias, name
+    v3 = ("export", "deepseek_v3_pretrain_config_32nodes", "--to")
+    assert "--moe-router-enable-expert-bias" in meshwright(*v3, "megatron-lm").out
+    for framework in ("megatron-bridge", "automodel", "torchtitan"):
+        assert "moe.balancing" not in meshwright(*v3, framework).out, framework
+    off = meshwright(*v3, "megatron-bridge", "moe.balancing=aux_loss").out
+    assert "model.moe_router_enable_expert_bias=false" in off
+    own = {
+        "model_type": "deepseek_v3", "hidden_size": 2048, "intermediate_size": 8192, "moe_intermediate_size": 1024,
+        "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16, "n_routed_experts": 64,
+        "n_shared_experts": 1, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "q_lora_rank": None,
+        "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_group": 8,
+        "topk_group": 4, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5, "max_position_embeddings": 8192, "rms_norm_eps": 1e-6, "rope_theta": 10000,
+        "vocab_size": 128000, "tie_word_embeddings": False,
+    }  # fmt: skip
+    Path("own").mkdir()
+    Path("own/config.json").write_text(json.dumps(own))
+    gpus = ("--gpus", "4x8xH100")
+    planned = meshwright("recommend", "./own", "--goal", "pretrain", *gpus, "--json").json
+    assert {"field": "moe.balancing", "to": "bias"}.items() <= next(
+        one for one in planned["changes"] if one["field"] == "moe.balancing"
+    ).items()
+    meshwright("export", "./own", "--goal", "pretrain", "--to", "megatron-lm", *gpus, "--out", "mlm")
+    script = Path("mlm/own_pretrain.sh")
+    assert "groups-without-bias" not in meshwright("check", str(script), *gpus).out
+    lines = [line for line in script.read_text().splitlines() if "enable-expert-bias" not in line]
+    script.write_text("\n".join(lines))
+    for model in ((), ("--model", "./own")):
+        lacking = meshwright("check", str(script), *model, *gpus).out
+        assert "(megatron-lm.groups-without-bias)  fix: --moe-router-enable-expert-bias" in lacking
+        assert "balanced-without-bias" not in lacking
+    assert "moe.balanced-without-bias" in meshwright("check", v3[1], "moe.balancing=aux_loss").out

@@ -13,7 +13,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.load import content_of
-from meshwright.frameworks.mapping import relevant_fields, same_value
+from meshwright.frameworks.mapping import NO_KEY, relevant_fields, same_value
 from meshwright.frameworks.model_match import model_path
 from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.types import ExportedConfig, UnmappedField
@@ -30,10 +30,18 @@ def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) 
     require_length(framework, recipe)
     require_goal(framework, recipe)
     written = write(framework, recipe, model, on)
+    back = read_back(framework, written, model, on)
+    mapped = tuple(one for one in written.unmapped if not _is_derived(one, back))
+    written = msgspec.structs.replace(written, unmapped=mapped)
     listed = {*written.in_other_files, *(one.field for one in written.unmapped)}
     numbers = lost_numbers(framework, recipe)
     lost = tuple(one for one in differences(framework, written, recipe, model, on) if one.field not in listed)
     return msgspec.structs.replace(written, unmapped=(*written.unmapped, *numbers, *lost))
+
+
+def _is_derived(one: UnmappedField, back: Recipe) -> bool:
+    """Return whether a field without a key has its value in the framework nevertheless: what its models do."""
+    return one.reason.endswith(NO_KEY) and one.field in recipe_fields() and field_value(back, one.field) == one.value
 
 
 NAMES_A_MODEL = ("torchtitan", "automodel")

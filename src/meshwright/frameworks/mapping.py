@@ -295,6 +295,7 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, bool)
 
 
+NO_KEY = "has no key for it"
 NOT_IN_PRETRAINING = ("data.columns", "data.train_on", "data.chat_template", "data.truncation", "train.per_token_loss")
 
 
@@ -353,7 +354,7 @@ def to_settings(
             )
     for field in (field for field in recipe_fields() if field in wanted and field not in covered):
         if field_value(recipe, field) != recipe_fields()[field].default:
-            unmapped[field] = UnmappedField(field, field_value(recipe, field), f"{framework.title} has no key for it")
+            unmapped[field] = UnmappedField(field, field_value(recipe, field), f"{framework.title} {NO_KEY}")
     order = {key: index for index, key in enumerate(config_keys(framework.key_map))}
     return dict(sorted(found.items(), key=lambda item: order.get(item[0], len(order)))), tuple(unmapped.values())
 

@@ -230,6 +230,7 @@ def _without_foreign_settings(base: Recipe, question: Question) -> tuple[Recipe,
     own: dict[str, Any] = {"data": _own_data(base, question), "architecture": Architecture()}
     own["checkpoint"] = msgspec.structs.replace(checkpoint, pretrained="")
     own["train"] = train if model.mtp_layers else msgspec.structs.replace(train, mtp_loss=0.0)
+    own["moe"] = msgspec.structs.replace(base.moe, balancing=_own_balancing(base, model))
     longest = model.max_seq_length
     if longest and own["data"].seq_length > longest and question.seq_length is None:
         own["data"] = msgspec.structs.replace(own["data"], seq_length=longest)
@@ -239,9 +240,24 @@ def _without_foreign_settings(base: Recipe, question: Question) -> tuple[Recipe,
         for key in recipe_fields()
         if field_value(base, key) != field_value(recipe, key)
     }
+    if "moe.balancing" in why:
+        why["moe.balancing"] = (
+            f"the routers of {model.name} {_ROUTERS[recipe.moe.balancing == 'bias']}; a new experiment"
+        )
     if "data.seq_length" in why and recipe.data.seq_length == longest:
         why["data.seq_length"] = f"the model has {longest} positions; a new experiment"
     return recipe, why
+
+
+_ROUTERS = {True: "have a bias that balances them in pretraining", False: "have no bias that could balance them"}
+
+
+def _own_balancing(base: Recipe, model: ModelSpec) -> str:
+    """Return how the routers of a model are balanced: by their bias in pretraining, if the architecture has one."""
+    bias = model.moe is not None and model.moe.balance_bias
+    if base.moe.balancing == "bias":
+        return "bias" if bias else recipe_fields()["moe.balancing"].default
+    return "bias" if bias and base.goal == "pretrain" else base.moe.balancing
 
 
 def _own_data(base: Recipe, question: Question) -> Data:

@@ -64,6 +64,8 @@ PRECISIONS: dict[str, dict[str, Any]] = {
     "nvfp4": {"matmul": "nvfp4", "fp8_gather": False},
 }
 """Precisions by the short names in benchmark recipe names."""
+BIAS_BALANCED = ("deepseek_v3", "glm45", "kimi_k2", "moonlight", "nemotron_3_")
+"""Models whose routers are pretrained with a bias on the choice of experts, which no gradient trains."""
 
 
 def pretrain(model: str, gpus: int | str, *, name: str = "", engine: Engine = ENGINES[0], **differences: Any) -> Recipe:
@@ -99,6 +101,11 @@ def benchmark(
     fixed = PRECISIONS[precision] if base.benchmark else {**BENCHMARK, **PRECISIONS[precision]}
     kept = base if base.benchmark else _contract_only(base)
     return _build(kept, {**fixed, **differences}, name=name, model=base.model, gpus=gpus, engine=engine)
+
+
+def balanced_by_bias(model: str, goal: Goal) -> bool:
+    """Return whether the routers of a catalogue model are balanced by their bias: in pretraining."""
+    return goal == "pretrain" and model.startswith(BIAS_BALANCED)
 
 
 def cluster_name(gpus: int | str) -> str:
@@ -159,7 +166,8 @@ def _build(
 ) -> Recipe:
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
-    built = _with_fields(base, {**derived(base, differences), **differences})
+    balanced = {"balancing": "bias"} if balanced_by_bias(model, base.goal) else {}
+    built = _with_fields(base, {**derived(base, differences), **balanced, **differences})
     return msgspec.structs.replace(built, name=name, model=model, cluster=cluster_name(gpus), engine=engine)
 
 

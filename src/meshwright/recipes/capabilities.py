@@ -77,6 +77,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
 
 
 FSDP2_ENGINES = ("meshwright", "torchtitan", "automodel", "kempnerforge", "fsdp1")
+PROGRAM_RECOMPUTES = ("fsdp1", "deepspeed")  # whose files leave it to the training program
 NOT_MEGATRON = tuple(engine for engine in ENGINES if engine != "megatron")
 ONE_CHUNK = ("1f1b", "gpipe")
 SEVERAL_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
@@ -140,7 +141,7 @@ def _axis(field: str, name: str, *engines: str) -> Capability:
         field=field,
         name=name,
         runs=dict.fromkeys(engines, (1,)),
-        rule=f"engine.no-{field}",
+        rule=f"engine.no-{field}".replace("_", "-"),
         symptom="unknown option; or the degree is used in the arithmetic but nothing is parallelized",
         cause=f"{name} is not implemented in this engine, or its config has no key for it",
     )
@@ -153,6 +154,22 @@ CAPABILITIES: tuple[Capability, ...] = (
     _axis("ep", "expert parallelism", "fsdp1"),
     _axis("etp", "tensor parallelism inside experts", "torchtitan", "automodel", "kempnerforge", "fsdp1", "deepspeed"),
     _axis("vp", "interleaved stages", "deepspeed"),
+    _axis("dp_replicate", "replicas of sharding groups", "deepspeed"),
+    Capability(
+        field="sp",
+        name="sequence parallelism",
+        runs={"deepspeed": (False,)},
+        instead={"deepspeed": False},
+        why={"deepspeed": "its tensor parallelism keeps full norm and residual activations on every rank"},
+    ),
+    Capability(
+        field="recompute",
+        name="selective recompute",
+        runs=dict.fromkeys(PROGRAM_RECOMPUTES, ("none", "full")),
+        rule="recompute.supported",
+        symptom="the training program recomputes whole layers or nothing",
+        cause="gradient_checkpointing of the Trainer, and FSDP's activation checkpointing, are on or off",
+    ),
     Capability(
         field="strategy",
         name="sharding of data-parallel state",
@@ -332,10 +349,20 @@ CAPABILITIES: tuple[Capability, ...] = (
     Capability(
         field="loss",
         name="implementations of the cross-entropy",
-        runs={"kempnerforge": ("vocab_parallel", "plain", "chunked")},
+        runs={
+            "kempnerforge": ("vocab_parallel", "plain", "chunked"),
+            "megatron": ("vocab_parallel", "fused_linear"),
+            **dict.fromkeys(("torchtitan", "fsdp1", "deepspeed"), ("vocab_parallel", "plain")),
+        },
+        instead=dict.fromkeys(("megatron", "torchtitan", "fsdp1", "deepspeed"), "vocab_parallel"),
         rule="kernels.loss-supported",
         symptom="unknown loss function name",
         cause="it has plain and chunked cross-entropy",
+        why={
+            "megatron": "it computes a vocabulary-parallel loss, or one fused with the output layer",
+            "torchtitan": "its 0.2 line computes the loss of all logits at once",
+            **dict.fromkeys(("fsdp1", "deepspeed"), "the Trainer computes the loss of all logits at once"),
+        },
     ),
     Capability(
         field="dispatcher",

@@ -202,6 +202,21 @@ def router_unbalanced(c: Case) -> Column:
 
 
 @rule(
+    "moe.balanced-without-bias",
+    "warning",
+    "balancing",
+    engines=("meshwright", "megatron"),
+    message="the routers of this model have a bias that balances experts, but balancing={balancing} leaves it at 0",
+    symptom="the experts' load differs from the published training, and the loss that balances disturbs the main one",
+    cause="DeepSeek-V3 and the architectures like it are pretrained with a bias on the choice of experts",
+    fixes=({"balancing": ["bias"]},),
+)
+def balanced_without_bias(c: Case) -> Column:
+    trained = (c.goal == "pretrain") & not_(c.force_balance) & not_(c.benchmark)
+    return c.is_moe & c.balance_bias & (c.balancing != "bias") & trained
+
+
+@rule(
     "moe.bias-balancing",
     "error",
     "balancing",

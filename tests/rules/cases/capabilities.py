@@ -10,6 +10,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.ignores-defer-grad-sync": ({"pp": 2, "defer_grad_sync": False}, {"pp": 1}),
     "engine.ignores-attention-kernel": ({"spec": WINDOWED, "attention": "flash"}, {"attention": "flex"}),
     "engine.ignores-compile": ({"engine": "megatron", "strategy": "zero1", "compile": True}, {"engine": "torchtitan"}),
+    "engine.ignores-loss": ({"engine": "torchtitan", "loss": "chunked"}, {"loss": "vocab_parallel"}),
+    "engine.ignores-sp": ({"engine": "deepspeed", "strategy": "zero1", "tp": 2, "sp": True}, {"sp": False}),
     "engine.ignores-cuda-graphs": ({"cuda_graphs": "full_iteration"}, {"cuda_graphs": "none"}),
     "engine.ignores-te-rng-tracker": ({"te_rng_tracker": True}, {"engine": "megatron", "strategy": "zero1"}),
     "engine.ignores-tp-comm-overlap": ({"tp": 2, "sp": True, "tp_comm_overlap": True}, {"tp_comm_overlap": False}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..helpers import (
+    BALANCED,
     BIASED_MIXTURE,
     DELTA,
     DENSE,
@@ -173,6 +174,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.no-ep": ({"engine": "fsdp1", "spec": MIXTURE, "ep": 2}, {"ep": 1}),
     "engine.no-etp": ({"engine": "automodel", "spec": MIXTURE, "etp": 2}, {"engine": "megatron"}),
     "engine.no-vp": ({"engine": "deepspeed", "strategy": "zero1", "pp": 2, "vp": 2}, {"vp": 1}),
+    "engine.no-dp-replicate": ({"engine": "deepspeed", "dp_replicate": 2}, {"dp_replicate": 1}),
     # experts
     "moe.ep-needs-experts": ({"ep": 2}, {"spec": MIXTURE}),
     "moe.experts-divide": ({"spec": MIXTURE, "on": TWELVE, "ep": 3, "global_batch_size": 480}, {"ep": 4}),
@@ -186,6 +188,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "moe.forced-balance": ({"spec": MIXTURE, "force_balance": True}, {"benchmark": True}),
     "moe.unbalanced-router": ({"spec": MIXTURE, "balancing": "none"}, {"balancing": "bias"}),
     "moe.no-capacity": ({"spec": MIXTURE, "capacity_factor": 1.25}, {"capacity_factor": 0.0}),
+    "moe.balanced-without-bias": ({"spec": BALANCED, "balancing": "aux_loss"}, {"balancing": "bias"}),
     "moe.bias-balancing": ({"spec": MIXTURE, "balancing": "bias"}, {"balancing": "aux_loss"}),
     "moe.drops-tokens": ({"spec": MIXTURE, "capacity_factor": 0.8}, {"capacity_factor": 1.25}),
     "moe.router-precision": ({"spec": MIXTURE, "router_dtype": "bf16"}, {"router_dtype": "fp32"}),

@@ -393,6 +393,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"recompute": "selective", "recompute_modules": ("core_attn", "moe_act")},
         {"spec": MIXTURE},
     ),
+    "recompute.supported": ({"engine": "deepspeed", "recompute": "selective"}, {"recompute": "full"}),
     "recompute.ops-supported": (
         {"engine": "megatron", "recompute": "selective", "recompute_modules": ("ops",)},
         {"engine": "torchtitan"},

@@ -73,6 +73,8 @@ def derived_values(settings: Settings, model: ModelSpec | None, goal: Goal, reci
         fields["data.seq_length"] = max_length
     if not any(key.startswith("dataset.") for key in settings):
         fields["data.dataset"] = "unknown"
+    if goal == "pretrain" and model is not None and model.moe is not None and model.moe.balance_bias:
+        fields["moe.balancing"] = "bias"  # its gates update the bias that the architecture has
     if goal == "pretrain":
         fields["train.epochs"] = 0.0  # random tokens and blends are not counted
     if "VLM" in recipe:

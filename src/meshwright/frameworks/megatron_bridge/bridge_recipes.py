@@ -12,6 +12,7 @@ import msgspec
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.model_match import find_model
 from meshwright.recipes import overrides
+from meshwright.recipes.build import balanced_by_bias
 from meshwright.recipes.types import Goal, Recipe, keys_by_flat_name, recipe_fields
 from meshwright.recipes.values import parse
 
@@ -96,6 +97,8 @@ class BridgeRecipe(msgspec.Struct, frozen=True):
         """Return it as a recipe."""
         base = common(self.goal, self.benchmark)
         named = msgspec.structs.replace(base, name=self.name, cluster=self.cluster)
+        if balanced_by_bias(model_of(self), self.goal):
+            named = overrides.change(named, {"moe.balancing": "bias"})[0]
         return overrides.change(named, dict(_typed(pair) for pair in self.settings.split()))[0]
 
     @property

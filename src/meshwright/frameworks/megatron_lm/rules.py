@@ -360,6 +360,15 @@ RULES = (
         "the bias applies to independent per-expert scores",
     ),
     _rule(
+        "groups-without-bias",
+        "moe_router_num_groups",
+        techniques.groups_without_bias,
+        "the experts' load differs from the published training; checkpoints have no place for the published bias",
+        "a loss balances the experts in place of the bias",
+        "warning",
+        supersedes=("moe.balanced-without-bias",),
+    ),
+    _rule(
         "async-format",
         "async_save",
         techniques.async_format,

@@ -197,6 +197,19 @@ def bias_needs_sigmoid(ctx: RuleContext) -> Problem | None:
     )
 
 
+def groups_without_bias(ctx: RuleContext) -> Problem | None:
+    grouped = ctx.is_set("moe_router_num_groups") and get_int(ctx, "moe_router_num_groups") > 1
+    sigmoid = get_text(ctx, "moe_router_score_function") == "sigmoid"
+    balanced = is_on(ctx, "moe_router_enable_expert_bias") or is_on(ctx, "moe_router_force_load_balancing")
+    if not grouped or not sigmoid or balanced or ctx.recipe.goal != "pretrain" or has_unread_args(ctx):
+        return None
+    return Problem(
+        "sigmoid scores in groups are the router of DeepSeek-V3, which an expert bias balances, and the bias is off",
+        ("--moe-router-enable-expert-bias",),
+        key="moe_router_score_function",
+    )
+
+
 def async_format(ctx: RuleContext) -> Problem | None:
     if not is_on(ctx, "async_save") or get_text(ctx, "ckpt_format") not in ("torch", "torch_dcp", "zarr"):
         return None

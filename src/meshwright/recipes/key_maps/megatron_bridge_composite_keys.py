@@ -155,10 +155,11 @@ BALANCING = ("aux_loss", "seq_aux_loss", "global_aux_loss", "none")
 
 
 def balancing(raw: RawValues, recipe: Recipe) -> MappedFields:
-    """Balancing by bias needs both keys; a bias in addition to a loss has no effect on the recipe."""
+    """A bias balances also in addition to a loss, whose weight is a key of its own."""
     balancing_type = raw.get("model.moe_router_load_balancing_type", "").strip().lower()
     bias = raw.get("model.moe_router_enable_expert_bias", "false").strip().lower() == "true"
-    if bias and (balancing_type == "none" or (not balancing_type and recipe.moe.balancing in ("none", "bias"))):
+    unset = "model.moe_router_enable_expert_bias" not in raw and recipe.moe.balancing == "bias"
+    if bias or unset:  # the recipe's own bias stays with another loss
         return MappedFields({"moe.balancing": "bias"})
     return MappedFields({"moe.balancing": balancing_type} if balancing_type in (*BALANCING, "bias") else {})
 
@@ -166,8 +167,9 @@ def balancing(raw: RawValues, recipe: Recipe) -> MappedFields:
 def balancing_keys(recipe: Recipe) -> Mapping[str, Any]:
     balancing_type = recipe.moe.balancing
     if balancing_type == "bias":
-        return {"model.moe_router_load_balancing_type": "none", "model.moe_router_enable_expert_bias": True}
-    return {"model.moe_router_load_balancing_type": balancing_type}
+        loss = "seq_aux_loss" if recipe.moe.aux_loss else "none"
+        return {"model.moe_router_load_balancing_type": loss, "model.moe_router_enable_expert_bias": True}
+    return {"model.moe_router_load_balancing_type": balancing_type, "model.moe_router_enable_expert_bias": False}
 
 
 def frozen(raw: RawValues, recipe: Recipe) -> MappedFields:
