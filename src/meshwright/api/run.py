@@ -185,6 +185,7 @@ def launch(request: requests.Launch) -> Started:
     options = {"framework": request.framework, "model": model}
     job = job_for(target, request.goal, request.gpus, native_job.known(changes), **options)
     found, text = job.runnable(), None
+    job.require_length()
     if job.plan is not None:
         plan = job.plan
         target, model = plan.base.name, plan.recipe.model

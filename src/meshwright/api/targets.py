@@ -126,7 +126,6 @@ class Job(msgspec.Struct, frozen=True):
             reason = f"{path} is not valid for {imported.framework.title}: {place}{first.message}{more}"
             raise InputError(reason, field="file", value=path, fix=(*first.fix, f"meshwright check {path}"))
         self.require_model()
-        self.require_length()
         self.dropped()
 
 
