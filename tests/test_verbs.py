@@ -127,6 +127,10 @@ def test_runs_match_the_published_schema(run: tuple[Path, Any], tmp_path: Path) 
     validate("train", api.to_json(api.train_response(done)))
     validate("bench", api.to_json(api.train_response(done)))
     validate("tokenize", api.to_json(api.tokenize([str(tmp_path / "text.txt")], "bytes", str(tmp_path / "tokens"))))
+    chat = '{"prompt": "hi", "response": "hello"}'
+    (tmp_path / "chats.jsonl").write_text(chat)
+    shown = api.samples("qwen3_8b_sft_config", str(tmp_path / "chats.jsonl"), overrides=["data.tokenizer=bytes"])
+    validate("samples", api.to_json(shown))
     validate("generate", api.to_json(api.generate(str(out), "hello", max_tokens=2)))
     validate("evaluate", api.to_json(api.evaluate(str(out), samples=8, nproc=1)))
     validate("convert", api.to_json(api.convert(str(out), str(tmp_path / "model"))))
@@ -151,8 +155,8 @@ def test_measurements_match_the_published_schema(meshwright: Callable[..., Answe
 
 
 def test_every_command_has_its_schema_checked() -> None:
-    torch = {"train", "bench", "tokenize", "generate", "evaluate", "convert", "dryrun", "accuracy", "calibrate"}
-    assert {verb.name for verb in verbs_on("cli")} == COMMANDS.keys() | torch
+    torch = {"train", "bench", "tokenize", "samples", "generate", "evaluate", "convert", "dryrun", "accuracy"}
+    assert {verb.name for verb in verbs_on("cli")} == COMMANDS.keys() | torch | {"calibrate"}
     assert {verb.name for verb in verbs_on("http")} == ADDRESSES.keys() | {*SLOW, *TEXTS}
     assert schema.published().keys() == {path.name for path in SCHEMAS.glob("*.json")}
 

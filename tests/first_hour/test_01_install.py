@@ -29,6 +29,7 @@ TRAIN = {
     "evaluate": ["evaluate", "runs/mine", "--nproc", "2"],
     "convert": ["convert", "runs/mine", "out"],
     "tokenize": ["tokenize", "corpus.txt", "--tokenizer", "bytes", "--out", "tokens"],
+    "samples": ["samples", RECIPE, "data.tokenizer=bytes"],
     "calibrate": ["calibrate"],
     "dryrun": ["dryrun", RECIPE, "--gpus", "2xH100"],
     "recommend with a dry run": ["recommend", "qwen3-600m", "--gpus", "2xH100", "--goal", "sft", "--dry-run"],

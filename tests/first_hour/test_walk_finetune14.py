@@ -132,3 +132,23 @@ def test_every_surface_gives_the_same_verdict_and_the_first_fix_makes_it_fit(mes
     assert [(one["title"], one["fit"]) for one in options] == [("LoRA", "may not fit"), ("QLoRA", "fits")]
     checked = library.check("llama3_8b_peft_config", gpus="1xRTX4090", overrides=["data.seq_length=2048"])
     assert f": {checked.estimate.fit}" in str(checked)
+
+
+def test_samples_show_what_is_in_the_loss(here: Path, meshwright: Any) -> None:
+    write_chats(here / "chats.jsonl")
+    words = ("samples", SFT, "--dataset", "chats.jsonl", "data.tokenizer=bytes")
+    shown = meshwright(*words, "--count", "1")
+    assert "loss    | it is 0<|im_end|>\n" in shown.out
+    assert "context | <|bos|><|im_start|>user\n        | what is 0<|im_end|>\n" in shown.out
+    assert "12 of 12 conversations used, 0 truncated, 0 dropped; the longest has 40 tokens" in shown.out
+    answer = meshwright(*words, "seq_length=38", "--json").json
+    assert (answer["kept"], answer["truncated"], len(answer["samples"])) == (12, 2, 2)
+    rows = [json.loads(line) for line in (here / "chats.jsonl").read_text().splitlines()]
+    rows[0]["messages"][0]["content"] *= 900
+    (here / "long.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    refused = meshwright("train", SFT, "--tiny", "--dataset", "long.jsonl", "seq_length=16").err
+    assert "fix:   data.seq_length=64 | data.seq_length=8192\n" in refused
+    warned = meshwright("train", SFT, "--tiny", "--dataset", "long.jsonl", "seq_length=38", "train.steps=1").err
+    assert "data.seq_length=64 fits 92% of the conversations, 8192 all" in warned
+    assert "loss_mask" in meshwright("explain", "loss mask").out
+    assert meshwright("samples", "qwen3_600m_pretrain_config", "--dataset", "chats.jsonl").code == 2

@@ -247,6 +247,22 @@ class Doctor(Request, frozen=True):
     notes: Notes = ()
 
 
+class Samples(Request, frozen=True):
+    """Show fine-tuning samples with their loss mask.
+
+    Renders the first conversations with the recipe's chat template and tokenizer, marks the tokens that are in the
+    loss, and counts what is truncated, dropped and packed. Nothing is trained.
+    """
+
+    recipe: RecipeOrModel
+    dataset: Dataset | None = None
+    count: Annotated[int, count("Number of conversations to show.")] = 2
+    model: OtherModel | None = None
+    overrides: Overrides = ()
+    goal: ModelGoal | None = None
+    framework: FileFramework | None = None
+
+
 class Tokenize(Request, frozen=True):
     """Tokenize text, JSONL or Parquet files for training."""
 

@@ -66,6 +66,8 @@ TERMS = {
     "gradient_accumulation": "micro batches per rank and optimizer step: global batch / (micro batch × dp)",
     "activation_checkpointing": "another name of recompute: activations are computed again in the backward pass",
     "gradient_checkpointing": "another name of recompute: activations are computed again in the backward pass",
+    "loss_mask": "which tokens of a fine-tuning sample are in the loss: the answers, by data.train_on and the chat "
+    "template; meshwright samples RECIPE --dataset FILE shows them",
     "lora": "low-rank adapters: the weights are frozen, and small matrices beside the linear layers are trained",
     "qlora": "LoRA on frozen weights that are stored in 4 bits (NF4)",
     "dora": "LoRA that also trains the length of each weight column",

@@ -284,6 +284,15 @@ _TABLE = (
         runs=True,
     ),
     Verb(
+        *("samples", "Run", run_requests.Samples, "samples.samples", ""),
+        surfaces=CLI,
+        examples=(
+            "meshwright samples llama3_8b_sft_config --dataset chats.jsonl data.tokenizer=./Llama-3-8B",
+            "meshwright samples qwen3_600m_sft_config --dataset chats.jsonl --count 5 data.tokenizer=bytes",
+        ),
+        runs=True,
+    ),
+    Verb(
         *("generate", "Run", run_requests.Generate, "run.generate", ""),
         surfaces=CLI,
         examples=(

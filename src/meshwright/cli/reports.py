@@ -13,7 +13,7 @@ _NAMES = {
     "doctor_report": "doctor",
     "dryrun_report": "dryrun",
     "plan_report": "recommend estimate plan size",
-    "run_report": "train bench tokenize generate evaluate convert accuracy",
+    "run_report": "train bench tokenize samples generate evaluate convert accuracy",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

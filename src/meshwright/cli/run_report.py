@@ -97,6 +97,32 @@ def tokenize(answer: Answer, found: Any) -> None:
         out.print(f"  {escape(line)}")
 
 
+def samples(answer: Answer, found: Any) -> None:
+    """Print conversations with their context and the tokens in the loss, then what happens to all."""
+    out = console()
+    how = f"{answer['mask_source']}; data.train_on={answer['train_on']}"
+    out.print(f"[bold]{escape(answer['dataset'])}[/]  tokenizer {escape(answer['tokenizer'])}; {escape(how)}")
+    for one in answer["samples"]:
+        cut = f", {one['truncated_tokens']:,} more are truncated" if one["truncated_tokens"] else ""
+        dropped = f"; [yellow]dropped: {escape(one['dropped'])}[/]" if one["dropped"] else ""
+        counts = f"{plural(one['tokens'], 'token')}, {one['target_tokens']:,} in the loss{cut}{dropped}"
+        out.print(f"\n{escape(one['where'])}  {counts}")
+        for span in one["spans"]:
+            label, style = ("loss", "green") if span["in_loss"] else ("context", "dim")
+            for place, line in enumerate(span["text"].removesuffix("\n").split("\n")):
+                out.print(f"[{style}]{'' if place else label:<8}| {escape(line)}[/]")
+    packed = "packed into" if answer["packing"] else "padded to"
+    out.print(
+        f"\n{answer['kept']:,} of {plural(answer['rows'], 'conversation')} used, {answer['truncated']:,} truncated, "
+        f"{answer['dropped']:,} dropped; the longest has {answer['longest']:,} tokens, data.seq_length is "
+        f"{answer['seq_length']:,}"
+    )
+    out.print(
+        f"{answer['tokens']:,} tokens, {answer['target_tokens']:,} in the loss; {packed} "
+        f"{plural(answer['samples_per_epoch'], 'sample')} per epoch, {answer['real_tokens']:.0%} of them not padding"
+    )
+
+
 def generate(answer: Answer, found: Any) -> None:
     """Print the generated text and nothing else, so that it can be piped."""
     console().print(answer["text"], markup=False)

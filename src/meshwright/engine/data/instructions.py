@@ -146,8 +146,10 @@ def _warn_of_truncation(name: str, stats: TokenizationStats, data: Data) -> None
         return
     counts = [f"{cut} are truncated" * (cut > 0), f"{dropped} are dropped" * (dropped > 0)]
     what = f"of {stats.rows} conversations {' and '.join(filter(None, counts))}"
-    fits = f"data.seq_length={1 << (stats.max_length - 2).bit_length()}"  # the last token is a target only
-    _on_rank_0(warn, f"{name}: {what}: they are longer than data.seq_length={data.seq_length}; {fits} fits all")
+    most, share, all_ = stats.fitting()
+    fits = "fits all" if most == all_ else f"fits {share:.0%} of the conversations, {all_} all"
+    longer = f"they are longer than data.seq_length={data.seq_length}"
+    _on_rank_0(warn, f"{name}: {what}: {longer}; data.seq_length={most} {fits}")
 
 
 def _advice(data: Data, corpus: PackedCorpus | PaddedCorpus) -> str:

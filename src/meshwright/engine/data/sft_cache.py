@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -31,7 +32,13 @@ from meshwright.errors import InputError
 CACHE_VERSION = 4  # increment when the files or the tokens of the same text change
 STATS = "stats.json"  # written last: its presence marks a complete cache folder
 CHUNK = 256  # rows tokenized together
+MOST_ROWS = 0.9  # share of the conversations that a suggested length fits
 PARALLEL_ROWS = 20_000  # rows from which worker processes pay off
+
+
+def needed_length(tokens: int) -> int:
+    """Return the power of two that data.seq_length needs for so many tokens; the last one is a target only."""
+    return 1 << max(tokens - 2, 0).bit_length()
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -50,6 +57,7 @@ class TokenizationStats(msgspec.Struct, frozen=True):
     tokens: int = 0
     target_tokens: int = 0  # tokens in the loss
     max_length: int = 0  # tokens, before truncation
+    lengths: dict[int, int] = {}  # rows by the power of two that data.seq_length needs for them
     truncated: int = 0  # rows that lost tokens
     too_long: int = 0  # rows dropped for their length
     no_targets: int = 0  # rows dropped because truncation left no target token
@@ -59,6 +67,15 @@ class TokenizationStats(msgspec.Struct, frozen=True):
     unused_columns: list[str] = []  # of at least one row
     unused_tools: int = 0  # conversations with tools that the chat template does not render
     mask_source: str = ""  # how answers were located, see ChatTemplate.mask_source
+
+    def fitting(self) -> tuple[int, float, int]:
+        """Return a data.seq_length that fits most conversations whole, their share, and one that fits all."""
+        total, fitted = sum(self.lengths.values()), 0
+        for length, rows in sorted(self.lengths.items()):
+            fitted += rows
+            if fitted >= MOST_ROWS * total:
+                return length, fitted / total, max(self.lengths)
+        return needed_length(self.max_length), 1.0, needed_length(self.max_length)
 
     def lines(self) -> list[str]:
         """Return the statistics as log lines."""
@@ -159,8 +176,8 @@ def _build(
                 detail = f"; {stats.lines()[-1]}" if stats.rows else ""
                 reason = f"none of its {stats.rows} rows has target tokens{detail}"
                 cut = stats.no_targets + stats.too_long > 0
-                # The next power of two, so that the fix divides into the usual degrees.
-                fix = [f"data.seq_length={1 << (stats.max_length - 1).bit_length()}"] if cut else []
+                most, _, all_ = stats.fitting()
+                fix = [f"data.seq_length={length}" for length in dict.fromkeys((most, all_))] if cut else []
                 raise InputError(reason, field=FIELD, value=rows.name, fix=fix)
             stats = msgspec.structs.replace(stats, mask_source=template.mask_source)
             (partial_folder / STATS).write_bytes(msgspec.json.encode(stats))
@@ -221,6 +238,7 @@ class _RowTokenizer:
             tokens=sum(len(one.ids) for one in kept),
             target_tokens=sum(int(one.loss_mask.sum()) for one in kept),
             max_length=max((len(one.ids) for one in full), default=0),
+            lengths=Counter(needed_length(len(one.ids)) for one in full),
             truncated=sum(
                 one is not None and len(one.ids) < len(original.ids) for one, original in zip(fitted, full, strict=True)
             ),
@@ -337,6 +355,7 @@ def _sum(a: TokenizationStats, b: TokenizationStats) -> TokenizationStats:
         columns={**a.columns, **b.columns},
         unused_columns=sorted({*a.unused_columns, *b.unused_columns}),
         max_length=max(a.max_length, b.max_length),
+        lengths=Counter(a.lengths) + Counter(b.lengths),
         first_untrainable=a.first_untrainable or b.first_untrainable,
     )
 

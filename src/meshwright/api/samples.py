@@ -1,0 +1,105 @@
+"""Show samples of a dataset as training sees them, with their loss mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshwright.api import run_requests as requests
+from meshwright.api.paths import check_run_paths
+from meshwright.api.responses import Part, Response, copied
+from meshwright.api.targets import depends_on_gpus, recipe_for
+from meshwright.api.verb_function import verb
+from meshwright.display import Row
+from meshwright.errors import InputError
+from meshwright.extras import ENGINE
+from meshwright.recipes import overrides as override
+
+ANY_GPU = "1xH100"  # a recommended recipe is for some GPU; the data do not depend on it
+
+
+class SpanPart(Part, frozen=True, kw_only=True):
+    """Consecutive tokens of a conversation that are all in the loss, or all not."""
+
+    text: str
+    tokens: int
+    in_loss: bool
+
+
+class SamplePart(Part, frozen=True, kw_only=True):
+    """A conversation as tokens; `dropped` says why it is not trained on."""
+
+    where: str
+    tokens: int
+    target_tokens: int
+    truncated_tokens: int
+    spans: Sequence[SpanPart]
+    dropped: str
+
+
+class SamplesResponse(Response, frozen=True, kw_only=True):
+    """The first conversations with their loss mask, and the statistics of all."""
+
+    recipe: str
+    dataset: str
+    tokenizer: str
+    mask_source: str
+    train_on: str
+    seq_length: int
+    packing: bool
+    rows: int
+    kept: int
+    dropped: int
+    truncated: int
+    longest: int
+    tokens: int
+    target_tokens: int
+    samples_per_epoch: int
+    real_tokens: float
+    samples: Sequence[SamplePart]
+
+    def summary(self) -> list[Row]:
+        """Return the spans of every conversation, and the statistics."""
+        shown = [
+            ("loss" if span.in_loss else "context", repr(span.text)) for sample in self.samples for span in sample.spans
+        ]
+        return [("Samples", f"{self.dataset} with {self.tokenizer}: {self.mask_source}"), *shown]
+
+
+@verb(requests.Samples, ENGINE)
+def samples(request: requests.Samples) -> SamplesResponse:
+    """Return the first conversations of a dataset as training sees them."""
+    options = {"framework": request.framework, "model": request.model}
+    gpus = ANY_GPU if depends_on_gpus(request.recipe) else None
+    changes = [*request.overrides, *([f"data.dataset={request.dataset}"] if request.dataset else [])]
+    recipe = override.apply(recipe_for(request.recipe, request.goal, gpus, changes, **options), changes)
+    if recipe.goal == "pretrain" or recipe.data.images or recipe.data.blend or recipe.data.dataset == "mock":
+        reason = "shows the conversations of one fine-tuning dataset; in pretraining every token is in the loss"
+        fix = (
+            ("--goal sft --dataset FILE", "data.images=false") if recipe.data.images else ("--goal sft --dataset FILE",)
+        )
+        raise InputError(reason, field="samples", value=recipe.data.dataset, fix=fix)
+    check_run_paths(recipe, None)
+    from meshwright.engine.data.rendered import render
+
+    found = render(recipe, request.count)
+    stats = found.stats
+    return copied(
+        SamplesResponse,
+        found,
+        recipe=recipe.name,
+        dataset=recipe.data.dataset,
+        train_on=recipe.data.train_on,
+        seq_length=recipe.data.seq_length,
+        packing=recipe.data.packing,
+        rows=stats.rows,
+        kept=stats.kept,
+        dropped=stats.rows - stats.kept,
+        truncated=stats.truncated,
+        longest=stats.max_length,
+        tokens=stats.tokens,
+        target_tokens=stats.target_tokens,
+        samples_per_epoch=found.samples,
+        samples=[
+            copied(SamplePart, one, spans=[copied(SpanPart, span) for span in one.spans]) for one in found.rendered
+        ],
+    )
