@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.planning import *  # noqa: F403
     from meshwright.api.responses import *  # noqa: F403
     from meshwright.api.run import *  # noqa: F403
-    from meshwright.api.samples import *  # noqa: F403
+    from meshwright.api.show_samples import *  # noqa: F403
     from meshwright.api.sizing import *  # noqa: F403
     from meshwright.choices import *  # noqa: F403
     from meshwright.clusters import cluster as cluster
@@ -47,7 +47,7 @@ _NAMES = {
     "api.planning": "estimate plan recommend",
     "api.responses": "to_json",
     "api.resolve": "is_recipe",
-    "api.samples": "samples",
+    "api.show_samples": "samples",
     "api.sizing": "size",
     "api.targets": "is_target recipe_in_line",
     "api.run_comparison": "is_run",

@@ -284,7 +284,7 @@ _TABLE = (
         runs=True,
     ),
     Verb(
-        *("samples", "Run", run_requests.Samples, "samples.samples", ""),
+        *("samples", "Run", run_requests.Samples, "show_samples.samples", ""),
         surfaces=CLI,
         examples=(
             "meshwright samples llama3_8b_sft_config --dataset chats.jsonl data.tokenizer=./Llama-3-8B",
