@@ -82,6 +82,7 @@ def figures(answer: dict[str, Any]) -> dict[str, Any]:
     return {
         "layout": answer["layout"],
         "precision": answer["precision"],
+        "kernels": answer["kernels"],
         "seq_length": answer["seq_length"],
         "global_batch_size": answer["global_batch_size"],
         "step_s": answer["step_s"],

@@ -33,7 +33,7 @@ from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from statistics import median
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 import as_typed
@@ -44,6 +44,7 @@ sys.path.insert(0, str(ROOT / "src"))
 CASE_S = 150.0
 LEAST_S = 20.0  # no case is started when less time is left
 STEPS = 8
+DRAIN_S = 1.5  # the GPU still runs what a stopped process has queued
 FIRST_STEPS = 2  # compile, and do not wait for their turn
 ROOM_GIB = 128.0  # for the cases that are built at a time
 CONTEXT_GIB = 4.0  # of the CUDA context, and of an estimate that is too low
@@ -235,11 +236,17 @@ class Running:
             answer = json.loads((self.folder / "out").read_text())
             if "error" in answer:
                 return self.row | wall | {"error": str(answer["error"]["message"])[-800:]}
-            return self.row | as_typed.figures(answer) | wall
+            found = as_typed.figures(answer)
+            return self.row | found | wall | {"command": _with_loss(self.row["command"], found["kernels"])}
         except (json.JSONDecodeError, FileNotFoundError):
             return (
                 self.row | wall | {"error": (self.folder / "err").read_text()[-800:] or f"exit {self.process.exitcode}"}
             )
+
+
+def _with_loss(command: str, kernels: dict[str, Any]) -> str:
+    """Return the command with the loss kernel that was chosen, which another version may choose differently."""
+    return command.replace(" train.steps=", f" kernels.loss={kernels['loss']} train.steps=")
 
 
 def start(case: str, smoke: bool, folder: Path, gib: float) -> Running:
@@ -269,7 +276,8 @@ def measured(cases: list[str], workers: int, smoke: bool, end: float) -> Iterato
     running: list[Running] = []
     ready: list[Running] = []
     alone: Running | None = None
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as ends:
+        ends.callback(lambda: [one.signal(signal.SIGKILL) for one in running])
         while running or (waiting and end - monotonic() >= LEAST_S):
             while waiting and len(running) < workers and alone is None and end - monotonic() >= LEAST_S:
                 gib = next(estimates([waiting[0]])).get("gib", 0.0) + CONTEXT_GIB
@@ -300,6 +308,7 @@ def measured(cases: list[str], workers: int, smoke: bool, end: float) -> Iterato
                 for one in running:
                     if one is not alone:
                         one.signal(signal.SIGSTOP)
+                sleep(DRAIN_S if len(running) > 1 else 0.0)
                 alone.pipe.send("go")
             for one in [one for one in running if monotonic() > min(one.started + CASE_S * workers, end + LEAST_S)]:
                 running.remove(one)
@@ -330,6 +339,8 @@ def _run(words: list[str], folder: Path, pipe: Connection | None = None) -> None
 
 def _take_turns(pipe: Connection) -> None:
     """Have the steps after the first ones wait until no other case uses the GPU, and say when they are done."""
+    import torch
+
     from meshwright.engine import worker
 
     step = worker._Run.step
@@ -340,7 +351,8 @@ def _take_turns(pipe: Connection) -> None:
             pipe.recv()
         step(self, number)
         if number == STEPS - 1:
-            self.memory()  # waits for the GPU
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             pipe.send("measured")
 
     worker._Run.step = in_turn  # type: ignore[method-assign]

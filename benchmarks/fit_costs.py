@@ -1,6 +1,7 @@
 """Fit the calibration profiles of the cost model to published step times.
 
     python benchmarks/fit_costs.py [--rounds 6] [--write] [--csv benchmarks/data/measurements.csv]
+    python benchmarks/fit_costs.py --engine [--write]      only our own engine, to results/calibration_set.json
 
 Every fitted parameter has a prior with a physical meaning (a share of a peak, a latency, bytes per element) and a width
 that limits how far data moves it; parameters without data stay at their prior. The loss is the absolute error of the
@@ -8,13 +9,17 @@ logarithm of the step time, smoothed near zero, plus some of its square; every s
 number of rows. Rows beyond a factor of two (functional runs, misread tables) pull no more than those at it.
 
 Solved by Gauss-Newton with reweighting. Leave-one-source-out refits everything without the source, starting from the
-common solution and using its derivatives, then evaluates the source with the real model.
+common solution and using its derivatives, then evaluates the source with the real model. Our own engine is fitted to
+what calibration_set.py measured, where a model family is a source: the fit to every second family is evaluated on the
+others, and the other way round.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
+import shlex
 import tomllib
 from collections import Counter
 from dataclasses import dataclass
@@ -24,6 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+import meshwright
 from meshwright.costs.accuracy import TIME_TIERS, layout_pairs, weighted_quantile
 from meshwright.costs.calibration import PROFILES, Calibration, from_tables, read_tables
 from meshwright.costs.measurements import Measurement, batches, read
@@ -33,6 +39,8 @@ from meshwright.recipes.case import Case
 
 HERE = Path(__file__).parent
 PRIORS = HERE / "data" / "priors.toml"
+ENGINE_PRIORS = HERE / "data" / "priors_engine.toml"
+CALIBRATION_SET = HERE / "results" / "calibration_set.json"
 SMOOTH = 0.04  # below this log error the loss is quadratic
 TAIL = 2.0  # weight of the squared error added to the absolute one: large errors matter more than many small ones
 CUT = 0.7  # beyond this log error (a factor of two) a row pulls no more
@@ -67,9 +75,9 @@ class Data:
     training_type: tuple[str, ...]
 
 
-def parameters() -> list[Parameter]:
-    """Return all fitted parameters from the file of priors."""
-    groups = tomllib.loads(PRIORS.read_text())
+def parameters(path: Path = PRIORS) -> list[Parameter]:
+    """Return all fitted parameters from a file of priors."""
+    groups = tomllib.loads(path.read_text())
     return [Parameter(**entry) for group in groups.values() for entry in group["numbers"]]
 
 
@@ -83,12 +91,35 @@ def load(path: Path) -> Data:
     return Data(cases, np.array([r.step_s for r in rows]), weight, tuple(r.source for r in rows), training_types)
 
 
+def load_engine(path: Path) -> Data:
+    """Load what our own engine measured, with equal weight per square root of a family's rows."""
+    rows = [row for row in json.loads(path.read_text())["rows"] if "error" not in row]
+    count = Counter(row["family"] for row in rows)
+    cases = [(_measured_case(row["command"]), np.array([index])) for index, row in enumerate(rows)]
+    return Data(
+        cases,
+        np.array([row["step_s"] for row in rows]),
+        np.array([count[row["family"]] ** -0.5 for row in rows]),
+        tuple(row["family"] for row in rows),
+        tuple(row["case"] for row in rows),
+    )
+
+
+def _measured_case(command: str) -> Case:
+    """Return the case of a `meshwright bench MODEL --goal GOAL KEY=VALUE...` command on an H200."""
+    _, _, model, _, goal, *changes = shlex.split(command)
+    changes = [change for change in changes if not change.startswith("train.steps=")]
+    case: Case = meshwright.estimate(model, "1xH200", goal, overrides=changes).case
+    return case
+
+
 def get(tables: dict[str, Any], parameter: Parameter) -> float:
     """Return a parameter's current value, or its prior if the profile has none."""
-    value: Any = tables[parameter.table]
-    for part in parameter.key.split("/"):
-        value = value.get(part, parameter.prior)
-    return float(value)
+    *path, last = parameter.key.split("/")
+    table: Any = tables[parameter.table]
+    for part in path:
+        table = table.get(part, {})
+    return float(table.get(last, parameter.prior))
 
 
 def put(tables: dict[str, Any], parameter: Parameter, value: float) -> None:
@@ -96,7 +127,7 @@ def put(tables: dict[str, Any], parameter: Parameter, value: float) -> None:
     *path, last = parameter.key.split("/")
     table: Any = tables[parameter.table]
     for part in path:
-        table = table[part]
+        table = table.setdefault(part, {})
     table[last] = value
 
 
@@ -129,9 +160,8 @@ def log_error(data: Data, calibration: Calibration, only: Parameter | None = Non
 
 
 def predict(case: Case, calibration: Calibration) -> Array:
-    """Return the step seconds of a batch under a calibration, set in place so that unaffected caches are kept."""
-    case.calibration = calibration  # type: ignore[attr-defined]  # names are found by __getattr__
-    return np.asarray(step_time(case).step_s)
+    """Return the step seconds of a batch under a calibration."""
+    return np.asarray(step_time(case.replace(calibration=calibration)).step_s)  # type: ignore[arg-type]
 
 
 def derivatives(data: Data, tables: dict[str, Any], fitted: list[Parameter], theta: Array, base: Array) -> Array:
@@ -273,12 +303,46 @@ def write_bands(found: dict[str, float], csv: Path) -> None:
     path.write_text(tomlkit.dumps(document))
 
 
+def fit_engine(rounds: int, writes: bool) -> None:
+    """Fit our own engine, and print how well families predict each other."""
+    data, tables, fitted = load_engine(CALIBRATION_SET), read_tables(PROFILES), parameters(ENGINE_PRIORS)
+    print(f"{len(data.measured)} cases of {len(set(data.source))} families, {len(fitted)} parameters")
+    theta, error, slope = fit(data, tables, fitted, rounds)
+    unseen = left_out(data, tables, fitted, theta, error, slope)
+    report("leave one family out", unseen, data)
+    report("leave half the families out", half_left_out(data, tables, fitted, theta, error, slope), data)
+    for case, seen, new in zip(data.training_type, np.expm1(error), np.expm1(unseen), strict=True):
+        print(f"  {case:50s} {seen:+6.0%}   family left out {new:+6.0%}")
+    for parameter, value in zip(fitted, np.exp(theta), strict=True):
+        print(f"  {parameter.name:42s} {parameter.prior:10.4g} -> {value:10.4g}")
+    if writes:
+        write(tables, fitted, theta)
+
+
+def half_left_out(
+    data: Data, tables: dict[str, Any], fitted: list[Parameter], theta: Array, error: Array, slope: Array
+) -> Array:
+    """Return the errors of every second family when fitted to the others, and of the others when fitted to these."""
+    out = error.copy()
+    first = set(sorted(set(data.source))[::2])
+    for half in (first, set(data.source) - first):
+        left = np.array([source in half for source in data.source])
+        new = solve(error, slope, np.where(left, 0.0, data.weight), theta, fitted)
+        now = log_error(data, calibration_with(tables, fitted, new))
+        out[left] = now[left]
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--csv", type=Path, default=HERE / "data" / "measurements.csv")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--write", action="store_true", help="write the profiles")
+    parser.add_argument("--engine", action="store_true", help="fit our own engine to its calibration set")
     args = parser.parse_args()
+    if args.engine:
+        fit_engine(args.rounds, args.write)
+        return
     data, tables, fitted = load(args.csv), read_tables(PROFILES), parameters()
     print(f"{len(data.measured)} rows of {len(set(data.source))} sources, {len(fitted)} parameters")
     theta, error, slope = fit(data, tables, fitted, args.rounds)

@@ -32,7 +32,7 @@ from meshwright.planner.storage import storage_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.engine_models import require_trained
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.types import ENGINES, Layout, Precision, Recipe
+from meshwright.recipes.types import ENGINES, Kernels, Layout, Precision, Recipe
 
 if TYPE_CHECKING:
     from meshwright.engine.train import TrainResult
@@ -489,6 +489,7 @@ class TrainResponse(Response, frozen=True, kw_only=True):
     device: str
     layout: Layout
     precision: Precision
+    kernels: Kernels
     seq_length: int
     global_batch_size: int
     steps: int
@@ -555,6 +556,7 @@ def train_response(done: TrainResult, request: requests.Bench | requests.Train |
         ranks=done.case.world,
         layout=recipe.layout,
         precision=recipe.precision,
+        kernels=recipe.kernels,
         seq_length=recipe.data.seq_length,
         global_batch_size=recipe.train.global_batch_size,
         steps=len(metrics.losses),

@@ -28,6 +28,7 @@ class GpuProfile(_Profile, frozen=True, kw_only=True):
     """Rates of one GPU architecture."""
 
     matmul: dict[str, float]  # share of the dense peak that large matmuls reach, by precision
+    matmul_limit: float = 1.0  # share of the bf16 peak that no engine's matmuls exceed: that of large matmuls alone
     attention: dict[str, float]  # share of the bf16 peak over the causal half, forward: flash1, flash2, cudnn, best
     scan: float  # the same for chunked scans of linear-time mixers
     hbm: float  # share of the memory bandwidth that memory-bound kernels reach
@@ -54,6 +55,12 @@ class EngineProfile(_Profile, frozen=True, kw_only=True):
     sync_moe_s: float = 0.0  # seconds the GPU waits per MoE layer until the CPU has the token counts
     step_s: float = 0.015  # fixed cost of a step: data, logging, final synchronization
     grouped: float = 0.8  # rate of grouped expert matmuls over separate ones
+    scan: dict[str, float] = {}  # rate of its scans over the GPU's usual: mamba2, gated_delta
+    wide_heads: float = 1.0  # time of attention with heads wider than 128 over that of its arithmetic
+    adapters: float = 1.0  # bytes its adapters move over the usual, those of experts excepted
+    quantize: float = 1.0  # bytes its quantization of operands moves over the usual
+    weight_bytes: float = 0.0  # bytes that casting a trained weight and its gradient moves per micro batch
+    update: float = 1.0  # bytes its optimizer moves over the usual
     dp_visible: float = 0.1  # exposed share of an overlapped data-parallel collective
     dp_rate: float = 1.0  # share of the link rate that its data-parallel collectives reach
     bucket_params: float = 40.0  # parameters per data-parallel collective, in millions

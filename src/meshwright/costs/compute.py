@@ -17,6 +17,8 @@ from meshwright.recipes.case import Case
 
 UNFUSED_BIAS = 9.0  # additional widths if experts have biases: adding them, clamping and gating are separate kernels
 EAGER_NORM = 14.0  # additional widths per block of an unfused torch norm: five kernels, most of them in fp32
+WIDE_HEAD = 128
+SCANS: dict[type, str] = {Mamba2: "mamba2", GatedDelta: "gated_delta"}
 VISION_SHARE = 0.5  # share of the bf16 peak: vision encoders are small and padded
 
 
@@ -65,13 +67,15 @@ def _core_s(case: Case, speed: Speeds, mixer: Mixer | None, count: Column) -> tu
     both_ways = case.model.kind == "diffusion"
     flops = count * core_flops(mixer, case.seq_length, "full" if both_ways else "causal") / case.tp
     if isinstance(mixer, Mamba2 | GatedDelta | LinearMixer):
-        return flops / speed.scan, 2.0
+        return flops / (speed.scan * speed.engine.scan.get(SCANS.get(type(mixer), ""), 1.0)), 2.0
     width = mixer.head_dim if isinstance(mixer, Attention) else (mixer.qk_head + mixer.v_head) / 2
     if case.attention == "eager":
         return _eager_s(case, speed, mixer, count), 2.0
     # Softmax costs the same for narrow heads as for wide ones, and blocks on the diagonal are half wasted.
     narrow = (1 + speed.shared.head_width / width) / (1 + speed.shared.head_width / 128)
-    return flops * narrow * (1 + speed.shared.block / case.seq_length) / speed.core, speed.shared.attention_backward
+    wide = speed.engine.wide_heads if width > WIDE_HEAD else 1.0
+    spent = flops * narrow * wide * (1 + speed.shared.block / case.seq_length) / speed.core
+    return spent, speed.shared.attention_backward
 
 
 def _eager_s(case: Case, speed: Speeds, mixer: Attention | MLA, count: Column) -> Column:

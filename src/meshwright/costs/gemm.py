@@ -122,20 +122,22 @@ def _alignment(speed: Speeds, outputs: Column, inputs: Column) -> Column:
 
 
 def gradient_s(case: Case, speed: Speeds, found: list[Linear]) -> Column:
-    """Return the seconds to accumulate a micro batch's weight gradients: a read and a write each, partly hidden."""
+    """Return the seconds to accumulate a micro batch's weight gradients, partly hidden, and to cast weights for it."""
     if case.goal == "peft":
         return 0.0
     weights = sum(linear.copies * linear.outputs * linear.inputs for linear in found)
-    return 2 * pick(case.grads, BYTES) * weights * speed.shared.matmul_traffic / speed.hbm
+    moved = 2 * pick(case.grads, BYTES) * speed.shared.matmul_traffic + speed.engine.weight_bytes
+    return moved * weights / speed.hbm
 
 
 def side_bytes(case: Case, speed: Speeds, found: list[Linear]) -> Column:
     """Return the bytes moved besides the matmuls of one micro batch: quantization of operands, and adapters."""
-    each = speed.shared.quantize[case.matmul]
+    each = speed.shared.quantize[case.matmul] * speed.engine.quantize
     targets = case.targets if case.goal == "peft" else ()
     total: Column = 0.0
     for linear in found:
-        moved = (0.0 if linear.precision else each) + speed.shared.adapter_bytes * (linear.name in targets)
+        adapter = speed.shared.adapter_bytes * (1.0 if linear.expert else speed.engine.adapters)
+        moved = (0.0 if linear.precision else each) + adapter * (linear.name in targets)
         if moved:
             total = total + moved * linear.copies * linear.rows * (linear.inputs + linear.outputs)
     return total

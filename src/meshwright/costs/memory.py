@@ -24,7 +24,6 @@ from meshwright.costs.memory_constants import (
     COMMUNICATOR_GIB,
     CONTEXT_GIB,
     FRAGMENTATION_FLOOR,
-    FRAGMENTATION_STATE,
     FUSED_CHUNK_TOKENS,
     GATHERED_LAYERS,
     HOST_MARGIN,
@@ -228,7 +227,7 @@ def _values(case: Case, pipeline: Stages) -> tuple[Column, ...]:
     always = (profile.workspaces_gib + profile.scan_gib * bool(case.model.mixers(Mamba2))) * GIB
     peak = Peak(peak.activations, peak.logits, peak.buffers + always)
     owned = state.weights + state.gradients + state.optimizer
-    cache = FRAGMENTATION_STATE * owned + memory_profile(case).fragmentation * peak.total
+    cache = profile.state_fragmentation * owned + profile.fragmentation * peak.total
     cache = cache + _offload_cache(case, trained) + holes
     return (state.weights, state.gradients, state.optimizer, peak.activations, peak.logits, peak.buffers, cache)
 

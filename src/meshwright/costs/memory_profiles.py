@@ -41,6 +41,7 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reduce_bucket: float = 0.0
     inplace_activation: bool = False
     fragmentation: float = 0.06
+    state_fragmentation: float = 0.025
     expert_holes: float = 0.0
     fresh_gradients: bool = False
     loss_chunk: float = 0.0

@@ -71,7 +71,8 @@ def speeds(case: Case) -> Speeds:
     chip, engine, gpu = profiles.gpu(case), profiles.engine(case), case.cluster.gpu
     clock, precision = chip.clock.get(gpu.name, 1.0), linear_precision(case)
     half = sixteen_bit(gpu)
-    peak, tuned = peak_flops(case, half), clock * engine.matmul
+    peak, share = peak_flops(case, half), min(chip.matmul[half] * engine.matmul, chip.matmul_limit)
+    tuned = clock * share / chip.matmul[half]
     kernel = getattr(case, "attention_kernel", "") or engine.attention
     return Speeds(
         gpu=gpu,
@@ -80,7 +81,7 @@ def speeds(case: Case) -> Speeds:
         shared=profiles.shared,
         precision=precision,
         linear=peak_flops(case, precision) * chip.matmul.get(precision, MATMUL_ELSE) * tuned,
-        linear_bf16=peak * chip.matmul[half] * tuned,
+        linear_bf16=peak * clock * share,
         core=peak * chip.attention.get(kernel, chip.attention["best"]) * clock,
         scan=peak * chip.scan * clock,
         hbm=gpu.hbm_gb_s * 1e9 * chip.hbm,

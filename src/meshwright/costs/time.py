@@ -215,4 +215,4 @@ def _optimizer_s(case: Case, speed: Speeds, params: RankParams) -> Column:
     local = (params.dense + params.ends) / dense_ranks(case) + params.routed / expert_ranks(case)
     moved = 2 * (4 + moment_bytes(case)) + 4 + 2 + 4 * speed.shared.clip_passes
     moved += speed.shared.eight_bit_bytes * (case.optimizer_name == "adamw8bit")
-    return local * moved / speed.hbm + host_update_s(case, speed, trained=params)
+    return speed.engine.update * local * moved / speed.hbm + host_update_s(case, speed, trained=params)
