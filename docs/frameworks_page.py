@@ -16,6 +16,7 @@ from tables import table
 
 from meshwright import frameworks
 from meshwright.frameworks.rule_catalog import rules_of
+from meshwright.frameworks.trainer_args import ARGUMENT_FIELDS
 from meshwright.recipes.key_maps import ConfigKey, composite_keys, config_keys
 from meshwright.recipes.types import recipe_fields
 
@@ -166,6 +167,7 @@ AGREEMENT = (
     "only they reject",
     "not a config error",
 )
+WITH_ARGUMENTS = ("accelerate", "deepspeed")  # whose export has the arguments of the program, too
 
 
 def index() -> str:
@@ -232,6 +234,8 @@ def page(name: str) -> str:
     covered = {row.field for row in mapped} | {
         field for composite in composite_keys(framework.key_map) for field in composite.fields
     }
+    arguments = [key for key in ARGUMENT_FIELDS if name in WITH_ARGUMENTS and key not in covered]
+    covered |= {*arguments}
     without_key = [key for key in recipe_fields() if key not in covered and not key.startswith("architecture.")]
     parts = [
         f"# {framework.title}\n\nVersion: {framework.title} {framework.version}. Files are parsed, never executed.\n",
@@ -247,6 +251,11 @@ def page(name: str) -> str:
         parts.append(
             "## Rules of this framework, in addition to [our own](../rules.md)\n\n"
             + table(("rule", "severity", "symptom", "cause"), rows)
+        )
+    if arguments:
+        parts.append(
+            "## Recipe fields in the arguments of the program\n\n`meshwright export` writes these to `…_args.py`, as "
+            "arguments of the Trainer, TRL and PEFT: " + ", ".join(f"`{key}`" for key in arguments) + ".\n"
         )
     parts.append(
         "## Recipe fields without a key\n\n`meshwright export` lists these when a recipe sets them: "

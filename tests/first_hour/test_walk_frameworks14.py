@@ -211,3 +211,26 @@ def test_routers_with_a_bias_are_balanced_by_it(meshwright: Any, chats: str) -> 
         assert "(megatron-lm.groups-without-bias)  fix: --moe-router-enable-expert-bias" in lacking
         assert "balanced-without-bias" not in lacking
     assert "moe.balanced-without-bias" in meshwright("check", v3[1], "moe.balancing=aux_loss").out
+
+
+def test_a_qlora_run_of_trl_has_its_quantization_and_what_the_program_must_do(meshwright: Any, chats: str) -> None:
+    job = ("export", "llama3_8b_peft_config", "--model", "llama31_8b", "--to")
+    asked = ("peft.method=qlora", f"data.dataset={chats}", "train.steps=100", "layout.recompute=full")
+    for framework, gpus, sharded in (
+        ("trl", "1xRTX4090", False),
+        ("trl", "2xH100", True),
+        ("deepspeed", "2xH100", True),
+    ):
+        out = meshwright(*job, framework, "--gpus", gpus, *asked).out
+        assert "bnb_4bit_compute_dtype=torch.bfloat16" in out
+        assert ("bnb_4bit_quant_storage=torch.bfloat16" in out) == sharded, (framework, gpus)
+        assert ("distributed_type: 'NO'" in out) == (gpus == "1xRTX4090")
+        assert ("fsdp_config" in out) == (sharded and framework == "trl")
+        assert "Unmapped data.dataset" in out or framework == "deepspeed"
+        for need in ("pass quantization_config", "packing needs attn_implementation", "{% generation %}"):
+            assert need in out, (framework, need)
+    page = Path(__file__).parents[2] / "docs/frameworks/accelerate.md"
+    kept, _, lost = page.read_text().partition("## Recipe fields in the arguments")[2].partition("fields without a key")
+    for field in ("train.epochs", "peft.rank", "optimizer.lr"):
+        assert f"`{field}`" in kept
+        assert f"`{field}`" not in lost

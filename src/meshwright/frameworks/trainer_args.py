@@ -76,9 +76,16 @@ def _targets(recipe: Recipe) -> Arguments:
 
 
 def _method(recipe: Recipe) -> Arguments:
-    if recipe.peft.method == "qlora":
-        raise InputError("load the model with BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type='nf4')")
-    return {f"use_{recipe.peft.method}": True} if recipe.peft.method != "lora" else {}
+    plain = recipe.peft.method in ("lora", "qlora")  # the latter is a quantization of the model
+    return {} if plain else {f"use_{recipe.peft.method}": True}
+
+
+def _quantization(recipe: Recipe, sharded: bool) -> list[str]:
+    """Return the lines of the quantization of a QLoRA run; FSDP shards weights that are stored in their own format."""
+    kind = "torch.bfloat16" if recipe.precision.compute == "bf16" else "torch.float16"
+    lines = ["    load_in_4bit=True,", '    bnb_4bit_quant_type="nf4",', f"    bnb_4bit_compute_dtype={kind},"]
+    lines += [f"    bnb_4bit_quant_storage={kind},"] if sharded else []
+    return ["quantization_config = BitsAndBytesConfig(", *lines, ")"]
 
 
 TRAINER: Mapping[str, Callable[[Recipe], Arguments]] = {
@@ -117,16 +124,20 @@ ADAPTER: Mapping[str, Callable[[Recipe], Arguments]] = {
 """Arguments of peft.LoraConfig."""
 WITH = {"train.epochs": ("train.steps",), "schedule.name": ("schedule.min_lr",)}
 """Fields that an argument contains besides its own."""
+ARGUMENT_FIELDS = tuple(
+    field for table in (TRAINER, CHATS, ADAPTER) for one in table for field in (one, *WITH.get(one, ()))
+)
+"""Recipe fields that the arguments of the program set."""
 BATCH = ("train.global_batch_size", "layout.micro_batch_size")
 
 
 def program_file(
-    recipe: Recipe, micro: int, steps: int, recomputes: bool, deepspeed: str = ""
+    recipe: Recipe, micro: int, steps: int, recomputes: bool, deepspeed: str = "", sharded: bool = False
 ) -> tuple[str, tuple[str, ...], tuple[UnmappedField, ...]]:
     """Return a Python file with the arguments, the fields that they set, and those that have none.
 
     `recomputes` is whether the Trainer does: it refuses to if the YAML does, and TRL's default is to. `deepspeed` is
-    the config that the Trainer passes on; it refuses values that differ from its own.
+    the config that the Trainer passes on; it refuses values that differ from its own. `sharded` is whether weights are.
     """
     lost: dict[str, UnmappedField] = {}
     batch: dict[str, Any] = {
@@ -143,12 +154,16 @@ def program_file(
         f'"""Arguments of {recipe.name or "a recipe"}, written by meshwright export: import them in train.py."""',
         "",
     ]
+    quantized = recipe.goal == "peft" and recipe.peft.method == "qlora"
+    lines += ["import torch"] if quantized else []
     lines += ["from peft import LoraConfig"] if recipe.goal == "peft" else []
+    lines += ["from transformers import BitsAndBytesConfig"] if quantized else []
     lines += [f"from {module} import {config}", "", f"args = {config}("]
     lines += [*_lines({"output_dir": recipe.name or "output", **trainer}), ")"]
     if recipe.goal == "peft":
         adapter = _arguments(recipe, ADAPTER, lost)
         lines += ["peft_config = LoraConfig(", *_lines({"task_type": "CAUSAL_LM", **adapter}), ")"]
+    lines += _quantization(recipe, sharded) if quantized else []
     tables = (TRAINER, CHATS if chats else {}, ADAPTER if recipe.goal == "peft" else {})
     fields = [one for table in tables for field in table for one in (field, *WITH.get(field, ()))]
     carried = (
@@ -182,3 +197,19 @@ def _lines(arguments: Arguments) -> Iterator[str]:
         plain = int(value) if isinstance(value, float) and value.is_integer() and name == "lora_alpha" else value
         text = f'"{plain}"' if isinstance(plain, str) else repr(plain).replace("'", '"')
         yield f"    {name}={text},"
+
+
+def program_notes(recipe: Recipe) -> Iterator[str]:
+    """Yield what the training program has to do besides passing its arguments."""
+    if recipe.goal == "peft" and recipe.peft.method == "qlora":
+        yield "pass quantization_config to from_pretrained: the frozen weights are loaded in 4 bits"
+    if recipe.goal != "pretrain" and recipe.data.packing:
+        yield (
+            'packing needs attn_implementation="flash_attention_2" (or 3) in from_pretrained: '
+            "otherwise packed documents attend to each other"
+        )
+    if recipe.goal != "pretrain" and recipe.data.train_on != "all":
+        yield (
+            "assistant_only_loss needs a chat template with {% generation %}: TRL has those of the families it knows, "
+            "for others set one on the tokenizer"
+        )

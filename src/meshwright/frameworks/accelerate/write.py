@@ -9,7 +9,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
-from meshwright.frameworks.trainer_args import file_name, program_file
+from meshwright.frameworks.trainer_args import file_name, program_file, program_notes
 from meshwright.frameworks.types import ExportedConfig, Program
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps.accelerate import AXIS, CP_COMM_STRATEGIES, ZERO
@@ -18,6 +18,8 @@ from meshwright.recipes.types import Recipe
 KEEP = ("fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward", "deepspeed_config.zero_stage")
 DERIVED_FIELDS = ("precision.grads", "precision.reduce", "train.global_batch_size", "layout.micro_batch_size")
 """Fields derived from others, or set by the program's arguments."""
+OF_ONE_PROCESS = ("layout.strategy", "layout.reshard_after_forward", "precision.reduce")
+"""Fields that make no difference to one process."""
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
@@ -43,6 +45,10 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         framework, recipe, [key for key in relevant_fields(recipe, model) if key not in DERIVED_FIELDS]
     )
     settings = without_defaults(framework, settings, KEEP)
+    alone = on.world == 1 and layout.strategy != "zero1" and layout.offload == "none"
+    if alone:  # one process has nothing to shard
+        settings = {key: value for key, value in settings.items() if not key.startswith("fsdp_config.")}
+        settings["distributed_type"] = "NO"
     if any(key.startswith(AXIS) for key in settings):
         settings[f"{AXIS}dp_shard_size"] = max(1, ranks // layout.dp_replicate)
     if layout.strategy != "zero1":
@@ -61,19 +67,20 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     argv = ("train.py", "--per_device_train_batch_size", str(micro), "--gradient_accumulation_steps", str(steps))
     arguments = file_name(recipe)
     recomputes = layout.recompute == "full" and settings.get("fsdp_config.fsdp_activation_checkpointing") is not True
-    text, carried, lost = program_file(recipe, micro, steps, recomputes)
+    text, carried, lost = program_file(recipe, micro, steps, recomputes, sharded=not alone)
     rest = [one for one in unmapped if one.field not in carried and one.field not in {two.field for two in lost}]
     return ExportedConfig(
         framework=framework.name,
         files={name: _yaml(nest({**launch_settings, **settings}), recipe, framework), arguments: text},
         program=Program(argv=argv, env=environment(settings)),
         unmapped=(*rest, *lost),
-        in_other_files=carried,
+        in_other_files=(*carried, *(OF_ONE_PROCESS if alone else ())),
         notes=(
             f"start it with accelerate launch --config_file {name} on every machine, each with its --machine_rank; "
             "or with torchrun and the environment that accelerate launch would set",
             f"replace train.py with your program, which passes what {arguments} has to its Trainer; "
             "the model and the data are its arguments",
+            *program_notes(recipe),
             *(("replace main_process_ip with the address of the first machine",) if on.nodes > 1 else ()),
         ),
     )
@@ -119,4 +126,4 @@ def _yaml(tables: dict[str, Any], recipe: Recipe, framework: Framework) -> str:
 def _scalar(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
-    return f"'{value}'" if value == "no" else str(value)
+    return f"'{value}'" if str(value).lower() == "no" else str(value)  # YAML reads a bare no as false

@@ -9,7 +9,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
-from meshwright.frameworks.trainer_args import file_name, program_file
+from meshwright.frameworks.trainer_args import file_name, program_file, program_notes
 from meshwright.frameworks.types import ExportedConfig, Program
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps.deepspeed import zero_stage
@@ -39,7 +39,12 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     ordered: dict[str, Any] = {key: tables[key] for key in ORDER if key in tables} | tables
     layout, arguments = recipe.layout, file_name(recipe)
     text, carried, lost = program_file(
-        recipe, layout.micro_batch_size, accumulation_steps, layout.recompute == "full", FILE
+        recipe,
+        layout.micro_batch_size,
+        accumulation_steps,
+        layout.recompute == "full",
+        FILE,
+        layout.strategy == "fsdp2",
     )
     missing = {one.field for one in unmapped}  # in the JSON file
     without = {one.field: one for one in lost if one.field in missing}
@@ -53,6 +58,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
             f"{FILE}: {recipe.name or 'the recipe'} for DeepSpeed {framework.version}, written by meshwright export",
             f"replace train.py with your program, which passes what {arguments} has to its Trainer: its own defaults "
             "differ, and it stops where they contradict the JSON file; the model and the data are arguments of yours",
+            *program_notes(recipe),
         ),
     )
 
