@@ -186,3 +186,26 @@ def test_every_framework_gets_the_same_advice_on_the_training(meshwright: Any, h
     for more in ((), ("--to", "automodel"), ("--to", "megatron-lm")):
         answer = meshwright(*words, *more, "--write", "-".join(("job", *more)))
         assert "advice: lr=0.0003 is high for pretraining that continues from Qwen/Qwen3-32B" in answer.err, more
+
+
+def test_small_stumbles_of_a_cluster(meshwright: Any, here: Path) -> None:
+    """Fixes are typed as printed; deadlines, columns and keys of a cluster file get the answer that was meant."""
+    on = ("qwen3_32b_pretrain_config", "--gpus", "23x8xH100", "data.seq_length=16384")
+    refused = meshwright("launch", *on, "--scheduler", "slurm")
+    assert "'layout.stage_layers=[2,2," in refused.err
+    fix = next(line for line in refused.err.splitlines() if line.startswith("fix:"))
+    assert meshwright("launch", *on, "--scheduler", "slurm", *shlex.split(fix.removeprefix("fix:"))).code == 0
+    words = ("size", "qwen3-32b", "--gpu", "H100", "--goal", "pretrain", "--seq", "16k", "--tokens", "60B")
+    sized = meshwright(*words, "--price", "2.1EUR", "--days", "5", "--max-gpus", "128").out
+    lines = [line for line in sized.splitlines() if " GPUs: " in line]
+    assert any(line.startswith("in 5 days 80 GPUs: ") for line in lines)
+    assert any("cheapest: 128 GPUs: " in line and "2.67 days" in line for line in lines)
+    (here / "runs.csv").write_text("model,gpus,seq_length,global_batch_size,step_seconds\nllama3-8b,8xH100,4096,64,1\n")
+    assert "did you mean step_time_s?" in meshwright("calibrate", "runs.csv").err
+    (here / "runs.csv").write_text("recipe,gpus,step_seconds\nllama3_8b_pretrain_config,8xH100,1\n")
+    refused = meshwright("calibrate", "runs.csv").err
+    assert "unknown column step_seconds" in refused
+    assert "rename step_seconds to step_time_s" in refused
+    (here / "c.toml").write_text('gpu = "H100"\nnodes = 2\ngpus_per_node = 8\nreserved_gib = 6\n')
+    refused = meshwright("estimate", "llama3_8b_pretrain_config", "--gpus", "c.toml")
+    assert "did you mean memory_gib (of a GPU, less what is reserved)?" in refused.out + refused.err

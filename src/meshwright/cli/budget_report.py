@@ -138,7 +138,9 @@ def print_sizes(answer: Answer) -> None:
     if answer["deadline_days"] is not None and answer["tokens"] is not None:
         chosen = answer["in_time"]
         text = f"{_gpus(chosen['gpus'])}: {chosen['layout']}{_band(chosen, unit)}" if chosen else _too_late(answer)
-        titled(out, f"in {answer['deadline_days']:g} days", [" " + text])
+        cheapest = _cheapest_in_time(answer)
+        less = [f" cheapest: {_chosen_line(cheapest, unit)}"] if cheapest is not None else []
+        titled(out, f"in {answer['deadline_days']:g} days", [" " + text, *less])
     _print_compared(answer)
     if answer["storage"] is not None:
         titled(out, "storage", [" " + line for line in _storage_lines(answer)])
@@ -157,6 +159,14 @@ def _chosen_line(chosen: Answer | None, unit: str) -> str:
         return "none fits"
     over = "" if chosen["fits"] else " (does not fit)"
     return f"{_gpus(chosen['gpus'])}{over}: {chosen['layout']}{_band(chosen, unit)}"
+
+
+def _cheapest_in_time(answer: Answer) -> Answer | None:
+    """Return the count that meets the deadline in the fewest GPU-hours; None if it is the smallest that meets it."""
+    timed = [one for one in answer["sizes"] if one["fits"] and one["days"] is not None]
+    in_time = [one for one in timed if one["days"] <= answer["deadline_days"]]
+    found: Answer | None = min(in_time, key=lambda one: one["gpu_hours"], default=None)
+    return None if found is None or found["gpus"] == answer["in_time"]["gpus"] else found
 
 
 def _too_late(answer: Answer) -> str:

@@ -89,7 +89,8 @@ def finding_lines(findings: Sequence[dict[str, Any]], repair: dict[str, Any] | N
     joined = repair["removes"] if repair else ()
     for f in findings:
         mark, color = MARKS[f["severity"]]
-        fix = f"  [dim]fix:[/] [cyan]{escape(' '.join(f['fix']))}[/]" if f["fix"] and f["rule"] not in joined else ""
+        typed = " ".join(text if " " in text or text.startswith("-") else shlex.quote(text) for text in f["fix"])
+        fix = f"  [dim]fix:[/] [cyan]{escape(typed)}[/]" if f["fix"] and f["rule"] not in joined else ""
         fix += f"  [dim]{undoing(f)}[/]" if fix and f.get("undoes") else ""
         fix = f"  [dim]{escape(f['no_fix'])}[/]" if f.get("no_fix") else fix
         place = f"{escape(f['file'])}:{f['line']} " if f.get("line") else ""

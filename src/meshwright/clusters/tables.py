@@ -31,6 +31,7 @@ _BANDWIDTH = re.compile(
 _PER = re.compile(r"(?P<speed>.+?)\s*(?:per|/|a)\s*(?P<what>node|gpu)s?", re.IGNORECASE)
 NODE_NETWORK = "network_gb_s_per_node"
 SLOWEST_GB_S = 0.125  # 1 Gb/s per GPU: a smaller number without unit is probably a mistake
+USABLE_MEMORY = "memory_gib (of a GPU, less what is reserved)"
 OTHER_KEYS = {
     **dict.fromkeys(("num_nodes", "nnodes", "n_nodes", "node_count", "hosts"), "nodes"),
     **dict.fromkeys(("nproc_per_node", "num_gpus_per_node", "gpus", "num_gpus", "gpu_per_node"), "gpus_per_node"),
@@ -40,6 +41,7 @@ OTHER_KEYS = {
     **dict.fromkeys(("network_per_node", "network_gbps_per_node", "node_network_gb_s"), NODE_NETWORK),
     **dict.fromkeys(("nvlink", "intranode_gb_s", "nvlink_bandwidth"), "nvlink_gb_s"),
     **dict.fromkeys(("memory", "memory_gb", "gpu_memory", "gpu_memory_gb", "vram"), "memory_gib"),
+    **dict.fromkeys(("reserved_gib", "reserved_gb", "reserved_memory", "usable_gib"), USABLE_MEMORY),
     **dict.fromkeys(("host_memory", "ram", "cpu_memory"), "host_gib"),
     **dict.fromkeys(("cost", "price_per_hour", "price_per_gpu_hour"), "price"),
 }

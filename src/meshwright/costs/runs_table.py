@@ -205,20 +205,29 @@ def _names(header: Sequence[str], path: str) -> tuple[dict[str, str], list[str]]
         missing.remove("gpus")
     if missing:
         near = [f"rename {one[0]} to {name}" for name in missing if (one := closest(name, ignored, 1))]
+        others = [column.name for column in COLUMNS if column.name not in (*names.values(), *missing)]
+        near += [f"rename {title} to {one[0]}" for title in ignored if (one := _near(title, others))]
+        unknown = f"; unknown column{'s' * (len(ignored) > 1)} {', '.join(ignored)}" if ignored else ""
         raise InputError(
-            f"lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}",
+            f"lacks the column{'s' * (len(missing) > 1)} {', '.join(missing)}{unknown}",
             field="file",
             value=path,
             fix=(*near, "meshwright accuracy --template > runs.csv shows every column"),
         )
     for title in ignored:
         optional = [column.name for column in COLUMNS if column.name not in names.values()]
-        if near := closest(title, optional, 1):
+        if near := _near(title, optional):
             raise InputError(
                 f"unknown column; did you mean {near[0]}?", field=f"column of {path}", value=title,
                 fix=(f"rename it to {near[0]}", "delete it"),
             )  # fmt: skip
     return names, [f"ignored columns: {', '.join(ignored)}"] if ignored else []
+
+
+def _near(title: str, names: Sequence[str]) -> list[str]:
+    """Return the column that an unknown one may mean: a similar name, or the measured time of a step."""
+    is_step = title.lower().startswith("step") and "step_time_s" in names
+    return closest(title, names, 1) or (["step_time_s"] if is_step else [])
 
 
 def _row(number: int, line: int, cells: Mapping[str, str], raw: Mapping[str, str]) -> Row:

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+import shlex
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
 from meshwright.errors import MeshwrightError
 from meshwright.rules.rule import Finding
+
+
+def for_shell(fixes: Iterable[str]) -> str:
+    """Return fixes as they are typed: overrides are quoted where a shell would read them otherwise."""
+    is_override = re.compile(r"[a-z_][\w.]*=\S*")
+    return " ".join(shlex.quote(one) if is_override.fullmatch(one) else one for one in fixes)
 
 
 class RefusedError(MeshwrightError):
@@ -22,7 +30,7 @@ class RefusedError(MeshwrightError):
         findings: Sequence[Finding] = (),
     ) -> None:
         listed = "\n  ".join(f"{finding.message} ({finding.rule})" for finding in blocking)
-        together = " ".join(dict.fromkeys(fix for finding in blocking for fix in finding.fix))  # no two disagree
+        together = for_shell(dict.fromkeys(fix for finding in blocking for fix in finding.fix))  # no two disagree
         super().__init__(f"{reason}\n  {listed}", fix=(together,) if together else ())
         self.findings = tuple(findings or blocking)
 
