@@ -16,6 +16,7 @@ from meshwright.recipes.key_maps.deepspeed import (
     TORCH_OPTIMIZERS,
     UNMAPPED_LR_SCHEDULERS,
 )
+from meshwright.rules.learning_rate import short_warmup
 
 
 def _optimizer(ctx: RuleContext) -> str:
@@ -148,7 +149,7 @@ def _scheduler(ctx: RuleContext) -> Iterator[Problem]:
     if _is_number(steps) and _is_number(warmup) and steps < warmup:
         yield Problem(
             f"total_num_steps={steps} is less than warmup_num_steps={warmup}: the peak is never reached",
-            (format_setting(f"{params}warmup_num_steps", max(1, int(steps) // 100)),),
+            (format_setting(f"{params}warmup_num_steps", short_warmup(int(steps))),),
             f"{params}total_num_steps",
             "warning",
         )
