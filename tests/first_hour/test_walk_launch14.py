@@ -220,3 +220,5 @@ def test_small_stumbles_of_a_cluster(meshwright: Any, here: Path) -> None:
     assert {text for one in checked for text in one["fix"] if "warmup_num_steps" in text} == {
         '"scheduler": {"params": {"warmup_num_steps": 10}}'
     }
+    compared = meshwright("compare", "qwen3-32b", "--gpus", "16x8xH100", "--goal", "pretrain").out.splitlines()
+    assert " · compiled " in next(line for line in compared if " torchtitan " in line)  # recommend's is not

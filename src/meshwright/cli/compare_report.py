@@ -93,8 +93,10 @@ def _side_row(side: Answer) -> tuple[str, ...]:
     if not estimate["fits"]:
         why = "" if _is_over(estimate) else "cannot run"
         return (str(side["rank"]), side["name"], layout_summary(side["layout"], side["engine"]), gib, why, "", "")
+    compiled = any(one["field"] == "kernels.compile" and one["to"] is True for one in side["changes"] or ())
+    layout = layout_summary(side["layout"], side["engine"]) + (" · compiled" if compiled else "")
     speed = (within, f"{estimate['tokens_per_s_per_gpu']:,.0f}", f"{estimate['mfu']:.0%}")
-    return (str(side["rank"]), side["name"], layout_summary(side["layout"], side["engine"]), gib, *speed)
+    return (str(side["rank"]), side["name"], layout, gib, *speed)
 
 
 def _side_lines(side: Answer) -> list[str]:
