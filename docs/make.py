@@ -298,7 +298,7 @@ throughout (about 1.5 of 1.98 GHz), so energy per token is what counts (mJ, last
             for i, row in rows
         ],
     )
-    return text + _as_typed()
+    return text + _as_typed() + _calibration_set()
 
 
 def _as_typed() -> str:
@@ -325,6 +325,33 @@ Estimates are those of `bench`, as a difference from what was measured; memory i
                 f"{row['estimate']['memory_gib'] / row['memory_gib']['reserved'] - 1:+.0%}",
             )
             for row in found["rows"]
+        ],
+    )
+
+
+def _calibration_set() -> str:
+    """The cases that our engine's rates are fitted to."""
+    found = json.loads((RESULTS / "calibration_set.json").read_text())
+    text = f"""
+## Calibration set
+
+{found["hardware"]}, {found["date"]}; `{found["made_by"]}`: {len(found["rows"])} cases of `bench`, 8 steps each, which the engine's rates are fitted to
+(`python benchmarks/fit_costs.py --engine`). A case is a model, a goal, tokens per sample and the micro batch; then recompute, an fp8 format, `eager`, the
+number of layers if it is not the model's, and `xN` micro batches per step.
+
+"""
+    return text + table(
+        ("case", "tokens/s", "MFU", "step s", "allocated GiB", "reserved GiB"),
+        [
+            (
+                row["case"],
+                f"{row['tokens_per_s']:,.0f}",
+                f"{row['mfu']:.0%}",
+                f"{row['step_s']:.3f}",
+                f"{row['memory_gib']['peak']:.1f}",
+                f"{row['memory_gib']['reserved']:.1f}",
+            )
+            for row in sorted(found["rows"], key=lambda row: str(row["case"]))
         ],
     )
 
