@@ -335,9 +335,10 @@ def _calibration_set() -> str:
     text = f"""
 ## Calibration set
 
-{found["hardware"]}, {found["date"]}; `{found["made_by"]}`: {len(found["rows"])} cases of `bench`, 8 steps each, which the engine's rates are fitted to
-(`python benchmarks/fit_costs.py --engine`). A case is a model, a goal, tokens per sample and the micro batch; then recompute, an fp8 format, `eager`, the
-number of layers if it is not the model's, and `xN` micro batches per step.
+{found["hardware"]}, {found["date"]}; `{found["made_by"]}`: {len(found["rows"])} cases of `bench`,
+8 steps each, which the engine's rates are fitted to (`python benchmarks/fit_costs.py --engine`). A case is a model, a
+goal, tokens per sample and the micro batch; then recompute, an fp8 format, `eager`, the number of layers if it is not
+the model's, and `xN` micro batches per step.
 
 """
     return text + table(
