@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import meshwright as library
@@ -152,3 +154,40 @@ def test_samples_show_what_is_in_the_loss(here: Path, meshwright: Any) -> None:
     assert "data.seq_length=64 fits 92% of the conversations, 8192 all" in warned
     assert "loss_mask" in meshwright("explain", "loss mask").out
     assert meshwright("samples", "qwen3_600m_pretrain_config", "--dataset", "chats.jsonl").code == 2
+
+
+def test_small_answers_say_what_happened(here: Path, meshwright: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for typed, wanted in (("2h", "02:00:00"), ("90min", "01:30:00"), ("1d12h", "1-12:00:00"), ("soon", "1-00:00:00")):
+        refused = meshwright("launch", SFT, "--gpus", "1xRTX4090", "--scheduler", "slurm", "--time", typed)
+        assert f"fix:   --time {wanted}\n" in refused.err
+    write_chats(here / "chats.jsonl")
+    hook = sys.excepthook
+    words = {"tiny": True, "quiet": True, "dataset": "chats.jsonl"}
+    for out, rate in (("a", "0.01"), ("b", "0.001")):
+        for steps, lr in ((2, "0.01"), (4, rate)):
+            overrides = [f"train.steps={steps}", f"lr={lr}", "data.validation_part=0.2"]
+            library.train(SFT, out=out, overrides=overrides, accept_changes=True, **words)
+    assert sys.excepthook is hook
+    [changed] = [one for one in meshwright("compare", "a", "b", "--json").json["differences"] if "lr" in one["field"]]
+    assert changed["values"] == [0.01, "0.01, 0.001 from step 3"]
+    evaluated = meshwright("evaluate", "a", "data.packing=false").err
+    assert "used for validation" in evaluated
+    assert "trains them" not in evaluated
+
+
+def test_the_doctor_names_the_rate_first_and_describes_a_plateau(here: Path, meshwright: Any) -> None:
+    losses = [5.5 - 0.1 * i for i in range(20)] + [3.6 + 0.3 * i for i in range(8)] + [6.0] * 60
+    norms = [1.0] * 28 + [0.001] * 60
+    settings = msgspec.to_builtins(library.recipe(SFT))
+    settings["optimizer"]["lr"] = 0.5
+    header = {"kind": "header", "recipe": SFT, "settings": settings, "tiny": True, "world": 1}
+    rows = [
+        {"kind": "step", "step": i + 1, "loss": x, "grad_norm": n}
+        for i, (x, n) in enumerate(zip(losses, norms, strict=True))
+    ]
+    (here / "run").mkdir()
+    lines = (json.dumps(one, separators=(",", ":")) for one in (header, *rows))
+    (here / "run" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    [found] = [one for one in meshwright("doctor", "run", "--json").json["findings"] if one["rule"] == "loss.diverging"]
+    assert "It no longer rises but sits on a plateau" in found["message"]
+    assert found["remedies"][0]["try"][0].startswith("optimizer.lr=")

@@ -374,7 +374,7 @@ def _runs_response(runs: Sequence[RunSide]) -> CompareResponse:
         targets=[one.figures.name for one in runs],
         answer=run_comparison.answer(runs),
         sides=[],
-        differences=differences(recipes) if len(recipes) == len(runs) else UNSET,
+        differences=run_comparison.run_differences(runs) if len(recipes) == len(runs) else UNSET,
         runs=[one.figures for one in runs],
     )
 

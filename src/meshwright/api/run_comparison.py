@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,6 +60,7 @@ class RunSide(Readable, msgspec.Struct, frozen=True):
     recipe: Recipe | None
     batch_noise: float | None = None  # of the training loss between lines
     validation_noise: float | None = None  # of the validation loss between validations
+    changed: Mapping[str, str] = {}  # recipe fields that a resume changed, with both values in words
 
     @property
     def name(self) -> str:
@@ -109,8 +111,7 @@ class RunComparison(Readable, msgspec.Struct, frozen=True):
     @property
     def differences(self) -> list[Difference]:
         """The recipe fields whose values differ; empty also if a log does not have its recipe."""
-        recipes = [one.recipe for one in self.sides if one.recipe is not None]
-        return differences(recipes) if len(recipes) == len(self.sides) else []
+        return run_differences(self.sides)
 
     def summary(self) -> list[Row]:
         """Return the runs with their figures, what differs between them, and the answer."""
@@ -210,6 +211,7 @@ def _side(name: str) -> RunSide:
         header.recipe,
         _noise(losses[-NOISE_LINES:]),
         _noise([loss for _, loss in validations], FEW_VALIDATIONS),
+        _changed_on_resume(Path(name).expanduser()),
     )
 
 
@@ -321,6 +323,56 @@ def _within_noise(best: Sequence[RunSide], validated: bool) -> str:
         few = "there are too few validations to tell more"
         return f" They differ within noise: by less than {SAME:.1%}, and {few}; {seeds}."
     return ""
+
+
+def run_differences(sides: Sequence[RunSide]) -> list[Difference]:
+    """Return the fields whose values differ between runs or changed in one; empty if a log does not have its recipe."""
+    recipes = [one.recipe for one in sides if one.recipe is not None]
+    if len(recipes) != len(sides):
+        return []
+    found = {one.field: one for one in differences(recipes)}
+    for key in sorted({key for one in sides for key in one.changed} - found.keys()):  # changed to what others have
+        values = [field_value(recipe, key) for recipe in recipes]
+        found[key] = Difference(field=key, kind=recipe_fields()[key].kind, values=values)
+    return [_with_changes(one, sides) for one in found.values()]
+
+
+def _with_changes(difference: Difference, sides: Sequence[RunSide]) -> Difference:
+    """Return a difference with the values that a run had before a resume, and the step from which it has another."""
+    values = [one.changed.get(difference.field, value) for one, value in zip(sides, difference.values, strict=True)]
+    return msgspec.structs.replace(difference, values=values)
+
+
+def _changed_on_resume(path: Path) -> dict[str, str]:
+    """Return the recipe fields that a run's later starts changed: the old value, and the new one from which step."""
+    file = path / METRICS if path.is_dir() else path
+    starts: list[tuple[dict[str, Any], int]] = []
+    with suppress(OSError), file.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if not line.startswith(('{"kind":"step"', '{"kind":"header"')):
+                continue
+            if line.startswith('{"kind":"step"') and (not starts or starts[-1][1]):
+                continue
+            with suppress(msgspec.DecodeError):
+                one = msgspec.json.decode(line, type=dict[str, Any])
+                if one["kind"] == "header":
+                    starts.append((one.get("settings") or {}, 0))
+                else:
+                    starts[-1] = (starts[-1][0], int(one["step"]))
+    used = [start for start in starts if start[1] and start[0]]
+    found: dict[str, str] = {}
+    for (before, _), (after, step) in pairwise(used):
+        for key in recipe_fields():
+            old, new = (_value_at(values, key) for values in (before, after))
+            if old != new and None not in (old, new):
+                found[key] = f"{found.get(key, old)}, {new} from step {step}"
+    return found
+
+
+def _value_at(settings: Mapping[str, Any], key: str) -> Any:
+    section, _, name = key.partition(".")
+    part = settings.get(section)
+    return part.get(name) if isinstance(part, dict) else None
 
 
 def differences(recipes: Sequence[Recipe]) -> list[Difference]:

@@ -81,7 +81,8 @@ def diverging(stats: RunStats) -> Iterator[Finding]:
         id="loss.diverging",
         severity="error",
         message=f"the loss rose from {best:.4g} around step {at} to {_loss(rows[-1]):.4g} in step {rows[-1].step}"
-        + (f" (median of the last {len(tail)} lines: {now:.4g})" if len(tail) > 1 else ""),
+        + (f" (median of the last {len(tail)} lines: {now:.4g})" if len(tail) > 1 else "")
+        + _plateau(rows, at, now - best),
         steps=(at, rows[-1].step),
         lines=(stats.location(next(step for step in rows if step.step >= at)), stats.location(rows[-1])),
         evidence=(
@@ -91,6 +92,20 @@ def diverging(stats: RunStats) -> Iterator[Finding]:
         ),
         remedies=tuple(_stabilizing_remedies(stats, rising)),
     )
+
+
+def _plateau(rows: Sequence[Step], since: int, rise: float) -> str:
+    """Return that the loss stays where it rose to, with gradients that no longer move it; empty if it still rises."""
+    after = [step for step in rows if step.step > since]
+    half = after[len(after) // 2 :]
+    norms = [step.grad_norm for step in half if step.grad_norm is not None]
+    if len(half) < MIN_LINES or not norms or max(map(_loss, half)) - min(map(_loss, half)) > share("plateau") * rise:
+        return ""
+    usual = median_of(step.grad_norm for step in rows if step.step <= since)
+    if usual is None or median(norms) > share("plateau") * usual:
+        return ""
+    low = f"the gradient norm is {median(norms):.2g} there, and was {usual:.2g} before"
+    return f". It no longer rises but sits on a plateau since step {half[0].step} or earlier: {low}, so it stays there"
 
 
 def diverged(stats: RunStats) -> Iterator[Finding]:
@@ -476,23 +491,28 @@ def _usual_rate(stats: RunStats) -> Remedy | None:
 
 
 def _stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterator[Remedy]:
-    """Yield remedies that stabilize training; all but the first change the experiment."""
+    """Yield remedies that stabilize training: first the rate if it is far too high, else what keeps the experiment."""
     recipe = stats.case.recipe if stats.case is not None else None
     which = "an earlier checkpoint" if rising is None else f"a checkpoint before step {rising.step}"
     why = "skips the batch that caused it" if rising is None else "the loss rises from there; later ones are damaged"
+    usual = _usual_rate(stats)  # then the rate is the cause, whatever the samples are
+    lower = usual or remedies.other_rate(stats, 0.5, "smaller updates")
+    if usual is not None:
+        yield usual
     yield remedies.advice(f"resume from {which} with other samples", why=why)
-    lower = _usual_rate(stats) or remedies.other_rate(stats, 0.5, "smaller updates")
     longer = remedies.other_warmup(
         stats, lambda steps: max(100, 2 * steps), "a longer schedule.warmup_steps", "slower warm-up"
     )
     if recipe is None:
-        yield lower
+        if usual is None:
+            yield lower
         yield longer
         yield Remedy(try_=("optimizer.clip_grad=1.0",), what="contract", why="limits the effect of outlier gradients")
         return
     if not 0 < recipe.optimizer.clip_grad <= 1:
         yield remedies.contract(stats, {"optimizer.clip_grad": 1.0}, "limits the effect of outlier gradients")
-    yield lower
+    if usual is None:
+        yield lower
     yield longer
     if recipe.precision.matmul != "same":
         yield remedies.contract(stats, {"precision.matmul": "same"}, "8-bit matmuls round more")

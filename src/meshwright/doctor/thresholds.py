@@ -52,6 +52,9 @@ TABLE: dict[str, Threshold] = {
     ),
     "spike_share": Threshold(10, "%", "above the running median; smaller bumps are harmless"),
     "diverging_share": Threshold(10, "%", "above the run's best loss, at its end; a loss that recovers is a spike"),
+    "plateau": Threshold(
+        20, "%", "a loss that varies by less of its rise, with gradients that small against those before, stays there"
+    ),
     "diverged_share": Threshold(25, "%", "above the first loss; warm-up and new data raise it by less"),
     "diverged_sigmas": Threshold(4, "σ", "of the noise that one low first loss may be off by"),
     "diverged_lines": Threshold(5, "lines", "without a break above the first loss; a bump is shorter"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -30,6 +31,7 @@ def join(process: Process, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Iterator[
     import torch.distributed as dist
 
     device, backend = _set_device(process)
+    before = sys.excepthook  # torch's prints tracebacks with a rank, also those of a program that goes on afterwards
     dist.init_process_group(
         backend,
         rank=process.rank,
@@ -47,6 +49,8 @@ def join(process: Process, timeout_s: float = COLLECTIVE_TIMEOUT_S) -> Iterator[
         raise
     else:
         dist.destroy_process_group()
+    finally:
+        sys.excepthook = before
 
 
 def _set_device(process: Process) -> tuple[torch.device, str]:

@@ -16,6 +16,11 @@ HOST = re.compile(
 TIME = re.compile(
     r"(?:(\d{1,5})-(\d{1,2})(?::(\d{1,2}))?(?::(\d{1,2}))?|(\d{1,7})(?::(\d{1,2}))?(?::(\d{1,2}))?)", re.ASCII
 )
+UNIT = re.compile(
+    r"(\d+(?:\.\d+)?)\s*(d(?:ays?)?|h(?:ours?|rs?)?|m(?:in(?:ute)?s?)?|s(?:ec(?:ond)?s?)?)(?![a-z])", re.ASCII
+)
+DAY_S = 86_400
+UNIT_S = {"d": DAY_S, "h": 3600, "m": 60, "s": 1}
 MOUNT = r"((?:[a-z0-9]+://)?[\w./@+~-][\w./@+~ -]*):(/[\w./@+ -]*)(?::(\w[\w+]*))?"
 TIMES = "90 (minutes), 90:00, 12:00:00, 2-00 (days-hours) or 2-12:00:00"
 
@@ -49,7 +54,8 @@ def seconds(text: str, field: str = "--time") -> int:
     """Parse a SLURM time limit into seconds."""
     found = TIME.fullmatch(text.strip())
     if found is None:
-        raise InputError(f"is not a time; write {TIMES}", field=field, value=text, fix=(f"{field} 24:00:00",))
+        meant = format_time(_with_units(text) or DAY_S)
+        raise InputError(f"is not a time; write {TIMES}", field=field, value=text, fix=(f"{field} {meant}",))
     days, hours, minutes, secs = _parts(found)
     long_form = found[1] is not None or found[7] is not None
     for name, number, maximum in (
@@ -65,6 +71,13 @@ def seconds(text: str, field: str = "--time") -> int:
         reason = "is zero, which SLURM takes as no limit; omit it to use the partition's limit"
         raise InputError(reason, field=field, value=text, fix=(f"{field} 24:00:00",))
     return total
+
+
+def _with_units(text: str) -> int:
+    """Return the seconds of a time such as 2h, 1d12h or 1.5 hours; 0 if it is none."""
+    found = UNIT.findall(text.lower())
+    rest = UNIT.sub("", text.lower()).strip(" ,")
+    return 0 if rest else round(sum(float(number) * UNIT_S[unit[0]] for number, unit in found))
 
 
 def _parts(found: re.Match[str]) -> tuple[int, int, int, int]:

@@ -204,7 +204,7 @@ def _usual_minimum(c: Case) -> list[float]:
     "warning",
     "lr",
     message="lr={lr} is far above every usual learning rate",
-    symptom="the loss diverges within some steps",
+    symptom="the loss diverges within some steps, or stays on a plateau",
     cause="an update of Adam, Lion or Muon has about the size of lr, and weights are around 0.02",
     fixes=({"lr": _usual_rates, "min_lr": _usual_minimum},),
 )

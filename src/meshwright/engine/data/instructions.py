@@ -135,7 +135,8 @@ def _build_source(
     if data.group_by_length and isinstance(corpus, PaddedCorpus) and not held_out:
         log_dataset_stats(name, [*lines, "samples are grouped by length"])
         return _group_by_length(ShuffledWithLengths(corpus, seed), recipe)
-    log_dataset_stats(name, [*lines, f"{corpus.efficiency:.1%} of their tokens are not padding{_advice(data, corpus)}"])
+    advice = "" if held_out else _advice(data, corpus)  # held-out samples are not trained on
+    log_dataset_stats(name, [*lines, f"{corpus.efficiency:.1%} of their tokens are not padding{advice}"])
     return Shuffled(corpus, seed)
 
 
