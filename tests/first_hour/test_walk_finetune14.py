@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 import meshwright as library
+from meshwright.engine.data.instructions import _once
 
 SFT, PEFT = "qwen3_600m_sft_config", "llama3_8b_peft_config"
 
@@ -169,6 +170,7 @@ def test_small_answers_say_what_happened(here: Path, meshwright: Any, monkeypatc
     assert sys.excepthook is hook
     [changed] = [one for one in meshwright("compare", "a", "b", "--json").json["differences"] if "lr" in one["field"]]
     assert changed["values"] == [0.01, "0.01, 0.001 from step 3"]
+    _once.cache_clear()  # each line is logged once per process
     evaluated = meshwright("evaluate", "a", "data.packing=false").err
     assert "used for validation" in evaluated
     assert "trains them" not in evaluated
