@@ -19,6 +19,7 @@ EXTRAS = {
     ),
     "diffusion": ("diffusers>=0.42",),
     "megatron_fsdp": ("megatron-fsdp>=0.6",),
+    "kernels": ("fla-core>=0.6",),
     "web": ("fastapi>=0.115", "uvicorn>=0.32", "jinja2>=3.1"),
     "mcp": ("mcp>=2.3,<3", "uvicorn>=0.32"),
     "plot": ("matplotlib>=3.9",),
@@ -27,6 +28,7 @@ EXTRAS = {
 MODULES = {
     "pillow": "PIL",
     "megatron-fsdp": "megatron_fsdp",
+    "fla-core": "fla",
     "mlflow-skinny": "mlflow",
 }  # where the import differs from the package
 PARTS = {"tokenizers": "transformers", "huggingface_hub": "transformers", "pyarrow": "datasets", "mcp_types": "mcp"}
@@ -51,6 +53,13 @@ def require(feature: str, *packages: str) -> None:
         problems.insert(0, f"{_joined(missing)}, which {verb} not installed")
     if problems:
         raise _error(feature, "; ".join(problems), [name for name, problem in found.items() if problem])
+
+
+def missing(package: str) -> str:
+    """Return what is wrong with a package that could be used, and the install command; empty if nothing is."""
+    problem = _problem(package)
+    reason = f"{package} is not installed" if problem == MISSING else f"it needs {problem}"
+    return f"{reason}; run: {install_command(package)}" if problem else ""
 
 
 def not_installed(what: str, field: str, package: str) -> MissingPackageError:
@@ -118,15 +127,16 @@ def _importable(module: str) -> bool:
 
 def _satisfies(version: str, specifier: str) -> bool:
     """Return whether a version is within >= and < limits."""
-    have = _numbers(version)
+    have = version_numbers(version)
     for limit in filter(None, specifier.split(",")):
-        bound = _numbers(limit.lstrip("<>="))
+        bound = version_numbers(limit.lstrip("<>="))
         if (have < bound) if limit.startswith(">=") else (have >= bound):
             return False
     return True
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def version_numbers(version: str) -> tuple[int, ...]:
+    """Return the leading numbers of a version: (3, 7, 1) of "3.7.1+git"."""
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found else ()
 

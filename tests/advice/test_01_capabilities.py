@@ -150,6 +150,7 @@ WALK: dict[str, Finding | Built | Computed | Opened | Ran | Read] = {
     "layout.defer_grad_sync": Finding("false", context=PIPELINE),
     # kernels
     "kernels.attention": Built("flex"),
+    "kernels.scan": Finding("fla"),
     "kernels.compile": Built("true"),
     "kernels.cuda_graphs": Finding("full_iteration"),
     "kernels.cuda_graph_scope": Finding("[attn]"),

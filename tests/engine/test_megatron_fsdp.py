@@ -59,7 +59,7 @@ def _stage(family: str, given: types.Recipe) -> tuple[Stage, dict[str, Any]]:
     whole = [build_model(config, torch.float32)]
     initial = record_initial(whole[0], given.train.seed)
     stage = split_stages(whole, given.layout, config.num_hidden_layers, mesh.pp)[0]
-    normalize_modules(stage, given)
+    normalize_modules(stage, given, mesh.device_type)
     apply_tp(stage, mesh, given, *sequence_layout(given, mesh))
     return stage, initial
 

@@ -118,11 +118,13 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
 
 
 def _warn_of_slow_device(process: Process, spec: RankSpec) -> None:
-    """Warn of ranks that share a GPU; on CPUs, of a slow number format, compilation and more ranks than cores."""
+    """Warn of ranks that share a GPU and of missing kernels; on CPUs, of slow formats, compilation and too many ranks."""
     from meshwright.engine.cpu_speed import compile_warning, cores, slow_precision_warning
+    from meshwright.engine.kernels.fla_scan import missing_note
 
     if process.device.type == "cuda":
-        if text := shared_gpu.describe(process):
+        scan = missing_note(spec.recipe.kernels.scan, process.device.type) if spec.case.is_hybrid else ""
+        for text in filter(None, (shared_gpu.describe(process), scan)):
             warn(text)
         return
     if process.local_world > cores():

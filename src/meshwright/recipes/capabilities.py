@@ -78,6 +78,7 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
 
 FSDP2_ENGINES = ("meshwright", "torchtitan", "automodel", "kempnerforge", "fsdp1")
 PROGRAM_RECOMPUTES = ("fsdp1", "deepspeed")  # whose files leave it to the training program
+NOT_MESHWRIGHT = tuple(engine for engine in ENGINES if engine != "meshwright")
 NOT_MEGATRON = tuple(engine for engine in ENGINES if engine != "megatron")
 ONE_CHUNK = ("1f1b", "gpipe")
 SEVERAL_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
@@ -288,6 +289,13 @@ CAPABILITIES: tuple[Capability, ...] = (
         where="with packing or sliding windows, at cp=1",
         ignored_rule="engine.ignores-attention-kernel",
         why={"meshwright": "layers with windows or packed documents run FlexAttention, which has such masks"},
+    ),
+    Capability(
+        field="scan",
+        name="kernels of Mamba-2 and gated-delta layers",
+        runs=dict.fromkeys(NOT_MESHWRIGHT, ("auto",)),
+        instead=dict.fromkeys(NOT_MESHWRIGHT, "auto"),
+        why=dict.fromkeys(NOT_MESHWRIGHT, "it has one kernel for each such layer, and no option to choose another"),
     ),
     Capability(
         field="compile",

@@ -269,6 +269,10 @@ class Kernels(Section, frozen=True):
     attention: Annotated[
         Literal["auto", "flash", "te", "cudnn", "sdpa", "flex", "eager"], layout("attention kernel")
     ] = "auto"
+    scan: Annotated[
+        Literal["auto", "fla", "torch"],
+        layout("kernels of Mamba-2 and gated-delta layers: flash-linear-attention's, or our own in torch operations"),
+    ] = "auto"
     compile: Annotated[bool, layout("compile each block")] = False
     cuda_graphs: Annotated[
         Literal["none", "local", "transformer_engine", "full_iteration"], layout("CUDA graph capture")

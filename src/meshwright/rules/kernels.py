@@ -63,6 +63,20 @@ def deterministic_fused_loss(c: Case) -> Column:
 
 
 @rule(
+    "kernels.deterministic-scan",
+    "error",
+    "scan",
+    engines=("meshwright",),
+    message="deterministic=true does not support scan=fla",
+    symptom="two runs of the same recipe have different losses",
+    cause="fla chooses tile sizes by timing them in each process, and other tiles sum in another order",
+    fixes=({"scan": ["auto", "torch"]}, {"deterministic": [False]}),
+)
+def deterministic_fla_scan(c: Case) -> Column:
+    return c.deterministic & (c.scan == "fla")
+
+
+@rule(
     "kernels.full-logits",
     "advice",
     "loss",

@@ -81,6 +81,7 @@ UNUSED = (
         _pretraining,
         "pretraining reads one stream of tokens, without conversations",
     ),
+    Unused(("scan",), lambda c: not c.is_hybrid, "the model has no Mamba-2 or gated-delta layers"),
     Unused(MOE_FIELDS, _is_dense, "the model has no experts", "advice"),
     Unused(("aux_loss",), lambda c: _is_dense(c) | (c.balancing == "none"), "no loss balances experts here", "advice"),
 )

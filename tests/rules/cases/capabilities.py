@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..helpers import MIXTURE, WINDOWED
+from ..helpers import MIXTURE, STATE_SPACE, WINDOWED
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.ignores-defer-grad-sync": ({"pp": 2, "defer_grad_sync": False}, {"pp": 1}),
     "engine.ignores-attention-kernel": ({"spec": WINDOWED, "attention": "flash"}, {"attention": "flex"}),
+    "engine.ignores-scan": ({"engine": "torchtitan", "spec": STATE_SPACE, "scan": "fla"}, {"engine": "meshwright"}),
     "engine.ignores-compile": ({"engine": "megatron", "strategy": "zero1", "compile": True}, {"engine": "torchtitan"}),
     "engine.ignores-loss": ({"engine": "torchtitan", "loss": "chunked"}, {"loss": "vocab_parallel"}),
     "engine.ignores-sp": ({"engine": "deepspeed", "strategy": "zero1", "tp": 2, "sp": True}, {"sp": False}),
@@ -53,6 +54,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "unused.train-on": ({"train_on": "all"}, {"goal": "sft"}),
     "unused.chat-template": ({"chat_template": "t.jinja"}, {"goal": "sft"}),
     "unused.truncation": ({"truncation": "drop"}, {"goal": "sft"}),
+    "unused.scan": ({"scan": "fla"}, {"spec": STATE_SPACE}),
     "unused.balancing": ({"balancing": "none"}, {"spec": MIXTURE}),
     "unused.aux-loss": ({"spec": MIXTURE, "balancing": "none", "aux_loss": 0.01}, {"balancing": "aux_loss"}),
     "unused.router-z-loss": ({"router_z_loss": 0.1}, {"spec": MIXTURE}),

@@ -18,6 +18,7 @@ from ..helpers import (
     ODD_WIDTH,
     QWEN3_VL,
     SMALL,
+    STATE_SPACE,
     TWO_PREDICTIONS,
     VISION_LANGUAGE,
     WITHOUT_BF16,
@@ -184,6 +185,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"engine": "megatron", "deterministic": True, "loss": "fused_linear"},
         {"loss": "vocab_parallel"},
     ),
+    "kernels.deterministic-scan": ({"spec": STATE_SPACE, "deterministic": True, "scan": "fla"}, {"scan": "torch"}),
     "kernels.loss-supported": ({"engine": "kempnerforge", "loss": "fused_linear"}, {"loss": "chunked"}),
     "kernels.full-logits": ({"loss": "plain", "micro_batch_size": 4}, {"loss": "chunked"}),
     # epochs

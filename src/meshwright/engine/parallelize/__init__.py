@@ -14,6 +14,7 @@ from meshwright.engine import attention
 from meshwright.engine.experts import expert_blocks, mask_routers
 from meshwright.engine.hf_io import FolderWeights, build_name_map
 from meshwright.engine.hooks import NO_HOOKS, Hooks
+from meshwright.engine.kernels.fla_scan import scan_kernel
 from meshwright.engine.kernels.gated_norms import fuse_gated_norms
 from meshwright.engine.kernels.gelu import fuse_gelus
 from meshwright.engine.kernels.norms import fuse_norms
@@ -88,7 +89,7 @@ def parallelize(
         # Adapters before tensor parallelism: they are sharded with the linear layers they adapt.
         if recipe.goal == "peft":
             initial |= add_adapters(stage, recipe.peft, storage_dtype(recipe.precision))
-        normalize_modules(stage, recipe)
+        normalize_modules(stage, recipe, mesh.device_type)
         # Tensor parallelism before everything that reads parameter shapes.
         apply_tp(stage, mesh, recipe, sequence, context, hooks.loss)
         # Context parallelism: attention modules get the group that shares the sequence.
@@ -120,9 +121,10 @@ def parallelize(
     return stages
 
 
-def normalize_modules(stage: Stage, recipe: Recipe) -> None:
+def normalize_modules(stage: Stage, recipe: Recipe, device_type: str) -> None:
     """Apply what every layout needs: parameters that can be sharded, isolated documents, memory-saving operations."""
-    use_chunked_scans(stage)
+    kernels = recipe.kernels
+    use_chunked_scans(stage, scan_kernel(kernels.scan, device_type, kernels.deterministic), kernels.scan == "fla")
     fuse_gated_norms(stage)
     for layer in stage.layers.values():
         split_fused_params(layer)

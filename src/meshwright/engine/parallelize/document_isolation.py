@@ -2,7 +2,8 @@
 
 Attention isolates documents by its mask. Mixers have no mask: their convolution and their state would leak into the
 next document. So every document becomes a row of its own, padded at its end, where a causal mixer does not look. Rows
-of similar length run together; at most half of the computed tokens are padding.
+of similar length run together; at most half of the computed tokens are padding. The kernels of fla take the boundaries
+of documents instead, and nothing is padded.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from meshwright.engine.data.mock import typical_documents
 from meshwright.engine.kernels.device_caps import is_dry
+from meshwright.engine.kernels.scan_patch import FlaScan
 from meshwright.engine.mesh import GroupInfo
 from meshwright.engine.parallelize.tp_plan import tp_module_of
 from meshwright.engine.patching import Patch, apply
@@ -33,12 +35,29 @@ def isolate_documents(layer: nn.Module) -> None:
     for module in list(layer.modules()):
         plan = tp_module_of(module)
         if plan is not None and plan.mixes_tokens:
-            apply(module, DocumentIsolation)
+            apply(module, DocumentBoundaries if isinstance(module, FlaScan) else DocumentIsolation)
 
 
 def isolates_documents(layer: nn.Module) -> bool:
     """Return whether a mixer of the layer runs document by document, with shapes that depend on the data."""
     return any(isinstance(module, DocumentIsolation) for module in layer.modules())
+
+
+class DocumentBoundaries(Patch):
+    """A mixer whose kernels start every document with an empty state, given the document ids of the full sequence."""
+
+    tag = "DocBoundaries"
+
+    def forward(
+        self: Any,
+        hidden_states: torch.Tensor,
+        *args: Any,
+        documents: torch.Tensor | None = None,
+        block_tables: Any = None,  # of attention in the same layer
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        out: torch.Tensor = super().forward(hidden_states, *args, documents=_of_full_sequence(self, documents), **kwargs)
+        return out
 
 
 class DocumentIsolation(Patch):
@@ -54,14 +73,20 @@ class DocumentIsolation(Patch):
         block_tables: Any = None,  # of attention in the same layer
         **kwargs: Any,
     ) -> torch.Tensor:
+        documents = _of_full_sequence(self, documents)
         if documents is None:
             out: torch.Tensor = super().forward(hidden_states, *args, **kwargs)
             return out
-        sequence = getattr(self, "tp_sequence", None)
-        if sequence is not None and sequence.cp.size > 1:
-            documents = _gather_documents(documents, sequence.cp, sequence.order)
         isolated: torch.Tensor = _run_by_document(self, hidden_states, documents, args, kwargs)
         return isolated
+
+
+def _of_full_sequence(mixer: Any, documents: torch.Tensor | None) -> torch.Tensor | None:
+    """Return the document ids of the tokens that a mixer sees: cp ranks gather the sequence."""
+    sequence = getattr(mixer, "tp_sequence", None)
+    if documents is None or sequence is None or sequence.cp.size == 1:
+        return documents
+    return _gather_documents(documents, sequence.cp, sequence.order)
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
