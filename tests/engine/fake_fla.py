@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -28,11 +29,11 @@ def _documents(x: Tensor, cu_seqlens: Tensor | None, cu_seqlens_cpu: Tensor | No
     assert torch.equal(cu_seqlens.cpu(), cu_seqlens_cpu)
     ends = cu_seqlens.tolist()
     assert (ends[0], ends[-1]) == (0, x.shape[1])
-    return [slice(first, last) for first, last in zip(ends, ends[1:], strict=False)]
+    return [slice(first, last) for first, last in pairwise(ends)]
 
 
 def _scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor | None, documents: list[slice]) -> Tensor:
-    """The gated linear attention (without beta) or gated delta rule of [rows, tokens, heads, ...], from a zero state."""
+    """Gated linear attention (without beta) or the gated delta rule of [rows, tokens, heads, ...]."""
     out = []
     for tokens in documents:
         state = q.new_zeros(q.shape[0], q.shape[2], q.shape[3], v.shape[3])
@@ -63,7 +64,7 @@ def chunk_gated_delta_rule(
     cu_seqlens_cpu: Tensor | None = None,
 ) -> tuple[Tensor, None]:
     """As fla.ops.gated_delta_rule.chunk_gated_delta_rule; v may have more heads than q and k."""
-    assert not (output_final_state or use_beta_sigmoid_in_kernel or allow_neg_eigval or state_v_first)
+    assert not any((output_final_state, use_beta_sigmoid_in_kernel, allow_neg_eigval, state_v_first))
     assert initial_state is None
     CALLS.append(("delta", {"heads": (q.shape[2], v.shape[2]), "cu_seqlens": cu_seqlens}))
     low, copies = q.dtype, v.shape[2] // q.shape[2]
@@ -92,7 +93,7 @@ def chunk_simple_gla(
     assert g is not None
     assert g_gamma is None
     assert initial_state is None
-    assert not (output_final_state or state_v_first)
+    assert not any((output_final_state, state_v_first))
     assert q.shape[2] == k.shape[2] == v.shape[2] == g.shape[2]
     CALLS.append(("state space", {"heads": q.shape[2], "cu_seqlens": cu_seqlens}))
     low = q.dtype

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from meshwright.engine.model.build import build_model, transformers_config
 from meshwright.engine.parallelize.document_isolation import isolate_documents, isolates_documents
 from meshwright.engine.patching import patches
 from meshwright.errors import InputError
+from meshwright.recipes.types import Kernels
 
 DOCUMENTS = torch.tensor([[0, 0, 0, 0, 0, 1, 1, 2, 2, 2, 2], [5] * 10 + [6]])
 MODELS = ("nemotron_h", "qwen3_next", "qwen3_5")
@@ -35,7 +37,7 @@ def by_document(scan: Any, tokens: int) -> Any:
         for row, ids in enumerate(DOCUMENTS):
             ends = [0, *(ids.diff().nonzero().flatten() + 1).tolist(), tokens]
             parts = []
-            for first, last in zip(ends, ends[1:], strict=False):
+            for first, last in pairwise(ends):
                 parts.append(scan(*(t[row : row + 1, first:last] if t.dim() > 2 else t for t in tensors)))
             rows.append(torch.cat(parts, 1))
         return torch.cat(rows)
@@ -97,9 +99,10 @@ def through(holder: nn.Module, documents: Tensor | None) -> dict[str, Tensor]:
     """The output of a mixer and the gradients of its input and its trained weights."""
     mixer: Any = holder[0]  # type: ignore[index]  # a list of one module
     generator = torch.Generator().manual_seed(6)
-    hidden = torch.randn(2, DOCUMENTS.shape[1], mixer.hidden_size, generator=generator).double().requires_grad_()
+    hidden = torch.randn(2, DOCUMENTS.shape[1], mixer.hidden_size, generator=generator)
+    hidden = hidden.to(mixer.out_proj.weight).requires_grad_()
     out = mixer(hidden, documents=documents) if documents is not None else mixer(hidden)
-    weights = torch.randn(out.shape, generator=generator)
+    weights = torch.randn(out.shape, generator=generator).to(out)
     named = {name: one for name, one in mixer.named_parameters() if one.requires_grad}
     grads = torch.autograd.grad((out * weights).sum(), (hidden, *named.values()))
     return dict(zip(("out", "hidden", *named), (out.detach(), *grads), strict=True))
@@ -156,11 +159,17 @@ def test_a_compiled_mixer_with_fla_is_one_graph_and_recomputes() -> None:
 
 
 def test_where_fla_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = fla_scan.scan_kernel
+    def choose(scan: Any, device_type: str, deterministic: bool = False) -> str:
+        return fla_scan.scan_kernel(Kernels(scan=scan, deterministic=deterministic), device_type)
+
+    def note(scan: Any, device_type: str) -> str:
+        return fla_scan.missing_note(Kernels(scan=scan), device_type)
+
+    monkeypatch.setattr(fla_scan, "AUTO_FLA", False)
     monkeypatch.setattr(fla_scan, "capability", lambda: (9, 0))
     monkeypatch.setattr(fla_scan, "_triton", lambda: (3, 7, 1))
     monkeypatch.setattr(extras, "_problem", lambda package: "")
-    assert choose("auto", "cuda") == "torch"  # until measured on a GPU
+    assert choose("auto", "cuda") == "torch"
     assert [choose("fla", "cuda"), choose("torch", "cuda"), choose("fla", "drygpu")] == ["fla", "torch", "torch"]
     with pytest.raises(InputError, match="need a CUDA GPU, and this run is on CPU") as refused:
         choose("fla", "cpu")
@@ -168,20 +177,21 @@ def test_where_fla_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fla_scan, "AUTO_FLA", True)
     assert [choose("auto", "cuda"), choose("auto", "cpu"), choose("auto", "drygpu")] == ["fla", "torch", "torch"]
     assert choose("auto", "cuda", deterministic=True) == "torch"
-    assert fla_scan.missing_note("auto", "cuda") == ""
+    assert note("auto", "cuda") == ""
     # Triton 3.6 comes with torch 2.11.
     monkeypatch.setattr(fla_scan, "_triton", lambda: (3, 6, 0))
     assert choose("auto", "cuda") == "torch"
-    with pytest.raises(InputError, match=r"Triton 3\.6\.0 computes wrong gradients .* on Hopper GPUs; 3\.7\.1 is right"):
+    with pytest.raises(
+        InputError, match=r"Triton 3\.6\.0 computes wrong gradients .* on Hopper GPUs; 3\.7\.1 is right"
+    ):
         choose("fla", "cuda")
     monkeypatch.setattr(fla_scan, "capability", lambda: (8, 0))
     assert choose("auto", "cuda") == "fla"
     monkeypatch.setattr(extras, "_problem", lambda package: extras.MISSING)
     assert choose("auto", "cuda") == "torch"
-    note = fla_scan.missing_note("auto", "cuda")
-    assert "slower than fla's: fla-core is not installed; run: " in note
-    assert note.endswith('"meshwright[kernels]"') or "fla-core>=0.6" in note
-    assert [fla_scan.missing_note("torch", "cuda"), fla_scan.missing_note("auto", "cpu")] == ["", ""]
+    assert "slower than fla's: fla-core is not installed; run: " in note("auto", "cuda")
+    assert note("auto", "cuda").endswith(extras.install_command("fla-core"))
+    assert [note("torch", "cuda"), note("auto", "cpu")] == ["", ""]
     with pytest.raises(InputError, match="fla-core is not installed; run: "):
         choose("fla", "cuda")
 

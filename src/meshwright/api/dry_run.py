@@ -157,7 +157,7 @@ def dryrun_response(found: DryRun, request: requests.DryRun | None = None, *, br
             versions=found.versions,
             cpu_s=found.cpu_s,
             wall_s=found.wall_s,
-            assumed=assumed_in(request.gpus) if request is not None else (),
+            assumed=(*(assumed_in(request.gpus) if request is not None else ()), *found.assumed),
         )
     )
     return response

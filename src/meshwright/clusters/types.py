@@ -39,7 +39,7 @@ class Gpu(Entry, msgspec.Struct, frozen=True):
 class Assumption(msgspec.Struct, frozen=True):
     """Something that a cluster argument leaves open, the value taken for it, and how to choose another."""
 
-    field: str  # gpu, variant, nodes, links, network or instance
+    field: str  # gpu, variant, nodes, links, network or instance; of a dry run, a recipe field
     value: str
     message: str
 

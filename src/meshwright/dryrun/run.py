@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from meshwright import costs
-from meshwright.clusters import Cluster
+from meshwright.clusters import Assumption, Cluster
 from meshwright.costs.memory_constants import FRAGMENTATION_FLOOR, RESERVE
 from meshwright.dryrun.types import GIB, PARTS, DryRun, RankDryRun
 from meshwright.engine.allocator_settings import is_expandable
@@ -65,7 +65,18 @@ def dry_run(
         versions=versions(),
         cpu_s=max(time.process_time() - cpu, sum(rank.cpu_s for rank in ranks)),
         wall_s=time.monotonic() - start,
+        assumed=_assumed(case),
     )
+
+
+def _assumed(case: Case) -> tuple[Assumption, ...]:
+    """Return what is modelled in place of what would run: our own scans for those of fla."""
+    from meshwright.engine.kernels.fla_scan import FIELD, may_run
+
+    if not case.is_hybrid or not may_run(case.recipe.kernels):
+        return ()
+    text = "Mamba-2 and gated-delta layers are modelled with our own kernels; with fla's, their memory differs"
+    return (Assumption(FIELD, "torch", text),)
 
 
 class RankTask(msgspec.Struct, frozen=True):

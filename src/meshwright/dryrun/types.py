@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from meshwright.clusters import Assumption
 from meshwright.display import Readable, Row
 
 GIB = 2**30
@@ -91,6 +92,7 @@ class DryRun(Readable, msgspec.Struct, frozen=True):
     versions: dict[str, str]
     cpu_s: float
     wall_s: float
+    assumed: tuple[Assumption, ...] = ()  # where it models something else than what would run
 
     def summary(self) -> list[Row]:
         """Return the memory of the worst rank against capacity and estimate."""

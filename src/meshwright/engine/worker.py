@@ -118,12 +118,12 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
 
 
 def _warn_of_slow_device(process: Process, spec: RankSpec) -> None:
-    """Warn of ranks that share a GPU and of missing kernels; on CPUs, of slow formats, compilation and too many ranks."""
+    """Warn of shared GPUs and missing kernels; on CPUs, of slow formats, compilation and more ranks than cores."""
     from meshwright.engine.cpu_speed import compile_warning, cores, slow_precision_warning
     from meshwright.engine.kernels.fla_scan import missing_note
 
     if process.device.type == "cuda":
-        scan = missing_note(spec.recipe.kernels.scan, process.device.type) if spec.case.is_hybrid else ""
+        scan = missing_note(spec.recipe.kernels, process.device.type) if spec.case.is_hybrid else ""
         for text in filter(None, (shared_gpu.describe(process), scan)):
             warn(text)
         return

@@ -5,7 +5,8 @@ op here, like our own scans: a compiled layer stays one graph. An op saves its i
 again and then fla's backward.
 
 Packed documents: every op takes the document ids [rows, tokens]. Rows are joined and fla gets the first token of every
-document (`cu_seqlens`), where states and convolutions start from zero: no padding, and shapes do not depend on the data.
+document (`cu_seqlens`), where states and convolutions start from zero. Nothing is padded, and shapes do not depend on
+the data.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from meshwright import extras
 from meshwright.engine.kernels.cross_entropy import upcast
 from meshwright.engine.kernels.device_caps import capability
 from meshwright.errors import InputError
+from meshwright.recipes.types import Kernels
 
 # Whether kernels.scan=auto takes fla where it runs. Off until its speed and gradients are measured on a GPU
 # (benchmarks/scan_speed.py, tests/engine/test_scan_gpu.py).
@@ -38,29 +40,32 @@ FIELD = "kernels.scan"
 WRONG_ON_HOPPER = ((3, 4), (3, 7, 1))
 
 
-def scan_kernel(wanted: str, device_type: str, deterministic: bool = False) -> str:
-    """Return the kernels of `kernels.scan` on a device: "fla" or "torch"; raise if fla is requested and cannot run.
+def scan_kernel(kernels: Kernels, device_type: str) -> str:
+    """Return which scans run on a device: "fla" or "torch", ours; raise if fla is requested and cannot run.
 
     A dry run models our own kernels whatever is requested.
     """
-    if wanted == "torch" or device_type not in ("cpu", "cuda"):
-        return "torch"
-    if wanted == "auto" and (not AUTO_FLA or deterministic):
+    if device_type not in ("cpu", "cuda") or not may_run(kernels):
         return "torch"
     reason = unusable(device_type)
-    if wanted == "auto":
-        return "torch" if reason else "fla"
-    if reason:
-        raise InputError(reason, field=FIELD, value=wanted, fix=(f"{FIELD}=torch",))
-    return "fla"
+    if reason and kernels.scan == "fla":
+        raise InputError(reason, field=FIELD, value="fla", fix=(f"{FIELD}=torch",))
+    return "torch" if reason else "fla"
 
 
-def missing_note(wanted: str, device_type: str) -> str:
+def may_run(kernels: Kernels) -> bool:
+    """Return whether a recipe's run may take fla's kernels, if its machine has them."""
+    return kernels.scan == "fla" or (kernels.scan == "auto" and AUTO_FLA and not kernels.deterministic)
+
+
+def missing_note(kernels: Kernels, device_type: str) -> str:
     """Return one line on what is slower without fla where `auto` would take it; empty where nothing is missing."""
-    if not AUTO_FLA or wanted != "auto" or device_type != "cuda":
+    if device_type != "cuda" or not may_run(kernels):
         return ""
     reason = unusable(device_type)
-    return f"Mamba-2 and gated-delta layers run our own kernels, which are slower than fla's: {reason}" if reason else ""
+    return (
+        f"Mamba-2 and gated-delta layers run our own kernels, which are slower than fla's: {reason}" if reason else ""
+    )
 
 
 def fits(mixer: Any) -> str:
@@ -136,9 +141,7 @@ def _function(module: str, name: str) -> Callable[..., Any]:
     return function
 
 
-def _delta(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, norm: bool, documents: Tensor | None
-) -> Tensor:
+def _delta(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, norm: bool, documents: Tensor | None) -> Tensor:
     rule = _function("fla.ops.gated_delta_rule", "chunk_gated_delta_rule")
     joined, packed = _joined(documents, q, k, v, g, beta)
     out, _ = rule(*joined, scale=q.shape[-1] ** -0.5, use_qk_l2norm_in_kernel=norm, **packed)
@@ -224,9 +227,7 @@ def _custom_op(name: str, arguments: str, function: Callable[..., Tensor], outpu
 
     forward_op.register_fake(lambda *inputs: inputs[output].new_empty(inputs[output].shape))
     backward_op.register_fake(
-        lambda _, needed, *inputs: [
-            one.new_empty(one.shape) for one, need in zip(inputs, needed, strict=True) if need
-        ]
+        lambda _, needed, *inputs: [one.new_empty(one.shape) for one, need in zip(inputs, needed, strict=True) if need]
     )
     forward_op.register_autograd(gradients, setup_context=saved)
     op: Callable[..., Tensor] = forward_op

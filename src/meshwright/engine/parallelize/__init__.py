@@ -123,8 +123,7 @@ def parallelize(
 
 def normalize_modules(stage: Stage, recipe: Recipe, device_type: str) -> None:
     """Apply what every layout needs: parameters that can be sharded, isolated documents, memory-saving operations."""
-    kernels = recipe.kernels
-    use_chunked_scans(stage, scan_kernel(kernels.scan, device_type, kernels.deterministic), kernels.scan == "fla")
+    use_chunked_scans(stage, scan_kernel(recipe.kernels, device_type), required=recipe.kernels.scan == "fla")
     fuse_gated_norms(stage)
     for layer in stage.layers.values():
         split_fused_params(layer)

@@ -56,7 +56,9 @@ class DocumentBoundaries(Patch):
         block_tables: Any = None,  # of attention in the same layer
         **kwargs: Any,
     ) -> torch.Tensor:
-        out: torch.Tensor = super().forward(hidden_states, *args, documents=_of_full_sequence(self, documents), **kwargs)
+        out: torch.Tensor = super().forward(
+            hidden_states, *args, documents=_of_full_sequence(self, documents), **kwargs
+        )
         return out
 
 
