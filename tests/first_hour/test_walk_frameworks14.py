@@ -234,3 +234,18 @@ def test_a_qlora_run_of_trl_has_its_quantization_and_what_the_program_must_do(me
     for field in ("train.epochs", "peft.rank", "optimizer.lr"):
         assert f"`{field}`" in kept
         assert f"`{field}`" not in lost
+
+
+def test_exported_scripts_of_several_nodes_say_what_they_need(meshwright: Any, chats: str) -> None:
+    stray = meshwright("export", "llama3_8b_pretrain_config", "automodel").err
+    assert "did you mean --to automodel?" in stray
+    assert "--framework" not in stray
+    nodes = ("--gpus", "4x8xH100")
+    for framework, recipe, name in (
+        ("megatron-lm", "llama3_70b_pretrain_config", "llama3_70b_pretrain_config.sh"),
+        ("torchtitan", "llama3_8b_pretrain_config", "run.sh"),
+    ):
+        meshwright("export", recipe, "--to", framework, *nodes, "--out", framework)
+        assert "${HEAD_NODE:?" in Path(framework, name).read_text()
+        checked = meshwright("check", str(Path(framework, name)), *nodes)
+        assert "launch." not in checked.out, checked.out

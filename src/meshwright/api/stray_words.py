@@ -33,6 +33,7 @@ def stray_word(word: str, command: str, fields: Sequence[Field], given: Mapping[
     fields = [field for field in fields if "cli" in field.input.surfaces]
     free = [field for field in fields if not field.input.positional and field.name not in given]
     fixes = [f"{field.flag} {word}" for field in free if word.lower() in field.input.choices]
+    fixes = [one for one in fixes if one.startswith("--to ")] or fixes  # not the framework of the file that is read
     if not fixes and _CLUSTER.match(word):
         fixes = [f"{field.flag} {word}" for field in free if field.input.complete == "clusters"]
     if not fixes and "dataset" in given and os.path.exists(word):  # --dataset *.jsonl, which a shell expands

@@ -275,12 +275,16 @@ def _text(
     return "\n".join(lines) + "\n"
 
 
+RANK = "${NODE_RANK:?number of this node, from 0}"
+HEAD = "${HEAD_NODE:?hostname of the first node}"
+
+
 def _distributed(cluster: Cluster) -> list[str]:
     return [
         f"--nnodes {cluster.nodes}",
         f"--nproc-per-node {cluster.gpus_per_node}",
-        '--node-rank "${NODE_RANK:-0}"',
-        '--master-addr "${MASTER_ADDR:-localhost}"',
+        f'--node-rank "{RANK if cluster.nodes > 1 else "${NODE_RANK:-0}"}"',
+        f'--master-addr "{HEAD if cluster.nodes > 1 else "${MASTER_ADDR:-localhost}"}"',
         '--master-port "${MASTER_PORT:-6000}"',
     ]
 

@@ -367,11 +367,11 @@ def _script(
         "#!/bin/bash",
         f"# {recipe.name} for torchtitan {version} on {on}, written by meshwright export",
         *_to_adapt(settings, recipe, model),
-        "# For several nodes, add --rdzv_id, --rdzv_backend c10d and --rdzv_endpoint HOST:PORT to torchrun."
-        if nodes > 1
-        else "# One node.",
+        "# Run it on every node." if nodes > 1 else "# One node.",
+        *([': "${HEAD_NODE:?hostname of the first node}"'] if nodes > 1 else []),
         "export PYTORCH_ALLOC_CONF=expandable_segments:True",
     ]
-    start = f"torchrun --nnodes {nodes} --nproc_per_node {per_node} -m torchtitan.train"
+    meeting = '--rdzv_backend c10d --rdzv_endpoint "$HEAD_NODE:29500" ' if nodes > 1 else ""
+    start = f"torchrun --nnodes {nodes} --nproc_per_node {per_node} {meeting}-m torchtitan.train"
     lines = [start, f"--module {preset[0]} --config {preset[1]}", *flags]
     return "\n".join([*head, " \\\n  ".join(lines), ""])
