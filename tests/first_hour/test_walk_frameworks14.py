@@ -249,3 +249,6 @@ def test_exported_scripts_of_several_nodes_say_what_they_need(meshwright: Any, c
         assert "${HEAD_NODE:?" in Path(framework, name).read_text()
         checked = meshwright("check", str(Path(framework, name)), *nodes)
         assert "launch." not in checked.out, checked.out
+    for framework in ("megatron-lm", "megatron-bridge", "automodel"):
+        written = meshwright("export", "llama31_8b", "--goal", "cpt", "--to", framework, "--gpus", "8xH100").out
+        assert "the run trains on random tokens" in written, framework

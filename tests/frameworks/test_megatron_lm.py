@@ -252,6 +252,9 @@ COMMON = (
            MOE_GPUS),
     broken("bias of experts", EXPERTS, "--moe-grouped-gemm", "--moe-router-enable-expert-bias --moe-grouped-gemm",
            "megatron-lm.bias-needs-sigmoid", "--moe-router-enable-expert-bias", MOE_GPUS),
+    broken("groups without a bias", EXPERTS, "--moe-grouped-gemm", "--moe-router-score-function sigmoid "
+           "--moe-router-num-groups 4 --moe-router-group-topk 2 --moe-grouped-gemm",
+           "megatron-lm.groups-without-bias", "--moe-router-score-function", MOE_GPUS),
     broken("experts do not divide", EXPERTS, "--num-experts 8", "--num-experts 12", "moe.experts-divide",
            "--expert-model-parallel-size", MOE_GPUS),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import FrameworkRule, GpuRequest, Problem, RuleContext
 from meshwright.frameworks.types import Settings, as_int
 from meshwright.recipes.key_maps import config_keys
+from meshwright.recipes.types import Recipe
 
 if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
@@ -49,6 +50,15 @@ def torchrun(cluster: Cluster, head: str = "HEAD_NODE") -> list[str]:
     if cluster.nodes > 1:
         argv += [f"--nnodes={cluster.nodes}", "--rdzv-backend=c10d", f"--rdzv-endpoint={head}:29500"]
     return argv
+
+
+def random_data_notes(recipe: Recipe, key: str) -> Iterator[str]:
+    """Yield that a training without a dataset has random tokens, which the framework's key sets."""
+    if recipe.data.dataset == "mock" and not recipe.data.blend and not recipe.benchmark:
+        yield (
+            f"{key}: the run trains on random tokens for {recipe.train.steps:,} iterations; "
+            "add data.dataset=PREFIX and train.steps=N to train on data"
+        )
 
 
 def value_or_default(table: str, settings: Settings, key: str) -> Any:

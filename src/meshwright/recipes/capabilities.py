@@ -360,15 +360,14 @@ CAPABILITIES: tuple[Capability, ...] = (
         runs={
             "kempnerforge": ("vocab_parallel", "plain", "chunked"),
             "megatron": ("vocab_parallel", "fused_linear"),
-            **dict.fromkeys(("torchtitan", "fsdp1", "deepspeed"), ("vocab_parallel", "plain")),
+            **dict.fromkeys(("fsdp1", "deepspeed"), ("vocab_parallel", "plain")),
         },
-        instead=dict.fromkeys(("megatron", "torchtitan", "fsdp1", "deepspeed"), "vocab_parallel"),
+        instead=dict.fromkeys(("megatron", "fsdp1", "deepspeed"), "vocab_parallel"),
         rule="kernels.loss-supported",
         symptom="unknown loss function name",
         cause="it has plain and chunked cross-entropy",
         why={
             "megatron": "it computes a vocabulary-parallel loss, or one fused with the output layer",
-            "torchtitan": "its 0.2 line computes the loss of all logits at once",
             **dict.fromkeys(("fsdp1", "deepspeed"), "the Trainer computes the loss of all logits at once"),
         },
     ),

@@ -9,6 +9,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.automodel.format_override import scalar
 from meshwright.frameworks.automodel.model_sizes import size_settings
+from meshwright.frameworks.common import random_data_notes
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
 from meshwright.frameworks.model_match import model_path
@@ -254,6 +255,7 @@ def _adapter_keys(recipe: Recipe) -> dict[str, Any]:
 
 
 def _notes(recipe: Recipe) -> Iterator[str]:
+    yield from random_data_notes(recipe, "MockIterableDataset")
     if recipe.goal == "pretrain" and recipe.data.dataset != "mock":
         yield "dataset.paths must be Megatron .bin/.idx prefixes made with the model's tokenizer"
     if recipe.data.images:

@@ -11,7 +11,7 @@ import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.common import torchrun
+from meshwright.frameworks.common import random_data_notes, torchrun
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import needs_converted, shell_word
 from meshwright.frameworks.megatron_bridge import bridge_recipes
@@ -71,6 +71,7 @@ def _write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clus
         notes.append(CONVERT.format(model=recipe.checkpoint.pretrained or model_path(recipe, model) or model.hf_id))
     elif recipe.checkpoint.pretrained:
         notes.append(f"{recipe.checkpoint.pretrained} must be a converted checkpoint ({CHECKPOINT})")
+    notes += random_data_notes(recipe, "--dataset mock")
     if row is None:
         return _as_python(framework, bridge_recipe, model, cluster, notes)
     changes = recipe_overrides(bridge_recipe, model, cluster, row)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from meshwright.clusters import Cluster
 from meshwright.display import plural
+from meshwright.frameworks.common import random_data_notes
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import needs_converted, shell_word
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, without_defaults
@@ -222,11 +223,7 @@ def _notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
         )
     elif given:
         yield f"{given} must be a checkpoint in Megatron-LM format (--pretrained-checkpoint); convert other weights"
-    if recipe.data.dataset == "mock" and not recipe.data.blend and not recipe.benchmark:
-        yield (
-            f"--mock-data: the run trains on random tokens for {recipe.train.steps:,} iterations; "
-            "add data.dataset=PREFIX and train.steps=N to train on data"
-        )
+    yield from random_data_notes(recipe, "--mock-data")
     if recipe.data.dataset != "mock" or recipe.data.blend:
         yield "data paths are prefixes of files written by tools/preprocess_data.py"
     if recipe.data.dataset != "mock" and not (recipe.data.tokenizer or model.hf_id):
