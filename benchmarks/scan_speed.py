@@ -22,6 +22,7 @@ from collections.abc import Callable
 from datetime import date
 from functools import partial
 from importlib.util import find_spec
+from inspect import unwrap
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
@@ -104,7 +105,7 @@ def state_spaces(model: str) -> Scans:
         return [x, dt, a, b, c, torch.ones(shape.heads, device=DEVICE), bias]
 
     def reference(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, skip: Tensor, bias: Tensor) -> Tensor:
-        scan: Any = nemotron.mamba2_chunk_scan
+        scan: Any = unwrap(nemotron.mamba2_chunk_scan)  # transformers' wrapper takes mamba_ssm if it is installed
         out: Tensor = scan(x, dt, a, b, c, chunk_size=128, D=skip, dt_bias=bias, dt_softplus=True)
         return out
 
@@ -131,7 +132,7 @@ def deltas(model: str) -> Scans:
         return [q, k, v, g, torch.rand(1, tokens, shape.v_heads, device=DEVICE).to(torch.bfloat16)]
 
     def reference(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tensor:
-        rule: Any = qwen.torch_chunk_gated_delta_rule
+        rule: Any = unwrap(qwen.torch_chunk_gated_delta_rule)  # transformers' wrapper takes fla if it is installed
         q, k = (one.repeat_interleave(v.shape[2] // one.shape[2], 2) for one in (q, k))
         out: Tensor = rule(q, k, v, g=g, beta=beta, use_qk_l2norm_in_kernel=True)[0]
         return out
