@@ -85,7 +85,7 @@ def measured_and_slower() -> list[str]:
     """Return measured recipes whose layout the search beats by less than the error of a comparison."""
     script, found = audit_script(), []
     for entry in index.entries(False):
-        if not entry.published.measured or entry.gpus > 8:
+        if not entry.published.measured or entry.gpus > 16:
             continue
         recipe = index.load(entry.name)
         question = script.question(recipe.model, recipe.cluster, recipe.goal, recipe.data.seq_length)

@@ -13,7 +13,9 @@ from meshwright.clusters import cluster
 from meshwright.planner import case_of
 from meshwright.recipes.case import model_of
 
-KEYS = {"title", "kind", "overrides", "goal", "fits", "total_gib", "host_gib", "step_s", "slowdown", "cost", "command"}
+KEYS = {"title", "kind", "overrides", "goal", "fits", "fit", "total_gib", "host_gib", "step_s", "slowdown", "cost"} | {
+    "command"
+}
 
 
 def changed(answer: dict[str, Any]) -> dict[str, Any]:
@@ -238,12 +240,20 @@ def test_what_the_user_set_is_not_in_the_faster_step(meshwright: Any) -> None:
 
 def test_fp8_gains_little_where_experts_stay_in_bf16(meshwright: Any) -> None:
     def gain(name: str, gpus: str) -> float:
-        words = ("estimate", name, "--gpus", gpus, "--json", "kernels.compile=true", "layout.ep=1")
+        words = (
+            "estimate",
+            name,
+            "--gpus",
+            gpus,
+            "--json",
+            "kernels.compile=true",
+            *("layout.ep=1", "layout.tp=1", "layout.sp=false"),
+        )
         plain, narrow = (meshwright(*words, *more).json["estimate"] for more in ((), ("precision.matmul=fp8_tensor",)))
         return float(1 - narrow["step_s"] / plain["step_s"])
 
-    assert 0 < gain("qwen3_30b_a3b_pretrain_config", "64xH100") < 0.1
-    assert gain("llama3_8b_pretrain_config", "8xH100") > 0.2
+    assert abs(gain("qwen3_30b_a3b_pretrain_config", "64xH100")) < 0.1  # 58,547 against 57,829 tokens/s on an H200
+    assert gain("llama3_8b_pretrain_config", "8xH100") > 0.2  # 252 against 327 ms for 12 layers on an H200
 
 
 def test_the_options_of_a_file_name_the_file(meshwright: Any, tmp_path: Path) -> None:
