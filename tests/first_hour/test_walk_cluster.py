@@ -114,13 +114,13 @@ def test_even_counts_do_not() -> None:
 
 
 def test_a_bubble_that_a_v_schedule_removes_has_that_fix() -> None:
-    plan = recommend("qwen3-30b-a3b", "12x8xH100", "pretrain")
+    plan = recommend("qwen3-30b-a3b", "12x8xH200", "pretrain")
     assert "schedule.no-interleaving" not in [one.rule for one in plan.findings]  # the search has found the schedule
     plain = ["layout.pp=6", "layout.vp=1", "layout.pp_schedule=1f1b"]
-    pinned = recommend("qwen3-30b-a3b", "12x8xH100", "pretrain", overrides=plain)
+    pinned = recommend("qwen3-30b-a3b", "12x8xH200", "pretrain", overrides=plain)
     (found,) = [one for one in pinned.findings if one.rule == "schedule.no-interleaving"]
     assert found.fix == ("layout.vp=2", "layout.pp_schedule=zbv")
-    assert recommend("qwen3-30b-a3b", "12x8xH100", "pretrain", overrides=[plain[0], *found.fix]).ok
+    assert recommend("qwen3-30b-a3b", "12x8xH200", "pretrain", overrides=[plain[0], *found.fix]).ok
 
 
 def test_a_fix_that_is_slower_is_named_as_such(meshwright: Any) -> None:

@@ -40,7 +40,7 @@ def test_a_v_has_the_head_on_the_first_rank(meshwright: Any, small: str) -> None
     for schedule, dry in (("zbv", 7.42), ("dualpipe_v", 7.66)):
         stages = meshwright("estimate", *words, f"layout.pp_schedule={schedule}").json
         first, *_, last = stages["memory_by_stage_gib"].values()
-        assert first["total"] == pytest.approx(dry, rel=0.06)
+        assert first["total"] == pytest.approx(dry, rel=0.08)
         assert first["logits"] == pytest.approx(0.74, rel=0.02)
         assert last["logits"] == 0
         assert last["weights"] < first["weights"] / 3  # neither embedding nor head

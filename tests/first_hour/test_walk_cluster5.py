@@ -154,7 +154,7 @@ def test_an_own_shape_is_called_own_and_its_command_keeps_it(meshwright: Any, tm
     answer = meshwright("export", path, "--to", "kempnerforge", "--gpus", "1x8xH100", "--json").json
     note = next(one for one in answer["notes"] if "meshwright recommend" in one)
     words = note.partition("meshwright ")[2].partition(",")[0].split()
-    assert {"architecture.layers=36", "architecture.rope_theta=900000.0"} <= set(words)
+    assert path in words
     words[words.index("sized.toml")] = str(tmp_path / "sized.toml")
     meshwright(*words)
     shape = tomllib.loads((tmp_path / "sized.toml").read_text())["architecture"]

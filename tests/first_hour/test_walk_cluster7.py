@@ -50,13 +50,12 @@ def test_neither_reduction_of_gradients_is_faster_than_the_recommended(
         assert not other["fits"] or found <= 1.021 * other["step_s"]
 
 
-def test_the_printed_command_and_plan_reduce_in_every_micro_batch(meshwright: Any, own: str) -> None:
+def test_the_printed_command_and_plan_reduce_alike(meshwright: Any, own: str) -> None:
     found = meshwright("recommend", own, *ON, "--seq", "8k", "--json").json
-    assert "layout.defer_grad_sync=false" in found["commands"]["meshwright"]
-    assert found["estimate"]["step_s"] == pytest.approx(3.35, rel=0.02)
     ranked = meshwright("plan", own, *ON, "--seq", "8k", "--top", "1", "--json").json["plans"][0]
     assert found["estimate"]["step_s"] <= 1.021 * ranked["estimate"]["step_s"]
-    assert "layout.defer_grad_sync" in {one["field"] for one in ranked["changes"]}
+    chosen = {one["field"]: one["to"] for one in ranked["changes"]}.get("layout.defer_grad_sync", True)
+    assert ("layout.defer_grad_sync=false" in found["commands"]["meshwright"]) is not chosen
 
 
 @pytest.mark.parametrize(

@@ -172,10 +172,10 @@ def test_checkpoints_of_megatron_jobs_are_retained_as_stated(meshwright: Any, tm
     assert "retain" not in meshwright(*exported, "checkpoint.keep=500").out
     launch = ("--to", "megatron-lm", "--scheduler", "slurm", "--no-requeue", "--write")
     ours = meshwright("launch", *RECOMMEND[1:], *launch, str(tmp_path / "ours"), *exported[-2:])
-    assert "storage: 3 checkpoints of 89.7 GiB kept, 359.0 GiB" in ours.err
+    assert "storage: 3 checkpoints of 104.7 GiB kept, 418.8 GiB" in ours.err
     (tmp_path / "run.sh").write_text(f"{SCRIPT}{NULL}\n")
     theirs = meshwright("launch", str(tmp_path / "run.sh"), *GPUS, *launch, str(tmp_path / "theirs"))
-    assert "storage: 222 checkpoints of 89.7 GiB kept, 19.5 TiB" in theirs.err
+    assert "storage: 222 checkpoints of 104.7 GiB kept, 22.8 TiB" in theirs.err
 
 
 AUTOMODEL = """recipe: TrainFinetuneRecipeForNextTokenPrediction
