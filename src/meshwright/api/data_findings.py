@@ -17,7 +17,7 @@ from meshwright.version import VERSION
 DATA_MISSING, DATA_ROWS = "data.missing-file", "data.rows"
 DATASET = "dataset"  # framework of a data file that is checked by itself
 CHECKED_ROWS = 20_000  # rows of a dataset that are parsed for an answer that should be instant
-DATA_FILES = (".jsonl", ".jsonl.gz", ".ndjson", ".csv", ".parquet")  # that are no config of any framework
+DATA_FILES = (".jsonl", ".jsonl.gz", ".ndjson", ".csv", ".tsv", ".parquet")  # that are no config of any framework
 NO_FIX = "correct the rows"
 
 
@@ -92,5 +92,6 @@ def check_data(target: str) -> CheckResult:
         counted = f"{found.rows:,} conversations" + ("" if found.complete else ", the first of the file")
         unused = f"; not used: {', '.join(found.unused)}" if found.unused else ""
         notes = (f"{counted} ({parts}){unused}", *notes)
+    notes = (*filter(None, (rows.delimiters,)), *notes)
     recipe = Recipe(name=target, model="", goal="sft", cluster="")
     return CheckResult(DATASET, VERSION, ENGINES[0], target, recipe, None, None, findings, None, notes=notes)

@@ -74,11 +74,22 @@ def grouped_width(recipe: Recipe) -> float | None:
 
 def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
     """Return how many samples the user's dataset has and how often the run repeats them, or that it is not here."""
-    name, train = recipe.data.dataset, recipe.train
+    name = recipe.data.dataset
     if recipe.data.blend or file_access.closed() or not looks_like_path(name):
         return ()
     if found := data_findings(recipe):
         return tuple(one.message for one in found)
+    return (*_delimiter_notes(recipe), *_count_notes(recipe))
+
+
+def _delimiter_notes(recipe: Recipe) -> Iterable[str]:
+    found = _rows_of(Path(recipe.data.dataset).expanduser(), recipe.data.split, lambda rows: rows.delimiters)
+    return (found,) if found else ()
+
+
+def _count_notes(recipe: Recipe) -> tuple[str, ...]:
+    """Return how many samples the user's dataset has and how often the run repeats them."""
+    name, train = recipe.data.dataset, recipe.train
     counted = _count(recipe)
     if counted is None or train.epochs:
         return ()

@@ -15,7 +15,9 @@ from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe
 
 MOCK_NAMES = ("mock", "llm-pretrain-mock")
-FILE_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".parquet", ".txt", ".gz", ".zst", ".bin", ".idx", ".jinja")
+FILE_SUFFIXES = (
+    *(".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".gz", ".zst", ".bin", ".idx", ".jinja"),
+)
 PRETRAINED = "checkpoint.pretrained"
 CHECKPOINTS = "checkpoints"  # the folder of checkpoints in a run
 NOT_A_FOLDER = ("random", "bytes")  # values of checkpoint.pretrained and data.tokenizer

@@ -13,7 +13,7 @@ from pathlib import Path
 from meshwright import file_access
 
 INSTRUCTION_SETS = ("squad", "tulu3", "openmathinstruct2", "openmathinstruct2-thinking", "gsm8k")
-TEXT_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".txt", ".jsonl.gz")
+TEXT_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".jsonl.gz")
 IMAGE_KEYS = re.compile(rb'"(?:images?|image_url|pixel_values)"|<image>|<\|image')
 IMAGE_COLUMNS = re.compile(rb"\bimages?\b|image_url|pixel_values", re.IGNORECASE)
 MOST_BYTES = 2**28  # a larger file is not read for an answer that should be instant
@@ -63,7 +63,7 @@ def _text_only(path: str, size: int, changed: int) -> bool:
     raw = b""
     with suppress(EOFError, gzip.BadGzipFile):
         raw = gzip.decompress(file.read_bytes()) if name.endswith(".gz") else file.read_bytes()
-    if name.endswith(".csv"):
+    if name.endswith((".csv", ".tsv")):
         return not IMAGE_COLUMNS.search(raw.split(b"\n", 1)[0])
     if file.name == "dataset_info.json":
         with suppress(ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from shlex import quote
@@ -123,21 +124,30 @@ ANSWERS = (
     *("réponse", "reponse", "respuesta", "risposta", "resposta", "odpowied", "ответ", "回答", "答案", "回复", "답변"),
 )
 """How the names of columns with answers start."""
-NO_TEXT = ("id", "uuid", "index", "idx", "key", "hash", "url", "source", "category", "label", "split", "date", "lang")
+NO_TEXT = ("index", "idx", "key", "hash", "url", "source", "category", "label", "split", "date", "lang", "priority")
 """Columns that describe a row and are not what a model is trained on."""
+NUMBER_WORDS = {"id", "uuid", "nr", "no", "num", "number", "nummer", "numéro", "número"}
+"""Words in the names of columns with numbers or identifiers."""
+WORD = re.compile(r"[^\W_\d]+")
+CODE = re.compile(r"\S*\d\S*")  # the value of a number, a date or an identifier such as INC-1042
 
 
 def text_columns(row: Mapping[str, Any] | Iterable[str]) -> list[str]:
     """Return the columns that probably have text to train on; of names alone, all that do not only describe a row."""
     values = row if isinstance(row, Mapping) else dict.fromkeys(row, "")
     text = [one for one, value in values.items() if isinstance(value, str)]
-    return [one for one in text if one.lower() not in NO_TEXT and not one.lower().endswith("_id")] or text
+    named = [one for one in text if one.lower() not in NO_TEXT]
+    kept = [one for one in named if not NUMBER_WORDS & set(WORD.findall(one.lower()))]
+    return [one for one in kept if not CODE.fullmatch(values[one].strip())] or kept or text
 
 
 def _column_fixes(row: Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]:
-    """Return data.columns with the columns that a row of an unknown schema has: its messages, or its first texts."""
+    """Return data.columns with the columns that a row of an unknown schema has: its messages, or its texts."""
     lists = [key for key, value in row.items() if isinstance(value, list)] if isinstance(row, Mapping) else []
-    text = sorted(text_columns(row)[:2], key=lambda one: one.lower().startswith(ANSWERS))
+    found = text_columns(row)
+    answers = [one for one in found if one.lower().startswith(ANSWERS)]
+    asked = [one for one in found if one not in answers]
+    text = [*asked[:1], *answers[:1]] if asked and answers else found[:2]
     keys = ("prompt", "response") if len(text) > 1 else ("text",)
     named = [quote(f"data.columns.{key}={one}") for key, one in zip(keys, text, strict=False)]
     return (*(quote(f"data.columns.messages={one}") for one in lists[:1]), *([" ".join(named)] if named else []))

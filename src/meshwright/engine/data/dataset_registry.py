@@ -57,7 +57,10 @@ def open_rows(name: str, split: str, streaming: bool = False) -> Rows:
     if path.exists():
         if name in REGISTRY:
             note(f"dataset {name} is {path.resolve()}, not the registered dataset {REGISTRY[name].hub_id}")
-        return find_rows(path, split, name)
+        found = find_rows(path, split, name)
+        if found.delimiters:
+            note(found.delimiters)
+        return found
     if path.is_absolute() or name.startswith((".", "~")) or name.endswith("/") or name.count("/") > 1:
         raise missing_path(name, FIELD)
     known = REGISTRY.get(name)
@@ -150,7 +153,7 @@ def hub_reachable() -> bool:
 def _not_found(name: str, hub_id: str, hub_error: str = "") -> InputError:
     root = os.environ.get("MESHWRIGHT_DATA", "")
     searched = [f"the path {name}", f"{root}/{name}" if root else "$MESHWRIGHT_DATA (not set)"]
-    fix = [f"{FIELD}=FILE or FOLDER of JSONL, JSON, CSV or Parquet", "--dataset mock"]
+    fix = [f"{FIELD}=FILE or FOLDER of JSONL, JSON, CSV, TSV or Parquet", "--dataset mock"]
     hint = ""
     if hub_id:
         searched += ["the local Hugging Face cache", f"the hub as {hub_id}: {hub_error}"]

@@ -1,4 +1,4 @@
-"""Reads rows of JSONL, JSON, CSV, Parquet and saved datasets, each with its location for error messages."""
+"""Reads rows of JSONL, JSON, CSV, TSV, Parquet and saved datasets, each with its location for error messages."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from typing import IO, Any
 
 import msgspec
 
+from meshwright.engine.data import csv_format
 from meshwright.errors import InputError, unknown
 from meshwright.extras import not_installed
 
 Row = dict[str, Any]
 OnBadRow = Callable[[InputError], None]
 FIELD = "data.dataset"
-SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", ".csv", ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", *csv_format.SUFFIXES, ".parquet")
 SAVED_DATASET_FILES = ("dataset_info.json", "state.json")  # written by Dataset.save_to_disk
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
 # The split is the first word of the file name (train-00000-of-00002.parquet) or of its folder.
@@ -75,6 +76,12 @@ class Rows:
         if found is None:
             raise bad[0] if bad else no_rows(self.name)
         return found[1]
+
+    @property
+    def delimiters(self) -> str:
+        """A sentence about what separates the columns of its CSV files; empty if it is a comma."""
+        found = csv_format.other_delimiters(self.files)
+        return f"{self.name}: columns are separated by {found}" if found else ""
 
     def state(self) -> list[object]:
         """Return a cache key for the content without reading it: file names, sizes and mtimes."""
@@ -242,7 +249,8 @@ def _jsonl(path: Path, start: int) -> RowIterator:
             try:
                 row = decoder.decode(line)
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                yield where, row_error(where, f"not JSON: {error}")
+                fix = csv_format.utf8_fix(path) if "utf-8" in str(error).lower() and path.suffix != ".gz" else ()
+                yield where, row_error(where, f"not JSON: {error}", fix)
                 continue
             yield where, _object(where, row)
 
@@ -268,18 +276,22 @@ def _json(path: Path, start: int) -> RowIterator:
 
 def _csv(path: Path, start: int) -> RowIterator:
     with _open(path) as file:
-        reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""))
+        delimiter = csv_format.find_delimiter(path)
+        reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=delimiter)
         try:
             for number, row in enumerate(reader):
                 where = f"{path}:{reader.line_num}"
                 if None in row or None in row.values():
-                    more = 'put cells that contain a comma in double quotes: "a, b"'
-                    fix = more if None in row else f"add the missing cells to the row in {path}, if only commas"
+                    names = csv_format.DELIMITERS[delimiter]
+                    more = f'put cells that contain {names} in double quotes: "a{delimiter} b"'
+                    fix = more if None in row else f"add the missing cells to the row in {path}, if only {names}"
                     reason = f"the row does not have the header's {len(reader.fieldnames or ())} columns"
                     yield where, row_error(where, reason, (fix,))
                     continue
                 yield where, None if number < start else row
-        except (UnicodeDecodeError, csv.Error) as error:
+        except UnicodeDecodeError:
+            raise row_error(str(path), "the file is not UTF-8", csv_format.utf8_fix(path)) from None
+        except csv.Error as error:
             raise row_error(f"{path}:{reader.line_num + 1}", f"not CSV: {error}") from None
 
 
@@ -322,7 +334,7 @@ _READERS = {
     ".jsonl.gz": _jsonl,
     ".ndjson": _jsonl,
     ".json": _json,
-    ".csv": _csv,
+    **dict.fromkeys(csv_format.SUFFIXES, _csv),
     ".parquet": _parquet,
 }
 

@@ -26,7 +26,7 @@ FULL_BYTES = 16 << 20  # a dataset up to this size is hashed completely
 SAMPLED_BYTES = 8 << 20  # of a larger one, spread over its files
 PIECES = 16  # per file
 LEAST_PIECE = 4096
-LINE_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".txt")
+LINE_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
 
 
 class Fingerprint(msgspec.Struct, frozen=True):

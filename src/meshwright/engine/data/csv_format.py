@@ -1,0 +1,59 @@
+"""How a CSV file is written: the character between its columns, and its encoding."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import shlex
+from itertools import islice
+from pathlib import Path
+
+SUFFIXES = (".csv", ".tsv")
+DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "vertical bars"}
+HEAD_BYTES = 1 << 16  # of the file's beginning, in which the delimiter is looked for
+COMPARED_ROWS = 20
+WINDOWS = "WINDOWS-1252"  # what Excel writes as plain CSV in Western Europe; Latin-1 without control characters
+
+
+def find_delimiter(path: Path) -> str:
+    """Return the character between the columns: the one with which most of the first rows have the header's columns."""
+    usual = "\t" if path.suffix.lower() == ".tsv" else ","
+    with path.open("rb") as file:
+        head = file.read(HEAD_BYTES)
+        complete = not file.read(1)
+    lines = head.decode("utf-8-sig", errors="replace").splitlines(keepends=True)
+    lines = lines if complete else lines[:-1]
+    return max((usual, *DELIMITERS), key=lambda one: _fit(lines, one))
+
+
+def _fit(lines: list[str], delimiter: str) -> tuple[bool, float, int]:
+    """Return how well a delimiter fits: whether it splits the header, the share of rows like it, and its columns."""
+    try:
+        rows = [row for row in islice(csv.reader(lines, delimiter=delimiter), COMPARED_ROWS + 1) if row]
+    except csv.Error:
+        return False, 0.0, 0
+    if not rows or len(rows[0]) < 2:
+        return False, 0.0, 0
+    same = sum(len(row) == len(rows[0]) for row in rows[1:])
+    return True, same / max(len(rows) - 1, 1), len(rows[0])
+
+
+def other_delimiters(files: tuple[Path, ...]) -> str:
+    """Return what separates the columns of CSV files if it is not a comma; empty if it is."""
+    found = {find_delimiter(path) for path in files if path.suffix.lower() in SUFFIXES} - {","}
+    return " or ".join(name for one, name in DELIMITERS.items() if one in found)
+
+
+def utf8_fix(path: Path) -> tuple[str, ...]:
+    """Return the command that writes a text file as UTF-8, and the file to use then."""
+    with path.open("rb") as file:
+        head = file.read(1 << 20)
+    encoding = "UTF-16" if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else WINDOWS
+    if encoding == WINDOWS:
+        try:
+            head.decode("cp1252")
+        except UnicodeDecodeError:
+            encoding = "LATIN1"
+    written = path.with_name(f"{path.stem}_utf8{path.suffix}")
+    command = f"iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(written))}"
+    return (f"{command}, then --dataset {shlex.quote(str(written))}",)
