@@ -12,7 +12,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.our_fixes import changed_content
 from meshwright.frameworks.result import CheckResult
-from meshwright.frameworks.tried_fixes import REPLACED
+from meshwright.frameworks.tried_fixes import REPLACED, as_typed
 from meshwright.planner import Repair
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.rules import RULES, Finding
@@ -105,7 +105,9 @@ def _steps(
         joint = []
     others = [one for one in errors if one not in written]
     yield from (([(one, text) for text in one.fix], False) for one in written if one.fix)
-    yield from (([(one, f"without {one.field}")], False) for one in written)  # a key that has no successor
+    yield from (
+        ([(one, f"without {_spelled(content, one.field)}")], False) for one in written
+    )  # a key that has no successor
     if joint and written:
         yield joint, True
     yield from (([(one, text) for text in one.fix], False) for one in others if one.fix)
@@ -163,10 +165,18 @@ def _as_pasted(content: Content, parts: Sequence[Part]) -> Iterator[str]:
             yield f"without {flag}"
 
 
+def _spelled(content: Content, key: str) -> str:
+    """Return a key as the file spells it."""
+    if content.settings:
+        return key
+    typed = (as_typed(one.args, key) for one in content.launches)
+    return next(filter(None, typed), f"--{key.lstrip('-').replace('_', '-')}")
+
+
 def _removed(content: Content, key: str) -> str:
     """Return what to remove for a key: its flag, or its section if that has no other key."""
     if not content.settings:
-        return f"--{key.lstrip('-').replace('_', '-')}"
+        return _spelled(content, key)
     section = key.rpartition(".")[0]
     others = [one for one in content.settings if one.startswith(f"{section}.") and one != key]
     return section if section and not others else key

@@ -234,8 +234,16 @@ class _Reader:
             return self.key_map[short[0]]
         found = closest(key, known, 1)
         if not found or min(ratio(key, found[0]), ratio(last(key), last(found[0]))) < SIMILARITY:
-            return None
+            return self._key_of_same_field(key, known)
         return self.key_map[found[0]]
+
+    def _key_of_same_field(self, key: str, known: Iterable[str]) -> ConfigKey | None:
+        """Return the key of the same section whose field another framework names so: learning_rate for lr."""
+        section, _, name = key.rpartition(".")
+        alias = overrides.override_keys().get(name)
+        same = [self.key_map[one] for one in known if one.rpartition(".")[0] == section]
+        found = [one for one in same if alias is not None and alias.field and one.field == alias.field]
+        return found[0] if len(found) == 1 else None
 
     def _accepts(self, config_key: ConfigKey, setting: SourcedValue) -> bool:
         """Return whether another key accepts a value; a flag without a value is no number or name."""

@@ -12,7 +12,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.to_recipe import complete, import_recipe
-from meshwright.frameworks.tried_fixes import REPLACED, with_fix, without_flag
+from meshwright.frameworks.tried_fixes import REPLACED, as_typed, with_fix, without_flag
 from meshwright.frameworks.types import SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.format_override import format_override
@@ -71,7 +71,9 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
         if len(words) == 2 and words[0] == "export" and "=" in words[1]:
             launches = tuple(_with_variable(one, words[1], content.path) for one in launches)
             continue
-        if not words or not (words[0].startswith("--") or "=" in words[0]) or "export" in words:
+        is_setting = bool(words) and (words[0].startswith("--") or "=" in words[0])
+        is_named = removed and len(words) == 1 and any(as_typed(one.args, words[0]) for one in content.launches)
+        if not (is_setting or is_named) or "export" in words:
             return None
         key = words[0].lstrip("-").partition("=")[0]
         added = () if removed else tuple(SourcedValue(word, 0, content.path) for word in words)

@@ -22,6 +22,8 @@ REPLACED = (
 NOT_FOUND = "no change of this file's settings was found that resolves it"
 _REMOVAL = re.compile(r"(?:without|remove) ([\w.]+)")
 _DOTTED = re.compile(r"([\w.]+\.)(\w+): (.*)")
+_OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w.\[\]-]*=")
+_NAMED = re.compile(rf"--|{_OVERRIDE.pattern}")
 FindingsAfter = Callable[[Content], Sequence[Finding]]
 
 
@@ -103,11 +105,29 @@ def _parsed(content: Content, text: str) -> dict[str, SourcedValue] | None:
 
 def without_flag(args: Sequence[SourcedValue], key: str) -> tuple[SourcedValue, ...]:
     """Return a command's arguments without a flag and its values, or without KEY=VALUE."""
-    kept, dropping = [], False
+    kept: list[SourcedValue] = []
+    values: int | None = None  # of the dropped flag so far; None: after another argument
     for one in args:
         text = str(one.value)
-        if text.startswith("--") or ("=" in text and not dropping):
-            dropping = text.lstrip("-").partition("=")[0].replace("-", "_") == key.replace("-", "_")
-        if not dropping:
-            kept.append(one)
+        override = _OVERRIDE.match(text)
+        # The word after a flag is its value even if it contains =; a dotted key is always an override.
+        if text.startswith("--") or (override and (values != 0 or "." in override[0])):
+            is_key = _same_key(text.partition("=")[0], key)
+            values = 0 if is_key and text.startswith("--") and "=" not in text else None
+            if is_key:
+                continue
+        elif values is not None:
+            values += 1
+            continue
+        kept.append(one)
     return tuple(kept)
+
+
+def as_typed(args: Sequence[SourcedValue], key: str) -> str:
+    """Return a flag or key as a command's arguments spell it; empty if they do not name it."""
+    names = (str(one.value).partition("=")[0] for one in args if _NAMED.match(str(one.value)))
+    return next((name for name in names if _same_key(name, key)), "")
+
+
+def _same_key(one: str, other: str) -> bool:
+    return one.lstrip("-+~").replace("-", "_") == other.lstrip("-+~").replace("-", "_")
