@@ -256,15 +256,32 @@ def export_into(
     except InputError as error:
         fixes = _export_fixes(theirs, checked, _counted_steps(checked, error.fix))
         raise InputError(error.reason, error.field, error.value, fixes) from error
+    version = read.settings.parsed.version if read is not None and same else ""
+    if version and anywhere:  # a job runs one program: that of the file's own version
+        if version not in written.versions:
+            raise _no_version(job, theirs, version, checked)
+        written = frameworks.in_version(theirs, written, version, named, checked.model, checked.cluster)
     engine = frameworks.exported_engine(theirs, written, checked.model)
     if engine != checked.engine:  # the findings are those of the file that was written
         recipe = without_folder(job.on(engine), None if same else read)
         checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
-    checked = msgspec.structs.replace(checked, findings=_all_findings(theirs, written, checked, fix))
+    findings = _all_findings(theirs, written, checked, fix)
+    if same:  # as check reports them in the framework's own file
+        findings = tuple(one for one in findings if frameworks.as_in_files(one).severity != "advice")
+    checked = msgspec.structs.replace(checked, findings=findings)
     written = msgspec.structs.replace(
         written, notes=(*checked.notes, *_contract_notes(job, checked.recipe), *written.notes)
     )
     return (Exported(written, checked, job) if read is None else Exported(written, checked, job, dropped)), converted
+
+
+def _no_version(job: Job, theirs: frameworks.Framework, version: str, checked: RecipeCheckResult) -> InputError:
+    """Return the error for a job of a version that the export has no program for: the two commands with another."""
+    first = f"{theirs.name}_job"
+    words = ("meshwright", "export", *job.words, "--to", theirs.name, "--gpus", str(checked.cluster), "--out", first)
+    reason = f"is for {theirs.title} {version}, which has no preset of {checked.model.name}"
+    fix = (f"{shlex.join(words)}, then launch {first}/config.toml (another version of {theirs.title})",)
+    return InputError(reason, field="file", value=job.words[0], fix=fix)
 
 
 def _counted_steps(checked: RecipeCheckResult, fixes: Sequence[str]) -> list[str]:
@@ -292,7 +309,8 @@ def _sizing(job: Job, checked: RecipeCheckResult, overrides: Sequence[str]) -> t
 
     It has the words and overrides that the user typed, except those of the layout that does not run.
     """
-    if job.no_model or all(one.fix == (WRITTEN,) for one in checked.findings if one.severity == "error"):
+    errors = [one for one in checked.findings if one.severity == "error"]
+    if job.no_model or all(one.fix == (WRITTEN,) or _is_about_weights(one) for one in errors):
         return ()
     recipe = checked.recipe
     goal = ("--goal", recipe.goal) if job.plan is not None else ()
@@ -301,6 +319,11 @@ def _sizing(job: Job, checked: RecipeCheckResult, overrides: Sequence[str]) -> t
     words = [one for one in (*named, *typed) if "=" not in one or not (recipe_key(one) or "").startswith("layout.")]
     command = shlex.join(("meshwright", "recommend", *words, "--save", "sized.toml"))
     return (f"for a layout that runs: {command}, then export sized.toml",)
+
+
+def _is_about_weights(finding: RuleFinding) -> bool:
+    """Return whether a finding is fixed by naming the initial weights, which no layout changes."""
+    return bool(finding.fix) and all(text.startswith("checkpoint.") for text in finding.fix)
 
 
 def framework_findings(

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from meshwright import file_access
 from meshwright.errors import InputError
-from meshwright.frameworks.check import check
+from meshwright.frameworks.check import as_in_files, check
 from meshwright.frameworks.dropped import DroppedSetting, dropped_settings, require_model
-from meshwright.frameworks.export import export, exported_engine, lost_numbers
+from meshwright.frameworks.export import export, exported_engine, in_version, lost_numbers
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile, import_file
 from meshwright.frameworks.load import SUFFIXES, content_of, open_file
@@ -36,6 +36,7 @@ __all__ = [
     "SourcedValue",
     "UnmappedField",
     "UnresolvedValue",
+    "as_in_files",
     "check",
     "check_native",
     "content_of",
@@ -47,6 +48,7 @@ __all__ = [
     "framework_of",
     "import_file",
     "in_our_keys",
+    "in_version",
     "is_file",
     "is_native",
     "lost_numbers",

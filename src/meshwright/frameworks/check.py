@@ -188,12 +188,12 @@ def _our_findings(imported: ImportedRecipe, cases: Sequence[Case], advice: bool,
     """Return the findings of our rules that hold in every case, in the framework's keys."""
     first, *others = cases
     found = rules.check(first, SEVERITIES if advice else SEVERITIES[:2], others, fixes=fixes)
-    kept = [_as_in_files(_downgrade_within_error(one, first)) for one in found]
+    kept = [as_in_files(_downgrade_within_error(one, first)) for one in found]
     kept = [one for one in kept if advice or one.severity != "advice"]
     return [_in_framework_keys(imported, first.recipe, one) for one in kept]
 
 
-def _as_in_files(finding: Finding) -> Finding:
+def as_in_files(finding: Finding) -> Finding:
     """Return the finding with its severity in another framework's file."""
     is_judgement = finding.severity == "warning" and finding.rule in JUDGEMENTS
     return msgspec.structs.replace(finding, severity="advice") if is_judgement else finding

@@ -26,6 +26,7 @@ STRUCTURED = (".toml", ".yaml", ".yml", ".json")
 
 OFF = ("false", "no", "none", "null", "off")
 PROGRAM = ("recipe", "_target_")  # the class or recipe that reads the other settings
+PRESET = ("module", "config")  # torchtitan's preset, from which the model and the defaults are imported
 FOLDERS = {
     "megatron_lm": ("save", "load", "finetune"),
     "megatron_bridge": ("checkpoint.save", "checkpoint.load", "checkpoint.finetune"),
@@ -186,7 +187,7 @@ def _without_field(framework: Framework, settings: Any) -> Iterator[tuple[str, S
         row = table.get(key)
         if key in together or (row is not None and (row.field or row.status != "read")):
             continue
-        if text_of(setting.value).lower() in OFF or key.rsplit(".", 1)[-1] in PROGRAM:
+        if text_of(setting.value).lower() in OFF or key.rsplit(".", 1)[-1] in PROGRAM or key in PRESET:
             continue
         if _has_no_effect(key.rsplit(".", 1)[-1], setting, settings):
             continue

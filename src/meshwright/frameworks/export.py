@@ -39,6 +39,16 @@ def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) 
     return msgspec.structs.replace(written, unmapped=(*written.unmapped, *numbers, *lost))
 
 
+def in_version(
+    framework: Framework, written: ExportedConfig, version: str, recipe: Recipe, model: ModelSpec, on: Cluster
+) -> ExportedConfig:
+    """Return an export with only the script and the program of another version, and the fields lost there."""
+    other = written.versions[version]
+    files = {other.script: written.files[other.script]}
+    only = msgspec.structs.replace(written, files=files, program=other.program, unmapped=(), in_other_files=())
+    return msgspec.structs.replace(only, unmapped=differences(framework, only, recipe, model, on))
+
+
 def _is_derived(one: UnmappedField, back: Recipe) -> bool:
     """Return whether a field without a key has its value in the framework nevertheless: what its models do."""
     return one.reason.endswith(NO_KEY) and one.field in recipe_fields() and field_value(back, one.field) == one.value

@@ -77,6 +77,7 @@ class ParsedConfig(msgspec.Struct, frozen=True):
         str, ...
     ] = ()  # recipe fields set by the training program, not the file: checked for all values
     suppressed_rules: tuple[str, ...] = ()  # rules of ours that do not apply to this file
+    version: str = ""  # of the framework, if its exports have a program for each of several versions
 
 
 class Problem(msgspec.Struct, frozen=True):

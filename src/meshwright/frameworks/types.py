@@ -54,6 +54,13 @@ class UnmappedField(msgspec.Struct, frozen=True):
     reason: str
 
 
+class OtherVersion(msgspec.Struct, frozen=True):
+    """The program of another version of a framework, and the exported script that has the same settings."""
+
+    script: str
+    program: Program
+
+
 class ExportedConfig(msgspec.Struct, frozen=True):
     """A recipe exported to another framework."""
 
@@ -64,3 +71,4 @@ class ExportedConfig(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()  # remaining manual steps, such as converting a checkpoint
     paths: tuple[str, ...] = ()  # where the files were written
     in_other_files: tuple[str, ...] = ()  # recipe fields that files other than the first set
+    versions: Mapping[str, OtherVersion] = {}  # programs of other versions of the framework, by version

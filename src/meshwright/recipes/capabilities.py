@@ -375,7 +375,7 @@ CAPABILITIES: tuple[Capability, ...] = (
         field="dispatcher",
         name="token dispatchers",
         runs={
-            "torchtitan": ("alltoall", "deepep", "hybridep"),
+            "torchtitan": ("alltoall", "deepep"),
             "automodel": ("allgather", "deepep", "hybridep"),
             **dict.fromkeys(("meshwright", "kempnerforge", "fsdp1", "deepspeed"), ("alltoall",)),
         },
@@ -387,7 +387,7 @@ CAPABILITIES: tuple[Capability, ...] = (
         where="of MoE models",
         why={
             "meshwright": "it sends tokens with NCCL all-to-alls",
-            "torchtitan": "it has all-to-all, DeepEP and HybridEP",
+            "torchtitan": "its 0.2 line has all-to-all and DeepEP",
             "automodel": "it has an all-gather, DeepEP and HybridEP",
             **dict.fromkeys(("kempnerforge", "fsdp1", "deepspeed"), "it has all-to-alls only"),
         },

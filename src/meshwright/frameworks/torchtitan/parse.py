@@ -34,6 +34,7 @@ from meshwright.rules.rule import Finding
 TABLE = "torchtitan"
 LAST_02_DAY, CURRENT_DAY = "2026-02-22", "2026-08-21"
 """The last day of the 0.2 line (0.2.2), and the day of main's flags."""
+VERSION_030, VERSION_MAIN = "0.3.0", "main"
 RELEASED = "0.3.0 (2026-09-03), where batch sizes are in samples; on main they are in tokens"
 OPEN_SECTIONS = re.compile(r"(dataloader|validator|tokenizer|encoder|inference|loss|override|profiler|optimizer)\.")
 """Sections whose keys depend on the config function."""
@@ -178,6 +179,7 @@ def _parse_current(
         parsed,
         field_values={**parsed.field_values, "kernels.loss": "chunked"},  # in every preset
         suppressed_rules=LIMITS_OF_02,
+        version=VERSION_030 if released else VERSION_MAIN,
     )
 
 

@@ -17,8 +17,8 @@ from meshwright.frameworks.torchtitan.derived_fields import ONE_STAGE
 from meshwright.frameworks.torchtitan.format_override import flag
 from meshwright.frameworks.torchtitan.models import PRESETS, flavor_of, preset_of
 from meshwright.frameworks.torchtitan.own_flavor import CUSTOM_IMPORT, MODULE, own_flavor, with_type
-from meshwright.frameworks.torchtitan.parse import LAST_02_DAY
-from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
+from meshwright.frameworks.torchtitan.parse import CURRENT_DAY, LAST_02_DAY, VERSION_030, VERSION_MAIN
+from meshwright.frameworks.types import ExportedConfig, OtherVersion, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.capabilities import MODEL_LIMITS
 from meshwright.recipes.key_maps import config_keys
@@ -36,8 +36,9 @@ from meshwright.recipes.key_maps.value_maps import PIPELINE_SCHEDULES
 from meshwright.recipes.types import Recipe, field_value
 
 FILE = "config.toml"
-SCRIPTS = {"run_0.3.0.sh": "0.3.0", "run.sh": "of 2026-08-21 (main branch)"}
+SCRIPTS = {"run_0.3.0.sh": VERSION_030, "run.sh": VERSION_MAIN}
 """Scripts and their versions: batch sizes are in samples in 0.3.0 and in tokens on main."""
+VERSION_WORDS = {VERSION_030: VERSION_030, VERSION_MAIN: f"of {CURRENT_DAY} (main branch)"}
 SECTIONS = (
     "job", "profiling", "metrics", "model", "optimizer", "lr_scheduler", "training", "parallelism", "checkpoint",
     "activation_checkpoint", "compile", "quantize", "validation", "debug",
@@ -86,11 +87,15 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
             "(scripts/download_hf_assets.py --assets safetensors) and set checkpoint.pretrained to it"
         )
     preset = preset_of(model)
+    versions: dict[str, OtherVersion] = {}
+    env = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     if preset is not None:
         for name, version in SCRIPTS.items():
-            batch_settings = _batch_in_samples if version == "0.3.0" else _batch_in_tokens
+            batch_settings = _batch_in_samples if version == VERSION_030 else _batch_in_tokens
             flags = _current_flags(recipe, preset, settings, batch_settings(recipe, settings))
-            files[name] = _script(flags, recipe, on, preset, version, settings, model)
+            files[name] = _script(flags, recipe, on, preset, VERSION_WORDS[version], settings, model)
+            start = ("-m", "torchtitan.train", "--module", preset[0], "--config", preset[1])
+            versions[version] = OtherVersion(name, Program(argv=(*start, *_words(flags)), env=env))
         lost = _lost_fields(framework, files["run.sh"], recipe, model, on, {field.field for field in unmapped})
         if lost:
             names = " and ".join(SCRIPTS)
@@ -102,11 +107,12 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         files=files,
         program=Program(
             argv=("-m", "torchtitan.train", "--job.config_file", FILE),
-            env={"PYTORCH_ALLOC_CONF": "expandable_segments:True"},
+            env=env,
             modules=(f"{MODULE}.py",) if own is not None else (),
         ),
         unmapped=unmapped,
         notes=tuple(notes),
+        versions=versions,
     )
 
 
@@ -265,8 +271,8 @@ SHARED_KEYS = (
     f"{PIPELINE_PREFIX}layers_per_stage", "training.steps",
     "training.max_norm", "training.dtype", "training.mixed_precision_param", "training.enable_cpu_offload",
     "lr_scheduler.warmup_steps", "lr_scheduler.decay_type", "lr_scheduler.decay_ratio", "lr_scheduler.total_steps",
-    "lr_scheduler.min_lr_factor", "checkpoint.enable", "checkpoint.interval", "checkpoint.keep_latest_k",
-    "checkpoint.async_mode", "checkpoint.last_save_in_hf", "checkpoint.initial_load_path",
+    "lr_scheduler.min_lr_factor", "checkpoint.enable", "checkpoint.interval", "checkpoint.folder",
+    "checkpoint.keep_latest_k", "checkpoint.async_mode", "checkpoint.last_save_in_hf", "checkpoint.initial_load_path",
     "checkpoint.initial_load_in_hf", "compile.enable", "metrics.log_freq", "debug.seed", "debug.deterministic",
     "debug.moe_force_load_balance",
 )  # fmt: skip
@@ -330,6 +336,12 @@ def _current_flags(
         flags.append(f"--{OPTIMIZER_KWARGS}betas {recipe.optimizer.beta1} {recipe.optimizer.beta2}")
     flags.append(f"activation-checkpoint:{layout.recompute}")  # a subcommand, which must come last
     return flags
+
+
+def _words(flags: list[str]) -> Iterator[str]:
+    """Yield the arguments of flags; only betas are several."""
+    for text in flags:
+        yield from text.split(" ") if text.startswith(f"--{OPTIMIZER_KWARGS}betas ") else (text,)
 
 
 def _value_if_unset(key: str, base: dict[str, Any]) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import PurePosixPath
 from typing import Any
 
 from meshwright.errors import closest
 from meshwright.frameworks.framework import Problem, RuleContext
+from meshwright.frameworks.initial_weights import is_hub_id
 from meshwright.frameworks.torchtitan.models import EXPERIMENT_MODELS, FLAVORS, PRESETS, base_flavor, max_positions
 from meshwright.frameworks.torchtitan.rules.common import (
     CP,
@@ -193,9 +195,15 @@ def _hf_weights_only(ctx: RuleContext) -> Iterator[Problem]:
 def _relative_load_path(ctx: RuleContext) -> Problem | None:
     key = "checkpoint.initial_load_path"
     path = ctx.get(key)
-    if not is_current(ctx) or not isinstance(path, str) or not path or path.startswith("/") or "://" in path:
+    if not isinstance(path, str) or not path or path.startswith("/") or "://" in path:
         return None
-    return Problem(f"{key}={path} must be an absolute path or a URI")
+    read = is_current(ctx) or ctx.get("checkpoint.enable") is True
+    if not read or not (is_current(ctx) or is_hub_id(path)):
+        return None  # the 0.2 line also takes relative folders
+    what = "an absolute path or a URI" if is_current(ctx) else "a folder"
+    fix = (ctx.framework.format_setting(key, f"/path/to/{PurePosixPath(path).name}"),)
+    download = f": download {path} (scripts/download_hf_assets.py --assets safetensors)" if is_hub_id(path) else ""
+    return Problem(f"{key}={path} must be {what}{download}", fix)
 
 
 def _async_tp_uncompiled(ctx: RuleContext) -> Problem | None:
@@ -342,8 +350,8 @@ RULES = (
         _hf_weights_only, symptom="ValueError while checkpointing is initialized",
         cause="safetensors files contain only tensors"),
     rule("relative-path", "error", ("checkpoint.initial_load_path",), _relative_load_path,
-        symptom="ValueError: initial_load_path must be an absolute path or a remote URI",
-        cause="the working directory may differ between ranks"),
+        symptom="ValueError: initial_load_path must be an absolute path or a remote URI; in 0.2: the path is not valid",
+        cause="the working directory may differ between ranks, and a Hugging Face id is not downloaded"),
     rule("async-tp-uncompiled", "error", ("compile.enable_async_tensor_parallel",), _async_tp_uncompiled,
         symptom="ValueError: Async TP requires 'model' in --compile.components",
         cause="the compiler overlaps the communication with the matmuls", covers=("overlap.async-tensor-parallel",)),
