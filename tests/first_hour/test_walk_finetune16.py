@@ -8,7 +8,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+
+import meshwright as library
 
 PEFT = "qwen3_8b_peft_config"
 TABLE = ("Ticket Nr.", "Beschreibung", "Lösung")
@@ -59,3 +62,29 @@ def test_tables_of_a_spreadsheet_are_read_with_their_delimiter(here: Path, meshw
         command, _, then = refused.partition("fix:   ")[2].strip().partition(", then ")
         subprocess.run(command, shell=True, check=True)
         assert meshwright("samples", PEFT, *shlex.split(then), "data.tokenizer=bytes").code == 0
+
+
+def test_the_doctor_says_that_the_rate_trains_nothing(here: Path, meshwright: Any) -> None:
+    for rate, still in ((1e-9, True), (1e-4, False)):
+        folder = here / f"run{rate}"
+        folder.mkdir()
+        settings = msgspec.to_builtins(library.recipe(PEFT))
+        settings["optimizer"]["lr"] = rate
+        header = {"kind": "header", "recipe": PEFT, "settings": settings, "world": 1}
+        noise = [0.01 * (i * 7 % 5 - 2) for i in range(30)]
+        rows: list[dict[str, Any]] = [
+            {"kind": "step", "step": i + 1, "loss": 6.4 + noise[i] - (0 if still else 0.05 * i), "lr": rate}
+            for i in range(30)
+        ]
+        for step in range(5, 31, 5):
+            loss = 6.4148 - (0 if still else 0.05 * step)
+            rows.insert(6 * step // 5 - 1, {"kind": "validation", "step": step, "loss": loss})
+        lines = (json.dumps(one, separators=(",", ":")) for one in (header, *rows))
+        (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        found = {one["rule"]: one for one in meshwright("doctor", folder.name, "--json").json["findings"]}
+        assert ("loss.flat" in found) == ("learning_rate.adapters" in found) == still
+        if still:
+            message = found["loss.flat"]["message"]
+            assert "the validation loss is 6.4148 in 6 evaluations" in message
+            assert "The learning rate 1e-09 is too small: about 0.0001 is usual" in message
+            assert found["loss.flat"]["remedies"][0]["try"] == ["optimizer.lr=0.0001"]

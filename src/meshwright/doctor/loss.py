@@ -15,6 +15,7 @@ from meshwright.doctor import remedies, settings
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Step
 from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median
+from meshwright.doctor.small_rate import unmoved
 from meshwright.doctor.thresholds import limit, share
 
 WINDOW = 50  # lines of a running median
@@ -181,6 +182,9 @@ def flat(stats: RunStats) -> Iterator[Finding]:
     bad = next((step.step for step in stats.run.steps if _is_not_finite(stats, step)), None)
     rows = [step for step in _with_loss(stats) if bad is None or step.step < bad]
     if stats.uses_mock_data or len(rows) < MIN_LINES:
+        return
+    if (still := unmoved(stats, rows)) is not None:
+        yield still
         return
     rates = [step.lr for step in rows if step.lr is not None]
     steps_covered = rows[-1].step - rows[0].first + 1

@@ -14,6 +14,9 @@ from meshwright.recipes.types import field_value, recipe_fields
 ANY_MODEL = ("learning_rate.far-too-high", "learning_rate.diverges", "learning_rate.too-small")
 """Rules that also hold for the random weights of --tiny and bench; the others expect a model of full size."""
 
+RATE_ADVICE = ("learning_rate.adapters",)
+"""Advice that explains a loss; other advice is for before the start."""
+
 TOO_HIGH = ("learning_rate.diverges", "learning_rate.far-too-high", "learning_rate.fine-tuning")
 
 
@@ -22,8 +25,10 @@ def checked_settings(stats: RunStats) -> Iterator[Finding]:
     case, header = stats.case, stats.run.header
     if case is None or header.recipe is None:
         return
-    found = rules.check(case, ("error", "warning"))
+    found = rules.check(case, ("error", "warning", "advice"))
     for one in found:
+        if one.severity == "advice" and one.rule not in RATE_ADVICE:
+            continue
         applies = rules.RULES[one.rule].subject in rules.HARDWARE_FREE and (not header.tiny or one.rule in ANY_MODEL)
         if not applies:
             continue

@@ -64,6 +64,8 @@ TABLE: dict[str, Threshold] = {
         40, "%", "a pretraining that starts below this share of ln(vocabulary) continues from trained weights"
     ),
     "flat_steps": Threshold(100, "steps", "the minimum before a training is expected to learn"),
+    "tiny_rate": Threshold(100, "×", "below the usual learning rate; published runs stay within ten of it"),
+    "unmoved_sigmas": Threshold(3, "σ", "of the noise of a median of lines, within which a loss has not moved"),
     "validations": Threshold(3, "", "two show a difference, not a trend; three epochs are usual in fine-tuning"),
     "overfitting": Threshold(3, "%", "above the best validation loss; on other samples it varies by less"),
     "overfitting_sigmas": Threshold(4, "σ", "of the noise between validations, if there are enough to know it"),

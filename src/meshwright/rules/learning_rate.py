@@ -11,6 +11,7 @@ from meshwright.rules.search_values import not_, one_of
 
 FAR_TOO_HIGH = 0.02
 DIVERGES = 1.0
+USUAL_RATES = {"pretrain": 3e-4, "sft": 1e-5, "peft": 1e-4}
 
 
 def short_warmup(updates: int) -> int:
@@ -191,8 +192,13 @@ def pretraining_lr_far_too_high(c: Case) -> Column:
     return _pretrains_with_adam(c) & large & (c.lr > 2e-3) & (c.lr <= FAR_TOO_HIGH)
 
 
+def usual_rate(c: Case) -> float:
+    """Return a usual learning rate of the case's goal."""
+    return USUAL_RATES[str(c.goal)]
+
+
 def _usual_rates(c: Case) -> list[float]:
-    return [{"pretrain": 3e-4, "sft": 1e-5, "peft": 1e-4}[str(c.goal)]]
+    return [usual_rate(c)]
 
 
 def _usual_minimum(c: Case) -> list[float]:

@@ -1,0 +1,85 @@
+"""A loss that does not move because the learning rate is far below the usual one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from statistics import median
+
+import numpy as np
+
+from meshwright.display import plural
+from meshwright.doctor import remedies
+from meshwright.doctor.finding import Evidence, Finding, Remedy
+from meshwright.doctor.run import Step
+from meshwright.doctor.run_stats import RunStats, deviation
+from meshwright.doctor.thresholds import limit, share
+from meshwright.rules.learning_rate import USUAL_RATES, usual_rate
+
+TAIL = 0.2  # share of the lines that counts as the beginning or the end
+SGD = "sgd"  # whose rates have no usual size
+
+
+def unmoved(stats: RunStats, rows: Sequence[Step]) -> Finding | None:
+    """Return the finding for a loss that stays where it starts at a tiny learning rate; None if either is not so."""
+    rate, usual = _rate(stats, rows), min(USUAL_RATES.values())
+    if stats.case is not None:
+        usual = usual_rate(stats.case)
+        if stats.case.optimizer_name == SGD:
+            return None
+    if not rate or rate * limit("tiny_rate") > usual:
+        return None
+    losses = [step.loss for step in rows if step.loss is not None]
+    size = max(3, round(TAIL * len(losses)))
+    first, last = median(losses[:size]), median(losses[-size:])
+    noise = deviation(np.diff(losses)) / math.sqrt(2)
+    if abs(first - last) > max(share("flat_drop") * abs(first), limit("unmoved_sigmas") * noise / math.sqrt(size)):
+        return None
+    validated = _validations(stats)
+    if validated is None:
+        return None
+    return Finding(
+        id="loss.flat",
+        severity="warning",
+        message=f"the loss does not move: {first:.4g} in the first and {last:.4g} in the last {plural(size, 'line')} "
+        f"of {plural(rows[-1].step - rows[0].first + 1, 'step')}{validated}. The learning rate {rate:.2g} is too "
+        f"small: about {usual:g} is usual",
+        steps=(rows[0].first, rows[-1].step),
+        lines=(stats.location(rows[0]), stats.location(rows[-1])),
+        evidence=(
+            Evidence("learning rate", rate, "", usual, "usual"),
+            Evidence("change of the loss", round(last - first, 6), "", round(noise, 6), "noise between lines"),
+        ),
+        remedies=(_usual(stats, usual),),
+    )
+
+
+def _rate(stats: RunStats, rows: Sequence[Step]) -> float:
+    """Return the peak learning rate of a run: its recipe's, else the highest of a log that is past the warm-up."""
+    if stats.case is not None and stats.states("optimizer.lr"):
+        return float(stats.case.recipe.optimizer.lr)
+    rates = [step.lr for step in rows if step.lr is not None]
+    still_rises = len(rates) > 1 and rates[-1] == max(rates) > rates[0]
+    return 0.0 if still_rises else max(rates, default=0.0)
+
+
+def _validations(stats: RunStats) -> str | None:
+    """Return that the validation loss does not move either; empty without one, None if it does."""
+    found = sorted((one for one in stats.run.validations if math.isfinite(one.loss)), key=lambda one: one.name)
+    texts = []
+    for _, rows in groupby(found, key=lambda one: one.name):
+        losses = [one.loss for one in rows]
+        low, high = min(losses), max(losses)
+        if high - low > share("flat_drop") * abs(high):
+            return None
+        values = f"{low:.4f}" if f"{low:.4f}" == f"{high:.4f}" else f"between {low:.4f} and {high:.4f}"
+        texts.append(f"; the validation loss is {values} in {plural(len(losses), 'evaluation')}")
+    return texts[0] if texts else ""
+
+
+def _usual(stats: RunStats, usual: float) -> Remedy:
+    if stats.case is None:
+        rates = ", ".join(f"{rate:g} for {goal}" for goal, rate in USUAL_RATES.items())
+        return remedies.advice(f"a usual learning rate: {rates}", why="updates that change the weights")
+    return remedies.contract(stats, {"optimizer.lr": usual}, "updates that change the weights")
