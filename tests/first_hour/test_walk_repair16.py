@@ -72,3 +72,55 @@ def test_a_repair_of_a_bridge_command_pasted_into_it_leaves_no_error(
         after = meshwright("check", name, "--gpus", gpus, "--json").json
         assert after["ok"], (name, repair, after["findings"])
         assert after["estimate"]["step_s"] == pytest.approx(repair["step_s"]), name
+
+
+MEGATRON = """#!/bin/bash
+#SBATCH --nodes={nodes}
+#SBATCH --gpus-per-node=4
+#SBATCH --ntasks-per-node=1
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+ARGS="
+    --num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32
+    --group-query-attention --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192
+    --position-embedding-type rope --rotary-base 500000 --swiglu --normalization RMSNorm --disable-bias-linear
+    --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0
+    --micro-batch-size 1 --global-batch-size {batch} --train-iters 1000 --lr 3e-4 --lr-decay-style cosine
+    --bf16 --use-distributed-optimizer --sequence-parallel
+    --tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp} {more}
+    --data-path /data/x --tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Meta-Llama-3-8B
+"
+srun torchrun --nproc_per_node 4 --nnodes $SLURM_NNODES --rdzv_backend c10d --rdzv_endpoint $HOST pretrain_gpt.py $ARGS
+"""
+STEP = (
+    " [2026-11-10 12:00:10] iteration {step:8d}/    1000 | elapsed time per iteration (ms): 9000.0 | learning rate: "
+    "3.0E-04 | global batch size:   128 | lm loss: 5.0E+00 | loss scale: 1.0 | grad norm: 0.9 |\n"
+)
+WORLD = "using world size: 48, data-parallel{} 12, "
+LAYOUT_LINES = (  # of Megatron-LM from 2021 to today
+    WORLD.format("-size:") + "tensor-model-parallel size: 2, pipeline-model-parallel size: 2 ",
+    WORLD.format(" size:") + "context-parallel size: 1 tensor-model-parallel size: 2, pipeline-model-parallel size: 2 ",
+    WORLD.format(" size:") + "context-parallel size: 1, hierarchical context-parallel sizes: Nonetensor-model-parallel "
+    "size: 2, encoder-tensor-model-parallel size: 4, pipeline-model-parallel size: 2, "
+    "encoder-pipeline-model-parallel size: 0",
+    WORLD.format(" size:") + "context-parallel size: 1, hierarchical context-parallel sizes: None, "
+    "tensor-model-parallel size: 2, pipeline-model-parallel size: 2",
+)
+
+
+def test_doctor_reads_the_layout_that_megatron_prints_and_compares_it_with_the_file(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mega.sbatch").write_text(MEGATRON.format(nodes=12, tp=4, pp=4, batch=120, more=""))
+    Path("same.sbatch").write_text(MEGATRON.format(nodes=12, tp=2, pp=2, batch=128, more=""))
+    steps = "".join(STEP.format(step=step) for step in range(10, 200, 10))
+    for line in LAYOUT_LINES:
+        Path("mega.log").write_text(f"{line}\n{steps}")
+        found = meshwright("doctor", "mega.log", "--recipe", "mega.sbatch", "--gpus", "12x4xA100-80")
+        assert "does not state the layout" not in found.out, line
+        text = "tp=2, pp=2, global_batch_size=128 in the log, tp=4, pp=4, global_batch_size=120 in mega.sbatch"
+        assert f"the log contradicts mega.sbatch: {text}" in found.out, line
+    same = meshwright("doctor", "mega.log", "--recipe", "same.sbatch", "--gpus", "12x4xA100-80")
+    assert "contradicts" not in same.out
+    other = meshwright("doctor", "mega.log", "--recipe", "same.sbatch", "--gpus", "6x4xA100-80")
+    assert (other.code, "the log is from 48 GPUs" in other.err) == (2, True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from meshwright.doctor import Checkup, Run
 from meshwright.doctor.finding import Evidence, Figure, Remedy
 from meshwright.doctor.match_recipe import (
     assumptions,
+    contradicted,
     gpus_of,
     inferred_batch,
     logged_overrides,
@@ -27,6 +29,7 @@ from meshwright.doctor.match_recipe import (
 )
 from meshwright.errors import InputError
 from meshwright.planner import calibration_notes
+from meshwright.recipes import index
 
 if TYPE_CHECKING:
     from meshwright.recipes.case import Case
@@ -75,7 +78,7 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
             raise InputError(f"has no effect: {note}", field="override", value=" ".join(overrides))
     else:
         case = _requested_case(run, request, gpus or gpus_of(run), overrides)
-        notes = tuple(assumptions(run, case, overrides))
+        notes = (*assumptions(run, case, overrides), *_contradictions(run, request, case, overrides))
         if gpus is None and gpus_of(run) is None and run.header.on_gpu:
             notes = (f"the log does not state the GPUs: the estimate assumes {case.cluster}; --gpus changes it", *notes)
     if case is not None:
@@ -112,6 +115,16 @@ def _requested_case(run: Run, request: requests.Doctor, gpus: str | None, overri
     if batch is None or any(text.startswith("train.global_batch_size") for text in changes):
         return case
     return estimate(target, **named, overrides=(f"train.global_batch_size={batch}", *changes)).case
+
+
+def _contradictions(run: Run, request: requests.Doctor, case: Case, overrides: tuple[str, ...]) -> tuple[str, ...]:
+    """Return where the log contradicts the file that the user names; a shipped recipe is only a start."""
+    if request.recipe is None or index.is_known(request.recipe):
+        return ()
+    with suppress(InputError):  # the file's own layout cannot be built on these GPUs
+        named = estimate(request.recipe, model=request.model, gpus=str(case.cluster), goal=request.goal)
+        return tuple(contradicted(run, request.recipe, named.case.recipe, overrides))
+    return ()
 
 
 class DoctorFinding(Part, frozen=True, kw_only=True):

@@ -23,7 +23,7 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import config_keys
-from meshwright.recipes.types import field_value, recipe_fields
+from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 NO_GPUS = "no estimate: the log does not name the GPUs; add --gpus 8xH100"
 CLOSE = 0.04  # error of a batch size that is computed from tokens per second and step times
@@ -104,9 +104,24 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...]) -> Iterator[str]:
         yield f"the log does not state the global batch size: {batch} {source}"
 
 
+def contradicted(run: Run, named: str, recipe: Recipe, extra: tuple[str, ...]) -> Iterator[str]:
+    """Yield where a log contradicts the recipe that the user names as what ran; the estimate follows the log."""
+    stated = {**_stated_arguments(run), **run.header.overrides}
+    keys = [key for key in COMPARED if key in stated and key not in _keys(extra)]
+    different = [key for key in keys if stated[key] != field_value(recipe, key)]
+    if different:
+        logged = ", ".join(f"{key.partition('.')[2]}={stated[key]}" for key in different)
+        theirs = ", ".join(f"{key.partition('.')[2]}={field_value(recipe, key)}" for key in different)
+        yield (
+            f"the log contradicts {named}: {logged} in the log, {theirs} in {named}. The estimate is for the log's; "
+            "--recipe FILE with the file of this run avoids it"
+        )
+
+
 HOW_IT_RUNS = ("layout.", "kernels.", "precision.")
 MODEL = frozenset(key for key in recipe_fields() if key.startswith("architecture."))
 DEGREES = ("tp", "pp", "cp", "ep")
+COMPARED = (*(f"layout.{name}" for name in DEGREES), "train.global_batch_size")
 
 
 def with_all_gpus(run: Run, case: Case) -> Run:

@@ -16,7 +16,7 @@ from meshwright.frameworks.schedule_units import length_keys
 from meshwright.frameworks.types import Settings, SourcedValue, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides
-from meshwright.recipes.key_maps import CompositeKey, ConfigKey, composite_keys, config_keys
+from meshwright.recipes.key_maps import CompositeKey, ConfigKey, composite_keys, config_keys, override_keys
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.recipes.values import parse
 from meshwright.rules.rule import Finding, Severity
@@ -240,7 +240,7 @@ class _Reader:
     def _key_of_same_field(self, key: str, known: Iterable[str]) -> ConfigKey | None:
         """Return the key of the same section whose field another framework names so: learning_rate for lr."""
         section, _, name = key.rpartition(".")
-        alias = overrides.override_keys().get(name)
+        alias = override_keys().get(name)
         same = [self.key_map[one] for one in known if one.rpartition(".")[0] == section]
         found = [one for one in same if alias is not None and alias.field and one.field == alias.field]
         return found[0] if len(found) == 1 else None

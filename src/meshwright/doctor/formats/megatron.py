@@ -40,8 +40,21 @@ START = re.compile(r"\[before the start of training step\]")
 ARGUMENT = re.compile(r"(^\s{2,}|^|\s)([a-z]\w*) (\.{2,}) (.*?)\s*$")
 ARGUMENT_WIDTH = 48  # of a name and its dots; what follows a prefix is an argument only if it has this width
 GPU = re.compile(r"NVIDIA (?:DGX )?((?:GB|[ABHL])\d{2,3}S?)\b")
+LAYOUT_LINE = "using world size:"
+DEGREES = {
+    "world_size": re.compile(r"world size: (\d+)"),
+    "context_parallel_size": re.compile(r"context-parallel size: (\d+)"),
+    "tensor_model_parallel_size": re.compile(r"(?<!encoder-)tensor-model-parallel size: (\d+)"),
+    "pipeline_model_parallel_size": re.compile(r"(?<!encoder-)pipeline-model-parallel size: (\d+)"),
+}
+"""Values of the line that Megatron prints before its arguments; in some versions nothing separates two of them."""
+LAYOUT_FIELDS = {
+    "tensor_model_parallel_size": "layout.tp",
+    "pipeline_model_parallel_size": "layout.pp",
+    "context_parallel_size": "layout.cp",
+}
 
-RELEVANT = ("before the start", "validation", "memory (", "Step Time", " ..", "NVIDIA")
+RELEVANT = (LAYOUT_LINE, "before the start", "validation", "memory (", "Step Time", " ..", "NVIDIA")
 """Every other line that is parsed contains one of these."""
 
 PARTS = {
@@ -66,15 +79,18 @@ def read(lines: Sequence[Line], path: str) -> Run:
     """Read a run of Megatron."""
     steps = Steps()
     arguments: dict[str, str] = {}
+    layout: dict[str, str] = {}
     total, retries, retry_line, gpu, bridge_tflops = None, 0, 0, "", None
     for line, found in of_one_rank(lines, STEP, HINTS):
         text = line.text
         if found is not None:
             total = int(found[2])
-            steps.add(int(found[1]), line.number, **_figures(text, arguments, bridge_tflops))
+            steps.add(int(found[1]), line.number, **_figures(text, layout | arguments, bridge_tflops))
             bridge_tflops = None
         elif not has_any(text, RELEVANT):
             continue
+        elif LAYOUT_LINE in text:
+            layout = {name: degree[1] for name, regex in DEGREES.items() if (degree := regex.search(text))}
         elif START.search(text):
             steps.start()
         elif done := VALIDATION.search(text):
@@ -98,7 +114,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
         if not gpu and (gpu_name := GPU.search(text)):
             gpu = gpu_name[1]
     rows = steps.all()
-    header = _run_header(arguments, total, gpu, rows[-1].samples if rows else None)
+    header = _run_header(arguments, layout, total, gpu, rows[-1].samples if rows else None)
     return Run(
         kind="megatron",
         path=path,
@@ -159,7 +175,13 @@ def _as_int(arguments: dict[str, str], name: str) -> int | None:
     return int(value) if value.isdigit() else None
 
 
-def _run_header(arguments: dict[str, str], total: int | None, gpu: str, samples: int | None) -> RunHeader:
+def _run_header(
+    arguments: dict[str, str], layout: dict[str, str], total: int | None, gpu: str, samples: int | None
+) -> RunHeader:
+    """Return what the arguments state; without them, the layout of the line that is printed before them."""
+    degrees = {field: int(layout[name]) for name, field in LAYOUT_FIELDS.items() if name in layout}
+    degrees = {} if arguments else degrees
+    arguments = layout | arguments if arguments else arguments
     flags = tuple(
         f"--{name.replace('_', '-')}" + ("" if value == "True" else f" {value}")
         for name, value in arguments.items()
@@ -168,11 +190,12 @@ def _run_header(arguments: dict[str, str], total: int | None, gpu: str, samples:
     length, batch = _as_int(arguments, "seq_length"), _as_int(arguments, "global_batch_size")
     return RunHeader(
         gpu=gpu,
-        world=_as_int(arguments, "world_size"),
+        world=_as_int(layout | arguments, "world_size"),
         seq_length=length,
         tokens_per_step=length * batch if length and batch else None,
         total_steps=total,
-        overrides={"train.global_batch_size": samples} if samples else {},
+        overrides=degrees | ({"train.global_batch_size": samples} if samples else {}),
+        states_layout=bool(degrees),
         arguments=flags,
         off_arguments=tuple(name for name, value in arguments.items() if value in UNSET),
         mock_data=arguments.get("mock_data") == "True",
