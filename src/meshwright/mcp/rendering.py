@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from meshwright.api.summary import layout_summary
-from meshwright.display import amount, duration, plural
+from meshwright.display import amount, duration, plural, short_number
 
 Answer = dict[str, Any]
 SHOWN = 8  # rows of a list
@@ -98,7 +98,7 @@ def _budget(budget: Answer | None) -> list[str]:
         return []
     days, unit = budget["days_band"], f" {budget['currency']}" if budget["currency"] else ""
     lines = [
-        f"budget: {budget['tokens']:.4g} tokens in {plural(budget['steps'], 'step')}: {duration(budget['days'])} "
+        f"budget: {short_number(budget['tokens'])} tokens in {plural(budget['steps'], 'step')}: {duration(budget['days'])} "
         f"({duration(days['low'])} to {duration(days['high'])}), {amount(budget['gpu_hours'])} GPU-hours"
     ]
     if budget["cost"] is not None:
@@ -153,7 +153,7 @@ def size(answer: Answer) -> str:
 
 
 def _size(one: Answer) -> str:
-    days = "" if one["days"] is None else f", {one['tokens']:.4g} tokens in {one['days']:,.1f} days"
+    days = "" if one["days"] is None else f", {short_number(one['tokens'])} tokens in {one['days']:,.1f} days"
     cost = "" if one["cost"] is None else f", cost {one['cost']:,.0f}"
     fits = "" if one["fits"] else ", does NOT fit"
     levers = f" with {' '.join(one['levers'])}" if one["levers"] else ""

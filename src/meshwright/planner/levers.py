@@ -48,7 +48,9 @@ ALWAYS_TYPED = ("tp", "pp", "vp", "cp", "ep", "micro_batch_size", "recompute")
 SMALL = 8  # GPUs up to which stages may be uneven
 SHORTEST = 512  # tokens of a sample below which no shorter sequence is proposed
 MOST_HOST_GIB = 2048  # host memory per GPU beyond which no node is sold
-WORTH = 0.8  # of the step time of a plan that fits on the GPUs; a contract change must be that much faster
+WORTH = 0.8  # of the step time of a plan that fits on the GPUs; another change must be that much faster
+SLOW = 1.5  # times the step time with unlimited memory: host memory may be faster
+GOOD_MFU = 0.35  # above it, host memory gains little
 COST_OF = {
     "chunked": "the loss computes logits chunk by chunk",
     "fused_linear": "the loss computes logits chunk by chunk",
@@ -137,20 +139,44 @@ def _is_supported(case: Case, name: str, value: Any) -> bool:
 def with_levers(case: Case, pinned: Mapping[str, Any], found: Candidate, offloads: bool = True) -> Candidate:
     """Return the best layout with levers of layout kind if the one found leaves no headroom; else the one found.
 
-    Host memory is used only if nothing else fits, and not at all without `offloads`.
+    Host memory is used if nothing else fits or if it is faster, and not at all without `offloads`.
     """
-    if found.has_headroom:
-        return found
+    plain = found if found.has_headroom else _on_the_gpus(case, pinned, found)
+    return choose(faster_with_offload(case, pinned, plain), case) or plain if offloads else plain
+
+
+def _on_the_gpus(case: Case, pinned: Mapping[str, Any], found: Candidate) -> Candidate:
+    """Return the best layout with levers that need no host memory; the one found if they do not help."""
     batches = _batches(case, pinned, offloads=False)
     lean = choose(batches, case)
     if lean is not None and lean.fits and (lean.has_headroom or not found.fits):
         return lean
-    if found.fits:
-        return choose(better_than(found, batches), case) or found
-    if not offloads:
-        return found
-    offloaded = choose(_batches(case, pinned, offloads=True), case)
-    return offloaded if offloaded is not None and offloaded.fits else found
+    return choose(better_than(found, batches), case) or found if found.fits else found
+
+
+def faster_with_offload(case: Case, pinned: Mapping[str, Any], plain: Candidate) -> list[ScoredBatch]:
+    """Return the layouts in host memory that fit, if the best one without does not or is slower.
+
+    A layout with headroom on the GPUs is replaced only for a clear gain, which is searched for only where memory makes
+    it slow.
+    """
+    if plain.has_headroom and not _is_slow(case, pinned, plain):
+        return []
+    batches = _batches(case, pinned, offloads=True)
+    if plain.has_headroom:
+        kept = [batch.has_headroom & (batch.step_s <= WORTH * plain.step_s) for batch in batches]
+    else:
+        kept = [batch.fits & (batch.step_s <= plain.step_s) for batch in batches]
+    return [batch.rows(rows) for batch, rows in zip(batches, kept, strict=True) if rows.any()]
+
+
+def _is_slow(case: Case, pinned: Mapping[str, Any], plain: Candidate) -> bool:
+    """Return whether memory limits make a layout slow; the cheapest questions come first."""
+    if plain.layout["offload"] != "none" or "offload" in pinned or not _may_fit(case, offloads=True):
+        return False
+    if float(costs.estimate(case.replace(**plain.layout)).mfu) > GOOD_MFU:
+        return False
+    return plain.step_s > SLOW * unlimited_s(case, pinned)
 
 
 def better_than(found: Candidate, batches: list[ScoredBatch]) -> list[ScoredBatch]:
@@ -321,11 +347,14 @@ def options_for_recipe(
 def unlimited_s(case: Case, pinned: Mapping[str, Any]) -> float:
     """Return the step time of the fastest legal layout if memory were unlimited."""
     free = {name: value for name, value in pinned.items() if name not in ("recompute", "offload")}
-    fastest = np.inf
-    for batch in candidates(case.replace(offload="none"), _for_cluster(FREE_SPACE, case), free):
-        ok = np.broadcast_to(rules.legal(batch), batch.tp.shape)
-        if ok.any():
-            fastest = min(fastest, float(np.min(costs.step_time(batch.rows(ok)).step_s)))
+    space, fastest = _for_cluster(FREE_SPACE, case), np.inf
+    for one in (space, msgspec.structs.replace(space, uneven=True)):  # few counts have no layout of even stages
+        for batch in candidates(case.replace(offload="none"), one, free):
+            ok = np.broadcast_to(rules.legal(batch), batch.tp.shape)
+            if ok.any():
+                fastest = min(fastest, float(np.min(costs.step_time(batch.rows(ok)).step_s)))
+        if np.isfinite(fastest):
+            break
     return float(fastest)
 
 

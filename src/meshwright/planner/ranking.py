@@ -13,7 +13,7 @@ from meshwright import rules
 from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError
 from meshwright.planner.baseline import Baseline, baseline_for
-from meshwright.planner.levers import better_than, lever_batches, options_for
+from meshwright.planner.levers import better_than, faster_with_offload, lever_batches, options_for
 from meshwright.planner.plan import Plan, Question
 from meshwright.planner.published import with_kept
 from meshwright.planner.recommend import plan_with, recommend, with_fewer_nodes
@@ -112,15 +112,17 @@ def _plans(baseline: Baseline, batches: list[ScoredBatch], top: int) -> tuple[Pl
 
 
 def _with_levers(baseline: Baseline, batches: list[ScoredBatch]) -> list[ScoredBatch]:
-    """Return layouts with levers if the others leave no headroom or do not fit, as `recommend` does."""
-    if any(b.has_headroom.any() for b in batches):
-        return []
-    levers = lever_batches(baseline.case, baseline.pinned)
-    if not any(b.fits.any() for b in batches):
+    """Return layouts with levers if the others leave no headroom, do not fit or are slower, as `recommend` does."""
+    case, pinned = baseline.case, baseline.pinned
+    found, levers = choose(batches, case), list[ScoredBatch]()
+    if found is None or not found.has_headroom:
+        levers = lever_batches(case, pinned)
+    if found is not None and found.fits and levers:
+        levers = [b.rows(b.has_headroom) for b in levers if b.has_headroom.any()] or better_than(found, levers)
+    plain = choose([*batches, *levers], case)
+    if plain is None or plain.layout["offload"] != "none":
         return levers
-    roomy = [b.rows(b.has_headroom) for b in levers if b.has_headroom.any()]
-    found = choose(batches, baseline.case)
-    return roomy or ([] if found is None else better_than(found, levers))
+    return [*levers, *faster_with_offload(case, pinned, plain)]
 
 
 def _fitting(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:

@@ -57,7 +57,7 @@ class Size(msgspec.Struct, frozen=True):
 
     @property
     def offloads(self) -> bool:
-        """Whether it fits only with host memory."""
+        """Whether it uses host memory, to fit or to be faster."""
         return any(text.startswith("layout.offload=") for text in self.levers)
 
 
@@ -173,7 +173,7 @@ def _within(one: Size, days: float | None) -> bool:
 
 
 def _offload_notes(found: Sequence[Size]) -> Iterator[str]:
-    """Yield which counts fit only with offload, and the smallest count that needs none."""
+    """Yield which counts are planned with offload, and the smallest count that is not."""
     fitting = [s for s in found if s.fits]
     offloaded = [s for s in fitting if s.offloads]
     if not offloaded:
@@ -181,10 +181,10 @@ def _offload_notes(found: Sequence[Size]) -> Iterator[str]:
     plain = next((s.gpus for s in fitting if not s.offloads), None)
     counts = ", ".join(f"{s.gpus:,}" for s in offloaded[:LISTED]) + (" …" if len(offloaded) > LISTED else "")
     host = max(s.host_gib for s in offloaded)
-    without = "no count fits without" if plain is None else f"the smallest without is {gpu_count(plain)}"
+    without = "no count is planned without" if plain is None else f"the smallest without is {gpu_count(plain)}"
     yield (
-        f"only with offload (up to {host:.0f} GiB of host memory per GPU; copies take time, weights stay the same) "
-        f"fit {counts} GPU{'s' * (counts != '1')}; {without}"
+        f"{counts} GPU{'s' * (counts != '1')} fit only with offload, or are faster with it (up to {host:.0f} GiB of "
+        f"host memory per GPU; copies take time, weights stay the same); {without}"
     )
 
 
@@ -239,13 +239,19 @@ def smallest_fit(plan: Plan, overrides: Sequence[str] = (), most: int = MAX_SEAR
 
 
 def _needs_offload(baseline: Baseline, may_fit_without: bool, offloads: bool) -> bool | None:
-    """Return whether the layout of `_best_with_levers` uses host memory to fit; None if there is none that fits."""
+    """Return whether the layout of `_best_with_levers` uses host memory; None if there is none that fits."""
     case, pinned = baseline.case, baseline.pinned
     if not any_legal(case, pinned=pinned):
         return None
     if may_fit_without and (fits_with_levers(case, pinned, offloads=False) or any_fits(case, pinned)):
-        return False
+        return _is_faster_with_offload(baseline)
     return True if offloads and fits_with_levers(case, pinned, offloads=True) else None
+
+
+def _is_faster_with_offload(baseline: Baseline) -> bool:
+    """Return whether a training that fits without host memory is planned with it."""
+    chosen = _best_with_levers(baseline)
+    return chosen is not None and "offload" in levers_of(chosen, baseline.case)
 
 
 def _worth_a_search(
