@@ -121,7 +121,7 @@ def test_a_peak_that_does_not_fit_is_above_what_is_usable(meshwright: Any) -> No
 def test_a_batch_that_is_small_for_the_budget_is_said(meshwright: Any) -> None:
     found = meshwright("size", "qwen3-0.6b", "--goal", "sft", "--gpu", "8xH100", "--tokens", "1T", "--json").json
     assert len(found["notes"]) == 1
-    assert "is small for 1e+12 tokens" in found["notes"][0]
+    assert "is small for 1T tokens" in found["notes"][0]
     batch = found["notes"][0].split("train.global_batch_size=")[1].split(" ")[0]
     words = ("estimate", "qwen3-0.6b", "--goal", "sft", "--gpus", "8xH100", "--json", "--tokens")
 

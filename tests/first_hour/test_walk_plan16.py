@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,8 @@ host_gib = 110
 @pytest.fixture
 def clusters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name, text in (("own", OWN), ("own8", OWN.replace("nodes = 12", "nodes = 8")), ("gh", GH)):
+    sized = {f"own{nodes}": OWN.replace("nodes = 12", f"nodes = {nodes}") for nodes in (8, 37)}
+    for name, text in {"own": OWN, "gh": GH, **sized}.items():
         (tmp_path / f"{name}.toml").write_text(text)
     return tmp_path
 
@@ -55,3 +58,31 @@ def test_sizes_do_not_fall_where_offload_is_not_needed(meshwright: Any, clusters
     times = {one["gpus"]: one["step_s"] for one in found["sizes"] if one["fits"]}
     assert times[32] < times[28]
     assert "the smallest without is 64 GPUs" in found["notes"][-1]
+
+
+def test_commands_and_fixes_keep_the_cluster_file(meshwright: Any, clusters: Path) -> None:
+    large = meshwright("recommend", "Qwen3-235B-A22B", "--gpus", "gh.toml", "--goal", "sft", "--json").json
+    why = next(one["no_fix"] for one in large["findings"] if one["rule"] == "memory.state")
+    words = shlex.split(re.findall(r"\(meshwright (size .*) gives a count", why)[0])
+    assert words[words.index("--gpu") + 1] == str(clusters / "gh.toml")
+    sized = meshwright(*words, "--max-gpus", "48", "--json").json
+    assert (sized["node"], sized["smallest"]["gpus"]) == (4, large["smallest_that_fits"])
+    fails = meshwright("recommend", "llama3-8b", "--gpus", "own37.toml", "--goal", "pretrain", "--json").json
+    assert fails["error"]["fix"][0] == f"nodes = 34 in {clusters / 'own37.toml'}"
+    typed = meshwright("recommend", "Qwen3-235B-A22B", "--gpus", "6x4xGH200", "--goal", "sft").out
+    assert "--gpu 6x4xGH200" in typed
+
+
+def test_host_memory_is_assumed_only_if_the_file_lacks_it(meshwright: Any, clusters: Path) -> None:
+    words = ("--goal", "pretrain", "--json")
+    own = meshwright("recommend", "Llama-3.3-70B", "--gpus", "own8.toml", *words).json["question"]["assumed"]
+    assert [one["field"] for one in own] == ["host_memory"]
+    gh = meshwright("recommend", "gpt-oss-120b", "--gpus", "gh.toml", *words).json
+    assert (gh["layout"]["offload"], gh["question"]["assumed"]) == ("optimizer", [])
+
+
+def test_messages_agree_with_the_figures(meshwright: Any, clusters: Path) -> None:
+    stages = meshwright("recommend", "llama3-8b", "--gpus", "own.toml", "--goal", "pretrain").out
+    assert "(11, 11, 10) (layout)  follows pp: the layers do not divide evenly; the last stage gets fewer" in stages
+    few = meshwright("recommend", "llama3-8b", "--gpus", "128xH100", "--goal", "sft", "train.global_batch_size=8").out
+    assert "twice as many are not twice as fast" in few

@@ -314,7 +314,7 @@ def _sizing(job: Job, checked: RecipeCheckResult, overrides: Sequence[str]) -> t
         return ()
     recipe = checked.recipe
     goal = ("--goal", recipe.goal) if job.plan is not None else ()
-    named = [*job.words, *goal, "--gpus", str(checked.cluster), "--engine", checked.engine]
+    named = [*job.words, *goal, "--gpus", checked.cluster.argument, "--engine", checked.engine]
     typed = dict.fromkeys(one for one in overrides if one not in named)
     words = [one for one in (*named, *typed) if "=" not in one or not (recipe_key(one) or "").startswith("layout.")]
     command = shlex.join(("meshwright", "recommend", *words, "--save", "sized.toml"))

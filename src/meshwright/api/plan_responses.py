@@ -190,6 +190,11 @@ def _offloads_to_fit(plan: Plan) -> bool:
     return bool(plan.options) and any(change.field == "layout.offload" for change in plan.changes)
 
 
+def _uses_host(plan: Plan) -> bool:
+    """Return whether the plan keeps state or activations in host memory."""
+    return float(plan.estimate.memory.host) > 0
+
+
 def _plan_response(plan: Plan) -> PlanResponse:
     question, no_command = plan.question, launch.left_out(plan)
     return PlanResponse(
@@ -199,7 +204,7 @@ def _plan_response(plan: Plan) -> PlanResponse:
             goal=question.goal,
             seq_length=plan.recipe.data.seq_length,
             engine=question.engine,
-            assumed=question.assumed,
+            assumed=(*question.assumed, *(clusters.host_assumed(plan.case.cluster) if _uses_host(plan) else ())),
         ),
         recipe=BaseRecipe(
             name=plan.base.name,

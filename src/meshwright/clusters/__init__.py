@@ -1,5 +1,6 @@
 """GPU specifications and cluster descriptions."""
 
+from meshwright.clusters.assumptions import host_assumed
 from meshwright.clusters.catalogue import gpu, gpus, is_known
 from meshwright.clusters.detect import read_nvidia_smi
 from meshwright.clusters.parse import DEFAULT_GPU, assumptions, cluster, default_nodes
@@ -19,6 +20,7 @@ __all__ = [
     "default_nodes",
     "gpu",
     "gpus",
+    "host_assumed",
     "is_known",
     "read_nvidia_smi",
 ]

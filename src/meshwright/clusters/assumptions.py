@@ -74,6 +74,15 @@ def network_assumed(found: Cluster) -> Iterator[Assumption]:
     yield Assumption("network", value, text)
 
 
+def host_assumed(found: Cluster) -> Iterator[Assumption]:
+    """Yield the host memory of each GPU, for plans that use it, and how to write another."""
+    if not found.own_host:
+        value = f"{found.gpu.host_gib:g} GiB per GPU"
+        text = f"{found.gpu.host_gib:g} GiB of host memory per GPU, as usual with {found.gpu.name}"
+        where = f"in {found.file}" if found.file else "in a cluster file"
+        yield Assumption("host_memory", value, f"{text}; for another set host_gib {where}")
+
+
 def links_assumed(found: Cluster) -> Iterator[Assumption]:
     """Yield which GPUs fast links are taken to connect, where systems with the same GPU differ."""
     text, known = _links(found), found.gpu

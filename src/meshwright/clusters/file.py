@@ -47,7 +47,9 @@ def read_cluster_file(path: str) -> Cluster:
     """Return the cluster that a TOML file describes."""
     sent = file_access.text_of(path, "gpus")
     try:
-        return _cluster_of(_load(path, sent))
+        table = _load(path, sent)
+        own_host = "host_gib" in table or isinstance(table.get("gpu"), dict)
+        return msgspec.structs.replace(_cluster_of(table), file=str(file_access.resolved(path)), own_host=own_host)
     except BadTableError as error:
         raise InputError(str(error), field="gpus", value=path[:200]) from None
     except InputError as error:  # an unknown GPU name inside the file

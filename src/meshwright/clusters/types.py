@@ -55,6 +55,8 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
     own_links: bool = False  # whether the cluster file gives nvlink_domain
     own_network: bool = False  # whether the cluster file gives the network
     name: str = ""  # of the whole cluster, if its file has one
+    file: str = ""  # path of the file that describes it
+    own_host: bool = False  # whether the cluster file gives host_gib
 
     @property
     def world(self) -> int:
@@ -75,6 +77,16 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
             return self.gpu.nvlink_domain
         node = self.gpus_per_node if self.gpu.link == "pcie" else self.gpu.nvlink_board
         return max(self.gpu.nvlink_domain, node)
+
+    @property
+    def argument(self) -> str:
+        """What to type for it on the command line: its file, which has its links and host memory, or its counts."""
+        return self.file or str(self)
+
+    @property
+    def nodes_setting(self) -> str:
+        """How to get this number of nodes: in its file if it has one, else as an argument."""
+        return f"nodes = {self.nodes} in {self.file}" if self.file else f"--gpus {self}"
 
     def summary(self) -> list[Row]:
         """Return the cluster as it is typed, its links and its price."""

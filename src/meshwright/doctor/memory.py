@@ -310,7 +310,7 @@ def _remedies(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Reme
         yield from (Remedy(try_=(text,), what="layout", why=why) for text, why in GENERAL_REMEDIES)
     elif not fitting:
         recipe = stats.case.recipe
-        words = (recipe.model, f"--gpus {stats.case.cluster} --goal {recipe.goal}", *request_overrides(recipe))
+        words = (recipe.model, f"--gpus {stats.case.cluster.argument} --goal {recipe.goal}", *request_overrides(recipe))
         command = " ".join(("meshwright recommend", *words))
         yield remedies.advice(command, why="no combination of up to three changes fits; this plans a new layout")
 

@@ -98,8 +98,9 @@ def _budget(budget: Answer | None) -> list[str]:
         return []
     days, unit = budget["days_band"], f" {budget['currency']}" if budget["currency"] else ""
     lines = [
-        f"budget: {short_number(budget['tokens'])} tokens in {plural(budget['steps'], 'step')}: {duration(budget['days'])} "
-        f"({duration(days['low'])} to {duration(days['high'])}), {amount(budget['gpu_hours'])} GPU-hours"
+        f"budget: {short_number(budget['tokens'])} tokens in {plural(budget['steps'], 'step')}: "
+        f"{duration(budget['days'])} ({duration(days['low'])} to {duration(days['high'])}), "
+        f"{amount(budget['gpu_hours'])} GPU-hours"
     ]
     if budget["cost"] is not None:
         cost = budget["cost_band"]

@@ -249,8 +249,9 @@ def batch_notes(case: Case, tokens: float) -> tuple[str, ...]:
         return (_small_batch_note(case, tokens, steps),)
     if steps <= case.warmup_steps:
         return (
-            f"{short_number(tokens)} tokens are {plural(steps, 'step')} of {per_step:,} tokens, fewer than the recipe's warmup "
-            f"of {case.warmup_steps:,}: set schedule.warmup_steps={short_warmup(steps)} or a smaller batch",
+            f"{short_number(tokens)} tokens are {plural(steps, 'step')} of {per_step:,} tokens, fewer than the "
+            f"recipe's warmup of {case.warmup_steps:,}: set schedule.warmup_steps={short_warmup(steps)} or a "
+            "smaller batch",
         )
     return ()
 
@@ -261,7 +262,7 @@ def _small_batch_note(case: Case, tokens: float, steps: int) -> str:
     batch = divided_batch(max(wanted // int(case.seq_length), 1), case.cluster.world)
     larger = batch * int(case.seq_length)
     return (
-        f"the recipe's batch of {per_step:,} tokens is small for {short_number(tokens)} tokens: {plural(steps, 'step')}; "
-        "published runs take 0.1 to 1.2 million. Speed per GPU and cost change with it: try "
+        f"the recipe's batch of {per_step:,} tokens is small for {short_number(tokens)} tokens: "
+        f"{plural(steps, 'step')}; published runs take 0.1 to 1.2 million. Speed per GPU and cost change with it: try "
         f"train.global_batch_size={batch} ({larger:,} tokens, {plural(ceil(tokens / larger), 'step')})"
     )

@@ -74,6 +74,15 @@ def _text_of(cluster: Cluster) -> str:
     return f"{cluster.world}x{cluster.gpu.name}" if usual else str(cluster)
 
 
+def _resizing(now: Cluster, other: Cluster) -> str:
+    """Return how to get a cluster of another size: one of a file keeps the file's links."""
+    if not now.file:
+        return f"--gpus {_text_of(other)}"
+    if other.gpus_per_node == now.gpus_per_node:
+        return other.nodes_setting
+    return f"nodes = {other.nodes} and gpus_per_node = {other.gpus_per_node} in {now.file}"
+
+
 def nearby_counts(world: int, node: int) -> Iterator[int]:
     """Yield counts to try, nearest first: full nodes around the requested count, its neighbors, powers of two."""
     nodes = world // node
@@ -104,7 +113,7 @@ def nearest_batch(case: Case, ignoring: Container[str] = ()) -> int | None:
 def no_layout(case: Case, ignoring: Container[str] = ()) -> InputError:
     """Return the error for a count that no layout divides, with counts and a batch that work."""
     near, batch = nearest_counts(case, ignoring=ignoring), nearest_batch(case, ignoring)
-    fixes = [f"--gpus {_text_of(resize(case, n).cluster)}" for n in near]
+    fixes = [_resizing(case.cluster, resize(case, n).cluster) for n in near]
     fixes += [f"train.global_batch_size={batch}"] if batch else []
     facts = f"global batch {case.global_batch_size}, {case.heads} heads, {case.layers} layers"
     counts = f"counts that work: {', '.join(map(str, near))}" if near else "no count near it works"

@@ -18,7 +18,6 @@ DERIVED_FIELDS = {
     "sp": "follows tp: with tp > 1 it shards norms and residuals over the same ranks at no extra communication",
     "pp_schedule": "follows pp and vp",
     "dp_shard": "the ranks that tp × pp × cp leave",
-    "stage_layers": "follows pp: the layers do not divide evenly; the first and last stage get fewer layers",
     "embedding_as_layer": "follows pp",
     "head_as_layer": "follows pp",
     "recompute_modules": "follows recompute",
@@ -68,7 +67,19 @@ def why_changed(case: Case, name: str, old: Any) -> str:
     """Return why a layout field differs from the recipe's value."""
     if name in DERIVED_FIELDS:
         return DERIVED_FIELDS[name]
+    if name == "stage_layers":
+        return _why_stages(case.stage_layers)
     return "on this cluster, all else equal, " + compare_value(case, name, old)
+
+
+def _why_stages(layers: tuple[int, ...]) -> str:
+    """Return why the stages have these layers: the ends, with embedding and head, have fewer."""
+    if not layers:
+        return "follows pp: the layers divide evenly"
+    ends = {"first": layers[0], "last": layers[-1]}
+    fewer = [name for name, count in ends.items() if count < max(layers)]
+    which = f"; the {' and '.join(fewer)} stage get{'s' * (len(fewer) == 1)} fewer layers" if fewer else ""
+    return f"follows pp: the layers do not divide evenly{which}"
 
 
 def reasons(plan: Plan) -> tuple[Reason, ...]:

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from meshwright.clusters import Cluster
 from meshwright.planner.divisors import node_counts
 from meshwright.planner.search import Candidate, best, choose, score
 from meshwright.planner.space import NODES_SPACE
@@ -65,15 +66,15 @@ def node_note(case: Case, step_s: float) -> tuple[str, ...]:
     ratio, on = found.layout.step_s / step_s, found.case.cluster
     if not is_worth(on.nodes, case.cluster.nodes, ratio):
         return ()
-    return (f"{title(ratio)}: {why(case, on.nodes, str(on), step_s, found.layout.step_s)}",)
+    return (f"{title(ratio)}: {why(case, on, step_s, found.layout.step_s)}",)
 
 
-def why(case: Case, nodes: int, written: str, step_s: float, other_s: float) -> str:
+def why(case: Case, fewer: Cluster, step_s: float, other_s: float) -> str:
     """Return the figures of fewer nodes; the cost of a run is that of its GPU-hours."""
     on, ratio = case.cluster, other_s / step_s
     time = f"estimated {1 - ratio:.0%} less step time" if ratio <= 1 - MIN_GAIN else "as fast"
     return (
-        f"{'' if written.startswith('nodes = ') else '--gpus '}{written}: {time} on {nodes} of {on.nodes} nodes "
-        f"({other_s:.3g} s in place of {step_s:.3g} s) at {1 - ratio * nodes / on.nodes:.0%} less cost: "
+        f"{fewer.nodes_setting}: {time} on {fewer.nodes} of {on.nodes} nodes "
+        f"({other_s:.3g} s in place of {step_s:.3g} s) at {1 - ratio * fewer.nodes / on.nodes:.0%} less cost: "
         f"{int(case.global_batch_size)} divides into few layouts of {on.world} GPUs"
     )

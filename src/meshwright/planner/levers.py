@@ -515,7 +515,7 @@ def _command(baseline: Baseline, asked: Asked, overrides: Sequence[str]) -> str:
     """Return the command of an option: `estimate` of the recipe that the user named, else `recommend`."""
     question, named = baseline.question, asked.target is not None and baseline.base == asked.base
     words = ["meshwright", "estimate", str(asked.target)] if named else ["meshwright", "recommend", question.model_ref]
-    words += ["--gpus", question.cluster_ref or str(question.cluster)]
+    words += ["--gpus", question.cluster_ref or question.cluster.argument]
     words += [] if named else ["--goal", baseline.requested.goal]
     if question.seq_length is not None and not any(text.startswith("data.seq_length=") for text in overrides):
         words += ["--seq", str(question.seq_length)]

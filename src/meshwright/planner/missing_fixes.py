@@ -84,11 +84,18 @@ def _no_fix(finding: Finding, case: Case) -> str:
             else "no setting resolves it: it follows from the model and the goal"
         )
     model = " ".join((case.recipe.model, *shape_overrides(case.recipe)))
-    size = f"meshwright size {model} --goal {case.recipe.goal} --gpu {case.cluster.gpu.name}"
+    size = f"meshwright size {model} --goal {case.recipe.goal} --gpu {_node_words(case)}"
     return (
         f"no layout of this recipe runs on {case.cluster} with the {case.engine} engine; use more GPUs or larger ones "
         f"({size} --engine {case.engine} gives a count){_more_host_memory(case) if rule.subject == 'memory' else ''}"
     )
+
+
+def _node_words(case: Case) -> str:
+    """Return the same nodes as an argument of `size`: the cluster's file, its counts if unusual, or the GPU."""
+    on = case.cluster
+    usual = on.nodes == 1 or on.gpus_per_node == on.gpu.gpus_per_node
+    return on.file or (on.gpu.name if usual else str(on))
 
 
 def _more_host_memory(case: Case) -> str:
@@ -97,10 +104,13 @@ def _more_host_memory(case: Case) -> str:
     if found is None or found[1] <= case.host_gib:
         return ""
     kind, needed = found
-    return (
-        f", or layout.offload={kind} with {ceil(needed)} GiB of host memory per GPU: {case.host_gib:g} GiB are assumed "
-        f"for {case.cluster.gpu.name} unless host_gib in a cluster file says otherwise"
+    on = case.cluster
+    known = (
+        f"{on.file or 'the cluster file'} has host_gib = {case.host_gib:g}"
+        if on.own_host
+        else f"{case.host_gib:g} GiB are assumed for {on.gpu.name} unless host_gib in a cluster file says otherwise"
     )
+    return f", or layout.offload={kind} with {ceil(needed)} GiB of host memory per GPU: {known}"
 
 
 def _breaks(rule: rules.Rule, case: Case, engine: Any) -> bool:

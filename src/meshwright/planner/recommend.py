@@ -339,11 +339,10 @@ def with_fewer_nodes(baseline: Baseline, plan: Plan) -> Plan:
     question = msgspec.structs.replace(baseline.question, cluster=smaller)
     moved = msgspec.structs.replace(baseline, question=question, case=found.case)
     other = plan_with(moved, dict(found.layout.layout), advised=False)
-    other_s, reference = float(other.estimate.step_s), baseline.question.cluster_ref
+    other_s = float(other.estimate.step_s)
     if not is_worth(smaller.nodes, baseline.case.cluster.nodes, other_s / step_s):
         return plan
-    written = f"nodes = {smaller.nodes} in {reference}" if reference else str(smaller)
-    text = why_fewer(baseline.case, smaller.nodes, written, step_s, other_s)
+    text = why_fewer(baseline.case, smaller, step_s, other_s)
     hint = Suggestion(fewer_title(other_s / step_s), (), text, kind="layout")
     return msgspec.structs.replace(plan, suggestions=(hint, *plan.suggestions), fewer_nodes=other)
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from meshwright import costs
-from meshwright.clusters import Assumption, Cluster, default_nodes
+from meshwright.clusters import Assumption, Cluster, default_nodes, host_assumed
 from meshwright.costs.state import least_state_gib
 from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for, baseline_recipe
@@ -160,7 +160,7 @@ def size(
         price=None if price is None else price.per_gpu_hour,
         currency="" if price is None else price.currency,
         notes=(*calibration_notes(question.calibration, gpu, question.engine), *notes, *_offload_notes(found)),
-        assumed=question.assumed,
+        assumed=(*question.assumed, *(host_assumed(question.cluster) if any(s.offloads for s in fitting) else ())),
         storage=storage,
         own=own,
         deadline_days=days,
@@ -183,7 +183,7 @@ def _offload_notes(found: Sequence[Size]) -> Iterator[str]:
     host = max(s.host_gib for s in offloaded)
     without = "no count is planned without" if plain is None else f"the smallest without is {gpu_count(plain)}"
     yield (
-        f"{counts} GPU{'s' * (counts != '1')} fit only with offload, or are faster with it (up to {host:.0f} GiB of "
+        f"offload is planned on {counts} GPU{'s' * (counts != '1')}, to fit or to be faster (up to {host:.0f} GiB of "
         f"host memory per GPU; copies take time, weights stay the same); {without}"
     )
 

@@ -69,8 +69,9 @@ def global_batch_smaller_than_dp(c: Case) -> Column:
     "batch.too-few-tokens",
     "warning",
     "global_batch_size",
-    message="each of {world} GPUs gets only {each:.0f} tokens per step; more than {fed} GPUs do not make it faster",
-    symptom="low MFU, and a step time that barely improves with more GPUs",
+    message="each of {world} GPUs gets only {each:.0f} tokens per step; beyond {fed} GPUs, twice as many are not twice "
+    "as fast",
+    symptom="low MFU, and a step time that falls less than the number of GPUs grows",
     cause="matmuls over a few hundred tokens do not fill a GPU, and the communication per step stays the same",
     fixes=({"global_batch_size": _filling_batches},),
     values={"each": lambda c: c.global_batch_size * c.seq_length / c.world, "fed": _fed_gpus},
