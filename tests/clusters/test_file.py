@@ -42,7 +42,8 @@ def read(tmp_path: Path) -> Read:
 
 
 def test_a_known_gpu(read: Read) -> None:
-    assert read('gpu = "h100"\nnodes = 4') == Cluster(gpu("H100"), 4, 8)
+    found = read('gpu = "h100"\nnodes = 4')
+    assert found == Cluster(gpu("H100"), 4, 8, file=found.file)
 
 
 def test_gpu_values_can_be_overridden(read: Read) -> None:
