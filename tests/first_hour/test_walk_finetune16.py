@@ -88,3 +88,41 @@ def test_the_doctor_says_that_the_rate_trains_nothing(here: Path, meshwright: An
             assert "the validation loss is 6.4148 in 6 evaluations" in message
             assert "The learning rate 1e-09 is too small: about 0.0001 is usual" in message
             assert found["loss.flat"]["remedies"][0]["try"] == ["optimizer.lr=0.0001"]
+
+
+def test_containers_need_the_data_of_a_relative_path_and_the_weights(here: Path, meshwright: Any) -> None:
+    write_pairs(here / "big.jsonl")
+    launch = ("launch", PEFT, "--gpus", "2xA100-80", "--image", "r/x:1", "--scheduler")
+    for scheduler, mount in (("kubernetes", "CLAIM"), ("skypilot", str(here))):
+        paths = ("big.jsonl", str(here / "big.jsonl"))
+        answers = [meshwright(*launch, scheduler, "--dataset", one) for one in paths]
+        shown = [one.out + one.err for one in answers]
+        assert shown[0] == shown[1]
+        assert f"needs {here} (data): if the image does not contain it, add --mount {mount}:{here}" in shown[0]
+        assert "needs the weights Qwen/Qwen3-8B" in shown[0]
+    mounted = meshwright(*launch, "kubernetes", "--mount", "data:/weights", "checkpoint.pretrained=/weights").err
+    assert "needs the weights" not in mounted
+
+
+def test_refused_data_leaves_no_folder_and_answers_that_are_cut_are_named(here: Path, meshwright: Any) -> None:
+    write_pairs(here / "pairs.jsonl")
+    refused = meshwright("train", PEFT, "--tiny", "--dataset", "pairs.jsonl", "--out", "runs/slow", "seq_length=8")
+    assert refused.code == 2
+    assert not (here / "runs").exists()
+    (here / "empty").mkdir()
+    (here / "run_a").mkdir()
+    (here / "run_a" / "metrics.jsonl").write_text('{"kind":"step","step":1,"loss":5.0}\n')
+    compared = meshwright("compare", "run_a", "empty").err
+    assert "target=empty: the folder has no finished step" in compared
+    assert "did you mean" not in compared
+    cut = meshwright("samples", PEFT, "--dataset", "pairs.jsonl", "data.tokenizer=bytes", "data.seq_length=48")
+    assert "warning: pairs.jsonl: of 40 conversations 30 are truncated" in cut.err
+    [longer] = [word for word in cut.err.split() if word.startswith("data.seq_length=") and "48" not in word]
+    whole = meshwright("samples", PEFT, "--dataset", "pairs.jsonl", "data.tokenizer=bytes", longer)
+    assert (" 0 truncated" in whole.out, "warning" in whole.err) == (True, False)
+    for typed in (("check", PEFT, "--gpus", "1xH100"), ("export", PEFT, "--to", "automodel")):
+        named, by_key = (
+            meshwright(*typed, *words, "--json").json
+            for words in (("--dataset", "pairs.jsonl"), ("data.dataset=pairs.jsonl",))
+        )
+        assert json.dumps(named) == json.dumps(by_key)

@@ -463,6 +463,7 @@ class Check(Request, frozen=True):
     overrides: Overrides = ()
     notes: Notes = ()
     goal: ModelGoal | None = None
+    dataset: PlannedDataset | None = None
     more: Annotated[
         Sequence[str],
         Input(
@@ -503,6 +504,7 @@ class Export(Request, frozen=True):
     goal: ModelGoal | None = None
     model: OtherModel | None = None
     framework: FileFramework | None = None
+    dataset: PlannedDataset | None = None
 
 
 class Compare(Request, frozen=True):

@@ -29,6 +29,9 @@ _CLUSTER = re.compile(r"[0-9]+(x[0-9]+)?x[A-Za-z]|auto$", re.IGNORECASE)
 def stray_word(word: str, command: str, fields: Sequence[Field], given: Mapping[str, Any]) -> InputError:
     """Return the error for a word that is neither an option nor key=value, with the option or key it belongs to."""
     if command == "compare" and is_run(given.get("target")):
+        if os.path.isdir(word):
+            reason = "the folder has no finished step: its run was refused or ended before the first one"
+            return InputError(reason, "target", word, [f"meshwright compare {given['target']} OTHER_RUN"])
         return missing_path(word, "target", "no such run")
     fields = [field for field in fields if "cli" in field.input.surfaces]
     free = [field for field in fields if not field.input.positional and field.name not in given]

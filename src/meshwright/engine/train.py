@@ -17,6 +17,7 @@ import msgspec
 from meshwright import costs
 from meshwright.display import Readable, Row, titled
 from meshwright.engine import processes
+from meshwright.engine.checkpoint.folder import TINY_WEIGHTS
 from meshwright.engine.data import byte_level
 from meshwright.engine.faults import (
     LESS_GPU_MEMORY,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 PRELOADED = ("meshwright.engine.trainer",)
 RUNS = "runs"
 FAILURE = "failure.jsonl"  # in the run folder: one line per failure
-TINY_WEIGHTS = "start"  # in the run folder: the random weights that --tiny fine-tunes from
 
 
 class TrainResult(Readable, msgspec.Struct, frozen=True):

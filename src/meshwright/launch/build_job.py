@@ -17,7 +17,7 @@ from meshwright.errors import InputError, unknown
 from meshwright.frameworks import ExportedConfig, Program, RecipeCheckResult
 from meshwright.launch.artifacts import Launch, write
 from meshwright.launch.commands import PYTHON, on_hosts, on_torchrun
-from meshwright.launch.container_paths import container_notes, in_container, with_mounts
+from meshwright.launch.container_paths import ELSEWHERE, container_notes, in_container, with_mounts
 from meshwright.launch.environment import advised
 from meshwright.launch.job import CONTAINER_KINDS, KUBERNETES_KINDS, Job, Scheduler, find_scheduler, refuse_unused
 from meshwright.launch.kubernetes import on_kubernetes
@@ -199,8 +199,8 @@ def job_of(
     has_local_files = (request.files or request.in_folder) and folder is not None and scheduler not in REMOTE_FILES
     program = _with_variables(request.program, given.get("env", {}), scheduler)
     in_image = scheduler == "slurm" and bool(given.get("image"))
-    if in_image and request.engine == "meshwright":
-        program = in_container(program)
+    if (in_image or scheduler in ELSEWHERE) and request.engine == "meshwright":
+        program = in_container(program, with_out=in_image)
     if has_local_files and scheduler != "slurm":  # a SLURM job changes to the folder; a command runs in any folder
         full = {name: str(Path(folder or "").resolve() / name) for name in request.files}
         program = msgspec.structs.replace(program, argv=tuple(full.get(word, word) for word in program.argv))

@@ -11,14 +11,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from meshwright import file_access
+from meshwright import file_access, models
 from meshwright.frameworks.types import Program
 from meshwright.launch import values
 from meshwright.launch.job import Job
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe
 
 CLAIMED = ("kubernetes",)  # whose mounts name a volume claim in place of a folder
 ELSEWHERE = ("kubernetes", "skypilot")  # whose machines have none of the user's folders
+WEIGHTS = "/weights"  # an example of a folder in a container
 OF_TRAIN = ("--model", "--dataset", "--out")  # options of our train that may name a path
 
 
@@ -45,15 +46,18 @@ def with_mounts(recipe: Recipe, job: Job) -> Job:
     return msgspec.structs.replace(job, binds=tuple(found), makes=made)
 
 
-def in_container(program: Program) -> Program:
-    """Return our train command with full paths: a container has another working folder."""
+def in_container(program: Program, with_out: bool = True) -> Program:
+    """Return our train command with full paths: a container has another working folder.
+
+    Without `with_out`, the run folder stays as it is: it is not on this machine.
+    """
     argv = list(program.argv)
     for number, word in enumerate(argv):
         key, equals, value = word.partition("=")
         if number and argv[number - 1] in OF_TRAIN:
-            argv[number] = _full_path(word, new=argv[number - 1] == "--out")
+            argv[number] = _full_path(word, new=with_out and argv[number - 1] == "--out")
         elif equals and key.replace("_", "").replace(".", "").isalpha():
-            argv[number] = f"{key}={_full_path(value, new=key == 'checkpoint.folder')}"
+            argv[number] = f"{key}={_full_path(value, new=with_out and key == 'checkpoint.folder')}"
     return msgspec.structs.replace(program, argv=tuple(argv))
 
 
@@ -69,7 +73,30 @@ def container_notes(recipe: Recipe, job: Job, scheduler: str) -> tuple[str, ...]
     if not (job.image or scheduler in ELSEWHERE):
         return ()
     checkpoints = () if job.finds_ranks and scheduler in ELSEWHERE else _lost_checkpoints(recipe, job, scheduler)
-    return (*_mounted(recipe, job), *_read_paths(recipe, job, scheduler), *checkpoints)
+    return (
+        *_mounted(recipe, job),
+        *_read_paths(recipe, job, scheduler),
+        *_weights(recipe, job, scheduler),
+        *checkpoints,
+    )
+
+
+def _weights(recipe: Recipe, job: Job, scheduler: str) -> Iterator[str]:
+    """Yield a note on the base weights of a fine-tuning elsewhere, which our train does not download."""
+    base = recipe.checkpoint.pretrained
+    if recipe.goal == "pretrain" or not job.finds_ranks or scheduler not in ELSEWHERE or "--tiny" in job.program.argv:
+        return
+    if base == RANDOM_WEIGHTS or _is_path(base) or (not base and _is_path(recipe.model)):
+        return  # those of a path are a folder that the job reads
+    weights = base or models.find(recipe.model).hf_id or recipe.model
+    other = f"{_mount(WEIGHTS, scheduler)} checkpoint.pretrained={WEIGHTS}"
+    cached = "its Hugging Face cache" if job.image else "the machine's Hugging Face cache"
+    needed = f"the {_where(job)} needs the weights {weights}, which train does not download"
+    yield f"{needed}: have them in {cached}, or add {other}"
+
+
+def _is_path(name: str) -> bool:
+    return name.startswith(("/", ".", "~")) or (not file_access.closed() and Path(name).exists()) if name else False
 
 
 def _mounted(recipe: Recipe, job: Job) -> Iterator[str]:
@@ -106,7 +133,8 @@ def _needed(recipe: Recipe, job: Job) -> Iterator[Needed]:
         (recipe.data.tokenizer, "the tokenizer"),
         (recipe.checkpoint.pretrained, "initial weights"),
     ]
-    for path, what in inputs:
+    for name, what in inputs:
+        path = name if file_access.closed() or what == "the recipe" else _full_path(name)
         if path.startswith("/"):  # data may be a file, or a prefix of .bin and .idx files: their folder
             folder = path if _is_folder(path, what) else str(PurePosixPath(path).parent)
             yield Needed(folder, what, what == "data" or _is_here(folder))

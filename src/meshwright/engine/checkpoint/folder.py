@@ -32,6 +32,7 @@ from meshwright.errors import InputError
 CHECKPOINTS = "checkpoints"
 LATEST, BEST = "latest", "best"
 LOCK = "run.lock"
+TINY_WEIGHTS = "start"  # in the run folder: the random weights that --tiny fine-tunes from
 MANIFEST, STATE, INDEX = "manifest.json", "state.json", "index.json"
 STEP = re.compile(r"step-(\d{8,})")
 UNFINISHED = (".saving-", ".removing-")
@@ -143,6 +144,7 @@ class Lock:
 
     def __init__(self, run: Path) -> None:
         self.path = run / LOCK
+        self._made = [one for one in (run, *run.parents) if not one.exists()]
         try:
             run.mkdir(parents=True, exist_ok=True)
             self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -163,12 +165,22 @@ class Lock:
         self._write(msgspec.json.encode(LockOwner(os.getpid(), socket.gethostname())))
 
     def release(self) -> None:
-        """Release the lock."""
+        """Release the lock; a folder that it made goes with it if nothing was trained, as with refused data."""
         if self._file < 0:
             return
         self._write(b"")
+        self._remove_unused()
         os.close(self._file)
         self._file = -1
+
+    def _remove_unused(self) -> None:
+        run = self.path.parent
+        if not self._made or {one.name for one in run.iterdir()} - {LOCK, TINY_WEIGHTS}:
+            return
+        with suppress(OSError):
+            shutil.rmtree(run)
+            for folder in self._made[1:]:
+                folder.rmdir()
 
     def _take(self, before: LockOwner | None) -> bool:
         try:

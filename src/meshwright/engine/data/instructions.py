@@ -123,7 +123,7 @@ def _build_source(
     data, seed = recipe.data, recipe.train.seed
     if name not in REGISTRY:  # whose other columns are known not to matter
         note_unused_columns(name, conversations.stats.unused_columns)
-    _warn_of_truncation(name, conversations.stats, data)
+    warn_of_truncation(name, conversations.stats, data)
     corpus = (PackedCorpus if data.packing else PaddedCorpus)(conversations, indices, data.seq_length)
     purpose = "used for validation" if held_out else "used for training"
     lines = [
@@ -140,7 +140,7 @@ def _build_source(
     return Shuffled(corpus, seed)
 
 
-def _warn_of_truncation(name: str, stats: TokenizationStats, data: Data) -> None:
+def warn_of_truncation(name: str, stats: TokenizationStats, data: Data) -> None:
     """Warn of many conversations that do not fit into a sample."""
     cut, dropped = stats.truncated, stats.too_long + stats.no_targets
     if cut + dropped <= FEW_TRUNCATED * stats.rows:

@@ -10,7 +10,6 @@ import msgspec
 from meshwright.engine.faults import RunError
 from meshwright.engine.hooks import CLASS_KEY, LOSS_KEY
 from meshwright.engine.run_template import with_kept_template
-from meshwright.engine.train import TINY_WEIGHTS
 from meshwright.engine.warning_filters import no_progress
 from meshwright.errors import InputError, closest, first_line
 from meshwright.extras import require
@@ -174,6 +173,7 @@ def recipe_of(checkpoint: Path) -> tuple[Recipe, dict[str, Any]]:
 
 def initial_weights_of(checkpoint: Path, recipe: Recipe) -> Path | None:
     """Return the folder of a checkpoint's initial weights; None if they were random."""
+    from meshwright.engine.checkpoint.folder import TINY_WEIGHTS
     from meshwright.engine.initial_weights import weights_folder
 
     tiny_weights = checkpoint.parent.parent / TINY_WEIGHTS
