@@ -84,7 +84,7 @@ ARGS="
     --group-query-attention --num-query-groups 8 --seq-length 8192 --max-position-embeddings 8192
     --position-embedding-type rope --rotary-base 500000 --swiglu --normalization RMSNorm --disable-bias-linear
     --untie-embeddings-and-output-weights --attention-dropout 0 --hidden-dropout 0
-    --micro-batch-size 1 --global-batch-size {batch} --train-iters 1000 --lr 3e-4 --lr-decay-style cosine
+    --micro-batch-size 1 --global-batch-size {batch} --train-iters 1000 --eval-iters 1 --lr 3e-4 --lr-decay-style cosine
     --bf16 --use-distributed-optimizer --sequence-parallel
     --tensor-model-parallel-size {tp} --pipeline-model-parallel-size {pp} {more}
     --data-path /data/x --tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Meta-Llama-3-8B
@@ -124,3 +124,50 @@ def test_doctor_reads_the_layout_that_megatron_prints_and_compares_it_with_the_f
     assert "contradicts" not in same.out
     other = meshwright("doctor", "mega.log", "--recipe", "same.sbatch", "--gpus", "6x4xA100-80")
     assert (other.code, "the log is from 48 GPUs" in other.err) == (2, True)
+
+
+def test_a_repair_is_printed_without_quotes_for_a_string_and_literal_quotes_are_reported(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gpus = ("--gpus", "12x4xA100-80")
+    script = MEGATRON.format(nodes=12, tp=4, pp=6, batch=120, more="")
+    array = script.replace('ARGS="', "ARGS=(").replace('3-8B\n"', "3-8B\n)").replace("$ARGS", '"${ARGS[@]}"')
+    layouts = {}
+    for name, text in (("string", script), ("array", array)):
+        Path(f"{name}.sbatch").write_text(text)
+        found = meshwright("check", f"{name}.sbatch", *gpus, "--json").json
+        fixes = [fix for one in found["findings"] for fix in one["fix"]]
+        layouts[name] = next(one for one in fixes if one.startswith("--pipeline-model-parallel-layout"))
+    assert layouts["array"] == layouts["string"].replace(" ", " '") + "'"
+    for written, codes in ((layouts["string"], ("ok", "error")), (layouts["array"], ("error", "ok"))):
+        more = MEGATRON.format(nodes=12, tp=4, pp=6, batch=120, more=written)
+        Path("string.sbatch").write_text(more)
+        Path("array.sbatch").write_text(
+            more.replace('ARGS="', "ARGS=(").replace('3-8B\n"', "3-8B\n)").replace("$ARGS", '"${ARGS[@]}"')
+        )
+        for name, code in zip(("string", "array"), codes, strict=True):
+            if name == "array" and code == "error":  # a bar without quotes is a pipe
+                continue
+            found = meshwright("check", f"{name}.sbatch", *gpus)
+            assert (found.code == 0) == (code == "ok"), found.out
+            assert ("launch.literal-quotes" in found.out) == (code == "error"), found.out
+            assert code == "ok" or f"fix: {layouts['string']}" in found.out
+
+
+def test_a_node_rank_that_the_batch_script_expands_is_reported(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    gpus = ("--gpus", "12x4xA100-80")
+    rendezvous = "--rdzv_backend c10d --rdzv_endpoint $HOST"
+    ranked = "--node_rank $SLURM_NODEID --master_addr $HOST --master_port 6000"
+    script = "HOST=$(hostname)\n".join(MEGATRON.format(nodes=12, tp=4, pp=4, batch=120, more="").split("export ", 1))
+    right = script.replace("HOST=$(hostname)\n", "HOST=$(hostname)\nexport ")
+    wrong = right.replace(rendezvous, ranked)
+    inner = wrong.replace("srun torchrun", "srun bash -c 'torchrun").replace("$ARGS\n", '\'"$ARGS"\n')
+    for text, reported in ((right, False), (wrong, True), (inner, False)):
+        Path("mega.sbatch").write_text(text)
+        found = meshwright("check", "mega.sbatch", *gpus)
+        assert ("all 12 nodes get rank 0" in found.out) == reported, found.out
+        assert reported == ("fix: torchrun --rdzv-backend=c10d --rdzv-endpoint=$(hostname):6000" in found.out)

@@ -11,7 +11,7 @@ from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content, Framework, RuleContext
 from meshwright.frameworks.joint_repair import needs_repair, only_fix_fails, with_repair
-from meshwright.frameworks.launch_checks import launch_findings, launch_notes
+from meshwright.frameworks.launch_checks import keeps_arguments_in_strings, launch_findings, launch_notes, unquoted
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.model_differences import model_findings
 from meshwright.frameworks.native import batch_notes
@@ -78,8 +78,19 @@ def check(
 
     if needs_repair(found.findings) or only_fix_fails(content, found.findings, recheck):
         found = with_repair(content, found, result.findings, recheck, our_repair)
+    if keeps_arguments_in_strings(content):
+        found = _in_strings(found)
     imported = import_recipe(framework, content, model, list(overrides), goal) if batch_note else None
     return found if imported is None else _with_batch_note(found, imported)
+
+
+def _in_strings(result: CheckResult) -> CheckResult:
+    """Return the result with fixes as they are pasted into a string variable, where quotes would be characters."""
+    findings = [msgspec.structs.replace(one, fix=tuple(map(unquoted, one.fix))) for one in result.findings]
+    repair = result.repair and msgspec.structs.replace(
+        result.repair, overrides=tuple(map(unquoted, result.repair.overrides))
+    )
+    return msgspec.structs.replace(result, findings=tuple(findings), repair=repair)
 
 
 def _with_batch_note(result: CheckResult, imported: ImportedRecipe) -> CheckResult:

@@ -24,7 +24,7 @@ WRITTEN = ("key.", "value.")
 Recheck = Callable[[Content, bool], CheckResult]
 OurRepair = Callable[[Content], tuple[str, ...]]
 Part = tuple[Finding, str]  # a setting, and the finding whose fix it is
-_KEY = re.compile(r"(?:without |remove )?([^\s=:]+)")
+_KEY = re.compile(r"(?:without |remove |torchrun |#SBATCH |export |unset )?([^\s=:]+)")
 
 
 def needs_repair(findings: Sequence[Finding]) -> bool:

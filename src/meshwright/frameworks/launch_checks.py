@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:  # a script's interpreter, which only files need
     from meshwright.frameworks.shell import LaunchCommand
 
 DEFAULT = re.compile(r"\$\{\w+:?[-=]")
+TASK_VARIABLE = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID)\}?")
+INNER_SHELL = re.compile(r"\b(?:ba)?sh\s+-\w*c\b|(?<![\w-])eval\s|<<|\\\$")
+"""What may expand a variable again in a task: an inner shell, eval, a here document, an escaped variable."""
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -38,20 +42,25 @@ RULES = (
                "the launcher starts fewer processes than there are GPUs"),
     LaunchRule("launch.head", "warning", "every node waits for itself, until the rendezvous times out",
                "localhost is another machine on each node"),
+    LaunchRule("launch.node-rank", "error", "every node waits as node 0, until the rendezvous times out",
+               "the batch script expands the variable once, on its first node, before srun starts the tasks"),
     LaunchRule("launch.environment", "warning", "steps are many times slower, or NCCL cannot connect",
                "a variable of a debugging session stays in force"),
+    LaunchRule("launch.literal-quotes", "error", "the program rejects a value, or opens a file whose name has quotes",
+               "the shell removes the quotes of a command, not those inside a string that a variable holds"),
 )  # fmt: skip
 SEVERITY = {one.id: one.severity for one in RULES}
 
 
 def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | None, gpus: str | None) -> list[Finding]:
     """Return the findings about the launch that was checked; a value known only at run time contradicts nothing."""
+    quoted = list(_literal_quotes(content))
     launch = _checked_launch(content, parsed)
     if launch is None:
-        return []
+        return quoted
     given_on = cluster if gpus is not None else None
     found = [*_nodes(launch, given_on), *_tasks(launch), *_gpus(launch, given_on), *_head(launch)]
-    found += _environment(launch)
+    found += [*_node_rank(content, launch), *_environment(launch), *quoted]
     given = _given(content, launch, cluster, gpus)
     reported = {one.rule for one in found}
     return [*found, *(one for one in given if one.severity == "error" and one.rule not in reported)]
@@ -89,6 +98,60 @@ def _checked_launch(content: Content, parsed: ParsedConfig) -> LaunchCommand | N
     if not found and len(content.launches) == 1:
         found = list(content.launches)
     return found[0] if found and found[0].launcher in ("torchrun", "srun") else None
+
+
+def _node_rank(content: Content, launch: LaunchCommand) -> Iterator[Finding]:
+    """Yield a node rank that srun's tasks share; a shell that srun starts expands it on every node."""
+    rank, backend = _option(launch, "node-rank"), _option(launch, "rdzv-backend")
+    nodes = as_int(launch.nodes, 7) or 0
+    if rank is None or not launch.under_srun or nodes < 2 or (backend is not None and backend.value != "static"):
+        return
+    found = TASK_VARIABLE.fullmatch(str(rank.value))
+    if found is None or content.script is None or INNER_SHELL.search(content.text):
+        return
+    head, port = _option(launch, "master-addr"), _option(launch, "master-port")
+    known = "MASTER_ADDR" in content.script.variables or head is None
+    endpoint = f"{'$MASTER_ADDR' if known or head is None else head.value}:{port.value if port else 29500}"
+    message = f"--node_rank {rank.value} is expanded before srun starts the tasks: all {nodes} nodes get rank 0"
+    fix = f"torchrun --rdzv-backend=c10d --rdzv-endpoint={endpoint}"
+    yield _finding("launch.node-rank", "--node-rank", rank, message, fix)
+
+
+def _literal_quotes(content: Content) -> Iterator[Finding]:
+    """Yield the values of the first launch that reach the program with their quotes."""
+    flag = ""
+    for one in content.launches[0].args if content.launches else ():
+        text = str(one.value)
+        is_flag = text.startswith("--")
+        flag, value = (text.partition("=")[0], text.partition("=")[2]) if is_flag else (flag, text)
+        if one.unresolved or not flag or not value.startswith(("'", '"')):
+            continue
+        bare = value.strip("'\"")
+        is_whole = len(value) > 1 and value[-1] == value[0]
+        message = f"{flag} gets {value} with its quotes: the shell keeps quotes that are inside a string"
+        fix = f"{flag} {bare}" if is_whole and bare else 'an array, ARGS=(…), and "${ARGS[@]}" in the command'
+        yield _finding("launch.literal-quotes", flag, one, message, fix)
+
+
+def keeps_arguments_in_strings(content: Content) -> bool:
+    """Return whether most flags of a script's program come from variables that hold a string, and not an array."""
+    if not content.launches or content.script is None:
+        return False
+    texts = [one.value for one in content.script.variables.values() if isinstance(one.value, str)]
+    held = {word for text in texts for word in text.split() if word.startswith("--")}
+    flags = [word for one in content.launches[0].args if (word := str(one.value)).startswith("--")]
+    return sum(flag in held for flag in flags) * 2 > len(flags)
+
+
+def unquoted(text: str) -> str:
+    """Return a fix of flags as it is pasted into a string; unchanged if a value has blanks, which needs an array."""
+    if not text.startswith("--") or not set(text) & set("'\""):
+        return text
+    try:
+        words = shlex.split(text)
+    except ValueError:  # an apostrophe in a sentence
+        return text
+    return text if any(not word or re.search(r"\s", word) for word in words) else " ".join(words)
 
 
 def _finding(rule: str, key: str, at: SourcedValue, message: str, *fix: str) -> Finding:

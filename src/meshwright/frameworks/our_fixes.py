@@ -99,14 +99,14 @@ def _with_variable(launch: LaunchCommand, assignment: str, path: str) -> LaunchC
 
 
 def _with_launch_option(launch: LaunchCommand, text: str, path: str) -> LaunchCommand:
-    """Return a launch with an option of torchrun or of its job, or without a variable."""
+    """Return a launch with options of torchrun or of its job, or without a variable."""
     from meshwright.frameworks.shell import with_options  # a script's interpreter, which only files need
 
     where, _, option = text.partition(" ")
     if where == "unset":
         return msgspec.structs.replace(launch, env={name: one for name, one in launch.env.items() if name != option})
-    name, _, value = option.lstrip("-").replace("=", " ", 1).partition(" ")
-    setting = {name: SourcedValue(value, 0, path)}
+    pairs = [one.replace("=", " ", 1).partition(" ") for one in option.removeprefix("--").split(" --")]
+    setting = {name: SourcedValue(value, 0, path) for name, _, value in pairs}
     if where == "torchrun":
         return with_options(launch, {**launch.launcher_args, **setting}, launch.job)
     return with_options(launch, launch.launcher_args, {**launch.job, **setting})
