@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+from meshwright.api.pipeline_schedule import schedule
+from meshwright.errors import InputError
+
 OWN = """
 name = "unilake"
 gpu = "A100-40"
@@ -86,3 +89,19 @@ def test_messages_agree_with_the_figures(meshwright: Any, clusters: Path) -> Non
     assert "(11, 11, 10) (layout)  follows pp: the layers do not divide evenly; the last stage gets fewer" in stages
     few = meshwright("recommend", "llama3-8b", "--gpus", "128xH100", "--goal", "sft", "train.global_batch_size=8").out
     assert "twice as many are not twice as fast" in few
+
+
+def test_what_a_tool_cannot_do_is_named_with_the_way_out(meshwright: Any, clusters: Path) -> None:
+    several = meshwright("compare", "llama3-8b", "--gpus", "own.toml,gh.toml", "--goal", "pretrain")
+    assert "meshwright size MODEL --goal GOAL --gpu own.toml,gh.toml" in several.err
+    words = ("--goal", "pretrain", "--max-gpus", "48")
+    out = meshwright("size", "llama3-8b", "--gpus", "own.toml,gh.toml", *words).out
+    assert "the rows are of A100-40" in out
+    assert re.search("yours +A100-40: 48 GPUs", out)
+    meshwright("recommend", "llama3-8b", "--gpus", "own.toml", "--goal", "pretrain", "--save", "plan8b.toml")
+    lost = meshwright("export", "plan8b.toml", "--to", "deepspeed", "--json").json["error"]
+    assert "so layout.pp=3 is lost" in str(lost)
+    assert meshwright("export", "plan8b.toml", *lost["fix"][-1].split(), "--out", "kept").code == 0
+    layout = ("layout.pp=3", "layout.stage_layers=[11,11,11]")
+    with pytest.raises(InputError, match=r"cannot be built: .+"):
+        schedule("llama3-8b", goal="pretrain", gpus="own.toml", overrides=layout)

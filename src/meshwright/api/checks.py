@@ -255,6 +255,9 @@ def export_into(
         written = frameworks.export(theirs, named, checked.model, checked.cluster)
     except InputError as error:
         fixes = _export_fixes(theirs, checked, _counted_steps(checked, error.fix))
+        if error.field == "train.global_batch_size" and checked.recipe.layout.pp > 1:  # others keep the pipeline
+            others = (name for name in FRAMEWORKS if name != theirs.name and _can_export(name, checked, ()))
+            fixes += [text for name in others if (text := f"--to {name}") not in fixes][:1]
         raise InputError(error.reason, error.field, error.value, fixes) from error
     version = read.settings.parsed.version if read is not None and same else ""
     if version and anywhere:  # a job runs one program: that of the file's own version

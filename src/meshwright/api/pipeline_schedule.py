@@ -28,7 +28,10 @@ def schedule(request: requests.Schedule) -> costs.Timeline:
 def timeline(plan: Plan) -> costs.Timeline:
     """Return which micro batch every rank of a plan's pipeline works on, over one step."""
     if not plan.exists:
-        raise InputError("cannot be built: see the findings", field="layout", value=plan.recipe.layout.pp_schedule)
+        errors = [one for one in plan.findings if one.severity == "error"]
+        fix = plan.repair.overrides if plan.repair is not None else tuple(text for one in errors for text in one.fix)
+        reason = f"cannot be built: {'; '.join(one.message for one in errors)}"
+        raise InputError(reason, "layout", plan.recipe.layout.pp_schedule, (" ".join(fix),) if fix else ())
     return costs.timeline(plan.case)
 
 

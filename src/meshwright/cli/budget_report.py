@@ -126,6 +126,9 @@ def print_sizes(answer: Answer) -> None:
     timed = answer["tokens"] is not None or answer["deadline_days"] is not None
     columns = len(headers) - (answer["price"] is None) - 2 * (not timed)
     table([_size_row(s, answer["tokens"] is None)[:columns] for s in _shown(answer)], *headers[:columns])
+    if answer["compared"]:
+        others = ", ".join(one["gpu"] for one in answer["compared"][1:])
+        out.print(f"[dim]the rows are of {answer['gpu']}; put another first in --gpu for its rows ({others})[/]")
     own = next((s for s in answer["sizes"] if s["gpus"] == answer["own"]), None)
     for title, chosen in (("yours", own), *((name, answer[name]) for name in ("smallest", "most_efficient"))):
         if chosen is None and title == "yours":
@@ -133,8 +136,11 @@ def print_sizes(answer: Answer) -> None:
                 titled(out, title, [f" {_gpus(answer['own'])}: no layout divides them"])
             continue
         each = [(one["gpu"], one.get(title), one["currency"]) for one in answer["compared"] if title in one]
+        chosen_type = f"{answer['gpu']}: " if answer["compared"] else ""
         lines = [f"{gpu}: {_chosen_line(one, f' {paid}' if paid else '')}" for gpu, one, paid in each]
-        titled(out, title.replace("_", " "), [f" {line}" for line in lines or [_chosen_line(chosen, unit)]])
+        titled(
+            out, title.replace("_", " "), [f" {line}" for line in lines or [chosen_type + _chosen_line(chosen, unit)]]
+        )
     if answer["deadline_days"] is not None and answer["tokens"] is not None:
         chosen = answer["in_time"]
         text = f"{_gpus(chosen['gpus'])}: {chosen['layout']}{_band(chosen, unit)}" if chosen else _too_late(answer)

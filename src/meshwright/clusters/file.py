@@ -61,6 +61,8 @@ def read_cluster_file(path: str) -> Cluster:
 def _load(path: str, sent: str | None) -> dict[str, Any]:
     # os.path.isfile returns False for invalid paths (NUL bytes), where Path.is_file raises
     if sent is None and not os.path.isfile(path):
+        if "," in path:
+            raise BadTableError(f"names several clusters; pass one, or meshwright size MODEL --goal GOAL --gpu {path}")
         raise BadTableError("file not found; pass the path of a TOML file, or a cluster such as 8xH100")
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8") if sent is None else sent)

@@ -188,6 +188,7 @@ def worth(profile: MachineProfile) -> list[str]:
     speed = f"{profile.gpu}: {profile.clock / shipped_clock(profile.gpu):.3g} times the speed of the shipped profile"
     errors = f"{profile.error_before_pct:g} % before, {profile.error_pct:g} % after"
     lines = [profile.source, f"{speed}. Median error of the step time: {errors}"]
+    lines.append("only the speed is fitted: memory columns are not used (meshwright accuracy TABLE compares them)")
     if profile.error_left_out_pct is None:
         lines.append("one run is fitted exactly by any speed: this says nothing about other runs; add at least 4 more")
         return lines

@@ -68,8 +68,11 @@ def _micro_batches(recipe: Recipe, on: Cluster) -> int:
     layout, batch = recipe.layout, recipe.train.global_batch_size
     samples_per_micro_step = layout.micro_batch_size * max(1, on.world // layout.tp)  # the config has no pipeline size
     if batch % samples_per_micro_step:
+        ranks = f"its {on.world} GPUs / tp={layout.tp} are all data-parallel"
+        cause = f"; a DeepSpeed config has no pipeline size, so layout.pp={layout.pp} is lost: {ranks}"
         raise InputError(
-            f"is not a multiple of {samples_per_micro_step}: micro batch × data-parallel ranks",
+            f"is not a multiple of {samples_per_micro_step}: micro batch × data-parallel ranks"
+            + cause * (layout.pp > 1),
             field="train.global_batch_size",
             value=batch,
         )
