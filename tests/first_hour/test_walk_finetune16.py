@@ -126,3 +126,13 @@ def test_refused_data_leaves_no_folder_and_answers_that_are_cut_are_named(here: 
             for words in (("--dataset", "pairs.jsonl"), ("data.dataset=pairs.jsonl",))
         )
         assert json.dumps(named) == json.dumps(by_key)
+
+
+def test_an_export_to_trl_writes_instructions_as_messages(here: Path, meshwright: Any) -> None:
+    write_pairs(here / "pairs.jsonl", 3)
+    export = ("export", PEFT, "--to", "trl", "--gpus", "2xA100-80", "--out", "out")
+    written = meshwright(*export, "--dataset", "pairs.jsonl")
+    assert written.code == 0
+    assert "pairs.messages.jsonl: the rows of" in written.out.replace("\n", " ")
+    [row, *_] = map(json.loads, (here / "out" / "pairs.messages.jsonl").read_text().splitlines())
+    assert [one["content"] for one in row["messages"]] == ["what is 0", "it is 0, as asked"]

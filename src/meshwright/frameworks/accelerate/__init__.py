@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.frameworks.accelerate.dataset_files import readable
 from meshwright.frameworks.accelerate.keys import closed, format_setting, known
 from meshwright.frameworks.accelerate.parse import complete, detect, parse
 from meshwright.frameworks.accelerate.rules import RULES
@@ -23,4 +24,5 @@ FRAMEWORK = Framework(
     complete=complete,
     rejects_unknown=closed,
     is_extra_key=known,
+    readable_data=readable,
 )

@@ -56,7 +56,7 @@ def as_messages(data: Data) -> str:
         tools = {} if found.tools is None else {"tools": found.tools}
         line = {"messages": _with_call_ids([_known_role(one) for one in found.messages]), **tools}
         if reason := _row_problem(line, {}):
-            raise InputError(f"{where}: cannot be converted for AutoModel: {reason}", "data.dataset", data.dataset)
+            raise InputError(f"{where}: cannot be converted to messages: {reason}", "data.dataset", data.dataset)
         lines.append(msgspec.json.encode(line).decode())
     return "\n".join((*lines, ""))
 
