@@ -15,7 +15,6 @@ from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
 from meshwright.costs.vectorize import BYTES, Column, larger, smaller, where
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, LinearMixer, Mamba2, MoE
 from meshwright.models.spec import Mixer
-from meshwright.recipes.capabilities import fp8_experts
 from meshwright.recipes.case import Case
 
 Parts = dict[str, Column]
@@ -56,10 +55,9 @@ def residual_shards(case: Case) -> Column:
     return where(case.sp, case.tp, 1)
 
 
-def linear_input_bytes(case: Case, expert: bool = False) -> int:
-    """Return bytes per element of a linear's saved input: Transformer Engine and our engine save the 8-bit copy."""
-    ours = case.engine == "meshwright" and case.goal != "peft" and (not expert or fp8_experts(case))
-    return 1 if case.matmul != "same" and (case.engine == "megatron" or ours) else BYTES[case.compute]
+def linear_input_bytes(case: Case) -> int:
+    """Return bytes per element of a linear's saved input: Transformer Engine saves the 8-bit copy."""
+    return 1 if case.matmul != "same" and case.engine == "megatron" else BYTES[case.compute]
 
 
 def layer_activation_bytes(case: Case, layer: Layer) -> Parts:
@@ -245,7 +243,7 @@ def _moe_parts(case: Case, moe: MoE) -> Parts:
     inner, width = moe.latent or hidden, moe.width / etp
     parts = {
         "router": (8.0 * moe.experts + _router_input(case)) / shards,  # fp32 logits and probabilities
-        "routed_in": linear_input_bytes(case, expert=True) * inner * copies * _saves_rows(case),
+        "routed_in": linear_input_bytes(case) * inner * copies * _saves_rows(case),
         "routed_fc1": (2 if moe.gated else 1) * size * width * copies,
         "routed_act": (_product_bytes(case, moe.gated) + _clamped(case, moe)) * width * copies,
         "routed_out": size * inner * copies * (case.engine != "megatron"),  # Megatron scales inside the activation

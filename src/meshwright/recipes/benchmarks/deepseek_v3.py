@@ -24,10 +24,13 @@ def deepseek_v3_pretrain_256gpu_b200_bf16_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_b200_fp8cs_config() -> Recipe:
     return benchmark(
-        deepseek_v3_pretrain_256gpu_b200_bf16_config(), "256xB200", "fp8cs", recompute_modules=("mla_up_proj",)
+        deepseek_v3_pretrain_256gpu_b200_bf16_config(),
+        "256xB200",
+        "fp8cs",
+        recompute_modules=("mla_up_proj", "moe_act"),
     )
 
 
@@ -48,7 +51,7 @@ def deepseek_v3_pretrain_256gpu_b200_fp8mx_config() -> Recipe:
     )
 
 
-@recipe(family="deepseek")
+@recipe(family="deepseek", published=Published(start={"recompute_modules": ("mla_up_proj",)}))
 def deepseek_v3_pretrain_256gpu_b200_fp8mx_large_scale_config() -> Recipe:
     return benchmark(deepseek_v3_pretrain_256gpu_b200_fp8cs_config(), "256xB200", "fp8mx", global_batch_size=256)
 
