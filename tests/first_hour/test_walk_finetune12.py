@@ -134,7 +134,7 @@ def test_an_export_to_trl_has_every_value_whose_default_differs_there(here: Path
     full = meshwright("export", "lora.toml", "--to", "trl", "layout.pp=1", "layout.recompute=full", "peft.method=qlora")
     assert "fsdp_activation_checkpointing: true" in full.out
     assert "gradient_checkpointing=False" in full.out  # the Trainer refuses both
-    assert "BitsAndBytesConfig(load_in_4bit=True" in full.out
+    assert "load_in_4bit=True" in full.out
 
 
 def test_small_mistakes_name_what_works(here: Path, meshwright: Any) -> None:
@@ -150,7 +150,7 @@ def test_small_mistakes_name_what_works(here: Path, meshwright: Any) -> None:
     assert "did you mean data.dataset=tickets." in meshwright(*plan).out
     (here / "bad.csv").write_text("question,answer\nhi,hello, you\n")
     words = ("train", "lora.toml", "--tiny", "--out", "run", "train.epochs=1", "layout.pp=1")
-    assert 'put cells that contain a comma in double quotes: "a, b"' in meshwright(*words, "data.dataset=bad.csv").err
+    assert 'put cells that contain commas in double quotes: "a, b"' in meshwright(*words, "data.dataset=bad.csv").err
     (here / "lora.toml").write_text(RECIPE.replace("mixed.jsonl", "multi.jsonl"))
     trained = meshwright(*words)
     assert "multi.jsonl → mock" not in trained.err

@@ -86,7 +86,7 @@ def test_too_few_tokens_name_the_useful_gpu_count() -> None:
     c = case(on=cluster(64), global_batch_size=64, seq_length=512)
     finding = next(f for f in check(c) if f.rule == "batch.too-few-tokens")
     assert "only 512 tokens" in finding.message
-    assert "more than 32 GPUs" in finding.message
+    assert "beyond 32 GPUs" in finding.message
     assert finding.fix == ("train.global_batch_size=128",)
 
 
