@@ -240,7 +240,7 @@ Currency = Annotated[str, Input(help="Currency of the price, e.g. EUR.", metavar
 MtbfHours = Annotated[
     float,
     Input(
-        help="Mean hours between failures of one GPU (default 50,677: Llama 3 405B): failures per day and goodput.",
+        help="Mean hours between failures of one GPU (default 60,000, fewer in runs above 10,000 GPUs): goodput.",
         metavar="HOURS",
         minimum=0.1,
         maximum=1e9,

@@ -129,6 +129,7 @@ class SizesResponse(Response, frozen=True, kw_only=True):
     compared: Sequence[planner.Compared]
     deadline_days: float | None = None
     in_time: planner.Size | None = None
+    reliability: planner.Reliability | None = None
 
     @property
     def ok(self) -> bool:

@@ -150,6 +150,11 @@ def print_sizes(answer: Answer) -> None:
     _print_compared(answer)
     if answer["storage"] is not None:
         titled(out, "storage", [" " + line for line in _storage_lines(answer)])
+    if answer["reliability"] is not None:
+        good = next(s["goodput"] for s in answer["sizes"] if s["gpus"] == answer["reliability"]["gpus"])
+        titled(
+            out, "failures", [" " + line for line in _reliability_lines(answer["reliability"], good, answer["node"])]
+        )
     for note in answer["notes"]:
         out.print(f"[yellow]! {escape(note)}[/]")
     if not timed:
@@ -232,12 +237,49 @@ def _storage_lines(answer: Answer) -> list[str]:
     chosen = answer["most_efficient"]
     if chosen:
         of = f" of {answer['gpu']}" if answer["compared"] else ""
-        speed = f"{found['save_gb_s_per_gpu']:g} GB/s per GPU (assumed)"
+        speed = _save_speed(found, chosen["gpus"])
         lines.append(
             f"a checkpoint takes {seconds(chosen['goodput']['save_s'])} s on {_gpus(chosen['gpus'])}{of} at {speed}"
         )
-        lines.append(f"goodput: {failures_from(chosen['goodput'])}")
     return lines
+
+
+def _save_speed(found: Answer, gpus: int) -> str:
+    """Return the assumed speed of a checkpoint: that of every GPU, or of the storage if that is less."""
+    each, total = found["save_gb_s_per_gpu"], found["save_gb_s_total"]
+    return f"{each:g} GB/s per GPU (assumed)" if each * gpus <= total else f"{total:,.0f} GB/s in all (assumed)"
+
+
+def _reliability_lines(needs: Answer, good: Answer, node: int) -> list[str]:
+    """Return the checkpoint interval, the spare nodes and whether replicas should fail alone."""
+    count = needs["failures_per_day"]
+    often = f"{count:.2g} failures per day" if count >= 1 else f"a failure every {duration(1 / count)}"
+    restart = f"each costs {duration(needs['restart_s'] / 86400)} until training goes on"
+    every = f"every {duration(needs['save_interval_s'] / 86400)} (checkpoint.save_every={needs['save_every']})"
+    spares, repaired = needs["spare_nodes"], f"a failed node is {needs['repair_hours']:g} hours in repair, assumed"
+    lines = [
+        f"{_gpus(needs['gpus'])}: {often}, {restart}",
+        f"goodput: {failures_from(good)}",
+        f"a checkpoint {every} is best: goodput {needs['share']:.1%} if a failed node is replaced at once",
+    ]
+    if needs["gpus"] <= node:  # one node: a spare one or a second replica would double the cost
+        return lines
+    without = f"{needs['share_without_spares']:.1%}"
+    lines.append(
+        f"{plural(spares, 'spare node')}: {needs['share_with_spares']:.1%}; none: {without} ({repaired})"
+        if spares
+        else f"no spare node pays: goodput {without} without ({repaired})"
+    )
+    pays = needs["replicas_pay_from"]
+    start = "it does not pay up to 131,072 GPUs" if pays is None else f"it pays from about {_gpus(pays)}"
+    if needs["share_with_replicas"] is None:
+        return [*lines, f"replica fault tolerance needs two replicas, and the model takes all of these GPUs; {start}"]
+    verdict = "pays" if needs["replicas_pay"] else "does not pay here"
+    return [
+        *lines,
+        f"replica fault tolerance ({needs['replicas']} replicas, only the failed one restarts) {verdict}: "
+        f"{needs['share_with_replicas']:.1%}; {start}",
+    ]
 
 
 def _gib(value: float) -> str:

@@ -150,7 +150,18 @@ def size(answer: Answer) -> str:
         one = answer["in_time"]
         chosen.append(f"in {answer['deadline_days']:g} days: " + (f"{one['gpus']:,} GPUs" if one else "no count"))
     assumed = [f"assumed: {one['message']}" for one in answer["assumed"]]
+    chosen += _against_failures(answer["reliability"])
     return _lines(*chosen, *assumed, *answer["notes"], *_some("", [_size(one) for one in answer["sizes"]], 12))
+
+
+def _against_failures(needs: Answer | None) -> list[str]:
+    if needs is None:
+        return []
+    replicas = "; replica fault tolerance pays" if needs["replicas_pay"] else ""
+    return [
+        f"against failures on {needs['gpus']:,} GPUs: checkpoint.save_every={needs['save_every']}, "
+        f"{needs['spare_nodes']} spare nodes, goodput {needs['share_with_spares']:.1%}{replicas}"
+    ]
 
 
 def _size(one: Answer) -> str:

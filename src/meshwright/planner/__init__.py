@@ -25,6 +25,7 @@ from meshwright.planner.plan import (
 )
 from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend, replanned, with_replanned
+from meshwright.planner.reliability import Reliability
 from meshwright.planner.repair import contradiction, error_messages, find_repair
 from meshwright.planner.scaling import batch_for_tokens, fitting_batch, scaled_batch, scaled_lr
 from meshwright.planner.search import Candidate, as_overrides
@@ -48,6 +49,7 @@ __all__ = [
     "Question",
     "Ranking",
     "Reason",
+    "Reliability",
     "Repair",
     "Size",
     "Sizing",

@@ -12,7 +12,7 @@ from meshwright.clusters import Assumption, Cluster, default_nodes, host_assumed
 from meshwright.costs.state import least_state_gib
 from meshwright.display import Readable, Row, titled
 from meshwright.planner.baseline import Baseline, baseline_for, baseline_recipe
-from meshwright.planner.budget import Price, Range, batch_notes, budget, goodput_of
+from meshwright.planner.budget import GB_PER_GIB, Price, Range, batch_notes, budget, goodput_of
 from meshwright.planner.faster_step import fast_values
 from meshwright.planner.goodput import Goodput
 from meshwright.planner.levers import fits_with_levers, levers_of, with_levers
@@ -20,6 +20,7 @@ from meshwright.planner.may_fit import MayFit, may_fit
 from meshwright.planner.plan import Plan, Question, calibration_notes
 from meshwright.planner.published import keeps_recipe_layout
 from meshwright.planner.recommend import with_layout
+from meshwright.planner.reliability import Reliability, reliability
 from meshwright.planner.search import SEARCHED_NAMES, Candidate, any_fits, any_legal, as_overrides, best
 from meshwright.planner.storage import Storage, storage_of
 from meshwright.recipes.case import Case
@@ -94,6 +95,7 @@ class Sizing(Readable, msgspec.Struct, frozen=True):
     compared: tuple[Compared, ...] = ()  # if several GPU types were given
     deadline_days: float | None = None
     in_time: Size | None = None  # the smallest count that trains the tokens within the deadline
+    reliability: Reliability | None = None  # of the user's count, that in time, or the most efficient
 
     def summary(self) -> Sequence[Row]:
         """Return the smallest and the most efficient count, and a line per count."""
@@ -134,6 +136,7 @@ def size(
     gpu, node = question.cluster.gpu, question.cluster.gpus_per_node
     found: list[Size] = []
     storage: Storage | None = None
+    background, steps = False, 0
     notes: tuple[str, ...] = ()
     own, limit = question.cluster.world if question.cluster.nodes > 1 else None, most or MAX_GPUS
     tried = sorted({*gpu_counts(node, limit), *([own] if own and own <= limit else ())})
@@ -142,16 +145,27 @@ def size(
         notes = batch_notes(baseline.case, tokens) if tokens is not None else ()
         sized = _size_for(baseline, tokens, price, days)
         storage = storage or storage_of(baseline.case)
+        background, steps = baseline.case.recipe.checkpoint.async_save, baseline.case.steps
         if sized is not None:
             found.append(sized)
     fitting = [s for s in found if s.fits]
     below = [s for s in found if not fitting or s.gpus < fitting[0].gpus]
     below = [s for s in below if s is below[-1] or s.gpus == own]
     divided = {s.gpus for s in found}
+    most_efficient = max(fitting, key=lambda s: s.tokens_per_s_per_gpu * s.goodput.share, default=None)
+    in_time = None if tokens is None else next((s for s in fitting if _within(s, days)), None)
+    chosen = next((s for s in fitting if s.gpus == own), in_time or most_efficient)
+    needs: Reliability | None = None
+    if chosen is not None and storage is not None:
+        state_gb = storage.checkpoint_gib * GB_PER_GIB
+        length = chosen.steps or steps
+        needs = reliability(
+            chosen.gpus, node, state_gb, chosen.step_s, length, fitting[0].gpus, background, question.mtbf_hours
+        )
     return Sizing(
         sizes=(*below, *(s for s in found if fitting and s.gpus >= fitting[0].gpus)),
         smallest=fitting[0] if fitting else None,
-        most_efficient=max(fitting, key=lambda s: s.tokens_per_s_per_gpu * s.goodput.share, default=None),
+        most_efficient=most_efficient,
         gpu=gpu.name,
         node=node,
         tried=tuple(tried),
@@ -164,7 +178,8 @@ def size(
         storage=storage,
         own=own,
         deadline_days=days,
-        in_time=None if tokens is None else next((s for s in fitting if _within(s, days)), None),
+        in_time=in_time,
+        reliability=needs,
     )
 
 

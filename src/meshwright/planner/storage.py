@@ -7,7 +7,7 @@ import msgspec
 from meshwright.costs.parameters import adapter_params
 from meshwright.costs.state import master_bytes, moment_bytes
 from meshwright.costs.vectorize import BYTES, GIB
-from meshwright.planner.goodput import SAVE_GB_S
+from meshwright.planner.goodput import SAVE_GB_S, SAVE_TOTAL_GB_S
 from meshwright.recipes.case import Case
 
 KEEPS_BEST = ("meshwright", "automodel")
@@ -25,6 +25,7 @@ class Storage(msgspec.Struct, frozen=True):
     model_gib: float  # the exported model, or the adapters
     total_gib: float
     save_gb_s_per_gpu: float = SAVE_GB_S  # assumed; goodput.save_s of a size is the time that a checkpoint takes
+    save_gb_s_total: float = SAVE_TOTAL_GB_S  # of the storage, assumed
 
 
 def storage_of(case: Case) -> Storage:
