@@ -197,7 +197,7 @@ def findings() -> Iterator[tuple[str, Any]]:
             finding = SimpleNamespace(rule=id, severity=rule.severity, fix=(), no_fix="")
             for engine in ("meshwright", "torchtitan"):
                 case = case_on(DENSE, "1xA100-40", engine)
-                yield f"no fix of {id} on {engine}", missing_fixes._no_fix(finding, case)  # type: ignore[arg-type]
+                yield f"no fix of {id} on {engine}", missing_fixes._no_fix(finding, case, ())  # type: ignore[arg-type]
     for name, gpus, more in ((DENSE, "1xA100-40", ()), (DENSE, "1xH100", ()), (DENSE, "7xH100", ("layout.tp=3",))):
         fix = missing_fixes.layout_fix(case_on(name, gpus, "meshwright", *more), frozenset())
         yield f"layout for {name} on {gpus}", fix

@@ -32,7 +32,7 @@ def examine(case: Case, typed: Collection[str] = (), severities: Sequence[Severi
     """Return the findings of a case with their fixes, and one repair; `typed` are fields the user set, by flat name."""
     if has_errors(case):
         return _with_errors(case, typed, severities)
-    found = tuple(explain_missing(_drop_useless_fixes(rules.check(case, severities, typed=typed), case), case))
+    found = tuple(explain_missing(_drop_useless_fixes(rules.check(case, severities, typed=typed), case), case, typed))
     fixable = [one for one in found if one.severity == "warning" and one.fix]
     change = _together(case, fixable, typed) if len(fixable) > 1 else {}
     return Examined(found, as_repair(case, change, fixable, typed))
@@ -43,7 +43,7 @@ def _with_errors(case: Case, typed: Collection[str], severities: Sequence[Severi
     change = find_repair(case, typed)
     if not change:
         found = rules.check(case, [s for s in severities if s != "advice"], search=layout_fix, typed=typed)
-        return Examined(tuple(explain_missing(found, case)), None)
+        return Examined(tuple(explain_missing(found, case, typed)), None)
     found = rules.check(case, [s for s in severities if s != "advice"], fixes=False)
     findings = tuple(_repaired(one, case, change, typed) for one in found)
     return Examined(findings, as_repair(case, change, findings, typed))

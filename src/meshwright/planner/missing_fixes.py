@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import shlex
+from collections.abc import Collection, Iterable, Iterator
 from math import ceil
 from typing import Any
 
@@ -11,9 +12,11 @@ import msgspec
 from meshwright import rules
 from meshwright.planner.levers import host_needed, with_levers
 from meshwright.planner.search import ScoredBatch, best, changed_values, choose
+from meshwright.recipes import index
 from meshwright.recipes.case import Case
-from meshwright.recipes.model_changes import shape_overrides
-from meshwright.recipes.types import ENGINES
+from meshwright.recipes.format_override import format_override
+from meshwright.recipes.model_changes import request_overrides, shape_overrides
+from meshwright.recipes.types import ENGINES, keys_by_flat_name
 from meshwright.rules import Finding
 
 OF_THE_CLUSTER = (
@@ -29,6 +32,7 @@ OF_THE_CLUSTER = (
     "network",
 )
 """Subjects of rules that more or other GPUs resolve."""
+SEQ_LENGTH = "data.seq_length"
 
 
 def layout_fix(
@@ -65,14 +69,17 @@ def _layout_fix(case: Case, ignoring: frozenset[str], searched: list[ScoredBatch
     return None if found is None or not found.fits else changed_values(found.layout, case)
 
 
-def explain_missing(findings: Iterable[Finding], case: Case) -> Iterator[Finding]:
-    """Yield the findings; those without a fix say why there is none and what else can be done."""
+def explain_missing(findings: Iterable[Finding], case: Case, typed: Collection[str] = ()) -> Iterator[Finding]:
+    """Yield the findings; those without a fix say why there is none and what else can be done.
+
+    `typed` are fields the user set, by flat name: a command that is printed repeats them.
+    """
     for finding in findings:
         explained = bool(finding.fix or finding.no_fix)
-        yield finding if explained else msgspec.structs.replace(finding, no_fix=_no_fix(finding, case))
+        yield finding if explained else msgspec.structs.replace(finding, no_fix=_no_fix(finding, case, typed))
 
 
-def _no_fix(finding: Finding, case: Case) -> str:
+def _no_fix(finding: Finding, case: Case, typed: Collection[str]) -> str:
     if finding.severity != "error":
         return "no setting resolves it without breaking another rule"
     rule = rules.all_rules()[finding.rule]
@@ -83,12 +90,21 @@ def _no_fix(finding: Finding, case: Case) -> str:
             if others
             else "no setting resolves it: it follows from the model and the goal"
         )
-    model = " ".join((case.recipe.model, *shape_overrides(case.recipe)))
-    size = f"meshwright size {model} --goal {case.recipe.goal} --gpu {_node_words(case)}"
     return (
         f"no layout of this recipe runs on {case.cluster} with the {case.engine} engine; use more GPUs or larger ones "
-        f"({size} --engine {case.engine} gives a count){_more_host_memory(case) if rule.subject == 'memory' else ''}"
+        f"({_size_command(case, typed)} gives a count){_more_host_memory(case) if rule.subject == 'memory' else ''}"
     )
+
+
+def _size_command(case: Case, typed: Collection[str]) -> str:
+    """Return the command that finds GPUs for this training: its length of samples, and every field the user set."""
+    recipe, keys = case.recipe, keys_by_flat_name()
+    own = () if index.is_known(recipe.name) else request_overrides(recipe)  # a file's contract is not the catalogue's
+    fields = (format_override(keys[name], getattr(case, name)) for name in sorted(typed))
+    length = format_override(SEQ_LENGTH, recipe.data.seq_length)
+    overrides = [one for one in dict.fromkeys((*shape_overrides(recipe), *own, *fields)) if one != length]
+    words = ("meshwright", "size", recipe.model, "--goal", recipe.goal, "--gpu", _node_words(case))
+    return shlex.join((*words, "--seq", str(recipe.data.seq_length), "--engine", case.engine, *overrides))
 
 
 def _node_words(case: Case) -> str:
