@@ -124,7 +124,7 @@ def _exposed(comm: Column, window: Column, overlaps: bool, visible: float) -> Co
 def _gather_once_s(case: Case, speed: Speeds, frozen_too: Column, params: RankParams, trained: RankParams) -> Column:
     """Return the seconds to gather a rank's weights once; frozen weights are gathered only if they are sharded."""
     params = as_stored(case, params)
-    size = 1 if case.fp8_gather else BYTES[case.compute]
+    size = where(case.fp8_gather, 1, BYTES[case.compute])
     dense = where(frozen_too, params.dense + params.ends, trained.dense + trained.ends)
     routed = where(frozen_too, params.routed, trained.routed)
     expert_size = size if fp8_experts(case) else BYTES[case.compute]

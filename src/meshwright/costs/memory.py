@@ -303,9 +303,10 @@ def _all_layers_gathered(case: Case) -> Column:
 def _gathered(case: Case, params: RankParams, layers: float) -> Column:
     """Return the bytes of gathered weights: embedding and head, and some layers or all of them."""
     params = as_stored(case, params)
-    size: Column = 1 if case.fp8_gather else BYTES[case.compute]
-    if case.fp8_gather and case.is_moe and not fp8_experts(case):
-        size = 1 + params.routed / params.total * (BYTES[case.compute] - 1)
+    full = BYTES[case.compute]
+    mixed = case.is_moe and not fp8_experts(case)  # experts keep the compute format
+    in_fp8 = 1 + params.routed / params.total * (full - 1) if mixed else 1
+    size = where(case.fp8_gather, in_fp8, full)  # a column where only some layouts gather in FP8
     if memory_profile(case).lean_gather:
         pipeline = _units(case, params, layers)
     else:
