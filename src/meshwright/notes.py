@@ -22,11 +22,15 @@ def no_notes() -> Iterator[None]:
         _SILENT.reset(before)
 
 
-@cache
 def note(text: str) -> None:
     """Print a note to stderr: once per process, and on one rank only."""
-    if _SILENT.get():
-        return
+    if not _SILENT.get():  # a note that was not printed must be printed later
+        print_once(text)
+
+
+@cache
+def print_once(text: str) -> None:
+    """Print a note to stderr on one rank, unless it has been printed."""
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0" and sys.stderr is not None:
         with suppress(OSError, ValueError):  # a closed stderr must not end the command
             print(f"note: {text}", file=sys.stderr, flush=True)

@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "corpus.txt").write_text(CORPUS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
-    notes.note.cache_clear()
+    notes.print_once.cache_clear()
     return tmp_path
 
 
@@ -82,10 +82,10 @@ def test_training_it_says_where_weights_and_documents_come_from(here: Path, mesh
     assert answer.json["goal"] == "pretrain"
     assert "has no weights: training starts from random weights" in answer.err
     assert "corpus.txt: 20 documents (each ends at a blank line; data.documents)" in answer.err
-    notes.note.cache_clear()
+    notes.print_once.cache_clear()
     tuned = meshwright("check", "run/model", "--gpus", "1xH100", "--json")  # weights: fine-tuning is the default
     assert tuned.json["recipe"] == "model_sft"
-    notes.note.cache_clear()
+    notes.print_once.cache_clear()
     tiny = meshwright("train", "config.json", "--tiny", "--dataset", "corpus.txt", "train.steps=1", "--json")
     assert tiny.code == 0, tiny.err
     assert "--tiny reads text with the byte-level tokenizer" in tiny.err

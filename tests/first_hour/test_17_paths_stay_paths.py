@@ -34,7 +34,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / NAME / "config.json").write_text(json.dumps(CONFIG))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    notes.note.cache_clear()
+    notes.print_once.cache_clear()
     return tmp_path
 
 

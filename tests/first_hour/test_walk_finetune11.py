@@ -92,12 +92,12 @@ def test_a_path_inside_a_run_means_the_run(here: Path, model: Path, meshwright: 
 
 def test_a_run_on_the_cpu_says_so(model: Path, meshwright: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from meshwright.engine import train
-    from meshwright.notes import note
+    from meshwright.notes import print_once
 
     def ended(*_: Any, **__: Any) -> None:
         raise SystemExit(0)
 
-    note.cache_clear()
+    print_once.cache_clear()
     monkeypatch.setattr(train, "train", ended)
     monkeypatch.setattr("meshwright.api.run._has_gpu", lambda: False)
     printed = meshwright("train", "mymodel", "--goal", "sft", "--dataset", "mock").err
@@ -142,14 +142,14 @@ def test_continued_pretraining_starts_from_the_weights(here: Path, model: Path, 
 
 
 def test_unused_columns_and_truncated_rows_are_named(here: Path, model: Path, meshwright: Any) -> None:
-    from meshwright.notes import note
+    from meshwright.notes import print_once
 
     rows = [{"question": f"what is {i}?", "answer": "it is " * 12, "reasoning": "so", "id": i} for i in range(8)]
     (here / "qa.jsonl").write_text("\n".join(map(json.dumps, rows)))
     words = ("train", "mymodel", "--goal", "sft", "--dataset", "qa.jsonl", "train.steps=1", "train.global_batch_size=2")
     unused = "note: qa.jsonl: columns id, reasoning are not used"
     for more in ((), ("data.streaming=true", "data.packing=false")):
-        note.cache_clear()
+        print_once.cache_clear()
         answer = meshwright(*words, "--tiny", *more)
         assert answer.code == 0, answer.err
         assert answer.err.count(unused) == 1
@@ -195,9 +195,9 @@ def test_jitter_of_short_steps_is_no_slowdown(meshwright: Any, tmp_path: Path, s
 
 
 def test_words_that_repeat_the_goal_are_accepted(meshwright: Any) -> None:
-    from meshwright.notes import note
+    from meshwright.notes import print_once
 
-    note.cache_clear()
+    print_once.cache_clear()
     words = ("recommend", "llama3.2-1b", "--gpus", "1xRTX4090", "--goal", "qlora")
     answer = meshwright(*words, "load_in_4bit=true")
     assert answer.code == 0, answer.err

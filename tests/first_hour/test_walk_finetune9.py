@@ -150,9 +150,9 @@ def test_a_run_resumes_in_its_folder(value: str) -> None:
 def test_tiny_says_every_value_that_it_changes(capsys: pytest.CaptureFixture[str]) -> None:
     from meshwright.engine.model_families import family_of
     from meshwright.engine.tiny import tiny_recipe
-    from meshwright.notes import note
+    from meshwright.notes import print_once
 
-    note.cache_clear()
+    print_once.cache_clear()
     recipe = load("qwen3_600m_sft_config")
     scaled, _ = tiny_recipe(recipe, family_of(recipe).config_for(recipe), 1, {"layout.micro_batch_size": 1})
     (line,) = capsys.readouterr().err.splitlines()

@@ -57,7 +57,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "corpus.txt").write_text("A sentence of a corpus that is long enough to fill samples.\n\n" * 60)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
-    notes.note.cache_clear()
+    notes.print_once.cache_clear()
     return tmp_path
 
 
@@ -69,7 +69,7 @@ def test_a_run_is_evaluated_converted_and_resumed(here: Path, meshwright: Any) -
     done = meshwright("train", "dense", "--json", *TRAIN, *SMALL)
     assert done.code == 0, done.err
     assert "dense has no weights: training starts from random weights" in done.err
-    notes.note.cache_clear()
+    notes.print_once.cache_clear()
 
     of_run = meshwright("evaluate", "run", "--dataset", "corpus.txt", "--samples", "1", "--json")
     assert (of_run.json["seq_length"], of_run.json["tokens"]) == (32, 32)
