@@ -34,12 +34,22 @@ def recommend(request: requests.Recommend) -> Plan:
     else:
         question = job_question(request, job)
     price_for(request, question), token_budget(request.tokens)  # refused before the search
-    found = plan_of_length(question, None if job is None else job.on(question.engine), request)
+    recipe = None if job is None else job.on(question.engine)
+    found = _with_counted_data(plan_of_length(question, recipe, request), request, recipe)
     if request.save:
         from meshwright.api.catalogues import save_recipe  # 10 ms that other recommendations save
 
-        save_recipe(found, request.save)
-    return with_budget(_with_counted_data(found, request, None if job is None else job.on(question.engine)), request)
+        save_recipe(found.repaired or found, request.save)  # what its commands run
+        _note_errors_saved(found, request.save)
+    return with_budget(found, request)
+
+
+def _note_errors_saved(plan: Plan, path: str) -> None:
+    """Say that the saved recipe does not run: a repair that replaces the user's settings is not made by itself."""
+    if plan.ok:
+        return
+    without = f"; the repair is not in it: {' '.join(plan.repair.overrides)}" if plan.repair is not None else ""
+    note(f"{path} has your settings and the errors of this answer{without}")
 
 
 def _with_counted_data(plan: Plan, request: requests.Recommend, recipe: Recipe | None) -> Plan:

@@ -1,0 +1,67 @@
+"""Small stumbles of newcomers: commands that forget what was typed, files that are not what the answer says."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_printed_size_command_repeats_what_was_typed(meshwright: Any) -> None:
+    typed = ("--seq", "16384", "layout.tp=2", "train.global_batch_size=64")
+    Path("own.toml").write_text(
+        'name = "own"\nmodel = "llama3-70b"\ngoal = "sft"\ncluster = "2xL40S"\n[data]\nseq_length = 16384\n'
+    )
+    for words in (
+        ("recommend", "llama3-70b", "--goal", "sft", "--gpus", "2xL40S", *typed),
+        ("estimate", "llama3-70b", "--goal", "sft", "--gpus", "2xL40S", *typed),
+        ("check", "own.toml", *typed[2:]),
+    ):
+        found = [one.get("no_fix", "") for one in meshwright(*words, "--json").json["findings"]]
+        command = re.search(r"\(meshwright (size .+) gives a count\)", " ".join(found))
+        assert command, words
+        printed = shlex.split(command[1])
+        assert printed[printed.index("--goal") + 1] == "sft"
+        assert printed[printed.index("--seq") + 1] == "16384"
+        assert set(typed[2:]) <= set(printed), words
+    assert "tp 2" in meshwright(*printed, "--max-gpus", "64").out  # the command runs as printed
+
+
+def test_a_saved_recommendation_is_what_it_runs(meshwright: Any) -> None:
+    lines = [{"prompt": f"What is {n} plus 1?", "response": f"The answer is {n + 1}. " * 9} for n in range(1000)]
+    Path("qa.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    words = ("recommend", "gemma3-1b", "--gpus", "8xA100-40", "--goal", "sft", "--dataset", "qa.jsonl")
+    answer = meshwright(*words, "train.epochs=3", "--save", "saved.toml", "--json").json
+    repair = answer["repair"]
+    assert repair["planned"]
+    left = {one["rule"] for one in meshwright("check", "saved.toml", "--gpus", "8xA100-40", "--json").json["findings"]}
+    assert not left & set(repair["removes"])
+    words = ("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "layout.tp=3", "--save", "three.toml")
+    kept = meshwright(*words)  # a typed setting is not replaced by itself
+    assert "note: three.toml has your settings and the errors of this answer" in kept.err
+    assert "the repair is not in it: layout.tp=2" in kept.err
+
+
+def test_a_layout_that_gathers_in_fp8_only_without_offload_is_recommended(meshwright: Any) -> None:
+    assert meshwright("recommend", "deepseek_v3_pretrain_256gpu_b200_fp8cs_config").code == 0
+
+
+def test_a_note_that_was_not_printed_is_printed_later(capsys: pytest.CaptureFixture[str]) -> None:
+    from meshwright.notes import no_notes, note
+
+    with no_notes():
+        note("seen once")
+    assert capsys.readouterr().err == ""
+    note("seen once")
+    note("seen once")
+    assert capsys.readouterr().err == "note: seen once\n"
