@@ -14,12 +14,13 @@ from meshwright.clusters.tables import PRECISIONS
 from meshwright.errors import InputError
 
 DATA_CENTRE = ("A100-40", "A100-80", "H100", "H100-96", "H100-PCIe", "H100-NVL", "H200", "H800", "H20", "B200", "B300")
-RACKS_AND_OTHERS = ("GB200", "GB300", "R100", "VR200", "L40S", "RTX4090", "RTX5090", "MI300X")
+RACKS_AND_OTHERS = ("GB200", "GB300", "R100", "VR200", "L40S", "RTX4090", "RTX5090", "GH200", "H200-NVL")
+AMD = ("MI300X", "MI325X", "MI350X", "MI355X")
 
 every_gpu = each("known", gpus())
 
 
-@pytest.mark.parametrize("name", DATA_CENTRE + RACKS_AND_OTHERS)
+@pytest.mark.parametrize("name", DATA_CENTRE + RACKS_AND_OTHERS + AMD)
 def test_known_types_are_there(name: str) -> None:
     assert gpu(name).name == name
 
@@ -46,6 +47,9 @@ def test_peaks_are_dense_and_ordered(known: Gpu) -> None:
         assert known.peak_tflops.keys() == {"fp32", "fp16"}  # bf16 and tf32 came with Ampere
         return
     assert {"fp32", "tf32", "bf16"} <= known.peak_tflops.keys()
+    if known.arch == "cdna4":  # has no TF32 unit
+        assert known.peak_tflops["tf32"] == known.peak_tflops["fp32"]
+        return
     assert known.peak_tflops["tf32"] == pytest.approx(known.peak_tflops["bf16"] / 2, rel=0.02)
 
 
@@ -111,6 +115,7 @@ def test_every_alias_is_found(known: Gpu) -> None:
         ("NVIDIA GeForce RTX 4090", "RTX4090"),
         ("rtx 5090", "RTX5090"),
         ("AMD Instinct MI300X OAM", "MI300X"),
+        ("AMD Instinct MI355X", "MI355X"),
         ("Tesla T4", "T4"),
         ("Tesla V100-SXM2-32GB", "V100-32"),
         ("NVIDIA A10G", "A10G"),

@@ -5,9 +5,10 @@ from meshwright.clusters.catalogue import gpu, gpus, is_known
 from meshwright.clusters.detect import read_nvidia_smi
 from meshwright.clusters.parse import DEFAULT_GPU, assumptions, cluster, default_nodes
 from meshwright.clusters.tables import MAX_GPUS
-from meshwright.clusters.types import Assumption, Cluster, Gpu, GpuArch, GpuLink
+from meshwright.clusters.types import AMD_ARCHS, Assumption, Cluster, Gpu, GpuArch, GpuLink
 
 __all__ = [
+    "AMD_ARCHS",
     "DEFAULT_GPU",
     "MAX_GPUS",
     "Assumption",

@@ -8,7 +8,8 @@ import msgspec
 
 from meshwright.display import Entry, Readable, Row
 
-GpuArch = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin", "cdna3"]
+GpuArch = Literal["volta", "turing", "ampere", "ada", "hopper", "blackwell", "rubin", "cdna3", "cdna4"]
+AMD_ARCHS: tuple[GpuArch, ...] = ("cdna3", "cdna4")
 GpuLink = Literal["nvlink", "xgmi", "pcie"]
 
 
@@ -17,7 +18,7 @@ class Gpu(Entry, msgspec.Struct, frozen=True):
 
     name: str
     arch: GpuArch
-    capability: float  # CUDA compute capability; 9.4 (gfx942) for MI300X
+    capability: float  # CUDA compute capability; 9.4 (gfx942) for MI300X, 9.5 (gfx950) for MI350X
     memory_gib: float  # total, as the driver reports it
     peak_tflops: dict[str, float]  # by precision: fp32, tf32, fp16, bf16, fp8, fp4 (absent = not supported)
     hbm_gb_s: float

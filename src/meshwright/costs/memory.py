@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.clusters import AMD_ARCHS
 from meshwright.costs.activations import (
     activation_bytes_by_recompute,
     backward_working_bytes,
@@ -484,6 +485,6 @@ def memory_band(case: Case) -> float:
         "unmeasured": case.matmul == "nvfp4"
         or case.is_diffusion
         or case.images
-        or case.gpu_arch in ("volta", "turing", "rubin", "cdna3"),
+        or case.gpu_arch in ("volta", "turing", "rubin", *AMD_ARCHS),
     }
     return max(MEMORY_BANDS[name] for name, member in applies.items() if member)

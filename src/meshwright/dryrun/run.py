@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from meshwright import costs
-from meshwright.clusters import Assumption, Cluster
+from meshwright.clusters import AMD_ARCHS, Assumption, Cluster
 from meshwright.costs.memory_constants import FRAGMENTATION_FLOOR, RESERVE
 from meshwright.dryrun.types import GIB, PARTS, DryRun, RankDryRun
 from meshwright.engine.allocator_settings import is_expandable
@@ -177,7 +177,7 @@ def read_trace(trace: Any, task: RankTask, rank: int) -> RankDryRun | None:
         layers=tuple(number for chunk in trace.chunks for number in chunk.layers),
         memory_gib=memory_curve.in_gib(peak.parts),
         allocated_gib=peak.peak / GIB,
-        reserved_gib=reserved(events_of(step, trace), is_expandable(task.cluster.gpu.arch == "cdna3")) / GIB,
+        reserved_gib=reserved(events_of(step, trace), is_expandable(task.cluster.gpu.arch in AMD_ARCHS)) / GIB,
         peak_phase=memory_curve.phase_of(peak.key),
         peak_at=memory_curve.label_of(peak.key, chunks),
         phases=memory_curve.by_phase(found),

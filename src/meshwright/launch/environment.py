@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from meshwright.clusters import Cluster
+from meshwright.clusters import AMD_ARCHS, Cluster
 from meshwright.engine.allocator_settings import EXPANDABLE
 from meshwright.launch.job import Variable
 from meshwright.recipes.types import Recipe
@@ -49,7 +49,7 @@ TABLE = (
         "megatron",
         "PYTORCH_CUDA_ALLOC_CONF",
         EXPANDABLE,
-        lambda recipe, cluster: cluster.gpu.arch != "cdna3",
+        lambda recipe, cluster: cluster.gpu.arch not in AMD_ARCHS,
         "less memory lost to fragmentation, at no cost in speed",
     ),
     Requirement(

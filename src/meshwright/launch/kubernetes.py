@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from meshwright.clusters import AMD_ARCHS
 from meshwright.errors import InputError
 from meshwright.launch import commands, values
 from meshwright.launch.artifacts import Launch
@@ -16,7 +17,7 @@ FILES = "/meshwright"  # folder of the job's files in its pods
 EXIT_S = 30  # for torchrun and the container to exit after saving
 NODE_RANK = "NODE_RANK"
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-GPU_RESOURCES = {"cdna3": "amd.com/gpu"}
+GPU_RESOURCES = dict.fromkeys(AMD_ARCHS, "amd.com/gpu")
 NVIDIA = "nvidia.com/gpu"
 REPLICAS = "node"  # the JobSet's only replicated job
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from meshwright.clusters import AMD_ARCHS
 from meshwright.recipes.capabilities import deepep_runs_on, engines_with
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
@@ -40,7 +41,7 @@ def deepep_unsupported_gpu(c: Case) -> Column:
     fixes=(ALLTOALL,),
 )
 def hybridep_unsupported_gpu(c: Case) -> Column:
-    supported = (int(c.capability) in (8, 9, 10)) & (c.gpu_arch != "cdna3")
+    supported = (int(c.capability) in (8, 9, 10)) & (c.gpu_arch not in AMD_ARCHS)
     return c.is_moe & (c.dispatcher == "hybridep") & not_(supported)
 
 
