@@ -95,3 +95,43 @@ def test_plans_have_dispatchers_that_the_export_writes(meshwright: Any) -> None:
     done = meshwright(*words, "torchtitan", "--json").json
     [changed] = [one for one in done["changes"] if one["field"] == "moe.dispatcher"]
     assert changed["to"] in ("alltoall", "deepep")
+
+
+PIPELINE = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = {local}
+global_batch_size = 64
+seq_len = 8192
+[parallelism]
+pipeline_parallel_degree = 2
+"""
+
+
+def test_a_local_batch_is_one_pass_through_the_pipeline(meshwright: Any, tmp_path: Path) -> None:
+    """Gradient accumulation repeats the schedule: each local batch fills and drains the stages."""
+    file = tmp_path / "tp.toml"
+    found: dict[int, Any] = {}
+    for local in (1, 2, 8, 16):
+        file.write_text(PIPELINE.format(local=local))
+        found[local] = meshwright("estimate", str(file), "--gpus", "8xH100", "--json").json["estimate"]
+    steps, logits = (
+        [found[local]["step_s"] for local in (16, 8, 2, 1)],
+        [found[local]["memory_gib"]["logits"] for local in (1, 2, 8, 16)],
+    )
+    assert steps == sorted(steps)
+    assert steps[-1] > 1.7 * steps[0]
+    assert logits == sorted(logits)
+    assert logits[-1] > 3 * logits[0]
+    shares = {local: one["step_parts_s"]["pp_bubble"] / one["step_parts_s"]["compute"] for local, one in found.items()}
+    assert shares[16] < 0.07 < shares[8] < 0.15
+    assert shares[1] > 0.8, "one micro batch runs in one of two stages at a time"
+    file.write_text(PIPELINE.format(local=8))
+    assert (
+        meshwright("export", str(file), "--to", "torchtitan", "--gpus", "8xH100", "--out", str(tmp_path / "out")).code
+        == 0
+    )
+    assert "local_batch_size = 8" in (tmp_path / "out" / "config.toml").read_text()
+    assert "--training.local_batch_size=8" in (tmp_path / "out" / "run_0.3.0.sh").read_text()
+    assert "--parallelism.num_pp_microbatches=8" in (tmp_path / "out" / "run.sh").read_text()

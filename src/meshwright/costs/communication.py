@@ -99,10 +99,11 @@ def dp_s(
     fsdp = any_of(case.strategy, "fsdp2", "megatron_fsdp")
     each_time = fsdp & (np.asarray(defers_reduction(case)) == 0)
     rounds, pipelined = case.accumulation, case.pp > 1
+    passes = where(pipelined, case.pipeline_passes, 1)  # torch's pipeline gathers and reduces once in each
     twice = 2 if case.reshard_after_forward else 1
-    gathers = where(fsdp, where(pipelined, 1, twice * rounds), (case.strategy == "zero1") * 1)
+    gathers = where(fsdp, where(pipelined, passes, twice * rounds), (case.strategy == "zero1") * 1)
     gather = gathers * _gather_once_s(case, speed, fsdp, params, trained)
-    reduce = where(each_time, rounds, 1) * _reduce_once_s(case, speed, trained)
+    reduce = where(each_time, rounds, passes) * _reduce_once_s(case, speed, trained)
     full, once = busy_s * rounds, busy_s - forward_s
     visible = speed.engine.dp_visible
     joint = _exposed(gather + reduce, full, case.overlap_param_gather, visible)

@@ -416,7 +416,7 @@ def _logits(case: Case, pipeline: Stages, trained: RankParams) -> Column:
         count = smaller(count, FUSED_CHUNK_TOKENS)
     each, shards = logit_bytes(case)
     heads = 1 + (case.model.mtp_layers if trains_mtp(case) else 0)
-    outputs = BYTES[case.compute] * (case.accumulation - 1) * (case.pp > 1) * tokens(case) * profile.keeps_outputs
+    outputs = BYTES[case.compute] * (case.pass_micro_batches - 1) * (case.pp > 1) * tokens(case) * profile.keeps_outputs
     return pipeline.last * case.model.vocab * (heads * count * each + outputs) / shards
 
 

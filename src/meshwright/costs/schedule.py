@@ -15,7 +15,7 @@ def in_flight(case: Case, pipeline: Stages) -> Column:
     which on the first stage is pp (1 + (pp - 1) / (pp vp)). GPipe and its looped form keep all. The V-shaped
     schedules fold the pipeline, so every rank keeps about pp.
     """
-    pp, vp, micro_batches = case.pp, case.vp, case.accumulation
+    pp, vp, micro_batches = case.pp, case.vp, case.pass_micro_batches
     plain = pp - pipeline.index
     chunks = 2 * (pp - pipeline.index - 1) + (vp - 1) * pp + 1
     kept = where(vp > 1, chunks / vp, plain)

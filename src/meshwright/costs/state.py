@@ -53,7 +53,8 @@ def moment_bytes(case: Case) -> float:
 def defers_reduction(case: Case) -> Column:
     """Return whether unreduced gradients wait for the last micro batch: by setting, or in torch's pipeline."""
     by_setting = case.defer_grad_sync & memory_profile(case).defers
-    return (case.accumulation > 1) & (by_setting | ((case.pp > 1) & (case.engine != "megatron")))
+    in_pipeline = (case.pp > 1) & (case.engine != "megatron") & (case.pass_micro_batches > 1)
+    return (case.accumulation > 1) & (by_setting | in_pipeline)
 
 
 def reduction_saves_memory(case: Case) -> bool:

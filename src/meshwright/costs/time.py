@@ -70,7 +70,7 @@ def _step_time(case: Case) -> StepTime:
     micro = _micro(case, speed, pipeline)
     slowest, idle, rest = _slowest(case, pipeline, micro, speed.engine.sharpness)
     busy, rounds = slowest.busy, case.accumulation
-    bubble = rest / case.vp * pick(case.pp_schedule, speed.shared.bubble)
+    bubble = case.pipeline_passes * rest / case.vp * pick(case.pp_schedule, speed.shared.bubble)
     bubble = bubble + rounds * p2p_s(case, speed)
     params, trained = case.cached(_stage_params)
     data_parallel = dp_s(case, speed, params, trained, busy + idle, slowest.forward)

@@ -42,7 +42,7 @@ class Timeline(msgspec.Struct, frozen=True):
     schedule: str
     ranks: int
     chunks: int  # of each rank
-    micro_batches: int  # of the step
+    micro_batches: int  # of one pass through the pipeline
     followed: int  # number of these in `passes`
     span_s: float
     idle_share: float  # share of the time of all ranks
@@ -51,7 +51,7 @@ class Timeline(msgspec.Struct, frozen=True):
 
 def timeline(case: Case) -> Timeline:
     """Return one step of the layout's pipeline, with estimated durations per stage."""
-    pp, vp, micro_batches = int(case.pp), int(case.vp), int(case.accumulation)
+    pp, vp, micro_batches = int(case.pp), int(case.vp), int(case.pass_micro_batches)
     schedule = str(case.pp_schedule) if pp > 1 else "1f1b"
     followed = _simulated_micro_batches(micro_batches, pp, vp)
     orders = [order(schedule, rank, pp, vp, followed) for rank in range(pp)]

@@ -90,6 +90,7 @@ SIMPLEST_OPTIONS: dict[str, Any] = {
     "recompute": "none",
     "recompute_modules": (),
     "recompute_layers": 0,
+    "pp_micro_batches": 0,
     "etp": 1,
     "dp_shard": -1,
     "dp_replicate": 1,

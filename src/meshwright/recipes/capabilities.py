@@ -205,6 +205,18 @@ CAPABILITIES: tuple[Capability, ...] = (
         cause="engines ship different schedules, and their guides name some that do not exist",
     ),
     Capability(
+        field="pp_micro_batches",
+        name="several passes through the pipeline per step",
+        runs=dict.fromkeys(("meshwright", "megatron", "automodel", "kempnerforge", "fsdp1", "deepspeed"), (0,)),
+        instead=dict.fromkeys(("meshwright", "megatron", "automodel", "kempnerforge", "fsdp1", "deepspeed"), 0),
+        applies=lambda c: c.pp > 1,
+        where="with pp > 1",
+        why=dict.fromkeys(
+            ("meshwright", "megatron", "automodel", "kempnerforge", "fsdp1", "deepspeed"),
+            "one pass runs all micro batches of a step",
+        ),
+    ),
+    Capability(
         field="cp_comm",
         name="exchange of keys and values between context-parallel ranks",
         runs={"torchtitan": ("allgather", "ring"), "automodel": ("allgather", "ring")},

@@ -210,6 +210,17 @@ class Case:
         return _at_least_one(self.global_batch_size // (self.micro_batch_size * self.dp))
 
     @cached_property
+    def pass_micro_batches(self) -> Column:
+        """Micro batches of one pass through the pipeline schedule: all of the step, unless the layout has fewer."""
+        limit = self.pp_micro_batches if isinstance(self.pp_micro_batches, int) else 0
+        return np.minimum(self.accumulation, limit) if limit else self.accumulation
+
+    @cached_property
+    def pipeline_passes(self) -> Column:
+        """Passes through the pipeline schedule per step; each fills and drains the stages."""
+        return -(-self.accumulation // self.pass_micro_batches)
+
+    @cached_property
     def expert_ranks(self) -> Column:
         """Ranks of one pipeline stage, which expert parallelism regroups."""
         return _at_least_one(self.world // self.pp)

@@ -249,6 +249,9 @@ class Layout(Section, frozen=True):
         Literal["1f1b", "gpipe", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipe_v"],
         layout("order of forward and backward micro batches over the stages"),
     ] = "1f1b"
+    pp_micro_batches: Annotated[
+        int, layout("micro batches that one pass through the pipeline runs; 0 means all of the step", ge=0)
+    ] = 0
     stage_layers: Annotated[tuple[int, ...], layout("layers per stage chunk if uneven; empty means even")] = ()
     embedding_as_layer: Annotated[bool, layout("count the embedding as one layer when splitting stages")] = False
     head_as_layer: Annotated[bool, layout("count the head as one layer when splitting stages")] = False

@@ -21,7 +21,7 @@ nine of ten are below 0.10, and of 26 sources 22 have a median below 0.25."""
 
 def bubble(c: Case) -> Column:
     """Return idle over busy time of a step: (pp - 1) / (vp × micro batches)."""
-    return (c.pp - 1) / (c.vp * c.accumulation)
+    return (c.pp - 1) / (c.vp * c.pass_micro_batches)
 
 
 def _chunk_counts(c: Case) -> list[int]:
@@ -81,13 +81,13 @@ def not_two_chunks(c: Case) -> Column:
     "error",
     "micro_batch_size",
     engines=("meshwright", "automodel"),
-    message="{accumulation} micro batches cannot fill pp={pp} stages",
+    message="{pass_micro_batches} micro batches cannot fill pp={pp} stages",
     symptom="assertion that the local batch has at least as many micro batches as stages",
     cause="each stage needs a micro batch to work on",
     fixes=(SMALLER_MICRO_BATCH, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}, LARGER_GLOBAL_BATCH),
 )
 def too_few_micro_batches(c: Case) -> Column:
-    return (c.pp > 1) & (c.accumulation < c.pp)
+    return (c.pp > 1) & (c.pass_micro_batches < c.pp)
 
 
 @rule(
@@ -95,13 +95,13 @@ def too_few_micro_batches(c: Case) -> Column:
     "warning",
     "micro_batch_size",
     engines=("megatron", "torchtitan", "kempnerforge", "deepspeed"),
-    message="{accumulation} micro batches leave some of pp={pp} stages idle at all times",
+    message="{pass_micro_batches} micro batches leave some of pp={pp} stages idle at all times",
     symptom="runs at a fraction of its speed; some engines log that the bubble will be large",
     cause="a pipeline with fewer micro batches than stages is never full",
     fixes=(SMALLER_MICRO_BATCH, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}, LARGER_GLOBAL_BATCH),
 )
 def stages_idle(c: Case) -> Column:
-    return (c.pp > 1) & (c.accumulation < c.pp)
+    return (c.pp > 1) & (c.pass_micro_batches < c.pp)
 
 
 @rule(
@@ -109,13 +109,13 @@ def stages_idle(c: Case) -> Column:
     "error",
     "pp_schedule",
     engines=("meshwright", "torchtitan"),
-    message="dualpipe_v needs at least as many micro batches ({accumulation}) as stage chunks ({stages})",
+    message="dualpipe_v needs at least as many micro batches ({pass_micro_batches}) as stage chunks ({stages})",
     symptom="ValueError about the number of micro batches when the schedule is built",
     cause="its steady state overlaps a forward and a backward of different micro batches",
     fixes=(SMALLER_MICRO_BATCH, {"pp_schedule": ["zbv", "interleaved_1f1b"]}),
 )
 def dualpipe_not_filled(c: Case) -> Column:
-    return (c.pp > 1) & (c.pp_schedule == "dualpipe_v") & (c.accumulation < c.stages)
+    return (c.pp > 1) & (c.pp_schedule == "dualpipe_v") & (c.pass_micro_batches < c.stages)
 
 
 @rule(
@@ -123,13 +123,13 @@ def dualpipe_not_filled(c: Case) -> Column:
     "error",
     "vp",
     engines=("megatron",),
-    message="interleaving needs micro batches in groups of pp={pp}; {accumulation} leave a partial group",
+    message="interleaving needs micro batches in groups of pp={pp}; {pass_micro_batches} leave a partial group",
     symptom="number of micro batches is not divisible by the pipeline size with the interleaved schedule",
     cause="each chunk runs groups of pp micro batches; a smaller last group cannot run",
     fixes=(SMALLER_MICRO_BATCH, PLAIN_1F1B, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
 )
 def partial_micro_batch_group(c: Case) -> Column:
-    return (c.pp > 1) & (c.vp > 1) & (c.accumulation % c.pp != 0)
+    return (c.pp > 1) & (c.vp > 1) & (c.pass_micro_batches % c.pp != 0)
 
 
 @rule(
@@ -137,7 +137,7 @@ def partial_micro_batch_group(c: Case) -> Column:
     "error",
     "vp",
     engines=("meshwright", "torchtitan", "automodel", "kempnerforge"),
-    message="{accumulation} micro batches do not divide into {rounds} equal rounds over pp={pp} stages",
+    message="{pass_micro_batches} micro batches do not divide into {rounds} equal rounds over pp={pp} stages",
     symptom="ValueError: interleaved 1F1B needs a number of micro batches that is a multiple of its rounds",
     cause="interleaving runs micro batches in equal rounds of at least pp",
     fixes=(SMALLER_MICRO_BATCH, PLAIN_1F1B, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
@@ -145,11 +145,11 @@ def partial_micro_batch_group(c: Case) -> Column:
 )
 def unequal_rounds(c: Case) -> Column:
     interleaved = one_of(c.pp_schedule, ("interleaved_1f1b", "interleaved_zero_bubble"))
-    return (c.pp > 1) & interleaved & (c.accumulation % _rounds(c) != 0)
+    return (c.pp > 1) & interleaved & (c.pass_micro_batches % _rounds(c) != 0)
 
 
 def _rounds(c: Case) -> Column:
-    return np.maximum(c.accumulation // c.pp, 1)
+    return np.maximum(c.pass_micro_batches // c.pp, 1)
 
 
 @rule(
@@ -179,7 +179,8 @@ def no_interleaving(c: Case) -> Column:
     "schedule.bubble",
     "advice",
     "micro_batch_size",
-    message="the pipeline bubble is {bubble:.0%} of step compute (pp={pp}, vp={vp}, {accumulation} micro batches)",
+    message="the pipeline bubble is {bubble:.0%} of step compute "
+    "(pp={pp}, vp={vp}, {pass_micro_batches} micro batches)",
     symptom="low throughput that gets worse with more GPUs",
     cause="too few micro batches per step for this many stages",
     fixes=(_interleave(), SMALLER_MICRO_BATCH, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
@@ -201,7 +202,7 @@ def _batches_that_fill(c: Case) -> list[int]:
     "schedule.idle-pipeline",
     "warning",
     "pp",
-    message="stages idle {idle:.0%} of the step (pp={pp}, vp={vp}, {accumulation} micro batches)",
+    message="stages idle {idle:.0%} of the step (pp={pp}, vp={vp}, {pass_micro_batches} micro batches)",
     symptom="low throughput: a fifth of the step or more is spent filling and draining the pipeline",
     cause="the bubble is (pp - 1) / (vp × micro batches) of the compute: too few micro batches for this many stages",
     fixes=(
@@ -216,5 +217,5 @@ def _batches_that_fill(c: Case) -> list[int]:
 )
 def pipeline_idle(c: Case) -> Column:
     no_other_rule = not_(no_interleaving(c)) | (c.engine == "deepspeed")
-    large = (bubble(c) > IDLE_BUBBLE) & (c.accumulation >= c.pp)
+    large = (bubble(c) > IDLE_BUBBLE) & (c.pass_micro_batches >= c.pp)
     return (c.pp > 1) & no_other_rule & not_(one_of(c.pp_schedule, ZERO_BUBBLE)) & large

@@ -12,6 +12,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.ignores-scan": ({"engine": "torchtitan", "spec": STATE_SPACE, "scan": "fla"}, {"engine": "meshwright"}),
     "engine.ignores-compile": ({"engine": "megatron", "strategy": "zero1", "compile": True}, {"engine": "torchtitan"}),
     "engine.ignores-loss": ({"engine": "fsdp1", "loss": "chunked"}, {"loss": "vocab_parallel"}),
+    "engine.ignores-pp-micro-batches": ({"pp": 2, "pp_micro_batches": 4}, {"pp_micro_batches": 0}),
     "engine.ignores-sp": ({"engine": "deepspeed", "strategy": "zero1", "tp": 2, "sp": True}, {"sp": False}),
     "engine.ignores-cuda-graphs": ({"cuda_graphs": "full_iteration"}, {"cuda_graphs": "none"}),
     "engine.ignores-te-rng-tracker": ({"te_rng_tracker": True}, {"engine": "megatron", "strategy": "zero1"}),

@@ -19,7 +19,7 @@ from meshwright.recipes.types import Recipe
 
 DERIVED_FIELDS = (
     "layout.sp", "layout.vp", "layout.stage_layers", "layout.embedding_as_layer", "layout.head_as_layer",
-    "layout.strategy", "data.tokenizer",
+    "layout.strategy", "layout.pp_micro_batches", "data.tokenizer",
 )  # fmt: skip
 """Fields without a single key; exports are read back to find which of them are lost."""
 
@@ -138,11 +138,23 @@ def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
         ddp_layout = msgspec.structs.replace(layout, strategy="ddp", dp_shard=-1, dp_replicate=1)
         recipe = msgspec.structs.replace(recipe, layout=ddp_layout)
     if "training.global_batch_size" in settings:
-        return recipe
+        return _with_passes(recipe, settings, ranks)
     batch = _rank_batch(recipe, settings) * ranks
     if STEP_TOKENS in settings:  # rounded to whole batches of all ranks; a rule reports the remainder
         batch *= max(1, round(recipe.train.global_batch_size / batch))
-    return msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, global_batch_size=batch))
+    recipe = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, global_batch_size=batch))
+    return _with_passes(recipe, settings, ranks)
+
+
+def _with_passes(recipe: Recipe, settings: Settings, ranks: int) -> Recipe:
+    """Return the recipe with the micro batches of one pipeline pass: those of a local batch, if a step has several."""
+    layout = recipe.layout
+    if layout.pp == 1 or layout.pp_micro_batches:
+        return recipe
+    count = _rank_batch(recipe, settings) // layout.micro_batch_size
+    fewer = 0 < count < recipe.train.global_batch_size // (layout.micro_batch_size * ranks)
+    changed = msgspec.structs.replace(layout, pp_micro_batches=count if fewer else 0)
+    return msgspec.structs.replace(recipe, layout=changed)
 
 
 def _rank_batch(recipe: Recipe, settings: Settings) -> int:

@@ -200,11 +200,13 @@ def _data_parallel_ranks(recipe: Recipe, on: Cluster) -> int:
 
 
 def _batch(recipe: Recipe, ranks: int) -> dict[str, Any]:
-    """Return the local batch: one micro batch, or with a pipeline all samples of a rank."""
+    """Return the local batch: one micro batch, or with a pipeline the samples of one pass, usually all of a rank."""
     micro, batch = recipe.layout.micro_batch_size, recipe.train.global_batch_size
     if recipe.layout.pp == 1:
         return {LOCAL_BATCH: micro}
-    local = batch // ranks if batch % (ranks * micro) == 0 else micro
+    local = micro * recipe.layout.pp_micro_batches
+    if not local or batch % (ranks * local):
+        local = batch // ranks if batch % (ranks * micro) == 0 else micro
     return {LOCAL_BATCH: local, MICRO_BATCH: micro}
 
 
