@@ -89,6 +89,7 @@ class PlanLayout(Part, frozen=True, kw_only=True):
     sp: bool
     micro_batch_size: int
     gradient_accumulation: int
+    pp_micro_batches: int  # of one pass through the pipeline
     recompute: str
     pp_schedule: str
     stage_layers: Sequence[int]

@@ -22,13 +22,15 @@ def layout_summary(layout: Mapping[str, Any], engine: str | None = None) -> str:
     sharded, copies = layout.get("dp_shard", -1), layout.get("dp_replicate", 1)
     data_parallel = [f"dp {sharded}" + (f" × {copies} copies" if copies > 1 else "")] if sharded > 0 else []
     steps = layout.get("gradient_accumulation")
+    each = layout.get("pp_micro_batches") or steps
+    passes = f", {each} per pass" if steps and each < steps and layout["pp"] > 1 else ""
     return " · ".join(
         [
             strategy,
             *(f"{name} {layout[name]}" for name in DEGREES if layout.get(name, 1) > 1),
             *([layout["pp_schedule"]] if layout["pp"] > 1 else []),
             *data_parallel,
-            f"micro batch {layout['micro_batch_size']}" + (f" × {steps} accumulated" if steps else ""),
+            f"micro batch {layout['micro_batch_size']}" + (f" × {steps} accumulated{passes}" if steps else ""),
             f"recompute {layout['recompute']}",
             *([f"offload {layout['offload']}"] if layout["offload"] != "none" else []),
         ]

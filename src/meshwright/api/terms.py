@@ -64,6 +64,8 @@ TERMS = {
     "tokens/s/gpu": "trained tokens per second, divided by the number of GPUs",
     "micro_batch": "the samples of one forward pass on one rank; several are accumulated per optimizer step",
     "gradient_accumulation": "micro batches per rank and optimizer step: global batch / (micro batch × dp)",
+    "per_pass": "micro batches of one run of the pipeline schedule, which fills and drains the stages; torchtitan and "
+    "AutoModel run one per local batch: layout.pp_micro_batches",
     "activation_checkpointing": "another name of recompute: activations are computed again in the backward pass",
     "gradient_checkpointing": "another name of recompute: activations are computed again in the backward pass",
     "loss_mask": "which tokens of a fine-tuning sample are in the loss: the answers, by data.train_on and the chat "

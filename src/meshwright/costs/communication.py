@@ -11,7 +11,7 @@ from meshwright.costs.links import all_to_all_s, gather_s, neighbor_s
 from meshwright.costs.memory import tokens
 from meshwright.costs.parameters import RankParams, as_stored, expert_parallel_ranks
 from meshwright.costs.speeds import Speeds
-from meshwright.costs.state import defers_reduction, dense_ranks, expert_ranks
+from meshwright.costs.state import defers_reduction, dense_ranks, expert_ranks, reductions
 from meshwright.costs.vectorize import BYTES, Column, any_of, larger, pick, smaller, where
 from meshwright.models import MLA, Attention, Layer, MoE
 from meshwright.recipes.capabilities import fp8_experts
@@ -98,13 +98,13 @@ def dp_s(
     """
     fsdp = any_of(case.strategy, "fsdp2", "megatron_fsdp")
     each_time = fsdp & (np.asarray(defers_reduction(case)) == 0)
-    rounds, pipelined = case.accumulation, case.pp > 1
-    passes = where(pipelined, case.pipeline_passes, 1)  # torch's pipeline gathers and reduces once in each
+    rounds = case.accumulation
     twice = 2 if case.reshard_after_forward else 1
-    gathers = where(fsdp, where(pipelined, passes, twice * rounds), (case.strategy == "zero1") * 1)
+    in_pipeline = case.pipeline_passes  # each pass of torch's pipeline gathers once
+    gathers = where(fsdp, where(case.pp > 1, in_pipeline, twice * rounds), (case.strategy == "zero1") * 1)
     gather = gathers * _gather_once_s(case, speed, fsdp, params, trained)
-    reduce = where(each_time, rounds, passes) * _reduce_once_s(case, speed, trained)
-    full, once = busy_s * rounds, busy_s - forward_s
+    reduce = where(fsdp, reductions(case), 1) * _reduce_once_s(case, speed, trained)
+    full, once = busy_s * rounds, (busy_s - forward_s) * case.pipeline_passes
     visible = speed.engine.dp_visible
     joint = _exposed(gather + reduce, full, case.overlap_param_gather, visible)
     gather_window = where(fsdp, full, forward_s)

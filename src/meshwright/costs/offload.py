@@ -9,7 +9,7 @@ from meshwright.costs.memory_profiles import memory_profile
 from meshwright.costs.parameters import RankParams
 from meshwright.costs.speeds import Speeds
 from meshwright.costs.stages import Stages
-from meshwright.costs.state import defers_reduction, dense_ranks, expert_ranks, master_bytes, moment_bytes
+from meshwright.costs.state import dense_ranks, expert_ranks, master_bytes, moment_bytes, reductions
 from meshwright.costs.vectorize import BYTES, Column, any_of, larger, shape_of, smaller, where
 from meshwright.recipes.case import Case
 
@@ -33,14 +33,14 @@ def state_copies_s(case: Case, speed: Speeds, params: RankParams, trained: RankP
         return 0.0
     weights_too = any_of(case.offload, "params", *(("optimizer",) if memory_profile(case).offloads_masters else ()))
     rate, rounds = host_link(case, speed), case.accumulation
-    gathers = where(case.pp > 1, 1, (2 if case.reshard_after_forward else 1) * rounds)
+    gathers = where(case.pp > 1, case.pipeline_passes, (2 if case.reshard_after_forward else 1) * rounds)
     stored = BYTES[case.compute] if case.goal == "peft" else master_bytes(case)
     down = gathers * _local(case, params) * stored
-    reductions = where(defers_reduction(case), 1, rounds)
-    up = reductions * _local(case, trained) * master_bytes(case)
+    reduced = reductions(case)
+    up = reduced * _local(case, trained) * master_bytes(case)
     copies = (down + up) / rate
     # Gradients that are added to those of earlier micro batches on the host are copied synchronously.
-    waits = (reductions > 1) * up / rate
+    waits = (reduced > 1) * up / rate
     streamed = larger(copies - HIDDEN * compute_s, 0.0) + (1 - HIDDEN) * smaller(copies, HIDDEN * compute_s) + waits
     once = _local(case, trained) * 6 / rate
     return where(weights_too, streamed, any_of(case.offload, "optimizer") * once)

@@ -52,9 +52,18 @@ def moment_bytes(case: Case) -> float:
 
 def defers_reduction(case: Case) -> Column:
     """Return whether unreduced gradients wait for the last micro batch: by setting, or in torch's pipeline."""
-    by_setting = case.defer_grad_sync & memory_profile(case).defers
     in_pipeline = (case.pp > 1) & (case.engine != "megatron") & (case.pass_micro_batches > 1)
-    return (case.accumulation > 1) & (by_setting | in_pipeline)
+    return (case.accumulation > 1) & (_defers_by_setting(case) | in_pipeline)
+
+
+def reductions(case: Case) -> Column:
+    """Return how often a step reduces gradients: once, once in each pass of torch's pipeline, or every micro batch."""
+    deferred = where(_defers_by_setting(case), 1, case.pipeline_passes)
+    return where(defers_reduction(case), deferred, case.accumulation)
+
+
+def _defers_by_setting(case: Case) -> Column:
+    return case.defer_grad_sync & memory_profile(case).defers
 
 
 def reduction_saves_memory(case: Case) -> bool:

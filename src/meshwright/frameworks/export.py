@@ -21,6 +21,7 @@ from meshwright.models import ModelSpec
 from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups
 from meshwright.recipes.capabilities import FRAMEWORK_GOALS
 from meshwright.recipes.key_maps import composite_keys, config_keys
+from meshwright.recipes.key_maps.local_batch import same_passes
 from meshwright.recipes.model_changes import NUMBERS, published_numerics
 from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 
@@ -143,6 +144,7 @@ def differences(
         and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights
         and not (key in NAMED_BY_MODEL and not field_value(recipe, key) and field_value(found, key) in own)
         and not (key == "data.tokenizer" and not found.data.tokenizer and recipe.data.tokenizer in own)
+        and not (key == "layout.pp_micro_batches" and same_passes(found, recipe, on.world))
         and not _is_same(key, field_value(found, key), field_value(recipe, key))
         and key in recipe_fields()
     )

@@ -38,6 +38,7 @@ class ImportedRecipe(msgspec.Struct, frozen=True):
     model: ModelSpec | None
     unknown_fields: tuple[str, ...] = ()  # recipe fields set by neither the file nor an override
     file_model: ModelSpec | None = None  # the model of the file itself, if the caller gives one too
+    typed: dict[str, Any] = {}  # values that overrides set, by key
 
     @property
     def engine(self) -> Engine:
@@ -66,7 +67,7 @@ def import_recipe(
     unknown = tuple(
         field for field in parsed.unknown_fields if field not in requested and field not in mapped.source_keys
     )
-    return ImportedRecipe(framework, parsed, mapped, recipe, found, unknown, file_model)
+    return ImportedRecipe(framework, parsed, mapped, recipe, found, unknown, file_model, requested)
 
 
 def _file_model(parsed: ParsedConfig) -> ModelSpec | None:
@@ -91,9 +92,12 @@ def _with_goal(parsed: ParsedConfig, path: str, goal: Goal | None) -> ParsedConf
 
 
 def complete(imported: ImportedRecipe, on: Cluster) -> Recipe:
-    """Return the recipe on a cluster, with fields derived from the number of GPUs."""
+    """Return the recipe on a cluster, with fields derived from the number of GPUs; overrides stay as typed."""
     recipe = msgspec.structs.replace(imported.recipe, cluster=str(on))
-    return imported.framework.complete(recipe, imported.parsed, on) if imported.framework.complete else recipe
+    if imported.framework.complete is None:
+        return recipe
+    completed = imported.framework.complete(recipe, imported.parsed, on)
+    return override.change(completed, imported.typed)[0] if imported.typed else completed
 
 
 def clusters_for(imported: ImportedRecipe, gpus: str | None) -> tuple[bool, list[Cluster]]:

@@ -17,6 +17,8 @@ from meshwright.planner.space import (
     BATCH_RULES,
     DEGREES,
     FULL_SPACE,
+    KEEPS_OUTPUTS,
+    PASS_ROUNDS,
     SIMPLEST_OPTIONS,
     SPLIT_PINS,
     axes_of,
@@ -189,6 +191,8 @@ def _legal_rows(
     for strategy in strategies_of(case, space):
         sp = (columns["tp"] > 1) & (strategy != "megatron_fsdp")
         batch = _where_legal(case.replace(**{**fixed, **columns, "strategy": strategy, "sp": sp}), checked)
+        if case.engine in KEEPS_OUTPUTS:
+            batch = batch.replace(pp_micro_batches=pinned.get("pp_micro_batches", PASS_ROUNDS[0] * batch.pp))
         if len(batch.tp):
             yield batch
 

@@ -241,6 +241,7 @@ class Plan(Readable, msgspec.Struct, frozen=True):
             "sp": layout.sp,
             "micro_batch_size": layout.micro_batch_size,
             "gradient_accumulation": int(self.case.accumulation),
+            "pp_micro_batches": int(self.case.pass_micro_batches),
             "recompute": layout.recompute,
             "pp_schedule": layout.pp_schedule,
             "stage_layers": list(layout.stage_layers),

@@ -40,6 +40,7 @@ LAYOUT_NAMES = (
     "recompute_modules",
     "recompute_layers",
     "pp_schedule",
+    "pp_micro_batches",
     "stage_layers",
     "embedding_as_layer",
     "head_as_layer",

@@ -106,10 +106,14 @@ no weights, and Megatron-Bridge has no single key."""
 DEGREES = ("tp", "pp", "cp", "ep")
 SPLIT_PINS = ("dp_replicate", "stage_layers", "embedding_as_layer", "head_as_layer")
 """Pinned fields that affect whether degrees are legal."""
-DETAIL_PINS = ("recompute_modules", "recompute_layers")
+DETAIL_PINS = ("recompute_modules", "recompute_layers", "pp_micro_batches")
 """Pinned fields that apply to some options only."""
 
 
+KEEPS_OUTPUTS = ("torchtitan",)
+"""Engines that keep the logits of a pipeline pass until it ends, and may split a step into several passes."""
+PASS_ROUNDS = (2, 4, 8)
+"""Micro batches of one of several passes, as multiples of pp: fewer leave a bubble, more save little memory."""
 BATCH_RULES = frozenset(("batch.divides", "batch.smaller-than-data-parallel"))
 """Rules that together refuse a batch which the data-parallel ranks do not divide."""
 
@@ -218,6 +222,19 @@ def _legal(case: Case, space: Space, pins: Mapping[str, Any], ignoring: Containe
             yield bare.rows(legal)
 
 
+def _with_passes(batch: Case) -> Case:
+    """Return the layouts with all micro batches in one pass through the pipeline, and with fewer in several passes."""
+    rows, counts = [np.arange(len(batch.pp))], [np.zeros(len(batch.pp), int)]
+    for rounds in PASS_ROUNDS:
+        count = rounds * batch.pp
+        several = (batch.pp > 1) & (count < batch.accumulation) & (batch.accumulation % count == 0)
+        rows.append(np.flatnonzero(several))
+        counts.append(count[several])
+    if not any(len(found) for found in rows[1:]):
+        return batch
+    return batch.rows(np.concatenate(rows)).replace(pp_micro_batches=np.concatenate(counts))
+
+
 def _wanted(bare: Case, pins: Mapping[str, Any], divided: bool) -> Any:
     """Return where degrees have the pinned values and, if they must, give every rank the same number of samples."""
     found = np.ones(bare.tp.shape, dtype=bool)
@@ -233,6 +250,8 @@ def with_options(bare: Case, space: Space = DEFAULT_SPACE, pinned: Mapping[str, 
     """Return legal degrees with every schedule and option of a space."""
     pins = pinned or {}
     batch = _schedules(bare, Axes(bare.tp, bare.pp, bare.cp, bare.ep), with_pins(space, pins))
+    if bare.engine in KEEPS_OUTPUTS and "pp_micro_batches" not in pins:
+        batch = _with_passes(batch)
     return batch.replace(**{name: pins[name] for name in DETAIL_PINS if name in pins})
 
 

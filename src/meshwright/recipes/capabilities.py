@@ -22,6 +22,8 @@ from meshwright.recipes.values import bare_type
 Condition = Callable[[Case], Column]
 ENGINE_STRATEGY: dict[str, Strategy] = {"megatron": "zero1"}
 """The engine's equivalent of fsdp2."""
+ONE_PASS = ("meshwright", "megatron", "kempnerforge", "fsdp1", "deepspeed")
+"""Engines whose pipeline runs all micro batches of a step in one pass."""
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
@@ -207,14 +209,11 @@ CAPABILITIES: tuple[Capability, ...] = (
     Capability(
         field="pp_micro_batches",
         name="several passes through the pipeline per step",
-        runs=dict.fromkeys(("meshwright", "megatron", "automodel", "kempnerforge", "fsdp1", "deepspeed"), (0,)),
-        instead=dict.fromkeys(("meshwright", "megatron", "automodel", "kempnerforge", "fsdp1", "deepspeed"), 0),
-        applies=lambda c: c.pp > 1,
-        where="with pp > 1",
-        why=dict.fromkeys(
-            ("meshwright", "megatron", "automodel", "kempnerforge", "fsdp1", "deepspeed"),
-            "one pass runs all micro batches of a step",
-        ),
+        runs=dict.fromkeys(ONE_PASS, (0,)),
+        instead=dict.fromkeys(ONE_PASS, 0),
+        applies=lambda c: c.pipeline_passes > 1,
+        where="with fewer than a step has",
+        why=dict.fromkeys(ONE_PASS, "one pass runs all micro batches of a step"),
     ),
     Capability(
         field="cp_comm",

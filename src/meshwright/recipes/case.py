@@ -46,6 +46,7 @@ VECTORIZED_NAMES = (
     "global_batch_size",
     "seq_length",
     "recompute_layers",
+    "pp_micro_batches",
 )
 """Fields that may be columns: the estimate of many layouts at once accepts them."""
 
@@ -212,8 +213,10 @@ class Case:
     @cached_property
     def pass_micro_batches(self) -> Column:
         """Micro batches of one pass through the pipeline schedule: all of the step, unless the layout has fewer."""
-        limit = self.pp_micro_batches if isinstance(self.pp_micro_batches, int) else 0
-        return np.minimum(self.accumulation, limit) if limit else self.accumulation
+        if isinstance(self.pp_micro_batches, int) and not self.pp_micro_batches:
+            return self.accumulation
+        is_limited = (self.pp > 1) & (self.pp_micro_batches > 0)
+        return np.where(is_limited, np.minimum(self.accumulation, self.pp_micro_batches), self.accumulation)
 
     @cached_property
     def pipeline_passes(self) -> Column:

@@ -34,6 +34,17 @@ def _interleave(chunks: Fix | None = None) -> Fix:
 
 
 LARGER_GLOBAL_BATCH: Fix = {"global_batch_size": lambda c: [int(c.micro_batch_size * c.dp * c.pp)]}
+
+
+def _more_per_pass(c: Case) -> list[int]:
+    """Return larger numbers of micro batches per pass that divide those of the step, fewest first; 0 means all."""
+    if int(c.pipeline_passes) == 1:
+        return []
+    every = int(c.accumulation)
+    return [count % every for count in divisors(every) if count > int(c.pass_micro_batches)]
+
+
+MORE_PER_PASS: Fix = {"pp_micro_batches": _more_per_pass}
 SMALLER_MICRO_BATCH: Fix = {"micro_batch_size": divisors_of("micro_batch_size", "micro_batch_size")}
 
 
@@ -84,7 +95,13 @@ def not_two_chunks(c: Case) -> Column:
     message="{pass_micro_batches} micro batches cannot fill pp={pp} stages",
     symptom="assertion that the local batch has at least as many micro batches as stages",
     cause="each stage needs a micro batch to work on",
-    fixes=(SMALLER_MICRO_BATCH, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}, LARGER_GLOBAL_BATCH),
+    fixes=(
+        MORE_PER_PASS,
+        SMALLER_MICRO_BATCH,
+        {"pp": smaller("pp")},
+        {"pp": smaller("pp"), **PLAIN_1F1B},
+        LARGER_GLOBAL_BATCH,
+    ),
 )
 def too_few_micro_batches(c: Case) -> Column:
     return (c.pp > 1) & (c.pass_micro_batches < c.pp)
@@ -98,7 +115,13 @@ def too_few_micro_batches(c: Case) -> Column:
     message="{pass_micro_batches} micro batches leave some of pp={pp} stages idle at all times",
     symptom="runs at a fraction of its speed; some engines log that the bubble will be large",
     cause="a pipeline with fewer micro batches than stages is never full",
-    fixes=(SMALLER_MICRO_BATCH, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}, LARGER_GLOBAL_BATCH),
+    fixes=(
+        MORE_PER_PASS,
+        SMALLER_MICRO_BATCH,
+        {"pp": smaller("pp")},
+        {"pp": smaller("pp"), **PLAIN_1F1B},
+        LARGER_GLOBAL_BATCH,
+    ),
 )
 def stages_idle(c: Case) -> Column:
     return (c.pp > 1) & (c.pass_micro_batches < c.pp)
@@ -112,10 +135,24 @@ def stages_idle(c: Case) -> Column:
     message="dualpipe_v needs at least as many micro batches ({pass_micro_batches}) as stage chunks ({stages})",
     symptom="ValueError about the number of micro batches when the schedule is built",
     cause="its steady state overlaps a forward and a backward of different micro batches",
-    fixes=(SMALLER_MICRO_BATCH, {"pp_schedule": ["zbv", "interleaved_1f1b"]}),
+    fixes=(MORE_PER_PASS, SMALLER_MICRO_BATCH, {"pp_schedule": ["zbv", "interleaved_1f1b"]}),
 )
 def dualpipe_not_filled(c: Case) -> Column:
     return (c.pp > 1) & (c.pp_schedule == "dualpipe_v") & (c.pass_micro_batches < c.stages)
+
+
+@rule(
+    "schedule.uneven-passes",
+    "error",
+    "pp_micro_batches",
+    engines=("torchtitan", "automodel"),
+    message="{accumulation} micro batches per step are not a multiple of the {pp_micro_batches} of one pipeline pass",
+    symptom="assertion that the global batch size is a multiple of local batch size × data-parallel ranks",
+    cause="every pass through the pipeline runs one local batch, and a step consists of whole local batches",
+    fixes=({"pp_micro_batches": divisors_of("accumulation", "pp_micro_batches")},),
+)
+def uneven_passes(c: Case) -> Column:
+    return (c.pp > 1) & (c.pp_micro_batches > 0) & (c.accumulation % np.maximum(c.pp_micro_batches, 1) != 0)
 
 
 @rule(
@@ -126,7 +163,7 @@ def dualpipe_not_filled(c: Case) -> Column:
     message="interleaving needs micro batches in groups of pp={pp}; {pass_micro_batches} leave a partial group",
     symptom="number of micro batches is not divisible by the pipeline size with the interleaved schedule",
     cause="each chunk runs groups of pp micro batches; a smaller last group cannot run",
-    fixes=(SMALLER_MICRO_BATCH, PLAIN_1F1B, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
+    fixes=(MORE_PER_PASS, SMALLER_MICRO_BATCH, PLAIN_1F1B, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
 )
 def partial_micro_batch_group(c: Case) -> Column:
     return (c.pp > 1) & (c.vp > 1) & (c.pass_micro_batches % c.pp != 0)
@@ -140,7 +177,7 @@ def partial_micro_batch_group(c: Case) -> Column:
     message="{pass_micro_batches} micro batches do not divide into {rounds} equal rounds over pp={pp} stages",
     symptom="ValueError: interleaved 1F1B needs a number of micro batches that is a multiple of its rounds",
     cause="interleaving runs micro batches in equal rounds of at least pp",
-    fixes=(SMALLER_MICRO_BATCH, PLAIN_1F1B, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
+    fixes=(MORE_PER_PASS, SMALLER_MICRO_BATCH, PLAIN_1F1B, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
     values={"rounds": lambda c: int(_rounds(c))},
 )
 def unequal_rounds(c: Case) -> Column:
@@ -161,6 +198,7 @@ def _rounds(c: Case) -> Column:
     symptom="low throughput: stages idle while the pipeline fills and drains",
     cause="the bubble is (pp - 1) / micro batches; vp chunks per stage divide it by vp",
     fixes=(
+        MORE_PER_PASS,
         _interleave(),
         _interleave(SMALLER_MICRO_BATCH),
         SMALLER_MICRO_BATCH,
@@ -183,7 +221,13 @@ def no_interleaving(c: Case) -> Column:
     "(pp={pp}, vp={vp}, {pass_micro_batches} micro batches)",
     symptom="low throughput that gets worse with more GPUs",
     cause="too few micro batches per step for this many stages",
-    fixes=(_interleave(), SMALLER_MICRO_BATCH, {"pp": smaller("pp")}, {"pp": smaller("pp"), **PLAIN_1F1B}),
+    fixes=(
+        MORE_PER_PASS,
+        _interleave(),
+        SMALLER_MICRO_BATCH,
+        {"pp": smaller("pp")},
+        {"pp": smaller("pp"), **PLAIN_1F1B},
+    ),
     values={"bubble": bubble},
 )
 def bubble_too_large(c: Case) -> Column:
@@ -206,6 +250,7 @@ def _batches_that_fill(c: Case) -> list[int]:
     symptom="low throughput: a fifth of the step or more is spent filling and draining the pipeline",
     cause="the bubble is (pp - 1) / (vp × micro batches) of the compute: too few micro batches for this many stages",
     fixes=(
+        MORE_PER_PASS,
         _interleave(),
         SMALLER_MICRO_BATCH,
         _interleave(SMALLER_MICRO_BATCH),

@@ -87,6 +87,7 @@ NO_PP: Fix = {
     "pp": [1],
     "vp": [1],
     "pp_schedule": ["1f1b"],
+    "pp_micro_batches": [0],
     "stage_layers": [()],
     "embedding_as_layer": [False],
     "head_as_layer": [False],

@@ -99,6 +99,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"pp": 2, "vp": 2, "pp_schedule": "interleaved_1f1b", "global_batch_size": 20},
         {"global_batch_size": 32},
     ),
+    "schedule.uneven-passes": (
+        {"engine": "torchtitan", "pp": 2, "pp_micro_batches": 3, "global_batch_size": 32},
+        {"pp_micro_batches": 4},
+    ),
     "schedule.no-interleaving": ({"pp": 4, "global_batch_size": 64}, {"global_batch_size": 512}),
     "schedule.bubble": (
         {"pp": 8, "vp": 2, "pp_schedule": "interleaved_1f1b", "global_batch_size": 16},

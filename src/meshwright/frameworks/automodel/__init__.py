@@ -11,13 +11,19 @@ from meshwright.frameworks.automodel.ignored_keys import IGNORED_KEY_RULES
 from meshwright.frameworks.automodel.mesh_rules import MESH_RULES
 from meshwright.frameworks.automodel.model_rules import MODEL_RULES
 from meshwright.frameworks.automodel.parse import detect, parse
+from meshwright.frameworks.automodel.values import setting_value
 from meshwright.frameworks.framework import Framework, ParsedConfig
+from meshwright.recipes.key_maps.automodel_composite_keys import LOCAL_BATCH
+from meshwright.recipes.key_maps.local_batch import with_passes
 from meshwright.recipes.types import Recipe
 
 
 def _complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
     import msgspec
 
+    local = setting_value(parsed.settings, LOCAL_BATCH)
+    if recipe.layout.pp > 1 and isinstance(local, int) and local > 0:
+        recipe = with_passes(recipe, local, on.world)
     return msgspec.structs.replace(recipe, benchmark=True) if is_benchmark(parsed.settings) else recipe
 
 

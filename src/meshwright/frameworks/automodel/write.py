@@ -24,6 +24,7 @@ from meshwright.recipes.key_maps.automodel_composite_keys import (
     MOCK_DATASET,
     TOKEN_DATASET,
 )
+from meshwright.recipes.key_maps.local_batch import local_batch
 from meshwright.recipes.model_changes import label
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
@@ -169,7 +170,7 @@ def _model_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
 
 
 def _batch_keys(recipe: Recipe, on: Cluster) -> dict[str, Any]:
-    """With a pipeline, one local batch holds all micro batches of a step."""
+    """With a pipeline, one local batch holds the micro batches of one pass, usually all of a step."""
     layout, global_batch = recipe.layout, recipe.train.global_batch_size
     ranks = max(1, on.world // (layout.tp * layout.pp * layout.cp))
     if layout.dp_shard > 0:
@@ -180,7 +181,7 @@ def _batch_keys(recipe: Recipe, on: Cluster) -> dict[str, Any]:
             field="train.global_batch_size",
             value=global_batch,
         )
-    return {"step_scheduler.local_batch_size": global_batch // ranks} if layout.pp > 1 else {}
+    return {"step_scheduler.local_batch_size": local_batch(recipe, on.world)} if layout.pp > 1 else {}
 
 
 def _data_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:

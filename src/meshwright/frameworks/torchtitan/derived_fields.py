@@ -14,6 +14,7 @@ from meshwright.frameworks.framework import ParsedConfig
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
+from meshwright.recipes.key_maps.local_batch import with_passes
 from meshwright.recipes.key_maps.torchtitan import LOCAL_BATCH, SCHEDULE_NAMES, STEP_TOKENS
 from meshwright.recipes.types import Recipe
 
@@ -138,27 +139,16 @@ def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
         ddp_layout = msgspec.structs.replace(layout, strategy="ddp", dp_shard=-1, dp_replicate=1)
         recipe = msgspec.structs.replace(recipe, layout=ddp_layout)
     if "training.global_batch_size" in settings:
-        return _with_passes(recipe, settings, ranks)
+        return with_passes(recipe, _rank_batch(recipe, settings), on.world)
     batch = _rank_batch(recipe, settings) * ranks
     if STEP_TOKENS in settings:  # rounded to whole batches of all ranks; a rule reports the remainder
         batch *= max(1, round(recipe.train.global_batch_size / batch))
     recipe = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, global_batch_size=batch))
-    return _with_passes(recipe, settings, ranks)
-
-
-def _with_passes(recipe: Recipe, settings: Settings, ranks: int) -> Recipe:
-    """Return the recipe with the micro batches of one pipeline pass: those of a local batch, if a step has several."""
-    layout = recipe.layout
-    if layout.pp == 1 or layout.pp_micro_batches:
-        return recipe
-    count = _rank_batch(recipe, settings) // layout.micro_batch_size
-    fewer = 0 < count < recipe.train.global_batch_size // (layout.micro_batch_size * ranks)
-    changed = msgspec.structs.replace(layout, pp_micro_batches=count if fewer else 0)
-    return msgspec.structs.replace(recipe, layout=changed)
+    return with_passes(recipe, _rank_batch(recipe, settings), on.world)
 
 
 def _rank_batch(recipe: Recipe, settings: Settings) -> int:
-    """Return the samples per step of one data-parallel rank if the global batch is unset."""
+    """Return the local batch of a data-parallel rank, which is its step if the global batch is unset."""
     pipelined = recipe.layout.pp > 1
     if "config" in settings and LOCAL_BATCH not in settings:
         micro_batches = int_value(settings, "parallelism.num_pp_microbatches") if pipelined else 1

@@ -23,6 +23,7 @@ from meshwright.models import ModelSpec
 from meshwright.recipes.capabilities import MODEL_LIMITS
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.key import to_framework_name
+from meshwright.recipes.key_maps.local_batch import local_batch, same_passes
 from meshwright.recipes.key_maps.torchtitan import (
     CONTEXT_LENGTH,
     DATASETS,
@@ -142,7 +143,9 @@ def _lost_fields(
     return [
         key
         for key in relevant_fields(recipe, model)
-        if key not in known and not same_value(field_value(found, key), field_value(recipe, key))
+        if key not in known
+        and not same_value(field_value(found, key), field_value(recipe, key))
+        and not (key == "layout.pp_micro_batches" and same_passes(found, recipe, on.world))
     ]
 
 
@@ -153,7 +156,7 @@ def _settings(
     found, unmapped = to_settings(framework, recipe, fields)
     settings = {key: value for key, value in found.items() if not _is_newer_key(key)}
     ranks = _data_parallel_ranks(recipe, on)
-    settings |= _batch(recipe, ranks) | _stages(recipe, model) | _checkpoint_settings(recipe)
+    settings |= _batch(recipe, on.world) | _stages(recipe, model) | _checkpoint_settings(recipe)
     settings["training.global_batch_size"] = recipe.train.global_batch_size
     tokenizer = recipe.data.tokenizer
     local = "" if is_hub_id(tokenizer) else tokenizer  # an id is downloaded to a folder first
@@ -199,15 +202,12 @@ def _data_parallel_ranks(recipe: Recipe, on: Cluster) -> int:
     return max(1, on.world // (layout.tp * layout.pp * layout.cp))
 
 
-def _batch(recipe: Recipe, ranks: int) -> dict[str, Any]:
+def _batch(recipe: Recipe, world: int) -> dict[str, Any]:
     """Return the local batch: one micro batch, or with a pipeline the samples of one pass, usually all of a rank."""
-    micro, batch = recipe.layout.micro_batch_size, recipe.train.global_batch_size
-    if recipe.layout.pp == 1:
-        return {LOCAL_BATCH: micro}
-    local = micro * recipe.layout.pp_micro_batches
-    if not local or batch % (ranks * local):
-        local = batch // ranks if batch % (ranks * micro) == 0 else micro
-    return {LOCAL_BATCH: local, MICRO_BATCH: micro}
+    micro = recipe.layout.micro_batch_size
+    return (
+        {LOCAL_BATCH: micro} if recipe.layout.pp == 1 else {LOCAL_BATCH: local_batch(recipe, world), MICRO_BATCH: micro}
+    )
 
 
 def _stages(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:

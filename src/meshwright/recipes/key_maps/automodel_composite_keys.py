@@ -9,8 +9,11 @@ from meshwright.errors import InputError
 from meshwright.recipes.key_maps import length_keys, wsd_keys
 from meshwright.recipes.key_maps import shared_composite_keys as shared
 from meshwright.recipes.key_maps.key import CompositeKey, MappedFields, RawValues, Values, to_framework_name
+from meshwright.recipes.key_maps.local_batch import local_batch_settings, typed_local_batch
 from meshwright.recipes.key_maps.value_maps import DECAY_STYLES, PIPELINE_SCHEDULES
 from meshwright.recipes.types import Recipe
+
+LOCAL_BATCH, MICRO_BATCH = "step_scheduler.local_batch_size", "distributed.pipeline.pp_microbatch_size"
 
 DTYPES: Values = {
     "bfloat16": "bf16",
@@ -323,9 +326,15 @@ def _schedule_keys(recipe: Recipe) -> Mapping[str, Any]:
     return {**keys, "distributed.pipeline.layers_per_stage": per_stage, **({} if even else rounding)}
 
 
+def _typed_batch(raw: RawValues, recipe: Recipe) -> MappedFields:
+    if recipe.layout.pp == 1:
+        return shared.local_batch(raw, recipe)
+    local, micro = (shared.as_count(key, raw[key], 1) if key in raw else None for key in (LOCAL_BATCH, MICRO_BATCH))
+    return typed_local_batch(local, micro, recipe, LOCAL_BATCH)
+
+
 def _batch_keys(recipe: Recipe) -> Mapping[str, Any]:
-    key = "distributed.pipeline.pp_microbatch_size" if recipe.layout.pp > 1 else "step_scheduler.local_batch_size"
-    return {key: recipe.layout.micro_batch_size}
+    return local_batch_settings(recipe, LOCAL_BATCH, MICRO_BATCH)
 
 
 def _ranks_keys(recipe: Recipe) -> Mapping[str, Any]:
@@ -517,8 +526,8 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
     CompositeKey(("packed_sequence.packed_sequence_size", "packed_sequence.pack_size"),
         ("data.packing", "data.seq_length"), _packing, _length_keys),
     CompositeKey(("distributed.dp_size",), ("layout.dp_shard",), shared.dp_size, _ranks_keys),
-    CompositeKey(("step_scheduler.local_batch_size", "distributed.pipeline.pp_microbatch_size"),
-        ("layout.micro_batch_size",), shared.local_batch, _batch_keys),
+    CompositeKey((LOCAL_BATCH, MICRO_BATCH), ("layout.micro_batch_size", "layout.pp_micro_batches"),
+        shared.local_batch, _batch_keys, _typed_batch),
     CompositeKey(("distributed.pipeline.pp_schedule", "distributed.pipeline.layers_per_stage",
         "distributed.pipeline.round_virtual_stages_to_pp_multiple"), ("layout.pp_schedule", "layout.vp"), _schedule,
         _schedule_keys),

@@ -12,6 +12,7 @@ from typing import Any
 from meshwright.errors import InputError, closest
 from meshwright.recipes.key_maps import wsd_keys
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields, RawValues, to_framework_name
+from meshwright.recipes.key_maps.local_batch import local_batch_settings, typed_local_batch
 from meshwright.recipes.key_maps.shared_composite_keys import as_bool, as_count, as_float, is_null
 from meshwright.recipes.key_maps.value_maps import ASYNC_MODES, PIPELINE_SCHEDULES
 from meshwright.recipes.types import Recipe, field_value
@@ -105,9 +106,15 @@ def _batch(raw: RawValues, recipe: Recipe) -> MappedFields:
     return MappedFields({"layout.micro_batch_size": str(micro if micro is not None else local)})
 
 
-def _batch_key(recipe: Recipe) -> Mapping[str, Any]:
-    """Return the batch of one forward pass; the number of pipeline micro batches depends on the GPUs."""
-    return {LOCAL_BATCH if recipe.layout.pp == 1 else MICRO_BATCH: recipe.layout.micro_batch_size}
+def _typed_batch(raw: RawValues, recipe: Recipe) -> MappedFields:
+    if recipe.layout.pp == 1:
+        return _batch(raw, recipe)
+    local, micro = (as_count(key, raw[key], 1) if key in raw else None for key in (LOCAL_BATCH, MICRO_BATCH))
+    return typed_local_batch(local, micro, recipe, LOCAL_BATCH)
+
+
+def _batch_keys(recipe: Recipe) -> Mapping[str, Any]:
+    return local_batch_settings(recipe, LOCAL_BATCH, MICRO_BATCH)
 
 
 MICRO_BATCH_TOKENS, CONTEXT_LENGTH, STEP_TOKENS = (
@@ -583,7 +590,8 @@ KEYS: tuple[ConfigKey, ...] = (
 COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
     CompositeKey((SHARD_DEGREE,), ("layout.dp_shard",), _shard, lambda recipe: {SHARD_DEGREE: recipe.layout.dp_shard}),
     CompositeKey((SCHEDULE,), ("layout.pp_schedule",), _schedule, _schedule_key),
-    CompositeKey((LOCAL_BATCH, MICRO_BATCH), ("layout.micro_batch_size",), _batch, _batch_key),
+    CompositeKey((LOCAL_BATCH, MICRO_BATCH), ("layout.micro_batch_size", "layout.pp_micro_batches"), _batch,
+        _batch_keys, _typed_batch),
     CompositeKey((MICRO_BATCH_TOKENS, CONTEXT_LENGTH), ("data.seq_length", "layout.micro_batch_size"), _tokens),
     CompositeKey((STEP_TOKENS,), ("train.global_batch_size",), _step),
     CompositeKey(("activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"), ("layout.recompute",),

@@ -73,9 +73,18 @@ def _pipeline_underfilled(ctx: RuleContext) -> Problem | None:
         return None
     return Problem(
         f"{LOCAL_BATCH}={local} gives {local // micro} micro batches of {micro} for {stages} stages",
-        (ctx.framework.format_setting(LOCAL_BATCH, stages * micro),),
+        (ctx.framework.format_setting(LOCAL_BATCH, _filling_batch(ctx, stages) * micro),),
         key=LOCAL_BATCH if ctx.is_set(LOCAL_BATCH) else PP,
     )
+
+
+def _filling_batch(ctx: RuleContext, stages: int) -> int:
+    """Return the fewest micro batches that fill the stages and divide those of a step, if its batch is set."""
+    batch, micro, ranks = ctx.get("training.global_batch_size"), ctx.recipe.layout.micro_batch_size, _ranks(ctx)
+    if not isinstance(batch, int) or batch <= 0 or not ranks or batch % (micro * ranks):
+        return stages
+    every = batch // (micro * ranks)
+    return next((count for count in range(stages, every + 1) if every % count == 0), stages)
 
 
 def _global_batch_not_divisible(ctx: RuleContext) -> Problem | None:
@@ -304,10 +313,11 @@ RULES = (
         cause="the weights of the embedding and the head are subtracted from the layers of their stages"),
     rule("pipeline-underfilled", "warning", (LOCAL_BATCH, MICRO_BATCH), _pipeline_underfilled,
         symptom="a warning about fewer micro batches than stages, and slow steps",
-        cause="gradient accumulation runs the pipeline once per local batch; only its micro batches fill the stages"),
+        cause="gradient accumulation runs the pipeline once per local batch; only its micro batches fill the stages",
+        covers=("schedule.idle-stages",)),
     rule("global-batch", "error", ("training.global_batch_size",), _global_batch_not_divisible,
         symptom="AssertionError about the global batch size",
-        cause="every rank runs an integer number of local batches per step"),
+        cause="every rank runs an integer number of local batches per step", covers=("schedule.uneven-passes",)),
     rule("tokens-per-step", "error", (STEP_TOKENS,), _step_tokens_not_divisible,
         symptom="ValueError on num_tokens_per_train_step",
         cause="every rank runs an integer number of micro batches per step"),
