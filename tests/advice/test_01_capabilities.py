@@ -140,6 +140,7 @@ WALK: dict[str, Finding | Built | Computed | Opened | Ran | Read] = {
     "layout.recompute_modules": Built("[layernorm]", context=("layout.recompute=selective",)),
     "layout.recompute_layers": Built("1", context=("layout.recompute=full",)),
     "layout.pp_schedule": Built("gpipe", context=PIPELINE),
+    "layout.pp_micro_batches": Finding("2", context=(*PIPELINE, "train.global_batch_size=64")),
     "layout.stage_layers": Built("[3,1]", context=PIPELINE),
     "layout.embedding_as_layer": Finding("true"),
     "layout.head_as_layer": Finding("true"),

@@ -212,7 +212,7 @@ CAPABILITIES: tuple[Capability, ...] = (
         runs=dict.fromkeys(ONE_PASS, (0,)),
         instead=dict.fromkeys(ONE_PASS, 0),
         applies=lambda c: c.pipeline_passes > 1,
-        where="with fewer than a step has",
+        where="with pp > 1",
         why=dict.fromkeys(ONE_PASS, "one pass runs all micro batches of a step"),
     ),
     Capability(
