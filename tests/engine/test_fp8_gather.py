@@ -83,6 +83,7 @@ SLOW = {
     "fsdp2": (2, "llama", {}, {}, 28),
     "hsdp-kept": (4, "llama", {"dp_replicate": 2, "micro_batch_size": 1, "reshard_after_forward": False}, {}, 28),
     "pp": (4, "llama", {"pp": 2}, {}, 14),
+    "interleaved": (4, "llama", {"pp": 2, "vp": 2, "pp_schedule": "interleaved_1f1b"}, {}, 14),
     "tp-sp": (4, "llama", {"tp": 2, "sp": True}, {}, 20),  # keys and values have local width 8
     "compile": (2, "llama", {}, {"kernels": types.Kernels(compile=True)}, 28),
     "state-space": (2, "nemotron_h", {}, {}, 9),

@@ -66,6 +66,7 @@ class Job(msgspec.Struct, frozen=True):
         if engine == self.engine or (self.imported is None and self.engine == ENGINES[0]):
             return self.recipe
         moved = planner.moved_to(self.recipe, engine)
+        moved = planner.with_listed_stages(moved, self.model, self.engine, engine)
         return without_folder(msgspec.structs.replace(moved, engine=engine), self.imported)
 
     def assumed(self, engine: str) -> tuple[Assumption, ...]:
@@ -75,6 +76,11 @@ class Job(msgspec.Struct, frozen=True):
         why = f"{engine} runs {old} with a full model on every GPU only" if has else f"the equivalent in {engine}"
         text = f"layout.strategy {old} → {new}: {why}"
         moved = () if old == new else (Assumption("layout.strategy", new, text),)
+        listed = self.on(engine).layout.stage_layers
+        if listed != self.recipe.layout.stage_layers:
+            shown = ",".join(map(str, listed))
+            text = f"layout.stage_layers=[{shown}]: as {self.engine} splits the layers, which {engine} does evenly"
+            moved = (*moved, Assumption("layout.stage_layers", shown, text))
         return (*(() if self.imported is None else self.imported.assumed), *moved)
 
     @property

@@ -11,7 +11,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks import Program
 from meshwright.frameworks.common import torchrun
 from meshwright.frameworks.initial_weights import shell_word
-from meshwright.planner import Plan, case_of, moved_to
+from meshwright.planner import Plan, case_of, moved_to, with_listed_stages
 from meshwright.recipes.engine_models import lacking
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe
@@ -78,7 +78,10 @@ def _our_reason(plan: Plan) -> str | None:
 
 def _for_our_engine(plan: Plan) -> Recipe:
     """Return a plan's recipe as train runs it: one that was made for another engine has our strategy."""
-    return plan.recipe if plan.question.recipe_engine == "meshwright" else moved_to(plan.recipe, "meshwright")
+    if plan.question.recipe_engine == "meshwright":
+        return plan.recipe
+    moved, source = moved_to(plan.recipe, "meshwright"), plan.question.recipe_engine
+    return with_listed_stages(moved, plan.case.model, source, "meshwright")
 
 
 def _export_reason(plan: Plan, framework: str) -> str | None:
@@ -97,8 +100,10 @@ def meshwright_command(plan: Plan) -> str:
     arguments = ["train", *(words or (plan.base.name,))]
     if plan.recipe.model != plan.base.model:
         arguments += ["--model", plan.recipe.model]
-    arguments += ["--dataset", _dataset(plan.recipe)]
-    changes = {c.field: c.new for c in plan.changes if c.field != "data.dataset"}
+    blended = bool(plan.recipe.data.blend)  # --dataset would replace it
+    arguments += [] if blended else ["--dataset", _dataset(plan.recipe)]
+    of_dataset = ("data.dataset",) if blended else ("data.dataset", "data.blend", "data.anneal_blend")
+    changes = {c.field: c.new for c in plan.changes if c.field not in of_dataset}
     strategy = _for_our_engine(plan).layout.strategy
     if any(one.startswith(STRATEGY) for one in typed) or strategy != _strategy_of_file(plan, strategy):
         changes["layout.strategy"] = strategy

@@ -176,7 +176,8 @@ def mount(text: str) -> Mount:
     found = re.fullmatch(MOUNT, text, re.ASCII)
     if found is None:
         reason = "is not SOURCE:/PATH or SOURCE:/PATH:ro"
-        raise InputError(reason, field="--mount", value=text, fix=("--mount /data:/data",))
+        path = text if re.fullmatch(r"/[\w./@+-]*", text, re.ASCII) else "/data"
+        raise InputError(reason, field="--mount", value=text, fix=(f"--mount {path}:{path}",))
     return Mount(found[1], found[2], found[3] or "")
 
 

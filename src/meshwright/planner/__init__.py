@@ -1,6 +1,6 @@
 """Plan a training: find a recipe, size it to the cluster, search layouts and explain the result."""
 
-from meshwright.planner.baseline import baseline_for, case_of, moved_to, with_engine_strategy
+from meshwright.planner.baseline import baseline_for, case_of, moved_to, with_engine_strategy, with_listed_stages
 from meshwright.planner.budget import Budget, Price, budget, step_tokens
 from meshwright.planner.explain import reasons
 from meshwright.planner.faster_step import TITLE as FASTER_STEP
@@ -84,5 +84,6 @@ __all__ = [
     "step_tokens",
     "with_engine_strategy",
     "with_fastest_micro_batch",
+    "with_listed_stages",
     "with_replanned",
 ]

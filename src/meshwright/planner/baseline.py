@@ -10,6 +10,7 @@ import msgspec
 
 from meshwright import costs, rules
 from meshwright.clusters import Cluster, cluster
+from meshwright.costs.stages import chunk_layers
 from meshwright.display import plural
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec, same_model
@@ -23,6 +24,7 @@ from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.index import architecture_class
 from meshwright.recipes.types import ENGINES, Architecture, Data, Recipe, field_value, keys_by_flat_name, recipe_fields
 from meshwright.rules.model_families import is_qwen3_next
+from meshwright.rules.pipeline import SPLITS_UNEVENLY
 
 MAX_ADAPTATIONS = 5
 
@@ -198,6 +200,23 @@ def moved_to(recipe: Recipe, engine: str) -> Recipe:
         return found
     equivalent = ENGINE_STRATEGY.get(engine, "fsdp2")
     return msgspec.structs.replace(found, layout=msgspec.structs.replace(found.layout, strategy=equivalent))
+
+
+def with_listed_stages(recipe: Recipe, model: ModelSpec, source: str, engine: str) -> Recipe:
+    """Return a recipe made for the `source` engine with the stages that it makes unequal, as a list for `engine`.
+
+    Ours and some others split layers evenly or as they are listed.
+    """
+    layout = recipe.layout
+    layers, chunks = model.num_layers + layout.embedding_as_layer + layout.head_as_layer, layout.pp * layout.vp
+    if source not in SPLITS_UNEVENLY or engine in SPLITS_UNEVENLY:
+        return recipe
+    if layout.stage_layers or layout.pp == 1 or layers % chunks == 0 or chunks > layers:
+        return recipe
+    ends = (int(layout.embedding_as_layer), int(layout.head_as_layer))
+    listed = tuple(int(one) for one in chunk_layers(model.num_layers, (), chunks, *ends))
+    split = msgspec.structs.replace(layout, stage_layers=listed, embedding_as_layer=False, head_as_layer=False)
+    return msgspec.structs.replace(recipe, layout=split)
 
 
 def bind(base: Recipe, question: Question) -> tuple[Recipe, dict[str, str]]:

@@ -33,6 +33,7 @@ PRETRAINED = "checkpoint.pretrained"
 VALIDATION = "data.validation"
 RANK, ALPHA, METHOD = "peft.rank", "peft.alpha", "peft.method"
 IMAGES, DATASET, BLEND = "data.images", "data.dataset", "data.blend"
+ANNEAL_BLEND = "data.anneal_blend"
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -75,6 +76,8 @@ def requested(recipe: Recipe, overrides: Iterable[str]) -> dict[str, Any]:
         raise steps_and_epochs(values[STEPS], values[EPOCHS])
     if STEPS in values and recipe.train.epochs:
         values[EPOCHS] = 0.0  # steps that a user sets replace the recipe's epochs
+    if DATASET in values and BLEND not in values and (recipe.data.blend or recipe.data.anneal_blend):
+        values |= {key: {} for key in (BLEND, ANNEAL_BLEND) if key not in values}  # as does a dataset its blend
     return values | _text_only(recipe, values)
 
 

@@ -7,6 +7,7 @@ result equals that of gathering first and casting then.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import MethodType
 from typing import Any
 
@@ -67,7 +68,19 @@ def gather_in_fp8(stage: nn.Module, mesh: Mesh, recipe: Recipe) -> list[str]:
     if shards:
         dtype, group = DTYPES[recipe.precision.compute], mesh.state["fsdp"].get_group()
         stage.register_forward_pre_hook(lambda *_: sync_scales(shards, dtype, group))
+        _sync_before_unshard(stage, lambda: sync_scales(shards, dtype, group))
     return list(weights)
+
+
+def _sync_before_unshard(stage: Any, sync: Callable[[], None]) -> None:
+    """Sync the scales also where a pipeline schedule gathers a stage's weights before its first forward pass."""
+    unshard = stage.unshard
+
+    def synced(*args: Any, **kwargs: Any) -> Any:
+        sync()
+        return unshard(*args, **kwargs)
+
+    stage.unshard = synced
 
 
 def _can_gather_in_fp8(linear: Fp8Linear) -> bool:
