@@ -402,11 +402,10 @@ SPAWNED = """
 import torch
 from meshwright.engine import processes
 from tests.engine.children import rank_of_world
-if __name__ == "__main__":
-    processes.PROBE_S = 1.0
-    before = processes._can_fork()
-    torch.ones(1 << 16).sum()
-    print(before, processes._can_fork(), *processes.fork(1, rank_of_world, timeout=60, device_type='cpu'))
+processes.PROBE_S = 1.0
+before = processes._can_fork()
+torch.ones(1 << 16).sum()
+print(before, processes._can_fork(), *processes.fork(1, rank_of_world, timeout=60, device_type='cpu'))
 """
 
 

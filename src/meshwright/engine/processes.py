@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 from meshwright.engine.faults import RunError, blames_another, explain, explain_death, guard, interrupted, leave
 from meshwright.engine.process_group import COLLECTIVE_TIMEOUT_S, join
 from meshwright.engine.rank_env import Backend, DeviceType, Process, detect, hosts
+from meshwright.engine.spawned import spawn_context
 from meshwright.engine.stop_request import (
     STOP_SIGNALS,
     Presses,
@@ -174,13 +175,13 @@ def fork(
 
 
 def _run(infos: list[Process], task: _RankTask, timeout: float | None, request: _StopRequest) -> list[Any]:
-    how = "fork" if _can_fork() else "spawn"
+    context: Any = mp.get_context("fork") if _can_fork() else spawn_context((task, infos))
     ranks: list[_Rank] = []
     grace_s = 0.0
     try:
         for info in infos:
             with _signals_blocked():  # a signal between start and append would leave a rank running
-                ranks.append(_start_rank(how, info, task))
+                ranks.append(_start_rank(context, info, task))
                 request.has_ranks = True
         results = _results(ranks, timeout, request)
         grace_s = GRACE_S
@@ -305,8 +306,7 @@ def _signals_blocked() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _start_rank(how: str, info: Process, task: _RankTask) -> _Rank:
-    context: Any = mp.get_context(how)
+def _start_rank(context: Any, info: Process, task: _RankTask) -> _Rank:
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_rank, args=(info, os.getpid(), task, theirs), name=f"rank {info.rank}")
     with warnings.catch_warnings():

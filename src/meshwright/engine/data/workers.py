@@ -7,8 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import get_context
 from typing import Any, TypeVar
+
+from meshwright.engine.spawned import spawn_context
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -20,7 +21,7 @@ def worker_pool(workers: int, **start: Any) -> Iterator[ProcessPoolExecutor]:
 
     A fork would copy the locks of tokenizer and torch threads.
     """
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), **start)
+    pool = ProcessPoolExecutor(workers, spawn_context(), **start)
     try:
         yield pool
     except BaseException:
