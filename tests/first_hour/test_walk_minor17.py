@@ -65,3 +65,21 @@ def test_a_note_that_was_not_printed_is_printed_later(capsys: pytest.CaptureFixt
     note("seen once")
     note("seen once")
     assert capsys.readouterr().err == "note: seen once\n"
+
+
+def test_a_file_without_a_length_is_said_to_train_for_the_default(meshwright: Any) -> None:
+    config = {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
+    Path("ds.json").write_text(json.dumps({**config, "bf16": {"enabled": True}}))
+    words = ("--model", "qwen3-0.6b", "--gpus", "8xH100")
+    text = "{} does not say how long it trains: a recipe then has 300,000 steps; write train.epochs=N or train.steps=N"
+    assert meshwright("check", "ds.json", *words, "--json").json["notes"].count(text.format("ds.json")) == 1
+    imported = meshwright("import", "ds.json", *words, "--goal", "sft", "--out", "own.toml", "--json").json
+    assert [one["message"] for one in imported["assumed"]].count(text.format("ds.json")) == 1
+    assert text.format("ds.json") not in imported["notes"]
+    for length, said in (((), True), (("train.steps=9",), False), (("train.epochs=2",), False)):
+        answer = meshwright("check", "own.toml", "--gpus", "8xH100", *length, "--json").json
+        assert (text.format("own.toml") in answer.get("notes", [])) == said, length
+    slurm = ("launch", "own.toml", "--scheduler", "slurm", "-t", "10:00", "--gpus", "8xH100")
+    err = meshwright(*slurm).err
+    assert text.format("own.toml") in err
+    assert "trains on random tokens (data.dataset=mock)" in err

@@ -111,7 +111,12 @@ def _check(request: requests.Check) -> CheckResult:
     result = _with_config(check_recipe(job.on(engine), request.gpus, engine, request.overrides, job.content))
     if job.plan is not None and job.plan.repair is not None and result.repair is not None:
         result = msgspec.structs.replace(result, repair=job.plan.repair)  # typed, it gives another recommended layout
-    result = msgspec.structs.replace(result, findings=(*result.findings, *data_findings(result.recipe)))
+    length = job.open_length(result.recipe)
+    result = msgspec.structs.replace(
+        result,
+        findings=(*result.findings, *data_findings(result.recipe)),
+        notes=(*result.notes, *([length] if length else [])),
+    )
     return result if content is None else msgspec.structs.replace(result, file=content.path)
 
 

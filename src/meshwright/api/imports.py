@@ -118,6 +118,8 @@ def import_response(result: Imported, request: requests.Import | None = None) ->
         raise ValueError("only another framework's file is imported")
     checked = result.checked
     out = None if request is None else request.out
+    assumed = (*(() if request is None else assumed_in(request.gpus)), *result.job.assumed(ENGINES[0]))
+    said = [one.message for one in assumed]
     written = f"{out} was written although {checked.file} has errors: correct them first"
     return ImportResponse(
         file=checked.file,
@@ -131,11 +133,11 @@ def import_response(result: Imported, request: requests.Import | None = None) ->
         text=result.text,
         written=out,
         not_imported=result.dropped,
-        assumed=(*(() if request is None else assumed_in(request.gpus)), *result.job.assumed(ENGINES[0])),
+        assumed=assumed,
         unresolved=checked.unresolved,
         findings=finding_parts(checked.findings),
         notes=[
             *((written,) if out and not checked.ok else ()),
-            *(note for note in checked.notes if "--gpus" not in note and "--model" not in note),
+            *(one for one in checked.notes if "--gpus" not in one and "--model" not in one and one not in said),
         ],
     )

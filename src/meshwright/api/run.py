@@ -18,7 +18,7 @@ from meshwright.api.paths import check_folder, check_out, check_run_paths
 from meshwright.api.requests import Export
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
-from meshwright.api.targets import depends_on_gpus, file_of, job_for, ranks_cluster, recipe_for, stated_engine
+from meshwright.api.targets import Job, depends_on_gpus, file_of, job_for, ranks_cluster, recipe_for, stated_engine
 from meshwright.api.verb_function import verb
 from meshwright.clusters import Assumption
 from meshwright.errors import InputError
@@ -95,7 +95,8 @@ def _run(
     ranks = _ranks(request.nproc) if depends_on_gpus(request.recipe) else None
     on_cpu = ranks is not None and not _has_gpu()
     why = " (settings for this GPU; this machine has none, so the run is on its CPU)" if on_cpu else ""
-    found = recipe_for(request.recipe, request.goal, ranks, planned, why_gpus=why, **options)
+    job = job_for(request.recipe, request.goal, ranks, planned, why_gpus=why, **options)
+    found = job.runnable()
     if getattr(request, "model_class", None) is None:  # a user's own class is the user's to compare
         require_trained(find(found.model))
     if on_cpu and not request.tiny:  # the plan is for GPUs; CPU runs stay eager
@@ -112,6 +113,8 @@ def _run(
     ignore_nan = pinned.get("train.check_nan") is False and "train.check_nan" in override.requested(found, changes)
     spec = RunSpec(**shared, **settings, find_micro_batch=bool(automatic), ignore_nan=ignore_nan)
     recipe = with_loss(override.apply(found, changes), spec.hooks.loss, pinned)
+    if not request.tiny:  # it has steps of its own
+        _note_length(job, recipe)
     out = request.out or recipe.checkpoint.folder or None
     spec = msgspec.structs.replace(spec, out=out)
     check_run_paths(recipe, out)
@@ -121,6 +124,13 @@ def _run(
         kept = {key for key in pinned if not key.startswith("architecture.")} if request.tiny else None
         check_before_start(recipe, Path(out).expanduser(), kept, spec.accept_changes)
     return train.train(recipe, spec, pinned)
+
+
+def _note_length(job: Job, recipe: Recipe, overrides: Sequence[str] = ()) -> None:
+    """Say that a recipe file does not say how long it trains."""
+    text = job.open_length(recipe)
+    if text and job.open_length(override.apply(recipe, overrides)):
+        note(text)
 
 
 def _as_started(recipe: Recipe, request: requests.Bench | requests.Train) -> Recipe:
@@ -186,6 +196,8 @@ def launch(request: requests.Launch) -> Started:
     job = job_for(target, request.goal, request.gpus, native_job.known(changes), **options)
     found, text = job.runnable(), None
     job.require_length()
+    if not request.tiny:
+        _note_length(job, found, native_job.known(changes))
     if job.plan is not None:
         plan = job.plan
         target, model = plan.base.name, plan.recipe.model

@@ -108,6 +108,11 @@ class Job(msgspec.Struct, frozen=True):
         if found is not None:
             raise InputError(found.message, field=found.field, fix=("train.steps=1000", "train.epochs=3"))
 
+    def open_length(self, recipe: Recipe) -> str:
+        """Return that a recipe file of ours, with the user's overrides, does not say how long it trains; or nothing."""
+        is_ours = self.content is not None and self.imported is None
+        return frameworks.open_length_of_recipe(self.content, recipe) if is_ours and self.content is not None else ""
+
     def require_model(self) -> None:
         """Raise InputError if a recipe cannot refer to the file's model."""
         if self.imported is not None and not self.imported.resolvable:

@@ -14,6 +14,7 @@ from meshwright.frameworks.import_file import ImportedFile, import_file
 from meshwright.frameworks.load import SUFFIXES, content_of, open_file
 from meshwright.frameworks.native import check as check_native
 from meshwright.frameworks.native import is_native, looks_native, train_command
+from meshwright.frameworks.open_length import open_length_of_recipe
 from meshwright.frameworks.other_trainers import OtherTrainerError
 from meshwright.frameworks.our_fixes import in_our_keys, superseded
 from meshwright.frameworks.registry import NAMES, detect_framework, framework, require_framework
@@ -53,6 +54,7 @@ __all__ = [
     "is_native",
     "lost_numbers",
     "open_file",
+    "open_length_of_recipe",
     "require_model",
     "superseded",
     "train_command",

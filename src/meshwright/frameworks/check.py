@@ -15,6 +15,7 @@ from meshwright.frameworks.launch_checks import keeps_arguments_in_strings, laun
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.model_differences import model_findings
 from meshwright.frameworks.native import batch_notes
+from meshwright.frameworks.open_length import open_length
 from meshwright.frameworks.result import CheckResult, UnresolvedValue
 from meshwright.frameworks.saving import saving_findings
 from meshwright.frameworks.schedule_units import file_units, in_file_units
@@ -41,6 +42,7 @@ JUDGEMENTS = (
     "strategy.fsdp-with-tensor-parallel",
 )
 """Warnings about choices that published configs make for good reasons: advice in their files."""
+NO_LENGTH = ".no-length"  # ends the id of a framework's own rule
 Count = Callable[[Recipe], Epochs | None]
 
 
@@ -145,6 +147,9 @@ def _check(
         *_without_duplicates(imported, ours, theirs),
     ]
     notes = launch_notes(content, imported.parsed, candidates[0] if known else None, gpus)
+    length = open_length(content.path, imported, recipe, overrides)
+    if length and not any(one.rule.endswith(NO_LENGTH) for one in findings):
+        notes.append(length)
     return CheckResult(
         framework=framework.name,
         version=framework.version,

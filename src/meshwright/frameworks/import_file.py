@@ -17,6 +17,7 @@ from meshwright.frameworks.check import Count, check
 from meshwright.frameworks.framework import Content, Framework, GpuRequest
 from meshwright.frameworks.mapping import relevant_fields, same_value, text_of
 from meshwright.frameworks.model_match import find_local_model
+from meshwright.frameworks.open_length import LENGTHS, open_length
 from meshwright.frameworks.result import CheckResult
 from meshwright.frameworks.to_recipe import ImportedRecipe, complete, import_recipe
 from meshwright.models import ModelSpec, names
@@ -27,7 +28,6 @@ from meshwright.recipes.model_changes import NUMBERS, published_numerics, sizes
 from meshwright.recipes.types import Architecture, Goal, Recipe, field_value, recipe_fields
 from meshwright.rules.rule import Finding
 
-LENGTHS = (OPEN_LENGTH, "train.epochs")
 UNNAMED = "config"  # the recipe name of a file that sets none
 MEGATRON_FACTOR = 8.0  # of --use-rope-scaling by default
 _NAME = re.compile(r"[\w.-]+")
@@ -223,11 +223,8 @@ def _assumed_length(
     path: str, settings: ImportedRecipe, recipe: Recipe, overrides: Sequence[str]
 ) -> Iterator[Assumption]:
     """Yield that neither the file nor an override says how long it trains: the recipe's steps are then nobody's."""
-    typed = override.requested(recipe, list(overrides))
-    stated = {*settings.mapped.source_keys} - {*settings.mapped.unresolved, *settings.unknown_fields}
-    default = recipe.train.steps == recipe_fields()[OPEN_LENGTH].default and settings.parsed.base is None
-    if default and not recipe.train.epochs and not recipe.benchmark and OPEN_LENGTH not in stated | {*typed}:
-        text = f"{path} does not say how long it trains; write train.epochs=N or train.steps=N"
+    text = open_length(path, settings, recipe, overrides)
+    if text:
         yield Assumption(OPEN_LENGTH, "", text)
 
 
