@@ -83,3 +83,26 @@ def test_a_file_without_a_length_is_said_to_train_for_the_default(meshwright: An
     err = meshwright(*slurm).err
     assert text.format("own.toml") in err
     assert "trains on random tokens (data.dataset=mock)" in err
+
+
+def test_a_slurm_job_that_offloads_gets_the_memory_of_the_node(meshwright: Any) -> None:
+    words = (
+        "launch",
+        "llama3_8b_sft_config",
+        "--scheduler",
+        "slurm",
+        "-t",
+        "1:00:00",
+        "--gpus",
+        "8xH100",
+        "--out",
+        "runs/a",
+    )
+    for more, memory in (
+        ((), None),
+        (("layout.offload=optimizer",), "0"),
+        (("layout.offload=activations",), "0"),
+        (("layout.offload=optimizer", "--sbatch", "mem=500G"), "500G"),
+    ):
+        found = re.findall(r"#SBATCH --mem\S*=(\S+)", meshwright(*words, *more).out)
+        assert found == ([memory] if memory else []), more

@@ -51,6 +51,7 @@ DERIVED = (
     "grace_s",
     "binds",
     "makes",
+    "offloads",
 )
 REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
@@ -219,6 +220,7 @@ def job_of(
             "python_path": request.python_path,
             "cluster": request.cluster,
             "finds_ranks": request.engine == "meshwright",
+            "offloads": request.recipe.layout.offload != "none",
             "files": request.files,
             "advised": advised(request.recipe, request.cluster, request.engine),
         }

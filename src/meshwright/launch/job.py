@@ -76,6 +76,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     cluster: Cluster
     finds_ranks: bool = False  # the program finds its rank under srun; others need torchrun on every node
     cpu: bool = False  # request no GPUs
+    offloads: bool = False  # it keeps state or activations in host memory
     python: str = "python"
     files: Mapping[str, str] = {}  # files that the program reads from its working folder
     folder: str = ""  # folder of those files on the nodes

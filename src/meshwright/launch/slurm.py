@@ -22,6 +22,8 @@ SIGNAL_WRAPPER = (
 CPUS_PER_GPU = 8  # fewer starve data loading and collectives; usual GPU nodes have at least as many
 EXIT_WAIT_S = 60  # seconds after the first rank has exited until srun ends the others
 PORTS = (20_000, 12_000)  # first and count: below Linux's ephemeral ports
+MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
+ALL_MEMORY = "0"  # of a node; many clusters otherwise give a few GiB per core and kill a job that offloads
 GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
 
 
@@ -63,6 +65,7 @@ def _header(job: Job) -> list[str]:
         "ntasks-per-node": str(tasks),
         "cpus-per-task": str(cpus_per_rank(job) * job.ranks_per_node // tasks),
         **({} if sets_gpus else {"gpus-per-node": str(job.ranks_per_node)}),
+        **({"mem": ALL_MEMORY} if job.offloads and not any(name in extra for name in MEMORY_OPTIONS) else {}),
         **({"time": values.format_time(values.seconds(job.time))} if job.time else {}),
         **{
             name: text
