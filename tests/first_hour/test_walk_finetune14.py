@@ -53,6 +53,12 @@ def test_converted_adapters_keep_their_provenance_and_a_change_of_tensors_is_ref
         step = 4 if name == "last" else 2
         assert f"| steps | {step} |" in card
         assert f" at step {step}, over " in card
+    assert meshwright("convert", "run/model", "folder", "--merge").code == 0  # of the adapters' folder: the same card
+    card, last = ((here / name / "README.md").read_text() for name in ("folder", "merged"))
+    head = card.partition("Trained from")[0]
+    assert head == last.partition("Trained from")[0]
+    assert "library_name: transformers\n" in head
+    assert "| steps | 4 |" in card
     changed = (*words, "data.validation_part=0.2", "train.eval_every=2", "peft.rank=4", "peft.alpha=8")
     for accepted in ((), ("--accept-changes",)):
         refused = meshwright(*changed, "--out", "run", *accepted)

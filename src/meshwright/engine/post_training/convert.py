@@ -283,6 +283,7 @@ def _from_folder(found: FoundCheckpoint, folder: Path, options: ConvertOptions) 
     from meshwright.engine import hf_io
     from meshwright.engine.hf_io.find import CONFIG, read_json
     from meshwright.engine.parallelize.fsdp import DTYPES
+    from meshwright.engine.post_training.model_card import copy_card
 
     if found.type == "adapters" and not options.merge:
         raise InputError(
@@ -293,6 +294,7 @@ def _from_folder(found: FoundCheckpoint, folder: Path, options: ConvertOptions) 
         )
     if found.type == "model" and quantization_of(read_json(found.path / CONFIG)) is not None:
         _dequantize(found.path, folder, options)
+        copy_card(found.path, folder)
         return
     model = load_model(found.path, DTYPES[options.dtype] if options.dtype else "auto")
     if found.type == "adapters":
@@ -301,6 +303,7 @@ def _from_folder(found: FoundCheckpoint, folder: Path, options: ConvertOptions) 
     with no_progress():
         model.save_pretrained(folder, max_shard_size=largest)
     hf_io.copy_tokenizer(tokenizer_of(found.path), folder)
+    copy_card(found.path, folder, merged=found.type == "adapters")
 
 
 def _dequantize(source: Path, folder: Path, options: ConvertOptions) -> None:

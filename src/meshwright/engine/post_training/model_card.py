@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
 from datetime import date
 from pathlib import Path
@@ -18,6 +19,7 @@ from meshwright.recipes.types import Recipe
 
 NAME = "README.md"
 GOAL_PHRASES = {"pretrain": "pretrained from random weights", "sft": "fine-tuned", "peft": "fine-tuned with adapters"}
+MERGED = ", which are merged"
 
 
 class RunFigures(msgspec.Struct, frozen=True):
@@ -41,12 +43,25 @@ def write_card(
     return path
 
 
+def copy_card(source: Path, folder: Path, merged: bool = False) -> None:
+    """Copy the model card of a folder, if it has one, to that of its conversion; `merged` as in `write_card`."""
+    path = source / NAME
+    if not path.is_file():
+        return
+    text = path.read_text(encoding="utf-8")
+    if merged:
+        adapters = re.escape(GOAL_PHRASES["peft"])
+        text = re.sub(r"^library_name: peft$", "library_name: transformers", text, count=1, flags=re.MULTILINE)
+        text = re.sub(rf"^(# .+, {adapters})$", rf"\1{MERGED}", text, count=1, flags=re.MULTILINE)
+    (folder / NAME).write_text(text, encoding="utf-8")
+
+
 def render_card(recipe: Recipe, base: str, figures: RunFigures | None, today: date, merged: bool = False) -> str:
     """Return the model card as Markdown with hub front matter."""
     return "\n".join(
         [
             *_front_matter(recipe, base, merged),
-            f"# {recipe.model}, {GOAL_PHRASES[recipe.goal]}{', which are merged' if merged else ''}",
+            f"# {recipe.model}, {GOAL_PHRASES[recipe.goal]}{MERGED if merged else ''}",
             "",
             *_origin(recipe, base, today),
             "",
