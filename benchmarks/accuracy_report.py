@@ -12,27 +12,31 @@ import datetime
 import json
 import platform
 import time
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from choice import summary, sweeps
 from fit_costs import calibration_with, derivatives, get, left_out, load, log_error, parameters
 
-from meshwright.costs.accuracy import compare, to_dict, weighted_quantile
+from meshwright.costs.accuracy import ALL_TIERS, TIME_TIERS, Errors, compare, to_dict, weighted_quantile
 from meshwright.costs.calibration import PROFILES, read_tables
 from meshwright.costs.estimate import estimate
-from meshwright.costs.measurements import Measurement, read
+from meshwright.costs.measurements import BY_TFLOPS, Measurement, read
 from meshwright.costs.uncertainty import step_band
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "accuracy.md"
 RESULT = HERE / "results" / "accuracy.json"
+OTHERS = HERE / "data" / "measurements_2.csv"  # in no fit, so that its sources stay unseen
 DRY_RUNS = HERE / "data" / "dryrun.csv"  # written by dryrun_rows.py; our own engine, not used in any fit
 GOALS = {
     "step time, median": "8 %",
     "step time, 90th percentile": "25 %",
-    "step time of a source the fit has not seen, median": "15 %",
+    "step time of a source left out of the fit, median": "15 %",
+    "the same, 90th percentile": "30 %",
     "rows supported": "90 %",
     "rows inside the 80 % band": "80 %",
     "memory, median": "5 %",
@@ -58,7 +62,8 @@ def unseen(path: Path) -> dict[str, float]:
 
 def inside_band(rows: list[Measurement]) -> float:
     """Return the percentage of timed rows inside their 80 % band, with equal weight per source."""
-    timed = [r for r in rows if r.case and r.step_s and not r.oom and r.tier in ("A", "B")]
+    timed = [r for r in rows if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
+    timed = [r for r in timed if r.timed_by != BY_TFLOPS]
     count: dict[str, int] = {}
     for row in timed:
         count[row.source] = count.get(row.source, 0) + 1
@@ -97,9 +102,58 @@ def dry_runs(path: Path = DRY_RUNS) -> dict[str, Any]:
     }
 
 
+def not_fitted(rows: list[Measurement], others: list[Measurement]) -> dict[str, Any]:
+    """Compare rows that no fit has used: TFLOP/s-only rows of the fitted table, and all rows of the other tables."""
+    fitted = {r.source for r in rows if r.case and r.step_s and r.timed_by != BY_TFLOPS and r.tier in TIME_TIERS}
+    by_tflops = [r for r in rows if r.timed_by == BY_TFLOPS]
+    by_tflops = [msgspec.structs.replace(r, allocated_gib=0.0, reserved_gib=0.0) for r in by_tflops]
+    chosen = [*by_tflops, *others]
+
+    def group(part: list[Measurement], tiers: tuple[str, ...] = ALL_TIERS) -> dict[str, Any]:
+        found = compare(part, tiers, tiers, by_tflops=True)
+        errors = {"time": found.step_time, "memory": found.memory}
+        measured = {name: _figures(one) if len(one.error) else None for name, one in errors.items()}
+        return {"rows": found.rows, "priced": found.predicted, **measured}
+
+    everything = compare(chosen, ALL_TIERS, ALL_TIERS, by_tflops=True).step_time
+    sources = sorted({r.source for r in chosen})
+    return {
+        "unseen": group([r for r in chosen if r.source not in fitted]),
+        "unseen_a_b": group([r for r in chosen if r.source not in fitted], TIME_TIERS),
+        "partly": group([r for r in chosen if r.source in fitted]),
+        "by_source": {
+            name: {"seen": name in fitted, **group([r for r in chosen if r.source == name])} for name in sources
+        },
+        "by_gpu": everything.by(everything.gpu),
+        "by_engine": everything.by(everything.engine),
+        "by_kind": everything.by(everything.kind),
+    }
+
+
+def _figures(errors: Errors) -> dict[str, float]:
+    """Return rows, median, 90th percentile and bias, every source counting the same."""
+    bias = weighted_quantile(errors.error, errors.weight, 0.5)
+    return {
+        "rows": len(errors.error),
+        "median_abs_pct": round(errors.quantile(0.5), 2),
+        "p90_abs_pct": round(errors.quantile(0.9), 2),
+        "bias_pct": round(100 * bias, 2),
+    }
+
+
+def left_out_rows(rows: list[Measurement]) -> dict[str, dict[str, int]]:
+    """Return how many rows of each source have no estimate, by reason."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for row in rows:
+        measured = row.step_s or row.allocated_gib or row.reserved_gib or row.oom
+        if row.case is None or not measured:
+            found[row.source][row.unsupported or "neither time nor memory stated"] += 1
+    return {source: dict(reasons.most_common()) for source, reasons in sorted(found.items())}
+
+
 def figures(path: Path, old: dict[str, Any], refit: bool) -> dict[str, Any]:
     """Return all figures of the report."""
-    rows = read(path)
+    rows, others = read(path), read(OTHERS)
     report, dry = to_dict(compare(rows)), dry_runs()
     report["memory"]["by_source"] = dict(sorted({**report["memory"]["by_source"], **dry["by_source"]}.items()))
     return {
@@ -108,6 +162,8 @@ def figures(path: Path, old: dict[str, Any], refit: bool) -> dict[str, Any]:
         "python": platform.python_version(),
         **report,
         "dry_run": dry,
+        "not_fitted": not_fitted(rows, others),
+        "left_out_rows": left_out_rows([*rows, *others]),
         "left_out": unseen(path) if refit else old.get("left_out"),
         "inside_band_pct": inside_band(rows),
         "choice": summary(sweeps(rows)),
@@ -120,6 +176,7 @@ def page(found: dict[str, Any]) -> str:
     step, gib, fit, chosen, new = (found[k] for k in ("step_time", "memory", "fit", "choice", "left_out"))
     values = [
         f"{step['median_abs_pct']} %", f"{step['p90_abs_pct']} %", f"{new['median_abs_pct']} %" if new else "not run",
+        f"{new['p90_abs_pct']} %" if new else "not run",
         f"{100 * found['predicted'] / found['rows']:.1f} %", f"{found['inside_band_pct']} %",
         f"{gib['median_abs_pct']} %", f"{gib['p90_abs_pct']} %",
         f"{100 * fit['ok_called_ok'] / fit['ok_rows']:.1f} %", f"{100 * fit['oom_called_oom'] / fit['oom_rows']:.1f} %",
@@ -141,22 +198,10 @@ def page(found: dict[str, Any]) -> str:
         " for a new cluster.",
         "",
     ]
-    for title, part, key in (("GPU", step, "by_gpu"), ("source", step, "by_source")):
-        lines += [
-            f"## Step time by {title}",
-            "",
-            f"| {title} | rows | median error | bias |",
-            "| --- | --- | --- | --- |",
-        ]
-        lines += [
-            f"| {name} | {v['rows']} | {v['median_abs_pct']} % | {v['bias_pct']:+} % |" for name, v in part[key].items()
-        ]
-        lines.append("")
-    lines += ["## Memory by source", "", "| source | rows | median error | bias |", "| --- | --- | --- | --- |"]
-    lines += [
-        f"| {name} | {v['rows']} | {v['median_abs_pct']} % | {v['bias_pct']:+} % |"
-        for name, v in gib["by_source"].items()
-    ]
+    for title in ("GPU", "engine", "kind", "source"):
+        lines += [f"## Step time by {title}", "", *_table(title, step[f"by_{title.lower()}"]), ""]
+    lines += ["## Memory by source", "", *_table("source", gib["by_source"])]
+    lines += ["", *_not_fitted_lines(found["not_fitted"])]
     dry = found["dry_run"]
     lines += [
         "",
@@ -167,16 +212,73 @@ def page(found: dict[str, Any]) -> str:
         " fit, nor in the figures at the top."
         f" Median {dry['median_abs_pct']} %, 90th percentile {dry['p90_abs_pct']} %.",
         "",
-        "| family | recipes | median error | bias |",
-        "| --- | --- | --- | --- |",
+        *_table("family", dry["by_family"], "recipes"),
     ]
     lines += [
-        f"| {name} | {v['rows']} | {v['median_abs_pct']} % | {v['bias_pct']:+} % |"
-        for name, v in dry["by_family"].items()
+        "",
+        "## Rows that are left out",
+        "",
+        "Nothing is left out silently: every row without an estimate, by source.",
     ]
-    lines += ["", "## Rows that cannot be used", "", "| reason | rows |", "| --- | --- |"]
-    lines += [f"| {reason} | {count} |" for reason, count in found["unsupported"].items()]
+    lines += ["", "| source | reason | rows |", "| --- | --- | --- |"]
+    lines += [
+        f"| {source} | {reason} | {count} |"
+        for source, reasons in found["left_out_rows"].items()
+        for reason, count in reasons.items()
+    ]
     return "\n".join(lines) + "\n"
+
+
+def _table(title: str, groups: dict[str, dict[str, float]], counted: str = "rows") -> list[str]:
+    """Return groups of errors as a Markdown table."""
+    return [
+        f"| {title} | {counted} | median error | 90th percentile | bias |",
+        "| --- | --- | --- | --- | --- |",
+        *(
+            f"| {name} | {v['rows']} | {v['median_abs_pct']} % | {v['p90_abs_pct']} % | {v['bias_pct']:+} % |"
+            for name, v in groups.items()
+        ),
+    ]
+
+
+def _not_fitted_lines(found: dict[str, Any]) -> list[str]:
+    """Return the section on rows that no fit has used."""
+
+    def cells(errors: dict[str, Any] | None) -> str:
+        if not errors:
+            return " |  |  | "
+        return f"{errors['rows']} | {errors['median_abs_pct']} % | {errors['p90_abs_pct']} % | {errors['bias_pct']:+} %"
+
+    lines = [
+        "## Rows that no fit has used",
+        "",
+        "`benchmarks/data/measurements_2.csv`, and the rows of `measurements.csv` that state TFLOP/s only. Their step"
+        " time is tokens per step × model FLOPs per token / TFLOP/s, with the convention that the source states: causal"
+        " attention counted as half (Megatron since 2024) or in full; without one, only if the two differ by less than"
+        " 5 %. All tiers. A source is unseen if no row of it is in the fit. The sequence length of AutoModel's CI runs"
+        " is their mean number of tokens per sample, and their memory that of a median step.",
+        "",
+        "| rows | time | median error | 90th percentile | bias | memory | median error | 90th percentile | bias |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    titles = {"unseen": "unseen sources", "unseen_a_b": "of these, tiers A and B", "partly": "rows of fitted sources"}
+    for name, title in titles.items():
+        group = found[name]
+        rows = title if name == "unseen_a_b" else f"{title}: {group['priced']} of {group['rows']} have an estimate"
+        lines.append(f"| {rows} | {cells(group['time'])} | {cells(group['memory'])} |")
+    lines += [
+        "",
+        "| source | in the fit | estimates | time | median error | 90th percentile | bias | memory | median error |"
+        " 90th percentile | bias |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, one in found["by_source"].items():
+        seen = "other rows" if one["seen"] else "no"
+        priced = f"{one['priced']} of {one['rows']}"
+        lines.append(f"| {name} | {seen} | {priced} | {cells(one['time'])} | {cells(one['memory'])} |")
+    for title in ("gpu", "engine", "kind"):
+        lines += ["", *_table(title.replace("gpu", "GPU"), found[f"by_{title}"])]
+    return lines
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.costs.accuracy import TIME_TIERS
-from meshwright.costs.measurements import Measurement, batches, read
+from meshwright.costs.measurements import BY_TFLOPS, Measurement, batches, read
 from meshwright.costs.time import step_time
 
 HERE = Path(__file__).parent
@@ -46,7 +46,8 @@ class Sweep:
 
 def sweeps(rows: list[Measurement]) -> list[Sweep]:
     """Return the scored sweeps of the rows."""
-    usable = [r for r in rows if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
+    timed = [r for r in rows if r.step_s and r.timed_by != BY_TFLOPS and r.tier in TIME_TIERS]
+    usable = [r for r in timed if r.case and not r.oom]
     predicted = np.empty(len(usable))
     for case, indices in batches(usable):
         predicted[indices] = step_time(case).step_s

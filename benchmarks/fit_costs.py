@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 import meshwright
 from meshwright.costs.accuracy import TIME_TIERS, layout_pairs, weighted_quantile
 from meshwright.costs.calibration import PROFILES, Calibration, from_tables, read_tables
-from meshwright.costs.measurements import Measurement, batches, read
+from meshwright.costs.measurements import BY_TFLOPS, Measurement, batches, read
 from meshwright.costs.time import step_time
 from meshwright.costs.uncertainty import error_bands, error_class
 from meshwright.recipes.case import Case
@@ -83,7 +83,8 @@ def parameters(path: Path = PRIORS) -> list[Parameter]:
 
 def load(path: Path) -> Data:
     """Load the rows of tiers A and B that have a case and a time."""
-    rows: list[Measurement] = [r for r in read(path) if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
+    timed = [r for r in read(path) if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
+    rows: list[Measurement] = [r for r in timed if r.timed_by != BY_TFLOPS]
     count = Counter(r.source for r in rows)
     cases = [(case, np.array(indices)) for case, indices in batches(rows)]
     weight = np.array([1 / count[r.source] for r in rows])

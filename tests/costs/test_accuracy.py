@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from meshwright.costs import accuracy
-from meshwright.costs.accuracy import Errors, compare, to_dict, weighted_quantile
+from meshwright.costs.accuracy import ALL_TIERS, Errors, compare, to_dict, weighted_quantile
 from meshwright.costs.measurements import read
 
 from .test_measurements import ROW, table
@@ -17,6 +17,7 @@ from .test_measurements import ROW, table
 DATA = Path(__file__).parents[2] / "benchmarks" / "data" / "measurements.csv"
 # Source-weighted errors of the shipped profiles in per cent, with a little room for changes elsewhere in the model.
 STEP_MEDIAN, STEP_P90, PREDICTED = 8.0, 28.0, 0.9
+MEMORY_MEDIAN, MEMORY_P90 = 5.0, 12.0
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,23 @@ def test_every_source_counts_the_same():
 def test_step_times_match_published_ones(report):
     assert report.step_time.quantile(0.5) <= STEP_MEDIAN
     assert report.step_time.quantile(0.9) <= STEP_P90
+
+
+def test_memory_matches_published_peaks(report):
+    assert report.memory.quantile(0.5) <= MEMORY_MEDIAN
+    assert report.memory.quantile(0.9) <= MEMORY_P90
+
+
+def test_rows_of_no_fit_are_priced_or_have_a_reason():
+    rows = read(DATA.with_name("measurements_2.csv"))
+    assert all(row.case is not None or row.unsupported for row in rows)
+    assert sum(row.case is not None for row in rows) >= 0.75 * len(rows)
+    found = compare(rows)
+    assert found.step_time.quantile(0.5) < 20
+    assert {"adapters", "dense", "diffusion"} <= set(found.step_time.kind)
+    every = compare(rows, ALL_TIERS, ALL_TIERS, by_tflops=True)
+    assert len(every.step_time.error) > len(found.step_time.error)
+    assert set(every.memory.source) == {"automodel_ci_golden", "automodel_docs_memory"}
 
 
 def test_nearly_every_row_is_supported(report):

@@ -15,6 +15,7 @@ from meshwright.costs.measurements_knobs import network_gb_s
 from meshwright.costs.measurements_models import UnknownModelError, model_of_row
 from meshwright.errors import InputError
 from meshwright.models import MLA, Attention, Dense, Mamba2, MoE
+from meshwright.recipes.capabilities import executed
 
 ROW = {
     "source": "lab", "framework": "Megatron-LM", "framework_version": "2021-04", "model": "gpt_7.5b",
@@ -69,6 +70,34 @@ def test_time_follows_from_tokens_per_second(tmp_path):
     assert row.step_s == pytest.approx(512 * 2048 / 128 / 1000)
 
 
+def test_time_follows_from_tflops_and_their_convention(tmp_path):
+    stated = {"step_time_s": "", "tflops_per_gpu_model": "140", "seq_len": "16384"}
+    texts = ("6N + causal attention", "mcore num_floating_point_operations", "12*L*h*s non-causal attention")
+    rows = [read_one(tmp_path, **stated, flops_convention=text) for text in texts]
+    assert {row.timed_by for row in rows} == {measurements.BY_TFLOPS}
+    half, also, full = (row.step_s for row in rows)
+    assert half == also < full
+    case = rows[0].case
+    flops = costs.flops_per_token(case) * 512 * 16384 / 128
+    assert half == pytest.approx(flops / 140e12)
+    assert read_one(tmp_path, **{**stated, "seq_len": "512"}).step_s > 0  # the conventions hardly differ
+
+
+def test_lengths_follow_from_the_benchmark_or_the_tokens_of_a_step(tmp_path):
+    golden = {"seq_len": "", "step_time_s": "2", "tokens_per_s_per_gpu": "400", "dp_replicate": "32"}
+    assert names(read_one(tmp_path, **golden), "seq_length") == (200,)
+    image = {"framework": "NeMo/Megatron-Core (MLPerf)", "model": "flux.1_schnell", "seq_len": "", "tp": "1"}
+    row = read_one(tmp_path, **image, hf_id_or_dims="black-forest-labs/FLUX.1-schnell", gpu="B200", precision="bf16")
+    assert names(row, "seq_length") == (512,)
+
+
+def test_a_measured_run_is_estimated_as_it_ran(tmp_path):
+    """The files of an engine may not be able to say what a run did: here a fused loss with the Trainer's DeepSpeed."""
+    row = read_one(tmp_path, framework="DeepSpeed", framework_version="0.19", tp="1", dp_class="zero3_fsdp")
+    assert executed(row.case).loss == "fused_linear"
+    assert executed(row.case.replace(as_run=())).loss == "vocab_parallel"
+
+
 def test_blank_batches_follow_from_each_other(tmp_path):
     assert names(read_one(tmp_path, mbs="", grad_accum="4"), "micro_batch_size") == (4,)
     assert names(read_one(tmp_path, gbs="", mbs="2", grad_accum="3"), "global_batch_size") == (2 * 32 * 3,)
@@ -88,6 +117,11 @@ def test_blank_batches_follow_from_each_other(tmp_path):
         ({"flag": "INCONSISTENT dp*mbs*ga=256 vs gbs=1024"}, "contradicts"),
         ({"tp": "", "pp": ""}, "parallelism"),
         ({"mode": "rl"}, "unknown mode"),
+        ({"tokens_per_s_per_gpu": "1000"}, "contradicts itself: tokens/s and step time"),
+        ({"dp_replicate": "16"}, "contradicts itself: GPUs and dp x tp x pp x cp"),
+        ({"dp_shard": "16", "dp_replicate": "4"}, "contradicts itself: GPUs and dp x tp x pp x cp"),
+        ({"step_time_s": "", "tflops_per_gpu_model": "140", "seq_len": "65536"}, "without their FLOPs convention"),
+        ({"pp": "2", "gbs": "", "step_time_s": "", "tokens_per_s_per_gpu": "2000"}, "micro batches of the pipeline"),
     ],
 )
 def test_unusable_rows_have_a_reason(tmp_path, changes, reason):

@@ -28,3 +28,17 @@ def test_one_node_gets_no_advice_on_spares(meshwright: Any) -> None:
     assert "checkpoint.save_every=" in text
     assert "spare" not in text
     assert "replica" not in text
+
+
+def test_own_runs_that_contradict_themselves_are_reported(meshwright: Any, tmp_path: Any) -> None:
+    template = meshwright("accuracy", "--template").out.splitlines()
+    header = next(line for line in template if not line.startswith("#")).split(",")
+    known = {"model": "llama3-8b", "gpus": "8xH100", "goal": "pretrain", "seq_length": "8192", "micro_batch_size": "1"}
+    known |= {"global_batch_size": "8", "step_time_s": "1.2", "tokens_per_s_per_gpu": "900"}
+    for framework in ("torchtitan", "meshwright"):
+        row = {**known, "framework": framework}
+        path = tmp_path / "runs.csv"
+        path.write_text(",".join(header) + "\n" + ",".join(row.get(name, "") for name in header) + "\n")
+        refused = meshwright("accuracy", str(path))
+        assert refused.code != 0
+        assert "contradicts itself: tokens/s and step time" in refused.err + refused.out

@@ -16,23 +16,27 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.costs.measurements import Measurement, batches, read_with_notes
+from meshwright.costs.measurements import BY_TFLOPS, Measurement, batches, read_with_notes
 from meshwright.costs.memory import memory
 from meshwright.costs.time import step_time
 from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError
+from meshwright.recipes.case import Case
 
 TIME_TIERS = ("A", "B")
 MEMORY_TIERS = ("A",)
+ALL_TIERS = ("A", "B", "C")
 
 
 class Errors(msgspec.Struct, frozen=True):
-    """Signed errors of some rows, with source and GPU of each."""
+    """Signed errors of some rows, with source, GPU, engine and kind of training of each."""
 
     error: NDArray[np.float64]
     source: tuple[str, ...]
     gpu: tuple[str, ...]
     measured: NDArray[np.float64]  # seconds or GiB
+    engine: tuple[str, ...] = ()
+    kind: tuple[str, ...] = ()  # dense, MoE, hybrid, diffusion or adapters
 
     @property
     def weight(self) -> NDArray[np.float64]:
@@ -45,7 +49,7 @@ class Errors(msgspec.Struct, frozen=True):
         return 100 * weighted_quantile(np.abs(self.error), self.weight, share)
 
     def by(self, names: Sequence[str]) -> dict[str, dict[str, float]]:
-        """Return rows, median absolute error and median signed error, in per cent, for each name."""
+        """Return rows, median and 90th percentile of the absolute error, and median signed error, for each name."""
         places: dict[str, list[int]] = defaultdict(list)
         for place, name in enumerate(names):
             places[name].append(place)
@@ -86,6 +90,9 @@ def _errors_text(errors: Errors) -> str:
 def accuracy(path: str | Path) -> Report:
     """Compare the cost model with every row of a CSV of measurements."""
     rows, notes = read_with_notes(path)
+    tflops = sum(row.timed_by == BY_TFLOPS for row in rows)
+    if tflops:
+        notes = [*notes, f"{tflops} rows state TFLOP/s only; they are in docs/accuracy.md, not in these step times"]
     return report(rows, str(path), notes)
 
 
@@ -97,11 +104,20 @@ def report(rows: Sequence[Measurement], path: str, notes: Sequence[str] = ()) ->
     return msgspec.structs.replace(compare(rows), notes=tuple(notes))
 
 
-def compare(rows: Sequence[Measurement]) -> Report:
-    """Compare the cost model with parsed rows: tiers A and B for time, tier A and real models for memory."""
+def compare(
+    rows: Sequence[Measurement],
+    time_tiers: Sequence[str] = TIME_TIERS,
+    memory_tiers: Sequence[str] = MEMORY_TIERS,
+    by_tflops: bool = False,
+) -> Report:
+    """Compare the cost model with parsed rows: tiers A and B for time, tier A and real models for memory.
+
+    Rows whose time follows from TFLOP/s are in no fit, as conventions differ; `by_tflops` includes them.
+    """
     step, allocated, reserved, fits = predictions(rows)
-    timed = [i for i, r in enumerate(rows) if r.case and r.step_s and not r.oom and r.tier in TIME_TIERS]
-    sized = [i for i, r in enumerate(rows) if r.case and _memory_row(r)]
+    usable = [r.case is not None and r.step_s > 0 and (by_tflops or r.timed_by != BY_TFLOPS) for r in rows]
+    timed = [i for i, r in enumerate(rows) if usable[i] and not r.oom and r.tier in time_tiers]
+    sized = [i for i, r in enumerate(rows) if r.case and _memory_row(r, memory_tiers)]
     gib = np.array([allocated[i] if rows[i].allocated_gib else reserved[i] for i in sized])
     measured = np.array([rows[i].allocated_gib or rows[i].reserved_gib for i in sized])
     return Report(
@@ -112,9 +128,7 @@ def compare(rows: Sequence[Measurement]) -> Report:
         memory=_errors(rows, sized, gib, measured),
         fit=_fit(rows, fits),
         points={
-            "step time, s": [
-                (r.step_s, float(step[i])) for i, r in enumerate(rows) if r.case and r.step_s and not r.oom
-            ],
+            "step time, s": [(r.step_s, float(step[i])) for i, r in enumerate(rows) if usable[i] and not r.oom],
             "memory, GiB": list(zip(measured.tolist(), gib.tolist(), strict=True)),
         },
     )
@@ -131,16 +145,27 @@ def predictions(rows: Sequence[Measurement]) -> tuple[NDArray[np.float64], ...]:
     return tuple(out)
 
 
-def _memory_row(row: Measurement) -> bool:
+def kind_of(case: Case) -> str:
+    """Return the kind of training that errors are grouped by."""
+    if case.goal == "peft":
+        return "adapters"
+    if case.is_diffusion:
+        return "diffusion"
+    return "hybrid" if case.is_hybrid else "MoE" if case.is_moe else "dense"
+
+
+def _memory_row(row: Measurement, tiers: Sequence[str]) -> bool:
     measured = bool(row.allocated_gib or row.reserved_gib)
-    return measured and not row.oom and not row.tiny and row.mem_tier in MEMORY_TIERS
+    return measured and not row.oom and not row.tiny and row.mem_tier in tiers
 
 
 def _errors(
     rows: Sequence[Measurement], at: Sequence[int], predicted: NDArray[np.float64], measured: NDArray[np.float64]
 ) -> Errors:
     sources, gpus = (tuple(getattr(rows[i], name) for i in at) for name in ("source", "gpu"))
-    return Errors(predicted / measured - 1, sources, gpus, measured)
+    cases = [case for i in at if (case := rows[i].case) is not None]
+    engines = tuple(str(getattr(case, "speed_profile", "") or case.engine) for case in cases)
+    return Errors(predicted / measured - 1, sources, gpus, measured, engines, tuple(map(kind_of, cases)))
 
 
 def _fit(rows: Sequence[Measurement], fits: NDArray[np.float64]) -> dict[str, int]:
@@ -169,6 +194,7 @@ def _group(error: NDArray[np.float64]) -> dict[str, float]:
     return {
         "rows": len(error),
         "median_abs_pct": _pct(float(np.median(np.abs(error)))),
+        "p90_abs_pct": _pct(weighted_quantile(np.abs(error), np.ones(len(error)), 0.9)),
         "bias_pct": _pct(float(np.median(error))),
     }
 
@@ -194,7 +220,12 @@ def to_dict(report: Report) -> dict[str, Any]:
         "rows": report.rows,
         "predicted": report.predicted,
         "unsupported": report.unsupported,
-        "step_time": {**part(report.step_time), "by_gpu": report.step_time.by(report.step_time.gpu)},
+        "step_time": {
+            **part(report.step_time),
+            "by_gpu": report.step_time.by(report.step_time.gpu),
+            "by_engine": report.step_time.by(report.step_time.engine),
+            "by_kind": report.step_time.by(report.step_time.kind),
+        },
         "memory": part(report.memory),
         "fit": report.fit,
         "notes": list(report.notes),
@@ -254,7 +285,8 @@ def layout_pairs(rows: Sequence[Measurement]) -> LayoutPairs:
     step = predictions(rows)[0]
     setups: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for i, row in enumerate(rows):
-        if row.case and row.step_s and not row.oom and not row.tiny and row.tier in TIME_TIERS:
+        timed = row.step_s and row.timed_by != BY_TFLOPS and row.tier in TIME_TIERS
+        if row.case and timed and not row.oom and not row.tiny:
             profile = getattr(row.case, "speed_profile", "")
             key = (row.source, row.case.engine, profile, *(getattr(row.case, name) for name in SETUP_COLUMNS))
             setups[key].append(i)

@@ -3,7 +3,8 @@
 A row states a model, GPUs, a layout and what was measured. Blank cells take documented defaults: degrees of parallelism
 1, the micro batch that the global batch implies, no recompute, and the framework's usual settings
 (measurements_frameworks.toml). Nothing depends on which table a row comes from. A row that names one of our recipes
-means that recipe on its reference cluster, and its other cells are informative.
+means that recipe on its reference cluster, and its other cells are informative. A row that contradicts itself is left
+out, and says so. Its time is the step time, else follows from tokens/s, else from model TFLOP/s and their convention.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ import msgspec
 import numpy as np
 
 from meshwright.clusters import Cluster, Gpu, cluster, gpu
+from meshwright.costs.flops import flops_per_token
 from meshwright.costs.measurements_knobs import (
     Framework,
     as_int,
+    benchmark_length,
+    flops_convention,
     framework_of,
     kernels_of,
     network_gb_s,
@@ -54,6 +58,11 @@ COLUMNS = (
     "pp_schedule", "world", "nvlink_domain", "global_batch_size", "seq_length", "embedding_as_layer", "head_as_layer",
 )  # fmt: skip
 USUAL_TOKENS = 16384
+CONTRADICTION = "the row contradicts itself"
+RATES = f"{CONTRADICTION}: tokens/s and step time"
+SAME_RATE = 0.1  # relative difference of tokens/s and step time that rounding and warm-up explain
+SAME_FLOPS = 0.05  # relative difference of the two FLOPs conventions below which it does not matter which was used
+BY_STEP, BY_TOKENS, BY_TFLOPS = "step time", "tokens/s", "TFLOP/s"
 _META_HOST = re.compile(r"Meta dev host|Grand Teton")
 
 
@@ -76,6 +85,7 @@ class Measurement(msgspec.Struct, frozen=True):
     values: dict[str, Any]  # every value the case replaces
     key: tuple[Any, ...]  # rows with equal keys can be estimated as one batch
     model: ModelSpec | None = None
+    timed_by: str = ""  # what step_s is from: step time, tokens/s or TFLOP/s
 
 
 class _UnusableError(ValueError):
@@ -127,11 +137,14 @@ def _no_rows(path: str | Path) -> InputError:
 def _own_measurement(row: Row, path: Path) -> Measurement:
     """Return a row of your own runs as a measurement; a row that cannot be predicted is an error."""
     wide = {**row.wide, "source": row.wide["source"] or path.stem}
+    where = f"row {wide['row_id']} (line {row.line}) of {path}"
     if row.case is not None:
+        tokens = float(row.case.global_batch_size * row.case.seq_length)
+        if _rates_differ(wide, tokens, int(row.case.cluster.world)):
+            raise InputError(RATES, field=where, value=wide["model"], fix=("correct or delete the row",))
         return of_case(row.case, wide)
     found = _measured(wide, int(wide["row_id"]) - 1)
     if found.case is None:
-        where = f"row {wide['row_id']} (line {row.line}) of {path}"
         raise InputError(found.unsupported, field=where, value=wide["model"], fix=("correct or delete the row",))
     return found
 
@@ -147,7 +160,7 @@ def of_case(case: Case, wide: dict[str, str]) -> Measurement:
         gpu=case.cluster.gpu.name,
         case=case,
         unsupported="",
-        step_s=_step_s(wide, values),
+        step_s=_step_s(wide, case),
         allocated_gib=number(wide, "peak_mem_gib_allocated"),
         reserved_gib=number(wide, "peak_mem_gib_reserved"),
         oom=wide.get("status", "").upper() == "OOM",
@@ -160,13 +173,15 @@ def of_case(case: Case, wide: dict[str, str]) -> Measurement:
 
 
 def _measured(row: dict[str, str], place: int) -> Measurement:
-    reason, case, model = "", None, None
+    reason, case, model, step_s = "", None, None, number(row, "step_time_s")
     values: dict[str, Any] = {}
     key: tuple[Any, ...] = ()
+    row = _with_length(row)
     try:
         case, values, key, model = _case(row)
+        step_s = _step_s(row, case)
     except (_UnusableError, UnknownModelError) as error:
-        reason = str(error)
+        reason, case = str(error), None
     return Measurement(
         row_id=row.get("row_id") or str(place + 1),
         source=row["source"],
@@ -175,7 +190,7 @@ def _measured(row: dict[str, str], place: int) -> Measurement:
         gpu=row["gpu"],
         case=case,
         unsupported=reason,
-        step_s=_step_s(row, values),
+        step_s=step_s,
         allocated_gib=number(row, "peak_mem_gib_allocated"),
         reserved_gib=number(row, "peak_mem_gib_reserved"),
         oom=row["status"].upper() == "OOM",
@@ -184,7 +199,18 @@ def _measured(row: dict[str, str], place: int) -> Measurement:
         values=values,
         key=key,
         model=model,
+        timed_by=_timed_by(row),
     )
+
+
+def _with_length(row: dict[str, str]) -> dict[str, str]:
+    """Return the row with a sequence length: that of the benchmark, or its mean number of tokens, if none is stated."""
+    if as_int(row, "seq_len", 0) > 0:
+        return row
+    tokens = number(row, "step_time_s") * number(row, "tokens_per_s_per_gpu") * as_int(row, "n_gpus", 0)
+    batch = as_int(row, "gbs", 0)
+    length = benchmark_length(row) or (round(tokens / batch) if batch else 0)
+    return {**row, "seq_len": str(length)} if length else row
 
 
 def _stage(notes: str, usual: Where) -> Where:
@@ -194,12 +220,26 @@ def _stage(notes: str, usual: Where) -> Where:
     return "first" if re.search(r"rank-0 peak|allocated rank0", notes) else usual
 
 
-def _step_s(row: dict[str, str], values: dict[str, Any]) -> float:
-    """Return the measured seconds per step, from tokens per second if the step time is blank."""
-    step, rate = number(row, "step_time_s"), number(row, "tokens_per_s_per_gpu")
-    if step or not rate or not values:
-        return step
-    return float(values["global_batch_size"] * values["seq_length"] / (rate * values["world"]))
+def _timed_by(row: dict[str, str]) -> str:
+    """Return the column that the time of a row follows from; empty if it states none."""
+    columns = {"step_time_s": BY_STEP, "tokens_per_s_per_gpu": BY_TOKENS, "tflops_per_gpu_model": BY_TFLOPS}
+    return next((by for column, by in columns.items() if number(row, column)), "")
+
+
+def _step_s(row: dict[str, str], case: Case) -> float:
+    """Return the measured seconds per step; 0 if the row has no time."""
+    timed_by = _timed_by(row)
+    if timed_by == BY_STEP:
+        return number(row, "step_time_s")
+    tokens = float(case.global_batch_size * case.seq_length) / int(case.world)
+    if timed_by == BY_TOKENS:
+        return tokens / number(row, "tokens_per_s_per_gpu")
+    if not timed_by:
+        return 0.0
+    convention, causal, full = flops_convention(row), flops_per_token(case), flops_per_token(case, "full")
+    if convention is None and full > (1 + SAME_FLOPS) * causal:
+        raise _UnusableError("TFLOP/s without their FLOPs convention")
+    return float(tokens * (full if convention == "full" else causal) / (1e12 * number(row, "tflops_per_gpu_model")))
 
 
 def _case(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
@@ -247,14 +287,33 @@ def _refuse_unusable(row: dict[str, str]) -> None:
         raise _UnusableError("number of GPUs not stated")
     if as_int(row, "seq_len", 0) < 1:
         raise _UnusableError("sequence length not stated")
-    if "INCONSISTENT" in flag or "!= #GPUs" in flag:
-        raise _UnusableError("the row contradicts itself")
+    _refuse_contradiction(row)
     if "not stated: use ratios only" in flag:
         raise _UnusableError("batch and sequence not stated")
     if "counts real tokens only" in flag:
         raise _UnusableError("padded tokens are not counted")
     if not row["tp"] and not row["pp"] and as_int(row, "n_gpus") > 8:
         raise _UnusableError("parallelism not stated")
+
+
+def _refuse_contradiction(row: dict[str, str]) -> None:
+    """Refuse a row whose own numbers disagree."""
+    flag, world = row.get("flag", ""), as_int(row, "n_gpus")
+    if _rates_differ(row, as_int(row, "gbs", 0) * as_int(row, "seq_len", 0), world):
+        raise _UnusableError(RATES)
+    shards, copies = (as_int(row, name, 0) for name in ("dp_shard", "dp_replicate"))
+    known = bool(shards and copies) or (bool(shards or copies) and row["dp_class"] != "hsdp")
+    ranks = max(shards, 1) * max(copies, 1) * math.prod(max(as_int(row, name), 1) for name in ("tp", "pp", "cp"))
+    if known and world not in (ranks, ranks * max(as_int(row, "ep"), 1)):  # experts may have ranks of their own
+        raise _UnusableError(f"{CONTRADICTION}: GPUs and dp x tp x pp x cp")
+    if "INCONSISTENT" in flag or "!= #GPUs" in flag:
+        raise _UnusableError(f"{CONTRADICTION}, as its source notes")
+
+
+def _rates_differ(row: dict[str, str], tokens: float, world: int) -> bool:
+    """Return whether tokens/s and step time are both stated and contradict each other; `tokens` are those of a step."""
+    step, rate = number(row, "step_time_s"), number(row, "tokens_per_s_per_gpu")
+    return bool(step and rate and tokens) and abs(tokens / (step * world * rate) - 1) > SAME_RATE
 
 
 def _cluster(row: dict[str, str]) -> Cluster:
@@ -298,7 +357,7 @@ def _values(row: dict[str, str], entry: Framework, model: ModelSpec, place: Clus
         values["method"] = "qlora"
     if "mp=PURE" in row["dp_strategy"]:
         values["reduce"] = "bf16"
-    return values
+    return {**values, "as_run": tuple(sorted(values))}
 
 
 def _layout(
@@ -340,6 +399,8 @@ def _batches(row: dict[str, str], dp: int, pp: int) -> tuple[int, int]:
     If neither is stated, a pipeline is assumed to run single samples, and anything else about 16,000 tokens at a time.
     """
     micro, batch, rounds = (as_int(row, name, 0) for name in ("mbs", "gbs", "grad_accum"))
+    if pp > 1 and micro and not (batch or rounds or number(row, "step_time_s")) and number(row, "tokens_per_s_per_gpu"):
+        raise _UnusableError("micro batches of the pipeline not stated")
     if not batch and number(row, "step_time_s") and number(row, "tokens_per_s_per_gpu"):
         tokens = number(row, "step_time_s") * number(row, "tokens_per_s_per_gpu") * as_int(row, "n_gpus")
         batch = round(tokens / as_int(row, "seq_len"))

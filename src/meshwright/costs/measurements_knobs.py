@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from meshwright.costs.flops import Convention
+
 Row = Mapping[str, str]
 
 STRATEGY = {"zero3_fsdp": "fsdp2", "hsdp": "fsdp2", "zero1": "zero1", "zero2": "zero1", "ddp": "ddp", "none": "ddp"}
@@ -21,6 +23,11 @@ _YEAR = re.compile(r"\b(20[12]\d)\b|ngc(\d\d)\.|(?:NeMo|container|dgxc v?)\s*(\d
 _PER_GPU = re.compile(r"(\d+)\s*Gb(?:ps|/s)?\b[^;,]*per GPU")
 _PORTS = re.compile(r"(\d+)x\s?(?:[A-Za-z]+ )?(\d+)\s?(Gb|GB)")
 _PER_NODE = re.compile(r"(\d+)\s*Gbps")
+BENCHMARK_LENGTHS = (("MLPerf", "flux.1", 512),)
+"""Sequence lengths that a benchmark's definition gives: framework, model, tokens. MLPerf's FLUX.1 has 256 tokens of an
+image of 256 x 256 and 256 of text."""
+_FULL_ATTENTION = re.compile(r"non-causal|no causal|full attention", re.IGNORECASE)
+_CAUSAL_ATTENTION = re.compile(r"causal|mcore|Megatron-LM \(median", re.IGNORECASE)
 
 
 class Framework(msgspec.Struct, frozen=True):
@@ -90,6 +97,20 @@ def network_gb_s(interconnect: str, gpus_per_node: int) -> float:
     return 0.0
 
 
+def benchmark_length(row: Row) -> int:
+    """Return the sequence length that the row's benchmark defines; 0 if it defines none."""
+    found = (tokens for name, model, tokens in BENCHMARK_LENGTHS if name in row["framework"] and model in row["model"])
+    return next(found, 0)
+
+
+def flops_convention(row: Row) -> Convention | None:
+    """Return how the FLOPs of a stated TFLOP/s count attention; None if the row does not say."""
+    text = row.get("flops_convention", "")
+    if _FULL_ATTENTION.search(text):
+        return "full"
+    return "causal" if _CAUSAL_ATTENTION.search(text) else None
+
+
 def strategy_of(row: Row, world: int) -> str:
     """Return how data-parallel ranks share state."""
     text = row.get("dp_strategy", "").lower().replace("-", "_")
@@ -152,7 +173,7 @@ def kernels_of(row: Row) -> dict[str, Any]:
         names["norm_kernel"] = "fused"
     if "no comm overlap" in attention:
         names |= {"overlap_grad_reduce": False, "overlap_param_gather": False, "tp_comm_overlap": False}
-    if "liger" in text.lower():
+    if "liger" in text.lower() or "fused linear cross entropy" in row.get("notes", ""):
         names["loss"] = "fused_linear"
     return names | _offload(row.get("offload", "").lower())
 
@@ -187,6 +208,8 @@ def routing_of(row: Row) -> dict[str, Any]:
         names |= {"speed_profile": "megatron_untuned", "cuda_graphs": "none"}
     if "a2a_overlap': true" in text or "1f1b overlap" in text or "ep overlap on" in text:
         names["ep_overlap"] = True
+    if "ci golden run" in text:  # AutoModel's own default, which its benchmarks turn off
+        names["defer_grad_sync"] = True
     if "token-drop" in text or "tokendrop" in text:
         names["capacity_factor"] = 1.0
     if "unpacked experts" in text:

@@ -612,10 +612,14 @@ def engines_with(field: str, value: Any) -> tuple[str, ...]:
 
 
 def substitutes(case: Case) -> dict[str, Column]:
-    """Return what runs in place of the values that the engine ignores, by flat name."""
+    """Return what runs in place of the values that the engine ignores, by flat name.
+
+    A measured run states what ran (`as_run`): its engine had more than our files of it can say.
+    """
     found: dict[str, Column] = {}
+    as_run: tuple[str, ...] = getattr(case, "as_run", ())
     for row in _ignoring_rows(case.engine):
-        ignored = row.unsupported(case)
+        ignored = row.field not in as_run and row.unsupported(case)
         if ignored is False or not np.any(ignored):
             continue
         for name, value in {row.field: row.what_runs(case), **row.resets}.items():
