@@ -31,7 +31,6 @@ _SAME_SHAPE = {
     "qwen/qwen3.8-27b": "qwen35_27b",
     "moonshotai/kimi-k2-base": "kimi_k2",
     "black-forest-labs/flux.1-schnell": "flux_12b",
-    "qwen/qwen3-vl-4b-thinking": "Qwen/Qwen3-VL-4B-Instruct",
     "mistralai/ministral-3-3b-reasoning-2512": "mistralai/Ministral-3-3B-Instruct-2512",
     "deepseek-ai/deepseek-v3-base": "deepseek_v3",
     "nvidia/nemotron-h-56b-base-8k": "nemotronh_56b",
