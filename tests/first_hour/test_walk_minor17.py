@@ -106,3 +106,21 @@ def test_a_slurm_job_that_offloads_gets_the_memory_of_the_node(meshwright: Any) 
     ):
         found = re.findall(r"#SBATCH --mem\S*=(\S+)", meshwright(*words, *more).out)
         assert found == ([memory] if memory else []), more
+
+
+def test_tokenize_reads_csv_as_train_does(meshwright: Any) -> None:
+    texts = ["hello world", "a comma, in a cell", "two\nlines", "last"]
+    Path("t.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    cells = ['"' + text + '"' for text in texts]
+    Path("t.csv").write_text("id,text\n" + "".join(f"{n},{cell}\n" for n, cell in enumerate(cells)))
+    Path("t.tsv").write_text("id\ttext\n" + "".join(f"{n}\t{cell}\n" for n, cell in enumerate(cells)))
+    for name in ("t.jsonl", "t.csv", "t.tsv"):
+        assert meshwright("tokenize", name, "--tokenizer", "bytes", "--out", f"{name}-tokens").code == 0
+        for part in ("00000.tokens", "00000.ends"):
+            assert Path(f"{name}-tokens", part).read_bytes() == Path("t.jsonl-tokens", part).read_bytes(), name
+    other = meshwright("tokenize", "t.csv", "--tokenizer", "bytes", "--out", "other", "--column", "body")
+    assert (other.code, "t.csv has no such column; it has id, text" in other.err) == (2, True)
+    Path("bad.csv").write_text("id,text\n1,one\n2,two,three\n3,three\n")
+    words = ("tokenize", "bad.csv", "--tokenizer", "bytes", "--out", "bad")
+    assert "bad.csv:3: the row does not have the header's 2 columns" in meshwright(*words).err
+    assert "2 documents" in meshwright(*words, "--skip-bad-lines").out

@@ -264,14 +264,15 @@ class Samples(Request, frozen=True):
 
 
 class Tokenize(Request, frozen=True):
-    """Tokenize text, JSONL or Parquet files for training."""
+    """Tokenize text, JSONL, CSV or Parquet files for training."""
 
     inputs: Annotated[
-        Sequence[str], Input(help="Text, JSONL or Parquet files.", positional=True, metavar="FILE...", surfaces=CLI)
+        Sequence[str],
+        Input(help="Text, JSONL, CSV or Parquet files.", positional=True, metavar="FILE...", surfaces=CLI),
     ]
     tokenizer: Annotated[str, path("Tokenizer folder, a cached id, or bytes.")]
     out: Annotated[str, path("Folder for the shards.")]
-    column: Annotated[str, path("Text column of JSONL or Parquet files.", "NAME")] = "text"
+    column: Annotated[str, path("Text column of JSONL, CSV or Parquet files.", "NAME")] = "text"
     workers: Annotated[int | None, count("Number of processes; one per core by default.")] = None
     shard_tokens: Annotated[int | None, count("Tokens per shard.")] = None
     skip_bad_lines: Annotated[bool, flag("Skip and count unreadable lines.")] = False

@@ -8,7 +8,7 @@ import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -16,16 +16,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.files import longest_suffix, require_package
+from meshwright.engine.data import csv_format
+from meshwright.engine.data.files import csv_rows, longest_suffix, require_package
 from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.errors import InputError, closest, some
 from meshwright.file_access import missing_path
 from meshwright.recipes.types import Documents
 
-SUFFIXES = (".jsonl", ".ndjson", ".txt", ".parquet", *(f"{e}{c}" for e in (".jsonl", ".txt") for c in (".gz", ".zst")))
+SUFFIXES = (
+    *(".jsonl", ".ndjson", ".txt", *csv_format.SUFFIXES, ".parquet"),
+    *(f"{e}{c}" for e in (".jsonl", ".txt") for c in (".gz", ".zst")),
+)
 BLOCK_BYTES = 1 << 20  # bytes read and encoded at a time
 MAX_LINE_BYTES = 1 << 28  # a longer line is not a document and would fill memory
-PARQUET_ROWS = 1024  # rows read at a time
+TABLE_ROWS = 1024  # rows of a table read at a time
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 INPUTS = "inputs"  # field named in errors
 BadLines = Literal["refuse", "skip"]
@@ -142,7 +146,8 @@ def _values(block: Block, column: str) -> Iterator[str | _BadValue | None]:
     """Yield the text of each line or row, a `_BadValue`, or None for a blank line."""
     if block.format == "rows":
         for value in block.data:
-            yield value if isinstance(value, str) else _BadValue(f"{column!r} is {_describe_type(value)}, not text")
+            known = isinstance(value, str | _BadValue)
+            yield value if known else _BadValue(f"{column!r} is {_describe_type(value)}, not text")
         return
     assert isinstance(block.data, bytes)
     decode = msgspec.json.Decoder(dict[str, Any]).decode
@@ -299,17 +304,9 @@ def _table_blocks(path: Path, number: int, column: str) -> Iterator[Block]:
     parquet = require_package("pyarrow.parquet", INPUTS)
     try:
         with parquet.ParquetFile(path) as table:
-            names = table.schema_arrow.names
-            if column not in names:
-                suggestions = closest(column, names)
-                raise InputError(
-                    f"{path} has no such column; it has {', '.join(names)}",
-                    field="text_column",
-                    value=column,
-                    fix=suggestions,
-                )
+            _require_column(path, column, table.schema_arrow.names)
             first, size = 1, path.stat().st_size
-            for rows in table.iter_batches(batch_size=PARQUET_ROWS, columns=[column]):
+            for rows in table.iter_batches(batch_size=TABLE_ROWS, columns=[column]):
                 read = size * (first - 1 + len(rows)) // max(table.metadata.num_rows, 1)
                 yield Block("rows", number, first, rows.column(0).to_pylist(), read)
                 first += len(rows)
@@ -317,7 +314,35 @@ def _table_blocks(path: Path, number: int, column: str) -> Iterator[Block]:
         raise InputError(f"the file cannot be read: {error}", field=INPUTS, value=str(path)) from None
 
 
-_READERS = {"jsonl": _json_blocks, "ndjson": _json_blocks, "txt": _text_blocks, "parquet": _table_blocks}
+def _csv_blocks(path: Path, number: int, column: str) -> Iterator[Block]:
+    """Yield the text column of a CSV file; a row without the header's columns is a bad line."""
+    first, read, size, rows = 2, 0, path.stat().st_size, csv_rows(path)  # the header is line 1
+    while some_rows := [row for _, row in islice(rows, TABLE_ROWS)]:
+        values: list[Any] = []
+        for line, row in enumerate(some_rows, first):
+            if isinstance(row, dict):
+                _require_column(path, column, list(row))
+                values.append(row[column])
+            else:  # its location is another line if cells have line breaks
+                values.append(_BadValue("empty" if row is None else row.reason.removeprefix(f"{path}:{line}: ")))
+        read = min(read + sum(len(one) for one in values if isinstance(one, str)), size)
+        yield Block("rows", number, first, values, read)
+        first += len(some_rows)
+
+
+def _require_column(path: Path, column: str, names: Sequence[str]) -> None:
+    if column not in names:
+        reason = f"{path} has no such column; it has {', '.join(names)}"
+        raise InputError(reason, field="text_column", value=column, fix=closest(column, names))
+
+
+_READERS = {
+    "jsonl": _json_blocks,
+    "ndjson": _json_blocks,
+    "txt": _text_blocks,
+    "parquet": _table_blocks,
+    **{suffix.removeprefix("."): _csv_blocks for suffix in csv_format.SUFFIXES},
+}
 
 
 def encode_blocks(

@@ -274,7 +274,8 @@ def _json(path: Path, start: int) -> RowIterator:
         yield where, None if number < start else _object(where, row)
 
 
-def _csv(path: Path, start: int) -> RowIterator:
+def csv_rows(path: Path, start: int = 0) -> RowIterator:
+    """Yield each row of a CSV file from row `start` on; an error for one that does not have the header's columns."""
     with _open(path) as file:
         delimiter = csv_format.find_delimiter(path)
         reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=delimiter)
@@ -334,7 +335,7 @@ _READERS = {
     ".jsonl.gz": _jsonl,
     ".ndjson": _jsonl,
     ".json": _json,
-    **dict.fromkeys(csv_format.SUFFIXES, _csv),
+    **dict.fromkeys(csv_format.SUFFIXES, csv_rows),
     ".parquet": _parquet,
 }
 
