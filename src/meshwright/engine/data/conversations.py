@@ -10,12 +10,13 @@ from shlex import quote
 from typing import Any
 
 from meshwright.engine.data.files import Row, row_error
+from meshwright.engine.data.tool_calls import CALL_ROLES, call_message, calls_of, joined_calls, tools_of
 from meshwright.errors import InputError, closest, some, unknown
 from meshwright.notes import note
 
 Message = dict[str, Any]
 
-COLUMN_KEYS = ("messages", "prompt", "response", "text", "system", "context", "input", "tools")
+COLUMN_KEYS = ("messages", "prompt", "response", "text", "system", "context", "input", "history", "tools")
 ROLES = {
     "system": "system",
     "developer": "developer",
@@ -28,18 +29,16 @@ ROLES = {
     "chatgpt": "assistant",
     "tool": "tool",
     "function": "tool",
-    "function_call": "assistant",
     "observation": "tool",
+    "tool_response": "tool",
+    **dict.fromkeys(CALL_ROLES, "assistant"),
 }
 ROLE_KEYS = ("role", "from")
 CONTENT_KEYS = ("content", "value", "text")
-TEMPLATE_KEYS = (
-    "tool_calls",
-    "tool_call_id",
-    "name",
-    "reasoning_content",
-    "thinking",
-)  # passed through to the chat template
+TEMPLATE_KEYS = ("tool_call_id", "name", "reasoning_content", "thinking")  # passed through to the chat template
+CALL_KEYS = ("tool_calls", "function_call")
+WEIGHT = "weight"  # of OpenAI's format: 0 leaves an assistant message out of the loss
+USED_KEYS = {*ROLE_KEYS, *CONTENT_KEYS, *TEMPLATE_KEYS, *CALL_KEYS, WEIGHT}
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ COLUMN_SCHEMAS = (
     ColumnSchema({"messages": "conversation"}, CHAT),
     ColumnSchema({"prompt": "prompt", "response": "response"}, CHAT),
     ColumnSchema({"prompt": "prompt", "response": "completion"}, CHAT),
-    ColumnSchema({"prompt": "instruction", "response": "output"}, {"input": "input", **CHAT}),
+    ColumnSchema({"prompt": "instruction", "response": "output"}, {"input": "input", "history": "history", **CHAT}),
     ColumnSchema({"prompt": "instruction", "response": "response"}, {"input": "context", **CHAT}),
     ColumnSchema({"prompt": "question", "response": "answers"}, {"context": "context", **CHAT}),
     ColumnSchema({"prompt": "question", "response": "answer"}, {"context": "context", **CHAT}),
@@ -200,7 +199,7 @@ def parse_conversation(row: Row, columns: Mapping[str, str], where: str) -> Conv
                 else f"; it has {', '.join(map(str, row)) or 'none'}"
             )
             raise row_error(where, f"no column {column}{hint}")
-    tools = _tools(row.get(columns.get("tools", "")), where)
+    tools = tools_of(row.get(columns.get("tools", "")), where)
     if "messages" in columns:
         messages = _messages(row[columns["messages"]], columns["messages"], where)
         system = _text(row.get(columns.get("system", "")), columns.get("system", ""), where)
@@ -232,14 +231,36 @@ def _prompt_response(row: Row, columns: Mapping[str, str], where: str, tools: li
     texts = {
         key: _text(row.get(column), column, where)
         for key, column in columns.items()
-        if key not in ("response", "tools", "system")
+        if key not in ("response", "tools", "system", "history")
     }
     user_text = "\n\n".join(texts[key] for key in ("context", "prompt", "input") if texts.get(key))
     if not user_text:
         raise row_error(where, f"the prompt ({columns['prompt']}) is empty")
     answer = _answer(response, columns["response"], where)
-    turns = [{"role": "user", "content": user_text}, {"role": "assistant", "content": answer}]
-    return Conversation(_with_system(turns, system, columns.get("system", ""), where), tools, plain=True)
+    history = _history(row.get(columns.get("history", "")), columns.get("history", ""), where)
+    turns = [*history, {"role": "user", "content": user_text}, {"role": "assistant", "content": answer}]
+    return Conversation(_with_system(turns, system, columns.get("system", ""), where), tools, plain=not history)
+
+
+def _history(value: object, column: str, where: str) -> list[Message]:
+    """Return the turns before the prompt: pairs of a question and its answer, or messages."""
+    if isinstance(value, str) and value.strip().startswith("["):
+        value = _json_list(value, column, where)
+    if not value:
+        return []
+    if isinstance(value, list) and all(isinstance(one, dict) for one in value):
+        return _messages(value, column, where)
+    pairs = [one for one in value if _is_pair(one)] if isinstance(value, list) else []
+    if not isinstance(value, list) or len(pairs) < len(value):
+        fix = "data.columns.history= (ignores the column)"
+        raise row_error(where, f"column {column} must contain a list of [question, answer] pairs", (fix,))
+    return [
+        {"role": role, "content": text} for one in pairs for role, text in zip(("user", "assistant"), one, strict=True)
+    ]
+
+
+def _is_pair(value: object) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(isinstance(one, str) for one in value)
 
 
 def _answer(value: object, column: str, where: str) -> str:
@@ -261,31 +282,21 @@ def _text(value: object, column: str, where: str) -> str:
     return value
 
 
-def _tools(value: object, where: str) -> list[Any] | None:
-    if not value:
-        return None
-    if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise row_error(where, f"the tools are not JSON: {error}") from None
-        if not value:  # null, or an empty list
-            return None
-    if not isinstance(value, list):
-        raise row_error(where, f"the tools must be a list, not {type(value).__name__}")
-    return value
+def _json_list(text: str, column: str, where: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise row_error(where, f"column {column} contains text that is not a JSON list: {error}") from None
 
 
 def _messages(value: object, column: str, where: str) -> list[Message]:
     if isinstance(value, str):  # CSV has no lists
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise row_error(where, f"column {column} contains text that is not a JSON list: {error}") from None
+        value = _json_list(value, column, where)
     if not isinstance(value, list) or not value:
         found = "an empty list" if value == [] else type(value).__name__
         raise row_error(where, f"column {column} must contain a list of messages, not {found}")
-    return [_message(one, number, where) for number, one in enumerate(value)]
+    messages = [_message(one, number, where) for number, one in enumerate(value)]
+    return joined_calls(messages, [str(_first(one, ROLE_KEYS)).lower() in CALL_ROLES for one in value])
 
 
 def _message(value: object, number: int, where: str) -> Message:
@@ -301,9 +312,27 @@ def _message(value: object, number: int, where: str) -> Message:
         raise row_error(where, f"message {number} has the unknown role {raw_role}{hint}")
     content = _first(value, CONTENT_KEYS)
     extra = {key: value[key] for key in TEMPLATE_KEYS if value.get(key) is not None}
-    if content is None and not extra:
+    calls = calls_of(value, number, where)
+    if content is None and not extra and not calls:
         raise row_error(where, f"message {number} ({raw_role}) has no content")
+    if raw_role.lower() in CALL_ROLES and not calls:
+        content, calls = call_message(content, number, where)
+    extra |= {"tool_calls": calls} if calls else {}
+    extra |= _weight(value.get(WEIGHT), role, number, where)
     return {"role": role, "content": _content(content, number, where), **extra}
+
+
+def _weight(value: object, role: str, number: int, where: str) -> dict[str, int]:
+    """Return the weight of an assistant message that is not in the loss; others have none."""
+    if value is None:
+        return {}
+    if value not in (0, 1):
+        reason = f"message {number} has weight {value}; a message is in the loss (1) or not (0)"
+        raise row_error(where, reason, (f'set "{WEIGHT}" to 0 or 1',))
+    if value and role != "assistant":
+        reason = f"message {number} ({role}) has weight 1, but only assistant messages are in the loss"
+        raise row_error(where, reason, (f'remove "{WEIGHT}" from messages of other roles',))
+    return {} if value else {WEIGHT: 0}
 
 
 def _first(value: Mapping[str, Any], keys: tuple[str, ...]) -> Any:
@@ -330,6 +359,18 @@ def untrainable_reason(conversation: Conversation, train_on: str) -> str:
         return ""
     if not answers:
         return "no message has the role assistant"
-    if not any(message["content"].strip() or message.get("tool_calls") for message in answers):
+    weighted = [message for message in answers[-1:] if train_on == "last_answer"] or answers
+    in_loss = [message for message in weighted if message.get(WEIGHT) != 0]
+    if not in_loss:
+        return f"{'the last' if train_on == 'last_answer' else 'every'} assistant message has weight 0"
+    if not any(message["content"].strip() or message.get("tool_calls") for message in in_loss):
         return "every assistant message is empty"
     return ""
+
+
+def unused_names(row: Row, columns: Mapping[str, str]) -> set[str]:
+    """Return the columns of a row that are not used, and the keys of its messages, such as messages[].train."""
+    column = columns.get("messages", "")
+    messages = row.get(column) if column else None
+    keys = {key for one in messages if isinstance(one, dict) for key in one} if isinstance(messages, list) else set()
+    return {*(set(row) - set(columns.values())), *(f"{column}[].{key}" for key in keys - USED_KEYS)}

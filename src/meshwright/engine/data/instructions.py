@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.display import plural
-from meshwright.engine.data.conversations import detect_columns, note_unused_columns
+from meshwright.engine.data.conversations import detect_columns, note_unused_columns, unused_names
 from meshwright.engine.data.dataset_registry import REGISTRY, dataset_columns, open_rows
 from meshwright.engine.data.files import Rows, longest_suffix
 from meshwright.engine.data.length_grouping import LengthGrouped
@@ -173,7 +173,7 @@ def _open_stream(
 
     first = rows.first()
     used = detect_columns(first, columns, rows.name)
-    note_unused_columns(rows.name, set(first) - set(used.values()))
+    note_unused_columns(rows.name, unused_names(first, used))
     return StreamedConversations(rows, used, template, policy, seq_length)
 
 

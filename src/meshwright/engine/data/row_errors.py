@@ -11,7 +11,13 @@ from typing import Any
 
 import msgspec
 
-from meshwright.engine.data.conversations import REQUIRED, detect_columns, parse_conversation, untrainable_reason
+from meshwright.engine.data.conversations import (
+    REQUIRED,
+    detect_columns,
+    parse_conversation,
+    untrainable_reason,
+    unused_names,
+)
 from meshwright.engine.data.files import FIELD, Row, Rows
 from meshwright.errors import InputError
 
@@ -65,7 +71,7 @@ def check_rows(rows: Rows, configured: Mapping[str, str], train_on: str, most: i
     untrainable: list[str] = []
     for where, row in islice(rows.read(bad=bad.append), most):
         read += 1
-        names |= set(row) - set(used.of(row).values())
+        names |= unused_names(row, used.of(row))
         try:
             reason = untrainable_reason(parse_conversation(row, used.of(row), where), train_on)
         except InputError as error:

@@ -20,7 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.engine.data.cache import cache_folder, cache_lock, cache_not_writable
-from meshwright.engine.data.conversations import detect_columns, missing_column, parse_conversation, untrainable_reason
+from meshwright.engine.data.conversations import (
+    detect_columns,
+    missing_column,
+    parse_conversation,
+    untrainable_reason,
+    unused_names,
+)
 from meshwright.engine.data.files import FIELD, Row, Rows
 from meshwright.engine.data.row_errors import MAX_ERRORS, Plain, RowColumns, detects_columns, joined, plain
 from meshwright.engine.data.templates import ChatTemplate, MaskedTokens
@@ -29,7 +35,7 @@ from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.engine.fsync import atomic_folder
 from meshwright.errors import InputError
 
-CACHE_VERSION = 4  # increment when the files or the tokens of the same text change
+CACHE_VERSION = 5  # increment when the files or the tokens of the same text change
 STATS = "stats.json"  # written last: its presence marks a complete cache folder
 CHUNK = 256  # rows tokenized together
 MOST_ROWS = 0.9  # share of the conversations that a suggested length fits
@@ -246,7 +252,7 @@ class _RowTokenizer:
             no_targets=sum(one is not None and not one.loss_mask.any() for one in fitted),
             untrainable=len(untrainable),
             columns={key: name for _, row in chunk for key, name in self._columns(row).items() if name in row},
-            unused_columns=sorted({name for _, row in chunk for name in set(row) - set(self._columns(row).values())}),
+            unused_columns=sorted({name for _, row in chunk for name in unused_names(row, self._columns(row))}),
             unused_tools=unused_tools,
             first_untrainable=untrainable[0] if untrainable else "",
         )

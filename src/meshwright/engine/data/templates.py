@@ -12,8 +12,9 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.engine.data.conversations import Conversation, Message
+from meshwright.engine.data.conversations import WEIGHT, Conversation, Message
 from meshwright.engine.data.files import row_error
+from meshwright.engine.data.tool_calls import printed_as_python, with_text_arguments
 from meshwright.engine.patching import symbol
 from meshwright.errors import InputError
 
@@ -94,11 +95,24 @@ class ChatTemplate:
             return self._render_plain(conversation, where)
         text, spans = self._render(conversation.messages, conversation, where, mark=self.has_generation_mark)
         if self.train_on == "all":
+            _refuse_weights(conversation, where)
             return text, [(0, len(text))]
         if not self.has_generation_mark:
             return text, self._answer_spans(text, conversation, where)
+        spans = self._weighted_spans(text, spans, conversation, where)
         spans = [span for span in spans if span[1] > span[0]]
         return text, spans[-1:] if self.train_on == "last_answer" else spans
+
+    def _weighted_spans(self, text: str, spans: list[Span], conversation: Conversation, where: str) -> list[Span]:
+        """Return the spans of generation marks without those of messages with weight 0."""
+        answers = _answers(conversation)
+        left_out = [number for number in answers if conversation.messages[number].get(WEIGHT) == 0]
+        if not left_out:
+            return spans
+        if len(spans) == len(answers):  # one span per answer
+            return [span for number, span in zip(answers, spans, strict=True) if number not in left_out]
+        without = [self._answer_span(text, conversation, number, where) for number in left_out]
+        return [span for span in spans if not any(start < span[1] and span[0] < end for start, end in without)]
 
     @property
     def _end(self) -> str:
@@ -130,28 +144,42 @@ class ChatTemplate:
         mark: bool = False,
         add_generation_prompt: bool = False,
     ) -> tuple[str, list[Span]]:
-        render = symbol("transformers.utils.chat_template_utils", "render_jinja_template")
+        shown = [{key: value for key, value in one.items() if key != WEIGHT} for one in messages]
         try:
-            texts, spans = render(
-                conversations=[list(messages)],
-                tools=conversation.tools,
-                chat_template=self.text,
-                return_assistant_tokens_mask=mark,
-                add_generation_prompt=add_generation_prompt,
-                strftime_now=TEMPLATE_DATE.strftime,
-                date_string=TEMPLATE_DATE.strftime("%d %b %Y"),
-                **self.tokenizer.special_tokens_map,
-            )
+            found = self._apply(shown, conversation.tools, mark, add_generation_prompt)
+            reason = ""
         except Exception as error:  # templates raise anything; report the row
-            raise row_error(where, f"the chat template rejects the conversation: {error}") from None
+            found, reason = ("", []), f"the chat template rejects the conversation: {error}"
+        if any("tool_calls" in one for one in shown) and (reason or printed_as_python(shown, found[0])):
+            try:  # some templates join the arguments of a call to other text
+                return self._apply(with_text_arguments(shown), conversation.tools, mark, add_generation_prompt)
+            except Exception as error:  # the first error says what is wrong
+                reason = reason or f"the chat template rejects the conversation: {error}"
+        if reason:
+            raise row_error(where, reason)
+        return found
+
+    def _apply(
+        self, messages: list[Message], tools: list[Any] | None, mark: bool, add_generation_prompt: bool
+    ) -> tuple[str, list[Span]]:
+        render = symbol("transformers.utils.chat_template_utils", "render_jinja_template")
+        texts, spans = render(
+            conversations=[messages],
+            tools=tools,
+            chat_template=self.text,
+            return_assistant_tokens_mask=mark,
+            add_generation_prompt=add_generation_prompt,
+            strftime_now=TEMPLATE_DATE.strftime,
+            date_string=TEMPLATE_DATE.strftime("%d %b %Y"),
+            **self.tokenizer.special_tokens_map,
+        )
         return texts[0], [(start, end) for start, end in spans[0]] if mark else []
 
     def _answer_spans(self, full_text: str, conversation: Conversation, where: str) -> list[Span]:
         """Return the span that each answer adds to the text before it, including its end-of-turn token."""
-        answers = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-        if self.train_on == "last_answer":
-            answers = answers[-1:]
-        return [self._answer_span(full_text, conversation, number, where) for number in answers]
+        answers = _answers(conversation)[-1 if self.train_on == "last_answer" else 0 :]
+        in_loss = [number for number in answers if conversation.messages[number].get(WEIGHT) != 0]
+        return [self._answer_span(full_text, conversation, number, where) for number in in_loss]
 
     def _answer_span(self, full_text: str, conversation: Conversation, number: int, where: str) -> Span:
         before, _ = (
@@ -169,6 +197,18 @@ class ChatTemplate:
                 ("data.train_on=last_answer", GENERATION_MARK_FIX),
             )
         return len(before), _answer_end(through_turn, len(before), self._ends)
+
+
+def _answers(conversation: Conversation) -> list[int]:
+    return [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+
+
+def _refuse_weights(conversation: Conversation, where: str) -> None:
+    """Raise for a message with weight 0 where every token is in the loss."""
+    number = next((i for i, message in enumerate(conversation.messages) if message.get(WEIGHT) == 0), None)
+    if number is not None:
+        reason = f"message {number} has weight 0, and data.train_on=all trains on every token"
+        raise row_error(where, reason, ("data.train_on=answers",))
 
 
 def _replace_image_marks(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from pathlib import Path
 
 import msgspec
 
 from meshwright import file_access
 from meshwright.errors import InputError
-from meshwright.frameworks.automodel.dataset_files import as_messages
+from meshwright.frameworks.automodel.dataset_files import CHECKED_ROWS, as_messages, has_weights
 from meshwright.recipes.types import Data, Recipe
 
 READ = ({"messages"}, {"prompt", "completion"}, {"text"})  # columns that SFTTrainer finds by their names
@@ -25,7 +26,7 @@ def readable(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
 
 
 def _needs_messages(data: Data) -> bool:
-    """Return whether a local dataset has questions and answers in columns that TRL does not know."""
+    """Return whether a local dataset has conversations in columns, or with roles, that TRL does not know."""
     from meshwright.engine.data.conversations import detect_columns
     from meshwright.engine.data.files import find_rows
 
@@ -33,7 +34,11 @@ def _needs_messages(data: Data) -> bool:
     if not data.dataset or file_access.closed() or not path.exists():
         return False
     try:
-        row = find_rows(path, data.split, data.dataset).first()
-        return "prompt" in detect_columns(row, data.columns, data.dataset) and not any(one <= set(row) for one in READ)
+        rows = find_rows(path, data.split, data.dataset)
+        row = rows.first()
+        if any(has_weights(one) for _, one in islice(rows, CHECKED_ROWS)):
+            return True  # TRL ignores them: the conversion says so
+        detected = detect_columns(row, data.columns, data.dataset)
+        return "text" not in detected and not any(one <= set(row) for one in READ)
     except InputError:  # train reports rows that cannot be parsed at all
         return False

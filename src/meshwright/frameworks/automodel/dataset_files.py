@@ -18,7 +18,9 @@ from meshwright.recipes.types import Data, Recipe
 RULE = "automodel.dataset-rows"
 JSON = (".jsonl", ".ndjson", ".json")
 ROLES = ("system", "user", "assistant", "tool")
+SHAREGPT_ROLES = ("system", "human", "user", "gpt", "assistant", "chatgpt", "model", "bot")  # in conversations
 CHATS = ("messages", "conversations")  # columns that ChatDataset reads
+WEIGHTS = "an assistant message has weight 0, and every one would be trained on: only meshwright train leaves it out"
 CHECKED_ROWS = 20_000  # of a file that is only checked
 
 
@@ -98,6 +100,11 @@ def _row_problem(row: Mapping[str, Any], columns: Mapping[str, str]) -> str:
     messages = row[column]
     if not isinstance(messages, list) or not messages or not all(isinstance(one, dict) for one in messages):
         return f"ChatDataset needs a list of messages in {column}"
+    if has_weights(row):
+        return WEIGHTS
+    for one in messages if column == "conversations" else ():
+        if (role := one.get("from", one.get("role"))) not in SHAREGPT_ROLES:
+            return f"ChatDataset has no role {role} in conversations"
     for one in messages if column == "messages" else ():
         if one.get("role") not in ROLES:
             return f"ChatDataset has no role {one.get('role', one.get('from'))}"
@@ -106,6 +113,13 @@ def _row_problem(row: Mapping[str, Any], columns: Mapping[str, str]) -> str:
         if one["role"] == "assistant" and "tool_calls" in one and not _are_calls(one["tool_calls"]):
             return "ChatDataset needs tool_calls as a list of functions with a name and arguments"
     return ""
+
+
+def has_weights(row: Mapping[str, Any]) -> bool:
+    """Return whether an assistant message of a row has weight 0: the trainers of other frameworks ignore it."""
+    messages = next((row[one] for one in CHATS if isinstance(row.get(one), list)), ())
+    zero = (one for one in messages if isinstance(one, dict) and one.get("weight") == 0)
+    return any(one.get("role", one.get("from")) in ("assistant", "gpt") for one in zero)
 
 
 def _is_id(value: Any) -> bool:

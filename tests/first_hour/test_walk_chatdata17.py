@@ -1,0 +1,141 @@
+"""Chat data of other tools: tool calls, weights, history, rejected rows; and a model before and after training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import meshwright as library
+
+PEFT = "qwen3_8b_peft_config"
+CALL = {"name": "get_weather", "arguments": {"city": "Rome"}}
+OTHER = {"name": "get_time", "arguments": {}}
+TOOL = {"name": "get_weather", "description": "w", "parameters": {"type": "object", "properties": {}}}
+TEMPLATE = """
+{%- if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools>{% endif %}
+{%- for message in messages %}{{ '<' + message.role + '>' + message.content }}
+{%- for call in message.tool_calls or () %}{{ '<call>' + call.function.name }}
+{{- ARGUMENTS }}{{ '</call>' }}{% endfor %}{{ '</s>' }}{% endfor %}
+{%- if add_generation_prompt %}<assistant>{% endif %}"""
+QWEN = TEMPLATE.replace("ARGUMENTS", "call.function.arguments | tojson")  # a text would be printed in quotes
+DEEPSEEK = TEMPLATE.replace("ARGUMENTS", "'' + call.function.arguments")  # rejects an object
+PRINTED = TEMPLATE.replace("ARGUMENTS", "call.function.arguments")  # prints an object as Python does
+MARKED = """{% for message in messages %}<{{ message.role }}>{% if message.role == 'assistant' %}{% generation %}
+{{- message.content }}{% endgeneration %}{% else %}{{ message.content }}{% endif %}</s>{% endfor %}"""
+WORDS = ("data.tokenizer=bytes", "data.chat_template=chat.jinja", "data.seq_length=1024")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "chat.jinja").write_text(QWEN)
+    return tmp_path
+
+
+def write(name: str, *rows: Any) -> str:
+    Path(name).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return name
+
+
+def said(*turns: tuple[str, str], **keys: Any) -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": text} for role, text in turns], **keys}
+
+
+def shared(*turns: tuple[str, Any], **keys: Any) -> dict[str, Any]:
+    return {"conversations": [{"from": who, "value": value} for who, value in turns], **keys}
+
+
+def spans(name: str, *words: str, template: str = QWEN) -> list[tuple[bool, str]]:
+    Path("chat.jinja").write_text(template)
+    [one] = library.samples(PEFT, dataset=name, count=1, overrides=[*WORDS, *words]).samples
+    return [(span.in_loss, span.text) for span in one.spans]
+
+
+def openai(calls: list[dict[str, Any]], **keys: Any) -> dict[str, Any]:
+    """A row of OpenAI's format: arguments are text."""
+    listed = [
+        {"id": str(i), "type": "function", "function": {**one, "arguments": json.dumps(one["arguments"])}}
+        for i, one in enumerate(calls)
+    ]
+    row = said(("user", "weather?"), ("assistant", ""), ("tool", "12"), ("assistant", "12."), **keys)
+    row["messages"][1] |= {"content": None, "tool_calls": listed}
+    return row
+
+
+def test_tool_calls_of_every_format_are_trained_on_as_the_same_text(here: Path, meshwright: Any) -> None:
+    wrapped = [{"type": "function", "function": TOOL}]
+    around = (("human", "weather?"), ("observation", "12"), ("gpt", "12."))
+    one, two = json.dumps(CALL), json.dumps([CALL, OTHER])
+    for calls, given in (([CALL], [("function_call", one)]), ([CALL, OTHER], [("function_call", two)])):
+        expected = spans(write("openai.jsonl", openai(calls, tools=wrapped)))
+        turns = (around[0], *given, *around[1:])
+        assert spans(write("share.jsonl", shared(*turns, tools=json.dumps([TOOL])))) == expected
+        [first, _] = [text for in_loss, text in expected if in_loss]
+        assert first.startswith('<call>get_weather{"city": "Rome"}</call>')
+        assert ("get_time{}" in first) == (len(calls) == 2)
+        assert '<tools>{"type": "function", "function": {"name": "get_weather"' in expected[0][1]
+        for template in (DEEPSEEK, PRINTED):
+            assert next(text for in_loss, text in spans("openai.jsonl", template=template) if in_loss) == first
+    parallel = (around[0], ("tool_call", one), ("tool_call", json.dumps(OTHER)), *around[1:])
+    assert spans(write("swift.jsonl", shared(*parallel, tools=[TOOL]))) == expected
+    older = said(("user", "weather?"), ("assistant", ""), ("function", "12"), ("assistant", "12."))
+    older["messages"][1] |= {"content": None, "function_call": {"name": "get_weather", "arguments": '{"city": "Rome"}'}}
+    assert spans(write("older.jsonl", older))[1] == (True, '<call>get_weather{"city": "Rome"}</call></s>')
+    thought = shared(around[0], ("function_call", f"<think>hm</think>{one}"), *around[1:])
+    assert spans(write("thought.jsonl", thought))[1][1].startswith("<think>hm</think><call>get_weather")
+    bad = shared(around[0], ("function_call", "get_weather(Rome)"), *around[1:])
+    for typed in (("check", write("bad.jsonl", bad)), ("samples", PEFT, "--dataset", "bad.jsonl", *WORDS)):
+        refused = meshwright(*typed)
+        assert "bad.jsonl:1: message 1 is a tool call that is not JSON" in " ".join((refused.out + refused.err).split())
+    exported = meshwright(
+        "export", PEFT, "--to", "automodel", "--gpus", "1xH100", "--dataset", "share.jsonl", "--out", "o"
+    )
+    assert exported.code == 0
+    row = json.loads((here / "o" / "share.messages.jsonl").read_text())
+    assert [one["role"] for one in row["messages"]] == ["user", "assistant", "tool", "assistant"]
+
+
+def test_messages_of_weight_0_are_not_in_the_loss(here: Path, meshwright: Any) -> None:
+    row = said(("user", "q"), ("assistant", "bad"), ("user", "r"), ("assistant", "good"))
+    for number, weight in ((0, 0), (1, 0), (3, 1.0)):
+        row["messages"][number]["weight"] = weight
+    name = write("w.jsonl", row, row)
+    for template in (QWEN, MARKED):
+        in_loss = [text for in_loss, text in spans(name, template=template) if in_loss]
+        assert [text.removesuffix("</s>") for text in in_loss] == ["good"]
+    refused = meshwright("samples", PEFT, "--dataset", name, *WORDS, "data.train_on=all").err
+    assert "w.jsonl:1: message 0 has weight 0, and data.train_on=all trains on every token" in refused
+    assert "fix:   data.train_on=answers" in refused
+    for framework in ("trl", "automodel"):
+        words = ("--to", framework, "--gpus", "1xH100", "--dataset", name, "--out", "o")
+        assert "an assistant message has weight 0" in meshwright("export", PEFT, *words).err
+    none = said(("user", "q"), ("assistant", "bad"))
+    none["messages"][1]["weight"] = 0
+    half = said(("user", "q"), ("assistant", "so"))
+    half["messages"][1]["weight"] = 0.5
+    for one, reason in (
+        (none, "every assistant message has weight 0"),
+        (half, "message 1 has weight 0.5; a message is in the loss (1) or not (0)"),
+    ):
+        for typed in (("check", write("bad.jsonl", one)), ("samples", PEFT, "--dataset", "bad.jsonl", *WORDS)):
+            refused = meshwright(*typed)
+            assert reason in " ".join((refused.out + refused.err).split())
+    half["messages"][1] |= {"weight": 1, "train": False}
+    assert "not used: messages[].train" in " ".join(meshwright("check", write("keys.jsonl", half)).out.split())
+
+
+def test_the_history_of_an_instruction_is_part_of_the_conversation(here: Path, meshwright: Any) -> None:
+    row = {"instruction": "q2", "input": "", "output": "a2", "system": "S", "history": [["q1", "a1"]]}
+    found = spans(write("alpaca.jsonl", row))
+    assert "".join(text for _, text in found) == (
+        "<system>S</s><user>q1</s><assistant>a1</s><user>q2</s><assistant>a2</s>"
+    )
+    assert [text for in_loss, text in found if in_loss] == ["a1</s>", "a2</s>"]
+    other = write("other.jsonl", {**row, "history": "none so far"})
+    refused = meshwright("check", other).out
+    assert "column history must contain a list of [question, answer] pairs" in " ".join(refused.split())
+    assert "q1" not in str(spans(other, "data.columns.history="))
