@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +17,59 @@ import pytest
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+RATE, LENGTH, BATCH = "0.03", "64", "4"
+SETTINGS = ("precision.compute=fp32", "schedule.warmup_steps=0", f"optimizer.lr={RATE}", f"data.seq_length={LENGTH}")
+TRAIN = (
+    *("train", "./base", "--goal", "lora", "--dataset", "chats.jsonl", "--out", "run", *SETTINGS),
+    *(f"train.global_batch_size={BATCH}", "train.steps=2", "checkpoint.save_every=1", "checkpoint.keep=2"),
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a small base model, a dataset and a LoRA run on them."""
+    from tests.engine.families import FAMILIES
+    from tests.engine.hf_folder import write_tiny_folder
+    from tests.engine.tiny_tokenizer import write_tiny_tokenizer
+
+    from meshwright.cli.run import run
+
+    folder = tmp_path_factory.mktemp("machine1")
+    write_tiny_tokenizer(write_tiny_folder(folder / "base", FAMILIES["llama"] | {"vocab_size": 256}, shards=1))
+    rows = [{"prompt": f"what is {i}?", "response": f"{i}, as asked"} for i in range(12)]
+    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run([*TRAIN])
+        assert not ended.value.code
+    finally:
+        os.chdir(before)
+    return folder
+
+
+def test_a_run_resumes_where_its_folders_were_copied_and_not_on_other_weights(
+    meshwright: Any, trained: Path, here: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(trained, here, dirs_exist_ok=True)
+    shutil.rmtree("run/checkpoints/step-00000002")
+    shutil.copytree("run", "kept")
+    resumed = meshwright(*TRAIN)
+    assert resumed.code == 0, resumed.err
+    assert "resuming after step 1" in resumed.err
+    shutil.rmtree("run")
+    shutil.copytree("kept", "run")
+    weights = load_file("base/model.safetensors")
+    save_file({name: tensor * 1.01 for name, tensor in weights.items()}, "base/model.safetensors", {"format": "pt"})
+    refused = meshwright(*TRAIN)
+    assert refused.code == 2
+    assert "the content of the initial weights was" in refused.err
+    assert meshwright(*TRAIN, "--accept-changes").code == 0
 
 
 SCRIPT = """

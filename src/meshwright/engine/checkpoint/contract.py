@@ -11,16 +11,18 @@ from typing import Any
 import msgspec
 
 from meshwright.engine.checkpoint.folder import STATE, Folder
-from meshwright.engine.data.fingerprint import Fingerprint
+from meshwright.engine.data.fingerprint import WEIGHTS, Fingerprint
 from meshwright.engine.metrics.jsonl import warn
 from meshwright.errors import InputError, some
+from meshwright.models import is_path
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 SHOWN = 12
 SHOWN_CHARACTERS = 80
 SHOWN_FIXES = 3
-SOURCE_FIELDS = ("data.dataset", "data.blend", "data.anneal_blend")
+SOURCE_FIELDS = ("data.dataset", "data.blend", "data.anneal_blend", "data.validation", "data.chat_template")
+MODEL_FIELDS = ("model", "checkpoint.pretrained")  # their content is the initial weights and the model's config
 SHAPE_FIELDS = ("layers", "hidden", "ffn", "heads", "kv_heads", "head_dim", "vocab", "experts")  # of architecture
 SHAPE_KEYS = (
     *("model_type", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers", "head_dim"),
@@ -59,21 +61,29 @@ def changed_fields(
 ) -> dict[str, tuple[Any, Any]]:
     """Return the fields that differ, with both values; a field missing on one side has its default there.
 
-    A dataset whose path differs but whose content is equal does not differ; one whose content differs does.
+    Data or weights whose path differs but whose content is equal do not differ; those whose content differs do.
     """
     fields = recipe_fields()
     found: dict[str, tuple[Any, Any]] = {}
+    same_weights = WEIGHTS in saved_data and saved_data[WEIGHTS] == data.get(WEIGHTS)
     for key in {**saved, **now}:
         if key.startswith("config.") and (key not in saved or key not in now):
             continue  # versions of transformers write different keys
         default = _plain(fields[key].default) if key in fields else None
         before, after = saved.get(key, default), now.get(key, default)
-        if before != after and (key not in SOURCE_FIELDS or _content(before, saved_data) != _content(after, data)):
-            found[key] = (before, after)
+        if before == after or (key in SOURCE_FIELDS and _content(before, saved_data) == _content(after, data)):
+            continue
+        if key in MODEL_FIELDS and same_weights and (data[WEIGHTS].files or _are_paths(before, after)):
+            continue  # fields of the model's config are compared by themselves
+        found[key] = (before, after)
     for name in sorted(saved_data.keys() & data.keys()):
         if saved_data[name].hash != data[name].hash:
             found[f"the content of {name}"] = (saved_data[name], data[name])
     return found
+
+
+def _are_paths(before: str, after: str) -> bool:
+    return bool(before and after) and is_path(before) and is_path(after)
 
 
 def _content(value: Any, fingerprints: Mapping[str, Fingerprint]) -> Any:
@@ -138,10 +148,14 @@ def _continued(saved: Mapping[str, Any], tensors: Collection[str], run: Path) ->
 
 
 def _restored(changed: Mapping[str, tuple[Any, Any]]) -> str:
-    """Return the overrides that restore a few changed fields."""
-    if len(changed) > SHOWN_FIXES or not changed.keys() <= recipe_fields().keys():
+    """Return what restores a few changed fields: overrides, and the rest in words."""
+    if len(changed) > SHOWN_FIXES:
         return "restore the fields"
-    return " ".join(format_override(key, before) for key, (before, _) in changed.items())
+    fields = recipe_fields()
+    typed = " ".join(format_override(key, before) for key, (before, _) in changed.items() if key in fields)
+    named = [f"use the {key} {changed[key][0]}" for key in ("model", "goal") if key in changed]
+    others = [f"restore {key}" for key in changed if key not in fields and key not in ("model", "goal")]
+    return ", and ".join(filter(None, [typed, *named, *others]))
 
 
 def check_before_start(recipe: Recipe, run: Path, kept: Collection[str] | None, accepted: bool = False) -> None:
@@ -158,7 +172,8 @@ def check_before_start(recipe: Recipe, run: Path, kept: Collection[str] | None, 
     with suppress(OSError, msgspec.MsgspecError):  # a damaged checkpoint is reported at the resume
         saved = msgspec.json.decode((folder.step_path(steps[-1]) / STATE).read_bytes())["contract"]
     now = contract_of(recipe, {})
-    final = set(now) - {*SOURCE_FIELDS, *(("train.epochs", "train.steps") if recipe.train.epochs else ())}
+    moved = {key for key in MODEL_FIELDS if _are_paths(str(saved.get(key)), str(now[key]))}
+    final = set(now) - {*SOURCE_FIELDS, *moved, *(("train.epochs", "train.steps") if recipe.train.epochs else ())}
     final = {key for key in final if key in saved and (kept is None or key in kept)}
     before, after = ({key: values[key] for key in now if key in final} for values in (saved, now))
     check_contract(

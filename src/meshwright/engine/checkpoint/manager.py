@@ -16,7 +16,7 @@ from meshwright.engine.checkpoint.load import find_latest_valid, load, load_tens
 from meshwright.engine.checkpoint.metadata import State, read_index, read_manifest, read_state
 from meshwright.engine.checkpoint.save import Saver, rng_shards
 from meshwright.engine.checkpoint.shards import Shard
-from meshwright.engine.data.fingerprint import Fingerprint, data_fingerprints
+from meshwright.engine.data.fingerprint import Fingerprint, data_fingerprints, weights_fingerprint
 from meshwright.engine.evaluation import ValidationState
 from meshwright.engine.hooks import hook_contract
 from meshwright.engine.object_collectives import gathered
@@ -41,6 +41,8 @@ class Checkpoints:
         self.saver = Saver(self.folder, trainer, process, self.recipe.checkpoint)
         self.skipped_in_a_row = 0
         found = data_fingerprints(self.recipe) if process.rank == 0 else {}
+        if process.rank == 0 and not (trainer.weights and trainer.weights.is_relative_to(run)):  # --tiny writes its own
+            found |= weights_fingerprint(trainer.weights)
         self.data: dict[str, Fingerprint] = gathered(found, self.saver.group)[0]
         self.validation = ValidationState()
 

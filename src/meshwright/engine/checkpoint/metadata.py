@@ -60,7 +60,7 @@ class State(msgspec.Struct, frozen=True):
     loss_scale: dict[str, float] | None
     skipped_in_a_row: int
     versions: dict[str, str]
-    data: dict[str, Fingerprint] = {}  # of the datasets, by name; empty in checkpoints of older versions
+    data: dict[str, Fingerprint] = {}  # of datasets and weights, by name; older versions have none
     recipe: str = ""  # name
     validation: ValidationState = ValidationState()
 

@@ -1,7 +1,7 @@
-"""Fingerprints of datasets: whether a resumed run still reads what its checkpoints were trained on.
+"""Fingerprints of datasets and initial weights: whether a resumed run reads what its checkpoints were trained on.
 
 A fingerprint has the sizes of all files and a hash of samples of their contents, in the order in which they are read.
-Names and times are not part of it: a dataset may be copied or moved.
+Names and times are not part of it: a folder may be copied or moved.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ SAMPLED_BYTES = 8 << 20  # of a larger one, spread over its files
 PIECES = 16  # per file
 LEAST_PIECE = 4096
 LINE_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".txt")
+WEIGHTS = "the initial weights"  # their name among the fingerprints
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """Size and sampled content of a dataset."""
+    """Size and sampled content of files."""
 
     files: int
     bytes: int
@@ -43,10 +44,18 @@ class Fingerprint(msgspec.Struct, frozen=True):
         return f"{lines}{self.bytes:,} bytes{files}, content {self.hash[:8]}"
 
 
+def weights_fingerprint(folder: Path | None) -> dict[str, Fingerprint]:
+    """Return the fingerprint of a folder's safetensors files; random weights have no files."""
+    try:
+        return {WEIGHTS: fingerprint(sorted(folder.rglob("*.safetensors")) if folder is not None else [])}
+    except OSError:  # loading them reports it
+        return {}
+
+
 def data_fingerprints(recipe: Recipe) -> dict[str, Fingerprint]:
-    """Return the fingerprints of a recipe's datasets by name; generated and streamed ones have none."""
+    """Return the fingerprints of a recipe's data files by name; generated and streamed datasets have none."""
     data = recipe.data
-    names = [*(data.blend or (data.dataset,)), *data.anneal_blend]
+    names = [*(data.blend or (data.dataset,)), *data.anneal_blend, *filter(None, (data.validation, data.chat_template))]
     found = {name: _fingerprint(recipe, name) for name in dict.fromkeys(names) if name not in GENERATED}
     return {name: one for name, one in found.items() if one is not None}
 
@@ -62,6 +71,8 @@ def _fingerprint(recipe: Recipe, name: str) -> Fingerprint | None:
 def _files(recipe: Recipe, name: str) -> Sequence[Path]:
     """Return the files of a dataset in the order in which they are read; none for a stream from the hub."""
     path = Path(name).expanduser()
+    if name == recipe.data.chat_template:
+        return [path] if path.is_file() else []
     prefix = megatron_prefix(path)
     if prefix is not None:
         return [Path(f"{prefix}{ending}") for ending in (".idx", ".bin")]
