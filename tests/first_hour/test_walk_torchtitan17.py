@@ -119,3 +119,16 @@ def test_a_typed_global_batch_holds_in_a_file_without_one(meshwright: Any, tmp_p
     file.write_text(TITAN.format(local=4).replace("global_batch_size = 64\n", ""))
     done = meshwright("estimate", str(file), *GPUS, "train.global_batch_size=128", "--json").json
     assert done["layout"]["gradient_accumulation"] == 64
+
+
+def test_a_plan_for_torchtitan_assumes_only_what_its_file_can_say(meshwright: Any, tmp_path: Path) -> None:
+    saved, out = str(tmp_path / "q.toml"), tmp_path / "out"
+    words = ("--gpus", "16x8xH100")
+    asked = ("recommend", "qwen3-30b-a3b", *words, "--goal", "pretrain", "--seq", "8k", "--engine", "torchtitan")
+    plan = meshwright(*asked, "--save", saved, "--json").json  # its recipe reduces in bf16 and has a chunked loss
+    assert "precision.bf16-reduction" not in {one["rule"] for one in plan["findings"]}  # torchtitan reduces in fp32
+    assert not any("kernels.loss" in " ".join(one["overrides"]) for one in plan["suggestions"])
+    assert "kernels.loss=" not in meshwright("export", saved, "--to", "torchtitan", *words, "--out", str(out)).out
+    read = meshwright("estimate", str(out / "config.toml"), *words, "--json").json["estimate"]
+    assert read["memory_gib"] == pytest.approx(plan["estimate"]["memory_gib"], rel=0.01)
+    assert read["step_s"] == pytest.approx(plan["estimate"]["step_s"], rel=0.01)

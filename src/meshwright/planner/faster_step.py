@@ -18,6 +18,7 @@ from meshwright import costs, rules
 from meshwright.planner.baseline import Baseline
 from meshwright.planner.plan import Suggestion
 from meshwright.planner.search import as_overrides, has_headroom
+from meshwright.recipes.capabilities import can_export
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import keys_by_flat_name
 from meshwright.rules.model_families import is_qwen3_next
@@ -94,7 +95,8 @@ def _compiled(case: Case) -> Iterator[Values]:
 
 def _losses(case: Case) -> Iterator[Values]:
     if case.vocab:
-        yield from ({"loss": loss} for loss in ("fused_linear", "vocab_parallel", "chunked") if loss != case.loss)
+        others = [loss for loss in ("fused_linear", "vocab_parallel", "chunked") if loss != case.loss]
+        yield from ({"loss": loss} for loss in others if can_export("loss", case.engine, loss))
 
 
 def _gathered(case: Case) -> Iterator[Values]:

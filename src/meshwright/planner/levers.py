@@ -38,6 +38,7 @@ from meshwright.planner.search import (
 )
 from meshwright.planner.space import FREE_SPACE, LEVER_SPACE, Space, candidates
 from meshwright.recipes import overrides as override
+from meshwright.recipes.capabilities import can_export
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import FieldKind, Recipe
@@ -111,7 +112,8 @@ def _lean_losses(case: Case, pinned: Mapping[str, Any]) -> list[str]:
     def gib(loss: str) -> float:
         return float(costs.memory(lean.replace(loss=loss)).total)
 
-    known = [loss for loss in ("vocab_parallel", *CHUNKED_LOSSES) if _is_supported(case, "loss", loss)]
+    written = [loss for loss in ("vocab_parallel", *CHUNKED_LOSSES) if can_export("loss", case.engine, loss)]
+    known = [loss for loss in written if _is_supported(case, "loss", loss)]
     chunked = [loss for loss in CHUNKED_LOSSES if loss in known and case.loss not in CHUNKED_LOSSES][:1]
     leanest = [loss for loss in (min(known, key=gib, default=case.loss),) if gib(loss) < gib(case.loss)]
     return [*(loss for loss in chunked if loss not in leanest), *leanest]

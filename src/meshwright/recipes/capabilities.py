@@ -40,6 +40,9 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     symptom: str = ""  # what a user of a refusing engine sees
     cause: str = ""  # why, for refusing engines
     why: Mapping[str, str] = {}  # why, by engine that ignores
+    exported: Mapping[
+        str, tuple[Any, ...]
+    ] = {}  # by engine, if exports can say fewer values than it runs in some version
     harmless: bool = False  # what runs in place is what the value asks for, or makes no difference
     resets: Mapping[str, Any] = {}  # fields that have no meaning once the value is ignored
 
@@ -369,16 +372,18 @@ CAPABILITIES: tuple[Capability, ...] = (
         field="loss",
         name="implementations of the cross-entropy",
         runs={
-            "kempnerforge": ("vocab_parallel", "plain", "chunked"),
+            **dict.fromkeys(("kempnerforge", "torchtitan"), ("vocab_parallel", "plain", "chunked")),
             "megatron": ("vocab_parallel", "fused_linear"),
             **dict.fromkeys(("fsdp1", "deepspeed"), ("vocab_parallel", "plain")),
         },
-        instead=dict.fromkeys(("megatron", "fsdp1", "deepspeed"), "vocab_parallel"),
+        instead=dict.fromkeys(("megatron", "fsdp1", "deepspeed", "torchtitan"), "vocab_parallel"),
+        exported={"torchtitan": ("vocab_parallel", "plain")},
         rule="kernels.loss-supported",
         symptom="unknown loss function name",
         cause="it has plain and chunked cross-entropy",
         why={
             "megatron": "it computes a vocabulary-parallel loss, or one fused with the output layer",
+            "torchtitan": "its 0.2 line, which exports are written for, computes the loss of all logits at once",
             **dict.fromkeys(("fsdp1", "deepspeed"), "the Trainer computes the loss of all logits at once"),
         },
     ),
@@ -477,6 +482,14 @@ CAPABILITIES: tuple[Capability, ...] = (
         applies=lambda c: c.compute == "fp32",
         where="with compute=fp32",
         why={"meshwright": "a run in fp32 reduces in fp32"},
+    ),
+    Capability(
+        field="reduce",
+        name="reduction in bf16",
+        runs={"torchtitan": ("fp32",)},
+        instead={"torchtitan": "fp32"},
+        ignored_rule="engine.reduces-in-fp32",
+        why={"torchtitan": "it reduces gradients in float32"},
     ),
     Capability(
         field="moments",
@@ -605,6 +618,11 @@ def executed_values(field: str, engine: str) -> tuple[Any, ...] | None:
     return next((row.runs.get(engine) for row in rows_of(field)), None)
 
 
+def can_export(field: str, engine: str, value: Any) -> bool:
+    """Return whether exports for an engine can say a value of a field."""
+    return all(value in row.exported.get(engine, (value,)) for row in rows_of(field))
+
+
 def engines_with(field: str, value: Any) -> tuple[str, ...]:
     """Return the engines that execute a value of a field in some layout."""
     allowed = {engine: executed_values(field, engine) for engine in ENGINES}
@@ -653,7 +671,7 @@ def adapted(recipe: Recipe, case: Case, keep: frozenset[str] = frozenset()) -> d
     fields, keys = recipe_fields(), keys_by_flat_name()
     found: dict[str, tuple[Any, str]] = {}
     for row in _ignoring_rows(case.engine):
-        if not bool(row.unsupported(case)):
+        if not bool(row.unsupported(case)) and can_export(row.field, case.engine, getattr(case, row.field)):
             continue
         why = f"{case.engine} ignores it: {row.why[case.engine]}"
         for name, value in {row.field: row.what_runs(case), **row.resets}.items():

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.recipes.capabilities import executed_values
+from meshwright.recipes.capabilities import can_export, executed_values
 from meshwright.recipes.case import Case, Column
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import NO_TP, Values, larger, not_
@@ -49,7 +49,8 @@ CHUNKED_LOSSES = ("fused_linear", "chunked")
 def chunked_losses(c: Case) -> list[str]:
     """Return the leaner losses that the engine has."""
     executed = executed_values("loss", c.engine)
-    return [loss for loss in CHUNKED_LOSSES if c.loss not in CHUNKED_LOSSES and (not executed or loss in executed)]
+    known = [loss for loss in CHUNKED_LOSSES if not executed or loss in executed]
+    return [loss for loss in known if c.loss not in CHUNKED_LOSSES and can_export("loss", c.engine, loss)]
 
 
 # Cheapest first: a smaller micro batch costs a little, recompute a fifth of the speed, tensor parallelism most.

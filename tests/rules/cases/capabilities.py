@@ -28,6 +28,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.ignores-ep-overlap": ({"spec": MIXTURE, "ep": 8, "ep_overlap": True}, {"ep_overlap": False}),
     "engine.ignores-grads": ({"grads": "fp32", "reduce": "bf16"}, {"grads": "bf16"}),
     "engine.ignores-reduce": ({"compute": "fp32", "reduce": "bf16"}, {"compute": "bf16"}),
+    "engine.reduces-in-fp32": ({"engine": "torchtitan", "reduce": "bf16"}, {"reduce": "fp32"}),
     "engine.ignores-moments": ({"optimizer_name": "adamw8bit", "moments": "bf16"}, {"optimizer_name": "adamw"}),
     "engine.ignores-pad-to-max-length": ({"pad_to_max_length": True}, {"engine": "megatron", "strategy": "zero1"}),
     # unused
