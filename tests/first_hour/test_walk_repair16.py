@@ -47,6 +47,8 @@ def pasted(script: str, repair: list[str]) -> str:
             removed = re.escape(text.removeprefix("without "))
             script, count = re.subn(rf" {removed}(=\S+| [^-\s]\S*)?(?=\s)", "", script)
             assert count, text
+        elif text.startswith("export "):
+            script = f"{text}\n{script}"
         else:
             key = re.escape(re.split("[= ]", text)[0])
             script = re.sub(rf" {key}[= ]\S+", "", script).rstrip("\n") + f" {text}\n"

@@ -67,7 +67,26 @@ REPAIR_ROUNDS = 4
 @verb(requests.Check)
 def check(request: requests.Check) -> CheckResult:
     """Return the findings for a recipe by name or value, or for a file of any framework."""
-    return _calibrated(_check(request), load_calibration(request.calibration))
+    result = _with_faster_layout(_check(request), request.overrides)
+    return _calibrated(result, load_calibration(request.calibration))
+
+
+def _with_faster_layout(result: CheckResult, overrides: Sequence[str]) -> CheckResult:
+    """Return the result with a note if its repair is much slower than another layout, and the command for that."""
+    repair, model, on = result.repair, result.model, result.cluster
+    if repair is None or repair.step_s is None or model is None or on is None:
+        return result
+    fastest = planner.much_faster_step(planner.case_of(result.recipe, model, on, result.engine), repair.step_s)
+    if fastest is None:
+        return result
+    kept = [one for one in overrides if not (recipe_key(one) or "").startswith("layout.")]
+    engine = ["--engine", result.engine] if result.framework == "meshwright" and result.engine != "meshwright" else []
+    words = ["meshwright", "recommend", result.file or result.recipe.name, "--gpus", on.argument, *engine, *kept]
+    note = (
+        f"the repair is the fastest of few changes, but takes {repair.step_s / fastest:.1f}× as long per step as the "
+        f"fastest layout for this batch ({fastest:.2f} s): {shlex.join(words)}"
+    )
+    return msgspec.structs.replace(result, notes=(*result.notes, note))
 
 
 def _calibrated(result: CheckResult, calibration: Any) -> CheckResult:

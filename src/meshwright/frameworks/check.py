@@ -269,17 +269,15 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
 
 
 def _removed(imported: ImportedRecipe, touched: Sequence[str], after: Mapping[str, Any]) -> list[str]:
-    """Return the keys that a fix removes: those it leaves out, or the file's switch that means the same."""
+    """Return the keys that a fix removes: those it leaves out, or what the file says the same with."""
     removed: dict[str, None] = {}
     for key in touched:
         group = next((one.keys for one in composite_keys(imported.framework.key_map) if key in one.keys), (key,))
-        given = [
-            one for one in group if (found := imported.parsed.settings.get(one)) is not None and found.value is True
-        ]
-        switches = [one for one in given if one not in after]
+        stated = [one for one in group if one in imported.parsed.settings and one not in after]
+        switches = [one for one in stated if imported.parsed.settings[one].value is True]
         gone = [] if key in after else [key]
-        if switches and key not in imported.parsed.settings:  # the file says it with a switch, e.g. a short form
-            gone = []
+        if gone and key not in imported.parsed.settings:  # the file says it with a switch or in another unit
+            gone = [] if switches else stated or gone
         removed |= dict.fromkeys([*switches, *gone])
     return list(removed)
 

@@ -18,9 +18,11 @@ from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.rules import RULES, Finding
 
 ROUNDS = 10  # fixes that are combined
+AS_FAST = 1.02  # of the step time of a repair: a setting that saves less of it is left out
 MOST_NEW = 3  # errors of the framework's own rules that our repair may lead to, each with a fix
 WRITTEN = ("key.", "value.")
 """Findings about how a setting is written: they are resolved first, because other rules read its value."""
+OF_LAYOUTS = ("batch.divides", "batch.smaller-than-data-parallel", "schedule.", "topology.world")
 Recheck = Callable[[Content, bool], CheckResult]
 OurRepair = Callable[[Content], tuple[str, ...]]
 Part = tuple[Finding, str]  # a setting, and the finding whose fix it is
@@ -28,9 +30,12 @@ _KEY = re.compile(r"(?:without |remove |torchrun |#SBATCH |export |unset )?([^\s
 
 
 def needs_repair(findings: Sequence[Finding]) -> bool:
-    """Return whether the fixes of single findings do not suffice: several errors, or one without a fix."""
+    """Return whether the fixes of single findings do not suffice: several errors, one without a fix or of a layout.
+
+    A layout has many fixes of very different speed, and the fix of a rule is the first that works.
+    """
     errors = [one for one in findings if one.severity == "error"]
-    return len(errors) > 1 or any(not one.fix for one in errors)
+    return len(errors) > 1 or any(not one.fix or one.rule.startswith(OF_LAYOUTS) for one in errors)
 
 
 def only_fix_fails(content: Content, findings: Sequence[Finding], recheck: Recheck) -> bool:
@@ -190,12 +195,25 @@ def _after(content: Content, parts: Sequence[Part], recheck: Recheck, fixes: boo
 
 
 def _minimal(content: Content, parts: list[Part], recheck: Recheck) -> list[Part]:
-    """Return the settings without those that are not needed."""
-    for part in tuple(parts):
+    """Return the settings without those that are not needed: it is as fast without them, and no warning is new."""
+    every = _after(content, parts, recheck) if len(parts) > 1 else None
+    for part in tuple(parts) if every is not None else ():
         rest = [one for one in parts if one is not part]
         after = _after(content, rest, recheck) if rest else None
-        parts = rest if after is not None and after.ok else parts
+        parts = rest if every is not None and after is not None and _is_as_good(after, every) else parts
     return parts
+
+
+def _is_as_good(after: CheckResult, every: CheckResult) -> bool:
+    """Return whether fewer settings do what all of them do."""
+    new = _warned(after) - _warned(every)
+    if not after.ok or new or after.estimate is None or every.estimate is None:
+        return after.ok and not new
+    return float(after.estimate.step_s) <= AS_FAST * float(every.estimate.step_s)
+
+
+def _warned(result: CheckResult) -> set[tuple[str, str]]:
+    return {(one.rule, one.field) for one in result.findings if one.severity == "warning"}
 
 
 def _with_parts(

@@ -86,7 +86,13 @@ def check(
 
 
 # Errors of degrees that a number of GPUs and a batch do not divide into.
-OF_COUNTS = {"batch.divides", "batch.smaller-than-data-parallel", "schedule.micro-batches", "topology.world"}
+OF_COUNTS = {
+    "batch.divides",
+    "batch.smaller-than-data-parallel",
+    "schedule.micro-batch-groups",
+    "schedule.micro-batches",
+    "topology.world",
+}
 
 
 def _batch_notes(
@@ -106,8 +112,8 @@ def batch_notes(
     """Return the note on a faster batch, with its overrides as `written`; none if they cannot be."""
     if int(case.global_batch_size) % int(case.world) == 0 or case.recipe.benchmark:
         return ()
-    errors = (one.rule for one in found if one.severity == "error")
-    wrong = {rule for rule in errors if not rule.startswith("launch.")}  # the launcher's counts change no step time
+    # Errors of a launcher or of a framework's own rules change no step time.
+    wrong = {one.rule for one in found if one.severity == "error" and one.rule in rules.all_rules()}
     if wrong - OF_COUNTS:
         return ()
     if wrong:

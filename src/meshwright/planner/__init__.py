@@ -26,7 +26,7 @@ from meshwright.planner.plan import (
 from meshwright.planner.ranking import Dropped, Ranking, rank_layouts
 from meshwright.planner.recommend import plan_fixed, recommend, replanned, with_replanned
 from meshwright.planner.reliability import Reliability
-from meshwright.planner.repair import contradiction, error_messages, find_repair
+from meshwright.planner.repair import contradiction, error_messages, find_repair, much_faster_step
 from meshwright.planner.scaling import batch_for_tokens, fitting_batch, scaled_batch, scaled_lr
 from meshwright.planner.search import Candidate, as_overrides
 from meshwright.planner.sizing import Compared, Size, Sizing, compare, size, smallest_fit
@@ -70,6 +70,7 @@ __all__ = [
     "fitting_batch",
     "layout_fix",
     "moved_to",
+    "much_faster_step",
     "node_note",
     "options_for_recipe",
     "plan_fixed",

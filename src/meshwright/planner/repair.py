@@ -1,4 +1,4 @@
-"""One repair per answer: the smallest joint change that removes every error, and the overrides that contradict."""
+"""One repair per answer: a small and fast joint change that removes every error; the overrides that contradict."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from meshwright import costs, rules
 from meshwright.planner.explain import with_value
 from meshwright.planner.missing_fixes import has_no_layout_fix, layout_fix
 from meshwright.planner.plan import Contradiction, Repair
-from meshwright.planner.search import SEARCHED_NAMES, ScoredBatch, as_overrides, scored_layouts
+from meshwright.planner.search import SEARCHED_NAMES, ScoredBatch, as_overrides, choose, scored_layouts
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import keys_by_flat_name, recipe_fields
 from meshwright.rules import Finding
-from meshwright.rules.many_changes import breaks_any
+from meshwright.rules.many_changes import breaks_any, in_columns
 from meshwright.rules.search_values import divisors
 
 Change = dict[str, Any]  # values by flat name
@@ -24,10 +24,13 @@ COUNTED = ("strategy", "tp", "pp", "vp", "cp", "ep", "etp", "dp_replicate", "mic
 """Fields that count as changes of a layout; the others follow from them."""
 SINGLE = ("tp", "pp", "cp", "ep", "micro_batch_size", "recompute")
 TYPED_WEIGHT = 100  # a field that the user set counts more than all others together
+SMALL = 3  # fields that a small change of the layout has at most
+NEARLY_AS_FAST = 1.1  # of the step time of the fastest small repair: fewer changes are preferred up to it
+MUCH_SLOWER = 1.3  # of the step time of the fastest layout: a repair says so
 
 
 def find_repair(case: Case, typed: Collection[str] = ()) -> Change:
-    """Return the smallest change that leaves no error; empty if there is none or nothing to repair.
+    """Return the smallest change that leaves no error and is about as fast as any small one; empty if there is none.
 
     `typed` are fields the user set, by flat name: they change last. Contract fields change only if no layout works.
     """
@@ -35,17 +38,48 @@ def find_repair(case: Case, typed: Collection[str] = ()) -> Change:
         return {}
     joint = rules.joint_change(case, typed)
     outside = {name: value for name, value in joint.items() if name not in SEARCHED_NAMES}
-    batches = [] if has_no_layout_fix(case) else scored_layouts(case, {})
-    tried = [joint, *_single_changes(case), *_nearest_layout(case, {}, batches, typed)]
+    batches = case.cached(_searched)
+    tried = [joint, *_single_changes(case), *_near_layouts(case, {}, batches, typed)]
     if outside:
-        tried += _nearest_layout(case, outside, scored_layouts(case.replace(**outside), {}), typed)
+        tried += _near_layouts(case, outside, scored_layouts(case.replace(**outside), {}), typed)
     works = _without_errors(case, [change for change in tried if change])
     if not works:  # levers that save memory
         lean = layout_fix(case, frozenset(), batches) or {}
         works = [lean] if lean and not has_errors(case.replace(**lean)) else []
     if not works:
         return {}
-    return _with_warnings(case, _minimal(case, _cheapest(case, works, typed)), typed)
+    works, fastest = _fast_enough(case, works, typed)
+    return _with_warnings(case, _minimal(case, _cheapest(case, works, typed), NEARLY_AS_FAST * fastest), typed)
+
+
+def _searched(case: Case) -> list[ScoredBatch]:
+    """Return the layouts of the case; none if a search has found that none fits."""
+    return [] if has_no_layout_fix(case) else scored_layouts(case, {})
+
+
+def much_faster_step(case: Case, step_s: float) -> float | None:
+    """Return the step time of the fastest layout of a repaired case, if the repair is much slower."""
+    found = choose(case.cached(_searched), case)
+    return found.step_s if found is not None and found.fits and step_s > MUCH_SLOWER * found.step_s else None
+
+
+def _fast_enough(case: Case, changes: list[Change], typed: Collection[str]) -> tuple[list[Change], float]:
+    """Return the changes that keep most of what must be kept and are nearly as fast as the fastest, and its time."""
+    kept = [_cost_at_least(case, change, typed)[:KEPT] for change in changes]
+    best = [change for change, cost in zip(changes, kept, strict=True) if cost == min(kept)]
+    times = _step_times(case, best)
+    fastest = min(times)
+    return [change for change, one in zip(best, times, strict=True) if one <= NEARLY_AS_FAST * fastest], fastest
+
+
+def _step_times(case: Case, changes: list[Change]) -> list[float]:
+    """Return the step time of every changed case; all are estimated together."""
+    found = [0.0] * len(changes)
+    for places, batch in in_columns(case, changes):
+        times = np.broadcast_to(costs.step_time(batch).step_s, (len(places),))
+        for place, value in zip(places, times.tolist(), strict=True):
+            found[place] = value
+    return found
 
 
 def _without_errors(case: Case, changes: list[Change]) -> list[Change]:
@@ -113,6 +147,9 @@ def _cost_at_least(case: Case, change: Change, typed: Collection[str]) -> tuple[
     return (_contract(own), _contract(change), len(own), fields, _size(case, change), 0.0)
 
 
+KEPT = 3  # of these numbers come before the speed
+
+
 def _size(case: Case, change: Change) -> float:
     """Return how far degrees and batch sizes move, in doublings."""
     numbers = [(getattr(case, name), value) for name, value in change.items() if type(value) is int]
@@ -140,36 +177,47 @@ def _values(case: Case, name: str) -> list[Any]:
     return [d for d in found if d <= {"tp": case.nvlink_domain, "pp": case.layers}.get(name, d)]
 
 
-def _nearest_layout(
-    case: Case, outside: Change, batches: list[ScoredBatch], typed: Collection[str]
-) -> Iterator[Change]:
-    """Yield the legal layout that fits and differs least, next to changes of fields outside the search."""
-    nearest = min((_nearest(case, batch, typed) for batch in batches if batch.fits.any()), default=None)
-    if nearest is None:
-        return
-    _, _, place, row = nearest
-    batch = next(b for b in batches if id(b) == place)
-    layout = batch.row(row).layout
-    yield {**outside, **{name: value for name, value in layout.items() if value != getattr(case, name)}}
+def _near_layouts(case: Case, outside: Change, batches: list[ScoredBatch], typed: Collection[str]) -> Iterator[Change]:
+    """Yield the fastest legal layout that fits for every small number of changes, next to changes outside the search.
+
+    If none is small, yield the one that differs least.
+    """
+    fastest: dict[int, tuple[float, int, int]] = {}  # step time and place, by how much changes
+    for place, batch in enumerate(batches):
+        if batch.fits.any():
+            for weight, row in _fastest_by_weight(case, batch, typed):
+                found = float(batch.step_s[row]), place, row
+                fastest[weight] = min(fastest.get(weight, found), found)
+    least = min(fastest, default=0)
+    for weight in sorted(fastest):
+        if weight == least or weight <= least - least % TYPED_WEIGHT + SMALL:
+            _, place, row = fastest[weight]
+            layout = batches[place].row(row).layout
+            yield {**outside, **{name: value for name, value in layout.items() if value != getattr(case, name)}}
 
 
-def _nearest(case: Case, batch: ScoredBatch, typed: Collection[str]) -> tuple[float, float, int, int]:
-    """Return how much the nearest layout of a batch changes, its step time and its place."""
-    weight = np.where(batch.fits, 0.0, np.inf)
+def _fastest_by_weight(case: Case, batch: ScoredBatch, typed: Collection[str]) -> Iterator[tuple[int, int]]:
+    """Yield how much layouts of a batch change, and the row of the fastest of those that change as much."""
+    weight = np.zeros(len(batch), dtype=int)
     for name in COUNTED:
         differs = np.broadcast_to(getattr(batch.case, name) != getattr(case, name), weight.shape)
-        weight = weight + differs * float(TYPED_WEIGHT if name in typed else 1)
-    row = int(np.lexsort((batch.step_s, weight))[0])
-    return float(weight[row]), float(batch.step_s[row]), id(batch), row
+        weight = weight + differs * (TYPED_WEIGHT if name in typed else 1)
+    for one in np.unique(weight[batch.fits]).tolist():
+        yield one, int(np.argmin(np.where(batch.fits & (weight == one), batch.step_s, np.inf)))
 
 
-def _minimal(case: Case, change: Change) -> Change:
-    """Return the change without fields that need not change: no error and no other warning without them."""
+def _minimal(case: Case, change: Change, slowest: float) -> Change:
+    """Return the change without fields that need not change: without them no error, no other warning, fast enough."""
     most = len(_warnings(case.replace(**change)))
     for name in sorted(change, key=lambda one: one in COUNTED):
         rest = {n: value for n, value in change.items() if n != name}
         trial = case.replace(**rest)
-        if rest and not has_errors(trial) and len(_warnings(trial)) <= most:
+        if (
+            rest
+            and not has_errors(trial)
+            and len(_warnings(trial)) <= most
+            and float(costs.step_time(trial).step_s) <= slowest
+        ):
             change = rest
     return change
 
