@@ -85,7 +85,7 @@ def _needs_pipeline(stats: RunStats) -> str:
 
 def _needs_ranks(stats: RunStats) -> str:
     logged = any(step.ranks_s for step in stats.steady)
-    return "" if logged else "per-rank times (Megatron: --timing-log-level 2)"
+    return "" if logged else "per-rank times (Megatron: --timing-log-level 2 --timing-log-option all)"
 
 
 def _needs_memory(stats: RunStats) -> str:

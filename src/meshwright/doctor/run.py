@@ -46,6 +46,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     memory_parts: dict[str, float] = {}
     parts_s: dict[str, float] = {}  # data, forward_backward, optimizer, collectives, …
     ranks_s: dict[str, tuple[float, float]] = {}  # seconds of the fastest and slowest rank
+    by_rank_s: dict[str, dict[int, float]] = {}  # seconds of every rank, if the log has them
     skipped: int = 0  # steps the optimizer skipped
     bad: int = 0  # steps with a NaN or infinite loss
     blocked_s: float = 0.0  # blocked by a checkpoint since the previous step

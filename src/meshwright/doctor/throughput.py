@@ -95,8 +95,9 @@ def stragglers(stats: RunStats) -> Iterator[Finding]:
     apart, name = worst
     if apart <= limit("ranks_apart"):
         return
-    stages = stats.case is not None and stats.case.pp > 1
-    fixes = list(check_ranks(stats))
+    slow = _slow_rank(stats, name)
+    stages = slow is None and stats.case is not None and stats.case.pp > 1
+    fixes = list(check_ranks(stats, slow))
     if stages:
         fixes.insert(
             0,
@@ -110,7 +111,7 @@ def stragglers(stats: RunStats) -> Iterator[Finding]:
         id="speed.stragglers",
         severity="warning",
         message=(
-            f"the slowest rank takes {apart:.2f} times as long as the fastest for {name}"
+            f"{'the slowest rank' if slow is None else slow} takes {apart:.2f} times as long as the fastest for {name}"
             + (": unequal work per stage, or a slow GPU" if stages else ": a slow GPU or node")
         ),
         steps=span(stats.steady),
@@ -118,6 +119,25 @@ def stragglers(stats: RunStats) -> Iterator[Finding]:
         evidence=(Evidence(f"slowest over fastest rank, {name}", round(apart, 3), "×", limit("ranks_apart"), "limit"),),
         remedies=tuple(fixes),
     )
+
+
+def _slow_rank(stats: RunStats, name: str) -> str | None:
+    """Return the rank that is slower than others with equal work, with its node; None if no rank is known to be."""
+    times: dict[int, list[float]] = {}
+    for step in stats.steady:
+        for rank, seconds in step.by_rank_s.get(name, {}).items():
+            times.setdefault(rank, []).append(seconds)
+    medians = {rank: median(one) for rank, one in times.items()}
+    if len(medians) < 2:
+        return None
+    case = stats.case
+    stage = max(1, len(medians) if case is None else int(case.world) // int(case.pp))  # ranks with equal work
+    slowest = max(medians, key=lambda rank: medians[rank])
+    alike = [seconds for rank, seconds in medians.items() if rank // stage == slowest // stage and rank != slowest]
+    if not alike or medians[slowest] <= limit("ranks_apart") * median(alike):
+        return None
+    each = 0 if case is None else case.cluster.gpus_per_node
+    return f"rank {slowest}" + (f" (GPU {slowest % each} of node {slowest // each})" if each else "")
 
 
 def period(numbers: Sequence[int]) -> int | None:
@@ -129,9 +149,15 @@ def period(numbers: Sequence[int]) -> int | None:
     return common if common > 1 and sum(one == common for one in apart) * 2 >= len(apart) else None
 
 
-def check_ranks(stats: RunStats) -> tuple[Remedy, ...]:
+def check_ranks(stats: RunStats, slow: str | None = None) -> tuple[Remedy, ...]:
+    """Return how to find the slow rank, or to confirm that it is this one."""
     if not stats.run.header.on_gpu:
         return (remedies.advice("check what else runs on the machine", why="CPU ranks share its cores"),)
+    if slow is not None:
+        return (
+            remedies.advice(f"nvidia-smi -q -d PERFORMANCE,ECC on the node of {slow}", why="a hot GPU slows all ranks"),
+            remedies.advice(f"exclude the node of {slow}", why="steps are faster without it"),
+        )
     return (
         remedies.advice("nvidia-smi -q -d PERFORMANCE,ECC on every node", why="a hot or failing GPU slows all ranks"),
         remedies.advice("exclude one node at a time", why="steps are even without the slow one"),

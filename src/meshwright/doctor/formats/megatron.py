@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.doctor.formats.rank_times import RankTimes
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, has_any, number, of_one_rank, positive
 from meshwright.doctor.run import Run, RunHeader
@@ -32,7 +33,8 @@ MEMORY_MB = re.compile(rf"memory \(MB\).*max allocated:\s*({NUMBER})")
 MEMORY_GB = re.compile(rf"mem-max-allocated-gigabytes:\s*({NUMBER})")
 RETRIES = re.compile(r"mem-alloc-retires:\s*(\d+)")
 TIMER = re.compile(rf"(?:^|\s)([a-z][\w/-]+) \.\.+:\s*\(({NUMBER}), ({NUMBER})\)")
-SAVE = re.compile(rf"save-checkpoint \.+:\s*\({NUMBER}, ({NUMBER})\)")
+SAVE_TIMER = "save-checkpoint"
+SAVE = re.compile(rf"{SAVE_TIMER} \.+:\s*\({NUMBER}, ({NUMBER})\)")
 VALIDATION = re.compile(
     rf"validation(?:-(\S+))? loss at iteration\s+(\d+)\b([^|]*)\|.*?\blm loss value:\s*({NUMBER})", re.IGNORECASE
 )
@@ -81,13 +83,15 @@ def read(lines: Sequence[Line], path: str) -> Run:
     arguments: dict[str, str] = {}
     layout: dict[str, str] = {}
     total, retries, retry_line, gpu, bridge_tflops = None, 0, 0, "", None
+    table = RankTimes(lambda name, times: _time_ranks(steps, name, times))
     for line, found in of_one_rank(lines, STEP, HINTS):
         text = line.text
         if found is not None:
+            table.end()
             total = int(found[2])
             steps.add(int(found[1]), line.number, **_figures(text, layout | arguments, bridge_tflops))
             bridge_tflops = None
-        elif not has_any(text, RELEVANT):
+        elif table.takes(text) or not has_any(text, RELEVANT):
             continue
         elif LAYOUT_LINE in text:
             layout = {name: degree[1] for name, regex in DEGREES.items() if (degree := regex.search(text))}
@@ -113,6 +117,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
             arguments[argument[0]] = argument[1]
         if not gpu and (gpu_name := GPU.search(text)):
             gpu = gpu_name[1]
+    table.end()
     rows = steps.all()
     header = _run_header(arguments, layout, total, gpu, rows[-1].samples if rows else None)
     return Run(
@@ -168,6 +173,16 @@ def _time(steps: Steps, name: str, fastest: float, slowest: float) -> None:
         steps.add_part("forward_backward", -slowest)
     if name in BETWEEN_RANKS:
         steps.amend(ranks_s={name: (fastest, slowest)})
+
+
+def _time_ranks(steps: Steps, name: str, times: dict[int, float]) -> None:
+    """Record a timer of which the log has the seconds of every rank."""
+    if name == SAVE_TIMER:
+        steps.block(max(times.values()))
+        return
+    _time(steps, name, min(times.values()), max(times.values()))
+    if name in BETWEEN_RANKS:
+        steps.amend(by_rank_s={name: times})
 
 
 def _as_int(arguments: dict[str, str], name: str) -> int | None:
