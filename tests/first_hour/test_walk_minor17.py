@@ -124,3 +124,47 @@ def test_tokenize_reads_csv_as_train_does(meshwright: Any) -> None:
     words = ("tokenize", "bad.csv", "--tokenizer", "bytes", "--out", "bad")
     assert "bad.csv:3: the row does not have the header's 2 columns" in meshwright(*words).err
     assert "2 documents" in meshwright(*words, "--skip-bad-lines").out
+
+
+STEP = (
+    " [2026-11-10 12:00:10] iteration {step:8d}/    1000 | elapsed time per iteration (ms): 9000.0 | learning rate: "
+    "3.0E-04 | global batch size:   128 | lm loss: 5.0E+00 | loss scale: 1.0 | grad norm: 0.9 |\n"
+)
+
+
+def rank_times(**timers: list[float]) -> str:
+    """Return what Megatron's timers print with --timing-log-option all (megatron/core/timers.py)."""
+    text = "times across ranks (ms):"
+    for name, times in timers.items():
+        text += f"\n  {name.replace('_', '-')}:"
+        for rank, one in enumerate(times):
+            text += f"\n     rank {rank:2d}: {one:.2f}"
+    return f"{text}\n"
+
+
+def test_doctor_names_the_slow_rank_of_megatrons_table_of_ranks(meshwright: Any) -> None:
+    even, slow = [900.0 + rank for rank in range(16)], [900.0 + 600.0 * (rank == 13) for rank in range(16)]
+    late_stage = [900.0 + 600.0 * (rank >= 8) for rank in range(16)]
+    layout = "using world size: 16, data-parallel size: 4, context-parallel size: 1, tensor-model-parallel size: 2, "
+    gpus = ("--gpus", "2x8xH100", "--json")
+    for times, pipeline, message in (
+        (even, 1, ""),
+        (slow, 1, "rank 13 (GPU 5 of node 1) takes 1.67 times as long as the fastest for forward-compute"),
+        (slow, 2, "rank 13 (GPU 5 of node 1) takes 1.67 times as long as the fastest for forward-compute"),
+        (late_stage, 2, "the slowest rank takes 1.67 times as long as the fastest for forward-compute: unequal work"),
+    ):
+        table = rank_times(forward_compute=times, optimizer=[50.0] * 16)
+        steps = "".join(STEP.format(step=step) + table for step in range(10, 200, 10))
+        Path("mega.log").write_text(f"{layout}pipeline-model-parallel size: {pipeline}\n{steps}")
+        recipe = ("--recipe", "llama3_8b_pretrain_config", "layout.tp=2", f"layout.pp={pipeline}")
+        found = meshwright("doctor", "mega.log", *recipe, *gpus).json
+        messages = [one["message"] for one in found["findings"] if one["rule"] == "speed.stragglers"]
+        assert len(messages) == bool(message), messages
+        assert not message or messages[0].startswith(message), messages
+
+
+def test_no_two_plans_read_the_same(meshwright: Any) -> None:
+    for model, gpus, goal in (("llama3-70b", "8xH100", "pretrain"), ("llama3-70b", "8xH100", "sft")):
+        out = meshwright("plan", model, "--gpus", gpus, "--goal", goal).out
+        rows = [re.split(r" {2,}", line)[1] for line in out.splitlines() if re.match(r"\d+ +fsdp2", line)]
+        assert len(rows) == len(set(rows)) == 5, rows

@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from meshwright.api.summary import layout_summary, model_label
@@ -134,13 +135,12 @@ def plan(answer: Answer, found: Any) -> None:
     """Print ranked plans and what was dropped."""
     out = console()
     titled(out, "Note", [escape(note) for note in answer.get("notes", [])])
-    rows = []
+    rows, layouts = [], _distinct_layouts(answer["plans"])
     for place, p in enumerate(answer["plans"], 1):
         e, memory = p["estimate"], p["estimate"]["memory_gib"]
         gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + ("" if e["fits"] else " over")
         figures = plan_budget(p)
-        layout = layout_summary(p["layout"], p["question"]["engine"])
-        rows.append((str(place), layout, f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib, *figures))
+        rows.append((str(place), layouts[place - 1], f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib, *figures))
     if answer["plans"]:
         titled(out, "Assumed", assumed_lines(answer["plans"][0]["question"]["assumed"]))
     table(rows, "", "layout", "s/step", "MFU", "GiB", *plan_budget_titles(answer["plans"]))
@@ -158,6 +158,23 @@ def plan(answer: Answer, found: Any) -> None:
     titled(out, "Findings", finding_lines(answer.get("findings", []), answer.get("repair")))
     titled(out, "Repair", repair_lines(answer))
     out.print(f"[dim]{answer['searched']:,} legal layouts scored[/]")
+
+
+def _distinct_layouts(plans: Sequence[Answer]) -> list[str]:
+    """Return the layout of each plan on one line; those that read the same with the fields in which they differ."""
+    found = [layout_summary(p["layout"], p["question"]["engine"]) for p in plans]
+    for text in {one for one in found if found.count(one) > 1}:
+        places = [place for place, one in enumerate(found) if one == text]
+        old = {c["field"]: c["from"] for place in places for c in plans[place]["changes"]}
+        values = {place: old | {c["field"]: c["to"] for c in plans[place]["changes"]} for place in places}
+        differing = [field for field in old if len({str(values[place][field]) for place in places}) > 1]
+        for place in places:
+            found[place] = " · ".join([text, *(f"{one}={_typed_value(values[place][one])}" for one in differing)])
+    return found
+
+
+def _typed_value(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def size(answer: Answer, found: Any) -> None:

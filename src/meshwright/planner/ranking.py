@@ -101,8 +101,14 @@ def _blocked(question: Question, overrides: Sequence[str], recipe: Recipe | None
 
 def _plans(baseline: Baseline, batches: list[ScoredBatch], top: int) -> tuple[Plan, ...]:
     """Return the fastest plans; first the layout published for this cluster if `recommend` keeps it."""
-    best = _fastest(batches, top)
-    plans = [plan_with(baseline, {**candidate.layout, **baseline.pinned}) for candidate in best]
+    best = _fastest(batches, CANDIDATES_PER_PLAN * top)
+    plans: list[Plan] = []
+    for candidate in best:  # what the engine runs instead, or the fastest kernels, may make two of them equal
+        one = plan_with(baseline, {**candidate.layout, **baseline.pinned})
+        if all(one.recipe != other.recipe for other in plans):
+            plans.append(one)
+        if len(plans) == top:
+            break
     if best and with_kept(baseline, best[0]):
         kept = plan_with(baseline, {})
         return tuple([kept, *(plan for plan in plans if plan.layout_dict() != kept.layout_dict())][:top])
