@@ -139,3 +139,32 @@ def test_the_history_of_an_instruction_is_part_of_the_conversation(here: Path, m
     refused = meshwright("check", other).out
     assert "column history must contain a list of [question, answer] pairs" in " ".join(refused.split())
     assert "q1" not in str(spans(other, "data.columns.history="))
+
+
+def test_a_run_is_compared_with_its_base_on_the_same_samples(here: Path, meshwright: Any) -> None:
+    rows = [said(("user", f"what is {i}?"), ("assistant", f"it is {i}.")) for i in range(20)]
+    data = write("chats.jsonl", *rows)
+    words = ("--dataset", data, *WORDS[:2], "data.seq_length=64", "data.validation_part=0.2")
+    train = ("train", PEFT, "--tiny", *words, "train.global_batch_size=4", "train.eval_every=1", "--out", "run")
+    done = meshwright(*train, "train.steps=2", "optimizer.lr=0.02")
+    assert done.code == 0, done.err
+    after, before = (meshwright("evaluate", "run", *more, "--json").json for more in ((), ("--base",)))
+    assert (after["samples"], after["part"], after["base"]) == (before["samples"], before["part"], None)
+    assert after["tokens"] == before["tokens"]
+    assert before["loss"] > after["loss"]
+    assert "the model that run started from" in meshwright("evaluate", "run", "--base").out
+    base = before["base"]
+    alone = meshwright("evaluate", base, *words, "--json").json
+    assert alone["loss"] == pytest.approx(before["loss"])
+    assert (alone["tokens"], alone["part"]) == (before["tokens"], "20% held out")
+    whole = meshwright("evaluate", base, *words[:-1], "--json").json
+    assert (whole["samples"], whole["part"]) == (20, "")
+    assert "--base" in meshwright("evaluate", base, *words, "--base").err
+    assert "names other data" in meshwright("evaluate", base, *words, "data.dataset=mock").err
+    write("chats.jsonl", *(said(("user", f"and {i}?"), ("assistant", f"it is {i}.")) for i in range(20)))
+    resumed = meshwright(*train, "train.steps=3", "optimizer.lr=0.02", "--accept-changes")
+    assert "the data changed, so chats.jsonl (20% held out) are other samples now" in resumed.err
+    said_twice = [library.generate(base, one, max_tokens=1) for one in ("hi", [{"role": "user", "content": "hi"}])]
+    assert said_twice[0].prompt_tokens == said_twice[1].prompt_tokens
+    with pytest.raises(library.MeshwrightError, match="a list must have messages"):
+        library.generate(base, ["hi"])

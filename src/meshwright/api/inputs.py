@@ -78,6 +78,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     max_bytes: int = NAME_BYTES
     max_entries: int | None = None
     absent: Any = None  # value on a surface that sends none; the field's default is for Python callers
+    objects: bool = False  # Python callers may give a list of objects
     any_text: bool = False  # line breaks and control characters allowed
     file_name: bool = False  # a plain file name
     override: str = ""  # key of the recipe field that it sets, as KEY=VALUE does
@@ -297,7 +298,8 @@ def validated(request: R, surface: Surface = "cli") -> R:
         if value is None:
             continue
         limits = field.input
-        if limits.positional and not field.repeated and isinstance(value, COLLECTIONS):
+        objects = limits.objects and isinstance(value, list)
+        if limits.positional and not field.repeated and isinstance(value, COLLECTIONS) and not objects:
             reason = f"takes one value, not a {type(value).__name__}"
             raise InputError(reason, field=field.name, value=str(value), fix=field.fix(surface))
         for one in value if field.repeated else (value,):

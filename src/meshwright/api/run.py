@@ -392,6 +392,7 @@ class EvaluateResponse(Response, frozen=True, kw_only=True):
     seq_length: int | None
     held_out: bool
     ranks: int
+    base: str | None
 
 
 class ConvertResponse(Response, frozen=True, kw_only=True):
@@ -438,8 +439,19 @@ def generate(request: requests.Generate) -> GenerateResponse:
     asking = GenerateOptions(
         request.max_tokens, request.temperature, request.top_p, request.seed, request.chat, request.system
     )
-    done = sample(request.source, request.prompt, asking, request.checkpoint)
-    return copied(GenerateResponse, done, prompt=request.prompt)
+    prompt = _prompt_text(request.prompt)
+    done = sample(request.source, prompt, asking, request.checkpoint)
+    return copied(GenerateResponse, done, prompt=prompt)
+
+
+def _prompt_text(prompt: str | list[dict[str, Any]]) -> str:
+    """Return a prompt as text: messages as JSON, as the command line takes them."""
+    if not isinstance(prompt, list):
+        return str(prompt)
+    if not prompt or not all(isinstance(one, dict) and "role" in one for one in prompt):
+        reason, fix = "a list must have messages with role and content", '[{"role": "user", "content": "Hi"}]'
+        raise InputError(reason, field="prompt", value=str(prompt), fix=(fix,))
+    return msgspec.json.encode(prompt).decode()
 
 
 @verb(requests.Evaluate, ENGINE)
@@ -456,6 +468,7 @@ def evaluate(request: requests.Evaluate) -> EvaluateResponse:
         answers=request.answers,
         overrides=request.overrides,
         which=request.checkpoint,
+        base=request.base,
     )
     return copied(EvaluateResponse, done, source=request.source)
 

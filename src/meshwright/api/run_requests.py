@@ -316,11 +316,12 @@ class Generate(Request, frozen=True):
 
     source: Source
     prompt: Annotated[
-        str,
+        str | list[dict[str, Any]],
         Input(
             help='Prompt, or a JSON list of messages: [{"role": "user", "content": "Hi"}].',
             positional=True,
             metavar="PROMPT",
+            objects=True,
             any_text=True,
             max_bytes=1 << 20,
             surfaces=CLI,
@@ -348,6 +349,7 @@ class Evaluate(Request, frozen=True):
 
     source: Source
     dataset: Annotated[str | None, path("Dataset; the run's held-out samples by default.", "DATA")] = None
+    base: Annotated[bool, flag("Evaluate the model that the run started from, on the same samples.")] = False
     answers: Annotated[bool, flag("Count only the answers of conversations, for a model folder.")] = False
     samples: Annotated[int | None, count("Number of samples; all by default, at most 4096.")] = None
     checkpoint: Which | None = None

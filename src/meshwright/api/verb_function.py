@@ -20,7 +20,7 @@ def _type_label(field: Field) -> str:
     label = (
         "Mapping[str, object] | " * (field.name == "overrides") + "Sequence[str]"
         if field.repeated
-        else " | ".join(one.__name__ for one in field.types) or "object"
+        else " | ".join(one.__name__ for one in field.types) + " | list[dict]" * field.input.objects or "object"
     )
     return label if field.required or field.repeated or field.python_default is not None else f"{label} | None"
 

@@ -134,6 +134,8 @@ def evaluate(answer: Answer, found: Any) -> None:
     if answer["perplexity"] is not None:
         measured = f"perplexity {answer['perplexity']:.4g} ({measured})"
     part = f" ({answer['part']})" if answer["part"] else ""
+    if answer["base"]:
+        console().print(f"{escape(answer['base'])}, the model that {escape(answer['source'])} started from:")
     console().print(
         f"{measured} over {answer['tokens']:,} tokens of {plural(answer['samples'], 'sample')} of "
         f"{escape(answer['dataset'])}{escape(part)}"

@@ -96,10 +96,18 @@ class Validation:
         done = bool(self.state.records) and self.state.records[-1].step >= step
         return bool(train.eval_every) and not done and (step % train.eval_every == 0 or step == train.steps)
 
-    def restore(self, saved: ValidationState) -> None:
+    def restore(self, saved: ValidationState, data_changed: bool = False) -> None:
         """Continue from a checkpoint; with other validation data, the best loss starts anew."""
+        data = self.recipe.data
         if not self.recipe.train.eval_every:
             self.state = saved
+        elif saved.records and data_changed and data.validation_part and not data.validation:
+            self.state = msgspec.structs.replace(self.state, records=saved.records)
+            if self.first:
+                warn(
+                    f"validation: the data changed, so {self.name} are other samples now, some of which were trained "
+                    "on: the best loss starts anew; data.validation=FILE keeps the samples"
+                )
         elif not saved.records or (saved.dataset, saved.samples) == (self.name, self.source.size):
             self.state = msgspec.structs.replace(saved, dataset=self.name, samples=self.source.size)
         else:

@@ -237,7 +237,7 @@ class _Run:
                 if self.process.rank == 0:
                     log(f"resuming after step {state.step}: {self.resumed_from}")
                 self.guard.skipped_in_a_row = state.skipped_in_a_row
-                self.validation.restore(state.validation)
+                self.validation.restore(state.validation, self.checkpoints.data_changed(state))
             if self.process.rank == 0:
                 keep_template(self.spec.recipe, Path(self.spec.folder))
             if self.spec.recipe.checkpoint.save_every:

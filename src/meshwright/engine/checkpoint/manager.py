@@ -73,6 +73,11 @@ class Checkpoints:
         self.saver.last, self.skipped_in_a_row = state.step, state.skipped_in_a_row
         return state
 
+    def data_changed(self, saved: State) -> bool:
+        """Return whether the contents of the datasets differ from those of a checkpoint, where both are known."""
+        before, now = ([one.hash for one in data.values()] for data in (saved.data, self.data))
+        return bool(before and now) and before != now
+
     def save(self, step: int, wait: bool = False, read_back: bool = True) -> None:
         """Save the state after `step` steps."""
         self.saver.save(self._state(step), wait, read_back)

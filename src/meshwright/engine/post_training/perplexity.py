@@ -24,6 +24,7 @@ from meshwright.engine.post_training.open_checkpoint import (
     FoundCheckpoint,
     base_model_of,
     find_checkpoint,
+    initial_weights_of,
     recipe_of,
     require_tokenizer,
     resolve_checkpoint,
@@ -59,6 +60,7 @@ class EvaluateResult(msgspec.Struct, frozen=True):
     held_out: bool  # whether the samples were held out from training
     ranks: int
     step: int | None  # of the checkpoint; None for a model folder
+    base: str | None = None  # the model that the run started from, if that was evaluated
 
 
 def evaluate(
@@ -70,17 +72,25 @@ def evaluate(
     answers: bool = False,
     overrides: Sequence[str] = (),
     which: str | None = None,
+    base: bool = False,
 ) -> EvaluateResult:
-    """Evaluate a run, a checkpoint or a model folder on a dataset; by default on a run's held-out data."""
+    """Evaluate a run, a checkpoint or a model folder on a dataset; by default on a run's held-out data.
+
+    With `base`, the model is the one that the run started from.
+    """
     found = find_checkpoint(path, which)
     with ExitStack() as stack:
         recipe, step = _recipe_of(found, path, dataset, answers)
-        folder = stack.enter_context(as_model_folder(str(found.path), merged=True)).resolve()
+        source = _base_folder(found, recipe, path) if base else found.path
+        folder = stack.enter_context(as_model_folder(str(source), merged=True)).resolve()
         process = detect()
         world = nproc or (process.world if process else 1)
-        recipe = override.apply(_for_evaluation(recipe, folder, world), overrides)
+        recipe = _for_evaluation(recipe, folder, world)
         if dataset is not None:
             recipe = _on_all_of(recipe, dataset)
+        recipe = override.apply(recipe, overrides)
+        if dataset is not None:
+            _refuse_other_data(recipe.data, dataset)
         _require_tokenizer(recipe, folder, path)
         held_out = held_out_set(recipe)
         if held_out is None:
@@ -89,7 +99,7 @@ def evaluate(
         measured = _measure(recipe, folder, world, nproc, samples)
         return EvaluateResult(
             dataset=held_out.dataset,
-            part="" if dataset is not None and not is_mock(dataset) else held_out.part,
+            part="" if recipe.data.validation_part == 1 and not is_mock(held_out.dataset) else held_out.part,
             perplexity=None if is_diffusion(recipe) else perplexity(measured.loss),
             loss=measured.loss,
             samples=measured.samples,
@@ -98,7 +108,8 @@ def evaluate(
             seq_length=None if is_diffusion(recipe) else recipe.data.seq_length,
             held_out=dataset is None,
             ranks=data_ranks(recipe.layout, world),
-            step=step,
+            step=None if base else step,
+            base=str(source) if base else None,
         )
 
 
@@ -156,9 +167,31 @@ def has_conversations(dataset: str) -> bool:
 
 
 def _on_all_of(recipe: Recipe, dataset: str) -> Recipe:
-    """Return the recipe with all of a dataset held out."""
+    """Return the recipe with all of a dataset held out; overrides may change that."""
     data = msgspec.structs.replace(recipe.data, dataset=dataset, blend={}, validation="", validation_part=1.0)
     return msgspec.structs.replace(recipe, data=data)
+
+
+def _refuse_other_data(data: Data, dataset: str) -> None:
+    """Raise if an override names other data than --dataset."""
+    if data.blend or data.dataset != dataset:
+        field, value = ("data.blend", ",".join(data.blend)) if data.blend else ("data.dataset", data.dataset)
+        fix = ("without --dataset", f"without {field}")
+        raise InputError(f"--dataset {dataset} names other data", field=field, value=value, fix=fix)
+
+
+def _base_folder(found: FoundCheckpoint, recipe: Recipe, path: str) -> Path:
+    """Return the folder with the weights that a run or adapters started from."""
+    if found.type == "adapters":
+        return base_model_of(found.path)
+    if found.type != "checkpoint":
+        reason = "a model folder does not name the model that it was trained from"
+        raise InputError(reason, field="--base", value=path, fix=("use the --out folder of `meshwright train`",))
+    folder = initial_weights_of(resolve_checkpoint(found), recipe)
+    if folder is None:
+        reason = "the run started from random weights, not from a model"
+        raise InputError(reason, field="--base", value=path, fix=("without --base",))
+    return folder
 
 
 def _no_held_out_data(data: Data, path: str) -> InputError:
