@@ -64,7 +64,7 @@ BRIDGE = "torchrun --nproc-per-node=8 scripts/training/run_recipe.py --recipe ll
         (MEGATRON + "--save /scratch/ckpt", "megatron-lm", {}),
         (MEGATRON + "--save /scratch/ckpt", "automodel", {"save": "/scratch/ckpt"}),
         (MEGATRON + "--save /scratch/a --load /scratch/a", "automodel", {"save": "/scratch/a", "load": "/scratch/a"}),
-        (MEGATRON + "--save /scratch/b --load /scratch/a", "megatron-lm", {"load": "/scratch/a"}),
+        (MEGATRON + "--save /scratch/b --load /scratch/a", "megatron-lm", {}),
         (MEGATRON + "--save /scratch/b --load /weights --finetune", "megatron-lm", {}),
         (MEGATRON + "--save checkpoints/job --load checkpoints/job", "automodel", {}),
         (BRIDGE + "checkpoint.save=/scratch/ckpt", "megatron-lm", {"checkpoint.save": "/scratch/ckpt"}),

@@ -265,8 +265,8 @@ def export_into(
     shape = None if job.imported is None else job.model
     read = job.imported
     job.require_length()
-    dropped = job.dropped(theirs)
     same = read is not None and read.framework.name == theirs.name
+    dropped = () if same else job.dropped(theirs)
     recipe = job.on(theirs.engine) if same else without_folder(job.on(theirs.engine), read)
     recipe = other_frameworks.with_full_paths(recipe) if folder else recipe
     checked = check_recipe(recipe, request.gpus, theirs.engine, request.overrides, advice=False, model=shape)
@@ -288,6 +288,14 @@ def export_into(
         if version not in written.versions:
             raise _no_version(job, theirs, version, checked)
         written = frameworks.in_version(theirs, written, version, named, checked.model, checked.cluster)
+    if read is not None and same:
+        patched = (
+            None
+            if version and anywhere
+            else frameworks.patch(read, written, named, checked.model, checked.cluster, job=anywhere)
+        )
+        dropped = job.dropped(theirs, None if patched is None else patched.lost)
+        written = written if patched is None else patched.written
     engine = frameworks.exported_engine(theirs, written, checked.model)
     if engine != checked.engine:  # the findings are those of the file that was written
         recipe = without_folder(job.on(engine), None if same else read)

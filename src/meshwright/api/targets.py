@@ -91,13 +91,18 @@ class Job(msgspec.Struct, frozen=True):
         path = self.imported.content.path
         return f"{path} trains a model that no catalogue model is in other sizes, so our engine cannot build it"
 
-    def dropped(self, to: Framework | None = None) -> tuple[DroppedSetting, ...]:
-        """Return the settings that do not survive an export, or an import; raise InputError if they are the model's."""
+    def dropped(
+        self, to: Framework | None = None, lost: tuple[DroppedSetting, ...] | None = None
+    ) -> tuple[DroppedSetting, ...]:
+        """Return the settings that do not survive an export, or an import; raise InputError if they are the model's.
+
+        `lost` are those of an export that keeps the file's own settings.
+        """
         read = self.imported
         if read is None:
             return ()
         same = to is not None and read.framework.name == to.name
-        found = frameworks.dropped_settings(read.framework, read.content, same)
+        found = frameworks.dropped_settings(read.framework, read.content, same) if lost is None else lost
         if "--model" not in self.words:  # else the user names the model
             frameworks.require_model(read.framework, found)
         return found

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal, get_args
 
+from meshwright.config_io.edit import edit
 from meshwright.config_io.nodes import Leaf, Node, check_text, flatten, join_key, line_numbers, parse_error, to_plain
 from meshwright.config_io.text import read_text
 from meshwright.errors import unknown
 
-__all__ = ["FORMATS", "Format", "Leaf", "join_key", "parse_leaves", "parse_tree", "read_text"]
+__all__ = ["FORMATS", "Format", "Leaf", "edit", "join_key", "parse_leaves", "parse_tree", "read_text"]
 
 Format = Literal["yaml", "toml", "json"]
 FORMATS: tuple[Format, ...] = get_args(Format)

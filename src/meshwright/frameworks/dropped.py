@@ -74,7 +74,7 @@ def dropped_settings(framework: Framework, content: Content, same: bool = False)
     value: they follow from the model, such as its RoPE base. An export for the `same` framework keeps folders.
     """
     settings = framework.parse(content).settings
-    found = list(_lost_folders(framework, content, settings, same))
+    found = list(lost_folders(framework, content, settings, same))
     listed = {one.key for one in found}
     again = _exported_again(framework, content)
     found += [one for one in _other_positions(settings, again) if one.key not in listed]
@@ -158,7 +158,7 @@ def _text(setting: SourcedValue | None) -> str | None:
     return None if setting is None else text_of(setting.value)
 
 
-def _lost_folders(framework: Framework, content: Content, settings: Any, same: bool) -> Iterator[DroppedSetting]:
+def lost_folders(framework: Framework, content: Content, settings: Any, same: bool) -> Iterator[DroppedSetting]:
     """Yield the folders of checkpoints that are not kept: an export for the same framework keeps them."""
     keys = FOLDERS.get(framework.key_map, ("", "", ""))
     save, load, finetune = (settings.get(key) for key in keys)

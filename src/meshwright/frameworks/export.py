@@ -145,7 +145,7 @@ def differences(
         and not (key in NAMED_BY_MODEL and not field_value(recipe, key) and field_value(found, key) in own)
         and not (key == "data.tokenizer" and not found.data.tokenizer and recipe.data.tokenizer in own)
         and not (key == "layout.pp_micro_batches" and same_passes(found, recipe, on.world))
-        and not _is_same(key, field_value(found, key), field_value(recipe, key))
+        and not is_same(key, field_value(found, key), field_value(recipe, key))
         and key in recipe_fields()
     )
 
@@ -171,7 +171,7 @@ KEPT = {"checkpoint.keep": _kept, "checkpoint.milestone_every": _milestones, "ch
 """Settings that mean the same if the same checkpoints are written and kept."""
 
 
-def _is_same(key: str, found: Any, wanted: Any) -> bool:
+def is_same(key: str, found: Any, wanted: Any) -> bool:
     """Return whether an exported value is the recipe's; adapter targets may be written as groups or as names."""
     if key != "peft.targets":
         return same_value(found, wanted)

@@ -23,6 +23,7 @@ from meshwright.frameworks.to_recipe import ImportedRecipe, complete, import_rec
 from meshwright.models import ModelSpec, names
 from meshwright.planner.plan import OPEN_LENGTH
 from meshwright.recipes import overrides as override
+from meshwright.recipes.case import resized
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.model_changes import NUMBERS, published_numerics, sizes
 from meshwright.recipes.types import Architecture, Goal, Recipe, field_value, recipe_fields
@@ -45,12 +46,20 @@ class ImportedFile(msgspec.Struct, frozen=True):
     settings: ImportedRecipe
     assumed: tuple[Assumption, ...]
     resolvable: bool  # whether recipe.model can be opened; otherwise only `model` has the shape
+    given_model: str | None = None  # how the recipe refers to a model that the caller gives in place of the file's
 
     @property
     def rejected(self) -> tuple[Finding, ...]:
         """Settings with an error that were therefore not imported."""
         found = (*self.settings.parsed.findings, *self.settings.mapped.findings)
         return tuple(one for one in found if one.severity == "error")
+
+    def without_overrides(self, on: Cluster) -> tuple[Recipe, ModelSpec]:
+        """Return the recipe and the model of the file as it is, on a cluster."""
+        mapped, parsed = self.settings.mapped.recipe, self.settings.parsed
+        model = self.model if parsed.model is None else resized(mapped, parsed.model)
+        settings = msgspec.structs.replace(self.settings, recipe=mapped, model=model)
+        return _named_recipe(settings, model, self.content.path, on, self.recipe.cluster, self.given_model)[0], model
 
 
 def import_file(
@@ -78,11 +87,9 @@ def import_file(
         raise InputError(reason, field="model", fix=("--model llama3-8b", "--model ./config.json"))
     on, assumed = _cluster(content.path, settings, gpus)
     checked = check(framework, content, gpus=gpus or str(on), model=spec, overrides=overrides, goal=goal, count=count)
-    named = msgspec.structs.replace(complete(settings, on), cluster=_cluster_reference(on, gpus))
-    if named.name == UNNAMED or not _NAME.fullmatch(named.name):
-        named = msgspec.structs.replace(named, name=Path(content.path).stem)
-    named = _without_irrelevant(named, settings.model)
-    named, resolvable = referring(named, settings, None if model is None else model[1])
+    given = None if model is None else model[1]
+    reference = _cluster_reference(on, gpus)
+    named, resolvable = _named_recipe(settings, settings.model, content.path, on, reference, given)
     return ImportedFile(
         framework=framework,
         content=content,
@@ -98,7 +105,18 @@ def import_file(
             *_assumed_goal(settings, goal),
         ),
         resolvable=resolvable,
+        given_model=given,
     )
+
+
+def _named_recipe(
+    settings: ImportedRecipe, model: ModelSpec, path: str, on: Cluster, cluster: str, given: str | None
+) -> tuple[Recipe, bool]:
+    """Return the recipe of a file with its name and a reference to its model, and whether there is one."""
+    named = msgspec.structs.replace(complete(settings, on), cluster=cluster)
+    if named.name == UNNAMED or not _NAME.fullmatch(named.name):
+        named = msgspec.structs.replace(named, name=Path(path).stem)
+    return referring(_without_irrelevant(named, model), settings, given)
 
 
 NAMES = ("pretrained_model_name_or_path", "hf_model_id", "name_or_path")

@@ -44,9 +44,14 @@ SHELL_CHARACTERS = re.compile(r"[|&;<>()*?\[\]#~!`\s]")
 """Characters of a value that a shell would interpret; a variable such as $DATA is meant as one."""
 
 
+def flag_of(key: str) -> str:
+    """Return the flag of a key."""
+    return next((flag for flag in WITH_UNDERSCORE if key_of(flag) == key), "--" + key.replace("_", "-"))
+
+
 def format_flag(key: str, value: Any) -> str:
     """Format a setting as on the command line."""
-    flag = "--" + key.replace("_", "-")
+    flag = flag_of(key)
     if value is None or value is False:
         return f"without {flag}"
     if value is True:

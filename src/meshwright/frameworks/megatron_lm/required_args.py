@@ -166,6 +166,8 @@ TOKENIZER_MODELS = (
     "GPTSentencePieceTokenizer", "Llama2Tokenizer", "Llama3Tokenizer",
 )  # fmt: skip
 """Tokenizers that are built from --tokenizer-model."""
+SENTENCEPIECE, SENTENCEPIECE_TOKENIZER = ".model", "Llama2Tokenizer"
+"""Suffix of SentencePiece files, and the tokenizer that reads Llama's."""
 TOKENIZER_FILES = {DEFAULT_TOKENIZER: ("vocab_file", "merge_file"), "BertWordPieceCase": ("vocab_file",)}
 
 
@@ -177,10 +179,25 @@ def no_tokenizer_type(ctx: RuleContext) -> Problem | None:
     if not named or ctx.is_set("padded_vocab_size"):
         return None
     model = get_text(ctx, "tokenizer_model")
-    fix = ("Llama2Tokenizer" if model.endswith(".model") else "HuggingFaceTokenizer") if model else "NullTokenizer"
+    fix = (
+        (SENTENCEPIECE_TOKENIZER if model.endswith(SENTENCEPIECE) else "HuggingFaceTokenizer")
+        if model
+        else "NullTokenizer"
+    )
     unused = format_flag(named, get_text(ctx, named) or get_int(ctx, named) or "N")
     message = f"without --tokenizer-type Megatron-LM uses {DEFAULT_TOKENIZER} and ignores {unused}"
     return Problem(message, (format_flag("tokenizer_type", fix),), key=named)
+
+
+def tokenizer_format(ctx: RuleContext) -> Problem | None:
+    """A SentencePiece file is no folder of a Hugging Face tokenizer, and no id on the hub."""
+    kind, model = get_text(ctx, "tokenizer_type"), get_text(ctx, "tokenizer_model")
+    if kind not in ("HuggingFaceTokenizer", "SFTTokenizer") or not model.endswith(SENTENCEPIECE):
+        return None
+    message = f"{kind} reads a folder or hub id of a Hugging Face tokenizer, and {model} is a SentencePiece file"
+    folder = format_flag("tokenizer_model", "FOLDER")
+    fix = folder if kind == "SFTTokenizer" else format_flag("tokenizer_type", SENTENCEPIECE_TOKENIZER)
+    return Problem(message, (fix,), key="tokenizer_type")
 
 
 def no_tokenizer_files(ctx: RuleContext) -> Problem | None:

@@ -120,6 +120,13 @@ RULES = (
         "the tokenizer's model or vocabulary is not named",
     ),
     _rule(
+        "tokenizer-format",
+        "tokenizer_type tokenizer_model",
+        required_args.tokenizer_format,
+        "an error of transformers while the tokenizer is built",
+        "each type of tokenizer reads its own files",
+    ),
+    _rule(
         "position-embeddings",
         "max_position_embeddings seq_length",
         required_args.position_embeddings,

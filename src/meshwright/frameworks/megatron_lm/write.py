@@ -6,14 +6,18 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
+
 from meshwright.clusters import Cluster
 from meshwright.display import plural
 from meshwright.frameworks.common import random_data_notes
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import needs_converted, shell_word
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, without_defaults
+from meshwright.frameworks.megatron_lm.arguments import flag_of
 from meshwright.frameworks.megatron_lm.layouts import BLACKWELL, CONNECTIONS
 from meshwright.frameworks.megatron_lm.numerics import ARRAY, numeric_flags, numeric_notes
+from meshwright.frameworks.megatron_lm.required_args import SENTENCEPIECE, SENTENCEPIECE_TOKENIZER
 from meshwright.frameworks.megatron_lm.sizes import is_hybrid, model_flags
 from meshwright.frameworks.megatron_lm.techniques import OFFLOAD_V1, OFFLOADED_EXPERT_MODULES, OFFLOADED_MODULES
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
@@ -96,6 +100,26 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clust
         unmapped=(*unmapped, *rejected),
         notes=tuple(_notes(recipe, model)),
     )
+
+
+def with_flags(
+    framework: Framework,
+    written: ExportedConfig,
+    flags: Mapping[str, Any],
+    env: Mapping[str, str],
+    recipe: Recipe,
+    cluster: Cluster,
+) -> ExportedConfig:
+    """Return an export with other flags and another environment."""
+    flags = {key: flags[key] for keys in _groups(flags).values() for key in keys}
+    script = written.program.argv[0]
+    argv = (script, *(word for key, value in flags.items() for word in _argv(key, value)))
+    variables = {
+        name: what for name, what in written.program.variables.items() if any(f"${{{name}}}" in word for word in argv)
+    }
+    text = _text(flags, recipe, framework, cluster, env, script, variables)
+    program = Program(argv=argv, env=env, variables=variables)
+    return msgspec.structs.replace(written, files={next(iter(written.files)): text}, program=program)
 
 
 class Retention(NamedTuple):
@@ -196,8 +220,10 @@ def _tokenizer(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
     if recipe.data.dataset == "mock" and not recipe.data.blend and not recipe.data.tokenizer:
         yield "tokenizer_type", "NullTokenizer"
         return
-    yield "tokenizer_type", "SFTTokenizer" if recipe.goal == "sft" else "HuggingFaceTokenizer"
-    yield "tokenizer_model", recipe.data.tokenizer or model.hf_id or None
+    named = recipe.data.tokenizer or model.hf_id or None
+    plain = SENTENCEPIECE_TOKENIZER if named and named.endswith(SENTENCEPIECE) else "HuggingFaceTokenizer"
+    yield "tokenizer_type", "SFTTokenizer" if recipe.goal == "sft" else plain
+    yield "tokenizer_model", named
 
 
 def _environment(recipe: Recipe, cluster: Cluster) -> Iterator[tuple[str, str]]:
@@ -232,7 +258,7 @@ def _notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
 
 def _argv(key: str, value: Any) -> list[str]:
     """Return a flag and its values as command-line arguments."""
-    flag = "--" + key.replace("_", "-")
+    flag = flag_of(key)
     if value is True:
         return [flag]
     values = value if isinstance(value, list | tuple) else [value]

@@ -1,0 +1,306 @@
+"""Export a file for its own framework: the user's file, with only those settings changed that a request changes.
+
+The settings of two exports are compared: of the recipe as imported, and of the requested one. A key with the same value
+in both keeps the file's value, or stays absent; the others get the requested value. The result is read back: where the
+file's values make another recipe, those of the export are written.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+from msgspec import UNSET
+
+from meshwright import config_io
+from meshwright.clusters import Cluster, cluster
+from meshwright.errors import InputError
+from meshwright.frameworks.dropped import FOLDERS, STRUCTURED, DroppedSetting, lost_folders
+from meshwright.frameworks.export import differences, is_same, read_back, write
+from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.import_file import ImportedFile
+from meshwright.frameworks.load import content_of, open_file
+from meshwright.frameworks.mapping import text_of
+from meshwright.frameworks.types import ExportedConfig, Settings, SourcedValue
+from meshwright.models import ModelSpec
+from meshwright.recipes.key_maps import composite_keys, config_keys
+from meshwright.recipes.types import Recipe, field_value, recipe_fields
+
+OF_THE_LAUNCHER = re.compile(
+    r"MASTER_(ADDR|PORT)|(NODE_|LOCAL_|GROUP_)?RANK|(LOCAL_)?WORLD_SIZE|N?NODES|NNODES|NUM_NODES|N?GPUS?(_PER_NODE)?"
+    r"|NPROC(_PER_NODE)?|HEAD_NODE|CUDA_VISIBLE_DEVICES|(PYTHON|LD_LIBRARY_)?PATH|HOME|PWD|SHELL|USER|SLURM_\w+"
+    r"|CONFIG(_FILE)?|MODULE|LOG_RANK|MEGATRON_LM_DIR|PRETRAINED_CHECKPOINT"
+)
+"""Variables that the job of an export sets itself, or that name parts of it."""
+ROUNDS = 3
+
+
+class Patched(NamedTuple):
+    """An export with the file's own settings, and those of them that are lost."""
+
+    written: ExportedConfig
+    lost: tuple[DroppedSetting, ...]
+
+
+def patch(
+    imported: ImportedFile, target: ExportedConfig, recipe: Recipe, model: ModelSpec, on: Cluster, *, job: bool
+) -> Patched | None:
+    """Return an export for the file's own framework with the file's settings; None if it has to be written anew.
+
+    A `job` saves and resumes where the export says so, if the file does not say it.
+    """
+    framework, file = imported.framework, _source(imported)
+    if file is None:
+        return None
+    own = _own_cluster(imported, on)
+    try:
+        base = write(framework, *imported.without_overrides(own), own)
+        before, after = file.settings_of(base), file.settings_of(target)
+        known = {one.field for one in differences(framework, target, recipe, model, on)}
+        refused = {one.field for one in imported.rejected}
+        requested = {key for key in (*before, *after) if before.get(key, UNSET) != after.get(key, UNSET)}
+        requested |= {key for key, one in file.settings.items() if one.unresolved or key in refused}
+        if job:
+            requested |= _of_the_job(framework, file.settings, after)
+        changed = set(requested)
+        for _ in range(ROUNDS):
+            changes = _changes(framework, file.settings, before, after, changed)
+            written = file.patched(target, {**file.given, **changes}, recipe, on)
+            differing = {one.field for one in differences(framework, written, recipe, model, on)} - known
+            if not differing:
+                return _result(imported, file, base, target, written, recipe, model, on, requested, changed)
+            more = {key for field in differing for key in _keys_of(framework, field)} - changed
+            if not more:
+                return None
+            changed |= more
+    except InputError:
+        return None
+    return None
+
+
+class _File(Protocol):
+    """A file of the user: its settings, those of an export, and an export with the file's settings."""
+
+    settings: Settings
+    given: Mapping[str, Any]  # settings of a command that starts the file
+
+    def settings_of(self, written: ExportedConfig) -> dict[str, Any]: ...
+
+    def patched(
+        self, target: ExportedConfig, changes: Mapping[str, Any], recipe: Recipe, on: Cluster
+    ) -> ExportedConfig: ...
+
+
+class _ConfigFile:
+    """A TOML, YAML or JSON file, whose text is edited."""
+
+    def __init__(self, content: Content, command: Settings) -> None:
+        self.content = content
+        self.given: Mapping[str, Any] = {key: _literal(one.value) for key, one in command.items()}
+        self.settings: Settings = {**content.settings, **command}
+
+    def settings_of(self, written: ExportedConfig) -> dict[str, Any]:
+        name, text = next(iter(written.files.items()))
+        return {key: one.value for key, one in content_of(text, name).settings.items()}
+
+    def patched(
+        self, target: ExportedConfig, changes: Mapping[str, Any], recipe: Recipe, on: Cluster
+    ) -> ExportedConfig:
+        different = {key: value for key, value in changes.items() if self._value(key) != value}
+        text = config_io.edit(self.content.text, self.content.format, different)
+        first, *others = target.files
+        theirs = {key: one.value for key, one in content_of(text, first).settings.items()}
+        paths = {
+            path: str(theirs[key]) for key, path in self.settings_of(target).items() if _is_path(path, theirs, key)
+        }
+        files = {first: text, **{name: _replaced(target.files[name], paths) for name in others}}
+        return msgspec.structs.replace(target, files=files)
+
+    def _value(self, key: str) -> Any:
+        return self.content.settings[key].value if key in self.content.settings else UNSET
+
+
+class _FlagScript:
+    """A script of Megatron-LM, which is written anew with the file's flags and environment."""
+
+    def __init__(self, imported: ImportedFile) -> None:
+        parsed = imported.settings.parsed
+        self.framework = imported.framework
+        self.settings: Settings = {key: one for key, one in parsed.settings.items() if key != "*"}
+        self.given: Mapping[str, Any] = {}
+        self.env = variables(parsed.env)
+
+    def settings_of(self, written: ExportedConfig) -> dict[str, Any]:
+        from meshwright.frameworks.megatron_lm.arguments import parse_args
+
+        words = [SourcedValue(word, 0, "") for word in written.program.argv[1:]]
+        return {key: one.value for key, one in parse_args(words).settings.items()}
+
+    def patched(
+        self, target: ExportedConfig, changes: Mapping[str, Any], recipe: Recipe, on: Cluster
+    ) -> ExportedConfig:
+        from meshwright.frameworks.megatron_lm.write import with_flags
+
+        flags = {**{key: one.value for key, one in self.settings.items()}, **changes}
+        kept = {key: value for key, value in flags.items() if value is not UNSET}
+        env = {**target.program.env, **self.env}
+        return with_flags(self.framework, target, kept, env, recipe, on)
+
+
+def _is_path(path: Any, theirs: Mapping[str, Any], key: str) -> bool:
+    """Return whether a value of an export is a path, and the file names another one for the same key."""
+    other = theirs.get(key)
+    return isinstance(path, str) and isinstance(other, str) and "/" in path and "/" in other and other != path
+
+
+def _replaced(text: str, paths: Mapping[str, str]) -> str:
+    """Return another file of the export, which names the same paths."""
+    for path, other in paths.items():
+        text = other.join(re.split(rf"(?<![\w./-]){re.escape(path)}(?![\w./-])", text))
+    return text
+
+
+def _source(imported: ImportedFile) -> _File | None:
+    """Return the file that has the settings: this one, or the config that a script names."""
+    content, parsed = imported.content, imported.settings.parsed
+    if imported.framework.key_map == "megatron_lm":
+        return _FlagScript(imported) if "yaml_cfg" not in parsed.settings else None
+    if content.settings:
+        return _ConfigFile(content, {})
+    names = {one.file for one in parsed.settings.values() if one.file != content.path}
+    if content.format != "shell" or len(names) != 1 or not (name := names.pop()).endswith(STRUCTURED):
+        return None
+    known = config_keys(imported.framework.key_map)
+    command = {key: one for key, one in parsed.settings.items() if one.file == content.path and key in known}
+    if imported.framework.key_map in ("deepspeed", "accelerate"):  # its arguments are those of the program
+        command = {}
+    try:
+        return _ConfigFile(open_file(Path(name)), command)
+    except InputError:
+        return None
+
+
+def variables(env: Settings) -> dict[str, str]:
+    """Return the variables that a script exports for its training, without those of the launcher."""
+    found = {name: one for name, one in env.items() if not one.unresolved and not OF_THE_LAUNCHER.fullmatch(name)}
+    return {name: text_of(one.value) for name, one in found.items() if text_of(one.value)}
+
+
+def _own_cluster(imported: ImportedFile, on: Cluster) -> Cluster:
+    """Return the GPUs that the file itself requests if its settings name them; otherwise the given ones."""
+    request = imported.settings.parsed.gpu_request
+    count, size = request.count, request.gpus_per_node
+    if imported.framework.key_map != "accelerate" or count is None or count == on.world:
+        return on
+    shape = f"{count // size}x{size}" if size and count % size == 0 else str(count)
+    try:
+        return cluster(f"{shape}x{on.gpu.name}")
+    except InputError:
+        return on
+
+
+def _keys_of(framework: Framework, field: str) -> set[str]:
+    """Return the keys that set a field, and those that are read together with them."""
+    found = {row.key for row in config_keys(framework.key_map).values() if row.field == field}
+    for one in composite_keys(framework.key_map):
+        if field in one.fields:
+            found |= set(one.keys)
+    return found
+
+
+def _alternatives(framework: Framework, key: str) -> set[str]:
+    """Return the keys that set the same fields as this one."""
+    row = config_keys(framework.key_map).get(key)
+    fields = {row.field} if row is not None and row.field else set()
+    for one in composite_keys(framework.key_map):
+        if key in one.keys:
+            fields |= set(one.fields)
+    return {other for field in fields for other in _keys_of(framework, field)}
+
+
+def _changes(
+    framework: Framework, settings: Settings, before: Mapping[str, Any], after: Mapping[str, Any], changed: set[str]
+) -> dict[str, Any]:
+    """Return the values to write, UNSET for a key to remove: other spellings of what changes go with it."""
+    found = {key: after.get(key, UNSET) for key in changed if key in settings or key in after}
+    for key in changed:
+        for other in _alternatives(framework, key) & settings.keys() - before.keys() - after.keys():
+            found[other] = UNSET
+    gone = {key.split(".")[0] for key in before if "." in key} - {key.split(".")[0] for key in after}
+    return found | {key: UNSET for key in settings if key.split(".")[0] in gone and key not in after}
+
+
+def _of_the_job(framework: Framework, settings: Settings, after: Mapping[str, Any]) -> set[str]:
+    """Return the keys of checkpoints that a job needs: absent ones, and all folders if it would not resume."""
+    table = config_keys(framework.key_map)
+    about = {row.key for row in table.values() if row.field.startswith("checkpoint.")}
+    for one in composite_keys(framework.key_map):
+        if any(field.startswith("checkpoint.") for field in one.fields):
+            about |= set(one.keys)
+    about |= {key for key in after if key.rsplit(".", 1)[0] == "checkpoint"}
+    found = {key for key in about & after.keys() if key not in settings}
+    load = FOLDERS.get(framework.key_map, ("", "", ""))[1]
+    if load in after and load in settings and text_of(settings[load].value) != text_of(after[load]):
+        found |= _alternatives(framework, load)
+    return found
+
+
+def _result(
+    imported: ImportedFile,
+    file: _File,
+    base: ExportedConfig,
+    target: ExportedConfig,
+    written: ExportedConfig,
+    recipe: Recipe,
+    model: ModelSpec,
+    on: Cluster,
+    requested: set[str],
+    changed: set[str],
+) -> Patched:
+    """Return the export with what it lists: only what the file's own settings do not have."""
+    framework = imported.framework
+    back = read_back(framework, written, model, on)
+    unmapped = tuple(
+        one
+        for one in written.unmapped
+        if one.field not in recipe_fields()
+        or not is_same(one.field, field_value(back, one.field), field_value(recipe, one.field))
+    )
+    result = file.settings_of(written)
+    anew = sorted(framework.display_key(key) for key in changed - requested if key in result or key in file.settings)
+    notes = [note for note in target.notes if note not in base.notes or "random tokens" in note]
+    if anew:
+        notes.append(f"{', '.join(anew)}: written as the recipe needs them, because the file's values contradict it")
+    program = written.program
+    env = {**program.env, **variables(imported.settings.parsed.env)}
+    written = msgspec.structs.replace(
+        written, unmapped=unmapped, notes=tuple(notes), program=msgspec.structs.replace(program, env=env)
+    )
+    return Patched(written, tuple(_lost(imported, file.settings, result)))
+
+
+def _lost(imported: ImportedFile, settings: Settings, result: Mapping[str, Any]) -> Sequence[DroppedSetting]:
+    """Return the settings that the result does not have, nor another one of the same field."""
+    refused = {one.field: one.message for one in imported.rejected}
+    folders = lost_folders(imported.framework, imported.content, settings, same=True)
+    found = [one for one in folders if text_of(result.get(one.key)) != text_of(one.value)]
+    for key, one in settings.items():
+        if key in result or (_alternatives(imported.framework, key) & result.keys()):
+            continue
+        if reason := one.unresolved or refused.get(key, ""):
+            found.append(DroppedSetting(key, one.value, reason, one.file, one.line))
+    return found
+
+
+def _literal(value: Any) -> Any:
+    """Return the value of a command's argument as a config has it: 8 and true are no texts there."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value.lower() if value in ("True", "False") else value)
+    except ValueError:
+        return value
