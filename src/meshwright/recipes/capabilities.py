@@ -84,6 +84,8 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
 FSDP2_ENGINES = ("meshwright", "torchtitan", "automodel", "kempnerforge", "fsdp1")
 PROGRAM_RECOMPUTES = ("fsdp1", "deepspeed")  # whose files leave it to the training program
 NOT_MESHWRIGHT = tuple(engine for engine in ENGINES if engine != "meshwright")
+REDUCES_IN_FP32 = ("torchtitan", "kempnerforge")
+NO_MTP = ("torchtitan", "automodel", "kempnerforge", "fsdp1", "deepspeed")
 NOT_MEGATRON = tuple(engine for engine in ENGINES if engine != "megatron")
 ONE_CHUNK = ("1f1b", "gpipe")
 SEVERAL_CHUNKS = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble")
@@ -486,10 +488,20 @@ CAPABILITIES: tuple[Capability, ...] = (
     Capability(
         field="reduce",
         name="reduction in bf16",
-        runs={"torchtitan": ("fp32",)},
-        instead={"torchtitan": "fp32"},
+        runs=dict.fromkeys(REDUCES_IN_FP32, ("fp32",)),
+        instead=dict.fromkeys(REDUCES_IN_FP32, "fp32"),
         ignored_rule="engine.reduces-in-fp32",
-        why={"torchtitan": "it reduces gradients in float32"},
+        why=dict.fromkeys(REDUCES_IN_FP32, "it reduces gradients in float32"),
+    ),
+    Capability(
+        field="mtp_loss",
+        name="training of multi-token prediction",
+        runs=dict.fromkeys(NO_MTP, (0.0,)),
+        instead=dict.fromkeys(NO_MTP, 0.0),
+        ignored_rule="engine.no-mtp",
+        applies=lambda c: c.model.mtp_layers > 0,
+        where="in models with MTP layers",
+        why=dict.fromkeys(NO_MTP, "it builds the model without these layers"),
     ),
     Capability(
         field="moments",

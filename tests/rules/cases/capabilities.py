@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..helpers import MIXTURE, STATE_SPACE, WINDOWED
+from ..helpers import LATENT, MIXTURE, STATE_SPACE, WINDOWED
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.ignores-defer-grad-sync": ({"pp": 2, "defer_grad_sync": False}, {"pp": 1}),
@@ -29,6 +29,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "engine.ignores-grads": ({"grads": "fp32", "reduce": "bf16"}, {"grads": "bf16"}),
     "engine.ignores-reduce": ({"compute": "fp32", "reduce": "bf16"}, {"compute": "bf16"}),
     "engine.reduces-in-fp32": ({"engine": "torchtitan", "reduce": "bf16"}, {"reduce": "fp32"}),
+    "engine.no-mtp": ({"engine": "automodel", "spec": LATENT, "mtp_loss": 0.1}, {"mtp_loss": 0.0}),
     "engine.ignores-moments": ({"optimizer_name": "adamw8bit", "moments": "bf16"}, {"optimizer_name": "adamw"}),
     "engine.ignores-pad-to-max-length": ({"pad_to_max_length": True}, {"engine": "megatron", "strategy": "zero1"}),
     # unused
