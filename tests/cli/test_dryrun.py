@@ -385,3 +385,27 @@ def test_recommend_without_prove_imports_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_another_engines_recipe_says_first_that_ours_was_executed_and_has_its_own_verdict(
+    meshwright: Any, fake_dry_run: Any, tmp_path: Path
+) -> None:
+    recipe = str(tmp_path / "q3.toml")
+    plan = ("recommend", "qwen3-30b-a3b", "--gpus", "16x8xH100", "--goal", "pretrain", "--engine", "megatron")
+    assert meshwright(*plan, "--save", recipe).code == 0
+    estimated = meshwright("estimate", recipe, "--gpus", "16x8xH100", "--json").json["estimate"]["memory_gib"]["total"]
+    fake_dry_run(dry_run_result(more=60.0))  # ours does not fit
+    words = ("dryrun", recipe, "--gpus", "16x8xH100")
+    text, found = meshwright(*words), meshwright(*words, "--json")
+    lines = text.out.splitlines()
+    assert lines[1].startswith(
+        "Engine   our engine was executed in place of megatron, with layout.strategy zero1 → fsdp2"
+    )
+    assert f"{estimated:.1f} of 79.7 GiB, an estimate: " in lines[2]
+    assert "does not fit (our engine, not megatron)" in text.out
+    assert "trust the dry run" not in text.out
+    other = found.json["other_engine"]
+    assert (other["engine"], other["fits"], found.json["fits"]) == ("megatron", True, False)
+    assert other["estimate_gib"] == pytest.approx(estimated, abs=1e-3)
+    assert (text.code, found.code) == (0, 0)  # Megatron's estimate fits
+    assert "other_engine" not in meshwright("dryrun", RECIPE, "--gpus", GPUS, "--json").json

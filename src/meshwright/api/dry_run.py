@@ -8,21 +8,21 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import clusters, extras
+from meshwright import clusters, costs, extras
 from meshwright.api import run_requests as requests
 from meshwright.api.resolve import assumed_in
 from meshwright.api.responses import MemoryGib, Part, Response
-from meshwright.api.targets import recipe_for
+from meshwright.api.targets import Job, job_for
 from meshwright.api.verb_function import verb
 from meshwright.clusters import Cluster
-from meshwright.dryrun.types import Collective, DryRun, Holder, Moment, Placement
+from meshwright.dryrun.types import Collective, DryRun, Holder, Moment, OtherEngine, Placement
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.models import find
-from meshwright.planner import Plan, with_fastest_micro_batch
+from meshwright.planner import Plan, case_of, with_fastest_micro_batch
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.engine_models import require_trained
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
 
 Progress = Callable[[str], None]  # called with a line per stage
 
@@ -33,13 +33,31 @@ DIGITS = 6  # decimals of a GiB: single bytes do not matter
 def dryrun(request: requests.DryRun) -> DryRun:
     """Execute a recipe's step at full size without GPUs: memory, FLOPs and traffic of every distinct rank."""
     options = {"framework": request.framework, "model": request.model}
-    found = recipe_for(request.recipe, request.goal, request.gpus, request.overrides, **options)
+    job = job_for(request.recipe, request.goal, request.gpus, request.overrides, **options)
     kept, auto = override.split_auto(request.overrides)
-    recipe = override.apply(found, kept)
+    recipe = override.apply(job.runnable(), kept)
     cluster = clusters.cluster(str(request.gpus) if request.gpus is not None else recipe.cluster)
     if auto:
         recipe = with_fastest_micro_batch(Case(recipe, model_of(recipe), cluster))
-    return _execute(recipe, cluster, request.exact, request.processes, request.progress)
+    found = _execute(recipe, cluster, request.exact, request.processes, request.progress)
+    return msgspec.structs.replace(found, other_engine=_other_engine(job, kept, recipe, cluster))
+
+
+def _other_engine(job: Job, overrides: Sequence[str], executed: Recipe, cluster: Cluster) -> OtherEngine | None:
+    """Return the engine that the target is for, with its own estimate, if that is not ours."""
+    if job.engine == ENGINES[0]:
+        return None
+    own = override.apply(job.recipe, overrides)
+    estimate = costs.estimate(case_of(own, job.model, cluster, job.engine))
+    keys = [key for key in recipe_fields() if field_value(own, key) != field_value(executed, key)]
+    return OtherEngine(
+        engine=job.engine,
+        changed=tuple(f"{key} {field_value(own, key)} → {field_value(executed, key)}" for key in keys),
+        estimate_gib=float(estimate.memory.total),
+        capacity_gib=float(estimate.memory.capacity),
+        fits=bool(estimate.fits),
+        fit=estimate.fit,
+    )
 
 
 def dryrun_plan(plan: Plan, *, exact: bool = False, progress: Progress | None = None) -> DryRun:
@@ -110,6 +128,7 @@ class RankPart(Part, frozen=True, kw_only=True):
 class DryRunResponse(Response, frozen=True, kw_only=True):
     """The memory of the worst rank, and every distinct rank."""
 
+    other_engine: OtherEngine | UnsetType = UNSET  # ours was executed in its place
     recipe: str
     model: str
     cluster: str
@@ -133,8 +152,8 @@ class DryRunResponse(Response, frozen=True, kw_only=True):
 
     @property
     def ok(self) -> bool:
-        """Return whether it fits."""
-        return self.fits
+        """Return whether it fits: by the estimate, if it is for an engine that was not executed."""
+        return self.fits if self.other_engine is UNSET else self.other_engine.fits
 
 
 def dryrun_response(found: DryRun, request: requests.DryRun | None = None, *, brief: bool = False) -> DryRunResponse:
@@ -144,6 +163,7 @@ def dryrun_response(found: DryRun, request: requests.DryRun | None = None, *, br
     shared = ("peak", "phases", "flops", "collectives", "holders", "timeline", "placement")
     response: DryRunResponse = _rounded(
         DryRunResponse(
+            other_engine=found.other_engine or UNSET,
             recipe=found.recipe,
             model=found.model,
             cluster=found.cluster,

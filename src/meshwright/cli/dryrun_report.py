@@ -38,6 +38,9 @@ def dryrun(answer: dict[str, Any], found: Any) -> None:
     """Print a dry run, the worst rank in full."""
     out = console()
     out.print(f"[bold green]{escape(answer['recipe'])}[/]  {escape(answer['model'])} on {answer['cluster']}")
+    titled(
+        out, "Engine", [f"[yellow]{escape(line)}[/]" for line in found.other_engine.lines()] if _other(answer) else []
+    )
     titled(out, "Assumed", assumed_lines(answer.get("assumed", ())))
     titled(out, "Dry run", [_verdict(answer), memory_bar(answer["memory_gib"]), _peak_line(answer), *_trust(answer)])
     out.print("")
@@ -70,9 +73,15 @@ def dryrun(answer: dict[str, Any], found: Any) -> None:
     titled(out, "Took", [_cost_line(answer)])
 
 
+def _other(answer: dict[str, Any]) -> str:
+    """Return the engine in whose place ours was executed; empty if ours was asked for."""
+    return str(answer.get("other_engine", {}).get("engine", ""))
+
+
 def _verdict(answer: dict[str, Any]) -> str:
     memory, estimate = answer["memory_gib"], answer["estimate_gib"]["total"]
     verdict = "[green]fits[/]" if answer["fits"] else "[red]does not fit[/]"
+    verdict += f" (our engine, not {_other(answer)})" if _other(answer) else ""
     difference = f"estimated {estimate:.1f}, {answer['difference_gib']['total']:+.1f}"
     return f"{memory['total']:.1f} of {memory['capacity']:.1f} GiB on the fullest GPU ({difference}): {verdict}"
 
@@ -80,7 +89,7 @@ def _verdict(answer: dict[str, Any]) -> str:
 def _trust(answer: dict[str, Any]) -> list[str]:
     """Return which figure to trust if dry run and estimate of the layout differ much."""
     difference, estimate = answer["difference_gib"]["total"], answer["estimate_gib"]["total"]
-    if abs(difference) < SMALL_DIFFERENCE * estimate:
+    if abs(difference) < SMALL_DIFFERENCE * estimate or _other(answer):
         return []
     return [f"[dim]{difference / estimate:+.0%} of the estimate of the same layout: {TRUST}[/]"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from meshwright.clusters import Assumption
-from meshwright.display import Readable, Row
+from meshwright.display import Readable, Row, titled
 
 GIB = 2**30
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers")  # of torch's allocations
@@ -77,6 +77,26 @@ class RankDryRun(msgspec.Struct, frozen=True):
     cpu_s: float
 
 
+class OtherEngine(msgspec.Struct, frozen=True):
+    """The engine that a recipe or file is for, in place of which ours was executed."""
+
+    engine: str
+    changed: tuple[str, ...]  # what was changed for our engine
+    estimate_gib: float  # of that engine, per GPU
+    capacity_gib: float
+    fits: bool  # by that estimate
+    fit: str  # the verdict in words
+
+    def lines(self) -> tuple[str, ...]:
+        """Return what was executed, and the estimate for the engine that was not."""
+        changed = f", with {', '.join(self.changed)}" if self.changed else ""
+        return (
+            f"our engine was executed in place of {self.engine}{changed}: its figures say nothing about {self.engine}",
+            f"{self.engine} itself, as recommend, estimate and check have it: {self.estimate_gib:.1f} of "
+            f"{self.capacity_gib:.1f} GiB, an estimate: {self.fit}",
+        )
+
+
 class DryRun(Readable, msgspec.Struct, frozen=True):
     """The result of running a recipe at full size on fake tensors."""
 
@@ -93,12 +113,14 @@ class DryRun(Readable, msgspec.Struct, frozen=True):
     cpu_s: float
     wall_s: float
     assumed: tuple[Assumption, ...] = ()  # where it models something else than what would run
+    other_engine: OtherEngine | None = None  # if the recipe or file is for another engine than ours
 
     def summary(self) -> list[Row]:
         """Return the memory of the worst rank against capacity and estimate."""
         memory, estimate = self.memory_gib, self.estimate_gib
         parts = ", ".join(f"{name} {gib:.2f}" for name, gib in memory.items() if name not in ("total", "capacity"))
         return [
+            *titled("Engine", self.other_engine.lines() if self.other_engine is not None else ()),
             ("Dry run", f"{self.recipe} ({self.model}) on {self.cluster}: {'fits' if self.fits else 'does not fit'}"),
             ("Memory", f"{memory['total']:.2f} of {memory['capacity']:.2f} GiB per GPU: {parts}"),
             ("Estimate", f"{estimate['total']:.2f} GiB"),
