@@ -64,6 +64,7 @@ def test_epochs_survive_a_round_trip_and_are_counted(meshwright: Any, chats: str
 
 def test_a_file_without_a_length_has_no_budget_and_is_not_exported_with_one(meshwright: Any, chats: str) -> None:
     meshwright("export", "qwen3_4b_peft_config", "--to", "trl", *H100, "--out", "trl")
+    Path("trl/qwen3_4b_peft_config_args.py").unlink()  # it has the length
     asked = ("trl/qwen3_4b_peft_config.yaml", "--model", "qwen3_4b", "--goal", "peft", *H100)
     for verb in ("estimate", "recommend"):
         found = meshwright(verb, *asked, "--price", "2", "--json").json

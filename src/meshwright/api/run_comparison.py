@@ -383,7 +383,8 @@ def differences(recipes: Sequence[Recipe]) -> list[Difference]:
         if any(value != values[0] for value in values):
             found.append(Difference(field=field, kind="contract" if field != "cluster" else "layout", values=values))
     for key, info in recipe_fields().items():
-        values = [field_value(one, key) for one in recipes]
+        by_epochs = [key == "train.steps" and one.train.epochs > 0 for one in recipes]  # their steps are not used
+        values = ["by epochs" if e else field_value(one, key) for e, one in zip(by_epochs, recipes, strict=True)]
         if any(value != values[0] for value in values):
             found.append(Difference(field=key, kind=info.kind, values=values))
     return found

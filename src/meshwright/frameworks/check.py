@@ -134,8 +134,8 @@ def _check(
     recipe = complete(imported, candidates[0])
     ours = _our_findings(imported, cases, advice, fixes) if cases else []
     theirs = list(_framework_findings(imported, recipe, cases[0] if cases else None, candidates[0] if known else None))
-    complete_case = known and cases and not imported.mapped.unresolved and not imported.unknown_fields
-    estimate = costs.estimate(cases[0]) if complete_case else None
+    open_fields = _of_memory(imported, candidates[0]) if known and cases else ()
+    estimate = costs.estimate(cases[0]) if known and cases and not open_fields else None
     buildable = not any(one.severity == "error" for one in ours)
     findings = [
         *imported.parsed.findings,
@@ -160,7 +160,7 @@ def _check(
         cluster=candidates[0] if known else None,
         findings=tuple(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), f.file, f.line))),
         unresolved=tuple(_unresolved(imported)),
-        notes=(*imported.parsed.notes, *imported.mapped.notes, *_notes(imported, known), *notes),
+        notes=(*imported.parsed.notes, *imported.mapped.notes, *_notes(imported, known, open_fields), *notes),
         estimate=estimate,
     )
 
@@ -232,7 +232,7 @@ def _in_framework_keys(imported: ImportedRecipe, recipe: Recipe, finding: Findin
     key = imported.mapped.source_keys.get(field, "") or _their_key(imported, recipe, field)
     unit = file_units(imported.framework.key_map, imported.parsed.settings, recipe).get(key)
     key = unit.key if unit and key not in imported.parsed.settings else key
-    setting = imported.parsed.settings.get(key)
+    setting = imported.parsed.settings.get(key) or imported.parsed.program.given.get(key.removeprefix("--"))
     return msgspec.structs.replace(
         finding,
         field=key or field,
@@ -297,14 +297,32 @@ def _unresolved(imported: ImportedRecipe) -> Iterator[UnresolvedValue]:
             yield UnresolvedValue(key, str(setting.value), setting.unresolved, setting.file, setting.line)
 
 
-def _notes(imported: ImportedRecipe, known: bool) -> Iterator[str]:
+def _of_memory(imported: ImportedRecipe, on: Cluster) -> tuple[str, ...]:
+    """Return the fields that are known only at run time and on which the memory depends."""
+    if imported.model is None:
+        return ()
+    model, recipe, open_fields = imported.model, complete(imported, on), []
+    for field in imported.mapped.unresolved:
+        if field in imported.typed or field in imported.unknown_fields:
+            continue
+        changed = [override.change(recipe, {field: value})[0] for value in alternatives(field)]
+        totals = {float(costs.estimate(case_of(one, model, on, imported.engine)).memory.total) for one in changed}
+        open_fields += [field] if len(totals) > 1 else []
+    return (*imported.unknown_fields, *open_fields)
+
+
+def _notes(imported: ImportedRecipe, known: bool, open_fields: Sequence[str]) -> Iterator[str]:
+    def examples(fields: Sequence[str]) -> str:
+        return " ".join(f"{field}={text_of(field_value(imported.recipe, field))}" for field in fields)
+
+    run_time = [field for field in open_fields if field not in imported.unknown_fields]
     if imported.model is None:
         yield "the file does not name its model: architecture and memory were not checked (--model NAME)"
     elif imported.unknown_fields:
-        example = " ".join(
-            f"{field}={text_of(field_value(imported.recipe, field))}" for field in imported.unknown_fields
-        )
+        example = examples((*imported.unknown_fields, *run_time))
         yield f"the training program sets some fields: memory is checked if you pass them, e.g. {example}"
+    elif run_time:
+        yield f"some values are known only when it runs: memory is checked if you pass them, e.g. {examples(run_time)}"
     if imported.model is not None and not known:
         count = imported.parsed.gpu_request.count
         what = "the GPUs are unknown" if count is None else f"the type of the {count} GPUs is unknown"

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from meshwright.clusters import DEFAULT_GPU, Cluster, cluster
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.export import write
-from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.framework import Content, Framework, ParsedConfig
 from meshwright.frameworks.import_file import referring
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.mapping import text_of
@@ -73,8 +73,9 @@ def dropped_settings(framework: Framework, content: Content, same: bool = False)
     Those that equal a default are left out, and those that an export of the imported recipe writes again with the same
     value: they follow from the model, such as its RoPE base. An export for the `same` framework keeps folders.
     """
-    settings = framework.parse(content).settings
-    found = list(lost_folders(framework, content, settings, same))
+    parsed = framework.parse(content)
+    settings = parsed.settings
+    found = [*lost_folders(framework, content, settings, same), *_lost_arguments(parsed)]
     listed = {one.key for one in found}
     again = _exported_again(framework, content)
     found += [one for one in _other_positions(settings, again) if one.key not in listed]
@@ -88,6 +89,13 @@ def dropped_settings(framework: Framework, content: Content, same: bool = False)
             continue  # the parser derives a model, a goal or a field from it
         found.append(DroppedSetting(key, setting.value, "no field in our recipes", setting.file, setting.line))
     return tuple(found)
+
+
+def _lost_arguments(parsed: ParsedConfig) -> Iterator[DroppedSetting]:
+    """Yield the arguments of a program that no recipe field carries."""
+    for name, reason in parsed.program.lost.items():
+        setting = parsed.program.given[name]
+        yield DroppedSetting(f"--{name}", setting.value, reason, setting.file, setting.line)
 
 
 def require_model(framework: Framework, dropped: Sequence[DroppedSetting]) -> None:

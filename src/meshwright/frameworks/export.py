@@ -55,6 +55,7 @@ def _is_derived(one: UnmappedField, back: Recipe) -> bool:
     return one.reason.endswith(NO_KEY) and one.field in recipe_fields() and field_value(back, one.field) == one.value
 
 
+ARGUMENTS_FILE = ("deepspeed", "accelerate")  # exports with a file of the Trainer's arguments
 NAMES_A_MODEL = ("torchtitan", "automodel")
 NAMED_BY_MODEL = ("checkpoint.pretrained", "data.tokenizer")  # unset, they are those of the model's hub id
 GOAL_WORDS = {"pretrain": "pretraining", "sft": "fine-tuning of all weights", "peft": "fine-tuning with adapters"}
@@ -84,6 +85,8 @@ def require_length(framework: Framework, recipe: Recipe) -> None:
     for write_length in writers:
         if write_length is not None:
             write_length(recipe)  # raises for epochs that the framework cannot count
+    if framework.name in ARGUMENTS_FILE:
+        return  # the Trainer counts them
     counts_steps = any(one.field == "train.steps" for one in config_keys(framework.key_map).values())
     if not writers and (counts_steps or any("train.steps" in one.fields for one in composites)):
         reason = f"{framework.title} has no epochs here: set the length in steps (samples × epochs / global batch size)"

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import UNSET
 
 from meshwright.clusters import Cluster
-from meshwright.frameworks.types import Settings, SourcedValue
+from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.case import Case
 from meshwright.recipes.key_maps import config_keys
@@ -77,6 +77,7 @@ class ParsedConfig(msgspec.Struct, frozen=True):
         str, ...
     ] = ()  # recipe fields set by the training program, not the file: checked for all values
     suppressed_rules: tuple[str, ...] = ()  # rules of ours that do not apply to this file
+    program: ProgramArguments = ProgramArguments()  # of the Trainer and of programs like it
     version: str = ""  # of the framework, if its exports have a program for each of several versions
 
 

@@ -19,13 +19,14 @@ from meshwright.frameworks.mapping import relevant_fields, same_value, text_of
 from meshwright.frameworks.model_match import find_local_model
 from meshwright.frameworks.open_length import LENGTHS, open_length
 from meshwright.frameworks.result import CheckResult
-from meshwright.frameworks.to_recipe import ImportedRecipe, complete, import_recipe
+from meshwright.frameworks.to_recipe import WARMUP, ImportedRecipe, complete, import_recipe
 from meshwright.models import ModelSpec, names
 from meshwright.planner.plan import OPEN_LENGTH
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import resized
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.model_changes import NUMBERS, published_numerics, sizes
+from meshwright.recipes.replacements import warmup_steps
 from meshwright.recipes.types import Architecture, Goal, Recipe, field_value, recipe_fields
 from meshwright.rules.rule import Finding
 
@@ -103,6 +104,7 @@ def import_file(
             *_assumed_fields(settings, named),
             *_assumed_length(content.path, settings, named, overrides),
             *_assumed_goal(settings, goal),
+            *_assumed_warmup(content.path, settings, named),
         ),
         resolvable=resolvable,
         given_model=given,
@@ -244,6 +246,15 @@ def _assumed_length(
     text = open_length(path, settings, recipe, overrides)
     if text:
         yield Assumption(OPEN_LENGTH, "", text)
+
+
+def _assumed_warmup(path: str, settings: ImportedRecipe, recipe: Recipe) -> Iterator[Assumption]:
+    """Yield that a warmup is a share of steps whose number is unknown."""
+    share = settings.warmup_share
+    if share and warmup_steps(share, recipe) is None:
+        text = f"{path} warms up for {share * 100:g} % of its steps, whose number follows from the data: "
+        text += f"{WARMUP}={recipe.schedule.warmup_steps} is assumed; write {WARMUP}=N, or train.steps=N for the length"
+        yield Assumption(WARMUP, str(recipe.schedule.warmup_steps), text)
 
 
 def _assumed_goal(settings: ImportedRecipe, goal: str | None) -> Iterator[Assumption]:

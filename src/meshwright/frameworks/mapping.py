@@ -63,8 +63,13 @@ def map_to_recipe(framework: Framework, parsed: ParsedConfig) -> MappedSettings:
     reader.read(parsed.settings if parsed.mappable is None else parsed.mappable)
     values = {**reader.values, **parsed.field_values}
     recipe, _ = overrides.change(start, values)
-    keys = {**length_keys(framework.key_map, parsed.settings), **reader.source_keys}
+    keys = {**length_keys(framework.key_map, parsed.settings), **_argument_keys(parsed), **reader.source_keys}
     return MappedSettings(recipe, keys, tuple(reader.unresolved), tuple(reader.findings), tuple(reader.notes))
+
+
+def _argument_keys(parsed: ParsedConfig) -> dict[str, str]:
+    """Return the recipe fields that arguments of the program set, with the argument."""
+    return {field: f"--{name}" for field, name in parsed.program.sources.items() if field in parsed.field_values}
 
 
 class _Reader:

@@ -24,8 +24,12 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
     },
     "torchtitan": {"toml": (), "shell": ("torchtitan", "run_train", "--job.", "--module")},
     "kempnerforge": {"toml": (), "shell": (".toml",)},
-    "deepspeed": {"json": (), "shell": ("deepspeed",)},
-    "accelerate": {"yaml": ("distributed_type", "compute_environment"), "shell": ("accelerate",)},
+    "deepspeed": {"json": (), "shell": ("deepspeed",), "python": ("deepspeed=",)},
+    "accelerate": {
+        "yaml": ("distributed_type", "compute_environment"),
+        "shell": ("accelerate",),
+        "python": ("TrainingArguments(", "SFTConfig("),
+    },
 }
 """File formats of each framework, with texts of which each of its files contains at least one (empty: no such text).
 Importing a framework that cannot match would take longer than the check."""

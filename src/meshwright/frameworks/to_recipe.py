@@ -16,6 +16,7 @@ from meshwright.models import ModelSpec, reshape
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import resized
 from meshwright.recipes.model_changes import NUMBERS
+from meshwright.recipes.replacements import warmup_steps
 from meshwright.recipes.types import Architecture, Engine, Goal, Recipe, recipe_fields
 from meshwright.recipes.values import bare_type
 
@@ -25,6 +26,7 @@ WORLD_MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
 GPUS_PER_NODE = 8
 INT_CANDIDATES = (1, 2, 4, 8, 16, 64, 512)
 EXTRA_CANDIDATES = {"data.seq_length": (131_072,)}
+WARMUP = "schedule.warmup_steps"
 _SIZE_FIELDS = tuple(f"architecture.{name}" for name in Architecture.__struct_fields__ if name not in NUMBERS)
 
 
@@ -39,6 +41,12 @@ class ImportedRecipe(msgspec.Struct, frozen=True):
     unknown_fields: tuple[str, ...] = ()  # recipe fields set by neither the file nor an override
     file_model: ModelSpec | None = None  # the model of the file itself, if the caller gives one too
     typed: dict[str, Any] = {}  # values that overrides set, by key
+
+    @property
+    def warmup_share(self) -> float:
+        """The warmup as a share of the steps, which an override may set; 0 if it is a number of steps."""
+        stated = WARMUP in self.typed or WARMUP in self.mapped.source_keys
+        return 0.0 if stated else self.parsed.program.warmup_share
 
     @property
     def engine(self) -> Engine:
@@ -97,7 +105,9 @@ def complete(imported: ImportedRecipe, on: Cluster) -> Recipe:
     if imported.framework.complete is None:
         return recipe
     completed = imported.framework.complete(recipe, imported.parsed, on)
-    return override.change(completed, imported.typed)[0] if imported.typed else completed
+    completed = override.change(completed, imported.typed)[0] if imported.typed else completed
+    steps = warmup_steps(imported.warmup_share, completed)
+    return completed if steps is None else override.change(completed, {WARMUP: steps})[0]
 
 
 def clusters_for(imported: ImportedRecipe, gpus: str | None) -> tuple[bool, list[Cluster]]:

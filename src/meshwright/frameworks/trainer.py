@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.model_match import find_model
-from meshwright.frameworks.types import SourcedValue, as_int
+from meshwright.frameworks.trainer_fields import LISTS, TRAINER_DEFAULTS, default_length, is_trainer, read_arguments
+from meshwright.frameworks.types import ProgramArguments, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Goal
 
@@ -22,11 +22,13 @@ Arguments = Mapping[str, SourcedValue]
 MODELS = ("model_name_or_path", "model_name", "model", "pretrained_model_name_or_path")
 LENGTHS = ("max_seq_length", "model_max_length", "max_length", "cutoff_len", "block_size", "max_seq_len")
 ADAPTERS = ("use_peft", "use_lora", "lora_r", "lora_rank", "lora_alpha", "lora_enable", "peft", "load_in_4bit")
+BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16")  # read with the config
 PROGRAM_ONLY = ("data.seq_length", "layout.recompute")
 """Recipe fields that only the program sets."""
 
 
-DEFAULTS = {"optimizer.lr": 5e-5, "schedule.min_lr": 0.0, "data.dataset": "the program's fields"}
+PLACEHOLDER = "DATA"  # a dataset that only the program knows, as commands write it
+DEFAULTS = {"optimizer.lr": 5e-5, "schedule.min_lr": 0.0, "data.dataset": PLACEHOLDER}
 """Fine-tuning values assumed if neither the config nor an argument sets them."""
 
 
@@ -37,21 +39,26 @@ class ProgramFields(msgspec.Struct, frozen=True):
     goal: Goal
     field_values: Mapping[str, Any]
     unknown_fields: tuple[str, ...]
+    arguments: ProgramArguments
+    notes: tuple[str, ...] = ()
 
 
 def parse_arguments(argv: Sequence[SourcedValue]) -> dict[str, SourcedValue]:
     """Parse `--name value`, `--name=value` and `--name`."""
     found: dict[str, SourcedValue] = {}
-    name = ""
+    name = several = ""
     for setting in argv:
         text = str(setting.value)
         if text.startswith("--"):
             name, equals, value = text[2:].replace("-", "_", text[2:].partition("=")[0].count("-")).partition("=")
             found[name] = msgspec.structs.replace(setting, value=value if equals else True)
+            several = name if name in LISTS else ""
             name = "" if equals else name
         elif name:
             found[name] = setting
             name = ""
+        elif several:
+            found[several] = msgspec.structs.replace(setting, value=f"{found[several].value},{text}")
     return {key: _typed(setting) for key, setting in found.items()}
 
 
@@ -66,23 +73,38 @@ def is_on(args: Arguments, *names: str) -> bool:
     return any(name in args and args[name].value not in (False, "no", "none") for name in names)
 
 
-def program_fields(args: Arguments) -> ProgramFields:
-    """Return the model, goal and recipe fields that a program's arguments set."""
+def program_fields(args: Arguments, fine_tuning: bool = False) -> ProgramFields:
+    """Return the model, goal and recipe fields that a program's arguments set.
+
+    `fine_tuning`: the program fine-tunes though no argument names a model.
+    """
     model = next((find_model(str(args[name].value)) for name in MODELS if name in args), None)
-    fields: dict[str, Any] = {}
-    length = next((size for name in LENGTHS if (size := as_int(args.get(name)))), None)
-    if length:
-        fields["data.seq_length"] = length
-    if "gradient_checkpointing" in args and not args["gradient_checkpointing"].unresolved:
-        fields["layout.recompute"] = "full" if is_on(args, "gradient_checkpointing") else "none"
-    rate = args.get("learning_rate")
-    if rate is not None and not rate.unresolved:
-        with suppress(ValueError):
-            fields |= {"optimizer.lr": float(rate.value), "schedule.min_lr": 0.0}
     tuned = is_on(args, *ADAPTERS) or str(getattr(args.get("finetuning_type"), "value", "")) == "lora"
-    goal: Goal = "peft" if tuned else "sft" if any(name in args for name in MODELS[:1]) else "pretrain"
-    defaults = {} if goal == "pretrain" else DEFAULTS
-    return ProgramFields(model, goal, {**defaults, **fields}, tuple(key for key in PROGRAM_ONLY if key not in fields))
+    starts = fine_tuning or any(name in args for name in MODELS[:1])
+    goal: Goal = "peft" if tuned else "sft" if starts else "pretrain"
+    handled = (*MODELS, *LENGTHS, *BATCH, "use_peft", "use_lora", "lora_enable", "peft", "finetuning_type")
+    read = read_arguments({name: setting for name, setting in args.items() if name not in handled}, goal)
+    values, sources = dict(read.values), dict(read.sources)
+    length = next(((name, size) for name in LENGTHS if (size := as_int(args.get(name)))), None)
+    if length:
+        values["data.seq_length"], sources["data.seq_length"] = length[1], length[0]
+    if "optimizer.lr" in values:
+        values.setdefault("schedule.min_lr", 0.0)
+    defaults: dict[str, Any] = {} if goal == "pretrain" else dict(DEFAULTS)
+    if is_trainer(args):
+        defaults |= {key: value for key, value in TRAINER_DEFAULTS.items() if key not in read.open_fields}
+        defaults |= dict(default_length(values, read.open_fields))
+    unknown = tuple(key for key in PROGRAM_ONLY if key not in values)
+    read = msgspec.structs.replace(read, given=args, sources=sources)
+    return ProgramFields(model, goal, {**defaults, **values}, unknown, read, tuple(_notes(defaults, values, goal)))
+
+
+def _notes(defaults: Mapping[str, Any], values: Mapping[str, Any], goal: Goal) -> Iterator[str]:
+    if "train.epochs" in defaults:
+        epochs = defaults["train.epochs"]
+        yield f"the command names no length: {epochs:g} epochs, the Trainer's default; write train.epochs=N for another"
+    if goal != "pretrain" and "data.dataset" not in values:
+        yield f"the program names its data: {PLACEHOLDER} stands for them; write data.dataset=FILE or --dataset FILE"
 
 
 MAX_PARENTS = 3

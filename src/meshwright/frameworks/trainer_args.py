@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.types import UnmappedField
 from meshwright.recipes.adapter_targets import ALL_LINEAR, REGEX, STANDARD
 from meshwright.recipes.types import Recipe, field_value
@@ -58,6 +59,11 @@ def _evaluations(recipe: Recipe) -> Arguments:
     return {"eval_strategy": "steps", "eval_steps": every} if every else {}
 
 
+def _kept(recipe: Recipe) -> Arguments:
+    keep = recipe.checkpoint.keep
+    return {} if keep == KEEP_ALL else {"save_total_limit": keep}
+
+
 def _token_loss(recipe: Recipe) -> Arguments:
     if recipe.train.per_token_loss or recipe.goal == "pretrain":
         return {}  # what the Trainer does
@@ -104,7 +110,7 @@ TRAINER: Mapping[str, Callable[[Recipe], Arguments]] = {
     "train.eval_every": _evaluations,
     "train.per_token_loss": _token_loss,
     "checkpoint.save_every": _saves,
-    "checkpoint.keep": _plain("save_total_limit", "checkpoint.keep"),
+    "checkpoint.keep": _kept,
     "data.workers": _plain("dataloader_num_workers", "data.workers"),
 }
 """Arguments of transformers.TrainingArguments, by the field of a recipe."""
@@ -128,6 +134,8 @@ ARGUMENT_FIELDS = tuple(
     field for table in (TRAINER, CHATS, ADAPTER) for one in table for field in (one, *WITH.get(one, ()))
 )
 """Recipe fields that the arguments of the program set."""
+SAMPLE_LENGTH = "block_size"
+WRITTEN = "written by meshwright export"
 BATCH = ("train.global_batch_size", "layout.micro_batch_size")
 
 
@@ -150,16 +158,15 @@ def program_file(
         batch |= {"deepspeed": deepspeed, **{kind: recipe.precision.compute == kind for kind in ("bf16", "fp16")}}
     trainer = {**batch, **_arguments(recipe, {**TRAINER, **(CHATS if chats else {})}, lost)}
     module, config = ("trl", "SFTConfig") if chats else ("transformers", "TrainingArguments")
-    lines = [
-        f'"""Arguments of {recipe.name or "a recipe"}, written by meshwright export: import them in train.py."""',
-        "",
-    ]
+    lines = [f'"""Arguments of {recipe.name or "a recipe"}, {WRITTEN}: import them in train.py."""', ""]
     quantized = recipe.goal == "peft" and recipe.peft.method == "qlora"
     lines += ["import torch"] if quantized else []
     lines += ["from peft import LoraConfig"] if recipe.goal == "peft" else []
     lines += ["from transformers import BitsAndBytesConfig"] if quantized else []
     lines += [f"from {module} import {config}", "", f"args = {config}("]
     lines += [*_lines({"output_dir": recipe.name or "output", **trainer}), ")"]
+    if not chats:  # TrainingArguments has no length of a sample
+        lines.append(f"{SAMPLE_LENGTH} = {recipe.data.seq_length}  # tokens of a sample, for the data of your program")
     if recipe.goal == "peft":
         adapter = _arguments(recipe, ADAPTER, lost)
         lines += ["peft_config = LoraConfig(", *_lines({"task_type": "CAUSAL_LM", **adapter}), ")"]
@@ -169,6 +176,7 @@ def program_file(
     carried = (
         *BATCH,
         *(("layout.recompute",) if recomputes else ()),
+        *(() if chats else ("data.seq_length",)),
         *(field for field in fields if field not in lost),
     )
     return "\n".join((*lines, "")), carried, tuple(lost.values())

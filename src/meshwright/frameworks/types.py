@@ -27,6 +27,17 @@ Settings = Mapping[str, SourcedValue]
 """A file's values by the framework's key: dotted names of nested tables, or flags such as micro_batch_size."""
 
 
+class ProgramArguments(msgspec.Struct, frozen=True):
+    """The arguments of a program, and the recipe fields that they set."""
+
+    given: Settings = {}
+    values: Mapping[str, Any] = {}
+    sources: Mapping[str, str] = {}  # recipe field → the argument that sets it
+    lost: Mapping[str, str] = {}  # argument that no field carries → why
+    open_fields: tuple[str, ...] = ()  # whose argument is known only when it runs
+    warmup_share: float = 0.0  # of the steps; 0: not given as a share
+
+
 def as_int(setting: SourcedValue | None, digits: int = 11) -> int | None:
     """Return a resolved non-negative integer of at most `digits` digits, or None."""
     if setting is None or setting.unresolved or isinstance(setting.value, bool):

@@ -29,6 +29,9 @@ CONFIGS = {
 STRATEGY = "layout.strategy="
 
 
+NO_LENGTH = "the file does not say how long it trains; add train.epochs=N or train.steps=N"
+
+
 def commands_of(plan: Plan, refused: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return launch commands by framework, except the refused ones; none for a plan that cannot run."""
     if not plan.ok:
@@ -58,7 +61,10 @@ def left_out(plan: Plan) -> dict[str, str]:
     if not plan.ok:
         return {}
     plan = plan.repaired or plan
-    found = {"meshwright": _our_reason(plan), "megatron-bridge": plans.unsupported_reason(plan)}
+    bridge = plans.unsupported_reason(plan)
+    if bridge is None and not plan.has_length and plans.own_row(plan) is None:
+        bridge = NO_LENGTH
+    found = {"meshwright": _our_reason(plan), "megatron-bridge": bridge}
     framework = CONFIGS.get(plan.question.engine)
     if framework is not None:
         found[framework] = _export_reason(plan, framework)
@@ -86,6 +92,8 @@ def _for_our_engine(plan: Plan) -> Recipe:
 
 def _export_reason(plan: Plan, framework: str) -> str | None:
     """Return why a plan cannot be written for a framework, or None."""
+    if not plan.has_length:
+        return NO_LENGTH
     try:
         frameworks.export(frameworks.framework(framework), plan.recipe, plan.case.model, plan.question.cluster)
     except InputError as error:

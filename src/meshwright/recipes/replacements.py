@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
+from math import ceil
 from pathlib import Path
 
 from meshwright import file_access
@@ -172,6 +173,13 @@ def _epoch_steps(recipe: Recipe) -> float | None:
     with path.open("rb") as file:
         rows = sum(bool(line.strip()) for line in file)
     return rows * (1 - recipe.data.validation_part) / recipe.train.global_batch_size or None
+
+
+def warmup_steps(share: float, recipe: Recipe) -> int | None:
+    """Return the steps of a warmup that is a share of the training; None without one, or if the steps are unknown."""
+    epochs = recipe.train.epochs
+    steps = epochs * (_epoch_steps(recipe) or 0) if epochs else recipe.train.steps
+    return ceil(share * steps) if share and steps else None
 
 
 def held_out_data(text: str) -> str:

@@ -15,6 +15,7 @@ FRAMEWORK = Framework(
     engine="fsdp1",
     inputs=(
         "YAML files of `accelerate config`",
+        "the `…_args.py` that an export writes beside its YAML file",
         "the command `accelerate launch --config_file FILE.yaml … train.py …`",
     ),
     detect=detect,

@@ -14,7 +14,9 @@ from meshwright.errors import InputError
 from meshwright.frameworks.accelerate.keys import PREFIXES, SECTION_OF_TYPE, TABLE
 from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
+from meshwright.frameworks.load import open_file
 from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
+from meshwright.frameworks.trainer_files import config_beside, file_arguments, fine_tunes, written_beside
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, distributed_type, sharding_strategy
@@ -44,6 +46,8 @@ FROM_DEEPSPEED = (
 
 
 def detect(content: Content) -> int:
+    if content.format == "python":
+        return 2 if file_arguments(content) and config_beside(content) else 0
     if content.format == "yaml":
         return 3 if {"distributed_type", "compute_environment"} & content.settings.keys() else 0
     return 3 if any(launch.launcher == "accelerate" for launch in content.launches) else 0
@@ -51,13 +55,27 @@ def detect(content: Content) -> int:
 
 def parse(content: Content) -> ParsedConfig:
     if content.settings:
-        return _parsed(content, content.settings, GpuRequest(), {})
+        written = written_beside(content)
+        return _of_program(content, written) if written else _parsed(content, content.settings, GpuRequest(), {})
+    if content.format == "python":
+        config = config_beside(content)
+        if config is None:
+            raise InputError("has no config of accelerate beside it", field="file", value=content.path)
+        return _of_program(open_file(config), content)
     launch = next((launch for launch in content.launches if launch.launcher == "accelerate"), None)
     if launch is None:
         raise InputError("contains no accelerate launch command", field="file", value=content.path)
     settings = {**_config_of(content, launch), **dict(_options(launch))}
     parsed = _parsed(content, settings, gpu_request_of(launch), parse_arguments(launch.args))
     return msgspec.structs.replace(parsed, env=launch.env)
+
+
+def _of_program(config: Content, program: Content) -> ParsedConfig:
+    """Return a config with the arguments that a Python file passes to the Trainer."""
+    parsed = _parsed(config, config.settings, GpuRequest(), file_arguments(program), fine_tunes(program))
+    note = f"the config is {config.path}, the arguments of the program are those of {program.path}"
+    files = tuple(dict.fromkeys([*parsed.files, program.path]))
+    return msgspec.structs.replace(parsed, files=files, notes=(*parsed.notes, note))
 
 
 def _config_of(content: Content, launch: LaunchCommand) -> Settings:
@@ -79,10 +97,12 @@ def _options(launch: LaunchCommand) -> Iterator[tuple[str, SourcedValue]]:
             yield key_of[name], setting if number is None else msgspec.structs.replace(setting, value=number)
 
 
-def _parsed(content: Content, raw_settings: Settings, gpu_request: GpuRequest, arguments: Arguments) -> ParsedConfig:
+def _parsed(
+    content: Content, raw_settings: Settings, gpu_request: GpuRequest, arguments: Arguments, fine_tuning: bool = False
+) -> ParsedConfig:
     settings = normalize(raw_settings)
     type_name = distributed_type({key: setting.value for key, setting in settings.items()})
-    program = program_fields(arguments)
+    program = program_fields(arguments, fine_tuning)
     field_values: dict[str, Any] = {**_gradient_dtypes(type_name, settings), **program.field_values}
     if type_name == "MEGATRON_LM" and str(getattr(settings.get(DISTRIBUTED_OPTIMIZER), "value", "")).lower() != "true":
         field_values["kernels.overlap_param_gather"] = False
@@ -111,7 +131,12 @@ def _parsed(content: Content, raw_settings: Settings, gpu_request: GpuRequest, a
             *_program_fields(type_name, settings, field_values),
         ),
         engine=_engine(type_name, settings),
-        notes=(*_notes(type_name, settings, arguments), *_missing_file_note(type_name, settings, inner)),
+        program=program.arguments,
+        notes=(
+            *_notes(type_name, settings, arguments),
+            *_missing_file_note(type_name, settings, inner),
+            *program.notes,
+        ),
     )
 
 
@@ -261,7 +286,9 @@ def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
     """Derive the global batch from accumulation steps and GPUs, and the replicas of hybrid sharding."""
     layout, setting = recipe.layout, parsed.settings.get("distributed_type")
     type_name = str(setting.value).upper() if setting else ""
-    steps = as_int(parsed.settings.get(MICRO_BATCHES.get(type_name, MICRO_BATCHES["DEEPSPEED"]))) or 1
+    configured = parsed.settings.get(MICRO_BATCHES.get(type_name, MICRO_BATCHES["DEEPSPEED"]))
+    argument = parsed.program.given.get("gradient_accumulation_steps")  # the Trainer's own replaces the YAML's
+    steps = as_int(argument) or as_int(configured) or 1
     if type_name == "FSDP" and layout.dp_replicate == 1:
         layout = msgspec.structs.replace(layout, dp_replicate=replica_count(parsed.settings, on))
     ranks = max(1, on.world // (layout.tp * layout.pp * layout.cp))

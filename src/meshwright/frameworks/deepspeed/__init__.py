@@ -15,6 +15,7 @@ FRAMEWORK = Framework(
     engine="deepspeed",
     inputs=(
         "JSON files (ds_config.json)",
+        "Python files with `TrainingArguments(deepspeed=FILE.json, …)`, such as the `…_args.py` of an export",
         "the commands `deepspeed … train.py --deepspeed FILE.json` and `--deepspeed_config FILE.json`",
     ),
     detect=detect,

@@ -14,6 +14,8 @@ from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.deepspeed.keys import STRICT_SECTIONS, TABLE, top_level_key
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.trainer import Arguments, open_referenced_file, parse_arguments, program_fields
+from meshwright.frameworks.trainer_fields import is_trainer
+from meshwright.frameworks.trainer_files import file_arguments, fine_tunes, written_beside
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.deepspeed import REMOVED_OPTIMIZERS
@@ -28,7 +30,9 @@ MARKER_KEYS = frozenset(
     ("zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size", "zero_allow_untested_optimizer")
 )
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-AUTO_REASON = "auto: transformers or accelerate fill it in when training starts"
+AUTO_REASON = "transformers or accelerate fill it in when training starts"
+WARMUP = "schedule.warmup_steps"
+SCHEDULES = {"WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}  # the others keep the rate after the warmup
 LR_KEYS = frozenset(("optimizer.params.lr", "scheduler.params.warmup_max_lr"))
 FROM_TRAINER: Mapping[str, tuple[str, ...]] = {
     "per_device_train_batch_size": ("train_micro_batch_size_per_gpu",),
@@ -43,11 +47,23 @@ FROM_TRAINER: Mapping[str, tuple[str, ...]] = {
     "fp16": ("fp16.enabled",),
 }
 """Trainer arguments that fill in auto; any other value must agree with them."""
+DEFAULT_ARGUMENTS: Mapping[str, Any] = {
+    "per_device_train_batch_size": 8,
+    "gradient_accumulation_steps": 1,
+    "max_grad_norm": 1.0,
+    "learning_rate": 5e-5,
+    "weight_decay": 0.0,
+    "adam_epsilon": 1e-8,
+    "warmup_steps": 0,
+}
+"""Their values if a command does not set them."""
 
 
 def detect(content: Content) -> int:
     if content.format == "json":
         return 3 if MARKER_KEYS & content.top_level_keys() else 0
+    if content.format == "python":
+        return 3 if isinstance(getattr(file_arguments(content).get("deepspeed"), "value", None), str) else 0
     return max((_certainty(one) for one in content.launches), default=0)
 
 
@@ -68,7 +84,13 @@ def _config_of(launch: LaunchCommand) -> tuple[str, SourcedValue] | None:
 
 def parse(content: Content) -> ParsedConfig:
     if content.settings:
-        return _parsed(content, content.settings, GpuRequest(), {})
+        written = written_beside(content)
+        return _of_program(content, written, content.settings) if written else _parsed(content, content.settings)
+    if content.format == "python":
+        path = file_arguments(content).get("deepspeed")
+        if path is None:
+            raise InputError("names no DeepSpeed config", field="file", value=content.path)
+        return _of_program(content, content, open_referenced_file(content, path).settings)
     launch = max(content.launches, key=_certainty, default=None)
     config = _config_of(launch) if launch else None
     if launch is None or config is None:
@@ -81,9 +103,25 @@ def parse(content: Content) -> ParsedConfig:
     return msgspec.structs.replace(parsed, env=launch.env, findings=tuple(_disagreements(settings, trainer_arguments)))
 
 
+def _of_program(content: Content, program: Content, settings: Settings) -> ParsedConfig:
+    """Return a config with the arguments that a Python file passes to the Trainer."""
+    arguments = file_arguments(program)
+    filled, tuning = _fill_auto(settings, arguments), fine_tunes(program)
+    parsed = _parsed(content, filled, arguments=arguments, fine_tuning=tuning)
+    note = () if program is content else (f"the arguments of the program are read from {program.path}",)
+    return msgspec.structs.replace(
+        parsed,
+        name=Path(program.path).stem.removesuffix("_args"),
+        files=tuple(dict.fromkeys([*parsed.files, program.path])),
+        findings=tuple(_disagreements(settings, arguments)),
+        notes=(*parsed.notes, *note),
+    )
+
+
 def _fill_auto(settings: Settings, arguments: Arguments) -> dict[str, SourcedValue]:
     """Return the settings with auto filled in as the Trainer does."""
     filled = dict(settings)
+    arguments = {**dict(_trainer_defaults(settings, arguments)), **arguments}
     for name, keys in FROM_TRAINER.items():
         for key in keys if name in arguments and not arguments[name].unresolved else ():
             if key in filled and filled[key].value == "auto":
@@ -92,6 +130,14 @@ def _fill_auto(settings: Settings, arguments: Arguments) -> dict[str, SourcedVal
     if as_int(micro) and as_int(steps) and filled.get(BATCH[0]) and filled[BATCH[0]].value == "auto":
         del filled[BATCH[0]]
     return filled
+
+
+def _trainer_defaults(settings: Settings, arguments: Arguments) -> Iterator[tuple[str, SourcedValue]]:
+    """Yield the Trainer's own values of arguments that a command does not have."""
+    where = next(iter(settings.values()), None)
+    for name, value in DEFAULT_ARGUMENTS.items() if is_trainer(arguments) and where is not None else ():
+        if name not in arguments and not (name == "warmup_steps" and "warmup_ratio" in arguments):
+            yield name, msgspec.structs.replace(where, value=value)
 
 
 def _disagreements(settings: Settings, arguments: Arguments) -> Iterator[Finding]:
@@ -120,30 +166,48 @@ def _are_numbers(*values: Any) -> bool:
         return False
 
 
-def _parsed(content: Content, settings: Settings, gpu_request: GpuRequest, arguments: Arguments) -> ParsedConfig:
+def _parsed(
+    content: Content,
+    settings: Settings,
+    gpu_request: GpuRequest | None = None,
+    arguments: Arguments | None = None,
+    fine_tuning: bool = False,
+) -> ParsedConfig:
     normalized = normalize(settings)
-    program = program_fields(arguments)
+    program = program_fields(arguments or {}, fine_tuning)
     return ParsedConfig(
         settings=normalized,
         name=Path(content.path).stem,
         model=program.model,
         goal=program.goal,
         goal_open=program.goal == "pretrain",  # no argument names a model to start from
-        gpu_request=gpu_request,
+        gpu_request=gpu_request or GpuRequest(),
         files=tuple(dict.fromkeys([content.path, *(setting.file for setting in settings.values())])),
         field_values={
             **({} if "scheduler.type" in normalized else {"schedule.min_lr": 0.0}),
             **_program_values(program.field_values, normalized),
         },
         unknown_fields=program.unknown_fields,
-        notes=tuple(_notes(normalized)),
+        program=program.arguments,
+        notes=(*_notes(normalized), *program.notes),
     )
 
 
 def _program_values(field_values: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
     """Return the program's values for fields that the config does not set."""
-    is_set = {"optimizer.lr": bool(LR_KEYS & settings.keys()), "schedule.min_lr": "scheduler.type" in settings}
-    return {key: value for key, value in field_values.items() if not is_set.get(key)}
+    resolved = {key for key, setting in settings.items() if not setting.unresolved}
+    is_set = {row.field for key, row in config_keys(TABLE).items() if key in resolved and row.field}
+    is_set |= {"optimizer.lr"} if LR_KEYS & resolved else set()
+    is_set |= {"optimizer.beta1", "optimizer.beta2"} if "optimizer.params.betas" in resolved else set()
+    found = {key: value for key, value in field_values.items() if key not in is_set}
+    scheduler = settings.get("scheduler.type")
+    if scheduler is None:
+        return found
+    found = {key: value for key, value in found.items() if not key.startswith("schedule.") or key == WARMUP}
+    if any(key.startswith("scheduler.") and setting.unresolved for key, setting in settings.items()):
+        return {**found, "schedule.name": SCHEDULES.get(str(scheduler.value), "constant"), "schedule.min_lr": 0.0}
+    found.pop(WARMUP, None)
+    return found
 
 
 def normalize(settings: Settings) -> dict[str, SourcedValue]:

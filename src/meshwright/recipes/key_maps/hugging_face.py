@@ -11,6 +11,8 @@ OPTIMIZERS: Values = {
 }
 SCHEDULES: Values = {"constant_with_warmup": "constant", "warmup_stable_decay": "wsd"}
 
+ATTENTION: Values = {**dict.fromkeys(("flash_attention_2", "flash_attention_3"), "flash"), "flex_attention": "flex"}
+
 KEYS = (
     ConfigKey("learning_rate", "optimizer.lr"),
     ConfigKey("optim", "optimizer.name", OPTIMIZERS),
@@ -70,3 +72,22 @@ KEYS = (
     ConfigKey("base_model", "checkpoint.pretrained"),
     ConfigKey("adapter", "peft.method"),
 )
+
+ARGUMENTS = (
+    ConfigKey("weight_decay", "optimizer.weight_decay"),
+    ConfigKey("adam_beta1", "optimizer.beta1"),
+    ConfigKey("adam_beta2", "optimizer.beta2"),
+    ConfigKey("seed", "train.seed"),
+    ConfigKey("eval_steps", "train.eval_every"),
+    ConfigKey("packing", "data.packing"),
+    ConfigKey("group_by_length", "data.group_by_length"),
+    ConfigKey("streaming", "data.streaming"),
+    ConfigKey("dataset_train_split", "data.split"),
+    ConfigKey("tokenizer_name", "data.tokenizer"),
+    ConfigKey("tokenizer_name_or_path", "data.tokenizer"),
+    ConfigKey("attn_implementation", "kernels.attention", ATTENTION),
+    ConfigKey("load_in_4bit", "peft.method", {"true": "qlora"}),
+    ConfigKey("use_dora", "peft.method", {"true": "dora"}),
+    ConfigKey("use_rslora", "peft.method", {"true": "rslora"}),
+)
+"""Arguments that programs accept besides: as overrides they would mean one of our fields, or another framework's."""

@@ -1,0 +1,197 @@
+"""Recipe fields from the arguments of transformers' Trainer, TRL and peft, and the arguments that no field carries."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.frameworks.common import KEEP_ALL
+from meshwright.frameworks.mapping import text_of
+from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue, as_int
+from meshwright.recipes.key_maps.hugging_face import ARGUMENTS, KEYS
+from meshwright.recipes.key_maps.hugging_face_removed import REMOVED
+from meshwright.recipes.overrides import translate_value
+from meshwright.recipes.types import Goal, recipe_fields
+from meshwright.recipes.values import parse
+
+ROWS = {row.key: row for row in (*KEYS, *ARGUMENTS)}
+LISTS = ("lora_target_modules", "target_modules")  # arguments with several values
+DATASETS = ("dataset_name", "train_file", "dataset_path", "train_data_path", "data_path", "dataset")
+STEPS, EPOCHS = ("max_steps", "max_train_steps"), ("num_train_epochs", "num_epochs")
+WARMUPS, SHARE = ("warmup_steps", "num_warmup_steps"), "warmup_ratio"
+SAVES, EVALUATIONS = ("save_strategy",), ("eval_strategy", "evaluation_strategy")
+SCHEDULE, SCHEDULE_OPTIONS = "lr_scheduler_type", "lr_scheduler_kwargs"
+MIN_LR_SCHEDULE = "cosine_with_min_lr"
+COMBINED = (*DATASETS, *STEPS, *EPOCHS, *WARMUPS, SHARE, *SAVES, *EVALUATIONS, SCHEDULE, SCHEDULE_OPTIONS)
+"""Arguments that are read together."""
+OWN = ("deepspeed", "deepspeed_config", "do_train", "do_eval", "local_rank")  # name the config, or what is done
+OFF = ("", "none", "no", "false", "null")
+NO_FIELD = "no field in our recipes"
+FOLDER = "checkpoints of another framework stay apart: name a folder with checkpoint.folder=DIR, or train --out DIR"
+PER_EPOCH = "is not a number of steps, which follows from the data: write {field}=N"
+MARKS = ("output_dir", "per_device_train_batch_size", *EPOCHS[:1])
+TRAINER_DEFAULTS: Mapping[str, Any] = {
+    "optimizer.lr": 5e-5,
+    "optimizer.weight_decay": 0.0,
+    "optimizer.beta1": 0.9,
+    "optimizer.beta2": 0.999,
+    "optimizer.eps": 1e-8,
+    "optimizer.clip_grad": 1.0,
+    "schedule.name": "linear",
+    "schedule.warmup_steps": 0,
+    "schedule.min_lr": 0.0,
+    "train.seed": 42,
+    "train.log_every": 500,
+    "train.eval_every": 0,
+    "checkpoint.save_every": 500,
+    "checkpoint.keep": KEEP_ALL,
+}
+"""Values of transformers.TrainingArguments that a command does not set."""
+DEFAULT_EPOCHS = 3.0
+
+
+def is_trainer(args: Settings) -> bool:
+    """Return whether arguments are those of the Trainer, or of a program with the same."""
+    return any(name in args for name in MARKS)
+
+
+def default_length(values: Mapping[str, Any], open_fields: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Yield the Trainer's length if no argument sets one."""
+    if not {"train.steps", "train.epochs"} & {*values, *open_fields}:
+        yield "train.epochs", DEFAULT_EPOCHS
+
+
+def read_arguments(args: Settings, goal: Goal) -> ProgramArguments:
+    """Return the recipe fields that arguments set, and those that are lost."""
+    reader = _Reader(args, goal)
+    for name, setting in args.items():
+        if name not in COMBINED and name not in OWN:
+            reader.read(name, setting)
+    reader.read_dataset()
+    reader.read_length()
+    reader.read_schedule()
+    share = reader.read_warmup()
+    reader.read_interval(SAVES, "checkpoint.save_every", by_default=True)
+    reader.read_interval(EVALUATIONS, "train.eval_every", by_default=False)
+    return ProgramArguments(args, reader.values, reader.sources, reader.lost, tuple(reader.open_fields), share)
+
+
+class _Reader:
+    """Collects recipe fields from arguments."""
+
+    def __init__(self, args: Settings, goal: Goal) -> None:
+        self.args, self.goal = args, goal
+        self.values: dict[str, Any] = {}
+        self.sources: dict[str, str] = {}
+        self.lost: dict[str, str] = {}
+        self.open_fields: list[str] = []
+
+    def read(self, name: str, setting: SourcedValue) -> None:
+        """Read one argument by the table."""
+        row = ROWS.get(name)
+        if row is not None and row.field.startswith("peft.") and self.goal != "peft":
+            row = None
+        if row is not None:
+            is_off = setting.value is False and row.values and "false" not in row.values
+            if not is_off:
+                self.set(row.field, name, setting, translate_value(row, text_of(setting.value)))
+        elif str(setting.value).lower() not in OFF:
+            reason = FOLDER if name == "output_dir" else REMOVED.get(name, (NO_FIELD,))[0]
+            if reason != "is not needed here":
+                self.lost[name] = reason
+
+    def set(self, field: str, name: str, setting: SourcedValue, text: str) -> None:
+        """Set a field to the value of an argument, or list why it cannot be."""
+        if setting.unresolved:
+            self.open_fields.append(field)
+            self.lost[name] = f"known only when it runs: {setting.unresolved}; write {field}=VALUE"
+            return
+        try:
+            self.values[field] = parse(recipe_fields()[field], text, name)
+            self.sources[field] = name
+        except InputError as error:
+            self.lost[name] = error.reason
+
+    def first(self, names: tuple[str, ...]) -> tuple[str, SourcedValue] | None:
+        """Return the first of some arguments that is given."""
+        return next(((name, self.args[name]) for name in names if name in self.args), None)
+
+    def read_dataset(self) -> None:
+        """Read the data: programs prefer a dataset by name to files."""
+        if found := self.first(DATASETS):
+            self.set("data.dataset", found[0], found[1], str(found[1].value))
+
+    def read_length(self) -> None:
+        """Read the length: steps above zero replace epochs."""
+        steps, epochs = self.first(STEPS), self.first(EPOCHS)
+        if steps and (steps[1].unresolved or as_int(steps[1])):
+            self.set("train.steps", *steps, str(steps[1].value))
+        elif epochs:
+            self.set("train.epochs", *epochs, str(epochs[1].value))
+
+    def read_schedule(self) -> None:
+        """Read the decay, and where cosine_with_min_lr ends."""
+        found = self.args.get(SCHEDULE)
+        if found is None:
+            return
+        name = str(found.value)
+        self.set("schedule.name", SCHEDULE, found, translate_value(ROWS[SCHEDULE], name.removesuffix("_with_min_lr")))
+        options = self.args.get(SCHEDULE_OPTIONS)
+        end = _options(options)
+        if name == MIN_LR_SCHEDULE and isinstance(end.get("min_lr"), int | float):
+            self.values["schedule.min_lr"] = float(end["min_lr"])
+        elif name == MIN_LR_SCHEDULE and isinstance(end.get("min_lr_rate"), int | float):
+            self.values["schedule.min_lr"] = float(end["min_lr_rate"]) * self.values.get("optimizer.lr", 5e-5)
+        elif options is not None and options.value not in ("{}", {}):
+            self.lost[SCHEDULE_OPTIONS] = NO_FIELD
+
+    def read_warmup(self) -> float:
+        """Read the warmup; return its share of the steps if it is given as one. Steps above zero replace a share."""
+        steps, share = self.first(WARMUPS), self.args.get(SHARE)
+        if str(getattr(self.args.get(SCHEDULE), "value", "")) == "constant":  # has none
+            return 0.0
+        number = None if steps is None or steps[1].unresolved else _number(steps[1].value)
+        if steps and (steps[1].unresolved or number is None or number >= 1):
+            self.set("schedule.warmup_steps", *steps, str(steps[1].value))
+            return 0.0
+        found = number or (0.0 if share is None or share.unresolved else _number(share.value) or 0.0)
+        if share is not None and share.unresolved:
+            self.set("schedule.warmup_steps", SHARE, share, "")
+        elif share is not None and not 0 <= found < 1:
+            self.lost[SHARE] = "is not a share of the steps"
+            return 0.0
+        return found
+
+    def read_interval(self, strategies: tuple[str, ...], field: str, by_default: bool) -> None:
+        """Read when a run saves or validates: in steps, never, or at the end of an epoch, which no field carries."""
+        found = self.first(strategies)
+        strategy = str(found[1].value).lower() if found else "steps" if by_default else "no"
+        strategy = "no" if strategy in OFF else strategy
+        if strategy == "steps":
+            if field == "train.eval_every" and field not in self.values:  # as often as it logs
+                self.values[field] = self.values.get("train.log_every", TRAINER_DEFAULTS["train.log_every"])
+            return
+        self.values[field] = 0
+        self.sources.pop(field, None)
+        if found and strategy != "no":
+            self.lost[found[0]] = PER_EPOCH.format(field=field)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _options(setting: SourcedValue | None) -> Mapping[str, Any]:
+    """Return lr_scheduler_kwargs, which a command states as JSON."""
+    if setting is None or setting.unresolved or isinstance(setting.value, Mapping):
+        return setting.value if setting is not None and isinstance(setting.value, Mapping) else {}
+    try:
+        found = json.loads(str(setting.value).replace("'", '"'))
+    except ValueError:
+        return {}
+    return found if isinstance(found, Mapping) else {}
