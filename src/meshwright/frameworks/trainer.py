@@ -104,7 +104,7 @@ def _notes(defaults: Mapping[str, Any], values: Mapping[str, Any], goal: Goal) -
         epochs = defaults["train.epochs"]
         yield f"the command names no length: {epochs:g} epochs, the Trainer's default; write train.epochs=N for another"
     if goal != "pretrain" and "data.dataset" not in values:
-        yield f"the program names its data: {PLACEHOLDER} stands for them; write data.dataset=FILE or --dataset FILE"
+        yield f"the program names its data: {PLACEHOLDER} is a placeholder; write data.dataset=FILE or --dataset FILE"
 
 
 MAX_PARENTS = 3

@@ -24,8 +24,8 @@ def file_arguments(content: Content) -> dict[str, SourcedValue]:
     """Return the keyword arguments of the Trainer, TRL and PEFT that a Python file constructs."""
     found: dict[str, SourcedValue] = {}
     for call, name in _calls(content):
-        line = SourcedValue(True, call.lineno, content.path)
-        found |= {"use_peft": line} if name == ADAPTERS else {}
+        if name == ADAPTERS:
+            found["use_peft"] = SourcedValue(True, call.lineno, content.path)
         for keyword in call.keywords:
             if keyword.arg is None or (name == QUANTIZED and keyword.arg != "load_in_4bit"):
                 continue

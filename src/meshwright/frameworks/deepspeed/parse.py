@@ -135,7 +135,9 @@ def _fill_auto(settings: Settings, arguments: Arguments) -> dict[str, SourcedVal
 def _trainer_defaults(settings: Settings, arguments: Arguments) -> Iterator[tuple[str, SourcedValue]]:
     """Yield the Trainer's own values of arguments that a command does not have."""
     where = next(iter(settings.values()), None)
-    for name, value in DEFAULT_ARGUMENTS.items() if is_trainer(arguments) and where is not None else ():
+    if where is None or not is_trainer(arguments):
+        return
+    for name, value in DEFAULT_ARGUMENTS.items():
         if name not in arguments and not (name == "warmup_steps" and "warmup_ratio" in arguments):
             yield name, msgspec.structs.replace(where, value=value)
 
