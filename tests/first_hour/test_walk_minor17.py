@@ -169,3 +169,21 @@ def test_no_two_plans_read_the_same(meshwright: Any) -> None:
         out = meshwright("plan", model, "--gpus", gpus, "--goal", goal).out
         rows = [re.split(r" {2,}", line)[1] for line in out.splitlines() if re.match(r"\d+ +fsdp2", line)]
         assert len(rows) == len(set(rows)) == 5, rows
+
+
+def test_a_training_started_by_bridges_script_gets_the_repair_of_its_command(meshwright: Any) -> None:
+    arguments = (
+        "--recipe qwen3_235b_a22b_sft_config --dataset squad model.tensor_model_parallel_size=4 "
+        "model.pipeline_model_parallel_size=8 model.expert_model_parallel_size=16 train.global_batch_size=32 "
+        "train.micro_batch_size=2 model.sequence_parallel=false optimizer.learning_rate=5e-6 dataset.seq_length=2048\n"
+    )
+    repairs = []
+    for start in (
+        "torchrun --nproc-per-node=8 --nnodes=8 scripts/training/run_recipe.py",
+        "bash train.sh --nodes 8 --gpus-per-node 8",
+        "./scripts/training/train.sh",
+    ):
+        Path("bridge.sh").write_text(f"{start} {arguments}")
+        repairs.append(meshwright("check", "bridge.sh", "--gpus", "8x8xH200", "--json").json["repair"]["overrides"])
+    assert "without optimizer.learning_rate" in repairs[0]
+    assert repairs[0] == repairs[1] == repairs[2]

@@ -12,6 +12,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.our_fixes import changed_content
 from meshwright.frameworks.result import CheckResult
+from meshwright.frameworks.script_arguments import argument_lists
 from meshwright.frameworks.tried_fixes import REPLACED, as_typed
 from meshwright.planner import Repair
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
@@ -174,7 +175,7 @@ def _spelled(content: Content, key: str) -> str:
     """Return a key as the file spells it."""
     if content.settings:
         return key
-    typed = (as_typed(one.args, key) for one in content.launches)
+    typed = (as_typed(one, key) for one in argument_lists(content))
     return next(filter(None, typed), f"--{key.lstrip('-').replace('_', '-')}")
 
 

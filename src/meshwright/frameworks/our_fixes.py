@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -11,6 +12,7 @@ import msgspec
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.script_arguments import Arguments, argument_lists, with_arguments, with_variable
 from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.tried_fixes import REPLACED, as_typed, with_fix, without_flag
 from meshwright.frameworks.types import SourcedValue
@@ -57,32 +59,40 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
     if content.settings:
         settings = with_fix(content, finding, finding.fix)
         return None if settings is None else msgspec.structs.replace(content, settings=settings)
-    launches = content.launches
+    changed = content
     if finding.rule.startswith(REPLACED):
-        launches = tuple(
-            msgspec.structs.replace(one, args=without_flag(one.args, finding.field.lstrip("-"))) for one in launches
-        )
+        changed = _without_flags(changed, [finding.field.lstrip("-")])
     for text in finding.fix:
         if text.startswith(("torchrun --", "#SBATCH --", "unset ")):
-            launches = tuple(_with_launch_option(one, text, content.path) for one in launches)
+            launches = tuple(_with_launch_option(one, text, content.path) for one in changed.launches)
+            changed = msgspec.structs.replace(changed, launches=launches)
             continue
         removed = text.startswith(("without ", "remove "))
         words = _words(text)[1:] if removed else _words(text)
         if len(words) == 2 and words[0] == "export" and "=" in words[1]:
-            launches = tuple(_with_variable(one, words[1], content.path) for one in launches)
+            name, _, value = words[1].partition("=")
+            changed = with_variable(changed, name, SourcedValue(value, 0, content.path))
             continue
         is_setting = bool(words) and (words[0].startswith("--") or "=" in words[0])
-        is_named = removed and len(words) == 1 and any(as_typed(one.args, words[0]) for one in content.launches)
+        is_named = removed and len(words) == 1 and any(as_typed(one, words[0]) for one in argument_lists(content))
         if not (is_setting or is_named) or "export" in words:
             return None
-        key = words[0].lstrip("-").partition("=")[0]
         added = () if removed else tuple(SourcedValue(word, 0, content.path) for word in words)
         # Flags that are one fix: every one replaces its earlier value.
-        more = [word.lstrip("-").partition("=")[0] for word in words[1:] if word.startswith("--")]
-        for other in more:
-            launches = tuple(msgspec.structs.replace(one, args=without_flag(one.args, other)) for one in launches)
-        launches = tuple(msgspec.structs.replace(one, args=(*without_flag(one.args, key), *added)) for one in launches)
-    return msgspec.structs.replace(content, launches=launches)
+        flags = [words[0], *(word for word in words[1:] if word.startswith("--"))]
+        changed = _without_flags(changed, [word.lstrip("-").partition("=")[0] for word in flags])
+        changed = with_arguments(changed, partial(_extended, added=added))
+    return changed
+
+
+def _without_flags(content: Content, keys: Sequence[str]) -> Content:
+    for key in keys:
+        content = with_arguments(content, partial(without_flag, key=key))
+    return content
+
+
+def _extended(args: Arguments, added: Arguments) -> Arguments:
+    return (*args, *added)
 
 
 def _words(text: str) -> list[str]:
@@ -91,11 +101,6 @@ def _words(text: str) -> list[str]:
         return shlex.split(text)
     except ValueError:  # an apostrophe in a sentence
         return text.split()
-
-
-def _with_variable(launch: LaunchCommand, assignment: str, path: str) -> LaunchCommand:
-    name, _, value = assignment.partition("=")
-    return msgspec.structs.replace(launch, env={**launch.env, name: SourcedValue(value, 0, path)})
 
 
 def _with_launch_option(launch: LaunchCommand, text: str, path: str) -> LaunchCommand:
