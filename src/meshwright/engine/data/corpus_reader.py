@@ -146,8 +146,10 @@ def _values(block: Block, column: str) -> Iterator[str | _BadValue | None]:
     """Yield the text of each line or row, a `_BadValue`, or None for a blank line."""
     if block.format == "rows":
         for value in block.data:
-            known = isinstance(value, str | _BadValue)
-            yield value if known else _BadValue(f"{column!r} is {_describe_type(value)}, not text")
+            if isinstance(value, str | _BadValue):
+                yield value
+            else:
+                yield _BadValue(f"{column!r} is {_describe_type(value)}, not text")
         return
     assert isinstance(block.data, bytes)
     decode = msgspec.json.Decoder(dict[str, Any]).decode
