@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ DEEPSEEK = TEMPLATE.replace("ARGUMENTS", "'' + call.function.arguments")  # reje
 PRINTED = TEMPLATE.replace("ARGUMENTS", "call.function.arguments")  # prints an object as Python does
 MARKED = """{% for message in messages %}<{{ message.role }}>{% if message.role == 'assistant' %}{% generation %}
 {{- message.content }}{% endgeneration %}{% else %}{{ message.content }}{% endif %}</s>{% endfor %}"""
+ALTERNATING = """{% for message in messages %}{% if (message.role == 'user') != (loop.index0 % 2 == 0) %}
+{{- raise_exception('roles must alternate') }}{% endif %}{{ '<' + message.role + '>' + message.content + '</s>' }}
+{%- endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
 WORDS = ("data.tokenizer=bytes", "data.chat_template=chat.jinja", "data.seq_length=1024")
 
 
@@ -168,3 +173,52 @@ def test_a_run_is_compared_with_its_base_on_the_same_samples(here: Path, meshwri
     assert said_twice[0].prompt_tokens == said_twice[1].prompt_tokens
     with pytest.raises(library.MeshwrightError, match="a list must have messages"):
         library.generate(base, ["hi"])
+
+
+def test_rows_that_the_template_rejects_are_counted_and_a_command_drops_them(here: Path, meshwright: Any) -> None:
+    good = [said(("user", f"q{i}"), ("assistant", f"a{i}")) for i in range(30)]
+    tools = [openai([CALL]) if i % 3 == 0 else row for i, row in enumerate(good)]
+    Path("chat.jinja").write_text(ALTERNATING)
+    Path("msgs.json").write_text(json.dumps(tools, indent=1))
+    Path("in.json").write_text(json.dumps({"data": tools}))
+    write("msgs.jsonl", *tools)
+    for name in ("msgs.json", "in.json", "msgs.jsonl"):
+        place = f"{name}:1" if name.endswith("l") else f"{name}[0]"
+        alone = meshwright("check", name).out
+        assert f"{name}, a dataset: ok" in alone
+        assert "30 conversations (messages from messages)" in alone
+        refused = meshwright("samples", PEFT, "--dataset", name, *WORDS).err
+        assert f"{place}: the chat template rejects the conversation: roles must alternate" in refused
+        assert "; 4 more rows\n" in refused
+        typed = ("check", PEFT, "--gpus", "1xH100", f"data.dataset={name}", WORDS[1], "--json")
+        [found] = [one for one in meshwright(*typed).json["findings"] if one["rule"] == "data.rows"]
+        assert found["message"] in refused
+        [command] = [one for one in refused.partition("fix:   ")[2].split(" | ") if one.startswith(("sed", "python3"))]
+        subprocess.run(command, shell=True, check=True)
+        kept = shlex.split(command)[-1]
+        assert meshwright("samples", PEFT, "--dataset", kept, *WORDS, "--json").json["kept"] == 20
+        assert meshwright("check", PEFT, "--gpus", "1xH100", f"data.dataset={kept}", *WORDS[:2]).code == 0
+    write("all.jsonl", *([openai([CALL])] * 3))
+    assert "_kept" not in meshwright("samples", PEFT, "--dataset", "all.jsonl", *WORDS).err
+    Path("config.json").write_text('{"train_batch_size": 8}')
+    assert "a dataset" not in meshwright("check", "config.json").out
+
+
+def test_repeated_and_dropped_rows_are_named(here: Path, meshwright: Any) -> None:
+    good, other = said(("user", "q"), ("assistant", "a")), said(("user", "r"), ("assistant", "b"))
+    empty, asked = said(("user", "q"), ("assistant", " ")), said(("user", "q"))
+    write("rows.jsonl", good, other, good, empty, asked)
+    reasons = ("rows.jsonl:4: every assistant message is empty", "rows.jsonl:5: no message has the role assistant")
+    checked = meshwright("check", "rows.jsonl")
+    shown = meshwright("samples", PEFT, "--dataset", "rows.jsonl", *WORDS)
+    for text in (" ".join(one.out.split()) for one in (checked, shown)):
+        assert all(one in text for one in reasons), text
+        assert "1 repeated" in text
+    assert "rows.jsonl:3 (the same as rows.jsonl:1)" in " ".join(checked.out.split())
+    assert "sed '4d;5d' rows.jsonl > rows_kept.jsonl" in " ".join(checked.out.split())
+    write("more.jsonl", other)
+    several = meshwright("samples", PEFT, "--dataset", "rows.jsonl,more.jsonl", *WORDS).err
+    [blend] = shlex.split(several.partition("fix:   ")[2])
+    found = meshwright("samples", PEFT, blend, *WORDS, "--json").json
+    assert (found["dataset"], found["rows"], found["kept"]) == ("rows.jsonl, more.jsonl", 6, 4)
+    assert {one["where"].partition(":")[0] for one in found["samples"]} == {"rows.jsonl", "more.jsonl"}

@@ -14,7 +14,7 @@ import meshwright as package
 from meshwright.choices import SYNONYMS
 from meshwright.engine.data.conversations import detect_columns
 from meshwright.engine.data.files import Rows
-from meshwright.engine.data.row_errors import MAX_ERRORS, SHOWN_ERRORS
+from meshwright.engine.data.row_errors import COMMAND_ROWS, SHOWN_ERRORS
 from meshwright.engine.data.sft_cache import Policy, tokenize_conversations
 from meshwright.engine.evaluation import ValidationState
 from meshwright.engine.metrics.record import ValidationRecord
@@ -139,9 +139,9 @@ def test_a_file_of_another_form_is_not_listed_row_by_row(tmp_path: Path, tokeniz
     with pytest.raises(InputError) as caught:
         tokenize(tmp_path / "bad.jsonl", [GOOD, *([BAD[0]] * 700)], tokenizer)
     assert caught.value.reason.count("an empty list") == SHOWN_ERRORS + 1
-    assert "or more rows" in caught.value.reason
+    assert f"; {699 - SHOWN_ERRORS} more rows" in caught.value.reason
     assert len(caught.value.fix) == 0
-    assert MAX_ERRORS < 700
+    assert COMMAND_ROWS < 700
 
 
 def test_models_that_fit_a_card(meshwright: Any) -> None:

@@ -133,7 +133,7 @@ def _check(request: requests.Check) -> CheckResult:
     length = job.open_length(result.recipe)
     result = msgspec.structs.replace(
         result,
-        findings=(*result.findings, *data_findings(result.recipe)),
+        findings=(*result.findings, *data_findings(result.recipe, thorough=True)),
         notes=(*result.notes, *([length] if length else [])),
     )
     return result if content is None else msgspec.structs.replace(result, file=content.path)

@@ -2,35 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from meshwright import file_access
 from meshwright.api.paths import looks_like_path
-from meshwright.errors import InputError
+from meshwright.display import plural
+from meshwright.errors import InputError, some
 from meshwright.frameworks import CheckResult
 from meshwright.notes import no_notes
 from meshwright.recipes.types import ENGINES, Recipe
 from meshwright.rules import Finding
 from meshwright.version import VERSION
 
+if TYPE_CHECKING:
+    from meshwright.engine.data.row_errors import CheckedRows
+
 DATA_MISSING, DATA_ROWS = "data.missing-file", "data.rows"
 DATASET = "dataset"  # framework of a data file that is checked by itself
 CHECKED_ROWS = 20_000  # rows of a dataset that are parsed for an answer that should be instant
 DATA_FILES = (".jsonl", ".jsonl.gz", ".ndjson", ".csv", ".tsv", ".parquet")  # that are no config of any framework
+RENDERED_ROWS = 2_000  # rows that are also rendered with the chat template
+START_BYTES = 1 << 16  # of a .json file, which show what it is
+ONLY_LIST = re.compile(rb'\{\s*"(?:data|rows|examples|samples|train|conversations)"\s*:\s*\[\s*\{')
+JSON_LINES = re.compile(rb"\{[^\n]*\}\r?\n\{")
+OPEN = re.compile(r"=(?:FILE|FOLDER)\b")  # a setting whose value the user has to find
 NO_FIX = "correct the rows"
 
 
-def data_findings(recipe: Recipe) -> tuple[Finding, ...]:
-    """Return the findings for the recipe's own files of data; none for hub datasets and over HTTP."""
+def data_findings(recipe: Recipe, thorough: bool = False) -> tuple[Finding, ...]:
+    """Return the findings for the recipe's own files of data; none for hub datasets and over HTTP.
+
+    With `thorough`, also those that need the chat template, and warnings of rows that train drops.
+    """
     if file_access.closed():
         return ()
     names = [("data.dataset", name) for name in recipe.data.blend or (recipe.data.dataset,)]
     names += [("data.validation", recipe.data.validation)]
-    return tuple(found for key, name in names if looks_like_path(name) for found in _findings(recipe, key, name))
+    known = [(key, name) for key, name in names if looks_like_path(name)]
+    return tuple(found for key, name in known for found in _findings(recipe, key, name, thorough))
 
 
-def _findings(recipe: Recipe, key: str, name: str) -> Iterator[Finding]:
+def _findings(recipe: Recipe, key: str, name: str, thorough: bool) -> Iterator[Finding]:
     path = Path(name).expanduser()
     if not any(Path(f"{path}{end}").exists() for end in ("", ".bin", ".idx")):
         near = [one for one in file_access.neighbours(path) if not recipe.data.blend]
@@ -39,39 +54,78 @@ def _findings(recipe: Recipe, key: str, name: str) -> Iterator[Finding]:
         fix, other = (f"{key}={near[0]}",) if near else (), "copy it to where the run starts"
         yield Finding(DATA_MISSING, "warning", key, message, fix, no_fix="" if fix else other)
     elif recipe.goal != "pretrain" and not recipe.data.images:
-        error = _refused(recipe, key, name)
-        if error is not None:
+        from meshwright.extras import MissingPackageError
+
+        try:
+            found = _checked(recipe, key, name, thorough)
+        except MissingPackageError:
+            return
+        except InputError as error:
             field = error.field or key
-            overrides = tuple(one for one in error.fix if one.startswith(("data.", "'data.")))[:1]
+            overrides = tuple(one for one in error.fix if one.startswith(("data.", "'data.")) and not OPEN.search(one))
             other = "" if overrides else " | ".join(error.fix) or NO_FIX
-            yield Finding(DATA_ROWS, "error", field, error.reason, overrides, no_fix=other)
+            yield Finding(DATA_ROWS, "error", field, error.reason, overrides[:1], no_fix=other)
+        else:
+            yield from _dropped(found, key) if thorough else ()
 
 
-def _refused(recipe: Recipe, key: str, name: str) -> InputError | None:
-    """Return why train would refuse a dataset; None if it would not, or if that needs a package that is not here."""
+def _dropped(found: CheckedRows, field: str) -> Iterator[Finding]:
+    """Yield a warning of rows that train drops."""
+    from meshwright.engine.data.row_errors import SHOWN_ERRORS, without_rows
+
+    if found.untrainable:
+        count = f"{len(found.untrainable):,} of {plural(found.rows, 'row')} will be dropped"
+        message = f"{count}: {some(found.untrainable, SHOWN_ERRORS, '; ')}"
+        other = " | ".join(without_rows(found.untrainable)) or NO_FIX
+        yield Finding(DATA_ROWS, "warning", field, message, (), no_fix=other)
+
+
+def _checked(recipe: Recipe, key: str, name: str, thorough: bool) -> CheckedRows:
+    """Return what the first rows of a dataset are; raise InputError if train would refuse it."""
     from meshwright.engine.data.dataset_registry import dataset_columns
     from meshwright.engine.data.files import find_rows
     from meshwright.engine.data.row_errors import check_rows
-    from meshwright.extras import MissingPackageError
 
     data = recipe.data
     single = Path(name).expanduser().is_file()
-    try:
-        with no_notes():
-            rows = find_rows(Path(name).expanduser(), "train" if key != "data.dataset" and single else data.split, name)
-            check_rows(rows, dataset_columns(name, data.columns), data.train_on, CHECKED_ROWS)
-    except MissingPackageError:
+    with no_notes():
+        rows = find_rows(Path(name).expanduser(), "train" if key != "data.dataset" and single else data.split, name)
+        columns = dataset_columns(name, data.columns)
+        found = check_rows(rows, columns, data.train_on, CHECKED_ROWS)
+        if thorough and (render := _template(recipe)) is not None:
+            check_rows(rows, columns, data.train_on, RENDERED_ROWS, render)
+    return found
+
+
+def _template(recipe: Recipe) -> Callable[[Any, str], object] | None:
+    """Return what renders a conversation with the chat template of a recipe; None if that is not on this machine."""
+    from meshwright.engine.data.byte_level import NAME
+    from meshwright.engine.data.templates import ChatTemplate
+    from meshwright.engine.data.tokenizers import load_tokenizer, tokenizer_name
+
+    file, name = recipe.data.chat_template, tokenizer_name(recipe) or ""
+    local = name == NAME or (looks_like_path(name) and Path(name).expanduser().exists())
+    if not file and not local:
         return None
-    except InputError as error:
-        return error
-    return None
+    # Only the text matters here: another tokenizer does as well for a template of its own file.
+    return ChatTemplate(load_tokenizer(name if local else NAME), file, recipe.data.train_on).render_masked
 
 
 def is_data(target: object) -> bool:
     """Return whether a target of check is a file of data, not a config."""
     if not isinstance(target, str) or file_access.closed():
         return False
-    return target.lower().endswith(DATA_FILES) and Path(target).expanduser().is_file()
+    path = Path(target).expanduser()
+    return path.is_file() and (target.lower().endswith(DATA_FILES) or _has_rows(path))
+
+
+def _has_rows(path: Path) -> bool:
+    """Return whether a .json file is a list of rows, or an object with nothing but one; configs are objects."""
+    if path.suffix.lower() != ".json":
+        return False
+    with path.open("rb") as file:
+        start = file.read(START_BYTES).lstrip()
+    return start.startswith(b"[") or bool(ONLY_LIST.match(start)) or bool(JSON_LINES.match(start))
 
 
 def check_data(target: str) -> CheckResult:
@@ -89,9 +143,14 @@ def check_data(target: str) -> CheckResult:
         findings = (Finding(DATA_ROWS, "error", error.field or "", error.reason, (), no_fix=" | ".join(error.fix)),)
     else:
         parts = ", ".join(f"{part} from {name}" for part, name in found.columns.items() if part in REQUIRED)
+        findings = tuple(_dropped(found, "data.dataset"))
         counted = f"{found.rows:,} conversations" + ("" if found.complete else ", the first of the file")
         unused = f"; not used: {', '.join(found.unused)}" if found.unused else ""
-        notes = (f"{counted} ({parts}){unused}", *notes)
+        repeated = (
+            f"{plural(len(found.duplicates), 'repeated row')}: {some(found.duplicates, 3)}; "
+            "data.validation_part keeps equal conversations on one side"
+        )
+        notes = (f"{counted} ({parts}){unused}", *([repeated] if found.duplicates else []), *notes)
     notes = (*filter(None, (rows.delimiters,)), *notes)
     recipe = Recipe(name=target, model="", goal="sft", cluster="")
     return CheckResult(DATASET, VERSION, ENGINES[0], target, recipe, None, None, findings, None, notes=notes)

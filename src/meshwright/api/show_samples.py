@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from meshwright.api import run_requests as requests
 from meshwright.api.paths import check_run_paths
 from meshwright.api.responses import Part, Response, copied
@@ -13,6 +15,7 @@ from meshwright.display import Row
 from meshwright.errors import InputError
 from meshwright.extras import ENGINE
 from meshwright.recipes import overrides as override
+from meshwright.recipes.types import Recipe
 
 ANY_GPU = "1xH100"  # a recommended recipe is for some GPU; the data do not depend on it
 
@@ -49,6 +52,8 @@ class SamplesResponse(Response, frozen=True, kw_only=True):
     rows: int
     kept: int
     dropped: int
+    dropped_rows: Sequence[str]  # the first of them, with the reason
+    duplicates: int
     truncated: int
     longest: int
     tokens: int
@@ -72,34 +77,48 @@ def samples(request: requests.Samples) -> SamplesResponse:
     gpus = ANY_GPU if depends_on_gpus(request.recipe) else None
     changes = [*request.overrides, *([f"data.dataset={request.dataset}"] if request.dataset else [])]
     recipe = override.apply(recipe_for(request.recipe, request.goal, gpus, changes, **options), changes)
-    if recipe.goal == "pretrain" or recipe.data.images or recipe.data.blend or recipe.data.dataset == "mock":
-        reason = "shows the conversations of one fine-tuning dataset; in pretraining every token is in the loss"
+    if recipe.goal == "pretrain" or recipe.data.images or "mock" in (recipe.data.blend or (recipe.data.dataset,)):
+        reason = "shows the conversations of fine-tuning datasets; in pretraining every token is in the loss"
         fix = (
             ("--goal sft --dataset FILE", "data.images=false") if recipe.data.images else ("--goal sft --dataset FILE",)
         )
         raise InputError(reason, field="samples", value=recipe.data.dataset, fix=fix)
     check_run_paths(recipe, None)
     from meshwright.engine.data.rendered import render
+    from meshwright.engine.data.sft_cache import total_stats
 
-    found = render(recipe, request.count)
-    stats = found.stats
+    parts = [_part(recipe, name) for name in recipe.data.blend] or [recipe]
+    all_found = [render(part, request.count) for part in parts]
+    found, stats = all_found[0], total_stats([one.stats for one in all_found])
+    count = sum(one.samples for one in all_found)
+    real = sum(one.real_tokens * one.samples for one in all_found) / max(count, 1)
     return copied(
         SamplesResponse,
         found,
         recipe=recipe.name,
-        dataset=recipe.data.dataset,
+        dataset=", ".join(part.data.dataset for part in parts),
+        real_tokens=real,
         train_on=recipe.data.train_on,
         seq_length=recipe.data.seq_length,
         packing=recipe.data.packing,
         rows=stats.rows,
         kept=stats.kept,
         dropped=stats.rows - stats.kept,
+        dropped_rows=stats.dropped_rows,
+        duplicates=stats.duplicates,
         truncated=stats.truncated,
         longest=stats.max_length,
         tokens=stats.tokens,
         target_tokens=stats.target_tokens,
-        samples_per_epoch=found.samples,
+        samples_per_epoch=count,
         samples=[
-            copied(SamplePart, one, spans=[copied(SpanPart, span) for span in one.spans]) for one in found.rendered
+            copied(SamplePart, one, spans=[copied(SpanPart, span) for span in one.spans])
+            for part in all_found
+            for one in part.rendered
         ],
     )
+
+
+def _part(recipe: Recipe, name: str) -> Recipe:
+    """Return the recipe with one dataset of its blend."""
+    return msgspec.structs.replace(recipe, data=msgspec.structs.replace(recipe.data, dataset=name, blend={}))

@@ -117,6 +117,11 @@ def samples(answer: Answer, found: Any) -> None:
         f"{answer['dropped']:,} dropped; the longest has {answer['longest']:,} tokens, data.seq_length is "
         f"{answer['seq_length']:,}"
     )
+    rest = answer["dropped"] - len(answer["dropped_rows"])
+    for line in (*answer["dropped_rows"], *([f"{rest:,} more"] if rest > 0 else [])):
+        out.print(f"  [yellow]dropped[/] {escape(line)}")
+    if answer["duplicates"]:
+        out.print(f"{plural(answer['duplicates'], 'repeated conversation')}")
     out.print(
         f"{answer['tokens']:,} tokens, {answer['target_tokens']:,} in the loss; {packed} "
         f"{plural(answer['samples_per_epoch'], 'sample')} per epoch, {answer['real_tokens']:.0%} of them not padding"

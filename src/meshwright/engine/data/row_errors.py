@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import msgspec
 
 from meshwright.engine.data.conversations import (
     REQUIRED,
+    Conversation,
     detect_columns,
     parse_conversation,
     untrainable_reason,
@@ -22,9 +24,13 @@ from meshwright.engine.data.files import FIELD, Row, Rows
 from meshwright.errors import InputError
 
 SHOWN_ERRORS = 5  # rows that an error lists after the first
-MAX_ERRORS = 100  # more are not looked for
-JSONL_PLACE = re.compile(r"(.+\.jsonl):(\d+): ")
+MAX_ERRORS = 10_000  # more are not counted
+COMMAND_ROWS = 500  # rows that a command can list
+LINE_PLACE = re.compile(r"(.+\.(?:jsonl|ndjson|json)):(\d+): ")
+ITEM_PLACE = re.compile(r"(.+\.json)\[(\d+)\]: ")
 PLACE = re.compile(r"(.+?)(?::|\[| row )(\d+)")
+REJECTED = "the chat template rejects"
+ACCEPTING = "data.chat_template=FILE of a template that accepts them"
 
 Plain = dict[str, Any]  # an InputError that can be sent between processes
 
@@ -36,6 +42,8 @@ class CheckedRows(msgspec.Struct, frozen=True):
     columns: Mapping[str, str]
     complete: bool  # whether all rows of the dataset were read
     unused: tuple[str, ...] = ()  # columns
+    untrainable: tuple[str, ...] = ()  # locations and reasons of rows that are dropped
+    duplicates: tuple[str, ...] = ()  # locations of rows with the conversation of an earlier one
 
 
 class RowColumns:
@@ -63,29 +71,52 @@ def detects_columns(configured: Mapping[str, str]) -> bool:
     return not set(configured) & set(REQUIRED)
 
 
-def check_rows(rows: Rows, configured: Mapping[str, str], train_on: str, most: int) -> CheckedRows:
-    """Parse the first rows as conversations, `most` of them; raise one InputError with all that cannot be used."""
+def check_rows(
+    rows: Rows,
+    configured: Mapping[str, str],
+    train_on: str,
+    most: int,
+    render: Callable[[Conversation, str], object] | None = None,
+) -> CheckedRows:
+    """Parse the first rows as conversations, `most` of them; raise one InputError with all that cannot be used.
+
+    `render` is called for conversations that are trained on, with their location.
+    """
     bad: list[InputError] = []
+    unread: list[InputError] = []
     columns = detect_columns(rows.first(), configured, rows.name)
     used, names, read = RowColumns(columns, detects_columns(configured)), set[str](), 0
     untrainable: list[str] = []
-    for where, row in islice(rows.read(bad=bad.append), most):
+    seen: dict[bytes, str] = {}
+    duplicates: list[str] = []
+    for where, row in islice(rows.read(bad=unread.append), most):
         read += 1
         names |= unused_names(row, used.of(row))
         try:
-            reason = untrainable_reason(parse_conversation(row, used.of(row), where), train_on)
+            conversation = parse_conversation(row, used.of(row), where)
+            reason = untrainable_reason(conversation, train_on)
+            if render is not None and not reason:
+                render(conversation, where)
+            content = hashlib.blake2b(msgspec.json.encode(conversation), digest_size=8).digest()
+            if (first := seen.setdefault(content, where)) != where:
+                duplicates.append(f"{where} (the same as {first})")
         except InputError as error:
             bad.append(error)
-            if len(bad) > MAX_ERRORS:
+            if len(bad) + len(unread) > MAX_ERRORS or changes_settings(error):
                 break
             continue
         untrainable += [f"{where}: {reason}"] if reason else []
-    if bad:
-        raise joined([plain(error) for error in bad])
+    if bad or unread:
+        raise joined([plain(error) for error in (*bad, *unread)], read + len(unread))
     if len(untrainable) == read:
         reason = f"{read} dropped: {read} without target tokens, first {untrainable[0]}"
         raise InputError(f"none of its {read} rows has target tokens; {reason}", field=FIELD, value=rows.name)
-    return CheckedRows(read, columns, read < most, tuple(sorted(names)))
+    return CheckedRows(read, columns, read < most, tuple(sorted(names)), tuple(untrainable), tuple(duplicates))
+
+
+def changes_settings(error: InputError) -> bool:
+    """Return whether an error of a row is corrected by a setting, not by the row: all rows would have it."""
+    return any(one.startswith("data.") for one in error.fix) and "(ignores the column)" not in " ".join(error.fix)
 
 
 def plain(error: InputError) -> Plain:
@@ -93,13 +124,20 @@ def plain(error: InputError) -> Plain:
     return {**error.to_dict(), "fix": tuple(error.fix)}
 
 
-def joined(errors: Sequence[Plain]) -> InputError:
-    """Return the error of the first row that cannot be used, with the others, so that one pass corrects them all."""
+def joined(errors: Sequence[Plain], rows: int) -> InputError:
+    """Return the error of the first row that cannot be used, with the others, so that one pass corrects them all.
+
+    `rows` are all rows that were read.
+    """
     errors = sorted(errors, key=_place)
     first, others = errors[0], [one["message"] for one in errors[1:]]
-    more = "" if len(others) <= SHOWN_ERRORS else f"; {len(others) - SHOWN_ERRORS}{_at_least(errors)} more rows"
+    more = "" if len(others) <= SHOWN_ERRORS else f"; {len(others) - SHOWN_ERRORS:,}{_at_least(errors)} more rows"
     reason = "; ".join([first["message"], *others[:SHOWN_ERRORS]]) + more
-    return InputError(reason, field=first["field"], value=first["value"], fix=first["fix"] or _without_rows(errors))
+    messages = [one["message"] for one in errors]
+    fix = first["fix"] or without_rows(messages if len(messages) < rows else ())
+    if not first["fix"] and any(REJECTED in one for one in messages):
+        fix = (*fix, ACCEPTING)
+    return InputError(reason, field=first["field"], value=first["value"], fix=fix)
 
 
 def _place(error: Plain) -> tuple[str, int]:
@@ -112,13 +150,28 @@ def _at_least(errors: Sequence[Plain]) -> str:
     return " or" if len(errors) > MAX_ERRORS else ""
 
 
-def _without_rows(errors: Sequence[Plain]) -> tuple[str, ...]:
-    """Return the command that writes a JSONL file without these rows, if they are all there are."""
-    places = [JSONL_PLACE.match(one["message"]) for one in errors]
-    files = {place[1] for place in places if place}
-    if len(errors) > MAX_ERRORS or len(files) != 1 or not all(places):
-        return ()
-    path = Path(files.pop())
-    lines = ";".join(f"{place[2]}d" for place in places if place)
-    kept = shlex.quote(str(path.with_name(f"{path.stem}_kept.jsonl")))
-    return ("correct the rows", f"sed '{lines}' {shlex.quote(str(path))} > {kept}")
+def without_rows(messages: Sequence[str]) -> tuple[str, ...]:
+    """Return the command that writes a JSON file without the rows that these messages name, if it can list them."""
+    for place, command in ((LINE_PLACE, _without_lines), (ITEM_PLACE, _without_items)):
+        found = [place.match(one) for one in messages]
+        files = {one[1] for one in found if one}
+        if len(files) == 1 and all(found) and len(messages) <= COMMAND_ROWS:
+            path = Path(files.pop())
+            kept = path.with_name(f"{path.stem}_kept{path.suffix}")
+            return ("correct the rows", command(path, kept, [int(one[2]) for one in found if one]))
+    return ()
+
+
+def _without_lines(path: Path, kept: Path, lines: Sequence[int]) -> str:
+    listed = ";".join(f"{line}d" for line in lines)
+    return f"sed '{listed}' {shlex.quote(str(path))} > {shlex.quote(str(kept))}"
+
+
+def _without_items(path: Path, kept: Path, items: Sequence[int]) -> str:
+    """Return the command for a JSON list, or an object with one list."""
+    program = (
+        f"import json, sys; rows = json.load(sys.stdin); "
+        f"rows = rows if isinstance(rows, list) else next(one for one in rows.values() if isinstance(one, list)); "
+        f"json.dump([one for i, one in enumerate(rows) if i not in {{{', '.join(map(str, items))}}}], sys.stdout)"
+    )
+    return f"python3 -c {shlex.quote(program)} < {shlex.quote(str(path))} > {shlex.quote(str(kept))}"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, reduce
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -28,14 +28,23 @@ from meshwright.engine.data.conversations import (
     unused_names,
 )
 from meshwright.engine.data.files import FIELD, Row, Rows
-from meshwright.engine.data.row_errors import MAX_ERRORS, Plain, RowColumns, detects_columns, joined, plain
+from meshwright.engine.data.row_errors import (
+    MAX_ERRORS,
+    SHOWN_ERRORS,
+    Plain,
+    RowColumns,
+    changes_settings,
+    detects_columns,
+    joined,
+    plain,
+)
 from meshwright.engine.data.templates import ChatTemplate, MaskedTokens
 from meshwright.engine.data.tokenizers import load_tokenizer
 from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.engine.fsync import atomic_folder
 from meshwright.errors import InputError
 
-CACHE_VERSION = 5  # increment when the files or the tokens of the same text change
+CACHE_VERSION = 6  # increment when the files or the tokens of the same text change
 STATS = "stats.json"  # written last: its presence marks a complete cache folder
 CHUNK = 256  # rows tokenized together
 MOST_ROWS = 0.9  # share of the conversations that a suggested length fits
@@ -69,6 +78,8 @@ class TokenizationStats(msgspec.Struct, frozen=True):
     no_targets: int = 0  # rows dropped because truncation left no target token
     untrainable: int = 0  # rows dropped because they have no target tokens
     first_untrainable: str = ""  # location and reason of the first of those
+    dropped_rows: list[str] = []  # locations and reasons of the first dropped rows
+    duplicates: int = 0  # conversations with the tokens of an earlier one
     columns: dict[str, str] = {}  # of at least one row
     unused_columns: list[str] = []  # of at least one row
     unused_tools: int = 0  # conversations with tools that the chat template does not render
@@ -93,6 +104,8 @@ class TokenizationStats(msgspec.Struct, frozen=True):
         ]
         if self.unused_tools:
             lines.append(f"{self.unused_tools} with tools, which the chat template does not render")
+        if self.duplicates:
+            lines.append(f"{self.duplicates} repeated")
         if self.truncated:
             lines.append(f"{self.truncated} truncated (the longest has {self.max_length} tokens)")
         if dropped:
@@ -218,25 +231,33 @@ class _RowTokenizer:
             return _failed(chunk, [error])
 
     def _samples(self, chunk: Chunk) -> ChunkResult:
-        conversations, locations, untrainable = [], [], []
+        rendered, locations, untrainable = [], [], []
         errors: list[InputError] = []
+        unused_tools = 0
         for where, row in chunk:
             try:
                 conversation = parse_conversation(row, self._columns(row), where)
+                reason = untrainable_reason(conversation, self.policy.train_on)
+                if reason:
+                    untrainable.append(f"{where}: {reason}")
+                    continue
+                rendered.append(self.template.render_masked(conversation, where))
             except InputError as error:
                 errors.append(error)
+                if changes_settings(error):  # it would be repeated for every row
+                    break
                 continue
-            reason = untrainable_reason(conversation, self.policy.train_on)
-            if reason:
-                untrainable.append(f"{where}: {reason}")
-            else:
-                conversations.append(conversation)
-                locations.append(where)
+            locations.append(where)
+            unused_tools += conversation.tools is not None and not self.template.renders_tools
         if errors:
             return _failed(chunk, errors)
-        unused_tools = 0 if self.template.renders_tools else sum(one.tools is not None for one in conversations)
-        full = self.template.tokens(conversations, locations) if conversations else []
+        full = self.template.encode(rendered) if rendered else []
         fitted = [truncate(one, self.policy, where) for one, where in zip(full, locations, strict=True)]
+        cut = [
+            f"{where}: {len(original.ids)} tokens"
+            for where, one, original in zip(locations, fitted, full, strict=True)
+            if one is None or not one.loss_mask.any()
+        ]
         kept = [one for one in fitted if one is not None and one.loss_mask.any()]
         stats = TokenizationStats(
             rows=len(chunk),
@@ -255,6 +276,7 @@ class _RowTokenizer:
             unused_columns=sorted({name for _, row in chunk for name in unused_names(row, self._columns(row))}),
             unused_tools=unused_tools,
             first_untrainable=untrainable[0] if untrainable else "",
+            dropped_rows=[*untrainable, *cut][:SHOWN_ERRORS],
         )
         return ChunkResult(kept, stats)
 
@@ -342,16 +364,21 @@ def _write(
             stats = _sum(stats, result.stats)
             advance(result.stats.rows)
     if errors or bad:
-        raise joined([*errors, *bad])
+        raise joined([*errors, *bad], stats.rows + len(bad))
     np.save(folder / "offsets.npy", np.cumsum(np.array(lengths, dtype=np.int64)), allow_pickle=False)
     np.save(folder / "hashes.npy", np.array(hashes, dtype=np.uint64), allow_pickle=False)
-    return stats
+    return msgspec.structs.replace(stats, duplicates=len(hashes) - len(set(hashes)))
 
 
 COUNTS = (
     *("rows", "kept", "tokens", "target_tokens", "truncated", "too_long", "no_targets", "untrainable"),
-    "unused_tools",
+    *("unused_tools", "duplicates"),
 )
+
+
+def total_stats(parts: Sequence[TokenizationStats]) -> TokenizationStats:
+    """Return the statistics of several parts together."""
+    return reduce(_sum, parts, TokenizationStats())
 
 
 def _sum(a: TokenizationStats, b: TokenizationStats) -> TokenizationStats:
@@ -363,6 +390,7 @@ def _sum(a: TokenizationStats, b: TokenizationStats) -> TokenizationStats:
         max_length=max(a.max_length, b.max_length),
         lengths=Counter(a.lengths) + Counter(b.lengths),
         first_untrainable=a.first_untrainable or b.first_untrainable,
+        dropped_rows=[*a.dropped_rows, *b.dropped_rows][:SHOWN_ERRORS],
     )
 
 

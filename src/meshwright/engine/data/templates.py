@@ -68,10 +68,10 @@ class ChatTemplate:
 
     def tokens(self, conversations: Sequence[Conversation], locations: Sequence[str]) -> list[MaskedTokens]:
         """Return the conversations' tokens; locations are used in errors."""
-        rendered = [
-            self._render_masked(conversation, where)
-            for conversation, where in zip(conversations, locations, strict=True)
-        ]
+        return self.encode([self.render_masked(*one) for one in zip(conversations, locations, strict=True)])
+
+    def encode(self, rendered: Sequence[tuple[str, list[Span]]]) -> list[MaskedTokens]:
+        """Return the tokens of rendered conversations."""
         # Not tokenizer(...): it builds offset lists for every token, and only the answers' boundaries are needed.
         encoded = self.tokenizer.backend_tokenizer.encode_batch(
             [text for text, _ in rendered], add_special_tokens=False
@@ -82,11 +82,11 @@ class ChatTemplate:
         self, conversation: Conversation, where: str, mark: str, replacements: Sequence[str]
     ) -> MaskedTokens:
         """Return the tokens of a conversation with each image mark replaced by that image's tokens."""
-        text, spans = _replace_image_marks(*self._render_masked(conversation, where), mark, replacements, where)
+        text, spans = _replace_image_marks(*self.render_masked(conversation, where), mark, replacements, where)
         encoded = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)
         return _mask_spans(encoded, len(text), spans)
 
-    def _render_masked(self, conversation: Conversation, where: str) -> tuple[str, list[Span]]:
+    def render_masked(self, conversation: Conversation, where: str) -> tuple[str, list[Span]]:
         """Return the conversation as text, and the spans that are in the loss."""
         if not conversation.messages:
             text = self._bos + conversation.text + self._end
