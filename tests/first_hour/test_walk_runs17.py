@@ -100,3 +100,24 @@ def test_a_script_without_a_main_guard_runs_once() -> None:
     Path("script.py").write_text(guarded)
     done = subprocess.run(words, env=env, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "script starts\n[('four', 4)]\n")
+
+
+def test_a_run_is_a_recipe_wherever_a_recipe_file_is(meshwright: Any, trained: Path, here: Path) -> None:
+    shutil.copytree(trained, here, dirs_exist_ok=True)
+    shown = meshwright("recipe", "run").out
+    for line in (f"lr = {RATE}", f"seq_length = {LENGTH}", f"global_batch_size = {BATCH}", 'dataset = "chats.jsonl"'):
+        assert line in shown
+    assert "run on 1xH100" in meshwright("check", "run").out
+    assert f"{LENGTH} tokens × {BATCH} per step" in meshwright("estimate", "./run").out
+    exported = meshwright("export", "run", "--to", "trl").out
+    for line in (f"learning_rate={RATE}", f"max_length={LENGTH}", f"per_device_train_batch_size={BATCH}"):
+        assert line in exported
+    assert "fix:   meshwright recipe run" in meshwright("import", "run").err
+    launched = meshwright("launch", "run", "--scheduler", "slurm", "--write", "job")
+    assert launched.code == 0, launched.err
+    assert f"lr = {RATE}" in next(Path("job").glob("*.toml")).read_text()
+    shutil.rmtree("run/checkpoints/step-00000002")
+    resumed = meshwright("train", "run")
+    assert resumed.code == 0, resumed.err
+    assert "run is a run: it continues with its settings" in resumed.err
+    assert "resuming after step 1" in resumed.err

@@ -10,6 +10,7 @@ from meshwright.errors import InputError, OutputError, closest, unknown
 from meshwright.models import ModelSpec
 from meshwright.notes import note
 from meshwright.recipes import files, index
+from meshwright.recipes.run_folder import is_run_folder
 from meshwright.recipes.types import Recipe
 
 CONFIG = "config.json"
@@ -92,8 +93,13 @@ def is_recipe(name: str) -> bool:
 
 
 def is_file(name: str) -> bool:
-    """Return whether a name is a recipe file or another framework's config or script, not a model's config.json."""
+    """Return whether a name is a recipe file, a run of ours, or another framework's config or script.
+
+    A model's config.json is none of them.
+    """
     path = Path(name)
+    if is_run_folder(name):
+        return True
     if file_access.is_dir(path) or not frameworks.is_file(name):
         return False
     if path.name == CONFIG:

@@ -32,6 +32,7 @@ from meshwright.planner.storage import storage_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.engine_models import require_trained
 from meshwright.recipes.format_override import format_override
+from meshwright.recipes.run_folder import is_run_folder
 from meshwright.recipes.types import ENGINES, Kernels, Layout, Precision, Recipe
 
 if TYPE_CHECKING:
@@ -116,6 +117,9 @@ def _run(
     if not request.tiny:  # it has steps of its own
         _note_length(job, recipe)
     out = request.out or recipe.checkpoint.folder or None
+    if out is None and spec.checkpoints and not request.tiny and _is_run(request.recipe):
+        out = str(request.recipe)
+        note(f"{out} is a run: it continues with its settings; --out FOLDER starts another run with them")
     spec = msgspec.structs.replace(spec, out=out)
     check_run_paths(recipe, out)
     if out is not None and spec.checkpoints:
@@ -131,6 +135,10 @@ def _note_length(job: Job, recipe: Recipe, overrides: Sequence[str] = ()) -> Non
     text = job.open_length(recipe)
     if text and job.open_length(override.apply(recipe, overrides)):
         note(text)
+
+
+def _is_run(target: str | Recipe) -> bool:
+    return isinstance(target, str) and is_run_folder(target)
 
 
 def _as_started(recipe: Recipe, request: requests.Bench | requests.Train) -> Recipe:
@@ -205,7 +213,7 @@ def launch(request: requests.Launch) -> Started:
         set_here = override.requested(plan.base, changes)
         changes += [format_override(one.field, one.new) for one in plan.changes if one.field not in set_here]
         found = msgspec.structs.replace(recipe_for(target), model=model)
-    elif job.imported is not None or job.own:
+    elif job.imported is not None or job.own or _is_run(target):
         target, model, text = f"{found.name}.toml", None, recipe_text(found)
         given.setdefault("name", found.name)
     require_trained(find(model or found.model))

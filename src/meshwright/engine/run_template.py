@@ -8,9 +8,10 @@ import msgspec
 
 from meshwright.engine.metrics.jsonl import warn
 from meshwright.errors import InputError
+from meshwright.recipes.run_folder import TEMPLATE
 from meshwright.recipes.types import Recipe
 
-NAME = "chat_template.jinja"  # transformers' name, also in the run folder
+NAME = TEMPLATE  # transformers' name, also in the run folder
 
 
 def keep_template(recipe: Recipe, run: Path) -> None:

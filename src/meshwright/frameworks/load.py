@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from msgspec import structs
+
 from meshwright import config_io, file_access
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content, Format
 from meshwright.frameworks.types import SourcedValue
+from meshwright.recipes import files
+from meshwright.recipes.run_folder import is_run_folder, recipe_of_run
 
 SUFFIXES: Mapping[str, Format] = {
     ".yaml": "yaml",
@@ -27,12 +31,20 @@ SUFFIXES: Mapping[str, Format] = {
 
 
 def open_file(path: str | Path) -> Content:
-    """Load a file; raise InputError if it cannot be read safely."""
+    """Load a file, or the recipe of a run's folder; raise InputError if it cannot be read safely."""
+    if is_run_folder(path):
+        return _content_of_run(path)
     file = Path(path)
     if not file_access.closed() and not file_access.exists(file):
         raise file_access.missing_path(file, "file", "cannot be read: there is no such file")
     folder = None if file_access.closed() else file.parent
     return content_of(config_io.read_text(file), str(path), folder=folder)
+
+
+def _content_of_run(path: str | Path) -> Content:
+    """Return the recipe of a run as content without lines: no file has this text."""
+    found = content_of(files.to_text(recipe_of_run(path)), str(path), "toml", Path(path))
+    return structs.replace(found, settings={key: structs.replace(one, line=0) for key, one in found.settings.items()})
 
 
 def content_of(text: str, path: str, format: Format | None = None, folder: Path | None = None) -> Content:

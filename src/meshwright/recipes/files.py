@@ -17,6 +17,7 @@ from meshwright.recipes import build
 from meshwright.recipes.build import validate
 from meshwright.recipes.index import is_known, load
 from meshwright.recipes.overrides import steps_and_epochs
+from meshwright.recipes.run_folder import is_run_folder, recipe_of_run
 from meshwright.recipes.types import ENGINES, GOALS, SECTIONS, Recipe, field_value, recipe_fields
 from meshwright.recipes.values import check_range
 
@@ -38,7 +39,9 @@ def is_file(name: str) -> bool:
 
 
 def from_file(path: str | Path) -> Recipe:
-    """Read a recipe from a TOML, YAML or JSON file, which may set only the differences from a `base` recipe."""
+    """Read a recipe from a TOML, YAML or JSON file, which may name a `base` recipe, or from the folder of a run."""
+    if is_run_folder(path):
+        return recipe_of_run(path)
     file = Path(path)
     if file.suffix.lower() not in SUFFIXES:
         raise unknown("file type", file.suffix or file.name, SUFFIXES)
