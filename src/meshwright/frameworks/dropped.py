@@ -75,7 +75,7 @@ def dropped_settings(framework: Framework, content: Content, same: bool = False)
     """
     parsed = framework.parse(content)
     settings = parsed.settings
-    found = [*lost_folders(framework, content, settings, same), *_lost_arguments(parsed)]
+    found = [*lost_folders(framework, content, settings, same), *lost_arguments(parsed)]
     listed = {one.key for one in found}
     again = _exported_again(framework, content)
     found += [one for one in _other_positions(settings, again) if one.key not in listed]
@@ -91,7 +91,7 @@ def dropped_settings(framework: Framework, content: Content, same: bool = False)
     return tuple(found)
 
 
-def _lost_arguments(parsed: ParsedConfig) -> Iterator[DroppedSetting]:
+def lost_arguments(parsed: ParsedConfig) -> Iterator[DroppedSetting]:
     """Yield the arguments of a program that no recipe field carries."""
     for name, reason in parsed.program.lost.items():
         setting = parsed.program.given[name]

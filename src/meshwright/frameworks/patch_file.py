@@ -19,12 +19,13 @@ from msgspec import UNSET
 from meshwright import config_io
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.dropped import FOLDERS, STRUCTURED, DroppedSetting, lost_folders
-from meshwright.frameworks.export import differences, is_same, read_back, write
+from meshwright.frameworks.dropped import FOLDERS, STRUCTURED, DroppedSetting, lost_arguments, lost_folders
+from meshwright.frameworks.export import ARGUMENTS_FILE, differences, is_same, read_back, write
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.mapping import text_of
+from meshwright.frameworks.trainer_args import ARGUMENT_FIELDS
 from meshwright.frameworks.types import ExportedConfig, Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import composite_keys, config_keys
@@ -61,6 +62,7 @@ def patch(
         base = write(framework, *imported.without_overrides(own), own)
         before, after = file.settings_of(base), file.settings_of(target)
         known = {one.field for one in differences(framework, target, recipe, model, on)}
+        known |= _of_the_arguments(framework, file.settings)
         refused = {one.field for one in imported.rejected}
         requested = {key for key in (*before, *after) if before.get(key, UNSET) != after.get(key, UNSET)}
         requested |= {key for key, one in file.settings.items() if one.unresolved or key in refused}
@@ -80,6 +82,12 @@ def patch(
     except InputError:
         return None
     return None
+
+
+def _of_the_arguments(framework: Framework, settings: Settings) -> set[str]:
+    """Return the fields that only the arguments file of an export has: this file leaves them to the program."""
+    fields = ARGUMENT_FIELDS if framework.name in ARGUMENTS_FILE else ()
+    return {field for field in fields if not _keys_of(framework, field) & settings.keys()}
 
 
 class _File(Protocol):
@@ -288,6 +296,7 @@ def _lost(imported: ImportedFile, settings: Settings, result: Mapping[str, Any])
     refused = {one.field: one.message for one in imported.rejected}
     folders = lost_folders(imported.framework, imported.content, settings, same=True)
     found = [one for one in folders if text_of(result.get(one.key)) != text_of(one.value)]
+    found += lost_arguments(imported.settings.parsed)
     for key, one in settings.items():
         if key in result or (_alternatives(imported.framework, key) & result.keys()):
             continue
