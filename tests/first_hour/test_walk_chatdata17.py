@@ -222,3 +222,19 @@ def test_repeated_and_dropped_rows_are_named(here: Path, meshwright: Any) -> Non
     found = meshwright("samples", PEFT, blend, *WORDS, "--json").json
     assert (found["dataset"], found["rows"], found["kept"]) == ("rows.jsonl, more.jsonl", 6, 4)
     assert {one["where"].partition(":")[0] for one in found["samples"]} == {"rows.jsonl", "more.jsonl"}
+
+
+def test_check_needs_neither_the_tokenizer_nor_its_packages(
+    here: Path, meshwright: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model's folder may be elsewhere, and `check` is in the install without torch."""
+    write("chats.jsonl", said(("user", "q"), ("assistant", "a")), said(("user", "q")))
+    folder = here / "model"
+    folder.mkdir()
+    typed = ("check", PEFT, "--gpus", "1xH100", "data.dataset=chats.jsonl", f"data.tokenizer={folder}", "--json")
+    for missing in (False, True):
+        if missing:
+            monkeypatch.setattr("meshwright.extras._importable", lambda module: module != "transformers")
+        found = [one for one in meshwright(*typed).json["findings"] if one["rule"] == "data.rows"]
+        assert [one["severity"] for one in found] == ["warning"]
+        assert "1 of 2 rows will be dropped: chats.jsonl:2" in found[0]["message"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshwright import file_access
+from meshwright import extras, file_access
 from meshwright.api.paths import looks_like_path
 from meshwright.display import plural
 from meshwright.errors import InputError, some
@@ -99,16 +100,21 @@ def _checked(recipe: Recipe, key: str, name: str, thorough: bool) -> CheckedRows
 
 def _template(recipe: Recipe) -> Callable[[Any, str], object] | None:
     """Return what renders a conversation with the chat template of a recipe; None if that is not on this machine."""
+    if any(map(extras.missing, ("transformers", "jinja2"))):
+        return None
     from meshwright.engine.data.byte_level import NAME
     from meshwright.engine.data.templates import ChatTemplate
     from meshwright.engine.data.tokenizers import load_tokenizer, tokenizer_name
 
-    file, name = recipe.data.chat_template, tokenizer_name(recipe) or ""
-    local = name == NAME or (looks_like_path(name) and Path(name).expanduser().exists())
-    if not file and not local:
+    file, tokenizer = recipe.data.chat_template, None
+    with suppress(InputError):  # train reports a tokenizer that is not complete
+        name = tokenizer_name(recipe) or ""
+        if name == NAME or (looks_like_path(name) and Path(name).expanduser().exists()):
+            tokenizer = load_tokenizer(name)
+    if tokenizer is None and not file:
         return None
-    # Only the text matters here: another tokenizer does as well for a template of its own file.
-    return ChatTemplate(load_tokenizer(name if local else NAME), file, recipe.data.train_on).render_masked
+    # Only the text matters here: for a template of its own file, any tokenizer does.
+    return ChatTemplate(tokenizer or load_tokenizer(NAME), file, recipe.data.train_on).render_masked
 
 
 def is_data(target: object) -> bool:
