@@ -121,3 +121,32 @@ def test_a_run_is_a_recipe_wherever_a_recipe_file_is(meshwright: Any, trained: P
     assert resumed.code == 0, resumed.err
     assert "run is a run: it continues with its settings" in resumed.err
     assert "resuming after step 1" in resumed.err
+
+
+OOM = """  0%|          | 0/300 [00:00<?, ?it/s]
+Traceback (most recent call last):
+  File "/opt/conda/lib/python3.11/site-packages/transformers/trainer.py", line 2245, in train
+    return inner_training_loop(
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB. GPU 0 has a total capacity of 44.40 GiB \
+of which 3.25 GiB is free. Including non-PyTorch memory, this process has 41.14 GiB memory in use. \
+Of the allocated memory 38.61 GiB is allocated by PyTorch, and 2.02 GiB is reserved by PyTorch but unallocated.
+"""
+
+
+def test_the_doctor_assumes_a_layout_that_the_gpus_can_hold(meshwright: Any) -> None:
+    Path("oom.log").write_text(OOM)
+    shown = meshwright("doctor", "oom.log", "--recipe", "qwen3_4b_sft_config", "--gpus", "1xL40S").out
+    assert "assumes tp=1, pp=1, cp=1, ep=1, because the recipe's tp=2, pp=1, cp=1 do not divide 1 GPU;" in shown
+    assert "should fit" not in shown
+    for degree in ("layout.tp=", "layout.pp=", "layout.cp="):
+        assert degree not in shown
+
+
+def test_a_job_of_another_trainer_has_all_files_of_its_export(meshwright: Any) -> None:
+    for to in ("deepspeed", "accelerate"):
+        words = ("qwen3_4b_peft_config", "--to", to, "--gpus", "2xH100")
+        exported = set(meshwright("export", *words, "--json").json["files"])
+        launched = meshwright("launch", *words, "--scheduler", "slurm", "--write", to)
+        assert launched.code == 0, launched.err
+        assert exported < {one.name for one in Path(to).iterdir()}, to
+        assert "passes what qwen3_4b_peft_config_args.py has to its Trainer" in launched.err

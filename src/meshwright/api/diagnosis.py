@@ -20,6 +20,7 @@ from meshwright.doctor.finding import Evidence, Figure, Remedy
 from meshwright.doctor.match_recipe import (
     assumptions,
     contradicted,
+    degrees_that_divide,
     gpus_of,
     inferred_batch,
     logged_overrides,
@@ -77,8 +78,8 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
         if case is None and overrides:
             raise InputError(f"has no effect: {note}", field="override", value=" ".join(overrides))
     else:
-        case = _requested_case(run, request, gpus or gpus_of(run), overrides)
-        notes = (*assumptions(run, case, overrides), *_contradictions(run, request, case, overrides))
+        case, reduced = _requested_case(run, request, gpus or gpus_of(run), overrides)
+        notes = (*assumptions(run, case, overrides, reduced), *_contradictions(run, request, case, overrides))
         if gpus is None and gpus_of(run) is None and run.header.on_gpu:
             notes = (f"the log does not state the GPUs: the estimate assumes {case.cluster}; --gpus changes it", *notes)
     if case is not None:
@@ -99,8 +100,13 @@ def _require_same_gpus(run: Run, case: Case) -> None:
     raise InputError(reason, field="gpus", value=str(case.cluster), fix=fix)
 
 
-def _requested_case(run: Run, request: requests.Doctor, gpus: str | None, overrides: tuple[str, ...]) -> Case:
-    """Return the case of a named recipe or model with what the log states, and the batch that its figures imply."""
+def _requested_case(
+    run: Run, request: requests.Doctor, gpus: str | None, overrides: tuple[str, ...]
+) -> tuple[Case, str | None]:
+    """Return the case of a named recipe or model with what the log states, and the batch that its figures imply.
+
+    With it come the recipe's own degrees, if they were reduced because the GPUs cannot hold them.
+    """
     named: dict[str, Any] = {"model": request.model} if request.recipe else {}
     named |= {"gpus": gpus, "goal": request.goal, "engine": doctor.ENGINE.get(run.kind, "meshwright")}
     target, changes = request.recipe or request.model or "", logged_overrides(run, overrides)
@@ -111,10 +117,14 @@ def _requested_case(run: Run, request: requests.Doctor, gpus: str | None, overri
         if error.value != target or not error.reason.startswith("unknown"):  # the mistake is another one
             raise
         raise InputError(error.reason, option, target, [f"{option} {one}" for one in error.fix]) from None
+    own, reduced = case.recipe.layout, None
+    if fewer := degrees_that_divide(case, changes):
+        changes, reduced = (*changes, *fewer), f"tp={own.tp}, pp={own.pp}, cp={own.cp}"
+        case = estimate(target, **named, overrides=changes).case
     batch = inferred_batch(run, case.world, case.recipe.data.seq_length)
     if batch is None or any(text.startswith("train.global_batch_size") for text in changes):
-        return case
-    return estimate(target, **named, overrides=(f"train.global_batch_size={batch}", *changes)).case
+        return case, reduced
+    return estimate(target, **named, overrides=(f"train.global_batch_size={batch}", *changes)).case, reduced
 
 
 def _contradictions(run: Run, request: requests.Doctor, case: Case, overrides: tuple[str, ...]) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
+from math import gcd
 from statistics import median
 from typing import Any
 
@@ -75,8 +76,11 @@ def stated_fields(run: Run, extra: tuple[str, ...]) -> frozenset[str] | None:
     return frozenset({*_stated_arguments(run), *run.header.overrides, *_keys(extra), *rate})
 
 
-def assumptions(run: Run, case: Case, extra: tuple[str, ...]) -> Iterator[str]:
-    """Yield what the estimate takes from the recipe because the log does not state it."""
+def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | None = None) -> Iterator[str]:
+    """Yield what the estimate takes from the recipe because the log does not state it.
+
+    `reduced` are the recipe's own degrees, if the GPUs cannot hold them.
+    """
     keys, layout = _keys(extra), case.recipe.layout
     if run.header.arguments and (missing := missing_arguments(run)):
         yield f"{LACKS} {', '.join(missing)}: the estimate assumes the recipe's; overrides change it"
@@ -96,7 +100,13 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...]) -> Iterator[str]:
         )
     elif not run.header.states_layout and not keys & {f"layout.{name}" for name in DEGREES}:
         degrees = ", ".join(f"{name}={getattr(layout, name)}" for name in DEGREES)
-        yield f"the log does not state the layout: the estimate assumes the recipe's {degrees}; overrides change it"
+        whose = "the recipe's " if reduced is None else ""
+        why = (
+            ""
+            if reduced is None
+            else f", because the recipe's {reduced} do not divide {case.world} GPU{'s' * (case.world != 1)}"
+        )
+        yield f"the log does not state the layout: the estimate assumes {whose}{degrees}{why}; overrides change it"
     if not keys & {"train.global_batch_size"} and not run.header.tokens_per_step and run.kind != "megatron":
         batch = case.recipe.train.global_batch_size
         found = inferred_batch(run, case.world, case.recipe.data.seq_length)
@@ -116,6 +126,24 @@ def contradicted(run: Run, named: str, recipe: Recipe, extra: tuple[str, ...]) -
             f"the log contradicts {named}: {logged} in the log, {theirs} in {named}. The estimate is for the log's; "
             "--recipe FILE with the file of this run avoids it"
         )
+
+
+def degrees_that_divide(case: Case, stated: tuple[str, ...]) -> tuple[str, ...]:
+    """Return overrides that reduce a recipe's degrees to ones that divide the GPUs, unless log or user state them."""
+    layout, left, keys = case.recipe.layout, int(case.world), _keys(stated)
+    if left % (layout.tp * layout.pp * layout.cp) == 0:
+        return ()
+    found: dict[str, Any] = {}
+    for name in ("tp", "pp", "cp", "ep"):
+        degree = getattr(layout, name)
+        most = degree if f"layout.{name}" in keys else gcd(degree, left)
+        found |= {f"layout.{name}": most} if most != degree else {}
+        left = left // most if name != "ep" else left
+    if found.get("layout.tp") == 1:
+        found["layout.sp"] = False
+    if found.get("layout.pp") == 1:
+        found |= {"layout.vp": 1, "layout.pp_schedule": "1f1b", "layout.stage_layers": ()}
+    return tuple(format_override(key, value) for key, value in found.items() if key not in keys)
 
 
 HOW_IT_RUNS = ("layout.", "kernels.", "precision.")

@@ -72,7 +72,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     return ExportedConfig(
         framework=framework.name,
         files={name: _yaml(nest({**launch_settings, **settings}), recipe, framework), arguments: text},
-        program=Program(argv=argv, env=environment(settings)),
+        program=Program(argv=argv, env=environment(settings), modules=(arguments,)),
         unmapped=(*rest, *lost),
         in_other_files=(*carried, *(OF_ONE_PROCESS if alone else ())),
         notes=(

@@ -58,7 +58,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     return ExportedConfig(
         framework=framework.name,
         files={FILE: json.dumps(ordered, indent=2) + "\n", arguments: text},
-        program=Program(argv=("train.py", "--deepspeed", FILE)),
+        program=Program(argv=("train.py", "--deepspeed", FILE), modules=(arguments,)),
         unmapped=(*(without.get(one.field, one) for one in unmapped if one.field not in carried), *only),
         in_other_files=tuple(field for field in carried if field in missing),
         notes=(
