@@ -199,3 +199,49 @@ def test_a_sentencepiece_file_is_no_hugging_face_tokenizer(meshwright: Any, tmp_
     assert meshwright("import", str(path), "--gpus", "16x8xB200", "--out", saved).code == 0
     text = json.dumps(meshwright("export", saved, "--to", "megatron-lm", "--json").json["files"])
     assert "--tokenizer-type Llama2Tokenizer" in text
+
+
+def test_numbers_equal_to_the_published_ones_are_no_override(meshwright: Any, tmp_path: Path) -> None:
+    path = tmp_path / "pretrain_13b.sh"
+    path.write_text(MEGATRON)
+    for to in ("torchtitan", "automodel"):
+        answer = meshwright("export", str(path), "--to", to, *MEGATRON_GPUS, "--json")
+        assert answer.code != 2, answer.err
+        assert not [one for one in answer.json["unmapped"] if "architecture" in one["field"]]
+    path.write_text(MEGATRON.replace("--rotary-base 10000", "--rotary-base 500000"))
+    refused = meshwright("export", str(path), "--to", "automodel", *MEGATRON_GPUS, "--json")
+    assert (refused.code, refused.json["error"]["field"]) == (2, "architecture.rope_theta")
+
+
+def test_a_blend_is_written_for_megatron_bridge(meshwright: Any, tmp_path: Path) -> None:
+    path = tmp_path / "pretrain_13b.sh"
+    path.write_text(MEGATRON)
+    words = ("export", str(path), "--to", "megatron-bridge", *MEGATRON_GPUS, "--json")
+    answer = meshwright(*words).json
+    assert not [one for one in answer["unmapped"] if one["field"].startswith("data.")]
+    assert not [one for one in answer["notes"] if "random tokens" in one]
+    text = answer["files"]["train.py"]
+    blend = "0.7 /lustre/data/c4_text_document 0.3 /lustre/data/code_text_document"
+    assert f'cfg.dataset.data_path = "{blend}"\n' in text
+    assert 'cfg.dataset.split = "99.2,0.8,0"\n' in text
+    assert 'cfg.tokenizer.tokenizer_type = "Llama2Tokenizer"\n' in text
+    words = ("export", "llama3_8b_pretrain_config", "--to", "megatron-bridge", "--gpus", "8xH100", "--json")
+    files = meshwright(*words, "data.blend=/a:0.7,/b:0.3", "data.validation_part=0.01").json["files"]
+    assert "--dataset megatron-indexed" in files["run.sh"]
+    assert "'dataset.data_path=\"0.7 /a 0.3 /b\"'" in files["run.sh"]
+    assert 'dataset.split="99,1,0"' in files["run.sh"]
+
+
+def test_a_bridge_export_starts_from_the_plain_recipe(meshwright: Any, tmp_path: Path) -> None:
+    saved, folder = str(tmp_path / "q3.toml"), tmp_path / "bridge"
+    words = ("qwen3-30b-a3b", "--gpus", "16x8xH100", "--goal", "pretrain", "--seq", "8k", "--engine", "megatron")
+    assert meshwright("recommend", *words, "--save", saved).code == 0
+    words = ("export", saved, "--to", "megatron-bridge", "--gpus", "16x8xH100", "--out", str(folder), "--json")
+    answer = meshwright(*words)
+    assert answer.code == 0, answer.err
+    assert "--recipe qwen3_30b_a3b_pretrain_config " in " ".join((folder / "run.sh").read_text().split())
+    totals = [
+        meshwright("check", str(folder / name), "--gpus", "16x8xH100", "--json").json["estimate"]["memory_gib"]["total"]
+        for name in ("run.sh", "override.py")
+    ]
+    assert totals[0] == totals[1]

@@ -17,7 +17,7 @@ from meshwright.frameworks.mapping import NO_KEY, relevant_fields, same_value
 from meshwright.frameworks.model_match import model_path
 from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.types import ExportedConfig, UnmappedField
-from meshwright.models import ModelSpec
+from meshwright.models import ModelSpec, names
 from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups
 from meshwright.recipes.capabilities import FRAMEWORK_GOALS
 from meshwright.recipes.key_maps import composite_keys, config_keys
@@ -56,6 +56,8 @@ def _is_derived(one: UnmappedField, back: Recipe) -> bool:
 
 
 ARGUMENTS_FILE = ("deepspeed", "accelerate")  # exports with a file of the Trainer's arguments
+UNSET_IN_CONFIG = {"rope_theta": 10000.0, "norm_eps": 1e-6}
+"""Numbers of a config.json that does not set them, as transformers' classes have them."""
 NAMES_A_MODEL = ("torchtitan", "automodel")
 NAMED_BY_MODEL = ("checkpoint.pretrained", "data.tokenizer")  # unset, they are those of the model's hub id
 GOAL_WORDS = {"pretrain": "pretraining", "sft": "fine-tuning of all weights", "peft": "fine-tuning with adapters"}
@@ -102,6 +104,7 @@ def lost_numbers(framework: Framework, recipe: Recipe) -> tuple[UnmappedField, .
     found = []
     for name in NUMBERS:
         key, value, theirs = f"architecture.{name}", getattr(recipe.architecture, name), getattr(published, name)
+        theirs = UNSET_IN_CONFIG[name] if theirs is None and recipe.model not in names() else theirs
         if value is not None and key not in mapped and not same_value(value, theirs):
             reason = f"{framework.title} has no key for it: {recipe.model} has {theirs or 'its own'}"
             found.append(UnmappedField(key, value, reason))

@@ -161,7 +161,8 @@ def find(name: str) -> BridgeRecipe | None:
 @cache
 def library() -> tuple[BridgeRecipe, ...]:
     """Return the recipes that are not benchmarks."""
-    return tuple(row for name in _lines() if (row := find(name)) is not None and row.name == name and not row.benchmark)
+    found = [row for name in _lines() if (row := find(name)) is not None and not row.benchmark]
+    return tuple({row.name: row for row in found}.values())  # one whose name is also a benchmark's has an alias
 
 
 @cache

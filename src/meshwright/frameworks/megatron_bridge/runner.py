@@ -15,6 +15,7 @@ from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, get_v
 from meshwright.frameworks.schedule_units import with_lengths
 from meshwright.frameworks.types import Settings
 from meshwright.models import ModelSpec
+from meshwright.recipes.key_maps.megatron_lm_composite_keys import validation_part
 from meshwright.recipes.types import Recipe
 
 
@@ -44,6 +45,9 @@ def derived_fields(run: ParsedRun, settings: Settings, base: Recipe, model: Mode
         fields["peft.method"] = "dora"
     if str(get_value(settings, "--dataset", "mock")) == "mock" and "--dataset" in settings and base.goal != "pretrain":
         fields["data.dataset"] = base.data.dataset  # rejected: reported by a rule
+    split = get_value(settings, "dataset.split")
+    if isinstance(split, str) and get_value(settings, "dataset.data_path"):
+        fields["data.validation_part"] = validation_part(split)
     if "--deterministic" in settings:
         fields["kernels.deterministic"] = True
     return fields

@@ -13,6 +13,7 @@ from meshwright.frameworks.megatron_bridge.model_sizes import size_settings
 from meshwright.frameworks.types import UnmappedField
 from meshwright.models import ModelSpec, shipped_id
 from meshwright.recipes.key_maps import config_keys
+from meshwright.recipes.key_maps.megatron_bridge_composite_keys import split_keys
 from meshwright.recipes.types import Precision, Recipe, field_value
 
 FORMATS = ("compute", "matmul", "reduce", "fp8_gather", "first_last_bf16")
@@ -45,8 +46,17 @@ def find_counterpart(recipe: Recipe, model: ModelSpec) -> bridge_recipes.BridgeR
             return row
     if recipe.benchmark or not model.hf_id:
         return None
-    return next(
-        (row for row in bridge_recipes.library() if row.model == shipped_id(model) and _same(row, recipe, model)), None
+    found = [row for row in bridge_recipes.library() if row.model == shipped_id(model) and _same(row, recipe, model)]
+    return min(found, key=lambda row: _distance(row, recipe), default=None)
+
+
+def _distance(row: bridge_recipes.BridgeRecipe, recipe: Recipe) -> tuple[bool, bool, bool, bool]:
+    """Return how far a library recipe is from what is asked: a test, another precision, a variant, another GPU."""
+    return (
+        "_functional_" in row.name,
+        row.recipe().precision.matmul != recipe.precision.matmul,
+        not row.aliases,
+        row.gpu.lower() not in recipe.cluster.lower(),
     )
 
 
@@ -69,7 +79,9 @@ def difference(
     from meshwright.frameworks.megatron_bridge import FRAMEWORK
 
     base = row.recipe() if row else bridge_recipes.common(recipe.goal)
-    fields = [key for key in relevant_fields(recipe, model) if key not in CUSTOM_FIELDS]
+    parts = split_keys(recipe)  # no row of the key map: elsewhere, dataset.split names a split of a dataset
+    custom = (*CUSTOM_FIELDS, *(["data.validation_part"] if parts else []))
+    fields = [key for key in relevant_fields(recipe, model) if key not in custom]
     before, _ = to_settings(FRAMEWORK, base, fields)
     after, lost = to_settings(FRAMEWORK, recipe, fields)
     unmapped = {one.field: one for one in lost}
@@ -91,7 +103,7 @@ def difference(
         recipe.precision, base.precision, row is not None and row.precision_is_a_name and not python, unmapped
     )
     changed = _adjusted(changed, recipe, base, unmapped, row is not None and row.precision_aware)
-    changed |= size_settings(recipe, model)
+    changed |= size_settings(recipe, model) | parts
     numbers = {"model.rotary_base": recipe.architecture.rope_theta}
     numbers["model.layernorm_epsilon"] = recipe.architecture.norm_eps
     changed |= {key: value for key, value in numbers.items() if value is not None}

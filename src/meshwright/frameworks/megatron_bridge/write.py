@@ -23,6 +23,7 @@ from meshwright.frameworks.megatron_bridge.settings import (
     find_counterpart,
     with_distributed_optimizer,
 )
+from meshwright.frameworks.megatron_lm.required_args import SENTENCEPIECE, SENTENCEPIECE_TOKENIZER
 from meshwright.frameworks.model_match import model_path
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import Mamba2, ModelSpec, has_other_weights
@@ -78,10 +79,8 @@ def _write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clus
     argv = runner_argv(bridge_recipe, row, changes.settings)
     files = {"run.sh": _script(framework, recipe, cluster, argv, model)}
     if not row.benchmark:
-        inside = difference(bridge_recipe, model, row, python=True)
-        inside = Difference({**inside.settings, **_tokenizer(bridge_recipe, model, row)}, ())
         files["override.py"] = _python(
-            framework, recipe, row.name if not row.aliases else row.aliases[0], inside, model
+            framework, recipe, row.name if not row.aliases else row.aliases[0], changes, model
         )
     return ExportedConfig(framework.name, files, program_of(argv, recipe, model), changes.unmapped, tuple(notes))
 
@@ -114,12 +113,17 @@ OFFLINE = ("dataset.enable_offline_packing", "dataset.offline_packing_specs.pack
 def _tokenizer(recipe: Recipe, model: ModelSpec, row: bridge_recipes.BridgeRecipe) -> dict[str, Any]:
     """Return the tokenizer where the recipe has another: that of other weights, or a placeholder."""
     if recipe.data.tokenizer:
-        return {"tokenizer.tokenizer_type": "HuggingFaceTokenizer", "tokenizer.tokenizer_model": recipe.data.tokenizer}
+        named = recipe.data.tokenizer
+        return {"tokenizer.tokenizer_type": _tokenizer_type(named), "tokenizer.tokenizer_model": named}
     if row.null_vocabulary in (None, model.vocab) and not has_other_weights(model):
         return {}
     if recipe.data.dataset == "mock" or not model.hf_id:
         return {"tokenizer.use_tokenizer_vocab_size": False}
     return {"tokenizer.tokenizer_type": "HuggingFaceTokenizer", "tokenizer.tokenizer_model": model.hf_id}
+
+
+def _tokenizer_type(named: str) -> str:
+    return SENTENCEPIECE_TOKENIZER if named.endswith(SENTENCEPIECE) else "HuggingFaceTokenizer"
 
 
 def runner_argv(recipe: Recipe, row: bridge_recipes.BridgeRecipe, settings: Mapping[str, Any]) -> list[str]:
@@ -129,7 +133,9 @@ def runner_argv(recipe: Recipe, row: bridge_recipes.BridgeRecipe, settings: Mapp
     if recipe.goal == "peft" and recipe.peft.method == "dora":
         argv += ["--mode", "dora"]
     flags = {key: value for key, value in settings.items() if key.startswith("--")}
-    if not row.benchmark and recipe.data.dataset in DATA[recipe.goal]:
+    if recipe.data.blend and recipe.goal == "pretrain":
+        pass  # the token files of the blend, as the settings name them
+    elif not row.benchmark and recipe.data.dataset in DATA[recipe.goal]:
         flags["--dataset"] = recipe.data.dataset
     elif recipe.data.dataset == row.recipe().data.dataset:
         flags.pop("--dataset", None)
@@ -274,6 +280,8 @@ def _model_lines(recipe: Recipe, model: ModelSpec, imports: list[str]) -> list[s
     if path and not recipe.data.tokenizer and recipe.data.dataset == "mock":
         null = {"tokenizer_type": "NullTokenizer", "vocab_size": model.vocab, "use_tokenizer_vocab_size": False}
         return [*lines, *(f"cfg.tokenizer.{key} = {_literal(value)}" for key, value in null.items())]
+    if tokenizer.endswith(SENTENCEPIECE):  # the common recipe has a Hugging Face tokenizer
+        lines.append(f"cfg.tokenizer.tokenizer_type = {_literal(_tokenizer_type(tokenizer))}")
     return [*lines, f"cfg.tokenizer.tokenizer_model = {_literal(tokenizer)}"]
 
 

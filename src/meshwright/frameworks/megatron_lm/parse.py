@@ -19,7 +19,7 @@ from meshwright.frameworks.schedule_units import with_lengths
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
-from meshwright.recipes.key_maps.megatron_lm_composite_keys import parse_blend
+from meshwright.recipes.key_maps.megatron_lm_composite_keys import parse_blend, validation_part
 from meshwright.recipes.types import Recipe
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _derived_fields(settings: Settings, model: ModelSpec | None) -> Iterator[tup
     if str(text(settings, "cuda_graph_impl") or "none") != "none":
         yield "kernels.te_rng_tracker", True  # Megatron-LM turns it on for CUDA graphs
     if not {"train_data_path", "valid_data_path", "per_split_data_args_path"} & settings.keys():
-        yield "data.validation_part", _validation(text(settings, "split") or SPLIT)
+        yield "data.validation_part", validation_part(text(settings, "split") or SPLIT)
     yield from _data(settings)
     if "save" in settings:  # whatever directory that is
         yield "checkpoint.resume", "load" in settings and "finetune" not in settings
@@ -212,14 +212,6 @@ def _data(settings: Settings) -> Iterator[tuple[str, Any]]:
         yield "data.blend", blend
     elif dataset:
         yield "data.dataset", dataset
-
-
-def _validation(split: str) -> float:
-    """Return the validation fraction of a split such as 99,1,0."""
-    parts = [float(part) for part in re.findall(r"\d+\.?\d*|\.\d+", split)]
-    total = sum(parts)
-    share = parts[1] / total if len(parts) > 1 and total > 0 else 0.0
-    return share if 0 <= share < 1 else 0.0
 
 
 def text(settings: Settings, key: str) -> str | None:

@@ -24,6 +24,7 @@ from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.megatron_lm import SCRIPT_ARRAYS
+from meshwright.recipes.key_maps.megatron_lm_composite_keys import split_text
 from meshwright.recipes.key_maps.pipeline_layout import format_pipeline_layout
 from meshwright.recipes.types import Recipe, field_value
 
@@ -206,14 +207,8 @@ def _required(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
     if recipe.checkpoint.async_save:
         yield "use_persistent_ckpt_worker", True
     yield "exit_signal_handler", True  # save when a scheduler ends the run; its default is to lose the steps
-    yield "split", _split(recipe.data.validation_part)
+    yield "split", split_text(recipe.data.validation_part)
     yield from _tokenizer(recipe, model)
-
-
-def _split(validation: float) -> str:
-    held_out = f"{100 * validation:.10f}".rstrip("0").rstrip(".")
-    rest = f"{100 - 100 * validation:.10f}".rstrip("0").rstrip(".")
-    return f"{rest},{held_out},0"
 
 
 def _tokenizer(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:

@@ -251,7 +251,7 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
     CompositeKey(tuple(bridge.FREEZE_KEYS), ("train.freeze",), bridge.frozen, bridge.frozen_keys),
     CompositeKey(("dataset.enable_offline_packing", "dataset.offline_packing_specs",
         "dataset.offline_packing_specs.packed_sequence_size"), ("data.packing",), bridge.packing, bridge.packing_keys),
-    CompositeKey(bridge.DATA_KEYS, ("data.dataset",), bridge.dataset, bridge.dataset_keys),
+    CompositeKey(bridge.DATA_KEYS, ("data.dataset", "data.blend"), bridge.dataset, bridge.dataset_keys),
     CompositeKey(("model.pipeline_model_parallel_layout",), ("layout.stage_layers",), bridge.stage_layers,
         bridge.stage_keys),
     CompositeKey(("model.hierarchical_context_parallel_sizes",), ("layout.cp_inner",), bridge.hierarchy,

@@ -8,6 +8,7 @@ from typing import Any
 from meshwright.errors import InputError, unknown
 from meshwright.recipes.key_maps import shared_composite_keys as shared
 from meshwright.recipes.key_maps.key import MappedFields, RawValues
+from meshwright.recipes.key_maps.megatron_lm_composite_keys import parse_blend, split_list, split_text
 from meshwright.recipes.key_maps.pipeline_layout import format_pipeline_layout, parse_pipeline_layout
 from meshwright.recipes.key_maps.shared_composite_keys import as_bool, is_null
 from meshwright.recipes.key_maps.value_maps import PRECISION_NAMES
@@ -161,14 +162,22 @@ def balancing(raw: RawValues, recipe: Recipe) -> MappedFields:
     unset = "model.moe_router_enable_expert_bias" not in raw and recipe.moe.balancing == "bias"
     if bias or unset:  # the recipe's own bias stays with another loss
         return MappedFields({"moe.balancing": "bias"})
+    if not balancing_type and recipe.moe.balancing == "bias":  # the loss of the recipe remains
+        balancing_type = _loss_beside_bias(recipe)
     return MappedFields({"moe.balancing": balancing_type} if balancing_type in (*BALANCING, "bias") else {})
+
+
+def _loss_beside_bias(recipe: Recipe) -> str:
+    return "seq_aux_loss" if recipe.moe.aux_loss else "none"
 
 
 def balancing_keys(recipe: Recipe) -> Mapping[str, Any]:
     balancing_type = recipe.moe.balancing
     if balancing_type == "bias":
-        loss = "seq_aux_loss" if recipe.moe.aux_loss else "none"
-        return {"model.moe_router_load_balancing_type": loss, "model.moe_router_enable_expert_bias": True}
+        return {
+            "model.moe_router_load_balancing_type": _loss_beside_bias(recipe),
+            "model.moe_router_enable_expert_bias": True,
+        }
     return {"model.moe_router_load_balancing_type": balancing_type, "model.moe_router_enable_expert_bias": False}
 
 
@@ -212,7 +221,11 @@ def dataset(raw: RawValues, recipe: Recipe) -> MappedFields:
             raise InputError(f"was renamed to {new}", field="--dataset", value=preset, fix=[f"--dataset {new}"])
         raise unknown("--dataset", preset, DATASETS)
     if path is not None:
-        return MappedFields({"data.dataset": path})
+        parts = split_list(path)
+        name, blend = parse_blend(parts[0].split() if len(parts) == 1 else parts)
+        if blend:
+            return MappedFields({"data.blend": ",".join(f"{prefix}:{weight}" for prefix, weight in blend.items())})
+        return MappedFields({"data.dataset": name})
     return MappedFields({}) if preset is None else MappedFields({"data.dataset": preset})
 
 
@@ -224,6 +237,9 @@ def dataset_keys(recipe: Recipe) -> Mapping[str, Any]:
                 "cannot be changed: Megatron-Bridge's benchmark recipes use mock data", field="data.dataset", value=name
             )
         return {}
+    if recipe.data.blend and recipe.goal == "pretrain":
+        weighted = " ".join(f"{weight!r} {prefix}" for prefix, weight in recipe.data.blend.items())
+        return {"--dataset": "megatron-indexed", "dataset.data_path": weighted}
     if name in DATASETS:
         return {"--dataset": name}
     if recipe.data.images:
@@ -231,6 +247,12 @@ def dataset_keys(recipe: Recipe) -> Mapping[str, Any]:
     if recipe.goal == "pretrain":
         return {"--dataset": "megatron-indexed", "dataset.data_path": name}
     return {"--dataset": "local-jsonl", "dataset.dataset_root": name}
+
+
+def split_keys(recipe: Recipe) -> Mapping[str, Any]:
+    """Return the split of token files; random tokens and other datasets have none."""
+    indexed = recipe.goal == "pretrain" and (recipe.data.blend or recipe.data.dataset not in DATASETS)
+    return {"dataset.split": split_text(recipe.data.validation_part)} if indexed else {}
 
 
 def stage_layers(raw: RawValues, recipe: Recipe) -> MappedFields:

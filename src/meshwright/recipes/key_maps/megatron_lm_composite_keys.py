@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -372,6 +373,21 @@ def write_data(recipe: Recipe) -> KeyValues:
     if recipe.data.blend:
         return {"data_path": [text for path, weight in recipe.data.blend.items() for text in (repr(weight), path)]}
     return {"mock_data": True} if recipe.data.dataset == "mock" else {"data_path": [recipe.data.dataset]}
+
+
+def split_text(validation: float) -> str:
+    """Return the split into training, validation and test for a part for validation: 99,1,0."""
+    held_out = f"{100 * validation:.10f}".rstrip("0").rstrip(".")
+    rest = f"{100 - 100 * validation:.10f}".rstrip("0").rstrip(".")
+    return f"{rest},{held_out},0"
+
+
+def validation_part(split: str) -> float:
+    """Return the validation fraction of a split such as 99,1,0."""
+    parts = [float(part) for part in re.findall(r"\d+\.?\d*|\.\d+", split)]
+    total = sum(parts)
+    share = parts[1] / total if len(parts) > 1 and total > 0 else 0.0
+    return share if 0 <= share < 1 else 0.0
 
 
 def read_sft(raw: RawValues, recipe: Recipe) -> MappedFields:
