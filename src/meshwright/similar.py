@@ -17,6 +17,7 @@ LEFT_OUT = 0.1  # distance per word or number that a short form leaves out
 MARGIN = 0.35  # of distance between the best name and the last one shown
 LEAST_SHARE = 0.3  # of a name that the words of its short form must cover
 PREFIX_SHARE = 0.5  # of a name that its first letters must cover
+LEAST_INITIALS = 3  # letters
 _PARTS = re.compile(r"[a-z]+|[0-9]+|[^\W_a-z0-9]+")
 _WORDS = re.compile(r"[^\W_]+")
 _LETTERS_FOR_DIGITS = str.maketrans("oil", "011")
@@ -95,8 +96,10 @@ def _typo(typed: _Name, known: _Name) -> float | None:
 
 
 def _short_form(typed: _Name, known: _Name) -> float | None:
-    """Return the distance to a name that starts with the typed one or contains all its words in order."""
+    """Return the distance to a name that starts with the typed one, has all its words in order or its initials."""
     left_out = len(known.parts) - len(typed.parts)
+    if _is_initials(typed, known):
+        return LEFT_OUT
     share = len(typed.joined) / max(len(known.joined), 1)
     rest = known.joined[len(typed.joined) :]
     if rest and known.joined.startswith(typed.joined) and not rest[0].isdigit() and share >= PREFIX_SHARE:
@@ -105,6 +108,16 @@ def _short_form(typed: _Name, known: _Name) -> float | None:
         return None
     wrong = _in_order(typed.parts, known.parts)
     return None if wrong is None else wrong + LEFT_OUT * left_out
+
+
+def _is_initials(typed: _Name, known: _Name) -> bool:
+    """Return whether the last word has the first letters of the others: `mbs` of `micro_batch_size`."""
+    last = typed.words[-1]
+    if len(last) < LEAST_INITIALS or not last.isalpha():
+        return False
+    initials = "".join(word[0] for word in known.words[-len(last) :])
+    section = known.words[: -len(last)]
+    return initials == last and typed.words[:-1] in ((), section)
 
 
 def _in_order(typed: Sequence[str], known: Sequence[str]) -> float | None:

@@ -74,7 +74,7 @@ def check(request: requests.Check) -> CheckResult:
 def _with_faster_layout(result: CheckResult, overrides: Sequence[str]) -> CheckResult:
     """Return the result with a note if its repair is much slower than another layout, and the command for that."""
     repair, model, on = result.repair, result.model, result.cluster
-    if repair is None or repair.step_s is None or model is None or on is None:
+    if repair is None or repair.contract or repair.step_s is None or model is None or on is None:
         return result
     fastest = planner.much_faster_step(planner.case_of(result.recipe, model, on, result.engine), repair.step_s)
     if fastest is None:

@@ -77,6 +77,11 @@ class Side(Readable, msgspec.Struct, frozen=True):
         ]
 
     @property
+    def model(self) -> str:
+        """The model that is trained; empty if there is no plan."""
+        return "" if self.plan is None else self.plan.question.model.name
+
+    @property
     def runs(self) -> bool:
         """Whether the training can start there; it may still need too much memory."""
         return self.plan is not None and self.plan.exists and not self.export_error and not self.refused
@@ -452,6 +457,8 @@ def _speed_reason(side: Side, best: Side) -> str:
     longer = best.rate / side.rate - 1
     if side is best:
         return "runs and fits, and none is faster beyond the uncertainty"
+    if side.plan is not None and best.plan is not None and side.model != best.model:
+        return f"trains {side.model}, another model than {best.name}: not comparable"
     near = _about_as_fast(side, best)
     text = f"takes {abs(longer) * 100:.0f} % {'longer' if longer > 0 else 'less time'} than {best.name}"
     return f"{text}, within the uncertainty" if near else text
@@ -467,6 +474,10 @@ def _answer(found: Comparison) -> str:
     best, *others = found.ranked
     if not best.ok or best.plan is None:
         return f"None of the {found.of} can run this: {_reasons(best, best)[0]} ({best.name})."
+    able = [one for one in found.ranked if one.ok]
+    if len({one.model for one in able}) > 1:
+        named = ", ".join(f"{one.name} trains {one.model}" for one in able)
+        return f"None is chosen, as they train different models: {named}; compare targets of one model."
     near = [one.name for one in others if one.ok and _about_as_fast(one, best)]
     slower = [one for one in others if one.ok and one.name not in near]
     rate = float(best.plan.estimate.tokens_per_s_per_gpu)

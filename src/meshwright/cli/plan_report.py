@@ -91,7 +91,9 @@ def published_lines(answer: Answer) -> list[str]:
     found = answer.get("published")
     if found is None or found["kept"]:
         return []
-    fits = "" if found["fits"] else " (does not fit)"
+    capacity = answer["estimate"]["memory_gib"]["capacity"]
+    wrong = "does not fit" if found["total_gib"] > capacity else "not legal"
+    fits = "" if found["fits"] else f" ({wrong})"
     cost = f"{found['step_s']:.2f} s per step, {found['total_gib']:.0f} GiB{fits}"
     run = f"to run it: meshwright train {found['recipe']}; " if found["recipe"] else ""
     return [

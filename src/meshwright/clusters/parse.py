@@ -107,7 +107,24 @@ def _read(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
     if looks_like_path(text):
         described = read_cluster_file(text)
         return described, tuple(network_assumed(described))
+    if len(several := [one.strip() for one in re.split(r"[,+]| and ", text)]) > 1 and all(map(_is_cluster, several)):
+        reason = f"names {len(several)} clusters: GPUs of several kinds do not train together here, and one is planned"
+        sizes = "compare their sizes with meshwright size MODEL --goal GOAL --gpu " + ",".join(
+            dict.fromkeys(_read(one)[0].gpu.name for one in several)
+        )
+        raise _bad(text, f"{reason} at a time; {sizes}", several)
     return _instances(text) or _described(text)
+
+
+def _is_cluster(text: str) -> bool:
+    """Return whether a text with a count is a cluster by itself."""
+    if not text[:1].isdigit() or looks_like_path(text):
+        return False
+    try:
+        _read(text)
+    except InputError:
+        return False
+    return True
 
 
 def _instances(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:

@@ -37,7 +37,8 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
     growth = _growth(before)
     count = sum(max(step.bad, step.skipped, 1) for step in not_finite)
     text = f"{_what_is_not_finite(not_finite)} NaN or infinite{'' if first is None else f' in step {first}'}"
-    unit = "log lines" if any(step.covers > 1 for step in not_finite) else "steps"
+    counted = all(step.bad or step.skipped or step.covers == 1 for step in not_finite)  # else a line is one or more
+    unit = "steps" if counted else "log lines"
     text += f", in {count} {unit} overall" if count > 1 else ""
     rising = _rising_since(before)
     if rising is not None:

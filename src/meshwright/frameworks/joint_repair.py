@@ -100,12 +100,13 @@ def _found(content: Content, findings: Sequence[Finding], recheck: Recheck, our_
 def _steps(
     content: Content, parts: Sequence[Part], errors: Sequence[Finding], our_repair: OurRepair
 ) -> Iterator[tuple[list[Part], bool]]:
-    """Yield the settings to try next, and whether they are our repair."""
+    """Yield the settings to try next, and whether they are our repair: last if no error is of our rules."""
+    first = any(one.rule in RULES for one in errors)
     written = [one for one in errors if one.rule.startswith(WRITTEN)]
     if len(written) < len(errors):
         changed = _changed(content, parts)
         joint = [(errors[0], text) for text in our_repair(changed)] if changed is not None else []
-        if joint and not written:
+        if joint and first and not written:
             yield joint, True
     else:
         joint = []
@@ -114,10 +115,12 @@ def _steps(
     yield from (
         ([(one, f"without {_spelled(content, one.field)}")], False) for one in written
     )  # a key that has no successor
-    if joint and written:
+    if joint and first and written:
         yield joint, True
     yield from (([(one, text) for text in one.fix], False) for one in others if one.fix)
     yield from (([(one, text)], False) for one in others for text in one.fix if len(one.fix) > 1)
+    if joint and not first:
+        yield joint, True
 
 
 def _settings_of(parts: Sequence[Part]) -> frozenset[str]:

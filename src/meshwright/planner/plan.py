@@ -162,9 +162,14 @@ class Plan(Readable, msgspec.Struct, frozen=True):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What is worth knowing about the calibration and the model's weights."""
-        question = self.question
+        """What is worth knowing about the calibration, the sequence length and the model's weights."""
+        question, length, longest = self.question, self.recipe.data.seq_length, self.question.model.max_seq_length
         notes = calibration_notes(question.calibration, question.cluster.gpu, question.engine)
+        if longest and length > longest:
+            notes += (
+                f"data.seq_length={length} is more than the {longest:,} positions of {question.model.name}: "
+                "it has to learn the others, usually with another RoPE base or scaling",
+            )
         found = question.model.quantization
         if found is None or found.reason:
             return notes

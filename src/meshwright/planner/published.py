@@ -62,10 +62,10 @@ def published_layout(
     different = [name for name in SEARCHED_NAMES if chosen.get(name, getattr(case, name)) != getattr(case, name)]
     kept = not different
     runs, source = bool(rules.legal(case)), _source(baseline)
-    price = costs.estimate(case)
+    price, name = costs.estimate(case), baseline.base.name
     fits, seconds = runs and bool(price.fits), float(price.step_s)
     return PublishedLayout(
-        recipe=baseline.base.name if index.is_known(baseline.base.name) else "",
+        recipe=name if index.is_known(name) and baseline.question.recipe_words in ((), (name,)) else "",
         kept=kept,
         measured=source,
         layout={name: getattr(case, name) for name in SEARCHED_NAMES},

@@ -64,19 +64,23 @@ def much_faster_step(case: Case, step_s: float) -> float | None:
 
 
 def _fast_enough(case: Case, changes: list[Change], typed: Collection[str]) -> tuple[list[Change], float]:
-    """Return the changes that keep most of what must be kept and are nearly as fast as the fastest, and its time."""
+    """Return the changes that keep most of what must be kept and are nearly as fast as the fastest, and its time.
+
+    Times are per token: a contract change may be another batch.
+    """
     kept = [_cost_at_least(case, change, typed)[:KEPT] for change in changes]
     best = [change for change, cost in zip(changes, kept, strict=True) if cost == min(kept)]
-    times = _step_times(case, best)
+    times = _token_times(case, best)
     fastest = min(times)
     return [change for change, one in zip(best, times, strict=True) if one <= NEARLY_AS_FAST * fastest], fastest
 
 
-def _step_times(case: Case, changes: list[Change]) -> list[float]:
-    """Return the step time of every changed case; all are estimated together."""
+def _token_times(case: Case, changes: list[Change]) -> list[float]:
+    """Return the time per token of every changed case; all are estimated together."""
     found = [0.0] * len(changes)
     for places, batch in in_columns(case, changes):
-        times = np.broadcast_to(costs.step_time(batch).step_s, (len(places),))
+        tokens = batch.global_batch_size * batch.seq_length
+        times = np.broadcast_to(costs.step_time(batch).step_s / tokens, (len(places),))
         for place, value in zip(places, times.tolist(), strict=True):
             found[place] = value
     return found
@@ -216,7 +220,7 @@ def _minimal(case: Case, change: Change, slowest: float) -> Change:
             rest
             and not has_errors(trial)
             and len(_warnings(trial)) <= most
-            and float(costs.step_time(trial).step_s) <= slowest
+            and _token_times(case, [rest])[0] <= slowest
         ):
             change = rest
     return change

@@ -206,8 +206,9 @@ def _length_suggestions(base: Recipe, case: Case, pinned: Mapping[str, Any]) -> 
     if batch is None:
         return []
     why = (
-        f"seq_length changed from {base.data.seq_length} to {case.seq_length}; this batch has "
-        f"{batch * int(case.seq_length):,} tokens per step, the recipe "
+        f"seq_length changed from {base.data.seq_length} to {case.seq_length}; global batch {batch} has "
+        f"{batch * int(case.seq_length):,} tokens per step, the plan's {int(case.global_batch_size)} has "
+        f"{int(case.global_batch_size) * int(case.seq_length):,}, the recipe "
         f"{base.train.global_batch_size * base.data.seq_length:,}"
     )
     return [Suggestion("keep the tokens per step", (f"train.global_batch_size={batch}",), why)]
