@@ -117,8 +117,8 @@ def _read(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
 
 
 def _is_cluster(text: str) -> bool:
-    """Return whether a text with a count is a cluster by itself."""
-    if not text[:1].isdigit() or looks_like_path(text):
+    """Return whether a text with a count and a GPU is a cluster by itself."""
+    if not text[:1].isdigit() or text.isdigit() or looks_like_path(text):
         return False
     try:
         _read(text)
