@@ -150,3 +150,12 @@ def test_a_job_of_another_trainer_has_all_files_of_its_export(meshwright: Any) -
         assert launched.code == 0, launched.err
         assert exported < {one.name for one in Path(to).iterdir()}, to
         assert "passes what qwen3_4b_peft_config_args.py has to its Trainer" in launched.err
+
+
+def test_names_that_nobody_typed_and_words_of_other_trainers_are_accepted(meshwright: Any) -> None:
+    words = ("launch", "qwen3-4b", "--goal", "lora", "--scheduler", "k8s", "--gpus", "1xH100", "--image", "x")
+    launched = meshwright(*words)
+    assert launched.code == 0, launched.err
+    assert "qwen3-4b-peft" in launched.out
+    words = ("recommend", "qwen3-4b", "--goal", "lora", "--gpus", "1xL40S")
+    assert meshwright(*words, "lora_target=all").code == 0

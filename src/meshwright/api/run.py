@@ -209,13 +209,13 @@ def launch(request: requests.Launch) -> Started:
     if job.plan is not None:
         plan = job.plan
         target, model = plan.base.name, plan.recipe.model
-        given.setdefault("name", plan.recipe.name)
+        given.setdefault("name", native_job.default_name(plan.recipe.name, request.scheduler))
         set_here = override.requested(plan.base, changes)
         changes += [format_override(one.field, one.new) for one in plan.changes if one.field not in set_here]
         found = msgspec.structs.replace(recipe_for(target), model=model)
     elif job.imported is not None or job.own or _is_run(target):
         target, model, text = f"{found.name}.toml", None, recipe_text(found)
-        given.setdefault("name", found.name)
+        given.setdefault("name", native_job.default_name(found.name, request.scheduler))
     require_trained(find(model or found.model))
     again = native_job.Restarts(request.out, [])
     if not request.tiny:

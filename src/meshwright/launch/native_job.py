@@ -14,6 +14,7 @@ from meshwright.frameworks.types import Program
 from meshwright.launch import values
 from meshwright.launch.build_job import REMOTE_FILES, LaunchRequest, mock_data, plain_name
 from meshwright.launch.job import find_scheduler
+from meshwright.launch.kubernetes import MAX_NAME
 from meshwright.launch.other_frameworks import resuming
 from meshwright.recipes import files, overrides
 from meshwright.recipes.types import Recipe
@@ -72,6 +73,11 @@ def restarts(
     found = str(PurePosixPath(kept[0] if kept else "", "runs", name))
     why = "a restarted job resumes from its checkpoints" if again else "the container's own folders are lost with it"
     return Restarts(found, more, (f"run folder: {found} ({why}; --out names another)",))
+
+
+def default_name(recipe: str, scheduler: str) -> str:
+    """Return the name of a job whose name nobody typed: as Kubernetes and SkyPilot allow it there."""
+    return values.dns_name("--name", recipe, MAX_NAME, False) if find_scheduler(scheduler) in REMOTE_FILES else recipe
 
 
 def request_for(

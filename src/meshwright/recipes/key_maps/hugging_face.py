@@ -40,6 +40,7 @@ KEYS = (
     ConfigKey("lora_dropout", "peft.dropout"),
     ConfigKey("target_modules", "peft.targets"),
     ConfigKey("lora_target_modules", "peft.targets"),
+    ConfigKey("lora_target", "peft.targets", {"all": "all-linear"}),
     ConfigKey("lora_target_linear", "peft.targets", {"true": "all-linear"}),
     ConfigKey("sample_packing", "data.packing"),
     ConfigKey("sequence_len", "data.seq_length"),
