@@ -27,6 +27,7 @@ SHOWN = (
     "model.tensor_model_parallel_size", "model.pipeline_model_parallel_size", "train.global_batch_size",
     "train.micro_batch_size", "dataset.seq_length", "train.train_iters", "optimizer.lr",
 )  # fmt: skip
+BIAS, BALANCING_LOSS = "model.moe_router_enable_expert_bias", "model.moe_router_load_balancing_type"
 SHOWN_IF_PARALLEL = ("model.context_parallel_size", "model.expert_model_parallel_size")
 """Keys written even if they equal the base recipe."""
 
@@ -95,6 +96,8 @@ def difference(
             )
         elif before.get(key, ...) != value or key in SHOWN or (key in SHOWN_IF_PARALLEL and value != 1):
             changed[key] = value
+    if BIAS in changed:  # the loss beside a bias depends on another key: it is stated
+        changed[BALANCING_LOSS] = after[BALANCING_LOSS]
     layout_key = "model.pipeline_model_parallel_layout"
     moved = (recipe.layout.pp, recipe.layout.vp) != (base.layout.pp, base.layout.vp)
     if moved and recipe.layout.stage_layers and layout_key in after:
