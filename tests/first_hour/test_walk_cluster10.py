@@ -84,7 +84,8 @@ def test_networks_of_a_node_or_of_a_gpu(tmp_path: Path, network: str, gb_s: floa
     path = cluster_file(tmp_path, network)
     found = cluster(path)
     assert (str(found), found.gpu.network_gb_s) == ("24x4xA100-80", pytest.approx(gb_s))
-    assert not assumptions(path)
+    (printed,) = assumptions(path)  # no other network is assumed
+    assert f", from {path}" in printed.message
 
 
 @pytest.mark.parametrize(

@@ -79,9 +79,10 @@ def test_commands_and_fixes_keep_the_cluster_file(meshwright: Any, clusters: Pat
 def test_host_memory_is_assumed_only_if_the_file_lacks_it(meshwright: Any, clusters: Path) -> None:
     words = ("--goal", "pretrain", "--json")
     own = meshwright("recommend", "Llama-3.3-70B", "--gpus", "own8.toml", *words).json["question"]["assumed"]
-    assert [one["field"] for one in own] == ["host_memory"]
+    assert [one["field"] for one in own] == ["network", "host_memory"]
     gh = meshwright("recommend", "gpt-oss-120b", "--gpus", "gh.toml", *words).json
-    assert (gh["layout"]["offload"], gh["question"]["assumed"]) == ("optimizer", [])
+    assumed = [one["field"] for one in gh["question"]["assumed"]]
+    assert (gh["layout"]["offload"], assumed) == ("optimizer", ["network"])
 
 
 def test_messages_agree_with_the_figures(meshwright: Any, clusters: Path) -> None:

@@ -487,8 +487,9 @@ class SingleCheck(Response, frozen=True, kw_only=True):
 
 
 class CheckResponse(SingleCheck, frozen=True, kw_only=True):
-    """The findings for a recipe or file; with several, those of the first, and `ok` is about all of them."""
+    """The findings for a recipe or file; with several, those of the first, the others in `more` and `failed`."""
 
+    all_ok: bool | UnsetType = UNSET  # of all files, where there are several; each report's `ok` is about its own
     more: Sequence[SingleCheck] | UnsetType = UNSET
     failed: Sequence[FailedCheck] | UnsetType = UNSET
 

@@ -1,4 +1,4 @@
-"""Words of reports that are no terms: headings, titles of options, and values of recipe fields, each explained once."""
+"""Words of reports that are no terms: headings, titles of options, values of fields and keys of cluster files."""
 
 from __future__ import annotations
 
@@ -80,10 +80,26 @@ VALUES = {
 }
 """Value of a recipe field → meaning."""
 
+CLUSTER_KEYS = {
+    "gpus_per_node": "GPUs of one node",
+    "network_gb_s": "network of one GPU between nodes, one direction: a number is in GB/s, or write the unit: "
+    'network_gb_s = "400 Gb/s" (50 GB/s)',
+    "network_gb_s_per_node": "network of all GPUs of a node together, one direction: a number is in GB/s, or write the "
+    'unit: network_gb_s_per_node = "100 Gb/s" (12.5 GB/s)',
+    "nvlink_gb_s": "link of one GPU to the others of its node or rack, one direction, in GB/s; or with its unit",
+    "nvlink_domain": "GPUs that are connected at nvlink_gb_s",
+    "memory_gib": "memory of one GPU in GiB, as its driver reports it",
+    "host_gib": "host memory for each GPU, in GiB",
+    "hbm_gb_s": "bandwidth of the GPU's memory in GB/s",
+    "peak_tflops": "dense peak of one GPU by format: { bf16 = 989.5, fp8 = 1979 }",
+}
+"""Key of a cluster file → meaning."""
+_OF_CLUSTERS = {name: f"key of a cluster file: {meaning}" for name, meaning in CLUSTER_KEYS.items()}
+
 
 def _key(text: str) -> str:
     return text.strip(" :").lower().replace(" ", "_").replace("-", "_")
 
 
-LABELS = {_key(name): meaning for table in (HEADINGS, TITLES, VALUES) for name, meaning in table.items()}
+LABELS = {_key(name): meaning for table in (HEADINGS, TITLES, VALUES, _OF_CLUSTERS) for name, meaning in table.items()}
 """All of them, by lower-case name with underscores."""

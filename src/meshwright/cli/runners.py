@@ -101,7 +101,8 @@ def _print_checks(
 ) -> None:
     if as_json:
         lists = {"more": [answer for answer, _ in answers[1:]], "failed": failed}
-        emit({**answers[0][0], "ok": ok, **{name: found for name, found in lists.items() if found}})
+        others = {name: found for name, found in lists.items() if found}
+        emit({**answers[0][0], **({"all_ok": ok, **others} if others else {})})
         return
     from meshwright.cli.reports import report
 

@@ -63,12 +63,16 @@ def nodes_assumed(found: Cluster) -> Iterator[Assumption]:
 
 
 def network_assumed(found: Cluster) -> Iterator[Assumption]:
-    """Yield the network of each GPU where several nodes need one, and how to write another."""
-    if found.world <= found.nvlink_domain or found.own_network:
+    """Yield the network of each GPU where several nodes need one: that of the cluster file, or the usual one."""
+    if found.world <= found.nvlink_domain:
         return
     each, known = found.gpus_per_node, found.gpu
     value = f"{8 * known.network_gb_s:g} Gb/s per GPU"
     node = f" ({8 * known.network_gb_s * each:,g} Gb/s per node)" if each > 1 else ""
+    if found.own_network:
+        unit = f"; {found.network_unit}" if found.network_unit else ""
+        yield Assumption("network", value, f"a network of {value}{node}, from {found.file}{unit}")
+        return
     other = 'network_gb_s_per_node = "200 Gb/s", or network_gb_s for one GPU'
     text = f"a network of {value}{node}, as usual with {known.name}; for another set {other}, in a cluster file"
     yield Assumption("network", value, text)

@@ -26,6 +26,7 @@ from meshwright.clusters.tables import (
     read_network,
     read_price,
     reject_unknown_keys,
+    unit_assumed,
 )
 from meshwright.clusters.types import Cluster, Gpu
 from meshwright.errors import InputError
@@ -89,7 +90,8 @@ def _cluster_of(table: Mapping[str, Any]) -> Cluster:
     own_links = "nvlink_domain" in table or isinstance(table["gpu"], dict)
     own_network = network is not None or isinstance(table["gpu"], dict)
     known = msgspec.structs.replace(base, **overrides)
-    return Cluster(known, nodes, gpus_per_node, price, currency, own_links, own_network, name)
+    unit = unit_assumed(table)
+    return Cluster(known, nodes, gpus_per_node, price, currency, own_links, own_network, name, network_unit=unit)
 
 
 def _gpu_of(table: Mapping[str, Any]) -> Gpu:

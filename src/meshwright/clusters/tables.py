@@ -158,6 +158,15 @@ def read_network(table: Mapping[str, object], usual_gb_s: float, gpus_per_node: 
     return _read_bandwidth(key, value) / gpus
 
 
+def unit_assumed(table: Mapping[str, object]) -> str:
+    """Return how a network without unit was read, and how to write it with one; empty if it has a unit."""
+    key = next((key for key in ("network_gb_s", NODE_NETWORK) if key in table), "")
+    value = table.get(key)
+    if isinstance(value, str) or value is None:
+        return ""
+    return f'{key} = {value} has no unit and is read as GB/s; write {key} = "{value} Gb/s" if it is in Gb/s'
+
+
 def _reject_unlikely_speed(key: str, value: object, usual_gb_s: float, slowest_gb_s: float, what: str) -> None:
     """Raise for a number without unit that is a port's speed in Gb/s, or slower than any cluster's network."""
     if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:

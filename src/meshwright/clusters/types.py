@@ -58,6 +58,7 @@ class Cluster(Readable, msgspec.Struct, frozen=True):
     name: str = ""  # of the whole cluster, if its file has one
     file: str = ""  # path of the file that describes it
     own_host: bool = False  # whether the cluster file gives host_gib
+    network_unit: str = ""  # how the network was read and how to write another unit, if its file gives no unit
 
     @property
     def world(self) -> int:

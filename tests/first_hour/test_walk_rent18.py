@@ -1,0 +1,36 @@
+"""Rented GPUs: the network of a cluster file, several files in one check, and what an engine's files can say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+CLUSTER = 'gpu = "H100"\nnodes = 4\ngpus_per_node = 8\n'
+
+
+def test_the_network_of_a_cluster_file_is_printed_with_its_unit(meshwright: Any, tmp_path: Path) -> None:
+    file = tmp_path / "eth.toml"
+    of_node = "a network of {} Gb/s per GPU ({} Gb/s per node), from"
+    bare = 'has no unit and is read as GB/s; write network_gb_s_per_node = "100 Gb/s" if it is in Gb/s'
+    for written, printed, warned in (
+        ("network_gb_s_per_node = 100", of_node.format(100, 800), True),
+        ('network_gb_s_per_node = "100 Gb/s"', of_node.format(12.5, 100), False),
+        ('network_gb_s = "400 Gb/s"', of_node.format(400, "3,200"), False),
+    ):
+        file.write_text(f"{CLUSTER}{written}\n")
+        answer = " ".join(meshwright("estimate", "llama3_8b_pretrain_config", "--gpus", str(file)).out.split())
+        assert printed in answer, written
+        assert (bare in answer) is warned, written
+    for key in ("network_gb_s", "network_gb_s_per_node", "nvlink_domain"):
+        assert "key of a cluster file" in meshwright("explain", key).out
+
+
+def test_each_of_several_checked_files_has_its_own_ok(meshwright: Any, tmp_path: Path) -> None:
+    good, bad = "llama3_8b_pretrain_config", tmp_path / "bad.toml"
+    bad.write_text("[parallelism]\ntensor_parallel_degree = 3\n[model]\nname = 'llama3'\nflavor = '8B'\n")
+    for names in ((good, str(bad)), (str(bad), good)):
+        answer = meshwright("check", *names, "--gpus", "32xH100", "--json")
+        reports = [answer.json, *answer.json["more"]]
+        assert [one["ok"] for one in reports] == [name == good for name in names]
+        assert (answer.code, answer.json["all_ok"]) == (1, False)
+    assert "all_ok" not in meshwright("check", good, "--gpus", "32xH100", "--json").json
