@@ -16,7 +16,7 @@ from meshwright import clusters, costs, frameworks, launch, planner
 from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.catalogues import recipe_text, save_files
-from meshwright.api.data_findings import check_data, data_findings, is_data
+from meshwright.api.data_findings import check_data, data_findings
 from meshwright.api.dataset_length import epochs_of
 from meshwright.api.plan_responses import plan_response
 from meshwright.api.planning import recommend
@@ -42,6 +42,7 @@ from meshwright.models import ModelSpec
 from meshwright.parsing import one_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
+from meshwright.recipes.dataset_file import is_dataset_file
 from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
 from meshwright.rules import Finding as RuleFinding
 
@@ -102,8 +103,8 @@ def _calibrated(result: CheckResult, calibration: Any) -> CheckResult:
 
 
 def _check(request: requests.Check) -> CheckResult:
-    if is_data(request.target):
-        return check_data(str(request.target))
+    if is_dataset_file(request.target):
+        return check_data(str(request.target), request.overrides)
     content, theirs = file_of(request.target, request.framework, request.gpus)
     if content is not None and theirs is not None:
         if request.engine is not None:
@@ -121,12 +122,9 @@ def _check(request: requests.Check) -> CheckResult:
             batch_note=True,
             count=epochs_of,
         )
-    options = {"framework": request.framework}
+    options = {"framework": request.framework, "model": request.model}
     job = job_for(request.target, request.goal, request.gpus, request.overrides, request.engine, **options)
     engine = request.engine or job.engine
-    if request.model is not None:
-        what = "the target is a model itself" if job.plan is not None else "a recipe names its model"
-        raise InputError(what, field="model", value=request.model, fix=("remove --model",))
     result = _with_config(check_recipe(job.on(engine), request.gpus, engine, request.overrides, job.content))
     if job.plan is not None and job.plan.repair is not None and result.repair is not None:
         result = msgspec.structs.replace(result, repair=job.plan.repair)  # typed, it gives another recommended layout

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+import shlex
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from meshwright.display import plural
 from meshwright.errors import InputError, some
 from meshwright.frameworks import CheckResult
 from meshwright.notes import no_notes
+from meshwright.recipes import overrides as override
 from meshwright.recipes.types import ENGINES, Recipe
 from meshwright.rules import Finding
 from meshwright.version import VERSION
@@ -24,13 +26,11 @@ if TYPE_CHECKING:
 DATA_MISSING, DATA_ROWS = "data.missing-file", "data.rows"
 DATASET = "dataset"  # framework of a data file that is checked by itself
 CHECKED_ROWS = 20_000  # rows of a dataset that are parsed for an answer that should be instant
-DATA_FILES = (".jsonl", ".jsonl.gz", ".ndjson", ".csv", ".tsv", ".parquet")  # that are no config of any framework
 RENDERED_ROWS = 2_000  # rows that are also rendered with the chat template
-START_BYTES = 1 << 16  # of a .json file, which show what it is
-ONLY_LIST = re.compile(rb'\{\s*"(?:data|rows|examples|samples|train|conversations)"\s*:\s*\[\s*\{')
-JSON_LINES = re.compile(rb"\{[^\n]*\}\r?\n\{")
 OPEN = re.compile(r"=(?:FILE|FOLDER)\b")  # a setting whose value the user has to find
 NO_FIX = "correct the rows"
+ROW_SETTINGS = ("data.columns", "data.train_on", "data.split")
+"""What a check of a data file by itself depends on."""
 
 
 def data_findings(recipe: Recipe, thorough: bool = False) -> tuple[Finding, ...]:
@@ -117,34 +117,23 @@ def _template(recipe: Recipe) -> Callable[[Any, str], object] | None:
     return ChatTemplate(tokenizer or load_tokenizer(NAME), file, recipe.data.train_on).render_masked
 
 
-def is_data(target: object) -> bool:
-    """Return whether a target of check is a file of data, not a config."""
-    if not isinstance(target, str) or file_access.closed():
-        return False
-    path = Path(target).expanduser()
-    return path.is_file() and (target.lower().endswith(DATA_FILES) or _has_rows(path))
-
-
-def _has_rows(path: Path) -> bool:
-    """Return whether a .json file is a list of rows, or an object with nothing but one; configs are objects."""
-    if path.suffix.lower() != ".json":
-        return False
-    with path.open("rb") as file:
-        start = file.read(START_BYTES).lstrip()
-    return start.startswith(b"[") or bool(ONLY_LIST.match(start)) or bool(JSON_LINES.match(start))
-
-
-def check_data(target: str) -> CheckResult:
-    """Return the findings for the rows of a data file."""
+def check_data(target: str, overrides: Sequence[str] = ()) -> CheckResult:
+    """Return the findings for the rows of a data file, read with the data.* overrides."""
     from meshwright.engine.data.conversations import REQUIRED
     from meshwright.engine.data.files import find_rows
     from meshwright.engine.data.row_errors import check_rows
 
-    rows = find_rows(Path(target).expanduser(), "train", target)
+    recipe, changes = override.apply_with_log(Recipe(name=target, model="", goal="sft", cluster=""), overrides)
+    whole = shlex.join(["meshwright", "check", "RECIPE", "--gpus", "1xH100", f"data.dataset={target}", *overrides])
+    other = next((one for one in changes if one.key not in ROW_SETTINGS), None)
+    if other is not None:
+        reason = f"{target} is a dataset, whose check uses {', '.join(ROW_SETTINGS)} only"
+        raise InputError(reason, field=other.key, value=other.new, fix=(whole,))
+    rows = find_rows(Path(target).expanduser(), recipe.data.split, target)
     findings: tuple[Finding, ...] = ()
-    notes: tuple[str, ...] = (f"a recipe on this data: meshwright check RECIPE --gpus 1xH100 data.dataset={target}",)
+    notes: tuple[str, ...] = (f"a recipe on this data: {whole}",)
     try:
-        found = check_rows(rows, {}, "answers", CHECKED_ROWS)
+        found = check_rows(rows, recipe.data.columns, recipe.data.train_on, CHECKED_ROWS)
     except InputError as error:
         findings = (Finding(DATA_ROWS, "error", error.field or "", error.reason, (), no_fix=" | ".join(error.fix)),)
     else:
@@ -158,5 +147,4 @@ def check_data(target: str) -> CheckResult:
         )
         notes = (f"{counted} ({parts}){unused}", *([repeated] if found.duplicates else []), *notes)
     notes = (*filter(None, (rows.delimiters,)), *notes)
-    recipe = Recipe(name=target, model="", goal="sft", cluster="")
     return CheckResult(DATASET, VERSION, ENGINES[0], target, recipe, None, None, findings, None, notes=notes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content, Format
 from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes import files
+from meshwright.recipes.dataset_file import is_dataset_file
 from meshwright.recipes.run_folder import is_run_folder, recipe_of_run
 
 SUFFIXES: Mapping[str, Format] = {
@@ -37,6 +39,9 @@ def open_file(path: str | Path) -> Content:
     file = Path(path)
     if not file_access.closed() and not file_access.exists(file):
         raise file_access.missing_path(file, "file", "cannot be read: there is no such file")
+    if is_dataset_file(file):
+        fix = (shlex.join(["RECIPE", f"data.dataset={path}"]), shlex.join(["meshwright", "check", str(path)]))
+        raise InputError("is a dataset, not a recipe: type the recipe first", field="file", value=path, fix=fix)
     folder = None if file_access.closed() else file.parent
     return content_of(config_io.read_text(file), str(path), folder=folder)
 

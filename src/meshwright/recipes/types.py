@@ -72,7 +72,11 @@ class Data(Section, frozen=True):
     pad_to_max_length: Annotated[bool, layout("pad packed samples to one static length")] = False
     images: Annotated[bool, contract("samples contain images or video")] = False
     columns: Annotated[
-        dict[str, str], contract("column names of the dataset: messages, prompt, response, text, images")
+        dict[str, str],
+        contract(
+            "column names of the dataset by key (data.columns.prompt=question): messages; text; or prompt and response "
+            "with context before the prompt, input after it; system, history, tools, images"
+        ),
     ] = {}
     documents: Annotated[
         Documents,

@@ -13,6 +13,7 @@ from meshwright.engine.data.files import Row, row_error
 from meshwright.engine.data.tool_calls import CALL_ROLES, call_message, calls_of, joined_calls, tools_of
 from meshwright.errors import InputError, closest, some, unknown
 from meshwright.notes import note
+from meshwright.similar import misspelled
 
 Message = dict[str, Any]
 
@@ -110,11 +111,14 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
             field="data.columns",
             fix=("data.columns.prompt=prompt data.columns.response=chosen",),
         )
+    misspelt = _misspelt_schema(available)
+    meant = [f"{column}: did you mean {known}?" for known, column in misspelt.values() if known != column]
     raise InputError(
         f"{name} has the columns {', '.join(available)}, which match no known conversation schema "
-        "(messages; prompt and response; instruction, input and output; question and answer; text)",
+        "(messages; prompt and response; instruction, input and output; question and answer; text)"
+        + "".join(f"; {one}" for one in meant),
         field="data.columns",
-        fix=_column_fixes(columns),
+        fix=(_override({key: one for key, (_, one) in misspelt.items()}),) if misspelt else _column_fixes(columns),
     )
 
 
@@ -123,6 +127,8 @@ ANSWERS = (
     *("réponse", "reponse", "respuesta", "risposta", "resposta", "odpowied", "ответ", "回答", "答案", "回复", "답변"),
 )
 """How the names of columns with answers start."""
+CONTEXTS = ("context", "ctx", "input", "passage", "document", "background", "kontext", "contexte", "contexto")
+"""How the names of columns start whose text belongs to the question."""
 NO_TEXT = ("index", "idx", "key", "hash", "url", "source", "category", "label", "split", "date", "lang", "priority")
 """Columns that describe a row and are not what a model is trained on."""
 NUMBER_WORDS = {"id", "uuid", "nr", "no", "num", "number", "nummer", "numéro", "número"}
@@ -140,16 +146,41 @@ def text_columns(row: Mapping[str, Any] | Iterable[str]) -> list[str]:
     return [one for one in kept if not CODE.fullmatch(values[one].strip())] or kept or text
 
 
+def _misspelt_schema(available: Sequence[str]) -> dict[str, tuple[str, str]]:
+    """Return by key the known and the actual column of the first schema that the columns spell wrongly; else nothing.
+
+    At least one required column must be spelled right, in any case: else other names that are near would be taken.
+    """
+    for schema in COLUMN_SCHEMAS:
+        near = {key: next(iter(misspelled(one, available)), "") for key, one in schema.required.items()}
+        right = [key for key, one in schema.required.items() if one == near[key].lower()]
+        if right and all(near.values()) and len(set(near.values())) == len(near):
+            optional = {key: (one, one) for key, one in schema.optional.items() if one in available}
+            return {**{key: (one, near[key]) for key, one in schema.required.items()}, **optional}
+    return {}
+
+
 def _column_fixes(row: Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]:
     """Return data.columns with the columns that a row of an unknown schema has: its messages, or its texts."""
     lists = [key for key, value in row.items() if isinstance(value, list)] if isinstance(row, Mapping) else []
     found = text_columns(row)
     answers = [one for one in found if one.lower().startswith(ANSWERS)]
-    asked = [one for one in found if one not in answers]
-    text = [*asked[:1], *answers[:1]] if asked and answers else found[:2]
+    extra = [one for one in found if one.lower().startswith(CONTEXTS) and one not in answers]
+    asked = [one for one in found if one not in (*answers, *extra)]
+    if not asked or len(asked) + len(answers) < 2:  # the prompt itself is named like a context
+        asked, extra = [one for one in found if one not in answers], []
+    text = [*asked[:1], *answers[:1]] if asked and answers else asked[:2] or found[:2]
     keys = ("prompt", "response") if len(text) > 1 else ("text",)
-    named = [quote(f"data.columns.{key}={one}") for key, one in zip(keys, text, strict=False)]
-    return (*(quote(f"data.columns.messages={one}") for one in lists[:1]), *([" ".join(named)] if named else []))
+    named = dict(zip(keys, text, strict=False))
+    if len(text) > 1 and extra:
+        named["input"] = extra[0]
+    mapped = [_override(named)] if named else []
+    return (*(_override({"messages": one}) for one in lists[:1]), *mapped)
+
+
+def _override(columns: Mapping[str, str]) -> str:
+    """Return the overrides that map these columns, as typed in a shell."""
+    return " ".join(quote(f"data.columns.{key}={column}") for key, column in columns.items())
 
 
 def note_unused_columns(name: str, unused: Collection[str]) -> None:

@@ -1,0 +1,60 @@
+"""A newcomer's own data: misspelt columns, fixes that work when typed, and files typed where a recipe belongs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+MISSPELT = "instruction,input,ouput\nAdd the numbers.,25 and 49,The sum is 74.\n"
+OTHER = "question,ctx,reply\nAdd the numbers.,25 and 49,The sum is 74.\n"
+SHOUTED = "Instruction,Output\nAdd the numbers.,The sum is 74.\n"
+UNCLEAR = "instruction,input,foo\nAdd the numbers.,25 and 49,The sum is 74.\n"
+
+
+def test_the_fix_for_unknown_columns_trains_on_the_answer_and_works_when_typed(meshwright: Any) -> None:
+    for text, response, extra, meant in (
+        (MISSPELT, "ouput", "input", "ouput: did you mean output?"),
+        (OTHER, "reply", "ctx", ""),
+        (SHOUTED, "Output", "", "Output: did you mean output?"),
+        (UNCLEAR, "foo", "input", ""),
+    ):
+        Path("rows.csv").write_text(text)
+        finding = meshwright("check", "rows.csv", "--json").json["findings"][0]
+        assert meant in finding["message"]
+        columns = shlex.split(finding["no_fix"])
+        assert f"data.columns.response={response}" in columns
+        assert [one for one in columns if ".input=" in one] == ([f"data.columns.input={extra}"] if extra else [])
+        checked = meshwright("check", "rows.csv", *columns)
+        assert "1 conversations" in checked.out
+        assert "not used" not in checked.out
+    refused = meshwright("check", "rows.csv", "layout.tp=2")
+    assert refused.code == 2
+    assert "meshwright check RECIPE --gpus 1xH100 data.dataset=rows.csv layout.tp=2" in refused.err
+    assert "input after it" in meshwright("explain", "data.columns").out
+
+
+def test_a_dataset_typed_as_the_recipe_is_named_as_one(meshwright: Any) -> None:
+    Path("rows.csv").write_text(MISSPELT)
+    Path("rows.json").write_text(json.dumps([{"prompt": "a", "response": "b"}]))
+    for verb in ("samples", "train", "estimate"):
+        for name in ("rows.csv", "rows.json"):
+            refused = meshwright(verb, name)
+            assert "is a dataset, not a recipe" in refused.err
+            assert f"RECIPE data.dataset={name}" in refused.err
+
+
+def test_check_takes_another_model_for_a_recipe_as_train_does(meshwright: Any) -> None:
+    words = ("qwen25_3b_peft_config", "--model", "llama32_3b", "--gpus", "2x4090", "--json")
+    checked, estimated = (meshwright(verb, *words).json for verb in ("check", "estimate"))
+    assert checked["estimate"]["memory_gib"] == estimated["estimate"]["memory_gib"]
