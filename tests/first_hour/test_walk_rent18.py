@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 CLUSTER = 'gpu = "H100"\nnodes = 4\ngpus_per_node = 8\n'
 
@@ -34,3 +37,48 @@ def test_each_of_several_checked_files_has_its_own_ok(meshwright: Any, tmp_path:
         assert [one["ok"] for one in reports] == [name == good for name in names]
         assert (answer.code, answer.json["all_ok"]) == (1, False)
     assert "all_ok" not in meshwright("check", good, "--gpus", "32xH100", "--json").json
+
+
+TITAN = """[job]
+dump_folder = "./outputs"
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = 1
+seq_len = 8192
+steps = 1000
+dataset = "c4"
+[parallelism]
+data_parallel_shard_degree = -1
+[activation_checkpoint]
+mode = "selective"
+"""
+
+
+def test_pods_of_another_framework_can_write_their_working_folder(meshwright: Any, tmp_path: Path) -> None:
+    (tmp_path / "titan.toml").write_text(TITAN)
+    words = ("launch", str(tmp_path / "titan.toml"), "--scheduler", "kubernetes", "--gpus", "4x8xH100")
+    assert "an image that contains torchtitan" in meshwright(*words).err
+    for kind in ("pytorchjob", "jobset"):
+        (text,) = meshwright(*words, "--image", "site/titan:1", "--kind", kind, "--json").json["files"].values()
+        _, made = yaml.safe_load_all(text)
+        (pod, *_) = _pods(made)
+        (container,) = pod["containers"]
+        mounts = {one["mountPath"]: one["name"] for one in container["volumeMounts"]}
+        volumes = {one["name"]: one for one in pod["volumes"]}
+        assert "emptyDir" in volumes[mounts[container["workingDir"]]]
+        config = container["command"][container["command"].index("--job.config_file") + 1]
+        assert "configMap" in volumes[mounts[f"{container['workingDir']}/{config}"]]
+
+
+def _pods(made: Any) -> Iterator[dict[str, Any]]:
+    """Yield the pods of a manifest."""
+    if isinstance(made, dict):
+        if "containers" in made:
+            yield made
+        for part in made.values():
+            yield from _pods(part)
+    elif isinstance(made, list):
+        for part in made:
+            yield from _pods(part)

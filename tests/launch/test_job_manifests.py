@@ -110,7 +110,11 @@ def test_disks_and_files_are_mounted() -> None:
     assert first["data"] == {"my.toml": "x = 1\n"}
     container = pod_of(made)["containers"][0]
     places = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
-    assert set(places) == {"/dev/shm", "/data", "/runs", "/meshwright"}
+    assert set(places) == {"/dev/shm", "/data", "/runs", "/meshwright", "/meshwright/my.toml"}
+    assert places["/meshwright/my.toml"] == {
+        "name": "files", "mountPath": "/meshwright/my.toml", "subPath": "my.toml", "readOnly": True,
+    }  # fmt: skip
+    assert {"name": "work", "emptyDir": {}} in pod_of(made)["volumes"]  # programs write there
     assert places["/data"]["readOnly"] is True
     assert container["workingDir"] == "/meshwright"
     claims = [

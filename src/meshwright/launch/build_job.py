@@ -21,6 +21,7 @@ from meshwright.launch.container_paths import ELSEWHERE, container_notes, in_con
 from meshwright.launch.environment import advised
 from meshwright.launch.job import CONTAINER_KINDS, KUBERNETES_KINDS, Job, Scheduler, find_scheduler, refuse_unused
 from meshwright.launch.kubernetes import on_kubernetes
+from meshwright.launch.other_frameworks import CHECKOUTS
 from meshwright.launch.skypilot import on_skypilot
 from meshwright.launch.slurm import on_slurm
 from meshwright.launch.submit import refuse_submit, submit
@@ -52,6 +53,7 @@ DERIVED = (
     "binds",
     "makes",
     "offloads",
+    "needs",
 )
 REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
@@ -69,6 +71,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # notes for the user
     in_folder: bool = False  # it runs in the folder of the job, where its relative paths are
     python_path: tuple[str, ...] = ()  # folders of the framework's checkout that have to be importable
+    needs: str = "meshwright"  # what an image has to contain to run it
 
 
 class Started(Readable, msgspec.Struct, frozen=True):
@@ -106,6 +109,7 @@ def exported(written: ExportedConfig, checked: RecipeCheckResult) -> LaunchReque
         files={name: text for name, text in written.files.items() if _is_read(name, written.program)},
         findings=checked.findings,
         in_folder=True,
+        needs=CHECKOUTS[written.framework].title if written.framework in CHECKOUTS else written.framework,
         notes=(
             *(mock_data(checked.recipe) if _reads_data(written) else ()),
             *(
@@ -222,6 +226,7 @@ def job_of(
             "finds_ranks": request.engine == "meshwright",
             "offloads": request.recipe.layout.offload != "none",
             "files": request.files,
+            "needs": request.needs,
             "advised": advised(request.recipe, request.cluster, request.engine),
         }
     )

@@ -86,6 +86,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     setup: tuple[str, ...] = ()  # shell lines to run before the program
     cpus_per_rank: int | None = None
     image: str = ""
+    needs: str = "meshwright"  # what an image has to contain
     mounts: tuple[str, ...] = ()
     binds: tuple[str, ...] = ()  # folders mounted into the container at the same path because the job needs them
     makes: tuple[str, ...] = ()  # folders that the job creates before it mounts them

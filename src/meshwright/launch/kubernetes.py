@@ -13,9 +13,10 @@ from meshwright.launch.job import Job
 from meshwright.launch.manifests import restart_note, to_yaml
 
 MAX_NAME = 40  # pod names such as NAME-node-0-1023-abcde may have at most 63 characters
-FILES = "/meshwright"  # folder of the job's files in its pods
+FILES = "/meshwright"  # working folder of a pod, with the job's files
 EXIT_S = 30  # for torchrun and the container to exit after saving
 NODE_RANK = "NODE_RANK"
+CONFIGS = "files"  # the volume of the job's files
 INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 GPU_RESOURCES = dict.fromkeys(AMD_ARCHS, "amd.com/gpu")
 NVIDIA = "nvidia.com/gpu"
@@ -26,7 +27,7 @@ def on_kubernetes(job: Job) -> Launch:
     """Return one file of one or two documents, for kubectl."""
     if not job.image:
         raise InputError(
-            "a pod needs an image that contains meshwright", field="--image", fix=("--image REGISTRY/IMAGE",)
+            f"a pod needs an image that contains {job.needs}", field="--image", fix=("--image REGISTRY/IMAGE",)
         )
     name = values.dns_name("--name", job.name, MAX_NAME, job.named)
     namespace = values.dns_name("--namespace", job.namespace, 63, True) if job.namespace else ""
@@ -94,7 +95,8 @@ def _jobset(job: Job, metadata: dict[str, str]) -> dict[str, Any]:
 def _pod(
     job: Job, name: str, container: str, options: list[str], env: list[dict[str, Any]], more: dict[str, Any]
 ) -> dict[str, Any]:
-    volumes = _volumes(job, name)
+    volumes = _volumes(job)
+    configs = [{"name": CONFIGS, "configMap": {"name": f"{name}-files"}}] if job.files else []
     required = [one for one in commands.variables_with_grace(job) if one.value is not None]
     cores = {"cpu": str(job.cpus_per_rank * job.ranks_per_node)} if job.cpus_per_rank else {}
     gpus = {} if job.cpu else {GPU_RESOURCES.get(job.cluster.gpu.arch, NVIDIA): str(job.ranks_per_node)}
@@ -110,10 +112,10 @@ def _pod(
                 "env": [*env, *({"name": one.name, "value": _literal(str(one.value))} for one in required)],
                 **more,
                 **({"resources": resources} if resources else {}),
-                "volumeMounts": [mount for _, mount in volumes],
+                "volumeMounts": [*(mount for _, mount in volumes), *_file_mounts(job)],
             }
         ],
-        "volumes": [volume for volume, _ in volumes],
+        "volumes": [*(volume for volume, _ in volumes), *configs],
     }
 
 
@@ -134,8 +136,8 @@ def _literal(text: str) -> str:
     return text.replace("$", "$$")
 
 
-def _volumes(job: Job, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return volumes and their mounts: shared memory for data loading and collectives, claims, the job's files."""
+def _volumes(job: Job) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """Return volumes and their mounts: shared memory for data loading and collectives, claims, a working folder."""
     memory = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
     found: list[tuple[dict[str, Any], dict[str, Any]]] = [(memory, {"name": "shared-memory", "mountPath": "/dev/shm"})]
     for number, mount in enumerate(map(values.mount, job.mounts)):
@@ -146,10 +148,15 @@ def _volumes(job: Job, name: str) -> list[tuple[dict[str, Any], dict[str, Any]]]
         volume = {"name": f"disk-{number}", "persistentVolumeClaim": {"claimName": claim}}
         read_only = {"readOnly": True} if mount.options else {}
         found.append((volume, {"name": f"disk-{number}", "mountPath": mount.path, **read_only}))
-    if job.files:
-        volume = {"name": "files", "configMap": {"name": f"{name}-files"}}
-        found.append((volume, {"name": "files", "mountPath": FILES}))
+    if job.files and not any(mount["mountPath"] == FILES for _, mount in found):
+        # a ConfigMap is read-only, and programs write logs and checkpoints to relative paths
+        found.append(({"name": "work", "emptyDir": {}}, {"name": "work", "mountPath": FILES}))
     return found
+
+
+def _file_mounts(job: Job) -> list[dict[str, Any]]:
+    """Return one mount for each file of the ConfigMap, so that their folder stays writable."""
+    return [{"name": CONFIGS, "mountPath": f"{FILES}/{file}", "subPath": file, "readOnly": True} for file in job.files]
 
 
 def _config_map(job: Job, metadata: dict[str, str]) -> dict[str, Any]:
