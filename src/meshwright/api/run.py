@@ -13,6 +13,7 @@ from meshwright import clusters, rules
 from meshwright.api import run_requests as requests
 from meshwright.api.catalogues import recipe_text
 from meshwright.api.checks import CONFIGS, WRITTEN, Exported, check_recipe, export_into
+from meshwright.api.continued_run import check_job_continues, continued, is_run, note_new_run, with_fitting_micro_batch
 from meshwright.api.data_findings import data_findings
 from meshwright.api.paths import check_folder, check_out, check_run_paths
 from meshwright.api.requests import Export
@@ -32,7 +33,6 @@ from meshwright.planner.storage import storage_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.engine_models import require_trained
 from meshwright.recipes.format_override import format_override
-from meshwright.recipes.run_folder import is_run_folder
 from meshwright.recipes.types import ENGINES, Kernels, Layout, Precision, Recipe
 
 if TYPE_CHECKING:
@@ -117,9 +117,11 @@ def _run(
     if not request.tiny:  # it has steps of its own
         _note_length(job, recipe)
     out = request.out or recipe.checkpoint.folder or None
-    if out is None and spec.checkpoints and not request.tiny and _is_run(request.recipe):
-        out = str(request.recipe)
-        note(f"{out} is a run: it continues with its settings; --out FOLDER starts another run with them")
+    if not request.tiny and is_run(request.recipe):
+        if out is None and spec.checkpoints:
+            out = continued(str(request.recipe))
+        if not automatic:
+            recipe = with_fitting_micro_batch(recipe, clusters.cluster(_ranks(request.nproc)).world, pinned)
     spec = msgspec.structs.replace(spec, out=out)
     check_run_paths(recipe, out)
     if out is not None and spec.checkpoints:
@@ -135,10 +137,6 @@ def _note_length(job: Job, recipe: Recipe, overrides: Sequence[str] = ()) -> Non
     text = job.open_length(recipe)
     if text and job.open_length(override.apply(recipe, overrides)):
         note(text)
-
-
-def _is_run(target: str | Recipe) -> bool:
-    return isinstance(target, str) and is_run_folder(target)
 
 
 def _as_started(recipe: Recipe, request: requests.Bench | requests.Train) -> Recipe:
@@ -199,7 +197,7 @@ def launch(request: requests.Launch) -> Started:
             raise InputError(reason, field=option, value=value, fix=("--to megatron-lm", f"without {option}"))
     if request.out:
         check_out(request.out)
-    target, changes = request.recipe, list(request.overrides)
+    target, changes, out = request.recipe, list(request.overrides), request.out
     options = {"framework": request.framework, "model": model}
     job = job_for(target, request.goal, request.gpus, native_job.known(changes), **options)
     found, text = job.runnable(), None
@@ -213,17 +211,22 @@ def launch(request: requests.Launch) -> Started:
         set_here = override.requested(plan.base, changes)
         changes += [format_override(one.field, one.new) for one in plan.changes if one.field not in set_here]
         found = msgspec.structs.replace(recipe_for(target), model=model)
-    elif job.imported is not None or job.own or _is_run(target):
-        target, model, text = f"{found.name}.toml", None, recipe_text(found)
+    elif job.imported is not None or job.own or is_run(target):
+        if is_run(target) and not request.tiny:
+            found, out = _continuing(request, str(target), found)
+        target, model, text = f"{found.name}.toml", None, ""
         given.setdefault("name", native_job.default_name(found.name, request.scheduler))
     require_trained(find(model or found.model))
-    again = native_job.Restarts(request.out, [])
+    again = native_job.Restarts(out, [])
     if not request.tiny:
         typed = override.apply(found, native_job.known(changes))
-        again = native_job.restarts(typed, request.out, changes, request.scheduler, given)
+        again = native_job.restarts(typed, out, changes, request.scheduler, given)
     training = native_job.Training(
         str(target), dataset, model, request.tiny, again.out, [*changes, *again.overrides], text, again.notes
     )
+    if text is not None:  # the job runs in the folder of this file
+        training, found = native_job.with_full_paths(training, found, request.scheduler)
+        training = msgspec.structs.replace(training, text=recipe_text(found))
 
     def validated() -> native_job.Checked:
         checked = check_recipe(found, request.gpus, ENGINES[0], training.known_overrides)
@@ -232,6 +235,30 @@ def launch(request: requests.Launch) -> Started:
 
     launched = native_job.request_for(training, request.scheduler, found, request.gpus, validated)
     return build_job.launch(launched, request.scheduler, **files)
+
+
+def _continuing(request: requests.Launch, target: str, recipe: Recipe) -> tuple[Recipe, str | None]:
+    """Return the recipe and the folder with which a job continues a run; machines elsewhere start a new one."""
+    from meshwright.launch import build_job, native_job
+    from meshwright.launch.job import find_scheduler
+
+    changes = native_job.known(request.overrides)
+    changes += [f"data.dataset={request.dataset}"] if request.dataset else []
+    typed, pinned = override.apply(recipe, changes), override.requested(recipe, changes)
+    world = clusters.cluster(str(request.gpus or recipe.cluster)).world
+    if len(native_job.known(request.overrides)) == len(request.overrides):  # else the run finds its micro batch
+        fitting = with_fitting_micro_batch(typed, world, pinned).layout.micro_batch_size
+        recipe = override.change(recipe, {"layout.micro_batch_size": fitting})[0]
+    out, scheduler = request.out or typed.checkpoint.folder or None, find_scheduler(request.scheduler)
+    if scheduler in build_job.REMOTE_FILES:
+        if out is None:
+            note_new_run(target, scheduler)
+        return recipe, out
+    out = out or continued(target)
+    if not request.image:  # a container may have other paths
+        check_run_paths(typed, out)
+    check_job_continues(typed, out)
+    return recipe, out
 
 
 def _print_notes(checked: CheckResult) -> None:

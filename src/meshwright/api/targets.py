@@ -13,6 +13,7 @@ import msgspec
 
 from meshwright import clusters, file_access, frameworks, models, planner
 from meshwright.api import own_jobs
+from meshwright.api.continued_run import is_run, model_of_run
 from meshwright.api.dataset_length import epochs_of
 from meshwright.api.resolve import (
     WEIGHTS,
@@ -182,8 +183,12 @@ def job_for(
     if goal is not None and goal != found.goal:
         reason = f"{target if isinstance(target, str) else found.name} is a recipe for {found.goal}"
         method = next((text.partition("=")[2] for text in overrides if text.startswith("peft.method=")), goal)
-        model_too = f"{found.model} --goal {method}: the model in place of the recipe"
-        fix = (f"--goal {found.goal}", *([model_too] if is_model(found.model, goal) else []))
+        if is_run(target):
+            model_too = f"{model_of_run(str(target), method)}: the model that the run trained"
+        else:
+            named = is_model(found.model, goal)
+            model_too = f"{found.model} --goal {method}: the model in place of the recipe" if named else ""
+        fix = (f"--goal {found.goal}", *([model_too] if model_too else []))
         raise InputError(reason, field="goal", value=goal, fix=fix)
     found = found if model is None else _with_model(found, model_named(model)[1])
     words = (found.name if isinstance(target, Recipe) else target, *(() if model is None else ("--model", found.model)))

@@ -8,18 +8,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from meshwright import models
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.types import Program
-from meshwright.launch import values
+from meshwright.launch import other_frameworks, values
 from meshwright.launch.build_job import REMOTE_FILES, LaunchRequest, mock_data, plain_name
 from meshwright.launch.job import find_scheduler
 from meshwright.launch.kubernetes import MAX_NAME
-from meshwright.launch.other_frameworks import resuming
 from meshwright.recipes import files, overrides
+from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
 
+FOLDER = "checkpoint.folder"
 Checked = tuple[Recipe, Cluster, tuple[Finding, ...]]
 
 
@@ -46,6 +48,37 @@ def known(overrides: Sequence[str]) -> list[str]:
     return [text for text in overrides if not text.replace(" ", "").endswith("micro_batch_size=auto")]
 
 
+def with_full_paths(training: Training, recipe: Recipe, scheduler: str) -> tuple[Training, Recipe]:
+    """Return a training and its recipe for a job with a folder of its own: paths of this folder in full.
+
+    The run folder of a machine elsewhere stays as it is: it is not on this machine.
+    """
+    local = find_scheduler(scheduler) not in REMOTE_FILES
+    changes = [_in_full(recipe, text, local) if known([text]) else text for text in training.overrides]
+    out = _new_path(training.out) if training.out and local else training.out
+    dataset = other_frameworks.full_path(training.dataset) if training.dataset else training.dataset
+    recipe = other_frameworks.with_full_paths(recipe)
+    if models.is_path(recipe.model):
+        recipe = msgspec.structs.replace(recipe, model=_new_path(recipe.model))
+    if recipe.checkpoint.folder and local:
+        recipe = overrides.change(recipe, {FOLDER: _new_path(recipe.checkpoint.folder)})[0]
+    return msgspec.structs.replace(training, overrides=changes, out=out, dataset=dataset), recipe
+
+
+def _in_full(recipe: Recipe, text: str, local: bool) -> str:
+    """Return an override with full paths; one without paths as it was typed."""
+    values = overrides.requested(recipe, [text])
+    full = other_frameworks.with_full_values(values)
+    if values.get(FOLDER) and local:
+        full[FOLDER] = _new_path(values[FOLDER])
+    changed = next((key for key in values if full[key] != values[key]), None)
+    return text if changed is None else format_override(changed, full[changed])
+
+
+def _new_path(text: str) -> str:
+    return str(Path(text).expanduser().resolve())
+
+
 class Restarts(NamedTuple):
     """The run folder of a job that may be restarted, the overrides with which it resumes, and a note on both."""
 
@@ -64,7 +97,11 @@ def restarts(
     where, again = find_scheduler(scheduler), bool(options.get("max_restarts"))
     if where == "slurm":
         again = bool(options.get("requeue", True))
-    more = resuming(recipe, changes, "--no-requeue" if where == "slurm" else "remove --max-restarts") if again else []
+    more = (
+        other_frameworks.resuming(recipe, changes, "--no-requeue" if where == "slurm" else "remove --max-restarts")
+        if again
+        else []
+    )
     if out or recipe.checkpoint.folder or not (again or (where == "slurm" and options.get("image"))):
         return Restarts(out, more)
     name = str(options.get("name") or plain_name(recipe.name))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,11 +118,11 @@ def refused_out(framework: str, out: str, folder: str | None) -> InputError:
     return InputError(reason, field="--out", value=out, fix=(*below, f"remove --out, and {sets}"))
 
 
-PATHS = ("data.dataset", "data.validation", "data.tokenizer", "checkpoint.pretrained")
+PATHS = ("data.dataset", "data.validation", "data.tokenizer", "data.chat_template", "checkpoint.pretrained")
 BLENDS = ("data.blend", "data.anneal_blend")
 
 
-def _full_path(text: str) -> str:
+def full_path(text: str) -> str:
     """Return the full path of data or weights that are here; other texts as they are."""
     is_here = text and any(Path(f"{text}{end}").expanduser().exists() for end in ("", ".bin"))
     return str(Path(text).expanduser().resolve()) if is_here else text
@@ -131,16 +131,22 @@ def _full_path(text: str) -> str:
 def full_paths(changes: Sequence[str]) -> list[str]:
     """Return overrides with the full paths of data and weights that are here: the job runs in another folder."""
     pairs = (text.partition("=") for text in changes)
-    return [f"{key}={_full_path(value)}" if key in PATHS else f"{key}{equals}{value}" for key, equals, value in pairs]
+    return [f"{key}={full_path(value)}" if key in PATHS else f"{key}{equals}{value}" for key, equals, value in pairs]
+
+
+def with_full_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by field with the full paths of data and weights that are here."""
+    found = {key: full_path(str(value)) if key in PATHS else value for key, value in values.items()}
+    return found | {
+        key: {full_path(name): weight for name, weight in found[key].items()} for key in BLENDS if key in found
+    }
 
 
 def with_full_paths(recipe: Recipe) -> Recipe:
     """Return a recipe with the full paths of data and weights that are here."""
     if file_access.closed():
         return recipe
-    values: dict[str, Any] = {key: _full_path(str(field_value(recipe, key))) for key in PATHS}
-    for key in BLENDS:
-        values[key] = {_full_path(name): weight for name, weight in field_value(recipe, key).items()}
+    values = with_full_values({key: field_value(recipe, key) for key in (*PATHS, *BLENDS)})
     return override.change(recipe, {key: value for key, value in values.items() if value != field_value(recipe, key)})[
         0
     ]
