@@ -26,6 +26,7 @@ RESUMING = ("checkpoint_dir", "resume")
 NODE_NAMES = ("nodes", "num_nodes", "nnodes", "n_nodes")
 GPU_NAMES = ("gpu", "gpu_type", "gpu_name", "gpu_model", "accelerator")
 PER_NODE_NAMES = ("nproc_per_node", "gpus_per_node", "num_gpus_per_node")
+COST_LIMITS = ("budget", "max_cost", "max_price", "cost", "cost_limit", "max_budget", "money")
 OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(
         ("seq_len", "seqlen", "sequence_length", "seq_length", "max_seq_len", "max_sequence_length"), _LENGTH
@@ -167,6 +168,28 @@ def with_nodes(name: str, value: str, gpus: str) -> str:
         nodes, each = (int(value), each) if counts_nodes else (1 if alone else found.nodes, int(value))
         return f"--gpus {nodes}x{each}x{found.gpu.name}"
     return ""
+
+
+def cost_limit(name: str, value: str, options: Collection[str], typed: Sequence[str]) -> Meant:
+    """Return why a limit of the cost is no option, and what prints the cost of each count instead; None for others."""
+    if name not in COST_LIMITS or "--price" not in options:
+        return None
+    if value[-1:].isalpha() and _is_tokens(value):  # --budget 2T
+        return f"a number of tokens is written --tokens {value}", f"--tokens {value}"
+    words = [word.partition("=")[0] for word in typed]
+    length = () if {"--tokens", "--days"} & {*words} else ("--tokens 1T",)
+    missing = " ".join((*length, *(() if "--price" in words else ("--price 2.50",))))
+    least = f" to compare with {value}" if value else ""
+    if not missing:
+        return f"the cost is in the answer{least}", f"without --{name.replace('_', '-')}"
+    return f"no count is chosen by its cost; {missing} (per GPU-hour) prints the cost{least}", missing
+
+
+def _is_tokens(value: str) -> bool:
+    try:
+        return token_budget(value) is not None
+    except InputError:
+        return False
 
 
 def steps_of_tokens(value: str, recipe: Recipe | None) -> str:

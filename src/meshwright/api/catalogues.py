@@ -114,8 +114,13 @@ def find_model(request: requests.ModelRequest) -> ModelSpec:
 
 @verb(requests.GpuCatalogue, name="list_gpus")
 def gpu_catalogue(request: requests.GpuCatalogue) -> list[Gpu]:
-    """Return all GPUs."""
-    return Listing(clusters.gpus(), GPU_COLUMNS)
+    """Return GPUs whose name contains the query; all of them without one."""
+    query = request.query
+    if query is None:
+        return Listing(clusters.gpus(), GPU_COLUMNS)
+    part = clusters.normalize_name(query)
+    named = [gpu for gpu in clusters.gpus() if part and part in clusters.normalize_name(gpu.name)]
+    return Listing(named or [clusters.gpu(query)], GPU_COLUMNS)
 
 
 @verb(requests.Rules, name="list_rules")

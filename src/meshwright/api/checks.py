@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import clusters, costs, frameworks, launch, planner
+from meshwright import clusters, costs, file_access, frameworks, launch, planner
 from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.catalogues import recipe_text, save_files
@@ -27,7 +27,7 @@ from meshwright.api.targets import Job, file_of, job_for, without_folder
 from meshwright.api.verb_function import verb
 from meshwright.choices import FRAMEWORKS
 from meshwright.display import Readable, Row, titled
-from meshwright.errors import InputError
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks import (
     CheckResult,
     DroppedSetting,
@@ -38,7 +38,7 @@ from meshwright.frameworks import (
     UnresolvedValue,
 )
 from meshwright.launch import other_frameworks
-from meshwright.models import ModelSpec
+from meshwright.models import ModelSpec, not_a_model
 from meshwright.parsing import one_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
@@ -70,6 +70,10 @@ def check(request: requests.Check) -> CheckResult:
     """Return the findings for a recipe by name or value, or for a file of any framework."""
     result = _with_faster_layout(_check(request), request.overrides)
     return _calibrated(result, load_calibration(request.calibration))
+
+
+MOST_CONFIGS = 32  # files of a folder that an error names
+CONFIG_SUFFIXES = (".sh", ".sbatch", ".slurm", ".yaml", ".yml", ".toml", ".json", ".py")
 
 
 def _with_faster_layout(result: CheckResult, overrides: Sequence[str]) -> CheckResult:
@@ -105,6 +109,7 @@ def _calibrated(result: CheckResult, calibration: Any) -> CheckResult:
 def _check(request: requests.Check) -> CheckResult:
     if is_dataset_file(request.target):
         return check_data(str(request.target), request.overrides)
+    _refuse_folder_of_configs(request)
     content, theirs = file_of(request.target, request.framework, request.gpus)
     if content is not None and theirs is not None:
         if request.engine is not None:
@@ -135,6 +140,31 @@ def _check(request: requests.Check) -> CheckResult:
         notes=(*result.notes, *([length] if length else [])),
     )
     return result if content is None else msgspec.structs.replace(result, file=content.path)
+
+
+def _refuse_folder_of_configs(request: requests.Check) -> None:
+    """Raise for a folder that is no model or run but has configs that check reads: name them."""
+    target = request.target
+    if not isinstance(target, str) or not file_access.is_dir(target) or not_a_model(target, "target") is not None:
+        return
+    folder = Path(target).expanduser()
+    if (folder / "config.json").is_file():
+        return
+    found = [str(Path(target) / path.name) for path in sorted(folder.iterdir()) if _is_config(path)]
+    if found:
+        gpus = "" if request.gpus is None else f" --gpus {request.gpus}"
+        fix = f"meshwright check {shlex.join(found[:MOST_CONFIGS])}{gpus}"
+        raise InputError("the folder has no config.json of a model; name its files", "target", target, [fix])
+
+
+def _is_config(path: Path) -> bool:
+    """Return whether check reads a file: a config or launch script of a framework, or a recipe of ours."""
+    if path.suffix.lower() not in CONFIG_SUFFIXES or not path.is_file() or is_dataset_file(str(path)):
+        return False
+    with suppress(MeshwrightError):
+        file_of(str(path))
+        return True
+    return False
 
 
 def _with_config(result: RecipeCheckResult) -> RecipeCheckResult:

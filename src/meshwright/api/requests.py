@@ -670,6 +670,10 @@ class ModelRequest(Request, frozen=True):
 class GpuCatalogue(Request, frozen=True):
     """List GPUs with memory, peak FLOP/s and link speeds."""
 
+    query: Annotated[
+        str | None, Input(help="Part of a name.", positional=True, metavar="QUERY", complete="gpus", examples=("H100",))
+    ] = None
+
 
 class Rules(Request, frozen=True):
     """List rules with symptom, cause and fix."""

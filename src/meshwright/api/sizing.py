@@ -45,11 +45,21 @@ def size(request: requests.Size) -> Sizing:
         fix = (f"--tokens 1T --price {request.price}", f"--days 30 --price {request.price}")
         raise InputError("needs a token budget or a number of days", field="price", value=request.price, fix=fix)
     found = [
-        planner.size(question, request.overrides, tokens, price if asked else None, request.max_gpus, request.days)
-        for question, price in zip(questions, prices, strict=True)
+        planner.size(question, request.overrides, tokens, price if asked else None, request.max_gpus, request.days, own)
+        for question, price, own in zip(questions, prices, _own_counts(types, questions), strict=True)
     ]
     sizing = found[0] if len(found) == 1 else planner.compare(found)
     return msgspec.structs.replace(sizing, notes=(*sizing.notes, *unpriced, *counted[1:]))
+
+
+def _own_counts(types: Sequence[str], questions: Sequence[Question]) -> list[int | None]:
+    """Return the count of every named cluster, if one of several has several nodes: 8xB200 next to 32xH100."""
+    if len(types) == 1 or all(question.cluster.nodes == 1 for question in questions):
+        return [None] * len(types)
+    return [
+        None if clusters.is_known(text) else question.cluster.world
+        for text, question in zip(types, questions, strict=True)
+    ]
 
 
 def _epoch_tokens(question: Question, request: requests.Size) -> tuple[float, str] | tuple[()]:
@@ -91,7 +101,8 @@ def _sized_question(request: requests.Size) -> Question:
             if node == cluster.world:
                 return question
         node = question.cluster.gpus_per_node
-        text = f"nodes of {node} GPUs; the number of GPUs is the result, so {request.gpu} gives only the node"
+        given = "is one of the counts" if question.cluster.nodes > 1 else "gives only the node"
+        text = f"nodes of {node} GPUs; the number of GPUs is the result, {request.gpu} {given}"
         assumed = tuple(one for one in question.assumed if one.field != "nodes")
         question = msgspec.structs.replace(question, assumed=(*assumed, clusters.Assumption("nodes", str(node), text)))
     return question

@@ -350,7 +350,7 @@ _TABLE = (
     Verb(
         *("gpus", "Inspect", requests.GpuCatalogue, "catalogues.gpu_catalogue", "gpus_response"),
         surfaces=CLI_HTTP,
-        examples=("meshwright gpus", "meshwright gpus --json"),
+        examples=("meshwright gpus", "meshwright gpus h100", "meshwright gpus --json"),
     ),
     Verb(
         *("rules", "Inspect", requests.Rules, "catalogues.rule_catalogue", "rules_response"),

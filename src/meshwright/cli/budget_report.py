@@ -129,12 +129,9 @@ def print_sizes(answer: Answer) -> None:
     if answer["compared"]:
         others = ", ".join(one["gpu"] for one in answer["compared"][1:])
         out.print(f"[dim]the rows are of {answer['gpu']}; put another first in --gpu for its rows ({others})[/]")
-    own = next((s for s in answer["sizes"] if s["gpus"] == answer["own"]), None)
-    for title, chosen in (("yours", own), *((name, answer[name]) for name in ("smallest", "most_efficient"))):
-        if chosen is None and title == "yours":
-            if answer["own"]:
-                titled(out, title, [f" {_gpus(answer['own'])}: no layout divides them"])
-            continue
+    titled(out, "yours", [f" {line}" for line in _own_lines(answer, unit)])
+    for title in ("smallest", "most_efficient"):
+        chosen = answer[title]
         each = [(one["gpu"], one.get(title), one["currency"]) for one in answer["compared"] if title in one]
         chosen_type = f"{answer['gpu']}: " if answer["compared"] else ""
         lines = [f"{gpu}: {_chosen_line(one, f' {paid}' if paid else '')}" for gpu, one, paid in each]
@@ -162,6 +159,28 @@ def print_sizes(answer: Answer) -> None:
     elif answer["price"] is None and not any(one["price"] is not None for one in answer["compared"]):
         out.print("[dim]--price 2.50 (of one GPU for one hour) adds the cost[/]")
     out.print(f"[dim]{_tried(answer)}[/]")
+
+
+def _own_lines(answer: Answer, unit: str) -> list[str]:
+    """Return a line per count that the user named, with the fastest and the cheapest marked."""
+    if not answer["compared"]:
+        own = next((s for s in answer["sizes"] if s["gpus"] == answer["own"]), None)
+        return [_own_line(answer, answer["own"], own, unit)] if answer["own"] else []
+    lines = []
+    for one in answer["compared"]:
+        if one["own"]:
+            line = _own_line(answer, one["own"], one["yours"], f" {one['currency']}" if one["currency"] else "")
+            lines.append(f"{one['gpu']}: {line}" + "".join(f" [green]({name})[/]" for name in one["best"]))
+    return lines
+
+
+def _own_line(answer: Answer, count: int, own: Answer | None, unit: str) -> str:
+    """Return the user's count with its layout, time and cost; without a budget, its speed."""
+    if own is None:
+        more = count > max(answer["tried"])
+        return f"{_gpus(count)}: {'more than --max-gpus' if more else 'no layout divides them'}"
+    speed = "" if own["days"] is not None or not own["fits"] else f"; {own['tokens_per_s']:,.0f} tokens/s"
+    return _chosen_line(own, unit) + speed
 
 
 def _chosen_line(chosen: Answer | None, unit: str) -> str:

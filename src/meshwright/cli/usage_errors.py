@@ -12,6 +12,7 @@ from meshwright import api
 from meshwright.api.argument_names import (
     NODE_NAMES,
     PER_NODE_NAMES,
+    cost_limit,
     meant_option,
     repeats_goal,
     steps_of_tokens,
@@ -37,6 +38,7 @@ COMMAND_WORDS = {
     **dict.fromkeys(("merge", "merge-adapters", "merge-lora", "merge_and_unload"), "convert RUN OUT --merge"),
     **dict.fromkeys(("chat", "infer", "inference", "predict", "sample"), "generate"),
     **dict.fromkeys(("suggest", "advise"), "recommend"),
+    **dict.fromkeys(("inspect", "info", "describe", "params", "parameters", "summary"), "models"),
     "help": "--help",
 }
 """Words that other tools use for our commands."""
@@ -171,6 +173,9 @@ def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, li
         return f"--gpus {own_gpus} says it already. ", [f"without {option}"]
     if nodes:
         return f"write {nodes}. ", [nodes]
+    cost = cost_limit(name, value, options, arguments)
+    if cost is not None:
+        return f"{cost[0]}. ", [cost[1]]
     steps = steps_of_tokens(value, api.recipe_in_line(arguments)) if name == "tokens" and takes_overrides else ""
     if steps:
         return f"write the steps that train them: {steps}. ", [steps]

@@ -1,7 +1,7 @@
 """GPU specifications and cluster descriptions."""
 
 from meshwright.clusters.assumptions import host_assumed
-from meshwright.clusters.catalogue import gpu, gpus, is_known
+from meshwright.clusters.catalogue import gpu, gpus, is_known, normalize_name
 from meshwright.clusters.detect import read_nvidia_smi
 from meshwright.clusters.parse import DEFAULT_GPU, assumptions, cluster, default_nodes
 from meshwright.clusters.tables import MAX_GPUS
@@ -23,5 +23,6 @@ __all__ = [
     "gpus",
     "host_assumed",
     "is_known",
+    "normalize_name",
     "read_nvidia_smi",
 ]

@@ -73,6 +73,9 @@ class Compared(msgspec.Struct, frozen=True):
     in_time: Size | None  # the smallest that meets the deadline
     cheapest: Size | None  # of all counts that fit; None without a price and a token budget
     soonest: Size | None = None  # of all counts that fit; None without a token budget
+    own: int | None = None  # GPUs that the user named
+    yours: Size | None = None  # the size of that count; None if no layout divides it or it was not tried
+    best: tuple[str, ...] = ()  # what this count is among those that the user named: fastest, cheapest
 
 
 class Sizing(Readable, msgspec.Struct, frozen=True):
@@ -131,14 +134,18 @@ def size(
     price: Price | None = None,
     most: int | None = None,
     days: float | None = None,
+    own: int | None = None,
 ) -> Sizing:
-    """Return sizes for a question's model, goal, GPU type and node; a number of nodes is among those tried."""
+    """Return sizes for a question's model, goal, GPU type and node; a number of nodes is among those tried.
+
+    `own` is the user's count; by default that of the question if it has several nodes.
+    """
     gpu, node = question.cluster.gpu, question.cluster.gpus_per_node
     found: list[Size] = []
     storage: Storage | None = None
     background, steps = False, 0
     notes: tuple[str, ...] = ()
-    own, limit = question.cluster.world if question.cluster.nodes > 1 else None, most or MAX_GPUS
+    own, limit = own or (question.cluster.world if question.cluster.nodes > 1 else None), most or MAX_GPUS
     tried = sorted({*gpu_counts(node, limit), *([own] if own and own <= limit else ())})
     for count in tried:
         baseline = baseline_for(_resized(question, count, node), overrides)
@@ -211,12 +218,34 @@ def compare(sizings: Sequence[Sizing]) -> Sizing:
         priced = [size for size in timed if size.cost is not None]
         cheapest = min(priced, key=lambda size: (size.cost, size.gpu_hours), default=None)  # own GPUs may be free
         best = (one.smallest, one.most_efficient, one.in_time, cheapest)
-        return Compared(one.gpu, one.price, one.currency, *best, min(timed, key=lambda s: s.days or 0.0, default=None))
+        soonest = min(timed, key=lambda s: s.days or 0.0, default=None)
+        yours = next((size for size in one.sizes if size.gpus == one.own), None)
+        return Compared(one.gpu, one.price, one.currency, *best, soonest, one.own, yours)
 
     named = [f"{one.gpu}: {note}" for one in sizings for note in one.notes]
     shared = sizings[0].notes if all(one.notes == sizings[0].notes for one in sizings) else None
     notes = tuple(named) if shared is None else shared
-    return msgspec.structs.replace(sizings[0], compared=tuple(map(compared, sizings)), notes=notes)
+    return msgspec.structs.replace(sizings[0], compared=_with_best([compared(one) for one in sizings]), notes=notes)
+
+
+def _with_best(named: Sequence[Compared]) -> tuple[Compared, ...]:
+    """Return the types with the fastest and the cheapest of the counts that the user named; costs in one currency."""
+    yours = [one.yours for one in named if one.yours is not None and one.yours.fits]
+    priced = [one.cost for one in yours if one.cost is not None]
+    comparable = len(priced) == len(yours) and len({one.currency for one in named}) == 1
+    fastest = max((one.tokens_per_s for one in yours), default=None) if len(yours) > 1 else None
+    cheapest = min(priced, default=None) if len(yours) > 1 and comparable else None
+
+    def best(one: Compared) -> tuple[str, ...]:
+        if one.yours is None or not one.yours.fits:
+            return ()
+        found = {
+            "fastest": one.yours.tokens_per_s == fastest,
+            "cheapest": cheapest is not None and one.yours.cost == cheapest,
+        }
+        return tuple(name for name, is_best in found.items() if is_best)
+
+    return tuple(msgspec.structs.replace(one, best=best(one)) for one in named)
 
 
 class Smallest(NamedTuple):

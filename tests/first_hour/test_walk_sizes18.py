@@ -1,0 +1,66 @@
+"""What a newcomer typed about sizes, folders and logs, and the answer that was missing."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SIZE = ("size", "llama3-8b", "--goal", "pretrain")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_every_named_cluster_has_a_row(meshwright: Any) -> None:
+    typed = (*SIZE, "--gpus", "16xH100,24xB200,8xA100-80,MI300X", "--max-gpus", "32", "--tokens", "100B")
+    prices = ("--price", "H100=2.2,B200=4.5,A100-80=1.1,MI300X=2")
+    named = {one["gpu"]: one for one in meshwright(*typed, *prices, "--json").json["compared"]}
+    counts = {gpu: one["own"] for gpu, one in named.items()}
+    assert counts == {"H100": 16, "B200": 24, "A100-80": 8, "MI300X": None}
+    yours = {gpu: one["yours"] for gpu, one in named.items() if one["yours"]}
+    fastest = min(yours, key=lambda gpu: yours[gpu]["days"])
+    cheapest = min(yours, key=lambda gpu: yours[gpu]["cost"])
+    assert {gpu for gpu, one in named.items() if "fastest" in one["best"]} == {fastest}
+    assert {gpu for gpu, one in named.items() if "cheapest" in one["best"]} == {cheapest}
+    out = meshwright(*typed, *prices).out
+    rows = out.partition("yours")[2].partition("smallest")[0]
+    for gpu, one in yours.items():
+        assert re.search(rf"{gpu}: {one['gpus']} GPUs: .*days", rows), gpu
+    assert rows.count("(fastest)") == rows.count("(cheapest)") == 1
+    assert "16xH100 is one of the counts" in out
+
+
+def test_guessed_words_lead_to_what_exists(meshwright: Any) -> None:
+    limit = meshwright(*SIZE, "--gpu", "H100", "--budget", "100000")
+    assert limit.code == 2
+    assert "--tokens 1T --price 2.50" in limit.err
+    assert "100000" in limit.err
+    assert "without --max-cost" in meshwright(*SIZE, "--days", "9", "--price", "2", "--max-cost", "5").err
+    assert "--tokens 2T" in meshwright(*SIZE, "--gpu", "H100", "--budget", "2T").err
+    assert "did you mean models?" in meshwright("inspect", "config.json").err
+    named = [one["name"] for one in meshwright("gpus", "h100", "--json").json["gpus"]]
+    assert named[0] == "H100"
+    assert all("H100" in name for name in named)
+    assert "unknown GPU H101" in meshwright("gpus", "H101").err
+
+
+def test_a_folder_of_configs_names_them(meshwright: Any) -> None:
+    folder = Path("cfg")
+    folder.mkdir()
+    (folder / "titan.toml").write_text('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 8192\n')
+    (folder / "notes.py").write_text("print('hello')\n")
+    refused = meshwright("check", "cfg/", "--gpus", "8xH100")
+    assert "name its files" in refused.err
+    fix = re.search(r"meshwright (check .*)", refused.err)
+    assert fix
+    assert fix[1] == "check cfg/titan.toml --gpus 8xH100"
+    assert "titan.toml" in meshwright(*shlex.split(fix[1])).out
+    (folder / "titan.toml").unlink()
+    assert "the folder has no config.json" in meshwright("check", "cfg/").err
