@@ -102,10 +102,10 @@ def _adapters(folder: Path) -> Path:
         ("train", "{base}", "--goal", "lora", "--dataset", "chats.jsonl", "checkpoint.pretrained={folder}"),
         ("estimate", BASE, "checkpoint.pretrained={folder}"),
         ("check", BASE, "checkpoint.pretrained={folder}"),
-        ("train", "{folder}", "--goal", "lora"),
-        ("recommend", "{folder}", "--goal", "lora", "--gpus", "1xH100"),
-        ("estimate", "{folder}", "--goal", "lora", "--gpus", "1xH100"),
-        ("dryrun", "{folder}", "--goal", "lora", "--gpus", "1xH100"),
+        ("train", "./slow/model", "--goal", "lora"),  # ./slow itself is a run: its recipe, and what it continues
+        ("recommend", "./slow/model", "--goal", "lora", "--gpus", "1xH100"),
+        ("estimate", "./slow/model", "--goal", "lora", "--gpus", "1xH100"),
+        ("dryrun", "./slow/model", "--goal", "lora", "--gpus", "1xH100"),
     ],
 )
 @pytest.mark.parametrize("folder", ["./slow/model", "./slow"])
@@ -116,7 +116,8 @@ def test_a_second_stage_from_adapters_names_the_merge(
     (runs / "chats.jsonl").write_text(json.dumps({"prompt": "a", "response": "b"}) + "\n")
     answer = meshwright(*(word.format(folder=folder, base=BASE) for word in words))
     assert answer.code == 2
-    assert f"meshwright convert {shlex.quote(folder)} merged --merge" in answer.err
+    named = folder if any("{folder}" in word for word in words) else "./slow/model"
+    assert f"meshwright convert {shlex.quote(named)} merged --merge" in answer.err
     then = "checkpoint.pretrained=merged" if any("pretrained" in word for word in words) else "use ./merged"
     assert then in answer.err
 

@@ -337,6 +337,9 @@ RARER = (
            "megatron-lm.async-format", "--async-save"),
     broken("tokenizer without its model", DENSE, "NullTokenizer", "HuggingFaceTokenizer", "megatron-lm.tokenizer-files",
            "--tokenizer-type"),
+    broken("tokenizer of another file", DENSE, "--tokenizer-type NullTokenizer",
+           "--tokenizer-type HuggingFaceTokenizer --tokenizer-model /data/tokenizer.model",
+           "megatron-lm.tokenizer-format", "--tokenizer-type"),
     broken("tokenizer without its type", DENSE, "    --tokenizer-type NullTokenizer\n", "",
            "megatron-lm.no-tokenizer-type", "--vocab-size"),
 )  # fmt: skip

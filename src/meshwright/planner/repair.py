@@ -137,8 +137,8 @@ def _warnings(case: Case) -> list[str]:
 
 
 def _cost(case: Case, change: Change, typed: Collection[str]) -> tuple[float, ...]:
-    """Rank changes: contract fields that the user set, contract fields, other fields that the user set, fields and
-    warnings together, their size, step time."""
+    """Rank changes: contract fields that the user set, contract fields, other fields that the user set, those of them
+    that no error is about, fields and warnings together, their size, step time."""
     changed = case.replace(**change)
     *kept, fields, size, _ = _cost_at_least(case, change, typed)
     return (*kept, fields + len(_warnings(changed)), size, float(costs.step_time(changed).step_s))
@@ -148,10 +148,16 @@ def _cost_at_least(case: Case, change: Change, typed: Collection[str]) -> tuple[
     """Return the cost of a change that leaves no warning and takes no time."""
     fields = sum(name in COUNTED or name not in SEARCHED_NAMES for name in change)
     own = [name for name in change if name in typed]
-    return (_contract(own), _contract(change), len(own), fields, _size(case, change), 0.0)
+    blameless = sum(name not in case.cached(_refused_fields) for name in own)
+    return (_contract(own), _contract(change), len(own), blameless, fields, _size(case, change), 0.0)
 
 
-KEPT = 3  # of these numbers come before the speed
+KEPT = 4  # of these numbers come before the speed
+
+
+def _refused_fields(case: Case) -> frozenset[str]:
+    """Return the fields that the broken error rules are about."""
+    return frozenset(r.field for r in rules.applicable(case, ("error",)) if bool(r.broken(case)))
 
 
 def _size(case: Case, change: Change) -> float:
