@@ -30,8 +30,7 @@ def check_run_paths(recipe: Recipe, out: str | None) -> None:
         _check_dataset(name, recipe.goal)
     if looks_like_path(data.validation):
         _check_dataset(data.validation, recipe.goal, "data.validation")
-    if recipe.goal != "pretrain" or data.blend or data.dataset not in MOCK_NAMES:  # random tokens need none
-        check_folder(data.tokenizer, "data.tokenizer")
+    check_folder(data.tokenizer, "data.tokenizer")
     check_pretrained(recipe.checkpoint.pretrained)
     if data.chat_template and not Path(data.chat_template).expanduser().exists():
         raise missing_path(data.chat_template, "data.chat_template")

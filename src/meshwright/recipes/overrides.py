@@ -34,6 +34,7 @@ VALIDATION = "data.validation"
 RANK, ALPHA, METHOD = "peft.rank", "peft.alpha", "peft.method"
 IMAGES, DATASET, BLEND = "data.images", "data.dataset", "data.blend"
 ANNEAL_BLEND = "data.anneal_blend"
+TOKENIZER = "data.tokenizer"
 
 
 class Change(msgspec.Struct, frozen=True):
@@ -78,6 +79,8 @@ def requested(recipe: Recipe, overrides: Iterable[str]) -> dict[str, Any]:
         values[EPOCHS] = 0.0  # steps that a user sets replace the recipe's epochs
     if DATASET in values and BLEND not in values and (recipe.data.blend or recipe.data.anneal_blend):
         values |= {key: {} for key in (BLEND, ANNEAL_BLEND) if key not in values}  # as does a dataset its blend
+        if values[DATASET] == "mock" and TOKENIZER not in values:
+            values[TOKENIZER] = ""  # random tokens need none
     return values | _text_only(recipe, values)
 
 
