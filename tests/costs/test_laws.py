@@ -90,8 +90,9 @@ def test_more_gpus_never_have_more_state_each(model, layout, engine):
 @given(models, layouts, engines)
 def test_more_tensor_parallelism_never_has_more_weights(model, layout, engine):
     fixed = {**layout, "strategy": "ddp"}
-    one, two = (costs.memory(case(model, "64xH100", engine=engine, **{**fixed, "tp": tp})) for tp in (1, 2))
-    assert two.weights <= one.weights * (1 + 1e-9)
+    one, two = (costs.memory_by_stage(case(model, "64xH100", engine=engine, **{**fixed, "tp": tp})) for tp in (1, 2))
+    for before, after in zip(one, two, strict=True):  # the worst stage may be another one
+        assert after.weights <= before.weights * (1 + 1e-9)
     assert costs.parameters(case(model, "64xH100", **{**fixed, "tp": 2})) <= costs.parameters(
         case(model, "64xH100", **{**fixed, "tp": 1})
     )
