@@ -121,3 +121,16 @@ def test_another_goal_starts_from_the_model_that_the_run_trained(meshwright: Any
     assert "base" not in refused.err
     refused = meshwright("train", "./ws", "--goal", "sft", "--dataset", "chats.jsonl", "--out", "sft")
     assert "meshwright convert ./ws merged --merge, then use ./merged --goal sft" in refused.err
+
+
+def test_a_refused_job_names_everything_that_it_lacks_at_once(meshwright: Any, here: Path) -> None:
+    refused = meshwright("launch", "ws", *SLURM, "layout.micro_batch_size=4")
+    assert "is not divisible by micro_batch_size=4" in refused.err
+    assert "the job reads base_peft.toml and needs a folder for it" in refused.err
+    fix = next(line for line in refused.err.splitlines() if line.startswith("fix:")).removeprefix("fix:")
+    assert meshwright("launch", "ws", *SLURM, *shlex.split(fix)).code == 0
+
+
+def test_epochs_of_mock_data_ask_for_data(meshwright: Any) -> None:
+    refused = meshwright("train", "llama3_8b_peft_config", "--tiny", "num_train_epochs=3")
+    assert "mock data is generated without end: --dataset FILE trains on data that ends" in refused.err

@@ -31,6 +31,7 @@ from meshwright.parsing import one_of
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding, RefusedError
 
+FOLDER_FIX = "--write jobs/my_run"
 MARGIN_S = 60  # SLURM signals a job up to a minute early or late; saving starts after the current step
 WRITERS: Mapping[Scheduler, Callable[[Job], Launch]] = {
     "torchrun": on_torchrun,
@@ -159,7 +160,9 @@ def launch(
     scheduler = find_scheduler(scheduler_name)
     blocking = [finding for finding in request.findings if finding.severity == "error"]
     if blocking:
-        raise RefusedError(blocking, "nothing was written: the recipe cannot start or does not fit", request.findings)
+        reason = "nothing was written: the recipe cannot start or does not fit"
+        without = _without_folder(request, scheduler, folder)
+        raise RefusedError(blocking, reason, request.findings, {FOLDER_FIX: without} if without else {})
     job = job_of(request, scheduler, submits, folder, options or {})
     if submits:
         refuse_submit(scheduler, job.name)
@@ -197,10 +200,8 @@ def job_of(
     refuse_unused(scheduler, given)
     if scheduler == "slurm":
         given = _with_signal_time(request, given)
-    if request.files and scheduler == "slurm" and folder is None:
-        names = ", ".join(request.files)
-        reason = f"the job reads {names} and needs a folder for it"
-        raise InputError(reason, field="--write", fix=("--write jobs/my_run",))
+    if reason := _without_folder(request, scheduler, folder):
+        raise InputError(reason, field="--write", fix=(FOLDER_FIX,))
     has_local_files = (request.files or request.in_folder) and folder is not None and scheduler not in REMOTE_FILES
     program = _with_variables(request.program, given.get("env", {}), scheduler)
     in_image = scheduler == "slurm" and bool(given.get("image"))
@@ -231,6 +232,12 @@ def job_of(
         }
     )
     return with_mounts(request.recipe, job) if in_image else job
+
+
+def _without_folder(request: LaunchRequest, scheduler: Scheduler, folder: str | None) -> str:
+    """Return why a job needs --write; empty if it has a folder or needs none."""
+    needed = request.files and scheduler == "slurm" and folder is None
+    return f"the job reads {', '.join(request.files)} and needs a folder for it" if needed else ""
 
 
 def _with_variables(program: Program, env: Mapping[str, str], scheduler: Scheduler) -> Program:

@@ -183,7 +183,7 @@ def no_loader_workers(c: Case) -> Column:
     "data.epochs-of-mock-data",
     "error",
     "epochs",
-    message="epochs={epochs:g}, but mock data is generated without end",
+    message="epochs={epochs:g}, but mock data is generated without end: --dataset FILE trains on data that ends",
     symptom="the run has no length",
     cause="an epoch is one pass over a finite dataset",
     fixes=({"epochs": [0.0]},),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -28,10 +28,13 @@ class RefusedError(MeshwrightError):
         blocking: Sequence[Finding],
         reason: str = "the rules refuse this layout:",
         findings: Sequence[Finding] = (),
+        missing: Mapping[str, str] = {},
     ) -> None:
-        listed = "\n  ".join(f"{finding.message} ({finding.rule})" for finding in blocking)
+        """Join the findings; `missing` are options that the command needs besides, with the reason of each."""
+        listed = "\n  ".join([*(f"{one.message} ({one.rule})" for one in blocking), *missing.values()])
         together = for_shell(dict.fromkeys(fix for finding in blocking for fix in finding.fix))  # no two disagree
-        super().__init__(f"{reason}\n  {listed}", fix=(together,) if together else ())
+        fix = " ".join((together, *missing))
+        super().__init__(f"{reason}\n  {listed}", fix=(fix,) if together else ())
         self.findings = tuple(findings or blocking)
 
     def to_dict(self) -> dict[str, object]:
