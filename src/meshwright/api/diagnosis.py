@@ -108,7 +108,9 @@ def _requested_case(
     With it come the recipe's own degrees, if they were reduced because the GPUs cannot hold them.
     """
     named: dict[str, Any] = {"model": request.model} if request.recipe else {}
-    named |= {"gpus": gpus, "goal": request.goal, "engine": doctor.ENGINE.get(run.kind, "meshwright")}
+    named |= {"gpus": gpus, "goal": request.goal}
+    if engine := doctor.ENGINE.get(run.kind):  # otherwise that of the file, or ours
+        named["engine"] = engine
     target, changes = request.recipe or request.model or "", logged_overrides(run, overrides)
     option = "--recipe" if request.recipe else "--model"
     try:
