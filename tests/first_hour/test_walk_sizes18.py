@@ -64,3 +64,17 @@ def test_a_folder_of_configs_names_them(meshwright: Any) -> None:
     assert "titan.toml" in meshwright(*shlex.split(fix[1])).out
     (folder / "titan.toml").unlink()
     assert "the folder has no config.json" in meshwright("check", "cfg/").err
+
+
+def test_a_run_that_is_too_fast_for_its_cluster_is_noted(meshwright: Any) -> None:
+    line = (
+        "[titan] 2026-11-16 10:00:{:02d},100 - root - INFO - step: {} loss: 4.8 memory: 31GiB(39%) tps: {} mfu: {}%\n"
+    )
+    for tps, mfu, noted in (("17,000", 85.0, True), ("7,000", 36.0, False)):
+        start = "[titan] 2026-11-16 10:00:00,100 - root - INFO - Building 1-D device mesh with ['dp_shard'], [8]\n"
+        rows = [line.format(number, number, tps, mfu) for number in range(1, 40)]
+        Path("run.log").write_text(start + "".join(rows))
+        typed = ("doctor", "run.log", "--gpus", "8xH100", "--recipe", "llama3_8b_pretrain_config")
+        changes = ("data.seq_length=8192", "layout.recompute=full", "train.global_batch_size=16")
+        answer = meshwright(*typed, *changes, "--json").json
+        assert any("times as fast as the estimate" in note for note in answer["notes"]) is noted, answer["notes"]

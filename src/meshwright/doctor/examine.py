@@ -29,6 +29,7 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.rules import SEVERITIES, all_rules
 
+TOO_FAST = 1.3  # times the estimate's speed; beyond its errors, the run is not what was estimated
 VALIDATIONS = 5  # of a run, in the setting that is suggested
 
 
@@ -256,6 +257,13 @@ def _impossible_figures(stats: RunStats) -> Iterator[str]:
         )
     if stats.estimate is not None and (stats.mfu or 0.0) > 1:
         yield f"an MFU of {stats.mfu:.0%} is impossible: the run and the estimate differ in model, batch size or GPU"
+    elif stats.estimate is not None and stats.slower and stats.enough and stats.case is not None:
+        times, most = 1 / stats.slower, max(TOO_FAST, 1 + stats.estimate.band.step_pct / 100)
+        if times > most:
+            yield (
+                f"the run is {times:.1f} times as fast as the estimate, more than its error of {most:.2f} times: check "
+                f"that it ran on {stats.case.cluster} (--gpus), and its model, sequence length and batch size"
+            )
     yield from check_logged.contradictions(stats)
 
 
