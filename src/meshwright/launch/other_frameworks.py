@@ -136,7 +136,7 @@ def full_paths(changes: Sequence[str]) -> list[str]:
 
 def with_full_values(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by field with the full paths of data and weights that are here."""
-    found = {key: full_path(str(value)) if key in PATHS else value for key, value in values.items()}
+    found: dict[str, Any] = {key: full_path(str(value)) if key in PATHS else value for key, value in values.items()}
     return found | {
         key: {full_path(name): weight for name, weight in found[key].items()} for key in BLENDS if key in found
     }

@@ -106,7 +106,7 @@ def difference(
         recipe.precision, base.precision, row is not None and row.precision_is_a_name and not python, unmapped
     )
     changed = _adjusted(changed, recipe, base, unmapped, row is not None and row.precision_aware)
-    changed |= size_settings(recipe, model) | parts
+    changed |= {**size_settings(recipe, model), **parts}
     numbers = {"model.rotary_base": recipe.architecture.rope_theta}
     numbers["model.layernorm_epsilon"] = recipe.architecture.norm_eps
     changed |= {key: value for key, value in numbers.items() if value is not None}
