@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
+
+from meshwright import models, planner
+from meshwright.api.checks import exported_for
+from meshwright.clusters import cluster
+from meshwright.recipes import index, overrides
+from meshwright.recipes.capabilities import engines_with
+from meshwright.recipes.types import recipe_fields
+from meshwright.recipes.values import bare_type
 
 CLUSTER = 'gpu = "H100"\nnodes = 4\ngpus_per_node = 8\n'
 
@@ -82,3 +90,25 @@ def _pods(made: Any) -> Iterator[dict[str, Any]]:
     elif isinstance(made, list):
         for part in made:
             yield from _pods(part)
+
+
+def test_an_engine_claims_no_format_schedule_or_optimizer_that_its_files_cannot_say() -> None:
+    """The Trainer of fsdp1 and deepspeed takes optimizers and schedules from the user's program, so files lack them."""
+    on, fields = cluster("8xB200"), recipe_fields()
+    for engine in ("megatron", "torchtitan", "automodel", "kempnerforge"):
+        recipe = planner.with_engine_strategy(index.load("llama3_8b_pretrain_config"), engine)
+        for key in ("precision.matmul", "schedule.name", "optimizer.name"):
+            for value in get_args(bare_type(fields[key].type)[0]):
+                changed, _ = overrides.change(recipe, {key: value})
+                written = exported_for(engine, changed, models.find(recipe.model), on)
+                lost = key in {one.field for one in written.unmapped}
+                assert (engine in engines_with(fields[key].flat, value)) is not lost, (engine, key, value)
+
+
+def test_a_format_that_torchtitan_lacks_is_an_error_in_every_answer(meshwright: Any) -> None:
+    words = ("--engine", "torchtitan", "--gpus", "8xB200", "precision.matmul=nvfp4", "--json")
+    for verb in ("check", "estimate"):
+        answer = meshwright(verb, "llama3_8b_pretrain_config", *words)
+        errors = {one["rule"] for one in answer.json["findings"] if one["severity"] == "error"}
+        assert (answer.code, "precision.format-supported" in errors) == (1, True)
+    assert meshwright("recommend", "llama3-8b", "--goal", "pretrain", *words).code == 1

@@ -450,7 +450,8 @@ CAPABILITIES: tuple[Capability, ...] = (
         name="formats of linear layers",
         runs={
             "meshwright": ("same", "fp8_tensor", "fp8_row", "mxfp8"),
-            "torchtitan": ("same", "fp8_tensor", "fp8_row", "mxfp8", "nvfp4"),
+            "megatron": ("same", "fp8_delayed", "fp8_tensor", "fp8_block", "mxfp8", "nvfp4"),
+            "torchtitan": ("same", "fp8_tensor", "fp8_row", "mxfp8"),  # its 0.2 line, which exports are written for
             "automodel": ("same", "fp8_tensor", "fp8_row", "fp8_block", "mxfp8"),
             "kempnerforge": ("same", "fp8_tensor"),
         },
@@ -518,6 +519,7 @@ CAPABILITIES: tuple[Capability, ...] = (
         runs={
             "megatron": ("adamw", "sgd", "muon", "lion"),
             "torchtitan": ("adamw",),
+            "automodel": ("adamw", "adamw8bit", "muon", "sgd"),
             "kempnerforge": ("adamw", "muon", "lion", "schedule_free_adamw"),
             **dict.fromkeys(("fsdp1", "deepspeed"), ("adamw", "muon", "lion", "schedule_free_adamw", "sgd")),
         },
@@ -530,6 +532,8 @@ CAPABILITIES: tuple[Capability, ...] = (
         name="learning-rate schedules",
         runs={
             "megatron": ("cosine", "linear", "wsd", "constant", "inverse_sqrt"),
+            "torchtitan": ("cosine", "linear", "wsd", "constant"),
+            "automodel": ("cosine", "linear", "wsd", "constant", "inverse_sqrt"),
             "kempnerforge": ("cosine", "linear", "wsd", "constant", "rex"),
         },
         rule="learning_rate.supported",
