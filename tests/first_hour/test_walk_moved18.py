@@ -134,3 +134,15 @@ def test_a_refused_job_names_everything_that_it_lacks_at_once(meshwright: Any, h
 def test_epochs_of_mock_data_ask_for_data(meshwright: Any) -> None:
     refused = meshwright("train", "llama3_8b_peft_config", "--tiny", "num_train_epochs=3")
     assert "mock data is generated without end: --dataset FILE trains on data that ends" in refused.err
+
+
+def test_epochs_of_few_steps_shorten_a_warmup_that_nobody_set(meshwright: Any, here: Path) -> None:
+    words = ("train", "./base", "--goal", "lora", "--dataset", "chats.jsonl", "train.epochs=3", "--json")
+    words = (*words, *(one for one in RUN if not one.startswith(("schedule.", "train.steps="))))
+    for _ in range(2):  # the second resumes the complete run
+        answer = meshwright(*words, "--out", "few")
+        assert answer.code == 0, answer.err
+        assert "schedule.warmup_steps 10 → 1: the recipe's were for a longer run than 9 steps" in answer.err
+        assert "learning_rate.warmup-too-long" not in [one["rule"] for one in answer.json["findings"]]
+    typed = meshwright(*words, "--out", "typed", "schedule.warmup_steps=50")
+    assert "learning_rate.warmup-too-long" in [one["rule"] for one in typed.json["findings"]]

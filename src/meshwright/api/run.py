@@ -112,7 +112,13 @@ def _run(
         name: getattr(request, name) for name in RunSpec.__struct_fields__ if hasattr(request, name)
     }
     ignore_nan = pinned.get("train.check_nan") is False and "train.check_nan" in override.requested(found, changes)
-    spec = RunSpec(**shared, **settings, find_micro_batch=bool(automatic), ignore_nan=ignore_nan)
+    chosen = "schedule.warmup_steps" in pinned or job.content is not None or isinstance(request.recipe, Recipe)
+    decided: dict[str, Any] = {
+        "find_micro_batch": bool(automatic),
+        "ignore_nan": ignore_nan,
+        "default_warmup": not chosen,
+    }
+    spec = RunSpec(**shared, **settings, **decided)
     recipe = with_loss(override.apply(found, changes), spec.hooks.loss, pinned)
     if not request.tiny:  # it has steps of its own
         _note_length(job, recipe)

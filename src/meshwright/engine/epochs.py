@@ -15,6 +15,7 @@ from meshwright.engine.data.finite import FiniteSource, known_size
 from meshwright.engine.metrics.jsonl import log
 from meshwright.errors import InputError
 from meshwright.recipes.types import Recipe
+from meshwright.rules.learning_rate import is_long_warmup, short_warmup
 
 MANY_PASSES = 5  # more than this over the same samples memorizes them
 USUAL_EPOCHS = 3
@@ -47,6 +48,18 @@ def with_steps(recipe: Recipe, open_source: Callable[[], Any], shown: bool) -> t
         log(f"train.epochs={epochs:g}: {plural(size, 'sample')} per epoch, {length}")
     train = msgspec.structs.replace(recipe.train, steps=steps, epochs=0.0)
     return msgspec.structs.replace(recipe, train=train), total
+
+
+def with_short_warmup(recipe: Recipe, shown: bool) -> Recipe:
+    """Return a recipe whose steps were counted with a warmup that they have room for."""
+    warmup, steps = recipe.schedule.warmup_steps, recipe.train.steps
+    if not is_long_warmup(warmup, steps):
+        return recipe
+    short = short_warmup(steps)
+    if shown:
+        why = f"the recipe's were for a longer run than {plural(steps, 'step')}"
+        log(f"schedule.warmup_steps {warmup} → {short}: {why}; schedule.warmup_steps=N sets them")
+    return msgspec.structs.replace(recipe, schedule=msgspec.structs.replace(recipe.schedule, warmup_steps=short))
 
 
 def repeats(recipe: Recipe, samples_per_epoch: int) -> float:

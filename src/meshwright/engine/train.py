@@ -112,14 +112,14 @@ def _train(
     case = validate(recipe, config, process, world)
     total, epochs = None, recipe.train.epochs
     if epochs:
-        from meshwright.engine.epochs import with_steps
+        from meshwright.engine.epochs import with_short_warmup, with_steps
 
         status.show(f"counting the samples of {recipe.data.dataset}")
         start = byte_level.cached_byte_tokenizer() if random_tiny and recipe.goal != "pretrain" else weights
-        counted = recipe
-        recipe, total = with_steps(
-            counted, lambda: family.open_source(counted, config, False, start), process is None or process.rank == 0
-        )
+        counted, shown = recipe, process is None or process.rank == 0
+        recipe, total = with_steps(counted, lambda: family.open_source(counted, config, False, start), shown)
+        if run.default_warmup:
+            recipe = with_short_warmup(recipe, shown)
         case = validate(recipe, config, process, world)
     counted_case = case if total is None else case.replace(epochs=epochs).with_samples(total)
     findings = () if run.random_weights else run_findings(counted_case, pinned or {}, run.tiny)

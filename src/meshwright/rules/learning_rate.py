@@ -19,6 +19,11 @@ def short_warmup(updates: int) -> int:
     return max(updates // 10, 1) if updates > 1 else 0
 
 
+def is_long_warmup(warmup: Column, updates: Column) -> Column:
+    """Return whether a warmup is more than half of a run; a published recipe has half."""
+    return (warmup > 0) & (2 * warmup > updates)
+
+
 @rule(
     "learning_rate.warmup-too-long",
     "warning",
@@ -30,7 +35,7 @@ def short_warmup(updates: int) -> int:
     values={"s": lambda c: "s" * bool(c.steps != 1)},
 )
 def warmup_too_long(c: Case) -> Column:
-    return (c.warmup_steps > 0) & (2 * c.warmup_steps > c.updates)  # a published recipe has half
+    return is_long_warmup(c.warmup_steps, c.updates)
 
 
 @rule(

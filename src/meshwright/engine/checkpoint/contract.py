@@ -173,7 +173,8 @@ def check_before_start(recipe: Recipe, run: Path, kept: Collection[str] | None, 
         saved = msgspec.json.decode((folder.step_path(steps[-1]) / STATE).read_bytes())["contract"]
     now = contract_of(recipe, {})
     moved = {key for key in MODEL_FIELDS if _are_paths(str(saved.get(key)), str(now[key]))}
-    final = set(now) - {*SOURCE_FIELDS, *moved, *(("train.epochs", "train.steps") if recipe.train.epochs else ())}
+    counted = ("train.epochs", "train.steps", "schedule.warmup_steps") if recipe.train.epochs else ()
+    final = set(now) - {*SOURCE_FIELDS, *moved, *counted}
     final = {key for key in final if key in saved and (kept is None or key in kept)}
     before, after = ({key: values[key] for key in now if key in final} for values in (saved, now))
     check_contract(
