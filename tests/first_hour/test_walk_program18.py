@@ -1,4 +1,4 @@
-"""A script that launches the user's own program with Accelerate: diagnosed with the file's engine."""
+"""A script that launches the user's own program with Accelerate: it stays the program of the job."""
 
 from __future__ import annotations
 
@@ -36,3 +36,18 @@ def test_the_doctor_uses_the_engine_of_the_file(meshwright: Any) -> None:
     planned = meshwright("estimate", "run_sft.sh", "--gpus", "32xH100", "--json").json
     step = next(one for one in said["figures"] if one["name"] == "step time")
     assert step["estimate"] == pytest.approx(planned["estimate"]["step_s"], rel=1e-3)
+
+
+def test_a_job_runs_the_program_of_the_script_with_its_arguments(meshwright: Any) -> None:
+    Path("fsdp.yaml").write_text(CONFIG)
+    Path("run_sft.sh").write_text(SCRIPT)
+    words = ("launch", "run_sft.sh", "--scheduler", "slurm", "--gpus", "4x8xH100", "--write", "jobs")
+    assert meshwright(*words, "checkpoint.save_every=100", "optimizer.lr=2e-5", "data.seq_length=4096").code == 0
+    job = Path("jobs/run_sft.sbatch").read_text()
+    arguments = SCRIPT.partition("run_clm.py")[2].replace("\\\n", "").split()
+    changed = " ".join(arguments).replace("_rate 1e-5", "_rate 2e-05").replace("size 8192", "size 4096")
+    assert f"run_clm.py {changed.replace('save_steps 200', 'save_steps 100')}" in job
+    assert "FSDP_VERSION=1" in job
+    assert "FSDP_SHARDING_STRATEGY=FULL_SHARD" in job
+    assert Path("jobs/run_sft.yaml").read_text() == CONFIG
+    assert not list(Path("jobs").glob("*.py"))

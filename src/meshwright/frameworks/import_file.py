@@ -59,7 +59,7 @@ class ImportedFile(msgspec.Struct, frozen=True):
         """Return the recipe and the model of the file as it is, on a cluster."""
         mapped, parsed = self.settings.mapped.recipe, self.settings.parsed
         model = self.model if parsed.model is None else resized(mapped, parsed.model)
-        settings = msgspec.structs.replace(self.settings, recipe=mapped, model=model)
+        settings = msgspec.structs.replace(self.settings, recipe=mapped, model=model, typed={})
         return _named_recipe(settings, model, self.content.path, on, self.recipe.cluster, self.given_model)[0], model
 
 

@@ -25,6 +25,7 @@ from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.mapping import text_of
+from meshwright.frameworks.patch_program import RECOMPUTE, keep_program
 from meshwright.frameworks.trainer_args import ARGUMENT_FIELDS
 from meshwright.frameworks.types import ExportedConfig, Settings, SourcedValue
 from meshwright.models import ModelSpec
@@ -59,22 +60,30 @@ def patch(
         return None
     own = _own_cluster(imported, on)
     try:
-        base = write(framework, *imported.without_overrides(own), own)
+        original, original_model = imported.without_overrides(own)
+        base = write(framework, original, original_model, own)
         before, after = file.settings_of(base), file.settings_of(target)
         known = {one.field for one in differences(framework, target, recipe, model, on)}
-        known |= _of_the_arguments(framework, file.settings)
+        known |= _of_the_arguments(framework, file.settings) | imported.settings.parsed.program.sources.keys()
         refused = {one.field for one in imported.rejected}
         requested = {key for key in (*before, *after) if before.get(key, UNSET) != after.get(key, UNSET)}
         requested |= {key for key, one in file.settings.items() if one.unresolved or key in refused}
         if job:
             requested |= _of_the_job(framework, file.settings, after)
+        program = imported.settings.parsed.program
+        if RECOMPUTE in program.given:  # an argument of the program, which the config must not repeat
+            requested -= {"fsdp_config.fsdp_activation_checkpointing"}
         changed = set(requested)
         for _ in range(ROUNDS):
             changes = _changes(framework, file.settings, before, after, changed)
             written = file.patched(target, {**file.given, **changes}, recipe, on)
             differing = {one.field for one in differences(framework, written, recipe, model, on)} - known
             if not differing:
-                return _result(imported, file, base, target, written, recipe, model, on, requested, changed)
+                found = _result(imported, file, base, target, written, recipe, model, on, requested, changed)
+                if not program.argv:
+                    return found
+                kept = tuple(one for one in found.lost if one.key.removeprefix("--") not in program.given)
+                return Patched(keep_program(program, found.written, original, own, recipe, on), kept)
             more = {key for field in differing for key in _keys_of(framework, field)} - changed
             if not more:
                 return None
@@ -126,6 +135,11 @@ class _ConfigFile:
             path: str(theirs[key]) for key, path in self.settings_of(target).items() if _is_path(path, theirs, key)
         }
         files = {first: text, **{name: _replaced(target.files[name], paths) for name in others}}
+        if target.framework == "accelerate":  # the environment says what the file says
+            from meshwright.frameworks.accelerate.write import environment_of_file
+
+            program = msgspec.structs.replace(target.program, env=environment_of_file(theirs))
+            return msgspec.structs.replace(target, files=files, program=program)
         return msgspec.structs.replace(target, files=files)
 
     def _value(self, key: str) -> Any:

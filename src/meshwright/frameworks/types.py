@@ -36,6 +36,7 @@ class ProgramArguments(msgspec.Struct, frozen=True):
     lost: Mapping[str, str] = {}  # argument that no field carries → why
     open_fields: tuple[str, ...] = ()  # whose argument is known only when it runs
     warmup_share: float = 0.0  # of the steps; 0: not given as a share
+    argv: tuple[SourcedValue, ...] = ()  # the command of a script: the program and its arguments as written
 
 
 def as_int(setting: SourcedValue | None, digits: int = 11) -> int | None:

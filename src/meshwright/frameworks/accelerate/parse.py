@@ -67,7 +67,8 @@ def parse(content: Content) -> ParsedConfig:
         raise InputError("contains no accelerate launch command", field="file", value=content.path)
     settings = {**_config_of(content, launch), **dict(_options(launch))}
     parsed = _parsed(content, settings, gpu_request_of(launch), parse_arguments(launch.args))
-    return msgspec.structs.replace(parsed, env=launch.env)
+    program = msgspec.structs.replace(parsed.program, argv=launch.argv)
+    return msgspec.structs.replace(parsed, program=program, env=launch.env)
 
 
 def _of_program(config: Content, program: Content) -> ParsedConfig:

@@ -12,7 +12,8 @@ from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, wi
 from meshwright.frameworks.trainer_args import file_name, program_file, program_notes
 from meshwright.frameworks.types import ExportedConfig, Program
 from meshwright.models import ModelSpec
-from meshwright.recipes.key_maps.accelerate import AXIS, CP_COMM_STRATEGIES, ZERO
+from meshwright.recipes.key_maps import config_keys
+from meshwright.recipes.key_maps.accelerate import AXIS, CP_COMM_STRATEGIES, FSDP, ZERO, distributed_type
 from meshwright.recipes.types import Recipe
 
 KEEP = ("fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward", "deepspeed_config.zero_stage")
@@ -95,6 +96,12 @@ ENV_VARS = {
     f"{ZERO}zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
     f"{ZERO}offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
 }
+FSDP_DEFAULTS = {
+    name: config_keys("accelerate")[f"{FSDP}{name}"].default
+    for name in ("fsdp_version", "fsdp_use_orig_params", "fsdp_sync_module_states", "fsdp_cpu_ram_efficient_loading")
+}
+"""Values that accelerate launch sets if a config does not: those of a program without its environment differ."""
+FSDP_NAMES = {"fsdp_transformer_layer_cls_to_wrap": "FSDP_TRANSFORMER_CLS_TO_WRAP"}
 USE_FLAGS = {"FSDP": "ACCELERATE_USE_FSDP", "DEEPSPEED": "ACCELERATE_USE_DEEPSPEED"}
 
 
@@ -107,10 +114,18 @@ def environment(settings: Mapping[str, Any]) -> dict[str, str]:
         section, _, last = key.partition(".")
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if section in ("fsdp_config", "parallelism_config"):
-            env[last.upper()] = text
+            env[FSDP_NAMES.get(last, last.upper())] = text
         elif key in ENV_VARS:
             env[ENV_VARS[key]] = text
     return env
+
+
+def environment_of_file(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment of a config as the user wrote it, with what accelerate launch adds."""
+    found = {key: value for key, value in settings.items() if value is not None}
+    if distributed_type(found) == "FSDP":
+        found = {**{f"{FSDP}{name}": value for name, value in FSDP_DEFAULTS.items()}, **found}
+    return environment({**found, "distributed_type": distributed_type(found)})
 
 
 def _yaml(tables: dict[str, Any], recipe: Recipe, framework: Framework) -> str:

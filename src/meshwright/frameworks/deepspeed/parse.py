@@ -100,7 +100,10 @@ def parse(content: Content) -> ParsedConfig:
     arguments = parse_arguments(launch.args)
     trainer_arguments = arguments if name == "deepspeed" else {}  # the argument of transformers' Trainer
     parsed = _parsed(content, _fill_auto(settings, trainer_arguments), gpu_request_of(launch), arguments)
-    return msgspec.structs.replace(parsed, env=launch.env, findings=tuple(_disagreements(settings, trainer_arguments)))
+    program = msgspec.structs.replace(parsed.program, argv=launch.argv)
+    return msgspec.structs.replace(
+        parsed, program=program, env=launch.env, findings=tuple(_disagreements(settings, trainer_arguments))
+    )
 
 
 def _of_program(content: Content, program: Content, settings: Settings) -> ParsedConfig:

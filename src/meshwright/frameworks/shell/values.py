@@ -61,6 +61,12 @@ class LaunchCommand(msgspec.Struct, frozen=True):
     job: Mapping[str, SourcedValue] = {}  # sbatch options, with srun's in place of those it also sets
     under_srun: bool = False  # srun starts the launcher once per task
 
+    @property
+    def argv(self) -> tuple[SourcedValue, ...]:
+        """The program and its arguments, without the launcher."""
+        module = (msgspec.structs.replace(self.program, value="-m", unresolved=""),) if self.is_module else ()
+        return (*module, self.program, *self.args)
+
 
 class ExitStatus(enum.Enum):
     """Exit status of a command, as far as it can be determined."""

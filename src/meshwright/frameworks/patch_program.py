@@ -1,0 +1,99 @@
+"""The user's own program in an export for its framework: its arguments, changed only where the recipe changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from meshwright.clusters import Cluster
+from meshwright.errors import InputError
+from meshwright.frameworks.mapping import text_of
+from meshwright.frameworks.trainer_args import ADAPTER, CHATS, TRAINER, WRITTEN
+from meshwright.frameworks.types import ExportedConfig, Program, ProgramArguments, SourcedValue, UnmappedField
+from meshwright.recipes.types import Recipe, field_value
+
+VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+MEANS = "an argument of your program"
+GIVEN_UP = {"warmup_steps": ("warmup_ratio",)}  # arguments that go when another one is set
+RECOMPUTE = "gradient_checkpointing"
+
+
+def keep_program(
+    program: ProgramArguments, written: ExportedConfig, base: Recipe, own: Cluster, recipe: Recipe, on: Cluster
+) -> ExportedConfig:
+    """Return an export that runs the user's program, without the file of arguments for another one."""
+    changes, lost = _changes(program, base, own, recipe, on)
+    config = next(iter(written.files))
+    variables: dict[str, str] = {}
+    words = [_word(one, variables) for one in program.argv]
+    named = str(getattr(program.given.get("deepspeed") or program.given.get("deepspeed_config"), "value", ""))
+    words = [config if named and word == named else word for word in words]
+    for name, value in changes.items():
+        words = _replaced(words, name, value)
+    carried = {*program.sources, *(field for field in (*TRAINER, "layout.recompute", "schedule.min_lr"))}
+    unmapped = tuple(one for one in written.unmapped if one.field not in carried)
+    return msgspec.structs.replace(
+        written,
+        files={name: text for name, text in written.files.items() if name not in written.program.modules},
+        program=Program(tuple(words), written.program.env, variables),
+        unmapped=(*unmapped, *(one for one in lost if one.field not in {two.field for two in unmapped})),
+        notes=tuple(one for one in written.notes if "train.py" not in one and WRITTEN not in one),
+    )
+
+
+def _changes(
+    program: ProgramArguments, base: Recipe, own: Cluster, recipe: Recipe, on: Cluster
+) -> tuple[dict[str, Any], list[UnmappedField]]:
+    """Return the arguments to write, None for one to remove, and the changed fields that have no argument."""
+    found: dict[str, Any] = {}
+    lost: list[UnmappedField] = []
+    for field, arguments in {**TRAINER, **CHATS, **ADAPTER}.items():
+        try:
+            before, after = arguments(base), arguments(recipe)
+        except InputError:
+            continue  # listed by the export
+        if before == after:
+            continue
+        if field not in TRAINER and field not in program.sources:
+            lost.append(UnmappedField(field, field_value(recipe, field), "name the argument that your program has"))
+            continue
+        single = len(before) == 1 and before.keys() == after.keys()
+        for name in {**before, **after}:
+            if before.get(name) != after.get(name):
+                found[program.sources.get(field, name) if single else name] = after.get(name)
+    old, new = _batch(base, own), _batch(recipe, on)
+    found |= {name: value for name, value in new.items() if value != old[name]}
+    gone = {other for name in found for other in GIVEN_UP.get(name, ()) if other in program.given}
+    return {**found, **dict.fromkeys(gone)}, lost
+
+
+def _batch(recipe: Recipe, on: Cluster) -> Mapping[str, Any]:
+    layout = recipe.layout
+    ranks = max(1, on.world // (layout.tp * layout.cp * layout.pp))
+    return {
+        "per_device_train_batch_size": layout.micro_batch_size,
+        "gradient_accumulation_steps": max(1, recipe.train.global_batch_size // (layout.micro_batch_size * ranks)),
+        RECOMPUTE: layout.recompute == "full",
+    }
+
+
+def _word(setting: SourcedValue, variables: dict[str, str]) -> str:
+    """Return a word of the command; a variable that is set when the job runs stays one."""
+    text = str(setting.value)
+    if setting.unresolved and (found := VARIABLE.fullmatch(text)):
+        variables[found[1]] = MEANS
+        return f"${{{found[1]}}}"
+    return text
+
+
+def _replaced(words: list[str], name: str, value: Any) -> list[str]:
+    """Return the command with another value of an argument, or without it."""
+    flag, text = f"--{name}", text_of(value)
+    at = next((n for n, word in enumerate(words) if word.partition("=")[0].replace("-", "_") == f"__{name}"), None)
+    if at is None:
+        return words if value is None else [*words, flag, text]
+    has_value = "=" not in words[at] and at + 1 < len(words) and not words[at + 1].startswith("--")
+    return [*words[:at], *(() if value is None else (flag, text)), *words[at + 1 + has_value :]]
