@@ -58,3 +58,14 @@ def test_check_takes_another_model_for_a_recipe_as_train_does(meshwright: Any) -
     words = ("qwen25_3b_peft_config", "--model", "llama32_3b", "--gpus", "2x4090", "--json")
     checked, estimated = (meshwright(verb, *words).json for verb in ("check", "estimate"))
     assert checked["estimate"]["memory_gib"] == estimated["estimate"]["memory_gib"]
+
+
+def test_a_layout_that_fits_is_recommended_over_one_that_may_not_if_it_costs_little(meshwright: Any) -> None:
+    words = ("recommend", "meta-llama/Llama-3.2-3B", "--gpus", "2x4090", "--goal", "lora")
+    plan = meshwright(*words, "--json").json
+    assert not [one for one in plan["findings"] if one["rule"] == "memory.tight"]
+    assert "fits" in next(line for line in meshwright(*words).out.splitlines() if "of 24.0 GiB per GPU" in line)
+    (faster,) = [one for one in plan["suggestions"] if one["title"] == "a faster layout"]
+    assert "may not fit" in faster["why"]
+    other = meshwright(*words, *faster["overrides"], "--json").json
+    assert other["estimate"]["step_s"] < plan["estimate"]["step_s"] <= 1.1 * other["estimate"]["step_s"]

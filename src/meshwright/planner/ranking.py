@@ -17,7 +17,7 @@ from meshwright.planner.levers import better_than, faster_with_offload, lever_ba
 from meshwright.planner.plan import Plan, Question
 from meshwright.planner.published import with_kept
 from meshwright.planner.recommend import plan_with, recommend, with_fewer_nodes
-from meshwright.planner.search import HEADROOM_LIMIT, Candidate, ScoredBatch, choose, score
+from meshwright.planner.search import HEADROOM_LIMIT, Candidate, ScoredBatch, choose, preferred, score, surer
 from meshwright.planner.space import FULL_SPACE, candidates, degrees, with_pins
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe
@@ -140,10 +140,13 @@ def _fitting(batches: list[ScoredBatch]) -> tuple[Candidate, ...]:
 
 
 def _fastest(batches: list[ScoredBatch], top: int) -> list[Candidate]:
-    """Return the fastest distinct layouts that fit with headroom, else that fit, else the smallest one."""
-    allowed = [b.has_headroom for b in batches]
-    if not any(mask.any() for mask in allowed):
-        allowed = [b.fits for b in batches]
+    """Return the fastest distinct layouts that fit with headroom, else that fit, else the smallest one.
+
+    Where `recommend` passes over the fastest because it may not fit, neither is it listed here.
+    """
+    allowed = preferred(batches)
+    if any(mask.any() for mask in allowed):
+        allowed = surer(batches, allowed) or allowed
     found = [
         b.row(int(i))
         for b, mask in zip(batches, allowed, strict=True)

@@ -136,7 +136,7 @@ def _planned(baseline: Baseline, found: _Found | None, overrides: Sequence[str],
     layout = {**chosen.layout, **baseline.pinned}
     plan = plan_with(baseline, layout, batch=batch, advised=advised, nothing_fits=not chosen.fits)
     if chosen.fits and advised:
-        plan = with_fewer_nodes(baseline, plan)
+        plan = _with_passed_over(with_fewer_nodes(baseline, plan), chosen)
     if not chosen.fits:
         plan, chosen = _repaired(baseline, plan, chosen)
     if found.best.fits or not advised:
@@ -357,6 +357,17 @@ def _with_batch(baseline: Baseline, batch: int) -> Baseline:
 def _planned_step_s(baseline: Baseline, found: Candidate) -> float:
     """Return the step time of the plan with a layout: its loss and gathering are chosen after the search."""
     return float(plan_with(baseline, {**found.layout, **baseline.pinned}, advised=False).estimate.step_s)
+
+
+def _with_passed_over(plan: Plan, chosen: Candidate) -> Plan:
+    """Return the plan with the suggestion of the faster layout that may not fit, if one was passed over."""
+    if chosen.faster is None:
+        return plan
+    gain = 1 - chosen.faster.step_s / chosen.step_s
+    why = f"estimated {gain:.0%} less step time at {chosen.faster.total_gib:.0f} GiB, which may not fit"
+    different = as_overrides(changed_values(chosen.faster.layout, plan.case))
+    hint = Suggestion("a faster layout", different, why, kind="layout")
+    return msgspec.structs.replace(plan, suggestions=(*plan.suggestions, hint)) if different and gain > 0 else plan
 
 
 def _faster_layout(case: Case, estimate: costs.Estimate, faster: Candidate | None) -> Iterable[Suggestion]:

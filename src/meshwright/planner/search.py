@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from meshwright import costs, rules
+from meshwright.costs.memory import FITS
 from meshwright.planner.space import (
     COARSE_SPACE,
     DEFAULT_SPACE,
@@ -54,6 +55,9 @@ SEARCH_AT_ONCE = 40  # degrees of a space that is searched in one pass
 COARSE_MARGIN = 1.3  # of the fastest step time of a coarse search: more than its other options gain
 MAX_PROMISING = 56  # degrees for which all options are tried
 HEADROOM_LIMIT = 0.92  # of GPU memory; above it, a small estimate error means out of memory
+SURELY_FITS, MAY_NOT_FIT = (least for least, verdict in FITS if verdict in ("fits", "probably fits"))
+"""Chance from which a layout fits in words, and below which it may not."""
+COSTS_LITTLE = 1.1  # of the step time: less than running out of memory and starting again
 REDUCES_AT_WILL = ("meshwright", "automodel")
 """Engines whose config has a switch for layout.defer_grad_sync, so that a search may turn it.
 
@@ -75,6 +79,7 @@ class Candidate(msgspec.Struct, frozen=True):
     total_gib: float
     fits: bool
     has_headroom: bool  # for an estimate error
+    faster: Candidate | None = None  # one that may not fit, passed over for this one
 
 
 class ScoredBatch(msgspec.Struct, frozen=True):
@@ -84,6 +89,7 @@ class ScoredBatch(msgspec.Struct, frozen=True):
     step_s: Any
     total_gib: Any
     fits: Any
+    chance: Any  # that it fits, given the error band of the estimate
 
     @property
     def has_headroom(self) -> Any:
@@ -95,7 +101,8 @@ class ScoredBatch(msgspec.Struct, frozen=True):
 
     def rows(self, chosen: Any) -> ScoredBatch:
         """Return some layouts of the batch."""
-        return ScoredBatch(self.case.rows(chosen), self.step_s[chosen], self.total_gib[chosen], self.fits[chosen])
+        kept = (column[chosen] for column in (self.step_s, self.total_gib, self.fits, self.chance))
+        return ScoredBatch(self.case.rows(chosen), *kept)
 
     def row(self, i: int) -> Candidate:
         """Return one layout of the batch."""
@@ -140,7 +147,8 @@ def _estimated(kept: Case, memory: costs.Memory, timed: bool) -> ScoredBatch:
     step_s = np.full(kept.tp.shape, np.inf)
     if timed and fits.any():
         step_s[fits] = costs.step_time(kept if fits.all() else kept.rows(fits)).step_s
-    return ScoredBatch(kept, step_s, np.broadcast_to(memory.total, kept.tp.shape), fits)
+    total, chance = (np.broadcast_to(one, kept.tp.shape) for one in (memory.total, memory.fit_probability))
+    return ScoredBatch(kept, step_s, total, fits, chance)
 
 
 def _reduced_otherwise(
@@ -273,13 +281,39 @@ def best(case: Case, pinned: Mapping[str, Any], ignoring: Container[str] = (), q
 
 
 def choose(batches: list[ScoredBatch], case: Case) -> Candidate | None:
-    """Return the fastest layout that fits, preferably with headroom; the smallest one if none fits."""
+    """Return the fastest layout that fits, preferably with headroom; the smallest one if none fits.
+
+    One that may not fit is passed over for one that fits if that costs little.
+    """
     if not batches:
         return None
-    for allowed in ([b.has_headroom for b in batches], [b.fits for b in batches]):
-        if any(mask.any() for mask in allowed):
-            return _fastest(batches, allowed, case)
-    return min((b.row(int(np.argmin(b.total_gib))) for b in batches), key=lambda c: c.total_gib)
+    allowed = preferred(batches)
+    if not any(mask.any() for mask in allowed):
+        return min((b.row(int(np.argmin(b.total_gib))) for b in batches), key=lambda c: c.total_gib)
+    found = _fastest(batches, allowed, case)
+    sure = surer(batches, allowed)
+    return found if sure is None else msgspec.structs.replace(_fastest(batches, sure, case), faster=found)
+
+
+def preferred(batches: list[ScoredBatch]) -> list[Any]:
+    """Return where layouts fit with headroom; where they fit, if none has it."""
+    masks = [b.has_headroom for b in batches]
+    return masks if any(mask.any() for mask in masks) else [b.fits for b in batches]
+
+
+def surer(batches: list[ScoredBatch], allowed: list[Any]) -> list[Any] | None:
+    """Return where layouts fit for sure and cost little, if the fastest allowed one may not fit; else None."""
+    pairs = list(zip(batches, allowed, strict=True))
+    step_s, chance = min(
+        (float(b.step_s[i]), -float(b.chance[i]))
+        for b, mask in pairs
+        if mask.any()
+        for i in [np.flatnonzero(mask)[np.argmin(b.step_s[mask])]]
+    )
+    if -chance >= MAY_NOT_FIT:
+        return None
+    masks = [mask & (b.chance >= SURELY_FITS) & (b.step_s <= COSTS_LITTLE * step_s) for b, mask in pairs]
+    return masks if any(mask.any() for mask in masks) else None
 
 
 def _fastest(batches: list[ScoredBatch], allowed: list[Any], case: Case) -> Candidate:
