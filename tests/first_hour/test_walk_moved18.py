@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from meshwright.notes import print_once
+
 RUN = (
     *("precision.compute=fp32", "schedule.warmup_steps=0", "data.seq_length=64", "train.global_batch_size=4"),
     *("train.steps=2", "checkpoint.save_every=1"),
@@ -48,6 +50,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def here(machine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    print_once.cache_clear()
     shutil.copytree(machine, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
     return tmp_path
