@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -112,3 +113,19 @@ def test_a_format_that_torchtitan_lacks_is_an_error_in_every_answer(meshwright: 
         errors = {one["rule"] for one in answer.json["findings"] if one["severity"] == "error"}
         assert (answer.code, "precision.format-supported" in errors) == (1, True)
     assert meshwright("recommend", "llama3-8b", "--goal", "pretrain", *words).code == 1
+
+
+def test_files_of_one_shape_are_compared_whatever_they_call_it(meshwright: Any, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 30, "num_attention_heads": 32}
+    shape = {"model_type": "llama", "num_key_value_heads": 8, "vocab_size": 32000, **sizes}
+    (tmp_path / "ours").mkdir()
+    (tmp_path / "ours" / "config.json").write_text(json.dumps(shape))
+    model, files = str(tmp_path / "ours" / "config.json"), []
+    for engine, to, suffix in (("megatron", "megatron-lm", ".sh"), ("torchtitan", "torchtitan", ".toml")):
+        saved, out = str(tmp_path / f"{to}.toml"), tmp_path / to
+        meshwright("recommend", model, "--gpus", "32xH100", "--goal", "pretrain", "--engine", engine, "--save", saved)
+        meshwright("export", saved, "--to", to, "--gpus", "32xH100", "--out", str(out), "train.steps=100")
+        files += [str(one) for one in out.iterdir() if one.suffix == suffix]
+    assert "Use " in meshwright("compare", *files, "--gpus", "32xH100", "--json").json["answer"]
+    other = meshwright("compare", "llama2-7b", "llama3-8b", "--gpus", "32xH100", "--goal", "pretrain", "--json")
+    assert "different models" in other.json["answer"]

@@ -77,6 +77,14 @@ class Side(Readable, msgspec.Struct, frozen=True):
         ]
 
     @property
+    def shape(self) -> tuple[float, ...]:
+        """The sizes of the model: files of other frameworks may name the same one differently."""
+        if self.plan is None:
+            return ()
+        model = self.plan.case.model
+        return (model.num_layers, model.hidden, model.vocab, round(model.params.total / 1e6))
+
+    @property
     def model(self) -> str:
         """The model that is trained; empty if there is no plan."""
         return "" if self.plan is None else self.plan.question.model.name
@@ -475,7 +483,7 @@ def _answer(found: Comparison) -> str:
     if not best.ok or best.plan is None:
         return f"None of the {found.of} can run this: {_reasons(best, best)[0]} ({best.name})."
     able = [one for one in found.ranked if one.ok]
-    if len({one.model for one in able}) > 1:
+    if len({one.model for one in able}) > 1 and len({one.shape for one in able}) > 1:
         named = ", ".join(f"{one.name} trains {one.model}" for one in able)
         return f"None is chosen, as they train different models: {named}; compare targets of one model."
     near = [one.name for one in others if one.ok and _about_as_fast(one, best)]
