@@ -69,3 +69,13 @@ def test_a_layout_that_fits_is_recommended_over_one_that_may_not_if_it_costs_lit
     assert "may not fit" in faster["why"]
     other = meshwright(*words, *faster["overrides"], "--json").json
     assert other["estimate"]["step_s"] < plan["estimate"]["step_s"] <= 1.1 * other["estimate"]["step_s"]
+
+
+def test_a_trainer_state_on_one_line_is_a_log(meshwright: Any) -> None:
+    history = [{"epoch": n / 100, "loss": 2.5, "grad_norm": 1.2, "learning_rate": 2e-5, "step": n} for n in range(900)]
+    state = {"global_step": 899, "max_steps": 900, "log_history": history}
+    Path("indented.json").write_text(json.dumps(state, indent=2))
+    Path("one_line.json").write_text(json.dumps(state, separators=(",", ":")))
+    indented, one_line = (meshwright("doctor", name) for name in ("indented.json", "one_line.json"))
+    assert "no training found" not in one_line.err
+    assert one_line.out.replace("one_line", "indented") == indented.out

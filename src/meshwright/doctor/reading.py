@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bz2
+import json
 import lzma
 import os
 import shlex
@@ -59,7 +60,17 @@ def _lines(text: str) -> tuple[list[Line], tuple[str, ...]]:
     """Return the lines of a log and a note on NUL bytes: a log that is cleared while it is written has some."""
     count = text.count("\0")
     note = f"{count:,} NUL bytes were skipped: a log that was cleared while it was written lacks its lines there"
-    return list(lines_of(text.replace("\0", "") if count else text)), (note,) if count else ()
+    return list(lines_of(_unfolded(text.replace("\0", "") if count else text))), (note,) if count else ()
+
+
+def _unfolded(text: str) -> str:
+    """Return a JSON file of one line (`jq -c`) with a line per value: the parsers cut long lines."""
+    if '"log_history"' not in text or "\n" in text.strip():
+        return text
+    try:
+        return json.dumps(json.loads(text), indent=2)  # unlike msgspec, it takes the NaN that Trainer writes
+    except (ValueError, RecursionError):
+        return text
 
 
 def _why_unknown(lines: Sequence[Line]) -> str:
