@@ -7,7 +7,11 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+
+from meshwright.api.run_comparison import differences
+from meshwright.recipes.types import Peft, Recipe
 
 
 @pytest.fixture(autouse=True)
@@ -79,3 +83,11 @@ def test_a_trainer_state_on_one_line_is_a_log(meshwright: Any) -> None:
     indented, one_line = (meshwright("doctor", name) for name in ("indented.json", "one_line.json"))
     assert "no training found" not in one_line.err
     assert one_line.out.replace("one_line", "indented") == indented.out
+
+
+def test_fields_of_an_adapter_do_not_apply_to_a_full_run() -> None:
+    full = Recipe(name="full", model="llama32_1b", goal="sft", cluster="1xH100")
+    adapter = msgspec.structs.replace(full, name="adapter", goal="peft", peft=Peft(rank=8))
+    found = {one.field: one.values for one in differences([full, adapter])}
+    assert found["peft.rank"] == ["n/a", 8]
+    assert not [one for one in differences([full, full]) if one.field.startswith("peft.")]

@@ -332,7 +332,7 @@ def run_differences(sides: Sequence[RunSide]) -> list[Difference]:
         return []
     found = {one.field: one for one in differences(recipes)}
     for key in sorted({key for one in sides for key in one.changed} - found.keys()):  # changed to what others have
-        values = [field_value(recipe, key) for recipe in recipes]
+        values = [_used_value(recipe, key) for recipe in recipes]
         found[key] = Difference(field=key, kind=recipe_fields()[key].kind, values=values)
     return [_with_changes(one, sides) for one in found.values()]
 
@@ -375,6 +375,11 @@ def _value_at(settings: Mapping[str, Any], key: str) -> Any:
     return part.get(name) if isinstance(part, dict) else None
 
 
+def _used_value(recipe: Recipe, key: str) -> Any:
+    """Return the value of a field; that of an adapter's field is n/a in a recipe that trains no adapter."""
+    return "n/a" if key.startswith("peft.") and recipe.goal != "peft" else field_value(recipe, key)
+
+
 def differences(recipes: Sequence[Recipe]) -> list[Difference]:
     """Return the fields whose values differ between recipes."""
     found = []
@@ -384,7 +389,7 @@ def differences(recipes: Sequence[Recipe]) -> list[Difference]:
             found.append(Difference(field=field, kind="contract" if field != "cluster" else "layout", values=values))
     for key, info in recipe_fields().items():
         by_epochs = [key == "train.steps" and one.train.epochs > 0 for one in recipes]  # their steps are not used
-        values = ["by epochs" if e else field_value(one, key) for e, one in zip(by_epochs, recipes, strict=True)]
+        values = ["by epochs" if e else _used_value(one, key) for e, one in zip(by_epochs, recipes, strict=True)]
         if any(value != values[0] for value in values):
             found.append(Difference(field=key, kind=info.kind, values=values))
     return found
