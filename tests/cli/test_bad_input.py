@@ -86,10 +86,9 @@ def test_unknown_engine_option_and_command(meshwright: Any) -> None:
 
 
 @pytest.mark.parametrize("framework", ["megatron-lm", "torchtitan", "accelerate"])
-def test_framework_and_model_do_not_apply_to_a_recipe(meshwright: Any, framework: str) -> None:
+def test_a_framework_does_not_apply_to_a_recipe(meshwright: Any, framework: str) -> None:
     error = refused(meshwright, "check", "llama3_8b_sft_config", f"--framework={framework}")
     assert error["field"] == "framework"
-    assert refused(meshwright, "check", "llama3_8b_sft_config", "--model=llama3-8b")["field"] == "model"
 
 
 def test_frameworks_have_did_you_mean(meshwright: Any) -> None:
