@@ -56,3 +56,11 @@ def test_a_job_runs_the_program_of_the_script_with_its_arguments(meshwright: Any
     assert "FSDP_SHARDING_STRATEGY=FULL_SHARD" in job
     assert Path("jobs/run_sft.yaml").read_text() == CONFIG
     assert not list(Path("jobs").glob("*.py"))
+
+
+def test_the_loss_of_a_trainer_keeps_all_logits(meshwright: Any) -> None:
+    Path("fsdp.yaml").write_text(CONFIG)
+    Path("run_sft.sh").write_text(SCRIPT)
+    found = meshwright("estimate", "run_sft.sh", "--gpus", "4x8xH100", "--json").json
+    tokens, vocab = found["layout"]["micro_batch_size"] * found["contract"]["seq_length"], 128_256
+    assert found["estimate"]["memory_gib"]["logits"] * 2**30 / (tokens * vocab) == pytest.approx(12)
