@@ -92,7 +92,8 @@ def _start(rank: int, world: int, work: Callable[..., Any], args: Any, folder: P
 
 def _collect(ranks: list[_Rank], deadline: float) -> list[Any]:
     results: dict[int, Any] = {}
-    errors: list[str] = []
+    ended: list[str] = []
+    errors: list[str] = []  # of ranks that lived on: perhaps because another one had ended
     open_ranks = dict(enumerate(ranks))
     while open_ranks:
         wait([x for one in open_ranks.values() for x in (one.pipe, one.process.sentinel)], _left(deadline))
@@ -107,14 +108,14 @@ def _collect(ranks: list[_Rank], deadline: float) -> list[Any]:
             elif -exit_code in NATIVE_SIGNALS:
                 raise NativeCrashError(_crash_message(number, len(ranks), exit_code, one.output))
             else:
-                errors.append(f"rank {number} of {len(ranks)} ended with exit code {exit_code}")
+                ended.append(f"rank {number} of {len(ranks)} ended with exit code {exit_code}")
             del open_ranks[number]
-        if errors:
+        if ended or errors:
             deadline = min(deadline, time.monotonic() + SETTLE_S)
         if time.monotonic() >= deadline:
             break
-    if errors:
-        raise AssertionError(errors[0])
+    if ended or errors:
+        raise AssertionError((ended + errors)[0])
     if open_ranks:
         raise TimeoutError(f"ranks {sorted(open_ranks)} did not answer in time")
     return [results[number] for number in range(len(ranks))]
