@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
 import shutil
 import tomllib
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.first_hour.tiny_machine import type_in, write_base_and_chats
 
 from meshwright.notes import print_once
 
@@ -24,27 +23,12 @@ SLURM = ("--scheduler", "slurm", "--gpus", "4xA100-80")
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a small base model, data, a LoRA run and a run of continued pretraining."""
-    from tests.engine.families import FAMILIES
-    from tests.engine.hf_folder import write_tiny_folder
-    from tests.engine.tiny_tokenizer import write_tiny_tokenizer
-
-    from meshwright.cli.run import run
-
     folder = tmp_path_factory.mktemp("machine")
-    write_tiny_tokenizer(write_tiny_folder(folder / "base", FAMILIES["llama"] | {"vocab_size": 256}, shards=1))
-    rows = [{"prompt": f"what is {i}?", "response": f"{i}, as asked"} for i in range(12)]
-    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_base_and_chats(folder)
     (folder / "text.txt").write_text("".join(f"the words of line {i} are here\n\n" for i in range(400)))
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        for goal, data, out in (("lora", "chats.jsonl", "ws"), ("cpt", "text.txt", "cpt")):
-            words = ["train", "./base", "--goal", goal, "--dataset", data, "--out", out, *RUN]
-            with pytest.raises(SystemExit) as ended:
-                run([*words, "layout.micro_batch_size=4"])
-            assert not ended.value.code
-    finally:
-        os.chdir(before)
+    for goal, data, out in (("lora", "chats.jsonl", "ws"), ("cpt", "text.txt", "cpt")):
+        words = ("train", "./base", "--goal", goal, "--dataset", data, "--out", out, *RUN)
+        type_in(folder, (*words, "layout.micro_batch_size=4"))
     return folder
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.first_hour.tiny_machine import type_in, write_base_and_chats
 
 
 @pytest.fixture(autouse=True)
@@ -30,24 +30,9 @@ TRAIN = (
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a small base model, a dataset and a LoRA run on them."""
-    from tests.engine.families import FAMILIES
-    from tests.engine.hf_folder import write_tiny_folder
-    from tests.engine.tiny_tokenizer import write_tiny_tokenizer
-
-    from meshwright.cli.run import run
-
     folder = tmp_path_factory.mktemp("machine1")
-    write_tiny_tokenizer(write_tiny_folder(folder / "base", FAMILIES["llama"] | {"vocab_size": 256}, shards=1))
-    rows = [{"prompt": f"what is {i}?", "response": f"{i}, as asked"} for i in range(12)]
-    (folder / "chats.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    before = Path.cwd()
-    os.chdir(folder)
-    try:
-        with pytest.raises(SystemExit) as ended:
-            run([*TRAIN])
-        assert not ended.value.code
-    finally:
-        os.chdir(before)
+    write_base_and_chats(folder)
+    type_in(folder, TRAIN)
     return folder
 
 

@@ -46,6 +46,13 @@ def _more_per_pass(c: Case) -> list[int]:
 
 MORE_PER_PASS: Fix = {"pp_micro_batches": _more_per_pass}
 SMALLER_MICRO_BATCH: Fix = {"micro_batch_size": divisors_of("micro_batch_size", "micro_batch_size")}
+FILLS_THE_STAGES: tuple[Fix, ...] = (
+    MORE_PER_PASS,
+    SMALLER_MICRO_BATCH,
+    {"pp": smaller("pp")},
+    {"pp": smaller("pp"), **PLAIN_1F1B},
+    LARGER_GLOBAL_BATCH,
+)
 
 
 @rule(
@@ -95,13 +102,7 @@ def not_two_chunks(c: Case) -> Column:
     message="{pass_micro_batches} micro batches cannot fill pp={pp} stages",
     symptom="assertion that the local batch has at least as many micro batches as stages",
     cause="each stage needs a micro batch to work on",
-    fixes=(
-        MORE_PER_PASS,
-        SMALLER_MICRO_BATCH,
-        {"pp": smaller("pp")},
-        {"pp": smaller("pp"), **PLAIN_1F1B},
-        LARGER_GLOBAL_BATCH,
-    ),
+    fixes=FILLS_THE_STAGES,
 )
 def too_few_micro_batches(c: Case) -> Column:
     return (c.pp > 1) & (c.pass_micro_batches < c.pp)
@@ -115,16 +116,10 @@ def too_few_micro_batches(c: Case) -> Column:
     message="{pass_micro_batches} micro batches leave some of pp={pp} stages idle at all times",
     symptom="runs at a fraction of its speed; some engines log that the bubble will be large",
     cause="a pipeline with fewer micro batches than stages is never full",
-    fixes=(
-        MORE_PER_PASS,
-        SMALLER_MICRO_BATCH,
-        {"pp": smaller("pp")},
-        {"pp": smaller("pp"), **PLAIN_1F1B},
-        LARGER_GLOBAL_BATCH,
-    ),
+    fixes=FILLS_THE_STAGES,
 )
 def stages_idle(c: Case) -> Column:
-    return (c.pp > 1) & (c.pass_micro_batches < c.pp)
+    return too_few_micro_batches(c)
 
 
 @rule(
