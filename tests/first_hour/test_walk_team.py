@@ -81,7 +81,7 @@ def test_step_times_come_from_the_logs_timestamps(meshwright: Any, tmp_path: Pat
     assert step["measured"] == pytest.approx(1.46, rel=0.01)
     assert step["estimate"] == pytest.approx(1.46, rel=0.5)
     assert any("does not state the layout" in note and "tp=" in note for note in answer["notes"])
-    assert any("8 is computed from tokens per second" in note for note in answer["notes"])
+    assert any("8 is assumed, computed from tokens per second" in note for note in answer["notes"])
     (note,) = meshwright("doctor", str(log), "--json").json["notes"]
     assert "H100" in note
     assert "not how many" in note

@@ -29,24 +29,29 @@ from meshwright.doctor.match_recipe import (
     with_implied_length,
 )
 from meshwright.errors import InputError
+from meshwright.frameworks import Content, Framework
+from meshwright.frameworks.to_recipe import import_recipe
 from meshwright.planner import calibration_notes
 from meshwright.recipes import index
+from meshwright.recipes.types import recipe_fields
 
 if TYPE_CHECKING:
     from meshwright.recipes.case import Case
+
+GLOBAL_BATCH = "train.global_batch_size"
 
 
 @verb(requests.Doctor)
 def diagnose(request: requests.Doctor) -> Checkup:
     """Return the findings for a run, by its folder or its log, with remedies."""
-    run = doctor.read(request.run)
+    run = _with_file(doctor.read(request.run), request.recipe)
     case, notes = _case(run, request)
     if case is not None:
         run, length_note = with_implied_length(run, case, tuple(request.overrides))
         if length_note:
             case, notes = _case(run, request)
             notes = (*notes, length_note)
-    run = _with_file(run if case is None else with_all_gpus(run, case), request.recipe)
+    run = run if case is None else with_all_gpus(run, case)
     calibration = load_calibration(request.calibration)
     if calibration is not None and case is not None:
         case = case.replace(calibration=calibration)
@@ -60,12 +65,25 @@ def diagnose(request: requests.Doctor) -> Checkup:
 
 
 def _with_file(run: Run, target: str | None) -> Run:
-    """Return the run with the settings of the framework's file that the user names, whose keys the fixes use."""
-    content, theirs = (None, None) if target is None else file_of(target, None)
-    if content is None or theirs is None or theirs.engine != doctor.ENGINE.get(run.kind):
+    """Return the run with the fields that the user's file sets, and its settings, whose keys the fixes use."""
+    content, theirs = (None, None) if target is None or index.is_known(target) else file_of(target, None)
+    if content is None or target is None:
         return run
-    header = msgspec.structs.replace(run.header, framework=theirs.name, settings=theirs.parse(content).settings)
+    header = msgspec.structs.replace(run.header, file=target, file_fields=_fields_of(content, theirs))
+    if theirs is not None and theirs.engine == doctor.ENGINE.get(run.kind):
+        header = msgspec.structs.replace(header, framework=theirs.name, settings=theirs.parse(content).settings)
     return msgspec.structs.replace(run, header=header)
+
+
+def _fields_of(content: Content, theirs: Framework | None) -> frozenset[str]:
+    """Return the recipe fields that a file sets: all of them if it is a recipe of ours."""
+    if theirs is None:
+        return frozenset(recipe_fields())
+    with suppress(InputError):  # reported by the estimate
+        stated = {*import_recipe(theirs, content).mapped.source_keys}
+        # Every framework computes the global batch from the local one if the file has only that.
+        return frozenset(stated | ({GLOBAL_BATCH} if "layout.micro_batch_size" in stated else set()))
+    return frozenset()
 
 
 def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, ...]]:
@@ -123,10 +141,11 @@ def _requested_case(
     if fewer := degrees_that_divide(case, changes):
         changes, reduced = (*changes, *fewer), f"tp={own.tp}, pp={own.pp}, cp={own.cp}"
         case = estimate(target, **named, overrides=changes).case
-    batch = inferred_batch(run, case.world, case.recipe.data.seq_length)
-    if batch is None or any(text.startswith("train.global_batch_size") for text in changes):
+    implied = inferred_batch(run, case.world, case.recipe.data.seq_length)
+    known = GLOBAL_BATCH in run.header.file_fields or any(text.startswith(GLOBAL_BATCH) for text in changes)
+    if implied is None or implied.plausible is None or known:
         return case, reduced
-    return estimate(target, **named, overrides=(f"train.global_batch_size={batch}", *changes)).case, reduced
+    return estimate(target, **named, overrides=(f"{GLOBAL_BATCH}={implied.plausible}", *changes)).case, reduced
 
 
 def _contradictions(run: Run, request: requests.Doctor, case: Case, overrides: tuple[str, ...]) -> tuple[str, ...]:

@@ -29,23 +29,50 @@ class Length(NamedTuple):
     source: str
 
 
+class LoggedWork(NamedTuple):
+    """The FLOPs of a token or of a sample that a log's TFLOP/s imply."""
+
+    flops: float
+    of_sample: bool
+    source: str
+
+    @property
+    def error(self) -> float:
+        """The relative error within which a length fits."""
+        return CLOSE_SAMPLE if self.of_sample else CLOSE_TOKEN
+
+
 def implied_length(run: Run, case: Case) -> Length | None:
     """Return the sequence length that the TFLOP/s of a log imply for a model; None if they fit none well."""
+    work = _logged_work(run, case)
+    found = None if work is None else _closest(case, work)
+    return None if found is None or work is None else Length(found, work.source)
+
+
+def fits_length(run: Run, case: Case) -> bool:
+    """Return whether a log's TFLOP/s fit the sequence length of the case, however its framework counts attention."""
+    work = _logged_work(run, case)
+    if work is None:
+        return True
+    tokens = int(case.seq_length) if work.of_sample else 1
+    counted = [float(flops_per_token(case, one)) * tokens for one in ("causal", "full")]
+    return any(abs(work.flops / flops - 1) <= 2 * work.error for flops in counted)
+
+
+def _logged_work(run: Run, case: Case) -> LoggedWork | None:
     rows = [step for step in run.steps[1:] if step.tflops]
     if len(rows) < LEAST_STEPS or case.goal == "peft":  # frozen weights: frameworks count them in different ways
         return None
     tflops = median(float(step.tflops or 0.0) for step in rows)
     per_token = _ratio(rows, "tokens_per_s")
     if per_token is not None:
-        found = _closest(case, per_token, of_sample=False)
-        return None if found is None else Length(found, f"{tflops:.4g} TFLOP/s/GPU and the tokens per second")
+        return LoggedWork(per_token, False, f"{tflops:.4g} TFLOP/s/GPU and the tokens per second")
     samples = [step for step in rows if step.seconds and step.samples]
     if len(samples) < LEAST_STEPS:
         return None
     work = median(float(s.tflops or 0) * 1e12 * float(s.seconds or 0) / int(s.samples or 1) for s in samples)
-    found = _closest(case, work * int(case.world), of_sample=True)
     source = f"{tflops:.4g} TFLOP/s/GPU, the step times and the global batch size"
-    return None if found is None else Length(found, source)
+    return LoggedWork(work * int(case.world), True, source)
 
 
 def contradictions(stats: RunStats) -> Iterator[str]:
@@ -77,19 +104,18 @@ def _ratio(rows: list[Step], name: str) -> float | None:
     return median(found) if len(found) >= LEAST_STEPS else None
 
 
-def _closest(case: Case, work: float, of_sample: bool) -> int | None:
+def _closest(case: Case, work: LoggedWork) -> int | None:
     """Return the length whose FLOPs are those that were done; None if none is close, or several are."""
-    limit = CLOSE_SAMPLE if of_sample else CLOSE_TOKEN
     conventions = CONVENTIONS.get(case.engine, ("causal", "full"))
     errors: dict[int, float] = {}
     for length in LENGTHS:
         other = case.replace(seq_length=length)
         for convention in conventions:
-            flops = float(flops_per_token(other, convention)) * (length if of_sample else 1)
-            errors[length] = min(errors.get(length, 1e9), abs(work / flops - 1))
+            flops = float(flops_per_token(other, convention)) * (length if work.of_sample else 1)
+            errors[length] = min(errors.get(length, 1e9), abs(work.flops / flops - 1))
     ranked = sorted(errors, key=lambda one: errors[one])
-    if not ranked or errors[ranked[0]] > limit:
+    if not ranked or errors[ranked[0]] > work.error:
         return None
-    if len(ranked) > 1 and errors[ranked[1]] < APART * max(errors[ranked[0]], limit / APART):
+    if len(ranked) > 1 and errors[ranked[1]] < APART * max(errors[ranked[0]], work.error / APART):
         return None
     return ranked[0]

@@ -18,6 +18,7 @@ from meshwright.doctor import (
     slowdown,
     speed,
     throughput,
+    user_file,
     validation,
 )
 from meshwright.doctor.finding import Checkup, Figure, Finding
@@ -141,10 +142,15 @@ def _needs_scale(stats: RunStats) -> str:
     return "" if logged and max(logged) > 1 else "a dynamic loss scale: only fp16 runs have one"
 
 
+def _needs_file(stats: RunStats) -> str:
+    return "" if stats.run.header.file and stats.case is not None else "the file of the run: --recipe FILE"
+
+
 DIAGNOSES = (
     Diagnosis("memory.out-of-memory", memory.out_of_memory),
     Diagnosis("run.failed", liveness.failed),
     Diagnosis("loss.not-a-number", loss.not_a_number),
+    Diagnosis("run.differs-from-file", user_file.differing_file, _needs_file),
     Diagnosis("loss.diverging", loss.diverging, _needs_loss),
     Diagnosis("loss.diverged", loss.diverged, _needs_some_loss),
     Diagnosis("loss.scale-collapsed", loss.loss_scale, _needs_scale),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from math import gcd
+from math import gcd, prod
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -27,7 +27,9 @@ from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 NO_GPUS = "no estimate: the log does not name the GPUs; add --gpus 8xH100"
-CLOSE = 0.04  # error of a batch size that is computed from tokens per second and step times
+CLOSE = 0.02  # error of a batch size that is computed from tokens per second and step times
+ANY_BATCH = 32  # samples up to which every number is usual
+ODD_PARTS = (1, 3, 5, 7, 9, 15)  # of usual batch sizes: 1024 = 1 × 2^10, 384 = 3 × 2^7
 LEAST_STEPS = 5
 NO_RECIPE = "no estimate: the log does not name the model; add --recipe NAME --gpus 8xH100"
 
@@ -60,9 +62,12 @@ def case_of_run(run: Run, gpus: str | None = None, overrides: tuple[str, ...] = 
 
 
 def logged_overrides(run: Run, extra: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what a log states as overrides, followed by the user's, which take precedence."""
+    """Return what a log states as overrides, followed by the user's, which take precedence.
+
+    The highest logged learning rate is only a guess of the peak: it does not replace that of the user's file.
+    """
     stated = {**_stated_arguments(run), **run.header.overrides}
-    if "optimizer.lr" not in stated and (rate := _logged_rate(run)):
+    if not {"optimizer.lr"} & {*stated, *run.header.file_fields} and (rate := _logged_rate(run)):
         stated["optimizer.lr"] = rate
     keys = _keys(extra)
     return (*(format_override(key, value) for key, value in stated.items() if key not in keys), *extra)
@@ -81,7 +86,7 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | Non
 
     `reduced` are the recipe's own degrees, if the GPUs cannot hold them.
     """
-    keys, layout = _keys(extra), case.recipe.layout
+    keys, layout = _keys(extra) | run.header.file_fields, case.recipe.layout
     if run.header.arguments and (missing := missing_arguments(run)):
         yield f"{LACKS} {', '.join(missing)}: the estimate assumes the recipe's; overrides change it"
     if run.header.arguments or run.header.recipe is not None:
@@ -98,7 +103,7 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | Non
             f"is {model_ranks} on {case.world} GPUs; the estimate assumes tp={layout.tp}, pp={layout.pp}: layout.tp "
             "and layout.pp change it"
         )
-    elif not run.header.states_layout and not keys & {f"layout.{name}" for name in DEGREES}:
+    elif not run.header.states_layout and not (run.header.file or keys & {f"layout.{name}" for name in DEGREES}):
         degrees = ", ".join(f"{name}={getattr(layout, name)}" for name in DEGREES)
         whose = "the recipe's " if reduced is None else ""
         why = (
@@ -110,8 +115,17 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | Non
     if not keys & {"train.global_batch_size"} and not run.header.tokens_per_step and run.kind != "megatron":
         batch = case.recipe.train.global_batch_size
         found = inferred_batch(run, case.world, case.recipe.data.seq_length)
-        source = "is computed from tokens per second and step times" if found == batch else "is the recipe's"
-        yield f"the log does not state the global batch size: {batch} {source}"
+        if found is not None and found.plausible == batch:
+            yield (
+                f"the log does not state the global batch size: {batch} is assumed, computed from tokens per second "
+                f"and step times ({found.samples:.4g} samples)"
+            )
+            return
+        unusual = f" (tokens per second and step times fit {found.samples:.4g}, no usual number)" if found else ""
+        yield (
+            f"the log does not state the global batch size: it is unknown{unusual}; the estimate assumes {batch}, the "
+            "recipe's; train.global_batch_size=N changes it"
+        )
 
 
 def contradicted(run: Run, named: str, recipe: Recipe, extra: tuple[str, ...]) -> Iterator[str]:
@@ -166,7 +180,8 @@ def with_all_gpus(run: Run, case: Case) -> Run:
 
 def with_implied_length(run: Run, case: Case, extra: tuple[str, ...]) -> tuple[Run, str]:
     """Return the run with the sequence length that its TFLOP/s imply, and a note; unchanged if it is stated."""
-    if run.header.recipe is not None or _keys(extra) & {"data.seq_length"} or _states_length(run):
+    known = _keys(extra) | run.header.file_fields
+    if run.header.recipe is not None or "data.seq_length" in known or _states_length(run):
         return run, ""
     found = implied_length(run, case)
     if found is None:
@@ -182,15 +197,41 @@ def _states_length(run: Run) -> bool:
     return run.header.seq_length is not None or "data.seq_length" in run.header.overrides
 
 
-def inferred_batch(run: Run, world: int, length: int) -> int | None:
-    """Return the samples per step that tokens per second and step times imply; None if they do not agree with one."""
+class InferredBatch(NamedTuple):
+    """The samples per step that a log's speeds imply, and the usual batch size that is close to it, if one is."""
+
+    samples: float
+    plausible: int | None
+
+
+def inferred_batch(run: Run, world: int, length: int) -> InferredBatch | None:
+    """Return the samples per step that tokens per second and step times imply; None if the log lacks them."""
     rates = [(one.all_tokens_per_s or (one.tokens_per_s or 0.0) * world, one.seconds or 0.0) for one in run.steps[1:]]
     tokens = [rate * seconds for rate, seconds in rates if rate and seconds]
     if len(tokens) < LEAST_STEPS or "train.global_batch_size" in run.header.overrides:
         return None
     samples = median(tokens) / length
-    batch = round(samples)
-    return batch if batch >= 1 and abs(samples / batch - 1) <= CLOSE else None
+    return InferredBatch(samples, _usual_batch(samples, _data_ranks(run, world)))
+
+
+def _data_ranks(run: Run, world: int) -> int:
+    """Return the number of which the batch is a multiple: the data-parallel ranks, if the log states its layout."""
+    if not run.header.states_layout:
+        return 1
+    degrees = [int(run.header.overrides.get(f"layout.{name}", 1)) for name in ("tp", "pp", "cp")]
+    return max(1, world // max(1, prod(degrees)))
+
+
+def _usual_batch(samples: float, multiple_of: int) -> int | None:
+    """Return the usual batch size closest to some samples; None if none is within the error of the log's figures."""
+    if samples < 1 - CLOSE:
+        return None
+    nearest = max(1, round(samples))
+    usual = {odd << shift for odd in ODD_PARTS for shift in range(24)}
+    digits = 10 ** max(0, len(str(nearest)) - 2)
+    usual |= {nearest} if nearest <= ANY_BATCH else {round(nearest / digits) * digits}  # 1200, 480
+    close = [one for one in usual if one % multiple_of == 0 and abs(samples / one - 1) <= CLOSE]
+    return min(close, key=lambda one: abs(samples / one - 1), default=None)
 
 
 def _stated_arguments(run: Run) -> dict[str, Any]:

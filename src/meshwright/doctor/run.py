@@ -147,7 +147,9 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     states_layout: bool = False  # the overrides contain the degrees of parallelism
     arguments: tuple[str, ...] = ()  # Megatron's, as command-line flags
     off_arguments: tuple[str, ...] = ()  # names of Megatron's that are None, False or empty
-    framework: str = ""  # of the file that the user names as what ran
+    file: str = ""  # that the user names as what ran
+    file_fields: frozenset[str] = frozenset()  # fields of ours that it sets
+    framework: str = ""  # of that file
     settings: Mapping[str, Any] = {}  # of that file
     mfu_convention: str = ""
     on_gpu: bool = True

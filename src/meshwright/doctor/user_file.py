@@ -1,0 +1,51 @@
+"""Compares the figures of a log with the file that the user names as what ran; the file's values are not replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from meshwright.doctor import remedies
+from meshwright.doctor.check_logged import fits_length, implied_length
+from meshwright.doctor.finding import Evidence, Finding
+from meshwright.doctor.match_recipe import inferred_batch
+from meshwright.doctor.run_stats import RunStats
+
+CLOSE_BATCH = 0.1  # tokens per second are rounded, and checkpoints lengthen some steps
+LENGTH, BATCH = "data.seq_length", "train.global_batch_size"
+
+
+def differing_file(stats: RunStats) -> Iterator[Finding]:
+    """The log's own figures do not fit the sequence length or the batch size of the file that the user names."""
+    case, header = stats.case, stats.run.header
+    if case is None or not header.file:
+        return
+    length = int(case.seq_length)
+    if LENGTH in header.file_fields and header.seq_length is None and LENGTH not in header.overrides:
+        found = implied_length(stats.run, case)
+        if found is not None and found.tokens != length and not fits_length(stats.run, case):
+            yield _finding(stats, LENGTH, "a sequence length", found.tokens, length, found.source)
+            length = found.tokens
+    batch, implied = int(case.global_batch_size), inferred_batch(stats.run, int(case.world), length)
+    if BATCH in header.file_fields and implied is not None and abs(implied.samples / batch - 1) > CLOSE_BATCH:
+        fitting = implied.plausible or implied.samples
+        yield _finding(stats, BATCH, "a global batch", fitting, batch, "tokens per second and step times")
+
+
+def _finding(stats: RunStats, field: str, name: str, fitting: float, stated: int, source: str) -> Finding:
+    file, key = stats.run.header.file, field.partition(".")[2]
+    shown = f"{fitting:.4g}" if isinstance(fitting, float) else str(fitting)
+    gpus = "" if stats.case is None else f" --gpus {stats.case.cluster.argument}"
+    command = f"meshwright doctor {stats.run.path} --recipe {file}{gpus} {field}={shown}"
+    return Finding(
+        id="run.differs-from-file",
+        severity="warning",
+        message=f"the log's {source} fit {name} of {shown}; {file} says {stated}. The estimate is for {stated}, as "
+        "in the file: one of them is not what ran",
+        lines=stats.ends,
+        evidence=(Evidence(f"{key} by the log", fitting, "", float(stated), "in the file"),),
+        remedies=(
+            remedies.advice(command, why="if the log is right")
+            if not isinstance(fitting, float)
+            else remedies.advice("check that the file and the log are of the same run"),
+        ),
+    )

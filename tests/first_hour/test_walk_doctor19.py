@@ -1,0 +1,97 @@
+"""`doctor` and `calibrate`: the user's file is believed, the rank behind a hang is named, advice says what it rests on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.first_hour.test_walk_doctor10 import figures, finding, megatron
+
+TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+[training]
+local_batch_size = {batch}
+seq_len = {length}
+steps = 1000
+[parallelism]
+data_parallel_shard_degree = -1
+[optimizer]
+name = "AdamW"
+lr = 3e-4
+"""
+MEGATRON = (
+    "torchrun --nproc_per_node 8 --nnodes 12 pretrain_gpt.py --num-layers 40 --hidden-size 5120 --ffn-hidden-size 17408 "
+    "--num-attention-heads 40 --group-query-attention --num-query-groups 8 --kv-channels 128 --swiglu --vocab-size "
+    "151936 --tensor-model-parallel-size 4 --seq-length {length} --micro-batch-size 1 --global-batch-size 384 --bf16 "
+    "--lr 6e-4 --train-iters 19074 --max-position-embeddings 8192 --untie-embeddings-and-output-weights "
+    "--disable-bias-linear\n"
+)
+
+
+def rules(answer: dict[str, Any]) -> list[str]:
+    return [one["rule"] for one in answer["findings"]]
+
+
+def titan(seconds: float = 1.17, steps: int = 100, tps: int = 7_003, extra: str = "") -> str:
+    """Return a torchtitan log of llama3 8B with 8,192 tokens per sample, whose header is cut off."""
+    text = ""
+    for step in range(1, steps + 1):
+        minute, second = divmod(seconds * step, 60)
+        text += (
+            f"[rank0]:[titan] 2026-11-01 00:{int(minute):02d}:{second:06.3f} - root - INFO - step: {step:2}  loss: "
+            f"{2.4 + 8 / (step + 5):8.5f}  grad_norm:  0.6000  memory: 50.00GiB(63.00%)  tps: {tps:,}  tflops: "
+            f"{tps * 57.5e9 / 1e12:.2f}  mfu: {tps * 57.5e9 / 9.89e12:.2f}%\n"
+        ).replace(".", ",", 1)
+    return text + extra
+
+
+def test_the_users_file_is_not_replaced_by_guesses(meshwright: Any, tmp_path: Path) -> None:
+    log, file = tmp_path / "train.log", tmp_path / "mine.toml"
+    log.write_text(titan())
+    typed = ("doctor", str(log), "--recipe", str(file), "--gpus", "8xH100", "--json")
+    file.write_text(TITAN.format(batch=1, length=8192))
+    same = meshwright(*typed).json
+    assert rules(same) == []
+    assert not [note for note in same["notes"] if "sequence length" in note or "batch" in note]
+    file.write_text(TITAN.format(batch=2, length=4096))
+    other = meshwright(*typed).json
+    message = finding(other, "run.differs-from-file")["message"]
+    assert "fit a sequence length of 8192" in message
+    assert f"{file} says 4096" in message
+    file.write_text(TITAN.format(batch=4, length=8192))
+    batch = finding(meshwright(*typed).json, "run.differs-from-file")
+    assert "fit a global batch of 8" in batch["message"]
+    assert f"{file} says 32" in batch["message"]
+    fix = batch["remedies"][0]["try"][0].split()
+    assert fix[-1] == "train.global_batch_size=8"
+    assert "run.differs-from-file" not in rules(meshwright(*fix[1:], "--json").json)
+
+
+def test_a_megatron_script_is_not_replaced_by_guesses(meshwright: Any, tmp_path: Path) -> None:
+    log, file = tmp_path / "train.log", tmp_path / "run.sh"
+    log.write_text(megatron())
+    typed = ("doctor", str(log), "--recipe", str(file), "--gpus", "96xA100-80", "--json")
+    file.write_text(MEGATRON.format(length=8192))
+    assert rules(meshwright(*typed).json) == []
+    file.write_text(MEGATRON.format(length=4096))
+    answer = meshwright(*typed).json
+    assert rules(answer)[0] == "run.differs-from-file"
+    assert figures(answer)["tokens/s/GPU"] == pytest.approx(384 * 4096 / 16.42 / 96, rel=0.01)
+
+
+def test_a_batch_without_a_file_is_a_usual_number_or_unknown(meshwright: Any, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+
+    def notes(samples: float) -> str:
+        log.write_text(titan(seconds=samples * 8192 / 8 / 7003))
+        answer = meshwright("doctor", str(log), "--model", "llama3-8b", "--gpus", "8xH100", "--json").json
+        return " ".join(one for one in answer["notes"] if "global batch" in one)
+
+    assert "1024 is assumed, computed from tokens per second and step times (1021 samples)" in notes(1021)
+    assert "480 is assumed" in notes(478)
+    assert "24 is assumed" in notes(24)
+    odd = notes(1213.6)
+    assert "it is unknown" in odd or "1200 is assumed" in odd
+    assert "it is unknown (tokens per second and step times fit 7.5" in notes(7.5)
