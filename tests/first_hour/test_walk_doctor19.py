@@ -95,3 +95,96 @@ def test_a_batch_without_a_file_is_a_usual_number_or_unknown(meshwright: Any, tm
     odd = notes(1213.6)
     assert "it is unknown" in odd or "1200 is assumed" in odd
     assert "it is unknown (tokens per second and step times fit 7.5" in notes(7.5)
+
+
+def watchdog(
+    rank: int, enqueued: int, prefix: str = "[rank{rank}]:", group: str = "PG ID 0 PG GUID 0(default_pg)"
+) -> str:
+    """Return what torch's watchdog prints on a rank whose collective 808 timed out."""
+    start = prefix.format(rank=rank) + "[E1218 20:27:21.426415540 ProcessGroupNCCL.cpp:629] "
+    return (
+        f"{start}[Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=808, OpType=ALLREDUCE, "
+        "NumelIn=131072000, NumelOut=131072000, Timeout(ms)=600000) ran for 600081 milliseconds before timing out.\n"
+        f"{start}[{group} Rank {rank}]  failure detected by watchdog at work sequence id: 808 PG status: last enqueued "
+        f"work: {enqueued}, last completed work: 807\n"
+    )
+
+
+def elastic_table(*ranks: int, host: str) -> str:
+    rows = "".join(
+        f"[{number}]:\n  time      : 2026-11-01_09:17:37\n  host      : {host}\n  rank      : {rank} (local_rank: "
+        f"{rank})\n  exitcode  : -6 (pid: 886322)\n  error_file: <N/A>\n  traceback : Signal 6 (SIGABRT) received\n"
+        for number, rank in enumerate(ranks)
+    )
+    error = "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: "
+    return f"{error}\nRoot Cause (first observed failure):\n{rows}"
+
+
+DESYNC = """
+\t - To our best knowledge, the lagging/dead/mismatched ranks that caused the desync are:
+\t     [6] finished collective #807, but didn't join collective #808 (count from 1)
+srun: error: gpu-07: tasks 4-7: Aborted
+srun: error: gpu-03: tasks 0-3: Aborted (core dumped)
+"""
+HANGS = {
+    "rank 5 enqueued less": (
+        "".join(watchdog(rank, 808 if rank == 5 else 811) for rank in range(8)) + elastic_table(1, 5, host="node012"),
+        "Rank 5 (node012) is behind: it had enqueued collective 808 last, the others up to 811",
+    ),
+    "rank 5 enqueued less, with host prefixes": (
+        "".join(watchdog(rank, 808 if rank == 5 else 811, f"gpu-0{rank // 4}: [rank{{rank}}]:") for rank in range(8)),
+        "Rank 5 (gpu-01) is behind",
+    ),
+    "rank 3 is silent": (
+        "".join(watchdog(rank, 811) for rank in range(8) if rank != 3),
+        "Rank 3 (GPU 3 of node 0) reports no timeout while the other 7 timed out",
+    ),
+    "torch names the rank, srun the host": (watchdog(0, 811) + DESYNC, "Rank 6 (gpu-07) did not join the collective"),
+    "all are in it": ("".join(watchdog(rank, 811) for rank in range(8)), "none is behind"),
+    "only one rank's lines": (watchdog(0, 811), "Only rank 0 (GPU 0 of node 0) reports it (ALLREDUCE 808)"),
+    "srun labels": (
+        "".join(watchdog(rank, 808 if rank == 2 else 811, f"{rank}: ") for rank in range(8))
+        + "srun: error: nid001: tasks 0-3: Aborted\nsrun: error: nid002: tasks 4-7: Aborted\n",
+        "Rank 2 (nid001) is behind",
+    ),
+    "another group's ranks are not global": (
+        "".join(watchdog(rank, 800 + rank, "[default{rank}]:", "PG ID 2 PG GUID 11(TP)") for rank in range(2)),
+        "a collective timed out",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_a_timeout_names_the_rank_behind_and_its_host(name: str, meshwright: Any, tmp_path: Path) -> None:
+    text, expected = HANGS[name]
+    log = tmp_path / "train.log"
+    log.write_text(titan(extra=text))
+    answer = meshwright("doctor", str(log), "--model", "llama3-8b", "--gpus", "8xH100", "--json").json
+    found = finding(answer, "run.failed-hang")
+    assert expected in found["message"]
+    late = expected.partition("Rank ")[2][:1]
+    if "is behind: " in found["message"]:
+        assert f"[Rank {late}]" in found["lines"][0]
+        assert found["remedies"][0]["try"][0].startswith(f"look at rank {late} (")
+    if name == "all are in it":
+        assert "never reached" not in found["message"]
+        assert "nccl-tests" in found["remedies"][0]["try"][0]
+
+
+def test_an_error_of_one_rank_explains_the_timeouts_of_the_others(meshwright: Any, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    crash = "[rank3]:Traceback (most recent call last):\n[rank3]:ValueError: sample 17 has no text\n"
+    log.write_text(titan(extra=crash + "".join(watchdog(rank, 811) for rank in range(8) if rank != 3)))
+    answer = meshwright("doctor", str(log), "--model", "llama3-8b", "--gpus", "8xH100", "--json").json
+    message = finding(answer, "run.failed-hang")["message"]
+    assert (
+        "rank 3 (GPU 3 of node 0) ended with an error, the likely cause: ValueError: sample 17 has no text" in message
+    )
+
+
+def test_an_out_of_memory_error_names_its_rank(meshwright: Any, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    out = "[rank5]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB.\n"
+    log.write_text(titan(extra=out + elastic_table(5, host="node012")))
+    answer = meshwright("doctor", str(log), "--json").json
+    assert "rank 5 (node012) ran out of memory after step 100" in finding(answer, "memory.out-of-memory")["message"]

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from meshwright.doctor.formats.text import Line, has_any
+from meshwright.doctor.hang import global_rank
 from meshwright.doctor.run import Fault, OutOfMemory
 from meshwright.rules.messages import search
 
@@ -103,6 +104,7 @@ FAULT_PATTERNS = (
         re.compile(
             r"Watchdog caught collective operation timeout|collective operation timeout|hangs in step"
             r"|Timed out waiting \d+ms|wait timeout after|NCCL health check failed at step"
+            r"|failed to pass monitoredBarrier"
         ),
         "a collective timed out: some ranks never reached it",
         ("check the rank that lags behind", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records the last collectives"),
@@ -164,7 +166,7 @@ HINTS = (
     "NCCL", "ibv_", "onnection reset", "emote peer", "ompletion from peer", "ompletion with", "fallen off", "NVLink",
     "NET/IB", "no socket", "ECC", "Xid", "CUDA error", "No space left", "quota", "Shutdown requested",
     "DUE TO", "CANCELLED", "ode failure", "NODE_FAIL", "not responding", "time limit", "Out Of Memory", "emory limit",
-    "OUT_OF_MEMORY", "Error", "Exception", OURS, TRACEBACK,
+    "OUT_OF_MEMORY", "monitoredBarrier", "Error", "Exception", OURS, TRACEBACK,
 )  # fmt: skip
 """Every line that matches a pattern contains one of these; checked first because it is much faster."""
 
@@ -218,6 +220,7 @@ def find(lines: Sequence[Line], steps_by_line: Sequence[tuple[int, int]] = (), f
             step=_before(steps_by_line, line.number),
             context=_message(lines, index),
             prefix=line.prefix,
+            rank=global_rank(line),
             where=_part_of_memory(context) if is_memory else "",
             memory=out_of_memory(" ".join(one.text for one in lines[index : index + AFTER])) if is_memory else None,
         )

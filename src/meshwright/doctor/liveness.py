@@ -8,13 +8,14 @@ from itertools import pairwise
 import msgspec
 
 from meshwright.display import plural
-from meshwright.doctor import faults, known_messages, remedies, slowdown
+from meshwright.doctor import faults, hang, known_messages, remedies, slowdown
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Fault
 from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.thresholds import limit, share
 
 FROM_SCRATCH = "It started again at step 1: no checkpoint was loaded, or the file holds several runs"
+SOME_LATE = "some ranks never reached it"  # in the meaning of a hang
 TARGET_SHARE = 0.01  # target share of the run time for blocking checkpoints
 
 
@@ -120,12 +121,13 @@ def failed(stats: RunStats) -> Iterator[Finding]:
         return
     known = None if fatal[0].name in faults.SCHEDULER else known_messages.known_failure(stats, fatal)
     if known is not None:
-        yield msgspec.structs.replace(known, message=known.message + _slower_before(stats, known.id))
+        known = msgspec.structs.replace(known, message=known.message + _slower_before(stats, known.id))
+        yield _with_ranks(stats, known, fatal)
         return
     fatal.sort(key=lambda fault: fault.name == "error")  # a specific fault is more useful than a plain error
     first = fatal[0]
     pattern = faults.pattern(first.name)
-    yield Finding(
+    found = Finding(
         id=f"run.failed-{first.name.replace('_', '-')}",
         severity="error",
         message=pattern.meaning
@@ -144,6 +146,52 @@ def failed(stats: RunStats) -> Iterator[Finding]:
                 for text in dict.fromkeys((*first.fix, *pattern.fix))
             ),
             *(known_messages.nearest(first) if first.name == "error" else ()),
+        ),
+    )
+    yield _with_ranks(stats, found, fatal)
+
+
+def _with_ranks(stats: RunStats, finding: Finding, fatal: list[Fault]) -> Finding:
+    """Return a failure with the rank and host behind it: of a timeout, the rank that the others waited for."""
+    if finding.id == "run.failed-hang":
+        return _hang(stats, finding, fatal)
+    names = stats.rank_names
+    rank = next((one.rank for one in fatal if one.rank is not None), stats.run.hosts.first_failed)
+    if rank is None:
+        return finding
+    evidence = (*finding.evidence, Evidence("first rank that reports it", names.of((rank,), lower=True)))
+    return msgspec.structs.replace(finding, evidence=evidence)
+
+
+def _hang(stats: RunStats, finding: Finding, fatal: list[Fault]) -> Finding:
+    """Return a timeout with the rank that the others waited for, whose lines come first."""
+    names, timeouts = stats.rank_names, [one for one in fatal if one.name == "hang"]
+    late = hang.behind(stats.final_collectives, names, stats.world)
+    message, ranks = finding.message, () if late is None else late.ranks
+    if late is not None and late.none_is_behind:
+        message = message.replace(f": {SOME_LATE}", "")
+    message += "" if late is None else f". {late.text}"
+    first = min((one.line for one in timeouts), default=0)
+    before = [one for one in fatal if one.name == "error" and one.line < first and one.file == timeouts[0].file]
+    if before:
+        who = "a rank" if before[0].rank is None else names.of((before[0].rank,), lower=True)
+        message += f". Before it, {who} ended with an error, the likely cause: {before[0].text}"
+    shown = [*before[:1], *sorted(timeouts, key=lambda one: one.rank not in ranks)]
+    advice = {
+        "check the rank that lags behind": f"look at {names.of(ranks, lower=True)} first: its own log, py-spy dump of "
+        "its process, dmesg of its host"
+    }
+    if late is not None and late.none_is_behind:
+        advice = {next(iter(advice)): "check the network and the GPUs: NCCL_DEBUG=INFO, dmesg for Xid, nccl-tests"}
+    replaced = advice if late is not None and (ranks or late.none_is_behind) else {}
+    return msgspec.structs.replace(
+        finding,
+        message=message,
+        lines=tuple(dict.fromkeys(one.located for one in shown[:3])) or finding.lines,
+        evidence=(*(() if late is None else late.evidence), *finding.evidence),
+        remedies=tuple(
+            msgspec.structs.replace(one, try_=(replaced.get(one.try_[0], one.try_[0]), *one.try_[1:]))
+            for one in finding.remedies
         ),
     )
 

@@ -240,7 +240,8 @@ def allocator_retries(stats: RunStats) -> Iterator[Finding]:
 
 def _message(stats: RunStats, fault: Fault, oom: OutOfMemory, grew: str, offset: float) -> str:
     when = f" after step {fault.step}" if fault.step else " before its first step was logged"
-    text = f"a GPU ran out of memory{when}"
+    who = "a GPU" if fault.rank is None else stats.rank_names.of((fault.rank,), lower=True)
+    text = f"{who} ran out of memory{when}"
     if oom.wanted is not None:
         usage = oom.in_use if oom.in_use is not None else oom.allocated
         where = f" with {usage:.1f} of {oom.capacity:.1f} GiB in use" if usage and oom.capacity else ""

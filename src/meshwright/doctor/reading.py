@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from meshwright import file_access
-from meshwright.doctor import faults
+from meshwright.doctor import faults, hang
 from meshwright.doctor.formats import FORMATS, detect_format
 from meshwright.doctor.formats.text import Line, lines_of
 from meshwright.doctor.run import Fault, Run, Step, Validation
@@ -101,6 +101,8 @@ def _read_lines(lines: Sequence[Line], name: str) -> Run | None:
     if log_format is None and all(one.name == "error" and not faults.search_sure(one.context) for one in found_faults):
         return None
     found = msgspec.structs.replace(run, faults=found_faults)
+    if found_faults:
+        found = msgspec.structs.replace(found, collectives=tuple(hang.reports(lines, name)), hosts=hang.hosts(lines))
     return found if _has_content(found) or found.header.started or found.validations else None
 
 
@@ -151,6 +153,8 @@ def _read_folder(folder: Path) -> Run:
         _with_validations(_joined(starts, runs), runs),
         path=str(folder),
         faults=(*best.faults, *others, *recorded),
+        collectives=tuple(one for run in runs for one in run.collectives),
+        hosts=hang.joined(run.hosts for run in runs),
         notes=(*best.notes, *notes),
     )
 

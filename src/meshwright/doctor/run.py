@@ -116,6 +116,7 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     fix: tuple[str, ...] = ()  # suggested in that record
     context: str = ""  # its line and those after it
     prefix: str = ""  # of its line, which names the rank
+    rank: int | None = None  # global rank that wrote it
 
     @property
     def shown(self) -> str:
@@ -126,6 +127,28 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     def located(self) -> str:
         """The line with its place."""
         return f"{self.file}:{self.line} {self.shown}"
+
+
+class CollectiveReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What one rank reports about the collective that timed out."""
+
+    rank: int
+    line: int
+    file: str
+    group: str = ""  # process group, if the message names it
+    operation: str = ""
+    timed_out: int | None = None  # sequence numbers in the group
+    enqueued: int | None = None
+    completed: int | None = None
+    lagging: bool = False  # named by torch itself as a rank that the others waited for
+
+
+class RankHosts(msgspec.Struct, frozen=True):
+    """The hosts that a log names."""
+
+    ranks: dict[int, str] = {}  # by global rank
+    tasks: dict[int, str] = {}  # by srun's task, which is a rank or a node
+    first_failed: int | None = None  # the rank that torch's launcher saw fail first
 
 
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +191,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     numbered: bool = True  # False if the log has no step numbers: then a step is one logged record
     validations: tuple[Validation, ...] = ()  # in order of the log
     faults: tuple[Fault, ...] = ()
+    collectives: tuple[CollectiveReport, ...] = ()  # of a timeout
+    hosts: RankHosts = RankHosts()  # if the run has faults
     earlier: tuple[str, ...] = ()  # logs of earlier starts
     header: RunHeader = RunHeader()
     retries: int = 0  # allocations that succeeded only after the allocator's cache was flushed

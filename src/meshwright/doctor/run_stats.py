@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from meshwright import costs
 from meshwright.doctor.finding import Finding
-from meshwright.doctor.run import Fault, Run, Step
+from meshwright.doctor.hang import RankNames
+from meshwright.doctor.run import CollectiveReport, Fault, Run, Step
 from meshwright.doctor.thresholds import limit
 from meshwright.recipes.case import Case
 
@@ -70,7 +71,7 @@ class RunStats:
         """Tokens per second and GPU of the median step."""
         logged = median_of(step.tokens_per_s for step in self.steady)
         total = median_of(step.all_tokens_per_s for step in self.steady)
-        seconds, tokens, world = median_of(step.seconds for step in self.steady), self._tokens, self._world
+        seconds, tokens, world = median_of(step.seconds for step in self.steady), self._tokens, self.world
         if logged is None and total is not None and world:
             return total / world
         if logged is not None or seconds is None or not tokens or not world:
@@ -82,9 +83,9 @@ class RunStats:
         """Seconds of the median step."""
         logged = median_of(step.seconds for step in self.steady)
         tokens = self._tokens or self._assumed_tokens
-        if logged is not None or self.tokens_per_s is None or not tokens or not self._world:
+        if logged is not None or self.tokens_per_s is None or not tokens or not self.world:
             return logged
-        return tokens / self._world / self.tokens_per_s
+        return tokens / self.world / self.tokens_per_s
 
     @property
     def assumed_batch(self) -> str:
@@ -165,9 +166,22 @@ class RunStats:
     @cached_property
     def fatal(self) -> tuple[Fault, ...]:
         """Faults without a later step, in this log or in that of a later start."""
+        return tuple(one for one in self.run.faults if self._is_after_steps(one))
+
+    @cached_property
+    def final_collectives(self) -> tuple[CollectiveReport, ...]:
+        """What ranks report about the collective that the run ended in."""
+        return tuple(one for one in self.run.collectives if self._is_after_steps(one))
+
+    def _is_after_steps(self, one: Fault | CollectiveReport) -> bool:
         run = self.run
         last = {run.file: run.steps[-1].line} if run.steps else {}
-        return tuple(one for one in run.faults if one.file not in run.earlier and one.line > last.get(one.file, 0))
+        return one.file not in run.earlier and one.line > last.get(one.file, 0)
+
+    @property
+    def rank_names(self) -> RankNames:
+        """Names of ranks with their hosts or nodes."""
+        return RankNames(self.run.hosts, 0 if self.case is None else int(self.case.cluster.gpus_per_node))
 
     @property
     def capacity_gib(self) -> float | None:
@@ -207,7 +221,8 @@ class RunStats:
         return int(self.case.global_batch_size * self.case.seq_length) if self.case is not None else None
 
     @property
-    def _world(self) -> int | None:
+    def world(self) -> int | None:
+        """The number of GPUs, from the log or the case."""
         return self.run.header.world or (int(self.case.world) if self.case is not None else None)
 
 
