@@ -188,3 +188,44 @@ def test_an_out_of_memory_error_names_its_rank(meshwright: Any, tmp_path: Path) 
     log.write_text(titan(extra=out + elastic_table(5, host="node012")))
     answer = meshwright("doctor", str(log), "--json").json
     assert "rank 5 (node012) ran out of memory after step 100" in finding(answer, "memory.out-of-memory")["message"]
+
+
+BATCH_LINE = (
+    "[titan] 2026-11-01 00:00:00,000 - root - INFO - Trainer is initialized with local batch size 1, global batch size "
+    "8, gradient accumulation steps 1, sequence length 8192, total steps {total} (warmup 200)\n"
+)
+ENDINGS = {
+    "cut": ("", "the log ends at step 100 of 1,000, without an error or a line that says the training ended"),
+    "completed": ("[titan] 2026-11-01 00:03:00,000 - root - INFO - Training completed\n", ""),
+    "failed": ("[rank0]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.00 GiB.\n", ""),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_log_that_stops_early_gets_a_remark(name: str, meshwright: Any, tmp_path: Path) -> None:
+    extra, expected = ENDINGS[name]
+    log = tmp_path / "train.log"
+    log.write_text(BATCH_LINE.format(total=1000) + titan(extra=extra))
+    found = [note for note in meshwright("doctor", str(log), "--json").json["notes"] if "the log ends" in note]
+    assert [note[: len(expected)] for note in found] == ([expected] if expected else [])
+    log.write_text(BATCH_LINE.format(total=100) + titan())
+    assert not [note for note in meshwright("doctor", str(log), "--json").json["notes"] if "the log ends" in note]
+
+
+def test_a_megatron_run_that_ended_on_request_says_so(meshwright: Any, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(megatron() + "[exiting program after 235.1 minutes] datetime: 2026-11-01 23:54:10 \n")
+    notes = meshwright("doctor", str(log), "--json").json["notes"]
+    assert "the log ends at step 1,000 of 19,074: exiting program after 235.1 minutes" in notes
+    log.write_text(
+        megatron().replace("/   19074", "/    1005") + "[after training is done] datetime: 2026-11-01 23:54:10 \n"
+    )
+    assert not [note for note in meshwright("doctor", str(log), "--json").json["notes"] if "the log ends" in note]
+
+
+def test_the_length_of_the_users_file_shows_that_a_log_is_cut(meshwright: Any, tmp_path: Path) -> None:
+    log, file = tmp_path / "train.log", tmp_path / "mine.toml"
+    log.write_text(titan())
+    file.write_text(TITAN.format(batch=1, length=8192))
+    notes = meshwright("doctor", str(log), "--recipe", str(file), "--gpus", "8xH100", "--json").json["notes"]
+    assert any("the log ends at step 100 of 1,000" in note for note in notes)

@@ -221,7 +221,7 @@ def examine(
         findings=tuple(findings),
         looked_for=tuple(one.id for one in DIAGNOSES if one.id not in missing),
         not_examined={key: value for key, value in missing.items() if not any(f.id == key for f in findings)},
-        notes=(*run.notes, *notes, *_impossible_figures(stats)),
+        notes=(*run.notes, *notes, *liveness.stopped_early(stats), *_impossible_figures(stats)),
     )
 
 

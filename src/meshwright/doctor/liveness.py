@@ -15,6 +15,7 @@ from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.thresholds import limit, share
 
 FROM_SCRATCH = "It started again at step 1: no checkpoint was loaded, or the file holds several runs"
+REQUESTED_END = "exiting program"  # Megatron's: at its time limit, a signal or an interval
 SOME_LATE = "some ranks never reached it"  # in the meaning of a hang
 TARGET_SHARE = 0.01  # target share of the run time for blocking checkpoints
 
@@ -68,6 +69,26 @@ def checkpoint_stalls(stats: RunStats) -> Iterator[Finding]:
         ),
         remedies=tuple(fixes),
     )
+
+
+def stopped_early(stats: RunStats) -> Iterator[str]:
+    """Yield that a log ends before the last step of its run, if no failure explains it."""
+    run, total = stats.run, stats.run.header.total_steps
+    if total is None and stats.case is not None and "train.steps" in run.header.file_fields:
+        total = stats.case.recipe.train.steps
+    if not total or not run.steps or not run.numbered or stats.fatal:
+        return
+    last = run.steps[-1]
+    if total - last.step < max(1, last.covers):  # the rest is less than a log interval
+        return
+    where = f"the log ends at step {last.step:,} of {total:,}"
+    if run.ending.startswith(REQUESTED_END):
+        yield f"{where}: {run.ending.strip()}"
+    elif not run.ending:
+        yield (
+            f"{where}, without an error or a line that says the training ended: it is still running, was killed, or "
+            "the log is cut; the last lines of the job's own output (sacct -j JOB, stderr) show which"
+        )
 
 
 def restarts(stats: RunStats) -> Iterator[Finding]:

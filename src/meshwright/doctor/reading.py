@@ -6,12 +6,13 @@ import bz2
 import json
 import lzma
 import os
+import re
 import shlex
 import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ import msgspec
 from meshwright import file_access
 from meshwright.doctor import faults, hang
 from meshwright.doctor.formats import FORMATS, detect_format
-from meshwright.doctor.formats.text import Line, lines_of
+from meshwright.doctor.formats.text import Line, has_any, lines_of
 from meshwright.doctor.run import Fault, Run, Step, Validation
 from meshwright.errors import InputError, closest
 from meshwright.rules import messages
@@ -37,6 +38,12 @@ EVENTS = "events.out.tfevents"  # of TensorBoard
 STDIN = "-"
 MAX_KEYS = 8  # of an unknown record in an error
 BINARY = 0.05  # share of control characters
+END_HINTS = ("raining", "exiting program", "'train_runtime'", "train_runtime")
+END = re.compile(
+    r"after training is done|[Tt]raining (?:is )?(?:completed|finished|done)\b|exiting program [^\]\n]*|'train_runtime'"
+    r"|\btrain_runtime\b"
+)
+"""How trainers end: Megatron-LM, torchtitan, AutoModel and the Hugging Face Trainer."""
 METRICS, BAD_BATCHES, FAILURE = "metrics.jsonl", "bad_batches.jsonl", "failure.jsonl"
 
 
@@ -100,10 +107,17 @@ def _read_lines(lines: Sequence[Line], name: str) -> Run | None:
     found_faults = tuple(faults.find(lines, [(step.line, step.step) for step in run.steps], name))
     if log_format is None and all(one.name == "error" and not faults.search_sure(one.context) for one in found_faults):
         return None
-    found = msgspec.structs.replace(run, faults=found_faults)
+    found = msgspec.structs.replace(run, faults=found_faults, ending=_ending(lines, run))
     if found_faults:
         found = msgspec.structs.replace(found, collectives=tuple(hang.reports(lines, name)), hosts=hang.hosts(lines))
     return found if _has_content(found) or found.header.started or found.validations else None
+
+
+def _ending(lines: Sequence[Line], run: Run) -> str:
+    """Return the line with which a trainer ends, after the last step; empty if there is none."""
+    last = run.steps[-1].line if run.steps else 0
+    after = takewhile(lambda line: line.number > last, reversed(lines))
+    return next((found[0] for line in after if has_any(line.text, END_HINTS) and (found := END.search(line.text))), "")
 
 
 def _unknown_error(lines: Sequence[Line]) -> str:

@@ -193,6 +193,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     faults: tuple[Fault, ...] = ()
     collectives: tuple[CollectiveReport, ...] = ()  # of a timeout
     hosts: RankHosts = RankHosts()  # if the run has faults
+    ending: str = ""  # what the trainer printed as it ended
     earlier: tuple[str, ...] = ()  # logs of earlier starts
     header: RunHeader = RunHeader()
     retries: int = 0  # allocations that succeeded only after the allocator's cache was flushed
