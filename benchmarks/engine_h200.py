@@ -128,7 +128,9 @@ def plain(run: Run, recipe: Recipe, config: Any) -> Any:
     return plain_step(model, list(model.parameters()), recipe)
 
 
-def plain_step(model: Any, trainable: list[torch.nn.Parameter], recipe: Recipe, **model_kwargs: Any) -> Any:
+def plain_step(
+    model: Any, trainable: list[torch.nn.Parameter], recipe: Recipe, autocast: bool = False, **model_kwargs: Any
+) -> Any:
     """Return a plain training step for these parameters; `model_kwargs` go to the model with the tokens."""
     optimizer = torch.optim.AdamW(trainable, lr=1e-4, fused=True)
     source = Mock(model.config.vocab_size, recipe.data.seq_length, 1)
@@ -142,17 +144,22 @@ def plain_step(model: Any, trainable: list[torch.nn.Parameter], recipe: Recipe, 
     def step() -> torch.Tensor:
         first = next(numbers) * size
         tokens = torch.from_numpy(source.samples(range(first, first + size)).tokens).to(DEVICE)
-        hidden = model.model(input_ids=tokens[:, :-1], **model_kwargs).last_hidden_state.flatten(0, 1)
-        labels = tokens[:, 1:].flatten()
-        parts = [
-            checkpoint(chunk_loss, h, y, use_reentrant=False)
-            for h, y in zip(hidden.chunk(8), labels.chunk(8), strict=True)
-        ]
-        loss = torch.stack(parts).sum() / labels.numel()
-        loss.backward()
+        losses = [forward_backward(part) for part in tokens.split(recipe.layout.micro_batch_size)]
         torch.nn.utils.clip_grad_norm_(trainable, 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+        return torch.stack(losses).sum()
+
+    def forward_backward(tokens: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(DEVICE.type, torch.bfloat16, enabled=autocast):
+            hidden = model.base_model(input_ids=tokens[:, :-1], **model_kwargs).last_hidden_state.flatten(0, 1)
+            labels = tokens[:, 1:].flatten()
+            parts = [
+                checkpoint(chunk_loss, h, y, use_reentrant=False)
+                for h, y in zip(hidden.chunk(8), labels.chunk(8), strict=True)
+            ]
+            loss = torch.stack(parts).sum() / (size * recipe.data.seq_length)
+        loss.backward()
         return loss.detach()
 
     return step
@@ -174,7 +181,7 @@ def measure(run: Run) -> dict[str, Any]:
     return row | figures(lambda: (ours if run.engine else plain)(run, recipe, config), recipe)
 
 
-def figures(make: Any, recipe: Recipe) -> dict[str, Any]:
+def figures(make: Any, recipe: Recipe, warm: int = WARM, steps: int = TIMED) -> dict[str, Any]:
     """Return speed, losses and peak memory of the step function that `make` returns."""
     started = time.monotonic()
     if DEVICE.type == "cuda":
@@ -182,8 +189,8 @@ def figures(make: Any, recipe: Recipe) -> dict[str, Any]:
     step = make()
     losses = [step()]
     first_s = time.monotonic() - started
-    losses += [step() for _ in range(WARM - 1)]
-    seconds = timed(step, losses)
+    losses += [step() for _ in range(warm - 1)]
+    seconds = timed(step, losses, steps)
     row = {
         "tokens_per_s": recipe.train.global_batch_size * recipe.data.seq_length / seconds,
         "step_s": seconds,
@@ -198,18 +205,18 @@ def figures(make: Any, recipe: Recipe) -> dict[str, Any]:
     return row
 
 
-def timed(step: Any, losses: list[torch.Tensor]) -> float:
+def timed(step: Any, losses: list[torch.Tensor], steps: int = TIMED) -> float:
     """Return the mean seconds of a step."""
     if DEVICE.type != "cuda":
         started = time.perf_counter()
-        losses += [step() for _ in range(TIMED)]
-        return (time.perf_counter() - started) / TIMED
+        losses += [step() for _ in range(steps)]
+        return (time.perf_counter() - started) / steps
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
-    losses += [step() for _ in range(TIMED)]
+    losses += [step() for _ in range(steps)]
     end.record()
     end.synchronize()
-    return begin.elapsed_time(end) / 1e3 / TIMED
+    return begin.elapsed_time(end) / 1e3 / steps
 
 
 def main() -> None:

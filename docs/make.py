@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -298,7 +298,7 @@ throughout (about 1.5 of 1.98 GHz), so energy per token is what counts (mJ, last
             for i, row in rows
         ],
     )
-    return text + _as_typed() + _calibration_set()
+    return text + _as_typed() + _beside_peers() + _calibration_set()
 
 
 def _as_typed() -> str:
@@ -327,6 +327,50 @@ Estimates are those of `bench`, as a difference from what was measured; memory i
             for row in found["rows"]
         ],
     )
+
+
+def _beside_peers() -> str:
+    """Speed beside torchtitan and a plain loop; empty until measured."""
+    path = RESULTS / "peer_speed.json"
+    if not path.exists():
+        return ""
+    found = json.loads(path.read_text())
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    text = f"""
+## Beside torchtitan and a plain loop
+
+{found["device"]}, {versions}, {found["date"]}; `{found["made_by"]}`. Ours is the command that `recommend` prints.
+All train the same model, sequence length, sequences per step and trained part, with states in the same formats, each at
+its best micro batch of a short list. The plain loop is transformers with per-block compile, and peft for adapters.
+Ratios are our speed over theirs; memory is what the allocator reserved. Commands and all tries are in
+`benchmarks/results/peer_speed.json`.
+
+"""
+    return text + table(
+        ("case", "states", "ours", "torchtitan", "ratio", "plain loop", "ratio"),
+        [
+            (
+                row["name"],
+                row["states"],
+                _peer_cell(row, "ours"),
+                *(cell for kind in ("torchtitan", "plain") for cell in (_peer_cell(row, kind), _peer_ratio(row, kind))),
+            )
+            for row in found["rows"]
+        ],
+    )
+
+
+def _peer_cell(row: Mapping[str, Any], kind: str) -> str:
+    tries = row["tries"].get(kind, [])
+    found = max((one for one in tries if "tokens_per_s" in one), key=lambda one: one["tokens_per_s"], default=None)
+    if found is None:
+        return tries[-1]["error"][:80].replace("|", "/") if tries else ""
+    memory = found.get("peak_reserved_gib")
+    return f"{found['tokens_per_s']:,.0f} tokens/s" + (f", {memory:.0f} GiB" if memory else "")
+
+
+def _peer_ratio(row: Mapping[str, Any], kind: str) -> str:
+    return f"{row['ratios'][kind]:.2f}" if kind in row.get("ratios", {}) else ""
 
 
 def _calibration_set() -> str:
