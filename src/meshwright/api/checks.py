@@ -62,6 +62,8 @@ CONFIGS: Mapping[str, str] = {
 SECOND_CONFIGS: Mapping[str, str] = {"megatron": "megatron-bridge"}
 """Another framework of an engine, for what the first one cannot express: adapters, or models by their config."""
 NO_CONFIG = "engine.no-config"
+OF_PROGRAM = ("optimizer.supported", "learning_rate.supported", "precision.format-supported")
+"""Rules on what the training program and its config decide, whatever engine models their layout in the estimate."""
 REPAIR_ROUNDS = 4
 
 
@@ -327,13 +329,17 @@ def export_into(
     engine = frameworks.exported_engine(theirs, written, checked.model)
     if engine != checked.engine:  # the findings are those of the file that was written
         recipe = without_folder(job.on(engine), None if same else read)
+        own = [one for one in checked.findings if one.rule in OF_PROGRAM]
         checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
+        others = [one for one in checked.findings if one.rule not in OF_PROGRAM]
+        checked = msgspec.structs.replace(checked, findings=(*own, *others))
     findings = _all_findings(theirs, written, checked, fix)
     if same:  # as check reports them in the framework's own file
         findings = tuple(one for one in findings if frameworks.as_in_files(one).severity != "advice")
     checked = msgspec.structs.replace(checked, findings=findings)
+    unused = _without_effect(checked, request.overrides)
     written = msgspec.structs.replace(
-        written, notes=(*checked.notes, *_contract_notes(job, checked.recipe), *written.notes)
+        written, notes=(*checked.notes, *unused, *_contract_notes(job, checked.recipe), *written.notes)
     )
     return (Exported(written, checked, job) if read is None else Exported(written, checked, job, dropped)), converted
 
@@ -430,6 +436,13 @@ def _with_working_fix(
             if finding.rule not in {one.rule for one in after}:
                 return msgspec.structs.replace(finding, fix=fix, no_fix="")
     return msgspec.structs.replace(finding, fix=(), no_fix=finding.no_fix or NO_OVERRIDE)
+
+
+def _without_effect(checked: RecipeCheckResult, overrides: Sequence[str]) -> list[str]:
+    """Return the typed fields that this training does not read: an export has no key for them."""
+    typed = override.requested(checked.recipe, override.split_auto(overrides)[0])
+    reasons = {key: frameworks.no_effect(key, checked.recipe, checked.model) for key in typed}
+    return [f"{key}={typed[key]} has no effect: {reason}" for key, reason in reasons.items() if reason]
 
 
 def _contract_notes(job: Job, recipe: Recipe) -> list[str]:

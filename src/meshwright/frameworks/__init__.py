@@ -12,6 +12,7 @@ from meshwright.frameworks.export import export, exported_engine, in_version, lo
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile, import_file
 from meshwright.frameworks.load import SUFFIXES, content_of, open_file
+from meshwright.frameworks.mapping import no_effect
 from meshwright.frameworks.native import check as check_native
 from meshwright.frameworks.native import is_native, looks_native, train_command
 from meshwright.frameworks.open_length import open_length_of_recipe
@@ -54,6 +55,7 @@ __all__ = [
     "is_file",
     "is_native",
     "lost_numbers",
+    "no_effect",
     "open_file",
     "open_length_of_recipe",
     "patch",

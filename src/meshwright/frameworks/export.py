@@ -37,7 +37,16 @@ def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) 
     listed = {*written.in_other_files, *(one.field for one in written.unmapped)}
     numbers = lost_numbers(framework, recipe)
     lost = tuple(one for one in differences(framework, written, recipe, model, on) if one.field not in listed)
-    return msgspec.structs.replace(written, unmapped=(*written.unmapped, *numbers, *lost))
+    without_key = tuple(_with_what_applies(framework, one) for one in written.unmapped)
+    return msgspec.structs.replace(written, unmapped=(*without_key, *numbers, *lost))
+
+
+def _with_what_applies(framework: Framework, one: UnmappedField) -> UnmappedField:
+    """Return a field without a key with what decides instead."""
+    if not one.reason.endswith(NO_KEY):
+        return one
+    applies = "your training program decides" if framework.name in ARGUMENTS_FILE else "its own value applies"
+    return msgspec.structs.replace(one, reason=f"{one.reason}: {applies}")
 
 
 def in_version(

@@ -314,22 +314,29 @@ NOT_IN_PRETRAINING = ("data.columns", "data.train_on", "data.chat_template", "da
 
 def relevant_fields(recipe: Recipe, model: ModelSpec) -> tuple[str, ...]:
     """Return the recipe fields that affect this training, without the model's architecture."""
+    return tuple(
+        key for key in recipe_fields() if not key.startswith("architecture.") and not no_effect(key, recipe, model)
+    )
 
-    def matters(key: str) -> bool:
-        section = key.split(".")[0]
-        if section == "architecture" or (key in NOT_IN_PRETRAINING and recipe.goal == "pretrain"):
-            return False
-        if section in ("peft", "moe"):
-            return recipe.goal == "peft" if section == "peft" else model.moe is not None
-        if key.startswith("optimizer.muon"):
-            return recipe.optimizer.name == "muon"
-        if key.startswith("schedule.wsd_"):
-            return recipe.schedule.name == "wsd"
-        if key == "train.freeze":
-            return model.vision is not None
-        return not (key == "train.mtp_loss" and not model.mtp_layers)
 
-    return tuple(key for key in recipe_fields() if matters(key))
+def no_effect(key: str, recipe: Recipe, model: ModelSpec) -> str:
+    """Return why a recipe field does not affect this training; empty if it does."""
+    section = key.split(".")[0]
+    if key in NOT_IN_PRETRAINING and recipe.goal == "pretrain":
+        return "pretraining reads one stream of tokens, without conversations"
+    if section == "peft" and recipe.goal != "peft":
+        return f"goal {recipe.goal} trains no adapters"
+    if section == "moe" and model.moe is None:
+        return f"{model.name} has no experts"
+    if key.startswith("optimizer.muon") and recipe.optimizer.name != "muon":
+        return f"{recipe.optimizer.name} has no such setting"
+    if key.startswith("schedule.wsd_") and recipe.schedule.name != "wsd":
+        return f"a {recipe.schedule.name} schedule has no stable phase"
+    if key == "train.freeze" and model.vision is None:
+        return f"{model.name} has no vision encoder"
+    if key == "train.mtp_loss" and not model.mtp_layers:
+        return f"{model.name} has no multi-token-prediction layers"
+    return ""
 
 
 def same_value(one: object, other: object) -> bool:

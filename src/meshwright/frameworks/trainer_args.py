@@ -12,6 +12,8 @@ from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.types import UnmappedField
 from meshwright.recipes.adapter_targets import ALL_LINEAR, REGEX, STANDARD
+from meshwright.recipes.key_maps.hugging_face import TRUNCATIONS, WSD_STYLES
+from meshwright.recipes.key_maps.wsd_keys import decay_length, style_in
 from meshwright.recipes.types import Recipe, field_value
 
 OPTIMIZERS = {
@@ -21,6 +23,7 @@ OPTIMIZERS = {
     "sgd": "sgd",
     "schedule_free_adamw": "schedule_free_adamw",
 }
+POLYNOMIAL, WSD = "polynomial", "warmup_stable_decay"
 Arguments = Mapping[str, Any]
 
 
@@ -34,18 +37,34 @@ def _length(recipe: Recipe) -> Arguments:
 
 
 def _schedule(recipe: Recipe) -> Arguments:
-    schedule, key = recipe.schedule, "lr_scheduler_type"
+    schedule, key, options = recipe.schedule, "lr_scheduler_type", "lr_scheduler_kwargs"
     if schedule.name == "cosine" and schedule.min_lr:
-        return {key: "cosine_with_min_lr", "lr_scheduler_kwargs": {"min_lr": schedule.min_lr}}
+        return {key: "cosine_with_min_lr", options: {"min_lr": schedule.min_lr}}
+    if schedule.name == "linear" and schedule.min_lr:  # linear itself ends at 0
+        return {key: POLYNOMIAL, options: {"lr_end": schedule.min_lr, "power": 1.0}}
+    if schedule.name == "wsd":
+        return {key: WSD, options: _stable_phase(recipe)}
     names = {"cosine": "cosine", "linear": "linear", "inverse_sqrt": "inverse_sqrt", "constant": "constant_with_warmup"}
-    if schedule.name not in names or (schedule.name == "linear" and schedule.min_lr):
-        raise InputError(f"the Trainer has no such decay to {schedule.min_lr:g}: pass your own lr_scheduler")
+    if schedule.name not in names:
+        raise InputError("the Trainer has no such decay, and its own is linear to 0: pass your own lr_scheduler")
     return {key: names[schedule.name]}
+
+
+def _stable_phase(recipe: Recipe) -> Arguments:
+    """Return the options of a warmup-stable-decay schedule."""
+    schedule = recipe.schedule
+    if recipe.train.epochs and not schedule.wsd_decay_steps:
+        raise InputError("the steps of its decay follow from the data: set schedule.wsd_decay_steps=N")
+    return {
+        "num_decay_steps": decay_length(recipe),
+        "decay_type": style_in(recipe, WSD_STYLES),
+        "min_lr_ratio": float(f"{schedule.min_lr / recipe.optimizer.lr:.12g}"),
+    }
 
 
 def _optimizer(recipe: Recipe) -> Arguments:
     if recipe.optimizer.name not in OPTIMIZERS:
-        raise InputError("the Trainer has no such optimizer: pass your own")
+        raise InputError("the Trainer has no such optimizer, and its own is AdamW: pass your own optimizers")
     return {"optim": OPTIMIZERS[recipe.optimizer.name]}
 
 
@@ -112,12 +131,19 @@ TRAINER: Mapping[str, Callable[[Recipe], Arguments]] = {
     "checkpoint.save_every": _saves,
     "checkpoint.keep": _kept,
     "data.workers": _plain("dataloader_num_workers", "data.workers"),
+    "data.group_by_length": lambda recipe: (
+        {"train_sampling_strategy": "group_by_length"} if recipe.data.group_by_length else {}
+    ),
 }
 """Arguments of transformers.TrainingArguments, by the field of a recipe."""
 CHATS: Mapping[str, Callable[[Recipe], Arguments]] = {
     "data.seq_length": _plain("max_length", "data.seq_length"),
     "data.packing": _plain("packing", "data.packing"),
     "data.train_on": lambda recipe: {"assistant_only_loss": recipe.data.train_on != "all"},
+    "data.truncation": lambda recipe: {"truncation_mode": "keep_end"} if recipe.data.truncation == "start" else {},
+    "data.chat_template": lambda recipe: (
+        {"chat_template_path": recipe.data.chat_template} if recipe.data.chat_template else {}
+    ),
 }
 """Arguments of trl.SFTConfig."""
 ADAPTER: Mapping[str, Callable[[Recipe], Arguments]] = {
@@ -128,7 +154,25 @@ ADAPTER: Mapping[str, Callable[[Recipe], Arguments]] = {
     "peft.method": _method,
 }
 """Arguments of peft.LoraConfig."""
-WITH = {"train.epochs": ("train.steps",), "schedule.name": ("schedule.min_lr",)}
+NEAREST: Mapping[str, tuple[Callable[[Recipe], bool], str]] = {
+    "schedule.wsd_decay_style": (
+        lambda recipe: recipe.schedule.name == "wsd" and recipe.schedule.wsd_decay_style not in WSD_STYLES.values(),
+        "the Trainer has no such decay: it would be linear",
+    ),
+    "data.train_on": (
+        lambda recipe: recipe.goal != "pretrain" and recipe.data.train_on == "last_answer",
+        "TRL has no such loss: it would count all answers",
+    ),
+    "data.truncation": (
+        lambda recipe: recipe.goal != "pretrain" and recipe.data.truncation not in TRUNCATIONS.values(),
+        "TRL would cut the end of longer samples: filter them before",
+    ),
+}
+"""Values that the arguments cannot say, by field: where, and what the nearest value that is written does."""
+WITH = {
+    "train.epochs": ("train.steps",),
+    "schedule.name": ("schedule.min_lr", "schedule.wsd_decay_steps", "schedule.wsd_decay_style"),
+}
 """Fields that an argument contains besides its own."""
 ARGUMENT_FIELDS = tuple(
     field for table in (TRAINER, CHATS, ADAPTER) for one in table for field in (one, *WITH.get(one, ()))
@@ -155,7 +199,12 @@ def program_file(
     }
     chats = recipe.goal != "pretrain"
     if deepspeed:
-        batch |= {"deepspeed": deepspeed, **{kind: recipe.precision.compute == kind for kind in ("bf16", "fp16")}}
+        batch |= {"deepspeed": deepspeed}
+    if deepspeed or chats:  # SFTConfig's default is bf16, whatever the config of Accelerate says
+        eight = recipe.precision.matmul != "same" and not deepspeed  # set by the config of Accelerate
+        batch |= {kind: recipe.precision.compute == kind and not eight for kind in ("bf16", "fp16")}
+    if deepspeed and recipe.kernels.compile:  # Accelerate's YAML has a key for it
+        batch |= {"torch_compile": True}
     trainer = {**batch, **_arguments(recipe, {**TRAINER, **(CHATS if chats else {})}, lost)}
     module, config = ("trl", "SFTConfig") if chats else ("transformers", "TrainingArguments")
     lines = [f'"""Arguments of {recipe.name or "a recipe"}, {WRITTEN}: import them in train.py."""', ""]
@@ -171,11 +220,17 @@ def program_file(
         adapter = _arguments(recipe, ADAPTER, lost)
         lines += ["peft_config = LoraConfig(", *_lines({"task_type": "CAUSAL_LM", **adapter}), ")"]
     lines += _quantization(recipe, sharded) if quantized else []
+    lost |= {
+        field: UnmappedField(field, field_value(recipe, field), reason)
+        for field, (is_lost, reason) in NEAREST.items()
+        if is_lost(recipe) and field not in lost
+    }
     tables = (TRAINER, CHATS if chats else {}, ADAPTER if recipe.goal == "peft" else {})
     fields = [one for table in tables for field in table for one in (field, *WITH.get(field, ()))]
     carried = (
         *BATCH,
         *(("layout.recompute",) if recomputes else ()),
+        *(("kernels.compile",) if "torch_compile" in batch else ()),
         *(() if chats else ("data.seq_length",)),
         *(field for field in fields if field not in lost),
     )

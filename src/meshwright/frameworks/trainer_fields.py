@@ -9,8 +9,9 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.mapping import text_of
+from meshwright.frameworks.trainer_args import POLYNOMIAL, WSD
 from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue, as_int
-from meshwright.recipes.key_maps.hugging_face import ARGUMENTS, KEYS
+from meshwright.recipes.key_maps.hugging_face import ARGUMENTS, KEYS, WSD_STYLES
 from meshwright.recipes.key_maps.hugging_face_removed import REMOVED
 from meshwright.recipes.overrides import translate_value
 from meshwright.recipes.types import Goal, recipe_fields
@@ -24,6 +25,9 @@ WARMUPS, SHARE = ("warmup_steps", "num_warmup_steps"), "warmup_ratio"
 SAVES, EVALUATIONS = ("save_strategy",), ("eval_strategy", "evaluation_strategy")
 SCHEDULE, SCHEDULE_OPTIONS = "lr_scheduler_type", "lr_scheduler_kwargs"
 MIN_LR_SCHEDULE = "cosine_with_min_lr"
+ENDS = {MIN_LR_SCHEDULE: ("min_lr", "min_lr_rate"), POLYNOMIAL: ("lr_end", ""), WSD: ("", "min_lr_ratio")}
+"""Options of a schedule that state where it ends: as a learning rate, or as a share of the peak."""
+POLYNOMIAL_END = 1e-7  # lr_end of transformers' function
 COMBINED = (*DATASETS, *STEPS, *EPOCHS, *WARMUPS, SHARE, *SAVES, *EVALUATIONS, SCHEDULE, SCHEDULE_OPTIONS)
 """Arguments that are read together."""
 OWN = ("deepspeed", "deepspeed_config", "do_train", "do_eval", "local_rank")  # name the config, or what is done
@@ -136,16 +140,30 @@ class _Reader:
         found = self.args.get(SCHEDULE)
         if found is None:
             return
-        name = str(found.value)
-        self.set("schedule.name", SCHEDULE, found, translate_value(ROWS[SCHEDULE], name.removesuffix("_with_min_lr")))
-        options = self.args.get(SCHEDULE_OPTIONS)
-        end = _options(options)
-        if name == MIN_LR_SCHEDULE and isinstance(end.get("min_lr"), int | float):
-            self.values["schedule.min_lr"] = float(end["min_lr"])
-        elif name == MIN_LR_SCHEDULE and isinstance(end.get("min_lr_rate"), int | float):
-            self.values["schedule.min_lr"] = float(end["min_lr_rate"]) * self.values.get("optimizer.lr", 5e-5)
-        elif options is not None and options.value not in ("{}", {}):
+        name, options = str(found.value), self.args.get(SCHEDULE_OPTIONS)
+        given = _options(options)
+        straight = name == POLYNOMIAL and given.get("power", 1) == 1
+        ours = "linear" if straight else translate_value(ROWS[SCHEDULE], name.removesuffix("_with_min_lr"))
+        self.set("schedule.name", SCHEDULE, found, ours)
+        end = self._end_of_decay(name, given)
+        if end is not None:
+            self.values["schedule.min_lr"] = end
+        elif options is not None and options.value not in ("{}", {}) and not (straight or name == WSD):
             self.lost[SCHEDULE_OPTIONS] = NO_FIELD
+        if name == WSD:
+            style = str(given.get("decay_type", "cosine"))  # as transformers' function has it
+            self.set("schedule.wsd_decay_style", SCHEDULE, found, WSD_STYLES.get(style, style))
+            if isinstance(steps := given.get("num_decay_steps"), int):
+                self.values["schedule.wsd_decay_steps"] = steps
+
+    def _end_of_decay(self, name: str, given: Mapping[str, Any]) -> float | None:
+        """Return the learning rate at the end of a decay whose options state it."""
+        absolute, share = ENDS.get(name, ("", ""))
+        if isinstance(given.get(absolute), int | float):
+            return float(given[absolute])
+        if isinstance(given.get(share), int | float):
+            return float(f"{given[share] * self.values.get('optimizer.lr', 5e-5):.12g}")
+        return POLYNOMIAL_END if name == POLYNOMIAL else None
 
     def read_warmup(self) -> float:
         """Read the warmup; return its share of the steps if it is given as one. Steps above zero replace a share."""

@@ -454,6 +454,8 @@ CAPABILITIES: tuple[Capability, ...] = (
             "torchtitan": ("same", "fp8_tensor", "fp8_row", "mxfp8"),  # its 0.2 line, which exports are written for
             "automodel": ("same", "fp8_tensor", "fp8_row", "fp8_block", "mxfp8"),
             "kempnerforge": ("same", "fp8_tensor"),
+            "fsdp1": ("same", "fp8_delayed", "fp8_tensor", "mxfp8"),  # Accelerate's Transformer Engine and torchao
+            "deepspeed": ("same",),  # neither its config nor the Trainer beside it has a key for fp8
         },
         symptom="unknown recipe name or option",
         cause="its low-precision layers implement other scalings",
@@ -521,7 +523,8 @@ CAPABILITIES: tuple[Capability, ...] = (
             "torchtitan": ("adamw",),
             "automodel": ("adamw", "adamw8bit", "muon", "sgd"),
             "kempnerforge": ("adamw", "muon", "lion", "schedule_free_adamw"),
-            **dict.fromkeys(("fsdp1", "deepspeed"), ("adamw", "muon", "lion", "schedule_free_adamw", "sgd")),
+            "fsdp1": ("adamw", "lion", "schedule_free_adamw", "sgd"),  # those of the Trainer
+            "deepspeed": ("adamw", "muon", "lion", "schedule_free_adamw", "sgd"),  # its own, and the Trainer's
         },
         rule="optimizer.supported",
         symptom="unknown optimizer name",

@@ -90,7 +90,6 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
 ENV_VARS = {
     "mixed_precision": "ACCELERATE_MIXED_PRECISION",
     "dynamo_config.dynamo_backend": "ACCELERATE_DYNAMO_BACKEND",
-    "fp8_config.backend": "ACCELERATE_FP8_BACKEND",
     f"{ZERO}gradient_accumulation_steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
     f"{ZERO}gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
     f"{ZERO}zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
@@ -115,6 +114,8 @@ def environment(settings: Mapping[str, Any]) -> dict[str, str]:
         text = str(value).lower() if isinstance(value, bool) else str(value)
         if section in ("fsdp_config", "parallelism_config"):
             env[FSDP_NAMES.get(last, last.upper())] = text
+        elif section == "fp8_config":
+            env[f"ACCELERATE_FP8_{last.removeprefix('fp8_').upper()}"] = text
         elif key in ENV_VARS:
             env[ENV_VARS[key]] = text
     return env

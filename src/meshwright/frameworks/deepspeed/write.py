@@ -17,8 +17,11 @@ from meshwright.recipes.types import Recipe
 
 FILE = "ds_config.json"
 KEEP = ("gradient_clipping", "zero_optimization.stage")
-SCHEDULE = ("schedule.name", "schedule.warmup_steps", "schedule.min_lr", "train.epochs", "train.steps")
-"""Fields that the scheduler of a training by epochs has, which is the Trainer's."""
+SCHEDULE = (
+    "schedule.name", "schedule.warmup_steps", "schedule.min_lr", "schedule.wsd_decay_steps", "schedule.wsd_decay_style",
+    "train.epochs", "train.steps",
+)  # fmt: skip
+"""Fields of the Trainer's scheduler: it counts epochs, and has decays that DeepSpeed's do not have."""
 ORDER = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping", "bf16",
     "fp16", "data_types", "communication_data_type", "zero_optimization", "tensor_parallel", "expert_parallel",
@@ -30,10 +33,10 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     zero_stage(recipe)  # raises if the strategy has no ZeRO stage
     settings, unmapped = to_settings(framework, recipe, relevant_fields(recipe, model))
     accumulation_steps = _micro_batches(recipe, on)
-    by_epochs = [one for one in SCHEDULE if recipe.train.epochs]  # the Trainer's scheduler knows their steps
-    if by_epochs:
+    of_trainer = SCHEDULE if recipe.train.epochs or "scheduler.type" not in settings else ()
+    if of_trainer:
         settings = {key: value for key, value in settings.items() if not key.startswith("scheduler.")}
-        unmapped = tuple(one for one in unmapped if one.field not in by_epochs)
+        unmapped = tuple(one for one in unmapped if one.field not in of_trainer)
     if recipe.layout.tp > 1:  # train_batch_size would count tensor-parallel ranks too
         del settings["train_batch_size"]
         settings["gradient_accumulation_steps"] = accumulation_steps
@@ -52,9 +55,9 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         FILE,
         layout.strategy == "fsdp2",
     )
-    missing = {*(one.field for one in unmapped), *by_epochs}  # in the JSON file
+    missing = {*(one.field for one in unmapped), *of_trainer}  # in the JSON file
     without = {one.field: one for one in lost if one.field in missing}
-    only = tuple(one for one in lost if one.field in by_epochs)
+    only = tuple(one for one in lost if one.field in of_trainer)
     return ExportedConfig(
         framework=framework.name,
         files={FILE: json.dumps(ordered, indent=2) + "\n", arguments: text},

@@ -24,6 +24,9 @@ DYNAMO_BACKENDS = (
     "ONNXRT", "TENSORRT", "AOT_TORCHXLA_TRACE_ONCE", "TORCHXLA_TRACE_ONCE", "IPEX", "TVM", "HPU_BACKEND", "NEURON",
 )  # fmt: skip
 FP8_BACKENDS = {"TE": "fp8_delayed", "AO": "fp8_tensor"}
+FP8 = "fp8_config."
+MX_SCALING, FP8_GATHER = f"{FP8}use_mxfp8_block_scaling", f"{FP8}enable_fsdp_float8_all_gather"
+"""Options of Transformer Engine and of torchao; the second is on unless a config turns it off."""
 CP_COMM_STRATEGIES = {"allgather": "allgather", "alltoall": "ring"}
 
 
@@ -237,7 +240,12 @@ def _read_precision(raw: RawValues, recipe: Recipe) -> MappedFields:
         raise unknown("mixed_precision", raw["mixed_precision"], ("no", "fp16", "bf16", "fp8"))
     backend = raw.get("fp8_config.backend", raw.get("fp8_config.fp8_backend", "")).upper()
     if text == "fp8":
-        return MappedFields({"precision.compute": "bf16", "precision.matmul": FP8_BACKENDS.get(backend, "fp8_delayed")})
+        scales = backend == "TE" and shared.as_bool(MX_SCALING, raw.get(MX_SCALING, "false"))
+        matmul = "mxfp8" if scales else FP8_BACKENDS.get(backend, "fp8_delayed")
+        gathers = backend == "AO" and distributed_type(raw) == "FSDP" and raw.get(f"{FSDP}fsdp_version") == "2"
+        gathers = gathers and shared.as_bool(FP8_GATHER, raw.get(FP8_GATHER, "true"))
+        fields = {"precision.compute": "bf16", "precision.matmul": matmul}
+        return MappedFields({**fields, "precision.fp8_gather": str(gathers).lower()})
     if text in ("no", "false"):  # the program may still load the model in another dtype
         return MappedFields({"precision.matmul": "same"}, {"precision.compute": "fp32"})
     return MappedFields({"precision.compute": text, "precision.matmul": "same"})
@@ -247,10 +255,19 @@ def _write_precision(recipe: Recipe) -> Mapping[str, Any]:
     compute, matmul = recipe.precision.compute, recipe.precision.matmul
     if matmul == "same":
         return {"mixed_precision": "no" if compute == "fp32" else compute}
-    backend = to_framework_name(FP8_BACKENDS, matmul)
+    backend = "TE" if matmul == "mxfp8" else to_framework_name(FP8_BACKENDS, matmul)
     if not backend or compute != "bf16":
         raise InputError("is not provided by Accelerate's fp8 backends", field="precision.matmul", value=matmul)
-    return {"mixed_precision": "fp8", "fp8_config.backend": backend}
+    scaling = {MX_SCALING: True} if matmul == "mxfp8" else {}
+    gathers = {FP8_GATHER: recipe.precision.fp8_gather} if backend == "AO" else {}
+    return {"mixed_precision": "fp8", "fp8_config.backend": backend, **scaling, **gathers}
+
+
+def _write_gather(recipe: Recipe) -> Mapping[str, Any]:
+    """The key is written with the backend: a gather in fp8 is an option of torchao's."""
+    if recipe.precision.fp8_gather and (recipe.precision.matmul, recipe.layout.strategy) != ("fp8_tensor", "fsdp2"):
+        raise InputError("needs precision.matmul=fp8_tensor (torchao) and FSDP2", field="precision.fp8_gather")
+    return {}
 
 
 def _read_recompute(raw: RawValues, recipe: Recipe) -> MappedFields:
@@ -320,10 +337,12 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
     CompositeKey(("distributed_type", "fsdp_config.fsdp_offload_params", "deepspeed_config.zero_stage",
         "deepspeed_config.offload_optimizer_device", "deepspeed_config.offload_param_device"), ("layout.offload",),
         _read_offload, _write_offload),
-    CompositeKey(("mixed_precision", "fp8_config.backend", "fp8_config.fp8_backend"),
+    CompositeKey(("mixed_precision", "fp8_config.backend", "fp8_config.fp8_backend", MX_SCALING, FP8_GATHER,
+        "distributed_type", "fsdp_config.fsdp_version"),
         ("precision.compute", "precision.matmul"),
         lambda raw, recipe: _read_precision(raw, recipe) if "mixed_precision" in raw else MappedFields({}),
         _write_precision),
+    CompositeKey((), ("precision.fp8_gather",), lambda raw, recipe: MappedFields({}), _write_gather),
     CompositeKey(("distributed_type", "fsdp_config.fsdp_activation_checkpointing"), ("layout.recompute",),
         _read_recompute, _write_recompute),
     CompositeKey(("distributed_type", *(f"{AXIS}{name}_size" for name in ("dp_replicate", "tp", "cp")),

@@ -384,7 +384,7 @@ def _write_master(recipe: Recipe) -> Mapping[str, Any]:
     if precision.master == "fp32":
         return {}
     if precision.compute != "bf16" or not zero_stage(recipe):
-        raise InputError("requires bf16 compute and ZeRO", field="precision.master")
+        raise InputError("requires bf16 compute and ZeRO: it would stay in fp32", field="precision.master")
     return {"bf16.bf16_master_weights_and_grads": True}
 
 
@@ -392,7 +392,7 @@ def _write_moments(recipe: Recipe) -> Mapping[str, Any]:
     if recipe.precision.moments == "fp32":
         return {}
     if recipe.precision.master != "bf16" or not _write_master(recipe):
-        raise InputError("requires precision.master=bf16", field="precision.moments")
+        raise InputError("requires precision.master=bf16: they would stay in fp32", field="precision.moments")
     return {"bf16.bf16_optimizer_states": True}
 
 

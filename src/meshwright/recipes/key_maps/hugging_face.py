@@ -13,6 +13,11 @@ SCHEDULES: Values = {"constant_with_warmup": "constant", "warmup_stable_decay": 
 
 ATTENTION: Values = {**dict.fromkeys(("flash_attention_2", "flash_attention_3"), "flash"), "flex_attention": "flex"}
 
+WSD_STYLES: Values = {"1-sqrt": "minus_sqrt", "linear": "linear", "cosine": "cosine"}
+"""Shapes of the decay of transformers' warmup_stable_decay."""
+TRUNCATIONS: Values = {"keep_start": "end", "keep_end": "start"}
+"""Where TRL cuts samples that are too long."""
+
 KEYS = (
     ConfigKey("learning_rate", "optimizer.lr"),
     ConfigKey("optim", "optimizer.name", OPTIMIZERS),
@@ -82,6 +87,9 @@ ARGUMENTS = (
     ConfigKey("eval_steps", "train.eval_every"),
     ConfigKey("packing", "data.packing"),
     ConfigKey("group_by_length", "data.group_by_length"),
+    ConfigKey("train_sampling_strategy", "data.group_by_length", {"group_by_length": "true", "random": "false"}),
+    ConfigKey("truncation_mode", "data.truncation", TRUNCATIONS),
+    ConfigKey("chat_template_path", "data.chat_template"),
     ConfigKey("streaming", "data.streaming"),
     ConfigKey("dataset_train_split", "data.split"),
     ConfigKey("tokenizer_name", "data.tokenizer"),
