@@ -229,3 +229,42 @@ def test_the_length_of_the_users_file_shows_that_a_log_is_cut(meshwright: Any, t
     file.write_text(TITAN.format(batch=1, length=8192))
     notes = meshwright("doctor", str(log), "--recipe", str(file), "--gpus", "8xH100", "--json").json["notes"]
     assert any("the log ends at step 100 of 1,000" in note for note in notes)
+
+
+OUT_OF_MEMORY = (
+    "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 3 has a total capacity of "
+    "79.11 GiB of which 1.20 GiB is free. Including non-PyTorch memory, this process has 77.90 GiB memory in use.\n"
+)
+
+
+def test_out_of_memory_advice_says_what_it_rests_on(meshwright: Any, tmp_path: Path) -> None:
+    log, file = tmp_path / "train.log", tmp_path / "mine.toml"
+    log.write_text("[titan] 2026-11-01 00:00:00,000 - root - INFO - Starting job\n" + OUT_OF_MEMORY)
+    file.write_text(TITAN.format(batch=4, length=8192))
+    own = finding(
+        meshwright("doctor", str(log), "--recipe", str(file), "--gpus", "8xH100", "--json").json, "memory.out-of-memory"
+    )
+    assert f"The remedies are tried on {file}: what fits is estimated, not measured" in own["message"]
+    smaller = next(one for one in own["remedies"] if one["try"] == ["layout.micro_batch_size=1"])
+    # torchtitan computes the global batch from the local one unless the file states it.
+    assert smaller["there"] == ["training.local_batch_size = 1", "training.global_batch_size = 32"]
+    assert smaller["fits"] is True
+    named = finding(
+        meshwright("doctor", str(log), "--model", "llama3-8b", "--gpus", "8xH100", "--json").json,
+        "memory.out-of-memory",
+    )
+    assert "which may not be what ran (--recipe FILE" in named["message"]
+    unknown = finding(meshwright("doctor", str(log), "--json").json, "memory.out-of-memory")
+    assert "cannot be known without the model, the layout and the GPUs" in unknown["message"]
+    assert {'activation_checkpoint.mode = "full"', "training.local_batch_size = 1"} <= {
+        text for one in unknown["remedies"] for text in one["there"]
+    }
+    assert not [one for one in unknown["remedies"] if one["what"] == "layout" and not one["there"]]
+
+
+def test_out_of_memory_advice_for_the_trainer_is_in_its_spelling(meshwright: Any, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    record = "{'loss': 1.5, 'grad_norm': 0.6, 'learning_rate': 2e-05, 'epoch': 0.01}\n"
+    log.write_text(record * 3 + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    remedies = finding(meshwright("doctor", str(log), "--json").json, "memory.out-of-memory")["remedies"]
+    assert "gradient_checkpointing: true" in [text for one in remedies for text in one["there"]]

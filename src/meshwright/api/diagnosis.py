@@ -70,7 +70,7 @@ def _with_file(run: Run, target: str | None) -> Run:
     if content is None or target is None:
         return run
     header = msgspec.structs.replace(run.header, file=target, file_fields=_fields_of(content, theirs))
-    if theirs is not None and theirs.engine == doctor.ENGINE.get(run.kind):
+    if theirs is not None and doctor.ENGINE.get(run.kind) in (None, theirs.engine):
         header = msgspec.structs.replace(header, framework=theirs.name, settings=theirs.parse(content).settings)
     return msgspec.structs.replace(run, header=header)
 

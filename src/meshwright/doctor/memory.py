@@ -12,6 +12,7 @@ from meshwright.doctor.change_points import SIGMAS, hinge, levels
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Fault, OutOfMemory, Step
 from meshwright.doctor.run_stats import RunStats, median_of, sections
+from meshwright.doctor.their_keys import general_settings
 from meshwright.doctor.thresholds import limit, share
 from meshwright.recipes.model_changes import request_overrides
 
@@ -26,7 +27,7 @@ LEAKS = (
 )
 GENERAL_REMEDIES = (
     ("layout.recompute=selective", "recomputes some activations"),
-    ("layout.micro_batch_size=1", "fewer samples in flight; the global batch size stays"),
+    ("layout.micro_batch_size=1", "fewer samples in flight; keep the global batch size as it was"),
     ("kernels.loss=fused_linear", "never materializes all logits"),
     ("layout.recompute=full", "keeps only the input of every layer"),
     ("layout.offload=optimizer", "keeps optimizer state in host memory"),
@@ -64,12 +65,43 @@ def out_of_memory(stats: RunStats) -> Iterator[Finding]:
     yield Finding(
         id="memory.out-of-memory",
         severity="error",
-        message=_message(stats, fault, oom, grew, offset) + _grown(stats),
+        message=_message(stats, fault, oom, grew, offset) + _grown(stats) + f". {_caveat(stats)}",
         steps=None if fault.step is None else (fault.step, fault.step + 1),
         lines=tuple(one.located for one in found[:3]),
         evidence=tuple(_evidence(stats, oom, offset)),
         remedies=tuple(_remedies(stats, oom, offset)),
     )
+
+
+def _caveat(stats: RunStats) -> str:
+    """Return what the remedies rest on: the plan they are tried on, and the error of the estimate."""
+    header = stats.run.header
+    if stats.case is None or stats.estimate is None:
+        file = "the model, the layout and the GPUs" if header.on_gpu else "a run on GPUs"
+        return f"Whether a remedy below is enough cannot be known without {file}: --recipe FILE --gpus 8xH100"
+    if header.file:
+        plan = header.file
+    elif header.recipe is not None:
+        plan = "this run's recipe"
+    elif header.arguments:
+        plan = "the arguments in the log"
+    else:
+        plan = f"{stats.case.recipe.name}, which may not be what ran (--recipe FILE tries them on your own file)"
+    text = f"The remedies are tried on {plan}: what fits is estimated, not measured"
+    times = 1 + stats.estimate.band.memory_pct / 100
+    text += f" (within a factor of {times:.2g} for four of five runs)"
+    logged, ours = stats.peak_gib, stats.estimated_peak_gib
+    if logged and ours and ours > logged * times and stats.run.steps:
+        text += f". The estimate is {ours / logged:.1f} times the {logged:.1f} GiB that the log reports: check the file"
+    return text
+
+
+def _general_remedies(stats: RunStats) -> Iterator[Remedy]:
+    """Yield what to try without an estimate, as settings of the framework that ran if it has them."""
+    for text, why in GENERAL_REMEDIES:
+        there = general_settings(stats.run, text)
+        if there is not None:
+            yield Remedy(try_=(text,), what="layout", why=why, there=there)
 
 
 def _grown(stats: RunStats) -> str:
@@ -308,7 +340,7 @@ def _remedies(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Reme
     fitting = remedies.fitting_remedies(stats, offset)
     yield from fitting
     if stats.case is None:
-        yield from (Remedy(try_=(text,), what="layout", why=why) for text, why in GENERAL_REMEDIES)
+        yield from _general_remedies(stats)
     elif not fitting:
         recipe = stats.case.recipe
         words = (recipe.model, f"--gpus {stats.case.cluster.argument} --goal {recipe.goal}", *request_overrides(recipe))

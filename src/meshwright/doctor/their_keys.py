@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from meshwright import frameworks
+from meshwright.clusters import cluster
 from meshwright.doctor.run import LogFormat, Run
 from meshwright.frameworks.mapping import relevant_fields, to_settings
 from meshwright.frameworks.schedule_units import in_file_units
 from meshwright.frameworks.types import Settings
-from meshwright.recipes.case import Case
+from meshwright.planner import case_of
+from meshwright.recipes import index
+from meshwright.recipes import overrides as override
+from meshwright.recipes.case import Case, model_of
+from meshwright.recipes.key_maps import ConfigKey, config_keys
 from meshwright.recipes.types import Recipe, field_value
 
+ANY_RECIPE = "llama3_8b_pretrain_config"
+GLOBAL_BATCH = "train.global_batch_size"
+TRAINER_SETTINGS = {
+    "layout.micro_batch_size=1": ("per_device_train_batch_size: 1", "gradient_accumulation_steps: as many times more"),
+    "layout.recompute=full": ("gradient_checkpointing: true",),
+    "kernels.loss=fused_linear": ("use_liger_kernel: true",),
+}
+"""Overrides -> TrainingArguments of the Hugging Face Trainer, which is in no table of keys without a backend."""
 FRAMEWORK: Mapping[LogFormat, str] = {
     "megatron": "megatron-lm",
     "torchtitan": "torchtitan",
@@ -36,8 +50,35 @@ def to_framework_settings(run: Run, case: Case, changed: Recipe) -> tuple[str, .
         return ()
     differing = {key: value for key, value in after.items() if before.get(key, ...) != value}
     differing |= {key: None for key in before if key not in after}
+    differing |= _kept_batch(run, case, changed, after, config_keys(theirs.key_map))
     stated = in_file_units(theirs.key_map, differing, stated_settings(run), changed)
     return tuple(theirs.format_setting(key, value) for key, value in stated.items())
+
+
+def _kept_batch(
+    run: Run, case: Case, changed: Recipe, after: Settings, keys: Mapping[str, ConfigKey]
+) -> dict[str, Any]:
+    """Return the global batch that a file leaves to be computed from the local one, if a change of that alters it."""
+    stated = stated_settings(run)
+    if not stated or changed.layout.micro_batch_size == case.recipe.layout.micro_batch_size:
+        return {}
+    found = {name: value for name, value in after.items() if name in keys and keys[name].field == GLOBAL_BATCH}
+    return {} if {*found} & {*stated} else found
+
+
+def general_settings(run: Run, text: str) -> tuple[str, ...] | None:
+    """Return an override as a setting of the framework that wrote a log; None if it has no such setting.
+
+    Nothing is known about the run but its format: the change is made to a small recipe whose value differs.
+    """
+    if run.kind == "transformers":
+        return TRAINER_SETTINGS.get(text)
+    if FRAMEWORK.get(run.kind) is None:
+        return ()
+    base = override.change(index.load(ANY_RECIPE), {"layout.recompute": "none", "layout.micro_batch_size": 2})[0]
+    changed = override.change(base, override.requested(base, (text,)))[0]
+    case = case_of(base, model_of(base), cluster(base.cluster))
+    return to_framework_settings(run, case, changed) or None
 
 
 def stated_settings(run: Run) -> Settings:
