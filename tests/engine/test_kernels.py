@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.activations import ACT2FN
 
+from meshwright.engine.kernels import linears
 from meshwright.engine.kernels.cross_entropy import logits_to_gradient_
 from meshwright.engine.kernels.fp8 import ACTIVATION, to_fp8
 from meshwright.engine.kernels.gelu import fuse_gelus
@@ -192,6 +193,13 @@ def outcome(module: nn.Module, rows: torch.Tensor, direction: torch.Tensor) -> l
     return [out.detach(), *torch.autograd.grad((out * direction).sum(), [rows, *module.parameters()])]
 
 
+@pytest.fixture(params=[linears.SMALL, 0], ids=["torch's GEMM", "our GEMM"])
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """GEMMs below this many FLOPs are torch's own."""
+    monkeypatch.setattr(linears, "SMALL", request.param)
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("bias", [False, True])
 def test_a_tuned_linear_layer_equals_torchs(bias: bool) -> None:
     torch.manual_seed(0)
@@ -259,6 +267,7 @@ def gradients(model: Any, tokens: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("family", "fused"), [("llama", 4), ("qwen2", 4), ("qwen3", 4), ("mistral", 4), ("olmoe", 2), ("gemma3_text", 0)]
 )
@@ -273,6 +282,13 @@ def test_fused_residuals_do_not_change_gradients(family: str, fused: int) -> Non
     assert got.keys() == expected.keys()
     for name, want in expected.items():
         torch.testing.assert_close(got[name], want, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_only_long_gemms_are_ours() -> None:
+    """Llama 3 8B with 8,192 tokens runs our kernels, a 0.6B model with 4,096 torch's, which start sooner."""
+    hidden, weight = torch.empty(8192, 4096, device="meta"), torch.empty(4096, 4096, device="meta")
+    assert not linears.is_small(hidden, weight)
+    assert linears.is_small(torch.empty(4096, 1024, device="meta"), torch.empty(3072, 1024, device="meta"))
 
 
 def test_residuals_of_other_projections_are_not_fused() -> None:

@@ -14,6 +14,7 @@ from tests.engine.families import FAMILIES
 from tests.engine.parity import recipe, train
 from tests.engine.ranks import run
 from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard import _fsdp_collectives
 
 from meshwright.engine.model import stage
 from meshwright.engine.parallelize import fsdp
@@ -33,6 +34,7 @@ def both_ways(rank: int, world: int, settings: str, given: types.Recipe) -> tupl
         patched.setattr(fsdp, "reduce_in_place", counted)
         ours = train(rank, world, settings, given, 2)
         patched.setattr(fsdp, "reduce_in_place", lambda *_: None)
+        patched.setattr(_fsdp_collectives, "foreach_reduce_scatter_copy_in", fsdp._copy_in_chunks)
         return ours, train(rank, world, settings, given, 2), len(units)
 
 

@@ -216,6 +216,7 @@ class _Run:
         self._opened: metrics.Reporter | None = None
         self.on_first_step: Callable[[], None] = lambda: None
         self._gradients_gib: float | None = None  # before the first update: they are freed after it
+        self._memory: tuple[tuple[int, float | None], metrics.MemoryParts] | None = None  # and what was counted
 
     def _checkpoints(self) -> Checkpoints:
         from meshwright.engine.checkpoint.manager import Checkpoints
@@ -401,8 +402,11 @@ class _Run:
             self._opened.abort()
 
     def memory(self) -> dict[str, float]:
-        """Return this rank's memory by part and its peak, in GiB."""
-        parts = self._measured_memory()
+        """Return this rank's memory by part and its peak, in GiB; parts are counted again when they have changed."""
+        counted = (len(self.trainer.optimizer.state), self._gradients_gib)
+        if self._memory is None or self._memory[0] != counted:
+            self._memory = (counted, self._measured_memory())
+        parts = metrics.with_peak(self._memory[1], self.trainer.device)
         return {**parts.parts, "peak": parts.peak, "reserved": parts.reserved}
 
     def _measured_memory(self) -> metrics.MemoryParts:

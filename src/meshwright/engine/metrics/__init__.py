@@ -2,7 +2,13 @@
 
 from meshwright.engine.metrics.clock import PARTS, Clock, StepTime
 from meshwright.engine.metrics.live import ConsoleSink
-from meshwright.engine.metrics.memory import MemoryParts, compare_with_estimate, memory_parts, optimizer_tensors
+from meshwright.engine.metrics.memory import (
+    MemoryParts,
+    compare_with_estimate,
+    memory_parts,
+    optimizer_tensors,
+    with_peak,
+)
 from meshwright.engine.metrics.meter import Constants, Meter, Speed, constants
 from meshwright.engine.metrics.record import StepRecord, ValidationRecord, header
 from meshwright.engine.metrics.reporter import Reporter
@@ -31,4 +37,5 @@ __all__ = [
     "memory_parts",
     "open_sinks",
     "optimizer_tensors",
+    "with_peak",
 ]

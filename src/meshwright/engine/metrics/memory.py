@@ -45,9 +45,14 @@ def memory_parts(
     seen: set[int] = set()
     weights, grads, state = (_gib(tensors, device, seen) for tensors in (parameters, gradients, optimizer_state))
     grads = grads if gradients_gib is None else gradients_gib
+    return with_peak(MemoryParts(weights, grads, state, 0.0, 0.0, 0.0), device)
+
+
+def with_peak(parts: MemoryParts, device: torch.device) -> MemoryParts:
+    """Return the same weights, gradients and optimizer state with the peak and the reserved memory of now."""
     peak, reserved = _cuda_gib(device) if device.type == "cuda" else resident_gib()
-    other = max(0.0, peak - weights - grads - state)
-    return MemoryParts(weights, grads, state, other, peak, reserved)
+    other = max(0.0, peak - parts.weights - parts.gradients - parts.optimizer)
+    return msgspec.structs.replace(parts, other=other, peak=peak, reserved=reserved)
 
 
 def optimizer_tensors(state: Mapping[Any, Any]) -> list[torch.Tensor]:
