@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from meshwright.engine.kernels import delta_rule, fla_scan, state_space
+from meshwright.engine.kernels import delta_rule, delta_rule_triton, fla_scan, state_space
 from meshwright.engine.kernels.scan_patch import use_chunked_scans
 from meshwright.engine.model_families import family_of
 from meshwright.engine.parallelize.document_isolation import document_rows, isolate_documents
@@ -142,6 +142,7 @@ def deltas(model: str) -> Scans:
 
     kernels = {
         "ours": by_rows(partial(delta_rule.gated_delta_rule, norm=True)),
+        "triton": partial(delta_rule_triton.gated_delta_rule, norm=True),
         "fla": partial(fla_scan.gated_delta_rule, norm=True),
         "fla_autograd": direct,
         "reference": by_rows(reference),

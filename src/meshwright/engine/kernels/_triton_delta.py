@@ -367,9 +367,7 @@ def read_gradients(
         kept = tl.sum(lasting * k.to(tl.float32), 1)
         grad_log = tl.sum(pairs, 1) - tl.sum(pairs, 0) + tl.sum(reads * query.to(tl.float32), 1) - kept
         at_end = tl.sum(kept, 0)
-        at_end += tl.sum(crossing, 0) * _through(
-            log_decays + own * CHUNK, segments, row, start, tokens, PACKED, CHUNK
-        )
+        at_end += tl.sum(crossing, 0) * _through(log_decays + own * CHUNK, segments, row, start, tokens, PACKED, CHUNK)
         token = tl.arange(0, CHUNK)
         tl.store(grad_logs + own * CHUNK + token, grad_log + tl.where(token == CHUNK - 1, at_end, 0.0))
         low = grad_scores.to(k.dtype)

@@ -1,4 +1,4 @@
-"""The gated delta rule by Triton kernels, for bf16 queries, keys and values on a GPU: delta_rule.py says what it computes.
+"""The gated delta rule by Triton kernels, for bf16 inputs on a GPU; delta_rule.py has the formula.
 
 Forward: keys and queries get unit length, the triangular systems of all chunks are solved, states pass from chunk to
 chunk, and all outputs follow: four launches. Backward: the same without the outputs, then the gradients of states from
@@ -18,50 +18,53 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
-from meshwright.engine.kernels.chunked_scan import Plan, block_plan
+from meshwright.engine.kernels.chunked_scan import Plan, block_plan, empty_states, left_out
 from meshwright.engine.kernels.delta_rule import EPSILON, Gradients
+from meshwright.engine.kernels.delta_rule import gated_delta_rule as torch_rule
+from meshwright.engine.kernels.device_caps import DECOMPOSITIONS, is_dry, launch, on_gpu
 
 CHUNK = 64  # tokens per triangular system; the kernels' inverse is written for it
 STATE_BYTES = 2**26  # bf16 states of the chunks of a span
 WIDTHS = (16, 32, 64, 128, 256)  # of keys and values
-INPUTS = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, bool norm, Tensor? segments"
-
-
-def unusable(q: Tensor, k: Tensor, v: Tensor) -> str:
-    """Return why the kernels do not run on these tensors; empty if they do."""
-    if v.device.type != "cuda":
-        return "they need a CUDA GPU"
-    if not {q.dtype, k.dtype, v.dtype} <= {torch.bfloat16}:
-        return "they multiply bf16 numbers"
-    if k.shape[3] not in WIDTHS or v.shape[3] not in WIDTHS:
-        return f"heads are {k.shape[3]} and {v.shape[3]} wide, not one of {', '.join(map(str, WIDTHS))}"
-    return "" if find_spec("triton") else "Triton is not installed"
+KERNELS = "_triton_delta"
+INPUTS = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, bool norm, Tensor? documents"
+HAS_TRITON = find_spec("triton") is not None
+NOTHING_LEFT = -1e4  # log decay: its exponential is zero, and sums of it in fp64 keep ten digits behind the point
 
 
 def gated_delta_rule(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, norm: bool = False, documents: Tensor | None = None
 ) -> Tensor:
     """Return the same as delta_rule.gated_delta_rule; with document ids every document starts from a zero state."""
-    segments = None if documents is None else document_numbers(documents)
-    out, _ = _rule(q.contiguous(), k.contiguous(), v.contiguous(), g.contiguous(), beta.contiguous(), norm, segments)
+    if not runs(q, k, v):
+        return torch_rule(q, k, v, g if documents is None else _forget_at_starts(g, documents), beta, norm)
+    # Contiguous: a saved view would keep its larger base tensor alive.
+    out, _ = _rule(q.contiguous(), k.contiguous(), v.contiguous(), g.contiguous(), beta.contiguous(), norm, documents)
     result: Tensor = out
     return result
 
 
-_numbers: Any = WeakIdKeyDictionary()  # by the tensor of document ids, which all layers of a micro batch share
+def runs(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Return whether the kernels run these inputs; other dtypes have torch operations, which are more exact."""
+    low = q.dtype == k.dtype == v.dtype == torch.bfloat16
+    wide = k.shape[3] in WIDTHS and v.shape[3] in WIDTHS
+    return low and wide and on_gpu(v) and (HAS_TRITON or is_dry(v))
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # torch leaves it untyped
-def document_numbers(documents: Tensor) -> Tensor:
-    """Return the number of each token's document in its row, counted from zero: ids may recur."""
-    found: Tensor | None = _numbers.get(documents)
-    if found is None:
-        found = torch.zeros_like(documents, dtype=torch.int32)
-        torch.cumsum(documents[:, 1:] != documents[:, :-1], 1, dtype=torch.int32, out=found[:, 1:])
-        _numbers[documents] = found
-    return found
+def _forget_at_starts(g: Tensor, documents: Tensor) -> Tensor:
+    """Return log decays that leave nothing of the state at the first token of every document."""
+    return torch.where(_starts(documents)[..., None], NOTHING_LEFT, g)
+
+
+def _starts(documents: Tensor) -> Tensor:
+    """Return whether each token is the first of a document, [rows, tokens]; ids may recur."""
+    return torch.diff(documents, dim=1, prepend=documents[:, :1] - 1) != 0
+
+
+def _segments(documents: Tensor | None) -> Tensor | None:
+    """Return the number of the document of each token in its row."""
+    return None if documents is None else _starts(documents).cumsum(1, dtype=torch.int32)
 
 
 def plan(rows: int, tokens: int, heads: int, key: int, value: int) -> Plan:
@@ -114,9 +117,10 @@ class Span:
         """Return an empty tensor of a state per chunk."""
         return self.v.new_empty(self.rows, self.heads, self.chunks, self.key, self.value)
 
-    def launch(self, program: str, across: int, *args: Any, **settings: Any) -> None:
+    def of_chunks(self, program: str, across: int, *args: Any, **settings: Any) -> None:
         """Launch a kernel for every chunk of `across` heads or groups."""
-        _launch(program, (self.chunks, self.rows * across), *args, CHUNK=CHUNK, num_stages=1, **settings)
+        grid = (self.chunks, self.rows * across)
+        launch(f"{KERNELS}.{program}", grid, *args, CHUNK=CHUNK, num_stages=1, **settings)
 
     @property
     def sizes(self) -> tuple[int, int, int]:
@@ -133,13 +137,13 @@ class Span:
         queries, keys = self.empty(self.groups, self.key), self.empty(self.groups, self.key)
         settings = {"GROUPS": self.groups, "KEY": self.key, "NORM": self.norm, "EPSILON": EPSILON}
         inputs = (self.q, self.k, queries, keys, *self.sizes, self.key**-0.5)
-        self.launch("prepare_keys", self.groups, *inputs, **settings, num_warps=4)
+        self.of_chunks("prepare_keys", self.groups, *inputs, **settings, num_warps=4)
         log_decays = self.v.new_empty(self.rows, self.heads, self.chunks * CHUNK, dtype=torch.float32)
         erased, written = self.empty(self.heads, self.key), self.empty(self.heads, self.value)
         inverses, grad_values = erased, written  # any pointers where they are not written
         if gradient is not None:
             inverses, grad_values = self.empty(self.heads, CHUNK), self.empty(self.heads, self.value)
-        self.launch(
+        self.of_chunks(
             "solve_chunks", self.heads, queries, keys, self.v, self.g, self.beta, self.segments,
             self.v if gradient is None else gradient, log_decays, inverses, erased, written, grad_values, *self.sizes,
             HEADS=self.heads, BLOCK=self.block, BACKWARD=gradient is not None, **self.shape, num_warps=4,
@@ -151,7 +155,7 @@ class Span:
         block = min(self.value, 32)  # many blocks: one after another, chunks are bound by latency
         grid = (self.value // block, self.rows * self.heads)
         settings = {"HEADS": self.heads, "BLOCK": block, "CHUNK": CHUNK, "num_warps": 4, "num_stages": stages}
-        _launch(program, grid, *args, *self.sizes, **self.shape, **settings)
+        launch(f"{KERNELS}.{program}", grid, *args, *self.sizes, **self.shape, **settings)
 
     def pass_states(self, solved: Solved, state: Tensor) -> tuple[Tensor, Tensor]:
         """Return the states before chunks and the written values; replace the state before the span by the last."""
@@ -163,7 +167,7 @@ class Span:
     def write_outputs(self, solved: Solved, before: Tensor, values: Tensor, out: Tensor) -> None:
         inputs = (solved.queries, solved.keys, solved.log_decays, self.segments, before, values, out, *self.sizes)
         settings = {"HEADS": self.heads, "BLOCK": self.block, **self.shape}
-        self.launch("write_outputs", self.heads, *inputs, **settings, num_warps=4)
+        self.of_chunks("write_outputs", self.heads, *inputs, **settings, num_warps=4)
 
     def gradients(self, gradient: Tensor, state: Tensor, grad_state: Tensor, into: Gradients) -> None:
         """Write the gradients of the inputs; replace that of the state after the span by that of the one before."""
@@ -176,33 +180,27 @@ class Span:
         grad_keys = self.empty(self.groups, self.key, torch.float32)
         grad_logs = torch.empty_like(solved.log_decays)
         settings = {"GROUPS": self.groups, "BLOCK": self.block, "NORM": self.norm, "EPSILON": EPSILON, **self.shape}
-        self.launch(
+        self.of_chunks(
             "read_gradients", self.groups, self.q, solved.queries, solved.keys, solved.log_decays, self.segments,
             before, after, values, gradient, grad_q, grad_keys, grad_logs, *self.sizes, self.key**-0.5,
             **settings, num_warps=8,
         )  # fmt: skip
-        self.launch(
+        self.of_chunks(
             "system_gradients", self.groups, self.k, self.v, self.beta, solved.keys, solved.log_decays, self.segments,
             solved.inverses, solved.erased, solved.written, before, solved.grad_values, grad_keys, grad_logs,
             grad_k, grad_v, grad_g, grad_beta, *self.sizes, **settings, num_warps=8,
         )  # fmt: skip
 
 
-def _launch(program: str, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:
-    from meshwright.engine.kernels import _triton_delta
-
-    getattr(_triton_delta, program)[grid](*args, **settings)
-
-
 def _rule_forward(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, norm: bool, segments: Tensor | None
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, norm: bool, documents: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return the outputs, and the state before every span but the first."""
-    blocks = _plan(k, v)
+    blocks, segments = _plan(k, v), _segments(documents)
     out = v.new_empty(v.shape, dtype=q.dtype)
     starts = _empty_starts(k, v)
     for rows in blocks.of_rows():
-        state = _zero_states(starts, rows)
+        state = empty_states(starts, rows)
         for number, tokens in enumerate(blocks.along()):
             if number:
                 starts[rows, number - 1] = state
@@ -211,15 +209,13 @@ def _rule_forward(
             before, values = span.pass_states(solved, state)
             span.write_outputs(solved, before, values, out[rows])
             del solved, before, values  # free them before the next span
+    _count(k, v, FORWARD)
     return out, starts
 
 
 def _span(rows: slice, tokens: slice, *inputs: Any) -> Span:
-    return Span(*(one[rows] if isinstance(one, Tensor) else one for one in inputs), tokens)
-
-
-def _zero_states(starts: Tensor, rows: slice) -> Tensor:
-    return starts.new_zeros(rows.stop - rows.start, *starts.shape[2:])
+    given: list[Any] = [one[rows] if isinstance(one, Tensor) else one for one in inputs]
+    return Span(*given, tokens)
 
 
 _rule = torch.library.custom_op(
@@ -241,19 +237,20 @@ def _rule_backward_impl(
     g: Tensor,
     beta: Tensor,
     norm: bool,
-    segments: Tensor | None,
+    documents: Tensor | None,
 ) -> Gradients:
     """Return the gradients of q, k, v, g and beta."""
-    blocks = _plan(k, v)
+    blocks, segments = _plan(k, v), _segments(documents)
     gradient = gradient.contiguous()
     found = _empty_like(q, k, v, g, beta)
     for rows in blocks.of_rows():
-        grad_state = _zero_states(starts, rows)
+        grad_state = empty_states(starts, rows)
         into = tuple(one[rows] for one in found)
         for number, tokens in reversed(list(enumerate(blocks.along()))):
-            state = starts[rows, number - 1].clone() if number else _zero_states(starts, rows)
+            state = starts[rows, number - 1].clone() if number else empty_states(starts, rows)
             span = _span(rows, tokens, q, k, v, g, beta, norm, segments)
             span.gradients(gradient[rows], state, grad_state, into)  # type: ignore[arg-type]  # five
+    _count(k, v, BACKWARD)
     return found
 
 
@@ -277,15 +274,42 @@ def _(gradient: Tensor, starts: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tens
 
 def _save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     ctx.set_materialize_grads(False)  # the states have no gradient
-    *tensors, ctx.norm, segments = inputs
-    ctx.save_for_backward(output[1], segments, *tensors)
+    *tensors, ctx.norm, documents = inputs
+    ctx.save_for_backward(output[1], documents, *tensors)
 
 
 def _gradients(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> tuple[Tensor | None, ...]:
     if gradient is None:
         return (None,) * 7
-    starts, segments, *inputs = ctx.saved_tensors  # read once: with recompute every access would recompute them
-    return *_rule_backward(gradient, starts, *inputs, ctx.norm, segments), None, None
+    starts, documents, *inputs = ctx.saved_tensors  # read once: with recompute every access would recompute them
+    return *_rule_backward(gradient, starts, *inputs, ctx.norm, documents), None, None
 
 
 _rule.register_autograd(_gradients, setup_context=_save_inputs)
+DECOMPOSITIONS[torch.ops.meshwright.triton_delta_rule.default] = _rule_forward
+DECOMPOSITIONS[torch.ops.meshwright.triton_delta_rule_backward.default] = _rule_backward_impl
+
+
+class GemmCounts(NamedTuple):
+    """Number of GEMMs of each shape that a pass runs for a chunk.
+
+    tokens × tokens over keys per group of heads, over keys and over values per head; and with states per head.
+    """
+
+    shared: int
+    keys: int
+    values: int
+    states: int
+
+
+FORWARD, BACKWARD = GemmCounts(0, 3, 2, 3), GemmCounts(2, 8, 5, 8)
+
+
+def _count(k: Tensor, v: Tensor, gemms: GemmCounts) -> None:
+    """Account for the FLOPs of the kernels, which a dry run does not launch."""
+    if not is_dry(v):
+        return
+    (rows, tokens, heads, value), (groups, key) = v.shape, k.shape[2:]
+    by_tokens = gemms.shared * groups * key + heads * (gemms.keys * key + gemms.values * value)
+    with_states = gemms.states * heads * CHUNK * key * value
+    left_out(v, 2 * rows * -(-tokens // CHUNK) * (CHUNK**2 * by_tokens + with_states))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -60,12 +61,11 @@ def capability(device: torch.device | str | None = None) -> tuple[int, int]:
 
 
 def launch(program: str, grid: tuple[int, ...], *args: Any, **settings: Any) -> None:
-    """Launch one of our Triton kernels; does nothing in a dry run."""
+    """Launch one of our Triton kernels, of `_triton` or as "module.kernel"; does nothing in a dry run."""
     if any(is_dry(arg) for arg in args if isinstance(arg, Tensor)):
         return
-    from meshwright.engine.kernels import _triton
-
-    getattr(_triton, program)[grid](*args, **settings)
+    module, _, name = program.rpartition(".")
+    getattr(import_module(f"meshwright.engine.kernels.{module or '_triton'}"), name)[grid](*args, **settings)
 
 
 def outputs_only(function: Callable[..., Any], *args: Any) -> Any:
