@@ -1,11 +1,15 @@
-"""Compare the Mamba-2 and gated delta rule kernels: ours, those of flash-linear-attention (fla) and transformers'
-reference, which runs if no kernel is installed: time and memory of a forward and a backward pass, and errors.
+"""Compare the Mamba-2 and gated delta rule kernels: ours in torch operations and in Triton, those of
+flash-linear-attention (fla) and transformers' reference, which runs if no kernel is installed: time and memory of a
+forward and a backward pass, and errors.
 
-    python -m benchmarks.scan_speed OUT.json [--tiny] [--unguarded]
+    python -m benchmarks.scan_speed OUT.json [--only=WORDS] [--tiny] [--unguarded]
+
+`--only` runs the cases whose names contain the words.
 
 Kernels alternate on the same bf16 inputs; times are medians. `fla` is what the engine runs (custom ops that save their
 inputs and run fla's forward again in the backward pass), `fla_autograd` is fla's own autograd function. Packed rows
-have eight documents per 4,096 tokens: ours and the reference run documents as padded rows, fla gets their boundaries.
+have eight documents per 4,096 tokens: ours and the reference run documents as padded rows, fla and the Triton scan of
+Mamba-2 get their boundaries. The Triton kernels run bf16 inputs only: from fp32 inputs, their errors are of ours.
 Errors of the output and of the worst gradient are relative to the largest value, against ours in fp64 on the first 512
 tokens (the tests compare that with the recurrence token by token), from bf16 and from fp32 inputs.
 
@@ -33,7 +37,7 @@ from torch import Tensor, nn
 from transformers.models.nemotron_h import modeling_nemotron_h as nemotron
 from transformers.models.qwen3_next import modeling_qwen3_next as qwen
 
-from meshwright.engine.kernels import delta_rule, delta_rule_triton, fla_scan, state_space
+from meshwright.engine.kernels import delta_rule, delta_rule_triton, fla_scan, state_space, state_space_triton
 from meshwright.engine.kernels.scan_patch import use_chunked_scans
 from meshwright.engine.model_families import family_of
 from meshwright.engine.parallelize.document_isolation import document_rows, isolate_documents
@@ -112,8 +116,14 @@ def state_spaces(model: str) -> Scans:
     def direct(*tensors: Tensor, documents: Tensor | None = None) -> Tensor:
         return fla_scan._state_space(*tensors, True, 0.0, float("inf"), documents)
 
+    def triton_scan(*tensors: Tensor, documents: Tensor | None = None) -> Tensor:
+        if not state_space_triton.runs(tensors[0], *tensors[3:5]):
+            return by_rows(partial(state_space.state_space_scan, softplus=True))(*tensors, documents=documents)
+        return state_space_triton.state_space_scan(*tensors, softplus=True, documents=documents)
+
     kernels = {
         "ours": by_rows(partial(state_space.state_space_scan, softplus=True)),
+        "triton": triton_scan,
         "fla": partial(fla_scan.state_space_scan, softplus=True),
         "fla_autograd": direct,
         "reference": by_rows(reference),
@@ -151,14 +161,14 @@ def deltas(model: str) -> Scans:
 
 
 def mixers(recipe: str, cls: Any) -> Scans:
-    """The whole mixer of a recipe's model (projections, convolution, scan and norm) with our kernels and with fla's."""
+    """The whole mixer of a recipe's model (projections, convolution, scan and norm) with each kernel."""
     given = load(recipe)
     config = family_of(given).config_for(given).get_text_config()
     for name in ("hidden_size", "mamba_num_heads", "n_groups", "linear_num_key_heads", "linear_num_value_heads"):
         if TINY and hasattr(config, name):
             setattr(config, name, getattr(config, name) // 8)
     made: dict[str, Any] = {}
-    for kernel in ("torch", "fla"):
+    for kernel in ("torch", "triton", "fla"):
         torch.manual_seed(1)
         with torch.device(DEVICE):
             mixer = cls(config, config.layer_types.index("linear_attention")).to(torch.bfloat16)
@@ -178,7 +188,7 @@ def mixers(recipe: str, cls: Any) -> Scans:
         out: Tensor = torch.func.functional_call(made[kernel], named, (hidden,), options)
         return out
 
-    return Scans(tensors, {"ours": partial(run, "torch"), "fla": partial(run, "fla")})
+    return Scans(tensors, {"ours": partial(run, "torch"), **{key: partial(run, key) for key in ("triton", "fla")}})
 
 
 SHORT, LONG = (128, 256) if TINY else (4096, 8192)
@@ -191,6 +201,7 @@ CASES: dict[str, tuple[Callable[[], Scans], int, bool]] = {
     "Mamba-2 of Nemotron-H 8B, 4k": (NEMOTRON, SHORT, False),
     "Mamba-2 of Nemotron-H 8B, 4k, 8 documents": (NEMOTRON, SHORT, True),
     "Mamba-2 of Nemotron Nano 9B v2, 4k": (NANO, SHORT, False),
+    "Mamba-2 of Nemotron Nano 9B v2, 8k, 8 documents": (NANO, LONG, True),
     "gated delta rule of Qwen3-Next and Qwen3.5 9B, 4k": (NEXT, SHORT, False),
     "gated delta rule of Qwen3-Next and Qwen3.5 9B, 4k, 8 documents": (NEXT, SHORT, True),
     "gated delta rule of Qwen3-Next and Qwen3.5 9B, 8k": (NEXT, LONG, False),
@@ -257,8 +268,8 @@ def row(name: str) -> dict[str, Any]:
     runs, failed = {}, {}
     weights = None
     for key, scan in scans.kernels.items():
-        if key.startswith("fla") and find_spec("fla") is None:
-            failed[key] = "fla is not installed"
+        if missing := next((one for one in ("fla", "triton") if key.startswith(one) and find_spec(one) is None), ""):
+            failed[key] = f"{missing} is not installed"
             continue
         try:
             weights = normal(*passes(scan, tensors, documents, weights)[0].shape)
@@ -272,6 +283,7 @@ def row(name: str) -> dict[str, Any]:
     found = {
         "name": name,
         "times_faster_than_reference": _ratio(seconds, "reference", "ours"),
+        "triton_times_faster_than_ours": _ratio(seconds, "ours", "triton"),
         "fla_times_faster_than_ours": _ratio(seconds, "ours", "fla"),
         "ms": {key: round(1000 * value, 2) for key, value in seconds.items()},
         "gib": {key: round(max(repeat[key][1] for repeat in repeats), 3) for key in runs},
@@ -296,7 +308,8 @@ def main() -> None:
     if "--unguarded" in sys.argv:
         lift_guard()
     rows = []
-    for name in CASES:
+    words = next((word.removeprefix("--only=") for word in sys.argv if word.startswith("--only=")), "")
+    for name in (name for name in CASES if words in name):
         rows.append(row(name))
         print(json.dumps(rows[-1]), flush=True)
         if ON_GPU:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from meshwright import extras
 from meshwright.engine import parallelize
-from meshwright.engine.kernels import delta_rule, fla_scan, state_space
+from meshwright.engine.kernels import delta_rule, fla_scan, scan_choice, state_space
 from meshwright.engine.kernels.gated_norms import fuse_gated_norms
 from meshwright.engine.kernels.scan_patch import use_chunked_scans
 from meshwright.engine.model.build import build_model, transformers_config
@@ -160,10 +160,10 @@ def test_a_compiled_mixer_with_fla_is_one_graph_and_recomputes() -> None:
 
 def test_where_fla_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(scan: Any, device_type: str, deterministic: bool = False) -> str:
-        return fla_scan.scan_kernel(Kernels(scan=scan, deterministic=deterministic), device_type)
+        return scan_choice.scan_kernel(Kernels(scan=scan, deterministic=deterministic), device_type)
 
     def note(scan: Any, device_type: str) -> str:
-        return fla_scan.missing_note(Kernels(scan=scan), device_type)
+        return scan_choice.missing_note(Kernels(scan=scan), device_type)
 
     monkeypatch.setattr(fla_scan, "AUTO_FLA", False)
     monkeypatch.setattr(fla_scan, "capability", lambda: (9, 0))

@@ -120,7 +120,7 @@ def run_rank(process: Process, spec: RankSpec) -> RunMetrics | None:
 def _warn_of_slow_device(process: Process, spec: RankSpec) -> None:
     """Warn of shared GPUs and missing kernels; on CPUs, of slow formats, compilation and more ranks than cores."""
     from meshwright.engine.cpu_speed import compile_warning, cores, slow_precision_warning
-    from meshwright.engine.kernels.fla_scan import missing_note
+    from meshwright.engine.kernels.scan_choice import missing_note
 
     if process.device.type == "cuda":
         scan = missing_note(spec.recipe.kernels, process.device.type) if spec.case.is_hybrid else ""

@@ -277,8 +277,8 @@ class Kernels(Section, frozen=True):
         Literal["auto", "flash", "te", "cudnn", "sdpa", "flex", "eager"], layout("attention kernel")
     ] = "auto"
     scan: Annotated[
-        Literal["auto", "fla", "torch"],
-        layout("kernels of Mamba-2 and gated-delta layers: flash-linear-attention's, or our own in torch operations"),
+        Literal["auto", "triton", "torch", "fla"],
+        layout("kernels of Mamba-2 and gated-delta layers: our own (Triton or torch), or flash-linear-attention's"),
     ] = "auto"
     compile: Annotated[bool, layout("compile each block")] = False
     cuda_graphs: Annotated[

@@ -27,7 +27,6 @@ from torch.utils.weak import WeakIdKeyDictionary
 from meshwright import extras
 from meshwright.engine.kernels.cross_entropy import upcast
 from meshwright.engine.kernels.device_caps import capability
-from meshwright.errors import InputError
 from meshwright.recipes.types import Kernels
 
 # Whether kernels.scan=auto takes fla where it runs. Off until its speed and gradients are measured on a GPU
@@ -40,32 +39,9 @@ FIELD = "kernels.scan"
 WRONG_ON_HOPPER = ((3, 4), (3, 7, 1))
 
 
-def scan_kernel(kernels: Kernels, device_type: str) -> str:
-    """Return which scans run on a device: "fla" or "torch", ours; raise if fla is requested and cannot run.
-
-    A dry run models our own kernels whatever is requested.
-    """
-    if device_type not in ("cpu", "cuda") or not may_run(kernels):
-        return "torch"
-    reason = unusable(device_type)
-    if reason and kernels.scan == "fla":
-        raise InputError(reason, field=FIELD, value="fla", fix=(f"{FIELD}=torch",))
-    return "torch" if reason else "fla"
-
-
 def may_run(kernels: Kernels) -> bool:
     """Return whether a recipe's run may take fla's kernels, if its machine has them."""
     return kernels.scan == "fla" or (kernels.scan == "auto" and AUTO_FLA and not kernels.deterministic)
-
-
-def missing_note(kernels: Kernels, device_type: str) -> str:
-    """Return one line on what is slower without fla where `auto` would take it; empty where nothing is missing."""
-    if device_type != "cuda" or not may_run(kernels):
-        return ""
-    reason = unusable(device_type)
-    return (
-        f"Mamba-2 and gated-delta layers run our own kernels, which are slower than fla's: {reason}" if reason else ""
-    )
 
 
 def fits(mixer: Any) -> str:

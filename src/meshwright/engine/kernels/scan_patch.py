@@ -2,7 +2,8 @@
 
 A mixer's forward calls its scan by a global name. Without third-party kernels transformers has a reference under that
 name, which saves matrices of tokens × chunk × heads. Here a copy of the forward's code runs with other globals, in
-which the name is our scan, or fla's: for the mixers of one model, not for all of transformers.
+which the name is our scan (in torch operations or Triton), or fla's: for the mixers of one model, not for all of
+transformers.
 
 With fla the convolution is replaced too, and both take document ids: the mixer isolates packed documents itself.
 """
@@ -17,7 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from meshwright.engine.kernels import fla_scan
+from meshwright.engine.kernels import delta_rule_triton, fla_scan, state_space_triton
 from meshwright.engine.kernels.delta_rule import gated_delta_rule
 from meshwright.engine.kernels.state_space import state_space_scan
 from meshwright.engine.patching import Patch, apply, base_class, symbol
@@ -36,9 +37,9 @@ def use_chunked_scans(model: nn.Module, kernel: str = "torch", required: bool = 
         mixer: Any = type(module)
         if isinstance(module, ChunkedScan) or not _scans(mixer):
             continue
-        reason = fla_scan.fits(module) if kernel == "fla" else ""
+        reason = FITS[kernel](module) if kernel in FITS else ""
         if reason and required:
-            reason = f"{base_class(module).__name__} cannot run fla's kernels: {reason}"
+            reason = f"{base_class(module).__name__} cannot run {NAMES[kernel]} kernels: {reason}"
             raise InputError(reason, field=fla_scan.FIELD, value=kernel, fix=(f"{fla_scan.FIELD}=torch",))
         apply(module, _scan_patch(mixer, _heads_per_key(module), "torch" if reason else kernel))
         changed += 1
@@ -63,7 +64,10 @@ class FlaScan(ChunkedScan):
     tag = "FlaScan"
 
 
-PATCHES: dict[str, type[ChunkedScan]] = {"torch": ChunkedScan, "fla": FlaScan}
+PATCHES: dict[str, type[ChunkedScan]] = {"torch": ChunkedScan, "triton": ChunkedScan, "fla": FlaScan}
+NAMES = {"triton": "our Triton", "fla": "fla's"}
+# Why a kernel does not run a mixer; empty if it does.
+FITS: dict[str, Callable[[nn.Module], str]] = {"triton": state_space_triton.fits, "fla": fla_scan.fits}
 
 
 def _called(mixer: Any) -> set[str]:
@@ -165,6 +169,10 @@ REPLACEMENTS: dict[str, dict[str, Callable[..., Any]]] = {
     "torch": {
         "mamba2_chunk_scan": partial(_mamba2, state_space_scan),
         "torch_chunk_gated_delta_rule": partial(_delta, gated_delta_rule),
+    },
+    "triton": {
+        "mamba2_chunk_scan": partial(_mamba2, state_space_triton.state_space_scan),
+        "torch_chunk_gated_delta_rule": partial(_delta, delta_rule_triton.gated_delta_rule),
     },
     "fla": {
         "mamba2_chunk_scan": partial(_mamba2, fla_scan.state_space_scan),

@@ -14,10 +14,10 @@ from meshwright.engine import attention
 from meshwright.engine.experts import expert_blocks, mask_routers
 from meshwright.engine.hf_io import FolderWeights, build_name_map
 from meshwright.engine.hooks import NO_HOOKS, Hooks
-from meshwright.engine.kernels.fla_scan import scan_kernel
 from meshwright.engine.kernels.gated_norms import fuse_gated_norms
 from meshwright.engine.kernels.gelu import fuse_gelus
 from meshwright.engine.kernels.norms import fuse_norms
+from meshwright.engine.kernels.scan_choice import scan_kernel
 from meshwright.engine.kernels.scan_patch import use_chunked_scans
 from meshwright.engine.losses import TokenLoss
 from meshwright.engine.mesh import Mesh
@@ -123,7 +123,7 @@ def parallelize(
 
 def normalize_modules(stage: Stage, recipe: Recipe, device_type: str) -> None:
     """Apply what every layout needs: parameters that can be sharded, isolated documents, memory-saving operations."""
-    use_chunked_scans(stage, scan_kernel(recipe.kernels, device_type), required=recipe.kernels.scan == "fla")
+    use_chunked_scans(stage, scan_kernel(recipe.kernels, device_type), required=recipe.kernels.scan != "auto")
     fuse_gated_norms(stage)
     for layer in stage.layers.values():
         split_fused_params(layer)

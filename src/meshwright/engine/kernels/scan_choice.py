@@ -1,0 +1,64 @@
+"""Which kernels run Mamba-2 and gated-delta layers: our own in Triton or in torch operations, or those of fla."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import torch
+
+from meshwright.engine.kernels import fla_scan
+from meshwright.engine.kernels.device_caps import DRY
+from meshwright.engine.kernels.fla_scan import FIELD
+from meshwright.errors import InputError
+from meshwright.recipes.types import Kernels
+
+# Whether kernels.scan=auto takes our Triton kernels on GPUs. Off until their speed and gradients are measured on one
+# (benchmarks/scan_speed.py, tests/engine/test_scan_triton_gpu.py).
+AUTO_TRITON = False
+
+
+def scan_kernel(kernels: Kernels, device_type: str) -> str:
+    """Return which scans run on a device: "triton", "fla" or "torch"; raise if the requested ones cannot run.
+
+    A dry run models our own kernels whatever is requested.
+    """
+    reason = _unusable(kernels.scan, device_type)
+    if reason:
+        raise InputError(reason, field=FIELD, value=kernels.scan, fix=(f"{FIELD}=torch",))
+    if device_type in ("cpu", "cuda") and fla_scan.may_run(kernels) and not fla_scan.unusable(device_type):
+        return "fla"
+    return "triton" if may_run_triton(kernels) and not triton_unusable(device_type) else "torch"
+
+
+def _unusable(requested: str, device_type: str) -> str:
+    """Return why the requested kernels do not run on a real device; empty if they do, or if none are requested."""
+    if device_type not in ("cpu", "cuda"):
+        return ""
+    return {"fla": fla_scan.unusable, "triton": triton_unusable}.get(requested, lambda _: "")(device_type)
+
+
+def may_run_triton(kernels: Kernels) -> bool:
+    """Return whether a recipe's run may take our Triton kernels, if its machine has them."""
+    return kernels.scan == "triton" or (kernels.scan == "auto" and AUTO_TRITON)
+
+
+def triton_unusable(device_type: str) -> str:
+    """Return why our Triton scans do not run here; empty if they do. A dry run's GPU has Triton."""
+    if device_type == DRY:
+        return ""
+    if device_type != "cuda":
+        return f"our Triton kernels need a CUDA GPU, and this run is on {device_type.upper()}"
+    if torch.version.hip:
+        return "our Triton kernels of scans need more shared memory than AMD GPUs have"
+    return "" if find_spec("triton") else "Triton is not installed; run: pip install triton"
+
+
+def missing_note(kernels: Kernels, device_type: str) -> str:
+    """Return one line on what is slower without the kernels that `auto` would take; empty where nothing is missing."""
+    if device_type != "cuda":
+        return ""
+    if may_run_triton(kernels) and (reason := triton_unusable(device_type)):
+        return f"Mamba-2 and gated-delta layers run torch operations, slower than our Triton kernels: {reason}"
+    if fla_scan.may_run(kernels) and (reason := fla_scan.unusable(device_type)):
+        return f"Mamba-2 and gated-delta layers run our own kernels, which are slower than fla's: {reason}"
+    return ""
