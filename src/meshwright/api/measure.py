@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,22 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import doctor, extras
 from meshwright.api import requests
+from meshwright.api.diagnosis import run_and_case, stated_by
 from meshwright.api.resolve import write_text
 from meshwright.api.responses import Part, Response
+from meshwright.api.run_requests import Doctor
 from meshwright.api.verb_function import verb
+from meshwright.clusters import Cluster
 from meshwright.costs import accuracy as accuracies
 from meshwright.costs import calibrate as calibration
 from meshwright.costs.accuracy import Report
 from meshwright.costs.calibrate import MachineProfile
+from meshwright.costs.calibration import Calibration
 from meshwright.costs.measurements import Measurement, of_case, read_with_notes
 from meshwright.costs.runs_table import template
 from meshwright.display import Listing
+from meshwright.doctor.match_recipe import gpus_of, stated_fields
+from meshwright.doctor.user_file import differing_file
 from meshwright.errors import InputError
 
 
@@ -67,11 +74,12 @@ def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
     _refuse_template(request.template)
     if request.runs:
         runs = (request.runs,) if isinstance(request.runs, str) else tuple(request.runs)
-        tables = [_runs_in(Path(path)) if Path(path).is_dir() else read_with_notes(path) for path in runs]
-        rows = [row for table, _ in tables for row in table]
-        what = "; ".join([", ".join(runs), *(note for _, notes in tables for note in notes)])
-        profiles = calibration.from_runs(rows, what, one_type=bool(request.out))
+        profiles = _fitted(runs, request)
     else:
+        for name in ("recipe", "model", "gpus"):
+            if getattr(request, name) is not None:
+                fix = ("meshwright calibrate train.log --recipe FILE --gpus 8xH100",)
+                raise InputError("says what ran in a log, and no log is given", field=name, fix=fix)
         extras.require("calibrate", "torch")
         from meshwright.engine.machine import measured
 
@@ -82,6 +90,67 @@ def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
 
 
 METRICS = "metrics.jsonl"
+TABLES = (".csv", ".tsv")
+
+
+def _fitted(runs: Sequence[str], request: requests.Calibrate) -> list[MachineProfile]:
+    """Return the profiles that some runs fit."""
+    tables = [_measured(Path(path), request) for path in runs]
+    rows = [row for table, _ in tables for row in table]
+    what = "; ".join([", ".join(runs), *(note for _, notes in tables for note in notes)])
+    return calibration.from_runs(rows, what, one_type=bool(request.out))
+
+
+def calibration_like(run: str, on: Cluster, file: str | None) -> Calibration:
+    """Return the shipped calibration with the speed of a run, for a plan on these GPUs.
+
+    A log that does not name its GPU type ran on that of the plan; one that does not name its model ran the plan's file.
+    """
+    path, gpus, recipe = Path(run), None, None
+    if not _is_table(path) and not (path / METRICS).is_file():
+        header = (found := doctor.read(path)).header
+        if header.recipe is None:
+            gpus = gpus_of(found) or (f"{header.world}x{on.gpu.name}" if header.world else str(on))
+            recipe = None if header.arguments or header.model or header.recipe_name else file
+    fix = (f"meshwright calibrate {run} --recipe FILE --gpus {on.argument} --out mine.toml", "--calibration mine.toml")
+    try:
+        profiles = _fitted((run,), requests.Calibrate((run,), recipe=recipe, gpus=gpus))
+    except InputError as error:
+        raise InputError(error.reason, field="like", value=run, fix=fix) from None
+    profile = next((one for one in profiles if one.gpu == on.gpu.name), None)
+    if profile is None:
+        names = ", ".join(one.gpu for one in profiles)
+        reason = f"the run is on {names}, and the plan is for {on.gpu.name}: its speed says nothing about that"
+        raise InputError(reason, field="like", value=run, fix=("remove --like", f"--gpus 8x{profiles[0].gpu}"))
+    return calibration.with_machine(profile)
+
+
+def _is_table(path: Path) -> bool:
+    """Return whether a file is a CSV of runs: by its name, or because its first line has the columns of one."""
+    if path.is_dir() or not path.exists() or path.suffix in TABLES:
+        return path.suffix in TABLES
+    with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as lines:
+        head = next((line for line in lines if line.strip() and not line.startswith("#")), "")
+        return head.count(",") + head.count("\t") + head.count(";") >= 2 and "model" in head and "gpu" in head
+    return False
+
+
+def _measured(path: Path, request: requests.Calibrate) -> tuple[list[Measurement], list[str]]:
+    """Return what the runs of a path measured, and notes: our run folders, a CSV, or another framework's log."""
+    says = {name: value for name in ("recipe", "model", "gpus") if (value := getattr(request, name)) is not None}
+    if _is_table(path):
+        if says:
+            name = next(iter(says))
+            reason = f"the table {path} says what ran"
+            raise InputError(reason, field=name, value=says[name], fix=(f"remove --{name}",))
+        return read_with_notes(path)
+    if path.is_dir() and any(path.rglob(METRICS)) and not says:
+        return _runs_in(path)
+    found = _run_in(path, 1, says)
+    if isinstance(found, str):
+        fix = ("--recipe FILE --gpus 8xH100 says what ran", "meshwright calibrate --template > runs.csv")
+        raise InputError(found.removeprefix("no estimate: "), field="runs", value=str(path), fix=fix)
+    return [found], []
 
 
 def _runs_in(folder: Path) -> tuple[list[Measurement], list[str]]:
@@ -101,22 +170,33 @@ def _runs_in(folder: Path) -> tuple[list[Measurement], list[str]]:
     return rows, notes
 
 
-def _run_in(folder: Path, number: int) -> Measurement | str:
-    """Return what one of our runs measured, or why it cannot be used."""
-    try:
-        run = doctor.read(folder)
-    except InputError as error:
-        return error.reason
+def _run_in(path: Path, number: int, says: Mapping[str, Any] | None = None) -> Measurement | str:
+    """Return what one run measured, or why it cannot be used; `says` are the options that say what ran."""
+    if says:
+        asked = Doctor(str(path), **says)
+        run, case, notes = run_and_case(asked)
+        why, stated = notes[0] if notes else "", stated_by(run, asked)
+    else:
+        try:
+            run = doctor.read(path)
+        except InputError as error:
+            if not path.is_dir():
+                raise
+            return error.reason
+        (case, why), stated = doctor.case_of_run(run), stated_fields(run, ())
     if not run.header.on_gpu:
         return "it ran on CPUs, and the cost model is for GPUs"
-    case, why = doctor.case_of_run(run)
     if case is None:
         return why
-    stats = doctor.RunStats(run, case)
-    if not stats.enough or not stats.step_s:
+    stats = doctor.RunStats(run, case, None, stated)
+    if not stats.enough:
         return "it has too few steps after warm-up"
-    measured = {"step_time_s": str(stats.step_s), "peak_mem_gib_allocated": str(stats.peak_gib or "")}
-    return of_case(case, {"row_id": str(number), "source": folder.name, **measured})
+    if stats.tokens_per_s is None:
+        return "the log does not state the tokens of a step, or its speed: the file of the run does"
+    for differs in differing_file(stats):
+        return differs.message
+    measured = {"tokens_per_s_per_gpu": str(stats.tokens_per_s), "peak_mem_gib_allocated": str(stats.peak_gib or "")}
+    return of_case(case, {"row_id": str(number), "source": path.name, **measured})
 
 
 class GroupError(Part, frozen=True, kw_only=True):
@@ -190,7 +270,18 @@ def accuracy_response(report: Report, request: requests.Accuracy = requests.Accu
 def calibrate_response(profiles: list[MachineProfile], request: requests.Calibrate | None = None) -> CalibrateResponse:
     """Return the response of calibrate."""
     notes = [line for profile in profiles for line in calibration.worth(profile)]
-    return CalibrateResponse(profiles=profiles, notes=notes)
+    return CalibrateResponse(profiles=profiles, notes=[*notes, *_stored(profiles, request)])
+
+
+def _stored(profiles: list[MachineProfile], request: requests.Calibrate | None) -> list[str]:
+    """Return where a profile is stored and what uses it."""
+    if request is None or not profiles:
+        return []
+    used = "recommend, plan, estimate, size, check and doctor take --calibration"
+    if request.out:
+        return [f"stored in {request.out}: {used} {request.out}"]
+    like = f"; recommend --like {request.runs[0]} fits it again" if len(request.runs) == 1 else ""
+    return [f"not stored: --out mine.toml writes it, and {used} mine.toml{like}"]
 
 
 def profile_text(profile: MachineProfile) -> str:
