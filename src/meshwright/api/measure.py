@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from meshwright import doctor, extras
+from meshwright import extras
 from meshwright.api import requests
 from meshwright.api.diagnosis import run_and_case, stated_by
+from meshwright.api.measured_runs import METRICS, is_table, measured_alone, measurement, runs_in
 from meshwright.api.resolve import write_text
 from meshwright.api.responses import Part, Response
 from meshwright.api.run_requests import Doctor
 from meshwright.api.verb_function import verb
-from meshwright.clusters import Cluster
 from meshwright.costs import accuracy as accuracies
 from meshwright.costs import calibrate as calibration
 from meshwright.costs.accuracy import Report
 from meshwright.costs.calibrate import MachineProfile
-from meshwright.costs.calibration import Calibration
-from meshwright.costs.measurements import Measurement, of_case, read_with_notes
+from meshwright.costs.measurements import Measurement, read_with_notes
 from meshwright.costs.runs_table import template
 from meshwright.display import Listing
-from meshwright.doctor.match_recipe import gpus_of, stated_fields
-from meshwright.doctor.user_file import differing_file
 from meshwright.errors import InputError
 
 
@@ -37,7 +33,7 @@ def accuracy(request: requests.Accuracy) -> Report:
     path = request.file or shipped_measurements()
     if not Path(path).is_dir():
         return accuracies.accuracy(path)
-    rows, notes = _runs_in(Path(path))
+    rows, notes = runs_in(Path(path))
     return accuracies.report(rows, path, notes)
 
 
@@ -89,10 +85,6 @@ def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
     return Listing(profiles, PROFILE_COLUMNS)
 
 
-METRICS = "metrics.jsonl"
-TABLES = (".csv", ".tsv")
-
-
 def _fitted(runs: Sequence[str], request: requests.Calibrate) -> list[MachineProfile]:
     """Return the profiles that some runs fit."""
     tables = [_measured(Path(path), request) for path in runs]
@@ -101,102 +93,31 @@ def _fitted(runs: Sequence[str], request: requests.Calibrate) -> list[MachinePro
     return calibration.from_runs(rows, what, one_type=bool(request.out))
 
 
-def calibration_like(run: str, on: Cluster, file: str | None) -> Calibration:
-    """Return the shipped calibration with the speed of a run, for a plan on these GPUs.
-
-    A log that does not name its GPU type ran on that of the plan; one that does not name its model ran the plan's file.
-    """
-    path, gpus, recipe = Path(run), None, None
-    if not _is_table(path) and not (path / METRICS).is_file():
-        header = (found := doctor.read(path)).header
-        if header.recipe is None:
-            gpus = gpus_of(found) or (f"{header.world}x{on.gpu.name}" if header.world else str(on))
-            recipe = None if header.arguments or header.model or header.recipe_name else file
-    fix = (f"meshwright calibrate {run} --recipe FILE --gpus {on.argument} --out mine.toml", "--calibration mine.toml")
-    try:
-        profiles = _fitted((run,), requests.Calibrate((run,), recipe=recipe, gpus=gpus))
-    except InputError as error:
-        raise InputError(error.reason, field="like", value=run, fix=fix) from None
-    profile = next((one for one in profiles if one.gpu == on.gpu.name), None)
-    if profile is None:
-        names = ", ".join(one.gpu for one in profiles)
-        reason = f"the run is on {names}, and the plan is for {on.gpu.name}: its speed says nothing about that"
-        raise InputError(reason, field="like", value=run, fix=("remove --like", f"--gpus 8x{profiles[0].gpu}"))
-    return calibration.with_machine(profile)
-
-
-def _is_table(path: Path) -> bool:
-    """Return whether a file is a CSV of runs: by its name, or because its first line has the columns of one."""
-    if path.is_dir() or not path.exists() or path.suffix in TABLES:
-        return path.suffix in TABLES
-    with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as lines:
-        head = next((line for line in lines if line.strip() and not line.startswith("#")), "")
-        return head.count(",") + head.count("\t") + head.count(";") >= 2 and "model" in head and "gpu" in head
-    return False
-
-
 def _measured(path: Path, request: requests.Calibrate) -> tuple[list[Measurement], list[str]]:
     """Return what the runs of a path measured, and notes: our run folders, a CSV, or another framework's log."""
     says = {name: value for name in ("recipe", "model", "gpus") if (value := getattr(request, name)) is not None}
-    if _is_table(path):
+    if is_table(path):
         if says:
             name = next(iter(says))
             reason = f"the table {path} says what ran"
             raise InputError(reason, field=name, value=says[name], fix=(f"remove --{name}",))
         return read_with_notes(path)
     if path.is_dir() and any(path.rglob(METRICS)) and not says:
-        return _runs_in(path)
-    found = _run_in(path, 1, says)
+        return runs_in(path)
+    found = _measured_log(path, says)
     if isinstance(found, str):
         fix = ("--recipe FILE --gpus 8xH100 says what ran", "meshwright calibrate --template > runs.csv")
         raise InputError(found.removeprefix("no estimate: "), field="runs", value=str(path), fix=fix)
     return [found], []
 
 
-def _runs_in(folder: Path) -> tuple[list[Measurement], list[str]]:
-    """Return what our own runs in a folder measured, and which were left out and why."""
-    folders = [folder] if (folder / METRICS).is_file() else sorted(one.parent for one in folder.rglob(METRICS))
-    rows, notes = [], []
-    for number, one in enumerate(folders, start=1):
-        found = _run_in(one, number)
-        if isinstance(found, str):
-            notes.append(f"left out {one}: {found}")
-        else:
-            rows.append(found)
-    if not rows:
-        reason = notes[0] if notes else f"there is no {METRICS} in it or below it"
-        fix = ("meshwright calibrate --template > runs.csv", "a folder that meshwright train or bench wrote")
-        raise InputError(f"has no run to compare with: {reason}", field="runs", value=str(folder), fix=fix)
-    return rows, notes
-
-
-def _run_in(path: Path, number: int, says: Mapping[str, Any] | None = None) -> Measurement | str:
-    """Return what one run measured, or why it cannot be used; `says` are the options that say what ran."""
-    if says:
-        asked = Doctor(str(path), **says)
-        run, case, notes = run_and_case(asked)
-        why, stated = notes[0] if notes else "", stated_by(run, asked)
-    else:
-        try:
-            run = doctor.read(path)
-        except InputError as error:
-            if not path.is_dir():
-                raise
-            return error.reason
-        (case, why), stated = doctor.case_of_run(run), stated_fields(run, ())
-    if not run.header.on_gpu:
-        return "it ran on CPUs, and the cost model is for GPUs"
-    if case is None:
-        return why
-    stats = doctor.RunStats(run, case, None, stated)
-    if not stats.enough:
-        return "it has too few steps after warm-up"
-    if stats.tokens_per_s is None:
-        return "the log does not state the tokens of a step, or its speed: the file of the run does"
-    for differs in differing_file(stats):
-        return differs.message
-    measured = {"tokens_per_s_per_gpu": str(stats.tokens_per_s), "peak_mem_gib_allocated": str(stats.peak_gib or "")}
-    return of_case(case, {"row_id": str(number), "source": path.name, **measured})
+def _measured_log(path: Path, says: Mapping[str, Any]) -> Measurement | str:
+    """Return what the run of a log measured, or why it cannot be used; `says` are the options that say what ran."""
+    if not says:
+        return measured_alone(path, 1)
+    asked = Doctor(str(path), **says)
+    run, case, notes = run_and_case(asked)
+    return measurement(run, case, notes[0] if notes else "", stated_by(run, asked), 1)
 
 
 class GroupError(Part, frozen=True, kw_only=True):

@@ -93,9 +93,9 @@ def _calibration_for(
     if request.calibration is not None:
         fix = ("remove --calibration", "remove --like")
         raise InputError("--calibration sets the speed too", field="like", value=request.like, fix=fix)
-    from meshwright.api.measure import calibration_like
+    from meshwright.api.like import calibration_like
 
-    return calibration_like(request.like, on, None if job is None or job.content is None else job.content.path)
+    return calibration_like(request.like, on, job)
 
 
 def load_calibration(path: str | None) -> Any:
