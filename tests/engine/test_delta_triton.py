@@ -6,6 +6,7 @@ import json
 import sys
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,10 @@ from tests.engine.scans import differences, kept_bytes
 from tests.engine.test_delta_rule import inputs, outcome
 from torch import Tensor
 
+from meshwright.dryrun.allocation_log import AllocationLog, SegmentKey
+from meshwright.dryrun.fake_device import fake_rank
 from meshwright.engine.kernels import delta_rule, delta_rule_triton
+from meshwright.engine.kernels.device_caps import DRY
 
 # Documents end within chunks and between them, one has one token, and ids recur.
 DOCUMENTS = torch.tensor([[0] * 31 + [1] * 33 + [2] + [0] * 65, [3] * 64 + [4] * 66])
@@ -68,6 +72,7 @@ def main(name: str) -> None:
     print(json.dumps(found))
 
 
+@pytest.mark.slow
 @triton_interpreter.needs_triton
 @pytest.mark.parametrize("name", CASES)
 def test_kernels_equal_the_torch_version(name: str) -> None:
@@ -98,6 +103,34 @@ def test_shapes_and_saved_tensors_are_known_without_a_gpu(monkeypatch: pytest.Mo
     states = 2 * (3 - 1) * 4 * 16 * 32 * 4
     saved = kept_bytes(partial(delta_rule_triton.gated_delta_rule, norm=True), shapes)
     assert saved == sum(one.nbytes for one in shapes) + states
+
+
+def test_a_dry_run_has_the_memory_and_the_flops_of_the_kernels() -> None:
+    log = AllocationLog(capability=(9, 0))
+    tokens, groups, heads, key, value = 512, 2, 4, 16, 32
+
+    def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        return torch.empty(1, tokens, *shape, device=DRY, dtype=dtype, requires_grad=True)
+
+    with fake_rank(1, 0, log.record), log.patch_torch():
+        log.begin(SegmentKey(0, "forward"))
+        q, k, v = empty(groups, key), empty(groups, key), empty(heads, value)
+        out = delta_rule_triton.gated_delta_rule(q, k, v, empty(heads, dtype=torch.float32), empty(heads), norm=True)
+        forward = sum(log.segments[-1].flops.values())
+        log.begin(SegmentKey(0, "backward"))
+        out.sum().backward()
+    per_head = 64**2 * (3 * key + 2 * value) + 3 * 64 * key * value
+    assert forward == 2 * tokens // 64 * heads * per_head
+    assert sum(log.segments[-1].flops.values()) > 2 * forward
+    sizes = [log.blocks[event].bytes for event in log.segments[-1].events if event >= 0]
+    assert sizes.count(tokens // 64 * heads * key * value * 2) >= 2  # the states and their gradients
+
+
+@pytest.mark.parametrize(("name", "width"), [("head_k_dim", 96), ("head_v_dim", 512)])
+def test_mixers_with_other_widths_are_refused(name: str, width: int) -> None:
+    """In a run with kernels.scan=triton; with auto they run torch operations."""
+    reason = f"{name} is {width}, and the kernels take 16, 32, 64, 128, 256"
+    assert delta_rule_triton.fits(SimpleNamespace(**{"head_k_dim": 128, "head_v_dim": 128, name: width})) == reason
 
 
 if __name__ == "__main__":

@@ -86,6 +86,10 @@ def test_where_the_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
         choose("triton", "cpu")
     assert (refused.value.field, refused.value.fix) == ("kernels.scan", ("kernels.scan=torch",))
     assert scan_choice.missing_note(Kernels(), "cuda") == ""
+    monkeypatch.setattr(scan_choice, "_shared_memory", lambda: 99 << 10)
+    with pytest.raises(InputError, match="need 160 KiB of shared memory per thread block, and this GPU has 99 KiB"):
+        choose("triton", "cuda")
+    monkeypatch.setattr(scan_choice, "_shared_memory", lambda: 227 << 10)
     monkeypatch.setattr(scan_choice, "find_spec", lambda name: None)
     assert choose("auto", "cuda") == "torch"
     note = scan_choice.missing_note(Kernels(), "cuda")

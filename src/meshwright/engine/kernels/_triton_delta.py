@@ -27,23 +27,6 @@ def _scalars(values, row, first, tokens, head, HEADS: tl.constexpr, CHUNK: tl.co
 
 
 @triton.jit
-def _tile(values, row, first, tokens, head, column, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
-          CHUNK: tl.constexpr):  # fmt: skip
-    """Load [CHUNK, BLOCK] from [rows, tokens, heads, WIDTH], from a column on."""
-    at = first + tl.arange(0, CHUNK)
-    places = ((row * tokens + at) * HEADS + head)[:, None] * WIDTH + column + tl.arange(0, BLOCK)[None, :]
-    return tl.load(values + places, (at < tokens)[:, None], 0.0)
-
-
-@triton.jit
-def _store_tile(values, block, row, first, tokens, head, column, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-                BLOCK: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    at = first + tl.arange(0, CHUNK)
-    places = ((row * tokens + at) * HEADS + head)[:, None] * WIDTH + column + tl.arange(0, BLOCK)[None, :]
-    tl.store(values + places, block.to(values.dtype.element_ty), (at < tokens)[:, None])
-
-
-@triton.jit
 def _matrix(ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
     """Addresses of [ROWS, COLUMNS], rows STRIDE apart."""
     return tl.arange(0, ROWS)[:, None] * STRIDE + tl.arange(0, COLUMNS)[None, :]
@@ -53,6 +36,25 @@ def _matrix(ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
 def _transposed(ROWS: tl.constexpr, COLUMNS: tl.constexpr, STRIDE: tl.constexpr):
     """Addresses of the transpose [ROWS, COLUMNS] of a matrix whose rows are STRIDE apart."""
     return tl.arange(0, ROWS)[:, None] + tl.arange(0, COLUMNS)[None, :] * STRIDE
+
+
+@triton.jit
+def _tile(values, row, first, tokens, head, column, HEADS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+          CHUNK: tl.constexpr):  # fmt: skip
+    """Load [CHUNK, BLOCK] from [rows, tokens, heads, WIDTH], from a column on."""
+    start = values + ((row * tokens + first) * HEADS + head) * WIDTH + column
+    places = _matrix(CHUNK, BLOCK, HEADS * WIDTH)
+    at = first + tl.arange(0, CHUNK)
+    return tl.load(start + places, (at < tokens)[:, None], 0.0)
+
+
+@triton.jit
+def _store_tile(values, block, row, first, tokens, head, column, HEADS: tl.constexpr, WIDTH: tl.constexpr,
+                BLOCK: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    start = values + ((row * tokens + first) * HEADS + head) * WIDTH + column
+    places = _matrix(CHUNK, BLOCK, HEADS * WIDTH)
+    at = first + tl.arange(0, CHUNK)
+    tl.store(start + places, block.to(values.dtype.element_ty), (at < tokens)[:, None])
 
 
 @triton.jit
@@ -160,14 +162,14 @@ def prepare_keys(
     chunk, line = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     row, group = line // GROUPS, line % GROUPS
     start = first + chunk * CHUNK
-    into = (line * chunks + chunk) * CHUNK * KEY + _matrix(CHUNK, KEY, KEY)
+    place = (line * chunks + chunk) * CHUNK * KEY
     x = _tile(q, row, start, tokens, group, 0, GROUPS, KEY, KEY, CHUNK).to(tl.float32)
     y = _tile(k, row, start, tokens, group, 0, GROUPS, KEY, KEY, CHUNK).to(tl.float32)
     if NORM:
         x, _ = _unit(x, EPSILON)
         y, _ = _unit(y, EPSILON)
-    tl.store(queries + into, (x * scale).to(queries.dtype.element_ty))
-    tl.store(keys + into, y.to(keys.dtype.element_ty))
+    tl.store(queries + place + _matrix(CHUNK, KEY, KEY), (x * scale).to(queries.dtype.element_ty))
+    tl.store(keys + place + _matrix(CHUNK, KEY, KEY), y.to(keys.dtype.element_ty))
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -237,8 +239,8 @@ def pass_states(
     """
     column, line = tl.program_id(0) * BLOCK, tl.program_id(1).to(tl.int64)
     row = line // HEADS
-    into = line * KEY * VALUE + column + _matrix(KEY, BLOCK, VALUE)
-    now = tl.load(state + into)
+    state += line * KEY * VALUE + column
+    now = tl.load(state + _matrix(KEY, BLOCK, VALUE))
     for chunk in range(chunks):
         place = (line * chunks + chunk) * CHUNK
         start = first + chunk * CHUNK
@@ -253,7 +255,7 @@ def pass_states(
         k_t = tl.load(keys + ((line // SHARED) * chunks + chunk) * CHUNK * KEY + _transposed(KEY, CHUNK, KEY))
         now = now * _through(log_decays + place, segments, row, start, tokens, PACKED, CHUNK)
         now += tl.dot(k_t, lasting)
-    tl.store(state + into, now)
+    tl.store(state + _matrix(KEY, BLOCK, VALUE), now)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -295,8 +297,8 @@ def pass_state_gradients(
     """
     column, line = tl.program_id(0) * BLOCK, tl.program_id(1).to(tl.int64)
     row, head = line // HEADS, line % HEADS
-    into = line * KEY * VALUE + column + _matrix(KEY, BLOCK, VALUE)
-    now = tl.load(state + into)
+    state += line * KEY * VALUE + column
+    now = tl.load(state + _matrix(KEY, BLOCK, VALUE))
     for done in range(chunks):
         chunk = chunks - 1 - done
         place = (line * chunks + chunk) * CHUNK
@@ -316,7 +318,7 @@ def pass_state_gradients(
         now = now * _through(log_decays + place, segments, row, start, tokens, PACKED, CHUNK)
         now += tl.dot(q_t, (given * since[:, None]).to(low.dtype))
         now -= tl.dot(w_t, x)
-    tl.store(state + into, now)
+    tl.store(state + _matrix(KEY, BLOCK, VALUE), now)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -334,50 +336,63 @@ def read_gradients(
     chunk, line = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     row, group = line // GROUPS, line % GROUPS
     start = first + chunk * CHUNK
-    shared = (line * chunks + chunk) * CHUNK * KEY + _matrix(CHUNK, KEY, KEY)
+    shared = (line * chunks + chunk) * CHUNK * KEY
     i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-    query, k = tl.load(queries + shared), tl.load(keys + shared)
-    inner = tl.dot(query, tl.trans(k))
+    token = tl.arange(0, CHUNK)
     total_q = tl.zeros([CHUNK, KEY], tl.float32)
     total_k = tl.zeros([CHUNK, KEY], tl.float32)
     for number in range(SHARED):
         head = group * SHARED + number
         own = (row * GROUPS * SHARED + head) * chunks + chunk
-        logs = tl.load(log_decays + own * CHUNK + tl.arange(0, CHUNK))
-        since = _since(log_decays + own * CHUNK, segments, row, start, tokens, PACKED, CHUNK)
-        until = _until(log_decays + own * CHUNK, segments, row, start, tokens, PACKED, CHUNK)
-        grad_scores = tl.zeros([CHUNK, CHUNK], tl.float32)
+        logs = log_decays + own * CHUNK
+        query = tl.load(queries + shared + _matrix(CHUNK, KEY, KEY))
         reads = tl.zeros([CHUNK, KEY], tl.float32)
-        lasting = tl.zeros([CHUNK, KEY], tl.float32)
-        crossing = tl.zeros([KEY], tl.float32)
         for column in tl.static_range(0, VALUE, BLOCK):
             given = _tile(grad_out, row, start, tokens, head, column, GROUPS * SHARED, VALUE, BLOCK, CHUNK)
-            x = tl.load(values + own * CHUNK * VALUE + column + _matrix(CHUNK, BLOCK, VALUE))
             state_t = tl.load(before + own * KEY * VALUE + column + _transposed(BLOCK, KEY, VALUE))
-            grad_t = tl.load(after + own * KEY * VALUE + column + _transposed(BLOCK, KEY, VALUE))
-            grad_scores += tl.dot(given, tl.trans(x))
             reads += tl.dot(given, state_t)
+        reads = reads * _since(logs, segments, row, start, tokens, PACKED, CHUNK)[:, None]
+        grad_log = tl.sum(reads * query.to(tl.float32), 1)
+        total_q += reads
+
+        k = tl.load(keys + shared + _matrix(CHUNK, KEY, KEY))
+        lasting = tl.zeros([CHUNK, KEY], tl.float32)
+        for column in tl.static_range(0, VALUE, BLOCK):
+            x = tl.load(values + own * CHUNK * VALUE + column + _matrix(CHUNK, BLOCK, VALUE))
+            grad_t = tl.load(after + own * KEY * VALUE + column + _transposed(BLOCK, KEY, VALUE))
             lasting += tl.dot(x, grad_t)
-            crossing += tl.sum(state_t.to(tl.float32) * grad_t.to(tl.float32), 0)
-        reads = reads * since[:, None]
-        lasting = lasting * until[:, None]
-        between = _between(logs, segments, row, start, tokens, PACKED, CHUNK)
-        grad_scores = tl.where(i >= j, grad_scores * between, 0.0)
-        pairs = tl.where(i > j, grad_scores * inner, 0.0)
+        lasting = lasting * _until(logs, segments, row, start, tokens, PACKED, CHUNK)[:, None]
         kept = tl.sum(lasting * k.to(tl.float32), 1)
-        grad_log = tl.sum(pairs, 1) - tl.sum(pairs, 0) + tl.sum(reads * query.to(tl.float32), 1) - kept
-        at_end = tl.sum(kept, 0)
-        at_end += tl.sum(crossing, 0) * _through(log_decays + own * CHUNK, segments, row, start, tokens, PACKED, CHUNK)
-        token = tl.arange(0, CHUNK)
-        tl.store(grad_logs + own * CHUNK + token, grad_log + tl.where(token == CHUNK - 1, at_end, 0.0))
+        total_k += lasting
+
+        grad_scores = tl.zeros([CHUNK, CHUNK], tl.float32)
+        for column in tl.static_range(0, VALUE, BLOCK):
+            given = _tile(grad_out, row, start, tokens, head, column, GROUPS * SHARED, VALUE, BLOCK, CHUNK)
+            x_t = tl.load(values + own * CHUNK * VALUE + column + _transposed(BLOCK, CHUNK, VALUE))
+            grad_scores += tl.dot(given, x_t)
+        between = _between(tl.load(logs + token), segments, row, start, tokens, PACKED, CHUNK)
+        grad_scores = tl.where(i >= j, grad_scores * between, 0.0)
+        k_t = tl.load(keys + shared + _transposed(KEY, CHUNK, KEY))
+        pairs = tl.where(i > j, grad_scores * tl.dot(query, k_t), 0.0)
+        grad_log += tl.sum(pairs, 1) - tl.sum(pairs, 0) - kept
         low = grad_scores.to(k.dtype)
-        total_q += reads + tl.dot(low, k)
-        total_k += lasting + tl.dot(tl.trans(low), query)
+        total_q += tl.dot(low, k)
+        total_k += tl.dot(tl.trans(low), query)
+
+        # The state and its gradient once more, by few rows: as a whole they take all registers.
+        crossing = tl.zeros([16, VALUE], tl.float32)
+        for first_key in range(0, KEY, 16):
+            piece = (own * KEY + first_key) * VALUE
+            one = tl.load(before + piece + _matrix(16, VALUE, VALUE)).to(tl.float32)
+            crossing += one * tl.load(after + piece + _matrix(16, VALUE, VALUE)).to(tl.float32)
+        at_end = tl.sum(kept, 0)
+        at_end += tl.sum(tl.sum(crossing, 1), 0) * _through(logs, segments, row, start, tokens, PACKED, CHUNK)
+        tl.store(grad_logs + own * CHUNK + token, grad_log + tl.where(token == CHUNK - 1, at_end, 0.0))
     raw = _tile(q, row, start, tokens, group, 0, GROUPS, KEY, KEY, CHUNK).to(tl.float32)
     _store_tile(
         grad_q, _raw_gradient(total_q, raw, scale, NORM, EPSILON), row, start, tokens, group, 0, GROUPS, KEY, KEY, CHUNK
     )
-    tl.store(grad_keys + shared, total_k)
+    tl.store(grad_keys + shared + _matrix(CHUNK, KEY, KEY), total_k)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -391,25 +406,30 @@ def system_gradients(
     chunk, line = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
     row, group = line // GROUPS, line % GROUPS
     start = first + chunk * CHUNK
-    shared = (line * chunks + chunk) * CHUNK * KEY + _matrix(CHUNK, KEY, KEY)
+    shared = (line * chunks + chunk) * CHUNK * KEY
     i, j = tl.arange(0, CHUNK)[:, None], tl.arange(0, CHUNK)[None, :]
-    key = tl.load(keys + shared)
-    gram = tl.dot(key, tl.trans(key))
-    total = tl.load(grad_keys + shared)
+    total = tl.load(grad_keys + shared + _matrix(CHUNK, KEY, KEY))
     for number in range(SHARED):
         head = group * SHARED + number
         own = (row * GROUPS * SHARED + head) * chunks + chunk
-        logs = tl.load(log_decays + own * CHUNK + tl.arange(0, CHUNK))
-        since = _since(log_decays + own * CHUNK, segments, row, start, tokens, PACKED, CHUNK)
         strength = _scalars(beta, row, start, tokens, head, GROUPS * SHARED, CHUNK)
         inverse_t = tl.load(inverses + own * CHUNK * CHUNK + _transposed(CHUNK, CHUNK, CHUNK))
-        grad_system = tl.zeros([CHUNK, CHUNK], tl.float32)
         grad_erased = tl.zeros([CHUNK, KEY], tl.float32)
-        by_beta = tl.zeros([CHUNK], tl.float32)
         for column in tl.static_range(0, VALUE, BLOCK):
             given = tl.load(grad_values + own * CHUNK * VALUE + column + _matrix(CHUNK, BLOCK, VALUE))
             state_t = tl.load(before + own * KEY * VALUE + column + _transposed(BLOCK, KEY, VALUE))
             grad_erased -= tl.dot(given, state_t)
+        right_keys = tl.dot(inverse_t, grad_erased.to(inverse_t.dtype))
+        w_t = tl.load(erased + own * CHUNK * KEY + _transposed(KEY, CHUNK, KEY))
+        grad_system = tl.dot(right_keys.to(inverse_t.dtype), w_t)
+        since = _since(log_decays + own * CHUNK, segments, row, start, tokens, PACKED, CHUNK)
+        key = tl.load(keys + shared + _matrix(CHUNK, KEY, KEY))
+        from_keys = tl.sum(right_keys * key.to(tl.float32), 1) * since
+        total += right_keys * (strength * since)[:, None]
+
+        by_beta = from_keys
+        for column in tl.static_range(0, VALUE, BLOCK):
+            given = tl.load(grad_values + own * CHUNK * VALUE + column + _matrix(CHUNK, BLOCK, VALUE))
             right = tl.dot(inverse_t, given)
             x = _tile(v, row, start, tokens, head, column, GROUPS * SHARED, VALUE, BLOCK, CHUNK).to(tl.float32)
             by_beta += tl.sum(right * x, 1)
@@ -419,14 +439,13 @@ def system_gradients(
             )  # fmt: skip
             u_t = tl.load(written + own * CHUNK * VALUE + column + _transposed(BLOCK, CHUNK, VALUE))
             grad_system += tl.dot(right.to(key.dtype), u_t)
-        right_keys = tl.dot(inverse_t, grad_erased.to(key.dtype))
-        w_t = tl.load(erased + own * CHUNK * KEY + _transposed(KEY, CHUNK, KEY))
-        grad_system += tl.dot(right_keys.to(key.dtype), w_t)
+
+        logs = tl.load(log_decays + own * CHUNK + tl.arange(0, CHUNK))
         between = _between(logs, segments, row, start, tokens, PACKED, CHUNK)
         grad_system = tl.where(i > j, -grad_system * between, 0.0)
-        from_keys = tl.sum(right_keys * key.to(tl.float32), 1) * since
-        pairs = grad_system * gram
-        by_beta += from_keys + tl.sum(pairs, 1)
+        key_t = tl.load(keys + shared + _transposed(KEY, CHUNK, KEY))
+        pairs = grad_system * tl.dot(key, key_t)
+        by_beta += tl.sum(pairs, 1)
         pairs = pairs * strength[:, None]
         grad_log = tl.load(grad_logs + own * CHUNK + tl.arange(0, CHUNK))
         grad_log += tl.sum(pairs, 1) - tl.sum(pairs, 0) + from_keys * strength
@@ -437,8 +456,7 @@ def system_gradients(
         tl.store(grad_g + place, grad_log.to(grad_g.dtype.element_ty), at < tokens)
         tl.store(grad_beta + place, by_beta.to(grad_beta.dtype.element_ty), at < tokens)
         grad_gram = grad_system * strength[:, None]
-        low = (grad_gram + tl.trans(grad_gram)).to(key.dtype)
-        total += right_keys * (strength * since)[:, None] + tl.dot(low, key)
+        total += tl.dot((grad_gram + tl.trans(grad_gram)).to(key.dtype), key)
     raw = _tile(k, row, start, tokens, group, 0, GROUPS, KEY, KEY, CHUNK).to(tl.float32)
     _store_tile(
         grad_k, _raw_gradient(total, raw, 1.0, NORM, EPSILON), row, start, tokens, group, 0, GROUPS, KEY, KEY, CHUNK

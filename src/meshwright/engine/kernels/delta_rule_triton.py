@@ -22,11 +22,11 @@ from torch import Tensor
 from meshwright.engine.kernels.chunked_scan import Plan, block_plan, empty_states, left_out
 from meshwright.engine.kernels.delta_rule import EPSILON, Gradients
 from meshwright.engine.kernels.delta_rule import gated_delta_rule as torch_rule
-from meshwright.engine.kernels.device_caps import DECOMPOSITIONS, is_dry, launch, on_gpu
+from meshwright.engine.kernels.device_caps import DECOMPOSITIONS, capability, is_dry, launch, on_gpu
 
 CHUNK = 64  # tokens per triangular system; the kernels' inverse is written for it
 STATE_BYTES = 2**26  # bf16 states of the chunks of a span
-WIDTHS = (16, 32, 64, 128, 256)  # of keys and values
+WIDTHS = (16, 32, 64, 128, 256)  # of keys and values; the widest need the shared memory of Hopper GPUs
 KERNELS = "_triton_delta"
 INPUTS = "Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, bool norm, Tensor? documents"
 HAS_TRITON = find_spec("triton") is not None
@@ -47,9 +47,18 @@ def gated_delta_rule(
 
 def runs(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Return whether the kernels run these inputs; other dtypes have torch operations, which are more exact."""
-    low = q.dtype == k.dtype == v.dtype == torch.bfloat16
-    wide = k.shape[3] in WIDTHS and v.shape[3] in WIDTHS
-    return low and wide and on_gpu(v) and (HAS_TRITON or is_dry(v))
+    if not on_gpu(v) or not (HAS_TRITON or is_dry(v)) or not q.dtype == k.dtype == v.dtype == torch.bfloat16:
+        return False
+    widths = WIDTHS if capability(v.device) >= (9, 0) else WIDTHS[:-1]
+    return k.shape[3] in widths and v.shape[3] in widths
+
+
+def fits(mixer: Any) -> str:
+    """Return why the kernels do not run a mixer; empty if they do."""
+    for name in ("head_k_dim", "head_v_dim"):
+        if getattr(mixer, name, WIDTHS[0]) not in WIDTHS:
+            return f"{name} is {getattr(mixer, name)}, and the kernels take {', '.join(map(str, WIDTHS))}"
+    return ""
 
 
 def _forget_at_starts(g: Tensor, documents: Tensor) -> Tensor:

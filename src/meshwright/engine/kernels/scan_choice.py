@@ -15,6 +15,7 @@ from meshwright.recipes.types import Kernels
 # Whether kernels.scan=auto takes our Triton kernels on GPUs. Off until their speed and gradients are measured on one
 # (benchmarks/scan_speed.py, tests/engine/test_scan_triton_gpu.py).
 AUTO_TRITON = False
+SHARED_MEMORY = 160 << 10  # bytes per thread block: datacenter GPUs since the A100 have them, others 99 KiB
 
 
 def scan_kernel(kernels: Kernels, device_type: str) -> str:
@@ -50,7 +51,17 @@ def triton_unusable(device_type: str) -> str:
         return f"our Triton kernels need a CUDA GPU, and this run is on {device_type.upper()}"
     if torch.version.hip:
         return "our Triton kernels of scans need more shared memory than AMD GPUs have"
+    if (found := _shared_memory()) < SHARED_MEMORY:
+        need = f"{SHARED_MEMORY >> 10} KiB of shared memory"
+        return f"our Triton kernels of scans need {need} per thread block, and this GPU has {found >> 10} KiB"
     return "" if find_spec("triton") else "Triton is not installed; run: pip install triton"
+
+
+def _shared_memory() -> int:
+    """Return the bytes of shared memory of a thread block on this machine's GPU."""
+    if not torch.cuda.is_available():
+        return SHARED_MEMORY
+    return int(torch.cuda.get_device_properties().shared_memory_per_block_optin)
 
 
 def missing_note(kernels: Kernels, device_type: str) -> str:

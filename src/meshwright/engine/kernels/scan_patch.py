@@ -67,7 +67,10 @@ class FlaScan(ChunkedScan):
 PATCHES: dict[str, type[ChunkedScan]] = {"torch": ChunkedScan, "triton": ChunkedScan, "fla": FlaScan}
 NAMES = {"triton": "our Triton", "fla": "fla's"}
 # Why a kernel does not run a mixer; empty if it does.
-FITS: dict[str, Callable[[nn.Module], str]] = {"triton": state_space_triton.fits, "fla": fla_scan.fits}
+FITS: dict[str, Callable[[nn.Module], str]] = {
+    "triton": lambda mixer: state_space_triton.fits(mixer) or delta_rule_triton.fits(mixer),
+    "fla": fla_scan.fits,
+}
 
 
 def _called(mixer: Any) -> set[str]:
