@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -15,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 from meshwright.dryrun.allocation_log import AllocationLog
 from meshwright.dryrun.compiled import simulate_inductor
 from meshwright.dryrun.fake_device import fake_rank
+from meshwright.engine.collectives import gather, sum_scatter
 from meshwright.engine.data.mock import Mock
-from meshwright.engine.mesh import build_mesh
+from meshwright.engine.mesh import GroupInfo, build_mesh
 from meshwright.engine.model.config import config_for
 from meshwright.engine.trainer import Trainer
 from meshwright.recipes.types import Architecture, Data, Kernels, Layout, Optimizer, Precision, Recipe, Schedule, Train
@@ -118,6 +120,37 @@ def test_the_partition_decides_what_is_saved_and_inner_recompute_saves_nothing(r
         assert [p.grad is not None and p.grad.shape == p.shape for p in block.parameters()] == [True] * 3
         gradients = NARROW + 3 * WIDTH * WIDER * 4
         assert memory.now - before == gradients
+
+
+class Parallel(nn.Module):
+    """A layer that gathers its input over two ranks and scatters its output."""
+
+    def __init__(self, device: torch.device, axis: GroupInfo) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, WIDER, bias=False, device=device)
+        self.down = nn.Linear(WIDER, WIDTH, bias=False, device=device)
+        self.axis = axis
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Its output on this rank."""
+        return sum_scatter(self.down(functional.silu(self.up(gather(x, self.axis, 0)))), self.axis, 0)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_collectives_inside_compiled_layers_are_counted_as_eager_ones(compiled: bool) -> None:
+    log = AllocationLog()
+    with fake_rank(2, 0, log.record) as device, log.patch_torch(), simulate_inductor():
+        group = dist.group.WORLD
+        assert group is not None
+        block = Parallel(device, GroupInfo(2, 0, group, (0, 1)))
+        if compiled:
+            block.compile(fullgraph=True)
+        x = torch.empty(TOKENS // 2, WIDTH, device=device, requires_grad=True)
+        block(x).sum().backward()
+        name = group.group_name
+    found = [one for segment in log.segments for one in segment.collectives]
+    pair = [(name, "all_gather", NARROW), (name, "reduce_scatter", NARROW)]
+    assert found == [*pair, *pair]  # the backward pass gathers the output's gradient and scatters the input's
 
 
 def test_compile_is_restored_on_exit() -> None:

@@ -18,7 +18,7 @@ from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from meshwright.dryrun.op_costs import collective_of, counts_flops, flops_of
+from meshwright.dryrun.op_costs import collective_of, counts_flops, flops_of, is_communication
 from meshwright.dryrun.stack_origin import Origin, origin_of
 from meshwright.dryrun.workspaces import lasting, transient
 from meshwright.engine.kernels.device_caps import DRY
@@ -115,8 +115,8 @@ class AllocationLog:
             origin = origin or origin_of(sys._getframe(1))
             kind = "recompute" if origin.recomputing else segment.key.phase
             segment.flops[kind] = segment.flops.get(kind, 0) + flops_of(operation, args, kwargs, result)
-        elif operation.namespace == "c10d":
-            collective = collective_of(operation, args)
+        elif is_communication(operation):
+            collective = collective_of(operation, args, result)
             if collective is not None:
                 segment.collectives.append(collective)
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch.utils._pytree import tree_iter
 from torch.utils.flop_counter import flop_registry
 
+# Operations of torch.distributed, then those of compiled graphs and DTensors.
 COLLECTIVES = {
     "allreduce_": "all_reduce",
     "_allgather_base_": "all_gather",
@@ -24,6 +25,21 @@ COLLECTIVES = {
     "send": "send",
     "recv_": "receive",
     "recv_any_source_": "receive",
+    "all_reduce": "all_reduce",
+    "all_reduce_": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "all_reduce_coalesced_": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "all_gather_into_tensor_out": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "reduce_scatter_tensor_out": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+    "broadcast": "broadcast",
+    "broadcast_": "broadcast",
+    "isend": "send",
+    "irecv": "receive",
 }
 
 
@@ -106,22 +122,35 @@ FLOP_FORMULAS: dict[str, Callable[[Any, Any, Any], int]] = {
 }
 
 
-def collective_of(operation: Any, args: Any) -> tuple[str, str, int] | None:
+def is_communication(operation: Any) -> bool:
+    """Return whether an operation belongs to torch.distributed, in its plain or its functional form."""
+    return operation.namespace in ("c10d", "_c10d_functional")
+
+
+def collective_of(operation: Any, args: Any, result: Any) -> tuple[str, str, int] | None:
     """Return group, kind and bytes of a collective: the larger of its input and its output."""
     name = operation._schema.name.split("::")[1]
     if name not in COLLECTIVES:
         return None
-    group = next((_name(arg) for arg in args if isinstance(arg, torch.ScriptObject) and _is_group(arg)), "")
-    sides = [_bytes(arg) for arg in args if not isinstance(arg, torch.ScriptObject)]
-    return group, COLLECTIVES[name], max(sides, default=0)
+    functional = operation.namespace == "_c10d_functional"  # its output is a result, not an argument
+    group = args[-1] if functional else next((arg for arg in args if _is_group(arg)), "")
+    sides = [_bytes(arg) for arg in (*args, *((result,) if functional else ())) if not _is_script(arg)]
+    return _group_name(group), COLLECTIVES[name], max(sides, default=0)
 
 
-def _is_group(value: torch.ScriptObject) -> bool:
-    return "ProcessGroup" in str(value._type())
+def _is_script(value: Any) -> bool:
+    return isinstance(value, torch.ScriptObject)
 
 
-def _name(value: Any) -> str:
-    return str(dist.ProcessGroup.unbox(value).group_name)
+def _is_group(value: Any) -> bool:
+    return _is_script(value) and "ProcessGroup" in str(value._type())
+
+
+def _group_name(value: Any) -> str:
+    """Return the name of a process group: functional collectives take the name or the group itself."""
+    if isinstance(value, str):
+        return value
+    return str((dist.ProcessGroup.unbox(value) if _is_script(value) else value).group_name)
 
 
 def _bytes(value: Any) -> int:
