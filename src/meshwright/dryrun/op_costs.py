@@ -37,7 +37,6 @@ COLLECTIVES = {
     "reduce_scatter_tensor_out": "reduce_scatter",
     "all_to_all_single": "all_to_all",
     "broadcast": "broadcast",
-    "broadcast_": "broadcast",
     "isend": "send",
     "irecv": "receive",
 }
