@@ -149,12 +149,14 @@ def test_the_columns_found_anywhere_are_reported(tmp_path: Path) -> None:
     assert "(messages from messages;" in few.lines()[0]
 
 
-def test_a_template_without_tools_is_reported(tmp_path: Path) -> None:
+def test_a_template_without_tools_is_refused(tmp_path: Path) -> None:
     (template := tmp_path / "plain.jinja").write_text(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
     )
-    stats = tokenized(write_jsonl(MESSAGES, tmp_path / "rows"), template).stats
-    assert "2 with tools, which the chat template does not render" in stats.lines()
+    path = write_jsonl(MESSAGES, tmp_path / "rows")
+    with pytest.raises(InputError, match=r"rows\.jsonl:2: the chat template does not render the tools of the row"):
+        tokenized(path, template)
+    assert len(texts(tokenized(path, template, tools=""))) == len(MESSAGES)
 
 
 def test_wrong_and_conflicting_columns_are_refused_and_can_be_left_out(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
-"""How many samples a user's own file has and how long they are, counted without a tokenizer."""
+"""How many samples a user's own file has and how long they are: counted with its tokenizer, else estimated."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from math import ceil
@@ -11,20 +12,23 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from meshwright import file_access, rules
+from meshwright import extras, file_access, rules
 from meshwright.api.data_findings import data_findings
 from meshwright.api.paths import looks_like_path
 from meshwright.display import plural, short_number
 from meshwright.errors import InputError
+from meshwright.notes import no_notes
 from meshwright.planner import Plan, Suggestion, examine
 from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
-from meshwright.recipes.types import Recipe, recipe_fields
+from meshwright.recipes.types import Data, Recipe, recipe_fields
+from meshwright.rules import Finding
 from meshwright.rules.data import few_steps, needs_equal_lengths, streams_unknown_lengths
 
 BYTES_PER_TOKEN = 4.0  # of English text and JSON, with the tokenizers of current models
 MAX_COUNTED_BYTES = 2**28  # larger files are not read for an answer that should be instant
+MAX_TOKENIZED_BYTES = 2**24  # larger files are tokenized by samples and train only
 MANY_PASSES = 5  # as train warns
 USUAL_EPOCHS = 3
 WINDOW_STEPS, WIDTH_MULTIPLE = 64, 64  # as the engine groups samples by length
@@ -50,7 +54,7 @@ def epochs_of(recipe: Recipe) -> Epochs | None:
     passes = f"{epochs:g} epoch{'s' if epochs != 1 else ''} of {recipe.data.dataset}"
     source = f"{passes}: {counted.text}"
     lengths = _own_lengths(recipe) if counted.packed_tokens else None
-    longest = 0 if lengths is None else ceil(lengths.max())
+    longest = 0 if lengths is None else ceil(lengths.max()) - 1  # the last token is a target only
     return Epochs(max(round(counted.samples * epochs), 1), source, counted.packed_tokens, longest)
 
 
@@ -77,8 +81,8 @@ def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
     name = recipe.data.dataset
     if recipe.data.blend or file_access.closed() or not looks_like_path(name):
         return ()
-    if found := data_findings(recipe):
-        return tuple(one.message for one in found)
+    if found := data_findings(recipe):  # errors are findings of the plan
+        return tuple(one.message for one in found if one.severity != "error")
     return (*_delimiter_notes(recipe), *_count_notes(recipe))
 
 
@@ -104,10 +108,25 @@ def _count_notes(recipe: Recipe) -> tuple[str, ...]:
 
 
 def with_own_data(plan: Plan) -> Plan:
-    """Return the plan with what the user's counted data adds: findings about its steps, and less padding."""
-    plan = _with_counted_steps(plan)
+    """Return the plan with what the user's data adds: findings about its rows and steps, and less padding."""
+    plan = _with_data_errors(_with_counted_steps(plan))
     found = next(iter(_less_padding(plan)), None)
     return plan if found is None else msgspec.structs.replace(plan, suggestions=(found, *plan.suggestions))
+
+
+def _with_data_errors(plan: Plan) -> Plan:
+    """Return the plan with the errors of the user's own data, as check and train report them."""
+    found = _data_errors(plan.recipe) if has_own_data(plan) else ()
+    return msgspec.structs.replace(plan, findings=(*found, *plan.findings)) if found else plan
+
+
+def has_own_data(plan: Plan) -> bool:
+    """Return whether the user named the dataset of a plan."""
+    return any(change.field == "data.dataset" for change in plan.changes)
+
+
+def _data_errors(recipe: Recipe) -> tuple[Finding, ...]:
+    return tuple(one for one in data_findings(recipe, thorough=True) if one.severity == "error")
 
 
 def _with_counted_steps(plan: Plan) -> Plan:
@@ -159,8 +178,7 @@ def _saving(recipe: Recipe, lengths: Any, padded: float, width: float, mean: flo
     less = f"{before / after:.1f} times less time and cost" if times else "the rest is padding"
     text = (
         f"about {_short(after)} instead of {_short(before)} tokens per epoch, {less}: "
-        f"samples have about {mean:,.0f} tokens (at {BYTES_PER_TOKEN:g} bytes each), padded to "
-        f"{padded:,.0f}"
+        f"samples have {_mean(recipe, mean)}, padded to {padded:,.0f}"
     )
     if not recipe.data.packing:
         return text
@@ -173,6 +191,13 @@ def _saving(recipe: Recipe, lengths: Any, padded: float, width: float, mean: flo
     )
 
 
+def _mean(recipe: Recipe, tokens: float) -> str:
+    """Return the tokens of a sample on average, and how they were counted."""
+    name = _tokenized_with(recipe)
+    how = f"counted with {name}" if name else f"at {_bytes_per_token(recipe):g} bytes each"
+    return f"about {tokens:,.0f} tokens ({how})"
+
+
 def _count(recipe: Recipe) -> _Counted | None:
     """Return the samples of a local file or folder; None if they are not known."""
     data = recipe.data
@@ -181,18 +206,23 @@ def _count(recipe: Recipe) -> _Counted | None:
         return None
     sizes = _sizes(path)
     kept = 1 - data.validation_part
-    if data.packing or recipe.goal == "pretrain":
-        part = _own_lengths(recipe) if "[" in data.split else None
-        tokens = sum(sizes) / BYTES_PER_TOKEN if part is None else float(part.sum())
-        samples = max(ceil(kept * tokens / data.seq_length), 1)
-        shown = f"{samples:,} packed sample{'s' * (samples != 1)}"
-        return _Counted(samples, f"about {shown}, at {BYTES_PER_TOKEN:g} bytes per token", kept * tokens)
-    lengths = _own_lengths(recipe)
+    lengths, name = _own_lengths(recipe), _tokenized_with(recipe)
+    if recipe.goal == "pretrain" or (data.packing and lengths is None):
+        tokens = kept * sum(sizes) / _bytes_per_token(recipe)
+        samples = max(ceil(tokens / data.seq_length), 1)
+        return _Counted(samples, f"about {_packed(samples)}, at {_bytes_per_token(recipe):g} bytes per token", tokens)
+    if data.packing:
+        from meshwright.engine.data.packing import pack
+
+        used = lengths if name else _part(lengths, kept)
+        samples = len(pack(np.ceil(used).astype(np.int64), data.seq_length + 1))
+        how = f"{_packed(samples)}, counted with {name}" if name else _estimated(recipe, samples)
+        return _Counted(samples, how, float(used.sum()))
     countable = lengths is None and sum(sizes) <= MAX_COUNTED_BYTES
     rows = _rows_of(path, data.split, _row_count) if countable else None if lengths is None else len(lengths)
     if not rows:
         return None
-    samples = max(round(kept * rows), 1)
+    samples = rows if name else max(round(kept * rows), 1)
     shown = f"{samples:,} sample{'s' * (samples != 1)}"
     if lengths is None:
         return _Counted(samples, f"{shown} of at most {data.seq_length:,} tokens")
@@ -202,12 +232,38 @@ def _count(recipe: Recipe) -> _Counted | None:
     return _Counted(samples, f"{shown} of about {mean:,.0f} tokens, {how}")
 
 
+def _packed(samples: int) -> str:
+    return f"{samples:,} packed sample{'s' * (samples != 1)}"
+
+
+def _estimated(recipe: Recipe, samples: int) -> str:
+    """Return a number of packed samples that was counted without the tokenizer, in words."""
+    text = f"about {_packed(samples)}, at {_bytes_per_token(recipe):g} bytes per token"
+    return (
+        f"{text}, rows longer than data.seq_length={recipe.data.seq_length} {_CUT.get(recipe.data.truncation, 'cut')}"
+    )
+
+
+_CUT = {"drop": "dropped"}
+
+
+def _part(lengths: Any, share: float) -> Any:
+    """Return a share of the samples, drawn at random."""
+    if share == 1:
+        return lengths
+    return np.random.default_rng(0).permutation(lengths)[: max(round(share * len(lengths)), 1)]
+
+
+def _bytes_per_token(recipe: Recipe) -> float:
+    return 1.0 if recipe.data.tokenizer == "bytes" else BYTES_PER_TOKEN
+
+
 def _sizes(path: Path) -> list[int]:
     return [one.stat().st_size for one in ([path] if path.is_file() else path.rglob("*")) if one.is_file()]
 
 
 def _own_lengths(recipe: Recipe) -> Any | None:
-    """Return the tokens of every fine-tuning sample of a local dataset; None if they are not known."""
+    """Return the tokens of every fine-tuning sample of a local dataset, truncated; None if they are not known."""
     data = recipe.data
     path = Path(data.dataset).expanduser()
     if recipe.goal == "pretrain" or data.images or data.blend or file_access.closed() or not path.exists():
@@ -215,12 +271,70 @@ def _own_lengths(recipe: Recipe) -> Any | None:
     sizes = _sizes(path)
     if not sizes or sum(sizes) > MAX_COUNTED_BYTES:
         return None
-    return _lengths(str(path), data.split, sum(sizes), path.stat().st_mtime_ns)
+    counted = _token_lengths(recipe)
+    if counted is not None:
+        return counted
+    found = _lengths(str(path), data.split, sum(sizes), path.stat().st_mtime_ns)
+    if found is None:
+        return None
+    lengths, most = np.maximum(found / _bytes_per_token(recipe), 1.0), data.seq_length + 1
+    fitting = lengths[lengths <= most] if data.truncation == "drop" else np.minimum(lengths, most)
+    return fitting if len(fitting) else None
+
+
+def _tokenized_with(recipe: Recipe) -> str:
+    """Return the tokenizer that _own_lengths counts with; empty if it estimates."""
+    return _local_tokenizer(recipe) if _token_lengths(recipe) is not None else ""
+
+
+def _local_tokenizer(recipe: Recipe) -> str:
+    """Return the name of a recipe's tokenizer if it is on this machine and can be loaded; else empty."""
+    if recipe.data.streaming or any(map(extras.missing, ("transformers", "jinja2"))):
+        return ""
+    from meshwright.engine.data.byte_level import NAME
+    from meshwright.engine.data.tokenizers import tokenizer_name
+
+    try:
+        name = tokenizer_name(recipe) or ""
+    except InputError:
+        return ""
+    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub")
+    cached = (hub / f"models--{name.replace('/', '--')}").expanduser()
+    is_here = name == NAME or (bool(name) and (Path(name).expanduser().exists() or cached.is_dir()))
+    return name if is_here else ""
+
+
+def _token_lengths(recipe: Recipe) -> Any | None:
+    """Return the tokens of the samples as train makes them; None without a tokenizer, or if train refuses the rows."""
+    data, path = recipe.data, Path(recipe.data.dataset).expanduser()
+    if recipe.goal == "pretrain" or data.images or data.blend or file_access.closed() or not path.exists():
+        return None
+    name = _local_tokenizer(recipe)
+    if not name:
+        return None
+    sizes = _sizes(path)
+    counted = msgspec.structs.replace(data, tokenizer=name, workers=1)
+    return _tokenize(msgspec.json.encode(counted), sum(sizes), path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=8)
+def _tokenize(data: bytes, size: int, changed: int) -> Any | None:
+    """Return the tokens of the samples of a dataset; small ones are tokenized now, and cached for train."""
+    del changed  # part of the cache key
+    from meshwright.engine.data.rendered import training_lengths
+
+    recipe = Recipe(name="", model="", goal="sft", cluster="", data=msgspec.json.decode(data, type=Data))
+    try:
+        with no_notes():
+            found = training_lengths(recipe, build=size <= MAX_TOKENIZED_BYTES)
+    except InputError:  # data_findings has what is wrong with rows and tokenizers
+        return None
+    return found if found is not None and len(found) else None
 
 
 @lru_cache(maxsize=8)
 def _lengths(path: str, split: str, size: int, changed: int) -> Any | None:
-    """Return the tokens of every row, at BYTES_PER_TOKEN; lines of JSON are measured without being parsed."""
+    """Return the bytes of every row; lines of JSON are measured without being parsed."""
     del changed  # part of the cache key
     if path.endswith((".jsonl", ".ndjson")):
         ends = np.flatnonzero(np.frombuffer(Path(path).read_bytes(), dtype=np.uint8) == ord("\n"))
@@ -232,7 +346,7 @@ def _lengths(path: str, split: str, size: int, changed: int) -> Any | None:
         if rows is None:
             return None
         lengths = np.array([len(msgspec.json.encode(row, enc_hook=str)) for row in rows], dtype=float)
-    return np.maximum(lengths / BYTES_PER_TOKEN, 1.0) if len(lengths) else None
+    return lengths if len(lengths) else None
 
 
 def _slice(split: str) -> tuple[int, int | None]:

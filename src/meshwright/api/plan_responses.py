@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import clusters, costs, launch, planner
 from meshwright.api import requests
-from meshwright.api.dataset_length import dataset_notes
+from meshwright.api.dataset_length import dataset_notes, has_own_data
 from meshwright.api.responses import (
     Estimate,
     FieldKind,
@@ -240,8 +240,7 @@ def contract_part(plan: Plan) -> Contract:
 
 def _notes(plan: Plan) -> tuple[str, ...]:
     """Return a plan's notes, and how many samples a dataset of the user's own has."""
-    own_data = any(change.field == "data.dataset" for change in plan.changes)
-    return (*plan.notes, *(dataset_notes(plan.recipe) if own_data else ()))
+    return (*plan.notes, *(dataset_notes(plan.recipe) if has_own_data(plan) else ()))
 
 
 def estimate_response(plan: Plan, request: requests.Estimate | None = None) -> PlanResponse:

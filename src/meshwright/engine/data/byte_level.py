@@ -11,13 +11,16 @@ from meshwright.engine.fsync import atomic_folder
 
 NAME = "bytes"  # value of data.tokenizer and --tokenizer
 BOS, EOS, PAD, UNKNOWN, TURN_START = "<|bos|>", "<|im_end|>", "<|pad|>", "<|unk|>", "<|im_start|>"
+VERSION = 2  # increment when the files of the tokenizer change
 SPECIAL = (PAD, BOS, EOS, UNKNOWN, TURN_START)
 UNUSED_BYTES = (0xC0, 0xC1, *range(0xF5, 0x100))  # bytes that UTF-8 does not use
 BYTES = tuple(byte for byte in range(256) if byte not in UNUSED_BYTES)
 TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% if message['role'] == 'assistant' %}"
-    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{{ bos_token }}{% if tools %}{{ '<|im_start|>tools\\n' + (tools | tojson) + '<|im_end|>\\n' }}{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}"
+    "{% for call in message['tool_calls'] %}{{ '<tool_call>' + (call['function'] | tojson) + '</tool_call>' }}"
+    "{% endfor %}{{ '<|im_end|>' }}{% endgeneration %}"
     "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
@@ -45,7 +48,7 @@ def write_byte_tokenizer(
 
 def cached_byte_tokenizer() -> Path:
     """Return this tokenizer's folder in the cache, writing it on first use."""
-    folder = cache_folder() / "tokenizers" / NAME
+    folder = cache_folder() / "tokenizers" / f"{NAME}-{VERSION}"
     if not folder.is_dir():
         with cache_lock(folder):
             if not folder.is_dir():

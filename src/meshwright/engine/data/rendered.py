@@ -7,13 +7,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from meshwright.engine.data.conversations import detect_columns, parse_conversation, untrainable_reason
 from meshwright.engine.data.dataset_registry import dataset_columns, open_rows
 from meshwright.engine.data.instructions import split_by_content, warn_of_truncation
 from meshwright.engine.data.packing import PackedCorpus, PaddedCorpus
 from meshwright.engine.data.row_errors import RowColumns, detects_columns
-from meshwright.engine.data.sft_cache import Policy, TokenizationStats, tokenize_conversations, truncate
+from meshwright.engine.data.sft_cache import Policy, TokenizationStats, has_tokens, tokenize_conversations, truncate
 from meshwright.engine.data.templates import ChatTemplate, MaskedTokens
 from meshwright.engine.data.tokenizers import load_tokenizer
 from meshwright.recipes.types import Recipe
@@ -47,6 +48,20 @@ class RenderedData(msgspec.Struct, frozen=True):
     samples: int  # per epoch, packed or padded
     real_tokens: float  # share of the tokens that is not padding
     rendered: tuple[Rendered, ...]
+
+
+def training_lengths(recipe: Recipe, build: bool) -> NDArray[np.int64] | None:
+    """Return the tokens of every conversation that is trained on, truncated; None if they were not tokenized before.
+
+    With `build`, they are tokenized, and cached for the run itself.
+    """
+    data, tokenizer = recipe.data, load_tokenizer(recipe)
+    policy = Policy(data.train_on, data.truncation, data.seq_length + 1)
+    rows, columns = open_rows(data.dataset, data.split), dataset_columns(data.dataset, data.columns)
+    if not build and not has_tokens(rows, columns, tokenizer, data.chat_template, policy):
+        return None
+    found = tokenize_conversations(rows, columns, tokenizer, data.chat_template, policy, data.workers)
+    return found.lengths[split_by_content(found, 0.0 if data.validation else data.validation_part, False)]
 
 
 def render(recipe: Recipe, count: int) -> RenderedData:

@@ -29,8 +29,11 @@ COMMAND_ROWS = 500  # rows that a command can list
 LINE_PLACE = re.compile(r"(.+\.(?:jsonl|ndjson|json)):(\d+): ")
 ITEM_PLACE = re.compile(r"(.+\.json)\[(\d+)\]: ")
 PLACE = re.compile(r"(.+?)(?::|\[| row )(\d+)")
-REJECTED = "the chat template rejects"
-ACCEPTING = "data.chat_template=FILE of a template that accepts them"
+TEMPLATE_FIXES = {
+    "the chat template rejects": "data.chat_template=FILE of a template that accepts them",
+    "the chat template does not render": "data.chat_template=FILE of a template that renders tools",
+}
+"""Fixes of rows whose errors are the template's as much as theirs, by the text of the error."""
 
 Plain = dict[str, Any]  # an InputError that can be sent between processes
 
@@ -135,8 +138,8 @@ def joined(errors: Sequence[Plain], rows: int) -> InputError:
     reason = "; ".join([first["message"], *others[:SHOWN_ERRORS]]) + more
     messages = [one["message"] for one in errors]
     fix = first["fix"] or without_rows(messages if len(messages) < rows else ())
-    if not first["fix"] and any(REJECTED in one for one in messages):
-        fix = (*fix, ACCEPTING)
+    if not first["fix"]:
+        fix = (*fix, *(other for text, other in TEMPLATE_FIXES.items() if any(text in one for one in messages)))
     return InputError(reason, field=first["field"], value=first["value"], fix=fix)
 
 

@@ -44,7 +44,7 @@ from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.engine.fsync import atomic_folder
 from meshwright.errors import InputError
 
-CACHE_VERSION = 6  # increment when the files or the tokens of the same text change
+CACHE_VERSION = 7  # increment when the files or the tokens of the same text change
 STATS = "stats.json"  # written last: its presence marks a complete cache folder
 CHUNK = 256  # rows tokenized together
 MOST_ROWS = 0.9  # share of the conversations that a suggested length fits
@@ -82,7 +82,6 @@ class TokenizationStats(msgspec.Struct, frozen=True):
     duplicates: int = 0  # conversations with the tokens of an earlier one
     columns: dict[str, str] = {}  # of at least one row
     unused_columns: list[str] = []  # of at least one row
-    unused_tools: int = 0  # conversations with tools that the chat template does not render
     mask_source: str = ""  # how answers were located, see ChatTemplate.mask_source
 
     def fitting(self) -> tuple[int, float, int]:
@@ -102,8 +101,6 @@ class TokenizationStats(msgspec.Struct, frozen=True):
             f"{self.kept} of {self.rows} conversations, {self.tokens} tokens, {self.target_tokens} of them in the loss "
             f"({parts}; {self.mask_source})"
         ]
-        if self.unused_tools:
-            lines.append(f"{self.unused_tools} with tools, which the chat template does not render")
         if self.duplicates:
             lines.append(f"{self.duplicates} repeated")
         if self.truncated:
@@ -146,13 +143,24 @@ def tokenize_conversations(
     rows: Rows, columns: Mapping[str, str], tokenizer: Any, chat_template: str, policy: Policy, workers: int
 ) -> TokenizedConversations:
     """Return the tokenized rows; the first process of a node builds the cache, the others wait for it."""
-    template = ChatTemplate(tokenizer, chat_template, policy.train_on)  # type: ignore[arg-type]  # checked by the recipe
-    folder = cache_folder() / "conversations" / _key(rows, columns, template, policy)
+    template, folder = _template_and_folder(rows, columns, tokenizer, chat_template, policy)
     if not (folder / STATS).is_file():
         with cache_lock(folder):
             if not (folder / STATS).is_file():
                 _build(folder, rows, columns, template, chat_template, policy, workers)
     return _load(folder)
+
+
+def has_tokens(rows: Rows, columns: Mapping[str, str], tokenizer: Any, chat_template: str, policy: Policy) -> bool:
+    """Return whether these rows are in the cache."""
+    return (_template_and_folder(rows, columns, tokenizer, chat_template, policy)[1] / STATS).is_file()
+
+
+def _template_and_folder(
+    rows: Rows, columns: Mapping[str, str], tokenizer: Any, chat_template: str, policy: Policy
+) -> tuple[ChatTemplate, Path]:
+    template = ChatTemplate(tokenizer, chat_template, policy.train_on)  # type: ignore[arg-type]  # checked by the recipe
+    return template, cache_folder() / "conversations" / _key(rows, columns, template, policy)
 
 
 def _key(rows: Rows, columns: Mapping[str, str], template: ChatTemplate, policy: Policy) -> str:
@@ -233,7 +241,6 @@ class _RowTokenizer:
     def _samples(self, chunk: Chunk) -> ChunkResult:
         rendered, locations, untrainable = [], [], []
         errors: list[InputError] = []
-        unused_tools = 0
         for where, row in chunk:
             try:
                 conversation = parse_conversation(row, self._columns(row), where)
@@ -248,7 +255,6 @@ class _RowTokenizer:
                     break
                 continue
             locations.append(where)
-            unused_tools += conversation.tools is not None and not self.template.renders_tools
         if errors:
             return _failed(chunk, errors)
         full = self.template.encode(rendered) if rendered else []
@@ -274,7 +280,6 @@ class _RowTokenizer:
             untrainable=len(untrainable),
             columns={key: name for _, row in chunk for key, name in self._columns(row).items() if name in row},
             unused_columns=sorted({name for _, row in chunk for name in unused_names(row, self._columns(row))}),
-            unused_tools=unused_tools,
             first_untrainable=untrainable[0] if untrainable else "",
             dropped_rows=[*untrainable, *cut][:SHOWN_ERRORS],
         )
@@ -372,7 +377,7 @@ def _write(
 
 COUNTS = (
     *("rows", "kept", "tokens", "target_tokens", "truncated", "too_long", "no_targets", "untrainable"),
-    *("unused_tools", "duplicates"),
+    "duplicates",
 )
 
 

@@ -33,7 +33,6 @@ class StreamedConversations:
     ) -> None:
         self.rows, self.columns, self.template, self.policy = rows, columns, template, policy
         self.seq_length = seq_length
-        self.unused_tools = False  # whether a conversation had tools that the chat template does not render
         self.skipped = 0  # samples without target tokens
         self._lock = threading.Lock()
         self._size: int | None = None  # number of rows, known after the first epoch
@@ -57,9 +56,6 @@ class StreamedConversations:
 
     def _sample(self, where: str, row: Row) -> Sample:
         conversation = parse_conversation(row, self.columns, where)
-        if conversation.tools and not self.template.renders_tools and not self.unused_tools:
-            self.unused_tools = True
-            warn(f"{where}: has tools, which the chat template does not render")
         reason = untrainable_reason(conversation, self.policy.train_on)
         tokens: MaskedTokens | None = None
         if not reason:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from meshwright.engine.data.conversations import WEIGHT, Conversation, Message
 from meshwright.engine.data.files import row_error
-from meshwright.engine.data.tool_calls import printed_as_python, with_text_arguments
+from meshwright.engine.data.tool_calls import (
+    MARKED,
+    marked_tool,
+    printed_as_python,
+    with_marked_calls,
+    with_text_arguments,
+)
 from meshwright.engine.patching import symbol
 from meshwright.errors import InputError
 
@@ -25,6 +31,9 @@ GENERATION_MARK = re.compile(r"\{%[-+]?\s*generation\s*[-+]?%\}")
 # Templates that print the current date would produce different tokens tomorrow. They get this fixed date, which is also
 # the default of Llama's templates.
 TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
+NOT_RENDERED = "the chat template does not render"
+IGNORE_TOOLS = "data.columns.tools= (ignores the column)"
+RENDERING_TEMPLATE = "data.chat_template=FILE of a template that renders tools"
 GENERATION_MARK_FIX = "data.chat_template=FILE with {% generation %} … {% endgeneration %} around each answer"
 
 
@@ -61,11 +70,6 @@ class ChatTemplate:
             return "no chat template: prompt, newline, response"
         return "answers from generation marks" if self.has_generation_mark else "answers from comparing turns"
 
-    @property
-    def renders_tools(self) -> bool:
-        """Return whether the template uses the tools of a conversation."""
-        return "tools" in self.text
-
     def tokens(self, conversations: Sequence[Conversation], locations: Sequence[str]) -> list[MaskedTokens]:
         """Return the conversations' tokens; locations are used in errors."""
         return self.encode([self.render_masked(*one) for one in zip(conversations, locations, strict=True)])
@@ -91,6 +95,7 @@ class ChatTemplate:
         if not conversation.messages:
             text = self._bos + conversation.text + self._end
             return text, [(0, len(text))]
+        self._require_tools(conversation, where)
         if not self.text:
             return self._render_plain(conversation, where)
         text, spans = self._render(conversation.messages, conversation, where, mark=self.has_generation_mark)
@@ -102,6 +107,26 @@ class ChatTemplate:
         spans = self._weighted_spans(text, spans, conversation, where)
         spans = [span for span in spans if span[1] > span[0]]
         return text, spans[-1:] if self.train_on == "last_answer" else spans
+
+    def _require_tools(self, conversation: Conversation, where: str) -> None:
+        """Raise for tools and tool calls that the template drops: an empty answer would be in the loss."""
+        marked, names = with_marked_calls(conversation.messages)
+        tools = conversation.tools
+        if not names and not tools:
+            return
+        defined = [*tools, marked_tool(tools[0])] if tools else None
+        both = replace(conversation, messages=marked, tools=defined)
+        try:
+            text = self._render(marked, both, where)[0] if self.text else ""
+        except InputError:  # of the names: the conversation itself is rendered next
+            return
+        lost = next((number for name, number in names.items() if name not in text), None)
+        if lost is not None:
+            empty = not conversation.messages[lost].get("content")
+            rest = ": an empty answer would be in the loss" if empty else ""
+            raise row_error(where, f"{NOT_RENDERED} the tool calls of message {lost}{rest}")
+        if tools and not re.search(rf"{MARKED}(?!\d)", text):
+            raise row_error(where, f"{NOT_RENDERED} the tools of the row", (RENDERING_TEMPLATE, IGNORE_TOOLS))
 
     def _weighted_spans(self, text: str, spans: list[Span], conversation: Conversation, where: str) -> list[Span]:
         """Return the spans of generation marks without those of messages with weight 0."""

@@ -16,6 +16,7 @@ from meshwright.engine.data.files import row_error
 CALL_ROLES = ("function_call", "tool_call")  # roles of messages whose text is a call
 THOUGHT = re.compile(r"\s*<think>.*?</think>\s*", re.DOTALL)
 TAGGED_CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+MARKED = "renderedcall"  # start of a name that no data has
 EXAMPLE = '{"name": …, "arguments": {…}}'
 
 
@@ -79,6 +80,27 @@ def printed_as_python(messages: Sequence[Mapping[str, Any]], text: str) -> bool:
     """Return whether a rendered text has the arguments of a call as Python prints them: {'city': 'Rome'}."""
     calls = (call["function"]["arguments"] for one in messages for call in one.get("tool_calls", ()))
     return any(str(arguments) in text for arguments in calls if arguments and isinstance(arguments, dict))
+
+
+def with_marked_calls(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, int]]:
+    """Return the messages with every call under a name of its own, and the number of the message by that name."""
+    found, names = [], dict[str, int]()
+    for number, message in enumerate(messages):
+        calls = []
+        for call in message.get("tool_calls", ()):
+            name = f"{MARKED}{len(names)}x"
+            names[name] = number
+            calls.append({**call, "function": {**call["function"], "name": name}})
+        found.append({**message, "tool_calls": calls} if calls else {**message})
+    return found, names
+
+
+def marked_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool under a name that no data has."""
+    function = tool.get("function")
+    return (
+        {**tool, "function": {**function, "name": MARKED}} if isinstance(function, dict) else {**tool, "name": MARKED}
+    )
 
 
 def with_text_arguments(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

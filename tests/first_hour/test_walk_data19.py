@@ -1,0 +1,124 @@
+"""Samples of the user's own data are counted as train makes them, and what a template or a row loses is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import meshwright as library
+from meshwright.errors import InputError
+
+PEFT = "qwen3_8b_peft_config"
+QLORA: dict[str, Any] = {"gpus": "1x4090", "goal": "qlora"}
+PLAIN = """{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + (m.content or '') + '<|im_end|>\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
+CALLS = PLAIN.replace(
+    "(m.content or '')",
+    "(m.content or '') }}{% for c in m.tool_calls or () %}{{ c.function | tojson }}{% endfor %}{{ ''",
+)
+CALL = {"id": "c1", "type": "function", "function": {"name": "lookup", "arguments": '{"id": 11}'}}
+TOOL = {"type": "function", "function": {"name": "lookup", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MESHWRIGHT_CACHE", str(tmp_path / "cache"))
+    Path("plain.jinja").write_text(PLAIN)
+    Path("calls.jinja").write_text(CALLS)
+    return tmp_path
+
+
+def write(name: str, *rows: Any) -> str:
+    Path(name).write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows))
+    return name
+
+
+def chat(answer: str, question: str = "Why does the export fail?", **keys: Any) -> dict[str, Any]:
+    turns = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": turns, **keys}
+
+
+def with_call(**keys: Any) -> dict[str, Any]:
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "open"}
+    first, last = chat("It is open.")["messages"]
+    return {"messages": [first, called, result, last], **keys}
+
+
+def budget_of(dataset: str, *words: str) -> str:
+    plan = library.recommend("qwen3-8b", **QLORA, overrides=[f"data.dataset={dataset}", "train.epochs=3", *words])
+    assert plan.budget is not None
+    return str(plan.budget.tokens_from)
+
+
+LONG = "connection reset " * 4_000
+
+
+def test_recommend_counts_the_samples_that_train_makes() -> None:
+    name = write("tickets.jsonl", *(chat(LONG if number % 10 == 0 else "Restart it.") for number in range(100)))
+    words = ("data.tokenizer=bytes", "data.seq_length=512")
+    counted = library.samples(PEFT, dataset=name, count=1, overrides=[*words, "data.packing=true"])
+    assert f"{counted.samples_per_epoch} packed samples, counted with bytes" in budget_of(
+        name, *words, "data.packing=true"
+    )
+    padded = library.samples(PEFT, dataset=name, count=1, overrides=[*words, "data.packing=false"])
+    assert f": {padded.samples_per_epoch} samples" in budget_of(name, *words, "data.packing=false")
+    dropped = (*words, "data.packing=true", "data.truncation=drop")
+    fewer = library.samples(PEFT, dataset=name, count=1, overrides=dropped).samples_per_epoch
+    assert fewer < counted.samples_per_epoch
+    assert f"{fewer} packed samples" in budget_of(name, *dropped)
+
+
+def test_without_a_tokenizer_long_rows_count_as_they_are_cut() -> None:
+    name = write("tickets.jsonl", *(chat(LONG if number % 10 == 0 else "Restart it.") for number in range(100)))
+    text = budget_of(name, "data.seq_length=512")
+    assert "about 16 packed samples, at 4 bytes per token, rows longer than data.seq_length=512 cut" in text
+    assert "about 6 packed samples" in budget_of(name, "data.seq_length=512", "data.truncation=drop")
+
+
+@pytest.mark.parametrize("keys", [{}, {"tools": [TOOL]}])
+def test_tool_calls_that_the_template_drops_are_refused_everywhere(keys: dict[str, Any]) -> None:
+    name = write("tools.jsonl", chat("It works."), with_call(**keys), chat("It does not."))
+    words = ("data.tokenizer=bytes", "data.chat_template=plain.jinja")
+    reason = "tools.jsonl:2: the chat template does not render the tool calls of message 1: an empty answer"
+    with pytest.raises(InputError, match=reason) as caught:
+        library.samples(PEFT, dataset=name, overrides=words)
+    assert "data.chat_template=FILE of a template that renders tools" in caught.value.fix
+    assert any(one.startswith("sed '2d'") for one in caught.value.fix)
+    checked = library.check(PEFT, gpus="1xH100", overrides=[f"data.dataset={name}", *words])
+    assert reason in checked.findings[0].message
+    planned = library.recommend("qwen3-8b", **QLORA, overrides=[f"data.dataset={name}", *words])
+    assert reason in planned.findings[0].message
+    assert not planned.ok
+    with pytest.raises(InputError, match=reason):
+        library.train("qwen3_600m_peft_config", tiny=True, dataset=name, overrides=[*words, "data.seq_length=512"])
+
+
+def test_tools_that_the_template_drops_are_refused_or_ignored_on_request() -> None:
+    name = write("tools.jsonl", with_call(tools=[TOOL]))
+    words = ("data.tokenizer=bytes", "data.chat_template=calls.jinja")
+    with pytest.raises(InputError, match="does not render the tools of the row") as caught:
+        library.samples(PEFT, dataset=name, overrides=words)
+    assert "data.columns.tools= (ignores the column)" in caught.value.fix
+    found = library.samples(PEFT, dataset=name, overrides=[*words, "data.columns.tools="])
+    assert found.kept == 1
+
+
+def test_the_byte_tokenizer_renders_tools() -> None:
+    name = write("tools.jsonl", with_call(tools=[TOOL]))
+    [one] = library.samples(PEFT, dataset=name, overrides=["data.tokenizer=bytes"], count=1).samples
+    assert any(span.in_loss and '"name": "lookup"' in span.text for span in one.spans)
+
+
+def test_rows_that_train_refuses_are_errors_of_recommend() -> None:
+    name = write("rows.jsonl", chat("It works."), '{"messages": [', chat("It does not."))
+    for words in ([], ["train.epochs=3"]):
+        plan = library.recommend("qwen3-8b", **QLORA, overrides=[f"data.dataset={name}", *words])
+        first = plan.findings[0]
+        assert (first.severity, first.rule) == ("error", "data.rows")
+        assert "rows.jsonl:2: not JSON" in first.message
+        assert "sed '2d' rows.jsonl" in first.no_fix
