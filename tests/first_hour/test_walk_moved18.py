@@ -76,7 +76,10 @@ def test_a_job_of_a_run_continues_it_in_its_own_folder(meshwright: Any, here: Pa
     assert "ws is a run, but the job starts a new one with its settings" in answer.err
     refused = meshwright("launch", "ws", *SLURM, "--write", "jobs/c", "optimizer.lr=0.5")
     assert "optimizer.lr was" in refused.err
-    assert "--accept-changes" not in refused.err
+    assert "--accept-changes resumes with the new values" in refused.err
+    accepted = meshwright("launch", "ws", *SLURM, "--write", "jobs/c", "optimizer.lr=0.5", "--accept-changes")
+    assert accepted.code == 0, accepted.err
+    assert "--accept-changes" in next(Path("jobs/c").glob("*.sbatch")).read_text()
     (here / "chats.jsonl").rename("moved.jsonl")
     assert "chats.jsonl" in meshwright("launch", "ws", *SLURM, "--write", "jobs/d").err
     assert not Path("jobs/d").exists()

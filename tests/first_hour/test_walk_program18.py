@@ -51,6 +51,7 @@ def test_a_job_runs_the_program_of_the_script_with_its_arguments(meshwright: Any
     job = Path("jobs/run_sft.sbatch").read_text()
     arguments = SCRIPT.partition("run_clm.py")[2].replace("\\\n", "").split()
     changed = " ".join(arguments).replace("_rate 1e-5", "_rate 2e-05").replace("size 8192", "size 4096")
+    changed = changed.replace("output_dir out", f"output_dir {Path('out').resolve()}")  # not in the job's folder
     assert f"run_clm.py {changed.replace('save_steps 200', 'save_steps 100')}" in job
     assert "FSDP_VERSION=1" in job
     assert "FSDP_SHARDING_STRATEGY=FULL_SHARD" in job

@@ -74,6 +74,8 @@ def check(request: requests.Check) -> CheckResult:
     return _calibrated(result, load_calibration(request.calibration))
 
 
+OF_A_RECIPE = ("gpus", "engine", "goal", "model", "framework", "calibration")
+"""Options of check that say how a recipe is trained, not what a dataset contains."""
 MOST_CONFIGS = 32  # files of a folder that an error names
 CONFIG_SUFFIXES = (".sh", ".sbatch", ".slurm", ".yaml", ".yml", ".toml", ".json", ".py")
 
@@ -110,6 +112,7 @@ def _calibrated(result: CheckResult, calibration: Any) -> CheckResult:
 
 def _check(request: requests.Check) -> CheckResult:
     if is_dataset_file(request.target):
+        _require_recipe_for_options(request)
         return check_data(str(request.target), request.overrides)
     _refuse_folder_of_configs(request)
     content, theirs = file_of(request.target, request.framework, request.gpus)
@@ -142,6 +145,18 @@ def _check(request: requests.Check) -> CheckResult:
         notes=(*result.notes, *([length] if length else [])),
     )
     return result if content is None else msgspec.structs.replace(result, file=content.path)
+
+
+def _require_recipe_for_options(request: requests.Check) -> None:
+    """Raise for options that a dataset does not use: they belong to a recipe that trains on it."""
+    given = {name: value for name in OF_A_RECIPE if (value := getattr(request, name)) is not None}
+    if not given:
+        return
+    name, value = next(iter(given.items()))
+    options = " ".join(f"--{option} {shlex.quote(str(text))}" for option, text in given.items())
+    recipe = f"meshwright check RECIPE {options} data.dataset={shlex.quote(str(request.target))}"
+    reason = f"has no effect on a dataset: {request.target} is checked without a recipe"
+    raise InputError(reason, field=f"--{name}", value=value, fix=(recipe, f"without --{name}"))
 
 
 def _refuse_folder_of_configs(request: requests.Check) -> None:
@@ -329,10 +344,10 @@ def export_into(
     engine = frameworks.exported_engine(theirs, written, checked.model)
     if engine != checked.engine:  # the findings are those of the file that was written
         recipe = without_folder(job.on(engine), None if same else read)
-        own = [one for one in checked.findings if one.rule in OF_PROGRAM]
+        of_program = [one for one in checked.findings if one.rule in OF_PROGRAM]
         checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
-        others = [one for one in checked.findings if one.rule not in OF_PROGRAM]
-        checked = msgspec.structs.replace(checked, findings=(*own, *others))
+        of_layout = [one for one in checked.findings if one.rule not in OF_PROGRAM]
+        checked = msgspec.structs.replace(checked, findings=(*of_program, *of_layout))
     findings = _all_findings(theirs, written, checked, fix)
     if same:  # as check reports them in the framework's own file
         findings = tuple(one for one in findings if frameworks.as_in_files(one).severity != "advice")

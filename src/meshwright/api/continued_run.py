@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from pathlib import Path
 
-from meshwright.errors import InputError
 from meshwright.models import not_a_model
 from meshwright.notes import note
 from meshwright.recipes import overrides as override
@@ -35,15 +34,11 @@ def note_new_run(target: str, scheduler: str) -> None:
     )
 
 
-def check_job_continues(recipe: Recipe, out: str) -> None:
+def check_job_continues(recipe: Recipe, out: str, accepts: bool = False) -> None:
     """Raise InputError if a job could not resume from the checkpoints of its run folder, before it waits in a queue."""
     from meshwright.engine.checkpoint.contract import check_before_start
 
-    try:
-        check_before_start(recipe, Path(out).expanduser(), None)
-    except InputError as error:
-        fix = [one for one in error.fix if not one.startswith("--accept-changes")]  # an option of train
-        raise InputError(error.reason, error.field, error.value, fix) from None
+    check_before_start(recipe, Path(out).expanduser(), None, accepts)
 
 
 def with_fitting_micro_batch(recipe: Recipe, world: int, pinned: Collection[str]) -> Recipe:

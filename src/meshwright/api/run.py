@@ -50,6 +50,7 @@ OF_THE_VERB = frozenset(
             "goal",
             "to",
             "dataset",
+            "accept_changes",
             "model",
             "framework",
             "tiny",
@@ -196,7 +197,14 @@ def launch(request: requests.Launch) -> Started:
         if request.tiny:
             reason = f"is an option of our engine, and the job runs with {request.to}"
             raise InputError(reason, field="--tiny", value="true", fix=(f"--to {ENGINES[0]}", "remove --tiny"))
+        if request.accept_changes:
+            reason = f"is an option of our engine, and the job runs with {request.to}, which does not compare its runs"
+            fix = ("without --accept-changes",)
+            raise InputError(reason, field="--accept-changes", value="true", fix=fix)
         return build_job.launch(_exported_job(request, dataset), request.scheduler, **files)
+    if request.accept_changes and request.tiny:
+        reason = "is for a run that continues, and a tiny trial starts anew"
+        raise InputError(reason, field="--accept-changes", value="true", fix=("without --accept-changes",))
     for option, value in (("--framework-dir", request.framework_dir), ("--save-minutes", request.save_minutes)):
         if value is not None:
             reason = "is for the job of another framework"
@@ -228,8 +236,9 @@ def launch(request: requests.Launch) -> Started:
         typed = override.apply(found, native_job.known(changes))
         again = native_job.restarts(typed, out, changes, request.scheduler, given)
     training = native_job.Training(
-        str(target), dataset, model, request.tiny, again.out, [*changes, *again.overrides], text, again.notes
-    )
+        str(target), dataset, model, request.tiny, again.out, [*changes, *again.overrides], text, again.notes,
+        request.accept_changes,
+    )  # fmt: skip
     if text is not None:  # the job runs in the folder of this file
         training, found = native_job.with_full_paths(training, found, request.scheduler)
         training = msgspec.structs.replace(training, text=recipe_text(found))
@@ -263,7 +272,7 @@ def _continuing(request: requests.Launch, target: str, recipe: Recipe) -> tuple[
     out = out or continued(target)
     if not request.image:  # a container may have other paths
         check_run_paths(typed, out)
-    check_job_continues(typed, out)
+    check_job_continues(typed, out, request.accept_changes)
     return recipe, out
 
 
@@ -314,9 +323,11 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
     step_s = float(exported.checked.estimate.step_s)
     if requeued or request.save_minutes is not None:
         recipe = exported.checked.recipe
-        every = other_frameworks.save_every(recipe, step_s, request.save_minutes, changes)
+        imported = exported.job.imported
+        read = imported is not None
+        own = imported is not None and bool(imported.settings.parsed.program.argv) and request.save_minutes is None
+        every = None if own else other_frameworks.save_every(recipe, step_s, request.save_minutes, changes)
         more = list(changes)
-        read = exported.job.imported is not None
         if every is not None:
             every, kept = other_frameworks.retention(framework, recipe, every, changes) if read else (every, [])
             more = [one for one in changes if not one.startswith("checkpoint.save_every=")]
@@ -327,8 +338,11 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
             exported, data = export_with(more)
         new = exported.checked.recipe
         notes = other_frameworks.changed_interval(new, recipe.checkpoint.save_every) if read else ()
-        notes += (other_frameworks.requeue_note(framework, new, step_s),)
+        notes += (other_frameworks.requeue_note(framework, new, step_s, own),)
     program = exported.written.program
+    source = exported.job.imported
+    if local and folder and source is not None and source.settings.parsed.program.argv:
+        program = other_frameworks.with_full_arguments(program, source.content.folder)
     if requeued:
         program = other_frameworks.saving_on_signal(program, framework, exported.written.files)
     if request.framework_dir is None:

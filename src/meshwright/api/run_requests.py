@@ -192,6 +192,9 @@ class Launch(Request, frozen=True):
     container_kind: Annotated[str | None, path("How SLURM starts --image: pyxis or apptainer.", "KIND")] = None
     write: Annotated[str | None, path("Write the files to this folder.")] = None
     overwrite: Annotated[bool, flag("Replace existing files whose contents differ.")] = False
+    accept_changes: Annotated[
+        bool, flag("Resume even though contract fields differ from the run's checkpoint, as train does.")
+    ] = False
     submit: Annotated[bool, flag("Submit the job to SLURM.")] = False
     watch: Annotated[bool, flag("Follow the submitted job to its end: states and log.")] = False
     overrides: Overrides = ()

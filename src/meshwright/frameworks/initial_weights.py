@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from meshwright import file_access
@@ -36,11 +36,27 @@ def is_hub_id(weights: str) -> bool:
     return bool(HUB_ID.fullmatch(weights)) and not is_local
 
 
-def shell_word(word: str, variables: Mapping[str, str]) -> str:
-    """Quote a word for a shell; it expands references such as ${NAME} to these variables, and stops if one is unset."""
+def shell_word(word: str, variables: Mapping[str, str], expanded: Collection[str] = ()) -> str:
+    """Quote a word for a shell; it expands references such as ${NAME} to these variables, and stops if one is unset.
+
+    Words in `expanded` are written as the user's script has them, as one word.
+    """
+    if word in expanded:
+        return _in_double_quotes(word)
     if not any(f"${{{name}}}" in word for name in variables):
         return shlex.quote(word)
     parts = REFERENCE.split(word)  # text, name, text, name, ..., text
     quoted = [shlex.quote(text) if text else "" for text in parts[0::2]]
     names = [f'"${{{name}:?{variables.get(name, "not set")}}}"' for name in parts[1::2]]
     return "".join(text + name for text, name in zip(quoted, [*names, ""], strict=True))
+
+
+def _in_double_quotes(word: str) -> str:
+    """Return a word in double quotes; a quote inside a command substitution has its own context."""
+    found, depth, ticks = "", 0, False
+    for number, letter in enumerate(word):
+        ticks = ticks != (letter == "`")
+        depth += word.startswith("$(", number)
+        found += f"\\{letter}" if letter in '"\\' and not depth and not ticks else letter
+        depth -= depth > 0 and letter == ")"
+    return f'"{found}"'

@@ -24,8 +24,8 @@ from meshwright.frameworks.export import ARGUMENTS_FILE, differences, is_same, r
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile
 from meshwright.frameworks.load import content_of, open_file
-from meshwright.frameworks.mapping import text_of
-from meshwright.frameworks.patch_program import RECOMPUTE, keep_program
+from meshwright.frameworks.mapping import nest, text_of
+from meshwright.frameworks.patch_program import RECOMPUTE, SHARDING, keep_program, without_argument
 from meshwright.frameworks.trainer_args import ARGUMENT_FIELDS
 from meshwright.frameworks.types import ExportedConfig, Settings, SourcedValue
 from meshwright.models import ModelSpec
@@ -56,15 +56,17 @@ def patch(
     A `job` saves and resumes where the export says so, if the file does not say it.
     """
     framework, file = imported.framework, _source(imported)
-    if file is None:
-        return None
     own = _own_cluster(imported, on)
+    if file is None:
+        return _only_program(imported, target, own, recipe, on)
     try:
         original, original_model = imported.without_overrides(own)
         base = write(framework, original, original_model, own)
         before, after = file.settings_of(base), file.settings_of(target)
         known = {one.field for one in differences(framework, target, recipe, model, on)}
         known |= _of_the_arguments(framework, file.settings) | imported.settings.parsed.program.sources.keys()
+        autos = _filled_in(imported, file.settings)
+        known |= {field for field in recipe_fields() if _keys_of(framework, field) & autos}
         refused = {one.field for one in imported.rejected}
         requested = {key for key in (*before, *after) if before.get(key, UNSET) != after.get(key, UNSET)}
         requested |= {key for key, one in file.settings.items() if one.unresolved or key in refused}
@@ -73,6 +75,7 @@ def patch(
         program = imported.settings.parsed.program
         if RECOMPUTE in program.given:  # an argument of the program, which the config must not repeat
             requested -= {"fsdp_config.fsdp_activation_checkpointing"}
+        requested -= autos
         changed = set(requested)
         for _ in range(ROUNDS):
             changes = _changes(framework, file.settings, before, after, changed)
@@ -84,13 +87,53 @@ def patch(
                     return found
                 kept = tuple(one for one in found.lost if one.key.removeprefix("--") not in program.given)
                 return Patched(keep_program(program, found.written, original, own, recipe, on), kept)
-            more = {key for field in differing for key in _keys_of(framework, field)} - changed
+            more = {key for field in differing for key in _keys_of(framework, field)} - changed - autos
             if not more:
                 return None
             changed |= more
     except InputError:
         return None
     return None
+
+
+def _only_program(
+    imported: ImportedFile, target: ExportedConfig, own: Cluster, recipe: Recipe, on: Cluster
+) -> Patched | None:
+    """Return an export that runs the user's program of a command without a config; None if it is another program's.
+
+    Arguments of the Trainer say what a config would, so the environment of one is set only if the request changes it.
+    """
+    program, env = imported.settings.parsed.program, variables(imported.settings.parsed.env)
+    if imported.framework.name != "accelerate" or not program.argv:
+        return None
+    from meshwright.frameworks.accelerate.write import config_text
+
+    try:
+        original, model = imported.without_overrides(own)
+        base = write(imported.framework, original, model, own)
+    except InputError:
+        return None
+    kept = keep_program(program, target, original, own, recipe, on)
+    words, files = kept.program.argv, kept.files
+    if base.program.env == target.program.env:
+        first = next(iter(target.files))
+        settings = {key: one.value for key, one in imported.settings.parsed.settings.items()}
+        files = {first: config_text(nest(settings), recipe, imported.framework)}
+    else:
+        words = tuple(without_argument(words, SHARDING))
+        env = {**target.program.env, **env}
+        if RECOMPUTE in program.given:  # the Trainer refuses to recompute twice
+            env.pop("FSDP_ACTIVATION_CHECKPOINTING", None)
+    notes = tuple(one for one in kept.notes if one not in base.notes)
+    changed = msgspec.structs.replace(kept.program, argv=words, env=env)
+    return Patched(msgspec.structs.replace(kept, files=files, program=changed, notes=notes), ())
+
+
+def _filled_in(imported: ImportedFile, settings: Settings) -> set[str]:
+    """Return the keys of a DeepSpeed file that the Trainer fills in from its arguments, which the program keeps."""
+    program = imported.settings.parsed.program
+    filled = bool(program.argv) and imported.framework.name == "deepspeed" and "deepspeed" in program.given
+    return {key for key, one in settings.items() if filled and one.value == "auto"}
 
 
 def _of_the_arguments(framework: Framework, settings: Settings) -> set[str]:

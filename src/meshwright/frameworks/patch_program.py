@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -15,10 +15,10 @@ from meshwright.frameworks.trainer_args import ADAPTER, CHATS, TRAINER, WRITTEN
 from meshwright.frameworks.types import ExportedConfig, Program, ProgramArguments, SourcedValue, UnmappedField
 from meshwright.recipes.types import Recipe, field_value
 
-VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 MEANS = "an argument of your program"
 GIVEN_UP = {"warmup_steps": ("warmup_ratio",)}  # arguments that go when another one is set
-RECOMPUTE = "gradient_checkpointing"
+RECOMPUTE, SHARDING = "gradient_checkpointing", "fsdp"
 
 
 def keep_program(
@@ -29,6 +29,7 @@ def keep_program(
     config = next(iter(written.files))
     variables: dict[str, str] = {}
     words = [_word(one, variables) for one in program.argv]
+    expanded = {word for word, one in zip(words, program.argv, strict=True) if one.unresolved and _is_expanded(word)}
     named = str(getattr(program.given.get("deepspeed") or program.given.get("deepspeed_config"), "value", ""))
     words = [config if named and word == named else word for word in words]
     for name, value in changes.items():
@@ -38,7 +39,9 @@ def keep_program(
     return msgspec.structs.replace(
         written,
         files={name: text for name, text in written.files.items() if name not in written.program.modules},
-        program=Program(tuple(words), written.program.env, variables),
+        program=Program(
+            tuple(words), written.program.env, variables, expanded=tuple(one for one in words if one in expanded)
+        ),
         unmapped=(*unmapped, *(one for one in lost if one.field not in {two.field for two in unmapped})),
         notes=tuple(one for one in written.notes if "train.py" not in one and WRITTEN not in one),
     )
@@ -81,12 +84,17 @@ def _batch(recipe: Recipe, on: Cluster) -> Mapping[str, Any]:
 
 
 def _word(setting: SourcedValue, variables: dict[str, str]) -> str:
-    """Return a word of the command; a variable that is set when the job runs stays one."""
+    """Return a word of the command; variables that are set when the job runs stay variables."""
     text = str(setting.value)
-    if setting.unresolved and (found := VARIABLE.fullmatch(text)):
-        variables[found[1]] = MEANS
-        return f"${{{found[1]}}}"
-    return text
+    if not setting.unresolved or _is_expanded(text):
+        return text
+    variables.update(dict.fromkeys((found[1] or found[2] for found in VARIABLE.finditer(text)), MEANS))
+    return VARIABLE.sub(lambda found: f"${{{found[1] or found[2]}}}", text)
+
+
+def _is_expanded(text: str) -> bool:
+    """Return whether a word has more for the shell than plain variables: a command, or ${NAME%suffix}."""
+    return any(sign in VARIABLE.sub("", text) for sign in "$`")
 
 
 def _replaced(words: list[str], name: str, value: Any) -> list[str]:
@@ -97,3 +105,8 @@ def _replaced(words: list[str], name: str, value: Any) -> list[str]:
         return words if value is None else [*words, flag, text]
     has_value = "=" not in words[at] and at + 1 < len(words) and not words[at + 1].startswith("--")
     return [*words[:at], *(() if value is None else (flag, text)), *words[at + 1 + has_value :]]
+
+
+def without_argument(words: Sequence[str], name: str) -> list[str]:
+    """Return a command without an argument and its value."""
+    return _replaced(list(words), name, None)

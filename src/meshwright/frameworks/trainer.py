@@ -27,6 +27,7 @@ PROGRAM_ONLY = ("data.seq_length", "layout.recompute")
 """Recipe fields that only the program sets."""
 
 
+LANGUAGE_MODELING = "run_clm"  # transformers' examples, whose loss counts every token of a text
 PLACEHOLDER = "DATA"  # a dataset that only the program knows, as commands write it
 DEFAULTS = {"optimizer.lr": 5e-5, "schedule.min_lr": 0.0, "data.dataset": PLACEHOLDER}
 """Fine-tuning values assumed if neither the config nor an argument sets them."""
@@ -73,10 +74,10 @@ def is_on(args: Arguments, *names: str) -> bool:
     return any(name in args and args[name].value not in (False, "no", "none") for name in names)
 
 
-def program_fields(args: Arguments, fine_tuning: bool = False) -> ProgramFields:
+def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "") -> ProgramFields:
     """Return the model, goal and recipe fields that a program's arguments set.
 
-    `fine_tuning`: the program fine-tunes though no argument names a model.
+    `fine_tuning`: the program fine-tunes though no argument names a model. `script` is its name.
     """
     model = next((find_model(str(args[name].value)) for name in MODELS if name in args), None)
     tuned = is_on(args, *ADAPTERS) or str(getattr(args.get("finetuning_type"), "value", "")) == "lora"
@@ -91,6 +92,8 @@ def program_fields(args: Arguments, fine_tuning: bool = False) -> ProgramFields:
     if "optimizer.lr" in values:
         values.setdefault("schedule.min_lr", 0.0)
     defaults: dict[str, Any] = {} if goal == "pretrain" else dict(DEFAULTS)
+    if Path(script).name.startswith(LANGUAGE_MODELING):
+        defaults["data.train_on"] = "all"
     if is_trainer(args):
         defaults |= {key: value for key, value in TRAINER_DEFAULTS.items() if key not in read.open_fields}
         defaults |= dict(default_length(values, read.open_fields))

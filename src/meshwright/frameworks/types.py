@@ -56,6 +56,7 @@ class Program(msgspec.Struct, frozen=True):
         str, str
     ] = {}  # variables that argv refers to as ${NAME}, set by whoever starts it: what each is
     modules: tuple[str, ...] = ()  # files of the export that it imports, so that their folder must be importable
+    expanded: tuple[str, ...] = ()  # words of argv that the shell of the job expands, such as $(nproc)
 
 
 class UnmappedField(msgspec.Struct, frozen=True):

@@ -242,6 +242,9 @@ def _without_folder(request: LaunchRequest, scheduler: Scheduler, folder: str | 
 
 def _with_variables(program: Program, env: Mapping[str, str], scheduler: Scheduler) -> Program:
     """Return the program with the variables that --env sets; a machine elsewhere gets no others."""
+    if program.expanded and scheduler in REMOTE_FILES:
+        reason = f"is expanded by a shell, and a job of {scheduler} has none of yours: write its value in the script"
+        raise InputError(reason, field="argument", value=program.expanded[0], fix=("--scheduler slurm",))
     missing = {name: what for name, what in program.variables.items() if name not in env}
     if missing and scheduler in REMOTE_FILES:
         name, what = next(iter(missing.items()))

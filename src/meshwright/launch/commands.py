@@ -25,9 +25,11 @@ def joined(words: list[str]) -> str:
 
 def arguments(job: Job) -> list[str]:
     """Return the words of the program; those with a variable that is set where the job starts are for the shell."""
-    variables = job.program.variables
+    variables, expanded = job.program.variables, job.program.expanded
     return [
-        Shell(shell_word(word, variables)) if any(f"${{{name}}}" in word for name in variables) else word
+        Shell(shell_word(word, variables, expanded))
+        if word in expanded or any(f"${{{name}}}" in word for name in variables)
+        else word
         for word in job.program.argv
     ]
 

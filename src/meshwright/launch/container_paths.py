@@ -15,6 +15,7 @@ from meshwright import file_access, models
 from meshwright.frameworks.types import Program
 from meshwright.launch import values
 from meshwright.launch.job import Job
+from meshwright.launch.other_frameworks import PATHS, full_path
 from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe
 
 CLAIMED = ("kubernetes",)  # whose mounts name a volume claim in place of a folder
@@ -55,17 +56,11 @@ def in_container(program: Program, with_out: bool = True) -> Program:
     for number, word in enumerate(argv):
         key, equals, value = word.partition("=")
         if number and argv[number - 1] in OF_TRAIN:
-            argv[number] = _full_path(word, new=with_out and argv[number - 1] == "--out")
+            option = argv[number - 1]
+            argv[number] = full_path(word, new=with_out and option == "--out", bare=option == "--dataset")
         elif equals and key.replace("_", "").replace(".", "").isalpha():
-            argv[number] = f"{key}={_full_path(value, new=with_out and key == 'checkpoint.folder')}"
+            argv[number] = f"{key}={full_path(value, new=with_out and key == 'checkpoint.folder', bare=key in PATHS)}"
     return msgspec.structs.replace(program, argv=tuple(argv))
-
-
-def _full_path(text: str, new: bool = False) -> str:
-    """Return the full path of a file or folder that is here, or is going to be."""
-    path = Path(text).expanduser()
-    is_path = new or "/" in text or path.suffix
-    return str(path.resolve()) if text and is_path and (new or path.exists()) else text
 
 
 def container_notes(recipe: Recipe, job: Job, scheduler: str) -> tuple[str, ...]:
@@ -134,7 +129,7 @@ def _needed(recipe: Recipe, job: Job) -> Iterator[Needed]:
         (recipe.checkpoint.pretrained, "initial weights"),
     ]
     for name, what in inputs:
-        path = name if file_access.closed() or what == "the recipe" else _full_path(name)
+        path = name if file_access.closed() or what == "the recipe" else full_path(name, bare=what != "the model")
         if path.startswith("/"):  # data may be a file, or a prefix of .bin and .idx files: their folder
             folder = path if _is_folder(path, what) else str(PurePosixPath(path).parent)
             yield Needed(folder, what, what == "data" or _is_here(folder))

@@ -36,6 +36,7 @@ class Training(msgspec.Struct, frozen=True):
     overrides: Sequence[str] = ()
     text: str | None = None  # of a recipe that was imported from another framework's file
     notes: tuple[str, ...] = ()
+    accept_changes: bool = False
 
     @property
     def known_overrides(self) -> list[str]:
@@ -146,8 +147,8 @@ def program(training: Training, target: str) -> Program:
         if value
         for word in (option, value)
     ]
-    tiny = ["--tiny"] if training.tiny else []
-    return Program(argv=("-m", "meshwright", "train", target, *options, *tiny, *training.overrides))
+    flags = [*(["--tiny"] if training.tiny else []), *(["--accept-changes"] if training.accept_changes else [])]
+    return Program(argv=("-m", "meshwright", "train", target, *options, *flags, *training.overrides))
 
 
 def _tiny(training: Training, recipe: Recipe, gpus: str | int | None) -> Checked:

@@ -13,8 +13,10 @@ from meshwright import file_access
 from meshwright.display import plural
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
+from meshwright.frameworks.trainer_fields import DATASETS
 from meshwright.frameworks.types import Program
 from meshwright.recipes import overrides as override
+from meshwright.recipes.key_maps.hugging_face import ARGUMENTS, KEYS
 from meshwright.recipes.types import Recipe, field_value
 
 SAVE_MINUTES = 30
@@ -120,12 +122,42 @@ def refused_out(framework: str, out: str, folder: str | None) -> InputError:
 
 PATHS = ("data.dataset", "data.validation", "data.tokenizer", "data.chat_template", "checkpoint.pretrained")
 BLENDS = ("data.blend", "data.anneal_blend")
+OUTPUT_FOLDER = "output_dir"
+PATH_ARGUMENTS = (*DATASETS, *(row.key for row in (*KEYS, *ARGUMENTS) if row.field in PATHS))
+"""Arguments of a training program whose value may be a path without a slash."""
 
 
-def full_path(text: str) -> str:
-    """Return the full path of data or weights that are here; other texts as they are."""
-    is_here = text and any(Path(f"{text}{end}").expanduser().exists() for end in ("", ".bin"))
-    return str(Path(text).expanduser().resolve()) if is_here else text
+def full_path(text: str, *, new: bool = False, bare: bool = True, folder: Path | None = None) -> str:
+    """Return the full path of data or weights that are here, or that are going to be (`new`); other texts as they are.
+
+    Data may be a prefix of .bin and .idx files. Without `bare`, a name without a slash or suffix is not a path: it may
+    be a split or the name of a model. A path that is not here may be relative to another `folder`.
+    """
+    path = Path(text).expanduser()
+    if not text or not (new or bare or "/" in text or path.suffix):
+        return text
+    for base in (Path(), *((folder,) if folder is not None else ())):
+        if any(Path(f"{base / path}{end}").exists() for end in ("", ".bin")):
+            return str((base / path).resolve())
+    return str(path.resolve()) if new else text
+
+
+def with_full_arguments(program: Program, folder: Path | None) -> Program:
+    """Return the user's program with the full paths of its arguments that are files here.
+
+    The job runs in another folder. `folder` is that of the script, whose paths may be relative to it. The folder of the
+    checkpoints may not exist yet.
+    """
+    argv = list(program.argv)
+    for number, word in enumerate(argv[1:], 1):
+        name, equals, value = word.partition("=")
+        if word in program.expanded or "${" in word or (word.startswith("-") and not equals):
+            continue
+        before, text = (name, value) if word.startswith("-") else (argv[number - 1], word)
+        argument = before.lstrip("-").replace("-", "_")
+        full = full_path(text, new=argument == OUTPUT_FOLDER, bare=argument in PATH_ARGUMENTS, folder=folder)
+        argv[number] = f"{name}={full}" if word.startswith("-") else full
+    return msgspec.structs.replace(program, argv=tuple(argv))
 
 
 def full_paths(changes: Sequence[str]) -> list[str]:
@@ -230,8 +262,13 @@ def changed_interval(recipe: Recipe, old: int) -> tuple[str, ...]:
     return (f"warning: {changed}{f'; {kept}' if kept else ''}; checkpoint.save_every={old} keeps the file's",)
 
 
-def requeue_note(framework: str, recipe: Recipe, step_s: float) -> str:
-    """Return how much a requeued run repeats."""
-    minutes = recipe.checkpoint.save_every * step_s / 60
-    every = f"a checkpoint every {plural(recipe.checkpoint.save_every, 'step')}"
-    return f"requeue: {CHECKOUTS[framework].how}; {every}, about {minutes:.0f} min at the estimated speed"
+def requeue_note(framework: str, recipe: Recipe, step_s: float, own: bool = False) -> str:
+    """Return how much a requeued run repeats; the `own` interval of the user's program stays."""
+    steps = recipe.checkpoint.save_every
+    minutes = steps * step_s / 60
+    every = f"a checkpoint every {plural(steps, 'step')}, about {minutes:.0f} min at the estimated speed"
+    if not steps:
+        every = "no checkpoint before the end"
+    more = own and (not steps or minutes > SAVE_MINUTES)
+    other = f"; --save-minutes {SAVE_MINUTES} saves more often" if more else ""
+    return f"requeue: {CHECKOUTS[framework].how}; {every}{other}"

@@ -146,4 +146,5 @@ def export_command(plan: Plan, to: str, changes: Sequence[str] | None = None) ->
 
 def command_of(program: Program, cluster: Cluster) -> str:
     """Return the torchrun command that starts a program on every GPU of a cluster."""
-    return " ".join(shell_word(word, program.variables) for word in (*torchrun(cluster), *program.argv))
+    words = (*torchrun(cluster), *program.argv)
+    return " ".join(shell_word(word, program.variables, program.expanded) for word in words)

@@ -19,13 +19,24 @@ from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file
 from meshwright.frameworks.trainer_files import config_beside, file_arguments, fine_tunes, written_beside
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
-from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, distributed_type, sharding_strategy
+from meshwright.recipes.key_maps.accelerate import (
+    AXIS,
+    FSDP,
+    MEGATRON,
+    SHARDING_STRATEGIES,
+    ZERO,
+    distributed_type,
+    sharding_strategy,
+)
 from meshwright.recipes.types import Engine, Recipe, field_value
 from meshwright.rules.rule import Finding
 
 if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
+LAUNCHERS = ("torchrun", "python", "srun")  # that pass no config of Accelerate
+MARK, MARKS = "per_device_train_batch_size", ("output_dir", "num_train_epochs")
+NO_CONFIG = "the command has no config of Accelerate: fixes are lines of one, for accelerate launch --config_file FILE"
 FLAGS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM", "multi_gpu": "MULTI_GPU"}
 GPU_TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 ENGINES: dict[str, Engine] = {"DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron"}
@@ -50,7 +61,9 @@ def detect(content: Content) -> int:
         return 2 if file_arguments(content) and config_beside(content) else 0
     if content.format == "yaml":
         return 3 if {"distributed_type", "compute_environment"} & content.settings.keys() else 0
-    return 3 if any(launch.launcher == "accelerate" for launch in content.launches) else 0
+    if any(launch.launcher == "accelerate" for launch in content.launches):
+        return 3
+    return 2 if _trainer_launch(content) is not None else 0
 
 
 def parse(content: Content) -> ParsedConfig:
@@ -63,12 +76,48 @@ def parse(content: Content) -> ParsedConfig:
             raise InputError("has no config of accelerate beside it", field="file", value=content.path)
         return _of_program(open_file(config), content)
     launch = next((launch for launch in content.launches if launch.launcher == "accelerate"), None)
+    without_config = launch is None
+    launch = launch or _trainer_launch(content)
     if launch is None:
         raise InputError("contains no accelerate launch command", field="file", value=content.path)
-    settings = {**_config_of(content, launch), **dict(_options(launch))}
-    parsed = _parsed(content, settings, gpu_request_of(launch), parse_arguments(launch.args))
+    arguments = parse_arguments(launch.args)
+    if without_config:
+        settings = dict(_settings_of_trainer(launch, arguments))
+    else:
+        settings = {**_config_of(content, launch), **dict(_options(launch))}
+    parsed = _parsed(content, settings, gpu_request_of(launch), arguments, script=str(launch.program.value))
     program = msgspec.structs.replace(parsed.program, argv=launch.argv)
-    return msgspec.structs.replace(parsed, program=program, env=launch.env)
+    notes = parsed.notes
+    if without_config:  # torchrun has the number of processes
+        notes = (*(one for one in notes if "num_processes" not in one), NO_CONFIG)
+    return msgspec.structs.replace(parsed, program=program, env=launch.env, notes=notes)
+
+
+def _trainer_launch(content: Content) -> LaunchCommand | None:
+    """Return the command that starts a program of the Trainer without a config: torchrun, python or srun alone."""
+    for launch in content.launches:
+        arguments = parse_arguments(launch.args)
+        own = launch.launcher in LAUNCHERS and not any(name.startswith("deepspeed") for name in arguments)
+        if own and (MARK in arguments or all(name in arguments for name in MARKS)):
+            return launch
+    return None
+
+
+def _settings_of_trainer(launch: LaunchCommand, arguments: Arguments) -> Iterator[tuple[str, SourcedValue]]:
+    """Yield the settings that the Trainer's own arguments make: FSDP by --fsdp, else one replica on every GPU."""
+    where = launch.program
+    words = str(getattr(arguments.get("fsdp"), "value", "")).lower().split()
+    kind = next((one.upper() for one in words if one.upper() in SHARDING_STRATEGIES), "")
+    alone = launch.launcher == "python"
+    type_name = "FSDP" if kind else "NO" if alone else "MULTI_GPU"
+    found: dict[str, Any] = {"distributed_type": type_name}
+    found |= {"mixed_precision": next((one for one in ("bf16", "fp16") if is_on(arguments, one)), "no")}
+    if kind:
+        found |= {f"{FSDP}fsdp_version": 1, f"{FSDP}fsdp_sharding_strategy": kind}
+        found |= {f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"} if "auto_wrap" in words else {}
+        found |= {f"{FSDP}fsdp_offload_params": True} if "offload" in words else {}
+    for key, value in found.items():
+        yield key, msgspec.structs.replace(where, value=value, unresolved="")
 
 
 def _of_program(config: Content, program: Content) -> ParsedConfig:
@@ -99,11 +148,16 @@ def _options(launch: LaunchCommand) -> Iterator[tuple[str, SourcedValue]]:
 
 
 def _parsed(
-    content: Content, raw_settings: Settings, gpu_request: GpuRequest, arguments: Arguments, fine_tuning: bool = False
+    content: Content,
+    raw_settings: Settings,
+    gpu_request: GpuRequest,
+    arguments: Arguments,
+    fine_tuning: bool = False,
+    script: str = "",
 ) -> ParsedConfig:
     settings = normalize(raw_settings)
     type_name = distributed_type({key: setting.value for key, setting in settings.items()})
-    program = program_fields(arguments, fine_tuning)
+    program = program_fields(arguments, fine_tuning, script)
     field_values: dict[str, Any] = {**_gradient_dtypes(type_name, settings), **program.field_values}
     if type_name == "MEGATRON_LM" and str(getattr(settings.get(DISTRIBUTED_OPTIMIZER), "value", "")).lower() != "true":
         field_values["kernels.overlap_param_gather"] = False

@@ -72,7 +72,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     rest = [one for one in unmapped if one.field not in carried and one.field not in {two.field for two in lost}]
     return ExportedConfig(
         framework=framework.name,
-        files={name: _yaml(nest({**launch_settings, **settings}), recipe, framework), arguments: text},
+        files={name: config_text(nest({**launch_settings, **settings}), recipe, framework), arguments: text},
         program=Program(argv=argv, env=environment(settings), modules=(arguments,)),
         unmapped=(*rest, *lost),
         in_other_files=(*carried, *(OF_ONE_PROCESS if alone else ())),
@@ -129,7 +129,8 @@ def environment_of_file(settings: Mapping[str, Any]) -> dict[str, str]:
     return environment({**found, "distributed_type": distributed_type(found)})
 
 
-def _yaml(tables: dict[str, Any], recipe: Recipe, framework: Framework) -> str:
+def config_text(tables: dict[str, Any], recipe: Recipe, framework: Framework) -> str:
+    """Return the YAML file of a config."""
     lines = [f"# {recipe.name or 'a recipe'} for Accelerate {framework.version}, written by meshwright export"]
     for key, value in tables.items():
         if isinstance(value, dict):

@@ -33,6 +33,7 @@ BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumul
 AUTO_REASON = "transformers or accelerate fill it in when training starts"
 WARMUP = "schedule.warmup_steps"
 SCHEDULES = {"WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}  # the others keep the rate after the warmup
+BETAS = "optimizer.params.betas"
 LR_KEYS = frozenset(("optimizer.params.lr", "scheduler.params.warmup_max_lr"))
 FROM_TRAINER: Mapping[str, tuple[str, ...]] = {
     "per_device_train_batch_size": ("train_micro_batch_size_per_gpu",),
@@ -99,7 +100,9 @@ def parse(content: Content) -> ParsedConfig:
     settings = open_referenced_file(content, path).settings
     arguments = parse_arguments(launch.args)
     trainer_arguments = arguments if name == "deepspeed" else {}  # the argument of transformers' Trainer
-    parsed = _parsed(content, _fill_auto(settings, trainer_arguments), gpu_request_of(launch), arguments)
+    script = str(launch.program.value)
+    filled = _fill_auto(settings, trainer_arguments)
+    parsed = _parsed(content, filled, gpu_request_of(launch), arguments, script=script)
     program = msgspec.structs.replace(parsed.program, argv=launch.argv)
     return msgspec.structs.replace(
         parsed, program=program, env=launch.env, findings=tuple(_disagreements(settings, trainer_arguments))
@@ -129,6 +132,11 @@ def _fill_auto(settings: Settings, arguments: Arguments) -> dict[str, SourcedVal
         for key in keys if name in arguments and not arguments[name].unresolved else ():
             if key in filled and filled[key].value == "auto":
                 filled[key] = arguments[name]
+    if is_trainer(arguments) and getattr(filled.get(BETAS), "value", None) == "auto":
+        names = (("adam_beta1", 0.9), ("adam_beta2", 0.999))
+        given = [arguments[name].value if name in arguments else default for name, default in names]
+        if not any(arguments[name].unresolved for name, _ in names if name in arguments):
+            filled[BETAS] = msgspec.structs.replace(filled[BETAS], value=[float(one) for one in given])
     micro, steps = (filled.get(key) for key in BATCH[1:])
     if as_int(micro) and as_int(steps) and filled.get(BATCH[0]) and filled[BATCH[0]].value == "auto":
         del filled[BATCH[0]]
@@ -177,9 +185,10 @@ def _parsed(
     gpu_request: GpuRequest | None = None,
     arguments: Arguments | None = None,
     fine_tuning: bool = False,
+    script: str = "",
 ) -> ParsedConfig:
     normalized = normalize(settings)
-    program = program_fields(arguments or {}, fine_tuning)
+    program = program_fields(arguments or {}, fine_tuning, script)
     return ParsedConfig(
         settings=normalized,
         name=Path(content.path).stem,
