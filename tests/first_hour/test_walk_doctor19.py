@@ -5,8 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.doctor.fake_runs import FORMAT, LOG_WRITERS, at_estimated_speed, case
 from tests.first_hour.test_walk_doctor10 import figures, finding, megatron
+
+from meshwright import costs
+from meshwright.costs.calibrate import best_clock, clocks_tried
 
 TITAN = """[model]
 name = "llama3"
@@ -268,3 +273,97 @@ def test_out_of_memory_advice_for_the_trainer_is_in_its_spelling(meshwright: Any
     log.write_text(record * 3 + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
     remedies = finding(meshwright("doctor", str(log), "--json").json, "memory.out-of-memory")["remedies"]
     assert "gradient_checkpointing: true" in [text for one in remedies for text in one["there"]]
+
+
+HF_RATES = (
+    "{{'loss': {loss}, 'grad_norm': 0.6, 'learning_rate': 2e-05, 'tokens_per_second_per_gpu': {tps}, 'epoch': 0.01}}\n"
+)
+
+
+@pytest.mark.parametrize(
+    "kind", ["megatron", "torchtitan", "automodel", "automodel_json", "kempnerforge", "transformers"]
+)
+def test_calibrate_reads_the_log_of_every_framework(kind: str, meshwright: Any, tmp_path: Path) -> None:
+    made = case("llama3_8b_pretrain_config", "8xH100", FORMAT.get(kind, "meshwright"))
+    log, out = tmp_path / "train.log", tmp_path / "mine.toml"
+    if kind == "transformers":
+        tps = float(costs.estimate(made).tokens_per_s_per_gpu) / 1.2
+        log.write_text("".join(HF_RATES.format(loss=2 - step / 1000, tps=tps + step % 5) for step in range(60)))
+    else:
+        log.write_text(LOG_WRITERS[kind](at_estimated_speed(made, 60, slower=1.2)))
+    said = ("--recipe", "llama3_8b_pretrain_config", "--gpus", "8xH100")
+    found = meshwright("calibrate", str(log), *said, "--out", str(out))
+    assert found.code == 0, found.err
+    assert "times the speed of the shipped profile. Median error of the step time:" in found.out
+    assert f"stored in {out}" in found.out.replace("\n", "")
+    speed = float(found.out.split("H100: ")[1].split()[0])
+    assert 0.6 < speed < 0.95
+    plan = ("estimate", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--json")
+    assert (
+        meshwright(*plan, "--calibration", str(out)).json["estimate"]["step_s"]
+        > meshwright(*plan).json["estimate"]["step_s"]
+    )
+
+
+@pytest.mark.parametrize("verb", ["recommend", "plan", "estimate"])
+def test_like_follows_the_speed_of_a_run(verb: str, meshwright: Any, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    made = case("llama3_8b_pretrain_config", "8xH100", "torchtitan")
+    named = "[titan] 2026-01-01 00:00:00,000 - root - INFO - Model llama3 8B size: 8,030,261,248 total parameters\n"
+    log.write_text(named + LOG_WRITERS["torchtitan"](at_estimated_speed(made, 60, slower=1.3)))
+    typed = (verb, "llama3_8b_pretrain_config", "--gpus", "8xH100", "--engine", "torchtitan", "--json")
+
+    def seconds(*more: str) -> float:
+        answer = meshwright(*typed, *more).json
+        return float((answer["plans"][0] if verb == "plan" else answer)["estimate"]["step_s"])
+
+    assert 1.15 < seconds("--like", str(log)) / seconds() < 1.5
+    assert "fitted to 1 run of" in meshwright(*typed[:-1], "--like", str(log)).out.replace("\n", " ")
+    other = meshwright(*typed[:2], "--gpus", "8xA100-80", "--like", str(log))
+    assert other.code == 2
+    assert "the run is on H100, and the plan is for A100-80" in other.err.replace("\n", " ")
+    twice = meshwright(*typed[:-1], "--like", str(log), "--calibration", "mine.toml")
+    assert "remove --calibration" in twice.err
+
+
+def test_like_takes_the_file_of_the_plan_for_a_log_that_names_nothing(meshwright: Any, tmp_path: Path) -> None:
+    log, file = tmp_path / "train.log", tmp_path / "mine.toml"
+    log.write_text(titan())
+    file.write_text(TITAN.format(batch=1, length=8192))
+    found = meshwright("estimate", str(file), "--gpus", "8xH100", "--like", str(log))
+    assert found.code == 0, found.err
+    unnamed = meshwright("estimate", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--like", str(log))
+    assert unnamed.code == 2
+    assert f"meshwright calibrate {log} --recipe FILE --gpus 8xH100 --out mine.toml" in unnamed.err.replace("\n", "")
+    file.write_text(TITAN.format(batch=4, length=8192))
+    other = meshwright("calibrate", str(log), "--recipe", str(file), "--gpus", "8xH100")
+    assert other.code == 2
+    assert "fit a global batch of 8" in other.err.replace("\n", " ")  # a file of another run teaches nothing
+
+
+def test_the_table_of_runs_has_sequence_parallelism(meshwright: Any, tmp_path: Path) -> None:
+    header = "framework,model,gpus,seq_length,global_batch_size,tp,sp,step_time_s\n"
+    table = tmp_path / "runs.csv"
+
+    def memory_and_code(sp: str, tp: int = 2) -> tuple[int, str]:
+        table.write_text(header + f"meshwright,llama3-8b,8xH100,8192,64,{tp},{sp},9.5\n")
+        found = meshwright("calibrate", str(table))
+        return found.code, found.out + found.err
+
+    codes = {sp: memory_and_code(sp) for sp in ("", "true", "off", "no")}
+    assert {code for code, _ in codes.values()} == {0}
+    clocks = {sp: text.split("clock = ")[1].split()[0] for sp, (_, text) in codes.items()}
+    assert clocks[""] == clocks["true"] != clocks["off"] == clocks["no"]
+    assert "sequence parallelism needs tp above 1" in memory_and_code("true", tp=1)[1].replace("\n", " ")
+    assert memory_and_code("maybe")[0] == 2
+    assert ",sp," in meshwright("calibrate", "--template").out
+
+
+def test_runs_that_contradict_each_other_do_not_move_the_clock() -> None:
+    clocks = clocks_tried()
+    times = np.array([1.2, 1.21, 1.19, 1.2, 1.2])  # predicted over measured at a clock of 1
+    ratios = times[None, :] / clocks[:, None]
+    assert clocks[best_clock(ratios, clocks, 1.0)] == pytest.approx(1.2, rel=0.02)
+    apart = np.array([0.5, 1.6, 0.7, 1.3, 1.25])
+    moved = clocks[best_clock(apart[None, :] / clocks[:, None], clocks, 1.0)]
+    assert 1.0 <= moved < 1.15

@@ -44,14 +44,7 @@ GLOBAL_BATCH = "train.global_batch_size"
 @verb(requests.Doctor)
 def diagnose(request: requests.Doctor) -> Checkup:
     """Return the findings for a run, by its folder or its log, with remedies."""
-    run = _with_file(doctor.read(request.run), request.recipe)
-    case, notes = _case(run, request)
-    if case is not None:
-        run, length_note = with_implied_length(run, case, tuple(request.overrides))
-        if length_note:
-            case, notes = _case(run, request)
-            notes = (*notes, length_note)
-    run = run if case is None else with_all_gpus(run, case)
+    run, case, notes = run_and_case(request)
     calibration = load_calibration(request.calibration)
     if calibration is not None and case is not None:
         case = case.replace(calibration=calibration)
@@ -60,8 +53,25 @@ def diagnose(request: requests.Doctor) -> Checkup:
     if request.baseline is not None:
         small = doctor.read(request.baseline)
         reference = doctor.RunStats(small, _case(small, requests.Doctor(request.baseline))[0])
-    stated = stated_fields(run, tuple(request.overrides)) if request.recipe is None else None
-    return doctor.examine(run, case, reference, notes, stated)
+    return doctor.examine(run, case, reference, notes, stated_by(run, request))
+
+
+def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str, ...]]:
+    """Return the run of a log, what ran as far as the log, the file and the user say, and notes on what is assumed."""
+    run = _with_file(doctor.read(request.run), request.recipe)
+    case, notes = _case(run, request)
+    if case is not None:
+        run, length_note = with_implied_length(run, case, tuple(request.overrides))
+        if length_note:
+            case, notes = _case(run, request)
+            notes = (*notes, length_note)
+    run = run if case is None else with_all_gpus(run, case)
+    return run, case, notes
+
+
+def stated_by(run: Run, request: requests.Doctor) -> frozenset[str] | None:
+    """Return the recipe fields that the log or the user states; None if all are."""
+    return stated_fields(run, tuple(request.overrides)) if request.recipe is None else None
 
 
 def _with_file(run: Run, target: str | None) -> Run:

@@ -8,16 +8,19 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType
 
-from meshwright import doctor, extras
+from meshwright import extras
 from meshwright.api import requests
+from meshwright.api.diagnosis import run_and_case, stated_by
+from meshwright.api.measured_runs import METRICS, is_table, measured_alone, measurement, runs_in
 from meshwright.api.resolve import write_text
 from meshwright.api.responses import Part, Response
+from meshwright.api.run_requests import Doctor
 from meshwright.api.verb_function import verb
 from meshwright.costs import accuracy as accuracies
 from meshwright.costs import calibrate as calibration
 from meshwright.costs.accuracy import Report
 from meshwright.costs.calibrate import MachineProfile
-from meshwright.costs.measurements import Measurement, of_case, read_with_notes
+from meshwright.costs.measurements import Measurement, read_with_notes
 from meshwright.costs.runs_table import template
 from meshwright.display import Listing
 from meshwright.errors import InputError
@@ -30,7 +33,7 @@ def accuracy(request: requests.Accuracy) -> Report:
     path = request.file or shipped_measurements()
     if not Path(path).is_dir():
         return accuracies.accuracy(path)
-    rows, notes = _runs_in(Path(path))
+    rows, notes = runs_in(Path(path))
     return accuracies.report(rows, path, notes)
 
 
@@ -67,11 +70,12 @@ def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
     _refuse_template(request.template)
     if request.runs:
         runs = (request.runs,) if isinstance(request.runs, str) else tuple(request.runs)
-        tables = [_runs_in(Path(path)) if Path(path).is_dir() else read_with_notes(path) for path in runs]
-        rows = [row for table, _ in tables for row in table]
-        what = "; ".join([", ".join(runs), *(note for _, notes in tables for note in notes)])
-        profiles = calibration.from_runs(rows, what, one_type=bool(request.out))
+        profiles = _fitted(runs, request)
     else:
+        for name in ("recipe", "model", "gpus"):
+            if getattr(request, name) is not None:
+                fix = ("meshwright calibrate train.log --recipe FILE --gpus 8xH100",)
+                raise InputError("says what ran in a log, and no log is given", field=name, fix=fix)
         extras.require("calibrate", "torch")
         from meshwright.engine.machine import measured
 
@@ -81,42 +85,39 @@ def calibrate(request: requests.Calibrate) -> list[MachineProfile]:
     return Listing(profiles, PROFILE_COLUMNS)
 
 
-METRICS = "metrics.jsonl"
+def _fitted(runs: Sequence[str], request: requests.Calibrate) -> list[MachineProfile]:
+    """Return the profiles that some runs fit."""
+    tables = [_measured(Path(path), request) for path in runs]
+    rows = [row for table, _ in tables for row in table]
+    what = "; ".join([", ".join(runs), *(note for _, notes in tables for note in notes)])
+    return calibration.from_runs(rows, what, one_type=bool(request.out))
 
 
-def _runs_in(folder: Path) -> tuple[list[Measurement], list[str]]:
-    """Return what our own runs in a folder measured, and which were left out and why."""
-    folders = [folder] if (folder / METRICS).is_file() else sorted(one.parent for one in folder.rglob(METRICS))
-    rows, notes = [], []
-    for number, one in enumerate(folders, start=1):
-        found = _run_in(one, number)
-        if isinstance(found, str):
-            notes.append(f"left out {one}: {found}")
-        else:
-            rows.append(found)
-    if not rows:
-        reason = notes[0] if notes else f"there is no {METRICS} in it or below it"
-        fix = ("meshwright calibrate --template > runs.csv", "a folder that meshwright train or bench wrote")
-        raise InputError(f"has no run to compare with: {reason}", field="runs", value=str(folder), fix=fix)
-    return rows, notes
+def _measured(path: Path, request: requests.Calibrate) -> tuple[list[Measurement], list[str]]:
+    """Return what the runs of a path measured, and notes: our run folders, a CSV, or another framework's log."""
+    says = {name: value for name in ("recipe", "model", "gpus") if (value := getattr(request, name)) is not None}
+    if is_table(path):
+        if says:
+            name = next(iter(says))
+            reason = f"the table {path} says what ran"
+            raise InputError(reason, field=name, value=says[name], fix=(f"remove --{name}",))
+        return read_with_notes(path)
+    if path.is_dir() and any(path.rglob(METRICS)) and not says:
+        return runs_in(path)
+    found = _measured_log(path, says)
+    if isinstance(found, str):
+        fix = ("--recipe FILE --gpus 8xH100 says what ran", "meshwright calibrate --template > runs.csv")
+        raise InputError(found.removeprefix("no estimate: "), field="runs", value=str(path), fix=fix)
+    return [found], []
 
 
-def _run_in(folder: Path, number: int) -> Measurement | str:
-    """Return what one of our runs measured, or why it cannot be used."""
-    try:
-        run = doctor.read(folder)
-    except InputError as error:
-        return error.reason
-    if not run.header.on_gpu:
-        return "it ran on CPUs, and the cost model is for GPUs"
-    case, why = doctor.case_of_run(run)
-    if case is None:
-        return why
-    stats = doctor.RunStats(run, case)
-    if not stats.enough or not stats.step_s:
-        return "it has too few steps after warm-up"
-    measured = {"step_time_s": str(stats.step_s), "peak_mem_gib_allocated": str(stats.peak_gib or "")}
-    return of_case(case, {"row_id": str(number), "source": folder.name, **measured})
+def _measured_log(path: Path, says: Mapping[str, Any]) -> Measurement | str:
+    """Return what the run of a log measured, or why it cannot be used; `says` are the options that say what ran."""
+    if not says:
+        return measured_alone(path, 1)
+    asked = Doctor(str(path), **says)
+    run, case, notes = run_and_case(asked)
+    return measurement(run, case, notes[0] if notes else "", stated_by(run, asked), 1)
 
 
 class GroupError(Part, frozen=True, kw_only=True):
@@ -190,7 +191,18 @@ def accuracy_response(report: Report, request: requests.Accuracy = requests.Accu
 def calibrate_response(profiles: list[MachineProfile], request: requests.Calibrate | None = None) -> CalibrateResponse:
     """Return the response of calibrate."""
     notes = [line for profile in profiles for line in calibration.worth(profile)]
-    return CalibrateResponse(profiles=profiles, notes=notes)
+    return CalibrateResponse(profiles=profiles, notes=[*notes, *_stored(profiles, request)])
+
+
+def _stored(profiles: list[MachineProfile], request: requests.Calibrate | None) -> list[str]:
+    """Return where a profile is stored and what uses it."""
+    if request is None or not profiles:
+        return []
+    used = "recommend, plan, estimate, size, check and doctor take --calibration"
+    if request.out:
+        return [f"stored in {request.out}: {used} {request.out}"]
+    like = f"; recommend --like {request.runs[0]} fits it again" if len(request.runs) == 1 else ""
+    return [f"not stored: --out mine.toml writes it, and {used} mine.toml{like}"]
 
 
 def profile_text(profile: MachineProfile) -> str:

@@ -76,10 +76,26 @@ def question_for(
         recipe_words=() if job is None else job.words,
         recipe_engine=ENGINES[0] if job is None else job.engine,  # type: ignore[arg-type]  # as validated
         benchmark=benchmark,
-        calibration=load_calibration(request.calibration),
+        calibration=_calibration_for(request, clusters.cluster(str(gpus)), job),
         mtbf_hours=request.mtbf_hours,
         assumed=assumed_in(gpus),
     )
+
+
+def _calibration_for(
+    request: requests.Recommend | requests.Plan | requests.Size | requests.Estimate,
+    on: clusters.Cluster,
+    job: Job | None,
+) -> Any:
+    """Return the calibration of the user's profile or of the run that the estimate should follow; None without one."""
+    if request.like is None:
+        return load_calibration(request.calibration)
+    if request.calibration is not None:
+        fix = ("remove --calibration", "remove --like")
+        raise InputError("--calibration sets the speed too", field="like", value=request.like, fix=fix)
+    from meshwright.api.like import calibration_like
+
+    return calibration_like(request.like, on, job)
 
 
 def load_calibration(path: str | None) -> Any:

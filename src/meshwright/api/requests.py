@@ -192,6 +192,14 @@ Overrides = Annotated[
 Calibration = Annotated[
     str, Input(help="Profile of your machine, written by `meshwright calibrate`.", metavar="FILE", surfaces=CLI)
 ]
+Like = Annotated[
+    str,
+    Input(
+        help="Run whose measured speed the estimate follows: its folder, its log, or a CSV of runs.",
+        metavar="RUN",
+        surfaces=CLI,
+    ),
+]
 Plot = Annotated[
     str, Input(help="Also write a plot to this .svg or .png file (needs matplotlib).", metavar="FILE", surfaces=CLI)
 ]
@@ -291,6 +299,7 @@ class Recommend(Request, frozen=True):
     seq: Seq | None = None
     engine: FileEngine | None = None
     calibration: Calibration | None = None
+    like: Like | None = None
     benchmark: Benchmark = False
     tokens: Tokens | None = None
     price: Price | None = None
@@ -328,6 +337,7 @@ class Plan(Request, frozen=True):
     seq: Seq | None = None
     engine: FileEngine | None = None
     calibration: Calibration | None = None
+    like: Like | None = None
     top: Annotated[int, Input(help="Number of plans.", metavar="K", minimum=1, maximum=MAX_PLANS)] = 5
     everything: Annotated[
         bool, Input(help="Also list all layouts that fit, with memory and step time.", surfaces=("http",))
@@ -367,6 +377,7 @@ class Size(Request, frozen=True):
     seq: Seq | None = None
     engine: Engine = ENGINES[0]
     calibration: Calibration | None = None
+    like: Like | None = None
     tokens: Tokens | None = None
     price: Price | None = None
     currency: Currency | None = None
@@ -404,6 +415,7 @@ class Estimate(Request, frozen=True):
     seq: Seq | None = None
     engine: FileEngine | None = None
     calibration: Calibration | None = None
+    like: Like | None = None
     tokens: Tokens | None = None
     price: Price | None = None
     currency: Currency | None = None
@@ -731,18 +743,27 @@ class Accuracy(Request, frozen=True):
 class Calibrate(Request, frozen=True):
     """Fit a calibration profile to this machine or to your runs.
 
-    Measures this machine's GPU, or fits RUNS, and writes a profile for --calibration. Reports the error before and
-    after the fit, and the error of every run predicted from the others.
+    Measures this machine's GPU, or fits RUNS, and writes a profile for --calibration. RUNS are run folders, logs in any
+    format that `doctor` reads, or CSVs. --recipe, --model and --gpus say what ran where a log does not. Reports the
+    error before and after the fit, and the error of every run predicted from the others.
     """
 
     runs: Annotated[
         Sequence[str],
         path(
-            "Run folders of Meshwright or CSVs of your runs; without any, this machine's GPU is measured.",
+            "Run folders, logs or CSVs of your runs; without any, this machine's GPU is measured.",
             "[RUNS]...",
             positional=True,
         ),
     ] = ()
+    recipe: Annotated[str | None, path("Recipe or file that ran, if the logs do not name it.", "RECIPE")] = None
+    model: Annotated[
+        str | None,
+        msgspec.structs.replace(
+            FILE_MODEL, help="Model that ran, if neither the logs nor --recipe name it.", surfaces=CLI, also=()
+        ),
+    ] = None
+    gpus: Annotated[str | int | None, msgspec.structs.replace(GPUS, surfaces=CLI)] = None
     template: Annotated[bool, flag("Print a table for your own runs, with explanations and examples.")] = False
     out: Annotated[str | None, path("Write the profile to this file instead of printing it.", "FILE")] = None
 

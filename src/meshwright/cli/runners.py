@@ -217,6 +217,7 @@ def calibrate(verb: Verb, request: Any, as_json: bool) -> None:
             click.echo(line)
     else:
         click.echo("\n".join(api.profile_text(profile) for profile in profiles))
+        click.echo(f"# {verb.respond(profiles, request).notes[-1]}")
 
 
 def accuracy(verb: Verb, request: Any, as_json: bool) -> None:

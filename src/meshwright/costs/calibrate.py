@@ -25,6 +25,8 @@ SLOWEST, FASTEST = 0.3, 3.0  # range of speeds over the shipped profile
 WORST_FIT = 0.5  # median error above which the fit is rejected
 CLOCKS, COARSE = 461, 24  # speeds tried (0.5 % apart), and those that are computed (10 % apart)
 FEW_RUNS = 5
+PRIOR_WIDTH = 0.12  # log of the speed by which a source that the model has not seen differs from it
+LEAST_SPREAD = 0.02  # log of the times; runs never agree better, so one run is followed nearly exactly
 
 
 class MachineProfile(Entry, msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -123,10 +125,11 @@ def from_runs(rows: Sequence[Measurement], what: str, *, one_type: bool = False)
 
 def _fitted(rows: list[Measurement], name: str, what: str) -> MachineProfile:
     """Return the clock with the least error, and what it would be worth for a run that is not among these."""
-    clocks = np.geomspace(SLOWEST, FASTEST, CLOCKS)
-    errors = np.abs(_ratios(rows, name, clocks) - 1)
-    shipped_errors = np.abs(_ratios(rows, name, np.array([shipped_clock(name)])) - 1)[0]
-    at = int(np.argmin(np.median(errors, axis=1)))
+    clocks = clocks_tried()
+    ratios, start = clock_ratios(rows, name, clocks), shipped_clock(name)
+    errors = np.abs(ratios - 1)
+    shipped_errors = np.abs(clock_ratios(rows, name, np.array([start])) - 1)[0]
+    at = best_clock(ratios, clocks, start)
     clock, error = float(clocks[at]), float(np.median(errors[at]))
     if error > WORST_FIT or not SLOWEST * 1.01 < clock < FASTEST / 1.01:
         worst = rows[int(np.argmax(errors[at]))]
@@ -145,8 +148,26 @@ def _fitted(rows: list[Measurement], name: str, what: str) -> MachineProfile:
         runs=len(rows),
         error_pct=round(100 * error, 2),
         error_before_pct=round(100 * float(np.median(shipped_errors)), 2),
-        error_left_out_pct=_left_out(errors),
+        error_left_out_pct=_left_out(ratios, clocks, start),
     )
+
+
+def clocks_tried() -> NDArray[np.float64]:
+    """Return the speeds that a fit chooses from."""
+    return np.geomspace(SLOWEST, FASTEST, CLOCKS)
+
+
+def best_clock(ratios: NDArray[np.float64], clocks: NDArray[np.float64], start: float) -> int:
+    """Return the place of the clock that fits predicted over measured times by clock and run, from a starting clock.
+
+    The mean error in logarithms, in units of its spread between the runs, with a prior: sources differ from the model
+    by about PRIOR_WIDTH. Runs that agree move the clock as far as they say, runs that contradict each other do not.
+    """
+    logs = np.log(ratios)
+    near = int(np.argmin(np.abs(np.log(clocks / start))))
+    spread = max(float(np.std(logs[near])), LEAST_SPREAD)
+    loss = np.abs(logs).sum(axis=1) / spread + np.log(clocks / start) ** 2 / (2 * PRIOR_WIDTH**2)
+    return int(np.argmin(loss))
 
 
 def shipped_clock(name: str) -> float:
@@ -154,24 +175,29 @@ def shipped_clock(name: str) -> float:
     return float(shipped().gpus[gpu(name).arch].clock.get(name, 1.0))
 
 
-def _left_out(errors: NDArray[np.float64]) -> float | None:
+def _left_out(ratios: NDArray[np.float64], clocks: NDArray[np.float64], start: float) -> float | None:
     """Return the median error in per cent of every run, each predicted by the clock fitted to all others."""
-    count = errors.shape[1]
+    count = ratios.shape[1]
     if count < 2:
         return None
     found = []
     for place in range(count):
-        others = np.median(np.delete(errors, place, axis=1), axis=1)
-        found.append(errors[int(np.argmin(others)), place])
+        at = best_clock(np.delete(ratios, place, axis=1), clocks, start)
+        found.append(abs(ratios[at, place] - 1))
     return round(100 * float(np.median(found)), 2)
 
 
-def _ratios(rows: list[Measurement], name: str, clocks: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return predicted over measured step time of every run with every clock; coarse clocks are interpolated."""
+def clock_ratios(
+    rows: list[Measurement], name: str, clocks: NDArray[np.float64], base: Calibration | None = None
+) -> NDArray[np.float64]:
+    """Return predicted over measured step time of every run with every clock; coarse clocks are interpolated.
+
+    `base` is the calibration that the clock is set in; the shipped one by default.
+    """
     coarse = clocks if len(clocks) <= COARSE else np.geomspace(clocks[0], clocks[-1], COARSE)
     table = np.empty((len(coarse), len(rows)))
     for at, clock in enumerate(coarse):
-        machine = MachineProfile(gpu=name, clock=float(clock)).apply(shipped())
+        machine = MachineProfile(gpu=name, clock=float(clock)).apply(base or shipped())
         for case, places in batches(rows):
             table[at, places] = step_time(case.replace(calibration=machine)).step_s
     measured = np.array([row.step_s for row in rows])
@@ -220,6 +246,11 @@ def load(path: str | Path) -> Calibration:
     for name, value in numbers.items():
         if value is not None and not 0.01 <= value <= 10:
             raise InputError("a share or speed must be between 0.01 and 10", field=f"calibration.{name}", value=value)
+    return with_machine(machine)
+
+
+def with_machine(machine: MachineProfile) -> Calibration:
+    """Return the shipped calibration with a machine's numbers."""
     return msgspec.structs.replace(machine.apply(shipped()), machine=machine)
 
 

@@ -47,6 +47,7 @@ PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8-cs", "fp8_tensor": "fp
 MATMULS = {"fp8": "fp8_tensor", "bf16": "same", "fp16": "same"}
 RECOMPUTE = ("none", "selective", "full")
 STATUSES = ("ok", "oom")
+SWITCHES = {"true": True, "false": False, "on": True, "off": False, "yes": True, "no": False, "1": True, "0": False}
 SHARDED = ("meshwright", "torchtitan", "AutoModel", "KempnerForge", "FSDP", "torchtune", "DeepSpeed")
 
 
@@ -73,6 +74,7 @@ COLUMNS = (
     Column("pp", "pipeline parallelism", "1", ("pipeline_parallel",)),
     Column("cp", "context parallelism", "1", ("context_parallel",)),
     Column("ep", "expert parallelism", "1", ("expert_parallel",)),
+    Column("sp", f"sequence parallelism: {', '.join(SWITCHES)}", "on with tp above 1", ("sequence_parallel",)),
     Column("strategy", f"data parallelism: {', '.join(STRATEGIES)}", "the framework's default", ("dp_strategy",)),
     Column("recompute", f"{', '.join(RECOMPUTE)} (activation checkpointing)", "the framework's default", ()),
     Column("step_time_s", "measured seconds per step; the median after warm-up", "not measured", ("step_s",)),
@@ -247,6 +249,10 @@ def _row(number: int, line: int, cells: Mapping[str, str], raw: Mapping[str, str
         reason = "nothing was measured: step_time_s, tokens_per_s_per_gpu and peak_memory_gib are blank"
         raise _CellError("step_time_s", "", reason, ("fill one of them", "status oom if it ran out of memory"))
     _check_layout(counts, place.world, batch)
+    switch = _choice(cells, "sp", SWITCHES, "")
+    sequence_parallel = SWITCHES[switch] if switch else counts["tp"] > 1
+    if sequence_parallel and counts["tp"] == 1:
+        raise _CellError("sp", cells["sp"], "sequence parallelism needs tp above 1", ("sp false", "tp 2"))
     strategy = _choice(cells, "strategy", STRATEGIES, "")
     precision = _choice(cells, "precision", PRECISIONS, "bf16")
     recompute = _choice(cells, "recompute", RECOMPUTE, "")
@@ -258,6 +264,7 @@ def _row(number: int, line: int, cells: Mapping[str, str], raw: Mapping[str, str
         "gpus_per_node": str(place.gpus_per_node), "n_gpus": str(place.world), "seq_len": str(length),
         "mbs": str(counts["micro_batch_size"]), "gbs": str(batch), "precision": precision.replace("_", "-"),
         **{name: str(counts[name]) for name in ("tp", "pp", "cp", "ep")},
+        "sp": str(sequence_parallel).lower() if switch else "",
         "dp_strategy": strategy.replace("_", "-"), "recompute": recompute, "status": status,
         "precision_class": PRECISIONS[precision], "recompute_class": recompute, "dp_class": dp_class,
         **{name: str(value or "") for name, value in measured.items() if name != "peak_memory_gib"},
@@ -267,7 +274,7 @@ def _row(number: int, line: int, cells: Mapping[str, str], raw: Mapping[str, str
         return Row(line, wide, None)
     settings = {
         **{f"layout.{name}": value for name, value in counts.items()},
-        "layout.sp": counts["tp"] > 1, "layout.vp": 1, "layout.pp_schedule": "1f1b", "layout.stage_layers": (),
+        "layout.sp": sequence_parallel, "layout.vp": 1, "layout.pp_schedule": "1f1b", "layout.stage_layers": (),
         "layout.dp_shard": -1, "layout.dp_replicate": 1, "layout.etp": 1, "data.seq_length": length,
         "train.global_batch_size": batch, "precision.matmul": MATMULS.get(precision, precision),
         **({"layout.recompute": recompute, "layout.recompute_modules": ()} if recompute else {}),

@@ -1,0 +1,73 @@
+"""What runs measured, as the rows that the cost model is compared with and fitted to."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+
+from meshwright import doctor
+from meshwright.costs.measurements import Measurement, of_case
+from meshwright.doctor import Run
+from meshwright.doctor.match_recipe import stated_fields
+from meshwright.doctor.user_file import differing_file
+from meshwright.errors import InputError
+from meshwright.recipes.case import Case
+
+METRICS = "metrics.jsonl"
+TABLES = (".csv", ".tsv")
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a file is a CSV of runs: by its name, or because its first line has the columns of one."""
+    if path.is_dir() or not path.exists() or path.suffix in TABLES:
+        return path.suffix in TABLES
+    with suppress(OSError, UnicodeDecodeError), path.open(encoding="utf-8") as lines:
+        head = next((line for line in lines if line.strip() and not line.startswith("#")), "")
+        return head.count(",") + head.count("\t") + head.count(";") >= 2 and "model" in head and "gpu" in head
+    return False
+
+
+def runs_in(folder: Path) -> tuple[list[Measurement], list[str]]:
+    """Return what our own runs in a folder measured, and which were left out and why."""
+    folders = [folder] if (folder / METRICS).is_file() else sorted(one.parent for one in folder.rglob(METRICS))
+    rows, notes = [], []
+    for number, one in enumerate(folders, start=1):
+        found = measured_alone(one, number)
+        if isinstance(found, str):
+            notes.append(f"left out {one}: {found}")
+        else:
+            rows.append(found)
+    if not rows:
+        reason = notes[0] if notes else f"there is no {METRICS} in it or below it"
+        fix = ("meshwright calibrate --template > runs.csv", "a folder that meshwright train or bench wrote")
+        raise InputError(f"has no run to compare with: {reason}", field="runs", value=str(folder), fix=fix)
+    return rows, notes
+
+
+def measured_alone(path: Path, number: int) -> Measurement | str:
+    """Return what a run measured that says itself what it is, or why it cannot be used."""
+    try:
+        run = doctor.read(path)
+    except InputError as error:
+        if not path.is_dir():
+            raise
+        return error.reason
+    case, why = doctor.case_of_run(run)
+    return measurement(run, case, why, stated_fields(run, ()), number)
+
+
+def measurement(run: Run, case: Case | None, why: str, stated: frozenset[str] | None, number: int) -> Measurement | str:
+    """Return what a run measured, or why it cannot be used; `why` says why there is no case."""
+    if not run.header.on_gpu:
+        return "it ran on CPUs, and the cost model is for GPUs"
+    if case is None:
+        return why
+    stats = doctor.RunStats(run, case, None, stated)
+    if not stats.enough:
+        return "it has too few steps after warm-up"
+    if stats.tokens_per_s is None:
+        return "the log does not state the tokens of a step, or its speed: the file of the run does"
+    for differs in differing_file(stats):
+        return differs.message
+    measured = {"tokens_per_s_per_gpu": str(stats.tokens_per_s), "peak_mem_gib_allocated": str(stats.peak_gib or "")}
+    return of_case(case, {"row_id": str(number), "source": Path(run.path).name, **measured})
