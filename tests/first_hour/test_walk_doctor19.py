@@ -367,3 +367,16 @@ def test_runs_that_contradict_each_other_do_not_move_the_clock() -> None:
     apart = np.array([0.5, 1.6, 0.7, 1.3, 1.25])
     moved = clocks[best_clock(apart[None, :] / clocks[:, None], clocks, 1.0)]
     assert 1.0 <= moved < 1.15
+
+
+def test_size_and_recommend_agree_on_checkpoints(meshwright: Any) -> None:
+    budget = ("--goal", "pretrain", "--tokens", "1T")
+    sized = " ".join(meshwright("size", "llama3-70b", "--gpus", "H100", "--days", "60", *budget).out.split())
+    best = sized.split("checkpoint.save_every=")[1].split(")")[0]
+    assert "the recipe saves every" in sized
+    assert "(checkpoint.save_every=1000), which recommend and the table assume" in sized
+    assert "each save blocks training for" in sized
+    gpus = sized.split("in 60 days ")[1].split()[0]
+    plan = " ".join(meshwright("recommend", "llama3-70b", "--gpus", f"{int(gpus) // 8}x8xH100", *budget).out.split())
+    assert f"add checkpoint.save_every={best}" in plan
+    assert "(1,000 steps; each blocks training for" in plan

@@ -11,6 +11,7 @@ from meshwright.display import amount, duration, plural, short_number
 MISSING = object()  # no budget was requested
 COUNTED = "data.dataset=FILE counts those of a file or folder, --tokens gives their number of tokens"
 LENGTHS = "train.epochs=N with data.dataset=FILE, train.steps=N or --tokens"
+LEAST_SHOWN = 0.001
 AT_END = "only at the end"
 SHORT_HOURS = 1  # a share of a shorter run, and its failures, say nothing about training
 EVERY_ROW = 24  # sizes up to which all are listed; JSON always has all
@@ -82,7 +83,8 @@ def _saved(good: Answer, steps: int) -> str:
     """Return when a run writes checkpoints: in time and steps, or only at its end."""
     every = good["save_every"]
     if every and every < steps:
-        return f"every {duration(good['save_interval_s'] / 86400)} ({plural(every, 'step')})"
+        blocked = f"each blocks training for {seconds(good['blocked_s'])} s"
+        return f"every {duration(good['save_interval_s'] / 86400)} ({plural(every, 'step')}; {blocked})"
     longer = f" (checkpoint.save_every={every} is not below its {plural(steps, 'step')})" if every else ""
     return f"{AT_END}{longer}"
 
@@ -269,6 +271,21 @@ def _save_speed(found: Answer, gpus: int) -> str:
     return f"{each:g} GB/s per GPU (assumed)" if each * gpus <= total else f"{total:,.0f} GB/s in all (assumed)"
 
 
+def _recipe_saves(needs: Answer, good: Answer) -> list[str]:
+    """Return how often the recipe saves, which the days and the goodput of the table assume, and why it is kept."""
+    every = good["save_every"]
+    if every == needs["save_every"]:
+        return []
+    now = f"every {duration(good['save_interval_s'] / 86400)} (checkpoint.save_every={every})" if every else AT_END
+    gain = needs["share"] - good["share"]
+    gained = f"gains {gain:.1%}" if gain >= LEAST_SHOWN else f"gains less than {LEAST_SHOWN:.1%}"
+    blocked = f"each save blocks training for {seconds(good['blocked_s'])} s"
+    return [
+        f"the recipe saves {now}, which recommend and the table assume: goodput {good['share']:.1%}; {blocked}",
+        f"checkpoint.save_every={needs['save_every']} {gained} of the time",
+    ]
+
+
 def _reliability_lines(needs: Answer, good: Answer, node: int) -> list[str]:
     """Return the checkpoint interval, the spare nodes and whether replicas should fail alone."""
     count = needs["failures_per_day"]
@@ -280,6 +297,7 @@ def _reliability_lines(needs: Answer, good: Answer, node: int) -> list[str]:
         f"{_gpus(needs['gpus'])}: {often}, {restart}",
         f"goodput: {failures_from(good)}",
         f"a checkpoint {every} is best: goodput {needs['share']:.1%} if a failed node is replaced at once",
+        *_recipe_saves(needs, good),
     ]
     if needs["gpus"] <= node:  # one node: a spare one or a second replica would double the cost
         return lines

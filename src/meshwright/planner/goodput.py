@@ -39,6 +39,7 @@ class Goodput(msgspec.Struct, frozen=True):
     save_interval_s: float  # of the run, or all of a shorter run
     save_s: float
     restart_s: float  # detection, replacement, start and load
+    blocked_s: float = 0.0  # that training waits for one save; less than save_s if it is written in the background
     save_every: int | None = None  # steps; 0 saves only at the end
     mtbf_hours: float = GPU_HOURS  # mean hours between failures of one GPU in a run of this size
     mtbf_from: str = MTBF_SOURCE  # where they are from; requested if the user set them
@@ -107,7 +108,7 @@ def goodput(
         share = interval / ((1 / rate + with_failures(restart, rate)) * repeated)
         share *= 1.0 if spares is None else enough(away, spares)
     trained = share if share >= MIN_SHARE else 0.0
-    return Goodput(trained, 24 * per_hour, interval, save_s, restart, mtbf_hours=hours, mtbf_from=source)
+    return Goodput(trained, 24 * per_hour, interval, save_s, restart, waits_s, mtbf_hours=hours, mtbf_from=source)
 
 
 def with_failures(restart_s: float, rate: float) -> float:
