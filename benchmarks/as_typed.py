@@ -38,15 +38,20 @@ def bench_words(command: str) -> list[str]:
     """Return the words of `bench` for a case; `recommend` is asked for its training command."""
     words = shlex.split(command)
     if words[0] == "recommend":
-        answer = answered([*words, "--json"], 60)
-        if "commands" not in answer or "meshwright" not in answer["commands"]:
-            raise RuntimeError(f"no training command: {answer.get('error') or answer.get('no_command')}")
-        words = shlex.split(answer["commands"]["meshwright"])[2:]
-        if "--dataset" in words:  # bench makes its own data
-            at = words.index("--dataset")
-            del words[at : at + 2]
+        words = recommended_words(answered([*words, "--json"], 60))
     if not any(word.startswith("train.steps=") for word in words):
         words.append("train.steps=8")
+    return words
+
+
+def recommended_words(answer: dict[str, Any]) -> list[str]:
+    """Return the words of `bench` for the training command in an answer of `recommend`."""
+    if "commands" not in answer or "meshwright" not in answer["commands"]:
+        raise RuntimeError(f"no training command: {answer.get('error') or answer.get('no_command')}")
+    words = shlex.split(answer["commands"]["meshwright"])[2:]
+    if "--dataset" in words:  # bench makes its own data
+        at = words.index("--dataset")
+        del words[at : at + 2]
     return words
 
 

@@ -1,12 +1,14 @@
 """Compare on one GPU the command that `recommend` prints with torchtitan and with a plain transformers loop.
 
     python benchmarks/peer_speed.py OUT.json [--minutes M] [--only WORD] [--again] [--tiny]
+    python benchmarks/peer_speed.py --list [--only WORD] [--tiny]
 
 Ours is what a user gets: the training command that `meshwright recommend` prints, run as `bench` (as_typed.py). The
 plain loop (plain_loop.py) trains the same recipe; torchtitan (torchtitan_one_gpu.py) the same model, sequence length,
 sequences per step and formats. Each is measured at its best micro batch of a short list. Every measurement is a process
 of its own, so an error costs one cell, which then holds its last line. Cells are written as they come; those that the
 file already has are kept, those with an error are measured again with `--again`. `--tiny` runs small models on CPU.
+`--list` prints the commands of all cells and measures nothing: it needs neither GPU nor torchtitan.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.as_typed import MESHWRIGHT, bench_words, figures  # noqa: E402
+from benchmarks.as_typed import MESHWRIGHT, answered, figures, recommended_words  # noqa: E402
 
 OURS, TORCHTITAN, PLAIN = "ours", "torchtitan", "plain"
 LIMIT_S = {OURS: 120.0, TORCHTITAN: 110.0, PLAIN: 110.0}
@@ -72,15 +74,6 @@ CASES = (
         ((TORCHTITAN, 1.10), (PLAIN, 1.10)),
     ),
     Case(
-        "Qwen3-30B-A3B pretrain, 8 layers",
-        f"recommend qwen3-30b-a3b --gpus 1xH200 --goal pretrain {SIZE} {BF16} architecture.layers=8",
-        ALL_BF16,
-        "4,2",
-        "--layers 8 --model.name=qwen3 --model.flavor=30B-A3B",
-        ((4, "none"), (2, "none")),
-        ((TORCHTITAN, 1.40), (PLAIN, 1.40)),
-    ),
-    Case(
         "Llama-3-8B pretrain, fp8",
         f"recommend llama3-8b --gpus 1xH200 --goal pretrain {SIZE} {BF16} precision.matmul=fp8_tensor",
         f"{ALL_BF16}; fp8 matmul scaled per tensor",
@@ -90,25 +83,20 @@ CASES = (
         ((TORCHTITAN, 1.20), (PLAIN, 1.10)),
     ),
     Case(
+        "Qwen3-30B-A3B pretrain, 8 layers",
+        f"recommend qwen3-30b-a3b --gpus 1xH200 --goal pretrain {SIZE} {BF16} architecture.layers=8",
+        ALL_BF16,
+        "4,2",
+        "--layers 8 --model.name=qwen3 --model.flavor=30B-A3B",
+        ((4, "none"), (2, "none")),
+        ((TORCHTITAN, 1.40), (PLAIN, 1.40)),
+    ),
+    Case(
         "Llama-3-8B LoRA",
         "recommend llama3-8b --gpus 1xH200 --goal peft train.global_batch_size=4",
         FP32_ADAPTERS,
         "4a,4,2a",
         goals=((PLAIN, 1.3),),
-    ),
-    Case(
-        "OLMoE-7B pretrain",
-        f"recommend olmoe-7b --gpus 1xH200 --goal pretrain train.global_batch_size=4 {BF16}",
-        ALL_BF16,
-        "4,2",
-        goals=((PLAIN, 1.4),),
-    ),
-    Case(
-        "Qwen3-4B sft",
-        f"recommend qwen3-4b --gpus 1xH200 --goal sft train.global_batch_size=8 {BF16}",
-        ALL_BF16,
-        "8,4,2",
-        goals=((PLAIN, 1.1),),
     ),
     Case(
         "Qwen3-30B-A3B LoRA",
@@ -130,6 +118,20 @@ CASES = (
         FP32_ADAPTERS,
         "2a,1a,1ac",
         goals=((PLAIN, 1.3),),
+    ),
+    Case(
+        "OLMoE-7B pretrain",
+        f"recommend olmoe-7b --gpus 1xH200 --goal pretrain train.global_batch_size=4 {BF16}",
+        ALL_BF16,
+        "4,2",
+        goals=((PLAIN, 1.4),),
+    ),
+    Case(
+        "Qwen3-4B sft",
+        f"recommend qwen3-4b --gpus 1xH200 --goal sft train.global_batch_size=8 {BF16}",
+        ALL_BF16,
+        "8,4,2",
+        goals=((PLAIN, 1.1),),
     ),
     Case(
         "Qwen3-Next-80B-A3B pretrain, 4 layers",
@@ -211,6 +213,10 @@ class Cell(NamedTuple):
     words: list[str]
     setting: dict[str, Any]
 
+    def command(self) -> str:
+        """Return the command line from the repository root."""
+        return shlex.join(["python", *self.words[1:]]).replace(f"{ROOT}/", "")
+
     def start(self, folder: Path) -> Child:
         """Start the process; peers wait for their turn, ours runs at once."""
         waits = self.kind != OURS
@@ -237,11 +243,19 @@ class Cell(NamedTuple):
         return [self.setting | found | memory]
 
 
-def cells(case: Case, words: list[str], tiny: bool, folder: Path) -> list[Cell]:
+class Sizes(NamedTuple):
+    """What every peer trains with: taken from the plan, since its command prints only what differs from the recipe."""
+
+    seq_length: int
+    global_batch_size: int
+
+
+def cells(case: Case, words: list[str], sizes: Sizes, tiny: bool, folder: Path) -> list[Cell]:
     """Return the processes of a row in order: ours, torchtitan, the plain loop."""
     small = ["--tiny"] if tiny else []
     changes = dict(word.split("=", 1) for word in words if "=" in word)
     if tiny:
+        sizes = Sizes(64, 2)
         shrunk = {"data.seq_length": "64", "train.global_batch_size": "2", "layout.micro_batch_size": "2"}
         changed = changes | shrunk | {"kernels.compile": "false"}
         words = [*(word for word in words if "=" not in word), *(f"{key}={value}" for key, value in changed.items())]
@@ -250,15 +264,15 @@ def cells(case: Case, words: list[str], tiny: bool, folder: Path) -> list[Cell]:
     if tiny:
         flavor = "debugmodel_moe" if "qwen3" in titan else "debugmodel"
         titan = re.sub(r"flavor=\S+", f"flavor={flavor} --layers 2", titan.replace("--layers 8", ""))
-    sequences, length = ("2", "64") if tiny else (changes["train.global_batch_size"], changes.get("data.seq_length"))
     for micro, mode in case.titan_tries[: 1 if tiny else None]:
-        sizes = (
-            f"--training.local_batch_size={min(micro, int(sequences))} --training.global_batch_size={sequences} "
-            f"--training.seq_len={length or 4096} --activation_checkpoint.mode={mode} --job.dump_folder={folder}"
+        batch = (
+            f"--training.local_batch_size={min(micro, sizes.global_batch_size)} "
+            f"--training.global_batch_size={sizes.global_batch_size} --training.seq_len={sizes.seq_length} "
+            f"--activation_checkpoint.mode={mode} --job.dump_folder={folder}"
         )
         compiled = [] if tiny else ["--compile.enable"]
         driver = [sys.executable, str(ROOT / "benchmarks" / "torchtitan_one_gpu.py")]
-        arguments = [*driver, *shlex.split(f"{titan} {TITAN} {sizes}"), *compiled]
+        arguments = [*driver, *shlex.split(f"{titan} {TITAN} {batch}"), *compiled]
         found.append(Cell(case, TORCHTITAN, arguments, {"micro_batch": micro, "activation_checkpoint": mode}))
     tries = "2" if tiny else case.plain
     plain = [sys.executable, "-m", "benchmarks.plain_loop", *words, "--tries", tries, *small]
@@ -323,29 +337,38 @@ def planned(options: argparse.Namespace, folder: Path) -> list[Cell]:
     """Return all processes in order; `recommend` is asked for all cases at once."""
     chosen = [case for case in CASES if options.only.lower() in case.name.lower()]
 
-    def words_of(case: Case) -> list[str]:
+    def cells_of(case: Case) -> list[Cell]:
         steps = "train.steps=2" if options.tiny else "train.steps=8"
         try:
-            return bench_words(f"{case.asked} {steps}")
+            answer = answered([*shlex.split(case.asked), steps, "--json"], 60)
+            words = recommended_words(answer)
         except (RuntimeError, subprocess.TimeoutExpired) as error:
             print(f"not run: {case.name}: {error}", flush=True)
             return []
+        contract = answer["contract"]
+        sizes = Sizes(contract["seq_length"], contract["global_batch_size"])
+        return cells(case, words, sizes, options.tiny, folder)
 
-    with ThreadPoolExecutor(2 if options.tiny else 8) as pool:
-        asked = list(pool.map(words_of, chosen))
-    pairs = [(case, words) for case, words in zip(chosen, asked, strict=True) if words]
-    return [cell for case, words in pairs for cell in cells(case, words, options.tiny, folder)]
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        return [cell for found in pool.map(cells_of, chosen) for cell in found]
 
 
 def main() -> None:
     """Measure within the time given."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("out", type=Path)
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--list", action="store_true")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--only", default="")
     parser.add_argument("--again", action="store_true")
     parser.add_argument("--tiny", action="store_true")
     options = parser.parse_args()
+    if options.list:
+        for cell in planned(options, Path("FOLDER")):
+            print(f"{cell.case.name} | {cell.kind} | {cell.command()}")
+        return
+    if options.out is None:
+        parser.error("OUT.json is needed to measure; --list prints the commands without it")
     end = monotonic() + 60 * options.minutes
     out = options.out.resolve()
     known = json.loads(out.read_text())["rows"] if out.exists() else []
@@ -380,7 +403,7 @@ def measure_all(todo: list[Cell], rows: dict[str, dict[str, Any]], folder: Path,
         started = monotonic()
         found = cell.read(*child.finish(min(LIMIT_S[cell.kind], left)))
         tries += [one | {"wall_s": round(monotonic() - started, 1)} for one in found]
-        row["commands"][cell.kind] = shlex.join(["python", *cell.words[1:]]).replace(f"{ROOT}/", "")
+        row["commands"][cell.kind] = cell.command()
         rows[cell.case.name] = with_ratios(row)
         save(out, list(rows.values()))
         print(f"{line(rows[cell.case.name])}  [{monotonic() - started:.0f} s]", flush=True)

@@ -30,8 +30,10 @@ def test_a_failed_process_keeps_its_error_line() -> None:
 
 def test_after_a_torchtitan_try_that_fits_no_other_is_run() -> None:
     case = peer_speed.CASES[0]
-    words = ["llama3_8b_pretrain_config", "train.global_batch_size=4", "data.seq_length=4096"]
-    ours, first, second, *_ = peer_speed.cells(case, words, False, peer_speed.ROOT)
+    # values equal to the recipe's are not in the words
+    words = ["llama3_8b_pretrain_config", "layout.tp=1"]
+    ours, first, second, *_ = peer_speed.cells(case, words, peer_speed.Sizes(4096, 4), False, peer_speed.ROOT)
+    assert "--training.global_batch_size=4" in first.words
     assert "--training.seq_len=4096" in first.words
     assert "--training.local_batch_size=4" in first.words
     failed = [first.setting | {"error": "out of memory"}]
@@ -39,6 +41,16 @@ def test_after_a_torchtitan_try_that_fits_no_other_is_run() -> None:
     assert not peer_speed.is_wanted(first, failed)
     assert peer_speed.is_wanted(second, failed)
     assert not peer_speed.is_wanted(second, [first.setting | {"tokens_per_s": 1.0}])
+
+
+def test_list_prints_every_command_of_a_case_without_gpu_or_torchtitan(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["peer_speed.py", "--list", "--only", "gpt-oss"])
+    peer_speed.main()
+    ours, plain = capsys.readouterr().out.splitlines()
+    assert ours.startswith("gpt-oss-20b LoRA | ours | python -m meshwright bench ")
+    assert plain.startswith("gpt-oss-20b LoRA | plain | python -m benchmarks.plain_loop ")
 
 
 def test_ratios_use_the_fastest_try_of_each() -> None:
