@@ -77,6 +77,35 @@ def _softplus(x):
 
 
 @triton.jit
+def _tile(values, t, p, tokens, width, token_stride, last_stride):
+    """Load [tokens, width] of a chunk; `values` points to its first token, and `tokens` of it are inside."""
+    # Offsets within a chunk fit into 32 bits, and take half the registers.
+    return tl.load(
+        values + t[:, None] * token_stride + p[None, :] * last_stride, (t < tokens)[:, None] & (p < width)[None, :], 0.0
+    )
+
+
+@triton.jit
+def _state(states, p, n, width, state):
+    """Load [head, state] of a state."""
+    return tl.load(states + p[:, None] * state + n[None, :], (p < width)[:, None] & (n < state)[None, :], 0.0)
+
+
+@triton.jit
+def _same_document(segments, t, tokens):
+    """Return which pairs of tokens of a chunk are in one document."""
+    segment = tl.load(segments + t, t < tokens, -2)
+    return segment[:, None] == segment[None, :]
+
+
+@triton.jit
+def _decays(log_decay, t):
+    """Return the decays from token j to token i of a chunk; 1 above the diagonal."""
+    since = tl.load(log_decay + t)
+    return tl.exp(tl.minimum(since[:, None] - since[None, :], 0.0).to(tl.float32))
+
+
+@triton.jit
 def scan_states(
     x, b, step, weight, whole, states,
     tokens, heads, chunks, per_group, width, state,
@@ -92,25 +121,25 @@ def scan_states(
     row, head = place // heads, place % heads
     p = tl.program_id(1) * BP + tl.arange(0, BP)
     n = tl.program_id(2) * BN + tl.arange(0, BN)
-    t = tl.arange(0, T).to(tl.int64)
-    xs = x + row * x_row + head * x_head + p[None, :] * x_last
-    bs = b + row * b_row + (head // per_group) * b_group + n[None, :] * b_last
+    t = tl.arange(0, T)
+    xs = x + row * x_row + head * x_head
+    bs = b + row * b_row + (head // per_group) * b_group
     line = (row * heads + head) * chunks
     stored = (p < width)[:, None] & (n < state)[None, :]
     current = tl.zeros([BP, BN], tl.float32)
     for i in range(chunks):
-        chunk = i
+        chunk = 0 * row + i  # in 64 bits
         if REVERSE:
-            chunk = chunks - 1 - i
+            chunk = chunks - 1 - chunk
         to = states + ((row * chunks + chunk) * heads + head) * width * state
         tl.store(to + p[:, None] * state + n[None, :], current.to(states.dtype.element_ty), stored)
-        at = chunk * T + t
-        scale = tl.load(weight + line * T + at)
+        first = chunk * T
+        left = (tokens - first).to(tl.int32)
+        scale = tl.load(weight + line * T + first + t)
         if not REVERSE:
-            scale *= tl.load(step + line * T + at)
-        known = (at < tokens)[:, None]
-        values = tl.load(xs + at[:, None] * x_token, known & (p < width)[None, :], 0.0)
-        keys = tl.load(bs + at[:, None] * b_token, known & (n < state)[None, :], 0.0)
+            scale *= tl.load(step + line * T + first + t)
+        values = _tile(xs + first * x_token, t, p, left, width, x_token, x_last)
+        keys = _tile(bs + first * b_token, t, n, left, state, b_token, b_last)
         keys = (keys.to(tl.float32) * scale[:, None]).to(values.dtype)
         current = current * tl.load(whole + line + chunk) + tl.dot(tl.trans(values), keys)
 
@@ -125,170 +154,221 @@ def scan_outputs(
 ):  # fmt: skip
     """Write the outputs of a chunk for some heads of a group."""
     place = tl.program_id(0).to(tl.int64)
-    row, chunk = place // chunks, place % chunks
+    row, at = place // chunks, (place % chunks) * T
     first = tl.program_id(1).to(tl.int64) * HEADS
     group = first // per_group
+    left = (tokens - at).to(tl.int32)
     t = tl.arange(0, T)
     n = tl.arange(0, N)
-    at = chunk * T + t
-    known = at < tokens
-    both = known[:, None] & (n < state)[None, :]
-    keys = tl.load(b + row * b_row + group * b_group + at[:, None] * b_token + n[None, :] * b_last, both, 0.0)
-    queries = tl.load(c + row * c_row + group * c_group + at[:, None] * c_token + n[None, :] * c_last, both, 0.0)
+    keys = _tile(b + row * b_row + at * b_token + group * b_group, t, n, left, state, b_token, b_last)
+    queries = _tile(c + row * c_row + at * c_token + group * c_group, t, n, left, state, c_token, c_last)
     inner = tl.dot(queries, tl.trans(keys))
     diagonal = tl.sum(queries.to(tl.float32) * keys.to(tl.float32), 1)
     below = t[:, None] > t[None, :]
     if PACKED:
-        segment = tl.load(segments + row * tokens + at, known, -2)
-        below = below & (segment[:, None] == segment[None, :])
+        below = below & _same_document(segments + row * tokens + at, t, left)
     for k in range(HEADS):
         head = first + k
-        line = (row * heads + head) * chunks * T
-        size = tl.load(step + line + at)
-        since = tl.load(log_decay + line + at)
-        start = tl.load(from_start + line + at)
-        decays = tl.exp(tl.minimum(since[:, None] - since[None, :], 0.0).to(tl.float32))
-        matrix = tl.where(below, inner * decays * size[None, :], 0.0).to(keys.dtype)
+        line = (row * heads + head) * chunks * T + at
+        size = tl.load(step + line + t)
+        start = tl.load(from_start + line + t)
+        matrix = tl.where(below, inner * _decays(log_decay + line, t) * size[None, :], 0.0).to(keys.dtype)
         own = diagonal * size
         if SKIP:
             own += tl.load(skip + head).to(tl.float32)
-        before = states + ((row * chunks + chunk) * heads + head) * width * state
-        xs = x + row * x_row + head * x_head
-        to = out + ((row * tokens) * heads + head) * width
+        before = states + (place * heads + head) * width * state
+        xs = x + row * x_row + at * x_token + head * x_head
+        to = out + ((row * tokens + at) * heads + head) * width
         for p0 in tl.static_range(0, WIDTH, BP):
             p = p0 + tl.arange(0, BP)
-            each = known[:, None] & (p < width)[None, :]
-            values = tl.load(xs + at[:, None] * x_token + p[None, :] * x_last, each, 0.0)
-            past = tl.load(before + p[:, None] * state + n[None, :], (p < width)[:, None] & (n < state)[None, :], 0.0)
+            values = _tile(xs, t, p, left, width, x_token, x_last)
+            past = _state(before, p, n, width, state)
             result = tl.dot(queries, tl.trans(past)) * start[:, None]
             result += tl.dot(matrix, values)
             result += own[:, None] * values.to(tl.float32)
-            tl.store(to + at[:, None] * (heads * width) + p[None, :], result.to(out.dtype.element_ty), each)
+            each = (t < left)[:, None] & (p < width)[None, :]
+            tl.store(to + t[:, None] * (heads * width) + p[None, :], result.to(out.dtype.element_ty), each)
+
+
+# The gradients, in three kernels of one program per chunk and HEADS heads of a group: one would spill registers.
 
 
 @triton.jit
-def scan_gradients(
-    dy, x, b, c, a, skip, segments, step, log_decay, from_start, to_end, whole, slope, states, grad_states,
-    grad_x, grad_dt, grad_b, grad_c, sums,
-    rows, tokens, heads, chunks, per_group, width, state,
+def scan_x_gradients(
+    dy, x, b, c, skip, segments, step, log_decay, to_end, grad_states,
+    grad_x, grad_inner, direct, decayed, own,
+    tokens, heads, chunks, per_group, width, state,
     dy_row, dy_token, dy_head, dy_last, x_row, x_token, x_head, x_last,
     b_row, b_token, b_group, b_last, c_row, c_token, c_group, c_last,
     SKIP: tl.constexpr, PACKED: tl.constexpr, HEADS: tl.constexpr, WIDTH: tl.constexpr,
     T: tl.constexpr, BP: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """Write the gradients of a chunk for some heads of a group; those of B and C are sums over these heads.
+    """Write the gradients of x, of C·Bᵀ (summed over the heads) and, through the matrix of the chunk, of the steps.
 
-    `sums` [3, rows · chunks, heads] are the gradients of A, D and the bias. grad_b and grad_c are [parts, rows, tokens,
-    groups, state], one part for every HEADS heads of a group.
+    `direct` is the gradient of a step itself, `decayed` what log decays add at a token minus what they add from it on,
+    `own` the product of a token's x with its gradient.
+    """
+    place = tl.program_id(0).to(tl.int64)
+    row, at = place // chunks, (place % chunks) * T
+    first = tl.program_id(1).to(tl.int64) * HEADS
+    group = first // per_group
+    left = (tokens - at).to(tl.int32)
+    t = tl.arange(0, T)
+    n = tl.arange(0, N)
+    keys = _tile(b + row * b_row + at * b_token + group * b_group, t, n, left, state, b_token, b_last)
+    queries = _tile(c + row * c_row + at * c_token + group * c_group, t, n, left, state, c_token, c_last)
+    inner = tl.dot(queries, tl.trans(keys))
+    diagonal = tl.sum(queries.to(tl.float32) * keys.to(tl.float32), 1)
+    below = t[:, None] > t[None, :]
+    near = t[:, None] >= t[None, :]
+    if PACKED:
+        near = near & _same_document(segments + row * tokens + at, t, left)
+    total = tl.zeros([T, T], tl.float32)
+    for k in range(HEADS):
+        head = first + k
+        line = (row * heads + head) * chunks * T + at
+        size = tl.load(step + line + t)
+        end = tl.load(to_end + line + t)
+        xs = x + row * x_row + at * x_token + head * x_head
+        dys = dy + row * dy_row + at * dy_token + head * dy_head
+        product = tl.zeros([T, T], tl.float32)
+        with_itself = tl.zeros([T], tl.float32)
+        for p0 in tl.static_range(0, WIDTH, BP):
+            p = p0 + tl.arange(0, BP)
+            values = _tile(xs, t, p, left, width, x_token, x_last)
+            grads = _tile(dys, t, p, left, width, dy_token, dy_last)
+            product += tl.dot(grads, tl.trans(values))
+            with_itself += tl.sum(grads.to(tl.float32) * values.to(tl.float32), 1)
+        decays = tl.where(near, _decays(log_decay + line, t), 0.0)
+        matrix = tl.where(below, inner * decays * size[None, :], 0.0).to(keys.dtype)
+        product *= decays
+        total += product * size[None, :]
+        crossing = tl.where(below, product * inner, 0.0)
+        by_column = tl.sum(crossing, 0)
+        by_row = tl.sum(crossing * size[None, :], 1)
+        tl.store(direct + line + t, by_column + with_itself * diagonal)
+        tl.store(decayed + line + t, by_row - size * by_column)
+        tl.store(own + line + t, with_itself)
+        scale = diagonal * size
+        if SKIP:
+            scale += tl.load(skip + head).to(tl.float32)
+        after = grad_states + (place * heads + head) * width * state
+        to = grad_x + ((row * tokens + at) * heads + head) * width
+        for p0 in tl.static_range(0, WIDTH, BP):
+            p = p0 + tl.arange(0, BP)
+            grads = _tile(dys, t, p, left, width, dy_token, dy_last)
+            future = _state(after, p, n, width, state)
+            result = tl.dot(keys, tl.trans(future)) * (size * end)[:, None]
+            result += tl.dot(tl.trans(matrix), grads)
+            result += scale[:, None] * grads.to(tl.float32)
+            each = (t < left)[:, None] & (p < width)[None, :]
+            tl.store(to + t[:, None] * (heads * width) + p[None, :], result.to(grad_x.dtype.element_ty), each)
+    to = grad_inner + (place * (heads // HEADS) + tl.program_id(1)) * T * T
+    tl.store(to + t[:, None] * T + t[None, :], total.to(grad_inner.dtype.element_ty))
+
+
+@triton.jit
+def scan_c_gradients(
+    dy, b, c, from_start, states, grad_inner, decayed, grad_c,
+    rows, tokens, heads, chunks, per_group, width, state,
+    dy_row, dy_token, dy_head, dy_last, b_row, b_token, b_group, b_last, c_row, c_token, c_group, c_last,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, T: tl.constexpr, BP: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient of C, summed over the heads, and add to `decayed` what passes from the state before the chunk.
+
+    grad_c is [parts, rows, tokens, groups, state], one part for every HEADS heads of a group.
+    """
+    place = tl.program_id(0).to(tl.int64)
+    row, at = place // chunks, (place % chunks) * T
+    first = tl.program_id(1).to(tl.int64) * HEADS
+    group = first // per_group
+    left = (tokens - at).to(tl.int32)
+    t = tl.arange(0, T)
+    n = tl.arange(0, N)
+    queries = _tile(c + row * c_row + at * c_token + group * c_group, t, n, left, state, c_token, c_last)
+    keys = _tile(b + row * b_row + at * b_token + group * b_group, t, n, left, state, b_token, b_last)
+    inner = grad_inner + (place * (heads // HEADS) + tl.program_id(1)) * T * T
+    total = tl.dot(tl.load(inner + t[:, None] * T + t[None, :]), keys)
+    for k in range(HEADS):
+        head = first + k
+        line = (row * heads + head) * chunks * T + at
+        dys = dy + row * dy_row + at * dy_token + head * dy_head
+        before = states + (place * heads + head) * width * state
+        part = tl.zeros([T, N], tl.float32)
+        for p0 in tl.static_range(0, WIDTH, BP):
+            p = p0 + tl.arange(0, BP)
+            grads = _tile(dys, t, p, left, width, dy_token, dy_last)
+            part += tl.dot(grads, _state(before, p, n, width, state))
+        part *= tl.load(from_start + line + t)[:, None]
+        total += part
+        reaching = tl.sum(part * queries.to(tl.float32), 1)
+        tl.store(decayed + line + t, tl.load(decayed + line + t) + reaching)
+    part_number = (first % per_group) // HEADS
+    to = grad_c + (((part_number * rows + row) * tokens + at) * (heads // per_group) + group) * state
+    both = (t < left)[:, None] & (n < state)[None, :]
+    tl.store(to + t[:, None] * (heads // per_group * state) + n[None, :], total, both)
+
+
+@triton.jit
+def scan_b_gradients(
+    x, b, c, a, step, to_end, whole, slope, states, grad_states, grad_inner, direct, decayed, own,
+    grad_dt, grad_b, sums,
+    rows, tokens, heads, chunks, per_group, width, state,
+    x_row, x_token, x_head, x_last, b_row, b_token, b_group, b_last, c_row, c_token, c_group, c_last,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, T: tl.constexpr, BP: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
+    """Write the gradient of B, summed over the heads, and those of the steps.
+
+    `sums` [3, rows · chunks, heads] are the gradients of A, D and the bias; grad_b is like grad_c.
     """
     place = tl.program_id(0).to(tl.int64)
     row, chunk = place // chunks, place % chunks
+    at = chunk * T
     first = tl.program_id(1).to(tl.int64) * HEADS
     group = first // per_group
+    left = (tokens - at).to(tl.int32)
     t = tl.arange(0, T)
     n = tl.arange(0, N)
-    at = chunk * T + t
-    known = at < tokens
-    both = known[:, None] & (n < state)[None, :]
-    keys = tl.load(b + row * b_row + group * b_group + at[:, None] * b_token + n[None, :] * b_last, both, 0.0)
-    queries = tl.load(c + row * c_row + group * c_group + at[:, None] * c_token + n[None, :] * c_last, both, 0.0)
-    inner = tl.dot(queries, tl.trans(keys))
-    diagonal = tl.sum(queries.to(tl.float32) * keys.to(tl.float32), 1)
-    since_self = t[:, None] >= t[None, :]
-    below = t[:, None] > t[None, :]
-    near = since_self
-    if PACKED:
-        segment = tl.load(segments + row * tokens + at, known, -2)
-        near = near & (segment[:, None] == segment[None, :])
-    total_b = tl.zeros([T, N], tl.float32)
-    total_c = tl.zeros([T, N], tl.float32)
-    total_inner = tl.zeros([T, T], tl.float32)
+    keys = _tile(b + row * b_row + at * b_token + group * b_group, t, n, left, state, b_token, b_last)
+    queries = _tile(c + row * c_row + at * c_token + group * c_group, t, n, left, state, c_token, c_last)
+    inner = grad_inner + (place * (heads // HEADS) + tl.program_id(1)) * T * T
+    total = tl.dot(tl.load(inner + t[None, :] * T + t[:, None]), queries)
+    near = t[:, None] >= t[None, :]
     for k in range(HEADS):
         head = first + k
-        line = (row * heads + head) * chunks
-        size = tl.load(step + line * T + at)
-        since = tl.load(log_decay + line * T + at)
-        start = tl.load(from_start + line * T + at)
-        end = tl.load(to_end + line * T + at)
-        d = 0.0
-        if SKIP:
-            d += tl.load(skip + head).to(tl.float32)
-        xs = x + row * x_row + head * x_head
-        dys = dy + row * dy_row + head * dy_head
-        at_state = ((row * chunks + chunk) * heads + head) * width * state
-
-        # Through the matrix of the chunk.
-        product = tl.zeros([T, T], tl.float32)
-        own = tl.zeros([T], tl.float32)
+        line = (row * heads + head) * chunks * T + at
+        size = tl.load(step + line + t)
+        end = tl.load(to_end + line + t)
+        xs = x + row * x_row + at * x_token + head * x_head
+        at_state = (place * heads + head) * width * state
+        part = tl.zeros([T, N], tl.float32)
+        carried = tl.zeros([BP], tl.float32)
         for p0 in tl.static_range(0, WIDTH, BP):
             p = p0 + tl.arange(0, BP)
-            each = known[:, None] & (p < width)[None, :]
-            values = tl.load(xs + at[:, None] * x_token + p[None, :] * x_last, each, 0.0)
-            grads = tl.load(dys + at[:, None] * dy_token + p[None, :] * dy_last, each, 0.0)
-            product += tl.dot(grads, tl.trans(values))
-            own += tl.sum(grads.to(tl.float32) * values.to(tl.float32), 1)
-        decays = tl.exp(tl.minimum(since[:, None] - since[None, :], 0.0).to(tl.float32))
-        decays = tl.where(near, decays, 0.0)
-        matrix = tl.where(below, inner * decays * size[None, :], 0.0).to(keys.dtype)
-        pairs = product * decays
-        total_inner += pairs * size[None, :]
-        crossing = tl.where(below, pairs * inner, 0.0)
-        by_column = tl.sum(crossing, 0)
-        by_row = tl.sum(crossing * size[None, :], 1)
-
-        # Through the state before the chunk.
-        part_c = tl.zeros([T, N], tl.float32)
-        for p0 in tl.static_range(0, WIDTH, BP):
-            p = p0 + tl.arange(0, BP)
-            each = known[:, None] & (p < width)[None, :]
-            stored = (p < width)[:, None] & (n < state)[None, :]
-            grads = tl.load(dys + at[:, None] * dy_token + p[None, :] * dy_last, each, 0.0)
-            past = tl.load(states + at_state + p[:, None] * state + n[None, :], stored, 0.0)
-            part_c += tl.dot(grads, past)
-        part_c = part_c * start[:, None]
-        total_c += part_c
-        reaching = tl.sum(part_c * queries.to(tl.float32), 1)  # what the state before the chunk adds at a token
-
-        # Through the state after the chunk, and the gradient of x from all three.
-        part_b = tl.zeros([T, N], tl.float32)
-        carried = 0.0
-        for p0 in tl.static_range(0, WIDTH, BP):
-            p = p0 + tl.arange(0, BP)
-            each = known[:, None] & (p < width)[None, :]
-            stored = (p < width)[:, None] & (n < state)[None, :]
-            values = tl.load(xs + at[:, None] * x_token + p[None, :] * x_last, each, 0.0)
-            grads = tl.load(dys + at[:, None] * dy_token + p[None, :] * dy_last, each, 0.0)
-            past = tl.load(states + at_state + p[:, None] * state + n[None, :], stored, 0.0)
-            future = tl.load(grad_states + at_state + p[:, None] * state + n[None, :], stored, 0.0)
-            part_b += tl.dot(values, future)
-            carried += tl.sum(tl.sum(past.to(tl.float32) * future.to(tl.float32), 1), 0)
-            result = tl.dot(keys, tl.trans(future)) * (size * end)[:, None]
-            result += tl.dot(tl.trans(matrix), grads)
-            result += (diagonal * size + d)[:, None] * grads.to(tl.float32)
-            to = grad_x + (row * tokens * heads + head) * width
-            tl.store(to + at[:, None] * (heads * width) + p[None, :], result.to(grad_x.dtype.element_ty), each)
-        total_b += part_b * (size * end)[:, None]
-        kept = tl.sum(part_b * keys.to(tl.float32), 1) * end
+            values = _tile(xs, t, p, left, width, x_token, x_last)
+            future = _state(grad_states + at_state, p, n, width, state)
+            past = _state(states + at_state, p, n, width, state)
+            part += tl.dot(values, future)
+            carried += tl.sum(past.to(tl.float32) * future.to(tl.float32), 1)
+        part *= end[:, None]
+        total += part * size[:, None]
+        kept = tl.sum(part * keys.to(tl.float32), 1)
 
         # A log decay counts in everything that decays at its token: from there on, up to it, and across the chunk.
-        later = by_row - size * by_column + reaching
+        later = tl.load(decayed + line + t)
         sooner = size * kept
-        grad_log = tl.sum(tl.where(since_self, later[:, None], sooner[:, None]), 0)
-        grad_log += carried * tl.load(whole + line + chunk)
+        grad_log = tl.sum(tl.where(near, later[:, None], sooner[:, None]), 0)
+        grad_log += tl.sum(carried, 0) * tl.load(whole + (row * heads + head) * chunks + chunk)
         rate = tl.load(a + head).to(tl.float32)
-        grad_raw = (by_column + own * diagonal + kept + grad_log * rate) * tl.load(slope + line * T + at)
-        tl.store(grad_dt + (row * tokens + at) * heads + head, grad_raw.to(grad_dt.dtype.element_ty), known)
+        grad_raw = (tl.load(direct + line + t) + kept + grad_log * rate) * tl.load(slope + line + t)
+        to = grad_dt + (row * tokens + at) * heads + head
+        tl.store(to + t * heads, grad_raw.to(grad_dt.dtype.element_ty), t < left)
         to = sums + place * heads + head
-        many = rows * chunks * heads
+        many = tl.num_programs(0).to(tl.int64) * heads
         tl.store(to, tl.sum(grad_log * size, 0))
-        tl.store(to + many, tl.sum(own, 0))
+        tl.store(to + many, tl.sum(tl.load(own + line + t), 0))
         tl.store(to + 2 * many, tl.sum(grad_raw, 0))
-
-    low = total_inner.to(keys.dtype)
-    total_c += tl.dot(low, keys)
-    total_b += tl.dot(tl.trans(low), queries)
-    groups = heads // per_group
-    part = (first % per_group) // HEADS
-    to = (((part * rows + row) * tokens + at[:, None]) * groups + group) * state + n[None, :]
-    tl.store(grad_b + to, total_b, both)
-    tl.store(grad_c + to, total_c, both)
+    part_number = (first % per_group) // HEADS
+    to = grad_b + (((part_number * rows + row) * tokens + at) * (heads // per_group) + group) * state
+    both = (t < left)[:, None] & (n < state)[None, :]
+    tl.store(to + t[:, None] * (heads // per_group * state) + n[None, :], total, both)

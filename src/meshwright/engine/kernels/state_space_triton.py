@@ -6,8 +6,9 @@ A chunk has 64 tokens. Kernels of the forward pass (_triton_state_space.py):
 - scan_states: the states before all chunks, one after the other; blocks of heads and states run in parallel.
 - scan_outputs: ((C·Bᵀ) ∘ decays)·(Δ·x) of a chunk, what its first state adds, and D·x. C·Bᵀ is computed for a group.
 
-The backward pass computes steps and states again and the gradients of the states in reverse; scan_gradients does the
-rest. A program sums the gradients of B and C over up to 8 heads of a group; the sums of a group's programs are added.
+The backward pass computes steps and states again and the gradients of the states in reverse; scan_x_gradients,
+scan_c_gradients and scan_b_gradients (also of the steps) do the rest. A program sums the gradients of B and C over up
+to 8 heads of a group; the sums of a group's programs are added.
 
 Saved are the inputs. The states of a pass are held in the input dtype, state / 64 times the bytes of x; the backward
 pass also holds as many gradients of states.
@@ -209,7 +210,7 @@ def _scan_forward(
         BP=tiles.head_block,
         N=tiles.padded_state,
         num_warps=4,
-        num_stages=2,
+        num_stages=_stages(tiles),
     )
     _count(x, sizes, FORWARD)
     return out
@@ -236,30 +237,56 @@ def _scan_backward_impl(
     states = _states(sizes, x, b, steps, reverse=False)
     grad_states = _states(sizes, gradient, c, steps, reverse=True)
     grad_x, grad_dt = (one.new_empty(one.shape) for one in (x, dt))
+    programs = sizes.heads // tiles.heads
+    grad_inner = x.new_empty(rows * sizes.chunks, programs, CHUNK, CHUNK)
+    direct, decayed, own = (torch.empty_like(steps.step) for _ in range(3))
     parts = sizes.per_group // tiles.heads
     grad_b, grad_c = (b.new_empty(parts, *b.shape, dtype=torch.float32) for _ in range(2))
     sums = x.new_empty(3, rows * sizes.chunks, sizes.heads, dtype=torch.float32)
+    grid = (rows * sizes.chunks, programs)
+    settings = {"HEADS": tiles.heads, "WIDTH": tiles.padded_width, "T": CHUNK, "BP": tiles.head_block}
+    settings["N"] = tiles.padded_state
     launch(
-        f"{KERNELS}.scan_gradients",
-        (rows * sizes.chunks, sizes.heads // tiles.heads),
-        *(gradient, x, b, c, a.contiguous(), _or(skip, x), _or(segments, x)),
-        *(*steps, states, grad_states, grad_x, grad_dt, grad_b, grad_c, sums),
-        *(rows, *sizes, *gradient.stride(), *x.stride(), *b.stride(), *c.stride()),
+        f"{KERNELS}.scan_x_gradients",
+        grid,
+        *(gradient, x, b, c, _or(skip, x), _or(segments, x), steps.step, steps.log_decay, steps.to_end, grad_states),
+        *(grad_x, grad_inner, direct, decayed, own),
+        *(*sizes, *gradient.stride(), *x.stride(), *b.stride(), *c.stride()),
         SKIP=skip is not None,
         PACKED=segments is not None,
-        HEADS=tiles.heads,
-        WIDTH=tiles.padded_width,
-        T=CHUNK,
-        BP=tiles.head_block,
-        N=tiles.padded_state,
         num_warps=8,
         num_stages=1,
+        **settings,
     )
-    del states, grad_states, steps
+    launch(
+        f"{KERNELS}.scan_c_gradients",
+        grid,
+        *(gradient, b, c, steps.from_start, states, grad_inner, decayed, grad_c),
+        *(rows, *sizes, *gradient.stride(), *b.stride(), *c.stride()),
+        num_warps=8,
+        num_stages=_stages(tiles),
+        **settings,
+    )
+    launch(
+        f"{KERNELS}.scan_b_gradients",
+        grid,
+        *(x, b, c, a.contiguous(), steps.step, steps.to_end, steps.whole, steps.slope, states, grad_states),
+        *(grad_inner, direct, decayed, own, grad_dt, grad_b, sums),
+        *(rows, *sizes, *x.stride(), *b.stride(), *c.stride()),
+        num_warps=8,
+        num_stages=_stages(tiles),
+        **settings,
+    )
+    del states, grad_states, steps, grad_inner, direct, decayed, own
     _count(x, sizes, BACKWARD)
-    grad_a, grad_skip, grad_bias = sums.sum(1).unbind()
-    joined = (one.sum(0).to(b.dtype) for one in (grad_b, grad_c))
-    return grad_x, grad_dt, grad_a.clone(), *joined, grad_skip.clone(), grad_bias.clone()
+    grad_a, grad_skip, grad_bias = (one.sum(0) for one in sums)
+    total_b, total_c = (one.sum(0).to(b.dtype) for one in (grad_b, grad_c))
+    return grad_x, grad_dt, grad_a, total_b, total_c, grad_skip, grad_bias
+
+
+def _stages(tiles: Tiles) -> int:
+    """Return the stages of loads; wide states have one, to fit into shared memory."""
+    return 2 if tiles.padded_state <= 128 else 1
 
 
 _ARGUMENTS = f"{INPUTS}, Tensor? documents, {SETTINGS}"
