@@ -34,10 +34,11 @@ def state_bytes(one) -> float:
         ("megatron", {"strategy": "zero1"}, 18),
         ("megatron", {"strategy": "megatron_fsdp"}, 18),
         ("megatron", {"strategy": "zero1", "grads": "bf16"}, 16),
+        ("megatron", {"strategy": "zero1", "reduce": "bf16"}, 16),  # one buffer accumulates and is reduced
         ("megatron", {"strategy": "zero1", "grads": "bf16", "moments": "bf16"}, 12),
         ("kempnerforge", {"strategy": "fsdp2"}, 8),
         ("deepspeed", {"strategy": "fsdp2", "grads": "bf16"}, 16),
-        ("deepspeed", {"strategy": "fsdp2", "offload": "optimizer", "grads": "bf16"}, 4),
+        ("deepspeed", {"strategy": "fsdp2", "offload": "optimizer", "grads": "bf16"}, 2),
         ("meshwright", {"strategy": "fsdp2", "optimizer_name": "lion"}, 12),
         ("meshwright", {"strategy": "fsdp2", "offload": "optimizer"}, 0),  # FSDP2 keeps the updated weights with it
         ("meshwright", {"strategy": "fsdp2", "offload": "params"}, 0),

@@ -49,6 +49,8 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wide_second_moment: bool = False
     lean_gather: bool = False
     offloads_masters: bool = False
+    offloads_gradients: bool = False
+    reduces_in_place: bool = False
     wide_norms: tuple[str, ...] = ()
     splits_recompute: bool = False
     workspaces_gib: float = 0.0

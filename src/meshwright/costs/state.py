@@ -8,7 +8,7 @@ import numpy as np
 from meshwright.costs.memory_constants import NF4_BYTES
 from meshwright.costs.memory_profiles import MemoryProfile, memory_profile
 from meshwright.costs.parameters import RankParams
-from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, pick, where
+from meshwright.costs.vectorize import BYTES, GIB, Column, any_of, larger, pick, smaller, where
 from meshwright.recipes.case import Case
 
 # Moments of an optimizer, all in precision.moments: recipes that lower the first lower the second too.
@@ -89,7 +89,7 @@ def per_param(case: Case) -> PerParam:
     megatron_fsdp  bf16 weight, gradient, master and moments, all sharded
     """
     master, moments, profile = master_bytes(case), moment_bytes(case), memory_profile(case)
-    low, accumulate = BYTES[case.compute], BYTES[case.compute] if profile.pure_low else pick(case.grads, BYTES)
+    low, accumulate = BYTES[case.compute], _accumulated_bytes(case, profile)
     reduce, deferred = pick(case.reduce, BYTES), defers_reduction(case)
     separate = low if master > low else 0  # a compute copy in addition to a wider master
     low_ddp = separate if profile.separate_copy else 0
@@ -109,6 +109,20 @@ def per_param(case: Case) -> PerParam:
         + zero1 * (moments + (master if separate else 0))
         + sharded * (moments + (master if separate else 0)),
     )
+
+
+def _accumulated_bytes(case: Case, profile: MemoryProfile) -> Column:
+    """Return the bytes of an accumulated gradient.
+
+    Megatron reduces the buffer in which it accumulates, so both have the narrower format. Its optimizer copies
+    gradients to fp32 before the update: a shard of them, or without a distributed optimizer all of them.
+    """
+    if profile.pure_low:
+        return BYTES[case.compute]
+    wide = pick(case.grads, BYTES)
+    if not profile.reduces_in_place:
+        return wide
+    return where(case.strategy == "ddp", wide, smaller(wide, pick(case.reduce, BYTES)))
 
 
 def _extra_gradients(case: Case, profile: MemoryProfile) -> Column:
@@ -153,12 +167,13 @@ def trained_state(case: Case, params: RankParams) -> State:
     shared = dense / dense_ranks(case) + routed / expert_shards(case)
     full = dense + routed
     optimizer_on_gpu = where(any_of(case.offload, "params", "optimizer"), 0, 1)
-    masters_too = memory_profile(case).offloads_masters
-    on_gpu = optimizer_on_gpu if masters_too else case.offload != "params"
+    profile = memory_profile(case)
+    on_gpu = optimizer_on_gpu if profile.offloads_masters else case.offload != "params"
+    shards_on_gpu = optimizer_on_gpu if profile.offloads_gradients else on_gpu
     return State(
         weights=on_gpu * (each.weights_replicated * full + each.weights_sharded * shared),
         # Unreduced gradients wait on the GPU, wherever shards go afterwards.
-        gradients=(masters_too | on_gpu) * each.gradients_replicated * full + on_gpu * each.gradients_sharded * shared,
+        gradients=each.gradients_replicated * full + shards_on_gpu * each.gradients_sharded * shared,
         optimizer=optimizer_on_gpu * (each.optimizer_replicated * full + each.optimizer_sharded * shared),
     )
 

@@ -24,6 +24,7 @@ from meshwright.planner.space import (
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import keys_by_flat_name
+from meshwright.rules.memory import REDUCES_AT_WILL
 
 LAYOUT_NAMES = (
     "strategy",
@@ -58,11 +59,6 @@ HEADROOM_LIMIT = 0.92  # of GPU memory; above it, a small estimate error means o
 SURELY_FITS, MAY_NOT_FIT = (least for least, verdict in FITS if verdict in ("fits", "probably fits"))
 """Chance from which a layout fits in words, and below which it may not."""
 COSTS_LITTLE = 1.1  # of the step time: less than running out of memory and starting again
-REDUCES_AT_WILL = ("meshwright", "automodel")
-"""Engines whose config has a switch for layout.defer_grad_sync, so that a search may turn it.
-
-Not derived from `recipes.capabilities`: its row says where our engine ignores the switch, and an engine without a row
-executes every value that a recipe states, also those for which its config has no key a planner could write."""
 GRADIENTS_AND_CACHE = 1.25  # of the gradients: with the allocator cache that they cause, at most
 
 

@@ -53,13 +53,30 @@ def chunked_losses(c: Case) -> list[str]:
     return [loss for loss in known if c.loss not in CHUNKED_LOSSES and can_export("loss", c.engine, loss)]
 
 
-# Cheapest first: a smaller micro batch costs a little, recompute a fifth of the speed, tensor parallelism most.
+REDUCES_AT_WILL = ("meshwright", "automodel")
+"""Engines whose config has a switch for layout.defer_grad_sync, so that a fix or a search may turn it.
+
+Not derived from `recipes.capabilities`: its row says where our engine ignores the switch, and an engine without a row
+executes every value that a recipe states, also those for which its config has no key a planner could write."""
+
+
+def reduced_at_once(c: Case) -> list[bool]:
+    """Return the value that reduces gradients after every micro batch, where they wait unsharded on the GPU."""
+    waits = c.defer_grad_sync and c.strategy == "fsdp2" and c.pp == 1 and c.accumulation > 1
+    return [False] if waits and c.engine in REDUCES_AT_WILL else []
+
+
+# Cheapest first: reducing in every micro batch or a smaller one costs a little, recompute a fifth of the speed, tensor
+# parallelism most.
 RECOMPUTE: Fix = {"recompute": ["selective", "full"], "recompute_modules": [()]}
 MEMORY_FIXES: tuple[Fix, ...] = (
+    {"defer_grad_sync": reduced_at_once},
     {"micro_batch_size": [1]},
     {"loss": chunked_losses},
     RECOMPUTE,
+    {"defer_grad_sync": reduced_at_once, **RECOMPUTE},
     {"micro_batch_size": [1], **RECOMPUTE},
+    {"defer_grad_sync": reduced_at_once, "micro_batch_size": [1], **RECOMPUTE},
     {"dp_replicate": [1], "reshard_after_forward": [True]},
     {"ep": larger("ep")},
     {"cp": larger("cp"), "micro_batch_size": [1]},
@@ -78,6 +95,7 @@ MEMORY_FIXES: tuple[Fix, ...] = (
     {"method": four_bits, "micro_batch_size": [1], "recompute": ["full"], "recompute_modules": [()]},
 )
 STATE_FIXES: tuple[Fix, ...] = (
+    {"defer_grad_sync": reduced_at_once},
     {"strategy": shareable(lambda c: ["fsdp2", "zero1", "megatron_fsdp"])},
     {"dp_replicate": shareable(lambda c: [1]), "dp_shard": [-1]},
     {"ep": shareable(larger("ep"))},
