@@ -1,4 +1,4 @@
-"""The Triton kernels of the Mamba-2 scan in Triton's interpreter: errors of outputs and gradients as JSON."""
+"""The Triton kernels of Mamba-2 mixers in Triton's interpreter: errors of outputs and gradients as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from tests.engine import scans, test_state_space, triton_interpreter
 from torch import Tensor
 
-from meshwright.engine.kernels import state_space, state_space_triton
+from meshwright.engine.kernels import causal_conv, state_space, state_space_triton
 
 NAMES = ("out", "x", "dt", "A", "B", "C", "D", "bias")
 OPEN = (0.0, float("inf"))
@@ -92,6 +92,68 @@ def errors(
     return scans.differences(outcome(kernels, tensors), exact, floor=1e-6)
 
 
+# Rows, tokens, channels and taps; dtype; options.
+CONVOLUTIONS: dict[str, tuple[tuple[int, ...], torch.dtype, dict[str, Any]]] = {
+    "convolution": ((2, 130, 70, 4), torch.float32, {}),
+    "convolution, few tokens": ((1, 2, 64, 4), torch.float32, {"bias": False}),
+    "convolution without activation": ((1, 70, 20, 3), torch.float32, {"activation": None}),
+    "convolution, packed documents": ((2, 130, 70, 4), torch.float32, {"documents": IDS}),
+    "convolution, bf16, packed documents": ((2, 130, 70, 4), torch.bfloat16, {"documents": IDS}),
+}
+
+
+def convolution_errors(
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    bias: bool = True,
+    activation: str | None = "silu",
+    documents: Tensor | None = None,
+    device: str = "cpu",
+) -> dict[str, float]:
+    """Return the errors of the convolution's kernels against torch's convolution in fp64, of each document alone."""
+    rows, tokens, channels, taps = shape
+    generator = torch.Generator().manual_seed(tokens)
+    joined = torch.randn(rows, tokens, channels + 9, generator=generator)
+    weight, offset = torch.randn(channels, taps, generator=generator), torch.randn(channels, generator=generator)
+    tensors: list[Any] = [one.to(device, dtype) for one in (joined, weight)]
+    tensors[0] = tensors[0][..., 4:-5]  # part of a wider tensor, as in a mixer
+    tensors += [offset.to(device, dtype)] if bias else []
+    documents = None if documents is None else documents.to(device)
+
+    def plain(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        def one(x: Tensor) -> Tensor:
+            return causal_conv.causal_convolution(x, weight, bias, activation)
+
+        if documents is None:
+            return one(x)
+        found = []
+        for row, ids in enumerate(documents):
+            ends = [0, *(ids.diff().nonzero().flatten() + 1).tolist(), tokens]
+            found.append(torch.cat([one(x[row : row + 1, i:j]) for i, j in pairwise(ends)], 1))
+        return torch.cat(found)
+
+    def kernels(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        found: Tensor = causal_conv._conv(x, weight, bias, activation is not None, documents)
+        return found
+
+    def by_taps(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return causal_conv.causal_convolution(x, weight, bias, activation, documents)
+
+    def through(function: Any, given: list[Tensor]) -> dict[str, Tensor]:
+        given = [one.detach().requires_grad_() for one in given]
+        out = function(*given)
+        weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+        names = ("out", "x", "weight", "bias")[: len(given) + 1]
+        return dict(zip(names, (out.detach(), *torch.autograd.grad(out, given, weights)), strict=True))
+
+    exact = through(plain, [one.double() for one in tensors])
+    fallback = scans.differences(through(by_taps, [one.double() for one in tensors]), exact, floor=1e-6)
+    assert max(fallback.values()) < 1e-12, fallback
+    return scans.differences(through(kernels, tensors), exact, floor=1e-6)
+
+
 if __name__ == "__main__":
     triton_interpreter.install()
-    print(json.dumps({name: errors(shape, **options) for name, (shape, options) in CASES.items()}))
+    found = {name: errors(shape, **options) for name, (shape, options) in CASES.items()}
+    found |= {name: convolution_errors(*arguments, **more) for name, (*arguments, more) in CONVOLUTIONS.items()}
+    print(json.dumps(found))

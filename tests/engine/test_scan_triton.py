@@ -6,13 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from tests.engine import test_state_space, triton_interpreter
+from tests.engine import scans, test_fla_scan, test_state_space, triton_interpreter
 from torch import Tensor
 
 from meshwright.dryrun.allocation_log import AllocationLog, SegmentKey
 from meshwright.dryrun.fake_device import fake_rank
-from meshwright.engine.kernels import fla_scan, scan_choice, state_space_triton
+from meshwright.engine.kernels import fla_scan, scan_choice, scan_patch, state_space_triton
 from meshwright.engine.kernels.device_caps import DRY
+from meshwright.engine.kernels.scan_patch import use_chunked_scans
+from meshwright.engine.parallelize.document_isolation import isolate_documents, isolates_documents
+from meshwright.engine.patching import patches
 from meshwright.errors import InputError
 from meshwright.recipes.types import Kernels
 
@@ -35,7 +38,7 @@ def test_heads_are_padded_little(width: int, block: int, padded: int) -> None:
 
 
 def test_segments_number_the_documents_of_each_row() -> None:
-    found: Any = state_space_triton._segments(torch.tensor([[4, 4, 2, 2, 4], [0, 0, 0, 0, 0]]))
+    found: Any = state_space_triton.number_documents(torch.tensor([[4, 4, 2, 2, 4], [0, 0, 0, 0, 0]]))
     assert found.tolist() == [[0, 0, 1, 1, 2], [0, 0, 0, 0, 0]]
 
 
@@ -43,6 +46,22 @@ def test_other_inputs_run_torch_operations() -> None:
     tensors = [one.detach() for one in test_state_space.inputs(1, 20, 1, 2, 8, 8, torch.bfloat16)]
     found = state_space_triton.state_space_scan(*tensors, softplus=True)
     assert torch.equal(found, test_state_space.state_space_scan(*tensors, softplus=True))
+
+
+@pytest.mark.parametrize("family", test_fla_scan.MODELS)
+def test_mixers_isolate_packed_documents_without_padding(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here in fp64 by torch operations; on a GPU the kernels take the same document ids."""
+    monkeypatch.setattr(scan_patch, "FITS", {})  # the heads of a tiny mixer are too narrow for the kernels
+    for documents in (None, test_fla_scan.DOCUMENTS):
+        own, packed = test_fla_scan.mixers(family)
+        assert (use_chunked_scans(own), use_chunked_scans(packed, "triton")) == (1, 1)
+        isolate_documents(own)
+        isolate_documents(packed)
+        assert patches(packed)["0"] == ("TritonScan", "DocBoundaries")
+        assert not isolates_documents(packed)  # shapes do not depend on the data: one compiled graph
+        expected = test_fla_scan.through(own, documents)
+        worst = scans.differences(test_fla_scan.through(packed, documents), expected, floor=1e-6)
+        assert max(worst.values()) < 1e-6, worst  # transformers computes decays in fp32
 
 
 def test_a_dry_run_has_the_memory_and_the_flops_of_the_kernels() -> None:
@@ -85,6 +104,9 @@ def test_where_the_kernels_run(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="need a CUDA GPU, and this run is on CPU") as refused:
         choose("triton", "cpu")
     assert (refused.value.field, refused.value.fix) == ("kernels.scan", ("kernels.scan=torch",))
+    with pytest.raises(InputError, match=r"compute in bf16, and precision\.compute is fp32"):
+        scan_choice.scan_kernel(Kernels(scan="triton"), "cuda", "fp32")
+    assert scan_choice.scan_kernel(Kernels(), "cuda", "fp32") == "torch"
     assert scan_choice.missing_note(Kernels(), "cuda") == ""
     monkeypatch.setattr(scan_choice, "_shared_memory", lambda: 99 << 10)
     with pytest.raises(InputError, match="need 160 KiB of shared memory per thread block, and this GPU has 99 KiB"):

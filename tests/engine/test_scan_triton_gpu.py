@@ -90,16 +90,27 @@ def test_long_sequences_have_large_offsets() -> None:
     assert scans.differences({"out": found}, {"out": expected}, floor=1e-6)["out"] < LIMIT
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_mixers_equal_those_with_torch_operations(compiled: bool) -> None:
-    from meshwright.engine.kernels.scan_patch import use_chunked_scans
+@pytest.mark.parametrize("case", interpreted_scan.CONVOLUTIONS)
+def test_convolutions_equal_the_exact_one(case: str) -> None:
+    shape, _, options = interpreted_scan.CONVOLUTIONS[case]
+    found = interpreted_scan.convolution_errors(shape, torch.bfloat16, **options, device="cuda")
+    assert max(found.values()) < LIMIT, found
 
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_mixers_equal_those_with_torch_operations(compiled: bool, packed: bool) -> None:
+    from meshwright.engine.kernels.scan_patch import use_chunked_scans
+    from meshwright.engine.parallelize.document_isolation import isolate_documents
+
+    documents = test_fla_scan.DOCUMENTS.cuda() if packed else None
     found = {}
     for kernel in ("torch", "triton"):
         holder: Any = test_fla_scan.mixers("nemotron_h")[0].bfloat16().cuda()
         use_chunked_scans(holder, kernel)
+        isolate_documents(holder)
         if compiled and kernel == "triton":
             holder[0].compile(fullgraph=True)
-        found[kernel] = test_fla_scan.through(holder, None)
+        found[kernel] = test_fla_scan.through(holder, documents)
     worst = scans.differences(found["triton"], found["torch"], floor=1e-3)
     assert max(worst.values()) < 2 * LIMIT, worst

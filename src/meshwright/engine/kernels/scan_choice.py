@@ -18,24 +18,26 @@ AUTO_TRITON = False
 SHARED_MEMORY = 160 << 10  # bytes per thread block: datacenter GPUs since the A100 have them, others 99 KiB
 
 
-def scan_kernel(kernels: Kernels, device_type: str) -> str:
+def scan_kernel(kernels: Kernels, device_type: str, compute: str = "bf16") -> str:
     """Return which scans run on a device: "triton", "fla" or "torch"; raise if the requested ones cannot run.
+
+    `compute` is the format of activations.
 
     A dry run models our own kernels whatever is requested.
     """
-    reason = _unusable(kernels.scan, device_type)
+    reason = _unusable(kernels.scan, device_type, compute)
     if reason:
         raise InputError(reason, field=FIELD, value=kernels.scan, fix=(f"{FIELD}=torch",))
     if device_type in ("cpu", "cuda") and fla_scan.may_run(kernels) and not fla_scan.unusable(device_type):
         return "fla"
-    return "triton" if may_run_triton(kernels) and not triton_unusable(device_type) else "torch"
+    return "triton" if may_run_triton(kernels) and not triton_unusable(device_type, compute) else "torch"
 
 
-def _unusable(requested: str, device_type: str) -> str:
-    """Return why the requested kernels do not run on a real device; empty if they do, or if none are requested."""
-    if device_type not in ("cpu", "cuda"):
-        return ""
-    return {"fla": fla_scan.unusable, "triton": triton_unusable}.get(requested, lambda _: "")(device_type)
+def _unusable(requested: str, device_type: str, compute: str) -> str:
+    """Return why the requested kernels do not run; empty if they do, or if none are requested. A dry run has no fla."""
+    if requested == "triton":
+        return triton_unusable(device_type, compute)
+    return fla_scan.unusable(device_type) if requested == "fla" and device_type in ("cpu", "cuda") else ""
 
 
 def may_run_triton(kernels: Kernels) -> bool:
@@ -43,8 +45,10 @@ def may_run_triton(kernels: Kernels) -> bool:
     return kernels.scan == "triton" or (kernels.scan == "auto" and AUTO_TRITON)
 
 
-def triton_unusable(device_type: str) -> str:
+def triton_unusable(device_type: str, compute: str = "bf16") -> str:
     """Return why our Triton scans do not run here; empty if they do. A dry run's GPU has Triton."""
+    if compute != "bf16":
+        return f"our Triton kernels of scans compute in bf16, and precision.compute is {compute}"
     if device_type == DRY:
         return ""
     if device_type != "cuda":

@@ -5,7 +5,8 @@ name, which saves matrices of tokens × chunk × heads. Here a copy of the forwa
 which the name is our scan (in torch operations or Triton), or fla's: for the mixers of one model, not for all of
 transformers.
 
-With fla the convolution is replaced too, and both take document ids: the mixer isolates packed documents itself.
+With fla and with our Triton kernels the convolution is replaced too, and both take document ids: the mixer isolates
+packed documents itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from meshwright.engine.kernels import delta_rule_triton, fla_scan, state_space_triton
+from meshwright.engine.kernels import causal_conv, delta_rule_triton, fla_scan, state_space_triton
 from meshwright.engine.kernels.delta_rule import gated_delta_rule
 from meshwright.engine.kernels.state_space import state_space_scan
 from meshwright.engine.patching import Patch, apply, base_class, symbol
@@ -58,19 +59,34 @@ class ChunkedScan(Patch):
     tag = "ChunkedScan"
 
 
-class FlaScan(ChunkedScan):
-    """A mixer whose scan and convolution are fla's; it takes the document ids of packed samples (`documents`)."""
+class PackedScan(ChunkedScan):
+    """A mixer whose scan and convolution take the document ids of packed samples (`documents`)."""
+
+
+class TritonScan(PackedScan):
+    """A mixer whose scan and convolution are our Triton kernels."""
+
+    tag = "TritonScan"
+
+
+class FlaScan(PackedScan):
+    """A mixer whose scan and convolution are fla's."""
 
     tag = "FlaScan"
 
 
-PATCHES: dict[str, type[ChunkedScan]] = {"torch": ChunkedScan, "triton": ChunkedScan, "fla": FlaScan}
+PATCHES: dict[str, type[ChunkedScan]] = {"torch": ChunkedScan, "triton": TritonScan, "fla": FlaScan}
+
+
+def _fits_triton(mixer: Any) -> str:
+    if mixer.activation not in causal_conv.ACTIVATIONS:
+        return f"its activation is {mixer.activation}, and the convolution has silu only"
+    return state_space_triton.fits(mixer) or delta_rule_triton.fits(mixer)
+
+
 NAMES = {"triton": "our Triton", "fla": "fla's"}
 # Why a kernel does not run a mixer; empty if it does.
-FITS: dict[str, Callable[[nn.Module], str]] = {
-    "triton": lambda mixer: state_space_triton.fits(mixer) or delta_rule_triton.fits(mixer),
-    "fla": fla_scan.fits,
-}
+FITS: dict[str, Callable[[nn.Module], str]] = {"triton": _fits_triton, "fla": fla_scan.fits}
 
 
 def _called(mixer: Any) -> set[str]:
@@ -143,6 +159,7 @@ def _delta(
 
 
 def _convolution(
+    convolution: Callable[..., Tensor],
     reference: Callable[..., Any],
     _: int,
     x: Tensor,
@@ -152,7 +169,7 @@ def _convolution(
     **options: Any,
 ) -> Any:
     """The causal convolution of x [rows, channels, tokens]."""
-    out = fla_scan.causal_convolution(x.transpose(1, 2), weight, bias, activation, **_documents(options))
+    out = convolution(x.transpose(1, 2), weight, bias, activation, **_documents(options))
     return out.transpose(1, 2)
 
 
@@ -176,10 +193,11 @@ REPLACEMENTS: dict[str, dict[str, Callable[..., Any]]] = {
     "triton": {
         "mamba2_chunk_scan": partial(_mamba2, state_space_triton.state_space_scan),
         "torch_chunk_gated_delta_rule": partial(_delta, delta_rule_triton.gated_delta_rule),
+        "causal_conv1d_fn": partial(_convolution, causal_conv.causal_convolution),
     },
     "fla": {
         "mamba2_chunk_scan": partial(_mamba2, fla_scan.state_space_scan),
         "torch_chunk_gated_delta_rule": partial(_delta, fla_scan.gated_delta_rule),
-        "causal_conv1d_fn": _convolution,
+        "causal_conv1d_fn": partial(_convolution, fla_scan.causal_convolution),
     },
 }

@@ -18,6 +18,7 @@ Packed documents: `documents` are ids [rows, tokens]; where they change, the sta
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -48,10 +49,24 @@ def state_space_scan(
     documents: Tensor | None = None,
 ) -> Tensor:
     """Return the same as state_space.state_space_scan; every document starts from a zero state."""
-    if documents is None and not runs(x, b, c):
-        return torch_scan(x, dt, a, b, c, skip, bias, softplus, limits)
+    if not runs(x, b, c):
+        return _by_document(x, dt, a, b, c, skip, bias, softplus, limits, documents=documents)
     out: Tensor = _scan(x, dt, a, b, c, skip, bias, documents, softplus, *limits)
     return out
+
+
+def _by_document(
+    x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, *more: Any, documents: Tensor | None
+) -> Tensor:
+    """Run torch operations on each document alone."""
+    if documents is None:
+        return torch_scan(x, dt, a, b, c, *more)
+    rows = []
+    for row, ids in enumerate(documents.cpu()):
+        ends = [0, *(ids.diff().nonzero().flatten() + 1).tolist(), len(ids)]
+        parts = [[one[row : row + 1, i:j] for one in (x, dt, b, c)] for i, j in pairwise(ends)]
+        rows.append(torch.cat([torch_scan(*part[:2], a, *part[2:], *more) for part in parts], 1))
+    return torch.cat(rows)
 
 
 def runs(x: Tensor, b: Tensor, c: Tensor) -> bool:
@@ -150,7 +165,7 @@ def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
     return other if tensor is None else tensor.contiguous()
 
 
-def _segments(documents: Tensor | None) -> Tensor | None:
+def number_documents(documents: Tensor | None) -> Tensor | None:
     """Return the number of the document of each token in its row."""
     if documents is None:
         return None
@@ -192,7 +207,7 @@ def _scan_forward(
     low: float,
     high: float,
 ) -> Tensor:
-    sizes, segments = _sizes(x, b), _segments(documents)
+    sizes, segments = _sizes(x, b), number_documents(documents)
     tiles = _tiles(sizes)
     steps = _steps(sizes, dt, a, bias, segments, softplus, (low, high), backward=False)
     states = _states(sizes, x, b, steps, reverse=False)
@@ -231,7 +246,7 @@ def _scan_backward_impl(
     high: float,
 ) -> Gradients:
     """Return the gradients of x, dt, a, b, c, skip and bias."""
-    sizes, segments = _sizes(x, b), _segments(documents)
+    sizes, segments = _sizes(x, b), number_documents(documents)
     tiles, rows = _tiles(sizes), x.shape[0]
     steps = _steps(sizes, dt, a, bias, segments, softplus, (low, high), backward=True)
     states = _states(sizes, x, b, steps, reverse=False)
@@ -254,8 +269,8 @@ def _scan_backward_impl(
         *(*sizes, *gradient.stride(), *x.stride(), *b.stride(), *c.stride()),
         SKIP=skip is not None,
         PACKED=segments is not None,
-        num_warps=8,
-        num_stages=1,
+        num_warps=4,
+        num_stages=_stages(tiles),
         **settings,
     )
     launch(

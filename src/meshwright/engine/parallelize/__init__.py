@@ -123,7 +123,8 @@ def parallelize(
 
 def normalize_modules(stage: Stage, recipe: Recipe, device_type: str) -> None:
     """Apply what every layout needs: parameters that can be sharded, isolated documents, memory-saving operations."""
-    use_chunked_scans(stage, scan_kernel(recipe.kernels, device_type), required=recipe.kernels.scan != "auto")
+    kernel = scan_kernel(recipe.kernels, device_type, recipe.precision.compute)
+    use_chunked_scans(stage, kernel, required=recipe.kernels.scan != "auto")
     fuse_gated_norms(stage)
     for layer in stage.layers.values():
         split_fused_params(layer)

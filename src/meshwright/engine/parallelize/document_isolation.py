@@ -2,8 +2,8 @@
 
 Attention isolates documents by its mask. Mixers have no mask: their convolution and their state would leak into the
 next document. So every document becomes a row of its own, padded at its end, where a causal mixer does not look. Rows
-of similar length run together; at most half of the computed tokens are padding. The kernels of fla take the boundaries
-of documents instead, and nothing is padded.
+of similar length run together; at most half of the computed tokens are padding. The kernels of fla and ours in Triton
+take document ids instead, and nothing is padded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from meshwright.engine.data.mock import typical_documents
 from meshwright.engine.kernels.device_caps import is_dry
-from meshwright.engine.kernels.scan_patch import FlaScan
+from meshwright.engine.kernels.scan_patch import PackedScan
 from meshwright.engine.mesh import GroupInfo
 from meshwright.engine.parallelize.tp_plan import tp_module_of
 from meshwright.engine.patching import Patch, apply
@@ -35,7 +35,7 @@ def isolate_documents(layer: nn.Module) -> None:
     for module in list(layer.modules()):
         plan = tp_module_of(module)
         if plan is not None and plan.mixes_tokens:
-            apply(module, DocumentBoundaries if isinstance(module, FlaScan) else DocumentIsolation)
+            apply(module, DocumentBoundaries if isinstance(module, PackedScan) else DocumentIsolation)
 
 
 def isolates_documents(layer: nn.Module) -> bool:
