@@ -77,6 +77,10 @@ class Job(msgspec.Struct, frozen=True):
         why = f"{engine} runs {old} with a full model on every GPU only" if has else f"the equivalent in {engine}"
         text = f"layout.strategy {old} → {new}: {why}"
         moved = () if old == new else (Assumption("layout.strategy", new, text),)
+        held, kept = self.recipe.precision.master, self.on(engine).precision.master
+        if held != kept:
+            text = f"precision.master {held} → {kept}: {engine} keeps the weights that its optimizer updates in {kept}"
+            moved = (*moved, Assumption("precision.master", kept, text))
         listed = self.on(engine).layout.stage_layers
         if listed != self.recipe.layout.stage_layers:
             shown = ",".join(map(str, listed))

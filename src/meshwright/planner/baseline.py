@@ -189,17 +189,25 @@ def with_engine_strategy(recipe: Recipe, engine: str) -> Recipe:
 
 
 def moved_to(recipe: Recipe, engine: str) -> Recipe:
-    """Return a recipe that was made for another engine with this engine's equivalent of its strategy.
+    """Return a recipe that was made for another engine with this engine's equivalents.
 
-    That is another one if the engine does not have it, or not with the recipe's degrees.
+    The strategy is another one if the engine does not have it, or not with the recipe's degrees; the format of the
+    weights that the optimizer updates is another one if the engine refuses the recipe's.
     """
-    found = with_engine_strategy(recipe, engine)
+    found = _with_engine_master(with_engine_strategy(recipe, engine), engine)
     layout, known = found.layout, executed_values("strategy", engine)
     limits = [name for name in limited_fields(layout.strategy, engine) if getattr(layout, name) not in (1, False)]
     if not known or (layout.strategy in known and not limits):
         return found
     equivalent = ENGINE_STRATEGY.get(engine, "fsdp2")
     return msgspec.structs.replace(found, layout=msgspec.structs.replace(found.layout, strategy=equivalent))
+
+
+def _with_engine_master(recipe: Recipe, engine: str) -> Recipe:
+    known = executed_values("master", engine)
+    if not known or recipe.precision.master in known:
+        return recipe
+    return msgspec.structs.replace(recipe, precision=msgspec.structs.replace(recipe.precision, master=known[0]))
 
 
 def with_listed_stages(recipe: Recipe, model: ModelSpec, source: str, engine: str) -> Recipe:

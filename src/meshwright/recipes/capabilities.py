@@ -516,6 +516,16 @@ CAPABILITIES: tuple[Capability, ...] = (
         why={"meshwright": "this optimizer has a format of its own: 8 bits with scales (adamw8bit), or fp32"},
     ),
     Capability(
+        field="master",
+        name="weights that the optimizer updates, in bf16",
+        runs={"megatron": ("fp32",)},
+        applies=lambda c: c.offload != "optimizer",
+        where="unless the optimizer is offloaded",
+        rule="precision.master-supported",
+        symptom="RuntimeError: FusedAdam only supports fp32/fp16 master weights",
+        cause="its precision-aware optimizer is Transformer Engine's FusedAdam, which keeps them in fp32 or fp16",
+    ),
+    Capability(
         field="optimizer_name",
         name="optimizers",
         runs={

@@ -382,6 +382,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "precision.fp16-fsdp2": ({"engine": "megatron", "compute": "fp16"}, {"strategy": "zero1"}),
     "precision.fp16": ({"compute": "fp16"}, {"compute": "bf16"}),
     "precision.bf16-master": ({"master": "bf16"}, {"master": "fp32"}),
+    "precision.master-supported": ({"engine": "megatron", "strategy": "zero1", "master": "bf16"}, {"master": "fp32"}),
     "precision.no-fp32-master": ({"engine": "kempnerforge"}, {"master": "bf16", "moments": "bf16"}),
     "precision.bf16-moments": ({"engine": "megatron", "moments": "bf16"}, {"strategy": "zero1"}),
     "precision.bf16-reduction": ({"on": cluster(256), "reduce": "bf16"}, {"on": MANY}),

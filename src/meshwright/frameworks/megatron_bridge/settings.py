@@ -191,7 +191,11 @@ def _adjusted(
         found["model.mtp_num_layers"] = 1
     if recipe.data.packing and recipe.data.seq_length != base.data.seq_length:
         found["dataset.offline_packing_specs.packed_sequence_size"] = recipe.data.seq_length
-    narrow = "bf16" in (recipe.precision.moments, recipe.precision.master)
+    if recipe.precision.master == "bf16" and recipe.layout.offload != "optimizer":
+        found.pop("optimizer.main_params_dtype", None)
+        reason = "Transformer Engine's FusedAdam keeps master weights in fp32 or fp16: they stay in fp32"
+        unmapped["precision.master"] = UnmappedField("precision.master", "bf16", reason)
+    narrow = recipe.precision.moments == "bf16" or "optimizer.main_params_dtype" in found
     if (narrow or "optimizer.main_grads_dtype" in found) and not aware:
         found["optimizer.use_precision_aware_optimizer"] = True
     if recipe.checkpoint.milestone_every and "checkpoint.most_recent_k" in found:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -28,8 +29,10 @@ from meshwright.frameworks.model_match import model_path
 from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import Mamba2, ModelSpec, has_other_weights
 from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups, groups_of
+from meshwright.recipes.key_maps.megatron_bridge_composite_keys import SFT_DATASETS, dataset_keys
 from meshwright.recipes.types import Recipe
 
+HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w-]*")
 SCRIPT = "scripts/training/run_recipe.py"
 CHECKPOINT = "checkpoint.pretrained_checkpoint"
 CHECKPOINT_VARIABLE = "CONVERTED_CHECKPOINT"
@@ -73,6 +76,7 @@ def _write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clus
     elif recipe.checkpoint.pretrained:
         notes.append(f"{recipe.checkpoint.pretrained} must be a converted checkpoint ({CHECKPOINT})")
     notes += random_data_notes(recipe, "--dataset mock")
+    notes += _hub_data_notes(recipe)
     if row is None:
         return _as_python(framework, bridge_recipe, model, cluster, notes)
     changes = recipe_overrides(bridge_recipe, model, cluster, row)
@@ -83,6 +87,19 @@ def _write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clus
             framework, recipe, row.name if not row.aliases else row.aliases[0], changes, model
         )
     return ExportedConfig(framework.name, files, program_of(argv, recipe, model), changes.unmapped, tuple(notes))
+
+
+def _hub_data_notes(recipe: Recipe) -> Iterator[str]:
+    """Yield that a dataset of the Hugging Face hub is not the folder that Megatron-Bridge reads."""
+    folder = None if recipe.benchmark else dataset_keys(recipe).get("dataset.dataset_root")
+    if folder is None or not HUB_NAME.fullmatch(folder):
+        return
+    preset = folder.rpartition("/")[2].lower()
+    instead = f", or start with --dataset {preset}" if preset in SFT_DATASETS else ""
+    yield (
+        f"dataset.dataset_root={folder} must be a folder with training.jsonl and validation.jsonl: write the samples of "
+        f"a dataset of the Hugging Face hub there and give data.dataset=FOLDER{instead}"
+    )
 
 
 def program_of(argv: list[str], recipe: Recipe, model: ModelSpec) -> Program:

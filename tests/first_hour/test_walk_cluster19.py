@@ -1,0 +1,81 @@
+"""A cluster of 256 H100: what moves from AutoModel to Megatron-Bridge, prices, job scripts and the words for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SFT = """\
+step_scheduler:
+  global_batch_size: 64
+  local_batch_size: 1
+  ckpt_every_steps: 200
+  num_epochs: 2
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: meta-llama/Llama-3.3-70B-Instruct
+  torch_dtype: bfloat16
+distributed:
+  _target_: nemo_automodel.components.distributed.fsdp2.FSDP2Manager
+  tp_size: 4
+  cp_size: 1
+  sequence_parallel: true
+loss_fn:
+  _target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy
+dataset:
+  _target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset
+  dataset_name: rajpurkar/squad
+  split: train
+packed_sequence:
+  packed_sequence_size: 8192
+optimizer:
+  _target_: torch.optim.AdamW
+  lr: 1.0e-5
+"""
+
+
+@pytest.fixture
+def sft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("sft70b.yaml").write_text(SFT)
+    return "sft70b.yaml"
+
+
+def test_a_plan_for_megatron_keeps_master_weights_in_fp32(meshwright: Any, sft: str) -> None:
+    words = ("--gpus", "4x8xH100")
+    plan = meshwright("recommend", sft, *words, "--engine", "megatron", "--save", "sized.toml")
+    assert plan.code == 0
+    assert "precision.master bf16 → fp32: megatron keeps the weights that its optimizer updates in fp32" in plan.out
+    written = meshwright("export", "sized.toml", "--to", "megatron-bridge", *words)
+    assert written.code == 0
+    assert "main_params_dtype" not in written.out
+
+
+def test_an_export_says_that_master_weights_stay_in_fp32_and_that_a_hub_name_is_no_folder(
+    meshwright: Any, sft: str
+) -> None:
+    written = meshwright("export", sft, "--to", "megatron-bridge", "--gpus", "32xH100")
+    assert "main_params_dtype" not in written.out
+    assert "precision.master bf16 → fp32" in written.out + written.err
+    note = "dataset.dataset_root=rajpurkar/squad must be a folder with training.jsonl and validation.jsonl"
+    assert note in written.out + written.err
+
+
+def test_bf16_master_weights_of_a_megatron_bridge_file_are_an_error(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = (
+        "import torch",
+        "from megatron.bridge.recipes import llama31_70b_sft_config",
+        "cfg = llama31_70b_sft_config()",
+        "cfg.optimizer.use_precision_aware_optimizer = True",
+        "cfg.optimizer.main_params_dtype = torch.bfloat16",
+    )
+    Path("override.py").write_text("\n".join(lines) + "\n")
+    found = meshwright("check", "override.py", "--gpus", "32xH100")
+    assert found.code == 1
+    assert "override.py:5 megatron does not support master=bf16" in found.out
+    assert "optimizer.main_params_dtype=float32" in found.out
