@@ -75,8 +75,16 @@ def prices_for(request: requests.Size, questions: Sequence[Question]) -> tuple[l
     if len(missing) == len(names):
         raise _no_price(request.price, missing)
     found = [
-        price_for(msgspec.structs.replace(request, price=None) if name in missing else request, one)
+        price_for(_without_price(request, one) if name in missing else request, one)
         for name, one in zip(names, questions, strict=True)
     ]
     unpriced = [name for name, price in zip(names, found, strict=True) if price is None and name in missing]
-    return found, [f"--price has none for {', '.join(unpriced)}: without cost"] if unpriced else []
+    fix = ",".join(f"{name}=PRICE" for name in unpriced)
+    note = f"--price has none for {', '.join(unpriced)}: without cost; {fix} adds it"
+    return found, [note] if unpriced else []
+
+
+def _without_price(request: requests.Size, question: Question) -> requests.Size:
+    """Return the request for a type that --price does not name: the currency then is that of a cluster file's price."""
+    currency = None if question.cluster.price is None else request.currency
+    return msgspec.structs.replace(request, price=None, currency=currency)

@@ -97,8 +97,8 @@ def _hub_data_notes(recipe: Recipe) -> Iterator[str]:
     preset = folder.rpartition("/")[2].lower()
     instead = f", or start with --dataset {preset}" if preset in SFT_DATASETS else ""
     yield (
-        f"dataset.dataset_root={folder} must be a folder with training.jsonl and validation.jsonl: write the samples of "
-        f"a dataset of the Hugging Face hub there and give data.dataset=FOLDER{instead}"
+        f"dataset.dataset_root={folder} must be a folder with training.jsonl and validation.jsonl: write the "
+        f"samples of a dataset of the Hugging Face hub there and give data.dataset=FOLDER{instead}"
     )
 
 
