@@ -26,13 +26,16 @@ from meshwright.planner.baseline import Baseline, baseline_for
 from meshwright.planner.faster_step import fast_values
 from meshwright.planner.plan import Option, Question
 from meshwright.planner.search import (
+    COSTS_LITTLE,
     LEVER_NAMES,
+    MAY_NOT_FIT,
     Candidate,
     ScoredBatch,
     as_overrides,
     best,
     changed_values,
     choose,
+    grown,
     score,
     scored_layouts,
 )
@@ -52,6 +55,8 @@ MOST_HOST_GIB = 2048  # host memory per GPU beyond which no node is sold
 WORTH = 0.8  # of the step time of a plan that fits on the GPUs; another change must be that much faster
 SLOW = 1.5  # times the step time with unlimited memory: host memory may be faster
 GOOD_MFU = 0.35  # above it, host memory gains little
+GROWS_UP_TO = 2.0  # times the fastest step time with a small micro batch: degrees for which larger ones are tried
+MAX_GROWN = 64  # layouts with a small micro batch that decide which degrees those are
 COST_OF = {
     "chunked": "the loss computes logits chunk by chunk",
     "fused_linear": "the loss computes logits chunk by chunk",
@@ -139,17 +144,21 @@ def _is_supported(case: Case, name: str, value: Any) -> bool:
 
 
 def with_levers(case: Case, pinned: Mapping[str, Any], found: Candidate, offloads: bool = True) -> Candidate:
-    """Return the best layout with levers of layout kind if the one found leaves no headroom; else the one found.
+    """Return the best layout with levers of layout kind if the one found has no headroom or may not fit.
 
     Host memory is used if nothing else fits or if it is faster, and not at all without `offloads`.
     """
-    plain = found if found.has_headroom else _on_the_gpus(case, pinned, found)
+    sure = found.has_headroom and found.chance >= MAY_NOT_FIT
+    plain = found if sure else _on_the_gpus(case, pinned, found)
     return choose(faster_with_offload(case, pinned, plain), case) or plain if offloads else plain
 
 
 def _on_the_gpus(case: Case, pinned: Mapping[str, Any], found: Candidate) -> Candidate:
     """Return the best layout with levers that need no host memory; the one found if they do not help."""
-    batches = _batches(case, pinned, offloads=False)
+    batches = lever_layouts(case, pinned, offloads=False)
+    if found.has_headroom:  # but the error band of its estimate is wide
+        lean = choose(_surer_than(found, batches), case)
+        return found if lean is None else msgspec.structs.replace(lean, faster=found)
     lean = choose(batches, case)
     if lean is not None and lean.fits and (lean.has_headroom or not found.fits):
         return lean
@@ -164,7 +173,7 @@ def faster_with_offload(case: Case, pinned: Mapping[str, Any], plain: Candidate)
     """
     if plain.has_headroom and not _is_slow(case, pinned, plain):
         return []
-    batches = _batches(case, pinned, offloads=True)
+    batches = lever_layouts(case, pinned, offloads=True)
     if plain.has_headroom:
         kept = [batch.has_headroom & (batch.step_s <= WORTH * plain.step_s) for batch in batches]
     else:
@@ -179,6 +188,12 @@ def _is_slow(case: Case, pinned: Mapping[str, Any], plain: Candidate) -> bool:
     if float(costs.estimate(case.replace(**plain.layout)).mfu) > GOOD_MFU:
         return False
     return plain.step_s > SLOW * unlimited_s(case, pinned)
+
+
+def _surer_than(found: Candidate, batches: list[ScoredBatch]) -> list[ScoredBatch]:
+    """Return the layouts that fit at least probably and cost little more than one that may not fit."""
+    kept = [b.has_headroom & (b.chance >= MAY_NOT_FIT) & (b.step_s <= COSTS_LITTLE * found.step_s) for b in batches]
+    return [batch.rows(rows) for batch, rows in zip(batches, kept, strict=True) if rows.any()]
 
 
 def better_than(found: Candidate, batches: list[ScoredBatch]) -> list[ScoredBatch]:
@@ -221,11 +236,11 @@ def host_needed(case: Case) -> tuple[str, float] | None:
 
 def lever_batches(case: Case, pinned: Mapping[str, Any]) -> list[ScoredBatch]:
     """Return layouts with levers of layout kind, scored; those that use host memory only if no other fits."""
-    lean = _batches(case, pinned, offloads=False)
-    return lean if any(batch.fits.any() for batch in lean) else [*lean, *_batches(case, pinned, offloads=True)]
+    lean = lever_layouts(case, pinned, offloads=False)
+    return lean if any(batch.fits.any() for batch in lean) else [*lean, *lever_layouts(case, pinned, offloads=True)]
 
 
-def _batches(case: Case, pinned: Mapping[str, Any], offloads: bool, unchanged: bool = False) -> list[ScoredBatch]:
+def lever_layouts(case: Case, pinned: Mapping[str, Any], offloads: bool, unchanged: bool = False) -> list[ScoredBatch]:
     """Return layouts with and without a lever, scored; none if the state is too large for any of them."""
     if not _may_fit(case, offloads):
         return []
@@ -233,10 +248,33 @@ def _batches(case: Case, pinned: Mapping[str, Any], offloads: bool, unchanged: b
     tried = [case, *changed] if unchanged and not offloads else changed
     found: list[ScoredBatch] = []
     for space in _lever_spaces(case, pinned):
-        found = [*(() if pinned else found), *_scored_in(tried, pinned, space)]
+        scored = _scored_in(tried, pinned, space)
+        found = [*(() if pinned else found), *(batch for batches in scored.values() for batch in batches)]
         if any(batch.fits.any() for batch in found):
-            break
+            limit_s = _promising_s(found)
+            more = (_grown(tried[place], pinned, space, batches, limit_s) for place, batches in scored.items())
+            return [*found, *(batch for batches in more for batch in batches)]
     return found
+
+
+def _promising_s(batches: list[ScoredBatch]) -> float:
+    """Return the step time up to which degrees may be the fastest with other micro batches: those of few layouts."""
+    timed = np.sort(np.concatenate([batch.step_s for batch in batches]))
+    return float(min(GROWS_UP_TO * timed[0], timed[min(MAX_GROWN, len(timed)) - 1]))
+
+
+def _grown(
+    case: Case, pinned: Mapping[str, Any], space: Space, batches: list[ScoredBatch], limit_s: float
+) -> list[ScoredBatch]:
+    """Return the layouts of a case with larger micro batches, scored once."""
+    known, key = case.cached(_known_grown), (repr(sorted(pinned.items())), space, limit_s)
+    if key not in known:
+        known[key] = list(grown(case, pinned, space, batches, limit_s))
+    return known[key]
+
+
+def _known_grown(case: Case) -> dict[tuple[str, Space, float], list[ScoredBatch]]:
+    return {}
 
 
 def _lever_spaces(case: Case, pinned: Mapping[str, Any]) -> tuple[Space, ...]:
@@ -282,15 +320,18 @@ def fits_with_levers(case: Case, pinned: Mapping[str, Any], offloads: bool) -> b
     return any(batch.fits.any() for batch in found)
 
 
-def _scored_in(tried: list[Case], pinned: Mapping[str, Any], space: Space) -> list[ScoredBatch]:
-    """Return the layouts of all cases, scored; if none fits that reduces gradients in every micro batch, only those."""
+def _scored_in(tried: list[Case], pinned: Mapping[str, Any], space: Space) -> dict[int, list[ScoredBatch]]:
+    """Return the layouts by place of their case, scored.
+
+    If none fits that reduces gradients in every micro batch, only those.
+    """
     lean = [place for place, one in enumerate(tried) if not one.defer_grad_sync and reduction_saves_memory(one)]
     found = {place: _scores(tried[place], pinned, space) for place in lean}
     batches = [batch for place in lean for batch in found[place]]
     if batches and not any(batch.fits.any() for batch in batches):
-        return batches
+        return found
     found |= {place: _scores(one, pinned, space) for place, one in enumerate(tried) if place not in found}
-    return [batch for place in range(len(tried)) for batch in found[place]]
+    return {place: found[place] for place in range(len(tried))}
 
 
 def _for_cluster(space: Space, case: Case) -> Space:
@@ -415,7 +456,7 @@ def _first_fitting(variants: list[Variant], asked: Asked, below_s: float) -> Opt
     for offloads in (False, True) if below_s == np.inf else (False,):
         for variant in variants:
             case = variant.baseline.case
-            found = choose(_batches(case, variant.baseline.pinned, offloads, unchanged=True), case)
+            found = choose(lever_layouts(case, variant.baseline.pinned, offloads, unchanged=True), case)
             if found is not None and found.fits and found.step_s < below_s:
                 return _option("contract", variant, _as_recommended(variant.baseline, found, offloads), asked)
     return None

@@ -25,6 +25,7 @@ from meshwright.planner.missing_fixes import note_no_layout_fix
 from meshwright.planner.plan import Change, Contradiction, Match, Plan, Question, Suggestion
 from meshwright.planner.published import keeps_recipe_layout, published_layout
 from meshwright.planner.repair import contradiction, error_messages
+from meshwright.planner.rivals import with_fastest_degrees
 from meshwright.planner.scaling import divisible_batches, suggestions
 from meshwright.planner.search import (
     LAYOUT_NAMES,
@@ -117,7 +118,9 @@ def with_replanned(plan: Plan, other: Plan) -> Plan:
 
 def _search(baseline: Baseline) -> _Found | None:
     found = best(baseline.case, baseline.pinned)
-    return None if found is None else _Found(found, with_levers(baseline.case, baseline.pinned, found))
+    if found is None:
+        return None
+    return _Found(found, with_fastest_degrees(baseline, with_levers(baseline.case, baseline.pinned, found)))
 
 
 def _planned(baseline: Baseline, found: _Found | None, overrides: Sequence[str], advised: bool = True) -> Plan:

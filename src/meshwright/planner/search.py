@@ -14,12 +14,14 @@ from meshwright.planner.space import (
     COARSE_SPACE,
     DEFAULT_SPACE,
     FULL_SPACE,
+    GROWN_SPACE,
     QUICK_SPACE,
     Space,
     candidates,
     degrees,
     legal_degrees,
     with_options,
+    with_pins,
 )
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
@@ -75,6 +77,7 @@ class Candidate(msgspec.Struct, frozen=True):
     total_gib: float
     fits: bool
     has_headroom: bool  # for an estimate error
+    chance: float = 1.0  # that it fits, given the error band of the estimate
     faster: Candidate | None = None  # one that may not fit, passed over for this one
 
 
@@ -104,9 +107,8 @@ class ScoredBatch(msgspec.Struct, frozen=True):
         """Return one layout of the batch."""
         alone = self.case.rows(i)
         layout = {name: getattr(alone, name) for name in SEARCHED_NAMES}
-        return Candidate(
-            layout, float(self.step_s[i]), float(self.total_gib[i]), bool(self.fits[i]), bool(self.has_headroom[i])
-        )
+        numbers = float(self.step_s[i]), float(self.total_gib[i])
+        return Candidate(layout, *numbers, bool(self.fits[i]), bool(self.has_headroom[i]), float(self.chance[i]))
 
 
 def score(
@@ -213,6 +215,24 @@ def scored_layouts(case: Case, pinned: Mapping[str, Any], ignoring: Container[st
     return [batch for batches in (*coarse, *found) for batch in batches]
 
 
+def grown(
+    case: Case, pinned: Mapping[str, Any], space: Space, batches: Iterable[ScoredBatch], limit_s: float
+) -> Iterator[ScoredBatch]:
+    """Yield the layouts of GROWN_SPACE that a space lacks, for the degrees of those that are faster than the limit."""
+    fast = [degree_keys(batch.case)[batch.step_s <= limit_s] for batch in batches]
+    keys, known = np.concatenate(fast or [np.zeros(0, np.int64)]), with_pins(space, pinned)
+    for bare in legal_degrees(case, space, pinned) if len(keys) else ():
+        rows = np.isin(degree_keys(bare), keys)
+        if not rows.any():
+            continue
+        larger = with_options(bare.rows(rows), GROWN_SPACE, pinned)
+        tried = np.isin(larger.micro_batch_size, known.micro_batches) & np.isin(larger.recompute, known.recompute)
+        if case.defer_grad_sync != case.recipe.layout.defer_grad_sync:
+            tried |= larger.accumulation == 1  # both values run the same
+        if not tried.all():
+            yield from _scored(larger.rows(~tried), pinned, ())
+
+
 def any_fits(case: Case, pinned: Mapping[str, Any]) -> bool:
     """Return whether one of `scored_layouts` fits, without step times."""
     places = list(legal_degrees(case, FULL_SPACE, pinned))
@@ -252,15 +272,15 @@ def _memory(batch: ScoredBatch) -> Any:
 
 def _per_degree(bare: Case, batches: list[ScoredBatch], value: Callable[[ScoredBatch], Any]) -> Any:
     """Return the least value of the layouts of each row of degrees."""
-    least, keys = np.full(len(bare.tp), np.inf), _degree_keys(bare)
+    least, keys = np.full(len(bare.tp), np.inf), degree_keys(bare)
     order = np.argsort(keys)
     for batch in batches:
-        rows = order[np.searchsorted(keys[order], _degree_keys(batch.case))]
+        rows = order[np.searchsorted(keys[order], degree_keys(batch.case))]
         np.minimum.at(least, rows, value(batch))
     return least
 
 
-def _degree_keys(case: Case) -> Any:
+def degree_keys(case: Case) -> Any:
     """Return one integer per row that identifies tp, pp, cp and ep."""
     tp, pp, cp, ep = (np.asarray(column, dtype=np.int64) for column in (case.tp, case.pp, case.cp, case.ep))
     return ((tp << 16 | pp) << 16 | cp) << 16 | ep
@@ -298,7 +318,7 @@ def preferred(batches: list[ScoredBatch]) -> list[Any]:
 
 
 def surer(batches: list[ScoredBatch], allowed: list[Any]) -> list[Any] | None:
-    """Return where layouts fit for sure and cost little, if the fastest allowed one may not fit; else None."""
+    """Return where layouts fit for sure, or probably, and cost little, if the fastest allowed one may not fit."""
     pairs = list(zip(batches, allowed, strict=True))
     step_s, chance = min(
         (float(b.step_s[i]), -float(b.chance[i]))
@@ -308,8 +328,11 @@ def surer(batches: list[ScoredBatch], allowed: list[Any]) -> list[Any] | None:
     )
     if -chance >= MAY_NOT_FIT:
         return None
-    masks = [mask & (b.chance >= SURELY_FITS) & (b.step_s <= COSTS_LITTLE * step_s) for b, mask in pairs]
-    return masks if any(mask.any() for mask in masks) else None
+    for least in (SURELY_FITS, MAY_NOT_FIT):
+        masks = [mask & (b.chance >= least) & (b.step_s <= COSTS_LITTLE * step_s) for b, mask in pairs]
+        if any(mask.any() for mask in masks):
+            return masks
+    return None
 
 
 def _fastest(batches: list[ScoredBatch], allowed: list[Any], case: Case) -> Candidate:

@@ -65,6 +65,12 @@ LEVER_SPACE = Space(
 )
 """The space next to a lever that saves memory: only options that need little of it."""
 
+GROWN_SPACE = msgspec.structs.replace(
+    LEVER_SPACE, micro_batches=(*FULL_SPACE.micro_batches, 32, 64), recompute=FULL_SPACE.recompute
+)
+"""The space of the fastest degrees next to a lever: state in host memory is copied once per micro batch, so that large
+micro batches gain more than elsewhere."""
+
 FREE_SPACE = Space(micro_batches=(1, 2), recompute=("none",), schedules=(("1f1b", (1,)),), offloads=(), uneven=False)
 """The space of the fastest layout if memory were unlimited."""
 

@@ -1,0 +1,49 @@
+"""The search next to levers that save memory: micro batches of layouts in host memory, and layouts that surely fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+OFFLOADED = [
+    ("qwen3-8b", "1xH100"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "1xH100"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "1xA100-80"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "2xL40S"),
+    ("qwen3-8b", "2xL40S"),
+    ("qwen3-32b", "4xH100"),
+    ("qwen3-30b-a3b", "8xA100-40"),
+]
+
+
+@pytest.mark.parametrize(("model", "gpus"), OFFLOADED)
+def test_no_other_micro_batch_of_an_offloaded_plan_is_faster(meshwright: Any, model: str, gpus: str) -> None:
+    words = ("recommend", model, "--gpus", gpus, "--goal", "sft")
+    plan = meshwright(*words, "--json").json
+    assert plan["layout"]["offload"] == "optimizer"
+    size = plan["layout"]["micro_batch_size"]
+    for other in {max(size // 2, 1), size * 2} - {size}:
+        tried = meshwright(*words, f"layout.micro_batch_size={other}", "--json").json
+        faster = tried["estimate"]["step_s"] < 0.97 * plan["estimate"]["step_s"]
+        errors = [one for one in tried["findings"] if one["severity"] == "error"]
+        assert errors or not tried["estimate"]["fits"] or not faster
+
+
+def test_large_micro_batches_are_ranked_too(meshwright: Any) -> None:
+    ranked = meshwright("plan", "qwen3-8b", "--gpus", "1xH100", "--goal", "sft", "--top", "5", "--json").json["plans"]
+    recommended = meshwright("recommend", "qwen3-8b", "--gpus", "1xH100", "--goal", "sft", "--json").json
+    assert max(one["layout"]["micro_batch_size"] for one in ranked) > 8
+    assert recommended["estimate"]["step_s"] <= 1.03 * min(one["estimate"]["step_s"] for one in ranked)
+
+
+def test_a_leaner_loss_is_chosen_over_a_layout_that_may_not_fit(meshwright: Any) -> None:
+    words = ("recommend", "qwen3_8b", "--gpus", "1xRTX4090", "--goal", "peft", "data.seq_length=4096")
+    words = (*words, "train.global_batch_size=16", "peft.method=lora", "peft.rank=32", "peft.alpha=16.0")
+    found = meshwright(*words, "--json").json
+    assert not [one for one in found["findings"] if one["rule"] == "memory.tight"]
+    text = meshwright(*words).out
+    assert "probably fits" in text
+    assert "kernels.loss=fused_linear" in text
+    typed = meshwright(*words, "kernels.loss=vocab_parallel", "--json").json  # what the user typed stays
+    assert typed["estimate"]["step_s"] <= found["estimate"]["step_s"] < 1.1 * typed["estimate"]["step_s"]
