@@ -317,7 +317,9 @@ def _notes(imported: ImportedRecipe, known: bool, open_fields: Sequence[str]) ->
 
     run_time = [field for field in open_fields if field not in imported.unknown_fields]
     if imported.model is None:
-        yield "the file does not name its model: architecture and memory were not checked (--model NAME)"
+        named = imported.named_model
+        what = f"{named} is not in the catalogue" if named else "the file does not name its model"
+        yield f"{what}: architecture and memory were not checked (--model {'./config.json' if named else 'NAME'})"
     elif imported.unknown_fields:
         example = examples((*imported.unknown_fields, *run_time))
         yield f"the training program sets some fields: memory is checked if you pass them, e.g. {example}"

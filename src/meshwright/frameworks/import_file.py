@@ -80,7 +80,7 @@ def import_file(
     spec = None if model is None else model[0]
     settings = import_recipe(framework, content, spec, list(overrides), goal)
     if settings.model is None:
-        unknown = _named_model(settings)
+        unknown = settings.named_model
         reason = f"{content.path} does not name its model, or not one of known shape"
         if unknown:
             reason = f"{content.path} trains {unknown}, which is not in the catalogue: name its config.json or folder"
@@ -119,19 +119,6 @@ def _named_recipe(
     if named.name == UNNAMED or not _NAME.fullmatch(named.name):
         named = msgspec.structs.replace(named, name=Path(path).stem)
     return referring(_without_irrelevant(named, model), settings, given)
-
-
-NAMES = ("pretrained_model_name_or_path", "hf_model_id", "name_or_path")
-
-
-def _named_model(settings: ImportedRecipe) -> str:
-    """Return the model that a file names, by a Hugging Face id or as torchtitan does; empty if it names none."""
-    found = settings.parsed.settings
-    for key, setting in found.items():
-        if key.startswith("model") and key.rsplit(".", 1)[-1] in NAMES and not setting.unresolved:
-            return str(setting.value)
-    parts = [str(found[key].value) for key in ("model.name", "model.flavor") if key in found]
-    return " ".join(parts) if len(parts) == 2 else ""
 
 
 def referring(recipe: Recipe, settings: ImportedRecipe, given: str | None = None) -> tuple[Recipe, bool]:

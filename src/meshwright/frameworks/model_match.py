@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,17 @@ from meshwright.errors import InputError
 from meshwright.models import ModelSpec, catalogue_name, find, find_by_shape, is_path, spec_from_config
 from meshwright.recipes.types import Recipe
 
+QUANTIZED = re.compile(r"-(unsloth-)?bnb-4bit$")  # hub ids of a model's weights in 4 bits
+
 
 def find_model(text: str) -> ModelSpec | None:
     """Return the catalog model with this name or Hugging Face id, or None; never opens a file."""
     if not text or text.startswith((".", "/", "~")) or text.endswith((".json", ".yaml", ".toml")):
         return None
-    try:
-        return find(catalogue_name(text) or text)  # the shape: another hub id is its weights
-    except InputError:
-        return None
+    for name in dict.fromkeys((text, QUANTIZED.sub("", text))):
+        with suppress(InputError):
+            return find(catalogue_name(name) or name)  # the shape: another hub id is its weights
+    return None
 
 
 def find_local_model(text: str) -> tuple[ModelSpec | None, str]:

@@ -28,7 +28,7 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
     "accelerate": {
         "yaml": ("distributed_type", "compute_environment"),
         "shell": ("accelerate", "per_device_train_batch_size", "num_train_epochs"),
-        "python": ("TrainingArguments(", "SFTConfig("),
+        "python": ("TrainingArguments(", "SFTConfig(", "SFTTrainer("),
     },
 }
 """File formats of each framework, with texts of which each of its files contains at least one (empty: no such text).
@@ -96,7 +96,9 @@ def require_framework(content: Content, name: str) -> Framework:
 def _readers(content: Content) -> list[str]:
     """Return the frameworks that read files of this format, and of a script those that find their command in it."""
     names = [name for name in NAMES if content.format in FORMATS[name]]
-    return [name for name in names if _parses(name, content)] if content.format == "shell" else [*names, "meshwright"]
+    if content.format in ("shell", "python"):  # our own files are neither
+        return [name for name in names if _parses(name, content)]
+    return [*names, "meshwright"]
 
 
 def _parses(name: str, content: Content) -> bool:

@@ -27,6 +27,9 @@ GPUS_PER_NODE = 8
 INT_CANDIDATES = (1, 2, 4, 8, 16, 64, 512)
 EXTRA_CANDIDATES = {"data.seq_length": (131_072,)}
 WARMUP = "schedule.warmup_steps"
+MODEL_KEYS = ("pretrained_model_name_or_path", "hf_model_id", "name_or_path")
+MODEL_ARGUMENTS = ("model_name_or_path", "model_name", "model", "pretrained_model_name_or_path")
+"""Arguments of programs that name their model."""
 _SIZE_FIELDS = tuple(f"architecture.{name}" for name in Architecture.__struct_fields__ if name not in NUMBERS)
 
 
@@ -47,6 +50,19 @@ class ImportedRecipe(msgspec.Struct, frozen=True):
         """The warmup as a share of the steps, which an override may set; 0 if it is a number of steps."""
         stated = WARMUP in self.typed or WARMUP in self.mapped.source_keys
         return 0.0 if stated else self.parsed.program.warmup_share
+
+    @property
+    def named_model(self) -> str:
+        """The model that the file names, by a Hugging Face id or as torchtitan does; empty if it names none."""
+        found = self.parsed.settings
+        for key, setting in found.items():
+            if key.startswith("model") and key.rsplit(".", 1)[-1] in MODEL_KEYS and not setting.unresolved:
+                return str(setting.value)
+        given = [one for name, one in self.parsed.program.given.items() if name in MODEL_ARGUMENTS]
+        if given and not given[0].unresolved and isinstance(given[0].value, str):
+            return given[0].value
+        parts = [str(found[key].value) for key in ("model.name", "model.flavor") if key in found]
+        return " ".join(parts) if len(parts) == 2 else ""
 
     @property
     def engine(self) -> Engine:

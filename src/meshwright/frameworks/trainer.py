@@ -8,18 +8,30 @@ from typing import Any
 
 import msgspec
 
-from meshwright.errors import InputError
+from meshwright import file_access
+from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.model_match import find_model
-from meshwright.frameworks.trainer_fields import LISTS, TRAINER_DEFAULTS, default_length, is_trainer, read_arguments
+from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS
+from meshwright.frameworks.trainer_fields import (
+    LANGUAGE_MODELING,
+    LISTS,
+    TRAINER_DEFAULTS,
+    TRL_DEFAULTS,
+    TRL_LOSSES,
+    default_length,
+    is_trainer,
+    is_trl,
+    read_arguments,
+)
 from meshwright.frameworks.types import ProgramArguments, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Goal
 
 Arguments = Mapping[str, SourcedValue]
 """Program arguments by name, with underscores; a flag without a value is True."""
-MODELS = ("model_name_or_path", "model_name", "model", "pretrained_model_name_or_path")
+MODELS = MODEL_ARGUMENTS
 LENGTHS = ("max_seq_length", "model_max_length", "max_length", "cutoff_len", "block_size", "max_seq_len")
 ADAPTERS = ("use_peft", "use_lora", "lora_r", "lora_rank", "lora_alpha", "lora_enable", "peft", "load_in_4bit")
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16")  # read with the config
@@ -27,7 +39,6 @@ PROGRAM_ONLY = ("data.seq_length", "layout.recompute")
 """Recipe fields that only the program sets."""
 
 
-LANGUAGE_MODELING = "run_clm"  # transformers' examples, whose loss counts every token of a text
 PLACEHOLDER = "DATA"  # a dataset that only the program knows, as commands write it
 DEFAULTS = {"optimizer.lr": 5e-5, "schedule.min_lr": 0.0, "data.dataset": PLACEHOLDER}
 """Fine-tuning values assumed if neither the config nor an argument sets them."""
@@ -74,10 +85,11 @@ def is_on(args: Arguments, *names: str) -> bool:
     return any(name in args and args[name].value not in (False, "no", "none") for name in names)
 
 
-def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "") -> ProgramFields:
+def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "", trl: bool = False) -> ProgramFields:
     """Return the model, goal and recipe fields that a program's arguments set.
 
-    `fine_tuning`: the program fine-tunes though no argument names a model. `script` is its name.
+    `fine_tuning`: the program fine-tunes though no argument names a model. `script` is its name. `trl`: it constructs
+    TRL's arguments.
     """
     model = next((find_model(str(args[name].value)) for name in MODELS if name in args), None)
     tuned = is_on(args, *ADAPTERS) or str(getattr(args.get("finetuning_type"), "value", "")) == "lora"
@@ -89,17 +101,57 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "")
     length = next(((name, size) for name in LENGTHS if (size := as_int(args.get(name)))), None)
     if length:
         values["data.seq_length"], sources["data.seq_length"] = length[1], length[0]
+    is_open = not length and any(name in args and args[name].unresolved for name in LENGTHS)
+    open_fields = (*read.open_fields, *(("data.seq_length",) if is_open else ()))
     if "optimizer.lr" in values:
         values.setdefault("schedule.min_lr", 0.0)
     defaults: dict[str, Any] = {} if goal == "pretrain" else dict(DEFAULTS)
-    if Path(script).name.startswith(LANGUAGE_MODELING):
+    if Path(script).name.startswith(LANGUAGE_MODELING) or LANGUAGE_MODELING in args:
         defaults["data.train_on"] = "all"
+    trl = goal != "pretrain" and (trl or is_trl(args, script))
     if is_trainer(args):
-        defaults |= {key: value for key, value in TRAINER_DEFAULTS.items() if key not in read.open_fields}
+        own = {**TRAINER_DEFAULTS, **(TRL_DEFAULTS if trl else {})}
+        defaults |= {key: value for key, value in own.items() if key not in open_fields}
         defaults |= dict(default_length(values, read.open_fields))
-    unknown = tuple(key for key in PROGRAM_ONLY if key not in values)
+    elif trl:
+        defaults |= {key: value for key, value in TRL_DEFAULTS.items() if key not in open_fields}
+    if trl and "data.train_on" not in read.open_fields:
+        found = _tokens_in_trl_loss(args, values)
+        (values if any(name in args for name in TRL_LOSSES) else defaults)["data.train_on"] = found
+    unknown = tuple(key for key in PROGRAM_ONLY if key not in values and key not in defaults)
     read = msgspec.structs.replace(read, given=args, sources=sources)
-    return ProgramFields(model, goal, {**defaults, **values}, unknown, read, tuple(_notes(defaults, values, goal)))
+    notes = (*_notes(defaults, values, goal), *(_trl_notes(defaults) if trl else ()))
+    return ProgramFields(model, goal, {**defaults, **values}, unknown, read, notes)
+
+
+def _tokens_in_trl_loss(args: Arguments, values: Mapping[str, Any]) -> str:
+    """Return data.train_on as TRL has it: of prompts with completions the completions, of other data every token."""
+    if is_on(args, "assistant_only_loss"):
+        return "answers"
+    if "completion_only_loss" in args and args["completion_only_loss"].value in (True, False):
+        return "answers" if args["completion_only_loss"].value else "all"
+    return "answers" if _has_completions(values) else "all"
+
+
+def _has_completions(values: Mapping[str, Any]) -> bool:
+    """Return whether a local dataset has the columns prompt and completion."""
+    name = str(values.get("data.dataset", ""))
+    if not name or file_access.closed() or not Path(name).expanduser().exists():
+        return False
+    from meshwright.engine.data.files import find_rows
+
+    try:
+        return {"prompt", "completion"} <= set(find_rows(Path(name).expanduser(), "train", name).first())
+    except MeshwrightError:  # check of the data reports what is wrong with it
+        return False
+
+
+def _trl_notes(defaults: Mapping[str, Any]) -> Iterator[str]:
+    if defaults.get("data.train_on") == "all":
+        yield (
+            "TRL's loss counts every token of a conversation unless assistant_only_loss is set: data.train_on=all; "
+            "of a dataset with prompt and completion it counts the completions: write data.train_on=answers for one"
+        )
 
 
 def _notes(defaults: Mapping[str, Any], values: Mapping[str, Any], goal: Goal) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import PurePath
 from typing import Any
 
 from meshwright.errors import InputError
@@ -30,11 +31,20 @@ ENDS = {MIN_LR_SCHEDULE: ("min_lr", "min_lr_rate"), POLYNOMIAL: ("lr_end", ""), 
 POLYNOMIAL_END = 1e-7  # lr_end of transformers' function
 COMBINED = (*DATASETS, *STEPS, *EPOCHS, *WARMUPS, SHARE, *SAVES, *EVALUATIONS, SCHEDULE, SCHEDULE_OPTIONS)
 """Arguments that are read together."""
-OWN = ("deepspeed", "deepspeed_config", "do_train", "do_eval", "local_rank")  # name the config, or what is done
+LANGUAGE_MODELING = "run_clm"  # transformers' examples, whose loss counts every token of a text
+OWN = (
+    LANGUAGE_MODELING,
+    "deepspeed",
+    "deepspeed_config",
+    "do_train",
+    "do_eval",
+    "local_rank",
+)  # name the config, or what is done
 OFF = ("", "none", "no", "false", "null")
 NO_FIELD = "no field in our recipes"
 FOLDER = "checkpoints of another framework stay apart: name a folder with checkpoint.folder=DIR, or train --out DIR"
 PER_EPOCH = "is not a number of steps, which follows from the data: write {field}=N"
+TRL_LOSSES = ("assistant_only_loss", "completion_only_loss")
 MARKS = ("output_dir", "per_device_train_batch_size", *EPOCHS[:1])
 TRAINER_DEFAULTS: Mapping[str, Any] = {
     "optimizer.lr": 5e-5,
@@ -53,12 +63,28 @@ TRAINER_DEFAULTS: Mapping[str, Any] = {
     "checkpoint.keep": KEEP_ALL,
 }
 """Values of transformers.TrainingArguments that a command does not set."""
+TRL_DEFAULTS: Mapping[str, Any] = {
+    "optimizer.lr": 2e-5,
+    "train.log_every": 10,
+    "data.seq_length": 1024,
+    "data.packing": False,
+    "layout.recompute": "full",
+}
+"""Values of trl.SFTConfig that differ from those of TrainingArguments or that only it has."""
+TRL_MARKS = ("packing", "packing_strategy", "dataset_text_field", "dataset_train_split", "padding_free", *TRL_LOSSES)
+"""Arguments that only TRL's programs have."""
 DEFAULT_EPOCHS = 3.0
 
 
 def is_trainer(args: Settings) -> bool:
     """Return whether arguments are those of the Trainer, or of a program with the same."""
     return any(name in args for name in MARKS)
+
+
+def is_trl(args: Settings, script: str = "") -> bool:
+    """Return whether a program is one of TRL's SFTTrainer: by its path, or by arguments that only TRL has."""
+    path = PurePath(script)
+    return "trl" in path.parts or path.name in ("sft.py", "trl") or any(name in args for name in TRL_MARKS)
 
 
 def default_length(values: Mapping[str, Any], open_fields: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

@@ -4,37 +4,78 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.trainer_args import SAMPLE_LENGTH, WRITTEN
+from meshwright.frameworks.trainer_fields import LANGUAGE_MODELING
 from meshwright.frameworks.types import SourcedValue
 
-TRAINERS = ("TrainingArguments", "SFTConfig")
+TRAINERS = ("TrainingArguments", "SFTConfig", "SFTTrainer")
 FINE_TUNES = "SFTConfig"
 ADAPTERS = "LoraConfig"
 QUANTIZED = "BitsAndBytesConfig"
+LOADED, ADAPTED, DATASET, COLLATOR = (
+    "from_pretrained",
+    "get_peft_model",
+    "load_dataset",
+    "DataCollatorForLanguageModeling",
+)
+MODEL_CLASSES = ("Model", "ForCausalLM")  # of from_pretrained: tokenizers and processors have one too
+MODEL_OF = ("SFTTrainer",)
+FLAGS = {ADAPTERS: "use_peft", COLLATOR: LANGUAGE_MODELING}
+"""What a call means by itself."""
+ONLY = {
+    QUANTIZED: ("load_in_4bit",),
+    LOADED: ("model_name", "pretrained_model_name_or_path", "attn_implementation", "load_in_4bit", "max_seq_length"),
+    ADAPTED: ("r", "target_modules", "lora_alpha", "lora_dropout", "use_rslora", "use_gradient_checkpointing"),
+    DATASET: ("split",),
+    COLLATOR: (),
+    **dict.fromkeys(MODEL_OF, ("max_seq_length", "packing", "dataset_text_field")),
+}
+"""Keywords that are settings of the training; of other calls all are."""
+KEYWORDS = {
+    LOADED: {"model_name": "model_name_or_path", "pretrained_model_name_or_path": "model_name_or_path"},
+    ADAPTED: {"use_gradient_checkpointing": "gradient_checkpointing"},
+    DATASET: {"split": "dataset_train_split"},
+}
+KNOWN_CALLS = (*TRAINERS, ADAPTERS, QUANTIZED, LOADED, ADAPTED, DATASET, COLLATOR, *MODEL_OF)
 SUFFIX = "_args.py"
 _LENGTH = re.compile(rf"^{SAMPLE_LENGTH} = (\d+)", re.MULTILINE)
 
 
 def file_arguments(content: Content) -> dict[str, SourcedValue]:
-    """Return the keyword arguments of the Trainer, TRL and PEFT that a Python file constructs."""
+    """Return the arguments of the Trainer, TRL, PEFT and Unsloth that a Python file states, by the names of commands.
+
+    Literals and constants of the file are read; everything else is listed as computed by the program.
+    """
+    tree = _tree(content)
+    if tree is None:
+        return {}
+    constants = _constants(tree)
     found: dict[str, SourcedValue] = {}
-    for call, name in _calls(content):
-        if name == ADAPTERS:
-            found["use_peft"] = SourcedValue(True, call.lineno, content.path)
+
+    def add(name: str, node: ast.expr) -> None:
+        value, unresolved = _value(node, constants)
+        if value is not None:
+            found[name] = SourcedValue(value, node.lineno, content.path, unresolved)
+
+    for call, name in _calls(tree):
+        flag = FLAGS.get(name)
+        if flag:
+            found[flag] = SourcedValue(True, call.lineno, content.path)
         for keyword in call.keywords:
-            if keyword.arg is None or (name == QUANTIZED and keyword.arg != "load_in_4bit"):
-                continue
-            try:
-                value, unresolved = ast.literal_eval(keyword.value), ""
-            except ValueError:
-                value, unresolved = ast.unparse(keyword.value), "it is computed by the program"
-            if value is not None:
-                found[keyword.arg] = SourcedValue(value, keyword.value.lineno, content.path, unresolved)
+            if keyword.arg is not None and keyword.arg in ONLY.get(name, (keyword.arg,)):
+                add(KEYWORDS.get(name, {}).get(keyword.arg, keyword.arg), keyword.value)
+        if name == LOADED and call.args and "model_name_or_path" not in found:
+            add("model_name_or_path", call.args[0])
+        if name == DATASET:
+            _add_dataset(call, constants, add)
+        if name in MODEL_OF and (model := _model_of(call, constants)) is not None:
+            add("model_name_or_path", model)
     length = _LENGTH.search(content.text) if found else None
     if length:
         line = content.text[: length.start()].count("\n") + 1
@@ -42,24 +83,83 @@ def file_arguments(content: Content) -> dict[str, SourcedValue]:
     return found
 
 
-def fine_tunes(content: Content) -> bool:
-    """Return whether a file constructs the arguments of TRL's SFTTrainer."""
-    return any(name == FINE_TUNES for _, name in _calls(content))
+def names_deepspeed(content: Content) -> bool:
+    """Return whether a file passes the path of a DeepSpeed config to the Trainer."""
+    return isinstance(getattr(file_arguments(content).get("deepspeed"), "value", None), str)
 
 
-def _calls(content: Content) -> Iterator[tuple[ast.Call, str]]:
-    """Yield the calls that construct arguments, with the name of the class."""
+def uses_trl(content: Content) -> bool:
+    """Return whether a file constructs TRL's SFTTrainer or its arguments."""
+    tree = _tree(content)
+    return tree is not None and any(name in (FINE_TUNES, *MODEL_OF) for _, name in _calls(tree))
+
+
+def _tree(content: Content) -> ast.Module | None:
+    """Return the syntax of a file that constructs arguments of a Trainer; None for others."""
     if not any(f"{name}(" in content.text for name in TRAINERS):
-        return
+        return None
     try:
-        tree = ast.parse(content.text)
+        return ast.parse(content.text)
     except (SyntaxError, ValueError, RecursionError):
-        return
+        return None
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
+    """Yield the calls that state arguments, in the order of the file, with the name that says what they are."""
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for node in sorted(calls, key=lambda one: (one.lineno, one.col_offset)):
+        name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
+        if name == LOADED:
+            owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+            if not any(word in owner for word in MODEL_CLASSES):
+                continue
+        if name in KNOWN_CALLS:
+            yield node, name
+
+
+def _constants(tree: ast.Module) -> dict[str, ast.expr]:
+    """Return the names that are assigned once, to a literal."""
+    found: dict[str, list[ast.expr]] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            name = node.func.id if isinstance(node.func, ast.Name) else getattr(node.func, "attr", "")
-            if name in (*TRAINERS, ADAPTERS, QUANTIZED):
-                yield node, name
+        targets = (
+            node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        )
+        for target in targets:
+            if isinstance(target, ast.Name) and isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                found.setdefault(target.id, []).append(node.value)
+    return {name: values[0] for name, values in found.items() if len(values) == 1}
+
+
+def _value(node: ast.expr, constants: Mapping[str, ast.expr]) -> tuple[Any, str]:
+    """Return a value and why it is unknown; the value is then its text."""
+    named = constants.get(node.id, node) if isinstance(node, ast.Name) else node
+    try:
+        return ast.literal_eval(named), ""
+    except ValueError:
+        return ast.unparse(node), "it is computed by the program"
+
+
+def _add_dataset(call: ast.Call, constants: Mapping[str, ast.expr], add: Callable[[str, ast.expr], None]) -> None:
+    """Add the data of load_dataset: files for its builders such as json, else a dataset by name."""
+    named = next((word.value for word in call.keywords if word.arg == "path"), call.args[0] if call.args else None)
+    files = next((word.value for word in call.keywords if word.arg == "data_files"), None)
+    if files is not None:
+        value = _value(files, constants)[0]
+        inner = files.values[0] if isinstance(files, ast.Dict) and len(files.values) == 1 else files
+        one = inner.elts[0] if isinstance(inner, ast.List | ast.Tuple) and len(inner.elts) == 1 else inner
+        add("train_file", one if value is not None else files)
+    elif named is not None:
+        add("dataset_name", named)
+
+
+def _model_of(call: ast.Call, constants: Mapping[str, ast.expr]) -> ast.expr | None:
+    """Return the model that SFTTrainer gets by name."""
+    found = next((word.value for word in call.keywords if word.arg == "model"), call.args[0] if call.args else None)
+    return (
+        found
+        if found is not None and isinstance(_value(found, constants)[0], str) and not _value(found, constants)[1]
+        else None
+    )
 
 
 def written_beside(content: Content) -> Content | None:

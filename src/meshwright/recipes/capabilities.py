@@ -533,7 +533,7 @@ CAPABILITIES: tuple[Capability, ...] = (
             "torchtitan": ("adamw",),
             "automodel": ("adamw", "adamw8bit", "muon", "sgd"),
             "kempnerforge": ("adamw", "muon", "lion", "schedule_free_adamw"),
-            "fsdp1": ("adamw", "lion", "schedule_free_adamw", "sgd"),  # those of the Trainer
+            "fsdp1": ("adamw", "adamw8bit", "lion", "schedule_free_adamw", "sgd"),  # those of the Trainer
             "deepspeed": ("adamw", "muon", "lion", "schedule_free_adamw", "sgd"),  # its own, and the Trainer's
         },
         rule="optimizer.supported",

@@ -16,6 +16,7 @@ FRAMEWORK = Framework(
     inputs=(
         "YAML files of `accelerate config`",
         "the `…_args.py` that an export writes beside its YAML file",
+        "a Python program that constructs `SFTConfig` or `TrainingArguments` (TRL, the Trainer, Unsloth)",
         "the command `accelerate launch --config_file FILE.yaml … train.py …`",
     ),
     detect=detect,

@@ -16,7 +16,8 @@ from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
-from meshwright.frameworks.trainer_files import config_beside, file_arguments, fine_tunes, written_beside
+from meshwright.frameworks.trainer_fields import is_trl
+from meshwright.frameworks.trainer_files import config_beside, file_arguments, names_deepspeed, uses_trl, written_beside
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.accelerate import (
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 
 LAUNCHERS = ("torchrun", "python", "srun")  # that pass no config of Accelerate
 MARK, MARKS = "per_device_train_batch_size", ("output_dir", "num_train_epochs")
+PROGRAM_READ = (
+    "read from the program: literal arguments and constants, nothing executed; without fsdp=… or deepspeed=… "
+    "every GPU has a replica. Fixes are lines of a config, for accelerate launch --config_file FILE"
+)
 NO_CONFIG = "the command has no config of Accelerate: fixes are lines of one, for accelerate launch --config_file FILE"
 FLAGS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM", "multi_gpu": "MULTI_GPU"}
 GPU_TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
@@ -58,7 +63,7 @@ FROM_DEEPSPEED = (
 
 def detect(content: Content) -> int:
     if content.format == "python":
-        return 2 if file_arguments(content) and config_beside(content) else 0
+        return 2 if file_arguments(content) and not names_deepspeed(content) else 0
     if content.format == "yaml":
         return 3 if {"distributed_type", "compute_environment"} & content.settings.keys() else 0
     if any(launch.launcher == "accelerate" for launch in content.launches):
@@ -72,9 +77,7 @@ def parse(content: Content) -> ParsedConfig:
         return _of_program(content, written) if written else _parsed(content, content.settings, GpuRequest(), {})
     if content.format == "python":
         config = config_beside(content)
-        if config is None:
-            raise InputError("has no config of accelerate beside it", field="file", value=content.path)
-        return _of_program(open_file(config), content)
+        return _of_program(open_file(config), content) if config else _of_program_alone(content)
     launch = next((launch for launch in content.launches if launch.launcher == "accelerate"), None)
     without_config = launch is None
     launch = launch or _trainer_launch(content)
@@ -82,7 +85,8 @@ def parse(content: Content) -> ParsedConfig:
         raise InputError("contains no accelerate launch command", field="file", value=content.path)
     arguments = parse_arguments(launch.args)
     if without_config:
-        settings = dict(_settings_of_trainer(launch, arguments))
+        alone, trl = launch.launcher == "python", is_trl(arguments, str(launch.program.value))
+        settings = dict(_settings_of_trainer(launch.program, arguments, alone, trl))
     else:
         settings = {**_config_of(content, launch), **dict(_options(launch))}
     parsed = _parsed(content, settings, gpu_request_of(launch), arguments, script=str(launch.program.value))
@@ -91,6 +95,25 @@ def parse(content: Content) -> ParsedConfig:
     if without_config:  # torchrun has the number of processes
         notes = (*(one for one in notes if "num_processes" not in one), NO_CONFIG)
     return msgspec.structs.replace(parsed, program=program, env=launch.env, notes=notes)
+
+
+def _of_program_alone(content: Content) -> ParsedConfig:
+    """Return what a Python program trains by its own arguments, without a config of Accelerate."""
+    arguments, trl = file_arguments(content), uses_trl(content)
+    where = next(iter(arguments.values()), None)
+    if where is None:
+        raise InputError("constructs no arguments of the Trainer or TRL", field="file", value=content.path)
+    settings = dict(_settings_of_trainer(where, arguments, alone=False, trl=trl))
+    parsed = _parsed(content, settings, GpuRequest(), arguments, trl, trl=trl)
+    notes = (*(one for one in parsed.notes if "num_processes" not in one), PROGRAM_READ, *_not_read(arguments))
+    return msgspec.structs.replace(parsed, notes=notes)
+
+
+def _not_read(arguments: Arguments) -> Iterator[str]:
+    """Yield the arguments whose values only the running program knows."""
+    found = [f"{name}={one.value} (line {one.line})" for name, one in arguments.items() if one.unresolved]
+    if found:
+        yield f"not read, because the program computes it: {', '.join(found)}; overrides such as optimizer.lr=N set it"
 
 
 def _trainer_launch(content: Content) -> LaunchCommand | None:
@@ -103,15 +126,19 @@ def _trainer_launch(content: Content) -> LaunchCommand | None:
     return None
 
 
-def _settings_of_trainer(launch: LaunchCommand, arguments: Arguments) -> Iterator[tuple[str, SourcedValue]]:
-    """Yield the settings that the Trainer's own arguments make: FSDP by --fsdp, else one replica on every GPU."""
-    where = launch.program
+def _settings_of_trainer(
+    where: SourcedValue, arguments: Arguments, alone: bool, trl: bool
+) -> Iterator[tuple[str, SourcedValue]]:
+    """Yield the settings that the Trainer's own arguments make: FSDP by --fsdp, else one replica on every GPU.
+
+    `alone`: one process. TRL computes in bf16 by default.
+    """
     words = str(getattr(arguments.get("fsdp"), "value", "")).lower().split()
     kind = next((one.upper() for one in words if one.upper() in SHARDING_STRATEGIES), "")
-    alone = launch.launcher == "python"
     type_name = "FSDP" if kind else "NO" if alone else "MULTI_GPU"
     found: dict[str, Any] = {"distributed_type": type_name}
-    found |= {"mixed_precision": next((one for one in ("bf16", "fp16") if is_on(arguments, one)), "no")}
+    default = "bf16" if trl and "bf16" not in arguments else "no"
+    found |= {"mixed_precision": next((one for one in ("bf16", "fp16") if is_on(arguments, one)), default)}
     if kind:
         found |= {f"{FSDP}fsdp_version": 1, f"{FSDP}fsdp_sharding_strategy": kind}
         found |= {f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"} if "auto_wrap" in words else {}
@@ -122,7 +149,8 @@ def _settings_of_trainer(launch: LaunchCommand, arguments: Arguments) -> Iterato
 
 def _of_program(config: Content, program: Content) -> ParsedConfig:
     """Return a config with the arguments that a Python file passes to the Trainer."""
-    parsed = _parsed(config, config.settings, GpuRequest(), file_arguments(program), fine_tunes(program))
+    trl = uses_trl(program)
+    parsed = _parsed(config, config.settings, GpuRequest(), file_arguments(program), trl, trl=trl)
     note = f"the config is {config.path}, the arguments of the program are those of {program.path}"
     files = tuple(dict.fromkeys([*parsed.files, program.path]))
     return msgspec.structs.replace(parsed, files=files, notes=(*parsed.notes, note))
@@ -154,10 +182,11 @@ def _parsed(
     arguments: Arguments,
     fine_tuning: bool = False,
     script: str = "",
+    trl: bool = False,
 ) -> ParsedConfig:
     settings = normalize(raw_settings)
     type_name = distributed_type({key: setting.value for key, setting in settings.items()})
-    program = program_fields(arguments, fine_tuning, script)
+    program = program_fields(arguments, fine_tuning, script, trl)
     field_values: dict[str, Any] = {**_gradient_dtypes(type_name, settings), **program.field_values}
     if type_name == "MEGATRON_LM" and str(getattr(settings.get(DISTRIBUTED_OPTIMIZER), "value", "")).lower() != "true":
         field_values["kernels.overlap_param_gather"] = False

@@ -14,8 +14,8 @@ from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.deepspeed.keys import STRICT_SECTIONS, TABLE, top_level_key
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.trainer import Arguments, open_referenced_file, parse_arguments, program_fields
-from meshwright.frameworks.trainer_fields import is_trainer
-from meshwright.frameworks.trainer_files import file_arguments, fine_tunes, written_beside
+from meshwright.frameworks.trainer_fields import TRL_DEFAULTS, is_trainer, is_trl
+from meshwright.frameworks.trainer_files import file_arguments, names_deepspeed, uses_trl, written_beside
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.deepspeed import REMOVED_OPTIMIZERS
@@ -64,7 +64,7 @@ def detect(content: Content) -> int:
     if content.format == "json":
         return 3 if MARKER_KEYS & content.top_level_keys() else 0
     if content.format == "python":
-        return 3 if isinstance(getattr(file_arguments(content).get("deepspeed"), "value", None), str) else 0
+        return 3 if names_deepspeed(content) else 0
     return max((_certainty(one) for one in content.launches), default=0)
 
 
@@ -101,7 +101,7 @@ def parse(content: Content) -> ParsedConfig:
     arguments = parse_arguments(launch.args)
     trainer_arguments = arguments if name == "deepspeed" else {}  # the argument of transformers' Trainer
     script = str(launch.program.value)
-    filled = _fill_auto(settings, trainer_arguments)
+    filled = _fill_auto(settings, trainer_arguments, is_trl(arguments, script))
     parsed = _parsed(content, filled, gpu_request_of(launch), arguments, script=script)
     program = msgspec.structs.replace(parsed.program, argv=launch.argv)
     return msgspec.structs.replace(
@@ -112,8 +112,9 @@ def parse(content: Content) -> ParsedConfig:
 def _of_program(content: Content, program: Content, settings: Settings) -> ParsedConfig:
     """Return a config with the arguments that a Python file passes to the Trainer."""
     arguments = file_arguments(program)
-    filled, tuning = _fill_auto(settings, arguments), fine_tunes(program)
-    parsed = _parsed(content, filled, arguments=arguments, fine_tuning=tuning)
+    trl = uses_trl(program)
+    filled = _fill_auto(settings, arguments, trl)
+    parsed = _parsed(content, filled, arguments=arguments, fine_tuning=trl, trl=trl)
     note = () if program is content else (f"the arguments of the program are read from {program.path}",)
     return msgspec.structs.replace(
         parsed,
@@ -124,10 +125,10 @@ def _of_program(content: Content, program: Content, settings: Settings) -> Parse
     )
 
 
-def _fill_auto(settings: Settings, arguments: Arguments) -> dict[str, SourcedValue]:
+def _fill_auto(settings: Settings, arguments: Arguments, trl: bool = False) -> dict[str, SourcedValue]:
     """Return the settings with auto filled in as the Trainer does."""
     filled = dict(settings)
-    arguments = {**dict(_trainer_defaults(settings, arguments)), **arguments}
+    arguments = {**dict(_trainer_defaults(settings, arguments, trl)), **arguments}
     for name, keys in FROM_TRAINER.items():
         for key in keys if name in arguments and not arguments[name].unresolved else ():
             if key in filled and filled[key].value == "auto":
@@ -143,12 +144,13 @@ def _fill_auto(settings: Settings, arguments: Arguments) -> dict[str, SourcedVal
     return filled
 
 
-def _trainer_defaults(settings: Settings, arguments: Arguments) -> Iterator[tuple[str, SourcedValue]]:
+def _trainer_defaults(settings: Settings, arguments: Arguments, trl: bool) -> Iterator[tuple[str, SourcedValue]]:
     """Yield the Trainer's own values of arguments that a command does not have."""
     where = next(iter(settings.values()), None)
     if where is None or not is_trainer(arguments):
         return
-    for name, value in DEFAULT_ARGUMENTS.items():
+    defaults = {**DEFAULT_ARGUMENTS, **({"learning_rate": TRL_DEFAULTS["optimizer.lr"]} if trl else {})}
+    for name, value in defaults.items():
         if name not in arguments and not (name == "warmup_steps" and "warmup_ratio" in arguments):
             yield name, msgspec.structs.replace(where, value=value)
 
@@ -186,9 +188,10 @@ def _parsed(
     arguments: Arguments | None = None,
     fine_tuning: bool = False,
     script: str = "",
+    trl: bool = False,
 ) -> ParsedConfig:
     normalized = normalize(settings)
-    program = program_fields(arguments or {}, fine_tuning, script)
+    program = program_fields(arguments or {}, fine_tuning, script, trl)
     return ParsedConfig(
         settings=normalized,
         name=Path(content.path).stem,

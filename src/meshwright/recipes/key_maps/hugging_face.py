@@ -5,8 +5,8 @@ from __future__ import annotations
 from meshwright.recipes.key_maps.key import ConfigKey, Values
 
 OPTIMIZERS: Values = {
-    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "adamw"),
-    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit"), "adamw8bit"),
+    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf", "paged_adamw_32bit", "paged_adamw"), "adamw"),
+    **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "adamw_torch_8bit", "paged_adamw_8bit"), "adamw8bit"),
     "lion_32bit": "lion",
 }
 SCHEDULES: Values = {"constant_with_warmup": "constant", "warmup_stable_decay": "wsd"}
@@ -31,7 +31,7 @@ KEYS = (
     ConfigKey("early_stopping_patience", "train.early_stop_patience"),
     ConfigKey("early_stopping_threshold", "train.early_stop_delta"),
     ConfigKey("per_device_train_batch_size", "layout.micro_batch_size"),
-    ConfigKey("gradient_checkpointing", "layout.recompute", {"true": "full", "false": "none"}),
+    ConfigKey("gradient_checkpointing", "layout.recompute", {"true": "full", "false": "none", "unsloth": "full"}),
     ConfigKey("max_seq_length", "data.seq_length"),
     ConfigKey("max_length", "data.seq_length"),
     ConfigKey("model_max_length", "data.seq_length"),
