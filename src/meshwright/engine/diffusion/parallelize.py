@@ -18,6 +18,7 @@ from meshwright.engine.diffusion.tensor import (
     shard_block,
     split_output_projection,
 )
+from meshwright.engine.kernels.compiler_fixes import correct_compiler
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.init import InitSpec, fill_initial
 from meshwright.engine.parallelize.fsdp import DTYPES, fsdp_settings, needs_fsdp, shard_module, storage_dtype
@@ -46,6 +47,7 @@ def parallelize(
     apply_recompute(model.layers, layout, recipe.kernels.compile)
     offload_activations(model.layers, layout)
     if recipe.kernels.compile:
+        correct_compiler()
         for block in model.layers.values():
             block.compile(fullgraph=layout.cp == 1)
     _apply_fsdp(model, mesh, recipe)

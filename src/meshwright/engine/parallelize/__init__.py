@@ -14,6 +14,7 @@ from meshwright.engine import attention
 from meshwright.engine.experts import expert_blocks, mask_routers
 from meshwright.engine.hf_io import FolderWeights, build_name_map
 from meshwright.engine.hooks import NO_HOOKS, Hooks
+from meshwright.engine.kernels.compiler_fixes import correct_compiler
 from meshwright.engine.kernels.gated_norms import fuse_gated_norms
 from meshwright.engine.kernels.gelu import fuse_gelus
 from meshwright.engine.kernels.norms import fuse_norms
@@ -185,6 +186,7 @@ def recompute_and_compile(stage: Stage, recipe: Recipe) -> None:
         apply_recompute(stage.vision_blocks, msgspec.structs.replace(layout, recompute_layers=0), compiled=False)
     offload_activations(stage.layers, layout)
     if recipe.kernels.compile:
+        correct_compiler()
         # Modules replace their parameters while they run and restore them, which a recomputed graph need not repeat.
         torch._dynamo.config.skip_fwd_side_effects_in_bwd_under_checkpoint = True
         # Per block: all blocks share one graph, and compiling the full model takes minutes.
