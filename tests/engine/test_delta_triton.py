@@ -107,7 +107,7 @@ def test_shapes_and_saved_tensors_are_known_without_a_gpu(monkeypatch: pytest.Mo
 
 def test_a_dry_run_has_the_memory_and_the_flops_of_the_kernels() -> None:
     log = AllocationLog(capability=(9, 0))
-    tokens, groups, heads, key, value = 512, 2, 4, 16, 32
+    tokens, groups, heads, key, value = 512, 2, 4, 64, 128
 
     def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         return torch.empty(1, tokens, *shape, device=DRY, dtype=dtype, requires_grad=True)
@@ -129,7 +129,7 @@ def test_a_dry_run_has_the_memory_and_the_flops_of_the_kernels() -> None:
 @pytest.mark.parametrize(("name", "width"), [("head_k_dim", 96), ("head_v_dim", 512)])
 def test_mixers_with_other_widths_are_refused(name: str, width: int) -> None:
     """In a run with kernels.scan=triton; with auto they run torch operations."""
-    reason = f"{name} is {width}, and the kernels take 16, 32, 64, 128, 256"
+    reason = f"{name} is {width}, and the kernels take 64, 128, 256"
     assert delta_rule_triton.fits(SimpleNamespace(**{"head_k_dim": 128, "head_v_dim": 128, name: width})) == reason
 
 
