@@ -79,3 +79,58 @@ def test_bf16_master_weights_of_a_megatron_bridge_file_are_an_error(
     assert found.code == 1
     assert "override.py:5 megatron does not support master=bf16" in found.out
     assert "optimizer.main_params_dtype=float32" in found.out
+
+
+def test_prices_by_gpu_type_keep_their_currency_where_one_type_has_none(meshwright: Any) -> None:
+    words = ("size", "llama2-13b", "--goal", "pretrain", "--tokens", "300B", "--days", "60")
+    found = meshwright(*words, "--gpus", "H100,A100-40", "--price", "H100=2.2,A100=1.1", "--currency", "EUR")
+    assert found.code == 0
+    assert "--price has none for A100-40: without cost; A100-40=PRICE adds it" in found.out
+    assert "EUR" in found.out
+
+
+def test_a_cluster_file_is_explained_by_its_keys(meshwright: Any) -> None:
+    found = meshwright("explain", "cluster file").out
+    assert "--gpus FILE.toml" in found
+    assert all(key in found for key in ("gpus_per_node", "network_gb_s_per_node", "host_gib", "price"))
+
+
+SCRIPT = """\
+#!/bin/bash
+#SBATCH --job-name=l13b
+#SBATCH --nodes=32
+#SBATCH --gpus-per-node=8
+#SBATCH --time=48:00:00
+#SBATCH --exclusive
+srun torchrun --nproc_per_node=8 --nnodes=32 pretrain_gpt.py --num-layers 40 --hidden-size 5120 \\
+  --ffn-hidden-size 13824 --num-attention-heads 40 --seq-length 4096 --max-position-embeddings 4096 --swiglu \\
+  --normalization RMSNorm --position-embedding-type rope --disable-bias-linear --untie-embeddings-and-output-weights \\
+  --tokenizer-type NullTokenizer --vocab-size 31999 --tensor-model-parallel-size 2 --sequence-parallel \\
+  --use-distributed-optimizer --micro-batch-size 1 --global-batch-size 1024 --train-iters 1000 --lr 3e-4 --bf16 \\
+  --grad-reduce-in-bf16 --mock-data --use-mcore-models --clip-grad 1.0 --lr-decay-style cosine
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("train_13b.sh").write_text(SCRIPT)
+    return "train_13b.sh"
+
+
+def test_a_new_job_names_the_sbatch_lines_that_it_does_not_keep(meshwright: Any, script: str) -> None:
+    words = ("launch", script, "--scheduler", "slurm", "--gpus", "256xH100")
+    found = meshwright(*words)
+    lost = "not kept: #SBATCH --job-name=l13b --time=48:00:00 --exclusive of train_13b.sh"
+    keep = "--name l13b --time 48:00:00 --sbatch exclusive"
+    assert f"{lost}; {keep} keeps them" in found.out + found.err
+    again = meshwright(*words, *keep.split())
+    assert "not kept: #SBATCH" not in again.out + again.err
+    assert "#SBATCH --exclusive" in again.out
+
+
+def test_check_names_warnings_that_only_advice_prints(meshwright: Any, script: str) -> None:
+    found = meshwright("check", script, "--gpus", "256xH100").out
+    assert "left out as matters of choice: precision.bf16-reduction" in found
+    assert "--advice prints them" in found
+    assert "left out" not in meshwright("check", script, "--gpus", "256xH100", "--advice").out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -365,7 +366,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         program=program,
         files={**job.files, **data},
         findings=(*job.findings, *_advice(exported, request.gpus)),
-        notes=(*notes, *job.notes, *_not_kept(exported)),
+        notes=(*notes, *job.notes, *_not_kept(exported), *_sbatch_not_kept(exported, request, scheduler)),
         python_path=other_frameworks.CHECKOUTS[framework].python_path,
     )
 
@@ -396,6 +397,24 @@ def _not_kept(exported: Exported) -> tuple[str, ...]:
     assumed = tuple(f"assumed: {one.message}" for one in exported.job.assumed(exported.checked.engine))
     dropped = (f"not kept: {one.file}:{one.line} {one.key}={one.value}: {one.reason}" for one in exported.not_imported)
     return (*assumed, *dropped)
+
+
+def _sbatch_not_kept(exported: Exported, request: requests.Launch, scheduler: str) -> tuple[str, ...]:
+    """Return the #SBATCH options of the user's script that the new job does not have, and how to keep them."""
+    from meshwright.launch.slurm import repeated_options
+
+    source = exported.job.imported
+    script = None if source is None else source.content.script
+    if source is None or script is None or not script.sbatch:
+        return ()
+    options = {name: "" if one.value in (None, True) else str(one.value) for name, one in script.sbatch.items()}
+    extra = {text.removeprefix("--").partition("=")[0] for text in request.sbatch}
+    options = {name: value for name, value in options.items() if name not in extra}
+    lost, words = repeated_options(options, lambda name: getattr(request, name, None))
+    if not lost:
+        return ()
+    keep = f"; {shlex.join(words)} keeps {'it' if len(lost) == 1 else 'them'}" if scheduler == "slurm" and words else ""
+    return (f"not kept: #SBATCH {' '.join(lost)} of {source.content.path}{keep}",)
 
 
 def watch(started: Started, on_state: Callable[[str], None], on_log: Callable[[str], None]) -> Started:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.clusters import FILE_KEYS
+
 TERMS = {
     "contract": "settings that determine the trained weights (data, batch, optimizer); a change is a new experiment",
     "layout": "settings that only determine memory and speed (tp, pp, micro batch, recompute), not the trained weights",
@@ -31,6 +33,8 @@ TERMS = {
     "cheap to compute, such as attention), or full (all of every layer)",
     "band": "the interval, in percent, that contains 80 % of comparable published measurements",
     "goodput": "share of the time that trains, after failures, restarts and checkpoints",
+    "cluster_file": 'a TOML file that describes your cluster, for --gpus FILE.toml: gpu = "H100", nodes = 4 and '
+    f"gpus_per_node = 8, and what differs from usual ones. Its keys: {', '.join(FILE_KEYS)}",
     "nvl72": "a rack of 72 GPUs that NVLink connects as one domain, in 18 nodes of 4: tensor and expert parallelism "
     "may span nodes; --gpus GB200-NVL72 is one rack, --gpus 72xGB200 the same GPUs",
     "headroom": "memory left free, because estimates have a band",

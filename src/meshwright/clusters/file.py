@@ -36,7 +36,7 @@ _OWN_KEYS = ("gpu", "nodes", "gpus_per_node", "price", "currency", NODE_NETWORK)
 _OF_THE_GPU = ("arch", "capability", "memory_gib", "hbm_gb_s", "peak_tflops")
 """Facts that make another GPU: with one of them, `name` is the GPU's, else the cluster's."""
 _OVERRIDES = tuple(key for key in GPU_KEYS if key not in ("gpus_per_node", "nvlink_board", "aliases"))
-_FILE_KEYS = (*_OWN_KEYS, *_OVERRIDES)
+FILE_KEYS = (*_OWN_KEYS, *_OVERRIDES)
 
 
 def looks_like_path(text: str) -> bool:
@@ -74,7 +74,7 @@ def _load(path: str, sent: str | None) -> dict[str, Any]:
 
 
 def _cluster_of(table: Mapping[str, Any]) -> Cluster:
-    reject_unknown_keys(table, _FILE_KEYS, OTHER_KEYS)
+    reject_unknown_keys(table, FILE_KEYS, OTHER_KEYS)
     base = _gpu_of(table)
     overrides = read_gpu_values({key: value for key, value in table.items() if key in _OVERRIDES and key != NETWORK})
     if "peak_tflops" in overrides:

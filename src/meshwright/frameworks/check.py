@@ -132,7 +132,9 @@ def _check(
     known, candidates = clusters_for(imported, gpus)
     cases = [_counted(one, count) for one in _cases(imported, candidates)]
     recipe = complete(imported, candidates[0])
-    ours = _our_findings(imported, cases, advice, fixes) if cases else []
+    ours = _our_findings(imported, cases, fixes, advice) if cases else []
+    hidden = [one.rule for one in ours if one.rule in JUDGEMENTS and one.severity == "advice" and not advice]
+    ours = [one for one in ours if advice or one.severity != "advice"]
     theirs = list(_framework_findings(imported, recipe, cases[0] if cases else None, candidates[0] if known else None))
     open_fields = _of_memory(imported, candidates[0]) if known and cases else ()
     estimate = costs.estimate(cases[0]) if known and cases and not open_fields else None
@@ -147,6 +149,8 @@ def _check(
         *_without_duplicates(imported, ours, theirs),
     ]
     notes = launch_notes(content, imported.parsed, candidates[0] if known else None, gpus)
+    if hidden:
+        notes.append(f"left out as matters of choice: {', '.join(dict.fromkeys(hidden))}; --advice prints them")
     length = open_length(content.path, imported, recipe, overrides)
     if length and not any(one.rule.endswith(NO_LENGTH) for one in findings):
         notes.append(length)
@@ -200,12 +204,14 @@ def _cases(imported: ImportedRecipe, candidates: Sequence[Cluster]) -> Iterator[
             yield case_of(changed, imported.model, candidates[0], imported.engine)
 
 
-def _our_findings(imported: ImportedRecipe, cases: Sequence[Case], advice: bool, fixes: bool) -> list[Finding]:
-    """Return the findings of our rules that hold in every case, in the framework's keys."""
+def _our_findings(imported: ImportedRecipe, cases: Sequence[Case], fixes: bool, advice: bool) -> list[Finding]:
+    """Return the findings of our rules that hold in every case, in the framework's keys.
+
+    Without `advice`, no rule of that severity is tried; warnings that are advice in files are returned nevertheless.
+    """
     first, *others = cases
     found = rules.check(first, SEVERITIES if advice else SEVERITIES[:2], others, fixes=fixes)
     kept = [as_in_files(_downgrade_within_error(one, first)) for one in found]
-    kept = [one for one in kept if advice or one.severity != "advice"]
     return [_in_framework_keys(imported, first.recipe, one) for one in kept]
 
 

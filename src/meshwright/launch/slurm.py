@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable, Mapping
 
 from meshwright.launch import commands, images, values
 from meshwright.launch.artifacts import Launch
 from meshwright.launch.commands import Shell, joined
 from meshwright.launch.environment import threads
-from meshwright.launch.job import Job, Variable, sbatch_option
+from meshwright.launch.job import SBATCH_BAD, SBATCH_OURS, Job, Variable, sbatch_option
 from meshwright.version import VERSION
 
 SAVED = 75  # exit code of a run that was preempted and has saved a checkpoint
@@ -24,6 +25,8 @@ EXIT_WAIT_S = 60  # seconds after the first rank has exited until srun ends the 
 PORTS = (20_000, 12_000)  # first and count: below Linux's ephemeral ports
 MEMORY_OPTIONS = ("mem", "mem-per-cpu", "mem-per-gpu")
 ALL_MEMORY = "0"  # of a node; many clusters otherwise give a few GiB per core and kill a job that offloads
+SAME_VALUES = ("--name", "--time", "--partition", "--account", "--qos", "--reservation", "--constraint")
+"""Our options that take the value of the sbatch option."""
 GPU_OPTIONS = ("gres", "gpus", "gpus-per-node", "gpus-per-task")
 
 
@@ -80,6 +83,26 @@ def _header(job: Job) -> list[str]:
     options = [f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in lines.items()]
     where = "CPUs only" if job.cpu else str(job.cluster)
     return ["#!/bin/bash", *options, f"# {job.name} on {where}, written by meshwright {VERSION}"]
+
+
+def repeated_options(options: Mapping[str, str], given: Callable[[str], object]) -> tuple[list[str], list[str]]:
+    """Return the #SBATCH options of a user's script that the job does not take over, and the words that keep them.
+
+    Options that follow from --gpus are left out, and those for which `given` returns the value of our own option.
+    """
+    lost: list[str] = []
+    words: list[str] = []
+    for name, value in options.items():
+        ours = SBATCH_OURS.get(name, "")
+        if name in GPU_OPTIONS or ours == "--gpus" or (ours and given(ours[2:].replace("-", "_"))):
+            continue
+        text = f"{name}={value}" if value else name
+        lost.append(f"--{text}")
+        if ours in SAME_VALUES:
+            words += [ours, value]
+        elif not ours and name not in SBATCH_BAD:
+            words += ["--sbatch", text]
+    return lost, words
 
 
 def _limit(job: Job) -> list[str]:
