@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -135,3 +136,70 @@ def test_precision_reduce_sets_the_buffer_of_megatron_recipes(meshwright: Any) -
     wide = gradients(meshwright, "llama3_70b_pretrain_config", "64xH100", *words, "precision.reduce=fp32")
     narrow = gradients(meshwright, "llama3_70b_pretrain_config", "64xH100", *words, "precision.reduce=bf16")
     assert narrow == pytest.approx(wide / 2, rel=1e-3)
+
+
+ACCELERATE = """accelerate launch --config_file fsdp.yaml trl/scripts/sft.py --model_name_or_path Qwen/Qwen3-8B \\
+  --dataset_name tickets.jsonl --use_peft --lora_r 32 --learning_rate 2e-4 --num_train_epochs 2 --packing \\
+  --max_length 4096 --per_device_train_batch_size 8 --gradient_accumulation_steps 8 --bf16 --output_dir out
+"""
+FSDP = """distributed_type: FSDP
+fsdp_config:
+  fsdp_activation_checkpointing: true
+  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  fsdp_reshard_after_forward: true
+  fsdp_version: 2
+mixed_precision: bf16
+num_processes: 2
+"""
+PROGRAM = """from transformers import Trainer, TrainingArguments
+args = TrainingArguments(output_dir="out", deepspeed="ds.json", per_device_train_batch_size=8, bf16=True,
+    gradient_checkpointing=True, num_train_epochs=2)
+"""
+KEYS = ("train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def apply(fix: list[str], target: str) -> None:
+    """Write a fix where it says: flags of the command, keywords of a call, keys of the JSON file."""
+    text = Path(target).read_text()
+    for one in fix:
+        if one.startswith('"'):
+            config = json.loads(Path("ds.json").read_text()) | json.loads(f"{{{one}}}")
+            Path("ds.json").write_text(json.dumps(config))
+            continue
+        name, mark, value = one.partition(" " if one.startswith("--") else "=")
+        pattern = re.escape(name) + re.escape(mark) + r"\w+"
+        if re.search(pattern, text):
+            text = re.sub(pattern, f"{name}{mark}{value}", text)
+        else:
+            text = text.replace("bf16=True", f"bf16=True, {one}").replace("--bf16", f"{one} --bf16", 1)
+    Path(target).write_text(text)
+
+
+def batch_of(meshwright: Any, *words: str) -> int:
+    return int(meshwright("estimate", *words, "--json").json["contract"]["global_batch_size"])
+
+
+@pytest.mark.parametrize("kind", ["auto", "stated", "accelerate", "python"])
+def test_a_memory_fix_goes_where_the_value_is_set(meshwright: Any, kind: str) -> None:
+    deepspeed(3, batch=4)
+    target, more = "run.sh", ()
+    if kind == "stated":
+        config = json.loads(Path("ds.json").read_text()) | {"train_batch_size": 32, **dict.fromkeys(KEYS, 4)}
+        Path("ds.json").write_text(json.dumps(config))
+    elif kind == "accelerate":
+        Path("run.sh").write_text(ACCELERATE)
+        Path("fsdp.yaml").write_text(FSDP)
+    elif kind == "python":
+        target, more = "train.py", ("--model", "qwen3-8b", "data.seq_length=4096")
+        Path(target).write_text(PROGRAM)
+    words = (target, "--gpus", "2xL40S", *more)
+    batch = batch_of(meshwright, *words)
+    [found] = [f for f in meshwright("check", *words, "--json").json["findings"] if f["severity"] == "error"]
+    assert found["rule"] == "memory.peak"
+    sets_flag = {"python": "per_device_train_batch_size=1"}.get(kind, "--per_device_train_batch_size 1")
+    assert sets_flag in found["fix"]
+    assert ('"train_micro_batch_size_per_gpu": 1' in found["fix"]) == (kind == "stated")
+    apply(found["fix"], target)
+    left = meshwright("check", *words, "--json").json["findings"]
+    assert not [f for f in left if f["severity"] == "error"]
+    assert batch_of(meshwright, *words) == batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from meshwright.frameworks.saving import saving_findings
 from meshwright.frameworks.schedule_units import file_units, in_file_units
 from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, clusters_for, complete, import_recipe
 from meshwright.frameworks.tried_fixes import tried_fixes
+from meshwright.frameworks.types import as_int
 from meshwright.models import ModelSpec
 from meshwright.planner import as_overrides, case_of, find_repair
 from meshwright.planner.budget import Epochs
@@ -42,6 +44,8 @@ JUDGEMENTS = (
     "strategy.fsdp-with-tensor-parallel",
 )
 """Warnings about choices that published configs make for good reasons: advice in their files."""
+BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
+MICRO_BATCH = "per_device_train_batch_size"
 NO_LENGTH = ".no-length"  # ends the id of a framework's own rule
 Count = Callable[[Recipe], Epochs | None]
 
@@ -236,6 +240,8 @@ def _downgrade_within_error(finding: Finding, case: Case) -> Finding:
 def _in_framework_keys(imported: ImportedRecipe, recipe: Recipe, finding: Finding) -> Finding:
     field = finding.field
     key = imported.mapped.source_keys.get(field, "") or _their_key(imported, recipe, field)
+    if not key and field == "layout.micro_batch_size" and MICRO_BATCH in imported.parsed.program.fills:
+        key = f"--{MICRO_BATCH}"
     unit = file_units(imported.framework.key_map, imported.parsed.settings, recipe).get(key)
     key = unit.key if unit and key not in imported.parsed.settings else key
     setting = imported.parsed.settings.get(key) or imported.parsed.program.given.get(key.removeprefix("--"))
@@ -266,12 +272,40 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
     touched = [key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...)]
     differing |= dict.fromkeys(_removed(imported, touched, after))
     stated = in_file_units(framework.key_map, differing, imported.parsed.settings, changed)
-    formatted = [framework.format_setting(key, value) for key, value in stated.items()]
+    formatted = list(_formatted(imported, stated | _batch_arguments(imported, recipe, changed)))
     lost = {one.field for one in unmapped} & {text.partition("=")[0] for text in fix} - {
         *imported.parsed.field_values,
         *framework.derived_fields,
     }
     return () if lost else tuple(formatted)
+
+
+def _formatted(imported: ImportedRecipe, stated: Mapping[str, Any]) -> Iterator[str]:
+    """Yield settings where the file's value comes from: the config, an argument of the program, or both."""
+    program = imported.parsed.program
+    for key, value in stated.items():
+        if key == BATCH and ACCUMULATION in program.fills:  # the Trainer multiplies its own arguments
+            continue
+        if key not in program.fills:
+            yield imported.framework.format_setting(key, value)
+        if key in program.fills or key in program.repeats:
+            yield program.formatted(program.fills.get(key) or program.repeats[key], value)
+
+
+def _batch_arguments(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) -> dict[str, Any]:
+    """Return the Trainer's micro batch of a fix, and the accumulation steps that keep its batch if they are stated."""
+    program, size = imported.parsed.program, changed.layout.micro_batch_size
+    by_argument = MICRO_BATCH in program.fills
+    found = {MICRO_BATCH: size} if by_argument and size != recipe.layout.micro_batch_size else {}
+    stated = as_int(program.given.get(ACCUMULATION)) or as_int(imported.parsed.settings.get(ACCUMULATION))
+    steps = stated or (1 if by_argument else 0)
+
+    def rounds(one: Recipe) -> Fraction:  # times the number of GPUs
+        layout = one.layout
+        return Fraction(one.train.global_batch_size * layout.tp * layout.pp * layout.cp, layout.micro_batch_size)
+
+    wanted = steps * rounds(changed) / rounds(recipe)
+    return found | ({ACCUMULATION: int(wanted)} if wanted not in (steps, 0) and wanted.denominator == 1 else {})
 
 
 def _removed(imported: ImportedRecipe, touched: Sequence[str], after: Mapping[str, Any]) -> list[str]:

@@ -37,6 +37,15 @@ class ProgramArguments(msgspec.Struct, frozen=True):
     open_fields: tuple[str, ...] = ()  # whose argument is known only when it runs
     warmup_share: float = 0.0  # of the steps; 0: not given as a share
     argv: tuple[SourcedValue, ...] = ()  # the command of a script: the program and its arguments as written
+    fills: Mapping[str, str] = {}  # key that the config leaves open → the argument that fills it in
+    repeats: Mapping[str, str] = {}  # key of the config → the argument that must have the same value
+
+    def formatted(self, name: str, value: Any) -> str:
+        """Return an argument as the program is given it: a flag of a command, or a keyword in Python."""
+        name = f"--{name}" if self.argv else name
+        if value is None:
+            return f"without {name}"
+        return f"{name} {value}" if self.argv else f"{name}={value!r}"
 
 
 def as_int(setting: SourcedValue | None, digits: int = 11) -> int | None:

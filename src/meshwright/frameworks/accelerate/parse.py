@@ -215,7 +215,7 @@ def _parsed(
             *_program_fields(type_name, settings, field_values),
         ),
         engine=_engine(type_name, settings),
-        program=program.arguments,
+        program=msgspec.structs.replace(program.arguments, fills=_filled_in(arguments)),
         notes=(
             *_notes(type_name, settings, arguments),
             *_missing_file_note(type_name, settings, inner),
@@ -304,6 +304,11 @@ def _notes(type_name: str, settings: Settings, arguments: Arguments) -> Iterator
         yield "the layers to wrap come from the model's _no_split_modules"
     if "per_device_train_batch_size" not in arguments:
         yield "batch size and sequence length are set by the program: micro batch 1 is assumed"
+
+
+def _filled_in(arguments: Arguments) -> dict[str, str]:
+    """Return the batch arguments of the Trainer, which no config has or which replace it."""
+    return {name: name for name in (MARK, "gradient_accumulation_steps")} if MARK in arguments else {}
 
 
 def _double_checkpointing(setting: SourcedValue, arguments: Arguments) -> Iterator[Finding]:

@@ -16,7 +16,7 @@ from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.trainer import Arguments, open_referenced_file, parse_arguments, program_fields
 from meshwright.frameworks.trainer_fields import TRL_DEFAULTS, is_trainer, is_trl
 from meshwright.frameworks.trainer_files import file_arguments, names_deepspeed, uses_trl, written_beside
-from meshwright.frameworks.types import Settings, SourcedValue, as_int
+from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.deepspeed import REMOVED_OPTIMIZERS
 from meshwright.recipes.types import Recipe, recipe_fields
@@ -103,7 +103,7 @@ def parse(content: Content) -> ParsedConfig:
     script = str(launch.program.value)
     filled = _fill_auto(settings, trainer_arguments, is_trl(arguments, script))
     parsed = _parsed(content, filled, gpu_request_of(launch), arguments, script=script)
-    program = msgspec.structs.replace(parsed.program, argv=launch.argv)
+    program = msgspec.structs.replace(_with_fills(parsed, settings, trainer_arguments), argv=launch.argv)
     return msgspec.structs.replace(
         parsed, program=program, env=launch.env, findings=tuple(_disagreements(settings, trainer_arguments))
     )
@@ -122,6 +122,7 @@ def _of_program(content: Content, program: Content, settings: Settings) -> Parse
         files=tuple(dict.fromkeys([*parsed.files, program.path])),
         findings=tuple(_disagreements(settings, arguments)),
         notes=(*parsed.notes, *note),
+        program=_with_fills(parsed, settings, arguments),
     )
 
 
@@ -142,6 +143,19 @@ def _fill_auto(settings: Settings, arguments: Arguments, trl: bool = False) -> d
     if as_int(micro) and as_int(steps) and filled.get(BATCH[0]) and filled[BATCH[0]].value == "auto":
         del filled[BATCH[0]]
     return filled
+
+
+def _with_fills(parsed: ParsedConfig, settings: Settings, arguments: Arguments) -> ProgramArguments:
+    """Return the arguments with the keys that they fill in, which are auto, and those that they repeat."""
+    if not is_trainer(arguments):
+        return parsed.program
+    autos = {key for key, one in settings.items() if one.value == "auto"}
+    of_key = {key: name for name, keys in FROM_TRAINER.items() for key in keys}
+    return msgspec.structs.replace(
+        parsed.program,
+        fills={key: name for key, name in of_key.items() if key in autos},
+        repeats={key: name for key, name in of_key.items() if key in settings.keys() - autos and name in arguments},
+    )
 
 
 def _trainer_defaults(settings: Settings, arguments: Arguments, trl: bool) -> Iterator[tuple[str, SourcedValue]]:
