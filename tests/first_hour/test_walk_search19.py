@@ -47,3 +47,14 @@ def test_a_leaner_loss_is_chosen_over_a_layout_that_may_not_fit(meshwright: Any)
     assert "kernels.loss=fused_linear" in text
     typed = meshwright(*words, "kernels.loss=vocab_parallel", "--json").json  # what the user typed stays
     assert typed["estimate"]["step_s"] <= found["estimate"]["step_s"] < 1.1 * typed["estimate"]["step_s"]
+
+
+def test_size_says_that_a_count_may_miss_the_deadline(meshwright: Any) -> None:
+    words = ("size", "llama2-13b", "--goal", "pretrain", "--gpus", "H100", "--max-gpus", "256", "--tokens", "2T")
+    found = meshwright(*words, "--days", "60", "--json").json
+    assert found["in_time"]["days_band"]["high"] > 60
+    [note] = [one for one in found["notes"] if "may miss the 60 days" in one]
+    sure = min(one["gpus"] for one in found["sizes"] if one["fits"] and one["days_band"]["high"] <= 60)
+    assert f"{sure} GPUs are in time also at the slow end" in note
+    high = found["in_time"]["days_band"]["high"]
+    assert not [one for one in meshwright(*words, "--days", f"{high + 1:.0f}", "--json").json["notes"] if "miss" in one]

@@ -180,7 +180,12 @@ def size(
         tokens=tokens,
         price=None if price is None else price.per_gpu_hour,
         currency="" if price is None else price.currency,
-        notes=(*calibration_notes(question.calibration, gpu, question.engine), *notes, *_offload_notes(found)),
+        notes=(
+            *calibration_notes(question.calibration, gpu, question.engine),
+            *notes,
+            *_offload_notes(found),
+            *_late_notes(in_time, fitting, days),
+        ),
         assumed=(*question.assumed, *(host_assumed(question.cluster) if any(s.offloads for s in fitting) else ())),
         storage=storage,
         own=own,
@@ -192,6 +197,21 @@ def size(
 
 def _within(one: Size, days: float | None) -> bool:
     return days is not None and one.days is not None and one.days <= days
+
+
+def _late_notes(in_time: Size | None, fitting: Sequence[Size], days: float | None) -> Iterator[str]:
+    """Yield that the error band of the chosen count passes the deadline, and the smallest count whose band does not."""
+    band = None if in_time is None else in_time.days_band
+    if in_time is None or band is None or days is None or band.high <= days:
+        return
+    sure = next((s for s in fitting if s.days_band is not None and s.days_band.high <= days), None)
+    safe = "no count that was tried has its whole band within it"
+    if sure is not None and sure.days_band is not None:
+        safe = f"{gpu_count(sure.gpus)} are in time also at the slow end ({sure.days_band.high:.3g} days)"
+    yield (
+        f"{gpu_count(in_time.gpus)} may miss the {days:g} days: the error band of their time ends at {band.high:.3g} "
+        f"days; {safe}"
+    )
 
 
 def _offload_notes(found: Sequence[Size]) -> Iterator[str]:
