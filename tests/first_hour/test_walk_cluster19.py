@@ -134,3 +134,12 @@ def test_check_names_warnings_that_only_advice_prints(meshwright: Any, script: s
     assert "left out as matters of choice: precision.bf16-reduction" in found
     assert "--advice prints them" in found
     assert "left out" not in meshwright("check", script, "--gpus", "256xH100", "--advice").out
+
+
+def test_torchtitan_gets_a_flavor_with_the_scripts_own_rope_theta(meshwright: Any, script: str) -> None:
+    Path(script).write_text(SCRIPT.replace("--mock-data", "--mock-data --rotary-base 500000"))
+    found = meshwright("export", script, "--to", "torchtitan", "--gpus", "256xH100")
+    assert found.code == 0
+    assert "rope_theta=500000.0" in found.out
+    assert 'custom_import = "own_model"' in found.out
+    assert "architecture.rope_theta" not in found.out + found.err

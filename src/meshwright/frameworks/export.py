@@ -14,15 +14,14 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.load import content_of
 from meshwright.frameworks.mapping import NO_KEY, relevant_fields, same_value
-from meshwright.frameworks.model_match import model_path
+from meshwright.frameworks.model_match import model_path, own_numbers
 from meshwright.frameworks.to_recipe import complete, import_recipe
 from meshwright.frameworks.types import ExportedConfig, UnmappedField
-from meshwright.models import ModelSpec, names
+from meshwright.models import ModelSpec
 from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups
 from meshwright.recipes.capabilities import FRAMEWORK_GOALS
 from meshwright.recipes.key_maps import composite_keys, config_keys
 from meshwright.recipes.key_maps.local_batch import same_passes
-from meshwright.recipes.model_changes import NUMBERS, published_numerics
 from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 
 
@@ -65,9 +64,7 @@ def _is_derived(one: UnmappedField, back: Recipe) -> bool:
 
 
 ARGUMENTS_FILE = ("deepspeed", "accelerate")  # exports with a file of the Trainer's arguments
-UNSET_IN_CONFIG = {"rope_theta": 10000.0, "norm_eps": 1e-6}
-"""Numbers of a config.json that does not set them, as transformers' classes have them."""
-NAMES_A_MODEL = ("torchtitan", "automodel")
+NAMES_A_MODEL = ("automodel",)  # and has no file for another; torchtitan's export defines a flavor
 NAMED_BY_MODEL = ("checkpoint.pretrained", "data.tokenizer")  # unset, they are those of the model's hub id
 GOAL_WORDS = {"pretrain": "pretraining", "sft": "fine-tuning of all weights", "peft": "fine-tuning with adapters"}
 
@@ -109,15 +106,12 @@ def lost_numbers(framework: Framework, recipe: Recipe) -> tuple[UnmappedField, .
     rows = config_keys(framework.key_map).values()
     if not any(row.field.startswith("architecture.") for row in rows) and framework.name not in NAMES_A_MODEL:
         return ()  # its files do not describe the model
-    published, mapped = published_numerics(recipe.model), {row.field for row in rows}
-    found = []
-    for name in NUMBERS:
-        key, value, theirs = f"architecture.{name}", getattr(recipe.architecture, name), getattr(published, name)
-        theirs = UNSET_IN_CONFIG[name] if theirs is None and recipe.model not in names() else theirs
-        if value is not None and key not in mapped and not same_value(value, theirs):
-            reason = f"{framework.title} has no key for it: {recipe.model} has {theirs or 'its own'}"
-            found.append(UnmappedField(key, value, reason))
-    return tuple(found)
+    mapped = {row.field for row in rows}
+    return tuple(
+        UnmappedField(key, value, f"{framework.title} has no key for it: {recipe.model} has {theirs or 'its own'}")
+        for key, value, theirs in own_numbers(recipe)
+        if key not in mapped
+    )
 
 
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:

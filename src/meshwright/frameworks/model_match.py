@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import msgspec
 
 from meshwright import file_access
 from meshwright.errors import InputError
-from meshwright.models import ModelSpec, catalogue_name, find, find_by_shape, is_path, spec_from_config
+from meshwright.frameworks.mapping import same_value
+from meshwright.models import ModelSpec, catalogue_name, find, find_by_shape, is_path, names, spec_from_config
+from meshwright.recipes.model_changes import NUMBERS, published_numerics
 from meshwright.recipes.types import Recipe
 
 QUANTIZED = re.compile(r"-(unsloth-)?bnb-4bit$")  # hub ids of a model's weights in 4 bits
@@ -66,3 +69,17 @@ def same_shape(one: ModelSpec, other: ModelSpec) -> bool:
 def _shape(spec: ModelSpec) -> bytes:
     parts = (spec.kind, spec.hidden, spec.groups, spec.vocab, spec.tied, spec.learned_positions, spec.mtp_layers)
     return msgspec.json.encode(parts)
+
+
+UNSET_IN_CONFIG = {"rope_theta": 10000.0, "norm_eps": 1e-6}
+"""Numbers of a config.json that does not set them, as transformers' classes have them."""
+
+
+def own_numbers(recipe: Recipe) -> Iterator[tuple[str, float, float | None]]:
+    """Yield the recipe's own numbers of the model with those of the published one, where they differ."""
+    published = published_numerics(recipe.model)
+    for name in NUMBERS:
+        value, theirs = getattr(recipe.architecture, name), getattr(published, name)
+        theirs = UNSET_IN_CONFIG[name] if theirs is None and recipe.model not in names() else theirs
+        if value is not None and not same_value(value, theirs):
+            yield f"architecture.{name}", value, theirs

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError
+from meshwright.frameworks.model_match import own_numbers
 from meshwright.frameworks.torchtitan.models import FAMILIES
 from meshwright.models import Attention, Dense, ModelSpec, MoE, find, names
 from meshwright.models.numerics import Numerics
@@ -37,7 +38,8 @@ def with_type(recipe: Recipe, model: ModelSpec) -> ModelSpec:
 
 def own_flavor(recipe: Recipe, model: ModelSpec) -> OwnFlavor:
     """Return the flavor of a model in llama3 or qwen3 of torchtitan 0.2.2; raise InputError if neither computes it."""
-    flavor = re.sub(r"\W+", "_", model.name).strip("_") + ("_own" if sizes(recipe) else "")
+    changed = sizes(recipe) or next(own_numbers(recipe), None)
+    flavor = re.sub(r"\W+", "_", model.name).strip("_") + ("_own" if changed else "")
     layers = {(type(layer.mixer), type(layer.ffn)) for layer in model.layers}
     first = model.layers[0]
     mixer, ffn, numbers = first.mixer, first.ffn, numerics_for(recipe)

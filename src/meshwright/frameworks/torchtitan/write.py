@@ -12,7 +12,7 @@ from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import is_hub_id
 from meshwright.frameworks.mapping import nest, relevant_fields, same_value, to_settings, without_defaults
-from meshwright.frameworks.model_match import model_path
+from meshwright.frameworks.model_match import model_path, own_numbers
 from meshwright.frameworks.torchtitan.derived_fields import ONE_STAGE
 from meshwright.frameworks.torchtitan.format_override import flag
 from meshwright.frameworks.torchtitan.models import PRESETS, flavor_of, preset_of
@@ -62,7 +62,8 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     """Write the TOML for 0.2.2, and commands for later versions if they have a preset of the model."""
     listed = flavor_of(model)
     model = with_type(recipe, model)
-    own = own_flavor(recipe, model) if listed is None else None
+    numbers = tuple(key for key, _, _ in own_numbers(recipe))
+    own = own_flavor(recipe, model) if listed is None or numbers else None
     name, flavor = (own.name, own.flavor) if own is not None else listed or ("", "")
     _check_axes(recipe, model)
     settings, unmapped = _settings(framework, recipe, model, on)
@@ -87,7 +88,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
             f"checkpoint.initial_load_path must be a folder: download {recipe.checkpoint.pretrained} "
             "(scripts/download_hf_assets.py --assets safetensors) and set checkpoint.pretrained to it"
         )
-    preset = preset_of(model)
+    preset = None if numbers else preset_of(model)  # a preset has the published numbers
     versions: dict[str, OtherVersion] = {}
     env = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     if preset is not None:
@@ -114,6 +115,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         unmapped=unmapped,
         notes=tuple(notes),
         versions=versions,
+        in_other_files=numbers,
     )
 
 
