@@ -34,7 +34,7 @@ def both_ways(rank: int, world: int, settings: str, given: types.Recipe) -> tupl
         patched.setattr(fsdp, "reduce_in_place", counted)
         ours = train(rank, world, settings, given, 2)
         patched.setattr(fsdp, "reduce_in_place", lambda *_: None)
-        patched.setattr(_fsdp_collectives, "foreach_reduce_scatter_copy_in", fsdp._copy_in_chunks)
+        patched.setattr(_fsdp_collectives, fsdp.COPY_IN, fsdp._copy_in_chunks)
         return ours, train(rank, world, settings, given, 2), len(units)
 
 

@@ -211,7 +211,7 @@ def _count(recipe: Recipe) -> _Counted | None:
         tokens = kept * sum(sizes) / _bytes_per_token(recipe)
         samples = max(ceil(tokens / data.seq_length), 1)
         return _Counted(samples, f"about {_packed(samples)}, at {_bytes_per_token(recipe):g} bytes per token", tokens)
-    if data.packing:
+    if data.packing and lengths is not None:
         from meshwright.engine.data.packing import pack
 
         used = lengths if name else _part(lengths, kept)

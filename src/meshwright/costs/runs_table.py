@@ -302,7 +302,7 @@ def _own_case(cells: Mapping[str, str], model: ModelSpec, place: Cluster, goal: 
     return Case(changed, model, place)
 
 
-def _choice(cells: Mapping[str, str], column: str, known: Sequence[str] | Mapping[str, str], blank: str) -> str:
+def _choice(cells: Mapping[str, str], column: str, known: Sequence[str] | Mapping[str, Any], blank: str) -> str:
     text = cells.get(column, "")
     if not text:
         return blank

@@ -224,7 +224,8 @@ def _rule_forward(
 
 def _span(rows: slice, tokens: slice, *inputs: Any) -> Span:
     given: list[Any] = [one[rows] if isinstance(one, Tensor) else one for one in inputs]
-    return Span(*given, tokens)
+    q, k, v, g, beta, norm, segments = given
+    return Span(q, k, v, g, beta, norm, segments, tokens)
 
 
 _rule = torch.library.custom_op(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -65,7 +66,8 @@ def _shared_memory() -> int:
     """Return the bytes of shared memory of a thread block on this machine's GPU."""
     if not torch.cuda.is_available():
         return SHARED_MEMORY
-    return int(torch.cuda.get_device_properties().shared_memory_per_block_optin)
+    properties: Any = torch.cuda.get_device_properties()
+    return int(properties.shared_memory_per_block_optin)
 
 
 def missing_note(kernels: Kernels, device_type: str) -> str:

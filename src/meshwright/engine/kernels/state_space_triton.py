@@ -65,7 +65,7 @@ def _by_document(
     for row, ids in enumerate(documents.cpu()):
         ends = [0, *(ids.diff().nonzero().flatten() + 1).tolist(), len(ids)]
         parts = [[one[row : row + 1, i:j] for one in (x, dt, b, c)] for i, j in pairwise(ends)]
-        rows.append(torch.cat([torch_scan(*part[:2], a, *part[2:], *more) for part in parts], 1))
+        rows.append(torch.cat([torch_scan(part[0], part[1], a, part[2], part[3], *more) for part in parts], 1))
     return torch.cat(rows)
 
 
