@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import meshwright as library
+from meshwright.api.dataset_length import dataset_notes
+from meshwright.cli.run import run
 from meshwright.errors import InputError
 
 PEFT = "qwen3_8b_peft_config"
@@ -122,3 +124,66 @@ def test_rows_that_train_refuses_are_errors_of_recommend() -> None:
         assert (first.severity, first.rule) == ("error", "data.rows")
         assert "rows.jsonl:2: not JSON" in first.message
         assert "sed '2d' rows.jsonl" in first.no_fix
+
+
+def test_missing_tokenizers_and_weights_are_warnings_of_check() -> None:
+    write("rows.jsonl", chat("It works."))
+    words = ["data.tokenizer=./nofolder", "checkpoint.pretrained=./nomodel", "data.dataset=rows.jsonl"]
+    found = [
+        one for one in library.check(PEFT, gpus="1xH100", overrides=words).findings if "is not on this" in one.message
+    ]
+    assert [(one.severity, one.field) for one in found] == [
+        ("warning", "data.tokenizer"),
+        ("warning", "checkpoint.pretrained"),
+    ]
+
+
+def test_many_epochs_over_few_rows_get_a_note() -> None:
+    write("rows.jsonl", *(chat("It works.") for _ in range(150)))
+    plan = library.recommend("qwen3-8b", **QLORA, overrides=["data.dataset=rows.jsonl", "train.epochs=30"])
+    assert any("train.epochs=30 repeats" in one for one in dataset_notes(plan.recipe))
+    few = library.recommend("qwen3-8b", **QLORA, overrides=["data.dataset=rows.jsonl", "train.epochs=3"])
+    assert not any("repeats" in one for one in dataset_notes(few.recipe))
+
+
+def test_tiny_keeps_the_rows_of_chat_data(capsys: pytest.CaptureFixture[str]) -> None:
+    question = "The export fails with error 735 since Monday, and nobody knows why. " * 3
+    name = write("rows.jsonl", *(chat("Restart it.", question) for _ in range(8)))
+    library.train("qwen3_600m_peft_config", tiny=True, dataset=name, out="run", overrides=["train.steps=1"])
+    assert "8 of 8 conversations" in capsys.readouterr().err
+
+
+def test_four_bits_of_a_recipe_are_a_method(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(["estimate", PEFT, "--gpus", "1x4090", "load_in_4bit=true"])
+    assert caught.value.code == 2
+    assert "write --goal qlora or peft.method=qlora" in capsys.readouterr().err
+    assert library.estimate(PEFT, gpus="1x4090", overrides=["peft.method=qlora"]).recipe.peft.method == "qlora"
+
+
+def test_explain_says_what_is_trained_in_place_of_preferences() -> None:
+    for word in ("dpo", "DPO", "grpo"):
+        found = library.explain(word)
+        assert found.meaning.startswith("not supported: our engine trains with next-token")
+        assert "pretrain, sft, peft" in found.meaning
+
+
+BANNER = """***** Running training *****
+[INFO|trainer.py:2407] >>   Num examples = 2,994
+[INFO|trainer.py:2411] >>   Total train batch size (w. parallel, distributed & accumulation) = 16
+[INFO|trainer.py:2413] >>   Total optimization steps = 562
+"""
+
+
+def test_the_doctor_reads_the_batch_of_the_trainers_banner() -> None:
+    steps = "".join(
+        f"{{'loss': {2.9 - number / 100}, 'grad_norm': 1.0, 'learning_rate': 1e-4, 'epoch': 0.1}}\n"
+        f" {number}%|█ | {number * 10}/562 [{number * 4:02d}:00<1:00:00, 24.0s/it]\n"
+        for number in range(1, 11)
+    )
+    write("console.log", BANNER + steps)
+    words = ["peft.method=qlora", "data.seq_length=4096"]
+    found = library.diagnose("console.log", recipe=PEFT, gpus="1xRTX4090", overrides=words)
+    assert not any("does not state the global batch size" in one for one in found.notes)
+    figures = {one.name: one.measured for one in found.figures}
+    assert figures["tokens/s/GPU"] == pytest.approx(16 * 4096 / figures["step time"], rel=0.01)

@@ -43,7 +43,22 @@ def data_findings(recipe: Recipe, thorough: bool = False) -> tuple[Finding, ...]
     names = [("data.dataset", name) for name in recipe.data.blend or (recipe.data.dataset,)]
     names += [("data.validation", recipe.data.validation)]
     known = [(key, name) for key, name in names if looks_like_path(name)]
-    return tuple(found for key, name in known for found in _findings(recipe, key, name, thorough))
+    rows = (found for key, name in known for found in _findings(recipe, key, name, thorough))
+    return (*rows, *_missing_folders(recipe))
+
+
+def _missing_folders(recipe: Recipe) -> Iterator[Finding]:
+    """Yield a warning for a tokenizer or weights that are not on this machine, which train refuses."""
+    for key, name in (
+        ("data.tokenizer", recipe.data.tokenizer),
+        ("checkpoint.pretrained", recipe.checkpoint.pretrained),
+    ):
+        if looks_like_path(name) and not Path(name).expanduser().exists():
+            near = file_access.neighbours(Path(name).expanduser())
+            meant = f"; did you mean {key}={near[0]}?" if near else ""
+            message = f"{name} is not on this machine: train needs it where it runs{meant}"
+            fix, other = (f"{key}={near[0]}",) if near else (), "copy it to where the run starts"
+            yield Finding(DATA_MISSING, "warning", key, message, fix, no_fix="" if fix else other)
 
 
 def _findings(recipe: Recipe, key: str, name: str, thorough: bool) -> Iterator[Finding]:

@@ -82,7 +82,9 @@ def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
     if recipe.data.blend or file_access.closed() or not looks_like_path(name):
         return ()
     if found := data_findings(recipe):  # errors are findings of the plan
-        return tuple(one.message for one in found if one.severity != "error")
+        missing = tuple(one.message for one in found if one.severity != "error")
+        of_data = any(one.field.startswith("data.dataset") or one.severity == "error" for one in found)
+        return missing if of_data else (*missing, *_delimiter_notes(recipe), *_count_notes(recipe))
     return (*_delimiter_notes(recipe), *_count_notes(recipe))
 
 
@@ -95,8 +97,12 @@ def _count_notes(recipe: Recipe) -> tuple[str, ...]:
     """Return how many samples the user's dataset has and how often the run repeats them."""
     name, train = recipe.data.dataset, recipe.train
     counted = _count(recipe)
-    if counted is None or train.epochs:
+    if counted is None:
         return ()
+    if train.epochs:
+        fewer = f"{name}: train.epochs={train.epochs:g} repeats {counted.text} {train.epochs:g} times"
+        advice = f"more than {MANY_PASSES} epochs mostly memorize the data: train.epochs={USUAL_EPOCHS}"
+        return (f"{fewer}; {advice}",) if train.epochs > MANY_PASSES else ()
     passes = train.steps * train.global_batch_size / counted.samples
     if passes <= MANY_PASSES:
         return (f"{name}: {counted.text}",)

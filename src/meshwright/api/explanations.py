@@ -17,7 +17,7 @@ from meshwright.api.labels import LABELS
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.api.terms import TERMS
 from meshwright.api.verb_function import verb
-from meshwright.choices import ENGINES, synonym
+from meshwright.choices import ENGINES, synonym, unsupported
 from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError, closest, unknown
 from meshwright.frameworks import rule_catalog
@@ -305,9 +305,17 @@ def _as_option_name(text: str) -> Explained | None:
     return _as_option(text, named=True)
 
 
+def _as_unsupported(text: str) -> Explained | None:
+    """Return what is supported in place of a goal of other tools, such as dpo."""
+    found = unsupported("goal", text)
+    if found is None:
+        return None
+    return Explained(text, "term", meaning=f"not supported: {found[0]}; goals are {', '.join(found[1])}")
+
+
 LOOKUPS = (
-    _as_rule, _as_capabilities, _as_section, _as_code, _as_option, _as_term_or_field, _as_their_key, _as_value,
-    _as_named, _as_message, _as_option_name, _as_words,
+    _as_unsupported, _as_rule, _as_capabilities, _as_section, _as_code, _as_option, _as_term_or_field, _as_their_key,
+    _as_value, _as_named, _as_message, _as_option_name, _as_words,
 )  # fmt: skip
 """What a text may be, in this order."""
 

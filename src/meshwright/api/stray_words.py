@@ -92,4 +92,7 @@ def refuse_option_word(word: str, verb: str, flags: Sequence[str]) -> None:
     flag = f"--{name.replace('_', '-')}"
     meant = [f"{flag} {value}"] if flag in flags else meant_option(name, value, flags, False, verb)
     if meant:
-        raise InputError(f"is an option, not a key of a recipe; write {meant[0]}", field=key, value=value, fix=meant)
+        if meant[0].startswith("--goal"):  # a recipe has a goal of its own
+            meant = [*meant, *meant_option(name, value, (), True, verb)]
+        what = f"is an option, not a key of a recipe; write {' or '.join(meant)}"
+        raise InputError(what, field=key, value=value, fix=meant)

@@ -16,7 +16,7 @@ def doctor(answer: dict[str, Any], found: Any) -> None:
     out.print("")
     if answer["figures"]:
         table(_figure_rows(answer["figures"]), "", "  measured", "  estimate")
-        if answer["mfu_convention"]:
+        if answer["mfu_convention"] and any(one["name"].startswith("MFU") for one in answer["figures"]):
             out.print(f"[dim]MFU: {escape(answer['mfu_convention'])}[/]")
         out.print("")
     listed: dict[str, str] = {}  # remedy -> the finding that lists it

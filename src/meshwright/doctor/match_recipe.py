@@ -112,7 +112,8 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | Non
             else f", because the recipe's {reduced} do not divide {case.world} GPU{'s' * (case.world != 1)}"
         )
         yield f"the log does not state the layout: the estimate assumes {whose}{degrees}{why}; overrides change it"
-    if not keys & {"train.global_batch_size"} and not run.header.tokens_per_step and run.kind != "megatron":
+    stated = keys | run.header.overrides.keys()
+    if "train.global_batch_size" not in stated and not run.header.tokens_per_step and run.kind != "megatron":
         batch = case.recipe.train.global_batch_size
         found = inferred_batch(run, case.world, case.recipe.data.seq_length)
         if found is not None and found.plausible == batch:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from meshwright.engine.data import byte_level
+from meshwright.engine.data.conversations import Conversation, detect_columns, parse_conversation
+from meshwright.engine.data.files import find_rows
+from meshwright.engine.data.row_errors import RowColumns, detects_columns
 from meshwright.engine.data.tokenizers import FIELD
 from meshwright.engine.model_families import family_of
 from meshwright.engine.validate import data_ranks
+from meshwright.errors import InputError
 from meshwright.notes import note
 from meshwright.recipes.capabilities import executed_values
 from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Architecture, Kernels, Layout, Moe, Precision, Recipe, field_value, recipe_fields
 
 SEQ_LENGTH = 64
+LENGTH_ROWS = 200  # rows of the user's data that the length is chosen by
+TURN_BYTES = 24  # role and special tokens of a message
 STEPS = 20
 MICRO_BATCHES = 4  # per rank and step, so that gradients accumulate and pipelines fill
 LEARNING_RATE = {"pretrain": 3e-3, "sft": 3e-3, "peft": 1e-2}  # adapters on random weights learn slowly
@@ -46,7 +53,11 @@ def tiny_recipe(
         recipe,
         architecture=Architecture(),
         layout=layout,
-        data=replace(recipe.data, seq_length=SEQ_LENGTH, dataset=recipe.data.dataset if here else "mock"),
+        data=replace(
+            recipe.data,
+            seq_length=_seq_length(recipe) if here else SEQ_LENGTH,
+            dataset=recipe.data.dataset if here else "mock",
+        ),
         train=replace(
             recipe.train,
             global_batch_size=max(MICRO_BATCHES, layout.pp) * layout.micro_batch_size * dp,
@@ -64,6 +75,37 @@ def tiny_recipe(
     scaled = change(scaled, kept)[0]
     _note_changes(recipe, scaled, shrink)
     return scaled, small
+
+
+def _seq_length(recipe: Recipe) -> int:
+    """Return the shortest power of two at which the first answers of most of the user's conversations start.
+
+    Half a token per byte of other tokenizers than the byte-level one is an upper bound for text.
+    """
+    data = recipe.data
+    if recipe.goal == "pretrain" or data.images:
+        return SEQ_LENGTH
+    share = 1.0 if data.tokenizer in ("", byte_level.NAME) else 0.5
+    try:
+        rows = find_rows(Path(data.dataset).expanduser(), data.split)
+        columns = RowColumns(detect_columns(rows.first(), data.columns, rows.name), detects_columns(data.columns))
+        found = [parse_conversation(row, columns.of(row), where) for where, row in islice(rows, LENGTH_ROWS)]
+    except InputError:  # train reports rows that cannot be read
+        return SEQ_LENGTH
+    sizes = sorted(_bytes_before_answer(one) for one in found if one.messages)
+    if not sizes:
+        return SEQ_LENGTH
+    most = int(share * sizes[int(0.9 * (len(sizes) - 1))])
+    return max(SEQ_LENGTH, min(1 << most.bit_length(), data.seq_length))
+
+
+def _bytes_before_answer(conversation: Conversation) -> int:
+    """Return about the bytes that a template writes before the first answer of a conversation."""
+    messages = conversation.messages
+    answer = next((i for i, one in enumerate(messages) if one["role"] == "assistant"), len(messages))
+    texts = [one.get("content") for one in messages[:answer]]
+    tools = len(msgspec.json.encode(conversation.tools, enc_hook=str)) if conversation.tools else 0
+    return tools + sum(TURN_BYTES + len(msgspec.json.encode(one, enc_hook=str)) for one in texts)
 
 
 def _note_changes(recipe: Recipe, scaled: Recipe, shrink: bool) -> None:

@@ -258,7 +258,9 @@ def doctor(answer: Answer) -> str:
     return _lines(
         f"{answer['kind']} log of {ran}{where}, step {answer['last_step']:,}",
         f"measured: {'; '.join(figures)}" if figures else "",
-        f"MFU: {answer['mfu_convention']}" if figures and answer["mfu_convention"] else "",
+        f"MFU: {answer['mfu_convention']}"
+        if answer["mfu_convention"] and any(one["name"].startswith("MFU") for one in answer["figures"])
+        else "",
         *(line for finding in answer["findings"][:SHOWN] for line in _diagnosis(finding)),
         "" if answer["findings"] else f"no findings from {len(answer['looked_for'])} checks",
         *_some("note", answer["notes"]),

@@ -31,6 +31,7 @@ VALIDATION = re.compile(r"\{[^{}]*'eval_loss': '?" + NUMBER + r"'?[^{}]*\}", re.
 PAIR = re.compile(rf"'(\w+)': '?({NUMBER})'?")
 BAR = re.compile(r"^\s*\d+%\|[^|]*\| *(\d+)/(\d+) \[((?:\d+ days?, )?[\d:]+)<")
 TOTAL = re.compile(r"Total optimization steps ?= ?([\d,]+)")
+BATCH = re.compile(r"Total train batch size[^=]*= ?([\d,]+)")
 WORLD = re.compile(r"(?:world_size|Num(?:ber of)? (?:processes|GPUs)) ?[=:] ?(\d+)", re.IGNORECASE)
 NAMES = {
     "loss": "loss",
@@ -63,7 +64,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
     records: list[_Record] = []
     validations: list[_Record] = []
     summary: dict[str, float] = {}
-    total, world = None, None
+    total, world, batch = None, None, None
     bars, places = list(_bars(lines)), {id(line): place for place, line in enumerate(lines)}
     for line, found in of_one_rank(lines, STEP, HINTS):
         if found is not None:
@@ -78,15 +79,22 @@ def read(lines: Sequence[Line], path: str) -> Run:
             summary = _figures(line.text)
         elif stated := TOTAL.search(line.text):
             total = int(stated[1].replace(",", ""))
+        elif stated := BATCH.search(line.text):
+            batch = int(stated[1].replace(",", ""))
         elif world is None and (stated := WORLD.search(line.text)):
             world = int(stated[1])
     total = _with_steps(records, bars, summary, total)
     _place_validations(validations, records)
-    return _run(path, records, validations, total, world)
+    return _run(path, records, validations, total, world, batch)
 
 
 def _run(
-    path: str, records: Sequence[_Record], validations: Sequence[_Record], total: int | None, world: int | None
+    path: str,
+    records: Sequence[_Record],
+    validations: Sequence[_Record],
+    total: int | None,
+    world: int | None,
+    batch: int | None = None,
 ) -> Run:
     steps = Steps()
     for record in validations:
@@ -106,7 +114,7 @@ def _run(
         starts=tuple(steps.starts),
         validations=steps.validations,
         numbered=not uncounted,
-        header=RunHeader(world=world, total_steps=total),
+        header=RunHeader(world=world, total_steps=total, overrides={"train.global_batch_size": batch} if batch else {}),
         notes=notes,
     )
 
