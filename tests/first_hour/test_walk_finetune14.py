@@ -98,11 +98,8 @@ def test_data_is_checked_before_a_gpu_is_rented(here: Path, meshwright: Any) -> 
         assert "\nfix:   " in trained.err
         alone = meshwright("check", name, "--json")
         assert (alone.code, alone.json["findings"][0]["message"]) == (1, found["message"])
-        assert found["message"] in " ".join(
-            meshwright(
-                "recommend", "qwen3-0.6b", "--goal", "sft", "--gpus", "1xRTX4090", "--dataset", name, "--json"
-            ).json["notes"]
-        )
+        words = ("recommend", "qwen3-0.6b", "--goal", "sft", "--gpus", "1xRTX4090", "--dataset", name, "--json")
+        assert found["message"] in [one["message"] for one in meshwright(*words).json["findings"]]
     assert "sed '2d;3d;4d' broken.jsonl > broken_kept.jsonl" in meshwright("check", "broken.jsonl").out.replace(
         "\n", ""
     )
