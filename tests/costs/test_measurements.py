@@ -14,7 +14,7 @@ from meshwright.costs import measurements
 from meshwright.costs.measurements_knobs import network_gb_s
 from meshwright.costs.measurements_models import UnknownModelError, model_of_row
 from meshwright.errors import InputError
-from meshwright.models import MLA, Attention, Dense, Mamba2, MoE
+from meshwright.models import MLA, Attention, Dense, GatedDelta, Mamba2, MoE
 from meshwright.recipes.capabilities import executed
 
 ROW = {
@@ -91,6 +91,61 @@ def test_lengths_follow_from_the_benchmark_or_the_tokens_of_a_step(tmp_path):
     assert names(row, "seq_length") == (512,)
 
 
+def test_what_primus_leaves_open_is_in_its_examples(tmp_path):
+    bare = {"framework": "Primus (Megatron)", "framework_version": "", "gpu": "MI300X", "n_gpus": "8", "seq_len": "",
+            "mbs": "", "gbs": "", "tp": "1", "pp": "8", "vp": "2", "step_time_s": "", "tokens_per_s_per_gpu": "11347",
+            "model": "llama2_7b", "hf_id_or_dims": "meta-llama/Llama-2-7b"}  # fmt: skip
+    row = read_one(tmp_path, **bare, notes="pipeline schedule zbv; batch and sequence not stated")
+    wanted = ("seq_length", "micro_batch_size", "global_batch_size", "pp_schedule")
+    assert names(row, *wanted) == (4096, 4, 256, "zbv")
+
+
+def test_a_pipeline_without_a_batch_has_eight_micro_batches_per_stage(tmp_path):
+    row = read_one(tmp_path, pp="2", gbs="", step_time_s="", tokens_per_s_per_gpu="2000")
+    assert names(row, "accumulation") == (16,)
+    assert names(read_one(tmp_path, mbs="", gbs="", step_time_s="", tokens_per_s_per_gpu="9"), "micro_batch_size") == (
+        8,
+    )
+
+
+def test_an_unknown_model_is_priced_by_its_size(tmp_path):
+    row = read_one(tmp_path, hf_id_or_dims="nvidia/Llama-3_3-Nemotron-Super-49B-v1_5", model="super")
+    assert row.model is not None
+    assert row.model.params.total == pytest.approx(49e9, rel=0.02)
+    linear = model_of_row("gdn_300m", "12 linear-attention + 12 MLP blocks, H1024 F4096", 0.0)
+    assert linear.num_layers == 12
+    assert isinstance(linear.groups[0].layer.mixer, GatedDelta)
+
+
+def test_a_row_that_says_its_layout_is_the_best_gets_the_fastest_that_fits(tmp_path):
+    open_row = {"tp": "", "pp": "", "framework_version": "2025", "gpu": "H100-SXM", "seq_len": "32768", "mbs": "",
+                "recompute": "", "recompute_class": "unknown", "dp_class": "zero1"}  # fmt: skip
+    row = read_one(tmp_path, **open_row, notes="best no-CP configuration; parallelism not stated")
+    assert row.case is not None
+    assert costs.memory(row.case).fits
+    for other in ({"tp": "8", "pp": "4"}, {"tp": "4", "pp": "8"}):
+        slower = read_one(tmp_path, **{**open_row, **other, "recompute_class": "none"})
+        assert costs.step_time(row.case).step_s <= costs.step_time(slower.case).step_s
+
+
+def test_knobs_are_read_where_a_row_states_them(tmp_path):
+    hopper = {"framework_version": "2025", "gpu": "H100-SXM", "interconnect": "Grand Teton 8xH100"}
+    assert names(read_one(tmp_path, **hopper), "gpu") == ("H100",)  # only Meta's development hosts run at 500 W
+    assert names(read_one(tmp_path, **hopper, attn_impl="FA3"), "attention_kernel") == ("best",)
+    assert names(read_one(tmp_path, **hopper, attn_impl="FA4"), "attention_kernel") == ("flash4",)
+    old = {**hopper, "framework": "NeMo/Megatron-Core", "framework_version": "NeMo 24.03.01"}
+    assert names(read_one(tmp_path, **old), "attention_kernel") == ("flash2",)
+    overlapped = read_one(tmp_path, **{**hopper, "dp_strategy": "ddp; tp-comm-overlap"})
+    assert names(overlapped, "tp_comm_overlap") == (True,)
+    deep = {**hopper, "pp": "4", "framework_version": "2024"}
+    assert names(read_one(tmp_path, **deep), "vp") == (1,)
+    assert names(read_one(tmp_path, **{**deep, "model": "gpt_64", "hf_id_or_dims": "L64 H4096 A32 V51200"},
+                          notes="interleaved PP schedule"), "vp", "pp_schedule") == (8, "interleaved_1f1b")  # fmt: skip
+    moe = {**hopper, "framework_version": "dev 2026-03", "ep": "8", "hf_id_or_dims": "Qwen/Qwen3-235B-A22B"}
+    assert names(read_one(tmp_path, **moe), "etp", "force_balance") == (1, True)
+    assert names(read_one(tmp_path, **moe, notes="dropless"), "force_balance") == (False,)
+
+
 def test_a_measured_run_is_estimated_as_it_ran(tmp_path):
     """The files of an engine may not be able to say what a run did: here a fused loss with the Trainer's DeepSpeed."""
     row = read_one(tmp_path, framework="DeepSpeed", framework_version="0.19", tp="1", dp_class="zero3_fsdp")
@@ -111,7 +166,8 @@ def test_blank_batches_follow_from_each_other(tmp_path):
         ({"seq_len": ""}, "sequence length"),
         ({"framework": "MaxText (JAX)"}, "JAX"),
         ({"framework": "Unheard"}, "no profile"),
-        ({"hf_id_or_dims": "who/knows", "model": "nobody_9b"}, "not in the catalog"),
+        ({"hf_id_or_dims": "who/knows", "model": "nobody"}, "not in the catalog"),
+        ({"hf_id_or_dims": "who/knows-30B-A3B", "model": "nobody_moe"}, "not in the catalog"),
         ({"gpu": "Abacus"}, "unknown GPU"),
         ({"tp": "3"}, "does not divide"),
         ({"flag": "INCONSISTENT dp*mbs*ga=256 vs gbs=1024"}, "contradicts"),
@@ -121,7 +177,6 @@ def test_blank_batches_follow_from_each_other(tmp_path):
         ({"dp_replicate": "16"}, "contradicts itself: GPUs and dp x tp x pp x cp"),
         ({"dp_shard": "16", "dp_replicate": "4"}, "contradicts itself: GPUs and dp x tp x pp x cp"),
         ({"step_time_s": "", "tflops_per_gpu_model": "140", "seq_len": "65536"}, "without their FLOPs convention"),
-        ({"pp": "2", "gbs": "", "step_time_s": "", "tokens_per_s_per_gpu": "2000"}, "micro batches of the pipeline"),
     ],
 )
 def test_unusable_rows_have_a_reason(tmp_path, changes, reason):

@@ -29,13 +29,16 @@ class GpuProfile(_Profile, frozen=True, kw_only=True):
 
     matmul: dict[str, float]  # share of the dense peak that large matmuls reach, by precision
     matmul_limit: float = 1.0  # share of the bf16 peak that no engine's matmuls exceed: that of large matmuls alone
-    attention: dict[str, float]  # share of the bf16 peak over the causal half, forward: flash1, flash2, cudnn, best
+    attention: dict[
+        str, float
+    ]  # share of the bf16 peak over the causal half, forward: flash1, flash2, cudnn, flash4, best
+    block: dict[str, float] = {}  # tokens its kernels waste at the diagonal, where they differ from Shared.block
     scan: float  # the same for chunked scans of linear-time mixers
     hbm: float  # share of the memory bandwidth that memory-bound kernels reach
     link: float  # share of the NVLink (or PCIe) rate that collectives reach
     pcie: float | None = None  # the same on cards of this architecture without NVLink; None: as link
     network: float  # share of the network rate that collectives reach
-    all_to_all: float  # share of either that an all-to-all reaches
+    all_to_all: float  # rate of an all-to-all inside a domain over that of a ring
     clock: dict[str, float] = {}  # sustained clock over that of the architecture's reference, by GPU name
 
 
@@ -93,7 +96,7 @@ class Shared(_Profile, frozen=True, kw_only=True):
     adapter_bytes: float  # bytes per element of an adapted linear's input and output that an adapter moves
     graphs_left: dict[str, float]  # share of launch time left with CUDA graphs: dense, moe, sync
     host_gb_s: float  # host link rate of an architecture missing in host_link
-    host_link: dict[str, float]  # GB/s of copies between one GPU and pinned host memory, by architecture
+    host_link: dict[str, float]  # GB/s of copies between one GPU and pinned host memory, by architecture or GPU
     host_update_gb_s: float  # GB/s of host memory that the update of offloaded weights reaches, per GPU
     eight_bit_bytes: float  # bytes per parameter that quantizing 8-bit moments adds to an update
     launch_nf4: float  # launch time with 4-bit base weights over that without

@@ -7,7 +7,7 @@ import numpy as np
 from meshwright.costs.activations import residual_shards
 from meshwright.costs.compute import LayerTime
 from meshwright.costs.gemm import routing_imbalance
-from meshwright.costs.links import all_to_all_s, gather_s, neighbor_s
+from meshwright.costs.links import all_to_all_s, forwarding_all_to_all_s, gather_s, neighbor_s
 from meshwright.costs.memory import tokens
 from meshwright.costs.parameters import RankParams, as_stored, expert_parallel_ranks
 from meshwright.costs.speeds import Speeds
@@ -62,20 +62,34 @@ def cp_s(case: Case, speed: Speeds, layer: Layer, time: LayerTime, passes: Colum
 
 
 def ep_s(case: Case, speed: Speeds, layer: Layer, passes: Column) -> Column:
-    """Expert parallelism: all-to-all of tokens to their experts and back, forward and backward."""
+    """Expert parallelism: all-to-all of tokens to their experts and back, forward and backward.
+
+    A plain all-to-all sends a copy per chosen expert. DeepEP and HybridEP send one to each domain that has some of the
+    token's experts, and forward it there to each rank that has some.
+    """
     moe = layer.ffn
     if is_one(case.ep) or not isinstance(moe, MoE):
         return 0.0
-    copies: Column = moe.topk
-    once = any_of(case.dispatcher, "deepep", "hybridep")  # a copy per domain that has some of the token's experts
-    if np.any(once):
-        spread = larger(case.ep * case.etp / case.nvlink_domain, 1)
-        copies = where(once, smaller(moe.topk, spread * (1 - (1 - 1 / spread) ** moe.topk)), moe.topk)
     size = BYTES[case.compute] * routing_imbalance(case, speed)
-    sent = tokens(case) / residual_shards(case) * copies * (moe.latent or case.model.hidden) * size
+    each = tokens(case) / residual_shards(case) * (moe.latent or case.model.hidden) * size
+    each = each / pick(case.dispatcher, {"alltoall": 1.0, "allgather": 1.0, **speed.shared.dispatch})
+    forwards = any_of(case.dispatcher, "deepep", "hybridep")
+    once: Column = 0.0
+    if not np.all(forwards):
+        once = all_to_all_s(case, speed, each * moe.topk, case.etp, case.ep)
+    if np.any(forwards):
+        ranks = _distinct(case.ep, moe.topk)
+        domains = _distinct(larger(case.ep * case.etp / case.nvlink_domain, 1), moe.topk)
+        once = where(
+            forwards, forwarding_all_to_all_s(case, speed, each * ranks, each * domains, case.etp, case.ep), once
+        )
     visible = speed.shared.ep_overlap_visible if case.ep_overlap else 1.0
-    sent = sent / pick(case.dispatcher, {"alltoall": 1.0, "allgather": 1.0, **speed.shared.dispatch})
-    return (case.ep > 1) * 2 * passes * all_to_all_s(case, speed, sent, case.etp, case.ep) * visible
+    return (case.ep > 1) * 2 * passes * once * visible
+
+
+def _distinct(places: Column, chosen: int) -> Column:
+    """Return how many different places `chosen` random choices among `places` hit on average."""
+    return places * (1 - (1 - 1 / places) ** chosen)
 
 
 def p2p_s(case: Case, speed: Speeds) -> Column:

@@ -74,7 +74,7 @@ def _core_s(case: Case, speed: Speeds, mixer: Mixer | None, count: Column) -> tu
     # Softmax costs the same for narrow heads as for wide ones, and blocks on the diagonal are half wasted.
     narrow = (1 + speed.shared.head_width / width) / (1 + speed.shared.head_width / 128)
     wide = speed.engine.wide_heads if width > WIDE_HEAD else 1.0
-    spent = flops * narrow * wide * (1 + speed.shared.block / case.seq_length) / speed.core
+    spent = flops * narrow * wide * (1 + speed.block / case.seq_length) / speed.core
     return spent, speed.shared.attention_backward
 
 

@@ -48,8 +48,21 @@ def all_to_all_s(case: Case, speed: Speeds, sent_bytes: Column, stride: Column, 
     near = _members(case, stride, size)
     inside = sent_bytes * (near - 1) / size / speed.link
     outside = sent_bytes * (size - near) / size / speed.network
-    reached = speed.chip.all_to_all
-    return (size > 1) * (larger(inside, outside) / reached + start_s(case, speed, stride, near))
+    return (size > 1) * (larger(inside / speed.chip.all_to_all, outside) + start_s(case, speed, stride, near))
+
+
+def forwarding_all_to_all_s(
+    case: Case, speed: Speeds, to_ranks: Column, to_domains: Column, stride: Column, size: Column
+) -> Column:
+    """Return seconds of an all-to-all that sends one copy to each domain, where NVLink forwards it to the ranks.
+
+    `to_ranks` are the bytes of one rank with a copy for every rank that needs it, all of which NVLink carries at the
+    receivers; `to_domains` those with a copy for every domain, which the network carries.
+    """
+    near = _members(case, stride, size)
+    inside = to_ranks * (size - 1) / size / speed.link
+    outside = to_domains * (size - near) / size / speed.network
+    return (size > 1) * (larger(inside / speed.chip.all_to_all, outside) + start_s(case, speed, stride, near))
 
 
 def neighbor_s(case: Case, speed: Speeds, sent_bytes: Column, stride: Column, size: Column) -> Column:

@@ -15,6 +15,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import product
 from math import gcd
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,17 @@ import numpy as np
 
 from meshwright.clusters import Cluster, Gpu, cluster, gpu
 from meshwright.costs.flops import flops_per_token
+from meshwright.costs.measurements_defaults import (
+    BEST_LAYOUT,
+    USUAL_ROUNDS,
+    schedule_of,
+    usual_etp,
+    usual_vp,
+    with_benchmark,
+)
 from meshwright.costs.measurements_knobs import (
     Framework,
     as_int,
-    benchmark_length,
     flops_convention,
     framework_of,
     kernels_of,
@@ -39,8 +47,9 @@ from meshwright.costs.measurements_knobs import (
     strategy_of,
 )
 from meshwright.costs.measurements_models import UnknownModelError, model_of_row
-from meshwright.costs.memory import Where
+from meshwright.costs.memory import Where, memory
 from meshwright.costs.runs_table import Row, is_wide, parse, read_cells
+from meshwright.costs.time import step_time
 from meshwright.errors import InputError, MeshwrightError, closest
 from meshwright.models import MLA, ModelSpec
 from meshwright.recipes import index
@@ -63,7 +72,8 @@ RATES = f"{CONTRADICTION}: tokens/s and step time"
 SAME_RATE = 0.1  # relative difference of tokens/s and step time that rounding and warm-up explain
 SAME_FLOPS = 0.05  # relative difference of the two FLOPs conventions below which it does not matter which was used
 BY_STEP, BY_TOKENS, BY_TFLOPS = "step time", "tokens/s", "TFLOP/s"
-_META_HOST = re.compile(r"Meta dev host|Grand Teton")
+_CHECKOUT = re.compile(r"\bbridge [0-9a-f]{7}\b")  # library recipes of Megatron-Bridge: without graphs, plain dispatch
+_META_HOST = re.compile(r"Meta dev host")
 
 
 class Measurement(msgspec.Struct, frozen=True):
@@ -176,9 +186,9 @@ def _measured(row: dict[str, str], place: int) -> Measurement:
     reason, case, model, step_s = "", None, None, number(row, "step_time_s")
     values: dict[str, Any] = {}
     key: tuple[Any, ...] = ()
-    row = _with_length(row)
+    row = with_benchmark(row)
     try:
-        case, values, key, model = _case(row)
+        case, values, key, model = _best(row) if BEST_LAYOUT.search(row.get("notes", "")) else _roomy(row)
         step_s = _step_s(row, case)
     except (_UnusableError, UnknownModelError) as error:
         reason, case = str(error), None
@@ -201,16 +211,6 @@ def _measured(row: dict[str, str], place: int) -> Measurement:
         model=model,
         timed_by=_timed_by(row),
     )
-
-
-def _with_length(row: dict[str, str]) -> dict[str, str]:
-    """Return the row with a sequence length: that of the benchmark, or its mean number of tokens, if none is stated."""
-    if as_int(row, "seq_len", 0) > 0:
-        return row
-    tokens = number(row, "step_time_s") * number(row, "tokens_per_s_per_gpu") * as_int(row, "n_gpus", 0)
-    batch = as_int(row, "gbs", 0)
-    length = benchmark_length(row) or (round(tokens / batch) if batch else 0)
-    return {**row, "seq_len": str(length)} if length else row
 
 
 def _stage(notes: str, usual: Where) -> Where:
@@ -263,6 +263,30 @@ def _case(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], M
     key = (model, place.gpu, place.gpu.network_gb_s, entry.engine, row["mode"], tuple(sorted(fixed.items())))
     case = Case(recipe, model, place, entry.engine).replace(**values)  # type: ignore[arg-type]  # from our own table
     return case, values, key, model
+
+
+def _roomy(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
+    """Return the case of a row; if it states no batch at all, with the largest usual micro batch that fits."""
+    found = _case(row)
+    while not (row["mbs"] or row["gbs"]) and (micro := int(found[0].micro_batch_size)) > 1:
+        if memory(found[0]).fits:
+            break
+        found = _case({**row, "mbs": str(micro // 2), "gbs": ""})
+    return found
+
+
+def _best(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
+    """Return the fastest case that fits, for a row that says that its layout is the best one, but not which it is."""
+    found = []
+    for tp, pp in product((1, 2, 4, 8), (1, 2, 4, 8)):
+        try:
+            built = _case({**row, "tp": row["tp"] or str(tp), "pp": row["pp"] or str(pp), "recompute_class": "none"})
+        except _UnusableError:
+            continue
+        found.append((not memory(built[0]).fits, step_time(built[0]).step_s, len(found), built))
+    if not found:
+        return _case(row)
+    return min(found)[-1]
 
 
 def _case_of_recipe(name: str) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
@@ -323,7 +347,7 @@ def _cluster(row: dict[str, str]) -> Cluster:
         raise _UnusableError("the GPUs do not fill the nodes evenly")
     name = row["gpu"]
     if name == "H100-SXM" and _META_HOST.search(row.get("notes", "") + row.get("interconnect", "")):
-        name = "H100-96"  # Meta's Grand Teton hosts run their H100 at 500 W
+        name = "H100-96"  # Meta's development hosts run their H100 at 500 W; Llama 3 had 700 W
     return Cluster(_gpu(name, row.get("interconnect", ""), as_int(row, "gpus_per_node", 8)), world // size, size)
 
 
@@ -340,7 +364,8 @@ def _gpu(name: str, interconnect: str, gpus_per_node: int) -> Gpu:
 def _values(row: dict[str, str], entry: Framework, model: ModelSpec, place: Cluster) -> dict[str, Any]:
     """Return every value of the case that the row, the framework's defaults or the model determine."""
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.defaults.items()}
-    values |= precision_of(row) | recompute_of(row, entry.defaults, entry.engine) | kernels_of(row) | routing_of(row)
+    stated = kernels_of(row) | routing_of(row)
+    values |= precision_of(row) | recompute_of(row, entry.defaults, entry.engine) | stated
     values |= _layout(row, entry, values, place, model)
     values.setdefault("speed_profile", entry.profile or entry.engine)
     values["mtp_loss"] = 0.1 if values.pop("mtp", False) and model.mtp_layer else 0.0
@@ -351,6 +376,8 @@ def _values(row: dict[str, str], entry: Framework, model: ModelSpec, place: Clus
         values["moments"] = "bf16"  # NVIDIA's recipes of these models keep the moments in bf16
     if "bridge@" in row.get("framework_version", ""):
         values["grads"] = "fp32"  # the library recipe of a checkout accumulates in fp32, performance containers in bf16
+    if _CHECKOUT.search(row.get("framework_version", "")) and not row.get("compile_cudagraph"):
+        values |= {"cuda_graphs": "none", "dispatcher": values["dispatcher"] if "dispatcher" in stated else "alltoall"}
     if "muon" in row.get("optimizer", "").lower():
         values["optimizer_name"] = "muon"
     if "nf4" in row["precision"]:
@@ -365,8 +392,7 @@ def _layout(
 ) -> dict[str, Any]:
     tp, pp, vp, cp, ep = (max(as_int(row, name), 1) for name in ("tp", "pp", "vp", "cp", "ep"))
     world, strategy, chunk = place.world, strategy_of(row, place.world), values.pop("chunk_layers", 0)
-    if chunk and pp > 1 and not row.get("vp") and model.num_layers % (pp * chunk) == 0:
-        vp = model.num_layers // (pp * chunk)
+    vp = vp if row.get("vp") else usual_vp(row.get("notes", ""), model.num_layers, pp, chunk)
     ranks = tp * pp * cp * (ep if entry.engine == "kempnerforge" else 1)
     if ranks > world or world % ranks:
         raise _UnusableError("tp x pp x cp does not divide the GPUs")
@@ -376,7 +402,7 @@ def _layout(
     sp = (values.get("sp", False) if stated is None else stated) and tp > 1
     if entry.engine == "kempnerforge":  # it uses sequence parallelism only for dense models without a pipeline
         sp = sp and pp == 1 and not model.moe
-    etp = as_int(row, "etp", 1 if values.pop("etp", "") == "one" else tp)
+    etp = as_int(row, "etp", usual_etp(values.pop("etp", ""), model, tp))
     etp = etp if model.moe and etp * ep <= world // pp else 1
     ends = _ends_as_layers(model.num_layers, pp * vp)
     given = _chunks_with_mtp(model, pp * vp) if values.get("mtp") and pp > 1 and model.mtp_layer else ()
@@ -386,7 +412,7 @@ def _layout(
     return {
         "tp": tp, "pp": pp, "vp": vp, "cp": cp, "ep": ep, "etp": etp, "sp": sp, "strategy": strategy, "world": world,
         "nvlink_domain": place.nvlink_domain, "micro_batch_size": micro, "global_batch_size": batch,
-        "seq_length": as_int(row, "seq_len"), "pp_schedule": "interleaved_1f1b" if vp > 1 else "1f1b",
+        "seq_length": as_int(row, "seq_len"), "pp_schedule": schedule_of(row.get("notes", ""), vp),
         "stage_layers": given,
         "dp_shard": group, "dp_replicate": dp // group, "embedding_as_layer": ends[0], "head_as_layer": ends[1],
         "tp_comm_overlap": bool(values.get("tp_comm_overlap", False)) and not model.moe,
@@ -400,13 +426,13 @@ def _batches(row: dict[str, str], dp: int, pp: int) -> tuple[int, int]:
     """
     micro, batch, rounds = (as_int(row, name, 0) for name in ("mbs", "gbs", "grad_accum"))
     if pp > 1 and micro and not (batch or rounds or number(row, "step_time_s")) and number(row, "tokens_per_s_per_gpu"):
-        raise _UnusableError("micro batches of the pipeline not stated")
+        rounds = USUAL_ROUNDS * pp
     if not batch and number(row, "step_time_s") and number(row, "tokens_per_s_per_gpu"):
         tokens = number(row, "step_time_s") * number(row, "tokens_per_s_per_gpu") * as_int(row, "n_gpus")
         batch = round(tokens / as_int(row, "seq_len"))
     if not micro:
         usual = 1 if pp > 1 else max(USUAL_TOKENS // as_int(row, "seq_len"), 1)
-        micro = max(batch // (dp * rounds), 1) if batch and rounds else gcd(max(batch // dp, 1), usual)
+        micro = max(batch // (dp * rounds), 1) if batch and rounds else gcd(batch // dp, usual)
     return micro, batch or micro * dp * max(rounds, 1)
 
 

@@ -20,12 +20,11 @@ STRATEGY = {"zero3_fsdp": "fsdp2", "hsdp": "fsdp2", "zero1": "zero1", "zero2": "
 _MODULES = re.compile(r"core_attn|layernorm|moe_act|mla_up_proj|shared_experts|shared_expert|mlp|moe|norm\b|act\b")
 _MODULE_NAMES = {"norm": "layernorm", "act": "moe_act", "shared_expert": "shared_experts"}
 _YEAR = re.compile(r"\b(20[12]\d)\b|ngc(\d\d)\.|(?:NeMo|container|dgxc v?)\s*(\d\d)\.\d\d")
+_CONTAINER_MONTH = re.compile(r"(?:ngc|NeMo |container |dgxc v)(\d\d)\.(\d\d)")
+FA3_MONTH = 202406  # containers before it ran FlashAttention-2 or kernels of its speed on Hopper
 _PER_GPU = re.compile(r"(\d+)\s*Gb(?:ps|/s)?\b[^;,]*per GPU")
 _PORTS = re.compile(r"(\d+)x\s?(?:[A-Za-z]+ )?(\d+)\s?(Gb|GB)")
 _PER_NODE = re.compile(r"(\d+)\s*Gbps")
-BENCHMARK_LENGTHS = (("MLPerf", "flux.1", 512),)
-"""Sequence lengths that a benchmark's definition gives: framework, model, tokens. MLPerf's FLUX.1 has 256 tokens of an
-image of 256 x 256 and 256 of text."""
 _FULL_ATTENTION = re.compile(r"non-causal|no causal|full attention", re.IGNORECASE)
 _CAUSAL_ATTENTION = re.compile(r"causal|mcore|Megatron-LM \(median", re.IGNORECASE)
 
@@ -57,6 +56,12 @@ def framework_of(name: str, version: str) -> Framework | None:
         if re.search(entry.match, name) and entry.since <= year <= entry.until:
             return entry
     return None
+
+
+def _month(version: str) -> int:
+    """Return year × 100 + month of a container's version; one without a month counts as current."""
+    found = _CONTAINER_MONTH.search(version)
+    return 100 * (2000 + int(found[1])) + int(found[2]) if found else 999912
 
 
 def _year(version: str) -> int:
@@ -95,12 +100,6 @@ def network_gb_s(interconnect: str, gpus_per_node: int) -> float:
     if found := _PER_NODE.search(interconnect):
         return float(found[1]) / 8 / gpus_per_node
     return 0.0
-
-
-def benchmark_length(row: Row) -> int:
-    """Return the sequence length that the row's benchmark defines; 0 if it defines none."""
-    found = (tokens for name, model, tokens in BENCHMARK_LENGTHS if name in row["framework"] and model in row["model"])
-    return next(found, 0)
 
 
 def flops_convention(row: Row) -> Convention | None:
@@ -163,11 +162,17 @@ def kernels_of(row: Row) -> dict[str, Any]:
         names |= {"attention": "eager", "attention_kernel": "eager"}
     elif attention == "fused":  # the scores are still materialized
         names |= {"attention": "eager", "attention_kernel": "fused_softmax"}
-    elif re.search(r"flash_attentionv1|flashattention v1|triton/cuda", attention):
+    elif re.search(r"flash_attentionv1|flashattention v1|^flashattention$|triton/cuda", attention):
         names |= {"attention": "flash", "attention_kernel": "flash1"}
+    elif re.search(r"fa4|flash\w*[ -]?(?:attention)?[ -]?4", attention):
+        names |= {"attention": "flash", "attention_kernel": "flash4"}
+    elif re.search(r"fa3|flash\w*[ -]?3|cudnn", attention):
+        names |= {"attention": "flash", "attention_kernel": "best"}
     elif re.search(r"flash|sdpa|fa\d", attention):
         names |= {"attention": "flash", "attention_kernel": ""}
-    if "async" in text.lower():
+    elif _month(row.get("framework_version", "")) < FA3_MONTH and re.match("H[12]0", row.get("gpu", "")):
+        names["attention_kernel"] = "flash2"
+    if "async" in text.lower() or "tp-comm-overlap" in row.get("dp_strategy", ""):
         names["tp_comm_overlap"] = True
     if re.search(r"rms kernel|\bte\b", attention):
         names["norm_kernel"] = "fused"
@@ -202,7 +207,7 @@ def routing_of(row: Row) -> dict[str, Any]:
         names["dispatcher"] = "hybridep"
     elif "deepep" in text:
         names["dispatcher"] = "deepep"
-    if "natural routing" in text or "natural moe routing" in text:
+    if re.search(r"natural (moe )?routing", text) or ("dropless" in text and "forced" not in text):
         names["force_balance"] = False
     if "functional run" in text:  # default kernels, no graphs, real data, logging at every step
         names |= {"speed_profile": "megatron_untuned", "cuda_graphs": "none"}

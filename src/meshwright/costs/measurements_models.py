@@ -14,13 +14,17 @@ from pathlib import Path
 import msgspec
 
 from meshwright.errors import MeshwrightError
-from meshwright.models import MLA, Attention, Dense, Group, Layer, Mamba2, ModelSpec, MoE, find
+from meshwright.models import MLA, Attention, Dense, GatedDelta, Group, Layer, Mamba2, ModelSpec, MoE, find
 from meshwright.models.spec import Ffn, Mixer
 
 _DIMS = re.compile(r"\bL(?:\d+|None)\b|\bH\d+\b")
 _NUMBER = re.compile(r"\b(L|H|F|A|KV|D|V|E|top|Fexp|Fshared|every=|vocab=)(\d+)\b")
 _TRUNCATED = re.compile(r"\(layers=(\d+)\)|with (\d+) layers|\bdims, L(\d+)")
 _DENSE_LAYERS = re.compile(r"dense_layers=(\d+)")
+_LINEAR = re.compile(r"(\d+) linear-attention \+ \1 MLP blocks")
+_SIZE = re.compile(r"(?<![A-Za-z\d.])E?(\d+(?:\.\d+)?)B(?![a-z])", re.IGNORECASE)
+_EXPERTS = re.compile(r"A\d+(\.\d+)?B|\dx\d|moe", re.IGNORECASE)  # their share of the parameters is not in the name
+_UNSTATED = re.compile(r"unspecified|\bHNone\b")  # the size or the shape of the model is a guess of the table
 _PATTERN = re.compile(r"pattern=([M*E|/-]+)")
 # Llama-like families have gated blocks and an untied head; GPT-like ones two matrices and tied embeddings.
 _GATED_NAMES = ("llama", "internlm", "qwen", "mistral", "mixtral", "deepseek", "kempner", "glm", "gemma", "phi3", "yi_")
@@ -35,6 +39,8 @@ _SAME_SHAPE = {
     "deepseek-ai/deepseek-v3-base": "deepseek_v3",
     "nvidia/nemotron-h-56b-base-8k": "nemotronh_56b",
 }
+LLAMA_WIDTH, LLAMA_VOCAB = 4096, 128256  # width of Llama 3 at 8 billion parameters; its vocabulary
+LINEAR_HEADS = 8
 GPT2_VOCAB = 50304  # GPT-2's, padded to a multiple of 128: assumed for GPT-like rows without a vocabulary
 _TOKENIZER_VOCABS = {"GPTSentencePiece": 256000, "Llama2Tok": 32000}
 
@@ -49,6 +55,8 @@ def model_of_row(name: str, dims: str, params_b: float) -> ModelSpec:
     text = dims.strip()
     if _PATTERN.search(text):
         return _hybrid(name, text)
+    if linear := _LINEAR.search(text):
+        return _linear_attention(name, text, int(linear[1]))
     if _DIMS.search(text) and "dims" not in text:
         return _from_dims(name, text, params_b)
     spec = _named(re.sub(r"\s*(\(.*|with \d+ layers.*|[\d.]+B dims.*)$", "", text), name)
@@ -68,7 +76,21 @@ def _named(identity: str, name: str) -> ModelSpec:
             return find(text)
         except MeshwrightError:
             continue
+    size = _SIZE.search(identity) or _SIZE.search(name)
+    if size and not _EXPERTS.search(f"{identity} {name}") and not _UNSTATED.search(f"{identity} {name}"):
+        return _of_size(name, float(size[1]))
     raise UnknownModelError(f"model not in the catalog: {identity or name}")
+
+
+def _of_size(name: str, billions: float) -> ModelSpec:
+    """Return a model of Llama 3's proportions, for one of which only the number of parameters is known."""
+    hidden = 128 * max(round(LLAMA_WIDTH * (billions / 8) ** (1 / 3) / 128), 4)
+    layer = Layer(Attention(hidden // 128, 8, 128), Dense(7 * hidden // 2, True), norm_params=2 * hidden)
+    layers = max(round((1e9 * billions - 2 * LLAMA_VOCAB * hidden) / layer.params(hidden)), 1)
+    groups = (Group(layer, tuple(range(layers))),)
+    return ModelSpec(
+        name, name, "causal_lm", hidden, groups, vocab=LLAMA_VOCAB, final_norm_params=hidden, model_type="size"
+    )
 
 
 @cache
@@ -167,6 +189,20 @@ def _hybrid(name: str, text: str) -> ModelSpec:
     )
     return ModelSpec(
         name, "hybrid", "causal_lm", hidden, groups, vocab=n["V"], tied=_tied(name, text), final_norm_params=hidden
+    )
+
+
+def _linear_attention(name: str, text: str, layers: int) -> ModelSpec:
+    """Return a model whose every block has linear attention and a gated feed-forward part, in FLA's proportions."""
+    n = _numbers(text)
+    if not n.get("H"):
+        raise UnknownModelError("model dimensions not stated")
+    hidden, key = n["H"], 1.0 if "kda" in name else 0.75
+    keys, values = round(key * hidden / LINEAR_HEADS), round((1.0 if "kda" in name else 1.5) * hidden / LINEAR_HEADS)
+    mixer = GatedDelta(LINEAR_HEADS, LINEAR_HEADS, keys, values)
+    group = Group(_layer(mixer, Dense(n.get("F") or 4 * hidden, True), hidden), tuple(range(layers)))
+    return ModelSpec(
+        name, "hybrid", "causal_lm", hidden, (group,), vocab=LLAMA_VOCAB, tied=True, final_norm_params=hidden
     )
 
 

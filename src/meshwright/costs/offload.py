@@ -18,8 +18,9 @@ HIDDEN = 0.9  # share of a step's compute behind which FSDP can hide its copies 
 
 
 def host_link(case: Case, speed: Speeds) -> float:
-    """Return the bytes per second that one GPU copies from pinned host memory."""
-    return speed.shared.host_link.get(case.gpu_arch, speed.shared.host_gb_s) * 1e9
+    """Return the bytes per second that one GPU copies from pinned host memory: over PCIe, or over NVLink-C2C."""
+    known = speed.shared.host_link
+    return known.get(speed.gpu.name, known.get(case.gpu_arch, speed.shared.host_gb_s)) * 1e9
 
 
 def state_copies_s(case: Case, speed: Speeds, params: RankParams, trained: RankParams, compute_s: Column) -> Column:

@@ -58,6 +58,7 @@ class Speeds(msgspec.Struct, frozen=True):
     linear: float  # FLOP/s of large matmuls in that precision
     linear_bf16: float  # in bf16, or in fp16 on a GPU without it
     core: float  # FLOP/s of attention over the causal half, forward
+    block: float  # tokens that the attention kernel wastes at the diagonal
     scan: float
     hbm: float  # bytes/s
     link: float  # bytes/s inside an NVLink domain
@@ -83,6 +84,7 @@ def speeds(case: Case) -> Speeds:
         linear=peak_flops(case, precision) * chip.matmul.get(precision, MATMUL_ELSE) * tuned,
         linear_bf16=peak * clock * share,
         core=peak * chip.attention.get(kernel, chip.attention["best"]) * clock,
+        block=chip.block.get(kernel if kernel in chip.attention else "best", profiles.shared.block),
         scan=peak * chip.scan * clock,
         hbm=gpu.hbm_gb_s * 1e9 * chip.hbm,
         link=gpu.nvlink_gb_s * 1e9 * (chip.pcie if gpu.link == "pcie" and chip.pcie is not None else chip.link),
