@@ -375,7 +375,7 @@ def _values(row: dict[str, str], entry: Framework, model: ModelSpec, place: Clus
     if entry.engine == "megatron" and _has_mla(model) and entry.defaults.get("mtp"):
         values["moments"] = "bf16"  # NVIDIA's recipes of these models keep the moments in bf16
     if "bridge@" in row.get("framework_version", ""):
-        values["grads"] = "fp32"  # the library recipe of a checkout accumulates in fp32, performance containers in bf16
+        values |= {"grads": "fp32", "reduce": "fp32"}  # library recipes of a checkout; performance containers: bf16
     if _CHECKOUT.search(row.get("framework_version", "")) and not row.get("compile_cudagraph"):
         values |= {"cuda_graphs": "none", "dispatcher": values["dispatcher"] if "dispatcher" in stated else "alltoall"}
     if "muon" in row.get("optimizer", "").lower():

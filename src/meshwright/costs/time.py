@@ -73,7 +73,7 @@ def _step_time(case: Case) -> StepTime:
     bubble = case.pipeline_passes * rest / case.vp * pick(case.pp_schedule, speed.shared.bubble)
     bubble = bubble + rounds * p2p_s(case, speed)
     params, trained = case.cached(_stage_params)
-    data_parallel = dp_s(case, speed, params, trained, busy + idle, slowest.forward)
+    data_parallel = dp_s(case, speed, params, trained, busy + idle, (busy + idle) * _forward_share(case))
     copies = state_copies_s(case, speed, params, trained, rounds * (busy + idle))
     copies = copies + activation_copies_s(case, speed, pipeline, rounds * (busy + idle))
     values = [
@@ -189,6 +189,14 @@ def _slowest(
 
     others = total[FIRST] + total[LAST] + larger(case.pp - 2, 0) * total[MIDDLE] - at_slowest(total)
     return MicroBatchTime(*map(at_slowest, shares)), at_slowest(idle), where(case.pp > 1, larger(others, 0.0), 0.0)
+
+
+def _forward_share(case: Case) -> Column:
+    """Return the share of a micro batch that is its forward pass.
+
+    It does not depend on rates: a faster GPU that waits for launches does not shrink the window of collectives.
+    """
+    return 1 / (training_factor(case) + where(case.recompute == "full", 1, 0))
 
 
 def _stage_params(case: Case) -> tuple[RankParams, RankParams]:
