@@ -171,6 +171,7 @@ def test_blank_batches_follow_from_each_other(tmp_path):
         ({"gpu": "Abacus"}, "unknown GPU"),
         ({"tp": "3"}, "does not divide"),
         ({"flag": "INCONSISTENT dp*mbs*ga=256 vs gbs=1024"}, "contradicts"),
+        ({"flag": "last two rows print the same 7.30"}, "contradicts"),
         ({"tp": "", "pp": ""}, "parallelism"),
         ({"mode": "rl"}, "unknown mode"),
         ({"tokens_per_s_per_gpu": "1000"}, "contradicts itself: tokens/s and step time"),

@@ -330,7 +330,7 @@ def _refuse_contradiction(row: dict[str, str]) -> None:
     ranks = max(shards, 1) * max(copies, 1) * math.prod(max(as_int(row, name), 1) for name in ("tp", "pp", "cp"))
     if known and world not in (ranks, ranks * max(as_int(row, "ep"), 1)):  # experts may have ranks of their own
         raise _UnusableError(f"{CONTRADICTION}: GPUs and dp x tp x pp x cp")
-    if "INCONSISTENT" in flag or "!= #GPUs" in flag:
+    if any(mark in flag for mark in ("INCONSISTENT", "!= #GPUs", "rows print the same")):  # of those, one is a misprint
         raise _UnusableError(f"{CONTRADICTION}, as its source notes")
 
 
