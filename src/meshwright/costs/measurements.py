@@ -277,13 +277,13 @@ def _roomy(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], 
 
 def _best(row: dict[str, str]) -> tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]:
     """Return the fastest case that fits, for a row that says that its layout is the best one, but not which it is."""
-    found = []
+    found: list[tuple[bool, float, int, tuple[Case, dict[str, Any], tuple[Any, ...], ModelSpec]]] = []
     for tp, pp in product((1, 2, 4, 8), (1, 2, 4, 8)):
         try:
             built = _case({**row, "tp": row["tp"] or str(tp), "pp": row["pp"] or str(pp), "recompute_class": "none"})
         except _UnusableError:
             continue
-        found.append((not memory(built[0]).fits, step_time(built[0]).step_s, len(found), built))
+        found.append((not memory(built[0]).fits, float(step_time(built[0]).step_s), len(found), built))
     if not found:
         return _case(row)
     return min(found)[-1]
