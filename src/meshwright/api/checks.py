@@ -111,7 +111,7 @@ def _calibrated(result: CheckResult, calibration: Any) -> CheckResult:
 
 
 def _check(request: requests.Check) -> CheckResult:
-    if is_dataset_file(request.target):
+    if is_dataset_file(request.target) and not (request.framework and str(request.target).lower().endswith(".json")):
         _require_recipe_for_options(request)
         return check_data(str(request.target), request.overrides)
     _refuse_folder_of_configs(request)

@@ -135,7 +135,7 @@ def _template(recipe: Recipe) -> Callable[[Any, str], object] | None:
 def check_data(target: str, overrides: Sequence[str] = ()) -> CheckResult:
     """Return the findings for the rows of a data file, read with the data.* overrides."""
     from meshwright.engine.data.conversations import REQUIRED
-    from meshwright.engine.data.files import find_rows
+    from meshwright.engine.data.files import FILE, find_rows
     from meshwright.engine.data.row_errors import check_rows
 
     recipe, changes = override.apply_with_log(Recipe(name=target, model="", goal="sft", cluster=""), overrides)
@@ -150,6 +150,8 @@ def check_data(target: str, overrides: Sequence[str] = ()) -> CheckResult:
     try:
         found = check_rows(rows, recipe.data.columns, recipe.data.train_on, CHECKED_ROWS)
     except InputError as error:
+        if error.field == FILE:
+            raise
         findings = (Finding(DATA_ROWS, "error", error.field or "", error.reason, (), no_fix=" | ".join(error.fix)),)
     else:
         parts = ", ".join(f"{part} from {name}" for part, name in found.columns.items() if part in REQUIRED)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from meshwright import doctor, file_access
+from meshwright import doctor, file_access, json_text
 from meshwright.api.responses import Part
 from meshwright.display import Readable, Row, field_rows, plural, titled
 from meshwright.doctor.formats.json_records import STEP
@@ -243,7 +243,7 @@ def _validations(path: Path) -> tuple[list[tuple[int, float]], str | None]:
             if not line.startswith(('{"kind":"validation"', '{"kind":"header"')):
                 continue
             with suppress(msgspec.DecodeError):
-                one = msgspec.json.decode(line, type=Validation)
+                one = json_text.decode(line, type=Validation)
                 if one.validation:
                     data = f"{one.validation.get('dataset')}, {plural(one.validation.get('samples') or 0, 'sample')}"
                 if one.kind == "validation" and one.loss is not None and math.isfinite(one.loss):
@@ -354,7 +354,7 @@ def _changed_on_resume(path: Path) -> dict[str, str]:
             if line.startswith('{"kind":"step"') and (not starts or starts[-1][1]):
                 continue
             with suppress(msgspec.DecodeError):
-                one = msgspec.json.decode(line, type=dict[str, Any])
+                one = json_text.decode(line, type=dict[str, Any])
                 if one["kind"] == "header":
                     starts.append((one.get("settings") or {}, 0))
                 else:

@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from meshwright import file_access
+from meshwright import file_access, json_text
 from meshwright.doctor import faults, hang
 from meshwright.doctor.formats import FORMATS, detect_format
 from meshwright.doctor.formats.text import Line, has_any, lines_of
@@ -75,8 +75,8 @@ def _unfolded(text: str) -> str:
     if '"log_history"' not in text or "\n" in text.strip():
         return text
     try:
-        return json.dumps(json.loads(text), indent=2)  # unlike msgspec, it takes the NaN that Trainer writes
-    except (ValueError, RecursionError):
+        return json.dumps(json_text.loads(text), indent=2)  # unlike msgspec, it takes the NaN that Trainer writes
+    except ValueError:
         return text
 
 
@@ -84,7 +84,10 @@ def _why_unknown(lines: Sequence[Line]) -> str:
     """Return why a text is not the log of a training: empty, records with other keys, or another error."""
     if not any(line.text.strip() for line in lines):
         return "it is empty"
-    records = [_keys_of(line.text) for line in lines if line.text.lstrip().startswith("{")]
+    try:
+        records = [_keys_of(line.text) for line in lines if line.text.lstrip().startswith(("{", "["))]
+    except json_text.NestingError as error:
+        return f"no training found in it: its JSON {error}"
     if keys := next(filter(None, records), ()):
         named = ", ".join(keys[:MAX_KEYS]) + ", …" * (len(keys) > MAX_KEYS)
         return f"no training found in it: its JSON records have the keys {named}, which no supported format has"
@@ -94,7 +97,9 @@ def _why_unknown(lines: Sequence[Line]) -> str:
 def _keys_of(text: str) -> tuple[str, ...]:
     """Return the keys of a JSON record; none for any other text."""
     try:
-        found = msgspec.json.decode(text)
+        found = json_text.decode(text)
+    except json_text.NestingError:
+        raise
     except msgspec.DecodeError:
         return ()
     return tuple(found) if isinstance(found, dict) else ()
@@ -293,7 +298,7 @@ def _json_lines(path: Path, what: type[Record]) -> list[Record]:
     with suppress(InputError):
         for line in _text(path).splitlines():
             with suppress(msgspec.DecodeError):
-                found.append(msgspec.json.decode(line, type=what))
+                found.append(json_text.decode(line, type=what))
     return found
 
 

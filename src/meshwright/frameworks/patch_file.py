@@ -7,7 +7,6 @@ file's values make another recipe, those of the export are written.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 from msgspec import UNSET
 
-from meshwright import config_io
+from meshwright import config_io, json_text
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.dropped import FOLDERS, STRUCTURED, DroppedSetting, lost_arguments, lost_folders
@@ -367,6 +366,6 @@ def _literal(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value.lower() if value in ("True", "False") else value)
+        return json_text.loads(value.lower() if value in ("True", "False") else value)
     except ValueError:
         return value

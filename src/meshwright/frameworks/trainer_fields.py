@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from typing import Any
 
+from meshwright import json_text
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.mapping import text_of
@@ -235,7 +235,7 @@ def _options(setting: SourcedValue | None) -> Mapping[str, Any]:
     if setting is None or setting.unresolved or isinstance(setting.value, Mapping):
         return setting.value if setting is not None and isinstance(setting.value, Mapping) else {}
     try:
-        found = json.loads(str(setting.value).replace("'", '"'))
+        found = json_text.loads(str(setting.value).replace("'", '"'))
     except ValueError:
         return {}
     return found if isinstance(found, Mapping) else {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright import file_access
+from meshwright import file_access, json_text
 from meshwright.errors import InputError
 
 from .inspection import WAY_OUT, can_inspect, has_transformers, inspected_spec
@@ -74,10 +73,12 @@ def load_config(path: str | Path) -> dict[str, Any]:
                 value=str(file),
             )
         text = file.read_bytes().decode("utf-8-sig") if sent is None else sent.removeprefix("\ufeff")
-        data = json.loads(text, object_hook=decode_float)
+        data = json_text.loads(text, object_hook=decode_float)
     except OSError as problem:
         raise InputError(f"the file cannot be read: {problem.strerror}", field="model", value=str(file)) from problem
-    except (ValueError, RecursionError) as problem:  # not UTF-8, not JSON, truncated, or nested too deep
+    except json_text.NestingError as problem:
+        raise InputError(str(problem), field="model", value=str(file)) from problem
+    except ValueError as problem:  # not UTF-8, not JSON, or truncated
         raise InputError(f"the file is not valid JSON: {problem}", field="model", value=str(file)) from problem
     if not isinstance(data, dict):
         raise InputError("the file must contain a JSON object", field="model", value=str(file))

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from itertools import count
 from pathlib import Path
 
-from meshwright import file_access
+from meshwright import file_access, json_text
 from meshwright.errors import InputError
 
 CONFIG, ADAPTERS, METRICS = "config.json", "adapter_config.json", "metrics.jsonl"
@@ -42,7 +41,7 @@ def _trained_adapters(run: Path) -> bool:
         return True
     try:
         with (run / METRICS).open(encoding="utf-8") as lines:
-            found = json.loads(lines.readline())
+            found = json_text.loads(lines.readline())
     except (OSError, ValueError):
         return False
     settings = found.get("settings") if isinstance(found, dict) else None

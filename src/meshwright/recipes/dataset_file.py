@@ -10,6 +10,7 @@ from meshwright import file_access
 DATA_FILES = (".jsonl", ".jsonl.gz", ".ndjson", ".csv", ".tsv", ".parquet")  # that are no config of any framework
 START_BYTES = 1 << 16  # of a .json file, which show what it is
 ONLY_LIST = re.compile(rb'\{\s*"(?:data|rows|examples|samples|train|conversations)"\s*:\s*\[\s*\{')
+LIST_OF_ROWS = re.compile(rb"\[(?!\s*\[)")  # a row is an object, never a list
 JSON_LINES = re.compile(rb"\{[^\n]*\}\r?\n\{")
 
 
@@ -27,4 +28,4 @@ def _has_rows(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         start = file.read(START_BYTES).lstrip()
-    return start.startswith(b"[") or bool(ONLY_LIST.match(start)) or bool(JSON_LINES.match(start))
+    return bool(LIST_OF_ROWS.match(start)) or bool(ONLY_LIST.match(start)) or bool(JSON_LINES.match(start))

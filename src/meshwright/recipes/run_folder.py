@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from meshwright import file_access
+from meshwright import file_access, json_text
 from meshwright.errors import InputError
 from meshwright.models import is_path
 from meshwright.models.trained_folder import METRICS
@@ -50,7 +49,7 @@ def _settings(folder: Path) -> dict[str, Any] | None:
         with (folder / METRICS).open(encoding="utf-8", errors="replace") as lines:
             for line in lines:
                 if line.startswith(HEADER):
-                    found = json.loads(line).get("settings")
+                    found = json_text.loads(line).get("settings")
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None

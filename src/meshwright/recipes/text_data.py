@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
-from meshwright import file_access
+from meshwright import file_access, json_text
 
 INSTRUCTION_SETS = ("squad", "tulu3", "openmathinstruct2", "openmathinstruct2-thinking", "gsm8k")
 TEXT_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".txt", ".jsonl.gz")
@@ -67,7 +67,7 @@ def _text_only(path: str, size: int, changed: int) -> bool:
         return not IMAGE_COLUMNS.search(raw.split(b"\n", 1)[0])
     if file.name == "dataset_info.json":
         with suppress(ValueError):
-            return not IMAGE_COLUMNS.search(json.dumps(json.loads(raw).get("features")).encode())
+            return not IMAGE_COLUMNS.search(json.dumps(json_text.loads(raw).get("features")).encode())
     return bool(raw) and not IMAGE_KEYS.search(raw)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright import json_text
 from meshwright.doctor.formats.json_records import as_share
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
@@ -99,7 +100,7 @@ def _parse_text(text: str) -> dict[str, Any]:
 
 def _parse_json(text: str) -> tuple[int | None, dict[str, Any]]:
     try:
-        record = msgspec.json.decode(text.strip())
+        record = json_text.decode(text.strip())
     except msgspec.DecodeError:  # Python writes NaN and Infinity, which are not valid JSON
         record = _decode_leniently(text)
     if not isinstance(record, dict) or not isinstance(record.get("step"), int):
@@ -114,10 +115,8 @@ def _parse_json(text: str) -> tuple[int | None, dict[str, Any]]:
 
 
 def _decode_leniently(text: str) -> Any:
-    import json
-
     try:
-        return json.loads(text)
+        return json_text.loads(text)
     except ValueError:
         return None
 

@@ -7,12 +7,12 @@ LLaMA-Factory's trainer_log.jsonl has some of them.
 
 from __future__ import annotations
 
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from meshwright import json_text
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
 from meshwright.doctor.run import Run, RunHeader
@@ -219,7 +219,7 @@ def _of_state(state: dict[str, Any], lines: Sequence[Line]) -> tuple[list[_Recor
 
 def _decoded(text: str) -> Any:
     try:
-        return json.loads(text)  # accepts the NaN that Python writes
+        return json_text.loads(text)  # accepts the NaN that Python writes
     except ValueError:
         return None
 

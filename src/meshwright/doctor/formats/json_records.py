@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshwright import json_text
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import Line, of_one_rank, positive
 from meshwright.doctor.run import Run, RunHeader
@@ -68,7 +68,7 @@ def as_share(mfu: float) -> float:
 def _figures(text: str) -> dict[str, float]:
     """Return the known figures of a record; names of a group (train/loss) and with other separators are understood."""
     try:
-        record: Any = json.loads(text)  # also reads NaN, which is not valid JSON
+        record: Any = json_text.loads(text)  # also reads NaN, which is not valid JSON
     except ValueError:
         return {}
     found: dict[str, float] = {}

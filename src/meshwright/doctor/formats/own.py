@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright import json_text
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank
 from meshwright.doctor.run import Run, RunHeader
@@ -110,7 +111,7 @@ def read(lines: Sequence[Line], path: str) -> Run:
 def _decoded(text: str, record_type: type[Header | Metrics]) -> Header | Metrics | None:
     """Decode a line of metrics.jsonl; None if it is truncated."""
     try:
-        return msgspec.json.decode(text, type=record_type)
+        return json_text.decode(text, type=record_type)
     except (msgspec.DecodeError, msgspec.ValidationError):
         return None
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from shlex import quote
 from typing import Any
 
+from meshwright import json_text
 from meshwright.engine.data.files import Row, row_error
 from meshwright.engine.data.tool_calls import CALL_ROLES, call_message, calls_of, joined_calls, tools_of
 from meshwright.errors import InputError, closest, some, unknown
@@ -315,7 +315,7 @@ def _text(value: object, column: str, where: str) -> str:
 
 def _json_list(text: str, column: str, where: str) -> Any:
     try:
-        return json.loads(text)
+        return json_text.loads(text)
     except ValueError as error:
         raise row_error(where, f"column {column} contains text that is not a JSON list: {error}") from None
 

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 import msgspec
 
+from meshwright import json_text
 from meshwright.engine.data import csv_format
 from meshwright.errors import InputError, unknown
 from meshwright.extras import not_installed
@@ -22,6 +23,7 @@ from meshwright.extras import not_installed
 Row = dict[str, Any]
 OnBadRow = Callable[[InputError], None]
 FIELD = "data.dataset"
+FILE = "file"  # field of an error about the file itself, not about one of its rows
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", *csv_format.SUFFIXES, ".parquet")
 SAVED_DATASET_FILES = ("dataset_info.json", "state.json")  # written by Dataset.save_to_disk
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
@@ -248,6 +250,9 @@ def _jsonl(path: Path, start: int) -> RowIterator:
                 continue
             try:
                 row = decoder.decode(line)
+            except RecursionError:
+                yield where, row_error(where, str(json_text.NestingError()))
+                continue
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
                 fix = csv_format.utf8_fix(path) if "utf-8" in str(error).lower() and path.suffix != ".gz" else ()
                 yield where, row_error(where, f"not JSON: {error}", fix)
@@ -259,7 +264,9 @@ def _json(path: Path, start: int) -> RowIterator:
     with _open(path) as file:
         text = file.read()
     try:
-        rows = msgspec.json.decode(text)
+        rows = json_text.decode(text)
+    except json_text.NestingError as error:
+        raise InputError(str(error), field=FILE, value=str(path)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if text.lstrip().startswith(b"{") and b"\n{" in text:  # JSON lines in a .json file
             yield from _jsonl(path, start)

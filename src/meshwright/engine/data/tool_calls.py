@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from meshwright import json_text
 from meshwright.engine.data.files import row_error
 
 CALL_ROLES = ("function_call", "tool_call")  # roles of messages whose text is a call
@@ -136,7 +137,7 @@ def _call(value: object, number: int, where: str) -> dict[str, Any]:
 def _object_or_text(text: str) -> Any:
     """Return JSON text as an object: templates print it as JSON themselves; other text stays as it is."""
     try:
-        found = json.loads(text or "{}")
+        found = json_text.loads(text or "{}")
     except ValueError:
         return text
     return found if isinstance(found, dict) else text
@@ -144,7 +145,7 @@ def _object_or_text(text: str) -> Any:
 
 def _json(text: str, number: int, where: str) -> Any:
     try:
-        return json.loads(text)
+        return json_text.loads(text)
     except ValueError as error:
         raise row_error(
             where, f"message {number} is a tool call that is not JSON ({error}): {EXAMPLE} is one"
@@ -156,6 +157,6 @@ def _decoded(value: object, what: str, where: str) -> Any:
     if not isinstance(value, str) or not value.strip():
         return None if isinstance(value, str) else value
     try:
-        return json.loads(value)
+        return json_text.loads(value)
     except ValueError as error:
         raise row_error(where, f"{what} not JSON: {error}") from None

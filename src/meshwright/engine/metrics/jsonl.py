@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright import json_text
 from meshwright.errors import InputError
 
 CHUNK = 1 << 16  # bytes read at once when searching for the end of the last complete line
@@ -97,7 +98,7 @@ def read(path: Path) -> Iterator[dict[str, Any]]:
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
-                yield msgspec.json.decode(line)
+                yield json_text.decode(line)
 
 
 def json_float(value: float) -> float | str:
