@@ -33,7 +33,6 @@ class GpuProfile(_Profile, frozen=True, kw_only=True):
         str, float
     ]  # share of the bf16 peak over the causal half, forward: flash1, flash2, cudnn, flash4, best
     block: dict[str, float] = {}  # tokens its kernels waste at the diagonal, where they differ from Shared.block
-    scan: float  # the same for chunked scans of linear-time mixers
     hbm: float  # share of the memory bandwidth that memory-bound kernels reach
     link: float  # share of the NVLink (or PCIe) rate that collectives reach
     pcie: float | None = None  # the same on cards of this architecture without NVLink; None: as link
@@ -80,6 +79,7 @@ class Shared(_Profile, frozen=True, kw_only=True):
     head_width: float  # work per score that is independent of head width, in widths
     block: float  # tokens wasted per causal block at the diagonal
     score_passes: dict[str, float]  # passes over the scores, forward and backward: eager, fused_softmax
+    scan: float  # FLOPs of chunked scans per byte of memory bandwidth, which limits them
     misaligned: float  # slowdown of a matmul whose width is not a multiple of 64
     quantize: dict[str, float]  # bytes per element of a linear's inputs and outputs for quantization, by matmul format
     loss_bytes: dict[str, float]  # bytes the loss moves per logit, forward and backward, by kind of loss

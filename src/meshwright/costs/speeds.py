@@ -74,6 +74,7 @@ def speeds(case: Case) -> Speeds:
     half = sixteen_bit(gpu)
     peak, share = peak_flops(case, half), min(chip.matmul[half] * engine.matmul, chip.matmul_limit)
     tuned = clock * share / chip.matmul[half]
+    hbm = gpu.hbm_gb_s * 1e9 * chip.hbm
     kernel = getattr(case, "attention_kernel", "") or engine.attention
     return Speeds(
         gpu=gpu,
@@ -85,8 +86,8 @@ def speeds(case: Case) -> Speeds:
         linear_bf16=peak * clock * share,
         core=peak * chip.attention.get(kernel, chip.attention["best"]) * clock,
         block=chip.block.get(kernel if kernel in chip.attention else "best", profiles.shared.block),
-        scan=peak * chip.scan * clock,
-        hbm=gpu.hbm_gb_s * 1e9 * chip.hbm,
+        scan=hbm * profiles.shared.scan,
+        hbm=hbm,
         link=gpu.nvlink_gb_s * 1e9 * (chip.pcie if gpu.link == "pcie" and chip.pcie is not None else chip.link),
         network=gpu.network_gb_s * 1e9 * chip.network,
         traffic=engine.traffic_compiled if case.compile else engine.traffic,
