@@ -69,11 +69,11 @@ def layer_activation_bytes(case: Case, layer: Layer) -> Parts:
     # Norms that feed a linear which saves its input.
     feeds = mixers * _saves_input(case, "qkv") + (layer.ffn is not None) * _saves_input(case, "fc1")
     normed = feeds * linear_input_bytes(case)
-    parts: Parts = {"input": size * hidden / shards}
+    parts: Parts = {"input": layer.residuals * size * hidden / shards}
     if profile.gathers_inputs or profile.gathers_again:
         parts |= _norms_and_residual(case, layer, blocks, normed)
     else:
-        beside = (blocks - 1) * size + blocks * _norm_extra(case, profile) + _dropout(case, layer)
+        beside = (blocks - 1) * size * layer.residuals + blocks * _norm_extra(case, profile) + _dropout(case, layer)
         parts["norm"] = (normed + beside) * hidden / shards
     for mixer in (layer.mixer, layer.cross):
         if mixer is not None:
@@ -105,7 +105,7 @@ def _norms_and_residual(case: Case, layer: Layer, blocks: int, normed: int) -> P
         norms = layer.norm_params / hidden
         residual = (4 * norms - size) * hidden / shards  # replaces the layer's input and the residual stream
     else:
-        residual = (blocks - 1) * size * hidden / shards
+        residual = (blocks - 1) * size * layer.residuals * hidden / shards
     extra = (blocks * _norm_extra(case, profile) + _dropout(case, layer)) * hidden / shards
     return {"norm": normed * hidden / _input_shards(case) + extra, "residual": residual}
 

@@ -16,7 +16,7 @@ from meshwright.costs.memory_constants import IMAGE_SHARE
 from meshwright.costs.stages import trains_mtp
 from meshwright.costs.vectorize import Column, plain
 from meshwright.models import MLA, Attention, Dense, Layer, LinearMixer, Mamba2, ModelSpec, MoE
-from meshwright.models.spec import Mixer
+from meshwright.models.spec import Compressor, Mixer
 from meshwright.recipes.case import Case
 
 Convention = Literal["causal", "full"]
@@ -35,12 +35,22 @@ def chunk_context(seq: Column, chunk: int, convention: Convention) -> Column:
     return context(np.minimum(chunk, seq), None, convention)
 
 
+def _compressed(compressor: Compressor | None, seq: Column, convention: Convention) -> tuple[Column, Column]:
+    """Return the mean number of compressed keys per query, and the FLOPs of the indexer that selects them."""
+    if compressor is None:
+        return 0.0, 0.0
+    keys = seq / compressor.rate
+    indexed = 2 * compressor.index_heads * compressor.index_dim * context(keys, None, convention)
+    return context(keys, compressor.topk, convention), indexed
+
+
 def core_flops(mixer: Mixer, seq: Column, convention: Convention) -> Column:
     """Return the forward FLOPs per token of a mixer without its projections."""
     if isinstance(mixer, Attention):
         chunk = mixer.window if mixer.chunked else None
         keys = chunk_context(seq, chunk, convention) if chunk else context(seq, mixer.window, convention)
-        return 2 * (mixer.q_width + mixer.out_width) * keys * (2 if mixer.differential else 1)
+        further, indexed = _compressed(mixer.compressor, seq, convention)
+        return 2 * (mixer.q_width + mixer.out_width) * (keys + further) * (2 if mixer.differential else 1) + indexed
     if isinstance(mixer, MLA):
         indexed = 2 * mixer.index_heads * mixer.index_dim * context(seq, None, convention)
         return 2 * mixer.heads * (mixer.qk_head + mixer.v_head) * context(seq, mixer.topk, convention) + indexed

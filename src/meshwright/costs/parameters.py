@@ -104,6 +104,8 @@ def _linear_widths(layer: Layer, hidden: int, *, fused: bool) -> list[tuple[str,
 def _attention_outputs(mixer: Attention) -> list[int]:
     """Return the outputs of the projections to queries (with their gate), keys and values."""
     queries = mixer.q_width * (2 if mixer.output_gate else 1)
+    if mixer.reused_kv:
+        return [queries]
     return [queries, mixer.kv_width] + ([] if mixer.shared_kv else [mixer.v_width])
 
 

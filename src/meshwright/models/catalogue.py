@@ -53,9 +53,14 @@ def find(text: str) -> ModelSpec:
     if name is not None:
         return _with_weights(name, text) if _names_other_weights(name, text) else _spec(name)
     size = _SIZE.fullmatch(text.lower().replace(" ", ""))
-    raise (
-        _unknown_size(text, size) if size and not size[1] else unknown("model", text[:80], names(), "meshwright models")
-    )
+    raise _unknown_size(text, size) if size and not size[1] else _unknown_name(text[:80])
+
+
+def _unknown_name(text: str) -> InputError:
+    """Return the error for a model that is not in the catalogue, with the way to plan it anyway."""
+    error = unknown("model", text, names(), "meshwright models")
+    other = "for any other model pass the path of its config.json"
+    return InputError(f"{error.reason.removesuffix('?')}; {other}", error.field, error.value, error.fix)
 
 
 def is_config(path: str) -> bool:

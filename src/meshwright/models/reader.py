@@ -100,8 +100,12 @@ def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
         return inspected_spec(config, name)
     wrapped = WRAPPERS.get(model_type)
     if wrapped is not None and (model_type not in SAME_AS or wrapped.text_key in config or "vision_config" in config):
+        if any(config.get(key) for key in wrapped.unread):
+            return _inspected(config, name, wrapped.unread)
         decoder, encoder, tied = read_wrapped(config, wrapped)
         spec = _decoder_spec(decoder, name, wrapped.family, model_type, wrapped.hf_class)
+        if encoder is None:
+            return msgspec.structs.replace(spec, tied=tied)
         return msgspec.structs.replace(spec, kind="vision_language", vision=encoder, tied=tied)
     if model_type == "gpt2":
         fields = Fields(config, gpt2.DEFAULTS, gpt2.ALIASES)
@@ -115,6 +119,14 @@ def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
         spec = _decoder_spec(read_decoder(fields, traits), name, traits.family, model_type, traits.hf_class)
     fields.reject_unread(model_type)
     return spec
+
+
+def _inspected(config: Mapping[str, Any], name: str, sections: tuple[str, ...]) -> ModelSpec:
+    """Return the inspected model of a file whose sections no reader knows."""
+    if not can_inspect(config):
+        reason = "the parameters of this section are only known to transformers"
+        raise InputError(reason, field=next(key for key in sections if config.get(key)), fix=(WAY_OUT,))
+    return inspected_spec(config, name)
 
 
 def _model_type(config: Mapping[str, Any]) -> str:

@@ -14,6 +14,29 @@ from .quantization import Quantization
 ModelKind = Literal["causal_lm", "vision_language", "diffusion"]
 
 
+class Compressor(msgspec.Struct, frozen=True):
+    """Further keys of an attention with a window: one for every few earlier tokens (DeepSeek-V4)."""
+
+    rate: int  # tokens of one compressed key
+    topk: int | None = None  # compressed keys that an indexer selects for a query; all if None
+    index_heads: int = 0
+    index_dim: int = 0
+
+    @property
+    def overlap(self) -> int:
+        """How often a token enters a compressed key: selected keys overlap with their neighbours."""
+        return 1 if self.topk is None else 2
+
+    def matmul_params(self, hidden: int, head_dim: int, q_lora: int) -> int:
+        """Return the linears to keys and their gates, and those of the indexer."""
+        widths = head_dim + self.index_dim
+        index = q_lora * self.index_heads * self.index_dim + hidden * self.index_heads
+        return 2 * self.overlap * hidden * widths + index
+
+    def vector_params(self, head_dim: int) -> int:
+        return (self.rate * self.overlap + 1) * (head_dim + self.index_dim)  # position biases, norms
+
+
 class Attention(msgspec.Struct, frozen=True):
     """Softmax attention; grouped-query if kv_heads < heads, sliding if it has a window."""
 
@@ -35,6 +58,11 @@ class Attention(msgspec.Struct, frozen=True):
     v_dim: int | None = None  # width of a value head, if it is not head_dim (MiMo)
     head_gate: bool = False  # one gate per head (Laguna)
     differential: bool = False  # the difference of two attentions, both computed over all heads (DiffLlama)
+    reused_kv: bool = False  # keys and values are those of an earlier layer (Gemma 3n, Gemma 4)
+    q_lora: int | None = None  # queries pass through a projection of this rank, with a norm (DeepSeek-V4)
+    out_lora: int = 0  # the output of every group of heads is projected to this rank first
+    out_groups: int = 1
+    compressor: Compressor | None = None
 
     @property
     def q_width(self) -> int:
@@ -57,12 +85,17 @@ class Attention(msgspec.Struct, frozen=True):
     @property
     def kv_out_width(self) -> int:
         """Width of what the key and value projections return."""
-        return self.kv_width + (0 if self.shared_kv else self.v_width)
+        return 0 if self.reused_kv else self.kv_width + (0 if self.shared_kv else self.v_width)
 
     def matmul_params(self, hidden: int) -> int:
         source = self.context_width or hidden
-        q = hidden * (self.q_width * (2 if self.output_gate else 1) + (self.heads if self.head_gate else 0))
-        return q + source * self.kv_out_width + self.out_width * hidden
+        queries, into = self.q_width * (2 if self.output_gate else 1), self.q_lora or hidden
+        q = into * queries + hidden * ((self.q_lora or 0) + (self.heads if self.head_gate else 0))
+        out = self.out_width * hidden
+        if self.out_lora:
+            out = self.out_lora * (self.out_width + self.out_groups * hidden)
+        extra = self.compressor.matmul_params(hidden, self.head_dim, into) if self.compressor else 0
+        return q + source * self.kv_out_width + out + extra
 
     def vector_params(self, hidden: int) -> int:
         count = 0
@@ -71,11 +104,16 @@ class Attention(msgspec.Struct, frozen=True):
         if self.out_bias:
             count += hidden
         if self.qk_norm in ("head", "head_bias"):
-            count += 2 * self.head_dim * (2 if self.qk_norm == "head_bias" else 1)
+            vectors = 1 if self.reused_kv else 2
+            count += vectors * self.head_dim * (2 if self.qk_norm == "head_bias" else 1)
         elif self.qk_norm == "full":
             count += self.q_width + self.kv_width
         if self.sinks:
             count += self.heads
+        if self.q_lora:
+            count += self.q_lora + self.head_dim  # norms of the latent queries and of the one key
+        if self.compressor:
+            count += self.compressor.vector_params(self.head_dim)
         return count
 
 
@@ -276,6 +314,7 @@ class Layer(msgspec.Struct, frozen=True):
     extra_params: int = 0  # modulation tables and other vectors of the layer
     streams: int = 1  # copies of the weights for parallel token streams (FLUX joint blocks: image and text)
     extra_matmul: int = 0  # parameters of further linears that every token uses
+    residuals: int = 1  # parallel residual streams between layers (hyper-connections)
 
     def params(self, hidden: int) -> int:
         """All parameters of the layer."""

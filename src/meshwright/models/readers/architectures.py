@@ -15,10 +15,13 @@ from .layernorm_table import LAYERNORM
 from .rms_table import RMS
 from .sparse_table import SPARSE
 from .traits import Traits
+from .varied_table import VARIED
 
 # The defaults of these rows are their config class's.
+WITHOUT_CLASS = ("mimo", "nemotron-nas")  # in no release of transformers
 BY_CLASS: dict[str, Traits] = LAYERNORM | RMS | EXPERTS | HYBRID
-TRAITS: dict[str, Traits] = DENSE | SPARSE | BY_CLASS
+BY_CLASS |= {name: traits for name, traits in VARIED.items() if name not in WITHOUT_CLASS}
+TRAITS: dict[str, Traits] = DENSE | SPARSE | BY_CLASS | VARIED
 
 # The same architecture under another name.
 SAME_AS = {"kimi_k2": "deepseek_v3", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
@@ -36,7 +39,11 @@ def _class_defaults() -> dict[str, dict[str, Any]]:
 def fields_of(config: Any, model_type: str) -> Fields:
     """Return the fields of a decoder config with the defaults and aliases of its architecture."""
     traits = TRAITS[model_type]
-    fields = Fields(config, traits.defaults, traits.aliases)
+    return with_fallbacks(Fields(config, traits.defaults, traits.aliases), model_type)
+
+
+def with_fallbacks(fields: Fields, model_type: str) -> Fields:
+    """Return the fields with the defaults of the architecture's config class, if its row does not type them."""
     if model_type in BY_CLASS:
         fields.fallbacks = {**_OPTIONAL, **_class_defaults().get(model_type, {})}
     return fields

@@ -11,6 +11,7 @@ import msgspec
 from meshwright.errors import InputError
 
 from ..spec import MLA, Attention, Dense, Ffn, GatedDelta, Group, Layer, Mixer, MoE
+from .compressed import COMPRESSED
 from .fields import MAX_LAYERS, Fields, require_divisible
 from .recurrent import SCANS
 from .traits import MoeTraits, Number, Switch, Traits
@@ -79,8 +80,9 @@ def _activation(fields: Fields, traits: Traits) -> str:
 
 
 def _full_type(traits: Traits) -> str:
-    """Return the word for a layer with full attention."""
-    return next((word for word, mixer in traits.mixers.items() if mixer in FULL), "full_attention")
+    """Return the word for a layer with full attention; the first word if there is none."""
+    words = [word for word, mixer in traits.mixers.items() if mixer in FULL]
+    return next(iter((*words, *traits.mixers)), "full_attention")
 
 
 def _layers(fields: Fields, traits: Traits, types: tuple[str, ...], routed: frozenset[int]) -> tuple[Layer, ...]:
@@ -101,16 +103,20 @@ def _layer(fields: Fields, traits: Traits, layer_type: str, is_moe: bool) -> Lay
     beside = MIXERS[traits.beside](fields, traits, hidden) if traits.beside else None
     return Layer(
         _mixer(fields, traits, layer_type, hidden),
-        _ffn(fields, traits, is_moe) if traits.has_ffn else None,
+        _ffn(fields, traits, is_moe) if _on(fields, traits.has_ffn) else None,
         cross=beside if isinstance(beside, Attention) else None,
         norm_params=_number(fields, traits.layer_norms) * hidden,
         extra_params=_number(fields, traits.layer_vectors),
         extra_matmul=_number(fields, traits.layer_matmul),
+        residuals=_number(fields, traits.residuals),
     )
 
 
 def _number(fields: Fields, number: Number) -> int:
-    return fields.count(number) if isinstance(number, str) else number
+    if isinstance(number, str):
+        known = fields.derived.get(number)
+        return int(known) if known is not None else fields.count(number)
+    return number
 
 
 def grouped(layers: Iterable[Layer]) -> tuple[Group, ...]:
@@ -181,7 +187,7 @@ def _reject_mixed_layer_types(fields: Fields) -> None:
         raise fields.error("layer_types", "this architecture has one type of layer only")
 
 
-def _mixer(fields: Fields, traits: Traits, layer_type: str, hidden: int) -> Mixer:
+def _mixer(fields: Fields, traits: Traits, layer_type: str, hidden: int) -> Mixer | None:
     if traits.mixers:
         return MIXERS[traits.mixers[layer_type]](fields, traits, hidden)
     if traits.mixer == "mla":
@@ -225,6 +231,8 @@ def attention(fields: Fields, traits: Traits, hidden: int, window: int | None) -
         qk_norm=traits.qk_norm if has_qk_norm else "none",
         output_gate=traits.output_gate,
         sinks=_on(fields, traits.sinks),
+        shared_kv=_on(fields, traits.shared_kv),
+        reused_kv=_on(fields, traits.reused_kv),
         head_gate=_on(fields, traits.head_gate),
         differential=traits.differential,
         v_dim=fields.optional_size(traits.v_dim) if traits.v_dim else None,
@@ -321,6 +329,7 @@ def moe(fields: Fields, traits: MoeTraits, gated: bool) -> MoE:
         balance_bias=traits.balance_bias,
         dense_bias=_on(fields, traits.dense_bias),
         shared_gate=traits.shared_gate,
+        parallel=Dense(fields.size(traits.parallel), gated) if traits.parallel else None,
     )
 
 
@@ -353,7 +362,7 @@ def _shared_index(fields: Fields, traits: Traits, hidden: int) -> MLA:
     return msgspec.structs.replace(_sparse_latent(fields, traits, hidden), index_heads=0)
 
 
-MixerReader = Callable[[Fields, Traits, int], Mixer]
+MixerReader = Callable[[Fields, Traits, int], Mixer | None]
 FULL = ("attention", "mla", "dsa")  # mixers of layers that see every earlier token
 MIXERS: Mapping[str, MixerReader] = {
     "attention": lambda fields, traits, hidden: attention(fields, traits, hidden, None),
@@ -363,5 +372,7 @@ MIXERS: Mapping[str, MixerReader] = {
     "dsa": _sparse_latent,
     "dsa_shared": _shared_index,
     "delta": lambda fields, traits, hidden: gated_delta(fields),
+    "none": lambda fields, traits, hidden: None,
+    **COMPRESSED,
     **SCANS,
 }

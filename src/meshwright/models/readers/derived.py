@@ -178,7 +178,8 @@ def shared_indexers(fields: Fields) -> Derived:
         types = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in pattern]
     if types is None:
         every, skipped = (
-            fields.data.get(key, least) for key, least in (("index_topk_freq", 1), ("index_skip_topk_offset", 2))
+            fields.data.get(key, fields.defaults.get(key, least))
+            for key, least in (("index_topk_freq", 1), ("index_skip_topk_offset", 2))
         )
         if not isinstance(every, int) or not isinstance(skipped, int):
             raise fields.error("index_topk_freq", "must be an integer")

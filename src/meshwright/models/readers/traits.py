@@ -43,6 +43,7 @@ class MoeTraits(msgspec.Struct, frozen=True):
     bias: bool = False
     balance_bias: bool = False
     dense_bias: Switch = False
+    parallel: str = ""  # the key of the width of a dense block beside the experts
     # "listed": mlp_layer_types, or those after first_k_dense_replace; "derived": the places that Traits.derive returns
     placed: Literal["all", "after_dense", "stepped", "listed", "derived"] = "all"
 
@@ -74,11 +75,14 @@ class Traits(msgspec.Struct, frozen=True):
     head_bias: Switch = False
     positions: Number = 0  # rows of a learned position table
     gated: Switch = True
-    has_ffn: bool = True
+    has_ffn: Switch = True
     width: str = "intermediate_size"
     ffn_multiple: Number = 0  # width over hidden_size, if the width is null
     window: Window = "none"
     sinks: Switch = False
+    shared_kv: Switch = False  # values are keys
+    reused_kv: Switch = False  # keys and values of an earlier layer
+    residuals: Number = 1  # parallel residual streams
     head_gate: Switch = False
     differential: bool = False
     v_dim: str = ""  # the key of the width of a value head

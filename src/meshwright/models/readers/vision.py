@@ -65,6 +65,48 @@ PIXTRAL_DEFAULTS = {
     "image_size": 1024,
     "patch_size": 16,
 }
+MOON_DEFAULTS = {
+    "num_hidden_layers": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_attention_heads": 16,
+    "patch_size": 14,
+    "pos_emb_height": 64,
+    "pos_emb_width": 64,
+    "merge_kernel_size": (2, 2),
+}
+MOON_ALIASES = {
+    "num_hidden_layers": ("vt_num_hidden_layers",),
+    "hidden_size": ("vt_hidden_size",),
+    "intermediate_size": ("vt_intermediate_size",),
+    "num_attention_heads": ("vt_num_attention_heads",),
+    "pos_emb_height": ("init_pos_emb_height",),
+    "pos_emb_width": ("init_pos_emb_width",),
+}
+GEMMA4_DEFAULTS = {
+    "num_hidden_layers": 16,
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 12,
+    "head_dim": 64,
+    "patch_size": 16,
+    "position_embedding_size": 10240,
+    "pooling_kernel_size": 3,
+}
+LLAMA4_DEFAULTS = {
+    "num_hidden_layers": 34,
+    "hidden_size": 768,
+    "intermediate_size": 5632,
+    "num_attention_heads": 16,
+    "num_channels": 3,
+    "vision_output_dim": 7680,
+    "image_size": 448,
+    "patch_size": 14,
+    "pixel_shuffle_ratio": 0.5,
+    "projector_input_dim": 4096,
+    "projector_output_dim": 4096,
+}
 RADIO_DEFAULTS = {"patch_size": 16, "max_resolution": 2048}
 RADIO_VERSIONS = {"radio_v2.5-h": (32, 1280, 16, 10)}  # layers, width, heads, class and register tokens
 QWEN_ALIASES = {"num_heads": ("num_attention_heads",), "in_channels": ("in_chans",)}
@@ -238,6 +280,75 @@ def radio_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
         stem_params=3 * patch**2 * hidden + (positions + tokens) * hidden,
         connector_params=merge * hidden * (1 + projected) + projected * text_hidden,
         merge=merge,
+    )
+
+
+def _plain_layer(hidden: int, width: int) -> int:
+    """Return a layer of four attention linears, two of a plain block and two layer norms, all with biases."""
+    return 4 * _linear(hidden, hidden) + _linear(hidden, width) + _linear(width, hidden) + 4 * hidden
+
+
+def moon_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
+    """Read the MoonViT encoder of Kimi K2.5."""
+    depth, hidden, heads = _encoder_shape(fields)
+    width, patch = fields.size("intermediate_size"), fields.size("patch_size")
+    kernel = fields.raw("merge_kernel_size")
+    if not isinstance(kernel, (list, tuple)) or len(kernel) != 2 or not all(isinstance(one, int) for one in kernel):
+        raise fields.error("merge_kernel_size", "must be a list of two numbers")
+    merge = kernel[0] * kernel[1]
+    merged, projected = hidden * merge, wrapper.size("projection_hidden_size")
+    positions = fields.size("pos_emb_height") * fields.size("pos_emb_width")
+    return Vision(
+        depth,
+        hidden,
+        width,
+        heads,
+        patch,
+        layer_params=_plain_layer(hidden, width),
+        stem_params=_linear(3 * patch**2, hidden) + (positions + 2) * hidden,
+        connector_params=2 * projected + _linear(merged, merged) + _linear(merged, text_hidden),
+        merge=merge,
+    )
+
+
+def gemma4_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
+    """Read the Gemma 4 encoder: the parts of its decoder, with two tables of positions."""
+    depth = fields.size("num_hidden_layers", most=MAX_LAYERS)
+    hidden, heads = fields.size("hidden_size"), fields.size("num_attention_heads")
+    width, patch, head_dim = fields.size("intermediate_size"), fields.size("patch_size"), fields.size("head_dim")
+    attention = 2 * hidden * head_dim * (heads + fields.size("num_key_value_heads")) + 2 * head_dim
+    return Vision(
+        depth,
+        hidden,
+        width,
+        heads,
+        patch,
+        layer_params=attention + 3 * hidden * width + 4 * hidden,
+        stem_params=hidden * (3 * patch**2 + 2 * fields.size("position_embedding_size")),
+        connector_params=hidden * text_hidden,
+        merge=fields.size("pooling_kernel_size") ** 2,
+    )
+
+
+def llama4_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
+    """Read the Llama 4 encoder, whose patches are shuffled into fewer wider ones."""
+    depth, hidden, heads = _encoder_shape(fields)
+    width, patch = fields.size("intermediate_size"), fields.size("patch_size")
+    ratio = fields.raw("pixel_shuffle_ratio")
+    if isinstance(ratio, bool) or not isinstance(ratio, (int, float)) or not 0 < ratio <= 1:
+        raise fields.error("pixel_shuffle_ratio", "must be a number between 0 and 1")
+    patches = (fields.size("image_size") // patch) ** 2 + 1
+    inner, out = fields.size("projector_input_dim"), fields.size("projector_output_dim")
+    return Vision(
+        depth,
+        hidden,
+        width,
+        heads,
+        patch,
+        layer_params=_plain_layer(hidden, width),
+        stem_params=_linear(fields.size("num_channels") * patch**2, hidden, False) + (patches + 5) * hidden,
+        connector_params=width * inner + out * out + fields.size("vision_output_dim") * text_hidden,
+        merge=round(1 / ratio**2),
     )
 
 

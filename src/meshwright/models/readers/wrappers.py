@@ -11,7 +11,7 @@ from meshwright.errors import InputError
 
 from ..spec import Vision
 from . import nemotron, vision
-from .architectures import TRAITS
+from .architectures import SAME_AS, TRAITS, with_fallbacks
 from .decoder import Decoder, read_decoder
 from .fields import Fields
 
@@ -31,6 +31,8 @@ class Wrapper(msgspec.Struct, frozen=True):
     text_key: str = "text_config"
     flat: bool = False  # older files have the decoder's keys at the top level
     text_may_tie: bool = False  # tied if either the wrapper or the decoder sets it
+    vision_may_miss: bool = False  # a file without vision_config is the decoder alone
+    unread: tuple[str, ...] = ()  # sections that only inspection counts
 
 
 _QWEN3: tuple[vision.EncoderReader, Mapping[str, Any], Mapping[str, tuple[str, ...]]] = (
@@ -80,6 +82,33 @@ WRAPPERS: dict[str, Wrapper] = {
         vision.PIXTRAL_DEFAULTS,
         defaults={"tie_word_embeddings": True, "spatial_merge_size": 2, "multimodal_projector_bias": False},
     ),
+    "gemma4": Wrapper(
+        "gemma",
+        "Gemma4ForConditionalGeneration",
+        ("gemma4_text",),
+        vision.gemma4_vision,
+        vision.GEMMA4_DEFAULTS,
+        defaults={"tie_word_embeddings": True},
+        vision_may_miss=True,
+        unread=("audio_config",),
+    ),
+    "llama4": Wrapper(
+        "llama",
+        "Llama4ForConditionalGeneration",
+        ("llama4_text",),
+        vision.llama4_vision,
+        vision.LLAMA4_DEFAULTS,
+        vision_may_miss=True,
+    ),
+    "kimi_k25": Wrapper(
+        "kimi",
+        "Kimi_K25ForConditionalGeneration",
+        ("deepseek_v3", "kimi_k2"),
+        vision.moon_vision,
+        vision.MOON_DEFAULTS,
+        vision.MOON_ALIASES,
+        defaults={"tie_word_embeddings": True, "projection_hidden_size": 1152},
+    ),
     "NemotronH_Nano_VL_V2": Wrapper(
         "nemotron",
         "NemotronH_Nano_VL_V2",
@@ -91,12 +120,14 @@ WRAPPERS: dict[str, Wrapper] = {
 }
 
 
-def read_wrapped(config: Mapping[str, Any], wrapper: Wrapper) -> tuple[Decoder, Vision, bool]:
+def read_wrapped(config: Mapping[str, Any], wrapper: Wrapper) -> tuple[Decoder, Vision | None, bool]:
     """Return the decoder, the vision encoder, and whether the decoder's embedding is tied."""
     fields = Fields(config, wrapper.defaults)
     text = _text_fields(fields, wrapper)
     decoder = nemotron.read_nemotron(text) if text.defaults is nemotron.DEFAULTS else _read_text(text, wrapper)
     text.reject_unread(wrapper.hf_class)
+    if wrapper.vision_may_miss and config.get("vision_config") is None:
+        return decoder, None, _tied(fields, text, wrapper)
     if not isinstance(config.get("vision_config"), dict):
         raise InputError("the config has no vision_config object, which this architecture needs", field="vision_config")
     encoder_fields = fields.section("vision_config", wrapper.encoder_defaults, wrapper.encoder_aliases)
@@ -115,7 +146,9 @@ def _text_fields(fields: Fields, wrapper: Wrapper) -> Fields:
     model_type = _text_model_type(nested, wrapper)
     if model_type == "nemotron_h":
         return fields.section(wrapper.text_key, nemotron.DEFAULTS, nemotron.ALIASES)
-    return fields.section(wrapper.text_key, TRAITS[model_type].defaults, TRAITS[model_type].aliases)
+    model_type = SAME_AS.get(model_type, model_type)
+    section = fields.section(wrapper.text_key, TRAITS[model_type].defaults, TRAITS[model_type].aliases)
+    return with_fallbacks(section, model_type)
 
 
 def _text_model_type(nested: Mapping[str, Any], wrapper: Wrapper) -> str:
@@ -134,7 +167,7 @@ def _text_model_type(nested: Mapping[str, Any], wrapper: Wrapper) -> str:
 
 def _read_text(text: Fields, wrapper: Wrapper) -> Decoder:
     model_type = wrapper.text[0] if text.where == "" else _text_model_type(text.data, wrapper)
-    return read_decoder(text, TRAITS[model_type])
+    return read_decoder(text, TRAITS[SAME_AS.get(model_type, model_type)])
 
 
 def _tied(fields: Fields, text: Fields, wrapper: Wrapper) -> bool:

@@ -1,0 +1,108 @@
+"""Decoders whose layers differ in sizes or parts, or that have further linears; the sweep compares every row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import varied
+from .traits import ALL_ATTENTION, MTP, SILU, MoeTraits, Traits, row
+
+_FULL_OR_SLIDING = {"full_attention": "attention", "sliding_attention": "sliding"}
+_GEMMA: dict[str, Any] = {
+    **ALL_ATTENTION,
+    "qk_norm": "head",
+    "mixers": _FULL_OR_SLIDING,
+    "reused_kv": "reuses_keys",
+    "layer_norms": "norms",
+    "layer_matmul": "layer_linears",
+    "extra_params": "input_tables",
+    "activation_key": "hidden_activation",
+}
+_GEMMA4: dict[str, Any] = {
+    **_GEMMA,
+    "defaults": {"global_head_dim": 512, "num_global_key_value_heads": None},
+    "shared_kv": "keys_are_values",
+    "layer_vectors": "router_vectors",
+    "moe": MoeTraits(topk="top_k_experts", parallel="intermediate_size", placed="derived"),
+    "derive": varied.gemma4,
+}
+_UNIFIED = {**_GEMMA4["defaults"], "enable_moe_block": False, "hidden_size_per_layer_input": 0}
+_ROUTED = {"n_routed_experts": ("num_local_experts", "num_experts"), **MTP}
+
+VARIED: dict[str, Traits] = {
+    "gemma4_text": row("gemma", "Gemma4ForCausalLM", **_GEMMA4),
+    "gemma4_unified_text": row("gemma", "Gemma4UnifiedForCausalLM", **{**_GEMMA4, "defaults": _UNIFIED}),
+    "gemma3n_text": row("gemma", "Gemma3nForCausalLM", **_GEMMA, residuals="altup_num_inputs", derive=varied.gemma3n),
+    "deepseek_v4": row(
+        "deepseek", "DeepseekV4ForCausalLM",
+        aliases=_ROUTED,
+        defaults={"num_nextn_predict_layers": 1},
+        mixers={
+            "sliding_attention": "window_only",
+            "compressed_sparse_attention": "sparsely_compressed",
+            "heavily_compressed_attention": "heavily_compressed",
+        },
+        only={"attention_bias": (False,), "mlp_bias": (False,), "n_shared_experts": (1,)},
+        ignored=("first_k_dense_replace",),
+        layer_matmul="layer_linears",
+        layer_vectors="layer_vectors",
+        extra_params="stream_head",
+        residuals="hc_mult",
+        moe=MoeTraits("n_routed_experts", shared="number", balance_bias=True),
+        derive=varied.deepseek_v4,
+    ),
+    "mimo_v2_flash": row(
+        "mimo", "MiMoV2FlashForCausalLM",
+        aliases=_ROUTED,
+        qkv_bias="attention_bias",
+        sinks="has_sinks",
+        v_dim="v_head_dim",
+        mixers=_FULL_OR_SLIDING,
+        only={
+            "n_shared_experts": (None, 0),
+            "add_full_attention_sink_bias": (False,),
+            "add_swa_attention_sink_bias": (True,),
+        },
+        moe=MoeTraits("n_routed_experts", balance_bias=True, placed="listed"),
+        derive=varied.mimo_v2,
+    ),
+    "hy_v4": row(
+        "hunyuan", "HYV4ForCausalLM",
+        aliases=_ROUTED,
+        defaults={"first_k_dense_replace": 1, "index_topk_freq": 4},
+        mixers={"full_indexer": "dsa", "shared_indexer": "dsa_shared"},
+        only={"mlp_bias": (False,), "attention_bias": (False,)},
+        layer_matmul="layer_linears",
+        layer_vectors="layer_vectors",
+        extra_params="stream_head",
+        residuals="hc_mult",
+        moe=MoeTraits("n_routed_experts", shared="number", balance_bias=True, placed="listed"),
+        derive=varied.hy_v4,
+    ),
+    "axk1": row(
+        "axk", "AXK1ForCausalLM",
+        aliases=_ROUTED,
+        mixer="mla",
+        layer_norms="norms",
+        moe=MoeTraits("n_routed_experts", shared="number", balance_bias=True, placed="after_dense"),
+        derive=varied.norm_after_experts,
+    ),
+    # Without a class in transformers: their own code is on the hub, and the counts are those of the published weights.
+    "mimo": Traits(
+        "mimo", "MiMoForCausalLM",
+        {**SILU, "attention_bias": True, "max_position_embeddings": 32768, "num_nextn_predict_layers": 1,
+         "use_sliding_window": False, "sliding_window": None, "max_window_layers": 0, "layer_types": None},
+        aliases=MTP,
+        qkv_bias="attention_bias",
+        window="upper",
+    ),
+    "nemotron-nas": Traits(
+        "nemotron", "DeciLMForCausalLM",
+        {**SILU, "attention_bias": False, "mlp_bias": False, "max_position_embeddings": 131072},
+        only={"attention_bias": (False,), "mlp_bias": (False,)},
+        mixers={"full_attention": "attention", varied.NO_MIXER: "none"},
+        has_ffn="has_block",
+        layer_norms="norms",
+        derive=varied.block_configs,
+    ),
+}  # fmt: skip
