@@ -18,6 +18,8 @@ ENGINES: tuple[Engine, ...] = get_args(Engine)
 FRAMEWORKS: tuple[Framework, ...] = get_args(Framework)
 SCHEDULERS: tuple[Scheduler, ...] = get_args(Scheduler)
 FORMATS: tuple[RecipeFormat, ...] = get_args(RecipeFormat)
+REPORT_FORMATS = ("text", "json", "sarif", "github")
+FAIL_ON = ("error", "warning", "never")
 
 
 LORA_KINDS = ("peft.method=rslora", "peft.method=dora", "peft.method=qlora")

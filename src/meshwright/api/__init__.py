@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.argument_names import *  # noqa: F403
     from meshwright.api.catalogues import *  # noqa: F403
+    from meshwright.api.check_targets import *  # noqa: F403
     from meshwright.api.checks import *  # noqa: F403
+    from meshwright.api.ci_formats import *  # noqa: F403
     from meshwright.api.comparison import *  # noqa: F403
     from meshwright.api.completion import *  # noqa: F403
     from meshwright.api.diagnosis import *  # noqa: F403
@@ -24,6 +26,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.run import *  # noqa: F403
     from meshwright.api.show_samples import *  # noqa: F403
     from meshwright.api.sizing import *  # noqa: F403
+    from meshwright.api.suppression import *  # noqa: F403
     from meshwright.choices import *  # noqa: F403
     from meshwright.clusters import cluster as cluster
     from meshwright.recipes.replacements import for_options as for_options
@@ -32,7 +35,10 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
 _NAMES = {
     "api.catalogues": "find_model find_recipes gpu_catalogue model_part recipe"
     " recipe_text rule_catalogue verification_reports",
+    "api.check_targets": "SkippedFile expand is_checked nothing_checked why_skipped",
     "api.checks": "check check_response export",
+    "api.ci_formats": "github sarif",
+    "api.suppression": "entries_of missing_entries read_baseline require_rules write_baseline",
     "api.comparison": "compare compare_response",
     "api.completion": "starting_with",
     "api.diagnosis": "diagnose doctor_response",

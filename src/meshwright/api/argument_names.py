@@ -101,6 +101,10 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("mtbf", "gpu_mtbf", "mtbf_hours", "gpu_mtbf_hours"), ("--mtbf-hours {value}",)),
     **dict.fromkeys(("failure_rate", "failures", "failures_per_day", "fault_rate"), ("--mtbf-hours HOURS",)),
     "signal": ("--signal-ahead SECONDS",),
+    **dict.fromkeys(("strict", "werror", "warnings_as_errors", "fail_on_warning"), ("--fail-on warning",)),
+    **dict.fromkeys(("exit_zero", "no_fail", "warn_only"), ("--fail-on never",)),
+    **dict.fromkeys(("sarif", "github"), ("--format {name}",)),
+    **dict.fromkeys(("suppress", "disable", "ignore_rule", "exclude_rule", "skip_rule"), ("--ignore {value}",)),
 }
 """Words that other tools use for our options, with what to write here: the first that the command has."""
 Meant = tuple[str, str] | None

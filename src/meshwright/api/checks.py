@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import clusters, costs, file_access, frameworks, launch, planner
+from meshwright import clusters, costs, frameworks, launch, planner
 from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.catalogues import recipe_text, save_files
+from meshwright.api.check_targets import SkippedFile, is_config_folder, is_glob
 from meshwright.api.data_findings import check_data, data_findings
 from meshwright.api.dataset_length import epochs_of
 from meshwright.api.plan_responses import plan_response
@@ -23,11 +24,12 @@ from meshwright.api.planning import recommend
 from meshwright.api.questions import load_calibration
 from meshwright.api.resolve import assumed_in, model_named
 from meshwright.api.responses import Error, Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
+from meshwright.api.suppression import suppressed
 from meshwright.api.targets import Job, file_of, job_for, without_folder
 from meshwright.api.verb_function import verb
 from meshwright.choices import FRAMEWORKS
 from meshwright.display import Readable, Row, titled
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError
 from meshwright.frameworks import (
     CheckResult,
     DroppedSetting,
@@ -38,7 +40,7 @@ from meshwright.frameworks import (
     UnresolvedValue,
 )
 from meshwright.launch import other_frameworks
-from meshwright.models import ModelSpec, not_a_model
+from meshwright.models import ModelSpec
 from meshwright.parsing import one_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
@@ -71,13 +73,11 @@ REPAIR_ROUNDS = 4
 def check(request: requests.Check) -> CheckResult:
     """Return the findings for a recipe by name or value, or for a file of any framework."""
     result = _with_faster_layout(_check(request), request.overrides)
-    return _calibrated(result, load_calibration(request.calibration))
+    return suppressed(_calibrated(result, load_calibration(request.calibration)), request)
 
 
 OF_A_RECIPE = ("gpus", "engine", "goal", "model", "framework", "calibration")
 """Options of check that say how a recipe is trained, not what a dataset contains."""
-MOST_CONFIGS = 32  # files of a folder that an error names
-CONFIG_SUFFIXES = (".sh", ".sbatch", ".slurm", ".yaml", ".yml", ".toml", ".json", ".py")
 
 
 def _with_faster_layout(result: CheckResult, overrides: Sequence[str]) -> CheckResult:
@@ -114,7 +114,7 @@ def _check(request: requests.Check) -> CheckResult:
     if is_dataset_file(request.target) and not (request.framework and str(request.target).lower().endswith(".json")):
         _require_recipe_for_options(request)
         return check_data(str(request.target), request.overrides)
-    _refuse_folder_of_configs(request)
+    _refuse_several(request)
     content, theirs = file_of(request.target, request.framework, request.gpus)
     if content is not None and theirs is not None:
         if request.engine is not None:
@@ -159,29 +159,17 @@ def _require_recipe_for_options(request: requests.Check) -> None:
     raise InputError(reason, field=f"--{name}", value=value, fix=(recipe, f"without --{name}"))
 
 
-def _refuse_folder_of_configs(request: requests.Check) -> None:
-    """Raise for a folder that is no model or run but has configs that check reads: name them."""
+def _refuse_several(request: requests.Check) -> None:
+    """Raise for several targets: the command checks them one by one."""
     target = request.target
-    if not isinstance(target, str) or not file_access.is_dir(target) or not_a_model(target, "target") is not None:
-        return
-    folder = Path(target).expanduser()
-    if (folder / "config.json").is_file():
-        return
-    found = [str(Path(target) / path.name) for path in sorted(folder.iterdir()) if _is_config(path)]
-    if found:
-        gpus = "" if request.gpus is None else f" --gpus {request.gpus}"
-        fix = f"meshwright check {shlex.join(found[:MOST_CONFIGS])}{gpus}"
-        raise InputError("the folder has no config.json of a model; name its files", "target", target, [fix])
-
-
-def _is_config(path: Path) -> bool:
-    """Return whether check reads a file: a config or launch script of a framework, or a recipe of ours."""
-    if path.suffix.lower() not in CONFIG_SUFFIXES or not path.is_file() or is_dataset_file(str(path)):
-        return False
-    with suppress(MeshwrightError):
-        file_of(str(path))
-        return True
-    return False
+    if request.more or is_glob(target) or is_config_folder(target):
+        command = shlex.join(["meshwright", "check", str(target), *request.more])
+        one = "in Python, one call checks one recipe or file"
+        raise InputError(one, "target", target, [command, "call check once for each file"])
+    cli_only = {"--format": request.format, "--write-baseline": request.write_baseline}
+    for option, value in cli_only.items():
+        if value is not None:
+            raise InputError(f"{option} is an option of the command: meshwright check", option.strip("-"), value)
 
 
 def _with_config(result: RecipeCheckResult) -> RecipeCheckResult:
@@ -521,8 +509,26 @@ class FailedCheck(Part, frozen=True, kw_only=True):
     error: Error
 
 
-class SingleCheck(Response, frozen=True, kw_only=True):
-    """The findings for a recipe or file."""
+class IgnoredFinding(Finding, frozen=True, kw_only=True):
+    """A finding that is accepted, and by what."""
+
+    by: Literal["comment", "option", "baseline"]
+    reason: str
+
+
+class Findings(Response, frozen=True, kw_only=True):
+    """What every response of check has."""
+
+    framework: str
+    ok: bool
+    findings: Sequence[Finding]
+    notes: Sequence[str]
+    ignored: Sequence[IgnoredFinding] | UnsetType = UNSET  # accepted by a comment, an option or the baseline
+    stale: Sequence[frameworks.BaselineEntry] | UnsetType = UNSET  # of the baseline, which are no longer found
+
+
+class FileCheck(Part, frozen=True, kw_only=True):
+    """The findings for one of several recipes or files."""
 
     framework: str
     version: str
@@ -540,14 +546,28 @@ class SingleCheck(Response, frozen=True, kw_only=True):
     repair: planner.Repair | UnsetType = UNSET
     contradiction: planner.Contradiction | UnsetType = UNSET
     assumed: Sequence[clusters.Assumption] = ()
+    ignored: Sequence[IgnoredFinding] | UnsetType = UNSET
+    stale: Sequence[frameworks.BaselineEntry] | UnsetType = UNSET
 
 
-class CheckResponse(SingleCheck, frozen=True, kw_only=True):
-    """The findings for a recipe or file; with several, those of the first, the others in `more` and `failed`."""
+class CheckResponse(Findings, frozen=True, kw_only=True):
+    """The findings for a recipe or file; with several, those of all, and the response for each in `files`."""
 
-    all_ok: bool | UnsetType = UNSET  # of all files, where there are several; each report's `ok` is about its own
-    more: Sequence[SingleCheck] | UnsetType = UNSET
+    version: str | UnsetType = UNSET
+    file: str | UnsetType | None = UNSET
+    recipe: str | UnsetType = UNSET
+    model: str | UnsetType | None = UNSET
+    gpus: str | UnsetType | None = UNSET
+    engine: str | UnsetType = UNSET
+    unresolved: Sequence[UnresolvedValue] | UnsetType = UNSET
+    estimate: Estimate | UnsetType | None = UNSET
+    options: Sequence[planner.Option] | UnsetType = UNSET
+    repair: planner.Repair | UnsetType = UNSET
+    contradiction: planner.Contradiction | UnsetType = UNSET
+    assumed: Sequence[clusters.Assumption] | UnsetType = UNSET
+    files: Sequence[FileCheck] | UnsetType = UNSET
     failed: Sequence[FailedCheck] | UnsetType = UNSET
+    skipped: Sequence[SkippedFile] | UnsetType = UNSET
 
 
 class ExportResponse(Response, frozen=True, kw_only=True):
@@ -581,7 +601,14 @@ def check_response(result: CheckResult, request: requests.Check | None = None) -
         repair=result.repair or UNSET,
         contradiction=result.contradiction or UNSET,
         assumed=assumed_in(request.gpus) if request is not None else (),
+        ignored=[_ignored_part(one) for one in result.ignored] or UNSET,
+        stale=result.stale or UNSET,
     )
+
+
+def _ignored_part(ignored: frameworks.IgnoredFinding) -> IgnoredFinding:
+    part = finding_parts([ignored.finding])[0]
+    return copied(IgnoredFinding, part, by=ignored.by, reason=ignored.reason)
 
 
 def export_response(result: Exported, request: requests.Export | None = None) -> ExportResponse:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from meshwright.api.inputs import CLI, MAX_OVERRIDES, OVERRIDE_BYTES, REMOTE, Input, Request, Text
-from meshwright.choices import ENGINES, FORMATS, FRAMEWORKS, GOALS
+from meshwright.choices import ENGINES, FAIL_ON, FORMATS, FRAMEWORKS, GOALS, REPORT_FORMATS
 
 if TYPE_CHECKING:
     from meshwright.recipes.types import Recipe as RecipeValue
@@ -442,13 +442,14 @@ class Check(Request, frozen=True):
     """Check a recipe, or another framework's config or script.
 
     Reads files of Megatron-LM, Megatron-Bridge, AutoModel, torchtitan, KempnerForge, DeepSpeed and Accelerate; nothing
-    in them is run. Findings give the line, and the fix in that framework's keys.
+    in them is run. Findings give the line, and the fix in that framework's keys. A folder or a glob is checked file by
+    file. A comment `# meshwright: ignore[rule.name] reason` on a line, or on the line above, accepts a finding.
     """
 
     target: Annotated[
         str | RecipeValue,
         Input(
-            help="Recipe: a name or a file; a model's config.json; or a config or launch script of another framework.",
+            help="Recipe: a name or a file; a model's config.json; another framework's config or script; a folder.",
             positional=True,
             metavar="RECIPE|FILE",
             complete="recipes",
@@ -486,6 +487,30 @@ class Check(Request, frozen=True):
             surfaces=CLI,
         ),
     ] = ()
+    format: Annotated[
+        str | None,
+        Input(
+            help="text, json (as --json), sarif (for code scanning) or github (annotations of a workflow).",
+            metavar="FORMAT",
+            choices=REPORT_FORMATS,
+            surfaces=CLI,
+        ),
+    ] = None
+    fail_on: Annotated[
+        str,
+        Input(
+            help="Severity that makes the answer no (exit code 1): error, warning, or never.",
+            metavar="SEVERITY",
+            choices=FAIL_ON,
+        ),
+    ] = FAIL_ON[0]
+    ignore: Annotated[
+        Sequence[str],
+        Input(help="Accept findings of this rule, e.g. saving.never or 'saving.*'; repeat it.", metavar="RULE"),
+    ] = ()
+    baseline: Annotated[str | None, path("Accept the known findings in this file; only new ones count.", "FILE")] = None
+    write_baseline: Annotated[str | None, path("Write all findings to this baseline file.", "FILE")] = None
+    skip_unknown: Annotated[bool, flag("Skip named files that no framework reads, as those of a folder.")] = False
 
 
 class Export(Request, frozen=True):

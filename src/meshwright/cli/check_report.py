@@ -40,8 +40,22 @@ def check(answer: Answer, found: Any) -> None:
     unresolved = [f"{o['file']}:{o['line']} {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
     if unresolved:
         titled(out, "Unknown", [escape(line) for line in unresolved])
+    titled(out, "Ignored", ignored_lines(answer))
     if answer["notes"]:
         titled(out, "Notes", [escape(note) for note in answer["notes"]])
+
+
+def ignored_lines(answer: Answer) -> list[str]:
+    """Return how many findings are accepted, and each with what accepts it."""
+    found = answer.get("ignored", [])
+    if not found:
+        return []
+    lines = [f"{len(found)} finding{'s' * (len(found) > 1)} ignored"]
+    for one in found:
+        place = f"{one['file']}:{one['line']} " if one.get("line") else ""
+        why = f": {one['reason']}" if one["reason"] else ""
+        lines.append(f"[dim]{escape(place)}{one['rule']} ({one['by']}{escape(why)})[/]")
+    return lines
 
 
 def export(answer: Answer, found: Any) -> None:

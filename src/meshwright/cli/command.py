@@ -173,7 +173,11 @@ def _with_words(request: type[Request], given: dict[str, Any]) -> dict[str, Any]
     field = next((one for one in fields_of(request) if one.input.words), None)
     if field is None:
         return given
-    named = (lambda word: api.is_run(word) or api.is_target(word)) if request.__name__ == "Compare" else api.is_target
+    tests: dict[str, Callable[[str], bool]] = {
+        "Compare": lambda word: api.is_run(word) or api.is_target(word),
+        "Check": api.is_checked,
+    }
+    named = tests.get(request.__name__, api.is_target)
     found = tuple(word for word in given.get("overrides", ()) if "=" not in word and named(word))
     if not found:
         return given

@@ -97,7 +97,8 @@ def _report(details: dict[str, Any], text: str, arguments: list[str], code: int)
 
 
 def _print_json(details: dict[str, Any], arguments: list[str], code: int) -> int:
-    if "--json" in arguments:
+    of_check = arguments[:1] == ["check"] and "--format json" in " ".join(arguments).replace("=", " ")
+    if "--json" in arguments or of_check:
         print(json.dumps({"schema": SCHEMA, "error": details}, indent=2))
     return code
 

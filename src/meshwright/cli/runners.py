@@ -14,9 +14,9 @@ import msgspec
 
 from meshwright import api
 from meshwright.api.verbs import Verb
-from meshwright.cli.answer import FAILED, emit, end
+from meshwright.cli.answer import emit, end
 from meshwright.cli.progress import progress_line
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError
 from meshwright.version import SCHEMA
 
 RUN_FAILED = 3
@@ -74,46 +74,10 @@ def recommend(verb: Verb, request: Any, as_json: bool) -> None:
 
 
 def check(verb: Verb, request: Any, as_json: bool) -> None:
-    """Print one report per target; the exit code is the worst."""
-    answers: list[tuple[dict[str, Any], Any]] = []
-    errors: list[MeshwrightError] = []
-    failed: list[dict[str, Any]] = []
-    for target in (request.target, *request.more):
-        single = msgspec.structs.replace(request, target=target, more=())
-        try:
-            result = verb.handle(single)
-        except MeshwrightError as error:
-            if not request.more:
-                raise
-            errors.append(error)
-            failed.append({"file": str(target), "error": error.to_dict()})
-            continue
-        answers.append((api.to_json(verb.respond(result, single)), result))
-    if not answers:
-        raise errors[0]
-    ok = all(answer["ok"] for answer, _ in answers)
-    _print_checks(answers, failed, ok and not errors, as_json)
-    click.get_current_context().exit(errors[0].exit_code if errors else 0 if ok else FAILED)
+    """Print the findings of every target; the exit code is the worst."""
+    from meshwright.cli import check_command
 
-
-def _print_checks(
-    answers: list[tuple[dict[str, Any], Any]], failed: list[dict[str, Any]], ok: bool, as_json: bool
-) -> None:
-    if as_json:
-        lists = {"more": [answer for answer, _ in answers[1:]], "failed": failed}
-        others = {name: found for name, found in lists.items() if found}
-        emit({**answers[0][0], **({"all_ok": ok, **others} if others else {})})
-        return
-    from meshwright.cli.reports import report
-
-    for place, (answer, result) in enumerate(answers):
-        if place:
-            click.echo()
-        report("check")(answer, result)
-    for one in failed:
-        message = one["error"]["message"]
-        fix = f"  fix: {' | '.join(one['error']['fix'][:3])}" if one["error"]["fix"] else ""
-        click.echo(f"error: {one['file']}: {message}{fix}", err=True)
+    check_command.check(verb, request, as_json)
 
 
 def _dry_run(plan: Any) -> dict[str, Any] | None:

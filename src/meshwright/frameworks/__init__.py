@@ -11,7 +11,7 @@ from meshwright.frameworks.dropped import DroppedSetting, dropped_settings, requ
 from meshwright.frameworks.export import export, exported_engine, in_version, lost_numbers
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile, import_file
-from meshwright.frameworks.load import SUFFIXES, content_of, open_file
+from meshwright.frameworks.load import SUFFIXES, content_of, format_of, open_file
 from meshwright.frameworks.mapping import no_effect
 from meshwright.frameworks.native import check as check_native
 from meshwright.frameworks.native import is_native, looks_native, train_command
@@ -20,18 +20,20 @@ from meshwright.frameworks.other_trainers import OtherTrainerError
 from meshwright.frameworks.our_fixes import in_our_keys, superseded
 from meshwright.frameworks.patch_file import patch
 from meshwright.frameworks.registry import NAMES, detect_framework, framework, require_framework
-from meshwright.frameworks.result import CheckResult, RecipeCheckResult, UnresolvedValue
+from meshwright.frameworks.result import BaselineEntry, CheckResult, IgnoredFinding, RecipeCheckResult, UnresolvedValue
 from meshwright.frameworks.types import ExportedConfig, Program, SourcedValue, UnmappedField
 
 __all__ = [
     "NAMES",
     "NATIVE",
     "SUFFIXES",
+    "BaselineEntry",
     "CheckResult",
     "Content",
     "DroppedSetting",
     "ExportedConfig",
     "Framework",
+    "IgnoredFinding",
     "ImportedFile",
     "OtherTrainerError",
     "Program",
@@ -47,6 +49,7 @@ __all__ = [
     "dropped_settings",
     "export",
     "exported_engine",
+    "format_of",
     "framework",
     "framework_of",
     "import_file",

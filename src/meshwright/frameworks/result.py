@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
@@ -25,6 +26,23 @@ class UnresolvedValue(msgspec.Struct, frozen=True):
     line: int
 
 
+class IgnoredFinding(msgspec.Struct, frozen=True):
+    """A finding that the team accepts: by a comment in the file, an option, or the baseline of known findings."""
+
+    finding: Finding
+    by: Literal["comment", "option", "baseline"]
+    reason: str = ""
+
+
+class BaselineEntry(msgspec.Struct, frozen=True):
+    """A known finding. Lines and figures of the message change, so that file, rule and field identify it."""
+
+    file: str
+    rule: str
+    field: str
+    message: str
+
+
 class CheckResult(Readable, msgspec.Struct, frozen=True):
     """Findings, estimate and notes for a checked recipe or file."""
 
@@ -42,6 +60,9 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
     options: tuple[Option, ...] = ()  # what would make it fit
     repair: Repair | None = None  # one change that removes all errors
     contradiction: Contradiction | None = None  # overrides that cannot be combined
+    ignored: tuple[IgnoredFinding, ...] = ()  # accepted findings, which are not counted
+    stale: tuple[BaselineEntry, ...] = ()  # of the baseline: findings that this file no longer has
+    fail_on: str = "error"  # severity from which on the result is not ok; never: as error, the exit code is 0
 
     def summary(self) -> Sequence[Row]:
         """Return the verdict, the memory and the findings."""
@@ -62,18 +83,20 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
             ("Check", f"{self.file or self.recipe.name}{where} with {self.engine}: {verdict}"),
             *titled("Memory", figures),
             *titled("Findings", findings or ["none"]),
+            *titled("Ignored", [f"{one.finding.rule} ({one.by})" for one in self.ignored]),
             *titled("Notes", self.notes),
         ]
 
     @property
     def ok(self) -> bool:
         """Whether there are no blocking findings."""
-        return not any(f.severity == "error" for f in self.findings)
+        failing = ("error", "warning") if self.fail_on == "warning" else ("error",)
+        return not any(f.severity in failing for f in self.findings)
 
     @property
     def exists(self) -> bool:
         """Whether the layout can be built: our rules have no errors except memory."""
-        return can_be_built(self.findings)
+        return can_be_built((*self.findings, *(one.finding for one in self.ignored)))
 
 
 class RecipeCheckResult(CheckResult, frozen=True):

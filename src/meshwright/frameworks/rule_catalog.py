@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from meshwright import rules
 from meshwright.frameworks.launch_checks import RULES as LAUNCH_RULES
 from meshwright.frameworks.registry import NAMES, framework
 from meshwright.recipes.types import ENGINES
@@ -113,6 +114,13 @@ def find_rules(query: str) -> list[Rule]:
     shared = [_rule(one, one.id.split(".")[0], ENGINES) for one in PARSE_FINDINGS if one.id.startswith(SHARED)]
     every = [*shared, *(rule for name in NAMES for rule in rules_of(name))]
     return [rule for rule in every if query.lower() in rule.id.lower()]
+
+
+def all_rules() -> dict[str, Rule]:
+    """Return every rule that a finding may name, by id: ours, those of extensions, the frameworks' and the parsers'."""
+    parsed = [_rule(one, one.id.split(".")[0], ENGINES) for one in PARSE_FINDINGS]
+    theirs = [rule for name in NAMES for rule in rules_of(name)]
+    return {rule.id: rule for rule in (*parsed, *theirs, *rules.all_rules().values())}
 
 
 def _rule(finding: ParseFinding, subject: str, engines: tuple[str, ...]) -> Rule:

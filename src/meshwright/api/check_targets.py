@@ -1,0 +1,121 @@
+"""The files that a command checks: those named, and those of folders and globs that a framework reads."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from meshwright import file_access, frameworks
+from meshwright.api.resolve import is_file
+from meshwright.api.responses import Part
+from meshwright.api.targets import is_target
+from meshwright.errors import InputError
+from meshwright.models import is_config, not_a_model
+from meshwright.recipes.dataset_file import is_dataset_file
+from meshwright.recipes.run_folder import is_run_folder
+
+CONFIG_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".yaml", ".yml", ".toml", ".json", ".py")
+LEFT_OUT = ("__pycache__", "node_modules", "site-packages")  # folders without configs, as are hidden ones
+LAUNCHERS = re.compile(
+    r"torchrun|torch\.distributed|\bsrun\b|accelerate launch|deepspeed|meshwright train|pretrain_gpt"
+)
+
+
+class SkippedFile(Part, frozen=True, kw_only=True):
+    """A file of a folder or glob that is not checked."""
+
+    file: str
+    reason: str
+
+
+class Targets(msgspec.Struct, frozen=True):
+    """What to check."""
+
+    names: tuple[str, ...]
+    optional: frozenset[str]  # files that are skipped if no framework reads them
+    several: bool  # files of a folder or glob, or more than one word
+
+
+def is_checked(word: str) -> bool:
+    """Return whether a word of a command line names something to check: also a folder, or a glob."""
+    return is_target(word) or is_glob(word) or file_access.is_dir(word)
+
+
+def is_glob(word: object) -> bool:
+    """Return whether a word is a pattern of file names and no file itself."""
+    return isinstance(word, str) and glob.has_magic(word) and not os.path.exists(word)
+
+
+def is_config_folder(word: object) -> bool:
+    """Return whether a word is a folder of configs: no model, run, checkpoint or adapters."""
+    if not isinstance(word, str) or not file_access.is_dir(word) or is_run_folder(word):
+        return False
+    return not_a_model(word, "target") is None and not (Path(word).expanduser() / "config.json").is_file()
+
+
+def expand(words: Sequence[str], skip_unknown: bool = False) -> Targets:
+    """Return the targets of a command line, each once; raise InputError for a folder or glob without any."""
+    found: dict[str, None] = {}
+    optional: set[str] = set()
+    for word in words:
+        if is_glob(word) or is_config_folder(word):
+            files = sorted(_matches(word) if is_glob(word) else _files_in(word))
+            if not files:
+                what = "no file matches" if is_glob(word) else f"has no {', '.join(CONFIG_SUFFIXES)} file"
+                raise InputError(what, field="target", value=word, fix=("meshwright check FILE",))
+            optional.update(file for file in files if file not in words)
+            found |= dict.fromkeys(files)
+        else:
+            optional.update([word] if skip_unknown and os.path.isfile(word) else ())
+            found[word] = None
+    alone = len(words) == 1 and tuple(found) == tuple(words) and not optional
+    return Targets(tuple(found), frozenset(optional), not alone)
+
+
+def nothing_checked(words: Sequence[str], skipped: Sequence[SkippedFile]) -> InputError:
+    """Return the error for folders and globs without a file that a framework reads."""
+    first = skipped[0]
+    more = f", and {len(skipped) - 1} more" if len(skipped) > 1 else ""
+    reason = f"no framework reads a file of it: {first.file}: {first.reason}{more}"
+    fix = (f"meshwright check {first.file} --framework NAME",)
+    return InputError(reason, field="target", value=" ".join(words), fix=fix)
+
+
+def _matches(pattern: str) -> Iterator[str]:
+    found = glob.iglob(os.path.expanduser(pattern), recursive=True)
+    return (path for path in found if os.path.isfile(path))
+
+
+def _files_in(folder: str) -> Iterator[str]:
+    """Yield the files of a folder and its folders that may be configs; links to folders are not followed."""
+    for place, folders, names in os.walk(Path(folder).expanduser()):
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in LEFT_OUT]
+        for name in names:
+            if name.lower().endswith(CONFIG_SUFFIXES) and not name.startswith("."):
+                yield os.path.join(place, name)
+
+
+def why_skipped(file: str, framework: str | None) -> str:
+    """Return why a file of a folder is not checked; empty if it is, or if only its check can say what is wrong."""
+    if is_dataset_file(file):
+        return "a dataset; name it alone to check its rows"
+    if is_config(file) and not is_file(file):
+        return "a model's config.json"
+    if not is_file(file):
+        return "no framework reads this kind of file"
+    try:
+        content = frameworks.open_file(file)
+    except InputError as error:
+        text = Path(file).read_text(encoding="utf-8", errors="replace") if file.endswith(CONFIG_SUFFIXES) else ""
+        is_script = frameworks.SUFFIXES.get(Path(file).suffix.lower(), "shell") == "shell"
+        return error.reason if is_script and not LAUNCHERS.search(text) else ""
+    try:
+        frameworks.framework_of(content, framework)
+    except InputError as error:
+        return error.reason
+    return ""
