@@ -273,7 +273,7 @@ def test_size_uses_the_levers_of_recommend(meshwright: Any) -> None:
     assert first == answer["smallest"]
     levers = ["layout.offload=optimizer", "layout.defer_grad_sync=false"]  # deferred gradients would stay on the GPU
     assert (first["gpus"], first["fits"], first["levers"]) == (1, True, levers)
-    assert first["layout"].endswith("offload optimizer")
+    assert "offload optimizer" in first["layout"]
     assert first["step_s"] == pytest.approx(plan["estimate"]["step_s"])
     assert first["total_gib"] == pytest.approx(plan["estimate"]["memory_gib"]["total"])
     assert first["host_gib"] == pytest.approx(plan["options"][0]["host_gib"])
