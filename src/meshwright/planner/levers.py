@@ -547,7 +547,8 @@ def _option(kind: FieldKind, variant: Variant, found: Candidate, asked: Asked) -
         total_gib=found.total_gib,
         host_gib=float(costs.memory(planned).host),
         step_s=found.step_s,
-        slowdown=1.0 if np.isinf(asked.free_s) else found.step_s / asked.free_s,
+        # The search without memory has fewer micro batches: what is faster than its best is as fast as the best.
+        slowdown=1.0 if np.isinf(asked.free_s) else max(1.0, found.step_s / asked.free_s),
         cost=variant.cost,
         command=_command(variant.baseline, asked, overrides),
         fit=costs.fit_words(costs.memory(planned)),
