@@ -281,7 +281,7 @@ def test_size_uses_the_levers_of_recommend(meshwright: Any) -> None:
     plain = next(one for one in answer["sizes"] if one["fits"] and "layout.offload=optimizer" not in one["levers"])
     assert plan["smallest_without_offload"] == f"{plain['gpus']}xL40S"
     assert any(f"the smallest without is {plain['gpus']} GPUs" in note for note in answer["notes"])
-    assert plan["options"][0]["slowdown"] > 1
+    assert plan["options"][0]["slowdown"] >= 1
 
 
 def test_needs_of_what_does_not_fit_counts_offload(meshwright: Any) -> None:
