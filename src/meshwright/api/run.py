@@ -346,6 +346,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         program = other_frameworks.with_full_arguments(program, source.content.folder)
     if requeued:
         program = other_frameworks.saving_on_signal(program, framework, exported.written.files)
+        notes += other_frameworks.planned_exit_notes(program)
     if request.framework_dir is None:
         notes += other_frameworks.missing_checkout(program, framework, scheduler, exported.written.files)
     else:

@@ -21,7 +21,7 @@ from meshwright.launch.container_paths import ELSEWHERE, container_notes, in_con
 from meshwright.launch.environment import advised
 from meshwright.launch.job import CONTAINER_KINDS, KUBERNETES_KINDS, Job, Scheduler, find_scheduler, refuse_unused
 from meshwright.launch.kubernetes import on_kubernetes
-from meshwright.launch.other_frameworks import CHECKOUTS
+from meshwright.launch.other_frameworks import CHECKOUTS, planned_exit
 from meshwright.launch.skypilot import on_skypilot
 from meshwright.launch.slurm import on_slurm
 from meshwright.launch.submit import refuse_submit, submit
@@ -55,6 +55,7 @@ DERIVED = (
     "makes",
     "offloads",
     "needs",
+    "planned_exit_s",
 )
 REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
@@ -228,6 +229,7 @@ def job_of(
             "offloads": request.recipe.layout.offload != "none",
             "files": request.files,
             "needs": request.needs,
+            "planned_exit_s": 60 * planned_exit(program).minutes,
             "advised": advised(request.recipe, request.cluster, request.engine),
         }
     )

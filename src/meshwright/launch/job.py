@@ -104,6 +104,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     requeue: bool = True
     max_requeues: int = 100
     signal_ahead_s: int = 120
+    planned_exit_s: int = 0  # seconds after which the program ends by itself, with 0, though it is not done; 0: never
     sbatch: tuple[str, ...] = ()
     logs: str = ""
     # torchrun and hosts

@@ -224,6 +224,44 @@ def saving_on_signal(program: Program, framework: str, files: Collection[str]) -
     return msgspec.structs.replace(program, argv=(*program.argv, *added))
 
 
+class PlannedExit(NamedTuple):
+    """Arguments with which a program saves and ends with exit code 0 before its training is done."""
+
+    minutes: int = 0  # 0: it does not end after a time that is known here
+    words: str = ""  # the argument that sets them
+    others: tuple[str, ...] = ()  # arguments that end it after steps, or after a time known only when it runs
+
+
+EXIT_AFTER = {"exit_duration_in_mins": True, "exit_interval": False}  # Megatron's; whether it is a time
+
+
+def planned_exit(program: Program) -> PlannedExit:
+    """Return when a program ends by itself though its training is not done; Megatron's arguments, as flags or keys."""
+    found, others = PlannedExit(), []
+    for number, word in enumerate(program.argv):
+        name, equals, value = word.partition("=")
+        key = name.lstrip("-").replace("-", "_").removeprefix("train.").removeprefix("++train.")
+        if key not in EXIT_AFTER or not (equals or word.startswith("--")):
+            continue
+        if not equals:
+            value = next(iter(program.argv[number + 1 : number + 2]), "")
+        text = word if equals else f"{word} {value}"
+        if EXIT_AFTER[key] and value.isdigit():
+            found = PlannedExit(int(value), text)
+        elif value not in ("None", "null"):
+            others.append(text)
+    return found._replace(others=tuple(others))
+
+
+def planned_exit_notes(program: Program) -> tuple[str, ...]:
+    """Return notes on a requeued job whose program ends by itself: it is requeued after a time, not after steps."""
+    found = planned_exit(program)
+    hours = f"{found.minutes / 60:.1f} h" if found.minutes >= 90 else f"{found.minutes} min"
+    timed = f"{found.words} saves and ends each run after {hours}: the job is requeued then"
+    ends = (f"warning: {text} ends the run with exit code 0, after which it is not requeued" for text in found.others)
+    return (*((timed,) if found.minutes else ()), *ends)
+
+
 def resuming(recipe: Recipe, given: Sequence[str], without: str = "--no-requeue") -> list[str]:
     """Return the override with which a restarted run resumes; raise InputError if the user turned resuming off.
 

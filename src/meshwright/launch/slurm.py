@@ -195,6 +195,7 @@ def _run(job: Job) -> list[str]:
         "signals=0",
         "step=",
         f"trap 'signals=$((signals + 1)); [ -z \"$step\" ] || {forward}' TERM USR1",
+        *(['started="$SECONDS"'] if job.requeue and job.planned_exit_s else []),
         f"{_srun(job)} &",
         "step=$!",
         f'[ "$signals" -eq 0 ] || {forward}',
@@ -247,15 +248,28 @@ def _requeue(job: Job) -> list[str]:
     early = f'[ "$code" -eq {TERMINATED} ] || {{ {signaled} && [ "$code" -gt 128 ]; }}'
     saved = f'[ "$code" -eq {SAVED} ] || {early}'
     interrupted = f'[ "$code" -eq {SAVED} ] || {signaled}'
+    ended = saved if job.finds_ranks else interrupted
+    planned = job.planned_exit_s
+    reason = "$reason" if planned else "preempted"
+    # A training that is done just then is requeued once more: it resumes at its last step and ends at once.
+    unless_done = [
+        f"# The program ends after {planned // 60} minutes with 0, done or not.",
+        "reason=",
+        f'if [ "$code" -eq 0 ] && [ "$((SECONDS - started))" -ge {planned} ]; then',
+        '  reason="the planned time of the run is over"',
+        "fi",
+        f"if {ended}; then reason=preempted; fi",
+    ]
     return [
-        f"if {saved if job.finds_ranks else interrupted}; then",
+        *(unless_done if planned else []),
+        'if [ -n "$reason" ]; then' if planned else f"if {ended}; then",
         '  state="$(squeue --noheader --format=%T --jobs="$SLURM_JOB_ID" 2>/dev/null)"',
         '  if [ "$state" != RUNNING ]; then',
-        '    echo "meshwright: preempted; not requeued because the job is ${state:-unknown to SLURM}" >&2',
+        f'    echo "meshwright: {reason}; not requeued because the job is ${{state:-unknown to SLURM}}" >&2',
         f'  elif [ "$restarts" -ge {job.max_requeues} ]; then',
-        '    echo "meshwright: preempted; not requeued again after $restarts times (--max-requeues)" >&2',
+        f'    echo "meshwright: {reason}; not requeued again after $restarts times (--max-requeues)" >&2',
         "  else",
-        '    echo "meshwright: preempted; requeue number $((restarts + 1))" >&2',
+        f'    echo "meshwright: {reason}; requeue number $((restarts + 1))" >&2',
         '    scontrol requeue "$SLURM_JOB_ID" ||',
         '      echo "meshwright: SLURM refused to requeue the job; sbatch this script again to resume" >&2',
         "  fi",

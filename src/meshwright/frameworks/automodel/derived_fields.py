@@ -8,6 +8,7 @@ from typing import Any
 
 from meshwright.frameworks.automodel.extra_keys import BF16_NAMES, SHORT_DATASETS
 from meshwright.frameworks.automodel.values import axis_size, setting_value, strategy_name, text_setting
+from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.types import Settings
 from meshwright.models import Mamba2, ModelSpec
 from meshwright.recipes.adapter_targets import as_groups, target_names
@@ -97,6 +98,8 @@ def derived_values(settings: Settings, model: ModelSpec | None, goal: Goal, reci
     if any(key.startswith("distributed.offload_policy") for key in settings):
         policy = settings.get("distributed.offload_policy")
         fields["layout.offload"] = "none" if policy is not None and policy.value is None else "params"
+    if setting_value(settings, "checkpoint.max_recent_checkpoints") is None:
+        fields["checkpoint.keep"] = KEEP_ALL
     fields |= _learning_rate_fields(settings)
     if goal == "peft":
         fields["peft.targets"] = _lora_targets(settings, model)

@@ -9,7 +9,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.automodel.format_override import scalar
 from meshwright.frameworks.automodel.model_sizes import size_settings
-from meshwright.frameworks.common import random_data_notes
+from meshwright.frameworks.common import KEEP_ALL, random_data_notes
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
 from meshwright.frameworks.model_match import model_path
@@ -79,6 +79,8 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     fields = [key for key in relevant_fields(recipe, model) if key not in DERIVED_FIELDS]
     settings, unmapped = to_settings(framework, recipe, fields)
     lost = list(unmapped)
+    if recipe.checkpoint.keep >= KEEP_ALL:
+        settings = {key: value for key, value in settings.items() if key != "checkpoint.max_recent_checkpoints"}
     settings = dict(_strategy_settings(settings, recipe, lost))
     settings |= _model_keys(recipe, model) | _batch_keys(recipe, on) | _data_keys(recipe, model)
     settings |= _expert_keys(recipe) | _adapter_keys(recipe)

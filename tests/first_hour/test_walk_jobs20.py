@@ -1,0 +1,110 @@
+"""Jobs from the user's own files: requeued after a planned exit, paths found from another folder, retention kept."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.launch.jobs import fakes
+
+MEGATRON = """torchrun --nproc_per_node 4 --nnodes 2 pretrain_gpt.py --use-mcore-models --num-layers 16 \\
+  --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 32 --group-query-attention --num-query-groups 8 \\
+  --kv-channels 64 --max-position-embeddings 4096 --position-embedding-type rope --rotary-base 500000 --swiglu \\
+  --disable-bias-linear --normalization RMSNorm --seq-length 4096 --micro-batch-size 1 --global-batch-size 64 \\
+  --train-iters 100000 --lr 3e-4 --min-lr 3e-5 --lr-decay-style cosine --bf16 --data-path /data/web_text_document \\
+  --tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.2-1B --use-distributed-optimizer \\
+  --save ckpt --load ckpt --save-interval 100 {more}
+"""
+AUTOMODEL = """recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler:
+  global_batch_size: 64
+  local_batch_size: 1
+  max_steps: 1000
+  ckpt_every_steps: {every}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: meta-llama/Llama-3.2-1B
+distributed:
+  strategy: fsdp2
+checkpoint:
+  enabled: true
+  checkpoint_dir: ckpt/
+  model_save_format: safetensors
+{more}dataset:
+  _target_: nemo_automodel.components.datasets.llm.mock_iterable_dataset.MockIterableDataset
+  seq_len: 4096
+optimizer:
+  _target_: torch.optim.AdamW
+  lr: 1e-5
+"""
+SLURM = ("--scheduler", "slurm", "--gpus", "2x4xA100-80", "--time", "24:00:00", "--write", "jobs")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def _job(meshwright: Any, more: str) -> tuple[str, str]:
+    Path("run.sh").write_text(MEGATRON.format(more=more))
+    Path("checkout").mkdir()
+    Path("checkout/pretrain_gpt.py").write_text("")
+    found = meshwright("launch", "run.sh", *SLURM, "--framework-dir", "checkout")
+    assert found.code == 0, found.err
+    return Path("jobs/run.sbatch").read_text(), found.out + found.err
+
+
+def _run(text: str, folder: Path, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run a job with fake tools of SLURM; return its end and its requeues."""
+    fake = folder / "fake"
+    fake.mkdir()
+    slurm = fakes(fake)
+    return slurm.run(text, **environment), slurm.requeues()
+
+
+@pytest.mark.parametrize(("planned", "requeues"), [("0", ["requeue 30007"]), ("85200", [])])
+def test_a_run_that_ends_after_its_planned_time_is_requeued(
+    meshwright: Any, tmp_path: Path, planned: str, requeues: list[str]
+) -> None:
+    """Megatron exits with 0 after --exit-duration-in-mins, before SLURM's signal: the training stopped after a day."""
+    text, said = _job(meshwright, "--exit-duration-in-mins 1420")
+    assert "--exit-duration-in-mins 1420 saves and ends each run after 23.7 h: the job is requeued then" in said
+    assert "-ge 85200 ]" in text
+    done, found = _run(text.replace("-ge 85200", f"-ge {planned}"), tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert found == requeues
+    assert ("the planned time of the run is over; requeue number 1" in done.stderr) == bool(requeues)
+
+
+def test_a_failed_run_of_that_length_is_not_requeued(meshwright: Any, tmp_path: Path) -> None:
+    text, _ = _job(meshwright, "--exit-duration-in-mins=1420")
+    _, requeues = _run(text.replace("-ge 85200", "-ge 0"), tmp_path, SRUN_CODE="1")
+    assert requeues == []
+
+
+def test_an_exit_after_steps_is_announced(meshwright: Any) -> None:
+    text, said = _job(meshwright, "--exit-interval 5000")
+    assert "--exit-interval 5000 ends the run with exit code 0, after which it is not requeued" in said
+    assert "SECONDS" not in text
+
+
+@pytest.mark.parametrize("every", [20, 1000])
+def test_an_automodel_file_that_keeps_all_checkpoints_keeps_them(meshwright: Any, every: int) -> None:
+    """Launch added max_recent_checkpoints: 3, with which the job deletes checkpoints."""
+    Path("mine.yaml").write_text(AUTOMODEL.format(every=every, more=""))
+    found = meshwright("launch", "mine.yaml", *SLURM)
+    assert found.code == 0, found.err
+    assert "max_recent_checkpoints" not in Path("jobs/mine.yaml").read_text()
+
+
+def test_an_automodel_file_keeps_its_number_of_checkpoints(meshwright: Any) -> None:
+    Path("mine.yaml").write_text(AUTOMODEL.format(every=20, more="  max_recent_checkpoints: 7\n"))
+    found = meshwright("launch", "mine.yaml", *SLURM)
+    assert found.code == 0, found.err
+    assert "max_recent_checkpoints: 7" in Path("jobs/mine.yaml").read_text()
+    again = meshwright("launch", "mine.yaml", *SLURM, "--overwrite", "checkpoint.keep=2")
+    assert again.code == 0, again.err
+    assert "max_recent_checkpoints: 2" in Path("jobs/mine.yaml").read_text()
