@@ -16,7 +16,7 @@ from meshwright.frameworks.catalogue_shape import catalogue_reference
 from meshwright.frameworks.check import Count, check
 from meshwright.frameworks.framework import Content, Framework, GpuRequest
 from meshwright.frameworks.mapping import relevant_fields, same_value, text_of
-from meshwright.frameworks.model_match import find_local_model
+from meshwright.frameworks.model_match import find_local_model, find_model
 from meshwright.frameworks.open_length import LENGTHS, open_length
 from meshwright.frameworks.result import CheckResult
 from meshwright.frameworks.to_recipe import WARMUP, ImportedRecipe, complete, import_recipe
@@ -136,7 +136,33 @@ def referring(recipe: Recipe, settings: ImportedRecipe, given: str | None = None
     if reference is not None and reference[0] is not None:
         changes = {} if reference[1] is None else {"architecture": reference[1]}
         recipe = msgspec.structs.replace(recipe, model=reference[0], **changes)
+        recipe = recipe if given is not None else _with_tokenizer(recipe, settings)
     return _with_numbers(recipe, settings, replaced=given is not None), reference is not None
+
+
+def _with_tokenizer(recipe: Recipe, settings: ImportedRecipe) -> Recipe:
+    """Return the recipe with the tokenizer that the file names, unless it is that of the recipe's model.
+
+    A file that describes its model by sizes may become a resized model of another family, which has another tokenizer.
+    """
+    named = _named_tokenizer(settings)
+    if recipe.data.tokenizer or "data.tokenizer" in settings.typed or not named:
+        return recipe
+    owner, model = find_model(named), find_model(recipe.model)
+    if owner is not None and model is not None and owner.hf_id == model.hf_id:
+        return recipe
+    return msgspec.structs.replace(recipe, data=msgspec.structs.replace(recipe.data, tokenizer=named))
+
+
+def _named_tokenizer(settings: ImportedRecipe) -> str:
+    """Return the tokenizer that the file names; empty if it names none, or trains without one."""
+    found = settings.parsed.settings
+    kinds = [setting for key, setting in found.items() if key.rpartition(".")[2] == "tokenizer_type"]
+    if any(str(setting.value).startswith("Null") for setting in kinds):
+        return ""
+    keys = [row.key for row in config_keys(settings.framework.key_map).values() if row.field == "data.tokenizer"]
+    named = [found[key] for key in keys if key in found and not found[key].unresolved]
+    return str(named[0].value) if named and isinstance(named[0].value, str) else ""
 
 
 def _scaling(settings: ImportedRecipe) -> float | None:

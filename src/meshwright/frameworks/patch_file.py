@@ -25,6 +25,7 @@ from meshwright.frameworks.import_file import ImportedFile
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.mapping import nest, text_of
 from meshwright.frameworks.patch_program import RECOMPUTE, SHARDING, keep_program, without_argument
+from meshwright.frameworks.schedule_units import in_stated_units
 from meshwright.frameworks.trainer_args import ARGUMENT_FIELDS
 from meshwright.frameworks.types import ExportedConfig, Settings, SourcedValue
 from meshwright.models import ModelSpec
@@ -78,6 +79,7 @@ def patch(
         changed = set(requested)
         for _ in range(ROUNDS):
             changes = _changes(framework, file.settings, before, after, changed)
+            changes = in_stated_units(framework.key_map, changes, file.settings, recipe)
             written = file.patched(target, {**file.given, **changes}, recipe, on)
             differing = {one.field for one in differences(framework, written, recipe, model, on)} - known
             if not differing:

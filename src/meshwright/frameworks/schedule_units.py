@@ -114,6 +114,19 @@ def in_file_units(key_map: str, changed: Mapping[str, Any], settings: Settings, 
     }
 
 
+def in_stated_units(key_map: str, changed: Mapping[str, Any], settings: Settings, recipe: Recipe) -> dict[str, Any]:
+    """Return changed settings in the units of the file; a length in samples that stays the same is not rounded."""
+    units = file_units(key_map, settings, recipe) if key_map in UNIT_KEYS else {}
+    changed = {key: int(value) if key in units and str(value).isdigit() else value for key, value in changed.items()}
+
+    def stays(key: str, steps: Any) -> bool:
+        unit = units.get(key)
+        return unit is not None and unit.per_step >= 1 and _number(settings, unit.key) // unit.per_step == steps
+
+    kept = {key: value for key, value in changed.items() if not stays(key, value)}
+    return in_file_units(key_map, kept, settings, recipe) if units else kept
+
+
 FIELDS = ("train.steps", "schedule.decay_steps", "schedule.warmup_steps", "schedule.wsd_decay_steps")
 """Recipe fields of the lengths, in the order of their keys."""
 

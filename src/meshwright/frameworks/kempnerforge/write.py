@@ -64,7 +64,7 @@ def _numerics(recipe: Recipe, model: ModelSpec) -> tuple[dict[str, Any], tuple[s
         notes.append(f"add {' and '.join(missing)} of {model.name}: not in the catalogue, so the defaults apply")
     if found.scaling_type:
         notes.append(f"the published RoPE is scaled ({found.scaling_type}); KempnerForge has no setting for that")
-    known["init_std"] = found.init_std if found.init_std != DEFAULT_STD else None
+    known["init_std"] = found.init_std if recipe.train.init_std or found.init_std != DEFAULT_STD else None
     return {key: value for key, value in known.items() if value is not None}, tuple(notes)
 
 

@@ -30,6 +30,7 @@ from meshwright.frameworks.types import ExportedConfig, Program, UnmappedField
 from meshwright.models import Mamba2, ModelSpec, has_other_weights
 from meshwright.recipes.adapter_targets import ALL_LINEAR, as_groups, groups_of
 from meshwright.recipes.key_maps.megatron_bridge_composite_keys import SFT_DATASETS, dataset_keys
+from meshwright.recipes.key_maps.value_maps import TORCH_DTYPES
 from meshwright.recipes.types import Recipe
 
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w-]*")
@@ -319,7 +320,7 @@ def _assignments(settings: Mapping[str, Any], imports: list[str]) -> list[str]:
     for key, value in settings.items():
         if key == "dataset.seq_length":
             continue
-        if key.endswith("_dtype"):
+        if key.endswith("_dtype") and value in TORCH_DTYPES:
             if "import torch" not in imports:
                 imports.append("import torch")
             lines.append(f"cfg.{key} = torch.{value}")

@@ -26,7 +26,12 @@ ARRAY = dict.fromkeys(
 def numeric_flags(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
     """Return the flags that make the model the published one, with the recipe's changes."""
     found = numerics_for(recipe)
-    return {**_positions(found, model), **_norms(found), **_router(found, model), **_padding(model, recipe.layout.tp)}
+    return {
+        **_positions(found, model),
+        **_norms(found, recipe),
+        **_router(found, model),
+        **_padding(model, recipe.layout.tp),
+    }
 
 
 def _positions(found: Numerics, model: ModelSpec) -> dict[str, Any]:
@@ -56,9 +61,9 @@ def _base(value: float) -> int:
     return int(value)
 
 
-def _norms(found: Numerics) -> dict[str, Any]:
+def _norms(found: Numerics, recipe: Recipe) -> dict[str, Any]:
     flags: dict[str, Any] = {} if found.norm_eps is None else {"norm_epsilon": found.norm_eps}
-    if found.init_std not in (None, DEFAULT_STD):
+    if recipe.train.init_std or found.init_std not in (None, DEFAULT_STD):
         flags["init_method_std"] = found.init_std
     return flags
 

@@ -1,0 +1,166 @@
+"""Exports of a cluster user's own files: what is written runs, and is what the file said."""
+
+from __future__ import annotations
+
+import ast
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+
+from meshwright import frameworks, planner, recipes
+from meshwright.choices import FRAMEWORKS
+from meshwright.clusters import cluster
+from meshwright.errors import InputError
+from meshwright.frameworks.export import write
+from meshwright.recipes import overrides
+from meshwright.recipes.capabilities import FRAMEWORK_GOALS
+from meshwright.recipes.case import model_of
+from meshwright.recipes.types import recipe_fields
+from meshwright.recipes.values import bare_type
+
+SWEEP = {  # one of each goal: dense, mixture of experts, latent attention
+    "pretrain": ("qwen3_30b_a3b_pretrain_config", "deepseek_v2_lite_pretrain_config", "llama3_8b_pretrain_config"),
+    "sft": ("qwen3_30b_a3b_sft_config",),
+    "peft": ("qwen3_30b_a3b_peft_config",),
+}
+CHOICE_FIELDS = [
+    name
+    for name, field in recipe_fields().items()
+    if bare_type(field.type)[0] is bool or any(isinstance(one, str) for one in get_args(bare_type(field.type)[0]))
+]
+
+
+def _parse(name: str, text: str) -> None:
+    """Parse a written file as the program that reads it does."""
+    if name.endswith(".py"):
+        ast.parse(text)
+    elif name.endswith(".toml"):
+        tomllib.loads(text)
+    elif name.endswith((".yaml", ".yml")):
+        yaml.safe_load(text)
+    elif name.endswith(".json"):
+        json.loads(text)
+
+
+@pytest.mark.parametrize("to", FRAMEWORKS)
+def test_every_written_file_parses(to: str) -> None:
+    """Recipes of each goal, each field at each of its values: `torch.None` was a SyntaxError in override.py."""
+    theirs = frameworks.framework(to)
+    goals = FRAMEWORK_GOALS.get(to, tuple(SWEEP))
+    broken: list[str] = []
+    seen: set[str] = set()
+    for name in (one for goal in goals for one in SWEEP[goal]):
+        recipe = planner.with_engine_strategy(recipes.load(name), theirs.engine)
+        recipe = overrides.apply(recipe, ["layout.ep=1", "layout.tp=1", "layout.pp=1", "layout.sp=false"])
+        for change in (f"{field}={value}" for field in CHOICE_FIELDS for value in _values(field)):
+            try:
+                changed = overrides.apply(recipe, [change])
+                written = write(theirs, changed, model_of(changed), cluster("8xH100"))
+            except InputError:
+                continue
+            for file, text in written.files.items():
+                if text in seen:
+                    continue
+                seen.add(text)
+                try:
+                    _parse(file, text)
+                except (SyntaxError, ValueError, AssertionError, yaml.YAMLError) as error:
+                    broken.append(f"{name} {change}: {file}: {error}")
+    assert seen
+    assert not broken, "\n".join(broken)
+
+
+def _values(field: str) -> list[str]:
+    kind = bare_type(recipe_fields()[field].type)[0]
+    return ["true", "false"] if kind is bool else [str(value) for value in get_args(kind)]
+
+
+@pytest.mark.parametrize("recipe", ["qwen3_30b_a3b_pretrain_config", "deepseek_v2_lite_pretrain_config"])
+def test_a_bf16_router_is_none_in_python(meshwright: Any, tmp_path: Path, recipe: str) -> None:
+    """Megatron's router is in the compute format unless a format is set; its formats are names, not torch's."""
+    out = tmp_path / "mbq"
+    found = meshwright("export", recipe, "--to", "megatron-bridge", "--gpus", "4x8xH200", "--out", str(out),
+                       "moe.router_dtype=bf16")  # fmt: skip
+    assert found.code == 0, found
+    text = (out / "override.py").read_text()
+    assert "cfg.model.moe_router_dtype = None" in text
+    ast.parse(text)
+
+
+SCRIPT = """#!/bin/bash
+# Llama-like 3B on 16 nodes of 4 A100, without RoPE scaling
+GBS=512
+TRAIN_SAMPLES=$(( 1000 * 1000 * 1000 * 1000 / 4096 ))
+MODEL_ARGS=(
+    --num-layers 28 --hidden-size 3072 --ffn-hidden-size 8192 --num-attention-heads 24
+    --group-query-attention --num-query-groups 8 --kv-channels 128
+    --seq-length 4096 --max-position-embeddings 4096 --position-embedding-type rope --rotary-base 500000
+    --swiglu --disable-bias-linear --normalization RMSNorm --norm-epsilon 1e-5
+    --attention-dropout 0.0 --hidden-dropout 0.0 --attention-backend flash
+)
+TRAINING_ARGS=(
+    --micro-batch-size 2 --global-batch-size $GBS
+    --train-samples $TRAIN_SAMPLES --lr-decay-samples $TRAIN_SAMPLES --lr-warmup-samples $(( 2000 * GBS ))
+    --lr 3.0e-4 --min-lr 3.0e-5 --lr-decay-style cosine --weight-decay 0.1 --clip-grad 1.0
+    --adam-beta1 0.9 --adam-beta2 0.95 --init-method-std 0.02
+    --bf16 --use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather
+)
+DATA_ARGS=(
+    --data-path 0.7 /project/data/fineweb_text_document 0.3 /project/data/stack_text_document
+    --tokenizer-type HuggingFaceTokenizer --tokenizer-model meta-llama/Llama-3.2-3B --split 99,1,0
+)
+LOG_ARGS=(--log-interval 10 --save-interval 500 --eval-interval 2000 --eval-iters 20
+    --save /project/ckpt --load /project/ckpt --ckpt-format torch_dist)
+torchrun --nproc_per_node 4 --nnodes 16 pretrain_gpt.py --tensor-model-parallel-size 2 --sequence-parallel \\
+    "${MODEL_ARGS[@]}" "${TRAINING_ARGS[@]}" "${DATA_ARGS[@]}" "${LOG_ARGS[@]}"
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pretrain_3b.sh").write_text(SCRIPT)
+    return tmp_path
+
+
+def _out(folder: Path, name: str) -> str:
+    return next((folder / name).glob("*.sh")).read_text()
+
+
+@pytest.mark.parametrize("tokenizer", ["meta-llama/Llama-3.2-3B", "meta-llama/Llama-3.1-8B", "/project/tok"])
+def test_the_tokenizer_of_a_script_is_kept(meshwright: Any, folder: Path, tokenizer: str) -> None:
+    """Without RoPE scaling the shape is that of a resized SmolLM2, whose tokenizer is another one."""
+    (folder / "mine.sh").write_text(SCRIPT.replace("meta-llama/Llama-3.2-3B", tokenizer))
+    found = meshwright("recommend", "mine.sh", "train.steps=476838", "--gpus", "16x4xA100-80", "--engine", "megatron",
+                       "--save", "sized.toml")  # fmt: skip
+    assert found.code == 0, found
+    found = meshwright("export", "sized.toml", "--to", "megatron-lm", "--out", "sized_out")
+    assert found.code == 0, found
+    assert f"--tokenizer-model {tokenizer}\n" in _out(folder, "sized_out")
+    assert "init_std" not in found.out, "0.02 is what the file says, and what is written"
+    assert "--init-method-std 0.02" in _out(folder, "sized_out")
+
+
+def test_steps_of_a_script_in_samples_are_written_in_samples(meshwright: Any, folder: Path) -> None:
+    """Megatron-LM refuses a script with --train-samples and --train-iters."""
+    found = meshwright("export", "pretrain_3b.sh", "--to", "megatron-lm", "--gpus", "16x4xA100-80", "--out", "tp1",
+                       "train.steps=476838", "layout.tp=1", "layout.sp=false", "layout.recompute=none")  # fmt: skip
+    assert found.code == 0, found
+    text = _out(folder, "tp1")
+    assert f"--train-samples {476838 * 512}\n" in text
+    assert "--lr-warmup-samples 1024000\n" in text
+    assert "--lr-decay-samples 244140625\n" in text, "unchanged lengths stay as the file states them"
+    assert "-iters" not in text.replace("--eval-iters", "")
+    found = meshwright("export", "pretrain_3b.sh", "--to", "megatron-lm", "--gpus", "16x4xA100-80", "--out", "short",
+                       "train.steps=10000", "schedule.decay_steps=9000", "schedule.warmup_steps=100")  # fmt: skip
+    assert found.code == 0, found
+    for name, steps in {"train": 10000, "lr-decay": 9000, "lr-warmup": 100}.items():
+        assert f"--{name}-samples {steps * 512}\n" in _out(folder, "short")
+    found = meshwright("export", "pretrain_3b.sh", "--to", "megatron-lm", "--gpus", "16x4xA100-80", "--out", "batch",
+                       "train.global_batch_size=1024")  # fmt: skip
+    assert found.code == 0, found
+    assert "--train-samples 244140625\n" in _out(folder, "batch"), "the same samples in fewer steps"
