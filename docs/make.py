@@ -23,6 +23,7 @@ from meshwright.recipes.types import Recipe, field_value, keys_by_flat_name, rec
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the other page generators
 
+import accuracy_rows  # noqa: E402
 import capabilities_page  # noqa: E402
 import commands_page  # noqa: E402
 import doctor_page  # noqa: E402
@@ -544,15 +545,18 @@ def readme_page() -> str:
     """The README with today's output of its example command."""
     command = [sys.executable, "-m", "meshwright", *EXAMPLE]
     answer = subprocess.run(command, capture_output=True, text=True, check=True).stdout.rstrip()
-    text = README.read_text(encoding="utf-8")
+    text = accuracy_rows.with_rows("README.md", README.read_text(encoding="utf-8"))
     before, after = text.split(MARKS[0])[0], text.split(MARKS[1])[1]
     return f"{before}{MARKS[0]}```\n{answer}\n```\n{MARKS[1]}{after}"
 
 
 def main(wanted: Sequence[str] = ()) -> None:
-    """Write the pages of these names, or all of them and the README's example."""
+    """Write the pages of these names, or all of them, the README's example and the rows on accuracy."""
     if not wanted:
         README.write_text(readme_page(), encoding="utf-8")
+        measured = HERE / "measured.md"
+        rows = accuracy_rows.with_rows("docs/measured.md", measured.read_text(encoding="utf-8"))
+        measured.write_text(rows, encoding="utf-8")
     for name in wanted or PAGES:
         (HERE / name).parent.mkdir(exist_ok=True)
         (HERE / name).write_text(written(name), encoding="utf-8")

@@ -46,7 +46,7 @@ _NAMES = {
     "api.argument_names": "as_override is_removed_key recipe_key",
     "api.explanations": "explain",
     "api.imports": "import_file import_response",
-    "api.measure": "accuracy calibrate profile_text runs_template shipped_measurements",
+    "api.measure": "accuracy accuracy_response calibrate profile_text runs_template shipped_measurements",
     "api.model_list": "model_catalogue",
     "api.pipeline_schedule": "timeline",
     "api.plan_responses": "plan_response plans_response",

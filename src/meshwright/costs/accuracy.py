@@ -93,6 +93,11 @@ def accuracy(path: str | Path) -> Report:
     tflops = sum(row.timed_by == BY_TFLOPS for row in rows)
     if tflops:
         notes = [*notes, f"{tflops} rows state TFLOP/s only; they are in docs/accuracy.md, not in these step times"]
+    stated = sum(bool(row.case and (row.allocated_gib or row.reserved_gib)) and not row.oom for row in rows)
+    sized = sum(bool(row.case) and _memory_row(row, MEMORY_TIERS) for row in rows)
+    if sized < stated:
+        which = f"{sized} of the {stated} rows that state it: tier {' and '.join(MEMORY_TIERS)}, models of real size"
+        notes = [*notes, f"memory errors are of {which}"]
     return report(rows, str(path), notes)
 
 
