@@ -279,7 +279,8 @@ def page(found: dict[str, Any]) -> str:
         f"Generated on {found['date']} by `{found['command']}` from {found['rows']:,} published measurements"
         " (`benchmarks/data/measurements.csv`). Every source has equal weight, whatever its number of rows; an error is"
         f" predicted / measured - 1. Step times: the {step['rows']:,} rows of tiers A and B that state seconds."
-        f" Memory: the {gib['rows']} rows of tier A and models of real size. `meshwright accuracy` compares the same rows.",
+        f" Memory: the {gib['rows']} rows of tier A and models of real size."
+        " `meshwright accuracy` compares the same rows.",
         "",
         "| figure | reached | goal |",
         "| --- | --- | --- |",
