@@ -4,7 +4,8 @@
 
 Every type is built without data (meta device) in a small size and in its default size; --keys also changes one key of
 the small config at a time. Our reader gets config.to_dict() and must return the same number of parameters, in total and
-for the embedding and the routed experts, or refuse the config. --flops runs a tiny model and compares forward FLOPs
+for the embedding and the routed experts, or refuse the config. A type that no row reads is inspected, here in the same
+process: "inspected" means the same total. --flops runs a tiny model and compares forward FLOPs
 with torch's counter. A wrong count fails the sweep; a refusal does not.
 """
 
@@ -30,15 +31,17 @@ import msgspec
 import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from meshwright.costs.flops import layer_flops
+from meshwright.engine.architecture import describe
 from meshwright.errors import InputError
-from meshwright.models import MLA, Attention, Layer, ModelSpec, MoE
-from meshwright.models.reader import spec_from_config
+from meshwright.models import MLA, Attention, Layer, ModelSpec, MoE, inspection
+from meshwright.models.reader import decode_float, known_architectures, spec_from_config
 from meshwright.models.readers import architectures
 from meshwright.models.readers.architectures import BY_CLASS
+from meshwright.models.readers.wrappers import WRAPPERS
 
 DEFAULTS = Path(architectures.__file__).with_name("class_defaults.json")
 # Sizes that every published file has; a file without them is an error.
@@ -48,6 +51,7 @@ REQUIRED = frozenset(
 )
 NO_SIZES = frozenset("architectures id2label label2id rope_parameters model_type base_config_key".split())  # noqa: SIM905
 RESULTS = Path(__file__).parent / "results" / "decoders.json"
+RESULT_WORDS = ("exact", "inspected", "wrong", "refused", "not built")
 
 # Types of the mapping that are no decoder-only language models: encoders, the decoder half of a translation or speech
 # model, masked or permuted language models.
@@ -119,9 +123,10 @@ def _is_integer(value: Any) -> bool:
 
 
 def build(config: Any) -> Any:
-    """Return the model of a config on the meta device."""
+    """Return the model of a config on the meta device: with its encoder of images, if it has one."""
+    sees = type(config) in AutoModelForImageTextToText._model_mapping and config.model_type in WRAPPERS
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config)
+        return (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_config(config)
 
 
 def counted(model: Any) -> dict[str, int]:
@@ -182,15 +187,28 @@ def compare(name: str, keys: bool) -> dict[str, Any]:
             "embedding": params.embedding - spec.learned_positions * spec.hidden,
             "routed": params.routed,
         }
-        if not expected["routed"]:
-            found["routed"] = 0  # experts under another name
+        inspected = name not in known_architectures()
+        if not expected["routed"] or inspected:
+            found["routed"] = expected["routed"]  # experts under another name
         if found == expected:
             row["exact"] += 1
         else:
             row["wrong"].append(f"{what}: {found} instead of {expected}")
     first = row["refused"][0] if row["refused"] else ""
     refused = first.startswith(("small", "default"))
-    return {**row, "result": "wrong" if row["wrong"] else "refused" if refused else "exact"}
+    return {**row, "result": "wrong" if row["wrong"] else "refused" if refused else _way(name)}
+
+
+def _way(name: str) -> str:
+    return "exact" if name in known_architectures() else "inspected"
+
+
+def describe_here(config: str) -> dict[str, Any]:
+    """Return what the inspecting process would print, without a process for every config."""
+    try:
+        return dict(describe(json.loads(config, object_hook=decode_float)))
+    except Exception as error:
+        raise InputError(f"transformers cannot build it: {error}"[:200], "model_type") from None
 
 
 def write_defaults() -> None:
@@ -272,6 +290,7 @@ def main() -> int:
     if given.defaults:
         write_defaults()
         return 0
+    inspection._described = describe_here
     rows = []
     for name in given.types or sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
         started = time.monotonic()
@@ -279,7 +298,7 @@ def main() -> int:
             row = compare(name, given.keys)
         except Exception as error:
             row = {"type": name, "result": "not built", "reason": f"{type(error).__name__}: {error}"[:200]}
-        if given.flops and row["result"] == "exact":
+        if given.flops and row["result"] in ("exact", "inspected"):
             try:
                 theirs, ours = forward_flops(name)
                 row["flops"] = round(ours / theirs - 1, 4)
@@ -290,7 +309,9 @@ def main() -> int:
         _show(row, time.monotonic() - started, given.verbose)
     for label, chosen in (("all types", rows), ("decoders", [r for r in rows if r["decoder"]])):
         sums = Counter(row["result"] for row in chosen)
-        print(f"{label}: " + ", ".join(f"{sums[k]} {k}" for k in ("exact", "wrong", "refused", "not built")))
+        print(
+            f"{label}: " + ", ".join(f"{sums[k]} {k}" for k in ("exact", "inspected", "wrong", "refused", "not built"))
+        )
     if given.save:
         RESULTS.write_text(json.dumps({"transformers": transformers.__version__, "rows": rows}, indent=1) + "\n")
     return 1 if any(row["result"] == "wrong" for row in rows) else 0

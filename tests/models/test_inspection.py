@@ -101,3 +101,23 @@ def test_without_transformers_the_error_says_how_to_inspect(tmp_path: Path, monk
     with pytest.raises(InputError, match="unknown architecture") as caught:
         find(str(tmp_path))
     assert "transformers" in caught.value.fix[0]
+
+
+@pytest.mark.parametrize(("key", "value"), [("num_experts", 8), ("kv_lora_rank", 16), ("use_qk_norm", True)])
+def test_a_shape_key_that_the_class_ignores_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(InputError, match="another architecture") as caught:
+        spec_from_config({**LLAMA, key: value}, "mine")
+    assert caught.value.field == key
+
+
+def test_sizes_outside_the_section_of_the_decoder_are_refused() -> None:
+    flat = {**LLAMA, "model_type": "renamed_gemma", "architectures": ["Gemma3ForConditionalGeneration"]}
+    with pytest.raises(InputError, match="another architecture") as caught:
+        spec_from_config(flat, "mine")
+    assert caught.value.field == "hidden_size"
+
+
+def test_a_renamed_wrapper_is_counted_with_its_encoder() -> None:
+    case = json.loads(Path(__file__).with_name("wrapped.json").read_text("utf-8"))["llama4"]
+    config = {**case["config"], "model_type": "renamed", "architectures": ["Llama4ForConditionalGeneration"]}
+    assert spec_from_config(config, "mine").params.total == case["params"][0]

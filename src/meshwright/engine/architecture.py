@@ -6,12 +6,16 @@ own (models/inspection.py): it never imports torch itself, and a config that nee
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import re
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from meshwright.models.reader import decode_float
+from meshwright.models.readers.fields import SHAPE_KEYS
 
 MEMORY_BYTES = 24 << 30  # of address space, most of which torch only reserves
 TRACED_TOKENS = (64, 128)
@@ -20,6 +24,10 @@ TOPK = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "mo
 NOT_TEXT = re.compile(r"(^|\.)(vision|visual|audio|image|speech)|_tower|_encoder")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
 LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "index_topk")
+# Keys that transformers ignores in every class: prediction heads, which it does not build, and those of other uses.
+_OTHER = frozenset(
+    ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "moe_layer_freq", "use_cache")
+)
 SCAN = ("A_log", "dt_bias", "dt_proj", "x_proj", "time_decay", "rg_lru", "recurrent_gate_weight")
 
 
@@ -30,7 +38,7 @@ def describe(values: Mapping[str, Any]) -> dict[str, Any]:
     config = _config(values)
     text = config.get_text_config()
     with torch.device("meta"):
-        model = _model(config)
+        model = _model(config, values)
     body = _layer_list(model)
     seen: set[int] = set()
     rows: list[dict[str, Any]] = []
@@ -44,6 +52,7 @@ def describe(values: Mapping[str, Any]) -> dict[str, Any]:
         rest = [p for p in rest if p is not head.weight and p is not head.bias]
     return {
         "class": type(model).__name__,
+        "ignored": _ignored(values, config),
         "transformers": _version(),
         "hidden": int(embedding.shape[1]),
         "vocab": int(embedding.shape[0]),
@@ -83,13 +92,48 @@ def _config(values: Mapping[str, Any]) -> Any:
     raise LookupError(f"transformers {transformers.__version__} has no model type {model_type!r}")
 
 
-def _model(config: Any) -> Any:
+def _ignored(values: Mapping[str, Any], config: Any) -> list[str]:
+    """Return the keys of the file that change shapes and that the built model does not follow."""
+    text = config.get_text_config()
+    section = next((key for key in values if text is not config and getattr(config, key, None) is text), None)
+    given = values if section is None else values[section]
+    if text is not config and section is None:  # the sizes of the file are outside the section that has the decoder
+        sizes = [k for k, v in values.items() if _is_size(v) and v and "token" not in k and k not in _OTHER]
+        return [key for key in sizes if _first(text, (key,)) != values[key]]
+    different = [k for k in SHAPE_KEYS if _is_size(given.get(k)) and _first(text, (k,)) not in (None, given[k])]
+    known = {field.name for field in dataclasses.fields(text)} if dataclasses.is_dataclass(text) else set(SHAPE_KEYS)
+    known |= set(getattr(text, "attribute_map", ()))
+    unknown = [k for k in SHAPE_KEYS if given.get(k) and k not in known and k not in _OTHER]
+    return different + [key for key in unknown if not _has_influence(text, given, key)]
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _has_influence(text: Any, given: Mapping[str, Any], key: str) -> bool:
+    """Return whether the config class reads a key that it does not declare."""
+    kept = {k: v for k, v in given.items() if k not in ("model_type", "auto_map", "quantization_config")}
+    try:
+        one, other = type(text)(**kept), type(text)(**{k: v for k, v in kept.items() if k != key})
+    except Exception:  # the class needs the key
+        return True
+    return bool({k: v for k, v in one.to_dict().items() if k != key} != other.to_dict())
+
+
+def _model(config: Any, values: Mapping[str, Any]) -> Any:
+    """Return the model of a config: with its encoder of images, if the file has one or names the class that has it."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     encodes = getattr(config, "is_decoder", True) is False and "gpt" not in config.model_type  # GPT-NeoX sets it too
     if getattr(config, "is_encoder_decoder", False) or encodes:
         raise LookupError(f"{config.model_type} is not a decoder")
-    autos: tuple[Any, ...] = (AutoModelForCausalLM, AutoModelForImageTextToText)
+    autos: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
+    if type(config) in AutoModelForImageTextToText._model_mapping:
+        whole = AutoModelForImageTextToText._model_mapping[type(config)]
+        named = values.get("architectures")
+        if values.get("vision_config") or (isinstance(named, list) and whole.__name__ in named):
+            autos.reverse()
     for auto in autos:
         if type(config) in auto._model_mapping:
             return auto.from_config(config, attn_implementation="eager")
@@ -201,7 +245,10 @@ def _attention(layer: Any) -> dict[str, Any] | None:
 
 def _first(owner: Any, names: Iterable[str]) -> Any:
     for name in names:
-        value = getattr(owner, name, None)
+        try:
+            value = getattr(owner, name, None)
+        except Exception:  # a value that every layer has for itself
+            continue
         if isinstance(value, (int, str)) and not isinstance(value, bool) and value:
             return value
     return None
@@ -241,7 +288,7 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     out, sys.stdout = sys.stdout, sys.stderr  # libraries print
     try:
-        answer = describe(json.load(sys.stdin))
+        answer = describe(json.load(sys.stdin, object_hook=decode_float))
     except Exception as error:  # whatever a library raises is the reason that the config is refused
         lines = str(error).strip().splitlines() or [type(error).__name__]
         answer = {"error": " ".join(line.strip() for line in lines)[:300], "kind": type(error).__name__}

@@ -39,7 +39,7 @@ _DIFFUSERS = {
 
 def known_architectures() -> tuple[str, ...]:
     """Return every model_type (or diffusers class) that spec_from_config supports."""
-    return tuple(sorted({*TRAITS, *SAME_AS, *WRAPPERS, *_DIFFUSERS, "gpt2", "nemotron_h"}))
+    return tuple(sorted({*TRAITS, *SAME_AS, *WRAPPERS, *_DIFFUSERS, *gpt2.MODEL_TYPES, "nemotron_h"}))
 
 
 def spec_from_config(config: Mapping[str, Any], name: str, **facts: Any) -> ModelSpec:
@@ -107,7 +107,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
         if encoder is None:
             return msgspec.structs.replace(spec, tied=tied)
         return msgspec.structs.replace(spec, kind="vision_language", vision=encoder, tied=tied)
-    if model_type == "gpt2":
+    if model_type in gpt2.MODEL_TYPES:
         fields = Fields(config, gpt2.DEFAULTS, gpt2.ALIASES)
         spec = _decoder_spec(gpt2.read_gpt2(fields), name, "gpt", model_type, "GPT2LMHeadModel")
     elif model_type == "nemotron_h":

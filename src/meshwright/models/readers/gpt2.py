@@ -6,6 +6,7 @@ from ..spec import Attention, Dense, Layer
 from .decoder import Decoder
 from .fields import MAX_LAYERS, Fields, require_divisible
 
+MODEL_TYPES = ("gpt2", "gpt-sw3")  # one class of transformers
 DEFAULTS = {
     "n_inner": None,
     "n_positions": 1024,
