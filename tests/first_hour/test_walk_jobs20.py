@@ -39,6 +39,31 @@ optimizer:
   _target_: torch.optim.AdamW
   lr: 1e-5
 """
+TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+hf_assets_path = "./assets/hf/Llama-3.1-8B"
+
+[job]
+dump_folder = "./outputs"
+
+[optimizer]
+name = "AdamW"
+lr = 2e-5
+
+[training]
+local_batch_size = 1
+global_batch_size = 64
+seq_len = 4096
+steps = 2400
+dataset = "c4"
+
+[checkpoint]
+enable = true
+initial_load_path = "./assets/hf/Llama-3.1-8B"
+initial_load_in_hf = true
+interval = 10
+"""
 SLURM = ("--scheduler", "slurm", "--gpus", "2x4xA100-80", "--time", "24:00:00", "--write", "jobs")
 
 
@@ -108,3 +133,49 @@ def test_an_automodel_file_keeps_its_number_of_checkpoints(meshwright: Any) -> N
     again = meshwright("launch", "mine.yaml", *SLURM, "--overwrite", "checkpoint.keep=2")
     assert again.code == 0, again.err
     assert "max_recent_checkpoints: 2" in Path("jobs/mine.yaml").read_text()
+
+
+IMAGE = ("--image", "titan.sif", "--container-kind", "apptainer", "--framework-dir", "/opt/torchtitan")
+
+
+def test_all_paths_of_a_torchtitan_file_are_found_from_the_folder_of_the_job(meshwright: Any, here: Path) -> None:
+    """hf_assets_path stayed relative, and the job changes to another folder."""
+    Path("titan.toml").write_text(TITAN)
+    assets = here / "assets" / "hf" / "Llama-3.1-8B"
+    assets.mkdir(parents=True)
+    (here / "outputs").mkdir()
+    found = meshwright("launch", "titan.toml", *SLURM, *IMAGE)
+    assert found.code == 0, found.err
+    text = Path("jobs/config.toml").read_text()
+    assert f'hf_assets_path = "{assets}"' in text
+    assert f'initial_load_path = "{assets}"' in text
+    assert 'dump_folder = "./outputs"' in text
+    assert f"--bind {assets}:{assets}" in Path("jobs/titan.sbatch").read_text()
+
+
+def test_a_path_that_is_not_on_this_machine_is_announced(meshwright: Any, here: Path) -> None:
+    Path("titan.toml").write_text(TITAN)
+    found = meshwright("launch", "titan.toml", *SLURM, *IMAGE)
+    assert found.code == 0, found.err
+    keys = "model.hf_assets_path and checkpoint.initial_load_path: ./assets/hf/Llama-3.1-8B is not on this machine"
+    assert f"{keys}, and the job looks for it in {here / 'jobs'}: write its full path" in found.out + found.err
+    assert "outputs is not" not in found.out + found.err
+
+
+def test_only_the_assets_have_to_be_mounted_without_initial_weights(meshwright: Any, here: Path) -> None:
+    Path("titan.toml").write_text("".join(line for line in TITAN.splitlines(True) if "initial_load" not in line))
+    assets = here / "assets" / "hf" / "Llama-3.1-8B"
+    assets.mkdir(parents=True)
+    found = meshwright("launch", "titan.toml", *SLURM, *IMAGE)
+    assert found.code == 0, found.err
+    assert f"--bind {assets}:{assets}" in Path("jobs/titan.sbatch").read_text()
+
+
+def test_files_that_megatron_arguments_name_are_found_from_the_folder_of_the_job(meshwright: Any, here: Path) -> None:
+    Path("tok").mkdir()
+    Path("tok/vocab.json").write_text("{}")
+    text, said = _job(meshwright, "--vocab-file tok/vocab.json --merge-file ./tok/merges.txt --tensorboard-dir ./tb")
+    assert f"--vocab-file {here / 'tok' / 'vocab.json'}" in text
+    assert "--merge-file: ./tok/merges.txt is not on this machine" in said
+    assert "./tb" in text
+    assert "./tb is not" not in said

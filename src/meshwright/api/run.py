@@ -303,7 +303,7 @@ def _with_framework(request: requests.Launch) -> requests.Launch:
 
 def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchRequest:
     """Return the job of another framework: exported, run from its checkout, and saved before a requeue."""
-    from meshwright.launch import build_job, other_frameworks
+    from meshwright.launch import build_job, config_paths, other_frameworks
     from meshwright.launch.job import find_scheduler
 
     framework, scheduler = str(request.to), find_scheduler(request.scheduler)
@@ -361,10 +361,20 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         notes += tuple(one.message for one in data_findings(recipe))
     if data:
         notes += (f"{', '.join(data)}: the rows of {recipe.data.dataset} as messages, which {framework} reads",)
+    reads: Mapping[str, str] = {}
+    if local and folder and source is not None and source.framework.name == framework:
+        bases = [Path(source.content.folder or "."), *([Path(request.framework_dir)] if request.framework_dir else [])]
+        full = str(Path(folder).resolve())
+        found_paths = config_paths.located(
+            job.files, program, source.framework.key_map, bases, full, (*notes, *job.notes)
+        )
+        job = msgspec.structs.replace(job, files=found_paths.files)
+        program, reads, notes = found_paths.program, found_paths.reads, (*notes, *found_paths.notes)
     return msgspec.structs.replace(
         job,
         recipe=recipe,
         program=program,
+        reads=reads,
         files={**job.files, **data},
         findings=(*job.findings, *_advice(exported, request.gpus)),
         notes=(*notes, *job.notes, *_not_kept(exported), *_sbatch_not_kept(exported, request, scheduler)),

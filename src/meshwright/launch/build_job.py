@@ -56,6 +56,7 @@ DERIVED = (
     "offloads",
     "needs",
     "planned_exit_s",
+    "reads",
 )
 REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
@@ -74,6 +75,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     in_folder: bool = False  # it runs in the folder of the job, where its relative paths are
     python_path: tuple[str, ...] = ()  # folders of the framework's checkout that have to be importable
     needs: str = "meshwright"  # what an image has to contain to run it
+    reads: Mapping[str, str] = {}  # paths on this machine that its config names → the key
 
 
 class Started(Readable, msgspec.Struct, frozen=True):
@@ -229,6 +231,7 @@ def job_of(
             "offloads": request.recipe.layout.offload != "none",
             "files": request.files,
             "needs": request.needs,
+            "reads": request.reads,
             "planned_exit_s": 60 * planned_exit(program).minutes,
             "advised": advised(request.recipe, request.cluster, request.engine),
         }

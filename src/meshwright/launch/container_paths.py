@@ -127,6 +127,7 @@ def _needed(recipe: Recipe, job: Job) -> Iterator[Needed]:
         (recipe.model, "the model"),
         (recipe.data.tokenizer, "the tokenizer"),
         (recipe.checkpoint.pretrained, "initial weights"),
+        *job.reads.items(),
     ]
     for name, what in inputs:
         path = name if file_access.closed() or what == "the recipe" else full_path(name, bare=what != "the model")
