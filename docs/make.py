@@ -25,6 +25,7 @@ sys.path.insert(0, str(HERE))  # the other page generators
 
 import accuracy_rows  # noqa: E402
 import capabilities_page  # noqa: E402
+import ci_page  # noqa: E402
 import commands_page  # noqa: E402
 import doctor_page  # noqa: E402
 import frameworks_page  # noqa: E402
@@ -518,6 +519,7 @@ PAGES = {
     "sweep.md": sweep_page,
     "support.md": support_page,
     "verification.md": verification_page.page,
+    "ci.md": ci_page.page,
     "commands.md": commands_page.page,
     "schema.md": schema_page.page,
     "doctor.md": doctor_page.page,

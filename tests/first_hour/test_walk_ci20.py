@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +247,23 @@ def test_python_checks_one_file_per_call() -> None:
     for wrong in ({"target": "ci"}, {"target": "ci/run.sh", "more": ["ci/run.sh"]}):
         with pytest.raises(InputError):
             mw.check(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_sample_repository_fails_on_its_one_wrong_config(meshwright: Any) -> None:
+    sample = Path(__file__).parents[2] / "examples" / "ci_repository"
+    shutil.copytree(sample, "repository")
+    answer = meshwright("check", "repository", "--gpus", "8xH100", "--json")
+    assert answer.code == 1
+    assert {one["file"] for one in answer.json["findings"]} == {"repository/configs/llama3_8b.toml"}
+    assert [one["reason"] for one in answer.json["ignored"]] == ["the image of our cluster sets it"]
+
+
+def test_many_files_are_checked_in_several_processes(folder: Path) -> None:
+    for number in range(24):
+        Path(f"t{number:02}.toml").write_text(TITAN.format(above="", beside="").replace("= 3", f"= {number % 2 + 2}"))
+    command = [sys.executable, "-m", "meshwright", "check", ".", "--json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert [one["file"] for one in found["files"]] == [f"t{number:02}.toml" for number in range(24)]
+    assert [one["ok"] for one in found["files"]] == [number % 2 == 0 for number in range(24)]

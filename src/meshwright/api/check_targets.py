@@ -97,7 +97,7 @@ def _files_in(folder: str) -> Iterator[str]:
         folders[:] = [name for name in folders if not name.startswith(".") and name not in LEFT_OUT]
         for name in names:
             if name.lower().endswith(CONFIG_SUFFIXES) and not name.startswith("."):
-                yield os.path.join(place, name)
+                yield os.path.normpath(os.path.join(place, name))
 
 
 def why_skipped(file: str, framework: str | None) -> str:

@@ -1,0 +1,136 @@
+"""Generate the page on CI: what `check` prints for the sample repository in examples/ci_repository today."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SAMPLE = ROOT / "examples" / "ci_repository"
+BASELINE = ".meshwright-baseline.json"
+WORKFLOW = """\
+name: training configs
+on: [pull_request]
+permissions:
+  contents: read
+jobs:
+  check:
+    runs-on: ubuntu-latest
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with:
+          python-version: "3.11"
+      - run: pip install meshwright
+      - run: meshwright check . --gpus 8xH100 --format github
+"""
+SCANNING = """\
+      - run: meshwright check . --gpus 8xH100 --format sarif --fail-on never > meshwright.sarif
+      - uses: github/codeql-action/upload-sarif@v3
+        with:
+          sarif_file: meshwright.sarif
+"""
+HOOK = """\
+repos:
+  - repo: local
+    hooks:
+      - id: meshwright
+        name: training configs
+        entry: meshwright check --skip-unknown
+        language: python
+        additional_dependencies: [meshwright]
+        files: ^(configs|jobs)/
+"""
+
+TEXT = """\
+# Check training configs in CI
+
+`meshwright check` reads files, folders and quoted globs (`'configs/**/*.yaml'`), starts nothing and needs no GPU. It
+reads every file that one of the frameworks reads, and names those that it skips. Many files are checked in as many
+processes as there are cores.
+
+## A sample repository
+
+[examples/ci_repository](../examples/ci_repository/README.md) has a torchtitan config, a DeepSpeed config, a Megatron-LM
+job and a file of another program. A workflow for it, where `pip install` takes the wheel or the Git address that your
+team uses:
+
+{workflow}
+The last step prints annotations, which GitHub shows on the lines of the pull request:
+
+{first}
+## Exit codes
+
+0: no finding of the severity that fails; 1: there is one; 2: a file could not be read, or an option is wrong.
+`--fail-on warning` also fails on warnings; `--fail-on never` fails on unreadable files only.
+
+## Formats
+
+`--format text`, `json` (the same as `--json`, [schema](schema/check.json)), `github`, or `sarif` (2.1.0): rules,
+levels, files and lines, accepted findings as suppressed results, unreadable files as notifications. For code scanning:
+
+{scanning}
+## Accept a finding
+
+A comment accepts rules on its own line, or on the next one if it stands alone; before a shell command that continues
+over several lines, on all of them. `ignore-file` is for the whole file, as some findings have no line. YAML, TOML,
+shell and Python files have comments; write the reason behind the brackets:
+
+{job}
+`--ignore RULE` does the same for all files; it can be repeated, and `'saving.*'` is a pattern. Accepted findings are
+counted in the summary. A comment that accepts nothing, or names an unknown rule, is a note.
+
+## Start with a baseline
+
+A baseline lists the findings that a repository has today, so that only new ones fail. A finding is known by file, rule
+and field: its line and figures may change.
+
+{written}
+{known}
+Once the config is fixed, its entries are stale; write the baseline again:
+
+{fixed}
+## pre-commit
+
+The hook gets the names of changed files; `--skip-unknown` skips those that no framework reads:
+
+{hook}"""
+
+
+def page() -> str:
+    """Return the page."""
+    with tempfile.TemporaryDirectory() as folder:
+        here = Path(shutil.copytree(SAMPLE, Path(folder, "repository")))
+        first = shown(here, ".", "--gpus", "8xH100", "--format", "github")
+        written = shown(here, ".", "--gpus", "8xH100", "--format", "github", "--write-baseline", BASELINE)
+        known = shown(here, ".", "--gpus", "8xH100", "--format", "github", "--baseline", BASELINE)
+        config = here / "configs" / "llama3_8b.toml"
+        config.write_text(config.read_text().replace("tensor_parallel_degree = 3", "tensor_parallel_degree = 4"))
+        fixed = shown(here, ".", "--gpus", "8xH100", "--format", "github", "--baseline", BASELINE)
+    job = (SAMPLE / "jobs" / "pretrain_8b.sh").read_text().splitlines()[:3]
+    return TEXT.format(
+        workflow=block("yaml", WORKFLOW),
+        first=block("", first),
+        scanning=block("yaml", SCANNING),
+        job=block("bash", "\n".join((*job, "…"))),
+        written=block("", written),
+        known=block("", known),
+        fixed=block("", fixed),
+        hook=block("yaml", HOOK),
+    )
+
+
+def shown(folder: Path, *words: str) -> str:
+    """Return a check command, its output and its exit code, as a terminal shows them."""
+    command = [sys.executable, "-m", "meshwright", "check", *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    lines = [f"$ meshwright check {' '.join(words)}", *done.stdout.splitlines(), *done.stderr.splitlines()]
+    return "\n".join([*lines, f"exit code {done.returncode}"])
+
+
+def block(language: str, text: str) -> str:
+    """Return text as a block of code."""
+    return f"```{language}\n{text.rstrip()}\n```\n"
