@@ -89,9 +89,7 @@ def _require_bounded(values: Mapping[str, Any], where: str) -> None:
 def _require_used(config: Mapping[str, Any], found: Mapping[str, Any]) -> None:
     """Raise if the built model has other sizes than the file: transformers ignores keys that it does not know."""
     for key in found.get("ignored", ()):
-        reason = (
-            f"transformers builds {found['class']} without regard to this key: the file describes another architecture"
-        )
+        reason = f"transformers ignores this key in {found['class']}: the file describes another architecture"
         raise InputError(reason, field=key, value=config.get(key))
     given = set(_numbers(config))
     sizes = {"width": found["hidden"], "number of layers": len(found["layers"])}

@@ -307,6 +307,8 @@ def model_facts(model: ModelSpec) -> dict[str, Column]:
     scans = [m for m, _ in model.mixers(LinearMixer)]
     linear = [m.heads for m in scans if isinstance(m, LinearMixer) and m.kind != "mamba"]
     channels = [m.heads for m in scans if isinstance(m, LinearMixer) and m.kind == "mamba"]
+    # one compressed key head serves all query heads, and groups of heads share output projections: tp divides none
+    whole = any(isinstance(m, Attention) and m.compressor is not None for m in attention)
     beside = [g.layer.cross for g in model.groups if model.kind != "diffusion" and g.layer.cross is not None]
     dense = [g.layer.ffn.width for g in model.groups if isinstance(g.layer.ffn, Dense)]
     moe = model.moe
@@ -317,7 +319,7 @@ def model_facts(model: ModelSpec) -> dict[str, Column]:
         "tied": model.tied,
         "max_seq_length": model.max_seq_length,
         "mtp_layers": model.mtp_layers,
-        "heads": _gcd([m.heads for m in attention + mla + beside]),  # type: ignore[union-attr]  # all have heads
+        "heads": 1 if whole else _gcd([m.heads for m in attention + mla + beside]),  # type: ignore[union-attr]
         "kv_heads": _gcd([m.kv_heads for m in attention + beside if isinstance(m, Attention)]),
         "is_mla": bool(mla),
         "is_hybrid": bool(mamba or delta or scans),

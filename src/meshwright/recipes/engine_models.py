@@ -20,7 +20,9 @@ TRAINED = frozenset(
     qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu
     """.split()  # noqa: SIM905
 )
+UNTESTED = "a comparison of this model type with transformers"
 _TYPES_BY_PART = {
+    UNTESTED: "axk1 gpt-sw3 kimi_k25 mimo",
     "the multipliers of its embedding, residuals or logits": (
         "afmoe cohere cohere2 cohere2_moe granite granite_swa granitemoe granitemoe_swa granitemoeshared "
         "hyperclovax minicpm3"
@@ -38,10 +40,11 @@ _TYPES_BY_PART = {
     "its attention, which does not call transformers' attention interface": (
         "codegen dbrx falcon gpt_bigcode gptj phimoe"
     ),
-    "chunked attention": "llama4_text",
+    "chunked attention": "llama4 llama4_text",
+    "parallel residual streams": "deepseek_v4 gemma3n_text hy_v4",
+    "layers of different heads": "gemma4 gemma4_text gemma4_unified_text mimo_v2_flash nemotron-nas",
 }
 LACKS: Mapping[str, str] = {name: part for part, names in _TYPES_BY_PART.items() for name in names.split()}
-UNTESTED = "a comparison of this model type with transformers"
 
 
 def lacking(model: ModelSpec) -> str:
