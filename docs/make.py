@@ -12,6 +12,7 @@ from typing import Any
 
 from meshwright import api, clusters, costs, frameworks, models, rules
 from meshwright.api import schema
+from meshwright.models.readers.architectures import WITHOUT_CLASS
 from meshwright.planner import case_of
 from meshwright.planner.quick_reference import SITUATIONS
 from meshwright.recipes import index
@@ -143,7 +144,33 @@ def models_page() -> str:
     return (
         f"# Models\n\n{len(rows)} models; counts are exact by construction, without multi-token-prediction modules.\n\n"
         + table(headers, rows)
+        + _architectures()
     )
+
+
+def _architectures() -> str:
+    """Return which decoder types of transformers a config.json may have, from the last sweep."""
+    found = json.loads((RESULTS / "decoders.json").read_text(encoding="utf-8"))
+    types = {row["type"]: row for row in found["rows"] if row["decoder"]}
+    by_result = {word: [f"`{n}`" for n, row in types.items() if row["result"] == word] for word in _MEANINGS}
+    rows = [(meaning, len(by_result[word]), ", ".join(by_result[word])) for word, meaning in _MEANINGS.items()]
+    without = ", ".join(f"`{name}`" for name in WITHOUT_CLASS)
+    return (
+        f"\n## Architectures\n\nAny other model is planned from its config.json. `benchmarks/decoders.py` builds every "
+        f"decoder type of transformers {found['transformers']} without data and compares parameter counts; a wrong one "
+        f"fails it.\n\n{table(('from config.json', 'types', 'model_type'), rows)}\nAlso read, without a class in "
+        f"transformers: {without}. Inspected types need transformers: it builds the model without weights, the "
+        "parameters are counted, FLOPs follow from the linears, and the answer states what was assumed.\n"
+    )
+
+
+_MEANINGS = {
+    "exact": "read, exact",
+    "inspected": "inspected, exact",
+    "wrong": "wrong",
+    "refused": "refused with the reason",
+    "not built": "transformers does not build its default config",
+}
 
 
 def gpus_page() -> str:
