@@ -50,6 +50,11 @@ def check_only_finding(fault: str, writer: str, seed: int, steps: int) -> None:
     json.dumps(api.to_json(api.doctor_response(found)), allow_nan=False)
 
 
+def test_a_slowdown_after_a_fifth_of_a_short_run_is_found() -> None:
+    """37 s are lost: most steps are slow, so the usual step is not the median one."""
+    check_only_finding("sustained slowdown", "printed", 1434, 110)
+
+
 @pytest.mark.parametrize(("fault", "writer"), PAIRS)
 @settings(max_examples=2)
 @given(seed=SEEDS, steps=STEPS)
