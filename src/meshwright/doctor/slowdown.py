@@ -132,7 +132,7 @@ def _is_jitter(stats: RunStats, rows: Sequence[Step]) -> bool:
     if len(timed) < len(rows):
         return False
     quarter = max(1, len(timed) // 4)
-    usual = median_of(sorted(seconds for seconds, _ in timed)[:quarter]) or 0.0  # also of a run that was fast for a fifth
+    usual = median_of(sorted(seconds for seconds, _ in timed)[:quarter]) or 0.0  # the fast ones may be few
     lost = sum(max(0.0, seconds - usual) * steps for seconds, steps in timed)
     if lost >= limit("slowdown_s"):
         return False
