@@ -19,6 +19,7 @@ LEAST_SHARE = 0.3  # of a name that the words of its short form must cover
 PREFIX_SHARE = 0.5  # of a name that its first letters must cover
 LEAST_INITIALS = 3  # letters
 _PARTS = re.compile(r"[a-z]+|[0-9]+|[^\W_a-z0-9]+")
+_CAPITALIZED = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[0-9]+")
 _WORDS = re.compile(r"[^\W_]+")
 _LETTERS_FOR_DIGITS = str.maketrans("oil", "011")
 
@@ -62,6 +63,23 @@ def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     near = [one for distance, *_, one in found if distance <= best + (0 if is_typo else MARGIN)]
     # A wrong letter that fits more names than are shown does not tell which was meant.
     return [] if is_typo and len(near) > limit else near[:limit]
+
+
+def abbreviated(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known names of several capitalized words that a name shortens: HFTokenizer, HuggingFaceTokenizer."""
+    typed = _name(name).joined
+    return [one for one in known if len(typed) > 1 and _is_abbreviation(typed, _CAPITALIZED.findall(one[:LONGEST]))]
+
+
+def _is_abbreviation(typed: str, words: Sequence[str]) -> bool:
+    """Return whether words, each written out or as its first letter, begin with what is typed; two at least."""
+    ends = {0}
+    for count, word in enumerate(words, 1):
+        lower = word.lower()
+        ends = {end + len(part) for end in ends for part in (lower, lower[0]) if typed.startswith(part, end)}
+        if len(typed) in ends:
+            return count > 1
+    return False
 
 
 def misspelled(name: str, known: Iterable[str]) -> list[str]:

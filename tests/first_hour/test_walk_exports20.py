@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, get_args
 
+import msgspec
 import pytest
 import yaml
 
@@ -93,6 +94,7 @@ def test_a_bf16_router_is_none_in_python(meshwright: Any, tmp_path: Path, recipe
 
 SCRIPT = """#!/bin/bash
 # Llama-like 3B on 16 nodes of 4 A100, without RoPE scaling
+export CUDA_DEVICE_MAX_CONNECTIONS=1
 GBS=512
 TRAIN_SAMPLES=$(( 1000 * 1000 * 1000 * 1000 / 4096 ))
 MODEL_ARGS=(
@@ -164,3 +166,87 @@ def test_steps_of_a_script_in_samples_are_written_in_samples(meshwright: Any, fo
                        "train.global_batch_size=1024")  # fmt: skip
     assert found.code == 0, found
     assert "--train-samples 244140625\n" in _out(folder, "batch"), "the same samples in fewer steps"
+
+
+@pytest.mark.parametrize(
+    ("written", "slip", "fix"),
+    [
+        ("--position-embedding-type rope", "--position-embedding-type ROPE", "--position-embedding-type rope"),
+        ("--lr-decay-style cosine", "--lr-decay-style Cosine", "--lr-decay-style cosine"),
+        ("--ckpt-format torch_dist", "--ckpt-format torchdist", "--ckpt-format torch_dist"),
+        ("--normalization RMSNorm", "--normalization rmsnorm", "--normalization RMSNorm"),
+        ("--swiglu", "--swiglu --transformer-impl te", "allowed: local, transformer_engine, inference_optimized"),
+        ("--swiglu", "--swiglu --dataloader-type Single", "--dataloader-type single"),
+        ("HuggingFaceTokenizer", "HFTokenizer", "fix: --tokenizer-type HuggingFaceTokenizer"),
+        ("HuggingFaceTokenizer", "SPTokenizer", "fix: --tokenizer-type SentencePieceTokenizer"),
+        ("--num-query-groups 8", "--num-key-value-heads 8", "--num-query-groups 8"),
+        ("--num-layers 28", "--num-hidden-layers 28", "--num-layers 28"),
+    ],
+)
+def test_megatron_choices_are_checked_as_argparse_does(
+    meshwright: Any, folder: Path, written: str, slip: str, fix: str
+) -> None:
+    (folder / "slip.sh").write_text(SCRIPT.replace(written, slip, 1))
+    found = meshwright("check", "slip.sh", "--gpus", "16x4xA100-80")
+    assert found.code == 1, found
+    assert fix in found.out
+    assert "--tokenizer-type SFTTokenizer" not in found.out
+
+
+def test_valid_choices_of_megatron_are_accepted(meshwright: Any, folder: Path) -> None:
+    """Every value of the table, and lists of them, pass the check of the key itself."""
+    from meshwright.frameworks.mapping import map_to_recipe
+    from meshwright.frameworks.types import SourcedValue
+    from meshwright.recipes.key_maps import config_keys
+
+    theirs = frameworks.framework("megatron-lm")
+    (folder / "plain.sh").write_text(SCRIPT)
+    parsed = theirs.parse(frameworks.open_file(folder / "plain.sh"))
+    assert not [one for one in map_to_recipe(theirs, parsed).findings if one.rule == "value.invalid"]
+    for key, config_key in config_keys("megatron_lm").items():
+        for value in config_key.choices:
+            for given in (value, [value]) if key == "moe_router_load_balancing_type" else (value,):
+                settings = {**parsed.settings, key: SourcedValue(given, 1, "plain.sh")}
+                found = map_to_recipe(theirs, msgspec.structs.replace(parsed, settings=settings)).findings
+                assert not [one for one in found if one.field == key and "allowed" in one.message], (key, given)
+
+
+TITAN = """
+[model]
+name = "llama3"
+flavor = "8B"
+[lr_scheduler]
+warmup_steps = 100
+decay_type = "cosine"
+[training]
+local_batch_size = 1
+seq_len = 8192
+steps = 1000
+[parallelism]
+pipeline_parallel_schedule = "1f1b"
+[checkpoint]
+enable = true
+async_mode = "async"
+"""
+
+
+def test_torchtitan_choices_are_checked(meshwright: Any, folder: Path) -> None:
+    (folder / "titan.toml").write_text(TITAN)
+    found = meshwright("check", "titan.toml", "--gpus", "4x8xH200")
+    assert "value.invalid" not in found.out, "torch reads names of schedules in any case"
+    (folder / "titan.toml").write_text(TITAN.replace('"cosine"', '"Cosine"').replace('"async"', '"asynch"'))
+    found = meshwright("check", "titan.toml", "--gpus", "4x8xH200")
+    assert found.code == 1
+    assert 'decay_type = "Cosine": allowed: linear, sqrt, cosine (value.invalid)' in found.out
+    assert 'async_mode = "asynch": allowed: async, disabled, async_with_pinned_mem (value.invalid)' in found.out
+
+
+def test_automodel_choices_are_checked(meshwright: Any, folder: Path) -> None:
+    out = meshwright("export", "llama3_8b_pretrain_config", "--to", "automodel", "--gpus", "4x8xH200", "--out", "am")
+    assert out.code == 0, out
+    file = next((folder / "am").glob("*.yaml"))
+    assert meshwright("check", str(file), "--gpus", "4x8xH200").code == 0
+    file.write_text(file.read_text().replace("model_save_format: safetensors", "model_save_format: safetensor"))
+    found = meshwright("check", str(file), "--gpus", "4x8xH200")
+    assert found.code == 1
+    assert "model_save_format: safetensor: allowed: safetensors, torch_save (value.invalid)" in found.out

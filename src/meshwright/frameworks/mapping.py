@@ -17,9 +17,11 @@ from meshwright.frameworks.types import Settings, SourcedValue, UnmappedField
 from meshwright.models import ModelSpec
 from meshwright.recipes import overrides
 from meshwright.recipes.key_maps import CompositeKey, ConfigKey, composite_keys, config_keys, override_keys
+from meshwright.recipes.key_maps.key import EXACT_CASE
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 from meshwright.recipes.values import parse
 from meshwright.rules.rule import Finding, Severity
+from meshwright.similar import abbreviated
 
 _NAME = re.compile(r"[\w./-]+")
 _PLACEHOLDER = re.compile(r"(?<=[ =])(N|F|…)$")  # the value of a setting that moved to another key
@@ -85,6 +87,7 @@ class _Reader:
         self.unresolved: list[str] = []
         self.findings: list[Finding] = []
         self.notes: list[str] = []
+        self.refused: set[str] = set()  # keys read with others whose value their parser refuses
         self.defaults = {
             key: text_of(config_key.default)
             for key, config_key in self.key_map.items()
@@ -102,7 +105,8 @@ class _Reader:
         for key, setting in settings.items():
             self._read_key(key, setting, self.key_map.get(key))
         for composite in self.composites:
-            self._read_composite(composite, {key: settings[key] for key in composite.keys if key in settings})
+            keys = [key for key in composite.keys if key in settings and key not in self.refused]
+            self._read_composite(composite, {key: settings[key] for key in keys})
 
     def _read_key(self, key: str, setting: SourcedValue, config_key: ConfigKey | None) -> None:
         if config_key is not None and config_key.status != "read":
@@ -110,7 +114,9 @@ class _Reader:
         elif setting.unresolved:
             self._mark_unresolved(key, config_key)
         elif key in self.composite_of:
-            return
+            if config_key is not None and setting.value is not None and not self._is_allowed(config_key, setting.value):
+                self.refused.add(key)
+                self._check_type(config_key, setting)
         elif config_key is None:
             self._report_unknown(key, setting)
         elif config_key.field:
@@ -144,13 +150,13 @@ class _Reader:
         return parse(recipe_fields()[config_key.field], overrides.translate_value(config_key, text), config_key.key)
 
     def _set(self, config_key: ConfigKey, setting: SourcedValue) -> None:
-        if config_key.choices and isinstance(setting.value, str) and not _is_choice(config_key, setting.value):
+        if isinstance(setting.value, str) and not self._is_allowed(config_key, setting.value):
             self._check_type(config_key, setting)
             return
         try:
             value = self._typed(config_key, text_of(setting.value))
         except InputError as error:
-            if _is_choice(config_key, setting.value):
+            if config_key.choices and self._is_allowed(config_key, setting.value):
                 self.notes.append(
                     f"{self.framework.format_setting(config_key.key, setting.value)} has no counterpart: not modeled"
                 )
@@ -170,7 +176,7 @@ class _Reader:
     def _check_type(self, config_key: ConfigKey, setting: SourcedValue) -> None:
         """Check the type or choice that the framework's parser requires, for keys without a recipe field."""
         value, error = setting.value, ""
-        if config_key.choices and not _is_choice(config_key, value):
+        if not self._is_allowed(config_key, value):
             error = f"allowed: {', '.join(config_key.choices)}"
         elif config_key.type == "int" and not _is_int(value):
             error = "expected an integer"
@@ -179,10 +185,25 @@ class _Reader:
         elif config_key.type == "bool" and text_of(value).lower() not in ("true", "false"):
             error = "expected true or false"
         if error:
-            near = closest(str(value), config_key.choices, 1) if config_key.choices else []
+            near = self._closest_choices(config_key, value)
             self._report_rejected(
                 config_key.key, setting, InputError(error, fix=[f"{config_key.key}={one}" for one in near])
             )
+
+    def _is_allowed(self, config_key: ConfigKey, value: Any) -> bool:
+        """Return whether the framework's parser accepts a value, or each value of a list."""
+        if not config_key.choices:
+            return True
+        values = {text_of(one) for one in (value if isinstance(value, list) else [value])}
+        if self.framework.key_map in EXACT_CASE and not config_key.any_case:
+            return values <= set(config_key.choices)
+        return {one.lower() for one in values} <= {choice.lower() for choice in config_key.choices}
+
+    def _closest_choices(self, config_key: ConfigKey, value: Any) -> list[str]:
+        """Return the values that a refused one may mean: a short form of one comes before a typing error of another."""
+        wrong = [one for one in (value if isinstance(value, list) else [value]) if one not in config_key.choices]
+        name = text_of(wrong[0]) if wrong else ""
+        return abbreviated(name, config_key.choices) or closest(name, config_key.choices, 1)
 
     def _report_rejected(self, key: str, setting: SourcedValue, error: InputError) -> None:
         message = f"{self.framework.format_setting(key, setting.value)}: {error.reason}"
@@ -290,10 +311,6 @@ def _abbreviates(one: str, other: str) -> bool:
 def _is_model_size(config_key: ConfigKey) -> bool:
     """Return whether a key is a model size; the framework's reader builds the model from all of them."""
     return config_key.field.startswith("architecture.")
-
-
-def _is_choice(config_key: ConfigKey, value: Any) -> bool:
-    return text_of(value).lower() in {choice.lower() for choice in config_key.choices}
 
 
 def _is_int(value: Any) -> bool:

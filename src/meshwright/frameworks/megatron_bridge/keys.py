@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cache
 
+from meshwright.frameworks.megatron_lm.arguments import MODEL_FLAGS
 from meshwright.recipes.key_maps import config_keys
 from meshwright.similar import misspelled
 
@@ -216,18 +217,10 @@ DATASET = """
     do_validation do_test val_proportion rewrite max_train_samples hf_processor_path source validation_source
     test_source micro_batch_size path task_encoder per_dataset_sequences_path trust_remote_code
 """
+RENAMED = {"num_experts": "num_moe_experts", "norm_epsilon": "layernorm_epsilon"}  # flags that the config renames
 HUGGING_FACE_NAMES: Mapping[str, str] = {
-    "model.num_hidden_layers": "model.num_layers",
-    "model.n_layers": "model.num_layers",
-    "model.intermediate_size": "model.ffn_hidden_size",
-    "model.num_key_value_heads": "model.num_query_groups",
     "model.num_experts": "model.num_moe_experts",
-    "model.num_local_experts": "model.num_moe_experts",
-    "model.n_routed_experts": "model.num_moe_experts",
-    "model.num_experts_per_tok": "model.moe_router_topk",
-    "model.rope_theta": "model.rotary_base",
-    "model.rms_norm_eps": "model.layernorm_epsilon",
-    "model.initializer_range": "model.init_method_std",
+    **{f"model.{theirs}": f"model.{RENAMED.get(flag, flag)}" for theirs, flag in MODEL_FLAGS.items()},
 }
 """Names of a Hugging Face config that no model here has: a Python file sets them without an effect."""
 SUFFIXES = ("._target_", "._call_", "._partial_", "._args_", "._name_")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.megatron_lm.arguments import UNREAD_ARGS, format_flag
+from meshwright.frameworks.megatron_lm.arguments import MODEL_FLAGS, UNREAD_ARGS, format_flag
 from meshwright.frameworks.megatron_lm.parse import complete, detect, parse
 from meshwright.frameworks.megatron_lm.rules import RULES
 
@@ -23,5 +23,6 @@ FRAMEWORK = Framework(
     rules=RULES,
     complete=complete,
     derived_fields=("layout.dp_shard", "kernels.te_rng_tracker"),
+    other_names=MODEL_FLAGS,
     is_extra_key=lambda key: key == UNREAD_ARGS,
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,6 +19,19 @@ UNREAD_ARGS = "*"
 """The key for arguments known only at run time, such as "$@"."""
 DEFAULT_TOKENIZER = "GPT2BPETokenizer"
 """What the training scripts set where --tokenizer-type is not given."""
+MODEL_FLAGS: Mapping[str, str] = {
+    "num_hidden_layers": "num_layers",
+    "n_layers": "num_layers",
+    "intermediate_size": "ffn_hidden_size",
+    "num_key_value_heads": "num_query_groups",
+    "num_local_experts": "num_experts",
+    "n_routed_experts": "num_experts",
+    "num_experts_per_tok": "moe_router_topk",
+    "rope_theta": "rotary_base",
+    "rms_norm_eps": "norm_epsilon",
+    "initializer_range": "init_method_std",
+}
+"""Names of a Hugging Face config.json, with the flag of the same size."""
 FROM_CHECKPOINT = ("use_checkpoint_args", "use_tokenizer_model_from_checkpoint_args")
 """Flags that read the tokenizer from a checkpoint."""
 ALIASES = {"persistent_save_interval": "save_interval", "fp4_param": "fp4_param_gather"}

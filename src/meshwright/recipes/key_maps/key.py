@@ -14,6 +14,9 @@ from meshwright.recipes.types import Recipe
 Values = Mapping[str, str]
 """Framework value → recipe value. Reading ignores case; the first match is written; unlisted values are equal."""
 
+EXACT_CASE = ("megatron_lm", "torchtitan")
+"""Key maps of frameworks whose parser compares values as they are written: argparse choices and Literal fields."""
+
 KeyStatus = Literal["read", "ignored", "removed", "overwritten"]
 """What the framework does with a key: reads it; accepts and ignores it; rejects it; or overwrites its value."""
 
@@ -31,6 +34,7 @@ class ConfigKey(msgspec.Struct, frozen=True):
     values: Values = {}
     default: Any = UNSET  # UNSET if there is no single known default
     choices: tuple[str, ...] = ()  # values the framework's parser accepts
+    any_case: bool = False  # whether it accepts them in upper and lower case, in a framework of EXACT_CASE
     type: Literal["", "flag", "int", "float", "str", "bool", "list", "map"] = ""  # "": the type of the recipe field
     since: str = ""  # first version or date, if known
     until: str = ""  # last version or date, if known
@@ -84,6 +88,7 @@ A replacement is an override, an option (`--out {value}`) or a whole command (`m
 """
 
 __all__ = [
+    "EXACT_CASE",
     "UNSET",
     "CompositeKey",
     "ConfigKey",

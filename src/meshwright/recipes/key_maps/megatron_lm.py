@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from meshwright.recipes.key_maps import megatron_lm_composite_keys as composites
 from meshwright.recipes.key_maps import wsd_keys
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey
+from meshwright.recipes.key_maps.megatron_lm_choices import FLAG_CHOICES
 from meshwright.recipes.key_maps.megatron_lm_unmapped_flags import LIST_FLAGS, SINGLE_VALUE_FLAGS, SWITCH_FLAGS
 from meshwright.recipes.key_maps.megatron_lm_unmapped_flags import REMOVED_FLAGS as PAST_FLAGS
 from meshwright.recipes.key_maps.value_maps import ATTENTION_BACKENDS, DECAY_STYLES, NULL_IS_0, NULL_IS_1, OPTIMIZERS
@@ -224,7 +227,7 @@ SCRIPT_ARRAYS: dict[str, tuple[ConfigKey, ...]] = {
 }
 """Mapped flags, by the bash array that a generated script puts them in."""
 
-KEYS: tuple[ConfigKey, ...] = (
+_ALL_KEYS: tuple[ConfigKey, ...] = (
     *(config_key for group in SCRIPT_ARRAYS.values() for config_key in group),
     *REMOVED_KEYS,
     *(
@@ -235,6 +238,10 @@ KEYS: tuple[ConfigKey, ...] = (
     *(ConfigKey(name, type="flag") for name in SWITCH_FLAGS.split()),
     *(ConfigKey(name, type="str") for name in SINGLE_VALUE_FLAGS.split()),
     *(ConfigKey(name, type="list") for name in LIST_FLAGS.split()),
+)
+
+KEYS: tuple[ConfigKey, ...] = tuple(
+    one if one.choices else msgspec.structs.replace(one, choices=FLAG_CHOICES.get(one.key, ())) for one in _ALL_KEYS
 )
 
 COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
