@@ -16,6 +16,7 @@ from .inspection import WAY_OUT, can_inspect, has_transformers, inspected_spec
 from .quantization import quantization_of
 from .readers import diffusion, gpt2, nemotron
 from .readers.architectures import SAME_AS, TRAITS, fields_of
+from .readers.computed import check_computed
 from .readers.decoder import Decoder, grouped, read_decoder
 from .readers.fields import Fields
 from .readers.wrappers import WRAPPERS, read_wrapped
@@ -99,6 +100,7 @@ def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
     if model_type not in known_architectures():
         return inspected_spec(config, name)
     wrapped = WRAPPERS.get(model_type)
+    check_computed(config, () if wrapped is None else (wrapped.text_key, "vision_config"))
     if wrapped is not None and (model_type not in SAME_AS or wrapped.text_key in config or "vision_config" in config):
         if any(config.get(key) for key in wrapped.unread):
             return _inspected(config, name, wrapped.unread)

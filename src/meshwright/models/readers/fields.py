@@ -105,9 +105,9 @@ class Fields:
             for name in names:
                 if name in values:
                     return values[name]
-        raise InputError(
-            f"the config is missing the key {key!r}, which this architecture needs", field=self.where + key
-        )
+        others = "".join(f" (or {name!r})" for name in names[1:])
+        reason = f"the config is missing the key {key!r}{others}, which this architecture needs"
+        raise InputError(reason, field=self.where + key)
 
     def has(self, key: str) -> bool:
         """Return whether the key or an alias is set and not null."""
