@@ -201,7 +201,7 @@ def block_configs(fields: Fields) -> Derived:
 
 
 def _block(fields: Fields, block: Any, heads: int) -> Derived:
-    parts = [block.get(name) for name in ("attention", "ffn")] if isinstance(block, Mapping) else []
+    parts: list[Any] = [block.get(name) for name in ("attention", "ffn")] if isinstance(block, Mapping) else []
     if len(parts) != 2 or not all(isinstance(part, Mapping) for part in parts):
         raise fields.error("block_configs", "must be a list of objects with attention and ffn")
     attention, ffn = parts
