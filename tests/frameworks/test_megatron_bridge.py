@@ -387,7 +387,7 @@ CASES = (
         "saved: both 8-bit and 4-bit",
         replaced(SAVED, ("  fp4: null\n  fp8: null", "  fp4: e2m1\n  fp8: hybrid")),
         [("megatron-bridge.two-formats", 27)],
-        "8xB200",
+        "16xB200",
         path="run_config.yaml",
     ),
     Case(
