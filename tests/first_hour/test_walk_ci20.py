@@ -267,3 +267,55 @@ def test_many_files_are_checked_in_several_processes(folder: Path) -> None:
     assert done.returncode == 1
     assert [one["file"] for one in found["files"]] == [f"t{number:02}.toml" for number in range(24)]
     assert [one["ok"] for one in found["files"]] == [number % 2 == 0 for number in range(24)]
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "layout.tensor_parallel=2"), "layout.tp=2"),
+        (("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "sft", "layout.pipeline_parallel=2"), "layout.pp=2"),
+        (("recommend", "llama3-8b", "--gpus", "8xA100-60", "--goal", "sft"), "8xA100-40 | 8xA100-80"),
+        (("--json", "gpus", "h100"), "meshwright gpus h100 --json"),
+    ],
+)
+def test_a_slip_is_answered_with_what_to_type(meshwright: Any, words: tuple[str, ...], meant: str) -> None:
+    answer = meshwright(*words)
+    assert answer.code == 2
+    assert meant in answer.err
+
+
+def test_python_says_which_value_is_missing_and_lists_only_its_functions() -> None:
+    import meshwright as mw
+
+    with pytest.raises(mw.InputError, match="model: must be given, not None"):
+        mw.recommend(None, "8xH100", "sft")  # type: ignore[arg-type]
+    assert [name for name in dir(mw) if not name.startswith("__")] == sorted(mw.__all__)
+
+
+def test_model_names_complete_with_either_separator() -> None:
+    from meshwright import api
+
+    for kind in ("models", "targets"):
+        assert "llama3-8b" in api.starting_with(kind, "llama3-")
+        assert "llama3_8b" in api.starting_with(kind, "llama3_")
+
+
+def test_the_table_of_engines_says_what_may_not_fit() -> None:
+    from meshwright.cli.compare_report import _side_row
+
+    band = {"step_low_s": 1.0, "step_high_s": 1.2}
+    memory = {"total": 75.0, "capacity": 80.0}
+    figures = {"step_s": 1.1, "tokens_per_s_per_gpu": 1.0, "mfu": 0.4, "band": band, "memory_gib": memory}
+    estimate = {"fits": True, "fit": "may not fit", **figures}
+    names = ("tp", "pp", "vp", "cp", "ep", "etp", "dp_shard", "dp_replicate", "micro_batch_size")
+    layout: dict[str, object] = dict.fromkeys(names, 1)
+    layout |= {"strategy": "zero3", "sp": False, "gradient_accumulation": 1, "recompute": "none", "offload": "none"}
+    side = {
+        "rank": 1,
+        "name": "deepspeed",
+        "engine": "deepspeed",
+        "estimate": estimate,
+        "layout": layout,
+        "changes": [],
+    }
+    assert _side_row(side)[3] == "75/80 may not fit"

@@ -234,3 +234,8 @@ def test_an_unknown_address(client: TestClient) -> None:
     assert client.get("/api/nothing").status_code == 404
     assert client.delete("/api/gpus").status_code == 405
     assert client.get("/api/nothing").json()["error"]["field"] == "address"
+
+
+@pytest.mark.parametrize("path", ["/openapi.json", "/docs", "/redoc", "/api"])
+def test_usual_addresses_lead_to_the_description_of_the_api(client: TestClient, path: str) -> None:
+    assert "/api/check" in client.get(path).json()["paths"]

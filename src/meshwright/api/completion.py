@@ -41,7 +41,10 @@ NAMES: dict[str, Callable[[str], Iterable[str]]] = {
 
 def starting_with(kind: str, typed: str) -> list[str]:
     """Return the names of a kind that start with what was typed, as shells complete them."""
-    return [name for name in NAMES[kind](typed) if name.startswith(typed)]
+    found = [name for name in NAMES[kind](typed) if name.startswith(typed)]
+    if kind in ("models", "targets") and "-" in typed:  # a model's name is read with either separator
+        found += [dashed for name in models.names() if (dashed := name.replace("_", "-")).startswith(typed)]
+    return list(dict.fromkeys(found))
 
 
 class CompleteResponse(Response, frozen=True, kw_only=True):

@@ -295,6 +295,8 @@ def validated(request: R, surface: Surface = "cli") -> R:
     changes: dict[str, Any] = {}
     for field in fields_of(type(request)):
         value = getattr(request, field.name)
+        if value is None and field.required and not field.input.needed:
+            raise InputError("must be given, not None", field=field.name, fix=field.fix(surface))
         if value is None:
             continue
         limits = field.input

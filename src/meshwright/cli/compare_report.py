@@ -89,6 +89,7 @@ def _side_row(side: Answer) -> tuple[str, ...]:
         return (str(side["rank"]), side["name"], "cannot run", "", "", "", "")
     memory, band = estimate["memory_gib"], estimate["band"]
     gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + (" over" if _is_over(estimate) else "")
+    gib += " may not fit" if estimate["fits"] and estimate["fit"] == "may not fit" else ""
     within = f"{estimate['step_s']:.2f} ({band['step_low_s']:.2f} to {band['step_high_s']:.2f})"
     if not estimate["fits"]:
         why = "" if _is_over(estimate) else "cannot run"

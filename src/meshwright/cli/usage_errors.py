@@ -155,6 +155,10 @@ def _unknown_options(context: Any, arguments: Sequence[str]) -> list[str]:
 def _meant(option: str, context: Any, arguments: Sequence[str]) -> tuple[str, list[str]]:
     """Return what an unknown option was probably meant to be: an argument, a recipe field or another option."""
     parameters = context.command.params if context is not None else []
+    if option == "--json" and context is not None and context.parent is None:
+        rest = [word for word in arguments if word != option]
+        meant = shlex.join(["meshwright", *(rest or ["COMMAND"]), option])
+        return f"it goes behind the command: {meant}. ", [meant]
     name = SHORT_OPTIONS.get(option, option.lstrip("-").replace("-", "_").lower())
     for one in parameters:
         if isinstance(one, click.Argument) and one.name == name and one.nargs == 1:

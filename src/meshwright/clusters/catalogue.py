@@ -10,7 +10,7 @@ from pathlib import Path
 from meshwright import extensions
 from meshwright.clusters.tables import BadTableError, read_gpu
 from meshwright.clusters.types import Gpu
-from meshwright.errors import closest, unknown
+from meshwright.errors import InputError, closest, unknown
 
 _VENDOR_WORDS = re.compile(r"^(?:nvidia|amd|geforce|instinct|tesla|quadro)+(?=.)")
 _MEMORY_SUFFIX = re.compile(r"(.+?)([0-9]{1,4})gi?b?")
@@ -23,9 +23,18 @@ def gpu(name: str) -> Gpu:
     if found is None:
         names = [known.name for known in gpus()]
         error = unknown("GPU", name.strip()[:80], names, "meshwright gpus")
+        if not error.fix and (near := _of_family(name, names)):
+            reason = f"unknown GPU {name.strip()[:80]}; did you mean {' or '.join(near)}?"
+            error = InputError(reason, field="GPU", value=error.value, fix=near)
         error.fix = error.fix or closest(re.sub(r"x[0-9]+$", "", name.strip()[:80]), names)  # 8xH100x2 names an H100
         raise error
     return found
+
+
+def _of_family(name: str, names: list[str]) -> list[str]:
+    """Return the GPUs whose names differ only in the part after the first dash: A100-40 and A100-80 for A100-60."""
+    family = name.strip().lower().split("-")[0]
+    return [one for one in names if one.lower().split("-")[0] == family][:4]
 
 
 def is_known(name: str) -> bool:

@@ -362,7 +362,15 @@ def _similar_keys(key: str) -> list[str]:
     field, _, item = key.rpartition(".")  # data.colums.prompt: an item of a mapping
     maps = [own for own, info in recipe_fields().items() if is_map(info)]
     items = [f"{own}.{item}" for own in closest(field, maps)] if "." in field else []
-    return closest(key, known_keys()) or items or _with_similar_name(name)
+    near = closest(key, known_keys()) or items or _with_similar_name(name)
+    return near or (_fields_named(name) if "." in key else [])  # layout.tensor_parallel
+
+
+def _fields_named(name: str) -> list[str]:
+    """Return the field of ours that other frameworks call by a name like this one, without a section."""
+    keys = [one for one in closest(name, override_keys()) if override_keys()[one].field]
+    starting = [one for one in keys if one.rpartition(".")[2].split("_")[0] == name.split("_")[0]]
+    return list(dict.fromkeys(override_keys()[one].field for one in starting))[:1]
 
 
 SECTION_WORDS = {"scheduler": "schedule", "lr_scheduler": "schedule", "lr_schedule": "schedule", "optim": "optimizer"}

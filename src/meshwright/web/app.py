@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
-from fastapi.responses import HTMLResponse, JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
 from meshwright import __version__
@@ -45,6 +45,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     )
     app.state.dispatcher = dispatcher
     app.include_router(routes_api.router, prefix="/api", tags=["api"])
+    for path in ("/openapi.json", "/docs", "/redoc", "/api"):
+        app.add_api_route(path, _to_schema, include_in_schema=False)
     app.include_router(assets.router)
     app.include_router(routes_html.router)
     app.openapi = lambda: routes_api.openapi(app)  # type: ignore[method-assign]  # as FastAPI documents it
@@ -53,6 +55,11 @@ def create_app(settings: Settings | None = None) -> FastAPI:
     app.add_middleware(CacheMiddleware, cache=dispatcher.cache)
     app.add_middleware(Guard, settings=settings)  # added last, runs first
     return app
+
+
+async def _to_schema(request: Request) -> Response:
+    """Send the usual addresses of an API's description to ours."""
+    return RedirectResponse(str(request.app.openapi_url))
 
 
 async def _not_found(request: Request, error: Exception) -> Response:
