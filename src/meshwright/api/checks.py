@@ -305,7 +305,8 @@ def export_into(
     checked = check_recipe(recipe, request.gpus, theirs.engine, request.overrides, advice=False, model=shape)
     _require_numbers(theirs, checked.recipe, read)
     named, converted = theirs.readable_data(checked.recipe) if folder else (checked.recipe, {})
-    if folder and converted and anywhere:
+    own_program = read is not None and same and bool(read.settings.parsed.program.argv)
+    if folder and converted and (anywhere or own_program):  # a program's arguments name files in any folder
         here = [f"{key}={Path(folder).resolve() / name}" for key, name in _data_names(named) if name in converted]
         named = override.apply(named, here)
     try:
@@ -329,6 +330,9 @@ def export_into(
         )
         dropped = job.dropped(theirs, None if patched is None else patched.lost)
         written = written if patched is None else patched.written
+        if folder and own_program and patched is not None and not anywhere:
+            program, missing = other_frameworks.started_elsewhere(written.program, read.content.folder)
+            written = msgspec.structs.replace(written, program=program, notes=(*written.notes, *missing))
     engine = frameworks.exported_engine(theirs, written, checked.model)
     if engine != checked.engine:  # the findings are those of the file that was written
         recipe = without_folder(job.on(engine), None if same else read)

@@ -18,6 +18,7 @@ from meshwright.recipes.types import Recipe, field_value
 VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 MEANS = "an argument of your program"
 GIVEN_UP = {"warmup_steps": ("warmup_ratio",)}  # arguments that go when another one is set
+DATA = ("data.dataset", "data.validation")
 RECOMPUTE, SHARDING = "gradient_checkpointing", "fsdp"
 
 
@@ -67,6 +68,9 @@ def _changes(
         for name in {**before, **after}:
             if before.get(name) != after.get(name):
                 found[program.sources.get(field, name) if single else name] = after.get(name)
+    for field in DATA:
+        if field in program.sources and field_value(base, field) != field_value(recipe, field):
+            found[program.sources[field]] = field_value(recipe, field) or None
     old, new = _batch(base, own), _batch(recipe, on)
     found |= {name: value for name, value in new.items() if value != old[name]}
     gone = {other for name in found for other in GIVEN_UP.get(name, ()) if other in program.given}

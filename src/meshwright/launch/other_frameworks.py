@@ -160,6 +160,15 @@ def with_full_arguments(program: Program, folder: Path | None) -> Program:
     return msgspec.structs.replace(program, argv=tuple(argv))
 
 
+def started_elsewhere(program: Program, folder: Path | None) -> tuple[Program, tuple[str, ...]]:
+    """Return the user's program with the full paths of its script and arguments, and a note on a script not here."""
+    found = with_full_arguments(program, folder)
+    script = full_path(found.argv[0], bare=False, folder=folder)
+    relative = script.endswith(".py") and not script.startswith("/") and "$" not in script
+    notes = (f"{script} is not on this machine: write its full path in the command",) if relative else ()
+    return msgspec.structs.replace(found, argv=(script, *found.argv[1:])), notes
+
+
 def full_paths(changes: Sequence[str]) -> list[str]:
     """Return overrides with the full paths of data and weights that are here: the job runs in another folder."""
     pairs = (text.partition("=") for text in changes)

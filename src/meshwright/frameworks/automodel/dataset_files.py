@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -69,13 +70,28 @@ def readable(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
     parts = {"dataset": data}
     if _local(data.validation) is not None:
         parts["validation"] = msgspec.structs.replace(data, dataset=data.validation)
-    if recipe.goal == "pretrain" or data.images or data.blend or not any(map(unreadable, parts.values())):
+    if recipe.goal == "pretrain" or data.images or data.blend or not any(map(_needs_messages, parts.values())):
         return recipe, {}
     changes: dict[str, Any] = {"columns": {}, "split": "train"}
     for key, part in parts.items():
         name = f"{Path(part.dataset).name.partition('.')[0]}.messages.jsonl"
         files[name], changes[key] = as_messages(part), name
     return msgspec.structs.replace(recipe, data=msgspec.structs.replace(data, **changes)), files
+
+
+def _needs_messages(data: Data) -> bool:
+    """Return whether a local dataset is converted: rows that AutoModel cannot read, or not in every version.
+
+    Versions before 2026-08 raise ValueError for ShareGPT's conversations.
+    """
+    if unreadable(data):
+        return True
+    path = _local(data.dataset)
+    if path is None or not path.is_file() or data.columns:
+        return False
+    with suppress(InputError):  # train reports rows that cannot be parsed at all
+        return any("messages" not in row and "conversations" in row for _, row in islice(_rows(data), CHECKED_ROWS))
+    return False
 
 
 def _local(name: str) -> Path | None:
