@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from meshwright.api.paths import looks_like_path
 from meshwright.api.summary import layout_summary, model_label
 from meshwright.api.terms import legend
 from meshwright.cli.budget_report import budget_lines, plan_budget, plan_budget_titles, print_sizes
@@ -75,8 +76,11 @@ def _repair_note(answer: Answer) -> list[str]:
 def _weights_lines(answer: Answer, found: Any) -> list[str]:
     """Return which weights our engine fine-tunes, unless the plan names them."""
     recipe, model = found.recipe, found.case.model
-    if recipe.goal == "pretrain" or recipe.checkpoint.pretrained or "meshwright" not in answer["commands"]:
+    if recipe.goal == "pretrain" or "meshwright" not in answer["commands"]:
         return []
+    if named := recipe.checkpoint.pretrained:
+        is_id = "/" in named and not looks_like_path(named) and not os.path.exists(named)
+        return [f"[dim]weights: {escape(named)} once downloaded (hf download {escape(named)})[/]"] if is_id else []
     start = "those of the model's folder"
     if not os.path.exists(os.path.expanduser(recipe.model)):
         start = f"{model.hf_id} once downloaded (hf download {model.hf_id})" if model.hf_id else ""

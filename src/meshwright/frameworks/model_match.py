@@ -13,7 +13,16 @@ import msgspec
 from meshwright import file_access
 from meshwright.errors import InputError
 from meshwright.frameworks.mapping import same_value
-from meshwright.models import ModelSpec, catalogue_name, find, find_by_shape, is_path, names, spec_from_config
+from meshwright.models import (
+    ModelSpec,
+    catalogue_name,
+    find,
+    find_by_shape,
+    is_path,
+    names,
+    reference,
+    spec_from_config,
+)
 from meshwright.recipes.model_changes import NUMBERS, published_numerics
 from meshwright.recipes.types import Recipe
 
@@ -28,6 +37,16 @@ def find_model(text: str) -> ModelSpec | None:
         with suppress(InputError):
             return find(catalogue_name(name) or name)  # the shape: another hub id is its weights
     return None
+
+
+def other_weights(text: str) -> str:
+    """Return the hub id of a model whose weights are not those of the catalogue model of its shape; else empty.
+
+    Weights in 4 bits are those of the id without the suffix: training quantizes them itself.
+    """
+    plain, model = QUANTIZED.sub("", text.strip()), find_model(text)
+    named = None if model is None else reference(plain)
+    return plain if model is not None and named not in (None, model.name) else ""
 
 
 def find_local_model(text: str) -> tuple[ModelSpec | None, str]:

@@ -11,7 +11,8 @@ from meshwright.choices import FRAMEWORKS
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.mapping import text_of
-from meshwright.models import catalogue_name
+from meshwright.models import reference
+from meshwright.notes import no_notes
 from meshwright.recipes import overrides
 from meshwright.recipes.key_maps import override_keys
 from meshwright.recipes.types import Goal, Recipe
@@ -28,6 +29,9 @@ TRAINERS: Mapping[str, tuple[str, ...]] = {
 MODELS = ("base_model", "model_name_or_path", "model")
 METHODS = ("adapter", "finetuning_type", "train_type")
 ADAPTERS = ("lora", "qlora", "dora")
+FOUR_BITS = {"load_in_4bit": True, "quantization_bit": 4, "quant_bits": 4}
+"""Settings that quantize the frozen weights to 4 bits: LoRA is then QLoRA."""
+QUANTIZERS = ("quantization_method", "quant_method")
 DATASETS = ("datasets[0].path", "dataset.source", "dataset.data_files", "dataset[0]", "dataset", "train_file")
 MICRO = ("micro_batch_size", "per_device_train_batch_size", "batch_size")
 ACCUMULATION = ("gradient_accumulation_steps",)
@@ -65,13 +69,16 @@ def _command(content: Content, gpus: str) -> tuple[str, set[str]]:
     found = {key: setting.value for key, setting in content.settings.items() if not setting.unresolved}
     named = next((str(found[key]) for key in MODELS if key in found), "")
     try:
-        model = catalogue_name(named) or named
+        model = reference(named) or named
     except MeshwrightError:
         model = named
     if not model:
         return f"meshwright recommend MODEL --goal sft --gpus {gpus} KEY=VALUE", set()
     adapter = next((str(found[key]) for key in METHODS if key in found), "").lower()
     goal: Goal = "peft" if adapter in ADAPTERS else "sft"
+    in_4_bits = [key for key, value in FOUR_BITS.items() if adapter in ("lora", "qlora") and found.get(key) == value]
+    adapter = "qlora" if in_4_bits else adapter
+    in_4_bits += [key for key in QUANTIZERS if in_4_bits and found.get(key) in ("bnb", "bitsandbytes")]
     dataset = next((key for key in DATASETS if set("/.") & set(str(found.get(key, "")))), "")  # no name of a registry
     words = [f"meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {shlex.quote(gpus)}"]
     words += [f"--dataset {shlex.quote(str(found[dataset]))}"] if dataset else []
@@ -80,7 +87,7 @@ def _command(content: Content, gpus: str) -> tuple[str, set[str]]:
     batch, of_batch = _global_batch(found, gpus)
     words += [shlex.quote(one) for one in kept.values()]
     words += [f"train.global_batch_size={batch}"] if batch else []
-    return " ".join(words), {*MODELS, *METHODS, dataset, *kept, *of_batch}
+    return " ".join(words), {*MODELS, *METHODS, dataset, *in_4_bits, *kept, *of_batch}
 
 
 def _global_batch(found: Mapping[str, object], gpus: str) -> tuple[int, tuple[str, ...]]:
@@ -108,7 +115,8 @@ def _overrides(found: Mapping[str, object], goal: Goal) -> dict[str, str]:
             continue
         text = f"{name}={text_of(value)}"
         try:
-            overrides.apply(blank, [*kept.values(), text])
+            with no_notes():  # the overrides are applied one more at a time, so a note may miss a later one
+                overrides.apply(blank, [*kept.values(), text])
         except MeshwrightError:
             continue
         kept[key] = text

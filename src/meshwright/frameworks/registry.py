@@ -27,7 +27,7 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
     "deepspeed": {"json": (), "shell": ("deepspeed",), "python": ("deepspeed=",)},
     "accelerate": {
         "yaml": ("distributed_type", "compute_environment"),
-        "shell": ("accelerate", "per_device_train_batch_size", "num_train_epochs"),
+        "shell": ("accelerate", "trl", "per_device_train_batch_size", "num_train_epochs"),
         "python": ("TrainingArguments(", "SFTConfig(", "SFTTrainer("),
     },
 }

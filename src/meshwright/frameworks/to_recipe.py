@@ -12,7 +12,7 @@ from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content, Framework, ParsedConfig
 from meshwright.frameworks.mapping import MappedSettings, map_to_recipe
-from meshwright.models import ModelSpec, reshape
+from meshwright.models import ModelSpec, has_other_weights, reshape
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import resized
 from meshwright.recipes.model_changes import NUMBERS
@@ -26,6 +26,7 @@ WORLD_MULTIPLES = (1, 2, 4, 8, 16, 32, 64)
 GPUS_PER_NODE = 8
 INT_CANDIDATES = (1, 2, 4, 8, 16, 64, 512)
 EXTRA_CANDIDATES = {"data.seq_length": (131_072,)}
+PRETRAINED = "checkpoint.pretrained"
 WARMUP = "schedule.warmup_steps"
 MODEL_KEYS = ("pretrained_model_name_or_path", "hf_model_id", "name_or_path")
 MODEL_ARGUMENTS = ("model_name_or_path", "model_name", "model", "pretrained_model_name_or_path")
@@ -101,8 +102,10 @@ def _file_model(parsed: ParsedConfig) -> ModelSpec | None:
 
 
 def _with_model(parsed: ParsedConfig, model: ModelSpec) -> ParsedConfig:
-    """Return the file with the caller's model; sizes that change a model named by the file go with that model."""
-    kept = {key: value for key, value in parsed.field_values.items() if parsed.model is None or key not in _SIZE_FIELDS}
+    """Return the file with the caller's model; sizes and weights of the file's own model go with it."""
+    same = parsed.model is not None and parsed.model.name == model.name and not has_other_weights(model)
+    dropped = (*(() if parsed.model is None else _SIZE_FIELDS), *(() if same else (PRETRAINED,)))
+    kept = {key: value for key, value in parsed.field_values.items() if key not in dropped}
     return msgspec.structs.replace(parsed, model=model, field_values=kept)
 
 

@@ -12,8 +12,8 @@ from meshwright import file_access
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import open_file
-from meshwright.frameworks.model_match import find_model
-from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS
+from meshwright.frameworks.model_match import find_model, other_weights
+from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS, PRETRAINED
 from meshwright.frameworks.trainer_fields import (
     LANGUAGE_MODELING,
     LISTS,
@@ -103,6 +103,9 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
         values["data.seq_length"], sources["data.seq_length"] = length[1], length[0]
     is_open = not length and any(name in args and args[name].unresolved for name in LENGTHS)
     open_fields = (*read.open_fields, *(("data.seq_length",) if is_open else ()))
+    named = next((name for name in MODELS if name in args and not args[name].unresolved), "")
+    if goal != "pretrain" and (weights := other_weights(str(args[named].value)) if named else ""):
+        values[PRETRAINED], sources[PRETRAINED] = weights, named
     if "optimizer.lr" in values:
         values.setdefault("schedule.min_lr", 0.0)
     defaults: dict[str, Any] = {} if goal == "pretrain" else dict(DEFAULTS)

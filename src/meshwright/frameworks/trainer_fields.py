@@ -84,7 +84,12 @@ def is_trainer(args: Settings) -> bool:
 def is_trl(args: Settings, script: str = "") -> bool:
     """Return whether a program is one of TRL's SFTTrainer: by its path, or by arguments that only TRL has."""
     path = PurePath(script)
-    return "trl" in path.parts or path.name in ("sft.py", "trl") or any(name in args for name in TRL_MARKS)
+    return (
+        "trl" in path.parts
+        or script.startswith("trl.")
+        or path.name in ("sft.py", "trl")
+        or any(name in args for name in TRL_MARKS)
+    )
 
 
 def default_length(values: Mapping[str, Any], open_fields: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

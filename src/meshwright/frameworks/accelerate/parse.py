@@ -42,7 +42,23 @@ PROGRAM_READ = (
     "every GPU has a replica. Fixes are lines of a config, for accelerate launch --config_file FILE"
 )
 NO_CONFIG = "the command has no config of Accelerate: fixes are lines of one, for accelerate launch --config_file FILE"
+TRL = "trl."  # modules of TRL
+TRL_FILE_OPTIONS = ("accelerate_config", "num_processes", "num_machines", "mixed_precision")
+_SHARDED = {
+    "distributed_type": "FSDP",
+    f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+    f"{FSDP}fsdp_offload_params": False,
+}
+TRL_CONFIGS: dict[str, dict[str, Any]] = {
+    "single_gpu": {"distributed_type": "NO", "num_processes": 1},
+    "multi_gpu": {"distributed_type": "MULTI_GPU"},
+    "fsdp1": {**_SHARDED, f"{FSDP}fsdp_version": 1, f"{FSDP}fsdp_sharding_strategy": "FULL_SHARD"},
+    "fsdp2": {**_SHARDED, f"{FSDP}fsdp_version": 2, f"{FSDP}fsdp_reshard_after_forward": True},
+    **{f"zero{n}": {"distributed_type": "DEEPSPEED", f"{ZERO}zero_stage": n} for n in (1, 2, 3)},
+}
+"""Configs of Accelerate that TRL ships, by the names that --accelerate_config accepts."""
 FLAGS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "MEGATRON_LM", "multi_gpu": "MULTI_GPU"}
+TYPE_OPTIONS = tuple(name.replace("_", "-") for name in FLAGS)
 GPU_TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 ENGINES: dict[str, Engine] = {"DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron"}
 MICRO_BATCHES = {
@@ -84,7 +100,16 @@ def parse(content: Content) -> ParsedConfig:
     if launch is None:
         raise InputError("contains no accelerate launch command", field="file", value=content.path)
     arguments = parse_arguments(launch.args)
-    if without_config:
+    if str(launch.program.value).startswith(TRL):
+        launch, arguments = _with_trl_file(content, launch, arguments)
+    by_default = str(launch.program.value).startswith(TRL) and not {"config-file", *TYPE_OPTIONS} & set(
+        launch.launcher_args
+    )
+    if by_default and not without_config:  # Accelerate then starts one replica on every GPU
+        settings = dict(_settings_of_trainer(launch.program, arguments, alone=False, trl=True))
+        settings |= dict(_options(launch))
+        without_config = "num-processes" not in launch.launcher_args
+    elif without_config:
         alone, trl = launch.launcher == "python", is_trl(arguments, str(launch.program.value))
         settings = dict(_settings_of_trainer(launch.program, arguments, alone, trl))
     else:
@@ -160,7 +185,30 @@ def _config_of(content: Content, launch: LaunchCommand) -> Settings:
     path = launch.launcher_args.get("config-file") or launch.launcher_args.get("config_file")
     if path is None:
         return {}
+    if path.value in TRL_CONFIGS and str(launch.program.value).startswith(TRL):
+        found = {"mixed_precision": "bf16", "num_processes": 8, "num_machines": 1, **TRL_CONFIGS[path.value]}
+        return {key: msgspec.structs.replace(path, value=value) for key, value in found.items()}
     return open_referenced_file(content, path).settings
+
+
+def _with_trl_file(
+    content: Content, launch: LaunchCommand, arguments: Arguments
+) -> tuple[LaunchCommand, dict[str, SourcedValue]]:
+    """Return a command of TRL with the arguments of its --config FILE, which those of the command replace."""
+    path = arguments.get("config")
+    if path is None:
+        return launch, dict(arguments)
+    from meshwright.frameworks.shell import with_options
+
+    named = open_referenced_file(content, path).settings
+    options = {key.replace("_", "-"): one for key, one in named.items() if key in TRL_FILE_OPTIONS}
+    if "accelerate-config" in options:
+        options["config-file"] = options.pop("accelerate-config")
+    launch = with_options(launch, {**options, **launch.launcher_args}, launch.job)
+    given = {key: one for key, one in named.items() if key not in TRL_FILE_OPTIONS and one.value is not None}
+    texts = {key: ",".join(map(str, one.value)) for key, one in given.items() if isinstance(one.value, list)}
+    read = {key: msgspec.structs.replace(one, value=texts.get(key, one.value)) for key, one in given.items()}
+    return launch, {**read, **{key: one for key, one in arguments.items() if key != "config"}}
 
 
 def _options(launch: LaunchCommand) -> Iterator[tuple[str, SourcedValue]]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from meshwright.clusters import Cluster
+from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL, torchrun_gpu_request
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.megatron_lm.arguments import KEY_MAP, UNREAD_ARGS, ParsedArgs, parse_args
@@ -88,7 +89,10 @@ def parse(content: Content) -> ParsedConfig:
     if args:
         return _parsed(content, parse_args(args), None)
     note = "launch command not found: arguments were taken from the script's variables"
-    return _parsed(content, parse_args(_from_variables(content)), None, (note,))
+    args = _from_variables(content)
+    if not TYPICAL_FLAGS & _texts(args):
+        raise InputError("contains no Megatron-LM command", field="file", value=content.path)
+    return _parsed(content, parse_args(args), None, (note,))
 
 
 def _select_launch(content: Content) -> LaunchCommand | None:

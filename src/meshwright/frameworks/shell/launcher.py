@@ -65,6 +65,17 @@ TAKES = {
     ),
     "python": OptionSpec({}, short={"W": "warnings", "X": "setting"}, short_flags={"m": "module", "c": "code"}),
 }
+TRL_LAUNCH = OptionSpec(
+    dict.fromkeys(
+        _flags(
+            "accelerate-config config-file num-processes num-machines machine-rank main-process-ip main-process-port "
+            "mixed-precision gpu-ids"
+        ),
+        1,
+    ),
+    flags=_flags("use-deepspeed use-fsdp use-megatron-lm multi-gpu"),
+)
+"""Options of Accelerate's launcher that trl sft passes on."""
 KNOWN_OPTIONS = _flags(
     "nnodes nproc-per-node node-rank master-addr master-port rdzv-id rdzv-backend rdzv-endpoint rdzv-conf standalone "
     "max-restarts local-ranks-filter role log-dir tee redirects num-processes num-machines machine-rank config-file "
@@ -154,6 +165,8 @@ def _parse_program(words: Sequence[SourcedValue]) -> ParsedProgram | None:
         return ParsedProgram("python", SourcedValue(name, head.line, head.file), True, tuple(words[1:]), {})
     if name in ("automodel", "am"):
         return _automodel(words)
+    if name == "trl":
+        return _trl(words)
     if PYTHON.fullmatch(name):
         return _parse_python(words[1:])
     if head.value in ("-m", "--module"):  # uv run -m
@@ -233,6 +246,8 @@ def _python_module(words: Sequence[SourcedValue], at: int) -> ParsedProgram | No
         module, rest = rest[0], rest[1:]
     if module.value in DISTRIBUTED:
         return _parse_launcher(DISTRIBUTED[module.value], rest)
+    if module.value in ("trl", "trl.cli"):
+        return _trl((module, *rest))
     if module.value in NOT_TRAINING:
         return None
     return ParsedProgram("python", module, True, tuple(rest), {})
@@ -252,6 +267,25 @@ def _automodel(words: Sequence[SourcedValue]) -> ParsedProgram:
             args.append(words[at])
             at += 1
     return ParsedProgram("automodel", words[0], False, tuple(args), options)
+
+
+def _trl(words: Sequence[SourcedValue]) -> ParsedProgram | None:
+    """trl sft [--accelerate_config FILE] [--num_processes N] [--name value …]: Accelerate starts TRL's script."""
+    if len(words) < 2 or words[1].value != "sft":  # dpo, grpo and others do not train on the tokens of samples
+        return None
+    options: dict[str, SourcedValue] = {}
+    args: list[SourcedValue] = []
+    at = 2
+    while at < len(words):
+        name = str(words[at].value).lstrip("-").partition("=")[0].replace("_", "-")
+        if is_option(words[at]) and (name in TRL_LAUNCH.flags or name in (TRL_LAUNCH.values or {})):
+            option, at = read_option(words, at, TRL_LAUNCH)
+            options["config-file" if option.name == "accelerate-config" else option.name] = option.value
+        else:
+            args.append(words[at])
+            at += 1
+    program = SourcedValue("trl.scripts.sft", words[0].line, words[0].file)
+    return ParsedProgram("accelerate", program, True, tuple(args), options)
 
 
 # Nodes and GPUs.
