@@ -250,3 +250,34 @@ def test_automodel_choices_are_checked(meshwright: Any, folder: Path) -> None:
     found = meshwright("check", str(file), "--gpus", "4x8xH200")
     assert found.code == 1
     assert "model_save_format: safetensor: allowed: safetensors, torch_save (value.invalid)" in found.out
+
+
+def test_a_bridge_export_states_rope_scaling_where_the_base_recipe_has_another(meshwright: Any, folder: Path) -> None:
+    """The base is Llama 3.2's recipe, whose RoPE is scaled; the sizes of the two scripts are the same."""
+    scaled = SCRIPT.replace("--rotary-base 500000", "--rotary-base 500000 --use-rope-scaling --rope-scaling-factor 32")
+    (folder / "scaled.sh").write_text(scaled)
+    for name, expected in {"pretrain_3b": True, "scaled": False}.items():
+        found = meshwright("export", f"{name}.sh", "--to", "megatron-bridge", "--gpus", "16x4xA100-80", "--out", name)
+        assert found.code == 0, found
+        assert "llama32_3b_pretrain_config" in (folder / name / "override.py").read_text()
+        assert ("cfg.model.rope_scaling = False" in (folder / name / "override.py").read_text()) is expected
+        assert ("model.rope_scaling=false" in _out(folder, name)) is expected
+
+
+def test_a_blend_is_exported_to_automodel_with_its_weights(meshwright: Any, folder: Path) -> None:
+    found = meshwright("export", "pretrain_3b.sh", "--to", "automodel", "--gpus", "16x4xA100-80", "--out", "am",
+                       "--model", "llama3.2-3b")  # fmt: skip
+    assert found.code == 0, found
+    written = yaml.safe_load(next((folder / "am").glob("*.yaml")).read_text())["dataset"]
+    assert written["_target_"].endswith(".MegatronPretraining")
+    assert written["paths"] == [
+        "0.7",
+        "/project/data/fineweb_text_document",
+        "0.3",
+        "/project/data/stack_text_document",
+    ]
+    assert written["seq_length"] == 4096
+    assert "data.blend" not in found.out
+    assert "data.dataset" not in found.out
+    back = meshwright("import", str(next((folder / "am").glob("*.yaml"))), "--gpus", "16x4xA100-80")
+    assert '"/project/data/fineweb_text_document" = 0.7' in back.out

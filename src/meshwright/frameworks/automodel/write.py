@@ -23,6 +23,7 @@ from meshwright.recipes.key_maps.automodel_composite_keys import (
     COLUMN_DATASET,
     MOCK_DATASET,
     TOKEN_DATASET,
+    has_random_tokens,
 )
 from meshwright.recipes.key_maps.local_batch import local_batch
 from meshwright.recipes.model_changes import label
@@ -189,7 +190,7 @@ def _batch_keys(recipe: Recipe, on: Cluster) -> dict[str, Any]:
 def _data_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
     data = recipe.data
     settings: dict[str, Any] = {"recipe": RECIPES[data.images], "dataloader._target_": DATALOADER}
-    mock = data.dataset == "mock"
+    mock = has_random_tokens(recipe)
     if mock:
         settings |= BENCHMARK if recipe.benchmark and not data.images else {}
         settings |= {
@@ -220,10 +221,11 @@ def _data_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
 
 def _lost_data_fields(recipe: Recipe) -> Iterator[UnmappedField]:
     """Yield dataset fields that random tokens and token files do not have."""
-    if recipe.data.dataset != "mock" and recipe.goal != "pretrain":
+    random = has_random_tokens(recipe)
+    if not random and recipe.goal != "pretrain":
         return
-    source = "random tokens have" if recipe.data.dataset == "mock" else "token files have"
-    blend = ("data.blend",) if recipe.data.dataset == "mock" else ()
+    source = "random tokens have" if random else "token files have"
+    blend = ("data.blend",) if random else ()
     for field in ("data.split", "data.columns", "data.validation", *blend):
         if field_value(recipe, field) != recipe_fields()[field].default:
             yield UnmappedField(field, field_value(recipe, field), f"{source} none")
@@ -259,7 +261,7 @@ def _adapter_keys(recipe: Recipe) -> dict[str, Any]:
 
 def _notes(recipe: Recipe) -> Iterator[str]:
     yield from random_data_notes(recipe, "MockIterableDataset")
-    if recipe.goal == "pretrain" and recipe.data.dataset != "mock":
+    if recipe.goal == "pretrain" and not has_random_tokens(recipe):
         yield "dataset.paths must be Megatron .bin/.idx prefixes made with the model's tokenizer"
     if recipe.data.images:
         yield "set dataset._target_ to the function that builds image samples from your data"

@@ -14,6 +14,7 @@ from meshwright.frameworks.types import UnmappedField
 from meshwright.models import ModelSpec, shipped_id
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.megatron_bridge_composite_keys import split_keys
+from meshwright.recipes.model_changes import numerics_for, published_numerics
 from meshwright.recipes.types import Precision, Recipe, field_value
 
 FORMATS = ("compute", "matmul", "reduce", "fp8_gather", "first_last_bf16")
@@ -110,12 +111,31 @@ def difference(
     numbers = {"model.rotary_base": recipe.architecture.rope_theta}
     numbers["model.layernorm_epsilon"] = recipe.architecture.norm_eps
     changed |= {key: value for key, value in numbers.items() if value is not None}
+    changed |= _rope_scaling(recipe, (bridge_recipes.model_of(row) or row.model) if row else model.name)
     if recipe.peft.method not in ("lora", "dora") and recipe.goal == "peft":
         unmapped["peft.method"] = UnmappedField(
             "peft.method", recipe.peft.method, "Megatron-Bridge supports LoRA and DoRA"
         )
     same = {field for field in unmapped if field_value(recipe, field) == field_value(base, field)}
     return Difference(changed, tuple(one for field, one in unmapped.items() if field not in same))
+
+
+def _rope_scaling(recipe: Recipe, base_model: str) -> dict[str, Any]:
+    """Return Llama's RoPE scaling where the model of the base has another one: sizes alone do not show it."""
+    found, base = numerics_for(recipe), published_numerics(base_model)
+    if found.rope_theta is None or base.rope_theta is None:  # not in the catalogue
+        return {}
+    ours, theirs = (
+        float((one.rope_scaling or {}).get("factor", 1)) if one.scaling_type == LLAMA_SCALING else None
+        for one in (found, base)
+    )
+    if ours == theirs:
+        return {}
+    return {"model.rope_scaling": False} if ours is None else {"model.rope_scaling": True, SCALING_FACTOR: ours}
+
+
+LLAMA_SCALING = "llama3"
+SCALING_FACTOR = "model.rope_scaling_factor"
 
 
 def _formats(new: Precision, old: Precision, name_only: bool, unmapped: dict[str, UnmappedField]) -> dict[str, Any]:

@@ -352,7 +352,12 @@ def _length_keys(recipe: Recipe) -> Mapping[str, Any]:
     length = recipe.data.seq_length
     if recipe.data.packing:
         return {"packed_sequence.packed_sequence_size": length}
-    return {"dataset.seq_len" if recipe.data.dataset == "mock" else "dataset.seq_length": length}
+    return {"dataset.seq_len" if has_random_tokens(recipe) else "dataset.seq_length": length}
+
+
+def has_random_tokens(recipe: Recipe) -> bool:
+    """Return whether a recipe trains on random tokens: it names neither a dataset nor a blend of token files."""
+    return recipe.data.dataset == "mock" and not (recipe.data.blend and recipe.goal == "pretrain")
 
 
 DATASET_PATH_KEYS = ("path_or_dataset_id", "path_or_dataset", "dataset_name", "paths", "file_pattern")
@@ -369,7 +374,7 @@ def _dataset(raw: RawValues, recipe: Recipe) -> MappedFields:
     parts = [part.strip() for part in path.strip("[]").split(",")] if path.startswith("[") else []
     if len(parts) > 1 and len(parts) % 2 == 0 and all(_is_weight(part) for part in parts[::2]):
         pairs = zip(parts[1::2], parts[::2], strict=True)
-        fields |= {"data.blend": ",".join(f"{path}:{weight}" for path, weight in pairs)}
+        fields = {"data.blend": ",".join(f"{path}:{weight}" for path, weight in pairs)}
     if "megatron" not in builder and "dataset.split" in raw and not shared.is_null(raw["dataset.split"]):
         fields["data.split"] = raw["dataset.split"]
     names = {"prompt": "question", "response": "answer"}
@@ -385,7 +390,7 @@ def _is_weight(text: str) -> bool:
 
 def _dataset_keys(recipe: Recipe) -> Mapping[str, Any]:
     data = recipe.data
-    if data.dataset == "mock":
+    if has_random_tokens(recipe):
         return {"dataset._target_": MOCK_DATASET}
     if recipe.goal == "pretrain":
         weighted = [part for path, weight in data.blend.items() for part in (repr(weight), path)]
