@@ -173,6 +173,12 @@ def plural(number: float, noun: str) -> str:
     return f"{number:,.0f} {noun}" + "s" * (round(number) != 1)
 
 
+def ordinal(number: int) -> str:
+    """Return the place of a number: 1st, 2nd, 3rd, 30th."""
+    last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{last}"
+
+
 def amount(value: float, limit: float | None = None) -> str:
     """Return money or GPU-hours with the digits that matter: thousands, cents, or that it is less than 0.01."""
     if limit is not None and value < 1.02 * limit:

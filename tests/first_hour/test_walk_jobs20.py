@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from tests.launch.jobs import fakes
 
+from meshwright.doctor.examine import DIAGNOSES
+
 MEGATRON = """torchrun --nproc_per_node 4 --nnodes 2 pretrain_gpt.py --use-mcore-models --num-layers 16 \\
   --hidden-size 2048 --ffn-hidden-size 8192 --num-attention-heads 32 --group-query-attention --num-query-groups 8 \\
   --kv-channels 64 --max-position-embeddings 4096 --position-embedding-type rope --rotary-base 500000 --swiglu \\
@@ -179,3 +181,26 @@ def test_files_that_megatron_arguments_name_are_found_from_the_folder_of_the_job
     assert "--merge-file: ./tok/merges.txt is not on this machine" in said
     assert "./tb" in text
     assert "./tb is not" not in said
+
+
+LINE = (
+    " [2026-11-17 10:00:00] iteration {step:8d}/  476837 | consumed samples: {samples:12d} | elapsed time per "
+    "iteration (ms): {ms:.1f} | throughput per GPU (TFLOP/s/GPU): 165.0 | learning rate: 3.0E-04 | global batch "
+    "size:   512 | lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: 0.400 | number of skipped iterations:   0 | number of nan "
+    "iterations:   0 |\n"
+)
+
+
+def test_a_period_of_a_log_of_means_is_one_of_its_lines(meshwright: Any) -> None:
+    """A log with a line every 10 steps named every 30th step, though a line is the mean of 10."""
+    rows = [(step, 8000.0 if step % 30 == 0 else 4200.0 + step % 7) for step in range(10, 1210, 10)]
+    text = "".join(LINE.format(step=step, samples=512 * step, ms=ms, loss=8 - step / 400) for step, ms in rows)
+    Path("mlm.log").write_text(text)
+    found = meshwright("doctor", "mlm.log", "--model", "llama3-8b", "--gpus", "8x8xH100")
+    assert "every 3rd log line (every 30 steps, a line is the mean of 10) takes 1.9 times as long" in found.out
+
+
+def test_a_slow_rank_is_named_before_the_low_mfu_that_it_explains() -> None:
+    order = [one.id for one in DIAGNOSES]
+    assert order.index("speed.stragglers") < order.index("speed.low-mfu")
+    assert order.index("speed.sustained-slowdown") < order.index("speed.low-mfu")

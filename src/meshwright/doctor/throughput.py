@@ -9,7 +9,7 @@ from statistics import median
 
 import numpy as np
 
-from meshwright.display import plural
+from meshwright.display import ordinal, plural
 from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Step
@@ -67,7 +67,12 @@ def _slow_steps_finding(stats: RunStats, slow: Sequence[Step], part: float, time
         )
         fixes = check_ranks(stats)
     else:
-        message = f"every {every}th step takes {times:.1f} times as long as the others: {part:.0%} of the run time"
+        covers = max(1, round(median(step.covers for step in slow)))
+        which = f"every {ordinal(every)} step"
+        if covers > 1:  # a line is the mean of its steps: which of them is slow is not known
+            lines = max(1, round(every / covers))
+            which = f"every {ordinal(lines)} log line (every {every} steps, a line is the mean of {covers})"
+        message = f"{which} takes {times:.1f} times as long as the others: {part:.0%} of the run time"
         fixes = _periodic(stats, every)
     return Finding(
         id="speed.uneven-steps" if every is None else "speed.periodic-steps",
