@@ -186,8 +186,8 @@ def test_files_that_megatron_arguments_name_are_found_from_the_folder_of_the_job
 LINE = (
     " [2026-11-17 10:00:00] iteration {step:8d}/  476837 | consumed samples: {samples:12d} | elapsed time per "
     "iteration (ms): {ms:.1f} | throughput per GPU (TFLOP/s/GPU): 165.0 | learning rate: 3.0E-04 | global batch "
-    "size:   512 | lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: 0.400 | number of skipped iterations:   0 | number of nan "
-    "iterations:   0 |\n"
+    "size:   512 | lm loss: {loss:.6E} | loss scale: 1.0 | grad norm: 0.400 | number of skipped iterations:   0 | "
+    "number of nan iterations:   0 |\n"
 )
 
 
