@@ -506,7 +506,12 @@ class Check(Request, frozen=True):
     ] = FAIL_ON[0]
     ignore: Annotated[
         Sequence[str],
-        Input(help="Accept findings of this rule, e.g. saving.never or 'saving.*'; repeat it.", metavar="RULE"),
+        Input(
+            help="Accept findings of this rule, e.g. saving.never or 'saving.*'; repeat it.",
+            metavar="RULE",
+            examples=(("saving.never",),),
+            max_entries=MAX_OVERRIDES,
+        ),
     ] = ()
     baseline: Annotated[str | None, path("Accept the known findings in this file; only new ones count.", "FILE")] = None
     write_baseline: Annotated[str | None, path("Write all findings to this baseline file.", "FILE")] = None
