@@ -281,3 +281,28 @@ def test_a_blend_is_exported_to_automodel_with_its_weights(meshwright: Any, fold
     assert "data.dataset" not in found.out
     back = meshwright("import", str(next((folder / "am").glob("*.yaml"))), "--gpus", "16x4xA100-80")
     assert '"/project/data/fineweb_text_document" = 0.7' in back.out
+
+
+def test_the_split_of_token_files_goes_to_and_from_automodel(meshwright: Any, folder: Path) -> None:
+    """AutoModel's default trains on nine tenths; its pattern of file names is no prefix for Megatron."""
+    found = meshwright("export", "pretrain_3b.sh", "--to", "automodel", "--gpus", "16x4xA100-80", "--out", "am",
+                       "--model", "llama3.2-3b")  # fmt: skip
+    assert "validation_part" not in found.out
+    file = next((folder / "am").glob("*.yaml"))
+    written = yaml.safe_load(file.read_text())
+    assert written["dataset"]["split"] == "99,1,0"
+    written["dataset"] |= {"split": "0.98, 0.02, 0.00", "paths": "/project/data/*_text_document*"}
+    file.write_text(yaml.safe_dump(written))
+    for to, key in {"megatron-bridge": 'dataset.split="98,2,0"', "megatron-lm": "--split 98,2,0"}.items():
+        found = meshwright("export", str(file), "--to", to, "--gpus", "16x4xA100-80", "--out", to)
+        assert found.code == 0, found
+        assert key in _out(folder, to)
+        assert "/project/data/*_text_document* is a pattern" in found.out
+
+
+def test_a_minimum_rate_has_no_noise_of_floats(meshwright: Any, folder: Path) -> None:
+    lines = '"cosine"\nmin_lr_factor = 0.1\n[optimizer]\nlr = 2e-5'
+    (folder / "titan.toml").write_text(TITAN.replace('"cosine"', lines))
+    found = meshwright("export", "titan.toml", "--to", "megatron-lm", "--gpus", "4x8xH200", "--out", "mlm")
+    assert found.code == 0, found
+    assert "--min-lr 2e-06\n" in _out(folder, "mlm")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from glob import has_magic
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
@@ -59,6 +60,17 @@ def random_data_notes(recipe: Recipe, key: str) -> Iterator[str]:
             f"{key}: the run trains on random tokens for {recipe.train.steps:,} iterations; "
             "add data.dataset=PREFIX and train.steps=N to train on data"
         )
+
+
+def pattern_notes(recipe: Recipe, title: str) -> Iterator[str]:
+    """Yield that a pattern of file names is no prefix of token files: AutoModel expands it, Megatron does not."""
+    named = [*recipe.data.blend] or [recipe.data.dataset]
+    for path in named if recipe.goal == "pretrain" else ():
+        if has_magic(path):
+            yield (
+                f"{path} is a pattern, and {title} expands none: name the prefix of each file without .bin, "
+                "data.dataset=PREFIX, or data.blend=PREFIX:WEIGHT,PREFIX:WEIGHT for several"
+            )
 
 
 def value_or_default(table: str, settings: Settings, key: str) -> Any:

@@ -12,7 +12,10 @@ from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.types import Settings
 from meshwright.models import Mamba2, ModelSpec
 from meshwright.recipes.adapter_targets import as_groups, target_names
+from meshwright.recipes.key_maps.megatron_lm_composite_keys import validation_part
 from meshwright.recipes.types import Goal
+
+DEFAULT_SPLIT = "900,50,50"  # of MegatronPretraining: training, validation, test
 
 LORA_TARGETS = {
     "qkv": ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "q_a_proj", "q_b_proj", "kv_b_proj"),
@@ -76,6 +79,10 @@ def derived_values(settings: Settings, model: ModelSpec | None, goal: Goal, reci
         fields["data.dataset"] = "unknown"
     if goal == "pretrain" and model is not None and model.moe is not None and model.moe.balance_bias:
         fields["moe.balancing"] = "bias"  # its gates update the bias that the architecture has
+    if text_setting(settings, "dataset._target_").rpartition(".")[2].startswith("MegatronPretraining"):
+        split = setting_value(settings, "dataset.split")
+        parts = ",".join(map(str, split)) if isinstance(split, list) else text_setting(settings, "dataset.split")
+        fields["data.validation_part"] = validation_part(parts or DEFAULT_SPLIT)
     if goal == "pretrain":
         fields["train.epochs"] = 0.0  # random tokens and blends are not counted
     if "VLM" in recipe:

@@ -26,6 +26,7 @@ from meshwright.recipes.key_maps.automodel_composite_keys import (
     has_random_tokens,
 )
 from meshwright.recipes.key_maps.local_batch import local_batch
+from meshwright.recipes.key_maps.megatron_lm_composite_keys import split_text
 from meshwright.recipes.model_changes import label
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
@@ -77,7 +78,8 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     """Write the YAML of a recipe and the program that reads it."""
     if model.kind != "causal_lm" and model.vision is None:
         raise InputError("must be a language or vision-language model", field="model", value=model.name)
-    fields = [key for key in relevant_fields(recipe, model) if key not in DERIVED_FIELDS]
+    derived = (*DERIVED_FIELDS, *(["data.validation_part"] if _has_token_files(recipe) else []))
+    fields = [key for key in relevant_fields(recipe, model) if key not in derived]
     settings, unmapped = to_settings(framework, recipe, fields)
     lost = list(unmapped)
     if recipe.checkpoint.keep >= KEEP_ALL:
@@ -199,8 +201,9 @@ def _data_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
             "dataset.num_samples": 1_000_000,
         }
         settings["dataloader.batch_size"] = None
-    elif recipe.goal == "pretrain":
+    elif _has_token_files(recipe):
         settings |= {"dataset._target_": TOKEN_DATASET, "dataset.splits_to_build": "train"}
+        settings["dataset.split"] = split_text(data.validation_part)  # the default trains on nine tenths
         settings["dataloader.collate_fn"] = "torch.utils.data.default_collate"
     else:
         settings["dataset.truncation"] = True
@@ -217,6 +220,10 @@ def _data_keys(recipe: Recipe, model: ModelSpec) -> dict[str, Any]:
             "validation_dataloader.collate_fn": f"{COLLATER_MODULE}.default_collater",
         }
     return settings
+
+
+def _has_token_files(recipe: Recipe) -> bool:
+    return recipe.goal == "pretrain" and not has_random_tokens(recipe)
 
 
 def _lost_data_fields(recipe: Recipe) -> Iterator[UnmappedField]:
@@ -261,7 +268,7 @@ def _adapter_keys(recipe: Recipe) -> dict[str, Any]:
 
 def _notes(recipe: Recipe) -> Iterator[str]:
     yield from random_data_notes(recipe, "MockIterableDataset")
-    if recipe.goal == "pretrain" and not has_random_tokens(recipe):
+    if _has_token_files(recipe):
         yield "dataset.paths must be Megatron .bin/.idx prefixes made with the model's tokenizer"
     if recipe.data.images:
         yield "set dataset._target_ to the function that builds image samples from your data"

@@ -12,7 +12,7 @@ import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.common import random_data_notes, torchrun
+from meshwright.frameworks.common import pattern_notes, random_data_notes, torchrun
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import needs_converted, shell_word
 from meshwright.frameworks.megatron_bridge import bridge_recipes
@@ -77,6 +77,7 @@ def _write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clus
     elif recipe.checkpoint.pretrained:
         notes.append(f"{recipe.checkpoint.pretrained} must be a converted checkpoint ({CHECKPOINT})")
     notes += random_data_notes(recipe, "--dataset mock")
+    notes += pattern_notes(recipe, framework.title)
     notes += _hub_data_notes(recipe)
     if row is None:
         return _as_python(framework, bridge_recipe, model, cluster, notes)

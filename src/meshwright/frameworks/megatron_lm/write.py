@@ -10,7 +10,7 @@ import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.display import plural
-from meshwright.frameworks.common import random_data_notes
+from meshwright.frameworks.common import pattern_notes, random_data_notes
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import needs_converted, shell_word
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, without_defaults
@@ -245,6 +245,7 @@ def _notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
     elif given:
         yield f"{given} must be a checkpoint in Megatron-LM format (--pretrained-checkpoint); convert other weights"
     yield from random_data_notes(recipe, "--mock-data")
+    yield from pattern_notes(recipe, "Megatron-LM")
     if recipe.data.dataset != "mock" or recipe.data.blend:
         yield "data paths are prefixes of files written by tools/preprocess_data.py"
     if recipe.data.dataset != "mock" and not (recipe.data.tokenizer or model.hf_id):

@@ -460,7 +460,7 @@ def _read_schedule(raw: RawValues, recipe: Recipe) -> MappedFields:
         fields["schedule.min_lr"] = params.get("warmup_min_lr", "0")
     if name == "WarmupCosineLR":
         ratio = shared.as_float("scheduler.params.cos_min_ratio", params.get("cos_min_ratio", "0.0001"))
-        fields["schedule.min_lr"] = repr(ratio * recipe.optimizer.lr)
+        fields["schedule.min_lr"] = repr(shared.plain(ratio * recipe.optimizer.lr))
     return MappedFields(fields)
 
 

@@ -156,7 +156,7 @@ KEYS: tuple[ConfigKey, ...] = (
 
 def _last_lr(raw: RawValues, recipe: Recipe) -> MappedFields:
     ((key, text),) = raw.items()
-    return MappedFields({"schedule.min_lr": repr(shared.as_float(key, text) * recipe.optimizer.lr)})
+    return MappedFields({"schedule.min_lr": repr(shared.plain(shared.as_float(key, text) * recipe.optimizer.lr))})
 
 
 def _ratio(recipe: Recipe) -> Mapping[str, Any]:

@@ -11,6 +11,11 @@ from meshwright.recipes.values import as_int
 SHOWN = 40  # characters of a value that an error repeats
 
 
+def plain(number: float) -> float:
+    """Return a ratio or product without the noise of its floats: 1e-6 / 1e-5 is 0.1, and 2e-5 * 0.1 is 2e-6."""
+    return float(f"{number:.12g}")
+
+
 def is_null(text: str) -> bool:
     """Return whether a raw value means null."""
     return text.strip().lower() in ("null", "none", "")

@@ -13,7 +13,7 @@ from meshwright.errors import InputError, closest
 from meshwright.recipes.key_maps import wsd_keys
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields, RawValues, to_framework_name
 from meshwright.recipes.key_maps.local_batch import local_batch_settings, typed_local_batch
-from meshwright.recipes.key_maps.shared_composite_keys import as_bool, as_count, as_float, is_null
+from meshwright.recipes.key_maps.shared_composite_keys import as_bool, as_count, as_float, is_null, plain
 from meshwright.recipes.key_maps.value_maps import ASYNC_MODES, PIPELINE_SCHEDULES
 from meshwright.recipes.types import Recipe, field_value
 
@@ -216,16 +216,11 @@ def _share(part: int, whole: int) -> float:
 
 def _min_lr(raw: RawValues, recipe: Recipe) -> MappedFields:
     factor = as_float("lr_scheduler.min_lr_factor", raw["lr_scheduler.min_lr_factor"])
-    return MappedFields({"schedule.min_lr": repr(factor * recipe.optimizer.lr)})
-
-
-def _plain(ratio: float) -> float:
-    """Return a ratio without the noise of its division: 1e-6 / 1e-5 is written as 0.1."""
-    return float(f"{ratio:.12g}")
+    return MappedFields({"schedule.min_lr": repr(plain(factor * recipe.optimizer.lr))})
 
 
 def _min_lr_key(recipe: Recipe) -> Mapping[str, Any]:
-    return {"lr_scheduler.min_lr_factor": _plain(recipe.schedule.min_lr / recipe.optimizer.lr)}
+    return {"lr_scheduler.min_lr_factor": plain(recipe.schedule.min_lr / recipe.optimizer.lr)}
 
 
 CONVERTERS_KEY = "model.converters"
