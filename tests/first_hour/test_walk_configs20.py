@@ -128,3 +128,46 @@ def test_the_names_are_those_of_transformers() -> None:
     assert sorted(ACTIVATIONS) == sorted(activations.ACT2FN)
     assert sorted({*ROPE_TYPES} - {"default"}) == sorted({*rope.ROPE_INIT_FUNCTIONS} - {"default"})
     assert {*OLD_TYPES.values()} <= {*ROPE_TYPES}
+
+
+def test_a_version_that_no_model_has_is_not_found_in_sizes(meshwright: Any) -> None:
+    """`models glm-5` listed GLM-4.5, because its name contains a 5."""
+    found = meshwright("models", "glm-5")
+    assert found.code != 0
+    assert "unknown model glm-5" in found.err
+    assert "config.json" in found.err
+    assert "glm45_355b" in meshwright("models", "glm-4.5").out
+    assert "llama31_8b" in meshwright("models", "llama 3").out
+
+
+@pytest.mark.parametrize("verb", ["recommend", "size"])
+def test_an_unknown_model_is_reported_before_a_missing_goal(meshwright: Any, verb: str) -> None:
+    found = meshwright(verb, "llama9", "--gpus", "64xH100")
+    assert found.code != 0
+    assert "model=llama9: unknown model llama9" in found.err
+    assert "pass the path of its config.json" in found.err
+    known = meshwright(verb, "llama3-8b", "--gpus", "64xH100")
+    assert "--goal required" in known.err
+
+
+@pytest.mark.parametrize("key", ["tie_word_embeddings", "model.tie_word_embeddings"])
+def test_a_key_of_config_json_is_named_as_one(meshwright: Any, key: str) -> None:
+    Path("mine.json").write_text(json.dumps(CONFIG))
+    found = meshwright("estimate", "mine.json", "--gpus", "8xA100-80", f"{key}=false")
+    assert found.code != 0
+    assert "tie_word_embeddings is a key of the model's config.json: change it there" in found.err
+
+
+def test_a_missing_key_is_named_in_all_its_spellings(meshwright: Any) -> None:
+    config = {**CONFIG, "model_type": "qwen3_moe", "moe_intermediate_size": 768, "num_experts_per_tok": 8}
+    Path("mine.json").write_text(json.dumps(config))
+    found = meshwright("check", "mine.json", "--gpus", "8xA100-80")
+    assert "missing the key 'num_local_experts' (or 'num_experts')" in found.err
+
+
+def test_a_json_list_of_numbers_is_not_a_dataset(meshwright: Any) -> None:
+    Path("list.json").write_text("[1,2]")
+    found = meshwright("check", "list.json", "--gpus", "8xA100-80")
+    assert found.code != 0
+    assert "dataset" not in found.err
+    assert "must be a table of keys at the top level, not a list" in found.err

@@ -210,6 +210,8 @@ def _require(fields: Sequence[Field], values: Mapping[str, Any], texts: Mapping[
         missing = [field for field in missing if not field.input.needed]
     if not missing:
         return
+    if all(field.name == "goal" for field in missing) and surface == "cli":
+        _require_model(fields, values)
     first = missing[0]
     if surface == "cli":
         names = [field.label for field in missing]
@@ -230,6 +232,15 @@ def _names_recipe(fields: Sequence[Field], values: Mapping[str, Any], surface: S
     if surface == "cli":
         return is_recipe(value)
     return is_known(value) or any(text.named_by and _is_sent(text, values, value) for text in target.input.texts)
+
+
+def _require_model(fields: Sequence[Field], values: Mapping[str, Any]) -> None:
+    """Raise for a model that is not known: no goal helps it, and its error says how to pass its config.json."""
+    from meshwright.models import find
+
+    target = next((field for field in fields if field.input.texts and field.name in values), None)
+    if target is not None:
+        find(str(values[target.name]))
 
 
 def _is_sent(text: Text, values: Mapping[str, Any], file: str) -> bool:

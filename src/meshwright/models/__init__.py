@@ -19,6 +19,7 @@ from .catalogue import (
 )
 from .quantization import Quantization, quantization_of
 from .reader import decode_float, known_architectures, load_config, spec_from_config
+from .readers.architectures import config_json_keys
 from .reshape import reshape
 from .spec import (
     MLA,
@@ -58,6 +59,7 @@ __all__ = [
     "Vision",
     "all_specs",
     "catalogue_name",
+    "config_json_keys",
     "config_named",
     "config_of",
     "decode_float",

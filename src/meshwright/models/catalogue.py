@@ -139,9 +139,17 @@ def search(query: str) -> list[str]:
     typed = [word for word in _GAP.split(query.strip().lower()) if word]
     sizes = [size for word in typed if (size := _typed_size(word)) is not None]
     words = [word.replace(".", "") for word in typed if _typed_size(word) is None]
-    found = [name for name in names() if all(word in name for word in words)]
+    found = [name for name in names() if all(_has_word(name, word) for word in words)]
     found = [name for name in found if all(_has_size(name, size) for size in sizes)]
     return sorted(found, key=lambda name: bool(words) and not name.startswith(words[0]))
+
+
+def _has_word(name: str, word: str) -> bool:
+    """Return whether a name contains a word; a number is a version, which 5 is not in glm45_355b."""
+    if not word.isdigit():
+        return word in name
+    unsized = "_".join(part for part in name.split("_") if _typed_size(part) is None)
+    return re.search(rf"(?<!\d){word}", unsized) is not None
 
 
 def _typed_size(word: str) -> float | None:

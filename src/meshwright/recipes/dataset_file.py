@@ -10,7 +10,7 @@ from meshwright import file_access
 DATA_FILES = (".jsonl", ".jsonl.gz", ".ndjson", ".csv", ".tsv", ".parquet")  # that are no config of any framework
 START_BYTES = 1 << 16  # of a .json file, which show what it is
 ONLY_LIST = re.compile(rb'\{\s*"(?:data|rows|examples|samples|train|conversations)"\s*:\s*\[\s*\{')
-LIST_OF_ROWS = re.compile(rb"\[(?!\s*\[)")  # a row is an object, never a list
+LIST_OF_ROWS = re.compile(rb'\[\s*(?:[{"\]]|$)')  # a row is an object; check reports one that is a text
 JSON_LINES = re.compile(rb"\{[^\n]*\}\r?\n\{")
 
 

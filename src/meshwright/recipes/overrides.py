@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from meshwright.errors import InputError, closest
-from meshwright.models import not_a_model
+from meshwright.models import config_json_keys, not_a_model
 from meshwright.notes import note
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import (
@@ -327,6 +327,10 @@ def _unknown_key(key: str, text: str, recipe: Recipe) -> InputError:
     similar = _similar_keys(key)
     refusals = {one: _refusal(one, text, recipe) for one in similar}
     near = [one for one, refusal in refusals.items() if refusal is None]
+    name = key.removeprefix("model.")
+    if not near and name in config_json_keys():
+        reason = f"unknown key {key}; {name} is a key of the model's config.json: change it there and pass its path"
+        return InputError(reason, field=key, value=text)
     if near or not similar:
         hint = f"did you mean {' or '.join(near)}?" if near else "meshwright explain KEY describes a key"
         return InputError(f"unknown key {key}; {hint}", field=key, value=text, fix=[f"{one}={text}" for one in near])

@@ -7,6 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from .computed import ACTIVATION_KEYS, NUMBERS, ROPE_KEYS
 from .dense_table import DENSE
 from .experts_table import EXPERTS
 from .fields import Fields
@@ -26,6 +27,8 @@ TRAITS: dict[str, Traits] = DENSE | SPARSE | BY_CLASS | VARIED
 # The same architecture under another name.
 SAME_AS = {"kimi_k2": "deepseek_v3", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 
+SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+         "head_dim", "vocab_size", "max_position_embeddings")  # fmt: skip
 _OPTIONAL = {"head_dim": None, "num_key_value_heads": None, "layer_types": None, "sliding_window": None}
 
 
@@ -34,6 +37,15 @@ def _class_defaults() -> dict[str, dict[str, Any]]:
     """Return the defaults of transformers' config classes, which benchmarks/decoders.py writes."""
     found: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("class_defaults.json").read_text("utf-8"))
     return found
+
+
+@cache
+def config_json_keys() -> frozenset[str]:
+    """Return the keys of a config.json that set what a decoder is."""
+    found = {*SIZES, *ACTIVATION_KEYS, *NUMBERS, *ROPE_KEYS}
+    for traits in TRAITS.values():
+        found |= {*traits.defaults, *traits.aliases, *(name for names in traits.aliases.values() for name in names)}
+    return frozenset(found)
 
 
 def fields_of(config: Any, model_type: str) -> Fields:
