@@ -98,3 +98,50 @@ def test_a_start_line_announces_a_script_that_is_not_here(cfg: Path, meshwright:
     write_script("acc_run.sh", script="trl/scripts/sft.py")
     found = meshwright("export", "acc_run.sh", "--to", "accelerate", *GPUS, "--out", "acc")
     assert "trl/scripts/sft.py is not on this machine: write its full path in the command" in found.out
+
+
+TRAINER_LOG = """***** Running training *****
+  Num examples = 1,080
+  Num Epochs = 3
+  Instantaneous batch size per device = 8
+  Total train batch size (w. parallel, distributed & accumulation) = {batch}
+  Gradient Accumulation steps = 4
+  Total optimization steps = 102
+  Number of trainable parameters = {trainable}
+  0%|          | 0/102 [00:00<?, ?it/s]{{'loss': 1.8123, 'grad_norm': 0.71, 'learning_rate': 2e-05, 'epoch': 0.03}}
+  1%|          | 1/102 [00:09<15:10,  9.02s/it]
+Traceback (most recent call last):
+  File "/opt/conda/lib/python3.11/site-packages/transformers/trainer.py", line 3736, in training_step
+    self.accelerator.backward(loss, **kwargs)
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 4.64 GiB. GPU 0 has a total capacity of 23.69 GiB of \
+which 1.93 GiB is free. Including non-PyTorch memory, this process has 21.74 GiB memory in use.
+"""
+
+
+def write_log(batch: int = 32, trainable: str = "40,370,176") -> None:
+    Path("oom.log").write_text(TRAINER_LOG.format(batch=batch, trainable=trainable))
+
+
+@pytest.mark.parametrize("named", ["qwen25_7b_peft_config", "Qwen2.5-7B"])
+def test_the_doctor_prices_the_batch_and_the_adapters_of_a_trainer_log(cfg: Path, meshwright: Any, named: str) -> None:
+    write_log()
+    typed = ("oom.log", "--recipe", named, "--gpus", "1xRTX3090", "data.seq_length=1024")
+    found = json.loads(meshwright("doctor", *typed, "--json").out)
+    assert found["recipe"] == "qwen25_7b_peft_config"
+    [oom] = found["findings"]
+    assert "does not fit" in oom["message"]
+    assert oom["remedies"][0]["try"] == ["layout.micro_batch_size=1"]
+    assumed = "the log states 40,370,176 trainable parameters of 7.62B: adapters are assumed"
+    assert any(assumed in note for note in found["notes"]) == (named == "Qwen2.5-7B")
+    assert not any("contradicts" in note for note in found["notes"])
+
+
+def test_all_parameters_in_a_log_are_no_adapters_and_its_batch_states_the_ranks(cfg: Path, meshwright: Any) -> None:
+    write_log(batch=128, trainable="1,903,904,128")  # of one of four FSDP shards
+    typed = ("doctor", "oom.log", "--recipe", "Qwen2.5-7B", "--goal", "sft")
+    assert "the log is from a multiple of 4 GPUs (dp × cp = 4)" in meshwright(*typed, "--gpus", "2xRTX3090").err
+    full = meshwright("doctor", "oom.log", "--recipe", "Qwen2.5-7B", "--gpus", "4xRTX3090").out
+    assert "adapters" not in full
+    write_log()
+    split = meshwright(*typed, "--gpus", "4xRTX3090").out
+    assert "the log's batch sizes are those of 1 rank (dp × cp), so tp × pp is 4 on 4 GPUs" in split

@@ -18,6 +18,7 @@ from meshwright.api.verb_function import verb
 from meshwright.doctor import Checkup, Run
 from meshwright.doctor.finding import Evidence, Figure, Remedy
 from meshwright.doctor.match_recipe import (
+    adapter_goal,
     assumptions,
     contradicted,
     degrees_that_divide,
@@ -106,8 +107,14 @@ def _case(run: Run, request: requests.Doctor) -> tuple[Case | None, tuple[str, .
         if case is None and overrides:
             raise InputError(f"has no effect: {note}", field="override", value=" ".join(overrides))
     else:
+        goal, goal_note = adapter_goal(run, request.recipe or request.model or "")
+        if request.goal is None and goal is not None:
+            request = msgspec.structs.replace(request, goal=goal)
+        else:
+            goal_note = ""
         case, reduced = _requested_case(run, request, gpus or gpus_of(run), overrides)
         notes = (*assumptions(run, case, overrides, reduced), *_contradictions(run, request, case, overrides))
+        notes = (goal_note, *notes) if goal_note else notes
         if gpus is None and gpus_of(run) is None and run.header.on_gpu:
             notes = (f"the log does not state the GPUs: the estimate assumes {case.cluster}; --gpus changes it", *notes)
     if case is not None:
@@ -159,8 +166,8 @@ def _requested_case(
 
 
 def _contradictions(run: Run, request: requests.Doctor, case: Case, overrides: tuple[str, ...]) -> tuple[str, ...]:
-    """Return where the log contradicts the file that the user names; a shipped recipe is only a start."""
-    if request.recipe is None or index.is_known(request.recipe):
+    """Return where the log contradicts the file that the user names; a shipped recipe or a model is only a start."""
+    if request.recipe is None or not run.header.file:
         return ()
     with suppress(InputError):  # the file's own layout cannot be built on these GPUs
         named = estimate(request.recipe, model=request.model, gpus=str(case.cluster), goal=request.goal)

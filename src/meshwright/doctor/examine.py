@@ -256,7 +256,8 @@ def _shows_logged_mfu(stats: RunStats) -> bool:
 
 def _impossible_figures(stats: RunStats) -> Iterator[str]:
     header = stats.run.header
-    if header.data_ranks and header.world is None and stats.case is None:
+    per_rank = any(one.tokens_per_s for one in stats.run.steps)
+    if header.data_ranks and per_rank and header.world is None and stats.case is None:
         yield (
             f"the log's tokens per second per GPU are per data-parallel rank ({header.data_ranks}): with tp or pp "
             "above 1 they are too high; --gpus with --recipe or --model divides by all GPUs"

@@ -24,7 +24,7 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import config_keys
-from meshwright.recipes.types import Recipe, field_value, recipe_fields
+from meshwright.recipes.types import Goal, Recipe, field_value, recipe_fields
 
 NO_GPUS = "no estimate: the log does not name the GPUs; add --gpus 8xH100"
 CLOSE = 0.02  # error of a batch size that is computed from tokens per second and step times
@@ -98,8 +98,11 @@ def assumptions(run: Run, case: Case, extra: tuple[str, ...], reduced: str | Non
         )
     model_ranks = case.world // run.header.data_ranks if run.header.data_ranks else None
     if model_ranks not in (None, layout.tp * layout.pp):
+        ranks = run.header.data_ranks
+        of_batch = run.kind == "transformers"
+        shown = "batch sizes are those of" if of_batch else "tokens per second per GPU are divided by"
         yield (
-            f"the log's tokens per second per GPU are divided by {run.header.data_ranks} ranks (dp × cp), so tp × pp "
+            f"the log's {shown} {ranks} rank{'s' * (ranks != 1)} (dp × cp), so tp × pp "
             f"is {model_ranks} on {case.world} GPUs; the estimate assumes tp={layout.tp}, pp={layout.pp}: layout.tp "
             "and layout.pp change it"
         )
@@ -159,6 +162,25 @@ def degrees_that_divide(case: Case, stated: tuple[str, ...]) -> tuple[str, ...]:
     if found.get("layout.pp") == 1:
         found |= {"layout.vp": 1, "layout.pp_schedule": "1f1b", "layout.stage_layers": ()}
     return tuple(format_override(key, value) for key, value in found.items() if key not in keys)
+
+
+ADAPTERS = 0.5  # of a model's parameters: fewer trainable ones are those of adapters
+
+
+def adapter_goal(run: Run, target: str) -> tuple[Goal | None, str]:
+    """Return peft and a note if a log states far fewer trainable parameters than the model that the user names has.
+
+    With FSDP1 the Trainer counts those of one rank's shards.
+    """
+    trained, ranks = run.header.trainable_parameters, run.header.data_ranks or run.header.world or 1
+    if trained is None or run.header.file or index.is_known(target):
+        return None, ""
+    with suppress(InputError):  # what the name means is reported by the estimate
+        total = models.find(target).params.total
+        if trained * ranks < ADAPTERS * total:
+            share = f"{trained:,} trainable parameters of {total / 1e9:.3g}B"
+            return "peft", f"the log states {share}: adapters are assumed, --goal peft; --goal sft for other training"
+    return None, ""
 
 
 HOW_IT_RUNS = ("layout.", "kernels.", "precision.")

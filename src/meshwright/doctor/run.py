@@ -166,6 +166,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     seq_length: int | None = None
     tokens_per_step: int | None = None
     total_steps: int | None = None
+    trainable_parameters: int | None = None
     overrides: dict[str, Any] = {}  # values of our fields
     states_layout: bool = False  # the overrides contain the degrees of parallelism
     arguments: tuple[str, ...] = ()  # Megatron's, as command-line flags

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from meshwright import json_text
@@ -30,8 +30,14 @@ STEP = re.compile(r"\{[^{}]*'loss': '?" + NUMBER + r"'?[^{}]*\}|^\s*\{.*\"curren
 VALIDATION = re.compile(r"\{[^{}]*'eval_loss': '?" + NUMBER + r"'?[^{}]*\}", re.IGNORECASE)
 PAIR = re.compile(rf"'(\w+)': '?({NUMBER})'?")
 BAR = re.compile(r"^\s*\d+%\|[^|]*\| *(\d+)/(\d+) \[((?:\d+ days?, )?[\d:]+)<")
-TOTAL = re.compile(r"Total optimization steps ?= ?([\d,]+)")
-BATCH = re.compile(r"Total train batch size[^=]*= ?([\d,]+)")
+STATED = {
+    "total_steps": re.compile(r"Total optimization steps ?= ?([\d,]+)"),
+    "batch": re.compile(r"Total train batch size[^=]*= ?([\d,]+)"),
+    "micro_batch": re.compile(r"Instantaneous batch size per device ?= ?([\d,]+)"),
+    "accumulated": re.compile(r"Gradient Accumulation steps ?= ?([\d,]+)"),
+    "trainable": re.compile(r"Number of trainable parameters ?= ?([\d,]+)"),
+}
+"""Numbers that the Trainer prints before its first step; the last ones count if it starts again with a smaller batch."""
 WORLD = re.compile(r"(?:world_size|Num(?:ber of)? (?:processes|GPUs)) ?[=:] ?(\d+)", re.IGNORECASE)
 NAMES = {
     "loss": "loss",
@@ -60,11 +66,11 @@ def read(lines: Sequence[Line], path: str) -> Run:
     """Read a run of the Hugging Face Trainer."""
     state = _state(lines)
     if state is not None:
-        return _run(path, *_of_state(state, lines), _whole(state.get("max_steps")), None)
+        return _run(path, *_of_state(state, lines), _header(None, {"total_steps": _whole(state.get("max_steps")) or 0}))
     records: list[_Record] = []
     validations: list[_Record] = []
     summary: dict[str, float] = {}
-    total, world, batch = None, None, None
+    world, stated = None, dict[str, int]()
     bars, places = list(_bars(lines)), {id(line): place for place, line in enumerate(lines)}
     for line, found in of_one_rank(lines, STEP, HINTS):
         if found is not None:
@@ -77,25 +83,36 @@ def read(lines: Sequence[Line], path: str) -> Run:
             validations.append(record)
         elif "'train_runtime':" in line.text:
             summary = _figures(line.text)
-        elif stated := TOTAL.search(line.text):
-            total = int(stated[1].replace(",", ""))
-        elif stated := BATCH.search(line.text):
-            batch = int(stated[1].replace(",", ""))
-        elif world is None and (stated := WORLD.search(line.text)):
-            world = int(stated[1])
-    total = _with_steps(records, bars, summary, total)
+        elif numbers := _stated(line.text):
+            stated |= numbers
+        elif world is None and (found := WORLD.search(line.text)):
+            world = int(found[1])
+    stated["total_steps"] = _with_steps(records, bars, summary, stated.get("total_steps")) or 0
     _place_validations(validations, records)
-    return _run(path, records, validations, total, world, batch)
+    return _run(path, records, validations, _header(world, stated))
 
 
-def _run(
-    path: str,
-    records: Sequence[_Record],
-    validations: Sequence[_Record],
-    total: int | None,
-    world: int | None,
-    batch: int | None = None,
-) -> Run:
+def _stated(text: str) -> dict[str, int]:
+    """Return the number that a line before the first step states, by its name."""
+    found = ((name, pattern.search(text)) for name, pattern in STATED.items() if " = " in text)
+    return {name: int(match[1].replace(",", "")) for name, match in found if match}
+
+
+def _header(world: int | None, stated: Mapping[str, int]) -> RunHeader:
+    """Return what the Trainer states: its ranks are the global batch, divided by what one rank accumulates."""
+    batch, micro = stated.get("batch", 0), stated.get("micro_batch", 0)
+    per_rank = micro * stated.get("accumulated", 0)
+    overrides = {"train.global_batch_size": batch, "layout.micro_batch_size": micro}
+    return RunHeader(
+        world=world,
+        data_ranks=batch // per_rank if per_rank and batch and batch % per_rank == 0 else None,
+        total_steps=stated.get("total_steps") or None,
+        trainable_parameters=stated.get("trainable"),
+        overrides={key: value for key, value in overrides.items() if value},
+    )
+
+
+def _run(path: str, records: Sequence[_Record], validations: Sequence[_Record], header: RunHeader) -> Run:
     steps = Steps()
     for record in validations:
         steps.validated(record.step, record.figures["eval_loss"], record.line)
@@ -114,7 +131,7 @@ def _run(
         starts=tuple(steps.starts),
         validations=steps.validations,
         numbered=not uncounted,
-        header=RunHeader(world=world, total_steps=total, overrides={"train.global_batch_size": batch} if batch else {}),
+        header=header,
         notes=notes,
     )
 
