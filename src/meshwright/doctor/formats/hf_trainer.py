@@ -37,7 +37,7 @@ STATED = {
     "accumulated": re.compile(r"Gradient Accumulation steps ?= ?([\d,]+)"),
     "trainable": re.compile(r"Number of trainable parameters ?= ?([\d,]+)"),
 }
-"""Numbers that the Trainer prints before its first step; the last ones count if it starts again with a smaller batch."""
+"""Numbers that the Trainer prints before its first step; after a restart with a smaller batch the last ones count."""
 WORLD = re.compile(r"(?:world_size|Num(?:ber of)? (?:processes|GPUs)) ?[=:] ?(\d+)", re.IGNORECASE)
 NAMES = {
     "loss": "loss",
