@@ -177,3 +177,25 @@ def test_a_script_without_a_command_of_the_framework_is_never_ok(framework: str)
     with pytest.raises(InputError, match="matches no supported framework") as caught:
         library.check("dpo.sh", gpus="1xRTX4090")
     assert not caught.value.fix
+
+
+def test_early_stopping_without_validations_gets_a_fix_that_keeps_it() -> None:
+    words = ("recommend", "Qwen2.5-7B", "--gpus", "1xL4", "--goal", "qlora", "data.validation_part=0.05")
+    found = call(*words, "train.early_stop_patience=3", "train.epochs=3")
+    [one] = [one for one in found.findings if one["rule"] == "unused.early-stop-patience"]
+    assert one["fix"][0] == "train.eval_every=50"
+    again = call(*words, "train.early_stop_patience=3", "train.epochs=3", one["fix"][0])
+    assert not [one for one in again.findings if one["rule"] == "unused.early-stop-patience"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "is_found"), [((), True), (("data.validation_part=0.02",), False), (("train.eval_every=0",), False)]
+)
+def test_validations_without_data_are_found_before_the_run(typed: tuple[str, ...], is_found: bool) -> None:
+    row = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}\n'
+    Path("rows.jsonl").write_text(row * 200)
+    name = script(LAUNCHERS["accelerate"])
+    Path(name).write_text(Path(name).read_text().replace("--bf16", "--eval_strategy steps --eval_steps 5 --bf16"))
+    Path(name).write_text(Path(name).read_text().replace("rows.jsonl", "./rows.jsonl"))
+    found = call("recommend", name, "--gpus", "2xRTX4090", *typed)
+    assert ("data.no-validation" in {one["rule"] for one in found.findings}) == is_found

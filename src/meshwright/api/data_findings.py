@@ -23,7 +23,7 @@ from meshwright.version import VERSION
 if TYPE_CHECKING:
     from meshwright.engine.data.row_errors import CheckedRows
 
-DATA_MISSING, DATA_ROWS = "data.missing-file", "data.rows"
+DATA_MISSING, DATA_ROWS, NO_VALIDATION = "data.missing-file", "data.rows", "data.no-validation"
 DATASET = "dataset"  # framework of a data file that is checked by itself
 CHECKED_ROWS = 20_000  # rows of a dataset that are parsed for an answer that should be instant
 RENDERED_ROWS = 2_000  # rows that are also rendered with the chat template
@@ -33,6 +33,11 @@ ROW_SETTINGS = ("data.columns", "data.train_on", "data.split")
 """What a check of a data file by itself depends on."""
 
 
+def dataset_names(recipe: Recipe) -> tuple[str, ...]:
+    """Return the names of the datasets that a recipe trains on."""
+    return tuple(recipe.data.blend or (recipe.data.dataset,))
+
+
 def data_findings(recipe: Recipe, thorough: bool = False) -> tuple[Finding, ...]:
     """Return the findings for the recipe's own files of data; none for hub datasets and over HTTP.
 
@@ -40,11 +45,19 @@ def data_findings(recipe: Recipe, thorough: bool = False) -> tuple[Finding, ...]
     """
     if file_access.closed():
         return ()
-    names = [("data.dataset", name) for name in recipe.data.blend or (recipe.data.dataset,)]
+    names = [("data.dataset", name) for name in dataset_names(recipe)]
     names += [("data.validation", recipe.data.validation)]
     known = [(key, name) for key, name in names if looks_like_path(name)]
     rows = (found for key, name in known for found in _findings(recipe, key, name, thorough))
-    return (*rows, *_missing_folders(recipe))
+    return (*rows, *_missing_folders(recipe), *without_validation(recipe))
+
+
+def without_validation(recipe: Recipe) -> Iterator[Finding]:
+    """Yield a warning of validations without data to validate on, which train refuses for the user's own dataset."""
+    data, every = recipe.data, recipe.train.eval_every
+    if every and not data.validation and not data.validation_part and any(map(looks_like_path, dataset_names(recipe))):
+        message = f"train.eval_every={every}, but no validation data is set: train refuses it; 0 turns validation off"
+        yield Finding(NO_VALIDATION, "warning", "train.eval_every", message, ("data.validation_part=0.02",))
 
 
 def _missing_folders(recipe: Recipe) -> Iterator[Finding]:

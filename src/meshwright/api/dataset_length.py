@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from meshwright import extras, file_access, rules
-from meshwright.api.data_findings import data_findings
+from meshwright.api.data_findings import NO_VALIDATION, data_findings, without_validation
 from meshwright.api.paths import looks_like_path
 from meshwright.display import plural, short_number
 from meshwright.errors import InputError
@@ -81,7 +81,8 @@ def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
     name = recipe.data.dataset
     if recipe.data.blend or file_access.closed() or not looks_like_path(name):
         return ()
-    if found := data_findings(recipe):  # errors are findings of the plan
+    found = tuple(one for one in data_findings(recipe) if one.rule != NO_VALIDATION)
+    if found:  # errors and missing validation data are findings of the plan
         missing = tuple(one.message for one in found if one.severity != "error")
         of_data = any(one.field.startswith("data.dataset") or one.severity == "error" for one in found)
         return missing if of_data else (*missing, *_delimiter_notes(recipe), *_count_notes(recipe))
@@ -121,9 +122,13 @@ def with_own_data(plan: Plan) -> Plan:
 
 
 def _with_data_errors(plan: Plan) -> Plan:
-    """Return the plan with the errors of the user's own data, as check and train report them."""
-    found = _data_errors(plan.recipe) if has_own_data(plan) else ()
+    """Return the plan with what train refuses of the user's own data, as check and train report it."""
+    found = (*(_data_errors(plan.recipe) if has_own_data(plan) else ()), *_without_validation(plan.recipe))
     return msgspec.structs.replace(plan, findings=(*found, *plan.findings)) if found else plan
+
+
+def _without_validation(recipe: Recipe) -> tuple[Finding, ...]:
+    return () if file_access.closed() else tuple(without_validation(recipe))
 
 
 def has_own_data(plan: Plan) -> bool:

@@ -57,6 +57,12 @@ PARSE_FINDINGS = (
         "a dataset is named by a path that this machine does not have",
     ),
     ParseFinding(
+        "data.no-validation",
+        "warning",
+        "the run ends at its start",
+        "train.eval_every asks for validations, but neither data.validation nor data.validation_part is set",
+    ),
+    ParseFinding(
         "data.rows",
         "error",
         "the run ends while it prepares the data",

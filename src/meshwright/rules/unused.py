@@ -11,8 +11,14 @@ from meshwright.recipes.types import keys_by_flat_name, recipe_fields
 from meshwright.rules.rule import Broken, Fix, Severity, rule
 from meshwright.rules.search_values import one_of
 
-MEANT: dict[str, tuple[Fix, ...]] = {"eval_steps": ({"eval_every": lambda c: [int(c.eval_steps)]},)}
-"""Fixes that a field's value suggests: eval_steps of other trainers are the steps between two validations."""
+VALIDATIONS = 20  # of a run that stops early: enough to see where the loss stops to fall
+MOST_STEPS = 50  # between two of them, where the steps follow from the data
+MEANT: dict[str, tuple[Fix, ...]] = {
+    "eval_steps": ({"eval_every": lambda c: [int(c.eval_steps)]},),
+    "early_stop_patience": ({"eval_every": lambda c: [max(1, min(MOST_STEPS, int(c.steps) // VALIDATIONS))]},),
+}
+"""Fixes that a field's value suggests: eval_steps of other trainers are the steps between two validations, and early
+stopping needs validations."""
 
 
 class Unused(NamedTuple):

@@ -18,6 +18,7 @@ FRAMEWORK = Framework(
         "the `…_args.py` that an export writes beside its YAML file",
         "a Python program that constructs `SFTConfig` or `TrainingArguments` (TRL, the Trainer, Unsloth)",
         "the command `accelerate launch --config_file FILE.yaml … train.py …`",
+        "the command `trl sft …`, also with `--accelerate_config` and `--config FILE.yaml`",
     ),
     detect=detect,
     parse=parse,
