@@ -21,27 +21,27 @@ jobs:
     runs-on: ubuntu-latest
     steps:
       - uses: actions/checkout@v4
-      - uses: actions/setup-python@v5
+      - uses: OWNER/meshwright@main  # its action.yml
         with:
-          python-version: "3.11"
-      - run: pip install meshwright
-      - run: meshwright check . --gpus 8xH100 --format github
+          paths: .
+          gpus: 8xH100
 """
 SCANNING = """\
-      - run: meshwright check . --gpus 8xH100 --format sarif --fail-on never > meshwright.sarif
+      - uses: OWNER/meshwright@main
+        with:
+          sarif: meshwright.sarif
+          fail-on: never
       - uses: github/codeql-action/upload-sarif@v3
         with:
           sarif_file: meshwright.sarif
 """
 HOOK = """\
 repos:
-  - repo: local
+  - repo: https://github.com/OWNER/meshwright
+    rev: main
     hooks:
       - id: meshwright
-        name: training configs
-        entry: meshwright check --skip-unknown
-        language: python
-        additional_dependencies: [meshwright]
+        args: [--gpus, 8xH100]
         files: ^(configs|jobs)/
 """
 
@@ -55,11 +55,11 @@ processes as there are cores.
 ## A sample repository
 
 [examples/ci_repository](../examples/ci_repository/README.md) has a torchtitan config, a DeepSpeed config, a Megatron-LM
-job and a file of another program. A workflow for it, where `pip install` takes the wheel or the Git address that your
-team uses:
+job and a file of another program. A workflow for it, where OWNER has your copy of this repository:
 
 {workflow}
-The last step prints annotations, which GitHub shows on the lines of the pull request:
+The action (`action.yml`) installs Meshwright and runs `check`. Its annotations are what GitHub shows on the lines
+of the pull request:
 
 {first}
 ## Exit codes
