@@ -35,6 +35,8 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
 Importing a framework that cannot match would take longer than the check."""
 NAMES = FRAMEWORKS
 CONFIGS = (".yaml", ".yml", ".toml", ".json")
+SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
+LONGEST_NAME = 200  # characters of a path that is looked up
 
 
 def framework(name: str) -> Framework:
@@ -56,11 +58,15 @@ def detect_framework(content: Content) -> Framework:
         other = other_trainer(content)
         if other is not None:
             raise other
+        scripts = _scripts(content)
+        runs = f"; it runs {some(scripts, 3)}" if scripts else ""
         raise InputError(
-            f"matches no supported framework{seen}",
+            f"matches no supported framework{seen}{runs}",
             field="file",
             value=content.path,
-            fix=_configs(content) or [f"--framework {name}" for name in _readers(content)],
+            fix=[f"meshwright check {path}" for path in scripts]
+            or _configs(content)
+            or [f"--framework {name}" for name in _readers(content)],
         )
     if len(found) > 1:
         raise InputError(
@@ -107,6 +113,16 @@ def _parses(name: str, content: Content) -> bool:
     except InputError:
         return False
     return True
+
+
+def _scripts(content: Content) -> list[str]:
+    """Return the other scripts in the folder of a script that it runs."""
+    if content.format != "shell" or content.folder is None:
+        return []
+    lines = (line.partition("#")[0] for line in content.text.splitlines() if not line.lstrip().startswith("#"))
+    named = dict.fromkeys(word.strip("\"'") for line in lines for word in line.split())
+    found = (content.folder / word for word in named if word.endswith(SCRIPTS) and len(word) < LONGEST_NAME)
+    return [str(path) for path in found if path.is_file() and path.name != Path(content.path).name]
 
 
 def _configs(content: Content) -> list[str]:
