@@ -145,3 +145,21 @@ def test_all_parameters_in_a_log_are_no_adapters_and_its_batch_states_the_ranks(
     write_log()
     split = meshwright(*typed, "--gpus", "4xRTX3090").out
     assert "the log's batch sizes are those of 1 rank (dp × cp), so tp × pp is 4 on 4 GPUs" in split
+
+
+PROGRAM = """from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+args = TrainingArguments(output_dir="out", per_device_train_batch_size=4, learning_rate=1e-4, bf16=True)
+Trainer(model=model, args=args, train_dataset=rows()).train()
+"""
+
+
+def test_a_note_that_asks_for_an_override_goes_once_it_is_typed(cfg: Path, meshwright: Any) -> None:
+    Path("finetune.py").write_text(PROGRAM)
+    asked = ("DATA is a placeholder", "the command names no length")
+    before = meshwright("check", "finetune.py", "--gpus", "1xL4").out
+    assert [text for text in asked if text in before] == [*asked]
+    typed = ("data.dataset=../chat.jsonl", "train.epochs=2")
+    after = meshwright("check", "finetune.py", "--gpus", "1xL4", *typed).out
+    assert not [text for text in asked if text in after]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from math import lcm
 from typing import Any, Literal, get_args, get_origin
@@ -71,6 +72,10 @@ class ImportedRecipe(msgspec.Struct, frozen=True):
         return self.parsed.engine or self.framework.engine
 
 
+TO_WRITE = re.compile(r"; write (\w+\.\w+)=")
+"""The override that a note on a missing value asks for: the note goes once it is typed."""
+
+
 def import_recipe(
     framework: Framework,
     content: Content,
@@ -87,6 +92,8 @@ def import_recipe(
         parsed = _with_model(parsed, model)
     mapped = map_to_recipe(framework, parsed)
     requested = override.requested(mapped.recipe, overrides or [])
+    notes = tuple(note for note in parsed.notes if not (one := TO_WRITE.search(note)) or one[1] not in requested)
+    parsed = msgspec.structs.replace(parsed, notes=notes)
     recipe, _ = override.change(mapped.recipe, requested)
     found = None if parsed.model is None else resized(recipe, parsed.model)
     unknown = tuple(
