@@ -101,9 +101,9 @@ def _count_notes(recipe: Recipe) -> tuple[str, ...]:
     if counted is None:
         return ()
     if train.epochs:
-        fewer = f"{name}: train.epochs={train.epochs:g} repeats {counted.text} {train.epochs:g} times"
+        repeated = f"{name}: train.epochs={train.epochs:g} repeats {counted.text} {train.epochs:g} times"
         advice = f"more than {MANY_PASSES} epochs mostly memorize the data: train.epochs={USUAL_EPOCHS}"
-        return (f"{fewer}; {advice}",) if train.epochs > MANY_PASSES else ()
+        return (f"{repeated}; {advice}",) if train.epochs > MANY_PASSES else ()
     passes = train.steps * train.global_batch_size / counted.samples
     if passes <= MANY_PASSES:
         return (f"{name}: {counted.text}",)

@@ -130,7 +130,7 @@ def _model(config: Any, values: Mapping[str, Any]) -> Any:
         raise LookupError(f"{config.model_type} is not a decoder")
     autos: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
     if type(config) in AutoModelForImageTextToText._model_mapping:
-        whole = AutoModelForImageTextToText._model_mapping[type(config)]
+        whole: Any = AutoModelForImageTextToText._model_mapping[type(config)]
         named = values.get("architectures")
         if values.get("vision_config") or (isinstance(named, list) and whole.__name__ in named):
             autos.reverse()

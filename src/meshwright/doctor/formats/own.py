@@ -111,7 +111,8 @@ def read(lines: Sequence[Line], path: str) -> Run:
 def _decoded(text: str, record_type: type[Header | Metrics]) -> Header | Metrics | None:
     """Decode a line of metrics.jsonl; None if it is truncated."""
     try:
-        return json_text.decode(text, type=record_type)
+        record: Header | Metrics = json_text.decode(text, type=record_type)
+        return record
     except (msgspec.DecodeError, msgspec.ValidationError):
         return None
 

@@ -38,7 +38,7 @@ def with_type(recipe: Recipe, model: ModelSpec) -> ModelSpec:
 
 def own_flavor(recipe: Recipe, model: ModelSpec) -> OwnFlavor:
     """Return the flavor of a model in llama3 or qwen3 of torchtitan 0.2.2; raise InputError if neither computes it."""
-    changed = sizes(recipe) or next(own_numbers(recipe), None)
+    changed = bool(sizes(recipe)) or any(True for _ in own_numbers(recipe))
     flavor = re.sub(r"\W+", "_", model.name).strip("_") + ("_own" if changed else "")
     layers = {(type(layer.mixer), type(layer.ffn)) for layer in model.layers}
     first = model.layers[0]

@@ -6,7 +6,7 @@ A config with a wrong one has a parameter count and still cannot be built.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from meshwright.errors import InputError
 from meshwright.similar import closest
@@ -145,6 +145,7 @@ def _check_head_width(section: Mapping[str, Any], where: str, model_type: str) -
             reason = "must be even: RoPE rotates pairs of channels"
             raise InputError(reason, field=f"{where}qk_rope_head_dim", value=part, fix=_even("qk_rope_head_dim", part))
         return
+    head: Any
     head, hidden, heads = (section.get(key) for key in ("head_dim", "hidden_size", "num_attention_heads"))
     field, reason = "head_dim", "must be even: RoPE rotates pairs of channels"
     if head is None and _is_int(hidden) and _is_int(heads) and heads > 0 and hidden % heads == 0:
@@ -160,7 +161,7 @@ def _check_head_width(section: Mapping[str, Any], where: str, model_type: str) -
         raise InputError(reason, field=where + field, value=value, fix=_even("head_dim", head))
 
 
-def _is_int(value: Any) -> bool:
+def _is_int(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
