@@ -229,5 +229,5 @@ def test_small_mistakes_in_files_of_other_frameworks_are_found(meshwright: Any, 
     refused = meshwright("check", str(path)).err
     assert "is a config of Axolotl, which is not read; read are configs of megatron-lm, " in refused
     command = refused.partition("fix:   meshwright ")[2].split()
-    assert command[:4] == ["recommend", "llama31_8b", "--goal", "peft"]
+    assert command[:4] == ["recommend", "meta-llama/Llama-3.1-8B", "--goal", "peft"]
     assert "peft: lora, rank 16 · 4,096 tokens" in meshwright(*command).out

@@ -82,7 +82,7 @@ def readable(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
 def _needs_messages(data: Data) -> bool:
     """Return whether a local dataset is converted: rows that AutoModel cannot read, or not in every version.
 
-    Versions before 2026-08 raise ValueError for ShareGPT's conversations.
+    Older versions raise ValueError for ShareGPT's conversations.
     """
     if unreadable(data):
         return True
