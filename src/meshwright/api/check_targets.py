@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from meshwright import file_access, frameworks
+from meshwright.api.inputs import TEXT_BYTES
 from meshwright.api.resolve import is_file
 from meshwright.api.responses import Part
 from meshwright.api.targets import is_target
@@ -96,8 +97,9 @@ def _files_in(folder: str) -> Iterator[str]:
     for place, folders, names in os.walk(Path(folder).expanduser()):
         folders[:] = [name for name in folders if not name.startswith(".") and name not in LEFT_OUT]
         for name in names:
-            if name.lower().endswith(CONFIG_SUFFIXES) and not name.startswith("."):
-                yield os.path.normpath(os.path.join(place, name))
+            path = os.path.normpath(os.path.join(place, name))
+            if name.lower().endswith(CONFIG_SUFFIXES) and not name.startswith(".") and os.path.isfile(path):  # no pipe
+                yield path
 
 
 def why_skipped(file: str, framework: str | None) -> str:
@@ -111,7 +113,7 @@ def why_skipped(file: str, framework: str | None) -> str:
     try:
         content = frameworks.open_file(file)
     except InputError as error:
-        text = Path(file).read_text(encoding="utf-8", errors="replace") if file.endswith(CONFIG_SUFFIXES) else ""
+        text = _start(file) if file.endswith(CONFIG_SUFFIXES) else ""
         is_script = frameworks.SUFFIXES.get(Path(file).suffix.lower(), "shell") == "shell"
         return error.reason if is_script and not LAUNCHERS.search(text) else ""
     try:
@@ -119,3 +121,9 @@ def why_skipped(file: str, framework: str | None) -> str:
     except InputError as error:
         return error.reason
     return ""
+
+
+def _start(file: str) -> str:
+    """Return the start of a file that is no config: enough to see whether it launches a training."""
+    with open(file, "rb") as opened:
+        return opened.read(TEXT_BYTES).decode(errors="replace")
