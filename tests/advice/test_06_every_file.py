@@ -243,7 +243,6 @@ def test_a_file_that_is_wrong_is_imported_without_the_wrong_setting(meshwright: 
         (("estimate", "titan.toml"), "gpus", "--gpus 8xH100"),
         (("import", "ds.json", "--gpus", "8xH100"), "model", "--model llama3-8b"),
         (("estimate", "titan.toml", "--gpus", "8xH100", "--goal", "sft"), "goal", "--goal pretrain"),
-        (("export", "notes.txt", "--to", "torchtitan"), "file", "--framework megatron-lm"),
         (("estimate", "llama3-8b", "--gpus", "8xH100", "--framework", "torchtitan"), "framework", "remove --framework"),
         (("import", "llama3_8b_sft_config"), "file", "the path of a config or script"),
     ],

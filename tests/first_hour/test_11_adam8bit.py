@@ -130,7 +130,7 @@ def test_without_torchao_the_install_command_is_named(monkeypatch: pytest.Monkey
     assert "pip install" in refused.value.fix[0]
 
 
-@pytest.mark.parametrize("engine", ["megatron", "torchtitan", "kempnerforge", "deepspeed", "fsdp1"])
+@pytest.mark.parametrize("engine", ["megatron", "torchtitan", "kempnerforge", "deepspeed"])
 def test_other_engines_refuse_it(engine: str, meshwright: Any) -> None:
     words = ("estimate", "llama3_8b_pretrain_config", "--gpus", "8xH100", "--json", "--engine", engine)
     found = meshwright(*words, "optimizer.name=adamw8bit").json["findings"]

@@ -101,10 +101,10 @@ def test_lora_that_does_not_fit_offers_qlora_that_fits(verb: str, meshwright: An
 
 
 def test_estimate_names_a_fix_that_fits_and_qlora_as_an_option(meshwright: Any) -> None:
-    words = ("estimate", "llama3_70b_peft_config", "--gpus", "1xH100", "layout.tp=1", "layout.sp=false", "--json")
+    words = ("estimate", "llama3_70b_peft_config", "--gpus", "1xH200", "layout.tp=1", "layout.sp=false", "--json")
     answer = meshwright(*words).json
-    finding = next(f for f in answer["findings"] if f["rule"] == "memory.state")
-    assert "layout.offload=params" in finding["fix"]  # the trained weights stay the same
+    finding = next(f for f in answer["findings"] if f["rule"] == "memory.peak")
+    assert "layout.offload=optimizer" in finding["fix"]  # the trained weights stay the same
     assert meshwright(*words, *finding["fix"]).json["estimate"]["fits"]
     four_bit = next(one for one in answer["options"] if one["title"] == "QLoRA")
     assert four_bit["kind"] == "contract"

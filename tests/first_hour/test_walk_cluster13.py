@@ -206,9 +206,7 @@ def test_check_names_the_batch_that_divides_in_the_keys_of_a_script(meshwright: 
     words = ("--to", "megatron-lm", "--gpus", "16x8xH100", "schedule.warmup_steps=3", "train.global_batch_size=1024")
     assert meshwright("export", saved, *words, "--out", folder).code == 0
     (path,) = (tmp_path / "megatron").glob("*.sh")
-    (note,) = (
-        one
-        for one in meshwright("check", str(path), "--gpus", "15x8xH100", "--json").json["notes"]
-        if "× the time per token of --global-batch-size 960" in one
-    )
+    notes = meshwright("check", str(path), "--gpus", "15x8xH100", "--json").json["notes"]
+    (note,) = (one for one in notes if "× the time per token of --" in one)
+    assert "--global-batch-size 960" in note
     assert "1024 divides into few layouts of 120 GPUs" in note

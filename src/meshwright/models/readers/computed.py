@@ -41,6 +41,7 @@ NUMBERS = (
     "norm_epsilon", "initializer_range", "attention_dropout",
 )  # fmt: skip
 POSITIVE = ("factor", "original_max_position_embeddings", "rope_theta", "low_freq_factor", "high_freq_factor")
+ENCODERS = ("vision", "audio")  # starts of the names of their sections
 SHOWS_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 USES_ROPE = ("llama", "mistral", "mixtral", "qwen", "gemma", "phi", "olmo", "deepseek", "smollm")
 """Starts of the model types that rotate queries and keys even if the config does not name a RoPE key."""
@@ -57,8 +58,9 @@ def check_computed(config: Mapping[str, Any], sections: Iterable[str]) -> None:
                 _require_known(where + key, section[key], ACTIVATIONS, "activation")
         for key in NUMBERS:
             _require_number(where + key, key, section.get(key))
-        for key, table in _rope_tables(section, where):
-            _check_rope(key, table, section, named)
+        if not where.startswith(ENCODERS):  # they have types of RoPE of their own
+            for key, table in _rope_tables(section, where):
+                _check_rope(key, table, section, named)
         _check_head_width(section, where, named)
 
 
