@@ -237,6 +237,14 @@ def test_a_file_that_is_wrong_is_imported_without_the_wrong_setting(meshwright: 
         assert "meshwright check titan.toml" in refused.json["error"]["fix"]
 
 
+def test_a_file_of_no_framework_gets_no_framework_to_try(meshwright: Any, folder: Path) -> None:
+    """None of them would find a command in it."""
+    (folder / "notes.txt").write_text("buy milk\n")
+    answer = meshwright("export", "notes.txt", "--to", "torchtitan", "--json")
+    assert answer.code == 2
+    assert (answer.json["error"]["field"], answer.json["error"]["fix"]) == ("file", [])
+
+
 @pytest.mark.parametrize(
     ("words", "field", "fix"),
     [
@@ -250,7 +258,6 @@ def test_a_file_that_is_wrong_is_imported_without_the_wrong_setting(meshwright: 
 def test_what_a_file_leaves_open_is_asked_for(
     meshwright: Any, folder: Path, words: tuple[str, ...], field: str, fix: str
 ) -> None:
-    (folder / "notes.txt").write_text("buy milk\n")
     answer = meshwright(*words, "--json")
     assert answer.code == 2
     assert answer.json["error"]["field"] == field

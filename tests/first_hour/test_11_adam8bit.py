@@ -137,6 +137,15 @@ def test_other_engines_refuse_it(engine: str, meshwright: Any) -> None:
     assert "optimizer.supported" in [finding["rule"] for finding in found]
 
 
+def test_the_trainer_has_it(meshwright: Any) -> None:
+    """adamw_8bit of Trainer and Unsloth programs."""
+    words = ("estimate", "llama3_8b_pretrain_config", "--gpus", "8xH100", "--json", "--engine", "fsdp1")
+    found = meshwright(*words, "optimizer.name=adamw8bit").json["findings"]
+    assert "optimizer.supported" not in [finding["rule"] for finding in found]
+    refused = meshwright(*words, "optimizer.name=muon").json["findings"]
+    assert "optimizer.supported" in [finding["rule"] for finding in refused]
+
+
 def test_automodel_gets_torchaos_class(meshwright: Any) -> None:
     words = ("export", "llama3_8b_sft_config", "--to", "automodel", "--json", "optimizer.name=adamw8bit")
     answer = meshwright(*words).json

@@ -96,7 +96,7 @@ def test_check_and_launch_name_the_batch_that_divides(meshwright: Any, saved: Pa
     answer = meshwright("check", *on, "--json").json
     note, nodes = answer["notes"]
     assert "--gpus 12x8xH100" in nodes
-    assert re.search(r"is [12]\.\d× the time per token of train.global_batch_size=960", note)
+    assert re.search(r"is 1\.9× the time per token of train.global_batch_size=960", note)
     assert note in meshwright("launch", *on, "--scheduler", "slurm").err  # refused
     repair = answer["repair"]["overrides"]
     assert "× the time per token" in meshwright("launch", *on, "--scheduler", "slurm", *repair).err  # written
