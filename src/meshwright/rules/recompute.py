@@ -68,22 +68,6 @@ def compiled_core_attention(c: Case) -> Column:
 
 
 @rule(
-    "recompute.compiled-gemma3",
-    "error",
-    "recompute",
-    engines=("meshwright",),
-    message="compiled blocks of {model_type} with recompute={recompute}: gradients were wrong on an H200",
-    symptom="gradient norms some thousand times too large, while the loss is right",
-    cause="kernels that torch's compiler writes for such blocks read back what other threads have not written yet; the "
-    "engine adds the missing barrier, but that was not measured on a GPU yet",
-    fixes=({"compile": [False]}, {"recompute": ["none"], "recompute_modules": [()], "recompute_layers": [0]}),
-    values={"model_type": lambda c: c.model.model_type},
-)
-def compiled_gemma3(c: Case) -> Column:
-    return c.compile & (c.recompute != "none") & (c.model.model_type in ("gemma3", "gemma3_text"))
-
-
-@rule(
     "recompute.modules-unused",
     "warning",
     "recompute_modules",

@@ -415,7 +415,6 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"recompute_modules": ("layernorm",)},
     ),
-    "recompute.compiled-gemma3": ({"spec": GEMMA3, "compile": True, "recompute": "full"}, {"compile": False}),
     "recompute.modules-unused": ({"recompute": "full", "recompute_modules": ("mlp",)}, {"recompute": "selective"}),
     "recompute.layers-with-selective": (
         {"engine": "megatron", "recompute": "selective", "recompute_layers": 2},

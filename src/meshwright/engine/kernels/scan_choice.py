@@ -13,9 +13,7 @@ from meshwright.engine.kernels.fla_scan import FIELD
 from meshwright.errors import InputError
 from meshwright.recipes.types import Kernels
 
-# Whether kernels.scan=auto takes our Triton kernels on GPUs. Off until their speed and gradients are measured on one
-# (benchmarks/scan_speed.py, tests/engine/test_scan_triton_gpu.py).
-AUTO_TRITON = False
+AUTO_TRITON = True  # whether kernels.scan=auto takes our Triton kernels on GPUs
 SHARED_MEMORY = 160 << 10  # bytes per thread block: datacenter GPUs since the A100 have them, others 99 KiB
 
 
