@@ -165,6 +165,7 @@ def test_where_fla_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def note(scan: Any, device_type: str) -> str:
         return scan_choice.missing_note(Kernels(scan=scan), device_type)
 
+    monkeypatch.setattr(scan_choice, "AUTO_TRITON", False)
     monkeypatch.setattr(fla_scan, "AUTO_FLA", False)
     monkeypatch.setattr(fla_scan, "capability", lambda: (9, 0))
     monkeypatch.setattr(fla_scan, "_triton", lambda: (3, 7, 1))
