@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.dry_run import *  # noqa: F403
     from meshwright.api.explanations import *  # noqa: F403
     from meshwright.api.imports import *  # noqa: F403
+    from meshwright.api.inspection import *  # noqa: F403
     from meshwright.api.measure import *  # noqa: F403
     from meshwright.api.model_list import *  # noqa: F403
     from meshwright.api.pipeline_schedule import *  # noqa: F403
@@ -45,6 +46,7 @@ _NAMES = {
     "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",
     "api.argument_names": "as_override is_removed_key recipe_key",
     "api.explanations": "explain",
+    "api.inspection": "inspect inspect_response",
     "api.imports": "import_file import_response",
     "api.measure": "accuracy accuracy_response calibrate profile_text runs_template shipped_measurements",
     "api.model_list": "model_catalogue",

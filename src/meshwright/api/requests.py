@@ -17,6 +17,7 @@ else:
 
 MAX_PLANS = 100  # a plan has about 6 kB of JSON; a response of this many is still under a megabyte
 MAX_ROWS = 500
+INSPECTED_SEQ = 8192
 CONFIG = "config.json"
 NAME_KINDS = ("models", "recipes", "targets", "gpus", "clusters", "goals", "engines", "frameworks")
 
@@ -707,6 +708,26 @@ class ModelRequest(Request, frozen=True):
     """Return one model's shape and parameter counts."""
 
     name: Annotated[str, Input(help="Model: a catalogue name or Hugging Face id.", texts=(CONFIG_TEXT,))]
+
+
+class Inspect(Request, frozen=True):
+    """Show a model's layers, parameters, FLOPs and possible splits.
+
+    Parameters are counted by part; FLOPs and cache sizes are those of one token at a sequence length. Also shows how
+    far tensor, pipeline, context and expert parallelism can split the model, which engines and frameworks train it, how
+    the config was read and what was assumed. A type that no reader knows is built by transformers without weights.
+    """
+
+    model: Model
+    seq: Annotated[
+        int | str | None,
+        Input(
+            help=f"Sequence length, e.g. 8192, 8k or 1M; {INSPECTED_SEQ:,} by default, or what the model has.",
+            metavar="TOKENS",
+            examples=(8192, "128k"),
+        ),
+    ] = None
+    plot: Plot | None = None
 
 
 class GpuCatalogue(Request, frozen=True):

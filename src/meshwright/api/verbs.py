@@ -321,6 +321,17 @@ _TABLE = (
         runs=True,
     ),
     Verb(
+        *("inspect", "Inspect", requests.Inspect, "inspection.inspect", "inspect_response"),
+        examples=(
+            "meshwright inspect deepseek-v3",
+            "meshwright inspect ./config.json --seq 32k",
+            "meshwright inspect Qwen/Qwen3-30B-A3B --json",
+            "meshwright inspect gemma3-27b --seq 128k --plot gemma3.svg",
+        ),
+        calls=({"model": "qwen3-30b-a3b", "seq": 32768},),
+        exits="0 the model was read, 2 bad input",
+    ),
+    Verb(
         *("recipes", "Inspect", requests.Recipes, "catalogues.find_recipes", "recipes_response"),
         examples=(
             "meshwright recipes llama --goal sft",

@@ -56,6 +56,26 @@ def estimate(result: Any, answer: dict[str, Any], path: str) -> None:
     save(drawing, path)
 
 
+def inspect(result: Any, answer: dict[str, Any], path: str) -> None:
+    """Plot the layers from the first (below) to the last by kind, and the parameters by part."""
+    drawing, (layers, parameters) = figure(2)
+    kinds = [one["kind"] for one in answer["groups"]]
+    below = 0
+    for run in answer["runs"]:
+        for group in [*run["groups"]] * run["times"]:
+            label = kinds[group] if kinds[group] not in layers.get_legend_handles_labels()[1] else None
+            layers.bar(
+                ["layers"], [1], bottom=[below], color=f"C{group}", edgecolor="white", linewidth=0.3, label=label
+            )
+            below += 1
+    layers.set(title=f"{answer['model']['name']}: {below} layers", ylabel="layer", xlim=(-0.6, 0.6))
+    layers.legend(fontsize="small", loc="upper left")
+    counts = {k: v for k, v in answer["parameters"].items() if v and k not in ("total", "active", "mtp")}
+    parameters.barh(list(counts)[::-1], [v / 1e9 for v in list(counts.values())[::-1]])
+    parameters.set(title=f"{answer['parameters']['total'] / 1e9:.3f} B parameters by part", xlabel="billions")
+    save(drawing, path)
+
+
 def size(result: Any, answer: dict[str, Any], path: str) -> None:
     """Plot throughput and MFU against the number of GPUs, for those counts that fit."""
     drawing, (rate, mfu) = figure(2)

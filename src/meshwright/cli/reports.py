@@ -12,6 +12,7 @@ _NAMES = {
     "compare_report": "compare",
     "doctor_report": "doctor",
     "dryrun_report": "dryrun",
+    "inspect_report": "inspect",
     "plan_report": "recommend estimate plan size",
     "run_report": "train bench tokenize samples generate evaluate convert accuracy",
 }

@@ -1,7 +1,7 @@
 """The cost model: parameters, memory, FLOPs and step time of one layout, or of a million in one call."""
 
 from meshwright.costs.estimate import Band, Estimate, estimate, to_dict
-from meshwright.costs.flops import flops_per_token
+from meshwright.costs.flops import flops_per_token, forward_flops, layer_flops
 from meshwright.costs.memory import PARTS, Fit, Memory, fit_words, memory, memory_by_stage
 from meshwright.costs.parameters import parameters
 from meshwright.costs.time import StepTime, step_time
@@ -18,6 +18,8 @@ __all__ = [
     "estimate",
     "fit_words",
     "flops_per_token",
+    "forward_flops",
+    "layer_flops",
     "memory",
     "memory_by_stage",
     "parameters",

@@ -8,7 +8,7 @@ from meshwright import file_access
 from meshwright.errors import InputError
 from meshwright.frameworks.check import as_in_files, check
 from meshwright.frameworks.dropped import DroppedSetting, dropped_settings, require_model
-from meshwright.frameworks.export import export, exported_engine, in_version, lost_numbers
+from meshwright.frameworks.export import export, exported_engine, in_version, lost_numbers, write
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile, import_file
 from meshwright.frameworks.load import SUFFIXES, content_of, format_of, open_file
@@ -65,6 +65,7 @@ __all__ = [
     "require_model",
     "superseded",
     "train_command",
+    "write",
 ]
 
 NATIVE = "meshwright"

@@ -300,6 +300,29 @@ def rules(answer: Answer) -> str:
     return _lines(*rows, _left_out(answer))
 
 
+def inspect(answer: Answer) -> str:
+    """Return a model: sizes, layers, parameters, FLOPs, cache, splits, trainers, and how it was read."""
+    model, counts, flops, cache = (answer[key] for key in ("model", "parameters", "flops_per_token", "cache_bytes"))
+    named = {part: count for part, count in counts.items() if count and part not in ("total", "active")}
+    sizes = [f"{one['kind']}: {'; '.join([*one['mixer'], *one['ffn']])}" for one in answer["groups"]]
+    ours = [f"{one['axis']} {one['largest']}" for one in answer["splits"] if one["engine"] == "meshwright"]
+    no = [f"{one['name']}: {one['why']}" for one in answer["trainers"] if not one["trains"]]
+    yes = [one["name"] for one in answer["trainers"] if one["trains"]]
+    return _lines(
+        f"{model['name']} ({model['model_type']}): {counts['total']:,} parameters, {counts['active']:,} active",
+        f"{model['layers']} layers of width {model['hidden']:,}, vocabulary {model['vocab']:,}",
+        *_some("layers", answer["picture"]),
+        *_some("", sizes),
+        f"parameters by part: {', '.join(f'{part} {count:,}' for part, count in named.items())}",
+        f"FLOPs per token at {flops['seq_length']:,}: {flops['forward']:.4g} forward, {flops['training']:.4g} training",
+        f"cache: {cache['per_token']:,} bytes per token, {cache['at_length']:,} at {flops['seq_length']:,} tokens",
+        f"largest splits: {', '.join(ours)}",
+        f"trained by: {', '.join(yes) or 'none'}",
+        *_some("not by", no),
+        *_some("assumed", answer["assumed"]),
+    )
+
+
 def explain(answer: Answer) -> str:
     """Return a rule, fields and the rules about them, a finding, a term, or what an error message means."""
     lines, field, kind = [], answer["field"], answer["kind"]

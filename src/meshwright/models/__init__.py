@@ -20,6 +20,7 @@ from .catalogue import (
 from .quantization import Quantization, quantization_of
 from .reader import decode_float, known_architectures, load_config, spec_from_config
 from .readers.architectures import config_json_keys
+from .readers.fields import collect_defaults
 from .reshape import reshape
 from .spec import (
     MLA,
@@ -59,6 +60,7 @@ __all__ = [
     "Vision",
     "all_specs",
     "catalogue_name",
+    "collect_defaults",
     "config_json_keys",
     "config_named",
     "config_of",

@@ -63,9 +63,10 @@ def inspected_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     found = _described(json.dumps(config, sort_keys=True, default=str))
     _require_used(config, found)
     spec, assumed = _spec(found, str(config.get("model_type") or found["class"]), name)
-    _note_once(f"{name}: no reader knows {spec.model_type}, so transformers {found['transformers']} built it without "
-               f"weights ({found['class']}) and its parameters were counted; assumed: {assumed}")  # fmt: skip
-    return spec
+    by = f"transformers {found['transformers']} ({found['class']})"
+    _note_once(f"{name}: no reader knows {spec.model_type}, so {by} built it without weights and its parameters were "
+               f"counted; assumed: {'; '.join(assumed)}")  # fmt: skip
+    return msgspec.structs.replace(spec, inspected_by=by, assumed=assumed)
 
 
 @lru_cache(maxsize=64)
@@ -131,7 +132,7 @@ def _described(config: str) -> dict[str, Any]:
     return found
 
 
-def _spec(found: Mapping[str, Any], model_type: str, name: str) -> tuple[ModelSpec, str]:
+def _spec(found: Mapping[str, Any], model_type: str, name: str) -> tuple[ModelSpec, tuple[str, ...]]:
     hidden, assumptions = int(found["hidden"]), set[str]()
     layers = tuple(_layer(row, hidden, assumptions) for row in found["layers"])
     vocab = int(found["vocab"])
@@ -160,7 +161,7 @@ def _spec(found: Mapping[str, Any], model_type: str, name: str) -> tuple[ModelSp
     if not found["positions"]:
         assumptions.add("no limit of positions")
     assumptions.add(_flops_note(spec, found.get("flops")))
-    return spec, "; ".join(sorted(assumptions))
+    return spec, tuple(sorted(assumptions))
 
 
 def _flops_note(spec: ModelSpec, traced: Any) -> str:

@@ -411,6 +411,8 @@ class ModelSpec(Entry, msgspec.Struct, frozen=True, dict=True):
     published_total: float | None = None
     published_active: float | None = None
     aliases: tuple[str, ...] = ()
+    inspected_by: str = ""  # the transformers version and class that built it, if no reader knows its type
+    assumed: tuple[str, ...] = ()  # what the inspection took for granted
 
     def summary(self) -> list[Row]:
         """Return name, size, shape and origin."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from meshwright.errors import InputError
@@ -49,6 +51,26 @@ SHAPE_KEYS = (
     "use_bias",
     "use_qk_norm",
 )
+
+
+_TAKEN: ContextVar[dict[str, Any] | None] = ContextVar("taken defaults", default=None)
+
+
+@contextmanager
+def collect_defaults() -> Iterator[dict[str, Any]]:
+    """Collect the sizes and names that readers take from defaults because a file does not have them, by key."""
+    taken: dict[str, Any] = {}
+    before = _TAKEN.set(taken)
+    try:
+        yield taken
+    finally:
+        _TAKEN.reset(before)
+
+
+def _record_default(key: str, value: Any) -> None:
+    taken = _TAKEN.get()
+    if taken is not None and value and isinstance(value, (int, str)) and not isinstance(value, bool):
+        taken[key] = value
 
 
 class Fields:
@@ -104,6 +126,7 @@ class Fields:
         for values in (self.defaults, self.fallbacks):
             for name in names:
                 if name in values:
+                    _record_default(self.where + key, values[name])
                     return values[name]
         others = "".join(f" (or {name!r})" for name in names[1:])
         reason = f"the config is missing the key {key!r}{others}, which this architecture needs"
