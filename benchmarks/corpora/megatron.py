@@ -27,8 +27,7 @@ PROGRAMS = {
     "mimo": "examples/mimo/train.py",
 }
 """Training program of a folder of test cases, for cases that no CI recipe lists; else pretrain_gpt.py."""
-TRAINS = re.compile(r"\b(pretrain_\w+|train\w*|finetune\w*|sft\w*|run_recipe|\w*finetune)\.py\b|\brun_recipe\b")
-STARTS = re.compile(r"\b(torchrun|python\S*|torch\.distributed|srun|ft_launcher|sbatch)\b")
+TRAINS = re.compile(r"\b(pretrain_\w+|train\w*|finetune\w*|sft\w*|\w*finetune)\.py\b|\brun_recipe\b|-m \S*\bpretrain_")
 PYTHON_TRAINS = re.compile(r"\b(pretrain|finetune)\(")
 RUN_KEYS = re.compile(r"MODEL_ARGS(_\d+)?")
 CARD_GOALS = ("pretrain", "sft", "peft", "pretrain_performance", "sft_long_context", "checkpoint_resume")
@@ -48,6 +47,9 @@ def functional_tests(root: Path, folder: Path) -> Iterator[Target]:
         runs = listed.get((suite, case)) or [(PROGRAMS.get(suite, "pretrain_gpt.py"), 0, 0, "")]
         if config.get("MODE") == "inference" or "inference" in runs[0][0]:
             yield Target(path, file, skipped="inference")
+            continue
+        if not config["MODEL_ARGS"]:
+            yield Target(path, file, skipped="no arguments")
             continue
         if suite.endswith("nemo"):
             yield Target(path, file, skipped="arguments of NeMo")
@@ -78,12 +80,12 @@ def _ci_recipes(root: Path) -> dict[tuple[str, str], list[tuple[str, int, int, s
         program = TRAINING_SCRIPT.search(spec.get("script", ""))
         if program is None or not isinstance(recipe.get("products"), list):
             continue
-        gpu = "GB200" if file.parent.name == "gb200" else "H100"
+        gpu, per_node = ("GB200", 4) if file.parent.name == "gb200" else ("H100", 8)
         for product in recipe["products"]:
             for case in product["test_case"]:
                 runs = found.setdefault((spec["model"], case), [])
                 if all(gpu != one[3] for one in runs):
-                    runs.append((program[1].removeprefix("./"), spec["nodes"], spec["gpus"], gpu))
+                    runs.append((program[1].removeprefix("./"), spec["nodes"], per_node, gpu))
     return found
 
 
@@ -128,7 +130,7 @@ def _script_targets(root: Path, folders: Sequence[str]) -> Iterator[Target]:
     for file in _scripts(root, folders):
         path, text = str(file.relative_to(root)), file.read_text(errors="replace")
         code = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-        if not (TRAINS.search(code) and STARTS.search(code)):
+        if not TRAINS.search(code):
             yield Target(path, file, skipped="starts no training")
             continue
         yield Target(path, file, kept=_kept_launches(file))
@@ -150,7 +152,7 @@ def _kept_launch(content: Content, number: int) -> dict[str, Any]:
         "launcher": launch.launcher,
         "program": _word(launch.program.value, launch.program.unresolved),
         "module": launch.is_module,
-        "options": {name: _word(one.value, one.unresolved) for name, one in launch.options.items()},
+        "options": {name: _word(one.value, one.unresolved) for name, one in launch.launcher_args.items()},
         "env": {name: _word(one.value, one.unresolved) for name, one in launch.env.items()},
         "args": words,
         "job": {name: _word(one.value, one.unresolved) for name, one in launch.job.items()},
@@ -234,6 +236,8 @@ def bridge_recipes(root: Path, folder: Path) -> Iterator[Target]:
                 continue
             path = f"{file.relative_to(root)}#{name}"
             command = f"python scripts/training/run_recipe.py --recipe {name}"
+            if "pretrain" not in name:
+                command += " checkpoint.pretrained_checkpoint=/checkpoints/model"
             yield restore_command({"path": path, "command": command}, _new(folder / name))
 
 

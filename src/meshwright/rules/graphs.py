@@ -76,12 +76,12 @@ def graphs_with_full_recompute(c: Case) -> Column:
 
 @rule(
     "graphs.local-scope",
-    "error",
+    "warning",
     "cuda_graph_scope",
     engines=("megatron",),
-    message="cuda_graphs=local captures the full iteration only, not {cuda_graph_scope}",
-    symptom="the local implementation is only supported with the full_iteration scope",
-    cause="only the transformer_engine implementation captures single modules",
+    message="cuda_graphs=local captures {cuda_graph_scope} since Megatron-Core 0.18 only",
+    symptom="earlier releases: the local implementation is only supported with the full_iteration scope",
+    cause="earlier releases capture single modules with the transformer_engine implementation only",
     fixes=(
         {"cuda_graphs": ["transformer_engine"]},
         {"cuda_graph_scope": [("full_iteration",)], "check_nan": [False]},
@@ -89,7 +89,7 @@ def graphs_with_full_recompute(c: Case) -> Column:
     ),
 )
 def local_graphs_of_modules(c: Case) -> Column:
-    return (c.cuda_graphs == "local") & (tuple(c.cuda_graph_scope) != ("full_iteration",))
+    return (c.cuda_graphs == "local") & (tuple(c.cuda_graph_scope) not in ((), ("full_iteration",)))
 
 
 @rule(

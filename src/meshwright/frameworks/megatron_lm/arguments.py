@@ -34,6 +34,8 @@ MODEL_FLAGS: Mapping[str, str] = {
 """Names of a Hugging Face config.json, with the flag of the same size."""
 FROM_CHECKPOINT = ("use_checkpoint_args", "use_tokenizer_model_from_checkpoint_args")
 """Flags that read the tokenizer from a checkpoint."""
+HYBRID_SPEC = ("megatron.core.models.hybrid.hybrid_layer_specs", "hybrid_stack_spec")
+"""Module and name of the layers of hybrid models, for --spec."""
 ALIASES = {"persistent_save_interval": "save_interval", "fp4_param": "fp4_param_gather"}
 WITH_UNDERSCORE = ("--override-opt_param-scheduler", "--use-checkpoint-opt_param-scheduler")
 MULTI_VALUE = frozenset((

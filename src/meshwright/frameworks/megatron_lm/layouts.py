@@ -8,7 +8,7 @@ from math import prod
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_lm.accessors import get_int, get_text, has_unread_args, is_on
 from meshwright.frameworks.megatron_lm.arguments import format_flag
-from meshwright.frameworks.megatron_lm.parse import layers_per_rank
+from meshwright.frameworks.megatron_lm.parse import layers_per_rank, scheduled_batches
 
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 BLACKWELL = 10.0  # compute capability
@@ -46,6 +46,56 @@ def virtual_layers(ctx: RuleContext) -> Iterator[Problem]:
             (format_flag(key, fits[0]),),
             key=key,
         )
+
+
+GROUP_SIZE = "microbatch_group_size_per_virtual_pipeline_stage"
+
+
+def micro_batch_groups(ctx: RuleContext) -> Problem | None:
+    """Groups of micro batches must have at least as many as there are stages, the last one too."""
+    size, pp = get_int(ctx, GROUP_SIZE), get_int(ctx, "pipeline_model_parallel_size")
+    if not size or ctx.case is None or ctx.cluster is None or pp < 2 or int(ctx.case.vp) < 2:
+        return None
+    count = int(ctx.case.pass_micro_batches)
+    fix = (format_flag(GROUP_SIZE, None),) if count % pp == 0 else ()
+    if size < pp or size > count:
+        message = (
+            f"groups of {size} micro batches: between {pp} (the pipeline size) and {count} (all of a step) are possible"
+        )
+    elif 0 < count % size < pp:
+        message = (
+            f"{count} micro batches in groups of {size} leave a last group of {count % size}, fewer than {pp} stages"
+        )
+    else:
+        return None
+    return Problem(message, fix, key=GROUP_SIZE)
+
+
+def batch_schedule(ctx: RuleContext) -> Iterator[Problem]:
+    """A schedule of batch sizes starts at 0, and each of its batches is shared by all data-parallel ranks."""
+    key = "step_batch_size_schedule"
+    text = get_text(ctx, key)
+    if not text:
+        return
+    if ctx.is_set("global_batch_size"):
+        fix = format_flag("global_batch_size", None)
+        yield Problem("--step-batch-size-schedule cannot be combined with --global-batch-size", (fix,), key=key)
+    entries = [one.partition(":") for one in text.replace(",", " ").split()]
+    sizes = scheduled_batches(ctx.parsed.settings)
+    if not sizes or entries[0][0].strip("0"):
+        example = format_flag(key, "0:384 200B:768")
+        yield Problem(
+            f"{format_flag(key, text)}: expected THRESHOLD:BATCH entries that start at 0", (example,), key=key
+        )
+        return
+    if ctx.case is None or ctx.cluster is None:
+        return
+    part = int(ctx.case.micro_batch_size) * max(1, int(ctx.case.dp))
+    wrong = next((size for size in sizes if size % part), None)
+    if wrong:
+        fixed = " ".join(f"{at}:{max(1, round(int(size) / part)) * part}" for at, _, size in entries)
+        message = f"batch {wrong} of --step-batch-size-schedule is not divisible by micro batch × dp = {part}"
+        yield Problem(message, (format_flag(key, fixed),), key=key)
 
 
 def virtual_without_pipeline(ctx: RuleContext) -> Problem | None:
@@ -149,6 +199,7 @@ def connections(ctx: RuleContext) -> Problem | None:
         f"{CONNECTIONS} {found}, but TP and CP need 1 on Hopper and older GPUs",
         (f"export {CONNECTIONS}=1",),
         key=CONNECTIONS if setting is not None else "",
+        severity="warning" if setting is not None and ctx.cluster is None else None,  # a choice for Blackwell
     )
 
 

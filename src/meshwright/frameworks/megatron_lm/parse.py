@@ -13,8 +13,9 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL, torchrun_gpu_request
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
-from meshwright.frameworks.megatron_lm.arguments import KEY_MAP, UNREAD_ARGS, ParsedArgs, parse_args
+from meshwright.frameworks.megatron_lm.arguments import KEY_MAP, UNREAD_ARGS, ParsedArgs, flag_of, parse_args
 from meshwright.frameworks.megatron_lm.model import BuiltModel, build
+from meshwright.frameworks.megatron_lm.program_flags import own_flags, split_settings
 from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.schedule_units import with_lengths
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 PROGRAMS = re.compile(r"pretrain_\w+|train_rl|finetune")
 DECODERS = re.compile(r"pretrain_(gpt|mamba|hybrid|retro)\w*|train_rl|finetune")
+OTHER_MODELS = ("model_provider", "language_model_type", "flextron")
+"""Flags of programs whose model is more than the decoder that the flags describe."""
 TOOLS = re.compile(r"(^|/)tools/")
 """Programs that take the same arguments but do not train."""
 TYPICAL_FLAGS = frozenset((
@@ -39,8 +42,10 @@ SUPPRESSED_RULES = {
     "fine_grained_activation_offloading": "offload.activations-pipeline",
     "moe_paged_stash": "graphs.syncing-dispatch",
     "mock_data": "moe.forced-balance",
+    "microbatch_group_size_per_virtual_pipeline_stage": "schedule.micro-batch-groups",  # a rule of this framework
+    "sft": "sequence.loss-per-token",  # a requirement of Megatron-Bridge
 }
-"""Flags that satisfy one of our rules."""
+"""Flags that satisfy one of our rules, or to which it does not apply."""
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
@@ -118,6 +123,7 @@ def _parsed(
             *notes,
             f"the script starts {len(content.launches)} programs: the one with the most settings was checked",
         )
+    mappable, unknown = split_settings(settings, own_flags(content, launch))
     files = dict.fromkeys([content.path, *(setting.file for setting in settings.values())])
     return ParsedConfig(
         settings=settings,
@@ -126,10 +132,11 @@ def _parsed(
         goal="sft" if "sft" in settings else "pretrain",
         gpu_request=_gpu_request(launch) if launch is not None else GpuRequest(),
         env=_env(content, launch) if launch is not None else {},
-        findings=args.findings,
+        findings=(*args.findings, *unknown),
         notes=(*notes, *built.notes),
         files=tuple(files),
         field_values=dict(_derived_fields(settings, built.model)),
+        mappable=mappable,
         suppressed_rules=tuple(rule for key, rule in SUPPRESSED_RULES.items() if key in settings),
     )
 
@@ -138,6 +145,9 @@ def _built(settings: Settings, content: Content, launch: LaunchCommand | None) -
     program = _program(launch) if launch is not None else "pretrain_gpt"
     if launch is not None and TOOLS.search(str(launch.program.value)):
         return BuiltModel(None, (f"{program} does not train: only its arguments were checked",))
+    multimodal = next((key for key in OTHER_MODELS if key in settings), "")
+    if multimodal:
+        return BuiltModel(None, (f"{flag_of(multimodal)} builds a model of several parts: it is not supported",))
     if PROGRAMS.fullmatch(program) and not DECODERS.fullmatch(program):
         return BuiltModel(None, (f"{program} does not train a decoder: its model is not supported",))
     return build(settings, Path(content.path).stem)
@@ -187,6 +197,8 @@ def _derived_fields(settings: Settings, model: ModelSpec | None) -> Iterator[tup
     experts = "num_experts" in settings
     if experts and "expert_tensor_parallel_size" not in settings:
         yield "layout.etp", max(1, int_value(settings, "tensor_model_parallel_size") or 1)
+    elif not experts and UNREAD_ARGS not in settings:
+        yield "layout.etp", 1  # accepted without experts, and without effect
     if model is not None:
         yield from pipeline_fields(settings, model.num_layers).items()
     if str(text(settings, "cuda_graph_impl") or "none") != "none":
@@ -267,11 +279,21 @@ def _uneven(settings: Settings, layers: int, pp: int, vp: int) -> tuple[int, ...
     return tuple(count // vp for count in ranks) * vp if all(count % vp == 0 for count in ranks) else ()
 
 
+def scheduled_batches(settings: Settings) -> tuple[int, ...]:
+    """Return the batch sizes of --step-batch-size-schedule in order, such as 0:384 200B:768; or none."""
+    found = text(settings, "step_batch_size_schedule") or ""
+    entries = [one.partition(":") for one in found.replace(",", " ").split()]
+    return tuple(int(size) for _, _, size in entries) if all(size.isdigit() for _, _, size in entries) else ()
+
+
 def complete(recipe: Recipe, parsed: ParsedConfig, cluster: Cluster) -> Recipe:
     """Set fields derived from the number of GPUs: the default global batch, and steps given in samples."""
     settings, layout = parsed.settings, recipe.layout
     batch = recipe.train.global_batch_size
-    if "global_batch_size" not in settings:
+    steps = scheduled_batches(settings)
+    if steps:
+        batch = steps[-1]
+    elif "global_batch_size" not in settings:
         batch = layout.micro_batch_size * max(1, cluster.world // (layout.tp * layout.pp * layout.cp))
     recipe = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, global_batch_size=batch))
     return with_lengths(KEY_MAP, recipe, settings)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_lm.accessors import get_int, get_text, has_unread_args, is_on
-from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, FROM_CHECKPOINT, format_flag
+from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, FROM_CHECKPOINT, HYBRID_SPEC, format_flag
 
 REQUIRED = {
     "micro_batch_size": 1,
@@ -62,6 +62,31 @@ def no_length(ctx: RuleContext) -> Problem | None:
         "neither --train-iters nor --train-samples is set",
         (format_flag(f"train_{unit}", get_int(ctx, f"lr_decay_{unit}") or "N"),),
     )
+
+
+def no_learning_rate(ctx: RuleContext) -> Problem | None:
+    if ctx.is_set("lr") or has_unread_args(ctx) or not _trains(ctx):
+        return None
+    return Problem("--lr is not set, and has no default", ("--lr 3e-4",), key="lr")
+
+
+def _trains(ctx: RuleContext) -> bool:
+    """Return whether the arguments are those of a training that is described in full."""
+    model = ctx.is_set("num_layers") or ctx.is_set("hybrid_layer_pattern")
+    return model and ctx.is_set("micro_batch_size") and not ctx.is_set("skip_train")
+
+
+OTHER_BUILDERS = ("export_", "modelopt_", "flextron")
+"""Flags of programs that build a hybrid model without --spec."""
+
+
+def no_layer_spec(ctx: RuleContext) -> Problem | None:
+    pattern = next((key for key in ("hybrid_layer_pattern", "hybrid_override_pattern") if ctx.is_set(key)), "")
+    other = get_text(ctx, "transformer_impl") == "inference_optimized"
+    modelopt = any(key.startswith(OTHER_BUILDERS) for key in ctx.parsed.settings)
+    if not pattern or other or modelopt or ctx.is_set("spec") or has_unread_args(ctx):
+        return None
+    return Problem("a hybrid model needs --spec", (format_flag("spec", HYBRID_SPEC),), key=pattern)
 
 
 UNITS = {"iters": "iterations", "samples": "samples"}

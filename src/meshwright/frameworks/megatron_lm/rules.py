@@ -48,6 +48,20 @@ RULES = (
         "the training length is not set",
     ),
     _rule(
+        "no-learning-rate",
+        "lr",
+        required_args.no_learning_rate,
+        "TypeError while the scheduler of the learning rate is built",
+        "the learning rate has no default",
+    ),
+    _rule(
+        "no-layer-spec",
+        "hybrid_layer_pattern hybrid_override_pattern",
+        required_args.no_layer_spec,
+        "ValueError: you must provide a valid hybrid layer spec via --spec",
+        "the layers of a hybrid model are built by the spec that the flag names",
+    ),
+    _rule(
         "iterations-and-samples",
         " ".join((*required_args.SAMPLES, *required_args.ITERATIONS)),
         required_args.mixed_units,
@@ -185,6 +199,22 @@ RULES = (
         ASSERTED,
         "every virtual stage has the same number of layers",
         supersedes=("pipeline.even-split",),
+    ),
+    _rule(
+        "micro-batch-groups",
+        layouts.GROUP_SIZE,
+        layouts.micro_batch_groups,
+        "ValueError or RuntimeError before the first iteration",
+        "each virtual stage runs a group of micro batches, and every stage needs one at a time",
+        supersedes=("schedule.micro-batch-groups",),
+    ),
+    _rule(
+        "batch-schedule",
+        "step_batch_size_schedule",
+        layouts.batch_schedule,
+        "ValueError or AssertionError while the number of micro batches is computed",
+        "the schedule states every batch size of the run",
+        supersedes=("batch.divides",),
     ),
     _rule(
         "virtual-stages-need-stages",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.frameworks.megatron_lm.arguments import HYBRID_SPEC
 from meshwright.frameworks.megatron_lm.model import build
 from meshwright.frameworks.types import SourcedValue
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, Mamba2, ModelSpec, MoE
@@ -155,7 +156,8 @@ def format_pattern(mask: Sequence[bool]) -> str:
 
 
 def _hybrid(model: ModelSpec) -> dict[str, Any]:
-    return {"hybrid_layer_pattern": "".join(map(_letter, model.layers)), "num_layers": None, "moe_layer_freq": None}
+    pattern = "".join(map(_letter, model.layers))
+    return {"hybrid_layer_pattern": pattern, "spec": HYBRID_SPEC, "num_layers": None, "moe_layer_freq": None}
 
 
 def _letter(layer: Layer) -> str:

@@ -181,7 +181,8 @@ def width_without_experts(ctx: RuleContext) -> Problem | None:
 def top_one(ctx: RuleContext) -> Problem | None:
     one = ctx.is_set("moe_router_topk") and get_int(ctx, "moe_router_topk") == 1
     softmax = get_text(ctx, "moe_router_score_function") in ("", "softmax")
-    if not one or not softmax or ctx.is_set("moe_router_pre_softmax") or has_unread_args(ctx):
+    sinkhorn = get_text(ctx, "moe_router_load_balancing_type") in ("sinkhorn", "['sinkhorn']")  # scores are sigmoids
+    if not one or not softmax or sinkhorn or ctx.is_set("moe_router_pre_softmax") or has_unread_args(ctx):
         return None
     fix = ("--moe-router-pre-softmax",)
     return Problem("--moe-router-topk 1 needs --moe-router-pre-softmax", fix, key="moe_router_topk")

@@ -41,6 +41,7 @@ class Interpreter:
         self.state, self.sourced, self.run_command = state, sourced, run_command
         self.expander = Expander(state)
         self.commands: list[Command] = []
+        self.possible: list[Command] = []  # under conditions that are known only at run time, of all branches
         self.functions: dict[str, Statement] = {}
         self.call_stack: list[str] = []  # names of the functions being called
         self.local: list[dict[str, tuple[Value | None, bool]]] = []  # outer values shadowed by their local variables
@@ -88,6 +89,7 @@ class Interpreter:
         if outcome is ExitStatus.UNKNOWN:
             if sign == "&&" and before and self._is_default(before, iter(pipeline.statements)):
                 return True
+            self._try(pipeline.statements)
             self._skip(chain.text, chain.location, iter(pipeline.statements))
             return False
         return (outcome is not ExitStatus.FAILURE) if sign == "&&" else outcome is ExitStatus.FAILURE
@@ -177,6 +179,24 @@ class Interpreter:
             return False
         return only_sets(statements, name)
 
+    def _try(self, body: Block | tuple[Statement, ...]) -> None:
+        """Record the commands that a branch would run; nothing else of the script depends on them."""
+        state, commands, local = self.state, self.commands, len(self.local)
+        snapshot, kept = state.snapshot(1, state.file), (state.defaulted, dict(state.unresolved), state.loop_depth)
+        shadowed = [dict(one) for one in self.local]
+        self.commands = self.possible
+        for one in body:
+            if self.flow:
+                break
+            if isinstance(one, Chain):
+                self._run_chain(one)
+            else:
+                self.run_statement(one)
+        self.commands, self.flow = commands, ""
+        self.local[:] = shadowed[:local]
+        state.restore(snapshot)
+        state.defaulted, state.unresolved, state.loop_depth = kept
+
     def _skip(self, what: str, location: Location, statements: Iterator[Statement]) -> None:
         """Skip commands whose condition is unknown; variables they would overwrite become unknown."""
         self.state.note(what, location.line, location.file, "the condition is known only at run time")
@@ -204,6 +224,8 @@ class Interpreter:
                 first = condition[0] if condition else None
                 location = first.location if first else statement.location
                 rest = (each for _, block in statement.branches[index:] for each in statements_of(block))
+                for _, block in statement.branches[index:]:
+                    self._try(block)
                 self._skip(first.text if first else "if", location, rest)
                 return ExitStatus.RAN
         return ExitStatus.SUCCESS
@@ -228,6 +250,8 @@ class Interpreter:
 
     def _skip_case(self, case: Case, subject: Field) -> None:
         arms = (statement for arm in case.arms for statement in statements_of(arm.body))
+        for arm in case.arms:
+            self._try(arm.body)
         self._skip(f"case {subject.text} in", case.location, arms)
 
     # Loops.

@@ -22,6 +22,7 @@ from meshwright.frameworks.types import SourcedValue, as_int
 PYTHON = re.compile(r"python[0-9.]*")
 DISTRIBUTED = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 DISTRIBUTED |= {"accelerate.commands.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed"}
+DISTRIBUTED_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "srun", "automodel")
 NOT_TRAINING = {
     "pip",
     "venv",
@@ -94,8 +95,19 @@ class ParsedProgram(msgspec.Struct, frozen=True):
 
 
 def find_launches(script: Script) -> tuple[LaunchCommand, ...]:
-    """Return every training program that a script launches, in order."""
-    found = (_find_launch(command, script) for command in script.commands)
+    """Return every training program that a script launches, in order.
+
+    If no launcher starts one, those of branches whose condition is known only at run time are returned too.
+    """
+    found = _launches(script.commands, script)
+    if any(one.launcher in DISTRIBUTED_LAUNCHERS for one in found):
+        return found
+    possible = [one for one in _launches(script.possible, script) if one.launcher in DISTRIBUTED_LAUNCHERS]
+    return (*found, *(possible or ()))
+
+
+def _launches(commands: Sequence[Command], script: Script) -> tuple[LaunchCommand, ...]:
+    found = (_find_launch(command, script) for command in commands)
     return tuple(each for each in found if each is not None)
 
 

@@ -44,6 +44,7 @@ class Script(msgspec.Struct, frozen=True):
     variables: Mapping[str, SourcedValue]  # final values; an array is a list, an associative array a map
     sbatch: Mapping[str, SourcedValue]  # by long name without dashes; an option without a value is True
     unresolved: tuple[Unresolved, ...]
+    possible: tuple[Command, ...] = ()  # commands under conditions that are known only at run time, of all branches
 
 
 class LaunchCommand(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ import msgspec
 from meshwright.recipes.key_maps import megatron_lm_composite_keys as composites
 from meshwright.recipes.key_maps import wsd_keys
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey
-from meshwright.recipes.key_maps.megatron_lm_choices import FLAG_CHOICES
+from meshwright.recipes.key_maps.megatron_lm_choices import parser_flags
 from meshwright.recipes.key_maps.megatron_lm_unmapped_flags import LIST_FLAGS, SINGLE_VALUE_FLAGS, SWITCH_FLAGS
 from meshwright.recipes.key_maps.megatron_lm_unmapped_flags import REMOVED_FLAGS as PAST_FLAGS
 from meshwright.recipes.key_maps.value_maps import ATTENTION_BACKENDS, DECAY_STYLES, NULL_IS_0, NULL_IS_1, OPTIMIZERS
@@ -227,7 +227,7 @@ SCRIPT_ARRAYS: dict[str, tuple[ConfigKey, ...]] = {
 }
 """Mapped flags, by the bash array that a generated script puts them in."""
 
-_ALL_KEYS: tuple[ConfigKey, ...] = (
+_LISTED: tuple[ConfigKey, ...] = (
     *(config_key for group in SCRIPT_ARRAYS.values() for config_key in group),
     *REMOVED_KEYS,
     *(
@@ -240,9 +240,19 @@ _ALL_KEYS: tuple[ConfigKey, ...] = (
     *(ConfigKey(name, type="list") for name in LIST_FLAGS.split()),
 )
 
-KEYS: tuple[ConfigKey, ...] = tuple(
-    one if one.choices else msgspec.structs.replace(one, choices=FLAG_CHOICES.get(one.key, ())) for one in _ALL_KEYS
-)
+
+def _with_parser_flags(listed: tuple[ConfigKey, ...]) -> tuple[ConfigKey, ...]:
+    """Return keys with the values that the parser accepts, and the flags of the parser that are not listed."""
+    flags, names = parser_flags(), {one.key for one in listed}
+    known = [
+        one if one.choices or one.key not in flags else msgspec.structs.replace(one, choices=flags[one.key].choices)
+        for one in listed
+    ]
+    others = [ConfigKey(one.name, type=one.type, choices=one.choices) for one in flags.values()]
+    return (*known, *(one for one in others if one.key not in names))
+
+
+KEYS: tuple[ConfigKey, ...] = _with_parser_flags(_LISTED)
 
 COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
     CompositeKey(("num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage",
