@@ -14,6 +14,7 @@ from meshwright.frameworks.types import UnmappedField
 from meshwright.recipes.adapter_targets import ALL_LINEAR, REGEX, STANDARD
 from meshwright.recipes.key_maps.hugging_face import TRUNCATIONS, WSD_STYLES
 from meshwright.recipes.key_maps.wsd_keys import decay_length, style_in
+from meshwright.recipes.model_changes import changes
 from meshwright.recipes.types import Recipe, field_value
 
 OPTIMIZERS = {
@@ -216,6 +217,8 @@ def program_file(
     lines += [*_lines({"output_dir": recipe.name or "output", **trainer}), ")"]
     if not chats:  # TrainingArguments has no length of a sample
         lines.append(f"{SAMPLE_LENGTH} = {recipe.data.seq_length}  # tokens of a sample, for the data of your program")
+    if changed := _changed_model(recipe):
+        lines.append(f"# {changed}")
     if recipe.goal == "peft":
         adapter = _arguments(recipe, ADAPTER, lost)
         lines += ["peft_config = LoraConfig(", *_lines({"task_type": "CAUSAL_LM", **adapter}), ")"]
@@ -262,8 +265,16 @@ def _lines(arguments: Arguments) -> Iterator[str]:
         yield f"    {name}={text},"
 
 
+def _changed_model(recipe: Recipe) -> str:
+    """Return what the training program has to build if the model is not the published one; else an empty string."""
+    given = ", ".join(f"{key}={value}" for key, value in changes(recipe).items())
+    return f"the model is {recipe.model} with {given}: your program builds it with that config" if given else ""
+
+
 def program_notes(recipe: Recipe) -> Iterator[str]:
     """Yield what the training program has to do besides passing its arguments."""
+    if changed := _changed_model(recipe):
+        yield changed
     if recipe.goal == "peft" and recipe.peft.method == "qlora":
         yield "pass quantization_config to from_pretrained: the frozen weights are loaded in 4 bits"
     if recipe.goal != "pretrain" and recipe.data.packing:

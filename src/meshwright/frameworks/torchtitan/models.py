@@ -113,7 +113,7 @@ def flavor_of(model: ModelSpec) -> tuple[str, str] | None:
     """Return torchtitan's name and flavor for a model, or None if it lists none."""
     for name, flavors in FLAVORS.items():
         for flavor, catalog_name in flavors.items():
-            if catalog_name and name != "flux" and (catalog_name == model.name or _matches(catalog_name, model)):
+            if catalog_name and name != "flux" and _matches(catalog_name, model):
                 return name, flavor
     for debug_name in DEBUG_MODELS:
         if same_shape(_debug_model(debug_name), model):
@@ -265,6 +265,6 @@ def preset_of(model: ModelSpec) -> tuple[str, str] | None:
             found = preset_model(module, config)
             if found is None or preset.kernel != "flex" or config.startswith("sft"):
                 continue
-            if found.name == model.name or (found.family == model.family and same_shape(found, model)):
+            if found.family == model.family and same_shape(found, model):
                 return module, config
     return None
