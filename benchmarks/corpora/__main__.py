@@ -25,6 +25,8 @@ MODULES = {
     "megatron-bridge-python": "megatron",
     "megatron-bridge-runs": "megatron",
     "megatron-bridge-recipes": "megatron",
+    "automodel": "config_files",
+    "kempnerforge": "config_files",
 }
 """Module of benchmarks/corpora that has a corpus, by the name of the corpus."""
 

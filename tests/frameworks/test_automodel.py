@@ -54,7 +54,7 @@ CASES = (
         replaced(
             SFT,
             ("recipe: TrainFinetuneRecipeForNextTokenPrediction\n", "temperature: 0.02\n"),
-            ("NeMoAutoModelForCausalLM", "NeMoAutoModelForBiencoder"),
+            ("NeMoAutoModelForCausalLM", "NeMoAutoModelBiEncoder"),
         ),
         gpus="8xH100",
     ),

@@ -44,6 +44,8 @@ JUDGEMENTS = (
     "strategy.fsdp-with-tensor-parallel",
 )
 """Warnings about choices that published configs make for good reasons: advice in their files."""
+FILE_WARNINGS = ("moe.forced-balance", "precision.bf16-gpu")
+"""Errors of a plan that a file may state on purpose: the training runs, for a measurement, or slowly."""
 BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
 MICRO_BATCH = "per_device_train_batch_size"
 NO_LENGTH = ".no-length"  # ends the id of a framework's own rule
@@ -215,26 +217,39 @@ def _our_findings(imported: ImportedRecipe, cases: Sequence[Case], fixes: bool, 
     """
     first, *others = cases
     found = rules.check(first, SEVERITIES if advice else SEVERITIES[:2], others, fixes=fixes)
-    kept = [as_in_files(_downgrade_within_error(one, first)) for one in found]
+    assumed = [field for field in imported.parsed.assumed if field not in imported.typed]
+    kept = [as_in_files(_downgrade_assumed(_downgrade_within_error(one, cases), assumed, first)) for one in found]
     return [_in_framework_keys(imported, first.recipe, one) for one in kept]
 
 
 def as_in_files(finding: Finding) -> Finding:
     """Return the finding with its severity in another framework's file."""
+    if finding.severity == "error" and finding.rule in FILE_WARNINGS:
+        return msgspec.structs.replace(finding, severity="warning")
     is_judgement = finding.severity == "warning" and finding.rule in JUDGEMENTS
     return msgspec.structs.replace(finding, severity="advice") if is_judgement else finding
 
 
-def _downgrade_within_error(finding: Finding, case: Case) -> Finding:
-    """Downgrade a memory peak to a warning if it exceeds the capacity by less than the estimate's error."""
+def _downgrade_within_error(finding: Finding, cases: Sequence[Case]) -> Finding:
+    """Downgrade a memory peak to a warning if a candidate cluster fits it within the error of the estimate."""
     if finding.rule != "memory.peak":
         return finding
-    estimate = costs.estimate(case)
-    error = estimate.band.memory_pct
-    if estimate.memory.total * (1 - error / 100) > estimate.memory.capacity:
+    for case in cases:
+        estimate = costs.estimate(case)
+        error = estimate.band.memory_pct
+        if estimate.memory.total * (1 - error / 100) <= estimate.memory.capacity:
+            where = "" if case is cases[0] else f" on {case.cluster.gpu.name}"
+            message = f"{finding.message}, within the error of the estimate (±{error:.0f} %){where}"
+            return msgspec.structs.replace(finding, severity="warning", message=message)
+    return finding
+
+
+def _downgrade_assumed(finding: Finding, assumed: Sequence[str], case: Case) -> Finding:
+    """Downgrade an error on memory to a warning if it rests on a value that the file does not have."""
+    if finding.severity != "error" or rules.RULES[finding.rule].subject != "memory" or not assumed:
         return finding
-    message = f"{finding.message}, within the error of the estimate (±{error:.0f} %)"
-    return msgspec.structs.replace(finding, severity="warning", message=message)
+    values = ", ".join(f"{field}={text_of(field_value(case.recipe, field))}" for field in assumed)
+    return msgspec.structs.replace(finding, severity="warning", message=f"{finding.message}, with {values} assumed")
 
 
 def _in_framework_keys(imported: ImportedRecipe, recipe: Recipe, finding: Finding) -> Finding:

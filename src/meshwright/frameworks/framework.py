@@ -76,6 +76,9 @@ class ParsedConfig(msgspec.Struct, frozen=True):
     unknown_fields: tuple[
         str, ...
     ] = ()  # recipe fields set by the training program, not the file: checked for all values
+    assumed: tuple[
+        str, ...
+    ] = ()  # recipe fields that the file leaves open, with assumed values: no error rests on them
     suppressed_rules: tuple[str, ...] = ()  # rules of ours that do not apply to this file
     program: ProgramArguments = ProgramArguments()  # of the Trainer and of programs like it
     version: str = ""  # of the framework, if its exports have a program for each of several versions

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from meshwright import rules
+from meshwright.frameworks.automodel.targets import TARGET_RULES
 from meshwright.frameworks.launch_checks import RULES as LAUNCH_RULES
 from meshwright.frameworks.registry import NAMES, framework
 from meshwright.recipes.types import ENGINES
@@ -92,6 +93,7 @@ PARSE_FINDINGS = (
     ParseFinding(
         "automodel.no-recipe", "error", "the command does not know what to run", "the file names no recipe class"
     ),
+    *(ParseFinding(one.id, one.severity, one.symptom, one.cause) for one in TARGET_RULES),
     ParseFinding("automodel.old-command", "error", "no such command", "the command-line syntax changed"),
     ParseFinding("deepspeed.argument-mismatch", "error", "ValueError from the Trainer", "file and arguments disagree"),
     ParseFinding(

@@ -38,6 +38,7 @@ def diffusion_packed(c: Case) -> Column:
     "diffusion.adapters",
     "error",
     "method",
+    engines=("meshwright", "megatron", "torchtitan", "kempnerforge", "fsdp1", "deepspeed"),  # AutoModel has adapters
     message="adapters are not implemented for diffusion models; use goal pretrain or sft",
     symptom="no recipe for this goal",
     cause="adapter targets are named after language-model layers",

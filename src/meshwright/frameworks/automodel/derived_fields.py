@@ -56,6 +56,11 @@ def assumptions(settings: Settings) -> Iterator[str]:
         yield "batches are filled by tokens: local_batch_size is not the micro batch"
 
 
+def assumed_fields(settings: Settings) -> tuple[str, ...]:
+    """Return the recipe fields whose values are assumed because the file does not set them."""
+    return () if _has_length(settings) else ("data.seq_length",)
+
+
 def _has_length(settings: Settings) -> bool:
     lengths = ("dataset.seq_len", "dataset.seq_length", "dataset.max_length")
     sizes = (settings.get(f"packed_sequence.{name}") for name in ("packed_sequence_size", "pack_size"))
@@ -87,6 +92,8 @@ def derived_values(settings: Settings, model: ModelSpec | None, goal: Goal, reci
         fields["train.epochs"] = 0.0  # random tokens and blends are not counted
     if "VLM" in recipe:
         fields["data.images"] = True
+    if "KnowledgeDistillation" in recipe and goal != "peft" and _torch_storage_open(settings):
+        fields |= {"precision.master": "fp32", "precision.moments": "fp32"}
     if goal == "pretrain":  # the name also names the shape of a model without weights
         loaded = loads_weights(settings) and not is_benchmark(settings)
         fields["checkpoint.pretrained"] = model_name(settings) if loaded else ""
@@ -113,6 +120,12 @@ def derived_values(settings: Settings, model: ModelSpec | None, goal: Goal, reci
     if validation := _validation(settings):
         fields["data.validation"] = validation
     return fields
+
+
+def _torch_storage_open(settings: Settings) -> bool:
+    """Return whether a torch optimizer trains weights whose storage dtype the file leaves open."""
+    stored = str(setting_value(settings, "model.torch_dtype") or "auto")
+    return stored == "auto" and text_setting(settings, "optimizer._target_").startswith("torch.optim.")
 
 
 def _reduces_in_bf16(settings: Settings) -> bool:

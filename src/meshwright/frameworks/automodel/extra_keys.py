@@ -97,6 +97,9 @@ OPTIMIZER_ARGUMENTS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 """Arguments of common optimizers; others are not checked."""
 
+OWN_PACKED_KERNELS = ("Qwen3_5Moe", "GlmMoeDsa", "MiniMaxM3", "KimiLinear", "DeepseekV4", "MuseGlimmer")
+"""Architectures whose own attention splits packed sequences over ranks, with sdpa, eager or tilelang."""
+
 BF16_NAMES = frozenset({"bf16", "bfloat16", "torch.bfloat16"})
 
 SHORT_DATASETS = ("squad", "hellaswag", "xlam", "glue", "make_xlam_dataset")

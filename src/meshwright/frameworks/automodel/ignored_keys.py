@@ -8,9 +8,12 @@ from meshwright.errors import closest
 from meshwright.frameworks.automodel.accessors import is_unresolved, size
 from meshwright.frameworks.automodel.extra_keys import SCHEDULE_REPLACEMENTS, TOP_LEVEL_KEYS, TORCH_SCHEDULES
 from meshwright.frameworks.automodel.format_override import format_setting
+from meshwright.frameworks.automodel.targets import read_blocks
 from meshwright.frameworks.automodel.values import strategy_name
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
+from meshwright.frameworks.key_table import near_name
 from meshwright.recipes.key_maps.automodel import PARALLEL_AXES, STRATEGY_OPTIONS
+from meshwright.rules.rule import Severity
 
 
 def _strategy_unknown(ctx: RuleContext) -> Problem | None:
@@ -91,7 +94,8 @@ def _block_ignored(ctx: RuleContext) -> Iterator[Problem]:
     blocks: dict[str, str] = {}
     for key in ctx.parsed.settings:
         top = key.split(".")[0].split("[")[0]
-        if top not in TOP_LEVEL_KEYS and not top.startswith("validation_dataset"):
+        known = top in TOP_LEVEL_KEYS or top in read_blocks() or top.startswith(("validation_dataset", "_"))
+        if not known or top in REMOVED_BLOCKS:
             blocks.setdefault(top, key)
     for top, key in blocks.items():
         yield _ignored_block(top, key)
@@ -110,9 +114,10 @@ def _ignored_block(top: str, key: str) -> Problem:
     if top in REMOVED_BLOCKS:
         message, fix = REMOVED_BLOCKS[top]
         return Problem(message, fix, key=key)
-    near = closest(top, sorted(TOP_LEVEL_KEYS), 1)
+    near = [one] if (one := near_name(top, tuple(sorted(TOP_LEVEL_KEYS)))) else []
     hint = f"; did you mean {near[0]}?" if near else ""
-    return Problem(f"{top} is ignored{hint}", (f"{near[0]}: …",) if near else (), key=key)
+    severity: Severity | None = "error" if near else None  # a typing error: nothing of the block is used
+    return Problem(f"{top} is ignored{hint}", (f"{near[0]}: …",) if near else (), key=key, severity=severity)
 
 
 IGNORED_KEY_RULES = (

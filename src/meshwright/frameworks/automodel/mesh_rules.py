@@ -89,6 +89,8 @@ def _data_ranks(ctx: RuleContext) -> int | None:
 
 def _mesh(ctx: RuleContext) -> Problem | None:
     world, ranks = _world(ctx), _model_ranks(ctx)
+    if ctx.get("separate_meshes") is True:  # the teacher has GPUs of its own
+        return None
     if world is None or is_unresolved(ctx, *(f"distributed.{name}_size" for name in (*PARALLEL_AXES, "dp"))):
         return None
     dp_size = positive_int(ctx, "distributed.dp_size")
@@ -120,6 +122,8 @@ def _expert_mesh(ctx: RuleContext) -> Problem | None:
 def _batch(ctx: RuleContext) -> Problem | None:
     global_batch, local_batch = ctx.get("step_scheduler.global_batch_size"), ctx.get("step_scheduler.local_batch_size")
     ranks = _data_ranks(ctx) or 1
+    if not ctx.keys_under("step_scheduler"):  # recipes of draft models have batches of their own
+        return None
     if not all(isinstance(value, int) and value > 0 for value in (global_batch, local_batch)):
         return None
     if (

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.errors import closest, some
 from meshwright.frameworks.automodel.accessors import positive_int, size, text_value
 from meshwright.frameworks.automodel.derived_fields import is_benchmark
-from meshwright.frameworks.automodel.extra_keys import BF16_NAMES, OPTIMIZER_ARGUMENTS
+from meshwright.frameworks.automodel.extra_keys import BF16_NAMES, OPTIMIZER_ARGUMENTS, OWN_PACKED_KERNELS
 from meshwright.frameworks.automodel.format_override import format_setting
 from meshwright.frameworks.automodel.values import strategy_name
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
@@ -70,6 +70,9 @@ def _cp_packing(ctx: RuleContext) -> Problem | None:
     kernel, is_transformers = text_value(ctx, "model.backend.attn"), ctx.get("model.force_hf") is True
     if kernel in ("te", "magi", "tilelang") and not is_transformers:
         return None
+    model = ctx.parsed.model
+    if not is_transformers and (model is None or model.hf_class.startswith(OWN_PACKED_KERNELS)):
+        return None  # the model decides
     if not kernel and not is_transformers and (ctx.case is None or bool(ctx.case.is_moe)):
         return None  # AutoModel's own models may use te by default
     reason = (

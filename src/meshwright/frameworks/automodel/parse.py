@@ -10,13 +10,28 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.frameworks.automodel.derived_fields import assumptions, derived_values, loads_weights, model_name
-from meshwright.frameworks.automodel.extra_keys import COMMON_BLOCKS
+from meshwright.frameworks.automodel.derived_fields import (
+    assumed_fields,
+    assumptions,
+    derived_values,
+    loads_weights,
+    model_name,
+)
+from meshwright.frameworks.automodel.extra_keys import COMMON_BLOCKS, OWN_PACKED_KERNELS
 from meshwright.frameworks.automodel.ignored_keys import IGNORED_KEY_RULES
 from meshwright.frameworks.automodel.model_sizes import changed_sizes
-from meshwright.frameworks.automodel.values import axis_size, effective_settings, literal, normalize, text_setting
+from meshwright.frameworks.automodel.targets import TARGET_RULES, has_own_model, recipe_names
+from meshwright.frameworks.automodel.values import (
+    axis_size,
+    effective_settings,
+    literal,
+    normalize,
+    setting_value,
+    text_setting,
+)
 from meshwright.frameworks.common import is_int
 from meshwright.frameworks.framework import Content, Framework, GpuRequest, ParsedConfig, RuleContext
+from meshwright.frameworks.key_table import near_name
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.model_match import find_local_model, find_model, from_sizes
 from meshwright.frameworks.types import Settings, SourcedValue
@@ -30,6 +45,11 @@ if TYPE_CHECKING:
 SUPPRESSED_RULES = ("schedule.micro-batch-rounds",)
 """Our rules on micro batches per step; AutoModel's pipeline runs those of one local batch at a time."""
 MARKER_KEYS = ("step_scheduler", "dist_env", "loss_fn", "packed_sequence", "distributed", "lr_scheduler", "recipe")
+
+CI_OVERRIDES = ("ci.ep_size", "ci.tp_size", "ci.pp_size", "ci.cp_size", "ci.local_batch_size")
+COMMENT_LINES = 60
+COMMENTED_GPUS = re.compile(r"(?:torchrun|automodel|\bam\b).*--nproc[-_]per[-_]node[= ](\d{1,3})\b")
+COMMENTED_NODES = re.compile(r"--nnodes[= ](\d{1,4})\b")
 
 LLM_RECIPES = ("NextTokenPrediction", "train_ft", "benchmark", "Benchmark")
 ENCODER_MODELS = ("BiEncoder", "Biencoder", "CrossEncoder", "SequenceClassification")
@@ -47,6 +67,11 @@ def _yaml_confidence(content: Content) -> int:
     targets = [str(setting.value) for key, setting in content.settings.items() if key.rpartition(".")[2] == "_target_"]
     if any(text.startswith("nemo_automodel") for text in targets):
         return 4
+    named = str(getattr(content.settings.get("recipe"), "value", ""))
+    if named in recipe_names() or (named and near_name(named, recipe_names())) or named.startswith("nemo_automodel."):
+        return 4
+    if {"recipe_args", "dist_env"} <= content.top_level_keys():
+        return 3
     markers = content.top_level_keys() & set(MARKER_KEYS)
     return 3 if len(markers) >= 3 or ("step_scheduler" in markers and "distributed" in markers) else 0
 
@@ -73,7 +98,7 @@ def _config_of(launch: LaunchCommand) -> SourcedValue | None:
 def parse(content: Content, framework: Framework) -> ParsedConfig:
     """Parse a file or script."""
     if content.format == "yaml":
-        return _parsed(framework, content.settings, content, _skypilot_request(content.settings))
+        return _parsed(framework, content.settings, content, _file_request(content))
     launch = next((launch for launch in content.launches if _config_of(launch) is not None), None)
     if launch is None:
         raise InputError("contains no AutoModel command", field="file", value=content.path)
@@ -135,6 +160,38 @@ def _gpu_request(launch: LaunchCommand) -> GpuRequest:
     return GpuRequest(nodes=nodes, gpus_per_node=per_node, gpu=launch.gpu, source=launch.gpus_per_node)
 
 
+def _file_request(content: Content) -> GpuRequest:
+    """Return the GPUs that a file names: in a skypilot or ci block, or in a command of its comments."""
+    settings = content.settings
+    if "skypilot.accelerators" in settings:
+        return _skypilot_request(settings)
+    if any(key in settings for key in CI_OVERRIDES):  # the tests run another layout than the file's
+        return GpuRequest()
+    source, comment = settings.get("ci.nproc_per_node"), _commented_request(content)
+    nodes = _positive_int(settings.get("ci.nodes"))
+    if source is None:
+        return comment if nodes in (None, comment.nodes) and _may_run_on(settings, comment) else GpuRequest()
+    gpu = _gpu(text_setting(settings, "ci.cluster_tag"))
+    return GpuRequest(nodes=nodes or 1, gpus_per_node=_positive_int(source), gpu=gpu, source=source)
+
+
+def _may_run_on(settings: Settings, request: GpuRequest) -> bool:
+    """Return whether a layout can be that of a request: a command for one node may be one of several."""
+    tp, pp, cp, ep = (axis_size(settings, name) for name in ("tp", "pp", "cp", "ep"))
+    return request.count is None or (request.count % (tp * pp * cp) == 0 and request.count >= pp * ep)
+
+
+def _commented_request(content: Content) -> GpuRequest:
+    """Return the GPUs of a launch command in a comment, such as `# torchrun --nproc-per-node=8 …`."""
+    for number, line in enumerate(content.text.splitlines()[:COMMENT_LINES], 1):
+        found = COMMENTED_GPUS.search(line) if line.lstrip().startswith("#") else None
+        if found:
+            nodes = COMMENTED_NODES.search(line)
+            source = SourcedValue(int(found[1]), number, content.path)
+            return GpuRequest(nodes=int(nodes[1]) if nodes else 1, gpus_per_node=int(found[1]), source=source)
+    return GpuRequest()
+
+
 def _skypilot_request(settings: Settings) -> GpuRequest:
     """Return the GPUs of a SkyPilot block, such as H100:8."""
     accelerators = settings.get("skypilot.accelerators")
@@ -180,13 +237,18 @@ def _parsed(
     recipe_or_model = recipe or next(
         (part for part in ENCODER_MODELS if part in text_setting(normalized, "model._target_")), ""
     )
+    written = ParsedConfig(settings=normalized, files=(content.path,))
+    as_written = RuleContext(framework, written, Recipe(name="", model="", goal="sft", cluster=""), None, None)
+    name_findings = [finding for rule in TARGET_RULES for finding in rule.findings(as_written)]
     is_other_recipe = bool(recipe_or_model) and not any(part in recipe_or_model for part in (*LLM_RECIPES, "VLM"))
     if is_other_recipe:
         notes.append(
             f"{recipe_or_model.rpartition('.')[2]} is not an LLM or VLM recipe: "
             "only settings shared by all recipes are checked"
         )
-        normalized = {key: setting for key, setting in normalized.items() if key.split(".")[0] in COMMON_BLOCKS}
+        left_out = ("lr_scheduler",) if "Multimodal" in recipe_or_model else ()  # with keys of its own
+        blocks = [one for one in COMMON_BLOCKS if one not in left_out]
+        normalized = {key: setting for key, setting in normalized.items() if key.split(".")[0] in blocks}
     elif not any(key.startswith("recipe") for key in normalized):
         notes.append("the file has no recipe key, which the automodel command requires: it is read as an LLM recipe")
     files = tuple(dict.fromkeys([content.path, *(setting.file for setting in settings.values())]))
@@ -200,7 +262,7 @@ def _parsed(
         settings=normalized, name=stem or Path(content.path).stem, model=model, goal=goal, files=files
     )
     ctx = RuleContext(framework, parsed, Recipe(name="", model="", goal=goal, cluster=""), None, None)
-    findings = tuple(finding for rule in IGNORED_KEY_RULES for finding in rule.findings(ctx))
+    findings = (*name_findings, *(finding for rule in IGNORED_KEY_RULES for finding in rule.findings(ctx)))
     effective = effective_settings(normalized)
     notes += assumptions(effective)
     return msgspec.structs.replace(
@@ -214,8 +276,23 @@ def _parsed(
             **derived_values(effective, reshape(model, **sizes) if model else None, goal, recipe),
             **{f"architecture.{name}": size for name, size in sizes.items()},
         },
-        suppressed_rules=SUPPRESSED_RULES if axis_size(effective, "pp") > 1 else (),
+        assumed=assumed_fields(effective),
+        suppressed_rules=tuple(_suppressed(effective, model)),
     )
+
+
+def _suppressed(settings: Settings, model: ModelSpec | None) -> Iterator[str]:
+    """Yield the rules of ours that do not apply: those on AutoModel's own models, for models of transformers."""
+    if axis_size(settings, "pp") > 1:
+        yield from SUPPRESSED_RULES
+    if setting_value(settings, "separate_meshes") is True:  # the teacher has GPUs of its own
+        yield from ("topology.shard-product", "topology.world", "batch.divides")
+    forced = settings.get("model.force_hf")
+    by_transformers = forced is not None and forced.value is True
+    if model is not None and model.hf_class.startswith(OWN_PACKED_KERNELS):
+        yield "sequence.packing-over-context"
+    if model is not None and (by_transformers or (model.hf_class and not has_own_model(model.hf_class))):
+        yield "peft.experts-tensor-parallel"
 
 
 def _model(settings: Settings, notes: list[str]) -> ModelSpec | None:

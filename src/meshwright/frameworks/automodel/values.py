@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from meshwright.frameworks.automodel.extra_keys import SCHEDULE_REPLACEMENTS, STRATEGIES, TOP_LEVEL_KEYS
+from meshwright.frameworks.automodel.targets import read_blocks
 from meshwright.frameworks.common import is_int
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps import ConfigKey, composite_keys, config_keys
@@ -148,7 +149,7 @@ def _schedule(value: Any) -> str:
 
 def _is_unread_block(key: str) -> bool:
     top = key.split(".")[0].split("[")[0]
-    return top not in TOP_LEVEL_KEYS and not top.startswith("validation_dataset")
+    return not (top in TOP_LEVEL_KEYS or top in read_blocks() or top.startswith("validation_dataset"))
 
 
 def _correct(key: str, setting: SourcedValue) -> SourcedValue:

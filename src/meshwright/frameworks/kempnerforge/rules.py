@@ -44,11 +44,11 @@ def _no_evaluation_data(ctx: RuleContext) -> Problem | None:
 
 
 def _profiling_range(ctx: RuleContext) -> Problem | None:
-    start, end = ctx.get("profiling.start"), ctx.get("profiling.end")
+    start, end = ctx.get("profiling.start_step"), ctx.get("profiling.end_step")
     if not (isinstance(start, int) and isinstance(end, int)) or end > start:
         return None
     return Problem(
-        f"profiling.end={end} must be greater than profiling.start={start}", (format_toml("profiling.end", start + 3),)
+        f"profiling.end_step={end} must be greater than profiling.start_step={start}", (format_toml("profiling.end_step", start + 3),)
     )
 
 
@@ -126,7 +126,7 @@ RULES = (
     FrameworkRule(
         "kempnerforge.profiling-range",
         "error",
-        ("profiling.end", "profiling.start"),
+        ("profiling.end_step", "profiling.start_step"),
         _profiling_range,
         symptom="ValueError while the section is parsed",
         cause="the last profiled step must come after the first",

@@ -94,14 +94,17 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("model.config._target_", type="str"),
     ConfigKey("model.config.pretrained_model_name_or_path", type="str"),
     ConfigKey(
-        "model.torch_dtype", default=None, type="str", note="unset: float32 for all weights with a torch optimizer"
+        "model.torch_dtype",
+        default=None,
+        type="str",
+        note="unset: the checkpoint's dtype, mostly bfloat16; float32 in knowledge distillation with a torch optimizer",
     ),
     ConfigKey("model.attn_implementation", type="str"),
     ConfigKey("model.backend._target_", type="str"),
     ConfigKey(
         "model.backend.attn",
         "kernels.attention",
-        choices=("te", "sdpa", "flex", "eager", "tilelang", "cudnn", "magi"),
+        choices=("te", "sdpa", "flex", "eager", "tilelang", "cudnn", "magi", "torch"),
         note="unset: te if installed, else sdpa",
     ),
     ConfigKey("model.backend.linear", choices=("torch", "te", "quack")),

@@ -71,11 +71,17 @@ def _keeps_master_weights(name: str, raw: RawValues) -> bool:
 
 def _storage(raw: RawValues, recipe: Recipe) -> MappedFields:
     """The optimizer updates weights in their storage dtype, unless it keeps master weights."""
+    return _stored_in(raw, recipe, "bf16")  # unset or auto: the checkpoint's dtype, bf16 for nearly all models
+
+
+def _storage_override(raw: RawValues, recipe: Recipe) -> MappedFields:
+    """An override that names only the optimizer keeps the recipe's storage dtype."""
+    return _stored_in(raw, recipe, "bf16" if recipe.goal == "peft" else recipe.precision.master)
+
+
+def _stored_in(raw: RawValues, recipe: Recipe, unset: str) -> MappedFields:
     name = target_name(raw.get("optimizer._target_", TORCH_ADAMW))
-    is_torch = name in ("adam", "adamw", "adamw8bit", "sgd")
-    stored = _dtype(raw.get("model.torch_dtype", "null"))
-    if not stored:  # unset or auto: the checkpoint's dtype, which is bf16 for nearly all models
-        stored = "fp32" if is_torch and recipe.goal != "peft" else "bf16"
+    stored = _dtype(raw.get("model.torch_dtype", "null")) or unset
     if recipe.goal == "peft":
         stored = _dtype(raw.get("peft.lora_dtype", "null")) or stored
     stored = "bf16" if stored == "fp16" else stored
@@ -182,8 +188,9 @@ ATTN_BACKENDS = {
     "cudnn": "cudnn",
     "magi": "te",
     "tilelang": "te",
+    "torch": "eager",
 }
-"""Attention backends; magi and tilelang are modeled as Transformer Engine's."""
+"""Attention backends; magi and tilelang are modeled as Transformer Engine's, torch (DeepSeek V4) as eager."""
 
 
 def _attention(raw: RawValues, recipe: Recipe) -> MappedFields:
@@ -521,7 +528,7 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
     length_keys.composite("step_scheduler.max_steps", "step_scheduler.num_epochs", length_keys.automodel),
     CompositeKey(("model.torch_dtype", "peft.lora_dtype", "optimizer._target_", "optimizer.master_weights",
         "optimizer.exp_avg_dtype"), ("precision.master", "precision.moments", "optimizer.name"), _storage,
-        _storage_keys),
+        _storage_keys, _storage_override),
     CompositeKey(("distributed.mp_policy.param_dtype", "distributed.autocast_dtype"), ("precision.compute",), _compute,
         _compute_keys),
     CompositeKey(("distributed.mp_policy.reduce_dtype", "distributed.grad_reduce_in_fp32"), ("precision.reduce",),

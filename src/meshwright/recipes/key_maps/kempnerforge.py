@@ -148,8 +148,8 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("metrics.enable_tensorboard", default=False, type="bool"),
     ConfigKey("metrics.tensorboard_dir", type="str"),
     ConfigKey("profiling.enable", "train.profile", default=False),
-    ConfigKey("profiling.start", default=5, type="int"),
-    ConfigKey("profiling.end", default=8, type="int"),
+    ConfigKey("profiling.start_step", default=5, type="int"),
+    ConfigKey("profiling.end_step", default=8, type="int"),
     ConfigKey("profiling.trace_dir", type="str"),
 )
 

@@ -1,0 +1,137 @@
+"""Tables of the keys that a framework accepts, written from its source by benchmarks/corpora/source_tables.py.
+
+A line has the owner of some keys (a class, a section, or nothing for the top level) and its keys with their types and
+choices: `dim:int alpha:int|float dropout_position:str=pre|post`. `**` accepts any key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.errors import closest, some
+from meshwright.similar import abbreviated
+
+OPEN = "**"
+TYPO = 75.0  # percent of matching characters above which an unknown key is a typing error
+WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "list": "a list", "map": "a table",
+    "str": "text"}  # fmt: skip
+BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0", "y", "n", "t", "f")
+NULLS = ("none", "null", "")
+
+
+class Key(msgspec.Struct, frozen=True):
+    """A key that a framework accepts."""
+
+    name: str
+    types: tuple[str, ...] = ()  # empty: any
+    choices: tuple[str, ...] = ()
+
+    def problem(self, value: Any) -> str:
+        """Return why a value is refused; empty if it is not. Text that contains a value of the type is accepted."""
+        if value is None or (not self.types and not self.choices):
+            return ""
+        if isinstance(value, str) and value.strip().lower() in NULLS:
+            return ""
+        if self.choices:
+            return self._choice_problem(value)
+        if any(_is_type(value, kind) for kind in self.types):
+            return ""
+        expected = " or ".join(dict.fromkeys(WORDS[kind] for kind in self.types if kind in WORDS))
+        return f"expected {expected}" if expected else ""
+
+    def _choice_problem(self, value: Any) -> str:
+        if (isinstance(value, dict) and "map" in self.types) or (isinstance(value, bool) and "bool" in self.types):
+            return ""
+        known = {choice.lower() for choice in self.choices}
+        for one in value if isinstance(value, list) else [value]:
+            others = [kind for kind in self.types if kind not in ("str", "none", "list")]
+            text = str(one).lower()
+            if text not in known and not any(_is_type(one, kind) for kind in others):
+                return f"allowed: {', '.join(self.choices)}"
+        return ""
+
+    def meant(self, value: Any) -> str:
+        """Return the choice that a refused value may mean; else empty."""
+        text = str(value)
+        near = abbreviated(text, self.choices) or closest(text, self.choices, 1)
+        return near[0] if near else ""
+
+
+def _is_type(value: Any, kind: str) -> bool:
+    text = str(value).strip()
+    if kind == "bool":
+        return isinstance(value, bool) or text.lower() in BOOLEANS
+    if kind == "list":  # one item is often written without brackets
+        return isinstance(value, list | tuple | str)
+    if kind == "map":
+        return isinstance(value, Mapping) or (isinstance(value, str) and text.startswith("{"))
+    if kind == "str":
+        return not isinstance(value, Mapping)
+    if isinstance(value, bool):
+        return False
+    try:
+        number = float(text.replace("_", ""))
+    except ValueError:
+        return False
+    return kind == "float" or (kind == "int" and number.is_integer())
+
+
+class KeyTable(msgspec.Struct, frozen=True):
+    """Keys by owner."""
+
+    commit: str
+    owners: Mapping[str, Mapping[str, Key]]
+
+    def find(self, owner: str, name: str) -> Key | None:
+        """Return a key of an owner; None if it has none of this name."""
+        return self.owners.get(owner, {}).get(name)
+
+    def accepts_any(self, owner: str) -> bool:
+        """Return whether an owner is unknown, or accepts every key."""
+        return owner not in self.owners or OPEN in self.owners[owner]
+
+    def near(self, owner: str, name: str) -> str:
+        """Return the key of an owner that a mistyped one may mean; else empty."""
+        return near_name(name, tuple(self.owners.get(owner, ())))
+
+    def hint(self, owner: str, near: str) -> str:
+        """Return what a message says about an unknown key."""
+        return f"did you mean {near}?" if near else f"it accepts {some(sorted(self.owners.get(owner, ())), 6)}"
+
+
+def near_name(name: str, known: tuple[str, ...]) -> str:
+    """Return the name that a mistyped one may mean; else empty."""
+    from rapidfuzz.fuzz import ratio
+
+    short = abbreviated(name, known)
+    if len(short) == 1:
+        return short[0]
+    found = closest(name, known, 1)
+    return found[0] if found and ratio(name.lower(), found[0].lower()) >= TYPO else ""
+
+
+def parse_key(text: str) -> Key:
+    """Return the key of a cell."""
+    head, _, choices = text.partition("=")
+    name, _, types = head.partition(":")
+    return Key(
+        name.removesuffix("!"), tuple(types.split("|")) if types else (), tuple(choices.split("|")) if choices else ()
+    )
+
+
+@cache
+def read_table(path: Path) -> KeyTable:
+    """Return the table of a file."""
+    head, *lines = path.read_text(encoding="utf-8").splitlines()
+    return KeyTable(head.split()[2].rstrip(","), dict(_owners(lines)))
+
+
+def _owners(lines: list[str]) -> Iterator[tuple[str, dict[str, Key]]]:
+    for line in lines:
+        owner, _, cells = line.partition("\t")
+        yield owner, {one.name: one for one in map(parse_key, cells.split())}
