@@ -48,7 +48,8 @@ def _profiling_range(ctx: RuleContext) -> Problem | None:
     if not (isinstance(start, int) and isinstance(end, int)) or end > start:
         return None
     return Problem(
-        f"profiling.end_step={end} must be greater than profiling.start_step={start}", (format_toml("profiling.end_step", start + 3),)
+        f"profiling.end_step={end} must be greater than profiling.start_step={start}",
+        (format_toml("profiling.end_step", start + 3),),
     )
 
 
