@@ -149,8 +149,8 @@ def plan(answer: Answer, found: Any) -> None:
         rows.append((str(place), layouts[place - 1], f"{e['step_s']:.2f}", f"{e['mfu']:.0%}", gib, *figures))
     if answer["plans"]:
         titled(out, "Assumed", assumed_lines(answer["plans"][0]["question"]["assumed"]))
-    table(rows, "", "layout", "s/step", "MFU", "GiB", *plan_budget_titles(answer["plans"]))
-    if answer["plans"]:
+        table(rows, "", "layout", "s/step", "MFU", "GiB", *plan_budget_titles(answer["plans"]))
+        titled(out, "First", _first_lines(answer["plans"]))
         titled(out, "Budget", budget_lines(answer["plans"][0], found.plans[0].question.cluster.world))
         titled(out, "Against", [_change_line(c) for c in answer["plans"][0]["changes"]] or ["the recipe's own layout"])
         titled(out, "Options", option_lines(answer["plans"][0]))
@@ -164,6 +164,16 @@ def plan(answer: Answer, found: Any) -> None:
     titled(out, "Findings", finding_lines(answer.get("findings", []), answer.get("repair")))
     titled(out, "Repair", repair_lines(answer))
     out.print(f"[dim]{answer['searched']:,} legal layouts scored[/]")
+
+
+def _first_lines(plans: Sequence[Answer]) -> list[str]:
+    """Return why the first plan is first although another is faster."""
+    seconds = [p["estimate"]["step_s"] for p in plans]
+    if min(seconds) >= seconds[0]:
+        return []
+    if plans[0].get("published", {}).get("kept"):
+        return [f"the recipe's own layout, as recommend keeps it: {escape(plans[0]['published']['why'])}"]
+    return ["as recommend: of layouts about equally fast, the closest to the recipe that is likely to fit"]
 
 
 def _distinct_layouts(plans: Sequence[Answer]) -> list[str]:

@@ -105,8 +105,3 @@ def _why(kept: bool, runs: bool, fits: bool, slower: float, source: str) -> str:
     note = f"more than the {gain:g} % that a predicted difference may be wrong by" if slower > gain / 100 else ""
     known = f"measured ({source}); " if source else "not measured; "
     return f"{known}estimated {slower:.0%} slower" + (f", {note}" if note else "")
-
-
-def with_kept(baseline: Baseline, found: Candidate | None) -> bool:
-    """Return whether the plan of a question is the layout published for its cluster."""
-    return found is not None and baseline.on_reference_cluster and keeps_recipe_layout(baseline, found)

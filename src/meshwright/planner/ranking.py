@@ -11,13 +11,20 @@ import numpy as np
 
 from meshwright import rules
 from meshwright.display import Readable, Row, titled
-from meshwright.errors import InputError
 from meshwright.planner.baseline import Baseline, baseline_for
-from meshwright.planner.levers import better_than, faster_with_offload, lever_batches, options_for
+from meshwright.planner.levers import better_than, faster_with_offload, lever_batches
 from meshwright.planner.plan import Plan, Question
-from meshwright.planner.published import with_kept
-from meshwright.planner.recommend import plan_with, recommend, with_fewer_nodes
-from meshwright.planner.search import HEADROOM_LIMIT, Candidate, ScoredBatch, choose, preferred, score, surer
+from meshwright.planner.recommend import plan_with, planned, recommend
+from meshwright.planner.search import (
+    HEADROOM_LIMIT,
+    Candidate,
+    ScoredBatch,
+    choose,
+    own_layout,
+    preferred,
+    score,
+    surer,
+)
 from meshwright.planner.space import FULL_SPACE, candidates, degrees, with_pins
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import Recipe
@@ -69,16 +76,14 @@ def rank_layouts(
     """
     baseline = baseline_for(question, overrides, recipe)
     batches = list(score(baseline.case, baseline.pinned, FULL_SPACE))
-    levers = _with_levers(baseline, batches)
-    plans = _plans(baseline, [*batches, *levers], top)
-    if plans and not any(b.fits.any() for b in batches):  # fits only with levers, or not at all
-        best = _fastest([*batches, *levers], 1)[0]
-        plans = (msgspec.structs.replace(plans[0], options=options_for(baseline, best, overrides)), *plans[1:])
-    batches += levers
-    blocked = _blocked(question, overrides, recipe) if not batches and overrides else None
+    batches += _with_levers(baseline, batches)
+    first = planned(baseline, overrides) if batches else None
+    ranked = [*batches, *own_layout(baseline.case)]  # the recipe's own may have values that no space has
+    plans = () if first is None else _plans(baseline, first, ranked, top)
+    blocked = None if batches else recommend(question, overrides, recipe)  # it refuses what no layout can have
     return Ranking(
         plans=plans,
-        pareto=pareto(batches),
+        pareto=pareto(ranked),
         dropped=(
             *_pinned_errors(blocked),
             *_rejected_by_rules(baseline.case, baseline.pinned),
@@ -87,33 +92,20 @@ def rank_layouts(
         ),
         searched=sum(len(b) for b in batches),
         blocked=blocked,
-        fitting=_fitting(batches) if everything else (),
+        fitting=_fitting(ranked) if everything else (),
     )
 
 
-def _blocked(question: Question, overrides: Sequence[str], recipe: Recipe | None) -> Plan | None:
-    """Return what `recommend` says about values that allow no layout; None if it refuses the question as well."""
-    try:
-        return recommend(question, overrides, recipe)
-    except InputError:
-        return None
-
-
-def _plans(baseline: Baseline, batches: list[ScoredBatch], top: int) -> tuple[Plan, ...]:
-    """Return the fastest plans; first the layout published for this cluster if `recommend` keeps it."""
-    best = _fastest(batches, CANDIDATES_PER_PLAN * top)
-    plans: list[Plan] = []
-    for candidate in best:  # what the engine runs instead, or the fastest kernels, may make two of them equal
-        one = plan_with(baseline, {**candidate.layout, **baseline.pinned})
-        if all(one.recipe != other.recipe for other in plans):
-            plans.append(one)
+def _plans(baseline: Baseline, first: Plan, batches: list[ScoredBatch], top: int) -> tuple[Plan, ...]:
+    """Return the plan that `recommend` gives, then the fastest others."""
+    plans = [first]
+    for candidate in _fastest(batches, CANDIDATES_PER_PLAN * top):
         if len(plans) == top:
             break
-    if best and with_kept(baseline, best[0]):
-        kept = plan_with(baseline, {})
-        return tuple([kept, *(plan for plan in plans if plan.layout_dict() != kept.layout_dict())][:top])
-    if plans and plans[0].ok:
-        plans[0] = with_fewer_nodes(baseline, plans[0])
+        # What the engine runs instead, or the fastest kernels, may make two of them equal.
+        one = plan_with(baseline, {**candidate.layout, **baseline.pinned})
+        if one.estimate.fits and all(one.recipe != other.recipe for other in plans):
+            plans.append(one)
     return tuple(plans)
 
 
@@ -191,6 +183,8 @@ def _rejected_by_rules(case: Case, pinned: Mapping[str, Any]) -> Iterator[Droppe
     for batch in (*degrees(case, space, pinned), *candidates(case, space, pinned)):
         for id, mask in rules.illegal_by_rule(batch).items():
             where = np.flatnonzero(np.broadcast_to(mask, batch.tp.shape))
+            if not len(where):  # a rule that holds for every layout, of a batch without any
+                continue
             counts[id] += len(where)
             examples.setdefault(id, batch.rows(int(where[0])))
     for id, count in counts.most_common():

@@ -86,6 +86,12 @@ def recommend(
     return with_replanned(msgspec.structs.replace(plan, repair=repair), other)
 
 
+def planned(baseline: Baseline, overrides: Sequence[str]) -> Plan | None:
+    """Return the layout that is recommended for a baseline, estimated and checked; None if no layout is legal."""
+    found = _search(baseline)
+    return None if found is None else _planned(baseline, found, overrides)
+
+
 def replanned(plan: Plan, question: Question, overrides: Sequence[str], recipe: Recipe | None) -> Plan | None:
     """Return the plan that the repair's overrides give when typed: the rest is sized anew; None if it cannot run."""
     if plan.repair is None:

@@ -149,6 +149,12 @@ def _estimated(kept: Case, memory: costs.Memory, timed: bool) -> ScoredBatch:
     return ScoredBatch(kept, step_s, total, fits, chance)
 
 
+def own_layout(case: Case) -> list[ScoredBatch]:
+    """Return the recipe's own layout, scored, if it is legal."""
+    alone = case.replace(**{name: np.asarray([getattr(case, name)]) for name in ("tp", "pp", "cp", "ep")})
+    return list(_scored(alone, {}, ()))[:1]
+
+
 def _reduced_otherwise(
     found: ScoredBatch, memory: costs.Memory, pinned: Mapping[str, Any], ignoring: Container[str], timed: bool
 ) -> Iterator[ScoredBatch]:

@@ -1,0 +1,78 @@
+"""What a lab with 32 nodes of H100 met: plan, check and recommend agree, and no fix is the opposite of what was typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MOE = {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 3072,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "intermediate_size": 8192,
+    "moe_intermediate_size": 1024,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "norm_topk_prob": True,
+    "vocab_size": 100352,
+    "max_position_embeddings": 8192,
+    "rope_theta": 1000000,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+COMPARED = [
+    ("moe", "32x8xH100", "pretrain", "megatron"),
+    ("moe", "36x4xGB200", "pretrain", "megatron"),
+    ("moe", "8x8xH100", "pretrain", "torchtitan"),
+    ("llama3-8b", "2xH100", "pretrain", "meshwright"),
+    ("llama3-8b", "7xH100", "pretrain", "automodel"),
+    ("qwen3-30b-a3b", "8xH100", "pretrain", "meshwright"),
+    ("qwen3-8b", "1xH100", "sft", "meshwright"),
+    ("gemma3-27b", "8xA100-40", "peft", "meshwright"),
+    ("llama3-70b", "8xH100", "pretrain", "meshwright"),  # does not fit
+]
+
+
+@pytest.fixture
+def moe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("moe").mkdir()
+    Path("moe/config.json").write_text(json.dumps(MOE))
+
+
+@pytest.mark.parametrize(("model", "gpus", "goal", "engine"), COMPARED)
+def test_the_first_plan_is_the_recommended_one(
+    moe: None, meshwright: Any, model: str, gpus: str, goal: str, engine: str
+) -> None:
+    words = (model, "--gpus", gpus, "--goal", goal, "--engine", engine, "--json")
+    chosen = meshwright("recommend", *words).json
+    first = meshwright("plan", *words).json["plans"][0]
+    assert first["layout"] == chosen["layout"]
+    assert first["estimate"] == chosen["estimate"]
+    assert first["changes"] == chosen["changes"]
+
+
+@pytest.mark.parametrize("value", ["layout.tp=3", "layout.pp=7", "layout.ep=24"])
+@pytest.mark.parametrize("engine", ["megatron", "torchtitan", "meshwright"])
+def test_plan_repairs_a_value_that_no_layout_has(moe: None, meshwright: Any, value: str, engine: str) -> None:
+    words = ("moe", "--gpus", "32x8xH100", "--goal", "pretrain", value, "--engine", engine)
+    ran = meshwright("plan", *words)
+    assert ran.code == 1
+    assert f"changes your {value.split('=')[0]}" in ran.out
+    assert "0 legal layouts" in ran.out
+    assert not ran.err
+
+
+def test_plan_refuses_a_count_that_no_layout_divides(moe: None, meshwright: Any) -> None:
+    ran = meshwright("plan", "moe", "--gpus", "53xH100", "--goal", "pretrain", "--engine", "megatron")
+    assert ran.code == 2
+    assert "no layout divides 53 GPUs" in ran.err
+    assert "fix:" in ran.err
