@@ -1,4 +1,4 @@
-"""What a lab with 32 nodes of H100 met: plan, check and recommend agree, and no fix is the opposite of what was typed."""
+"""A lab with 32 nodes of H100: plan and recommend agree, and no fix is the opposite of what was typed."""
 
 from __future__ import annotations
 
