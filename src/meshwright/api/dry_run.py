@@ -40,10 +40,10 @@ def dryrun(request: requests.DryRun) -> DryRun:
     if auto:
         recipe = with_fastest_micro_batch(Case(recipe, model_of(recipe), cluster))
     found = _execute(recipe, cluster, request.exact, request.processes, request.progress)
-    return msgspec.structs.replace(found, other_engine=_other_engine(job, kept, recipe, cluster))
+    return msgspec.structs.replace(found, other_engine=other_engine(job, kept, recipe, cluster))
 
 
-def _other_engine(job: Job, overrides: Sequence[str], executed: Recipe, cluster: Cluster) -> OtherEngine | None:
+def other_engine(job: Job, overrides: Sequence[str], executed: Recipe, cluster: Cluster) -> OtherEngine | None:
     """Return the engine that the target is for, with its own estimate, if that is not ours."""
     if job.engine == ENGINES[0]:
         return None

@@ -11,7 +11,15 @@ from msgspec import UNSET, UnsetType
 from meshwright import extras
 from meshwright.api import requests
 from meshwright.api.diagnosis import run_and_case, stated_by
-from meshwright.api.measured_runs import METRICS, is_table, measured_alone, measurement, runs_in
+from meshwright.api.measured_runs import (
+    METRICS,
+    is_table,
+    measured_alone,
+    measurement,
+    rehearsal_in,
+    rehearsed,
+    runs_in,
+)
 from meshwright.api.resolve import write_text
 from meshwright.api.responses import Part, Response
 from meshwright.api.run_requests import Doctor
@@ -102,6 +110,12 @@ def _measured(path: Path, request: requests.Calibrate) -> tuple[list[Measurement
             reason = f"the table {path} says what ran"
             raise InputError(reason, field=name, value=says[name], fix=(f"remove --{name}",))
         return read_with_notes(path)
+    if (rehearsal := rehearsal_in(path)) is not None:
+        if says:
+            name = next(iter(says))
+            reason = f"the rehearsal {path} says what ran"
+            raise InputError(reason, field=name, value=says[name], fix=(f"remove --{name}",))
+        return [rehearsed(path, rehearsal)], []
     if path.is_dir() and any(path.rglob(METRICS)) and not says:
         return runs_in(path)
     found = _measured_log(path, says)

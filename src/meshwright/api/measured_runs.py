@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from meshwright import doctor
+import msgspec
+
+from meshwright import clusters, doctor
 from meshwright.costs.measurements import Measurement, of_case
 from meshwright.doctor import Run
 from meshwright.doctor.match_recipe import stated_fields
 from meshwright.doctor.user_file import differing_file
 from meshwright.errors import InputError
-from meshwright.recipes.case import Case
+from meshwright.recipes.case import Case, model_of
+from meshwright.recipes.types import Recipe
 
 METRICS = "metrics.jsonl"
 TABLES = (".csv", ".tsv")
@@ -25,6 +30,36 @@ def is_table(path: Path) -> bool:
         head = next((line for line in lines if line.strip() and not line.startswith("#")), "")
         return head.count(",") + head.count("\t") + head.count(";") >= 2 and "model" in head and "gpu" in head
     return False
+
+
+def rehearsal_in(path: Path) -> dict[str, Any] | None:
+    """Return the rehearsal that a file of `rehearse --out` has; None for another file."""
+    if path.suffix != ".json" or not path.is_file():
+        return None
+    with suppress(OSError, ValueError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(found, dict) and found.get("kind") == "rehearsal":
+            return found
+    return None
+
+
+def rehearsed(path: Path, found: dict[str, Any], number: int = 1) -> Measurement:
+    """Return what a rehearsal timed; raise InputError if its times are not those of the GPU that it names."""
+    reason = ""
+    if found["scaled_to"] is not None:
+        reason = f"its kernels were scaled from {found['device']} to {found['scaled_to']} with the cost model itself"
+    elif found["mfu"] is None:
+        reason = "its kernels were timed on a CPU, and the cost model is for GPUs"
+    if reason:
+        fix = ("meshwright rehearse RECIPE --gpus CLUSTER --out FILE with the type of the GPU that runs it",)
+        raise InputError(reason, field="runs", value=str(path), fix=fix)
+    try:
+        recipe = msgspec.convert(found["settings"], Recipe)
+        case = Case(recipe, model_of(recipe), clusters.cluster(found["cluster"]))
+    except (msgspec.ValidationError, KeyError, TypeError) as error:
+        raise InputError(f"not a rehearsal of this version: {error}", field="runs", value=str(path)) from None
+    measured = {"step_time_s": str(found["step_s"]), "peak_mem_gib_allocated": str(found["allocated_gib"] or "")}
+    return of_case(case, {"row_id": str(number), "source": path.name, **measured})
 
 
 def runs_in(folder: Path) -> tuple[list[Measurement], list[str]]:

@@ -802,7 +802,7 @@ class Calibrate(Request, frozen=True):
     runs: Annotated[
         Sequence[str],
         path(
-            "Run folders, logs or CSVs of your runs; without any, this machine's GPU is measured.",
+            "Run folders, logs, CSVs or rehearsals of your runs; without any, this machine's GPU is measured.",
             "[RUNS]...",
             positional=True,
         ),

@@ -100,6 +100,47 @@ class DryRun(Request, frozen=True):
     ] = None
 
 
+class Rehearse(Request, frozen=True):
+    """Time a cluster's step on one GPU: real kernels, simulated network.
+
+    Runs the engine's step of every kind of rank at full world size on this machine's GPU. Kernels are timed and memory
+    is allocated; each collective moves no data and takes the time that the communication model has for the cluster, on
+    its own stream. The result is the step time by part with its band, MFU, peak memory, and what limits the step.
+    """
+
+    recipe: RecipeOrModel
+    gpus: Gpus | None = None
+    goal: ModelGoal | None = None
+    model: OtherModel | None = None
+    framework: FileFramework | None = None
+    as_gpu: Annotated[
+        str | None,
+        Input(
+            help="GPU type to scale kernel times to.  [default: that of --gpus]",
+            flag="--as",
+            metavar="GPU",
+            complete="gpus",
+            surfaces=CLI,
+        ),
+    ] = None
+    alternatives: Annotated[bool, flag("Also rehearse the two best other layouts.")] = False
+    network: Annotated[str | None, path("JSON file of measured collectives, in place of the model.", "FILE")] = None
+    trace: Annotated[str | None, path("Write a timeline for Perfetto to this JSON file.", "FILE")] = None
+    out: Annotated[str | None, path("Write the result to this JSON file, which calibrate reads.", "FILE")] = None
+    layers: Annotated[int | None, count("Most layers to run per stage; others are added from equal ones.")] = None
+    seconds: Annotated[float | None, count("Seconds of timed steps.  [default: 100]", 1, "S")] = None
+    device: Annotated[
+        str,
+        Input(help="cuda or cpu; a CPU tries small models.", metavar="DEVICE", choices=("cuda", "cpu"), surfaces=CLI),
+    ] = "cuda"
+    tiny: Annotated[bool, flag("Rehearse a laptop-size model of the same structure.")] = False
+    plot: Plot | None = None
+    overrides: Overrides = ()
+    progress: Annotated[
+        Callable[[str], None] | None, Input(help="Called with a line per stage.", surfaces=INTERNAL)
+    ] = None
+
+
 class Launch(Request, frozen=True):
     """Write a recipe as a job for a scheduler; submit and watch it.
 

@@ -226,6 +226,19 @@ _TABLE = (
         runs=True,
     ),
     Verb(
+        *("rehearse", "Check", run_requests.Rehearse, "rehearse.rehearse", "rehearsal_response"),
+        surfaces=CLI,
+        examples=(
+            "meshwright rehearse llama3_70b_pretrain_config --gpus 64xH100",
+            "meshwright rehearse llama3_8b_pretrain_config --gpus 8xH100 --alternatives --trace step.json",
+            "meshwright rehearse qwen3_30b_a3b_pretrain_config --gpus 16xH100 layout.ep=8 --out rehearsal.json",
+            "meshwright rehearse llama3_8b_pretrain_config --gpus 4xH100 --device cpu --tiny",
+        ),
+        exits="0 it fits, 1 it does not fit the cluster's GPUs or the rules reject it, 2 bad input or no GPU here, "
+        "3 the rehearsal failed, 130 Ctrl-C",
+        runs=True,
+    ),
+    Verb(
         *("doctor", "Check", run_requests.Doctor, "diagnosis.diagnose", "doctor_response"),
         surfaces=CLI_MCP,
         examples=(

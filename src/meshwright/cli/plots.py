@@ -125,3 +125,27 @@ def accuracy(result: Any, answer: dict[str, Any], path: str) -> None:
             axis.loglog(ends, ends, color="black", linewidth=1)
         axis.set(title=title, xlabel="measured", ylabel="predicted")
     save(drawing, path)
+
+
+def rehearse(result: Any, answer: dict[str, Any], path: str) -> None:
+    """Plot the passes of every pipeline rank over a step, or its collectives, and the step by part."""
+    drawing, (time, parts) = figure(2)
+    colors = {"F": "C0", "B": "C1", "I": "C2", "W": "C3"}
+    for one in answer["passes"]:
+        time.barh(
+            one["rank"], one["end_s"] - one["start_s"], left=one["start_s"], color=colors[one["kind"]], height=0.8
+        )
+    if answer["passes"]:
+        time.set(title=f"passes of every stage ({answer['schedule']})", xlabel="seconds", ylabel="pipeline rank")
+        time.invert_yaxis()
+    else:
+        spans = result.ranks[0].spans
+        axes = sorted({one.axis for one in spans})
+        for one in spans:
+            time.barh(axes.index(one.axis), one.end_s - one.start_s, left=one.start_s, color=f"C{axes.index(one.axis)}")
+        time.set_yticks(range(len(axes)), axes)
+        time.set(title="simulated collectives over the rehearsed step", xlabel="seconds")
+    shares = {name: seconds for name, seconds in answer["step_parts_s"].items() if seconds > 0}
+    parts.barh(list(shares)[::-1], list(shares.values())[::-1])
+    parts.set(title=f"step of {answer['step_s']:.2f} s by part", xlabel="seconds")
+    save(drawing, path)

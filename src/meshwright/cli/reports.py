@@ -13,6 +13,7 @@ _NAMES = {
     "doctor_report": "doctor",
     "dryrun_report": "dryrun",
     "inspect_report": "inspect",
+    "rehearse_report": "rehearse",
     "plan_report": "recommend estimate plan size",
     "run_report": "train bench tokenize samples generate evaluate convert accuracy",
 }

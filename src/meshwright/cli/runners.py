@@ -33,7 +33,7 @@ def run(verb: Verb, request: Any, as_json: bool) -> None:
         from meshwright.cli import plots
 
         plots.require(plot)
-    with progress_line(verb.name == "dryrun") as progress:
+    with progress_line(verb.name in ("dryrun", "rehearse")) as progress:
         if progress is not None:
             request = msgspec.structs.replace(request, progress=progress)
         result = verb.handle(request)

@@ -229,8 +229,15 @@ def _durations(case: Case, vp: int) -> list[dict[str, float]]:
 def schedule_passes(
     orders: Sequence[Sequence[Pass]], chunks: int, seconds: Sequence[dict[str, float]]
 ) -> list[ScheduledPass]:
-    """Schedule every pass as early as its rank and its dependencies allow."""
-    done: dict[tuple[str, int, int], float] = {}
+    """Schedule every pass as early as its rank and its dependencies allow, with seconds by rank and kind of pass."""
+    return schedule_timed_passes(orders, chunks, lambda rank, one: seconds[rank][one.kind])
+
+
+def schedule_timed_passes(
+    orders: Sequence[Sequence[Pass]], chunks: int, seconds: Callable[[int, Pass], float], send_s: float = 0.0
+) -> list[ScheduledPass]:
+    """Schedule every pass as early as its rank and its dependencies allow; `send_s`: a send between two ranks."""
+    done: dict[tuple[str, int, int], tuple[float, int]] = {}  # end of a pass, and its rank
     at, free = [0] * len(orders), [0.0] * len(orders)
     scheduled: list[ScheduledPass] = []
     progress = True
@@ -242,10 +249,11 @@ def schedule_passes(
                 needed = [done.get(key) for key in _dependencies(one, chunks)]
                 if None in needed:
                     break
-                start = max([free[rank], *(end for end in needed if end is not None)])
-                free[rank] = start + seconds[rank][one.kind]
+                arrived = [end + send_s * (of != rank) for end, of in filter(None, needed)]
+                start = max([free[rank], *arrived])
+                free[rank] = start + seconds(rank, one)
                 key = ("I" if one.kind == "B" else one.kind, one.chunk, one.micro_batch)
-                done[key] = free[rank]
+                done[key] = free[rank], rank
                 scheduled.append(ScheduledPass(rank, one.kind, one.chunk, one.micro_batch, start, free[rank]))
                 at[rank] += 1
                 progress = True

@@ -247,7 +247,7 @@ def _patches(capability: tuple[int, int]) -> Iterator[tuple[Any, str, Any]]:
     # From torch 2.12 on, pipeline stages first exchange whether shapes are known; no peer would answer here.
     pipeline: Any = schedules._PipelineSchedule
     if hasattr(pipeline, "_warmup_p2p"):
-        yield pipeline, "_warmup_p2p", _assume_static_shapes
+        yield pipeline, "_warmup_p2p", assume_static_shapes
     if capability == CPU:
         yield schedules, "_batch_p2p", _keep_sent_tensors(schedules._batch_p2p)
 
@@ -278,7 +278,8 @@ def _fake_group(new_group: Callable[..., Any]) -> Callable[..., Any]:
     return fake
 
 
-def _assume_static_shapes(schedule: Any, stages: Any, *_: Any) -> None:
+def assume_static_shapes(schedule: Any, stages: Any, *_: Any) -> None:
+    """Skip the exchange of whether shapes are known: they are, and no peer would answer."""
     from torch.distributed.pipelining import schedules
 
     for stage in stages:

@@ -29,15 +29,18 @@ def run_parallel(
     processes: int | None,
     progress: Callable[[str], None],
     label_of: Callable[[Task], str],
+    activity: str = "tracing",
+    always_fork: bool = False,
 ) -> list[Result]:
     """Return the results in order; run as many at a time as there are cores unless `processes` is set.
 
-    A single task runs in this process. Several run in one process each: torch keeps state of destroyed process groups.
+    A single task runs in this process, unless `always_fork`. Several run in one process each: torch keeps state of
+    destroyed process groups.
     """
-    if len(tasks) == 1:
-        with _repeated(progress, f"tracing {label_of(tasks[0])}"):
+    if len(tasks) == 1 and not always_fork:
+        with _repeated(progress, f"{activity} {label_of(tasks[0])}"):
             return [trace_rank(tasks[0])]
-    return _Workers(trace_rank, tasks, progress, label_of).run(processes or cores())
+    return _Workers(trace_rank, tasks, progress, label_of, activity).run(processes or cores())
 
 
 @contextmanager
@@ -62,8 +65,11 @@ def _repeated(progress: Callable[[str], None], text: str) -> Iterator[None]:
 class _Workers:
     """Processes that trace one rank each."""
 
-    def __init__(self, trace_rank: Any, tasks: Sequence[Any], progress: Callable[[str], None], label_of: Any) -> None:
+    def __init__(
+        self, trace_rank: Any, tasks: Sequence[Any], progress: Callable[[str], None], label_of: Any, activity: str
+    ) -> None:
         self.trace_rank, self.tasks, self.progress, self.label_of = trace_rank, tasks, progress, label_of
+        self.activity = activity
         self.context: Any = mp.get_context("fork")
         self.running: dict[Connection, tuple[int, Any]] = {}
         self.results: dict[int, Any] = {}
@@ -83,7 +89,7 @@ class _Workers:
 
     def _report(self) -> None:
         labels = ", ".join(self.label_of(self.tasks[number]) for number, _ in self.running.values())
-        self.progress(f"tracing {labels} ({len(self.results)} of {len(self.tasks)} kinds of ranks done)")
+        self.progress(f"{self.activity} {labels} ({len(self.results)} of {len(self.tasks)} kinds of ranks done)")
 
     def _start(self, number: int) -> None:
         ours, theirs = self.context.Pipe(duplex=False)

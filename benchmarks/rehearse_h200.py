@@ -1,0 +1,412 @@
+"""Compare rehearsals with measured runs on one GPU, print one table and save it.
+
+    python benchmarks/rehearse_h200.py --minutes 8 [--out FILE] [--only WORD]... [--again]     (on a GPU)
+    python benchmarks/rehearse_h200.py --smoke [--only WORD]                                   (on CPU, tiny models)
+
+single    jobs of one GPU: `meshwright bench` against `meshwright rehearse`
+ranks     layouts of 2 and 4 ranks that share the GPU over gloo, against the same ranks rehearsed side by side with
+          gloo's measured times as the network: the GPU is shared in both, only the network is simulated
+cluster   published or planned multi-GPU runs: step time against the published one, peak memory against the dry run
+
+Results are kept in the file as they come; rows that it has are skipped unless --again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing as mp
+import os
+import shlex
+import subprocess
+import sys
+import time
+import traceback
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT), str(ROOT / "benchmarks")]
+RESULTS = ROOT / "benchmarks" / "results" / "rehearse_h200.json"
+STEPS = 12
+RANK_STEPS = 4
+RANKS_S = 150.0
+GLOO_SIZES = tuple(2**n for n in (14, 18, 21, 24, 26, 27))
+COMPILED = ("kernels.compile=true",)
+PLAIN = (
+    "layout.tp=1", "layout.pp=1", "layout.vp=1", "layout.cp=1", "layout.ep=1", "layout.etp=1",
+    "layout.dp_replicate=1", "layout.sp=false", "layout.pp_schedule=1f1b",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Single:
+    """A job of one GPU, as benchmarks/calibration_set.py writes it."""
+
+    case: str
+    seconds: float = 60.0  # about
+
+    @property
+    def name(self) -> str:
+        return f"single {self.case}"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Ranks that share the GPU."""
+
+    layout: str
+    world: int
+    overrides: tuple[str, ...]
+    dtype: str  # of the reductions
+    recipe: str = "qwen3_600m_pretrain_config"
+    seconds: float = 80.0
+
+    @property
+    def name(self) -> str:
+        return f"ranks {self.layout}"
+
+    @property
+    def words(self) -> list[str]:
+        batch = 3 * self.world  # three micro batches on every rank, or more with tp
+        shared = ("layout.micro_batch_size=1", f"train.global_batch_size={batch}", "layout.recompute=none")
+        changed = {word.partition("=")[0] for word in self.overrides}
+        plain = [word for word in PLAIN if word.partition("=")[0] not in changed]
+        return [self.recipe, *plain, "data.seq_length=2048", *shared, "kernels.compile=false", *self.overrides]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A multi-GPU run: published tokens per second and GPU, if known."""
+
+    label: str
+    gpus: str
+    words: tuple[str, ...]
+    published: float | None = None
+    source: str = ""
+    seconds: float = 110.0
+
+    @property
+    def name(self) -> str:
+        return f"cluster {self.label}"
+
+
+TITAN_8B = (
+    "llama3_8b_pretrain_config", *PLAIN, "data.seq_length=8192", "layout.recompute=selective", *COMPILED,
+)  # fmt: skip
+ROWS: tuple[Single | Ranks | Cluster, ...] = (
+    Single("qwen25_500m pretrain 4096 8"),
+    Cluster(
+        "Llama 3 8B on 8 H100, micro batch 1",
+        "8xH100",
+        (*TITAN_8B, "layout.micro_batch_size=1", "train.global_batch_size=8"),
+        6150,
+        "torchao docs/source/workflows/training.md, torchtitan bf16",
+    ),
+    Ranks("fsdp2 2 ranks", 2, (), "float32"),
+    Cluster("Qwen3-30B-A3B on 16 H100", "16xH100", ("qwen3_30b_a3b_pretrain_config",)),
+    Cluster("Llama 3 70B on 64 H100", "64xH100", ("llama3_70b_pretrain_config",)),
+    Ranks("tp 2 with sp, 2 ranks", 2, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
+    Single("llama3_8b lora 4096 2"),
+    Single("gemma3_1b pretrain 4096 4"),
+    Ranks("fsdp2 2, tp 2 with sp, 4 ranks", 4, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
+    Single("olmoe_7b pretrain 1024 8 layers8"),
+    Ranks("fsdp2 4 ranks", 4, (), "float32"),
+    Cluster(
+        "Llama 3 8B on 8 H100-96, micro batch 2",
+        "8xH100-96",
+        (*TITAN_8B, "layout.micro_batch_size=2", "train.global_batch_size=16"),
+        6667,
+        "torchtitan benchmarks/llama3_h100_202412_torchtitan.md, table 1, compiled",
+    ),
+)
+
+
+# --- commands ------------------------------------------------------------------------------------------------------
+
+
+def command(words: list[str], timeout: float) -> dict[str, Any]:
+    """Run a meshwright command with --json; return its answer, or an error."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    arguments = [sys.executable, "-m", "meshwright", *words, "--json"]
+    try:
+        done = subprocess.run(arguments, capture_output=True, text=True, timeout=timeout, env=environment, cwd="/tmp")
+    except subprocess.TimeoutExpired as error:
+        return {"error": {"message": f"no answer in {timeout:.0f} s: {str(error.stderr or '')[-300:]}"}}
+    try:
+        found: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
+    except ValueError:
+        return {"error": {"message": (done.stderr or done.stdout)[-1500:]}}
+    return found
+
+
+def failed(row: dict[str, Any], answer: dict[str, Any], what: str) -> dict[str, Any]:
+    return {**row, "error": f"{what}: {answer['error']['message'][:1500]}"}
+
+
+def single(job: Single, smoke: bool) -> dict[str, Any]:
+    """Measure and rehearse a job of one GPU."""
+    from calibration_set import bench_words
+
+    words = [word for word in bench_words(job.case) if not word.startswith("train.steps")]
+    if smoke:
+        words = [word for word in words if not word.startswith(("kernels.compile", "data.seq_length"))]
+        words += ["kernels.compile=false", "data.seq_length=64"]
+    row: dict[str, Any] = {"command": shlex.join(["meshwright", "rehearse", *words])}
+    measured = command(["bench", *words, f"train.steps={STEPS}", *(["--tiny"] if smoke else [])], 200)
+    if "error" in measured:
+        return failed(row, measured, "bench")
+    where = ["--gpus", "1xH100", "--device", "cpu", "--tiny"] if smoke else ["--gpus", "auto"]
+    rehearsed = command(["rehearse", *words, *where], 200)
+    if "error" in rehearsed:
+        return failed(row, rehearsed, "rehearse")
+    return {
+        **row,
+        "measured_s": measured["step_s"],
+        "rehearsed_s": rehearsed["step_s"],
+        "measured_gib": measured["memory_gib"].get("allocated") or measured["memory_gib"].get("peak"),
+        "measured_memory": measured["memory_gib"],
+        "rehearsed_gib": rehearsed["allocated_gib"],
+        "parts_s": rehearsed["step_parts_s"],
+        "measured_parts_s": measured["step_parts_s"],
+        "wall_s": rehearsed["wall_s"],
+        "band_pct": rehearsed["band"]["step_pct"],
+    }
+
+
+def cluster(job: Cluster, smoke: bool, dry: subprocess.Popen[str] | None) -> dict[str, Any]:
+    """Rehearse a multi-GPU run; compare with what was published, and its memory with the dry run."""
+    words = ["rehearse", *job.words, "--gpus", job.gpus]
+    row: dict[str, Any] = {"command": shlex.join(["meshwright", *words]), "source": job.source}
+    if smoke:
+        words = ["rehearse", job.words[0], "--gpus", "4xH100", "--device", "cpu", "--tiny"]
+    rehearsed = command(words, 280)
+    if "error" in rehearsed:
+        return failed(row, rehearsed, "rehearse")
+    row |= {
+        "rehearsed_s": rehearsed["step_s"],
+        "tokens_per_s_per_gpu": rehearsed["tokens_per_s_per_gpu"],
+        "published_tokens_per_s_per_gpu": job.published,
+        "estimate_s": rehearsed["estimate_s"],
+        "mfu": rehearsed["mfu"],
+        "parts_s": rehearsed["step_parts_s"],
+        "band_pct": rehearsed["band"]["step_pct"],
+        "scale": rehearsed["scale"],
+        "rehearsed_gib": rehearsed["allocated_gib"],
+        "reserved_gib": rehearsed["reserved_gib"],
+        "wall_s": rehearsed["wall_s"],
+        "notes": rehearsed["notes"],
+        "ranks": [{name: one[name] for name in ("pp_rank", "layers", "layers_run", "micro_batches_run", "busy_s",
+                                                 "rest_s", "allocated_gib", "spread_pct", "wall_s", "steps")}
+                  for one in rehearsed["ranks"]],
+    }  # fmt: skip
+    if job.published:
+        tokens = rehearsed["tokens_per_s_per_gpu"]
+        row["measured_s"] = rehearsed["step_s"] * tokens / job.published
+    if dry is not None:
+        output, _ = dry.communicate(timeout=240)
+        found = json.loads(output[output.index("{") :])
+        if "error" not in found:
+            row["dryrun_gib"] = max(one["allocated_gib"] for one in found["ranks"])
+    return row
+
+
+def dry_run(job: Cluster) -> subprocess.Popen[str]:
+    """Start the dry run of a job, which needs no GPU."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+    arguments = [sys.executable, "-W", "ignore", "-m", "meshwright", "dryrun", *job.words, "--gpus", job.gpus, "--json"]
+    return subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment, cwd="/tmp"
+    )
+
+
+# --- ranks that share the GPU --------------------------------------------------------------------------------------
+
+
+def gloo_points(process: Any, dtype: str, largest: int) -> list[dict[str, Any]] | None:
+    """Time gloo's collectives on this rank's device; every rank makes the same calls."""
+    import torch
+    import torch.distributed as dist
+
+    world, device, kind = dist.get_world_size(), process.device, getattr(torch, dtype)
+    points = []
+
+    def timed(name: str, size: int, call: Any) -> None:
+        repeats = 3 if size >= 2**24 else 8
+        call()
+        times = []
+        for _ in range(repeats):
+            dist.barrier()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            call()
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - start)
+        points.append({"kind": name, "ranks": world, "bytes": size, "s": sorted(times)[len(times) // 2]})
+
+    for size in GLOO_SIZES:
+        if size > largest:
+            continue
+        count = size // kind.itemsize // world * world
+        full = torch.randn(count, device=device).to(kind)
+        part = torch.empty(count // world, device=device, dtype=kind)
+        gathered = torch.randn(size // 2 // world * world, device=device).to(torch.bfloat16)
+        piece = gathered[: gathered.numel() // world].clone()
+        timed("all_gather", size, lambda a=gathered, b=piece: dist.all_gather_into_tensor(a, b))
+        timed("reduce_scatter", size, lambda a=part, b=full: dist.reduce_scatter_tensor(a, b))
+        timed("all_reduce", size, lambda a=full: dist.all_reduce(a))
+    return points if process.rank == 0 else None
+
+
+def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
+    """Measure ranks that share the GPU over gloo, then rehearse the same ranks side by side."""
+    from meshwright import clusters
+    from meshwright.api.targets import job_for
+    from meshwright.dryrun.run import preload, validate
+    from meshwright.engine.model_families import family_of
+    from meshwright.engine.processes import fork
+    from meshwright.engine.tiny import tiny_recipe
+    from meshwright.recipes import overrides as override
+    from meshwright.rehearsal.network import MeasuredNetwork
+    from meshwright.rehearsal.run import Device, _Plan
+
+    words = job.words
+    row: dict[str, Any] = {"command": shlex.join(["meshwright", "bench", *words, "--nproc", str(job.world)])}
+    more = ["--tiny"] if smoke else []
+    if smoke:
+        words = [word for word in words if not word.startswith("data.seq_length")] + ["data.seq_length=64"]
+    measured = command(["bench", *words, f"train.steps={STEPS - 2}", "--nproc", str(job.world), *more], RANKS_S)
+    if "error" in measured:
+        return failed(row, measured, "bench")
+    device = "cpu" if smoke else "cuda"
+    largest = 2**21 if smoke else GLOO_SIZES[-1]
+    points = fork(*(job.world, gloo_points, job.dtype, largest), timeout=RANKS_S, device_type=device, backend="gloo")[0]
+    gpus = clusters.cluster(f"{job.world}xH200")
+    recipe = override.apply(job_for(words[0], None, str(gpus), ()).runnable(), words[1:])
+    family = family_of(recipe)
+    config = family.config_for(recipe)
+    if smoke:
+        recipe, config = tiny_recipe(recipe, config, job.world, override.requested(recipe, words[1:]))
+    case = validate(recipe, family.spec_of(recipe, config), gpus)
+    preload(recipe, config)
+    network = MeasuredNetwork(points, blocks_host=True, source="gloo")
+    gpu = None if smoke else clusters.cluster("auto").gpu
+    plan = _Plan(case, config, Device(device, gpu), network, 1.0, [0], None, 60.0)
+    context: Any = mp.get_context("fork")
+    barrier, answers = context.Barrier(job.world), context.Queue()
+    task = plan.task((0, (0,)), None)
+    tasks = [_of_rank(task, barrier) for _ in range(job.world)]
+    processes = [context.Process(target=_rehearse, args=(one, answers)) for one in tasks]
+    for one in processes:
+        one.start()
+    try:
+        found = [answers.get(timeout=RANKS_S) for _ in processes]
+    finally:
+        for one in processes:
+            one.join(2.0)
+            if one.is_alive():
+                one.kill()
+    if errors := [text for text, _ in found if text]:
+        return {**row, "error": errors[0][-1500:]}
+    from meshwright.rehearsal.compose import TimedRank
+
+    times = [TimedRank(task, result, plan.micro_batches).time("all") for _, result in found]
+    totals = found[0][1].totals
+    return {
+        **row,
+        "measured_s": measured["step_s"],
+        "rehearsed_s": max(one.step_s for one in times),
+        "by_rank_s": [one.step_s for one in times],
+        "collectives": {f"{axis} {kind}": list(values) for (axis, kind), values in totals.items()},
+        "measured_parts_s": measured["step_parts_s"],
+        "gloo": points,
+        "wall_s": max(result.wall_s for _, result in found),
+    }
+
+
+def _of_rank(task: Any, barrier: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(task, fixed_steps=RANK_STEPS, together=barrier)
+
+
+def _rehearse(task: Any, answers: Any) -> None:
+    from meshwright.rehearsal.rank import rehearse_rank
+
+    try:
+        result = rehearse_rank(task)
+        answers.put((result.out_of_memory, result))
+    except BaseException:
+        answers.put((traceback.format_exc(), None))
+        if task.together is not None:
+            task.together.abort()
+
+
+# --- table ---------------------------------------------------------------------------------------------------------
+
+
+def line(name: str, row: dict[str, Any]) -> str:
+    if "error" in row:
+        return f"{name:<46} FAILED {' '.join(row['error'].split())[-300:]}"
+    measured, rehearsed = row.get("measured_s"), row["rehearsed_s"]
+    error = f"{100 * (rehearsed / measured - 1):+6.1f} %" if measured else "       -"
+    shown = f"{measured:8.4f}" if measured else "       -"
+    dry = row.get("dryrun_gib") or row.get("measured_gib")
+    gib = row.get("rehearsed_gib")
+    memory = f"{gib:7.2f} / {dry:7.2f} GiB {100 * (gib / dry - 1):+5.1f} %" if gib and dry else ""
+    return f"{name:<46} {shown} {rehearsed:8.4f} s {error}  {row['wall_s']:5.0f} s  {memory}"
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--minutes", type=float, default=8.0)
+    options.add_argument("--out", type=Path, default=RESULTS)
+    options.add_argument("--only", action="append", default=[])
+    options.add_argument("--again", action="store_true")
+    options.add_argument("--smoke", action="store_true")
+    asked = options.parse_args()
+    end = time.monotonic() + 60 * asked.minutes
+    kept = json.loads(asked.out.read_text())["rows"] if asked.out.exists() and not asked.again else {}
+    wanted = [one for one in ROWS if not asked.only or any(word in one.name for word in asked.only)]
+    waiting = [one for one in wanted if one.name not in kept or "error" in kept[one.name]]
+    dry: dict[str, subprocess.Popen[str]] = {}
+    try:
+        for job in waiting:
+            if end - time.monotonic() < job.seconds and not asked.smoke:
+                print(f"{job.name:<46} no time left", flush=True)
+                continue
+            if not asked.smoke and not dry:  # beside the first rows: they use other cores
+                dry = {one.name: dry_run(one) for one in waiting if isinstance(one, Cluster)}
+            start = time.monotonic()
+            try:
+                if isinstance(job, Single):
+                    row = single(job, asked.smoke)
+                elif isinstance(job, Ranks):
+                    row = ranks(job, asked.smoke)
+                else:
+                    row = cluster(job, asked.smoke, dry.get(job.name))
+            except Exception:
+                row = {"error": traceback.format_exc()[-1500:]}
+            row["took_s"] = round(time.monotonic() - start, 1)
+            kept[job.name] = row
+            print(line(job.name, row), flush=True)
+            report = {"date": date.today().isoformat(), "made_by": "python benchmarks/rehearse_h200.py", "rows": kept}
+            asked.out.parent.mkdir(parents=True, exist_ok=True)
+            asked.out.write_text(json.dumps(report, indent=1) + "\n")
+    finally:
+        for process in dry.values():
+            if process.poll() is None:
+                process.kill()
+    print(f"\n{'row':<46} measured rehearsed     error   wall  rehearsed / dry run or measured memory")
+    for job in wanted:
+        if job.name in kept:
+            print(line(job.name, kept[job.name]))
+    return 0 if not any("error" in kept.get(one.name, {}) for one in wanted) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,220 @@
+"""Places the time of a simulated collective: on a CUDA stream, or on the host's clock.
+
+On a GPU a collective is a kernel that waits on a stream of its process group. That stream waits for the caller's, as
+NCCL's does, and the caller's stream waits for it when the collective's result is waited for. So compute kernels
+overlap with it exactly as far as the engine's own order of streams and events allows.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+
+SHORTEST_S = 2e-6  # a kernel launch takes as long
+SPIN_S = 5e-4  # time.sleep is not more precise
+MOST_NS = 2_000_000_000  # of one waiting kernel: its argument has 32 bits
+TOLERANCE = 0.1  # of a trial wait of 1 ms
+_WAIT_SOURCE = """
+extern "C" __global__ void wait_ns(int ns) {
+  unsigned long long start, now;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(start));
+  do {
+    __nanosleep(250);
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - start < (unsigned long long) ns);
+}
+"""
+
+
+class FinishedWork(Work):
+    """A collective that takes no time."""
+
+    def __init__(self, result: Any = None) -> None:
+        super().__init__()
+        self.result_tensors = result
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it has ended."""
+        return True
+
+    def is_success(self) -> bool:
+        """Whether it has succeeded."""
+        return True
+
+    def get_future(self) -> Any:
+        """Return a completed future, which C++ callers wait for."""
+        future: Any = torch.futures.Future()
+        future.set_result(self.result_tensors)
+        return future
+
+
+class StreamWork(FinishedWork):
+    """A collective whose end is an event on a stream."""
+
+    def __init__(self, end: Any, stream: Any, result: Any) -> None:
+        super().__init__(result)
+        self.end, self.stream = end, stream
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Make the current stream wait for the end."""
+        torch.cuda.current_stream().wait_event(self.end)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether the GPU has passed its end."""
+        return bool(self.end.query())
+
+    def get_future(self) -> Any:
+        """Return a future that makes the streams of its readers wait."""
+        future: Any = torch.futures.Future(devices=[torch.device("cuda", torch.cuda.current_device())])
+        with torch.cuda.stream(self.stream):
+            future.set_result(self.result_tensors)
+        return future
+
+
+class HostWork(FinishedWork):
+    """A collective that ends at a time of the host's clock."""
+
+    def __init__(self, end_s: float, result: Any) -> None:
+        super().__init__(result)
+        self.end_s = end_s
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Sleep until its end."""
+        sleep_until(self.end_s)
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether its end has passed."""
+        return time.perf_counter() >= self.end_s
+
+
+def sleep_until(end_s: float) -> None:
+    """Sleep until a time of the performance counter, the last part of it spinning."""
+    while (left := end_s - time.perf_counter()) > 0:
+        if left > SPIN_S:
+            time.sleep(left - SPIN_S)
+
+
+class StreamDelays:
+    """Delays on CUDA streams, one per process group and direction."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self.streams: dict[tuple[str, str], Any] = {}
+        self.wait = waiting_kernel()
+        self.bytes_per_s = bytes_per_s  # of the fills, which take part of a collective's time
+
+    def place(
+        self, lane: tuple[str, str], seconds: float, fill: Callable[[], int], result: Any, record: bool
+    ) -> tuple[FinishedWork, Any]:
+        """Place a collective after the work of the current stream; return it and its start and end if recorded."""
+        current = torch.cuda.current_stream()
+        stream = self.streams.get(lane)
+        if stream is None:
+            # Kernels that fill the GPU keep a stream of equal priority waiting, as they do not with NCCL's.
+            stream = self.streams[lane] = torch.cuda.Stream(priority=-1)
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            start = stream.record_event(torch.cuda.Event(enable_timing=True)) if record else None  # type: ignore[no-untyped-call]
+            left = seconds - fill() / self.bytes_per_s
+            if left > SHORTEST_S:
+                self.wait(left)
+            end = torch.cuda.Event(enable_timing=record)  # type: ignore[no-untyped-call]
+            end.record(stream)
+        return StreamWork(end, stream, result), (start, end)
+
+
+class HostDelays:
+    """Delays on the host's clock: each collective blocks its rank's CPU, as gloo does."""
+
+    def __init__(self, cuda: bool) -> None:
+        self.cuda = cuda
+        self.free_s: dict[tuple[str, str], float] = {}
+
+    def place(
+        self, lane: tuple[str, str], seconds: float, fill: Callable[[], int], result: Any, record: bool
+    ) -> tuple[FinishedWork, Any]:
+        """Place a collective after the work of the current stream and of its group."""
+        if self.cuda:
+            torch.cuda.current_stream().synchronize()  # gloo reads the data on the host
+        start = max(time.perf_counter(), self.free_s.get(lane, 0.0))
+        fill()
+        end = self.free_s[lane] = start + seconds
+        return HostWork(end, result), (start, end)
+
+
+def waiting_kernel() -> Callable[[float], None]:
+    """Return a function that makes the current CUDA stream wait for some seconds, checked by a trial.
+
+    The GPU's clock in nanoseconds is used: cycles last longer when a loaded GPU lowers its frequency.
+    """
+    tried: list[str] = []
+    for make in (_nvrtc_wait, _triton_wait, _cycles_wait):
+        try:
+            wait = make()
+            error = _trial_error(wait)
+        except Exception as failure:
+            tried.append(f"{make.__name__}: {type(failure).__name__}: {failure}")
+            continue
+        if error <= TOLERANCE:
+            return wait
+        tried.append(f"{make.__name__}: {error:+.0%} in a trial of 1 ms")
+    raise RuntimeError(f"no kernel that waits works on this GPU: {'; '.join(tried)}")
+
+
+def _trial_error(wait: Callable[[float], None]) -> float:
+    """Return by how much a wait of 1 ms misses it, at best of three."""
+    errors = []
+    for _ in range(4):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        wait(1e-3)
+        end.record()
+        torch.cuda.synchronize()
+        errors.append(abs(float(start.elapsed_time(end)) - 1.0))
+    return min(errors[1:])
+
+
+def _nvrtc_wait() -> Callable[[float], None]:
+    kernel = torch.cuda._compile_kernel(_WAIT_SOURCE, "wait_ns")  # type: ignore[attr-defined]  # torch 2.8 and later
+
+    def wait(seconds: float) -> None:
+        left = int(seconds * 1e9)
+        while left > 0:
+            kernel(grid=(1, 1, 1), block=(1, 1, 1), args=[min(left, MOST_NS)])
+            left -= MOST_NS
+
+    return wait
+
+
+def _triton_wait() -> Callable[[float], None]:
+    from meshwright.rehearsal._triton_wait import wait_ns
+
+    def wait(seconds: float) -> None:
+        left = int(seconds * 1e9)
+        while left > 0:
+            wait_ns[(1,)](min(left, MOST_NS), num_warps=1)
+            left -= MOST_NS
+
+    return wait
+
+
+def _cycles_wait() -> Callable[[float], None]:
+    """Return a wait in clock cycles, calibrated at the frequency of the moment."""
+    cycles = 20_000_000
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    torch.cuda._sleep(cycles)
+    start.record()
+    torch.cuda._sleep(cycles)
+    end.record()
+    torch.cuda.synchronize()
+    per_s = cycles / (float(start.elapsed_time(end)) / 1e3)
+    return lambda seconds: torch.cuda._sleep(int(seconds * per_s))
