@@ -155,7 +155,7 @@ def retain_interval(ctx: RuleContext) -> Problem | None:
     )
 
 
-SOURCES = ("mock_data", "data_path", "train_data_path")
+SOURCES = ("mock_data", "data_path", "train_data_path", "data_args_path", "per_split_data_args_path")
 
 
 def several_sources(ctx: RuleContext) -> Problem | None:

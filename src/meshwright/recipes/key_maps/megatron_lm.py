@@ -153,6 +153,7 @@ RUN_KEYS = (
     ConfigKey("mock_data", default=False),
     ConfigKey("data_path", default=None),
     ConfigKey("train_data_path", default=None),
+    *(ConfigKey(key, default=None) for key in composites.DATA_LISTS.values()),
     ConfigKey("tokenizer_type", default=None, choices=(
         "BertWordPieceLowerCase", "BertWordPieceCase", "GPT2BPETokenizer", "SentencePieceTokenizer",
         "GPTSentencePieceTokenizer", "HuggingFaceTokenizer", "Llama2Tokenizer", "TikTokenizer", "MultimodalTokenizer",
@@ -282,8 +283,8 @@ COMPOSITE_KEYS: tuple[CompositeKey, ...] = (
         ("moe.dispatcher",), composites.read_dispatcher, composites.write_dispatcher),
     CompositeKey(("mtp_num_layers", "mtp_loss_scaling_factor"), ("train.mtp_loss",), composites.read_mtp,
         composites.write_mtp),
-    CompositeKey(("mock_data", "data_path", "train_data_path"), ("data.dataset", "data.blend"), composites.read_data,
-        composites.write_data),
+    CompositeKey(("mock_data", "data_path", "train_data_path", *composites.DATA_LISTS.values()),
+        ("data.dataset", "data.blend"), composites.read_data, composites.write_data),
     CompositeKey(("sft",), ("data.packing",), composites.read_sft, composites.write_sft),
     CompositeKey(("lr_wsd_decay_iters", "lr_wsd_decay_style"), wsd_keys.FIELDS,
         *wsd_keys.readers("lr_wsd_decay_iters", "lr_wsd_decay_style", "exponential")),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from meshwright.errors import InputError, unknown
@@ -366,13 +367,21 @@ def read_data(raw: RawValues, recipe: Recipe) -> MappedFields:
     dataset, blend = parse_blend(split_list(_text(raw, "data_path") or _text(raw, "train_data_path")))
     if blend:
         return MappedFields({"data.blend": ",".join(f"{path}:{weight}" for path, weight in blend.items())})
+    dataset = dataset or next(filter(None, (_text(raw, key) for key in DATA_LISTS.values())), "")
     return MappedFields({"data.dataset": dataset} if dataset else {})
+
+
+DATA_LISTS = {".txt": "data_args_path", ".json": "per_split_data_args_path"}
+"""Flags of files that name the token files, by suffix."""
 
 
 def write_data(recipe: Recipe) -> KeyValues:
     if recipe.data.blend:
         return {"data_path": [text for path, weight in recipe.data.blend.items() for text in (repr(weight), path)]}
-    return {"mock_data": True} if recipe.data.dataset == "mock" else {"data_path": [recipe.data.dataset]}
+    dataset = recipe.data.dataset
+    if (flag := DATA_LISTS.get(PurePath(dataset).suffix)) is not None:
+        return {flag: dataset}
+    return {"mock_data": True} if dataset == "mock" else {"data_path": [dataset]}
 
 
 def split_text(validation: float) -> str:
