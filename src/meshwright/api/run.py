@@ -377,7 +377,13 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         reads=reads,
         files={**job.files, **data},
         findings=(*job.findings, *_advice(exported, request.gpus)),
-        notes=(*notes, *job.notes, *_not_kept(exported), *_sbatch_not_kept(exported, request, scheduler)),
+        notes=(
+            *notes,
+            *job.notes,
+            *_not_kept(exported),
+            *_sbatch_not_kept(exported, request, scheduler),
+            *_container_not_kept(exported, request, scheduler),
+        ),
         python_path=other_frameworks.CHECKOUTS[framework].python_path,
     )
 
@@ -426,6 +432,23 @@ def _sbatch_not_kept(exported: Exported, request: requests.Launch, scheduler: st
         return ()
     keep = f"; {shlex.join(words)} keeps {'it' if len(lost) == 1 else 'them'}" if scheduler == "slurm" and words else ""
     return (f"not kept: #SBATCH {' '.join(lost)} of {source.content.path}{keep}",)
+
+
+def _container_not_kept(exported: Exported, request: requests.Launch, scheduler: str) -> tuple[str, ...]:
+    """Return the container in which srun starts the user's program if the new job has none, and how to keep it."""
+    from meshwright.frameworks.shell.launcher import container_options
+
+    source = exported.job.imported
+    script = None if source is None else source.content.script
+    found = {} if script is None or request.image else container_options(script)
+    if source is None or not found:
+        return ()
+    lost = " ".join(f"--{name}={value}" if value else f"--{name}" for name, value in found.items())
+    words = ["--image", found.get("container-image", "IMAGE"), "--container-kind", "pyxis"]
+    for mount in filter(None, found.get("container-mounts", "").split(",")):
+        words += ["--mount", mount]
+    keep = f"; {shlex.join(words)} keeps the container" if scheduler == "slurm" else ""
+    return (f"not kept: srun {lost} of {source.content.path}: the job runs without a container{keep}",)
 
 
 def watch(started: Started, on_state: Callable[[str], None], on_log: Callable[[str], None]) -> Started:

@@ -170,6 +170,15 @@ def _rack(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
     return made, (Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", message),)
 
 
+def _racks(text: str, known: Gpu, count: int) -> tuple[Cluster, tuple[Assumption, ...]]:
+    """Return racks that are written as nodes of a whole NVLink domain: `2x72xGB200`; a job runs on their nodes."""
+    made = Cluster(known, count * known.nvlink_domain // known.gpus_per_node, known.gpus_per_node)
+    _check_size(text, made)
+    racks = f"{count} rack{'s' if count > 1 else ''} of {known.nvlink_domain} GPUs"
+    message = f"{text} is {racks}, {made}: a node of the rack has {known.gpus_per_node}"
+    return made, (Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", message), *network_assumed(made))
+
+
 def _described(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
     rack = _rack(text)
     if rack is not None:
@@ -180,6 +189,8 @@ def _described(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
         raise _bad(text, f"{parts.count} GPUs cannot be in {parts.nodes} equal nodes", EXAMPLES)
     if parts.nodes:
         each = parts.each or (parts.count // parts.nodes if parts.count else known.gpus_per_node)
+        if each == known.nvlink_domain > known.gpus_per_node:
+            return _racks(text, known, parts.nodes)
         made = Cluster(known, parts.nodes, each)
     else:
         made = Cluster(known, *default_nodes(parts.count or 1, known))

@@ -131,7 +131,7 @@ def _parsed(
         model=built.model,
         goal="sft" if "sft" in settings else "pretrain",
         gpu_request=_gpu_request(launch) if launch is not None else GpuRequest(),
-        env=_env(content, launch) if launch is not None else {},
+        env=_env(content, launch),
         findings=(*args.findings, *unknown),
         notes=(*notes, *built.notes),
         files=tuple(files),
@@ -158,9 +158,14 @@ def _gpu_request(launch: LaunchCommand) -> GpuRequest:
     return msgspec.structs.replace(request, source=request.source or launch.program)
 
 
-def _env(content: Content, launch: LaunchCommand) -> Settings:
-    """Return the environment of the training, including variables set by launcher options or unread sourced files."""
-    script, env = content.script, dict(launch.env)
+def _env(content: Content, launch: LaunchCommand | None) -> Settings:
+    """Return the environment of the training, including variables set by launcher options or unread sourced files.
+
+    Without a launch command it is that of the script's last command.
+    """
+    script = content.script
+    last = {} if script is None or not script.commands else script.commands[-1].env
+    env = dict(last if launch is None else launch.env)
     if script is None or CONNECTIONS in env:
         return env
     passed = f"{CONNECTIONS}="

@@ -106,6 +106,16 @@ def find_launches(script: Script) -> tuple[LaunchCommand, ...]:
     return (*found, *(possible or ()))
 
 
+def container_options(script: Script) -> dict[str, str]:
+    """Return the options with which a script starts its programs in a container: srun's, of pyxis."""
+    found: dict[str, str] = {}
+    for command in (*script.commands, *script.possible):
+        for name, one in unwrap(command.words).options.get("srun", {}).items():
+            if name.startswith(("container-", "no-container-")):
+                found[name] = "" if one.value in (None, True) else str(one.value)
+    return found
+
+
 def _launches(commands: Sequence[Command], script: Script) -> tuple[LaunchCommand, ...]:
     found = (_find_launch(command, script) for command in commands)
     return tuple(each for each in found if each is not None)
