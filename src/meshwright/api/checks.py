@@ -39,6 +39,7 @@ from meshwright.frameworks import (
     UnmappedField,
     UnresolvedValue,
 )
+from meshwright.frameworks.common import short_training_notes
 from meshwright.launch import other_frameworks
 from meshwright.models import ModelSpec
 from meshwright.parsing import one_of
@@ -345,8 +346,9 @@ def export_into(
         findings = tuple(one for one in findings if frameworks.as_in_files(one).severity != "advice")
     checked = msgspec.structs.replace(checked, findings=findings)
     unused = _without_effect(checked, request.overrides)
+    short = short_training_notes(checked.recipe, checked.model) if read is None else ()
     written = msgspec.structs.replace(
-        written, notes=(*checked.notes, *unused, *_contract_notes(job, checked.recipe), *written.notes)
+        written, notes=(*checked.notes, *unused, *_contract_notes(job, checked.recipe), *short, *written.notes)
     )
     return (Exported(written, checked, job) if read is None else Exported(written, checked, job, dropped)), converted
 

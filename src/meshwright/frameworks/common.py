@@ -12,6 +12,7 @@ from msgspec import UNSET
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import FrameworkRule, GpuRequest, Problem, RuleContext
 from meshwright.frameworks.types import Settings, as_int
+from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.types import Recipe
 
@@ -59,6 +60,20 @@ def random_data_notes(recipe: Recipe, key: str) -> Iterator[str]:
         yield (
             f"{key}: the run trains on random tokens for {recipe.train.steps:,} iterations; "
             "add data.dataset=PREFIX and train.steps=N to train on data"
+        )
+
+
+def short_training_notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
+    """Yield that a pretraining on data ends after fewer tokens than the model has parameters."""
+    train, data = recipe.train, recipe.data
+    tokens = train.steps * train.global_batch_size * data.seq_length
+    on_data = data.dataset != "mock" or bool(data.blend)
+    if recipe.goal != "pretrain" or model.kind == "diffusion" or recipe.benchmark or train.epochs:
+        return
+    if on_data and tokens < model.params.total:
+        yield (
+            f"the training ends after {train.steps:,} steps, {tokens / 1e9:.2g}B tokens for "
+            f"{model.params.total / 1e9:.2g}B parameters: train.steps=N sets its length"
         )
 
 

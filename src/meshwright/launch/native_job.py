@@ -11,12 +11,14 @@ import msgspec
 from meshwright import models
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
+from meshwright.frameworks.common import short_training_notes
 from meshwright.frameworks.types import Program
 from meshwright.launch import other_frameworks, values
 from meshwright.launch.build_job import REMOTE_FILES, LaunchRequest, mock_data, plain_name
 from meshwright.launch.job import find_scheduler
 from meshwright.launch.kubernetes import MAX_NAME
 from meshwright.recipes import files, overrides
+from meshwright.recipes.case import model_of
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe
 from meshwright.rules import Finding
@@ -135,7 +137,9 @@ def request_for(
         files={target: text} if text is not None else {},
         findings=findings,
         saves=not training.tiny or training.out is not None,
-        notes=() if training.tiny else (*training.notes, *mock_data(found)),
+        notes=()
+        if training.tiny
+        else (*training.notes, *mock_data(found), *short_training_notes(found, model_of(found))),
     )
 
 
