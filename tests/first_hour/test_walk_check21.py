@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+import meshwright
+from meshwright.errors import InputError
+
 MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
     "model_type": "qwen3_moe",
@@ -76,3 +79,34 @@ def test_plan_refuses_a_count_that_no_layout_divides(moe: None, meshwright: Any)
     assert ran.code == 2
     assert "no layout divides 53 GPUs" in ran.err
     assert "fix:" in ran.err
+
+
+BROKEN_SCRIPT = """torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 \\
+  --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 12 --train-iters 10 \\
+  --lr 1e-4 --mock-data --tokenizer-type NullTokenizer --vocab-size 1000 --bf16
+"""
+
+
+def test_check_of_a_model_folder_checks_its_training_files_too(moe: None, meshwright: Any) -> None:
+    Path("moe/train.sbatch").write_text(BROKEN_SCRIPT)
+    Path("moe/tokenizer_config.json").write_text('{"model_max_length": 8192}')
+    Path("moe/trainer_state.json").write_text('{"train_batch_size": 2, "global_step": 10, "log_history": []}')
+    ran = meshwright("check", "moe", "--gpus", "32x8xH100")
+    assert ran.code == 1
+    assert "moe/train.sbatch on 32x8xH100 with megatron-lm: cannot start" in ran.out
+    assert "moe_pretrain on 32x8xH100" in ran.out
+    assert "2 files checked" in ran.out
+    assert "file=moe/train.sbatch" in meshwright("check", "moe", "--gpus", "32x8xH100", "--format", "github").out
+
+
+def test_check_of_a_model_folder_alone_is_one_answer(moe: None, meshwright: Any) -> None:
+    Path("moe/tokenizer_config.json").write_text('{"model_max_length": 8192}')
+    ran = meshwright("check", "moe", "--gpus", "32x8xH100", "--json")
+    assert ran.json["recipe"] == "moe_pretrain"
+
+
+def test_check_in_python_refuses_a_model_folder_with_training_files(moe: None) -> None:
+    Path("moe/train.sbatch").write_text(BROKEN_SCRIPT)
+    with pytest.raises(InputError, match="also has files which train"):
+        meshwright.check("moe", gpus="32x8xH100")
+    meshwright.check("moe/config.json", gpus="32x8xH100")

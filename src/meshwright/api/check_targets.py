@@ -22,6 +22,8 @@ from meshwright.recipes.run_folder import is_run_folder
 
 CONFIG_SUFFIXES = (".sh", ".bash", ".sbatch", ".slurm", ".yaml", ".yml", ".toml", ".json", ".py")
 LEFT_OUT = ("__pycache__", "node_modules", "site-packages")  # folders without configs, as are hidden ones
+OF_A_MODEL = ("tokenizer.json", "vocab.json", "model.safetensors.index.json", "trainer_state.json")
+"""Files of a model folder that are large or have keys of a config."""
 LAUNCHERS = re.compile(
     r"torchrun|torch\.distributed|\bsrun\b|accelerate launch|deepspeed|meshwright train|pretrain_gpt"
 )
@@ -56,7 +58,18 @@ def is_config_folder(word: object) -> bool:
     """Return whether a word is a folder of configs: no model, run, checkpoint or adapters."""
     if not isinstance(word, str) or not file_access.is_dir(word) or is_run_folder(word):
         return False
-    return not_a_model(word, "target") is None and not (Path(word).expanduser() / "config.json").is_file()
+    return not_a_model(word, "target") is None and not _has_config(word)
+
+
+def is_model_with_configs(word: object) -> bool:
+    """Return whether a word is a model folder that also has files which train: each of them is checked too."""
+    if not isinstance(word, str) or not file_access.is_dir(word) or is_run_folder(word) or not _has_config(word):
+        return False
+    return any(not is_config(file) and not why_skipped(file, None) for file in _files_in(word))
+
+
+def _has_config(folder: str) -> bool:
+    return (Path(folder).expanduser() / "config.json").is_file()
 
 
 def expand(words: Sequence[str], skip_unknown: bool = False) -> Targets:
@@ -70,6 +83,11 @@ def expand(words: Sequence[str], skip_unknown: bool = False) -> Targets:
                 what = "no file matches" if is_glob(word) else f"has no {', '.join(CONFIG_SUFFIXES)} file"
                 raise InputError(what, field="target", value=word, fix=("meshwright check FILE",))
             optional.update(file for file in files if file not in words)
+            found |= dict.fromkeys(files)
+        elif is_model_with_configs(word):
+            own = os.path.normpath(Path(word).expanduser() / "config.json")
+            files = [own, *(file for file in sorted(_files_in(word)) if file != own)]
+            optional.update(file for file in files[1:] if file not in words)
             found |= dict.fromkeys(files)
         else:
             optional.update([word] if skip_unknown and os.path.isfile(word) else ())
@@ -108,6 +126,8 @@ def why_skipped(file: str, framework: str | None) -> str:
         return "a dataset; name it alone to check its rows"
     if is_config(file) and not is_file(file):
         return "a model's config.json"
+    if Path(file).name in OF_A_MODEL:
+        return "a file of a model"
     if not is_file(file):
         return "no framework reads this kind of file"
     try:

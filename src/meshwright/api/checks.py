@@ -16,7 +16,7 @@ from meshwright import clusters, costs, frameworks, launch, planner
 from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.catalogues import recipe_text, save_files
-from meshwright.api.check_targets import SkippedFile, is_config_folder, is_glob
+from meshwright.api.check_targets import SkippedFile, is_config_folder, is_glob, is_model_with_configs
 from meshwright.api.data_findings import check_data, data_findings
 from meshwright.api.dataset_length import epochs_of
 from meshwright.api.plan_responses import plan_response
@@ -167,6 +167,10 @@ def _refuse_several(request: requests.Check) -> None:
         command = shlex.join(["meshwright", "check", str(target), *request.more])
         one = "in Python, one call checks one recipe or file"
         raise InputError(one, "target", target, [command, "call check once for each file"])
+    if is_model_with_configs(target):
+        one = "a model folder that also has files which train; in Python, one call checks one of them"
+        model = f"check({str(Path(str(target)) / 'config.json')!r})"
+        raise InputError(one, "target", target, [f"meshwright check {target}", model, "call check once for each file"])
     cli_only = {"--format": request.format, "--write-baseline": request.write_baseline}
     for option, value in cli_only.items():
         if value is not None:
