@@ -81,8 +81,9 @@ def test_plan_refuses_a_count_that_no_layout_divides(moe: None, meshwright: Any)
     assert "fix:" in ran.err
 
 
-BROKEN_SCRIPT = """torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 --num-attention-heads 8 \\
-  --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 --global-batch-size 12 --train-iters 10 \\
+BROKEN_SCRIPT = """torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 4 --hidden-size 512 \\
+  --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 --micro-batch-size 1 \\
+  --global-batch-size 12 --train-iters 10 \\
   --lr 1e-4 --mock-data --tokenizer-type NullTokenizer --vocab-size 1000 --bf16
 """
 
