@@ -120,7 +120,8 @@ def run_checkout(corpus: Corpus, root: Path, commit: str) -> tuple[Result, list[
     with tempfile.TemporaryDirectory() as folder:
         targets = list(corpus.collect(root, Path(folder)))
         outcomes = check_all(corpus.name, targets)
-    kept = [{"path": one.path, **one.kept} for one in targets if one.kept and not one.skipped]
+    read = {one.path for one in outcomes if not one.unread and not one.skipped}
+    kept = [{"path": one.path, **one.kept} for one in targets if one.kept and one.path in read]
     return summarize(corpus, commit, outcomes), kept
 
 

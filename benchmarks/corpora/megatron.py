@@ -14,6 +14,7 @@ from benchmarks.corpora import Corpus, Target
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import open_file
+from meshwright.frameworks.megatron_bridge import snippet
 
 CASES = "tests/functional_tests/test_cases"
 PLATFORMS = {"dgx_h100": "H100", "dgx_a100": "A100", "dgx_gb200": "GB200"}
@@ -162,9 +163,10 @@ def _kept_launch(content: Content, number: int) -> dict[str, Any]:
 def _word(value: Any, unresolved: str) -> str:
     """Return a word as a script has it: one that is known only at run time stays a variable."""
     text = str(value)
-    if unresolved and "$" not in text:
-        return f"${{OPEN:-$(date)}}{text}"
-    return text if unresolved else shlex.quote(text)
+    if not unresolved:
+        return shlex.quote(text)
+    text = text if "$" in text or "`" in text else f"${{OPEN}}{text}"
+    return f'"{text}"' if re.search(r"[\s<>|&;]", text) and '"' not in text else text
 
 
 def lm_examples(root: Path, folder: Path) -> Iterable[Target]:
@@ -197,11 +199,40 @@ def restore_launches(entry: Mapping[str, Any], folder: Path) -> Target:
 
 def bridge_python(root: Path, folder: Path) -> Iterator[Target]:
     """Yield the Python examples of Megatron-Bridge that train."""
-    for name in ("examples", "tutorials", "scripts"):
+    for name in ("examples", "tutorials"):
         for file in sorted((root / name).rglob("*.py")):
             path, text = str(file.relative_to(root)), file.read_text()
             trains = PYTHON_TRAINS.search(text) and ("ConfigContainer" in text or "_config(" in text)
-            yield Target(path, file, skipped="" if trains else "trains nothing")
+            kept = _kept_snippet(file) if trains else None
+            yield Target(path, file, kept=kept, skipped="" if trains else "trains nothing")
+
+
+def _kept_snippet(file: Path) -> dict[str, Any] | None:
+    try:
+        run = snippet.read(open_file(file))
+    except InputError:
+        return None
+    known = {key: one.value for key, one in run.settings.items() if not one.unresolved and "._target_" not in key}
+    recipe = run.recipe.value if run.recipe and not run.recipe.unresolved else ""
+    settings = {key: value for key, value in known.items() if key not in ("recipe", "--mode")}
+    unknown = [key for key, one in run.settings.items() if one.unresolved and key not in ("recipe", "--mode")]
+    return {"recipe": recipe, "goal": run.goal, "settings": settings, "open": unknown} if recipe else None
+
+
+def restore_snippet(entry: Mapping[str, Any], folder: Path) -> Target:
+    """Return a Python file that sets the kept fields of a recipe and trains."""
+    train = "pretrain" if entry["goal"] == "pretrain" else "finetune"
+    lines = [
+        f"from megatron.bridge.recipes import {entry['recipe']}",
+        f"from megatron.bridge.training.{train} import {train}",
+        f"cfg = {entry['recipe']}()",
+        *(f"cfg.{key} = {value!r}" for key, value in entry["settings"].items()),
+        *(f"cfg.{key} = value" for key in entry["open"]),
+        f"{train}(cfg)",
+    ]
+    file = folder / Path(entry["path"]).name
+    file.write_text("\n".join(lines) + "\n")
+    return Target(entry["path"], file, kept=entry)
 
 
 def verified_runs(root: Path, folder: Path) -> Iterator[Target]:
@@ -253,7 +284,7 @@ CORPORA = {
         Corpus("megatron-lm-tests", LM, "Megatron-LM, functional tests", functional_tests, restore_script),
         Corpus("megatron-lm-examples", LM, "Megatron-LM, example scripts", lm_examples, restore_launches),
         Corpus("megatron-bridge-scripts", BRIDGE, "Megatron-Bridge, scripts", bridge_scripts, restore_launches),
-        Corpus("megatron-bridge-python", BRIDGE, "Megatron-Bridge, Python examples", bridge_python, restore_command),
+        Corpus("megatron-bridge-python", BRIDGE, "Megatron-Bridge, Python examples", bridge_python, restore_snippet),
         Corpus("megatron-bridge-runs", BRIDGE, "Megatron-Bridge, verified runs", verified_runs, restore_command),
         Corpus("megatron-bridge-recipes", BRIDGE, "Megatron-Bridge, recipes", bridge_recipes, restore_command),
     )

@@ -9,6 +9,9 @@ import pytest
 from benchmarks import corpora
 from benchmarks.corpora.megatron import CORPORA
 
+from meshwright import check
+from meshwright.recipes.key_maps import megatron_lm_choices
+
 EVERY = {"megatron-lm-tests": 12}
 """A default run checks every so many kept entries of a corpus."""
 KEPT = [name for name in CORPORA if (corpora.KEPT / f"{name}.json").exists()]
@@ -43,3 +46,112 @@ def test_kept_entries_have_no_local_paths() -> None:
     for name in KEPT:
         text = (corpora.KEPT / f"{name}.json").read_text()
         assert os.path.expanduser("~") + "/" not in text
+
+
+MODEL = """--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 \\
+    --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --train-iters 100 --lr 3e-4 --bf16 --mock-data \\
+    --tokenizer-type NullTokenizer --vocab-size 32000"""
+RECIPE = "run_recipe.py --recipe llama3_8b_pretrain_config model.tensor_model_parallel_size=3"
+
+
+def errors(text: str, tmp_path: Path, name: str = "run.sh", gpus: str = "8xH100") -> list[str]:
+    (tmp_path / name).write_text(text)
+    found = check(str(tmp_path / name), gpus=gpus).findings
+    return [one.rule for one in found if one.severity == "error"]
+
+
+def script(flags: str, program: str = "pretrain_gpt.py", head: str = "") -> str:
+    return f"#!/bin/bash\n{head}\ntorchrun --nproc-per-node 8 {program} {MODEL} {flags}\n"
+
+
+ACCEPTED = {
+    "sinkhorn with one expert": "--num-experts 2 --use-distributed-optimizer --moe-router-topk 1 --moe-router-load-balancing-type sinkhorn",
+    "expert tensor parallelism without experts": "--expert-tensor-parallel-size 2",
+    "a flag of modelopt": "--export-te-mcore-model",
+    "a schedule of batches": "--step-batch-size-schedule '0:64 1B:128'",
+    "layer graphs": "--cuda-graph-impl local --te-rng-tracker",
+    "flags of the newest commit": "--ckpt-drop-redundant-extra-state --moe-combine-bwd-dtype bf16",
+}
+
+
+@pytest.mark.parametrize("flags", ACCEPTED.values(), ids=ACCEPTED)
+def test_flags_that_megatron_lm_accepts(flags: str, tmp_path: Path) -> None:
+    text = script(flags)
+    text = text.replace("--global-batch-size 64 ", "") if "schedule" in flags else text
+    assert errors(text, tmp_path) == []
+
+
+def test_programs_add_flags(tmp_path: Path) -> None:
+    assert errors(script("--freeze-LM --use-packed-sequence", "pretrain_vlm.py"), tmp_path) == []
+    assert errors(script("--model-provider llava_vlm", "examples/mimo/train.py"), tmp_path) == []
+    assert errors(script("--freeze-LM"), tmp_path) == ["key.unknown"]
+    assert errors(script("--our-own-flag 3", "our_training.py"), tmp_path) == []
+    assert errors(script("--tensor-model-paralel-size 3", "our_training.py"), tmp_path) == ["key.unknown"]
+    (tmp_path / "pretrain_ours.py").write_text("group.add_argument('--micro-batch-siz', type=int)\n")
+    assert errors(script("--micro-batch-siz 3", "pretrain_ours.py"), tmp_path) == []
+
+
+START = f"torchrun --nproc-per-node 8 {RECIPE}"
+SCRIPTS = {
+    "both branches": f'if [ "$1" = "-d" ]; then\n  echo debug\nelse\n  {START}\nfi',
+    "a guard of the input": f'IMAGE=""\nif [ -z "$IMAGE" ]; then\n  echo "set IMAGE"\n  exit 1\nfi\n{START}',
+    "bash -c": f'CMD="uv run python -m torch.distributed.run --nproc-per-node 8 {RECIPE}"\nsrun bash -c "$CMD"',
+    "a command built in a loop": f'for C in 1 2; do\n  CMD="env"\n  CMD="$CMD {START}"\n  $CMD\ndone',
+    "echo in a command": f'A="\n{RECIPE}\n"\nC="torchrun --nproc-per-node 8 $(echo "$A" | tr \'\\n\' \' \')"\n$C',
+    "a here-document": f"srun bash <<'EOF'\n{START}\nEOF",
+    "a here-document in a variable": f"read -r -d '' A <<'EOF' || true\n{START}\nEOF\nbash -c \"$A\"",
+    "a case": f'case "$1" in\n  big) {START} ;;\n  *) echo usage ;;\nesac',
+    "a loop without values": f'NONE=""\nC="env"\nfor X in $NONE; do C="$C $X"; done\n$C {START}',
+}
+
+
+@pytest.mark.parametrize("text", SCRIPTS.values(), ids=SCRIPTS)
+def test_scripts_that_are_read(text: str, tmp_path: Path) -> None:
+    assert "heads.attention" in errors(f"{text}\n", tmp_path)
+
+
+def test_options_of_a_python_script_have_their_defaults(tmp_path: Path) -> None:
+    text = """\
+import argparse
+from megatron.bridge.recipes.llama import llama3_8b_pretrain_config
+from megatron.bridge.training.pretrain import pretrain
+parser = argparse.ArgumentParser()
+parser.add_argument("--tp", type=int, default=3)
+parser.add_argument("--length", type=int)
+args = parser.parse_args()
+cfg = llama3_8b_pretrain_config()
+cfg.model.tensor_model_parallel_size = args.tp
+cfg.model.seq_length = args.length
+pretrain(cfg)
+"""
+    found = errors(text, tmp_path, "train.py")
+    assert "heads.attention" in found
+    assert "value.invalid" not in found
+
+
+def test_configs_of_other_modules_are_no_unknown_recipes(tmp_path: Path) -> None:
+    text = """\
+from megatron.bridge.training.pretrain import pretrain
+def create_config():
+    return ConfigContainer(train=TrainingConfig(train_iters=10))
+cfg = create_config()
+cfg.train.micro_batch_size = 1
+pretrain(cfg)
+"""
+    assert errors(text, tmp_path, "train.py") == []
+
+
+def test_keys_below_a_map_are_not_dropped(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "torchrun --nproc-per-node 8 run_recipe.py --recipe llama3_8b_pretrain_config "
+        "+tokenizer.hf_tokenizer_kwargs.revision=main +dataset.offline_packing_specs.pad_seq_to_mult=4\n"
+    )
+    rules = [one.rule for one in check(str(tmp_path / "run.sh"), gpus="8xH100").findings]
+    assert "megatron-bridge.dropped-key" not in rules
+
+
+def test_the_flag_table_has_its_commit() -> None:
+    head = (Path(megatron_lm_choices.__file__).parent / megatron_lm_choices.TABLE).read_text().splitlines()[0]
+    assert "NVIDIA/Megatron-LM" in head
+    assert len(megatron_lm_choices.parser_flags()) > 800
+    assert megatron_lm_choices.parser_flags()["manual_gc_interval"].type == "int"

@@ -49,6 +49,8 @@ RULES = (
     LaunchRule("launch.literal-quotes", "error", "the program rejects a value, or opens a file whose name has quotes",
                "the shell removes the quotes of a command, not those inside a string that a variable holds"),
 )  # fmt: skip
+QUOTES_IGNORED = ("--split",)
+"""Flags of which Megatron-LM reads the numbers, whatever is around them."""
 SEVERITY = {one.id: one.severity for one in RULES}
 
 
@@ -125,6 +127,8 @@ def _literal_quotes(content: Content) -> Iterator[Finding]:
         is_flag = text.startswith("--")
         flag, value = (text.partition("=")[0], text.partition("=")[2]) if is_flag else (flag, text)
         if one.unresolved or not flag or not value.startswith(("'", '"')):
+            continue
+        if flag in QUOTES_IGNORED:
             continue
         bare = value.strip("'\"")
         is_whole = len(value) > 1 and value[-1] == value[0]

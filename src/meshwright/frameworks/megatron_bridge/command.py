@@ -170,6 +170,9 @@ def _typed(setting: SourcedValue) -> SourcedValue:
 def _override(setting: SourcedValue) -> Iterator[tuple[str, SourcedValue]]:
     """Parse a Hydra override; keep the + on a key that does not exist, for the rule that reports it."""
     found = OVERRIDE.fullmatch(str(setting.value))
+    if setting.unresolved and (found is None or found[3] is None):
+        yield keys.UNREAD_ARGS, setting
+        return
     if found is None or (found[3] is None and found[1] != "~"):
         if not setting.unresolved and str(setting.value).strip():
             yield f"-{setting.value}", setting
@@ -181,7 +184,9 @@ def _override(setting: SourcedValue) -> Iterator[tuple[str, SourcedValue]]:
         yield key, msgspec.structs.replace(setting, value=found[4])
     else:
         section, _, name = key.partition(".")
-        exists = not sign or key in _table() or name in keys.fields(section)
+        first, _, below = name.partition(".")
+        exists = not sign or key in _table() or first in keys.fields(section)
+        exists = exists or (bool(below) and section not in keys.SECTIONS)  # of a map, such as tokenizer kwargs
         yield (key if exists else f"+{key}"), msgspec.structs.replace(setting, value=parse_value(found[4]))
 
 

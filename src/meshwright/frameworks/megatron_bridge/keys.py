@@ -10,6 +10,8 @@ from meshwright.recipes.key_maps import config_keys
 from meshwright.similar import misspelled
 
 KEY_MAP = "megatron_bridge"
+UNREAD_ARGS = "*"
+"""The key for arguments known only at run time, such as "$@": no setting can be reported as missing."""
 
 # Sections whose fields are all known: any other name is rejected.
 SECTIONS: Mapping[str, str] = {

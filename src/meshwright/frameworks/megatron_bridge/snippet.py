@@ -19,6 +19,8 @@ CONDITION = "set under a condition"
 COMMON = {"_pretrain_common": "pretrain", "_sft_common": "sft", "_peft_common": "peft"}
 CONFIG_NAMES = ("cfg", "config")
 TRAINERS = ("pretrain", "finetune")
+RECIPES = "megatron.bridge.recipes"
+PARSED = ("parse_args", "parse_known_args")
 MAX_NUMBER = 10**15
 MAX_DEPTH = 60
 ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -42,7 +44,7 @@ def read(content: Content) -> ParsedRun:
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         line = f" (line {error.lineno})" if isinstance(error, SyntaxError) and error.lineno else ""
         raise InputError(f"is not valid Python{line}", field="file", value=content.path) from None
-    reader = _Reader(content.path)
+    reader = _Reader(content.path, tree)
     try:
         reader.block(tree.body, "")
     except RecursionError:
@@ -63,10 +65,21 @@ class _Config:
 
 
 class _Reader:
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, tree: ast.Module) -> None:
         self.path = path
         self.names: dict[str, Any] = {}
         self.imported: dict[str, str] = {}  # local name → imported name
+        self.modules: dict[str, str] = {}  # imported name → its module
+        self.functions = {node.name: node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+        self.assigned = {
+            target.id
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assign)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        self.options = _option_defaults(tree)
+        self.parsed = _parsed_names(tree)
         self.configs: dict[str, _Config] = {}
         self.trained = ""  # name of the config passed to the training function
         self.goal: Goal | None = None
@@ -95,6 +108,9 @@ class _Reader:
     def statement(self, node: ast.stmt, reason: str) -> None:
         if isinstance(node, ast.ImportFrom | ast.Import):
             self.imported |= {alias.asname or alias.name: alias.name.rsplit(".", 1)[-1] for alias in node.names}
+            if isinstance(node, ast.ImportFrom):
+                module = "." * node.level + (node.module or "")
+                self.modules |= {alias.name: module for alias in node.names}
         elif isinstance(node, ast.FunctionDef):
             for one in node.args.args:
                 if one.arg in CONFIG_NAMES:
@@ -135,11 +151,16 @@ class _Reader:
     def bind(self, name: str, value: ast.expr, reason: str) -> None:
         """Bind a name to a config or a constant."""
         called = self.called(value)
-        if called in COMMON or (called.endswith("_config") and isinstance(value, ast.Call)):
+        if called in self.functions and isinstance(value, ast.Call):
+            self.configs[name] = self.returned(self.functions[called])
+        elif called in COMMON or (called.endswith("_config") and isinstance(value, ast.Call)):
             config = self.configs[name] = _Config()
-            config.recipe = SourcedValue(called, value.lineno, self.path, reason)
+            elsewhere = called in self.assigned or not self.modules.get(called, RECIPES).startswith(RECIPES)
+            elsewhere = elsewhere and called not in COMMON
+            unknown = reason or (f"{called} is no recipe of {RECIPES}" if elsewhere else "")
+            config.recipe = SourcedValue(called, value.lineno, self.path, unknown)
             for keyword in value.keywords if isinstance(value, ast.Call) else ():
-                if keyword.arg in ("peft_scheme", "peft"):
+                if keyword.arg in ("peft_scheme", "peft") and not _is_none(keyword.value):
                     self.put(config, "--mode", keyword.value, reason)
         elif called == "ConfigContainer" and isinstance(value, ast.Call):
             self.configs[name] = _Config()
@@ -150,6 +171,17 @@ class _Reader:
                 self.names[name] = (config_of or self.value(value)) if not reason else _fail()
             except _Unresolved:
                 self.names.pop(name, None)
+
+    def returned(self, function: ast.FunctionDef) -> _Config:
+        """Return the config that a function of the file returns, as far as it is known."""
+        for node in ast.walk(function):
+            if isinstance(node, ast.Return) and isinstance(node.value, ast.Name) and node.value.id in self.configs:
+                return self.configs[node.value.id]
+            if isinstance(node, ast.Return) and self.called(node.value) == "ConfigContainer":  # type: ignore[arg-type]
+                config = _Config()
+                self.fields(config, "", node.value, "")  # type: ignore[arg-type]
+                return config
+        return _Config()
 
     def call(self, node: ast.Call, reason: str) -> None:
         called = self.called(node)
@@ -259,12 +291,50 @@ class _Reader:
                 raise _Unresolved from None
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id not in self.configs:
             owner = node.value.id
-            return f"torch.{node.attr}" if owner == "torch" else node.attr
+            if owner in self.parsed:
+                return self.options[node.attr] if self.options.get(node.attr) is not None else _fail()
+            is_name = owner in self.imported or owner[:1].isupper()  # a module, or an enum such as AttnBackend.flash
+            return f"torch.{node.attr}" if owner == "torch" else node.attr if is_name else _fail()
         if isinstance(node, ast.Attribute):
             config, path = self.path_of(node)
             setting = config.settings.get(path) if config else None
             return _fail() if setting is None or setting.unresolved else setting.value
         raise _Unresolved
+
+
+def _option_defaults(tree: ast.Module) -> dict[str, Any]:
+    """Return the defaults of the command-line options that a file defines, by the name of their value."""
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if not (
+            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
+        ):
+            continue
+        options = {one.arg: one.value for one in node.keywords}
+        names = [one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+        given, default, action = (options.get(key) for key in ("dest", "default", "action"))
+        name = given.value if isinstance(given, ast.Constant) else next((one for one in names if one[:2] == "--"), "")
+        value = default.value if isinstance(default, ast.Constant) else None
+        if isinstance(action, ast.Constant) and action.value in ("store_true", "store_false") and value is None:
+            value = action.value == "store_false"
+        found[str(name).lstrip("-").replace("-", "_")] = value
+    return found
+
+
+def _parsed_names(tree: ast.Module) -> frozenset[str]:
+    """Return the names of parsed command lines: args = parser.parse_args(), args, rest = parse_cli_args()."""
+    found = {"args"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
+            called = getattr(node.value.func, "attr", getattr(node.value.func, "id", ""))
+            first = node.targets[0].elts[0] if isinstance(node.targets[0], ast.Tuple) else node.targets[0]
+            if called in PARSED and isinstance(first, ast.Name):
+                found.add(first.id)
+    return frozenset(found)
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
 
 
 def _fail() -> Any:

@@ -15,7 +15,7 @@ from meshwright.frameworks.framework import Content
 from meshwright.frameworks.megatron_lm.arguments import KEY_MAP, UNREAD_ARGS, flag_of, key_of
 from meshwright.frameworks.types import Settings, SourcedValue
 from meshwright.recipes.key_maps import config_keys
-from meshwright.recipes.key_maps.megatron_lm_choices import parser_flags, program_flags
+from meshwright.recipes.key_maps.megatron_lm_choices import all_program_flags, parser_flags, program_flags
 from meshwright.rules.rule import Finding
 
 if TYPE_CHECKING:
@@ -38,8 +38,10 @@ class ProgramFlags(msgspec.Struct, frozen=True):
 
 def own_flags(content: Content, launch: LaunchCommand | None) -> ProgramFlags:
     """Return the flags that the program of a script adds."""
-    if launch is None or (launch.program.unresolved and "$" in str(launch.program.value).rpartition("/")[2]):
+    if launch is None:
         return ProgramFlags()
+    if launch.program.unresolved and "$" in str(launch.program.value).rpartition("/")[2]:
+        return ProgramFlags(all_program_flags(), complete=False)
     program = str(launch.program.value)
     name = program.rpartition("/")[2]
     if launch.is_module:

@@ -70,5 +70,10 @@ def assign(expander: Expander, assignment: Assignment, kind: str = "", export: b
     """Execute an assignment. One that appends to itself in a loop is unknown: loop bodies are followed once."""
     value = assigned_value(expander, assignment, kind)
     expander.state.store(assignment.name, value, export or expander.state.exports_all)
-    if expander.state.loop_depth and value.kind == "text" and appends_to_itself(assignment):
+    if not expander.state.loop_depth:
+        return
+    grows = appends_to_itself(assignment)
+    if grows and value.kind == "text" and assignment.name not in expander.state.set_in_loop:
         expander.state.mark_unknown(assignment.name, f"{assignment.name} grows in a loop", *assignment.location)
+    elif not grows:
+        expander.state.set_in_loop.add(assignment.name)

@@ -114,6 +114,11 @@ def read_input(interp: Interpreter, simple: Simple, fields: list[Field]) -> Exit
     name = fields[0].text
     if name == "printf" and (len(fields) < 3 or fields[1].text != "-v"):
         return ExitStatus.RAN
+    document = simple.here_document
+    if name == "read" and document is not None and document.quoted and "-d" in [field.text for field in fields]:
+        pieces = tuple(Piece(*one) for one in document.lines)  # read -r -d '' NAME <<'EOF': all of the text
+        interp.state.store(fields[-1].text, text_value(pieces, *simple.location))
+        return ExitStatus.RAN
     for field in fields[2:3] if name == "printf" else fields[1:]:
         if NAME.fullmatch(field.text):
             interp.state.mark_unknown(field.text, f"{name} sets {field.text} at run time", *simple.location)
@@ -238,18 +243,40 @@ def _keep_outer(interp: Interpreter, name: str) -> None:
 def _run_program(interp: Interpreter, simple: Simple, fields: list[Field]) -> ExitStatus:
     """Record a program; interpret bash -c, and stop after exec."""
     command = interp.emit(simple, fields)
-    if simple.here_document and any(command_name(word) in READS_INPUT for word in command.words):
-        reason = "commands in a here-document are not parsed"
-        interp.state.note(fields[0].text, *simple.location, reason)
     words = command.words[len(interp.prefix) :]
     start = unwrap(words).start
-    if start < len(words) and command_name(words[start]) in SHELLS:
+    inner = command_name(words[start]) if start < len(words) else ""
+    if inner in SHELLS:
         _run_shell(interp, simple, fields, start)
+    if simple.here_document and (inner in SHELLS or inner == "sbatch") and start == len(words) - 1:
+        _run_document(interp, simple, fields[:start])
+    elif simple.here_document and any(command_name(word) in READS_INPUT for word in command.words):
+        reason = "commands in a here-document are not parsed"
+        interp.state.note(fields[0].text, *simple.location, reason)
     if fields[0].text == "exec" and len(fields) > 1:
         interp.flow = "exit"
     if fields[0].text in QUERIES or (fields[0].text == "command" and len(fields) > 1 and fields[1].text == "-v"):
         return ExitStatus.UNKNOWN
     return ExitStatus.RAN
+
+
+def _run_document(interp: Interpreter, simple: Simple, prefix: list[Field]) -> None:
+    """Interpret bash <<EOF as a new shell; variables of this one are in its text unless the delimiter is quoted."""
+    document = simple.here_document
+    if document is None:
+        return
+    state, before, functions, loops = interp.state, interp.prefix, interp.functions, interp.state.loop_depth
+    snapshot = state.snapshot(*simple.location)
+    if document.quoted:
+        state.values = {name: value for name, value in state.values.items() if name in state.exported}
+    pieces = tuple(
+        Piece(text if document.quoted else text.replace("\\$", "$"), line, file) for text, line, file in document.lines
+    )
+    interp.functions, interp.prefix = {}, before + tuple(field.to_value() for field in prefix)
+    _run_text(interp, pieces, simple)
+    interp.functions, interp.prefix, interp.state.loop_depth = functions, before, loops
+    interp.flow = ""
+    state.restore(snapshot)
 
 
 def _run_shell(interp: Interpreter, simple: Simple, fields: list[Field], shell: int) -> None:

@@ -14,6 +14,9 @@ TOKEN_OR_BLANK = re.compile(r"[ \t\n]+|[^ \t\n]+")
 BRACES = re.compile(r"\{[^{}\s]*(?:,|\.\.)[^{}\s]*\}")
 INTEGER = re.compile(r" *-?[0-9]{1,6}")
 GLOB = set("*?[(\\")
+BLANKS_ONLY = r"tr (?:-s )?['\"](?:\\n| )['\"](?: ['\"] ['\"])?|sed ['\"]s/ {1,2}\\?\+/ /g['\"]|xargs"
+PRINTED = re.compile(rf"\$\(\s*echo \"?\$\{{?([A-Za-z_]\w*)\}}?\"?(?:\s*\|\s*(?:{BLANKS_ONLY}))*\s*\)")
+"""Prints a variable; commands behind it change its blanks and line ends only."""
 
 Bit = tuple[Piece, bool]  # and whether it is split into words at blanks
 Segments = list[list[Bit]]  # one per word; several only from "${A[@]}" and "$@"
@@ -88,9 +91,20 @@ class Expander:
         elif part.kind == "arithmetic":
             segments = [self._arithmetic(part)]
         else:
-            segments = [self._unknown(part, "command substitution is not executed")]
+            segments = self._printed(part) or [self._unknown(part, "command substitution is not executed")]
         self.depth -= 1
         return segments
+
+    def _printed(self, part: Part) -> Segments | None:
+        """Return what `$(echo "$NAME" | tr '\\n' ' ')` prints: a variable with its blanks changed; None for others."""
+        found = PRINTED.fullmatch(part.text)
+        if not found or self.state.look_up(found[1]) is None:
+            return None
+        named = Part("parameter", f"${found[1]}", part.line, part.file, part.quoted, Parameter(found[1]))
+        return [
+            [(piece._replace(text=piece.text.replace("\n", " ")), splits) for piece, splits in segment]
+            for segment in self._parameter(named)
+        ]
 
     def _unknown(self, part: Part, reason: str) -> list[Bit]:
         self.state.note(part.text, part.line, part.file, reason)

@@ -15,6 +15,7 @@ from meshwright.frameworks.shell.syntax import (
     Element,
     Function,
     Group,
+    HereDocument,
     If,
     Location,
     Loop,
@@ -50,7 +51,8 @@ class Parser(WordReader):
     def __init__(self, source: Source) -> None:
         super().__init__(source)
         self.command_count = 0
-        self.here_documents: list[tuple[str, bool, int]] = []  # delimiter, whether tabs are stripped, position
+        self.here_documents: list[tuple[str, bool, int, HereDocument]] = []
+        """Delimiter, whether tabs are stripped, position and text of those that start on the next line."""
 
     def script(self) -> Block:
         block = self.block()
@@ -91,17 +93,20 @@ class Parser(WordReader):
     def newline(self) -> None:
         """Advance to the next line, skipping here-documents that start there."""
         self.pos += 1
-        for word, strips_tabs, opened in self.here_documents:
-            self._skip_here_document(word, strips_tabs, opened)
+        for word, strips_tabs, opened, document in self.here_documents:
+            self._read_here_document(word, strips_tabs, opened, document)
         self.here_documents.clear()
 
-    def _skip_here_document(self, word: str, strips_tabs: bool, opened: int) -> None:
+    def _read_here_document(self, word: str, strips_tabs: bool, opened: int, document: HereDocument) -> None:
         while self.pos < self.end:
             found = self.text.find("\n", self.pos, self.end)
             line = self.text[self.pos : self.end if found < 0 else found]
+            line = line.lstrip("\t") if strips_tabs else line
+            location = self.location()
             self.pos = self.end if found < 0 else found + 1
-            if (line.lstrip("\t") if strips_tabs else line) == word:
+            if line == word:
                 return
+            document.lines.append((f"{line}\n", *location))
         self.warn(f"<<{word}", f"the here-document has no closing line {word}", opened)
 
     def skip_gap(self) -> None:
@@ -394,8 +399,8 @@ class Parser(WordReader):
             words.append(word)
         if self.pos == start:
             raise self.error(f"unexpected {self._token()!r}" if self.pos < self.end else "unexpected end of script")
-        has_here_document = len(self.here_documents) > documents
-        return Simple(tuple(assignments), tuple(words), tuple(declared), location, has_here_document)
+        document = self.here_documents[documents][3] if len(self.here_documents) > documents else None
+        return Simple(tuple(assignments), tuple(words), tuple(declared), location, document)
 
     def _at_boundary(self) -> bool:
         return self.peek() in ("", "\n", ";", "&", "|", "(", ")", "<", ">")
@@ -413,7 +418,8 @@ class Parser(WordReader):
         self.skip_blanks()
         target = self._process() if self.peek() in ("<", ">") and self.peek(1) == "(" else self.word()
         if found[1] in ("<<", "<<-"):
-            self.here_documents.append(("".join(part.text for part in target), found[1] == "<<-", opened))
+            word, quoted = "".join(part.text for part in target), any(part.quoted for part in target)
+            self.here_documents.append((word, found[1] == "<<-", opened, HereDocument(quoted)))
         return True, ()
 
     def _process(self) -> Word:

@@ -24,7 +24,14 @@ from meshwright.frameworks.shell.syntax import (
     Simple,
     Statement,
 )
-from meshwright.frameworks.shell.unreached import may_exit, only_sets, overwritten, statements_of, tested_for_empty
+from meshwright.frameworks.shell.unreached import (
+    may_exit,
+    only_reports,
+    only_sets,
+    overwritten,
+    statements_of,
+    tested_for_empty,
+)
 from meshwright.frameworks.shell.values import MAX_NESTING, Command, ExitStatus, Field, script_error
 from meshwright.frameworks.shell.variables import ShellState, Value, text_value
 from meshwright.frameworks.shell.words import Word
@@ -69,6 +76,8 @@ class Interpreter:
             if self.flow:
                 break
             if sign and not self._is_reached(sign, outcome, before, pipeline, chain):
+                continue
+            if sign and self._refuses(pipeline.statements, chain.text, chain.location):
                 continue
             defaulted = self.state.defaulted
             outcome = self._run_pipeline(pipeline)
@@ -179,6 +188,14 @@ class Interpreter:
             return False
         return only_sets(statements, name)
 
+    def _refuses(self, statements: tuple[Statement, ...], what: str, location: Location) -> bool:
+        """Return whether commands only report an error and exit; the script is read as if its input were filled in."""
+        if not only_reports(statements):
+            return False
+        reason = "the script stops here as it is; what follows is read as if the condition did not hold"
+        self.state.note(what, location.line, location.file, reason)
+        return True
+
     def _try(self, body: Block | tuple[Statement, ...]) -> None:
         """Record the commands that a branch would run; nothing else of the script depends on them."""
         state, commands, local = self.state, self.commands, len(self.local)
@@ -214,6 +231,10 @@ class Interpreter:
                 return outcome
             if outcome is ExitStatus.SUCCESS and self.state.defaulted > defaulted and may_exit(statements_of(body)):
                 outcome = ExitStatus.UNKNOWN
+            if outcome is ExitStatus.SUCCESS and self._refuses(
+                tuple(statements_of(body)), condition[0].text if condition else "if", statement.location
+            ):
+                outcome = ExitStatus.FAILURE
             if outcome is ExitStatus.SUCCESS or (
                 outcome is ExitStatus.UNKNOWN
                 and len(statement.branches) == 1
@@ -265,19 +286,23 @@ class Interpreter:
             if outcome is ExitStatus.UNKNOWN:
                 first = loop.condition[0]
                 self.state.note(first.text, *first.location, "the number of iterations is known only at run time")
-        once = self._set_loop_variable(loop)
+        fields = [field for word in loop.words for field in self.expander.fields(word)] if loop.name else []
+        if loop.words and not fields:
+            return ExitStatus.SUCCESS  # for name in $EMPTY
+        once = self._set_loop_variable(loop, fields)
+        outer, self.state.set_in_loop = self.state.set_in_loop, set()
         self.state.loop_depth += not once
         self.run_block(loop.body)
         self.state.loop_depth -= not once
+        self.state.set_in_loop = outer
         if self.flow == "break":
             self.flow = ""
         return ExitStatus.RAN
 
-    def _set_loop_variable(self, loop: Loop) -> bool:
+    def _set_loop_variable(self, loop: Loop, fields: list[Field]) -> bool:
         """Set the loop variable if the loop has exactly one known value; return whether it has."""
         if not loop.name:
             return False
-        fields = [field for word in loop.words for field in self.expander.fields(word)]
         self.state.check_size(fields, *loop.location)
         if len(fields) == 1 and not fields[0].unresolved and not set("*?[{") & set(fields[0].text):
             self.state.store(loop.name, text_value(fields[0].pieces, *loop.location))

@@ -34,6 +34,13 @@ class Assignment(msgspec.Struct, frozen=True):
     elements: tuple[Element, ...] = ()
 
 
+class HereDocument(msgspec.Struct):
+    """The text of a here-document, which the parser fills in when it reaches the next line."""
+
+    quoted: bool  # whether the delimiter is quoted, so that nothing in the text is expanded
+    lines: list[tuple[str, int, str]] = msgspec.field(default_factory=list)  # text, line, file
+
+
 class Simple(msgspec.Struct, frozen=True):
     """A simple command: assignments, then the command's words."""
 
@@ -41,7 +48,7 @@ class Simple(msgspec.Struct, frozen=True):
     words: tuple[Word, ...]
     declared: tuple[Assignment, ...]  # assignments after export, declare, local, readonly
     location: Location
-    here_document: bool = False
+    here_document: HereDocument | None = None
 
 
 class Condition(msgspec.Struct, frozen=True):

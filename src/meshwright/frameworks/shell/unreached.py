@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from meshwright.frameworks.shell.syntax import (
     Assignment,
@@ -20,6 +20,7 @@ from meshwright.frameworks.shell.syntax import (
 from meshwright.frameworks.shell.words import Word
 
 OUTPUT_ONLY = {"echo", "printf"}
+REPORTS = {*OUTPUT_ONLY, "cat", ":", "true", "set"}
 
 
 def literal(word: Word) -> str:
@@ -60,6 +61,19 @@ def statements_of(block: Block) -> Iterator[Statement]:
 def may_exit(statements: Iterator[Statement]) -> bool:
     """Return whether these commands may exit the script."""
     return any(simple.words and literal(simple.words[0]) == "exit" for simple in simple_commands(statements))
+
+
+def only_reports(statements: Sequence[Statement]) -> bool:
+    """Return whether commands print something and exit with an error, as a check of the script's input does."""
+    flat: list[Statement] = []
+    for one in statements:
+        flat += statements_of(one.body) if isinstance(one, Group) and not one.subshell else [one]
+    words = [[literal(word) for word in one.words] for one in flat if isinstance(one, Simple)]
+    if len(words) != len(flat) or not words or any(not one for one in words):
+        return False
+    *before, last = words
+    failing = last[0] == "exit" and len(last) == 2 and last[1] not in ("0", "")
+    return failing and all(one[0] in REPORTS or "usage" in one[0].lower() for one in before)
 
 
 def mentions(word: Word, name: str) -> bool:

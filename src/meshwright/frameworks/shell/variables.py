@@ -57,6 +57,7 @@ class ShellState:
         self.defaulted = 0  # how often a default replaced a variable that the environment might set
         self.exports_all = False  # set -a
         self.loop_depth = 0  # enclosing loops, whose bodies are followed once
+        self.set_in_loop: set[str] = set()  # variables that the body of the innermost loop gives a new value
         self.work = 0
         self._environment: dict[str, SourcedValue] | None = None
 

@@ -46,6 +46,12 @@ def parser_flags() -> Mapping[str, Flag]:
 
 
 @cache
+def all_program_flags() -> frozenset[str]:
+    """Return the flags that programs of Megatron-LM add."""
+    return frozenset(one.name for one in _table() if one.programs)
+
+
+@cache
 def program_flags(program: str) -> Mapping[str, Flag] | None:
     """Return the flags that a program of Megatron-LM adds, by its file name; None for other programs."""
     name = PurePosixPath(program).name

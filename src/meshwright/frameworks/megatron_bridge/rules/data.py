@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_bridge.format_override import format_override
+from meshwright.frameworks.megatron_bridge.keys import UNREAD_ARGS
 from meshwright.frameworks.megatron_bridge.parsed_config import get_value
 from meshwright.frameworks.megatron_bridge.rules.common import bridge_recipe, get_int, recipe_key, rule
 from meshwright.recipes.key_maps.megatron_bridge_composite_keys import DATASETS, PRETRAIN_DATASETS, SFT_DATASETS
@@ -36,6 +37,8 @@ def _no_checkpoint(ctx: RuleContext) -> Problem | None:
     if goal == "pretrain" or not started or (row is not None and (row.benchmark or row.raises)):
         return None
     settings = ctx.parsed.settings
+    if UNREAD_ARGS in settings:
+        return None
     accepted = ("checkpoint.pretrained_checkpoint", "checkpoint.load")[: 1 if goal == "peft" else 2]
     given = [key for key in accepted if key in settings]
     if any(settings[key].unresolved or settings[key].value for key in given):

@@ -92,7 +92,8 @@ def _length_replaced(ctx: RuleContext) -> Problem | None:
             continue
         fix = (format_override("dataset.seq_length", length),)
         if uses_runner(ctx) or key != "model.seq_length":
-            return Problem(f"{key}={length} is overwritten by dataset.seq_length={effective}", fix, key=key)
+            message = f"{key}={length} is overwritten by dataset.seq_length={effective}"
+            return Problem(message, fix, key=key, severity="warning")
         return Problem(f"{key}={length} must equal dataset.seq_length={effective}", fix, key=key)
     return None
 
