@@ -49,8 +49,8 @@ def test_kept_entries_have_no_local_paths() -> None:
 
 
 MODEL = """--num-layers 24 --hidden-size 2048 --num-attention-heads 16 --seq-length 2048 \\
-    --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --train-iters 100 --lr 3e-4 --bf16 --mock-data \\
-    --tokenizer-type NullTokenizer --vocab-size 32000"""
+    --max-position-embeddings 2048 --micro-batch-size 1 --global-batch-size 64 --train-iters 100 --lr 3e-4 \\
+    --bf16 --mock-data --tokenizer-type NullTokenizer --vocab-size 32000"""
 RECIPE = "run_recipe.py --recipe llama3_8b_pretrain_config model.tensor_model_parallel_size=3"
 
 
@@ -65,7 +65,8 @@ def script(flags: str, program: str = "pretrain_gpt.py", head: str = "") -> str:
 
 
 ACCEPTED = {
-    "sinkhorn with one expert": "--num-experts 2 --use-distributed-optimizer --moe-router-topk 1 --moe-router-load-balancing-type sinkhorn",
+    "sinkhorn with one expert": "--num-experts 2 --use-distributed-optimizer --moe-router-topk 1 "
+    "--moe-router-load-balancing-type sinkhorn",
     "expert tensor parallelism without experts": "--expert-tensor-parallel-size 2",
     "a flag of modelopt": "--export-te-mcore-model",
     "a schedule of batches": "--step-batch-size-schedule '0:64 1B:128'",
