@@ -90,6 +90,14 @@ def _token_loss(recipe: Recipe) -> Arguments:
     raise InputError("the Trainer averages the loss over target tokens")
 
 
+def _loss(recipe: Recipe) -> Arguments:
+    if recipe.kernels.loss == "chunked":
+        raise InputError(
+            "the Trainer has no such loss; kernels.loss=fused_linear does not materialize all logits either"
+        )
+    return {"use_liger_kernel": True} if recipe.kernels.loss == "fused_linear" else {}
+
+
 def _targets(recipe: Recipe) -> Arguments:
     targets = recipe.peft.targets
     if ALL_LINEAR in targets:
@@ -129,6 +137,7 @@ TRAINER: Mapping[str, Callable[[Recipe], Arguments]] = {
     "train.log_every": _plain("logging_steps", "train.log_every"),
     "train.eval_every": _evaluations,
     "train.per_token_loss": _token_loss,
+    "kernels.loss": _loss,
     "checkpoint.save_every": _saves,
     "checkpoint.keep": _kept,
     "data.workers": _plain("dataloader_num_workers", "data.workers"),

@@ -29,7 +29,19 @@ MIN_LR_SCHEDULE = "cosine_with_min_lr"
 ENDS = {MIN_LR_SCHEDULE: ("min_lr", "min_lr_rate"), POLYNOMIAL: ("lr_end", ""), WSD: ("", "min_lr_ratio")}
 """Options of a schedule that state where it ends: as a learning rate, or as a share of the peak."""
 POLYNOMIAL_END = 1e-7  # lr_end of transformers' function
-COMBINED = (*DATASETS, *STEPS, *EPOCHS, *WARMUPS, SHARE, *SAVES, *EVALUATIONS, SCHEDULE, SCHEDULE_OPTIONS)
+LIGER_OPTIONS = "liger_kernel_config"
+COMBINED = (
+    *DATASETS,
+    *STEPS,
+    *EPOCHS,
+    *WARMUPS,
+    SHARE,
+    *SAVES,
+    *EVALUATIONS,
+    SCHEDULE,
+    SCHEDULE_OPTIONS,
+    LIGER_OPTIONS,
+)
 """Arguments that are read together."""
 LANGUAGE_MODELING = "run_clm"  # transformers' examples, whose loss counts every token of a text
 OWN = (
@@ -104,6 +116,7 @@ def read_arguments(args: Settings, goal: Goal) -> ProgramArguments:
     for name, setting in args.items():
         if name not in COMBINED and name not in OWN:
             reader.read(name, setting)
+    reader.read_liger()
     reader.read_dataset()
     reader.read_length()
     reader.read_schedule()
@@ -133,9 +146,10 @@ class _Reader:
             if not is_off:
                 self.set(row.field, name, setting, translate_value(row, text_of(setting.value)))
         elif str(setting.value).lower() not in OFF:
-            reason = FOLDER if name == "output_dir" else REMOVED.get(name, (NO_FIELD,))[0]
+            reason, *choices = (FOLDER,) if name == "output_dir" else REMOVED.get(name, (NO_FIELD,))
             if reason != "is not needed here":
-                self.lost[name] = reason
+                write = choices[0].replace("{value}", str(setting.value)) if choices and not setting.unresolved else ""
+                self.lost[name] = f"{reason}; write {write}" if write else reason
 
     def set(self, field: str, name: str, setting: SourcedValue, text: str) -> None:
         """Set a field to the value of an argument, or list why it cannot be."""
@@ -157,6 +171,13 @@ class _Reader:
         """Read the data: programs prefer a dataset by name to files."""
         if found := self.first(DATASETS):
             self.set("data.dataset", found[0], found[1], str(found[1].value))
+
+    def read_liger(self) -> None:
+        """Read liger_kernel_config, which can leave out the loss that is fused with the output layer."""
+        found = self.args.get(LIGER_OPTIONS)
+        if _options(found).get("fused_linear_cross_entropy") is False:
+            self.values.pop("kernels.loss", None)
+            self.sources.pop("kernels.loss", None)
 
     def read_length(self) -> None:
         """Read the length: steps above zero replace epochs."""

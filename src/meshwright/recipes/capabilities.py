@@ -376,7 +376,7 @@ CAPABILITIES: tuple[Capability, ...] = (
         runs={
             **dict.fromkeys(("kempnerforge", "torchtitan"), ("vocab_parallel", "plain", "chunked")),
             "megatron": ("vocab_parallel", "fused_linear"),
-            **dict.fromkeys(("fsdp1", "deepspeed"), ("vocab_parallel", "plain")),
+            **dict.fromkeys(("fsdp1", "deepspeed"), ("vocab_parallel", "plain", "fused_linear")),
         },
         instead=dict.fromkeys(("megatron", "fsdp1", "deepspeed", "torchtitan"), "vocab_parallel"),
         exported={"torchtitan": ("vocab_parallel", "plain")},
@@ -386,7 +386,10 @@ CAPABILITIES: tuple[Capability, ...] = (
         why={
             "megatron": "it computes a vocabulary-parallel loss, or one fused with the output layer",
             "torchtitan": "its 0.2 line, which exports are written for, computes the loss of all logits at once",
-            **dict.fromkeys(("fsdp1", "deepspeed"), "the Trainer computes the loss of all logits at once"),
+            **dict.fromkeys(
+                ("fsdp1", "deepspeed"),
+                "the Trainer computes the loss of all logits, or one fused with the output layer (use_liger_kernel)",
+            ),
         },
     ),
     Capability(

@@ -13,6 +13,9 @@ SCHEDULES: Values = {"constant_with_warmup": "constant", "warmup_stable_decay": 
 
 ATTENTION: Values = {**dict.fromkeys(("flash_attention_2", "flash_attention_3"), "flash"), "flex_attention": "flex"}
 
+LIGER: Values = {"true": "fused_linear", "false": "vocab_parallel"}
+"""Liger's kernels contain a loss fused with the output layer: no full logits are materialized."""
+
 WSD_STYLES: Values = {"1-sqrt": "minus_sqrt", "linear": "linear", "cosine": "cosine"}
 """Shapes of the decay of transformers' warmup_stable_decay."""
 TRUNCATIONS: Values = {"keep_start": "end", "keep_end": "start"}
@@ -67,6 +70,10 @@ KEYS = (
     ConfigKey("log_every_n_steps", "train.log_every"),
     ConfigKey("enable_activation_checkpointing", "layout.recompute", {"true": "full", "false": "none"}),
     ConfigKey("torch_compile", "kernels.compile"),
+    ConfigKey("use_liger_kernel", "kernels.loss", LIGER),
+    ConfigKey("use_liger", "kernels.loss", LIGER),
+    ConfigKey("enable_liger_kernel", "kernels.loss", LIGER),
+    ConfigKey("liger_fused_linear_cross_entropy", "kernels.loss", LIGER),
     ConfigKey("tokenizer.max_seq_len", "data.seq_length"),
     ConfigKey("dataset.packed", "data.packing"),
     ConfigKey("dataset_num_proc", "data.workers"),

@@ -56,7 +56,6 @@ REMOVED: dict[str, RemovedKey] = {
     "per_device_eval_batch_size": ("is the same as in training", "layout.micro_batch_size={value}"),
     "flash_attention": ("is chosen by kernels.attention", "kernels.attention=auto"),
     "use_flash_attention_2": ("is chosen by kernels.attention", "kernels.attention=auto"),
-    "use_liger_kernel": ("is a choice of kernels; its fused loss is", "kernels.loss=fused_linear"),
     "tf32": ("has no switch: matmuls are in precision.compute, and fp32 stays fp32",),
     "fsdp": ("is a strategy of the layout", "layout.strategy=fsdp2"),
     **dict.fromkeys(
