@@ -83,3 +83,61 @@ def test_reason_why_an_argument_is_not_carried_is_a_whole_sentence(meshwright: A
     errors = meshwright("import", script, "--gpus", GPUS).err
     assert "write data.split=train[:20]" in errors
     assert "write --wandb" in errors
+
+
+ZERO3 = {
+    "bf16": {"enabled": "auto"},
+    "fp16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto"},
+    **dict.fromkeys(("gradient_accumulation_steps", "gradient_clipping", "train_batch_size"), "auto"),
+    "train_micro_batch_size_per_gpu": "auto",
+}
+TRAINER = """from datasets import load_dataset
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-8B")
+ds = load_dataset("json", data_files="chats.jsonl")["train"]
+args = TrainingArguments(
+    output_dir="./out",
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=4,
+    num_train_epochs=3,
+    learning_rate=1e-5,
+    deepspeed="ds.json",
+)
+Trainer(model=model, args=args, train_dataset=ds).train()
+"""
+
+
+def trainer(*lines: str, config: object = ZERO3) -> str:
+    """Write a script of the Trainer with more arguments and its DeepSpeed config; return its name."""
+    Path("ds.json").write_text(json.dumps(config))
+    more = "".join(f"    {one},\n" for one in lines)
+    Path("hf.py").write_text(TRAINER.replace("    output_dir=", f"{more}    output_dir="))
+    return "hf.py"
+
+
+@pytest.mark.parametrize(
+    ("line", "compute"), [("fp16=True", "fp16"), ("bf16=True", "bf16"), ("bf16=False", "fp32"), ("seed=1", "fp32")]
+)
+def test_the_script_decides_an_auto_of_deepspeed(line: str, compute: str) -> None:
+    checked = check(trainer(line, "max_grad_norm=0.3"), gpus="8xH100")
+    assert checked.recipe.precision.compute == compute
+    assert checked.recipe.optimizer.clip_grad == 0.3
+    assert not checked.unresolved  # bucket sizes follow from the model
+
+
+def test_switches_that_contradict_the_script_are_errors() -> None:
+    found = check(trainer("fp16=True", config={**ZERO3, "fp16": {"enabled": False}}), gpus="8xH100").findings
+    [mismatch] = [one for one in found if one.rule == "deepspeed.argument-mismatch"]
+    assert mismatch.fix == ('"fp16": {"enabled": "auto"}',)
+
+
+@pytest.mark.parametrize("steps", [100, 400])
+def test_fix_of_a_warmup_is_the_argument_of_the_script(steps: int) -> None:
+    line = f"warmup_steps={steps}"
+    for script in (trainer("bf16=True", line), trl(line)):
+        [finding] = [one for one in check(script, gpus=GPUS).findings if one.rule == "learning_rate.warmup-too-long"]
+        assert finding.file == script
+        assert len(finding.fix) == 1
+        assert finding.fix[0].startswith("warmup_steps=")

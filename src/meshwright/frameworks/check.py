@@ -10,6 +10,7 @@ import msgspec
 
 from meshwright import costs, rules
 from meshwright.clusters import Cluster
+from meshwright.frameworks.argument_fixes import argument_changes, program_fields, replaced_keys
 from meshwright.frameworks.framework import Content, Framework, RuleContext
 from meshwright.frameworks.joint_repair import needs_repair, only_fix_fails, with_repair
 from meshwright.frameworks.launch_checks import keeps_arguments_in_strings, launch_findings, launch_notes, unquoted
@@ -280,14 +281,18 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
     if not fix or model is None:
         return ()
     changed = override.apply(recipe, fix)
-    fields = relevant_fields(changed, model)
+    of_program = program_fields(imported)
+    fields = [one for one in relevant_fields(changed, model) if one not in of_program]
     before, _ = to_settings(framework, recipe, fields)
     after, unmapped = to_settings(framework, changed, fields)
     differing = {key: value for key, value in after.items() if before.get(key, ...) != value}
     touched = [key for key in {**before, **after} if before.get(key, ...) != after.get(key, ...)]
     differing |= dict.fromkeys(_removed(imported, touched, after))
+    instead = replaced_keys(imported)
+    differing = {key: value for key, value in differing.items() if key not in instead}
     stated = in_file_units(framework.key_map, differing, imported.parsed.settings, changed)
     formatted = list(_formatted(imported, stated | _batch_arguments(imported, recipe, changed)))
+    formatted += argument_changes(imported, recipe, changed)
     lost = {one.field for one in unmapped} & {text.partition("=")[0] for text in fix} - {
         *imported.parsed.field_values,
         *framework.derived_fields,

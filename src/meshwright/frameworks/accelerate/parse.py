@@ -39,7 +39,8 @@ LAUNCHERS = ("torchrun", "python", "srun")  # that pass no config of Accelerate
 MARK, MARKS = "per_device_train_batch_size", ("output_dir", "num_train_epochs")
 PROGRAM_READ = (
     "read from the program: literal arguments and constants, nothing executed; without fsdp=… or deepspeed=… "
-    "every GPU has a replica. Fixes are lines of a config, for accelerate launch --config_file FILE"
+    "every GPU has a replica. Fixes are arguments of the program, or lines of a config for accelerate launch "
+    "--config_file FILE"
 )
 NO_CONFIG = "the command has no config of Accelerate: fixes are lines of one, for accelerate launch --config_file FILE"
 TRL = "trl."  # modules of TRL
@@ -398,7 +399,9 @@ def _check_deepspeed_config(content: Content, settings: Settings) -> DeepSpeedRe
         finding = Finding("accelerate.not-json", "error", key, message, (), file=path.file, line=path.line)
         return DeepSpeedResult({}, (finding,))
     checked = check(FRAMEWORK, inner)
-    field_values = {key: field_value(checked.recipe, key) for key in FROM_DEEPSPEED}
+    filled = "gradient_clipping" in inner.settings and inner.settings["gradient_clipping"].value == "auto"
+    fields = [key for key in FROM_DEEPSPEED if not (filled and key == "optimizer.clip_grad")]  # by the program
+    field_values = {key: field_value(checked.recipe, key) for key in fields}
     return DeepSpeedResult(field_values, checked.findings)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,9 +11,12 @@ import msgspec
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import gpu_request_of
+from meshwright.frameworks.deepspeed.format_override import format_setting
 from meshwright.frameworks.deepspeed.keys import STRICT_SECTIONS, TABLE, top_level_key
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
-from meshwright.frameworks.trainer import Arguments, open_referenced_file, parse_arguments, program_fields
+from meshwright.frameworks.model_match import find_model
+from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS
+from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
 from meshwright.frameworks.trainer_fields import TRL_DEFAULTS, is_trainer, is_trl
 from meshwright.frameworks.trainer_files import file_arguments, names_deepspeed, uses_trl, written_beside
 from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue, as_int
@@ -56,8 +59,18 @@ DEFAULT_ARGUMENTS: Mapping[str, Any] = {
     "weight_decay": 0.0,
     "adam_epsilon": 1e-8,
     "warmup_steps": 0,
+    "fp16": False,
+    "bf16": False,
 }
 """Their values if a command does not set them."""
+FIXED: Mapping[str, Any] = {"scheduler.params.warmup_min_lr": 0, "amp.enabled": False}
+"""Values that fill in auto whatever the arguments are."""
+OF_HIDDEN: Mapping[str, Callable[[int], int]] = {
+    "zero_optimization.reduce_bucket_size": lambda hidden: hidden * hidden,
+    "zero_optimization.stage3_prefetch_bucket_size": lambda hidden: int(0.9 * hidden * hidden),
+    "zero_optimization.stage3_param_persistence_threshold": lambda hidden: 10 * hidden,
+}
+"""Values that fill in auto from the model's hidden size."""
 
 
 def detect(content: Content) -> int:
@@ -134,6 +147,11 @@ def _fill_auto(settings: Settings, arguments: Arguments, trl: bool = False) -> d
         for key in keys if name in arguments and not arguments[name].unresolved else ():
             if key in filled and filled[key].value == "auto":
                 filled[key] = arguments[name]
+    if is_trainer(arguments):
+        fixed = {**FIXED, **{key: of(hidden) for key, of in OF_HIDDEN.items() if (hidden := _hidden(arguments))}}
+        for key, value in fixed.items():
+            if key in filled and filled[key].value == "auto":
+                filled[key] = msgspec.structs.replace(filled[key], value=value)
     if is_trainer(arguments) and getattr(filled.get(BETAS), "value", None) == "auto":
         names = (("adam_beta1", 0.9), ("adam_beta2", 0.999))
         given = [arguments[name].value if name in arguments else default for name, default in names]
@@ -143,6 +161,13 @@ def _fill_auto(settings: Settings, arguments: Arguments, trl: bool = False) -> d
     if as_int(micro) and as_int(steps) and filled.get(BATCH[0]) and filled[BATCH[0]].value == "auto":
         del filled[BATCH[0]]
     return filled
+
+
+def _hidden(arguments: Arguments) -> int:
+    """Return the hidden size of the model that arguments name; 0 if it is unknown."""
+    named = next((arguments[name] for name in MODEL_ARGUMENTS if name in arguments), None)
+    model = find_model(str(named.value)) if named is not None and not named.unresolved else None
+    return model.hidden if model is not None else 0
 
 
 def _with_fills(parsed: ParsedConfig, settings: Settings, arguments: Arguments) -> ProgramArguments:
@@ -163,7 +188,8 @@ def _trainer_defaults(settings: Settings, arguments: Arguments, trl: bool) -> It
     where = next(iter(settings.values()), None)
     if where is None or not is_trainer(arguments):
         return
-    defaults = {**DEFAULT_ARGUMENTS, **({"learning_rate": TRL_DEFAULTS["optimizer.lr"]} if trl else {})}
+    half = {"bf16": not is_on(arguments, "fp16")}  # TRL's default
+    defaults = {**DEFAULT_ARGUMENTS, **({"learning_rate": TRL_DEFAULTS["optimizer.lr"], **half} if trl else {})}
     for name, value in defaults.items():
         if name not in arguments and not (name == "warmup_steps" and "warmup_ratio" in arguments):
             yield name, msgspec.structs.replace(where, value=value)
@@ -174,7 +200,10 @@ def _disagreements(settings: Settings, arguments: Arguments) -> Iterator[Finding
     for name, keys in FROM_TRAINER.items():
         for key in keys if name in arguments else ():
             configured, argument = settings.get(key), arguments[name]
-            if configured is None or argument.unresolved or not _are_numbers(configured.value, argument.value):
+            if configured is None or argument.unresolved:
+                continue
+            switches = isinstance(configured.value, bool) and isinstance(argument.value, bool)
+            if not switches and not _are_numbers(configured.value, argument.value):
                 continue
             if float(configured.value) != float(argument.value):
                 yield Finding(
@@ -182,7 +211,7 @@ def _disagreements(settings: Settings, arguments: Arguments) -> Iterator[Finding
                     "error",
                     key,
                     f"--{name} {argument.value} and {key}={configured.value} in {configured.location} disagree",
-                    (f'"{key.rsplit(".", 1)[-1]}": "auto"',),
+                    (format_setting(key, "auto") if switches else f'"{key.rsplit(".", 1)[-1]}": "auto"',),
                     file=argument.file,
                     line=argument.line,
                 )

@@ -1,0 +1,56 @@
+"""Fixes of fields that the training program sets: its own arguments, not keys of the config beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from meshwright.errors import InputError
+from meshwright.frameworks.to_recipe import ImportedRecipe
+from meshwright.frameworks.trainer_args import ADAPTER, ARGUMENT_FIELDS, CHATS, TRAINER
+from meshwright.frameworks.trainer_fields import is_trainer
+from meshwright.recipes.key_maps import composite_keys
+from meshwright.recipes.types import Recipe, field_value
+
+
+def program_fields(imported: ImportedRecipe) -> tuple[str, ...]:
+    """Return the fields that arguments of the Trainer set, or would set, because no key of the config does."""
+    program, keys = imported.parsed.program, imported.mapped.source_keys
+    if not is_trainer(program.given):
+        return ()
+    fields = {*ARGUMENT_FIELDS, *program.sources}
+    found = tuple(one for one in fields if keys.get(one, "--").startswith("--"))
+    return tuple(
+        one for one in found if not (one.startswith("schedule.") and "scheduler.type" in imported.parsed.settings)
+    )
+
+
+def replaced_keys(imported: ImportedRecipe) -> set[str]:
+    """Return the keys that the config does not have and whose fields arguments set: a scheduler of its own."""
+    own, settings = program_fields(imported), imported.parsed.settings
+    groups = [one for one in composite_keys(imported.framework.key_map) if {*own} & {*one.fields}]
+    return {key for one in groups if not any(key in settings for key in one.keys) for key in one.keys}
+
+
+def argument_changes(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) -> Iterator[str]:
+    """Yield the arguments that a fix changes, as the program is given them."""
+    program, own = imported.parsed.program, program_fields(imported)
+    tables = {**TRAINER, **CHATS, **ADAPTER}
+    for field in own:
+        before, after = field_value(recipe, field), field_value(changed, field)
+        if before == after:
+            continue
+        name = program.sources.get(field, "")
+        for argument, value in _arguments(tables.get(field), changed, name, after).items():
+            yield program.formatted(argument, value)
+
+
+def _arguments(table: Any, changed: Recipe, name: str, value: Any) -> Mapping[str, Any]:
+    """Return the arguments of a field, by the name that the program uses."""
+    try:
+        found = dict(table(changed)) if table is not None else {}
+    except InputError:
+        return {}
+    if len(found) == 1 and name:
+        return {name: next(iter(found.values()))}
+    return found or ({name: value} if name else {})
