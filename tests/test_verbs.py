@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 from tests.cli.conftest import Answer, meshwright  # noqa: F401  # a fixture
 from tests.cli.test_dryrun import dry_run_result
+from tests.rehearsal.results import rehearsal_result
 
 from meshwright import api, choices, frameworks
 from meshwright.api import completion, requests, schema
@@ -145,6 +146,10 @@ def test_dry_runs_match_the_published_schema() -> None:
     validate("recommend", {**api.to_json(api.plan_response(plan)), "dry_run": brief})
 
 
+def test_rehearsals_match_the_published_schema() -> None:
+    validate("rehearse", api.to_json(api.rehearsal_response(rehearsal_result())))
+
+
 def test_measurements_match_the_published_schema(meshwright: Callable[..., Answer], folder: Path) -> None:  # noqa: F811
     table = Path(__file__).parents[1] / "benchmarks" / "data" / "measurements.csv"
     rows = table.read_text(encoding="utf-8").splitlines()
@@ -158,7 +163,7 @@ def test_measurements_match_the_published_schema(meshwright: Callable[..., Answe
 
 def test_every_command_has_its_schema_checked() -> None:
     torch = {"train", "bench", "tokenize", "samples", "generate", "evaluate", "convert", "dryrun", "accuracy"}
-    assert {verb.name for verb in verbs_on("cli")} == COMMANDS.keys() | torch | {"calibrate"}
+    assert {verb.name for verb in verbs_on("cli")} == COMMANDS.keys() | torch | {"calibrate", "rehearse"}
     assert {verb.name for verb in verbs_on("http")} == ADDRESSES.keys() | {*SLOW, *TEXTS}
     assert schema.published().keys() == {path.name for path in SCHEMAS.glob("*.json")}
 

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from shutil import which
 from typing import Any
 
+import msgspec
 import pytest
+
+from meshwright.rehearsal.run import Device
 
 RECIPE = "llama3_8b_pretrain_config"
 no_gpu = pytest.mark.skipif(which("nvidia-smi") is not None, reason="this machine has a GPU")
@@ -84,3 +92,88 @@ def test_calibrate_learns_from_a_rehearsal(meshwright: Any) -> None:
     refused = meshwright("calibrate", "rehearsal.json")
     assert refused.code == 2
     assert "scaled from NVIDIA H200 to H100" in refused.err
+
+
+def test_the_report_names_parts_memory_limits_and_alternatives(
+    meshwright: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.rehearsal.results import rehearsal_result
+
+    from meshwright.api import rehearse as verb
+
+    monkeypatch.setattr(verb, "_device", lambda request: Device("cuda"))
+    monkeypatch.setattr(verb, "_run", lambda *_: rehearsal_result())
+    done = meshwright("rehearse", RECIPE, "--gpus", "2x8xH100", "--plot", "step.svg", "--trace", "step.json")
+    assert done.code == 0, done.err
+    for text in ("1.900 s (1.767 to 2.042, ±7.5 %)", "MFU 31.0 %", "pipeline bubble", "50.5 GiB allocated", "fits"):
+        assert text in done.out
+    assert "scaled to H100 (times 1.066)" in done.out
+    assert Path("step.svg").read_text().startswith("<?xml")
+    names = [event["name"] for event in json.loads(Path("step.json").read_text())["traceEvents"]]
+    assert "forward 0" in names
+    assert "dp all_gather" in names
+
+
+def test_alternatives_are_the_best_other_layouts(meshwright: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.rehearsal.results import rehearsal_result
+
+    from meshwright.api import rehearse as verb
+
+    tried = []
+
+    def run(request: Any, recipe: Any, *_: Any) -> Any:
+        tried.append(recipe.layout)
+        return msgspec.structs.replace(rehearsal_result(), step_s=2.0 + len(tried), alternatives=())
+
+    monkeypatch.setattr(verb, "_device", lambda request: Device("cuda"))
+    monkeypatch.setattr(verb, "_run", run)
+    done = meshwright("rehearse", RECIPE, "--gpus", "8xH100", "--alternatives", "--json")
+    assert done.code == 0, done.err
+    assert len(tried) == 3
+    assert len(set(map(repr, tried))) == 3
+    first, second = done.json["alternatives"]
+    assert first["step_s"] == 4.0
+    assert first["speedup"] == 0.75
+    assert second["step_s"] == 5.0
+    assert all(change.startswith(("layout.", "kernels.")) for change in (*first["changes"], *second["changes"]))
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    words = [
+        "rehearse",
+        RECIPE,
+        "--gpus",
+        "2xH100",
+        "--device",
+        "cpu",
+        "--tiny",
+        "--trace",
+        "t.json",
+        "--out",
+        "r.json",
+    ]
+    command = [sys.executable, "-W", "ignore", "-m", "meshwright", *words, "--seconds", "600"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        children = _children(process.pid)
+        for child in children:
+            assert Path(f"/proc/{child}").exists()
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert not any(Path(f"/proc/{child}").exists() for child in children)
+    assert not list(tmp_path.iterdir())
+
+
+def _children(parent: int) -> list[str]:
+    """Return the child processes of a process, once there are any."""
+    for _ in range(600):
+        found = Path(f"/proc/{parent}/task/{parent}/children")
+        if found.exists() and found.read_text().split():
+            return found.read_text().split()
+        time.sleep(0.1)
+    raise AssertionError("no rank was started")

@@ -8,7 +8,7 @@ from statistics import mean
 
 from meshwright.costs.timeline import Pass, ScheduledPass, order, schedule_timed_passes
 from meshwright.recipes.types import Layout
-from meshwright.rehearsal.rank import ALL, NONE, Measured, RankResult, RankTask
+from meshwright.rehearsal.rank import ALL, FULLEST, NONE, Measured, RankResult, RankTask
 
 SPLIT_SHARE = 0.5  # of a left-out layer's backward time, for each part of a split backward pass
 
@@ -33,6 +33,11 @@ class TimedRank:
     def __init__(self, task: RankTask, result: RankResult, micro_batches: int) -> None:
         self.task, self.result, self.micro_batches = task, result, micro_batches
         self.run_batches = task.recipe.train.global_batch_size // _batch_unit(task)
+
+    @property
+    def training(self) -> str:
+        """The variant that is nearest to training: with the fullest experts if it ran."""
+        return FULLEST if FULLEST in self.result.variants else ALL
 
     def time(self, variant: str) -> RankTime:
         """Return the seconds of a variant."""
@@ -166,6 +171,6 @@ def schedule(
     def seconds(rank: int, one: Pass) -> float:
         timed = ranks[rank]
         stand_in = own[timed.task.pp_rank][own[rank].index(one.chunk)]
-        return timed.seconds(variant, one, stand_in)
+        return timed.seconds(timed.training if variant == ALL else variant, one, stand_in)
 
     return schedule_timed_passes(orders, layout.pp * layout.vp, seconds, 0.0 if variant == NONE else send_s)

@@ -52,6 +52,7 @@ class Simulation:
         self.axes: dict[str, tuple[str, int]] = {}  # group name -> mesh axis, size
         self.silent: frozenset[str] = frozenset()  # reported axes whose collectives take no time
         self.all_silent = False
+        self.imbalance = 1.0  # tokens that this rank's experts receive over those that it sends
         self.recording: list[tuple[str, str, int, Any, Any]] | None = None  # axis, kind, bytes, start, end
         self.totals: dict[tuple[str, str], list[float]] = {}  # axis, kind -> count, bytes, seconds
         self._ranks: dict[str, tuple[int, ...]] = {}
@@ -233,6 +234,10 @@ class SimulatedGroup(dist.ProcessGroup):
                 target, source = output.detach().reshape(-1), sent.detach().reshape(-1)
                 count = min(target.numel(), source.numel())
                 target[:count].copy_(source[:count])
+                if not output.is_floating_point() and self.simulation.imbalance > 1:  # the number of tokens to expect
+                    target.copy_((target * self.simulation.imbalance).round())
+                elif count < target.numel():
+                    self.simulation.random_like(target[count:])  # tokens of other ranks
             return _bytes(output)
 
         return self._place("all_to_all", max(_bytes(sent), _bytes(output)), fill, [output], output)

@@ -6,7 +6,7 @@ import gc
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import mean, median
@@ -16,7 +16,8 @@ from meshwright.clusters import Gpu
 from meshwright.recipes.types import Recipe
 from meshwright.rehearsal.network import Network
 
-ALL, NONE = "all", "none"  # variants of the network: every collective takes its time, or none does
+# Variants of a step: every collective takes its time, or none does, or this rank's experts are those with most tokens.
+ALL, NONE, FULLEST = "all", "none", "fullest"
 WARM_UP = 2  # steps: the first compiles, the second settles caches and clocks
 LEAST_STEPS, MOST_STEPS = 2, 20  # timed per variant
 AFTER_S = 3.0  # of timed steps: more are not needed
@@ -41,6 +42,7 @@ class RankTask:
     gpu: Gpu | None
     slowdown: float  # times on the cluster's GPU over times on this one
     budget_s: float  # for the timed steps
+    imbalance: float = 1.0  # tokens of the fullest expert rank over the mean
     fixed_steps: int = 0  # timed steps with the network alone; 0: as many as the budget allows, and without it
     together: Any = None  # barrier of ranks that share the device and start their timed steps together
 
@@ -184,6 +186,8 @@ class _Steps:
 
     def run(self) -> RankResult:
         """Warm up, time every variant, and read the memory."""
+        import torch
+
         simulation, clock = self.simulation, self.clock
         self._set(ALL)
         for number in range(WARM_UP):
@@ -191,8 +195,6 @@ class _Steps:
             recorded = self._step()
         clock.synchronize()
         if clock.cuda:
-            import torch
-
             torch.cuda.reset_peak_memory_stats()
         spans = [(*one[:3], *(self._since(recorded.begin, at) for at in one[3:])) for one in simulation.recording or ()]
         simulation.recording = None
@@ -212,9 +214,14 @@ class _Steps:
         axes = sorted({axis for (axis, _), (_, _, seconds) in found.totals.items() if seconds > 0})
         variants = [NONE] if axes else []
         variants += axes if len(axes) > 1 else []
+        variants += [FULLEST] if self.task.imbalance > 1 else []
         left = max(self.task.budget_s - (time.monotonic() - started), 0.0)
         for name in variants:
             self._set(name)
+            if name == FULLEST:
+                with suppress(torch.OutOfMemoryError):  # the balanced step fits
+                    found.variants[name] = _measured(self._timed(2, 2 * FEW_STEPS, left / len(variants) / 2)[0], clock)
+                continue
             steps, _ = self._timed(1, FEW_STEPS if len(variants) > 2 else 2 * FEW_STEPS, left / len(variants) / 2)
             found.variants[name] = _measured(steps, clock)
         if not axes:
@@ -229,7 +236,8 @@ class _Steps:
     def _set(self, variant: str) -> None:
         self.simulation.all_silent = variant == NONE
         # Sends between stages are placed when the stages are put together: their receivers would wait here for nobody.
-        self.simulation.silent = frozenset(("pp",)) | ({variant} - {ALL, NONE})
+        self.simulation.silent = frozenset(("pp",)) | ({variant} - {ALL, NONE, FULLEST})
+        self.simulation.imbalance = self.task.imbalance if variant == FULLEST else 1.0
 
     def _step(self) -> Any:
         marks = self.timer.step(self.number)

@@ -13,6 +13,7 @@ from meshwright import costs
 from meshwright.clusters import Cluster, Gpu
 from meshwright.costs.estimate import estimate
 from meshwright.costs.flops import flops_per_token
+from meshwright.costs.gemm import routing_imbalance
 from meshwright.costs.memory_constants import RESERVE
 from meshwright.costs.speeds import linear_precision, peak_flops, speeds
 from meshwright.costs.time import pass_seconds, step_time
@@ -147,7 +148,14 @@ class _Plan:
             gpu=self.device.gpu,
             slowdown=self.slowdown,
             budget_s=self.budget_s,
+            imbalance=self._imbalance(),
         )
+
+    def _imbalance(self) -> float:
+        """Return the tokens of the fullest expert rank over the mean; 1 where every rank has all experts."""
+        if self.layout.ep == 1 or not isinstance(self.network, ClusterNetwork):
+            return 1.0
+        return routing_imbalance(self.case, speeds(self.case))
 
     def _prefix(self, chunk: tuple[int, ...], most: int) -> tuple[int, ...]:
         """Return the first layers of a chunk: as many as allowed, and at least one of every type in it."""
@@ -228,7 +236,7 @@ def _label(task: RankTask) -> str:
 def _compose(plan: _Plan, timed: list[TimedRank], network_name: str, scaled: Gpu | None, wall_s: float) -> Rehearsal:
     case, layout, slowdown = plan.case, plan.layout, plan.slowdown
     by_rank = {rank: one for one in timed for rank in one.task.represents}
-    times = [{name: one.time(name) for name in (ALL, NONE)} for one in timed]
+    times = [{ALL: one.time(one.training), NONE: one.time(NONE)} for one in timed]
     send_s = _send_s(plan) / slowdown
     if layout.pp > 1:
         passes = schedule(layout, by_rank, plan.micro_batches, ALL, send_s)
@@ -317,9 +325,19 @@ def _parts(one: TimedRank, times: dict[str, RankTime], span: float, rest: float)
 
 def exposed_by_axis(one: TimedRank, times: dict[str, RankTime]) -> dict[str, float]:
     """Return the exposed communication by axis: what a step without an axis saves, scaled to what all together cost."""
-    total = max(times[ALL].step_s - times[NONE].step_s, 0.0)
-    axes = sorted({axis for axis, _ in one.result.totals})
-    saved = {axis: max(times[ALL].step_s - one.time(axis).step_s, 0.0) for axis in axes if axis in one.result.variants}
+    balanced = one.time(ALL).step_s
+    waiting = max(times[ALL].step_s - balanced, 0.0)  # for the fullest expert rank
+    total = max(balanced - times[NONE].step_s, 0.0)
+    axes = sorted({axis for axis, _ in one.result.totals} - {"pp"})
+    saved = {axis: max(balanced - one.time(axis).step_s, 0.0) for axis in axes if axis in one.result.variants}
+    exposed = _shared(one, axes, saved, total)
+    if waiting:
+        exposed["ep"] = exposed.get("ep", 0.0) + waiting
+    return exposed
+
+
+def _shared(one: TimedRank, axes: Sequence[str], saved: dict[str, float], total: float) -> dict[str, float]:
+    """Return a total by axis, in proportion to what each of them saved."""
     if not saved:
         return dict.fromkeys(axes, total) if len(axes) == 1 else _by_time(one, total)
     if not sum(saved.values()):
@@ -453,7 +471,10 @@ def _notes(plan: _Plan, timed: Sequence[TimedRank]) -> tuple[str, ...]:
     if plan.run_batches < plan.micro_batches:
         notes.append(f"{plan.run_batches} of {plan.micro_batches} micro batches ran; the others repeat the usual one")
     if plan.case.is_moe and plan.layout.ep > 1:
-        notes.append("each expert rank receives as many tokens as it sends: the load of the fullest is not simulated")
+        notes.append(
+            f"the fullest expert rank has {timed[0].task.imbalance:g} times the mean number of tokens, and all wait "
+            "for it; memory is that of a rank with the mean number"
+        )
     if plan.device.kind == "cpu":
         notes.append("kernels were timed on this machine's CPU: the step says nothing about a GPU")
     return tuple(dict.fromkeys(notes))
