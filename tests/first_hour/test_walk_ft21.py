@@ -141,3 +141,20 @@ def test_fix_of_a_warmup_is_the_argument_of_the_script(steps: int) -> None:
         assert finding.file == script
         assert len(finding.fix) == 1
         assert finding.fix[0].startswith("warmup_steps=")
+
+
+def _tokens(meshwright: Any, script: str, *words: str) -> float:
+    return float(
+        meshwright("recommend", script, "--gpus", "1xH200", "--price", "3", "--json", *words).json["budget"]["tokens"]
+    )
+
+
+def test_unpacked_rows_are_padded_to_the_longest_of_a_micro_batch(meshwright: Any) -> None:
+    script = trl(name="unpacked.py", without="packing=True")
+    rows = sum(len(json.dumps(row)) + 1 for row in ROWS) / 4  # bytes per token
+    alone = _tokens(meshwright, script, "layout.micro_batch_size=1")
+    assert alone == pytest.approx(3 * rows, rel=0.25)  # the last step is counted as a whole one
+    assert alone < _tokens(meshwright, script, "layout.micro_batch_size=4") < 80 * 4096
+    shown = meshwright("recommend", script, "--gpus", "1xH200", "layout.micro_batch_size=1").out
+    assert "padded to the longest of a micro batch" in shown
+    assert "pack the samples" not in shown  # nothing is padded

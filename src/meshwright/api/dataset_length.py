@@ -32,6 +32,7 @@ MAX_TOKENIZED_BYTES = 2**24  # larger files are tokenized by samples and train o
 MANY_PASSES = 5  # as train warns
 USUAL_EPOCHS = 3
 WINDOW_STEPS, WIDTH_MULTIPLE = 64, 64  # as the engine groups samples by length
+OUR_ENGINE, PADS_MICRO_BATCHES = "meshwright", ("fsdp1", "deepspeed")  # the latter by the collators of transformers
 WORTH_IT = 1.25  # times fewer tokens from which packing is suggested
 T = TypeVar("T")
 _short = partial(short_number, digits=".1f", least=1e3)
@@ -45,10 +46,10 @@ class _Counted(msgspec.Struct, frozen=True):
     packed_tokens: float = 0.0  # of all documents, if they are packed
 
 
-def epochs_of(recipe: Recipe) -> Epochs | None:
+def epochs_of(recipe: Recipe, engine: str = OUR_ENGINE) -> Epochs | None:
     """Return the samples that a recipe's epochs over a local file or folder have; None if they are not known."""
     epochs = recipe.train.epochs
-    counted = _count(recipe) if epochs else None
+    counted = _count(recipe, engine) if epochs else None
     if counted is None:
         return None
     passes = f"{epochs:g} epoch{'s' if epochs != 1 else ''} of {recipe.data.dataset}"
@@ -58,21 +59,26 @@ def epochs_of(recipe: Recipe) -> Epochs | None:
     return Epochs(max(round(counted.samples * epochs), 1), source, counted.packed_tokens, longest)
 
 
-def grouped_width(recipe: Recipe) -> float | None:
-    """Return the tokens per sample that steps grouped by length have on average; None if it is not known or constant.
+def sample_width(recipe: Recipe, engine: str = OUR_ENGINE) -> float | None:
+    """Return the tokens per sample that steps of unequal width have on average; None if it is not known or constant.
 
-    A step is as wide as its longest sample, rounded up; without grouping every sample has data.seq_length tokens.
+    A step of our engine that is grouped by length is as wide as its longest sample, rounded up; without grouping
+    every sample has data.seq_length tokens. The collators of the Trainer and TRL pad to the longest row of a micro
+    batch, whether or not they group.
     """
+    by_micro_batch = engine in PADS_MICRO_BATCHES and not recipe.data.packing
     lengths = _own_lengths(recipe)
-    if not recipe.data.group_by_length or lengths is None:
+    if lengths is None or not (recipe.data.group_by_length or by_micro_batch):
         return None
-    size = recipe.train.global_batch_size
+    size = recipe.layout.micro_batch_size if by_micro_batch else recipe.train.global_batch_size
     shuffled = np.random.default_rng(0).permutation(lengths)
     if len(shuffled) < size:
         shuffled = np.resize(shuffled, size)
     windows = np.split(shuffled, range(WINDOW_STEPS * size, len(shuffled), WINDOW_STEPS * size))
-    widths = np.concatenate([np.maximum.reduceat(np.sort(w), range(0, len(w), size)) for w in windows])
-    rounded = np.ceil(widths / WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    if recipe.data.group_by_length:
+        windows = [np.sort(window) for window in windows]
+    widths = np.concatenate([np.maximum.reduceat(window, range(0, len(window), size)) for window in windows])
+    rounded = widths if by_micro_batch else np.ceil(widths / WIDTH_MULTIPLE) * WIDTH_MULTIPLE
     return float(np.minimum(rounded, recipe.data.seq_length).mean())
 
 
@@ -165,14 +171,15 @@ def _less_padding(plan: Plan) -> Iterable[Suggestion]:
     if lengths is None or data.packing or not plan.exists:
         return
     seq, mean = data.seq_length, float(np.minimum(lengths, data.seq_length).mean())
-    padded = grouped_width(plan.recipe) or seq
+    engine = plan.case.engine
+    padded = sample_width(plan.recipe, engine) or seq
     for title, changes in (
         ("pack the samples", ("data.packing=true", "data.group_by_length=false")),
         ("group samples by length", ("data.group_by_length=true",)),
     ):
         values = {key: value == "true" for key, _, value in (text.partition("=") for text in changes)}
         recipe, log = override.change(plan.recipe, values)
-        width = mean if recipe.data.packing else grouped_width(recipe) or seq
+        width = mean if recipe.data.packing else sample_width(recipe, engine) or seq
         case = plan.case.rebuild(recipe)
         refused = bool(needs_equal_lengths(case)) or bool(streams_unknown_lengths(case))
         if padded < WORTH_IT * width or not log or refused or not bool(rules.legal(case)):
@@ -209,7 +216,7 @@ def _mean(recipe: Recipe, tokens: float) -> str:
     return f"about {tokens:,.0f} tokens ({how})"
 
 
-def _count(recipe: Recipe) -> _Counted | None:
+def _count(recipe: Recipe, engine: str = OUR_ENGINE) -> _Counted | None:
     """Return the samples of a local file or folder; None if they are not known."""
     data = recipe.data
     path = Path(data.dataset).expanduser()
@@ -238,8 +245,12 @@ def _count(recipe: Recipe) -> _Counted | None:
     if lengths is None:
         return _Counted(samples, f"{shown} of at most {data.seq_length:,} tokens")
     mean = float(np.minimum(lengths, data.seq_length).mean())
-    width = grouped_width(recipe)
-    how = f"in steps of {width:,.0f} on average" if width else f"padded to {data.seq_length:,}"
+    width = sample_width(recipe, engine)
+    how = f"padded to {data.seq_length:,}"
+    if width and engine in PADS_MICRO_BATCHES:
+        how = f"padded to the longest of a micro batch, {width:,.0f} on average"
+    elif width:
+        how = f"in steps of {width:,.0f} on average"
     return _Counted(samples, f"{shown} of about {mean:,.0f} tokens, {how}")
 
 

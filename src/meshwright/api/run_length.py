@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import planner
 from meshwright.api import requests
-from meshwright.api.dataset_length import epochs_of, grouped_width
+from meshwright.api.dataset_length import epochs_of, sample_width
 from meshwright.api.prices import price_for
 from meshwright.api.questions import Asked
 from meshwright.parsing import token_budget
@@ -28,7 +28,7 @@ def plan_of_length(question: Question, recipe: Recipe | None, request: requests.
     if tokens is None:
         plan = planner.recommend(question, overrides, recipe, lambda plan: _steps_of_days(plan, request))
         return _explained(plan, f"what {request.days:g} days train")
-    per_step = planner.step_tokens(baseline.case, grouped_width(baseline.requested))
+    per_step = planner.step_tokens(baseline.case, sample_width(baseline.requested, baseline.case.engine))
     steps = _steps_of_tokens(tokens, per_step, baseline.requested)
     plan = planner.recommend(question, overrides if steps is None else (*overrides, f"train.steps={steps}"), recipe)
     return _explained(plan, f"{request.tokens} tokens of {per_step:,} per step")
@@ -86,11 +86,11 @@ def budget_for(plan: Plan, request: Asked | None) -> planner.Budget | UnsetType 
     if request is None:
         return UNSET
     asked = request.tokens is not None or request.days is not None
-    epochs = None if asked else epochs_of(plan.recipe)
+    epochs = None if asked else epochs_of(plan.recipe, plan.case.engine)
     if not asked and request.price is None and not plan.recipe.train.epochs:
         return UNSET
     if not plan.exists or not plan.estimate.fits or not (asked or plan.has_length):
         return None
     price = price_for(request, plan.question)
-    width = grouped_width(plan.recipe)
+    width = sample_width(plan.recipe, plan.case.engine)
     return planner.budget(plan.case, plan.estimate, token_budget(request.tokens), price, epochs, width, request.days)

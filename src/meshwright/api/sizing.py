@@ -10,7 +10,7 @@ import msgspec
 from meshwright import clusters, planner
 from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
-from meshwright.api.dataset_length import epochs_of, grouped_width
+from meshwright.api.dataset_length import epochs_of, sample_width
 from meshwright.api.prices import prices_for
 from meshwright.api.questions import question_for
 from meshwright.api.resolve import typed_model
@@ -67,10 +67,10 @@ def _epoch_tokens(question: Question, request: requests.Size) -> tuple[float, st
     if EPOCHS not in map(recipe_key, request.overrides):  # no recipe of ours has epochs of its own
         return ()
     recipe = planner.baseline_for(question, request.overrides).requested
-    epochs = epochs_of(recipe)
+    epochs = epochs_of(recipe, question.engine)
     if epochs is None:
         return ()
-    width = grouped_width(recipe) or recipe.data.seq_length
+    width = sample_width(recipe, question.engine) or recipe.data.seq_length
     return epochs.samples * width, f"the tokens of {epochs.source}"
 
 
