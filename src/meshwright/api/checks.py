@@ -338,6 +338,10 @@ def export_into(
         if folder and own_program and patched is not None and not anywhere:
             program, missing = other_frameworks.started_elsewhere(written.program, read.content.folder)
             written = msgspec.structs.replace(written, program=program, notes=(*written.notes, *missing))
+    lost = frameworks.lost_lines(written.unmapped, dropped)
+    written = msgspec.structs.replace(
+        written, files=frameworks.with_comments(written.files, lost, written.program.modules)
+    )
     engine = frameworks.exported_engine(theirs, written, checked.model)
     if engine != checked.engine:  # the findings are those of the file that was written
         recipe = without_folder(job.on(engine), None if same else read)

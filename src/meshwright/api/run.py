@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import clusters, rules
+from meshwright import clusters, frameworks, rules
 from meshwright.api import run_requests as requests
 from meshwright.api.catalogues import recipe_text
 from meshwright.api.checks import CONFIGS, WRITTEN, Exported, check_recipe, export_into
@@ -321,6 +321,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         _print_notes(exported.checked)
     requeued = scheduler == "slurm" and request.requeue
     notes: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
     step_s = float(exported.checked.estimate.step_s)
     if requeued or request.save_minutes is not None:
         recipe = exported.checked.recipe
@@ -338,8 +339,8 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         if more != changes:
             exported, data = export_with(more)
         new = exported.checked.recipe
-        notes = other_frameworks.changed_interval(new, recipe.checkpoint.save_every) if read else ()
-        notes += (other_frameworks.requeue_note(framework, new, step_s, own),)
+        changed = other_frameworks.changed_interval(new, recipe.checkpoint.save_every) if read else ()
+        notes = (*changed, other_frameworks.requeue_note(framework, new, step_s, own))
     program = exported.written.program
     source = exported.job.imported
     if local and folder and source is not None and source.settings.parsed.program.argv:
@@ -375,6 +376,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         recipe=recipe,
         program=program,
         reads=reads,
+        comments=(*(f"# {one}" for one in changed), *_comments(exported, job.files)),
         files={**job.files, **data},
         findings=(*job.findings, *_advice(exported, request.gpus)),
         notes=(
@@ -414,6 +416,12 @@ def _not_kept(exported: Exported) -> tuple[str, ...]:
     assumed = tuple(f"assumed: {one.message}" for one in exported.job.assumed(exported.checked.engine))
     dropped = (f"not kept: {one.file}:{one.line} {one.key}={one.value}: {one.reason}" for one in exported.not_imported)
     return (*assumed, *dropped)
+
+
+def _comments(exported: Exported, files: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the comments of the job's script: what it does not have, unless a config of the job says so itself."""
+    lines = frameworks.lost_lines(exported.written.unmapped, exported.not_imported)
+    return tuple(line for line in lines if not any(line in text for text in files.values()))
 
 
 def _sbatch_not_kept(exported: Exported, request: requests.Launch, scheduler: str) -> tuple[str, ...]:

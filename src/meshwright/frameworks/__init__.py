@@ -6,6 +6,7 @@ from pathlib import Path
 
 from meshwright import file_access
 from meshwright.errors import InputError
+from meshwright.frameworks.announced import lost_lines, with_comments
 from meshwright.frameworks.check import as_in_files, check
 from meshwright.frameworks.dropped import DroppedSetting, dropped_settings, require_model
 from meshwright.frameworks.export import export, exported_engine, in_version, lost_numbers, write
@@ -57,6 +58,7 @@ __all__ = [
     "in_version",
     "is_file",
     "is_native",
+    "lost_lines",
     "lost_numbers",
     "no_effect",
     "open_file",
@@ -65,6 +67,7 @@ __all__ = [
     "require_model",
     "superseded",
     "train_command",
+    "with_comments",
     "write",
 ]
 

@@ -57,6 +57,7 @@ DERIVED = (
     "needs",
     "planned_exit_s",
     "reads",
+    "comments",
 )
 REMOTE_FILES: tuple[Scheduler, ...] = ("kubernetes", "skypilot")  # their machines do not see local files
 
@@ -76,6 +77,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     python_path: tuple[str, ...] = ()  # folders of the framework's checkout that have to be importable
     needs: str = "meshwright"  # what an image has to contain to run it
     reads: Mapping[str, str] = {}  # paths on this machine that its config names → the key
+    comments: tuple[str, ...] = ()  # lines of the job's script: what the job does not have of the user's settings
 
 
 class Started(Readable, msgspec.Struct, frozen=True):
@@ -232,6 +234,7 @@ def job_of(
             "files": request.files,
             "needs": request.needs,
             "reads": request.reads,
+            "comments": request.comments,
             "planned_exit_s": 60 * planned_exit(program).minutes,
             "advised": advised(request.recipe, request.cluster, request.engine),
         }

@@ -37,7 +37,7 @@ def on_kubernetes(job: Job) -> Launch:
     file = f"{name}.yaml"
     return Launch(
         scheduler="kubernetes",
-        files={file: to_yaml(*documents)},
+        files={file: to_yaml(*documents, comments=job.comments)},
         commands=(shlex.join(["kubectl", "apply", "-f", file]),),
         notes=restart_note(job),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from meshwright.launch import values
@@ -21,8 +22,8 @@ def restart_note(job: Job) -> tuple[str, ...]:
     return ("checkpoints are lost with the machine: mount a volume and put the run there (--mount and --out)",)
 
 
-def to_yaml(*documents: dict[str, Any]) -> str:
-    """Return documents as YAML, with multi-line texts as blocks."""
+def to_yaml(*documents: dict[str, Any], comments: Sequence[str] = ()) -> str:
+    """Return documents as YAML below comments, with multi-line texts as blocks."""
     import io
 
     from ruamel.yaml import YAML
@@ -43,4 +44,4 @@ def to_yaml(*documents: dict[str, Any]) -> str:
     yaml.indent(mapping=2, sequence=4, offset=2)
     buffer = io.StringIO()
     yaml.dump_all([with_blocks(one) for one in documents], buffer)
-    return buffer.getvalue()
+    return "".join(f"{line}\n" for line in comments) + buffer.getvalue()

@@ -36,7 +36,7 @@ def on_skypilot(job: Job) -> Launch:
         "run": _run(job),
     }
     verb = ["sky", "jobs", "launch"] if job.max_restarts else ["sky", "launch"]
-    files = {file: to_yaml(task), **job.files}
+    files = {file: to_yaml(task, comments=job.comments), **job.files}
     return Launch(scheduler="skypilot", files=files, commands=(shlex.join([*verb, file]),), notes=restart_note(job))
 
 

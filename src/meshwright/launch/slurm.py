@@ -82,7 +82,7 @@ def _header(job: Job) -> list[str]:
     }
     options = [f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in lines.items()]
     where = "CPUs only" if job.cpu else str(job.cluster)
-    return ["#!/bin/bash", *options, f"# {job.name} on {where}, written by meshwright {VERSION}"]
+    return ["#!/bin/bash", *options, f"# {job.name} on {where}, written by meshwright {VERSION}", *job.comments]
 
 
 def repeated_options(options: Mapping[str, str], given: Callable[[str], object]) -> tuple[list[str], list[str]]:
