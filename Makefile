@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where PYTHONDONTWRITEBYTECODE is set, every worker would compile the tests, and every command the source, again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: megatron setup demo test test-times lint style browser screens docs site bench load schema accuracy sweep verify parity slow faults mutation slurm-test clean
+.PHONY: megatron setup demo test test-times lint style browser screens docs site bench load schema accuracy sweep file-sweep verify parity slow faults mutation slurm-test clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -58,6 +58,9 @@ screens: $(VENV)/.engine browser  ## screenshots of the web UI, docs/screens (a 
 
 sweep: $(VENV)/.peers  ## train a tiny model of every recipe on 2 processes; write the table (half an hour)
 	$(BIN)/python benchmarks/tiny_sweep.py --nproc 2
+
+file-sweep: $(VENV)/.peers  ## take users' own files through export, recommend and launch; print what is lost (10 minutes)
+	$(BIN)/python -W ignore -m benchmarks.file_to_file
 
 verify: $(VENV)/.peers  ## update the verification reports of all recipes; resumes where it stopped (hours)
 	$(BIN)/python -m benchmarks.verify; status=$$?; $(BIN)/python docs/make.py verification.md && exit $$status

@@ -36,6 +36,7 @@ from meshwright.cli.run import run
 from meshwright.errors import MeshwrightError
 from meshwright.frameworks.export import KEPT, is_same
 from meshwright.frameworks.mapping import relevant_fields
+from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe, field_value
 
 ROOT = Path(__file__).parents[1]
@@ -212,7 +213,10 @@ def read(file: str, gpus: str, options: Sequence[str] = ()) -> Job:
     """Read a file as every command does."""
     model = options[options.index("--model") + 1] if "--model" in options else None
     changes = [one for one in options if "=" in one]
-    return job_for(file, None, gpus, changes, model=model)
+    job = job_for(file, None, gpus, changes, model=model)
+    if job.imported is None and changes:
+        return msgspec.structs.replace(job, recipe=override.apply(job.recipe, changes))
+    return job
 
 
 DECISIVE = (
@@ -248,7 +252,11 @@ def value_of(recipe: Recipe, job: Job, key: str) -> object:
 
 
 def same_path(one: object, two: object, folder: Path, written: Path) -> bool:
-    """Return whether two values name the same file: absolute, from the folder of the case or from that of the export."""
+    """Return whether two values name the same file: absolute, or from the folder of the case or of the export."""
+    if isinstance(one, dict) and isinstance(two, dict):
+        pairs = zip(one.items(), two.items(), strict=False)
+        same = (same_path(a, b, folder, written) and x == y for (a, x), (b, y) in pairs)
+        return len(one) == len(two) and all(same)
     if not isinstance(one, str) or not isinstance(two, str):
         return False
     bases = (folder, written)
@@ -281,7 +289,9 @@ def own_commands(output: Output) -> Iterator[str]:
         text = line.strip()
         fix = re.search(r"(?:^|\s)fix:\s+(.*)$", text)
         for part in (fix[1] if fix else text).split(" | "):
-            found = re.search(r"(?:^|\s)(meshwright (?:recommend|export|launch|check|train|plan|estimate|import) .*)$", part)
+            found = re.search(
+                r"(?:^|\s)(meshwright (?:recommend|export|launch|check|train|plan|estimate|import) .*)$", part
+            )
             if found and not re.search(r"\b(MODEL|FILE|KEY=VALUE|PATH|DIR|N|…)\b|…|\bsteps=N\b", found[1]):
                 yield re.split(r"  +|[:;,]? \(|: | # ", found[1])[0].rstrip(".,;:")
 
@@ -298,7 +308,9 @@ NAMED = re.compile(r"[\w./~-]*/[\w./-]+|[\w-]+\.(?:jsonl|json|yaml|toml|txt|py|m
 
 def paths_in(text: str, folder: Path) -> Iterator[str]:
     """Yield names in a text that are files of the case when read from its folder or by their end."""
-    known = {path.name for path in folder.rglob("*") if path.is_file() or path.is_dir()}
+    written = tuple(f"{one}_" for one in PATHS)
+    own = (path for path in folder.rglob("*") if not path.relative_to(folder).parts[0].startswith(written))
+    known = {path.name for path in own}
     for line in text.splitlines():
         if line.lstrip().startswith("#"):
             continue
@@ -431,10 +443,26 @@ class Sweep:
             if not usable:
                 break
             changes = (*changes, usable[0])
-        kind = "refused" if list(fixes(done)) else "no way out"
+        if (moved := self.sized(user, path, to, words, done)) is not None:
+            return moved, ()
+        kind = "refused" if "fix:" in done.out else "no way out"
         note = Problem(user.case, path, to, kind, _last(done))
         (self.refused if kind == "refused" else self.problems).append(note)
         return None, ()
+
+    def sized(self, user: UserFile, path: str, to: str, words: Sequence[str], refused: Output) -> Output | None:
+        """Type the command that a refused export prints for a layout that runs, then export that."""
+        found = re.search(r"for a layout that runs: (meshwright recommend .*), then export sized.toml", refused.out)
+        if found is None or words[0] != "export":
+            return None
+        planned = call(*shlex.split(found[1])[1:])
+        if planned.code:
+            self.add(user, path, to, "refused command", f"{found[1]} → {_last(planned)}")
+            return None
+        done = call("export", "sized.toml", *words[2:])
+        if done.code:
+            self.add(user, path, to, "refused command", f"export sized.toml --to {to} → {_errors(done)}")
+        return None
 
     def written(self, user: UserFile, path: str, to: str, out: Path, done: Output, folder: Path) -> None:
         """Check that written files parse, and that the paths in them are there from the folder of the start."""
@@ -468,7 +496,10 @@ class Sweep:
                 self.add(user, path, to, "unreadable", f"{file.name}: {error}")
                 return
         texts = "\n".join(one.read_text() for one in file.parent.iterdir() if one.suffix != ".jsonl" and one.is_file())
+        typed = {one.partition("=")[0] for one in done.words if "=" in one}
         for key, old, new in differences(job, after, folder, file.parent):
+            if key in typed or (key == "train.epochs" and "train.steps" in typed):
+                continue
             if plan and key.startswith(("layout.", "kernels.", "precision.", "moe.")):
                 continue
             last = key.rsplit(".", 1)[-1]
@@ -525,8 +556,10 @@ def _without(words: Sequence[str], options: Sequence[str]) -> Iterator[str]:
 
 
 def _first_written(done: Output) -> Path | None:
-    lines = done.sections().get("Wrote", ())
-    return Path(lines[0].split("  ")[0]) if lines else None
+    """Return the file that starts a training: the script of the user's program, else the first config."""
+    paths = [Path(line.split("  ")[0]) for line in done.sections().get("Wrote", ())]
+    script = next((one for one in paths if one.suffix == ".sh" and paths[0].suffix in (".json", ".yaml")), None)
+    return script or next(iter(paths), None)
 
 
 def _last(done: Output) -> str:
@@ -569,7 +602,9 @@ def main() -> None:
     kinds: dict[str, int] = {}
     for one in found.problems:
         kinds[one.kind] = kinds.get(one.kind, 0) + 1
-    print(f"{found.swept} files written or refused; {len(found.refused)} refused with a fix; problems: {kinds or 'none'}")
+    print(
+        f"{found.swept} files written or refused; {len(found.refused)} refused with a fix; problems: {kinds or 'none'}"
+    )
     if given.out:
         rows = {"swept": found.swept, "problems": found.problems, "refused": found.refused}
         Path(given.out).write_text(json.dumps(rows, indent=1, default=lambda one: one._asdict()))

@@ -337,7 +337,9 @@ def export_into(
         written = written if patched is None else patched.written
         if folder and own_program and patched is not None and not anywhere:
             program, missing = other_frameworks.started_elsewhere(written.program, read.content.folder)
-            written = msgspec.structs.replace(written, program=program, notes=(*written.notes, *missing))
+            script = {f"{checked.recipe.name}.sh": launch.start_script(program, checked.cluster, checked.recipe.name)}
+            files = {**written.files, **script}
+            written = msgspec.structs.replace(written, program=program, files=files, notes=(*written.notes, *missing))
     lost = frameworks.lost_lines(written.unmapped, dropped)
     written = msgspec.structs.replace(
         written, files=frameworks.with_comments(written.files, lost, written.program.modules)

@@ -10,8 +10,9 @@ import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
+from meshwright.frameworks import trl_data
 from meshwright.frameworks.mapping import text_of
-from meshwright.frameworks.trainer_args import ADAPTER, CHATS, TRAINER, WRITTEN
+from meshwright.frameworks.trainer_args import ADAPTER, CHATS, PROGRAM, TRAINER, WRITTEN
 from meshwright.frameworks.types import ExportedConfig, Program, ProgramArguments, SourcedValue, UnmappedField
 from meshwright.recipes.types import Recipe, field_value
 
@@ -19,6 +20,7 @@ VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
 MEANS = "an argument of your program"
 GIVEN_UP = {"warmup_steps": ("warmup_ratio",)}  # arguments that go when another one is set
 DATA = ("data.dataset", "data.validation")
+CONVERTED = ".messages.jsonl"  # the end of a file's name that an export converts
 RECOMPUTE, SHARDING = "gradient_checkpointing", "fsdp"
 
 
@@ -35,17 +37,31 @@ def keep_program(
     words = [config if named and word == named else word for word in words]
     for name, value in changes.items():
         words = _replaced(words, name, value)
+    data: dict[str, str] = {}
+    is_named = program.sources.get("data.dataset") == trl_data.DATASET and trl_data.CONFIG not in program.given
+    if is_named and trl_data.is_trl_script(words) and _is_local(recipe):
+        name = f"{recipe.name or 'recipe'}_data.yaml"
+        data = {name: trl_data.data_config(recipe)}
+        words = [*_replaced(words, trl_data.DATASET, None), f"--{trl_data.CONFIG}", name]
     carried = {*program.sources, *(field for field in (*TRAINER, "layout.recompute", "schedule.min_lr"))}
     unmapped = tuple(one for one in written.unmapped if one.field not in carried)
     return msgspec.structs.replace(
         written,
-        files={name: text for name, text in written.files.items() if name not in written.program.modules},
+        files={
+            **{name: text for name, text in written.files.items() if name not in (*written.program.modules, PROGRAM)},
+            **data,
+        },
         program=Program(
             tuple(words), written.program.env, variables, expanded=tuple(one for one in words if one in expanded)
         ),
         unmapped=(*unmapped, *(one for one in lost if one.field not in {two.field for two in unmapped})),
-        notes=tuple(one for one in written.notes if "train.py" not in one and WRITTEN not in one),
+        notes=tuple(one for one in written.notes if PROGRAM not in one and WRITTEN not in one),
     )
+
+
+def _is_local(recipe: Recipe) -> bool:
+    """Return whether the data are a file: of this machine, or converted by the export."""
+    return trl_data.is_file(recipe.data.dataset) or recipe.data.dataset.endswith(CONVERTED)
 
 
 def _changes(

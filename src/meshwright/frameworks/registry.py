@@ -34,6 +34,7 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
 """File formats of each framework, with texts of which each of its files contains at least one (empty: no such text).
 Importing a framework that cannot match would take longer than the check."""
 NAMES = FRAMEWORKS
+STARTED = ("deepspeed", "accelerate")  # read from the Python program that a script starts
 CONFIGS = (".yaml", ".yml", ".toml", ".json")
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 LONGEST_NAME = 200  # characters of a path that is looked up
@@ -51,6 +52,9 @@ def framework(name: str) -> Framework:
 def detect_framework(content: Content) -> Framework:
     """Return the framework that a file is for."""
     scores = {name: framework(name).detect(content) for name in NAMES if _may_match(name, content)}
+    if not any(scores.values()):  # a script may start a program beside it that shows the framework
+        others = (name for name in STARTED if name not in scores and content.format == "shell")
+        scores |= {name: framework(name).detect(content) for name in others}
     best = max(scores.values(), default=0)
     found = [name for name, score in scores.items() if score == best]
     if best == 0:

@@ -12,11 +12,12 @@ from meshwright import file_access
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import open_file
-from meshwright.frameworks.model_match import find_model, other_weights
+from meshwright.frameworks.model_match import find_local_model, find_model, other_weights
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS, PRETRAINED
 from meshwright.frameworks.trainer_fields import (
     LANGUAGE_MODELING,
     LISTS,
+    PLAIN_TEXT,
     TRAINER_DEFAULTS,
     TRL_DEFAULTS,
     TRL_LOSSES,
@@ -32,6 +33,7 @@ from meshwright.recipes.types import Goal
 Arguments = Mapping[str, SourcedValue]
 """Program arguments by name, with underscores; a flag without a value is True."""
 MODELS = MODEL_ARGUMENTS
+CONFIG = "config_name"  # the sizes of a model that starts from random weights
 LENGTHS = ("max_seq_length", "model_max_length", "max_length", "cutoff_len", "block_size", "max_seq_len")
 ADAPTERS = ("use_peft", "use_lora", "lora_r", "lora_rank", "lora_alpha", "lora_enable", "peft", "load_in_4bit")
 BATCH = ("per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16")  # read with the config
@@ -91,11 +93,23 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
     `fine_tuning`: the program fine-tunes though no argument names a model. `script` is its name. `trl`: it constructs
     TRL's arguments.
     """
-    model = next((find_model(str(args[name].value)) for name in MODELS if name in args), None)
+    model = next((_model_named(str(args[name].value)) for name in (*MODELS, CONFIG) if name in args), None)
     tuned = is_on(args, *ADAPTERS) or str(getattr(args.get("finetuning_type"), "value", "")) == "lora"
-    starts = fine_tuning or any(name in args for name in MODELS[:1])
+    plain = is_on(args, PLAIN_TEXT) and not tuned
+    starts = not plain and (fine_tuning or any(name in args for name in MODELS[:1]))
     goal: Goal = "peft" if tuned else "sft" if starts else "pretrain"
-    handled = (*MODELS, *LENGTHS, *BATCH, "use_peft", "use_lora", "lora_enable", "peft", "finetuning_type")
+    handled = (
+        *MODELS,
+        CONFIG,
+        PLAIN_TEXT,
+        *LENGTHS,
+        *BATCH,
+        "use_peft",
+        "use_lora",
+        "lora_enable",
+        "peft",
+        "finetuning_type",
+    )
     read = read_arguments({name: setting for name, setting in args.items() if name not in handled}, goal)
     values, sources = dict(read.values), dict(read.sources)
     length = next(((name, size) for name in LENGTHS if (size := as_int(args.get(name)))), None)
@@ -104,7 +118,7 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
     is_open = not length and any(name in args and args[name].unresolved for name in LENGTHS)
     open_fields = (*read.open_fields, *(("data.seq_length",) if is_open else ()))
     named = next((name for name in MODELS if name in args and not args[name].unresolved), "")
-    if goal != "pretrain" and (weights := other_weights(str(args[named].value)) if named else ""):
+    if (goal != "pretrain" or plain) and (weights := _weights_named(str(args[named].value), plain) if named else ""):
         values[PRETRAINED], sources[PRETRAINED] = weights, named
     if "optimizer.lr" in values:
         values.setdefault("schedule.min_lr", 0.0)
@@ -125,6 +139,20 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
     read = msgspec.structs.replace(read, given=args, sources=sources)
     notes = (*_notes(defaults, values, goal), *(_trl_notes(defaults) if trl else ()))
     return ProgramFields(model, goal, {**defaults, **values}, unknown, read, notes)
+
+
+def _model_named(text: str) -> ModelSpec | None:
+    """Return the model of a hub id, or of a folder or config.json on this machine."""
+    return find_model(text) or find_local_model(text)[0]
+
+
+def _weights_named(text: str, plain: bool) -> str:
+    """Return the weights that a program starts from, if its model does not say so: another hub id, or a folder here.
+
+    Training on plain text starts from random weights unless the program names some.
+    """
+    local = find_model(text) is None and find_local_model(text)[0] is not None and Path(text).expanduser().is_dir()
+    return text if plain or local else other_weights(text)
 
 
 def _tokens_in_trl_loss(args: Arguments, values: Mapping[str, Any]) -> str:

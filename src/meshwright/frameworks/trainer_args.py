@@ -190,6 +190,7 @@ ARGUMENT_FIELDS = tuple(
 """Recipe fields that the arguments of the program set."""
 SAMPLE_LENGTH = "block_size"
 WRITTEN = "written by meshwright export"
+PROGRAM = "train.py"
 BATCH = ("train.global_batch_size", "layout.micro_batch_size")
 
 
@@ -280,13 +281,13 @@ def _changed_model(recipe: Recipe) -> str:
     return f"the model is {recipe.model} with {given}: your program builds it with that config" if given else ""
 
 
-def program_notes(recipe: Recipe) -> Iterator[str]:
-    """Yield what the training program has to do besides passing its arguments."""
+def program_notes(recipe: Recipe, written: bool = False) -> Iterator[str]:
+    """Yield what the training program has to do besides passing its arguments; a `written` one does some of it."""
     if changed := _changed_model(recipe):
         yield changed
-    if recipe.goal == "peft" and recipe.peft.method == "qlora":
+    if recipe.goal == "peft" and recipe.peft.method == "qlora" and not written:
         yield "pass quantization_config to from_pretrained: the frozen weights are loaded in 4 bits"
-    if recipe.goal != "pretrain" and recipe.data.packing:
+    if recipe.goal != "pretrain" and recipe.data.packing and not written:
         yield (
             'packing needs attn_implementation="flash_attention_2" (or 3) in from_pretrained: '
             "otherwise packed documents attend to each other"

@@ -44,6 +44,7 @@ COMBINED = (
 )
 """Arguments that are read together."""
 LANGUAGE_MODELING = "run_clm"  # transformers' examples, whose loss counts every token of a text
+PLAIN_TEXT = "plain_text"  # an exported program that pretrains, also from existing weights
 OWN = (
     LANGUAGE_MODELING,
     "deepspeed",

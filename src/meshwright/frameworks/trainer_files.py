@@ -8,23 +8,30 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import open_file
-from meshwright.frameworks.trainer_args import SAMPLE_LENGTH, WRITTEN
-from meshwright.frameworks.trainer_fields import LANGUAGE_MODELING
+from meshwright.frameworks.trainer_args import PROGRAM, SAMPLE_LENGTH, WRITTEN
+from meshwright.frameworks.trainer_fields import LANGUAGE_MODELING, PLAIN_TEXT
 from meshwright.frameworks.types import SourcedValue
 
+TRAINER = "Trainer"
 TRAINERS = ("TrainingArguments", "SFTConfig", "SFTTrainer")
 FINE_TUNES = "SFTConfig"
 ADAPTERS = "LoraConfig"
 QUANTIZED = "BitsAndBytesConfig"
-LOADED, ADAPTED, DATASET, COLLATOR = (
+LOADED, ADAPTED, DATASET, COLLATOR, HELD_OUT = (
     "from_pretrained",
     "get_peft_model",
     "load_dataset",
     "DataCollatorForLanguageModeling",
+    "train_test_split",
 )
-MODEL_CLASSES = ("Model", "ForCausalLM")  # of from_pretrained: tokenizers and processors have one too
+MODEL_CLASSES = ("Model", "ForCausalLM")  # of from_pretrained: processors have one too
+TOKENIZER_CLASS, CONFIG_CLASS = "Tokenizer", "AutoConfig"
+OF_CLASS = {TOKENIZER_CLASS: "tokenizer_name_or_path", CONFIG_CLASS: "config_name"}
+"""Arguments of commands that the first argument of from_pretrained is, by its class."""
+VALIDATION_SPLITS = ("validation", "valid", "val", "test", "eval")
 MODEL_OF = ("SFTTrainer",)
 FLAGS = {ADAPTERS: "use_peft", COLLATOR: LANGUAGE_MODELING}
 """What a call means by itself."""
@@ -34,6 +41,7 @@ ONLY = {
     ADAPTED: ("r", "target_modules", "lora_alpha", "lora_dropout", "use_rslora", "use_gradient_checkpointing"),
     DATASET: ("split",),
     COLLATOR: (),
+    HELD_OUT: ("test_size",),
     **dict.fromkeys(MODEL_OF, ("max_seq_length", "packing", "dataset_text_field")),
 }
 """Keywords that are settings of the training; of other calls all are."""
@@ -42,7 +50,7 @@ KEYWORDS = {
     ADAPTED: {"use_gradient_checkpointing": "gradient_checkpointing"},
     DATASET: {"split": "dataset_train_split"},
 }
-KNOWN_CALLS = (*TRAINERS, ADAPTERS, QUANTIZED, LOADED, ADAPTED, DATASET, COLLATOR, *MODEL_OF)
+KNOWN_CALLS = (*TRAINERS, ADAPTERS, QUANTIZED, LOADED, ADAPTED, DATASET, COLLATOR, HELD_OUT, *OF_CLASS, *MODEL_OF)
 SUFFIX = "_args.py"
 _LENGTH = re.compile(rf"^{SAMPLE_LENGTH} = (\d+)", re.MULTILINE)
 
@@ -50,8 +58,36 @@ _LENGTH = re.compile(rf"^{SAMPLE_LENGTH} = (\d+)", re.MULTILINE)
 def file_arguments(content: Content) -> dict[str, SourcedValue]:
     """Return the arguments of the Trainer, TRL, PEFT and Unsloth that a Python file states, by the names of commands.
 
-    Literals and constants of the file are read; everything else is listed as computed by the program.
+    Literals and constants of the file are read; everything else is listed as computed by the program. An export writes
+    two files, the program and its arguments: they are read together.
     """
+    found = _own_arguments(content)
+    other = _other_half(content)
+    return found if other is None else {**_own_arguments(other), **found}
+
+
+def _other_half(content: Content) -> Content | None:
+    """Return the program of an exported file of arguments, or the arguments that an exported program imports."""
+    if content.folder is None or WRITTEN not in content.text:
+        return None
+    name = Path(content.path).name
+    if name == PROGRAM:
+        imported = re.search(r"^from (\w+_args) import", content.text, re.MULTILINE)
+        path = content.folder / f"{imported[1]}.py" if imported else None
+        return open_file(path) if path is not None and path.is_file() else None
+    program = content.folder / PROGRAM
+    if not name.endswith(SUFFIX) or not program.is_file():
+        return None
+    found = open_file(program)
+    return found if WRITTEN in found.text and f"from {Path(name).stem} import" in found.text else None
+
+
+def written_arguments(content: Content) -> Content | None:
+    """Return the file of arguments that an exported program imports."""
+    return _other_half(content) if Path(content.path).name == PROGRAM else None
+
+
+def _own_arguments(content: Content) -> dict[str, SourcedValue]:
     tree = _tree(content)
     if tree is None:
         return {}
@@ -72,15 +108,36 @@ def file_arguments(content: Content) -> dict[str, SourcedValue]:
                 add(KEYWORDS.get(name, {}).get(keyword.arg, keyword.arg), keyword.value)
         if name == LOADED and call.args and "model_name_or_path" not in found:
             add("model_name_or_path", call.args[0])
+        if name in OF_CLASS and call.args:
+            add(OF_CLASS[name], call.args[0])
         if name == DATASET:
             _add_dataset(call, constants, add)
         if name in MODEL_OF and (model := _model_of(call, constants)) is not None:
             add("model_name_or_path", model)
+    tokenizer, model = (found.get(name) for name in (OF_CLASS[TOKENIZER_CLASS], "model_name_or_path"))
+    if tokenizer is not None and (tokenizer.unresolved or (model is not None and model.value == tokenizer.value)):
+        del found[OF_CLASS[TOKENIZER_CLASS]]  # the model's own
+    if OF_CLASS[CONFIG_CLASS] in found and model is not None:
+        del found[OF_CLASS[CONFIG_CLASS]]  # the weights say which model it is
     length = _LENGTH.search(content.text) if found else None
     if length:
         line = content.text[: length.start()].count("\n") + 1
         found[SAMPLE_LENGTH] = SourcedValue(int(length[1]), line, content.path)
+        if WRITTEN in content.text:
+            found[PLAIN_TEXT] = SourcedValue(True, line, content.path)
     return found
+
+
+def started_program(content: Content, program: SourcedValue) -> Content | None:
+    """Return the Python file that a script starts, if it is beside the script and constructs arguments of a Trainer."""
+    if content.folder is None or program.unresolved or not str(program.value).endswith(".py"):
+        return None
+    path = content.folder / str(program.value)
+    try:
+        found = open_file(path) if path.is_file() else None
+    except (InputError, OSError):
+        return None
+    return found if found is not None and file_arguments(found) else None
 
 
 def names_deepspeed(content: Content) -> bool:
@@ -90,13 +147,14 @@ def names_deepspeed(content: Content) -> bool:
 
 def uses_trl(content: Content) -> bool:
     """Return whether a file constructs TRL's SFTTrainer or its arguments."""
-    tree = _tree(content)
-    return tree is not None and any(name in (FINE_TUNES, *MODEL_OF) for _, name in _calls(tree))
+    halves = (content, _other_half(content))
+    trees = [_tree(one) for one in halves if one is not None]
+    return any(name in (FINE_TUNES, *MODEL_OF) for tree in trees if tree is not None for _, name in _calls(tree))
 
 
 def _tree(content: Content) -> ast.Module | None:
     """Return the syntax of a file that constructs arguments of a Trainer; None for others."""
-    if not any(f"{name}(" in content.text for name in TRAINERS):
+    if not any(f"{name}(" in content.text for name in (*TRAINERS, TRAINER)):
         return None
     try:
         return ast.parse(content.text)
@@ -112,7 +170,7 @@ def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
         if name == LOADED:
             owner = ast.unparse(node.func.value) if isinstance(node.func, ast.Attribute) else ""
             if not any(word in owner for word in MODEL_CLASSES):
-                continue
+                name = next((one for one in OF_CLASS if one in owner), "")
         if name in KNOWN_CALLS:
             yield node, name
 
@@ -143,7 +201,14 @@ def _add_dataset(call: ast.Call, constants: Mapping[str, ast.expr], add: Callabl
     """Add the data of load_dataset: files for its builders such as json, else a dataset by name."""
     named = next((word.value for word in call.keywords if word.arg == "path"), call.args[0] if call.args else None)
     files = next((word.value for word in call.keywords if word.arg == "data_files"), None)
-    if files is not None:
+    if isinstance(files, ast.Name):
+        files = constants.get(files.id, files)
+    if isinstance(files, ast.Dict) and len(files.values) > 1:
+        for key, one in zip(files.keys, files.values, strict=True):
+            split = _value(key, constants)[0] if key is not None else ""
+            if split == "train" or split in VALIDATION_SPLITS:
+                add("train_file" if split == "train" else "validation_file", one)
+    elif files is not None:
         value = _value(files, constants)[0]
         inner = files.values[0] if isinstance(files, ast.Dict) and len(files.values) == 1 else files
         one = inner.elts[0] if isinstance(inner, ast.List | ast.Tuple) and len(inner.elts) == 1 else inner
@@ -178,7 +243,8 @@ def config_beside(content: Content) -> Path | None:
     """Return the YAML file that an export wrote with this arguments file."""
     if content.folder is None or WRITTEN not in content.text:
         return None
-    own = Path(content.path).name
+    arguments = written_arguments(content)
+    own = Path((content if arguments is None else arguments).path).name
     return next((path for path in sorted(content.folder.glob("*.yaml")) if module_name(path.stem) == own), None)
 
 

@@ -13,6 +13,7 @@ from meshwright import file_access
 from meshwright.display import plural
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
+from meshwright.frameworks.export import ARGUMENTS_FILE
 from meshwright.frameworks.trainer_fields import DATASETS
 from meshwright.frameworks.types import Program
 from meshwright.recipes import overrides as override
@@ -200,6 +201,8 @@ STARTED["hosts"] = STARTED["torchrun"]
 def missing_checkout(program: Program, framework: str, scheduler: str, files: Collection[str]) -> tuple[str, ...]:
     """Return a note for a program of a checkout that was not named: how the job finds it all the same."""
     title, script = CHECKOUTS[framework].title, program.argv[0]
+    if script in files and framework in ARGUMENTS_FILE:
+        return ()  # the program is that of the export
     if script.startswith("-") or script in files:
         return (f"{title} must be installed where the job runs: otherwise add --framework-dir PATH, its checkout",)
     other = f", or {STARTED[scheduler]}" if scheduler in STARTED else " of the checkout in the image"

@@ -32,6 +32,9 @@ STRATEGY = "layout.strategy="
 NO_LENGTH = "the file does not say how long it trains; add train.epochs=N or train.steps=N"
 
 
+EXPORTED = "written by meshwright export"
+
+
 def commands_of(plan: Plan, refused: Mapping[str, str] | None = None) -> dict[str, str]:
     """Return launch commands by framework, except the refused ones; none for a plan that cannot run."""
     if not plan.ok:
@@ -148,3 +151,11 @@ def command_of(program: Program, cluster: Cluster) -> str:
     """Return the torchrun command that starts a program on every GPU of a cluster."""
     words = (*torchrun(cluster), *program.argv)
     return " ".join(shell_word(word, program.variables, program.expanded) for word in words)
+
+
+def start_script(program: Program, cluster: Cluster, name: str) -> str:
+    """Return the script that starts the user's program with an exported config, in the folder of both."""
+    head = ["#!/bin/bash", f"# {name} on {cluster}, {EXPORTED}", 'cd "$(dirname "$0")" || exit 2', ""]
+    needed = [f': "${{{variable}:?{what}}}"' for variable, what in program.variables.items()]
+    exports = [f"export {key}={shlex.quote(value)}" for key, value in program.env.items()]
+    return "\n".join((*head, *needed, *exports, command_of(program, cluster), ""))

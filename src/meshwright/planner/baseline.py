@@ -198,9 +198,17 @@ def moved_to(recipe: Recipe, engine: str) -> Recipe:
     layout, known = found.layout, executed_values("strategy", engine)
     limits = [name for name in limited_fields(layout.strategy, engine) if getattr(layout, name) not in (1, False)]
     if not known or (layout.strategy in known and not limits):
-        return found
+        return _without_gather(found)
     equivalent = ENGINE_STRATEGY.get(engine, "fsdp2")
     return msgspec.structs.replace(found, layout=msgspec.structs.replace(found.layout, strategy=equivalent))
+
+
+def _without_gather(recipe: Recipe) -> Recipe:
+    """Return a recipe of replicas without the overlap of a gather that they do not have, which Megatron refuses."""
+    if recipe.layout.strategy != "ddp" or not recipe.kernels.overlap_param_gather:
+        return recipe
+    kernels = msgspec.structs.replace(recipe.kernels, overlap_param_gather=False)
+    return msgspec.structs.replace(recipe, kernels=kernels)
 
 
 def _with_engine_master(recipe: Recipe, engine: str) -> Recipe:

@@ -379,12 +379,12 @@ CAPABILITIES: tuple[Capability, ...] = (
             **dict.fromkeys(("fsdp1", "deepspeed"), ("vocab_parallel", "plain", "fused_linear")),
         },
         instead=dict.fromkeys(("megatron", "fsdp1", "deepspeed", "torchtitan"), "vocab_parallel"),
-        exported={"torchtitan": ("vocab_parallel", "plain")},
+        exported={"torchtitan": ("vocab_parallel", "plain"), "megatron": ("vocab_parallel",)},
         rule="kernels.loss-supported",
         symptom="unknown loss function name",
         cause="it has plain and chunked cross-entropy",
         why={
-            "megatron": "it computes a vocabulary-parallel loss, or one fused with the output layer",
+            "megatron": "it computes a vocabulary-parallel loss; its dev branch has one fused with the output layer",
             "torchtitan": "its 0.2 line, which exports are written for, computes the loss of all logits at once",
             **dict.fromkeys(
                 ("fsdp1", "deepspeed"),

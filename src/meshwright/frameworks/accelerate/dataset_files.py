@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,13 +17,17 @@ READ = ({"messages"}, {"prompt", "completion"}, {"text"})  # columns that SFTTra
 
 
 def readable(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
-    """Return the recipe with a dataset that TRL reads, and the converted file that it names."""
-    data = recipe.data
-    if recipe.goal == "pretrain" or data.images or data.blend or not _needs_messages(data):
+    """Return the recipe with datasets that TRL reads, and the converted files that it names."""
+    data, files = recipe.data, {}
+    parts = {"dataset": data, "validation": msgspec.structs.replace(data, dataset=data.validation)}
+    needed = {key: part for key, part in parts.items() if _needs_messages(part)}
+    if recipe.goal == "pretrain" or data.images or data.blend or not needed:
         return recipe, {}
-    name = f"{Path(data.dataset).name.partition('.')[0]}.messages.jsonl"
-    changed = msgspec.structs.replace(data, dataset=name, columns={}, split="train")
-    return msgspec.structs.replace(recipe, data=changed), {name: as_messages(data)}
+    changes: dict[str, Any] = {"columns": {}, "split": "train"} if "dataset" in needed else {}
+    for key, part in needed.items():
+        name = f"{Path(part.dataset).name.partition('.')[0]}.messages.jsonl"
+        files[name], changes[key] = as_messages(part), name
+    return msgspec.structs.replace(recipe, data=msgspec.structs.replace(data, **changes)), files
 
 
 def _needs_messages(data: Data) -> bool:

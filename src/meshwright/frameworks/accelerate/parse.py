@@ -11,13 +11,23 @@ from msgspec import UNSET
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
+from meshwright.frameworks.accelerate.job_environment import settings_of
 from meshwright.frameworks.accelerate.keys import PREFIXES, SECTION_OF_TYPE, TABLE
 from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
 from meshwright.frameworks.trainer_fields import is_trl
-from meshwright.frameworks.trainer_files import config_beside, file_arguments, names_deepspeed, uses_trl, written_beside
+from meshwright.frameworks.trainer_files import (
+    config_beside,
+    file_arguments,
+    names_deepspeed,
+    started_program,
+    uses_trl,
+    written_arguments,
+    written_beside,
+)
+from meshwright.frameworks.trl_data import is_trl_script
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.accelerate import (
@@ -44,6 +54,7 @@ PROGRAM_READ = (
 )
 NO_CONFIG = "the command has no config of Accelerate: fixes are lines of one, for accelerate launch --config_file FILE"
 TRL = "trl."  # modules of TRL
+TRL_FILES = ("datasets[0].data_files", "datasets[0].data_dir", "datasets[0].path")  # the first of these names the data
 TRL_FILE_OPTIONS = ("accelerate_config", "num_processes", "num_machines", "mixed_precision")
 _SHARDED = {
     "distributed_type": "FSDP",
@@ -100,8 +111,9 @@ def parse(content: Content) -> ParsedConfig:
     launch = launch or _trainer_launch(content)
     if launch is None:
         raise InputError("contains no accelerate launch command", field="file", value=content.path)
-    arguments = parse_arguments(launch.args)
-    if str(launch.program.value).startswith(TRL):
+    own, of_job = started_program(content, launch.program), False
+    arguments = {**(file_arguments(own) if own is not None else {}), **parse_arguments(launch.args)}
+    if "config" in arguments and is_trl_script([str(launch.program.value)]):
         launch, arguments = _with_trl_file(content, launch, arguments)
     by_default = str(launch.program.value).startswith(TRL) and not {"config-file", *TYPE_OPTIONS} & set(
         launch.launcher_args
@@ -110,16 +122,20 @@ def parse(content: Content) -> ParsedConfig:
         settings = dict(_settings_of_trainer(launch.program, arguments, alone=False, trl=True))
         settings |= dict(_options(launch))
         without_config = "num-processes" not in launch.launcher_args
+    elif without_config and (found := _written_config(own, launch)):
+        settings, without_config, of_job = found, False, True
     elif without_config:
         alone, trl = launch.launcher == "python", is_trl(arguments, str(launch.program.value))
         settings = dict(_settings_of_trainer(launch.program, arguments, alone, trl))
     else:
         settings = {**_config_of(content, launch), **dict(_options(launch))}
-    parsed = _parsed(content, settings, gpu_request_of(launch), arguments, script=str(launch.program.value))
+    trl = own is not None and uses_trl(own)
+    script = str(launch.program.value)
+    parsed = _parsed(content, settings, gpu_request_of(launch), arguments, fine_tuning=trl, script=script, trl=trl)
     program = msgspec.structs.replace(parsed.program, argv=launch.argv)
-    notes = parsed.notes
-    if without_config:  # torchrun has the number of processes
-        notes = (*(one for one in notes if "num_processes" not in one), NO_CONFIG)
+    notes = parsed.notes if own is None else (*parsed.notes, f"the arguments of the program are read from {own.path}")
+    if without_config or of_job:  # torchrun has the number of processes
+        notes = (*(one for one in notes if "num_processes" not in one), *((NO_CONFIG,) if without_config else ()))
     return msgspec.structs.replace(parsed, program=program, env=launch.env, notes=notes)
 
 
@@ -142,12 +158,24 @@ def _not_read(arguments: Arguments) -> Iterator[str]:
         yield f"not read, because the program computes it: {', '.join(found)}; overrides such as optimizer.lr=N set it"
 
 
+def _written_config(own: Content | None, launch: LaunchCommand) -> dict[str, SourcedValue]:
+    """Return the config of a job that export or launch wrote: the YAML file beside its program, or its variables."""
+    arguments = None if own is None else written_arguments(own)
+    config = None if arguments is None else config_beside(arguments)
+    if config is not None:
+        return dict(open_file(config).settings)
+    return settings_of(launch.env)
+
+
 def _trainer_launch(content: Content) -> LaunchCommand | None:
     """Return the command that starts a program of the Trainer without a config: torchrun, python or srun alone."""
     for launch in content.launches:
         arguments = parse_arguments(launch.args)
         own = launch.launcher in LAUNCHERS and not any(name.startswith("deepspeed") for name in arguments)
-        if own and (MARK in arguments or all(name in arguments for name in MARKS)):
+        program = started_program(content, launch.program) if own else None
+        if program is not None and names_deepspeed(program):
+            continue
+        if own and (MARK in arguments or all(name in arguments for name in MARKS) or program is not None):
             return launch
     return None
 
@@ -207,6 +235,11 @@ def _with_trl_file(
         options["config-file"] = options.pop("accelerate-config")
     launch = with_options(launch, {**options, **launch.launcher_args}, launch.job)
     given = {key: one for key, one in named.items() if key not in TRL_FILE_OPTIONS and one.value is not None}
+    files = [given[key] for key in TRL_FILES if key in given]
+    given = {key: one for key, one in given.items() if not key.startswith("datasets[")}
+    given |= {"dataset_name": files[0]} if files else {}
+    if "test_split_size" in given:
+        given["test_size"] = given.pop("test_split_size")
     texts = {key: ",".join(map(str, one.value)) for key, one in given.items() if isinstance(one.value, list)}
     read = {key: msgspec.structs.replace(one, value=texts.get(key, one.value)) for key, one in given.items()}
     return launch, {**read, **{key: one for key, one in arguments.items() if key != "config"}}

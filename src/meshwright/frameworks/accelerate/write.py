@@ -9,7 +9,15 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
-from meshwright.frameworks.trainer_args import file_name, program_file, program_notes
+from meshwright.frameworks.trainer_args import PROGRAM, file_name, program_file, program_notes
+from meshwright.frameworks.trainer_program import (
+    carried_by_program,
+    lost_by_program,
+    program_data_notes,
+    program_text,
+    with_data,
+    without_model,
+)
 from meshwright.frameworks.types import ExportedConfig, Program
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
@@ -65,23 +73,38 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     micro, steps = layout.micro_batch_size, max(1, recipe.train.global_batch_size // (layout.micro_batch_size * ranks))
     if layout.strategy == "zero1":
         settings[f"{ZERO}gradient_accumulation_steps"] = steps
-    argv = ("train.py", "--per_device_train_batch_size", str(micro), "--gradient_accumulation_steps", str(steps))
+    argv = (PROGRAM, "--per_device_train_batch_size", str(micro), "--gradient_accumulation_steps", str(steps))
     arguments = file_name(recipe)
     recomputes = layout.recompute == "full" and settings.get("fsdp_config.fsdp_activation_checkpointing") is not True
-    text, carried, lost = program_file(recipe, micro, steps, recomputes, sharded=not alone)
+    program = program_text(recipe, model, arguments.removesuffix(".py"))
+    named = with_data(recipe) if program else recipe
+    text, carried, lost = program_file(named, micro, steps, recomputes, sharded=not alone)
+    lost = (*lost, *(lost_by_program(recipe) if program else ()))
+    carried = (*carried, *(carried_by_program(recipe) if program else ()))
     rest = [one for one in unmapped if one.field not in carried and one.field not in {two.field for two in lost}]
     return ExportedConfig(
         framework=framework.name,
-        files={name: config_text(nest({**launch_settings, **settings}), recipe, framework), arguments: text},
-        program=Program(argv=argv, env=environment(settings), modules=(arguments,)),
-        unmapped=(*rest, *lost),
+        files={
+            name: config_text(nest({**launch_settings, **settings}), recipe, framework),
+            arguments: text,
+            **({PROGRAM: program} if program else {}),
+        },
+        program=Program(argv=(PROGRAM,) if program else argv, env=environment(settings), modules=(arguments,)),
+        unmapped=(*(() if program else without_model(recipe, model)), *rest, *lost),
         in_other_files=(*carried, *(OF_ONE_PROCESS if alone else ())),
         notes=(
-            f"start it with accelerate launch --config_file {name} on every machine, each with its --machine_rank; "
-            "or with torchrun and the environment that accelerate launch would set",
-            f"replace train.py with your program, which passes what {arguments} has to its Trainer; "
-            "the model and the data are its arguments",
-            *program_notes(recipe),
+            f"start it with accelerate launch --config_file {name} {PROGRAM} on every machine, each with its "
+            "--machine_rank; or with torchrun and the environment that accelerate launch would set",
+            *(
+                ()
+                if program
+                else (
+                    f"replace train.py with your program, which passes what {arguments} has to its Trainer; "
+                    "the model and the data are its arguments",
+                )
+            ),
+            *program_notes(recipe, bool(program)),
+            *(program_data_notes(recipe) if program else ()),
             *(("replace main_process_ip with the address of the first machine",) if on.nodes > 1 else ()),
         ),
     )

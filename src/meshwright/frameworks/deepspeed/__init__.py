@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.frameworks.accelerate.dataset_files import readable
 from meshwright.frameworks.deepspeed.format_override import format_setting
 from meshwright.frameworks.deepspeed.keys import closed, known
 from meshwright.frameworks.deepspeed.parse import complete, detect, parse
@@ -25,4 +26,5 @@ FRAMEWORK = Framework(
     complete=complete,
     rejects_unknown=closed,
     is_extra_key=known,
+    readable_data=readable,
 )

@@ -18,7 +18,13 @@ from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS
 from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
 from meshwright.frameworks.trainer_fields import TRL_DEFAULTS, is_trainer, is_trl
-from meshwright.frameworks.trainer_files import file_arguments, names_deepspeed, uses_trl, written_beside
+from meshwright.frameworks.trainer_files import (
+    file_arguments,
+    names_deepspeed,
+    started_program,
+    uses_trl,
+    written_beside,
+)
 from meshwright.frameworks.types import ProgramArguments, Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.deepspeed import REMOVED_OPTIMIZERS
@@ -78,18 +84,19 @@ def detect(content: Content) -> int:
         return 3 if MARKER_KEYS & content.top_level_keys() else 0
     if content.format == "python":
         return 3 if names_deepspeed(content) else 0
-    return max((_certainty(one) for one in content.launches), default=0)
+    return max((_certainty(content, one) for one in content.launches), default=0)
 
 
-def _certainty(launch: LaunchCommand) -> int:
-    if launch.launcher == "accelerate" or _config_of(launch) is None:
+def _certainty(content: Content, launch: LaunchCommand) -> int:
+    if launch.launcher == "accelerate" or _config_of(content, launch) is None:
         return 0
     return 1 if Path(str(launch.program.value)).name.startswith("pretrain_") else 3
 
 
-def _config_of(launch: LaunchCommand) -> tuple[str, SourcedValue] | None:
-    """Return the argument that names the JSON, and its value."""
-    arguments = parse_arguments(launch.args)
+def _config_of(content: Content, launch: LaunchCommand) -> tuple[str, SourcedValue] | None:
+    """Return the argument that names the JSON, and its value: of the command, or of the program that it starts."""
+    own = started_program(content, launch.program)
+    arguments = {**(file_arguments(own) if own is not None else {}), **parse_arguments(launch.args)}
     for name in ("deepspeed_config", "deepspeed"):
         if name in arguments and isinstance(arguments[name].value, str) and not arguments[name].value.startswith("-"):
             return name, arguments[name]
@@ -105,17 +112,18 @@ def parse(content: Content) -> ParsedConfig:
         if path is None:
             raise InputError("names no DeepSpeed config", field="file", value=content.path)
         return _of_program(content, content, open_referenced_file(content, path).settings)
-    launch = max(content.launches, key=_certainty, default=None)
-    config = _config_of(launch) if launch else None
+    launch = max(content.launches, key=lambda one: _certainty(content, one), default=None)
+    config = _config_of(content, launch) if launch else None
     if launch is None or config is None:
         raise InputError("contains no command with a DeepSpeed config", field="file", value=content.path)
     name, path = config
     settings = open_referenced_file(content, path).settings
-    arguments = parse_arguments(launch.args)
+    own = started_program(content, launch.program)
+    arguments = {**(file_arguments(own) if own is not None else {}), **parse_arguments(launch.args)}
     trainer_arguments = arguments if name == "deepspeed" else {}  # the argument of transformers' Trainer
-    script = str(launch.program.value)
-    filled = _fill_auto(settings, trainer_arguments, is_trl(arguments, script))
-    parsed = _parsed(content, filled, gpu_request_of(launch), arguments, script=script)
+    script, trl = str(launch.program.value), own is not None and uses_trl(own)
+    filled = _fill_auto(settings, trainer_arguments, trl or is_trl(arguments, script))
+    parsed = _parsed(content, filled, gpu_request_of(launch), arguments, fine_tuning=trl, script=script, trl=trl)
     program = msgspec.structs.replace(_with_fills(parsed, settings, trainer_arguments), argv=launch.argv)
     return msgspec.structs.replace(
         parsed, program=program, env=launch.env, findings=tuple(_disagreements(settings, trainer_arguments))

@@ -9,7 +9,16 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.mapping import nest, relevant_fields, to_settings, without_defaults
-from meshwright.frameworks.trainer_args import file_name, program_file, program_notes
+from meshwright.frameworks.trainer_args import PROGRAM, file_name, program_file, program_notes
+from meshwright.frameworks.trainer_program import (
+    NO_DATA,
+    carried_by_program,
+    lost_by_program,
+    program_data_notes,
+    program_text,
+    with_data,
+    without_model,
+)
 from meshwright.frameworks.types import ExportedConfig, Program
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps.deepspeed import zero_stage
@@ -47,28 +56,43 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     tables = nest(without_defaults(framework, settings, KEEP))
     ordered: dict[str, Any] = {key: tables[key] for key in ORDER if key in tables} | tables
     layout, arguments = recipe.layout, file_name(recipe)
+    program = program_text(recipe, model, arguments.removesuffix(".py"))
     text, carried, lost = program_file(
-        recipe,
+        with_data(recipe) if program else recipe,
         layout.micro_batch_size,
         accumulation_steps,
         layout.recompute == "full",
         FILE,
         layout.strategy == "fsdp2",
     )
+    lost = (*lost, *(lost_by_program(recipe) if program else ()))
+    carried = (*carried, *(carried_by_program(recipe) if program else ()))
     missing = {*(one.field for one in unmapped), *of_trainer}  # in the JSON file
     without = {one.field: one for one in lost if one.field in missing}
-    only = tuple(one for one in lost if one.field in of_trainer)
+    only = tuple(one for one in lost if one.field in (*of_trainer, *NO_DATA))
     return ExportedConfig(
         framework=framework.name,
-        files={FILE: json.dumps(ordered, indent=2) + "\n", arguments: text},
-        program=Program(argv=("train.py", "--deepspeed", FILE), modules=(arguments,)),
-        unmapped=(*(without.get(one.field, one) for one in unmapped if one.field not in carried), *only),
+        files={FILE: json.dumps(ordered, indent=2) + "\n", arguments: text, **({PROGRAM: program} if program else {})},
+        program=Program(argv=(PROGRAM,) if program else (PROGRAM, "--deepspeed", FILE), modules=(arguments,)),
+        unmapped=(
+            *(() if program else without_model(recipe, model)),
+            *(without.get(one.field, one) for one in unmapped if one.field not in carried),
+            *only,
+        ),
         in_other_files=tuple(field for field in carried if field in missing),
         notes=(
             f"{FILE}: {recipe.name or 'the recipe'} for DeepSpeed {framework.version}, written by meshwright export",
-            f"replace train.py with your program, which passes what {arguments} has to its Trainer: its own defaults "
-            "differ, and it stops where they contradict the JSON file; the model and the data are arguments of yours",
-            *program_notes(recipe),
+            *(
+                ()
+                if program
+                else (
+                    f"replace train.py with your program, which passes what {arguments} has to its Trainer: its own "
+                    "defaults differ, and it stops where they contradict the JSON file; the model and the data are "
+                    "arguments of yours",
+                )
+            ),
+            *program_notes(recipe, bool(program)),
+            *(program_data_notes(recipe) if program else ()),
         ),
     )
 

@@ -290,7 +290,11 @@ def read_loss(raw: RawValues, recipe: Recipe) -> MappedFields:
 def write_loss(recipe: Recipe) -> KeyValues:
     loss = recipe.kernels.loss
     if loss == "fused_linear":
-        return {"cross_entropy_loss_fusion": True, "cross_entropy_fusion_impl": "linear"}
+        raise InputError(
+            "--cross-entropy-fusion-impl linear is in Megatron-LM's dev branch, for Blackwell GPUs: releases refuse it",
+            field="kernels.loss",
+            value=loss,
+        )
     if loss != "vocab_parallel":
         raise InputError(
             "is not available: Megatron-LM computes a vocabulary-parallel loss", field="kernels.loss", value=loss
