@@ -8,6 +8,7 @@ import pytest
 
 import meshwright
 from meshwright.clusters import assumptions, cluster
+from meshwright.errors import InputError
 
 SCRIPT = """#!/bin/bash
 #SBATCH --nodes=4
@@ -85,3 +86,28 @@ def test_racks_are_nodes_of_four(typed: str, shape: tuple[int, int]) -> None:
     found = cluster(typed)
     assert (found.nodes, found.gpus_per_node) == shape
     assert any("of 72 GPUs" in one.message for one in assumptions(typed)) == ("72" in typed)
+
+
+TITAN = """[model]
+name = "llama3"
+flavor = "8B"
+hf_assets_path = "./assets/hf/FOLDER"
+[training]
+seq_len = 8192
+local_batch_size = 1
+"""
+
+
+@pytest.mark.parametrize(("folder", "kept"), [("own-bpe", "./assets/hf/own-bpe"), ("Llama-3.1-8B", "")])
+def test_a_tokenizer_of_ones_own_is_imported(folder: str, kept: str, tmp_path: Path) -> None:
+    path = tmp_path / "titan.toml"
+    path.write_text(TITAN.replace("FOLDER", folder))
+    assert meshwright.import_file(str(path), gpus="8xH100").recipe.data.tokenizer == kept
+
+
+def test_a_number_that_is_lost_names_ways_that_keep_it(script: Path) -> None:
+    script.write_text(script.read_text().replace("--seq-length", "--rotary-base 700000 --seq-length"))
+    with pytest.raises(InputError, match="--model FOLDER, with the config.json of this model, keeps it") as refused:
+        meshwright.export(str(script), to="automodel", gpus=CLUSTER)
+    for fix in refused.value.fix:
+        meshwright.export(str(script), to=fix.removeprefix("--to "), gpus=CLUSTER)

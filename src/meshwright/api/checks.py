@@ -308,7 +308,7 @@ def export_into(
     recipe = job.on(theirs.engine) if same else without_folder(job.on(theirs.engine), read)
     recipe = other_frameworks.with_full_paths(recipe) if folder else recipe
     checked = check_recipe(recipe, request.gpus, theirs.engine, request.overrides, advice=False, model=shape)
-    _require_numbers(theirs, checked.recipe, read)
+    _require_numbers(theirs, checked, read)
     named, converted = theirs.readable_data(checked.recipe) if folder else (checked.recipe, {})
     own_program = read is not None and same and bool(read.settings.parsed.program.argv)
     if folder and converted and (anywhere or own_program):  # a program's arguments name files in any folder
@@ -385,11 +385,14 @@ def _data_names(recipe: Recipe) -> list[tuple[str, str]]:
     return [("data.dataset", recipe.data.dataset), ("data.validation", recipe.data.validation)]
 
 
-def _require_numbers(theirs: frameworks.Framework, recipe: Recipe, read: ImportedFile | None) -> None:
+def _require_numbers(theirs: frameworks.Framework, checked: RecipeCheckResult, read: ImportedFile | None) -> None:
     """Raise InputError if a number that the user states is lost; a default of the file's framework is only listed."""
-    for one in frameworks.lost_numbers(theirs, recipe):
+    for one in frameworks.lost_numbers(theirs, checked.recipe):
         if read is None or one.field in read.settings.mapped.source_keys:
-            raise InputError(one.reason, one.field, one.value, ("--to megatron-lm", "--to megatron-bridge"))
+            others = [name for name in ("megatron-lm", "megatron-bridge") if _can_export(name, checked, ())]
+            fixes = [f"--to {name}" for name in others if name != theirs.name]
+            own = "; --model FOLDER, with the config.json of this model, keeps it" if read is not None else ""
+            raise InputError(f"{one.reason}{own}", one.field, one.value, fixes)
 
 
 def _sizing(job: Job, checked: RecipeCheckResult, overrides: Sequence[str]) -> tuple[str, ...]:

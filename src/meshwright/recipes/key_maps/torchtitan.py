@@ -7,9 +7,12 @@ its first day. Keys removed before 0.2 are marked as removed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
-from meshwright.errors import InputError, closest
+from meshwright.errors import InputError, MeshwrightError, closest
+from meshwright.models import find
+from meshwright.recipes.case import model_of
 from meshwright.recipes.key_maps import wsd_keys
 from meshwright.recipes.key_maps.key import CompositeKey, ConfigKey, MappedFields, RawValues, to_framework_name
 from meshwright.recipes.key_maps.local_batch import local_batch_settings, typed_local_batch
@@ -329,7 +332,10 @@ def _data_keys(recipe: Recipe) -> Mapping[str, Any]:
 def _assets(key: str) -> Callable[[RawValues, Recipe], MappedFields]:
     def read(raw: RawValues, recipe: Recipe) -> MappedFields:
         path = raw[key].strip()
-        is_default = path.removesuffix("/").startswith(DEFAULT_ASSETS) and path.count("/") == DEFAULT_ASSETS.count("/")
+        name = path.removesuffix("/").removeprefix(DEFAULT_ASSETS)
+        is_default = False
+        with suppress(MeshwrightError):  # of a model that nobody knows it is the user's own
+            is_default = name != path and "/" not in name and find(name).vocab == model_of(recipe).vocab
         return MappedFields({"data.tokenizer": "" if is_default or is_null(path) else path})
 
     return read
