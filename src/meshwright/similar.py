@@ -1,7 +1,8 @@
 """Names that a mistyped or shortened name may mean, for did-you-mean.
 
 Two names with different numbers are different products: an RTX 3090 is never taken for an RTX 4090, nor a 7B model for
-an 8B one. A word of its own is no typing error either: `q_proj` does not mean `proj`.
+an 8B one. A word of its own is no typing error either: `q_proj` does not mean `proj`. A switch never means its
+opposite: `check_nan` is not `no_check_nan`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ MARGIN = 0.35  # of distance between the best name and the last one shown
 LEAST_SHARE = 0.3  # of a name that the words of its short form must cover
 PREFIX_SHARE = 0.5  # of a name that its first letters must cover
 LEAST_INITIALS = 3  # letters
+NEGATIONS = frozenset(("no", "not", "dont", "disable", "disabled", "without", "skip"))
 _PARTS = re.compile(r"[a-z]+|[0-9]+|[^\W_a-z0-9]+")
 _CAPITALIZED = re.compile(r"[A-Z]+(?![a-z])|[A-Z][a-z]+|[0-9]+")
 _WORDS = re.compile(r"[^\W_]+")
@@ -91,8 +93,28 @@ def misspelled(name: str, known: Iterable[str]) -> list[str]:
 
 def _distance(typed: _Name, known: _Name) -> float | None:
     """Return how far a name is from a known one, in wrong letters; None if it does not mean it."""
+    if _is_negated(typed) != _is_negated(known):
+        return None
     found = [one for one in (_typo(typed, known), _short_form(typed, known)) if one is not None]
     return min(found, default=None)
+
+
+def opposites(name: str, known: Iterable[str]) -> list[str]:
+    """Return the known switches that turn off what a name turns on, or on what it turns off."""
+    typed = _name(name)
+    plain = _without_negation(typed)
+    others = ((one, _name(one)) for one in known)
+    return [
+        one for one, other in others if _is_negated(other) != _is_negated(typed) and _without_negation(other) == plain
+    ]
+
+
+def _is_negated(name: _Name) -> bool:
+    return not NEGATIONS.isdisjoint(name.words)
+
+
+def _without_negation(name: _Name) -> tuple[str, ...]:
+    return tuple(word for word in name.words if word not in NEGATIONS and word not in ("enable", "enabled", "use"))
 
 
 def _shared_start(one: str, other: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 import meshwright
 from meshwright.errors import InputError
+from meshwright.similar import closest
 
 MOE = {
     "architectures": ["Qwen3MoeForCausalLM"],
@@ -111,3 +113,58 @@ def test_check_in_python_refuses_a_model_folder_with_training_files(moe: None) -
     with pytest.raises(InputError, match="also has files which train"):
         meshwright.check("moe", gpus="32x8xH100")
     meshwright.check("moe/config.json", gpus="32x8xH100")
+
+
+GOOD_SCRIPT = BROKEN_SCRIPT.replace("--global-batch-size 12", "--global-batch-size 16")
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--seq-length 1k", "--seq-length 1024"),
+        ("--seq-length 1024.0", "--seq-length 1024"),
+        ("--seq-length 1,024", "--seq-length 1024"),
+        ("--train-iters 10k", "--train-iters 10000"),
+        ("--train-iters 1e4", "--train-iters 10000"),
+        ("--global-batch-size 1k", "--global-batch-size 1024"),
+    ],
+)
+def test_a_number_in_another_notation_keeps_its_meaning(moe: None, meshwright: Any, typed: str, meant: str) -> None:
+    flag = typed.split()[0]
+    Path("train.sh").write_text(re.sub(rf"{flag} \S+", typed, GOOD_SCRIPT))
+    answer = meshwright("check", "train.sh", "--gpus", "8xH100", "--json").json
+    assert [one["fix"] for one in answer["findings"] if one["rule"] == "value.invalid"] == [[meant]]
+    Path("train.sh").write_text(re.sub(rf"{flag} \S+", meant, GOOD_SCRIPT))
+    assert meshwright("check", "train.sh", "--gpus", "8xH100").code == 0
+
+
+def test_a_value_that_cannot_be_read_is_not_replaced(moe: None, meshwright: Any) -> None:
+    Path("train.sh").write_text(GOOD_SCRIPT.replace("--seq-length 1024", "--seq-length long"))
+    answer = meshwright("check", "train.sh", "--gpus", "8xH100", "--json").json
+    assert not answer["ok"]
+    assert not answer.get("repair")
+    assert all(not one.get("fix") for one in answer["findings"] if one["rule"] == "value.invalid")
+
+
+@pytest.mark.parametrize("written", ['"8k"', "8192.0", '"8,192"'])
+def test_torchtitan_lengths_in_another_notation(moe: None, meshwright: Any, written: str) -> None:
+    Path("t.toml").write_text(
+        f'[model]\nname = "llama3"\nflavor = "8B"\n[training]\nlocal_batch_size = 1\nseq_len = {written}\nsteps = 10\n'
+    )
+    answer = meshwright("check", "t.toml", "--gpus", "8xH100", "--json").json
+    assert [one["fix"] for one in answer["findings"] if one["rule"] == "value.invalid"] == [["training.seq_len = 8192"]]
+
+
+@pytest.mark.parametrize("flag", ["--check-for-nan-in-loss-and-grad", "--masked-softmax-fusion", "--no-swiglu"])
+def test_the_fix_of_an_unknown_switch_is_never_its_opposite(moe: None, meshwright: Any, flag: str) -> None:
+    Path("train.sh").write_text(GOOD_SCRIPT.rstrip() + f" {flag}\n")
+    found = meshwright("check", "train.sh", "--gpus", "8xH100", "--json").json["findings"]
+    unknown = [one for one in found if one["rule"] == "key.unknown"]
+    assert [one["fix"] for one in unknown] == [[f"without {flag}"]]
+    assert "that is the default" in unknown[0]["message"]
+
+
+def test_a_switch_never_resembles_its_opposite() -> None:
+    assert closest("check_nan_in_loss", ["no_check_nan_in_loss"]) == []
+    assert closest("enable_compile", ["disable_compile"]) == []
+    assert closest("no_chek_nan", ["no_check_nan", "check_nan"]) == ["no_check_nan"]

@@ -112,9 +112,9 @@ def _steps(
         joint = []
     others = [one for one in errors if one not in written]
     yield from (([(one, text) for text in one.fix], False) for one in written if one.fix)
-    yield from (
-        ([(one, f"without {_spelled(content, one.field)}")], False) for one in written
-    )  # a key that has no successor
+    # A key that has no successor. Without its value a key would have its default, which is another training.
+    without = [one for one in written if not one.rule.startswith("value.") or one.rule == "value.stray"]
+    yield from (([(one, f"without {_spelled(content, one.field)}")], False) for one in without)
     if joint and first and written:
         yield joint, True
     yield from (([(one, text) for text in one.fix], False) for one in others if one.fix)

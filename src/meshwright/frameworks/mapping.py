@@ -19,9 +19,9 @@ from meshwright.recipes import overrides
 from meshwright.recipes.key_maps import CompositeKey, ConfigKey, composite_keys, config_keys, override_keys
 from meshwright.recipes.key_maps.key import EXACT_CASE
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
-from meshwright.recipes.values import parse
+from meshwright.recipes.values import meant_value, parse
 from meshwright.rules.rule import Finding, Severity
-from meshwright.similar import abbreviated
+from meshwright.similar import abbreviated, opposites
 
 _NAME = re.compile(r"[\w./-]+")
 _PLACEHOLDER = re.compile(r"(?<=[ =])(N|F|…)$")  # the value of a setting that moved to another key
@@ -160,9 +160,14 @@ class _Reader:
                 self.notes.append(
                     f"{self.framework.format_setting(config_key.key, setting.value)} has no counterpart: not modeled"
                 )
-            else:
-                self._report_rejected(config_key.key, setting, error)
-            return
+                return
+            self._report_rejected(config_key.key, setting, error)
+            info = recipe_fields()[config_key.field]
+            meant = meant_value(info, text_of(setting.value), config_key.key)
+            if meant is None:  # no default in its place: that would be another training
+                self._mark_unresolved(config_key.key, config_key)
+                return
+            value = self._typed(config_key, meant)
         self.source_keys[config_key.field] = config_key.key
         if not _is_model_size(config_key):
             self.values[config_key.field] = value
@@ -228,14 +233,19 @@ class _Reader:
             return self.framework.format_setting(key, [fix] if is_list else fix)
         if equals and name in recipe_fields() and name not in self.key_map:  # a field of ours that several keys set
             return self.framework.format_setting(key, value) if self._reads(key, value) else ""
-        known = equals and (name == key or name in self.key_map)
-        return self.framework.format_setting(name, [value] if is_list and name == key else value) if known else fix
+        if not equals or (name != key and name not in self.key_map):
+            return fix
+        typed: Any = int(value) if _is_int(value) else {"true": True, "false": False}.get(value, value)
+        return self.framework.format_setting(name, [value] if is_list and name == key else typed)
 
     def _report_unknown(self, key: str, setting: SourcedValue) -> None:
         if self.framework.is_extra_key(key):
             return
-        near = self._closest_key(key)
         shown = self.framework.display_key(key)
+        if (other := self._opposite_key(key, setting)) is not None:
+            self._report_opposite(key, setting, other)
+            return
+        near = self._closest_key(key)
         hint = f"; did you mean {self.framework.display_key(near.key)}?" if near else ""
         fix = (self.framework.format_setting(near.key, setting.value),) if near and self._accepts(near, setting) else ()
         if self.framework.rejects_unknown(key):
@@ -244,6 +254,24 @@ class _Reader:
             self._report(
                 "key.unused", "warning", key, setting, f"{self.framework.title} does not read {shown}{hint}", fix
             )
+
+    def _opposite_key(self, key: str, setting: SourcedValue) -> ConfigKey | None:
+        """Return the switch that an unknown switch is the opposite of; None if it is none or has none."""
+        if not isinstance(setting.value, bool) or key in self.framework.other_names:
+            return None
+        found = opposites(key, [one.key for one in self.key_map.values() if one.status == "read" and _is_switch(one)])
+        return self.key_map[found[0]] if len(found) == 1 else None
+
+    def _report_opposite(self, key: str, setting: SourcedValue, other: ConfigKey) -> None:
+        """Report an unknown switch whose opposite exists: it is what runs without that one, or its other value."""
+        shown, opposite = self.framework.display_key(key), self.framework.display_key(other.key)
+        is_default = bool(other.default) is (not setting.value)
+        what = "that is the default" if is_default else f"{opposite} is its opposite"
+        fix = f"without {shown}" if is_default else self.framework.format_setting(other.key, not setting.value)
+        severity: Severity = "error" if self.framework.rejects_unknown(key) else "warning"
+        verb = "has no" if severity == "error" else "does not read"
+        message = f"{self.framework.title} {verb} {shown}; {what}" + (f" ({opposite} changes it)" if is_default else "")
+        self._report("key.unknown" if severity == "error" else "key.unused", severity, key, setting, message, (fix,))
 
     def _closest_key(self, key: str) -> ConfigKey | None:
         """Return the likely intended key: similar as a whole and in its last component."""
@@ -273,8 +301,7 @@ class _Reader:
 
     def _accepts(self, config_key: ConfigKey, setting: SourcedValue) -> bool:
         """Return whether another key accepts a value; a flag without a value is no number or name."""
-        is_switch = config_key.type in ("flag", "bool") or isinstance(config_key.default, bool)
-        if setting.value is True and not config_key.field and not is_switch:
+        if setting.value is True and not config_key.field and not _is_switch(config_key):
             return False
         try:
             return not config_key.field or self._typed(config_key, text_of(setting.value)) is not None
@@ -311,6 +338,10 @@ def _abbreviates(one: str, other: str) -> bool:
 def _is_model_size(config_key: ConfigKey) -> bool:
     """Return whether a key is a model size; the framework's reader builds the model from all of them."""
     return config_key.field.startswith("architecture.")
+
+
+def _is_switch(config_key: ConfigKey) -> bool:
+    return config_key.type in ("flag", "bool") or isinstance(config_key.default, bool)
 
 
 def _is_int(value: Any) -> bool:

@@ -20,6 +20,9 @@ NOT_FINITE = re.compile(r"[+-]?(nan|inf|infinity)", re.IGNORECASE)
 LARGEST_INTEGER = 2**53  # exact in JSON readers and doubles
 INTEGERS = f"an integer from -{LARGEST_INTEGER} to {LARGEST_INTEGER}"
 MEANT = dict.fromkeys(("fp8", "float8"), "fp8_tensor")  # a family of formats: the one that `--fp8` and plans name
+MEANT_BOOLEANS = dict.fromkeys(("yes", "on", "1"), "true") | dict.fromkeys(("no", "off", "0"), "false")
+THOUSANDS = re.compile(r"[+-]?[0-9]{1,3}(,[0-9]{3})+")
+BINARY = re.compile(r"seq|position|context|batch|hidden|vocab|length")  # words of keys whose k is 1024
 NUMBERS = "a finite number, at most 1.7e308 in magnitude"
 
 
@@ -79,20 +82,46 @@ def check_range(key: str, value: Any) -> None:
         raise _expected(key, str(value), NUMBERS)
 
 
-def _expected(key: str, text: str, wanted: str) -> InputError:
-    return InputError(f"must be {wanted}", field=key, value=text)
+def _expected(key: str, text: str, wanted: str, meant: str | None = None) -> InputError:
+    return InputError(f"must be {wanted}", field=key, value=text, fix=[] if meant is None else [f"{key}={meant}"])
+
+
+def meant_value(info: RecipeField, text: str, key: str) -> str | None:
+    """Return how a value is written that a field refuses, but that has one meaning: 8192 for 8k; else None."""
+    type_, _ = bare_type(info.type)
+    found = meant_integer(text, key) if type_ is int else None
+    found = MEANT_BOOLEANS.get(_unquoted(text.strip()).lower()) if type_ is bool else found
+    try:
+        return None if found is None else str(parse(info, found, key)).lower()
+    except InputError:  # out of range
+        return None
+
+
+def meant_integer(text: str, key: str) -> str | None:
+    """Return the digits of an integer in another notation: 8k, 8192.0, 8,192 or 1e6; None if it is none.
+
+    The k of a length, a width or a batch is 1024, that of steps and samples 1000.
+    """
+    plain = _unquoted(text.strip()).strip()
+    plain = plain.replace(",", "") if THOUSANDS.fullmatch(plain) else plain.replace(" ", "")
+    found = re.fullmatch(rf"({NUMBER.pattern})([kmbgt]?)", plain, re.IGNORECASE)
+    if found is None:
+        return None
+    base = 1024 if BINARY.search(key.lower()) else 1000
+    number = float(found[1]) * base ** {"": 0, "k": 1, "m": 2, "b": 3, "g": 3, "t": 4}[found[4].lower()]
+    return str(int(number)) if number.is_integer() and abs(number) <= LARGEST_INTEGER else None
 
 
 def _boolean(text: str, key: str) -> bool:
     if text.lower() not in ("true", "false"):
-        raise _expected(key, text, "true or false")
+        raise _expected(key, text, "true or false", MEANT_BOOLEANS.get(text.lower()))
     return text.lower() == "true"
 
 
 def as_int(text: str, key: str) -> int:
     """Parse an integer."""
     if not INTEGER.fullmatch(text):
-        raise _expected(key, text, "an integer")
+        raise _expected(key, text, "an integer", meant_integer(text, key))
     digits = text.lstrip("+-").replace("_", "").lstrip("0")
     if len(digits) > len(str(LARGEST_INTEGER)) or int(digits or "0") > LARGEST_INTEGER:
         raise _expected(key, text, INTEGERS)
