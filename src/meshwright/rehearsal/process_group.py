@@ -116,7 +116,10 @@ def _bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-class SimulatedGroup(dist.ProcessGroup):
+_ProcessGroup: Any = dist.ProcessGroup  # its methods have names and overloads of several versions of torch
+
+
+class SimulatedGroup(_ProcessGroup):  # type: ignore[misc]
     """The process group of one rank; no other rank exists."""
 
     simulation: Simulation  # set while a rank is simulated
@@ -285,7 +288,7 @@ def _create(store: Any, rank: int, size: int, timeout: Any) -> SimulatedGroup:
 def simulated_rank(world: int, rank: int, simulation: Simulation) -> Iterator[None]:
     """Be one rank of `world`: process groups exist, their collectives take the simulation's time."""
     if BACKEND not in dist.Backend.backend_list:
-        dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])  # type: ignore[no-untyped-call]
+        dist.Backend.register_backend(BACKEND, _create, devices=["cpu", "cuda"])
     SimulatedGroup.simulation = simulation
     with ExitStack() as undo:
         for owner, name, value in _patches():

@@ -190,8 +190,9 @@ class _Steps:
 
         simulation, clock = self.simulation, self.clock
         self._set(ALL)
+        on_one_clock = not (clock.cuda and simulation.network.blocks_host)
         for number in range(WARM_UP):
-            simulation.recording = [] if number == WARM_UP - 1 else None
+            simulation.recording = [] if number == WARM_UP - 1 and on_one_clock else None
             recorded = self._step()
         clock.synchronize()
         if clock.cuda:
@@ -247,7 +248,7 @@ class _Steps:
     def _timed(self, least: int, most: int, enough_s: float) -> tuple[list[Any], Any]:
         """Run steps until there are enough; the CPU may run ahead of the device as in training."""
         self.clock.synchronize()
-        begin, steps = time.monotonic(), []
+        begin, steps = time.monotonic(), list[Any]()
         while len(steps) < least or (len(steps) < most and time.monotonic() - begin < enough_s):
             steps.append(self._step())
             if len(steps) >= least and len(steps) % 2 == 0:

@@ -22,8 +22,8 @@ def chrome_trace(found: Rehearsal) -> dict[str, Any]:
         place = {"pid": one.rank, "tid": 0, "cname": COLORS[one.kind]}
         arguments = {"micro batch": one.micro_batch, "chunk": one.chunk}
         events.append(_span(name, one.start_s, one.end_s, place, arguments))
-    for rank in found.ranks:
-        events += _collectives(rank, stages)
+    for kind in found.ranks:
+        events += _collectives(kind, stages)
     return {
         "traceEvents": events,
         "displayTimeUnit": "ms",
