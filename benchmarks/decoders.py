@@ -91,6 +91,8 @@ EXTRA: dict[str, dict[str, Any]] = {
     "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_shared_experts": 1},
     "qwen3_5": {"vision_config": {"out_hidden_size": 4096}},
     "qwen3_5_moe": {"vision_config": {"out_hidden_size": 2048}},
+    "axk1": {"head_dim": 16, "num_key_value_heads": 8},
+    "axk2": {"head_dim": 16, "num_key_value_heads": 8, "index_n_heads": 4, "index_head_dim": 32},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"] * 2},
 }
 LISTS = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers", "block_types", "attention_types")

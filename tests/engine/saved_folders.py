@@ -82,7 +82,7 @@ TYPES: dict[str, dict[str, Any]] = {
 }
 # Types that transformers cannot save: another type's class, text parts without a class of their own, diffusers.
 NOT_SAVED = {
-    *("kimi_k2", "NemotronH_Nano_VL_V2", "WanTransformer3DModel", "FluxTransformer2DModel"),
+    *("kimi_k2", "gpt-sw3", "NemotronH_Nano_VL_V2", "WanTransformer3DModel", "FluxTransformer2DModel"),
     *(text for wrapper in WRAPPERS.values() for text in wrapper.text if text not in TYPES),
     *(name for name in SAME_AS if name not in TYPES),
 }

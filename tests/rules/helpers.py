@@ -77,7 +77,8 @@ TWO_PREDICTIONS = model(ffn=MoE(64, 8, 1024), layers=24, hidden=2048, mtp_layers
 WRONG_TOPK = model(ffn=MoE(4, 8, 1024), layers=24, hidden=2048)
 ODD_WIDTH = model(Attention(24, 24, 64), Dense(4100), hidden=1530, vocab=50257)
 GPTQ = model(quantization=Quantization("gptq", reason="GPTQ's grouped integers are not read"))
-JAMBA = model(model_type="jamba")
+JAMBA = model(model_type="jamba")  # run by transformers
+MIMO = model(model_type="mimo")  # transformers has no class for it
 DIFFUSION = model(kind="diffusion", vocab=0, max_seq_length=0)
 
 GPUS = {

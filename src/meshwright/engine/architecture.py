@@ -39,7 +39,7 @@ def describe(values: Mapping[str, Any]) -> dict[str, Any]:
     text = config.get_text_config()
     with torch.device("meta"):
         model = _model(config, values)
-    body = _layer_list(model)
+    body = layer_list(model)
     seen: set[int] = set()
     rows: list[dict[str, Any]] = []
     for place, layer in enumerate(model.get_submodule(body)):
@@ -140,7 +140,7 @@ def _model(config: Any, values: Mapping[str, Any]) -> Any:
     raise LookupError(f"{config.model_type} is not a causal language model in transformers")
 
 
-def _layer_list(model: Any) -> str:
+def layer_list(model: Any) -> str:
     """Return the path of the decoder layers: the outermost module list with the most parameters."""
     from torch import nn
 

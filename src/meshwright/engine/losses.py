@@ -100,6 +100,14 @@ def head_loss(
     return Loss(*_apply(in_chunks, hidden, weight, bias, labels, weights, terms))
 
 
+def logits_loss(
+    logits: Tensor, labels: Tensor, weights: Tensor, z_loss: float = 0.0, function: TokenLoss | None = None
+) -> Loss:
+    """Return the same sum from all logits [n, vocab] of one rank."""
+    terms = _Terms(z_loss, None, None, len(logits))
+    return _plain(logits, labels, torch.where(labels >= 0, weights, 0.0), terms, function or _cross_entropy)
+
+
 def _apply(function: type[torch.autograd.Function], *args: object) -> Any:
     return function.apply(*args)  # type: ignore[no-untyped-call]  # untyped in torch
 

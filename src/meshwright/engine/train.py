@@ -94,6 +94,7 @@ def _train(
     recipe: Recipe, run: RunSpec, pinned: Mapping[str, Any] | None, process: Process | None, status: Status
 ) -> TrainResult:
     from meshwright.engine.initial_weights import config_in, is_named, weights_folder
+    from meshwright.engine.model.behaviour import with_isolated_documents
     from meshwright.engine.model_families import family_of
 
     family = family_of(recipe)
@@ -107,6 +108,7 @@ def _train(
         published = getattr(config, "vocab_size", 0)
         recipe, config = tiny_recipe(recipe, config, world, pinned or {}, shrink=weights is None)
         recipe, config = with_data_vocab(recipe, config, published) if weights is None else (recipe, config)
+    recipe = with_isolated_documents(recipe, config, pinned or {})
     if run.find_micro_batch:
         recipe = with_largest_micro_batch(recipe, config, process, world, run)
     case = validate(recipe, config, process, world)

@@ -20,13 +20,19 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("q_proj", "k_proj", "v_proj", "qkv_proj"),
         *("q_b_proj", "kv_b_proj"),
         *("in_proj_qkvz", "in_proj_qkv", "in_proj_z"),
-        "c_attn",
+        *("c_attn", "query_key_value", "Wqkv"),
     ),
-    "proj": ("o_proj", "linear_attn.out_proj", "attn.c_proj"),
-    "fc1": ("gate_proj", "up_proj", "gate_up_proj", "c_fc"),
-    "fc2": ("down_proj", "mlp.c_proj"),
-    "mamba_in": ("mixer.in_proj",),
-    "mamba_out": ("mixer.out_proj",),
+    "proj": (
+        *("o_proj", "linear_attn.out_proj", "attn.c_proj", "attn.out_proj", "attention.out_proj", "attn.Wo"),
+        *("attention.dense", "self_attention.dense", "self_attn.dense"),
+    ),
+    "fc1": (
+        *("gate_proj", "up_proj", "gate_up_proj", "c_fc", "dense_h_to_4h", "fc1", "fc_in", "mlp.Wi"),
+        *("feed_forward.w1", "feed_forward.w3", "input_linear"),
+    ),
+    "fc2": ("down_proj", "mlp.c_proj", "dense_4h_to_h", "fc2", "fc_out", "mlp.Wo", "feed_forward.w2", "output_linear"),
+    "mamba_in": ("mixer.in_proj", "mamba.in_proj"),
+    "mamba_out": ("mixer.out_proj", "mamba.out_proj"),
 }
 # Adapted only if named, or by all-linear: projections into the latent space and of the gates of a delta rule.
 UNGROUPED = {

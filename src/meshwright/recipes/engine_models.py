@@ -1,11 +1,15 @@
-"""Which model types our engine trains: those whose loss and gradients agree with transformers' own forward pass.
+"""Which model types our engine trains, and how.
 
-`benchmarks/engine_types.py` compares every type that the reader knows; this table is its result.
+Types of the table `TRAINED` run layer by layer with the engine's own attention, experts and parallelism; their loss and
+gradients agree with transformers'. Every other causal language model runs transformers' own forward pass: with data
+parallelism, recompute, compile and adapters, and with what `WHOLE_MODEL_LIMITS` leaves out. `LACKS` is what cannot be
+trained at all. `benchmarks/engine_types.py` compares both kinds with transformers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
@@ -15,43 +19,55 @@ TRAINED = frozenset(
     gemma2 gemma3 gemma3_text glm glm4 glm4_moe glm4_moe_lite glm4v_moe glm4v_moe_text gpt2 gpt_oss helium
     hunyuan_v1_dense hunyuan_v1_moe hy_v3 jais2 kimi_k2 llama minimax minimax_m2 ministral ministral3 mistral
     mistral3 mixtral
-    nemotron nemotron_h NemotronH_Nano_VL_V2 olmo olmo2 olmoe phi3 qwen2 qwen2_5_vl qwen2_5_vl_text qwen2_moe
+    gpt-sw3 nemotron nemotron_h NemotronH_Nano_VL_V2 olmo olmo2 olmoe phi3 qwen2 qwen2_5_vl qwen2_5_vl_text qwen2_moe
     qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe
     qwen3_vl_moe_text qwen3_vl_text seed_oss smollm3 solar_open stablelm starcoder2 vaultgemma youtu
     """.split()  # noqa: SIM905
 )
-UNTESTED = "a comparison of this model type with transformers"
+NO_CLASS = "a class for it in transformers; a model's own code is never run"
 _TYPES_BY_PART = {
-    UNTESTED: "axk1 gpt-sw3 kimi_k25 mimo",
-    "the multipliers of its embedding, residuals or logits": (
-        "afmoe cohere cohere2 cohere2_moe granite granite_swa granitemoe granitemoe_swa granitemoeshared "
-        "hyperclovax minicpm3"
-    ),
-    "known names for its embedding, its layers or its final norm": (
-        "biogpt bloom ctrl gpt_neo gpt_neox gpt_neox_japanese mpt openai-gpt opt persimmon phi xglm"
-    ),
-    "the scans and short convolutions of its layers": (
-        "bamba falcon_h1 falcon_mamba granitemoehybrid jamba lfm2 lfm2_moe mamba mamba2"
-    ),
-    "its linear attention": "kimi_linear olmo_hybrid",
-    "rotary tables for each type of layer": "laguna mellum olmo3",
-    "the indexer of its sparse attention": "deepseek_v32 glm_moe_dsa",
-    "initial values or norms of the kind that it has": "apertus ernie4_5_moe nanochat",
-    "its attention, which does not call transformers' attention interface": (
-        "codegen dbrx falcon gpt_bigcode gptj phimoe"
-    ),
-    "chunked attention": "llama4 llama4_text",
-    "parallel residual streams": "deepseek_v4 gemma3n_text hy_v4",
-    "layers of different heads": "gemma4 gemma4_text gemma4_unified_text mimo_v2_flash nemotron-nas",
+    NO_CLASS: "mimo nemotron-nas",
+    "a comparison of this model type with transformers": "kimi_k25",
+    "causal attention in transformers' model: its first tokens see later ones": "cpmant",
+    "one list of decoder layers: it has encoders and decoders of bytes and patches": "blt",
+    "a main model: it drafts tokens from another model's hidden states": "gemma4_assistant gemma4_unified_assistant",
+    "a text model of its own: its images and speech have adapters in every layer": "phi4_multimodal",
 }
 LACKS: Mapping[str, str] = {name: part for part, names in _TYPES_BY_PART.items() for name in names.split()}
+
+# Models that run transformers' own forward pass: field -> values that work for them, what the others need.
+WHOLE_MODEL_LIMITS: Mapping[str, tuple[tuple[Any, ...], str]] = {
+    "layout.tp": ((1,), "tensor parallelism"),
+    "layout.cp": ((1,), "context parallelism"),
+    "layout.ep": ((1,), "expert parallelism"),
+    "layout.etp": ((1,), "expert tensor parallelism"),
+    "layout.pp": ((1,), "pipeline stages"),
+    "layout.sp": ((False,), "sequence parallelism"),
+    "precision.matmul": (("same",), "8-bit matmuls"),
+    "train.mtp_loss": ((0.0,), "multi-token prediction"),
+    "peft.method": (("lora", "rslora", "dora"), "weights in four bits"),
+    "peft.dropout": ((0.0,), "dropout keys in its adapters"),
+    "kernels.attention": (("auto",), "choice of attention kernels"),
+    "moe.router_z_loss": ((0.0,), "z-loss of routers"),
+    "moe.capacity_factor": ((0.0,), "capacity of experts"),
+    "moe.force_balance": ((False,), "forced balance of experts"),
+}
+
+
+def has_own_layers(model_type: str) -> bool:
+    """Return whether our engine runs a type layer by layer; else it runs transformers' own forward pass."""
+    return model_type in TRAINED
 
 
 def lacking(model: ModelSpec) -> str:
     """Return the part that our engine lacks to train a model; empty if it trains it."""
-    if model.kind == "diffusion" or not model.model_type or model.model_type in TRAINED:
-        return ""
-    return LACKS.get(model.model_type, UNTESTED)
+    return "" if model.kind == "diffusion" else LACKS.get(model.model_type, "")
+
+
+def is_whole(model: ModelSpec) -> bool:
+    """Return whether our engine runs a model through transformers' own forward pass."""
+    own = model.kind == "diffusion" or not model.model_type or has_own_layers(model.model_type)
+    return not own and not lacking(model)
 
 
 def require_trained(model: ModelSpec) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from meshwright.recipes.capabilities import CAPABILITIES, MODEL_LIMITS, Capability, ModelLimit
 from meshwright.recipes.case import Case, Column
-from meshwright.recipes.engine_models import lacking
+from meshwright.recipes.engine_models import WHOLE_MODEL_LIMITS, is_whole, lacking
 from meshwright.rules.memory import offloads
 from meshwright.rules.rule import Fix, rule
 from meshwright.rules.search_values import NO_CP, NO_EP, NO_GRAPHS, NO_PP, NO_TP, PLAIN_1F1B, without
@@ -90,11 +92,41 @@ for _row in CAPABILITIES:
     engines=("meshwright",),
     message="our engine does not train {model_type} models: it lacks {lacks}; use --engine and export, or --to",
     symptom="train, bench and dryrun end with an error before the model is built",
-    cause="the engine trains the model types whose loss and gradients were compared with transformers'",
+    cause="the engine trains causal language models of transformers; it never runs a model's own code",
     values={"model_type": lambda c: c.model.model_type, "lacks": lambda c: lacking(c.model)},
 )
 def untrained_model(c: Case) -> Column:
     return bool(lacking(c.model))
+
+
+WHOLE_FIXES: dict[str, Fix] = {"tp": {**NO_TP, "sp": [False]}, "cp": NO_CP, "ep": NO_EP, "pp": NO_PP}
+
+
+def _limits_whole(field: str, plain: tuple[Any, ...], what: str) -> None:
+    """Register the error for a setting that needs layers of our own."""
+    name = field.partition(".")[2]
+
+    def unsupported(c: Case) -> Column:
+        if not is_whole(c.model) or (field.startswith("peft.") and c.goal != "peft"):
+            return False
+        value = getattr(c, name)
+        return ~np.isin(value, plain) if isinstance(value, np.ndarray) else value not in plain
+
+    rule(
+        f"engine.whole-{name.replace('_', '-')}",
+        "error",
+        name,
+        engines=("meshwright",),
+        message=f"our engine has no {what} for {{model_type}} models ({name}={{{name}}})",
+        symptom="train ends with an error before the model is built",
+        cause="the engine runs transformers' own forward pass of this model type, whose modules it does not know",
+        fixes=(WHOLE_FIXES.get(name, {name: list(plain)}),),
+        values={"model_type": lambda c: c.model.model_type},
+    )(unsupported)
+
+
+for _field, (_plain, _what) in WHOLE_MODEL_LIMITS.items():
+    _limits_whole(_field, _plain, _what)
 
 
 def _limits_model(row: ModelLimit) -> None:

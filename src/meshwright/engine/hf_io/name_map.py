@@ -19,6 +19,7 @@ from meshwright.engine.model.build import build_model
 from meshwright.engine.model.mtp import mtp_depth
 from meshwright.engine.patching import symbol
 from meshwright.errors import InputError
+from meshwright.recipes.engine_models import has_own_layers
 
 Shape = tuple[int, ...]
 LOADING = "transformers.core_model_loading"
@@ -96,10 +97,19 @@ class NameMap:
 
     def find(self, key: str) -> tuple[str, FileTensor] | None:
         """Return the model tensor that a file tensor belongs to, and which part of it."""
+        unsupported: InputError | None = None
         for candidate in self._candidate_names(key):
-            name, file_tensor = self._convert(candidate)
+            try:
+                name, file_tensor = self._convert(candidate)
+            except InputError as error:
+                unsupported = error
+                continue
             if name in self.shapes:
                 return name, replace(file_tensor, name=key)
+        if key in self.shapes:  # saved under the model's own names, which a conversion renames once more
+            return key, FileTensor(key)
+        if unsupported is not None:
+            raise unsupported
         return None
 
     def is_ignorable(self, key: str, composite: bool) -> bool:
@@ -119,7 +129,12 @@ class NameMap:
             return [FileTensor(key)]
         converter = next(c for c in converters if pattern in c.source_patterns)
         forward = converter.reverse_transform()
-        stacked, dim = _operations(forward, name)
+        try:
+            stacked, dim = _operations(forward, name)
+        except InputError:
+            if has_own_layers(self.text.model_type):
+                raise
+            return [FileTensor(name)]  # transformers loads the model's own names too
         targets = converter.target_patterns
         if not all("*" in target for target in targets) == stacked or targets[0] not in key:
             raise _unsupported_conversion(name, forward)

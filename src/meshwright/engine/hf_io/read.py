@@ -157,6 +157,9 @@ class FolderWeights:
     def _boxes(self, name: str, file_tensors: Sequence[FileTensor]) -> list[Box]:
         """Return the slices of the model tensor that each file tensor covers."""
         full = self.names.shapes[name]
+        if self.names.buffer_dtypes.get(name, torch.float32).is_floating_point:  # else a table of integers
+            for file_tensor in file_tensors:
+                self.files.require_floats(file_tensor.name)
         shapes = [self._shape(file_tensor, full) for file_tensor in file_tensors]
         boxes = []
         for file_tensor, shape in zip(file_tensors, shapes, strict=True):
@@ -177,7 +180,6 @@ class FolderWeights:
         return boxes
 
     def _shape(self, file_tensor: FileTensor, full: Shape) -> Shape:
-        self.files.require_floats(file_tensor.name)
         shape = self.files.shape(file_tensor.name)
         if self._is_transposed(file_tensor, full):
             shape = (*shape[:-2], shape[-1], shape[-2])

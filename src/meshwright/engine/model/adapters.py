@@ -12,6 +12,7 @@ A, B and m are parameters of the layer they adapt, so all other names stay those
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from typing import Any
 
@@ -28,6 +29,7 @@ from meshwright.engine.kernels.nf4 import block_length
 from meshwright.engine.model.init import InitSpec, fill_initial
 from meshwright.engine.model.nf4_linear import pack_linear
 from meshwright.engine.model.stage import Stage
+from meshwright.engine.model.transformers_stage import TransformersStage
 from meshwright.engine.patching import Patch, apply, base_class
 from meshwright.engine.vision import is_vision_module
 from meshwright.errors import InputError, closest
@@ -40,6 +42,7 @@ from meshwright.recipes.adapter_targets import (
     groups_of,
     is_target,
 )
+from meshwright.recipes.engine_models import has_own_layers
 from meshwright.recipes.types import Peft
 
 INIT_B = InitSpec("constant", 0.0)
@@ -53,14 +56,15 @@ def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Init
     stage.requires_grad_(False)
     found: dict[str, InitSpec] = {}
     for name, module in list(stage.named_modules()):
-        if is_target(name, peft.targets) and is_linear(module) and not is_vision_module(stage.vision_modules, name):
+        if is_linear(module) and _is_chosen(stage, name, module, peft.targets):
             _adapt(module, peft, dtype)
             if peft.method == "qlora":
                 pack_linear(module, name)
             found |= {f"{name}.{part}": initial for part, initial in _init_specs(module).items()}
             if name.endswith("mixer.out_proj"):
                 _disable_fused_mixer(stage.get_submodule(name.rpartition(".")[0]))
-    found |= _adapt_experts(stage, peft, dtype)
+    if not isinstance(stage, TransformersStage):  # transformers' own experts have no adapters
+        found |= _adapt_experts(stage, peft, dtype)
     if peft.method == "qlora":
         _pack_others(stage)
     if not found:
@@ -76,6 +80,35 @@ def add_adapters(stage: Stage, peft: Peft, dtype: torch.dtype) -> dict[str, Init
     return found
 
 
+ROUTING = re.compile(r"(^|\.)(gate|router|indexer|scorer)(\.|$)")
+
+
+def _is_chosen(stage: Stage, path: str, module: nn.Module, targets: tuple[str, ...]) -> bool:
+    """Return whether a linear layer is a target.
+
+    In a model that transformers runs, the default groups and all-linear mean every linear layer of its blocks, except
+    those that choose experts or tokens: its names need not be those of the groups.
+    """
+    if not isinstance(stage, TransformersStage):
+        return is_target(path, targets) and not is_vision_module(stage.vision_modules, path)
+    if not _is_plain_product(module):
+        return False
+    everything = ALL_LINEAR in targets or set(Peft().targets) <= set(targets)
+    in_block = path.startswith(f"{stage.layers_path}.")
+    return is_target(path, targets) or (everything and in_block and not ROUTING.search(path))
+
+
+def _is_plain_product(module: Any) -> bool:
+    """Return whether a module on the meta device multiplies rows by its weight: a subclass may do something else."""
+    if base_class(module) is nn.Linear or _inputs_first(module):
+        return True
+    rows = torch.empty(3, module.weight.shape[1], dtype=module.weight.dtype, device="meta")
+    try:
+        return bool(module(rows).shape == (3, module.weight.shape[0]))
+    except (RuntimeError, ValueError, IndexError):  # other shapes than those of a linear layer
+        return False
+
+
 def check_targets(model: Any, peft: Peft, tp: int) -> None:
     """Raise if a named target matches no linear layer of the full model, or one that tp cannot shard."""
     linears = [name for name, module in model.named_modules() if is_linear(module)]
@@ -83,7 +116,9 @@ def check_targets(model: Any, peft: Peft, tp: int) -> None:
     for target in (name for name in peft.targets if name not in GROUPS and name != ALL_LINEAR):
         stacked = any(is_target(path, (target,)) for name, e in experts.items() for path in _expert_paths(name, e))
         if not stacked and not any(is_target(name, (target,)) for name in linears):
-            valid = sorted({name.rpartition(".")[2] for name in linears if group_of(name) or _is_ungrouped(name)})
+            whole = not has_own_layers(model.config.model_type)
+            named = (name for name in linears if whole or group_of(name) or _is_ungrouped(name))
+            valid = sorted({name.rpartition(".")[2] for name in named})
             raise InputError(
                 f"{model.config.model_type} has no such linear layer; it has {', '.join(valid)}, and the groups "
                 f"{', '.join(dict.fromkeys(group_of(name) for name in linears if group_of(name)))}",

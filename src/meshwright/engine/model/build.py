@@ -15,6 +15,7 @@ from meshwright.engine.model.mtp import add_mtp
 from meshwright.engine.vision.vision_modules import VISION_MODULES, vision_modules_of
 from meshwright.errors import InputError, first_line
 from meshwright.models.quantization import KEYS as QUANTIZATION_KEYS
+from meshwright.recipes.engine_models import has_own_layers
 
 SAME_CLASS = {"kimi_k2": "deepseek_v3"}  # model types that use the class of another one
 NEVER_TIED = ("nemotron_h",)  # classes without tied weights, whatever tie_word_embeddings says
@@ -22,6 +23,7 @@ DROPOUTS = (
     *("attention_dropout", "hidden_dropout", "residual_dropout", "embedding_dropout"),
     *("resid_pdrop", "embd_pdrop", "attn_pdrop"),
 )
+RANDOM = ("dropout", "pdrop", "layerdrop", "jitter")  # in the names of config values
 # No padding row: torch drops its gradient, and with a sharded vocabulary each rank would drop another row.
 SETTINGS = {"use_cache": False, "pad_token_id": None, "rescale_prenorm_residual": False, "output_router_logits": False}
 
@@ -49,9 +51,18 @@ def transformers_config(values: Mapping[str, Any]) -> Any:
         ) from None
     if config.model_type in NEVER_TIED:
         config.tie_word_embeddings = False
+    settings = dict.fromkeys(DROPOUTS, 0.0) | SETTINGS
+    if not runs_own_layers(config):
+        settings = {**_random_parts(config), **{k: v for k, v in SETTINGS.items() if k != "pad_token_id"}}
     for part in (config, *_inner(config)):
-        _set_present(part, dict.fromkeys(DROPOUTS, 0.0) | SETTINGS)
+        _set_present(part, settings)
     return config
+
+
+def _random_parts(config: Any) -> dict[str, float]:
+    """Return zero for every dropout and noise of a config: a step must not depend on the layout."""
+    found = {k: v for k, v in config.to_dict().items() if isinstance(v, float) and any(word in k for word in RANDOM)}
+    return dict.fromkeys(found, 0.0)
 
 
 def _without_file_settings(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,6 +82,13 @@ def _set_present(config: Any, values: Mapping[str, Any]) -> None:
             setattr(config, name, value)
 
 
+def runs_own_layers(config: Any) -> bool:
+    """Return whether the engine runs the model layer by layer, with its own attention; else transformers runs it."""
+    if _own_class.get() is not None or getattr(config, "vision_config", None) is not None:
+        return True
+    return has_own_layers(config.model_type)
+
+
 _own_class: ContextVar[type | None] = ContextVar("own_class", default=None)
 
 
@@ -87,11 +105,12 @@ def building(model_class: type | None) -> Iterator[None]:
         _own_class.reset(before)
 
 
-def build_model(config: Any, dtype: torch.dtype, mtp: bool = False) -> nn.Module:
+def build_model(config: Any, dtype: torch.dtype, mtp: bool = False, attention_kind: str | None = None) -> nn.Module:
     """Build the model of a config on the meta device, with the engine's attention and experts.
 
     A causal language model, or a vision-language model if the config has a vision config. With `mtp` it gets
-    multi-token prediction, which transformers does not build.
+    multi-token prediction, which transformers does not build. A model that transformers runs keeps its own attention:
+    `attention_kind`, or transformers' choice.
     """
     attention.register()
     experts.register()
@@ -100,13 +119,16 @@ def build_model(config: Any, dtype: torch.dtype, mtp: bool = False) -> nn.Module
         with torch.device("meta"):
             own: Any = _own_class.get()
             build = auto_class.from_config if own is None else own._from_config
-            model: nn.Module = build(config, dtype=dtype)
+            options = {} if attention_kind is None else {"attn_implementation": attention_kind}
+            model: nn.Module = build(config, dtype=dtype, **options)
     except ValueError as error:
         raise InputError(
             f"{config.model_type} is not a {description} in transformers: {first_line(error)}",
             field="model",
             fix=("data.images=true with a dataset of images",) if config.model_type.endswith("_text") else (),
         ) from None
+    if not runs_own_layers(config):
+        return model.train()
     _copy_tying_flag(model)
     if mtp:
         add_mtp(model, dtype)

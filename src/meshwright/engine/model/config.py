@@ -7,26 +7,19 @@ from typing import Any
 
 import msgspec
 
-from meshwright.engine.model.build import transformers_config
+from meshwright.engine.model import tiny_any
+from meshwright.engine.model.build import runs_own_layers, transformers_config
+from meshwright.engine.model.layer_lists import (
+    layer_count,
+    layer_signatures,
+    number_name,
+    representative_layers,
+    with_layers,
+)
 from meshwright.engine.vision.vision_modules import VISION_MODULES
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec, config_named, spec_from_config
-from meshwright.models.numerics import EPSILONS
 from meshwright.recipes.types import Recipe
-
-# Architecture field of a recipe -> transformers' names for it.
-NAMES = {
-    "layers": ("num_hidden_layers", "n_layer"),
-    "hidden": ("hidden_size", "n_embd"),
-    "ffn": ("intermediate_size", "n_inner"),
-    "heads": ("num_attention_heads", "n_head"),
-    "kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim",),
-    "vocab": ("vocab_size",),
-    "experts": ("num_experts", "n_routed_experts", "num_local_experts"),
-    "topk": ("num_experts_per_tok",),
-    "norm_eps": EPSILONS,
-}
 
 
 def config_for(recipe: Recipe) -> Any:
@@ -46,7 +39,7 @@ def config_for(recipe: Recipe) -> Any:
             if isinstance(published, int):  # what reads the trained model accepts the length it was trained on
                 text["max_position_embeddings"] = max(published, recipe.data.seq_length)
         else:
-            text[_named(text, field)] = value
+            text[number_name(text, field)] = value
     if recipe.train.init_std:
         if "initializer_range" not in text:
             reason = f"the initialization of {text.get('model_type')} has no standard deviation of its own"
@@ -141,43 +134,20 @@ DROPPED = ("architectures", "transformers_version", "dtype", "torch_dtype", "pro
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     plain = {k: v for k, v in values.items() if k not in DROPPED and not k.startswith("_")}
     inner = {k: _plain(v) for k, v in plain.items() if k in ("text_config", "vision_config") and isinstance(v, Mapping)}
-    return plain | inner
+    return plain | inner | {k: _without_defaults(v) for k, v in plain.items() if k not in inner and _is_config(v)}
 
 
-def _named(values: Mapping[str, Any], field: str) -> str:
-    found = next((name for name in NAMES[field] if name in values), None)
-    if found is None:
-        raise InputError(f"this model has no {field} to change", field=f"architecture.{field}")
-    return found
+def _is_config(value: Any) -> bool:
+    """Return whether a value is a config inside the config, as transformers writes it."""
+    return isinstance(value, Mapping) and "_name_or_path" in value
 
 
-def layer_count(values: Mapping[str, Any]) -> int:
-    """Return the number of layers of a config, given as a number or as a list."""
-    if "layers_block_type" in values:
-        return len(values["layers_block_type"])
-    return int(values[_named(values, "layers")])
+def _without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an inner config without the values of every config, which some classes refuse."""
+    from transformers import PreTrainedConfig
 
-
-def with_layers(values: Mapping[str, Any], chosen: list[int]) -> dict[str, Any]:
-    """Return the config with these layers in this order; lists with one entry per layer are reindexed."""
-    count, changed = layer_count(values), dict(values)
-    for name, value in values.items():
-        if isinstance(value, list) and len(value) == count:
-            changed[name] = [value[i] for i in chosen]
-    if "first_k_dense_replace" in values:
-        changed["first_k_dense_replace"] = sum(i < values["first_k_dense_replace"] for i in chosen)
-    for name in NAMES["layers"]:
-        if name in values:
-            changed[name] = len(chosen)
-    return changed
-
-
-def layer_signatures(values: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Return a signature of each layer; layers with equal signatures have the same structure."""
-    count = layer_count(values)
-    lists = [v for v in values.values() if isinstance(v, list) and len(v) == count]
-    dense = values.get("first_k_dense_replace", 0)
-    return [(*(v[i] for v in lists), i < dense) for i in range(count)]
+    usual = PreTrainedConfig().to_dict()
+    return {k: v for k, v in values.items() if k not in usual or v != usual[k]}
 
 
 HEADS, HEAD = 8, 8
@@ -236,7 +206,9 @@ def tiny(config: Any, layers: int) -> Any:
     values = _values(config)
     text = language_values(values)
     has_vision = _has_vision(values)
-    small = {**with_layers(text, _representative_layers(text, layers)), **_shrunk(text, TINY)}
+    if not runs_own_layers(config):
+        return tiny_any.tiny_config(text, layers, transformers_config)
+    small = {**with_layers(text, representative_layers(text, layers)), **_shrunk(text, TINY)}
     if "partial_rotary_factor" in (text.get("rope_parameters") or {}):
         # Three position axes need three frequencies: six rotated channels of a head.
         part = 0.75 if has_vision else 0.5
@@ -285,17 +257,6 @@ def _tiny_vision(values: Mapping[str, Any], text: dict[str, Any]) -> dict[str, A
         pairs = int(width * rope.get("partial_rotary_factor", 1.0)) // 2
         text["rope_parameters"] = {**rope, "mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]}
     return {**values, **tokens, **_shrunk(values, {"mm_tokens_per_image": SIDE}), "vision_config": vision}
-
-
-def _representative_layers(values: Mapping[str, Any], count: int) -> list[int]:
-    """Return layers that include every signature, in the model's order."""
-    signatures = layer_signatures(values)
-    chosen = sorted(signatures.index(one) for one in dict.fromkeys(signatures))
-    others = [i for i in range(len(signatures)) if i not in chosen]
-    chosen += others[: max(0, count - len(chosen))]
-    while len(chosen) < count:  # fewer layers than pipeline stages: repeat the last one
-        chosen.append(chosen[-1])
-    return sorted(chosen)
 
 
 def distinct_layer_types(config: Any) -> int:

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor, Shard
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from meshwright.engine.kernels.device_caps import has_data
@@ -84,12 +86,13 @@ def record_initial(model: Any, seed: int) -> dict[str, InitSpec]:
         with recorder, torch.no_grad():
             owners[id(module)]._init_weights(module)
     found = _random_vectors(model, owners, names, recorder, seed)
+    missing = []
     for name, tensor in _tensors(model):
-        if name in found:
-            continue
-        if id(tensor) not in recorder.specs:
-            raise MeshwrightError(f"transformers has no init for {name}", field="model")
-        found[name] = recorder.specs[id(tensor)]
+        if id(tensor) in recorder.specs:
+            found.setdefault(name, recorder.specs[id(tensor)])
+        elif name not in found:
+            missing.append(name)
+    found |= _constructed(model, missing, seed)
     return found | _scaled_outputs(model) | _patch_embeddings(model)
 
 
@@ -122,6 +125,37 @@ def _random_vectors(
             found[f"{names[id(module)]}.{n}"] = InitSpec("values", values=own[n].detach().clone())
         own.update(before)
     return found
+
+
+def _constructed(model: Any, names: list[str], seed: int) -> dict[str, InitSpec]:
+    """Return the init of tensors that only their module's constructor fills, or that are computed on their own device.
+
+    The model is built again with small tensors on the CPU; of larger ones the operations are recorded.
+    """
+    if not names:
+        return {}
+    recorder = _Recorder()
+    _seed_cpu(_key(seed, "constructed"))
+    with recorder, _SmallOnCpu(), torch.no_grad():
+        built = dict(_tensors(type(model)(model.config)))
+    found = {}
+    for name in names:
+        tensor = built[name]
+        if tensor.is_meta and id(tensor) not in recorder.specs:
+            raise MeshwrightError(f"transformers has no init for {name}", field="model")
+        found[name] = recorder.specs[id(tensor)] if tensor.is_meta else InitSpec("values", values=tensor.detach())
+    return found
+
+
+class _SmallOnCpu(TorchFunctionMode):
+    """Allocates small new tensors on the CPU and larger ones on the meta device."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _device_constructors() or kwargs.get("device") is not None:
+            return func(*args, **kwargs)
+        empty = func(*args, **{**kwargs, "device": "meta"})
+        return func(*args, **kwargs) if empty.numel() <= BLOCK else empty
 
 
 def _scaled_outputs(model: Any) -> dict[str, InitSpec]:
@@ -183,7 +217,7 @@ def fill_initial(tensor: torch.Tensor, name: str, initial: InitSpec, seed: int) 
         rows.copy_(_draw(initial, key, _sum(part)))
 
 
-BLOCK = 1 << 22  # values drawn at once: bounds the memory of the integer hashes
+BLOCK = 1 << 22  # values drawn or constructed at once: bounds their memory
 
 
 def _blocks(local: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

@@ -23,11 +23,12 @@ from meshwright.engine.kernels.scan_patch import use_chunked_scans
 from meshwright.engine.losses import TokenLoss
 from meshwright.engine.mesh import Mesh
 from meshwright.engine.model.adapters import add_adapters, check_targets, init_magnitudes
-from meshwright.engine.model.build import build_model
+from meshwright.engine.model.behaviour import behaviour_of
+from meshwright.engine.model.build import build_model, runs_own_layers
 from meshwright.engine.model.init import record_initial
 from meshwright.engine.model.module_names import is_attention
 from meshwright.engine.model.stage import Stage
-from meshwright.engine.parallelize import megatron
+from meshwright.engine.parallelize import megatron, whole_model
 from meshwright.engine.parallelize.custom_tp_plan import apply_custom_plan
 from meshwright.engine.parallelize.document_isolation import isolate_documents, isolates_documents
 from meshwright.engine.parallelize.expert_parallel import (
@@ -71,6 +72,8 @@ def parallelize(
     layout = recipe.layout
     if layout.strategy == "megatron_fsdp":
         megatron.require(device)
+    if not runs_own_layers(config):
+        return [_whole_model(config, recipe, mesh, device, weights, hooks)]
     mtp = recipe.train.mtp_loss > 0
     models = [build_model(config, base_dtype(recipe), mtp) for _ in stage_numbers(layout, mesh.pp)]
     for model in models:
@@ -120,6 +123,30 @@ def parallelize(
         stages[0].loaded = checkpoint.report()
         checkpoint.files.close()
     return stages
+
+
+def _whole_model(
+    config: Any, recipe: Recipe, mesh: Mesh, device: torch.device, weights: Path | None, hooks: Hooks
+) -> Stage:
+    """Build a model that runs transformers' own forward pass, with the techniques that need nothing of its code."""
+    whole_model.require_supported(recipe, config, hooks)
+    model = build_model(config, base_dtype(recipe), attention_kind=behaviour_of(config).attention)
+    if recipe.goal == "peft":
+        check_targets(model, recipe.peft, tp=1)
+    initial = record_initial(model, recipe.train.seed)
+    checkpoint = FolderWeights(weights, build_name_map(config)) if weights is not None else None
+    stage = whole_model.build_stage(model, recipe, hooks)
+    if recipe.goal == "peft":
+        initial |= add_adapters(stage, recipe.peft, storage_dtype(recipe.precision))
+    recompute_and_compile(stage, recipe)
+    whole_model.shard_stage(stage, mesh, recipe)
+    offloaded = recipe.layout.offload in ("params", "optimizer")
+    init_weights(stage, initial, recipe.train.seed, device, offloaded, checkpoint)
+    init_magnitudes(stage)
+    if checkpoint is not None:
+        stage.loaded = checkpoint.report()
+        checkpoint.files.close()
+    return stage
 
 
 def normalize_modules(stage: Stage, recipe: Recipe, device_type: str) -> None:

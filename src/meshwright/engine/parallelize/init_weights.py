@@ -10,6 +10,7 @@ from meshwright.engine.hf_io.read import FolderWeights
 from meshwright.engine.model.init import InitSpec, fill_initial
 from meshwright.engine.model.nf4_linear import shapes_to_fill, weights_to_fill
 from meshwright.engine.model.stage import Stage
+from meshwright.engine.model.transformers_stage import TransformersStage
 
 
 def init_weights(
@@ -23,7 +24,9 @@ def init_weights(
     """Allocate this rank's shards of a stage and fill them from a checkpoint; missing ones from seed and name."""
     tied = tied_embedding_name(stage)
     stage.to_empty(device="cpu" if offloaded else device)
-    if tied and stage.first and stage.last:
+    if isinstance(stage, TransformersStage):
+        stage.tie_again()
+    elif tied and stage.first and stage.last:
         stage.lm_head.weight = stage.embedding.weight
     places = places_in(stage, weights)
     for name, parameter in weights_to_fill(stage):
@@ -43,6 +46,8 @@ def places_in(stage: nn.Module, weights: FolderWeights | None) -> dict[str, Tens
 
 def tied_embedding_name(stage: Stage) -> str:
     """Return the name of the embedding weight if the head is tied to it, else an empty string."""
+    if isinstance(stage, TransformersStage):  # one stage, whose tied weights are one parameter
+        return ""
     if not getattr(stage.body.config, "tie_word_embeddings", False):
         return ""
     return f"{stage.names.body}.{stage.names.embedding}.weight"

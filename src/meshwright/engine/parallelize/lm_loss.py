@@ -67,13 +67,19 @@ class LmLoss(Patch):
         self: Any, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, *mtp: torch.Tensor
     ) -> torch.Tensor:
         settings: LossSettings = self.loss
-        main = _loss(self, settings.z_loss, hidden, labels, weights)
         if not mtp:
-            settings.losses.append(torch.stack([main.cross_entropy, main.z, torch.zeros_like(main.z)]))
-            return main.total
+            return loss_of_head(self, hidden, labels, weights)
+        main = _loss(self, settings.z_loss, hidden, labels, weights)
         second = _loss(self, 0.0, *mtp)
         settings.losses.append(torch.stack([main.cross_entropy, main.z, second.cross_entropy]))
         return main.total + settings.mtp_loss * second.total
+
+
+def loss_of_head(head: Any, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the loss of a head with loss settings and add its parts to the log."""
+    main = _loss(head, head.loss.z_loss, hidden, labels, weights)
+    head.loss.losses.append(torch.stack([main.cross_entropy, main.z, torch.zeros_like(main.z)]))
+    return main.total
 
 
 def _loss(head: Any, z_loss: float, hidden: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor) -> Loss:

@@ -1,0 +1,187 @@
+"""Model types without layers of our own train through transformers' own forward pass.
+
+The sweep over all types is benchmarks/engine_types.py; these are of different kinds: parallel residuals, ALiBi-capable
+attention without transformers' interface, scaled logits with windows, per-type rotary tables, state space, chunked
+attention with experts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.engine.ranks import run
+from torch import nn
+
+from meshwright.engine.data.mock import Mock
+from meshwright.engine.mesh import build_mesh
+from meshwright.engine.model.behaviour import behaviour_of, with_isolated_documents
+from meshwright.engine.model.build import build_model, runs_own_layers, transformers_config
+from meshwright.engine.model.config import distinct_layer_types, tiny
+from meshwright.engine.model.transformers_stage import LogitTransform, find_logit_transform
+from meshwright.engine.trainer import Trainer
+from meshwright.errors import InputError
+from meshwright.models import decode_float
+from meshwright.recipes import types
+
+TOKENS, SAMPLES = 32, 2
+KINDS = ("gpt_neox", "falcon", "cohere2", "olmo3", "mamba2", "llama4_text")
+
+
+def small(kind: str, **changes: Any) -> Any:
+    """Return --tiny of a type's default config."""
+    default = transformers.AutoConfig.for_model(kind).get_text_config()
+    values = json.loads(default.to_json_string(use_diff=True), object_hook=decode_float)
+    config = transformers_config({**values, "model_type": default.model_type, **changes})
+    return tiny(config, max(2, distinct_layer_types(config)))
+
+
+def recipe(**changes: Any) -> types.Recipe:
+    sections: dict[str, Any] = {
+        "layout": types.Layout(),
+        "precision": types.Precision(compute="fp32"),
+        "optimizer": types.Optimizer(name="sgd", lr=0.05, beta1=0.0, weight_decay=0.0),
+        "schedule": types.Schedule(name="constant", warmup_steps=0, min_lr=0.0),
+        "train": types.Train(global_batch_size=SAMPLES, steps=4),
+        "data": types.Data(seq_length=TOKENS),
+        "moe": types.Moe(aux_loss=0.0),
+    }
+    sections["goal"] = "pretrain"
+    return types.Recipe(name="any", model="llama3_8b", cluster="1xH100", **{**sections, **changes})
+
+
+def train(config: Any, given: types.Recipe, folder: str, steps: int = 2) -> list[tuple[float, float]]:
+    """Return loss and gradient norm of some steps."""
+    source = Mock(config.vocab_size, TOKENS, 0)
+    mesh = build_mesh(given.layout, "cpu")
+    trainer = Trainer(given, config, mesh, torch.device("cpu"), source, Path(folder))
+    done = [trainer.step(i) for i in range(steps)]
+    trainer.close()
+    return [(one.loss, one.grad_norm) for one in done]
+
+
+def plain_loop(config: Any, folder: str, steps: int = 2) -> list[tuple[float, float]]:
+    """Save a random model and return what a plain loop over it gets."""
+    torch.manual_seed(3)
+    model: Any = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager").float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.copy_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+    model.save_pretrained(folder)
+    found = []
+    for step in range(steps):
+        samples = Mock(config.vocab_size, TOKENS, 0).samples([SAMPLES * step + i for i in range(SAMPLES)])
+        tokens = torch.from_numpy(samples.tokens).long()
+        logits = model(input_ids=tokens[:, :TOKENS], use_cache=False).logits.float()
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1 : TOKENS + 1].flatten())
+        loss.backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        found.append((float(loss), float(torch.sqrt(torch.stack([(g**2).sum() for g in gradients]).sum()))))
+        factor = min(1.0, 1.0 / found[-1][1])  # the recipe clips
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter -= 0.05 * factor * parameter.grad
+        model.zero_grad()
+    return found
+
+
+def _compare_all(rank: int, world: int, folder: str) -> dict[str, dict[str, Any]]:
+    return {kind: _compare(rank, kind, f"{folder}/{kind}") for kind in KINDS}
+
+
+def _compare(rank: int, kind: str, folder: str) -> dict[str, Any]:
+    config = small(kind)
+    found: dict[str, Any] = {}
+    if rank == 0:
+        found["plain"] = plain_loop(config, folder)
+    torch.distributed.barrier()
+    recompute = types.Layout(recompute="full")
+    found["ours"] = train(config, recipe(), folder)
+    found["recompute"] = train(config, recipe(layout=recompute), folder)
+    if rank == 0:
+        found["own"] = runs_own_layers(config)
+    return found
+
+
+def test_two_ranks_equal_a_plain_loop_over_the_model(tmp_path: Path) -> None:
+    """FSDP2 on two ranks, with and without recompute: losses and gradient norms of two steps."""
+    found = run(2, _compare_all, str(tmp_path))[0]
+    for kind, ours in itertools.product(KINDS, ("ours", "recompute")):
+        assert not found[kind]["own"]
+        for (loss, norm), (expected, expected_norm) in zip(found[kind][ours], found[kind]["plain"], strict=True):
+            assert loss == pytest.approx(expected, rel=2e-5), kind
+            assert norm == pytest.approx(expected_norm, rel=2e-4), kind
+
+
+def _adapters(rank: int, world: int, folder: str) -> tuple[list[tuple[float, float]], list[tuple[float, float]], int]:
+    config = small("gpt_neox")
+    plain = plain_loop(config, folder)
+    given = recipe(goal="peft", peft=types.Peft(rank=4))
+    source = Mock(config.vocab_size, TOKENS, 0)
+    mesh = build_mesh(given.layout, "cpu")
+    trainer = Trainer(given, config, mesh, torch.device("cpu"), source, Path(folder))
+    adapted = [name for name, p in trainer.stages[0].named_parameters() if p.requires_grad]
+    done = [trainer.step(i) for i in range(2)]
+    trainer.close()
+    assert all("lora" in name for name in adapted)
+    return plain, [(one.loss, one.grad_norm) for one in done], len(adapted)
+
+
+def test_adapters_on_every_linear_layer_of_the_blocks(tmp_path: Path) -> None:
+    plain, adapted, count = run(1, _adapters, str(tmp_path / "model"))[0]
+    assert adapted[0][0] == pytest.approx(plain[0][0], rel=2e-5)
+    assert adapted[1][0] != adapted[0][0]
+    assert count == 2 * 4 * 2  # two layers, four linear layers, A and B
+
+
+def _behaviours(rank: int, world: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for kind in ("gpt_neox", "mamba2", "doge"):
+        measured = behaviour_of(small(kind))
+        found[kind] = (measured.attention, measured.isolates)
+    packed = recipe(goal="sft", data=types.Data(seq_length=TOKENS, packing=True))
+    found["kept"] = with_isolated_documents(packed, small("gpt_neox"), {}).data.packing
+    found["unpacked"] = with_isolated_documents(packed, small("mamba2"), {}).data.packing
+    try:
+        with_isolated_documents(packed, small("mamba2"), {"data.packing": True})
+    except InputError as error:
+        found["refused"] = (error.field, error.fix)
+    for kind in ("cohere2", "gpt_neox", "granite"):
+        with_scale = {"logit_scale": 0.125} if kind == "cohere2" else {}
+        found[f"{kind} logits"] = find_logit_transform(build_model(small(kind, **with_scale), torch.float32))
+    return found
+
+
+def test_what_a_type_does_is_measured() -> None:
+    """Whether it is causal (doge only with eager attention), keeps documents apart, and what it does with logits."""
+    found = run(1, _behaviours)[0]
+    assert found["gpt_neox"] == (None, True)
+    assert found["mamba2"] == (None, False)
+    assert found["doge"] == ("eager", True)
+    assert (found["kept"], found["unpacked"]) == (True, False)
+    assert found["refused"] == ("data.packing", ("data.packing=false",))
+    assert found["cohere2 logits"] == LogitTransform(0.125)
+    assert found["gpt_neox logits"] == LogitTransform()
+
+
+def _limits(rank: int, world: int, folder: str) -> list[tuple[str | None, tuple[str, ...]]]:
+    config, found = small("gpt_neox"), []
+    for changes in ({"layout": types.Layout(tp=2)}, {"precision": types.Precision(matmul="fp8_tensor")}):
+        try:
+            train(config, recipe(**changes), folder)
+        except InputError as error:
+            found.append((error.field, error.fix))
+    return found
+
+
+def test_what_needs_layers_of_our_own_is_refused(tmp_path: Path) -> None:
+    """Callers of the engine that skip the rules get the same refusal."""
+    found = run(2, _limits, str(tmp_path))[0]
+    assert found == [("layout.tp", ("layout.tp=1",)), ("precision.matmul", ("precision.matmul=same",))]
