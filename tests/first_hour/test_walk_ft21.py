@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from meshwright import check
+from meshwright.engine.epochs import with_epoch_intervals
 
 ROWS = [
     {"messages": [{"role": "user", "content": f"Where is order {n}?"}, {"role": "assistant", "content": "There. " * n}]}
@@ -158,3 +160,30 @@ def test_unpacked_rows_are_padded_to_the_longest_of_a_micro_batch(meshwright: An
     shown = meshwright("recommend", script, "--gpus", "1xH200", "layout.micro_batch_size=1").out
     assert "padded to the longest of a micro batch" in shown
     assert "pack the samples" not in shown  # nothing is padded
+
+
+def test_saves_validation_and_test_split_of_a_script_are_carried(meshwright: Any) -> None:
+    script = trl('save_strategy="epoch"', 'eval_strategy="epoch"', without="packing=True")
+    text = (
+        Path(script).read_text().replace('split="train")', 'split="train").train_test_split(test_size=0.05, seed=42)')
+    )
+    Path(script).write_text(text)
+    shown = meshwright("import", script, "--gpus", GPUS)
+    assert "validation_part = 0.05" in shown.out
+    assert "save_every = 3" in shown.out  # 76 rows in steps of 32
+    assert "eval_every = 3" in shown.out
+    assert "checkpoint.save_every=3, the steps of an epoch" in shown.err
+    typed = meshwright("import", script, "--gpus", GPUS, "checkpoint.save_every=2").out
+    assert "save_every = 2" in typed
+
+
+def test_saves_per_epoch_of_unknown_data_are_named(meshwright: Any) -> None:
+    script = trl('save_strategy="epoch"')
+    Path("chats.jsonl").unlink()
+    assert "save_strategy at the end of every epoch is not carried" in meshwright("import", script, "--gpus", GPUS).err
+
+
+def test_a_run_saves_at_the_end_of_each_counted_epoch() -> None:
+    recipe = check(trl(), gpus=GPUS).recipe
+    counted = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, steps=193, epochs=0.0))
+    assert with_epoch_intervals(counted, 3.0, ("checkpoint.save_every",), shown=False).checkpoint.save_every == 65

@@ -98,7 +98,7 @@ def test_the_arguments_of_a_trainer_are_read(meshwright: Any) -> None:
     assert ours["optimizer"]["weight_decay"] == 0.0  # the Trainer's own, as its length and its schedule below
     assert "does not say how long" not in said
     assert "warms up for 3 % of its steps, whose number follows from the data" in said
-    for lost in ("--output_dir=out", "--report_to=wandb", "--save_strategy=epoch"):
+    for lost in ("--output_dir=out", "--report_to=wandb", "save_strategy at the end of every epoch"):
         assert lost in said, said
     assert read("epochs.sh", "train.steps=1000")[0]["schedule"]["warmup_steps"] == 30
 

@@ -119,6 +119,7 @@ def _run(
         "find_micro_batch": bool(automatic),
         "ignore_nan": ignore_nan,
         "default_warmup": not chosen,
+        "epoch_intervals": tuple(one for one in job.epoch_intervals if one not in pinned),
     }
     spec = RunSpec(**shared, **settings, **decided)
     recipe = with_loss(override.apply(found, changes), spec.hooks.loss, pinned)

@@ -89,6 +89,11 @@ class Job(msgspec.Struct, frozen=True):
         return (*(() if self.imported is None else self.imported.assumed), *moved)
 
     @property
+    def epoch_intervals(self) -> tuple[str, ...]:
+        """Return the fields in steps that a file's program does at the end of every epoch."""
+        return () if self.imported is None else self.imported.settings.epoch_intervals
+
+    @property
     def no_model(self) -> str:
         """Return why a recipe cannot refer to the file's model; empty if it can."""
         if self.imported is None or self.imported.resolvable:

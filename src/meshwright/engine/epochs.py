@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import ceil
 from typing import Any
@@ -14,6 +14,7 @@ from meshwright.display import plural
 from meshwright.engine.data.finite import FiniteSource, known_size
 from meshwright.engine.metrics.jsonl import log
 from meshwright.errors import InputError
+from meshwright.recipes.overrides import change
 from meshwright.recipes.types import Recipe
 from meshwright.rules.learning_rate import is_long_warmup, short_warmup
 
@@ -48,6 +49,16 @@ def with_steps(recipe: Recipe, open_source: Callable[[], Any], shown: bool) -> t
         log(f"train.epochs={epochs:g}: {plural(size, 'sample')} per epoch, {length}")
     train = msgspec.structs.replace(recipe.train, steps=steps, epochs=0.0)
     return msgspec.structs.replace(recipe, train=train), total
+
+
+def with_epoch_intervals(recipe: Recipe, epochs: float, fields: Sequence[str], shown: bool) -> Recipe:
+    """Return a recipe whose steps were counted with these intervals set to the steps of one epoch."""
+    if not fields:
+        return recipe
+    each = max(1, ceil(recipe.train.steps / max(epochs, 1.0)))
+    if shown:
+        log(" ".join(f"{field}={each}" for field in fields) + ": once per epoch, as the script states")
+    return change(recipe, dict.fromkeys(fields, each))[0]
 
 
 def with_short_warmup(recipe: Recipe, shown: bool) -> Recipe:

@@ -85,6 +85,7 @@ class RunSpec(TrainOptions, frozen=True, kw_only=True):
     random_weights: bool = False  # ignore pretrained weights: for throughput runs
     ignore_nan: bool = False  # the user set train.check_nan=false; a recipe that does only checks later
     find_micro_batch: bool = False  # use the largest micro batch that fits instead of the recipe's
+    epoch_intervals: tuple[str, ...] = ()  # fields in steps that are those of an epoch, which are counted first
     default_warmup: bool = False  # the user did not set the warmup: epochs of few steps shorten it
     hooks: Hooks = NO_HOOKS  # what a Python program brings
 

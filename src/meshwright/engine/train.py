@@ -114,12 +114,13 @@ def _train(
     case = validate(recipe, config, process, world)
     total, epochs = None, recipe.train.epochs
     if epochs:
-        from meshwright.engine.epochs import with_short_warmup, with_steps
+        from meshwright.engine.epochs import with_epoch_intervals, with_short_warmup, with_steps
 
         status.show(f"counting the samples of {recipe.data.dataset}")
         start = byte_level.cached_byte_tokenizer() if random_tiny and recipe.goal != "pretrain" else weights
         counted, shown = recipe, process is None or process.rank == 0
         recipe, total = with_steps(counted, lambda: family.open_source(counted, config, False, start), shown)
+        recipe = with_epoch_intervals(recipe, epochs, run.epoch_intervals, shown)
         if run.default_warmup:
             recipe = with_short_warmup(recipe, shown)
         case = validate(recipe, config, process, world)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -91,6 +92,7 @@ def import_file(
     given = None if model is None else model[1]
     reference = _cluster_reference(on, gpus)
     named, resolvable = _named_recipe(settings, settings.model, content.path, on, reference, given)
+    named, per_epoch = _with_epoch_intervals(content.path, settings, named, count)
     return ImportedFile(
         framework=framework,
         content=content,
@@ -105,6 +107,7 @@ def import_file(
             *_assumed_length(content.path, settings, named, overrides),
             *_assumed_goal(settings, goal),
             *_assumed_warmup(content.path, settings, named),
+            *per_epoch,
         ),
         resolvable=resolvable,
         given_model=given,
@@ -259,6 +262,26 @@ def _assumed_length(
     text = open_length(path, settings, recipe, overrides)
     if text:
         yield Assumption(OPEN_LENGTH, "", text)
+
+
+def _with_epoch_intervals(
+    path: str, settings: ImportedRecipe, recipe: Recipe, count: Count
+) -> tuple[Recipe, list[Assumption]]:
+    """Return the recipe that saves and validates as often as the program does per epoch, if its steps are known."""
+    notes: list[Assumption] = []
+    for field in settings.epoch_intervals:
+        name = settings.parsed.program.per_epoch[field]
+        once = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, epochs=1.0))
+        counted = count(once)
+        if counted is None:
+            text = f"{path}: {name} at the end of every epoch is not carried, because its steps follow from the data: "
+            notes.append(Assumption(field, "0", f"{text}write {field}=N"))
+            continue
+        steps = max(1, ceil(counted.samples / recipe.train.global_batch_size))
+        recipe = override.change(recipe, {field: steps})[0]
+        text = f"{field}={steps}, the steps of an epoch: {path} has {name} at the end of every epoch"
+        notes.append(Assumption(field, str(steps), text))
+    return recipe, notes
 
 
 def _assumed_warmup(path: str, settings: ImportedRecipe, recipe: Recipe) -> Iterator[Assumption]:

@@ -54,6 +54,11 @@ class ImportedRecipe(msgspec.Struct, frozen=True):
         return 0.0 if stated else self.parsed.program.warmup_share
 
     @property
+    def epoch_intervals(self) -> tuple[str, ...]:
+        """The fields in steps that the program does at the end of every epoch, unless an override sets them."""
+        return tuple(field for field in self.parsed.program.per_epoch if field not in self.typed)
+
+    @property
     def named_model(self) -> str:
         """The model that the file names, by a Hugging Face id or as torchtitan does; empty if it names none."""
         found = self.parsed.settings

@@ -56,7 +56,7 @@ OWN = (
 OFF = ("", "none", "no", "false", "null")
 NO_FIELD = "no field in our recipes"
 FOLDER = "checkpoints of another framework stay apart: name a folder with checkpoint.folder=DIR, or train --out DIR"
-PER_EPOCH = "is not a number of steps, which follows from the data: write {field}=N"
+KEEPS_BEST = "is done with every validation: the checkpoint with the lowest validation loss is kept"
 TRL_LOSSES = ("assistant_only_loss", "completion_only_loss")
 MARKS = ("output_dir", "per_device_train_batch_size", *EPOCHS[:1])
 TRAINER_DEFAULTS: Mapping[str, Any] = {
@@ -124,7 +124,8 @@ def read_arguments(args: Settings, goal: Goal) -> ProgramArguments:
     share = reader.read_warmup()
     reader.read_interval(SAVES, "checkpoint.save_every", by_default=True)
     reader.read_interval(EVALUATIONS, "train.eval_every", by_default=False)
-    return ProgramArguments(args, reader.values, reader.sources, reader.lost, tuple(reader.open_fields), share)
+    open_fields = tuple(reader.open_fields)
+    return ProgramArguments(args, reader.values, reader.sources, reader.lost, open_fields, share, reader.per_epoch)
 
 
 class _Reader:
@@ -136,6 +137,7 @@ class _Reader:
         self.sources: dict[str, str] = {}
         self.lost: dict[str, str] = {}
         self.open_fields: list[str] = []
+        self.per_epoch: dict[str, str] = {}
 
     def read(self, name: str, setting: SourcedValue) -> None:
         """Read one argument by the table."""
@@ -246,8 +248,10 @@ class _Reader:
             return
         self.values[field] = 0
         self.sources.pop(field, None)
-        if found and strategy != "no":
-            self.lost[found[0]] = PER_EPOCH.format(field=field)
+        if found and strategy == "best":
+            self.lost[found[0]] = KEEPS_BEST
+        elif found and strategy != "no":
+            self.per_epoch[field] = found[0]
 
 
 def _number(value: Any) -> float | None:

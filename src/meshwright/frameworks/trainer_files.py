@@ -110,6 +110,8 @@ def _own_arguments(content: Content) -> dict[str, SourcedValue]:
             add("model_name_or_path", call.args[0])
         if name in OF_CLASS and call.args:
             add(OF_CLASS[name], call.args[0])
+        if name == HELD_OUT and call.args:
+            add("test_size", call.args[0])
         if name == DATASET:
             _add_dataset(call, constants, add)
         if name in MODEL_OF and (model := _model_of(call, constants)) is not None:

@@ -36,6 +36,7 @@ class ProgramArguments(msgspec.Struct, frozen=True):
     lost: Mapping[str, str] = {}  # argument that no field carries → why
     open_fields: tuple[str, ...] = ()  # whose argument is known only when it runs
     warmup_share: float = 0.0  # of the steps; 0: not given as a share
+    per_epoch: Mapping[str, str] = {}  # recipe field in steps → the argument that does it at the end of every epoch
     argv: tuple[SourcedValue, ...] = ()  # the command of a script: the program and its arguments as written
     fills: Mapping[str, str] = {}  # key that the config leaves open → the argument that fills it in
     repeats: Mapping[str, str] = {}  # key of the config → the argument that must have the same value
