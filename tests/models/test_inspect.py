@@ -14,7 +14,7 @@ from tests.each import each
 import meshwright as mw
 from meshwright.costs import flops_per_token
 from meshwright.errors import InputError
-from meshwright.models import config_of, find, names, parts
+from meshwright.models import config_of, decode_float, find, names, parts
 
 Call = Callable[..., Answer]
 
@@ -119,3 +119,40 @@ def test_the_python_verb_prints_a_summary() -> None:
     assert "32 × [full attention, experts]" in str(found)
     with pytest.raises(InputError):
         mw.inspect("mixtral-8x7b", seq="long")
+
+
+RENAMED = ("llama4_text", "gpt_neo", "jamba", "mamba2", "kimi_linear", "glm_moe_dsa", "minimax", "lfm2", "diffllama")
+
+
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_type_that_the_tables_do_not_know_has_the_same_counts_and_flops(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transformers")
+    from meshwright.costs import layer_flops
+    from meshwright.engine.architecture import describe
+    from meshwright.models import ModelSpec, inspection, spec_from_config
+
+    def flops(spec: ModelSpec, seq: int) -> float:
+        pairs = ((layer_flops(group.layer, spec, seq, "causal"), group.count) for group in spec.groups)
+        return 2.0 * spec.hidden * spec.vocab + sum(count * (matmul + float(core)) for (matmul, core), count in pairs)
+
+    config = json.loads(Path(__file__).with_name("decoders.json").read_text("utf-8"))[name]["config"]
+    monkeypatch.setattr(inspection, "_described", lambda text: describe(json.loads(text, object_hook=decode_float)))
+    read, found = spec_from_config(config, name), inspection.inspected_spec(config, name)
+    assert (found.params.total, found.params.active) == (read.params.total, read.params.active)
+    for seq in (512, 32768):
+        assert flops(found, seq) == pytest.approx(flops(read, seq), rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "picture"), [("jetmoe", "full attention, experts"), ("longcat_flash", "latent")])
+def test_experts_of_several_kinds_are_counted(name: str, picture: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    from meshwright.engine.architecture import describe
+    from meshwright.models import inspection
+
+    config = json.loads(transformers.AutoConfig.for_model(name).to_json_string(use_diff=False))
+    monkeypatch.setattr(inspection, "_described", lambda text: describe(json.loads(text, object_hook=decode_float)))
+    found = inspection.inspected_spec(config, name)
+    assert picture in parts.kind_of_layer(found.groups[0].layer)
+    assert found.params.active < 0.3 * found.params.total

@@ -57,7 +57,7 @@ def core_flops(mixer: Mixer, seq: Column, convention: Convention) -> Column:
     if isinstance(mixer, Mamba2):
         return 7.0 * mixer.inner * mixer.state  # scan: decay, input and output products
     if isinstance(mixer, LinearMixer):
-        return mixer.core
+        return mixer.core + (mixer.per_key * context(seq, None, convention) if mixer.per_key else 0.0)
     conv = 2 * mixer.conv * (2 * mixer.k_width + mixer.v_width)
     return 8.0 * mixer.v_heads * mixer.k_head_dim * mixer.v_head_dim + conv
 
@@ -80,7 +80,7 @@ def layer_flops(layer: Layer, model: ModelSpec, seq: Column, convention: Convent
     """Return the forward FLOPs per token of one layer: matmuls, and the mixer's core."""
     mask: Convention = "full" if model.kind == "diffusion" else convention  # diffusion attention is bidirectional
     core = sum((core_flops(m, seq, mask) for m in (layer.mixer, layer.cross) if m is not None), start=0.0)
-    return 2 * matmul_params(layer, model.hidden), core
+    return 2 * matmul_params(layer, model.hidden), core + layer.extra_flops
 
 
 def forward_flops(case: Case, convention: Convention = "causal") -> tuple[Column, Column]:

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,16 +19,26 @@ from meshwright.models.reader import decode_float
 from meshwright.models.readers.fields import SHAPE_KEYS
 
 MEMORY_BYTES = 24 << 30  # of address space, most of which torch only reserves
-TRACED_TOKENS = (64, 128)
-TRACED_LAYERS = 16
+TRACED_TOKENS = (64, 128, 256)
+TRACED_LAYERS = 8  # of a deeper model, one layer of each kind
+TRACE_S = 4.0
 TOPK = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts", "top_k")
 NOT_TEXT = re.compile(r"(^|\.)(vision|visual|audio|image|speech)|_tower|_encoder")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
-LATENT = ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "index_topk")
+LATENT = (
+    "kv_lora_rank",
+    "q_lora_rank",
+    "qk_nope_head_dim",
+    "qk_rope_head_dim",
+    "index_topk",
+    "o_groups",
+    "o_lora_rank",
+)
 # Keys that transformers ignores in every class: prediction heads, which it does not build, and those of other uses.
 _OTHER = frozenset(
     ("num_nextn_predict_layers", "num_mtp_layers", "mtp_num_hidden_layers", "moe_layer_freq", "use_cache")
 )
+LINEAR = ("lightning", "gateddelta", "deltaattention", "deltanet", "linearattention")  # in names of classes
 SCAN = ("A_log", "dt_bias", "dt_proj", "x_proj", "time_decay", "rg_lru", "recurrent_gate_weight")
 
 
@@ -62,11 +73,22 @@ def describe(values: Mapping[str, Any]) -> dict[str, Any]:
         "positions": _first(text, POSITIONS) or 0,
         "activation": str(_first(text, ("hidden_act", "hidden_activation", "activation_function")) or "silu"),
         "rest": sum(p.numel() for p in rest),
+        "rest_linears": _linears_outside(model, body, {id(p) for p in rest}),
         "other_encoders": any(NOT_TEXT.search(name) for name, _ in model.named_modules()),
         "total": sum(p.numel() for p in model.parameters()),
         "layers": rows,
-        "flops": _traced_flops(model, int(embedding.shape[0]), len(rows)),
+        "traced": _traced_flops(model, body, rows),
     }
+
+
+def _linears_outside(model: Any, body: str, counted: set[int]) -> int:
+    """Return the parameters of linears outside the layers that every token passes; 0 if there are other encoders."""
+    from torch import nn
+
+    if any(NOT_TEXT.search(name) for name, _ in model.named_modules()):
+        return 0
+    outside = [m for n, m in model.named_modules() if isinstance(m, nn.Linear) and not n.startswith(f"{body}.")]
+    return sum(m.weight.numel() for m in outside if id(m.weight) in counted)
 
 
 def _version() -> str:
@@ -155,12 +177,13 @@ def layer_list(model: Any) -> str:
 
 
 def _layer(layer: Any, place: int, text: Any, seen: set[int]) -> dict[str, Any]:
-    """Return the parameters of one layer by part; a parameter that several layers share counts in the first."""
-    own = [(n, p) for n, p in layer.named_parameters() if id(p) not in seen]
-    seen.update(id(p) for _, p in own)
-    experts = _experts(own)
-    routed = {name for name, _ in own if experts and experts["pattern"].search(name)}
-    plain = [(n, p) for n, p in own if n not in routed]
+    """Return the parameters of one layer by part; those that an earlier layer shares with it are also counted."""
+    every = list(layer.named_parameters())
+    shared = sum(p.numel() for _, p in every if id(p) in seen)
+    seen.update(id(p) for _, p in every)
+    experts = _experts(layer, every)
+    routed = {name for name, _ in every if experts and experts["pattern"].search(name)}
+    plain = [(n, p) for n, p in every if n not in routed]
     matrices, vectors = _split(layer, plain)
     kinds = getattr(text, "layer_types", None)
     listed = isinstance(kinds, (list, tuple)) and place < len(kinds)
@@ -168,12 +191,40 @@ def _layer(layer: Any, place: int, text: Any, seen: set[int]) -> dict[str, Any]:
         "type": str(kinds[place]) if listed and kinds is not None else "",
         "matrices": [[n, *map(int, p.shape)] for n, p in matrices],
         "vectors": sum(p.numel() for _, p in vectors),
-        "scan": any(word in n for n, _ in own for word in SCAN),
-        "conv": any("conv" in n for n, _ in own),
+        "norms": sum(
+            p.numel() for n, p in vectors if "norm" in _kind(layer.get_submodule(n.rpartition(".")[0])).lower()
+        ),
+        "shared": shared,
+        "scan": any(word in n for n, _ in every for word in SCAN),
+        "conv": any("conv" in n for n, _ in every),
+        "recurrent": _recurrent(layer),
         "attention": _attention(layer),
         "experts": {k: v for k, v in experts.items() if k != "pattern"} if experts else None,
         "topk": _first(text, TOPK),
+        "chunk": _first(text, ("attention_chunk_size",)) if listed and "chunk" in str(kinds[place]) else None,
     }
+
+
+def _recurrent(layer: Any) -> dict[str, Any] | None:
+    """Return the module of a layer with a scan, a delta rule, lightning attention or a short convolution: its sizes."""
+    for name, module in layer.named_modules():
+        own = {n.rpartition(".")[2] for n, _ in module.named_parameters(recurse=False)}
+        deeper = {n.rpartition(".")[2] for n, _ in module.named_parameters()}
+        convolutions = [p for n, p in module.named_parameters() if "conv" in n and p.dim() == 3]
+        is_linear = any(word in _kind(module).lower() for word in LINEAR)
+        has_state = bool(own & {"A_log", "dt_bias"}) or (is_linear and bool(deeper & {"A_log", "dt_bias"}))
+        only_conv = any("conv" in child and _kind(one) == "Conv1d" for child, one in module.named_children())
+        if not name or not (has_state or is_linear or only_conv):
+            continue
+        decay = next((p for n, p in module.named_parameters() if n.endswith("A_log")), None)
+        return {
+            "path": name,
+            "class": _kind(module),
+            "numbers": {key: value for key, value in vars(module).items() if _is_size(value)},
+            "conv": sum(p.numel() for p in convolutions),
+            "by_channel": decay is not None and decay.dim() == 2,
+        }
+    return None
 
 
 def _split(layer: Any, named: Iterable[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], list[tuple[str, Any]]]:
@@ -194,28 +245,33 @@ def _kind(module: Any) -> str:
     return type(module).__name__
 
 
-def _experts(named: list[tuple[str, Any]]) -> dict[str, Any] | None:
+def _experts(layer: Any, named: list[tuple[str, Any]]) -> dict[str, Any] | None:
     """Return the routed experts: parameters with a leading dimension of experts, or equal numbered modules."""
-    fused = [(n, p) for n, p in named if "expert" in n and "shared" not in n and p.dim() >= 2]
-    numbered = re.compile(r"experts\.(\d+)\.")
-    counted = {int(found[1]) for n, _ in named if (found := numbered.search(n)) and "shared" not in n}
+    numbered = re.compile(r"^(?!.*shared).*experts\.\d+\.")
+    counted = {found[1] for n, _ in named if numbered.search(n) and (found := re.search(r"experts\.(\d+)\.", n))}
+    owned = {n: _kind(layer.get_submodule(n.rpartition(".")[0])) for n, p in named if p.dim() == 3}
+    stacked = [(n, p) for n, p in named if n in owned and "expert" in (n + owned[n]).lower() and "shared" not in n]
     if counted:
-        mine = [(n, p) for n, p in named if numbered.search(n) and "shared" not in n]
-        pattern, count = re.compile(r"^(?!.*shared).*experts\.\d+\."), len(counted)
+        pattern, count, together = numbered, len(counted), False
+    elif stacked:
+        owners = {re.escape(n.rpartition(".")[0] if "experts." in n else n.split(".")[0]) for n, _ in stacked}
+        linears = "|".join(sorted(re.escape(n) for n, _ in stacked))
+        beside = "|".join(rf"{owner}\.[^.]*bias[^.]*$" for owner in sorted(owners))
+        pattern = re.compile(rf"^({linears}|{beside})")
+        count, together = min(int(p.shape[0]) for _, p in stacked), True
     else:
-        stacked = [(n, p) for n, p in fused if p.dim() == 3 and re.search(r"(^|\.)experts\.", n)]
-        if not stacked:
-            return None
-        count = int(stacked[0][1].shape[0])
-        pattern = re.compile(r"^(?!.*shared).*(^|\.)experts\.")
-        mine = [(n, p) for n, p in named if pattern.search(n)]
-    matrix = sum(p.numel() for n, p in mine if p.dim() >= 2 and not n.endswith("bias"))
+        return None
+    mine = [(n, p) for n, p in named if pattern.search(n)]
+    weights = [p for n, p in mine if p.dim() >= 2 and not n.rpartition(".")[2].endswith("bias")]
+    used = sum(p.numel() // int(p.shape[0]) * count if together else p.numel() for p in weights)
     named_down = (p for n, p in mine if re.search(r"down|w2|output_linear|dense_4h", n) and p.dim() >= 2)
-    down = next(named_down, min((p for _, p in mine if p.dim() >= 2), key=lambda p: p.numel()))
+    down = next(named_down, min(weights, key=lambda p: p.numel()))
+    routes = max(int(p.shape[0]) for p in weights) if together else count
     return {
         "count": count,
-        "matmul": matrix,
-        "other": sum(p.numel() for _, p in mine) - matrix,
+        "routes": routes,
+        "matmul": used,
+        "other": sum(p.numel() for _, p in mine) - used,
         "down": [int(size) for size in down.shape[-2:]],
         "pattern": pattern,
     }
@@ -223,24 +279,45 @@ def _experts(named: list[tuple[str, Any]]) -> dict[str, Any] | None:
 
 def _attention(layer: Any) -> dict[str, Any] | None:
     """Return the softmax attention of a layer, if it has one: its names and numbers as the module has them."""
+    found: list[tuple[dict[str, Any], str]] = []
     for name, module in layer.named_modules():
         lowered = _kind(module).lower()
-        if not name or "attention" not in lowered or any(w in lowered for w in ("linear", "lightning", "delta")):
-            continue
-        if not any(p.dim() >= 2 for p in module.parameters()):
-            continue
-        config = getattr(module, "config", None)
-        heads = _first(module, ("num_heads", "num_attention_heads", "n_heads")) or _first(
-            config, ("num_attention_heads", "n_head", "n_heads", "num_heads")
-        )
-        width = _first(module, ("head_dim", "head_size", "attention_head_size", "qk_head_dim"))
-        value = _first(module, ("v_head_dim",))
-        window = _first(module, ("sliding_window", "window_size"))
-        found = {"path": name, "heads": heads, "head_dim": width, "v_dim": value, "window": window}
-        for key in LATENT:
-            found[key] = _first(module, (key,)) or _first(config, (key,))
-        return found
-    return None
+        is_latent = _is_size(getattr(module, "kv_lora_rank", None)) and hasattr(module, "forward")
+        is_softmax = "attention" in lowered and not any(word in lowered for word in ("linear", *LINEAR))
+        if name and (is_latent or is_softmax) and any(p.dim() >= 2 for p in module.parameters()):
+            found.append((_attention_numbers(name, module), _kind(module)))
+    chosen = next((pair for pair in found if pair[0]["heads"]), found[0] if found else None)
+    if chosen is None:
+        return None
+    return chosen[0] | {"number": sum(kind == chosen[1] for _, kind in found)}
+
+
+def _attention_numbers(name: str, module: Any) -> dict[str, Any]:
+    config = getattr(module, "config", None)
+    heads = _first(module, ("num_heads", "num_attention_heads", "n_heads", "n_head")) or _first(
+        config, ("num_attention_heads", "n_head", "n_heads", "num_heads")
+    )
+    window = _first(module, ("sliding_window", "window_size"))
+    if window is None and not hasattr(module, "sliding_window") and not getattr(config, "layer_types", None):
+        is_local = getattr(module, "attention_type", "") == "local"
+        window = _first(config, ("window_size",) if is_local else ("sliding_window",))
+    found = {
+        "path": name,
+        "heads": heads,
+        "head_dim": _first(module, ("head_dim", "head_size", "attention_head_size", "qk_head_dim")),
+        "v_dim": _first(module, ("v_head_dim",)),
+        "window": window,
+        "differential": any("lambda_q" in n for n, _ in module.named_parameters(recurse=False)),
+        "sinks": any(n == "sinks" for n, _ in module.named_parameters(recurse=False)),
+    }
+    for key in LATENT:
+        found[key] = _first(module, (key,)) or _first(config, (key,))
+    indexer, compressor = getattr(module, "indexer", None), getattr(module, "compressor", None)
+    indexer = indexer or getattr(compressor, "indexer", None)
+    found["index_heads"] = _first(indexer, ("n_heads", "num_heads"))
+    found["index_dim"] = _first(indexer, ("head_dim",))
+    found["compress_rate"] = _first(compressor, ("compress_rate",))
+    return found
 
 
 def _first(owner: Any, names: Iterable[str]) -> Any:
@@ -254,16 +331,36 @@ def _first(owner: Any, names: Iterable[str]) -> Any:
     return None
 
 
-def _traced_flops(model: Any, vocab: int, layers: int) -> list[list[float]] | None:
-    """Return forward FLOPs of two lengths, traced without data; None if the model's code needs values."""
+def _traced_flops(model: Any, body: str, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return forward FLOPs of a few lengths and the layers that were traced; None if the model's code needs values.
+
+    Changes the model: of a deep one, only one layer of each kind stays.
+    """
     import torch
+    from torch import nn
     from torch.utils.flop_counter import FlopCounterMode
 
-    if layers > TRACED_LAYERS:  # a trace of a deep model takes minutes
+    places = list(range(len(rows)))
+    if len(rows) > TRACED_LAYERS:  # a trace of a deep model takes minutes
+        first: dict[str, int] = {}
+        for place, row in enumerate(rows):
+            first.setdefault(json.dumps(row, sort_keys=True, default=str), place)
+        places = sorted(first.values())
+        parent, _, name = body.rpartition(".")
+        setattr(model.get_submodule(parent), name, nn.ModuleList([model.get_submodule(body)[one] for one in places]))
+    if len(places) > TRACED_LAYERS:
         return None
     for module in model.modules():  # experts without a loop over the chosen ones, which needs data
         if hasattr(getattr(module, "config", None), "_experts_implementation"):
             module.config._experts_implementation = "batched_mm"
+    end = time.monotonic() + TRACE_S
+
+    def stop_late(*_: Any) -> None:
+        if time.monotonic() > end:
+            raise TimeoutError
+
+    for module in model.modules():
+        module.register_forward_pre_hook(stop_late)
     for masked in (False, True):  # some models read the tokens to build a mask; none reads a mask of four dimensions
         found = []
         try:
@@ -272,7 +369,7 @@ def _traced_flops(model: Any, vocab: int, layers: int) -> list[list[float]] | No
                     given = {"attention_mask": torch.zeros((1, 1, tokens, tokens))} if masked else {}
                     model.eval()(input_ids=torch.zeros((1, tokens), dtype=torch.long), use_cache=False, **given)
                 found.append([float(tokens), float(counter.get_total_flops())])
-            return found
+            return {"places": places, "flops": found}
         except Exception:  # data-dependent code
             continue
     return None

@@ -19,9 +19,10 @@ from meshwright.notes import note
 
 from .readers.decoder import grouped
 from .readers.fields import MAX_SIZE
-from .spec import MLA, Attention, Dense, Ffn, Layer, LinearMixer, Mixer, ModelSpec, MoE
+from .spec import MLA, Attention, Compressor, Dense, Ffn, Layer, LinearMixer, Mixer, ModelSpec, MoE
 
 TIMEOUT_S = 120.0
+SAME_FLOPS = 0.01  # by which traced FLOPs may be higher than those of the parameters
 MAX_LAYERS = 1_000  # that are built; no published model has half as many
 PROGRAM = "meshwright.engine.architecture"
 WAY_OUT = "pip install transformers: then any of its causal language models is inspected"
@@ -134,10 +135,10 @@ def _described(config: str) -> dict[str, Any]:
 
 def _spec(found: Mapping[str, Any], model_type: str, name: str) -> tuple[ModelSpec, tuple[str, ...]]:
     hidden, assumptions = int(found["hidden"]), set[str]()
-    layers = tuple(_layer(row, hidden, assumptions) for row in found["layers"])
+    layers = _with_outside([_layer(row, hidden, assumptions) for row in found["layers"]], found.get("rest_linears", 0))
     vocab = int(found["vocab"])
     head = 0 if found["tied"] else int(found["head"])
-    extra = int(found["rest"]) + (0 if found["tied"] else head - vocab * hidden)
+    extra = int(found["rest"]) - found.get("rest_linears", 0) + (0 if found["tied"] else head - vocab * hidden)
     spec = ModelSpec(
         name=name,
         family=model_type.partition("_")[0].partition("-")[0],
@@ -160,18 +161,49 @@ def _spec(found: Mapping[str, Any], model_type: str, name: str) -> tuple[ModelSp
         assumptions.add("encoders of images or sound count as parameters without FLOPs")
     if not found["positions"]:
         assumptions.add("no limit of positions")
-    assumptions.add(_flops_note(spec, found.get("flops")))
-    return spec, tuple(sorted(assumptions))
+    spec, traced = _as_traced(spec, found.get("traced"))
+    return spec, tuple(sorted({*assumptions, traced}))
 
 
-def _flops_note(spec: ModelSpec, traced: Any) -> str:
-    """Return how far the FLOPs of the linears are from those of a traced forward pass, per token."""
+def _with_outside(layers: list[Layer], linears: int) -> tuple[Layer, ...]:
+    """Return the layers with the linears outside of them, which tokens pass too: in equal parts if they divide."""
+    each, odd = divmod(linears, len(layers))
+    shares = [linears, *[0] * (len(layers) - 1)] if odd else [each] * len(layers)
+    pairs = zip(layers, shares, strict=True)
+    return tuple(msgspec.structs.replace(one, extra_matmul=one.extra_matmul + more) for one, more in pairs)
+
+
+def _as_traced(spec: ModelSpec, traced: Any) -> tuple[ModelSpec, str]:
+    """Return the model with the FLOPs of a traced forward pass that its parameters do not explain, and what was done.
+
+    Weights that a token passes several times (loops over layers) cost more than their parameters say. Scans and experts
+    are left alone: torch traces the slow path of a scan, and code of experts that computes more than the chosen ones.
+    """
     if not traced:
-        return "FLOPs follow from the parameters (the forward pass was not traced: it needs data, or has many layers)"
-    (first, one), (second, two) = traced
-    linear = (one / first * second - two / second * first) / (second - first)  # without the part quadratic in tokens
-    ours = 2.0 * (spec.vocab * spec.hidden + sum(g.count * _linears(g.layer, spec.hidden) for g in spec.groups))
-    return f"FLOPs follow from the parameters, {ours / linear - 1:+.1%} from a traced forward pass per token"
+        return spec, "FLOPs follow from the parameters (the forward pass was not traced: it needs data, or long)"
+    layers = [spec.layers[place] for place in traced["places"]]
+    linear = _linear_part(traced["flops"])
+    ours = 2.0 * (spec.vocab * spec.hidden + sum(_linears(layer, spec.hidden) for layer in layers))
+    mixers = [mixer for layer in layers for mixer in (layer.mixer, layer.cross)]
+    scans = any(isinstance(mixer, LinearMixer) and not mixer.per_key for mixer in mixers)
+    share = ours / linear - 1 if linear > 0 else 0.0
+    experts = any(isinstance(layer.ffn, MoE) for layer in layers)
+    if share <= -SAME_FLOPS and (scans or experts):
+        return spec, f"FLOPs follow from the parameters ({'scans' if scans else 'experts'} are not traced as they run)"
+    if share > -SAME_FLOPS:
+        return spec, f"FLOPs follow from the parameters, {share:+.1%} from a traced forward pass per token"
+    more = (linear - ours) / len(layers)
+    groups = [msgspec.structs.replace(g, layer=msgspec.structs.replace(g.layer, extra_flops=more)) for g in spec.groups]
+    note = f"work that the parameters do not explain is {-share:.1%} of the FLOPs of a traced forward pass: added"
+    return msgspec.structs.replace(spec, groups=tuple(groups)), note
+
+
+def _linear_part(traced: list[list[float]]) -> float:
+    """Return the FLOPs by token of a pass, which also has a constant part and one by pairs of tokens."""
+    (first, one), (second, two), (third, three) = traced
+    rate, later = (two - one) / (second - first), (three - two) / (third - second)
+    quadratic = (later - rate) / (third - first)
+    return rate - quadratic * (first + second)
 
 
 def _linears(layer: Layer, hidden: int) -> int:
@@ -183,9 +215,13 @@ def _linears(layer: Layer, hidden: int) -> int:
 
 
 def _layer(row: Mapping[str, Any], hidden: int, assumptions: set[str]) -> Layer:
-    """Return one layer of recognised parts; all other parameters count as further linears and vectors."""
+    """Return one layer of recognised parts; all other parameters count as further linears and vectors.
+
+    Parameters that an earlier layer shares are subtracted from the vectors: this layer computes with them too.
+    """
     matrices = {one[0]: one[1:] for one in row["matrices"]}
-    matmul, vectors = sum(_product(shape) for shape in matrices.values()), int(row["vectors"])
+    matmul, norms = sum(_product(shape) for shape in matrices.values()), int(row.get("norms", 0))
+    vectors = int(row["vectors"]) - norms - int(row.get("shared", 0))
     mixer, cross = _mixers(row, matrices, hidden, assumptions)
     ffn, routed_extra = _ffn(row, matrices, hidden, assumptions)
     parts = [part for part in (mixer, cross) if part is not None]
@@ -202,8 +238,13 @@ def _layer(row: Mapping[str, Any], hidden: int, assumptions: set[str]) -> Layer:
         left = matmul - (kept.always_on_params(hidden) if kept else 0)
         if left < 0:
             kept, left = None, matmul + (row["experts"]["matmul"] + row["experts"]["other"] if row["experts"] else 0)
-        mixer, cross, ffn, plain = None, None, kept, 0
-    return Layer(mixer, ffn, cross, extra_params=vectors - plain + routed_extra, extra_matmul=left)
+            routed_extra = 0
+        unusual = _unusual(row["attention"], matrices, hidden, assumptions) if row["attention"] else None
+        mixer = unusual if unusual is not None and unusual.between <= left else None
+        left -= mixer.matmul_params(hidden) if mixer is not None else 0
+        cross, ffn, plain = None, kept, 0
+    further = vectors - plain + routed_extra
+    return Layer(mixer, ffn, cross, norm_params=norms, extra_params=further, extra_matmul=left)
 
 
 def _product(shape: list[int]) -> int:
@@ -217,33 +258,73 @@ def _mixers(
     row: Mapping[str, Any], matrices: Mapping[str, list[int]], hidden: int, assumptions: set[str]
 ) -> tuple[Mixer | None, Attention | None]:
     """Return the mixer of a layer and an attention beside a scan."""
-    softmax = _softmax(row["attention"], matrices, hidden, row["type"]) if row["attention"] else None
-    if softmax is None and row["attention"]:
-        latent = _latent(row["attention"], matrices, hidden)
+    found = row["attention"]
+    if found and found.get("kv_lora_rank"):
+        latent = _latent(found, matrices, hidden)
         if latent is not None:
-            return latent, None
-    if not row["scan"] and not (row["conv"] and softmax is None):
-        if row["attention"] and softmax is None:
-            assumptions.add("attention of an unknown shape costs its linears only")
-        return softmax, None
+            return latent, latent if found.get("number") == 2 else None
+    softmax = _softmax(found, matrices, hidden, row) if found else None
+    recurrent = row.get("recurrent")
+    if recurrent and found and recurrent["path"].startswith(found["path"] + "."):
+        recurrent = None  # a convolution of keys or queries
+    if not recurrent and (found or not (row["scan"] or row["conv"])):
+        return (softmax or _unusual(found, matrices, hidden, assumptions), None) if found else (None, None)
+    scan = _scan(row, recurrent, matrices, hidden, assumptions)
+    return (softmax, None) if scan is None else (scan, softmax)
+
+
+def _scan(
+    row: Mapping[str, Any],
+    recurrent: Mapping[str, Any] | None,
+    matrices: Mapping[str, list[int]],
+    hidden: int,
+    assumptions: set[str],
+) -> LinearMixer | None:
+    """Return the scan, convolution or linear attention of a layer by its counts."""
     inside = {n: s for n, s in matrices.items() if not any(word in n for word in _FFN)}
     path = row["attention"]["path"] + "." if row["attention"] else "\0"
     inside = {n: s for n, s in inside.items() if not n.startswith(path)}
-    kind = "mamba" if row["scan"] else "short_conv"
+    if recurrent:
+        inside = {n: s for n, s in matrices.items() if n.startswith(recurrent["path"] + ".")}
     into = sum(s[0] for s in inside.values() if len(s) == 2 and s[1] == hidden and s[0] != hidden)
     total = sum(_product(s) for s in inside.values())
     out = max((s[1] for s in inside.values() if len(s) == 2 and s[0] == hidden and s[1] != hidden), default=0)
     between = total - hidden * (into + out)
     if between < 0 or not total:
-        return softmax, None
-    assumptions.add("a scan or convolution costs 8 FLOPs per channel and keeps its input and output")
+        return None
     width = out or hidden
-    scan = LinearMixer(kind, into, out, between, 0, 1, 8.0 * width, 2 * width, width)
-    return scan, softmax
+    if recurrent is None:
+        assumptions.add("a scan or convolution of an unknown kind costs 8 FLOPs per channel")
+        return LinearMixer("mamba" if row["scan"] else "short_conv", into, out, between, 0, 1, 8.0 * width, 2 * width)
+    kind, heads, core, state = _recurrence(recurrent, width, assumptions)
+    return LinearMixer(kind, into, out, between, 0, heads, core, 2 * width, state)
+
+
+def _recurrence(found: Mapping[str, Any], width: int, assumptions: set[str]) -> tuple[str, int, float, int]:
+    """Return kind, heads, FLOPs per token and state of a module that computes a recurrence; as the readers count."""
+    numbers, convolution = found["numbers"], 2.0 * found["conv"]
+    heads = int(numbers.get("num_heads") or numbers.get("num_v_heads") or numbers.get("num_attention_heads") or 1)
+    head_dim, lowered = int(numbers.get("head_dim") or width // heads), found["class"].lower()
+    if state := numbers.get("ssm_state_size"):
+        if found["by_channel"]:
+            return "mamba", width, 7.0 * width * state + convolution, width * state
+        return "mamba", heads, 7.0 * width * state, width * state
+    if "lightning" in lowered:
+        block = int(numbers.get("block_size") or 256)
+        return "lightning", heads, 4.0 * width * block / 2 + 4.0 * width * head_dim, width * head_dim
+    keys, values = numbers.get("head_k_dim"), numbers.get("head_v_dim")
+    if keys and values:
+        return "delta", heads, 8.0 * heads * keys * values + convolution, heads * keys * values
+    if "delta" in lowered:
+        return "kda", heads, 8.0 * width * head_dim + convolution, width * head_dim
+    if convolution and not found["by_channel"] and "conv" in lowered:
+        return "short_conv", width, convolution + 2.0 * width, int(found["conv"])
+    assumptions.add(f"the recurrence of {found['class']} costs 8 FLOPs per channel, and its convolution")
+    return "scan", heads, 8.0 * width + convolution, width
 
 
 def _softmax(
-    found: Mapping[str, Any], matrices: Mapping[str, list[int]], hidden: int, layer_type: str
+    found: Mapping[str, Any], matrices: Mapping[str, list[int]], hidden: int, row: Mapping[str, Any]
 ) -> Attention | None:
     """Return grouped-query attention if the linears of the module are those of one; else None."""
     path = found["path"] + "."
@@ -251,17 +332,60 @@ def _softmax(
     heads, width = found["heads"], found["head_dim"]
     if not heads or not inside:
         return None
+    features = {"differential": bool(found.get("differential"))} | _masked(found, row)
+    if found.get("compress_rate") or (found.get("q_lora_rank") and not found.get("kv_lora_rank")):
+        return _compressed(found, inside, hidden, features)
     total = sum(_product(s) for s in inside.values())
     width = width or hidden // heads
     for kv in _kv_candidates(inside, heads, width):
-        for gate in (False, True):
-            one = Attention(heads, kv, width, v_dim=found["v_dim"], output_gate=gate)
+        for shape in ({}, {"output_gate": True}, {"shared_kv": True}, {"reused_kv": True}, {"head_gate": True}):
+            one = Attention(heads, kv, width, v_dim=found["v_dim"], **shape, **features)
             if one.matmul_params(hidden) == total:
-                window = found["window"] if layer_type != "full_attention" else None
-                return msgspec.structs.replace(one, window=window if isinstance(window, int) and window > 0 else None)
+                return one
     kv = next(iter(_kv_candidates(inside, heads, width)), heads)
-    nearest = Attention(heads, kv, width, v_dim=found["v_dim"])
+    nearest = Attention(heads, kv, width, v_dim=found["v_dim"], **features)
     return nearest if nearest.matmul_params(hidden) < total else None
+
+
+def _unusual(
+    found: Mapping[str, Any], matrices: Mapping[str, list[int]], hidden: int, assumptions: set[str]
+) -> LinearMixer | None:
+    """Return attention whose linears are not the usual ones: their parameters, and what scores and values cost."""
+    heads = found["heads"]
+    inside = sum(_product(s) for n, s in matrices.items() if n.startswith(found["path"] + "."))
+    if not heads:
+        assumptions.add("attention of an unknown shape costs its linears only")
+        return None
+    width = found["head_dim"] or hidden // heads
+    per_key = 2.0 * heads * (width + (found["v_dim"] or width))
+    assumptions.add("attention with unusual projections sees every earlier token")
+    return LinearMixer("attention", 0, 0, inside, heads=heads, kept=4 * heads * width, per_key=per_key)
+
+
+def _masked(found: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the window or chunk that the queries of a layer see."""
+    if isinstance(row.get("chunk"), int):
+        return {"window": row["chunk"], "chunked": True}
+    window = found["window"] if row["type"] != "full_attention" else None
+    return {"window": window if isinstance(window, int) and window > 0 else None}
+
+
+def _compressed(
+    found: Mapping[str, Any], inside: Mapping[str, list[int]], hidden: int, features: Mapping[str, Any]
+) -> Attention | None:
+    """Return attention with low-rank queries over a window and compressed keys (DeepSeek-V4); None if it differs."""
+    rate, rank = found.get("compress_rate"), found.get("q_lora_rank")
+    groups, low = found.get("o_groups") or 1, found.get("o_lora_rank") or 0
+    index = {"topk": found["index_topk"], "index_heads": found["index_heads"], "index_dim": found["index_dim"]}
+    compressor = None
+    if rate:
+        compressor = Compressor(rate, **index) if found["index_heads"] else Compressor(rate)
+    heads, width = found["heads"], found["head_dim"]
+    one = Attention(
+        heads, 1, width, shared_kv=True, q_lora=rank, out_lora=low, out_groups=groups, compressor=compressor, **features
+    )
+    total = sum(_product(s) for s in inside.values())
+    return one if width and one.matmul_params(hidden) <= total else None
 
 
 def _latent(found: Mapping[str, Any], matrices: Mapping[str, list[int]], hidden: int) -> MLA | None:
@@ -272,7 +396,11 @@ def _latent(found: Mapping[str, Any], matrices: Mapping[str, list[int]], hidden:
         return None
     latent = MLA(heads, kv_lora, nope, rope, v_head, q_lora=found["q_lora_rank"], topk=found["index_topk"])
     total = sum(_product(s) for n, s in matrices.items() if n.startswith(found["path"] + "."))
-    return latent if latent.matmul_params(hidden) <= total else None
+    index = (found.get("index_heads") or 0, found.get("index_dim") or 0)
+    for each in (msgspec.structs.replace(latent, index_heads=index[0], index_dim=index[1]), latent):
+        if each.matmul_params(hidden) <= total:
+            return each
+    return None
 
 
 def _kv_candidates(inside: Mapping[str, list[int]], heads: int, width: int) -> list[int]:
@@ -292,15 +420,23 @@ def _ffn(
         topk = row["topk"] if isinstance(row["topk"], int) else 1
         if row["topk"] is None:
             assumptions.add("one expert per token")
-        count, each = experts["count"], experts["matmul"] // experts["count"]
-        for gated, parts in ((True, 3), (False, 2)):
-            width, odd = divmod(each, parts * hidden)
-            if not odd and width in experts["down"] and experts["matmul"] % count == 0:
-                moe = MoE(count, min(topk, count), width, gated=gated)
-                biased = msgspec.structs.replace(moe, bias=True)
-                if experts["other"] == biased.routed_params(hidden) - moe.routed_params(hidden):
-                    return biased, 0
-                return moe, experts["other"]
+        count, each, idle = experts["count"], experts["matmul"] // experts["count"], 0
+        if experts.get("routes", count) > count:  # some experts return their input: they compute nothing
+            topk = max(1, round(topk * count / experts["routes"]))
+            idle = experts["other"]
+            assumptions.add(f"of the experts that a token chooses, {topk} compute on average")
+        other = experts["other"] - idle
+        widths = [(gated, *divmod(each, parts * hidden)) for gated, parts in ((True, 3), (False, 2))]
+        fitting = [(gated, width) for gated, width, odd in widths if not odd and width]
+        usual = [(gated, width) for gated, width in fitting if width in experts["down"]]
+        for gated, width in (*usual, *fitting):
+            moe = MoE(count, min(topk, count), width, gated=gated, idle=idle)
+            biased = msgspec.structs.replace(moe, bias=True)
+            if other == biased.routed_params(hidden) - moe.routed_params(hidden):
+                return biased, 0
+            if not usual:
+                assumptions.add("experts of several kinds count as one of the same size")
+            return moe, other
         raise InputError("experts of an unknown shape cannot be inspected", "model_type")
     inner = {n: s for n, s in matrices.items() if any(word in n for word in _FFN) and len(s) == 2 and hidden in s}
     total = sum(_product(s) for s in inner.values())

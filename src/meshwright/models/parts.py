@@ -27,6 +27,8 @@ LINEAR_NAMES = {
     "short_conv": "short convolution",
     "lightning": "lightning attention",
     "kda": "Kimi delta attention",
+    "delta": "gated delta attention",
+    "attention": "full attention",
 }
 
 
@@ -57,7 +59,8 @@ def layer_parts(layer: Layer, hidden: int) -> Iterator[tuple[str, int]]:
     yield "other", layer.extra_params + layer.extra_matmul
     for mixer in (layer.mixer, layer.cross):
         if mixer is not None:
-            part = "attention" if isinstance(mixer, Attention | MLA) else "linear_mixers"
+            is_attention = isinstance(mixer, Attention | MLA) or (isinstance(mixer, LinearMixer) and mixer.per_key > 0)
+            part = "attention" if is_attention else "linear_mixers"
             yield part, layer.streams * (mixer.matmul_params(hidden) + mixer.vector_params(hidden))
     ffn = layer.ffn
     if isinstance(ffn, Dense):
@@ -150,6 +153,8 @@ def sizes_of_mixer(mixer: Mixer | None) -> list[str]:
         keys, values = f"{mixer.k_heads} key heads of {mixer.k_head_dim}", f"{mixer.v_heads} value heads"
         return [keys, f"{values} of {mixer.v_head_dim}"]
     if isinstance(mixer, LinearMixer):
+        if mixer.per_key:
+            return [f"{mixer.heads} heads", "unusual projections"]
         heads = f"{mixer.heads:,} {'channels' if mixer.kind in ('mamba', 'short_conv') else 'heads'}"
         return [heads, *([f"state {mixer.state:,}"] if mixer.state else [])]
     return _sizes_of_attention(mixer)

@@ -223,6 +223,7 @@ class LinearMixer(msgspec.Struct, frozen=True):
     core: float = 0.0  # forward FLOPs per token beside the linears
     kept: int = 0  # elements that the core saves per token
     state: int = 0  # elements of the state of one sequence
+    per_key: float = 0.0  # forward FLOPs per token and key: attention whose projections are not the usual ones
 
     def matmul_params(self, hidden: int) -> int:
         return hidden * self.into + self.between + self.out * hidden
@@ -263,6 +264,7 @@ class MoE(msgspec.Struct, frozen=True):
     shared_gate: bool = False  # a one-output gate on the shared expert (Qwen)
     latent: int | None = None  # experts work at this width, with a projection down and up (Nemotron 3 Super)
     parallel: Dense | None = None  # a dense block parallel to the experts (Gemma 4)
+    idle: int = 0  # routed parameters that no token uses
 
     def one_expert(self, hidden: int) -> Dense:
         return Dense(self.width, self.gated, self.bias)
@@ -275,7 +277,7 @@ class MoE(msgspec.Struct, frozen=True):
 
     def routed_params(self, hidden: int) -> int:
         """Parameters of all routed experts, which expert parallelism divides."""
-        return self.experts * self.expert_params(hidden)
+        return self.experts * self.expert_params(hidden) + self.idle
 
     def always_on_params(self, hidden: int) -> int:
         """Router, shared experts and latent projections: used by every token, replicated over ep ranks."""
@@ -309,12 +311,14 @@ class Layer(msgspec.Struct, frozen=True):
 
     mixer: Mixer | None
     ffn: Ffn | None
-    cross: Attention | None = None  # a second attention: over text (diffusion), or parallel to a scan (Falcon-H1)
+    # a second attention: over text (diffusion), parallel to a scan (Falcon-H1), or after the first (LongCat)
+    cross: Attention | MLA | None = None
     norm_params: int = 0  # norm weights and biases of the layer
     extra_params: int = 0  # modulation tables and other vectors of the layer
     streams: int = 1  # copies of the weights for parallel token streams (FLUX joint blocks: image and text)
     extra_matmul: int = 0  # parameters of further linears that every token uses
     residuals: int = 1  # parallel residual streams between layers (hyper-connections)
+    extra_flops: float = 0.0  # forward FLOPs per token of weights that are used several times
 
     def params(self, hidden: int) -> int:
         """All parameters of the layer."""

@@ -304,7 +304,8 @@ def model_facts(model: ModelSpec) -> dict[str, Column]:
     mla = [m for m, _ in model.mixers(MLA)]
     mamba = [m for m, _ in model.mixers(Mamba2)]
     delta = [m for m, _ in model.mixers(GatedDelta)]
-    scans = [m for m, _ in model.mixers(LinearMixer)]
+    scans = [m for m, _ in model.mixers(LinearMixer) if isinstance(m, LinearMixer) and not m.per_key]
+    unusual = [m for m, _ in model.mixers(LinearMixer) if isinstance(m, LinearMixer) and m.per_key]
     linear = [m.heads for m in scans if isinstance(m, LinearMixer) and m.kind != "mamba"]
     channels = [m.heads for m in scans if isinstance(m, LinearMixer) and m.kind == "mamba"]
     # one compressed key head serves all query heads, and groups of heads share output projections: tp divides none
@@ -319,7 +320,7 @@ def model_facts(model: ModelSpec) -> dict[str, Column]:
         "tied": model.tied,
         "max_seq_length": model.max_seq_length,
         "mtp_layers": model.mtp_layers,
-        "heads": 1 if whole else _gcd([m.heads for m in attention + mla + beside]),  # type: ignore[union-attr]
+        "heads": 1 if whole else _gcd([m.heads for m in attention + mla + beside + unusual]),  # type: ignore[union-attr]
         "kv_heads": _gcd([m.kv_heads for m in attention + beside if isinstance(m, Attention)]),
         "is_mla": bool(mla),
         "is_hybrid": bool(mamba or delta or scans),
