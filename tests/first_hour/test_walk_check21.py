@@ -168,3 +168,47 @@ def test_a_switch_never_resembles_its_opposite() -> None:
     assert closest("check_nan_in_loss", ["no_check_nan_in_loss"]) == []
     assert closest("enable_compile", ["disable_compile"]) == []
     assert closest("no_chek_nan", ["no_check_nan", "check_nan"]) == ["no_check_nan"]
+
+
+RAMP = GOOD_SCRIPT.replace("--train-iters 10", "--train-samples 160000 --rampup-batch-size 8 8 1600 --save c")
+RAMP = RAMP.replace("--global-batch-size 16", "--global-batch-size 64").replace(
+    "--save c", "--save c --save-interval 10"
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason", "fix"),
+    [
+        ("8 8 1600", "12 8 1600", "is not divisible by micro batch × dp = 8", "--rampup-batch-size 16 8 1600"),
+        ("8 8 1600", "8 24 1600", "64 - 8 = 56 is not divisible by the increment 24", "--rampup-batch-size 8 8 1600"),
+        ("8 8 1600", "8 7 1600", "the increment 7 is not divisible", "--rampup-batch-size 8 8 1600"),
+        ("8 8 1600", "128 8 1600", "the start 128 is not below the global batch 64", "without --rampup-batch-size"),
+        ("8 8 1600", "64 8 1600", "the start 64 is not below the global batch 64", "without --rampup-batch-size"),
+        ("--train-samples 160000", "--train-iters 2500", "cannot be combined with --train-iters", "--train-samples"),
+        ("8 8 1600", "8 8", "expected three integers", ""),
+    ],
+)
+def test_a_batch_that_cannot_grow_as_stated(
+    moe: None, meshwright: Any, old: str, new: str, reason: str, fix: str
+) -> None:
+    Path("train.sh").write_text(RAMP)
+    assert meshwright("check", "train.sh", "--gpus", "8xH100").code == 0
+    Path("train.sh").write_text(RAMP.replace(old, new))
+    found = meshwright("check", "train.sh", "--gpus", "8xH100", "--json").json["findings"]
+    ramps = [one for one in found if one["rule"] == "megatron-lm.batch-ramp-up"]
+    assert len(ramps) == 1
+    assert reason in ramps[0]["message"]
+    assert fix in " ".join(ramps[0]["fix"])
+
+
+@pytest.mark.parametrize(("batch", "ramp"), [("32", "--rampup-batch-size 8 8 800"), ("8", ""), ("64", "8 8 1600")])
+def test_an_export_with_another_batch_changes_the_ramp_up(moe: None, meshwright: Any, batch: str, ramp: str) -> None:
+    Path("train.sh").write_text(RAMP)
+    words = ("train.sh", f"train.global_batch_size={batch}", "--to", "megatron-lm", "--gpus", "8xH100", "--out", "o")
+    ran = meshwright("export", *words)
+    assert ran.code == 0, ran.out + ran.err
+    text = next(Path("o").glob("*.sh")).read_text()
+    assert ramp in text
+    assert ("--rampup-batch-size" in text) == bool(ramp)
+    assert ("is now" in ran.out) == (batch != "64")
+    assert meshwright("check", str(next(Path("o").glob("*.sh"))), "--gpus", "8xH100").code == 0

@@ -209,9 +209,17 @@ class _FlagScript:
     def patched(
         self, target: ExportedConfig, changes: Mapping[str, Any], recipe: Recipe, on: Cluster
     ) -> ExportedConfig:
+        from meshwright.frameworks.megatron_lm import batch_rampup
+        from meshwright.frameworks.megatron_lm.arguments import format_flag
         from meshwright.frameworks.megatron_lm.write import with_flags
 
         flags = {**{key: one.value for key, one in self.settings.items()}, **changes}
+        ramp = batch_rampup.for_batch(self.settings, recipe, on)
+        if ramp is not None:
+            old, new = (format_flag(batch_rampup.KEY, one or None) for one in (flags[batch_rampup.KEY], [*ramp]))
+            flags[batch_rampup.KEY] = [*map(str, ramp)] or UNSET
+            note = f"{old} is now {new}: it grows to the batch of {recipe.train.global_batch_size} on these ranks"
+            target = msgspec.structs.replace(target, notes=(*target.notes, note))
         kept = {key: value for key, value in flags.items() if value is not UNSET}
         env = {**target.program.env, **self.env}
         return with_flags(self.framework, target, kept, env, recipe, on)
@@ -338,7 +346,8 @@ def _result(
     )
     result = file.settings_of(written)
     anew = sorted(framework.display_key(key) for key in changed - requested if key in result or key in file.settings)
-    notes = [note for note in target.notes if note not in base.notes or "random tokens" in note]
+    every = dict.fromkeys((*target.notes, *written.notes))
+    notes = [note for note in every if note not in base.notes or "random tokens" in note]
     if anew:
         notes.append(f"{', '.join(anew)}: written as the recipe needs them, because the file's values contradict it")
     program = written.program

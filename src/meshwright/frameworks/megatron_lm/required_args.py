@@ -102,10 +102,10 @@ def mixed_units(ctx: RuleContext) -> Iterator[Problem]:
     others = {"train_iters": samples, "train_samples": iterations}.get(unit, [])
     for key in others:
         message = f"{format_flag(key, True)} cannot be combined with {format_flag(unit, True)}"
-        yield Problem(message, tuple(_in_other_unit(ctx, key)), key=key)
+        yield Problem(message, tuple(in_other_unit(ctx, key)), key=key)
 
 
-def _in_other_unit(ctx: RuleContext, key: str) -> Iterator[str]:
+def in_other_unit(ctx: RuleContext, key: str) -> Iterator[str]:
     """Yield the fix of a length in the wrong unit: the flag goes, and the same length is stated in the other unit."""
     batch = get_int(ctx, "global_batch_size")
     pairs = [*zip(SAMPLES, ITERATIONS, strict=True), *zip(ITERATIONS, SAMPLES, strict=True)]

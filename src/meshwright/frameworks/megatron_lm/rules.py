@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
-from meshwright.frameworks.megatron_lm import layouts, required_args, techniques
+from meshwright.frameworks.megatron_lm import batch_rampup, layouts, required_args, techniques
 from meshwright.rules.rule import Severity
 
 Check = Callable[[RuleContext], Iterator[Problem] | Problem | None]
@@ -215,6 +215,13 @@ RULES = (
         "ValueError or AssertionError while the number of micro batches is computed",
         "the schedule states every batch size of the run",
         supersedes=("batch.divides",),
+    ),
+    _rule(
+        "batch-ramp-up",
+        "rampup_batch_size",
+        batch_rampup.rampup,
+        "AssertionError or ZeroDivisionError while the number of micro batches is computed, or in argument validation",
+        "every batch of the ramp-up is shared by all data-parallel ranks, and the last one is the global batch",
     ),
     _rule(
         "virtual-stages-need-stages",
