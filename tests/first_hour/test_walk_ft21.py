@@ -187,3 +187,16 @@ def test_a_run_saves_at_the_end_of_each_counted_epoch() -> None:
     recipe = check(trl(), gpus=GPUS).recipe
     counted = msgspec.structs.replace(recipe, train=msgspec.structs.replace(recipe.train, steps=193, epochs=0.0))
     assert with_epoch_intervals(counted, 3.0, ("checkpoint.save_every",), shown=False).checkpoint.save_every == 65
+
+
+def test_a_plan_of_another_engine_uses_the_micro_batch_that_its_memory_allows(meshwright: Any) -> None:
+    config = {**ZERO3, "zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
+    words = ("recommend", trainer("bf16=True", config=config), "data.seq_length=8192", "kernels.loss=vocab_parallel")
+    on = ("--gpus", "1xH200", "--engine", "fsdp1", "--json")
+    chosen = meshwright(*words, *on).json
+    size = chosen["layout"]["micro_batch_size"]
+    assert size > 1
+    for other in (1, 2, 4, 8):
+        rival = meshwright(*words, *on, f"layout.micro_batch_size={other}").json
+        if rival["estimate"]["fits"]:
+            assert chosen["estimate"]["step_s"] < 1.05 * rival["estimate"]["step_s"]

@@ -20,7 +20,7 @@ from meshwright.planner.fewer_nodes import why as why_fewer
 from meshwright.planner.findings import examine
 from meshwright.planner.four_bit import qlora_suggestion
 from meshwright.planner.levers import options_for, options_of_fixed, with_levers, without_offload
-from meshwright.planner.micro_batch import with_fastest_micro_batch
+from meshwright.planner.micro_batch import with_fastest_micro_batch, with_freed_memory
 from meshwright.planner.missing_fixes import note_no_layout_fix
 from meshwright.planner.plan import Change, Contradiction, Match, Plan, Question, Suggestion
 from meshwright.planner.published import keeps_recipe_layout, published_layout
@@ -173,6 +173,8 @@ def _repaired(baseline: Baseline, plan: Plan, chosen: Candidate) -> tuple[Plan, 
     other = plan_with(baseline, {**chosen.layout, **baseline.pinned, **values})
     if not other.ok:
         return plan, chosen
+    if (free := with_freed_memory(other.case, _typed(baseline))) != {}:  # the layout was chosen for less memory
+        other = plan_with(baseline, {**chosen.layout, **baseline.pinned, **values, **free})
     layout = {name: getattr(other.case, name) for name in SEARCHED_NAMES}
     step_s, total = float(other.estimate.step_s), float(other.estimate.memory.total)
     return other, Candidate(layout, step_s, total, True, bool(has_headroom(total, other.case)))
