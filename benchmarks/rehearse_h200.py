@@ -1,9 +1,11 @@
 """Compare rehearsals with measured runs on one GPU, print one table and save it.
 
     python benchmarks/rehearse_h200.py --minutes 8 [--out FILE] [--only WORD]... [--again]     (on a GPU)
+    python benchmarks/rehearse_h200.py --memory [--out FILE]                                   (dry runs, anywhere)
     python benchmarks/rehearse_h200.py --smoke [--only WORD]                                   (on CPU, tiny models)
 
-single    jobs of one GPU: `meshwright bench` against `meshwright rehearse`
+single    jobs of one GPU: the step that `meshwright bench` measured (benchmarks/results/calibration_set.json) against
+          `meshwright rehearse`
 ranks     layouts of 2 and 4 ranks that share the GPU over gloo, against the same ranks rehearsed side by side with
           gloo's measured times as the network: the GPU is shared in both, only the network is simulated
 cluster   published or planned multi-GPU runs: step time against the published one, peak memory against the dry run
@@ -14,6 +16,7 @@ Results are kept in the file as they come; rows that it has are skipped unless -
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import multiprocessing as mp
 import os
@@ -22,7 +25,8 @@ import subprocess
 import sys
 import time
 import traceback
-from dataclasses import dataclass
+from contextlib import redirect_stdout, suppress
+from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -46,7 +50,7 @@ class Single:
     """A job of one GPU, as benchmarks/calibration_set.py writes it."""
 
     case: str
-    seconds: float = 60.0  # about
+    seconds: float = 35.0  # about
 
     @property
     def name(self) -> str:
@@ -86,7 +90,7 @@ class Cluster:
     words: tuple[str, ...]
     published: float | None = None
     source: str = ""
-    seconds: float = 110.0
+    seconds: float = 60.0
 
     @property
     def name(self) -> str:
@@ -97,7 +101,7 @@ TITAN_8B = (
     "llama3_8b_pretrain_config", *PLAIN, "data.seq_length=8192", "layout.recompute=selective", *COMPILED,
 )  # fmt: skip
 ROWS: tuple[Single | Ranks | Cluster, ...] = (
-    Single("qwen25_500m pretrain 4096 8"),
+    Single("llama32_1b pretrain 4096 4 eager"),
     Cluster(
         "Llama 3 8B on 8 H100, micro batch 1",
         "8xH100",
@@ -107,12 +111,12 @@ ROWS: tuple[Single | Ranks | Cluster, ...] = (
     ),
     Ranks("fsdp2 2 ranks", 2, (), "float32"),
     Cluster("Qwen3-30B-A3B on 16 H100", "16xH100", ("qwen3_30b_a3b_pretrain_config",)),
-    Cluster("Llama 3 70B on 64 H100", "64xH100", ("llama3_70b_pretrain_config",)),
-    Ranks("tp 2 with sp, 2 ranks", 2, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
-    Single("llama3_8b lora 4096 2"),
-    Single("gemma3_1b pretrain 4096 4"),
-    Ranks("fsdp2 2, tp 2 with sp, 4 ranks", 4, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
+    Single("llama32_1b pretrain 4096 2 x4"),
+    Cluster("Llama 3 70B on 64 H100", "64xH100", ("llama3_70b_pretrain_config",), seconds=100.0),
+    Single("llama3_8b lora 4096 1 eager"),
     Single("olmoe_7b pretrain 1024 8 layers8"),
+    Ranks("tp 2 with sp, 2 ranks", 2, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
+    Ranks("fsdp2 2, tp 2 with sp, 4 ranks", 4, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
     Ranks("fsdp2 4 ranks", 4, (), "float32"),
     Cluster(
         "Llama 3 8B on 8 H100-96, micro batch 2",
@@ -122,6 +126,7 @@ ROWS: tuple[Single | Ranks | Cluster, ...] = (
         "torchtitan benchmarks/llama3_h100_202412_torchtitan.md, table 1, compiled",
     ),
 )
+MEASURED = ROOT / "benchmarks" / "results" / "calibration_set.json"
 
 
 # --- commands ------------------------------------------------------------------------------------------------------
@@ -146,80 +151,82 @@ def failed(row: dict[str, Any], answer: dict[str, Any], what: str) -> dict[str, 
     return {**row, "error": f"{what}: {answer['error']['message'][:1500]}"}
 
 
-def single(job: Single, smoke: bool) -> dict[str, Any]:
-    """Measure and rehearse a job of one GPU."""
-    from calibration_set import bench_words
+def rehearsed(words: list[str], more: list[str]) -> dict[str, Any]:
+    """Rehearse in this process, whose imports are shared by all rows; the ranks run in processes of their own."""
+    from meshwright.cli.run import run
 
-    words = [word for word in bench_words(job.case) if not word.startswith("train.steps")]
+    output = io.StringIO()
+    with redirect_stdout(output), suppress(SystemExit):
+        run(["rehearse", *words, *more, "--json"])
+    found: dict[str, Any] = json.loads(output.getvalue())
+    if "error" in found:
+        raise RuntimeError(found["error"]["message"])
+    return found
+
+
+def single(job: Single, smoke: bool) -> dict[str, Any]:
+    """Rehearse a job of one GPU that `bench` has measured."""
+    measured = next(row for row in json.loads(MEASURED.read_text())["rows"] if row["case"] == job.case)
+    words = [word for word in shlex.split(measured["command"])[2:] if not word.startswith("train.steps")]
+    row: dict[str, Any] = {"command": shlex.join(["meshwright", "rehearse", *words, "--gpus", "auto"])}
     if smoke:
         words = [word for word in words if not word.startswith(("kernels.compile", "data.seq_length"))]
         words += ["kernels.compile=false", "data.seq_length=64"]
-    row: dict[str, Any] = {"command": shlex.join(["meshwright", "rehearse", *words])}
-    measured = command(["bench", *words, f"train.steps={STEPS}", *(["--tiny"] if smoke else [])], 200)
-    if "error" in measured:
-        return failed(row, measured, "bench")
     where = ["--gpus", "1xH100", "--device", "cpu", "--tiny"] if smoke else ["--gpus", "auto"]
-    rehearsed = command(["rehearse", *words, *where], 200)
-    if "error" in rehearsed:
-        return failed(row, rehearsed, "rehearse")
+    found = rehearsed(words, [*where, "--seconds", "20"])
     return {
         **row,
         "measured_s": measured["step_s"],
-        "rehearsed_s": rehearsed["step_s"],
-        "measured_gib": measured["memory_gib"].get("allocated") or measured["memory_gib"].get("peak"),
-        "measured_memory": measured["memory_gib"],
-        "rehearsed_gib": rehearsed["allocated_gib"],
-        "parts_s": rehearsed["step_parts_s"],
+        "rehearsed_s": found["step_s"],
+        "measured_gib": measured["memory_gib"]["peak"],
+        "measured_reserved_gib": measured["memory_gib"]["reserved"],
+        "rehearsed_gib": found["allocated_gib"],
+        "rehearsed_reserved_gib": found["reserved_gib"],
+        "parts_s": found["step_parts_s"],
         "measured_parts_s": measured["step_parts_s"],
-        "wall_s": rehearsed["wall_s"],
-        "band_pct": rehearsed["band"]["step_pct"],
+        "ranks": ranks_of(found),
+        "wall_s": found["wall_s"],
+        "band_pct": found["band"]["step_pct"],
     }
 
 
-def cluster(job: Cluster, smoke: bool, dry: subprocess.Popen[str] | None) -> dict[str, Any]:
-    """Rehearse a multi-GPU run; compare with what was published, and its memory with the dry run."""
-    words = ["rehearse", *job.words, "--gpus", job.gpus]
-    row: dict[str, Any] = {"command": shlex.join(["meshwright", *words]), "source": job.source}
+def ranks_of(found: dict[str, Any]) -> list[dict[str, Any]]:
+    kept = ("pp_rank", "layers", "layers_run", "micro_batches_run", "busy_s", "rest_s", "compute_s", "exposed_s",
+            "allocated_gib", "reserved_gib", "spread_pct", "wall_s", "steps", "collectives")  # fmt: skip
+    return [{name: one[name] for name in kept} for one in found["ranks"]]
+
+
+def cluster(job: Cluster, smoke: bool) -> dict[str, Any]:
+    """Rehearse a multi-GPU run, next to what was published."""
+    words, more = [*job.words], ["--gpus", job.gpus]
+    row: dict[str, Any] = {"command": shlex.join(["meshwright", "rehearse", *words, *more]), "source": job.source}
     if smoke:
-        words = ["rehearse", job.words[0], "--gpus", "4xH100", "--device", "cpu", "--tiny"]
-    rehearsed = command(words, 280)
-    if "error" in rehearsed:
-        return failed(row, rehearsed, "rehearse")
+        words, more = [job.words[0]], ["--gpus", "4xH100", "--device", "cpu", "--tiny"]
+    found = rehearsed(words, [*more, "--seconds", "45"])
     row |= {
-        "rehearsed_s": rehearsed["step_s"],
-        "tokens_per_s_per_gpu": rehearsed["tokens_per_s_per_gpu"],
+        "rehearsed_s": found["step_s"],
+        "tokens_per_s_per_gpu": found["tokens_per_s_per_gpu"],
         "published_tokens_per_s_per_gpu": job.published,
-        "estimate_s": rehearsed["estimate_s"],
-        "mfu": rehearsed["mfu"],
-        "parts_s": rehearsed["step_parts_s"],
-        "band_pct": rehearsed["band"]["step_pct"],
-        "scale": rehearsed["scale"],
-        "rehearsed_gib": rehearsed["allocated_gib"],
-        "reserved_gib": rehearsed["reserved_gib"],
-        "wall_s": rehearsed["wall_s"],
-        "notes": rehearsed["notes"],
-        "ranks": [{name: one[name] for name in ("pp_rank", "layers", "layers_run", "micro_batches_run", "busy_s",
-                                                 "rest_s", "allocated_gib", "spread_pct", "wall_s", "steps")}
-                  for one in rehearsed["ranks"]],
-    }  # fmt: skip
+        "estimate_s": found["estimate_s"],
+        "mfu": found["mfu"],
+        "parts_s": found["step_parts_s"],
+        "band_pct": found["band"]["step_pct"],
+        "scale": found["scale"],
+        "rehearsed_gib": found["allocated_gib"],
+        "reserved_gib": found["reserved_gib"],
+        "wall_s": found["wall_s"],
+        "notes": found["notes"],
+        "ranks": ranks_of(found),
+    }
     if job.published:
-        tokens = rehearsed["tokens_per_s_per_gpu"]
-        row["measured_s"] = rehearsed["step_s"] * tokens / job.published
-    if dry is not None:
-        output, _ = dry.communicate(timeout=240)
-        found = json.loads(output[output.index("{") :])
-        if "error" not in found:
-            row["dryrun_gib"] = max(one["allocated_gib"] for one in found["ranks"])
+        row["measured_s"] = found["step_s"] * found["tokens_per_s_per_gpu"] / job.published
     return row
 
 
-def dry_run(job: Cluster) -> subprocess.Popen[str]:
-    """Start the dry run of a job, which needs no GPU."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
-    arguments = [sys.executable, "-W", "ignore", "-m", "meshwright", "dryrun", *job.words, "--gpus", job.gpus, "--json"]
-    return subprocess.Popen(
-        arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment, cwd="/tmp"
-    )
+def dry_run_gib(job: Cluster) -> float | None:
+    """Return the peak of the fullest rank in a dry run, which needs no GPU."""
+    found = command(["dryrun", *job.words, "--gpus", job.gpus], 600)
+    return max(one["allocated_gib"] for one in found["ranks"]) if "error" not in found else None
 
 
 # --- ranks that share the GPU --------------------------------------------------------------------------------------
@@ -262,16 +269,39 @@ def gloo_points(process: Any, dtype: str, largest: int) -> list[dict[str, Any]] 
     return points if process.rank == 0 else None
 
 
+def measured_gloo(job: Ranks, device: str, largest: int) -> list[dict[str, Any]]:
+    """Time gloo in a fresh process: ranks that use the GPU can be forked only from one that never asked for it."""
+    asked = [str(job.world), job.dtype, device, str(largest)]
+    environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", __file__, "--gloo", *asked],
+        capture_output=True, text=True, timeout=RANKS_S, env=environment, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"gloo was not timed: {done.stderr[-2000:]}")
+    found: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def time_gloo(world: str, dtype: str, device: Any, largest: str) -> None:
+    """Print the times of gloo's collectives between ranks of this machine."""
+    from meshwright.engine.processes import fork
+
+    settings: dict[str, Any] = {"timeout": RANKS_S, "device_type": device, "backend": "gloo"}
+    print(json.dumps(fork(int(world), gloo_points, dtype, int(largest), **settings)[0]))
+
+
 def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
     """Measure ranks that share the GPU over gloo, then rehearse the same ranks side by side."""
     from meshwright import clusters
     from meshwright.api.targets import job_for
-    from meshwright.dryrun.run import preload, validate
+    from meshwright.dryrun.ranks import run_parallel
+    from meshwright.dryrun.run import validate
     from meshwright.engine.model_families import family_of
-    from meshwright.engine.processes import fork
     from meshwright.engine.tiny import tiny_recipe
     from meshwright.recipes import overrides as override
     from meshwright.rehearsal.network import MeasuredNetwork
+    from meshwright.rehearsal.rank import rehearse_rank
     from meshwright.rehearsal.run import Device, _Plan
 
     words = job.words
@@ -284,7 +314,7 @@ def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
         return failed(row, measured, "bench")
     device = "cpu" if smoke else "cuda"
     largest = 2**21 if smoke else GLOO_SIZES[-1]
-    points = fork(*(job.world, gloo_points, job.dtype, largest), timeout=RANKS_S, device_type=device, backend="gloo")[0]
+    points = measured_gloo(job, device, largest)
     gpus = clusters.cluster(f"{job.world}xH200")
     recipe = override.apply(job_for(words[0], None, str(gpus), ()).runnable(), words[1:])
     family = family_of(recipe)
@@ -292,30 +322,19 @@ def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
     if smoke:
         recipe, config = tiny_recipe(recipe, config, job.world, override.requested(recipe, words[1:]))
     case = validate(recipe, family.spec_of(recipe, config), gpus)
-    preload(recipe, config)
     network = MeasuredNetwork(points, blocks_host=True, source="gloo")
     gpu = None if smoke else clusters.cluster("auto").gpu
     plan = _Plan(case, config, Device(device, gpu), network, 1.0, [0], None, 60.0)
-    context: Any = mp.get_context("fork")
-    barrier, answers = context.Barrier(job.world), context.Queue()
     task = plan.task((0, (0,)), None)
-    tasks = [_of_rank(task, barrier) for _ in range(job.world)]
-    processes = [context.Process(target=_rehearse, args=(one, answers)) for one in tasks]
-    for one in processes:
-        one.start()
-    try:
-        found = [answers.get(timeout=RANKS_S) for _ in processes]
-    finally:
-        for one in processes:
-            one.join(2.0)
-            if one.is_alive():
-                one.kill()
-    if errors := [text for text, _ in found if text]:
-        return {**row, "error": errors[0][-1500:]}
+    barrier = mp.get_context("spawn").Barrier(job.world, timeout=RANKS_S)
+    tasks = [replace(task, fixed_steps=RANK_STEPS, together=barrier) for _ in range(job.world)]
+    found = run_parallel(rehearse_rank, tasks, job.world, lambda _: None, lambda _: job.name, children="spawn")
+    if errors := [one.out_of_memory for one in found if one.out_of_memory]:
+        return {**row, "error": errors[0]}
     from meshwright.rehearsal.compose import TimedRank
 
-    times = [TimedRank(task, result, plan.micro_batches).time("all") for _, result in found]
-    totals = found[0][1].totals
+    times = [TimedRank(task, result, plan.micro_batches).time("all") for result in found]
+    totals = found[0].totals
     return {
         **row,
         "measured_s": measured["step_s"],
@@ -324,26 +343,14 @@ def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
         "collectives": {f"{axis} {kind}": list(values) for (axis, kind), values in totals.items()},
         "measured_parts_s": measured["step_parts_s"],
         "gloo": points,
-        "wall_s": max(result.wall_s for _, result in found),
+        "wall_s": max(result.wall_s for result in found),
     }
 
 
-def _of_rank(task: Any, barrier: Any) -> Any:
-    from dataclasses import replace
-
-    return replace(task, fixed_steps=RANK_STEPS, together=barrier)
-
-
-def _rehearse(task: Any, answers: Any) -> None:
-    from meshwright.rehearsal.rank import rehearse_rank
-
-    try:
-        result = rehearse_rank(task)
-        answers.put((result.out_of_memory, result))
-    except BaseException:
-        answers.put((traceback.format_exc(), None))
-        if task.together is not None:
-            task.together.abort()
+def save(path: Path, rows: dict[str, Any]) -> None:
+    report = {"date": date.today().isoformat(), "made_by": "python benchmarks/rehearse_h200.py", "rows": rows}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
 
 
 # --- table ---------------------------------------------------------------------------------------------------------
@@ -367,40 +374,37 @@ def main() -> int:
     options.add_argument("--out", type=Path, default=RESULTS)
     options.add_argument("--only", action="append", default=[])
     options.add_argument("--again", action="store_true")
+    options.add_argument("--memory", action="store_true")
     options.add_argument("--smoke", action="store_true")
+    options.add_argument("--gloo", nargs=4, metavar=("RANKS", "DTYPE", "DEVICE", "BYTES"))
     asked = options.parse_args()
+    if asked.gloo:
+        time_gloo(*asked.gloo)
+        return 0
     end = time.monotonic() + 60 * asked.minutes
     kept = json.loads(asked.out.read_text())["rows"] if asked.out.exists() and not asked.again else {}
     wanted = [one for one in ROWS if not asked.only or any(word in one.name for word in asked.only)]
     waiting = [one for one in wanted if one.name not in kept or "error" in kept[one.name]]
-    dry: dict[str, subprocess.Popen[str]] = {}
-    try:
-        for job in waiting:
-            if end - time.monotonic() < job.seconds and not asked.smoke:
-                print(f"{job.name:<46} no time left", flush=True)
-                continue
-            if not asked.smoke and not dry:  # beside the first rows: they use other cores
-                dry = {one.name: dry_run(one) for one in waiting if isinstance(one, Cluster)}
-            start = time.monotonic()
-            try:
-                if isinstance(job, Single):
-                    row = single(job, asked.smoke)
-                elif isinstance(job, Ranks):
-                    row = ranks(job, asked.smoke)
-                else:
-                    row = cluster(job, asked.smoke, dry.get(job.name))
-            except Exception:
-                row = {"error": traceback.format_exc()[-1500:]}
-            row["took_s"] = round(time.monotonic() - start, 1)
-            kept[job.name] = row
-            print(line(job.name, row), flush=True)
-            report = {"date": date.today().isoformat(), "made_by": "python benchmarks/rehearse_h200.py", "rows": kept}
-            asked.out.parent.mkdir(parents=True, exist_ok=True)
-            asked.out.write_text(json.dumps(report, indent=1) + "\n")
-    finally:
-        for process in dry.values():
-            if process.poll() is None:
-                process.kill()
+    for job in [] if asked.memory else waiting:
+        if end - time.monotonic() < job.seconds and not asked.smoke:
+            print(f"{job.name:<46} no time left", flush=True)
+            continue
+        start = time.monotonic()
+        try:
+            run = {Single: single, Ranks: ranks, Cluster: cluster}[type(job)]
+            row = run(job, asked.smoke)  # type: ignore[operator]
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            row = {"error": traceback.format_exc()[-3000:]}
+        row["took_s"] = round(time.monotonic() - start, 1)
+        kept[job.name] = row
+        print(line(job.name, row), flush=True)
+        save(asked.out, kept)
+    for job in wanted if asked.memory else ():
+        if isinstance(job, Cluster) and "error" not in kept.get(job.name, {"error": ""}):
+            kept[job.name]["dryrun_gib"] = dry_run_gib(job)
+            save(asked.out, kept)
     print(f"\n{'row':<46} measured rehearsed     error   wall  rehearsed / dry run or measured memory")
     for job in wanted:
         if job.name in kept:

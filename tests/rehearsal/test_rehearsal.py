@@ -166,3 +166,13 @@ def test_a_rank_that_is_too_large_or_slow_runs_fewer_layers() -> None:
     assert layers(h200, 1e6) is None
     assert 2 <= (layers(h200, 20.0) or 0) < 80
     assert 2 <= (layers(msgspec.structs.replace(h200, memory_gib=24.0), 1e6) or 0) < 80
+
+
+def test_a_spawned_rank_gives_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    from meshwright.rehearsal import run
+
+    monkeypatch.setitem(run.START, "cpu", "spawn")  # as on a GPU: a forked process cannot use it
+    recipe, config, cluster = tiny("llama3_8b_pretrain_config", "4xH100", "layout.tp=2")
+    found = rehearse(recipe, cluster, Device("cpu"), config=config, budget_s=0.3)
+    assert {one.axis for one in found.ranks[0].collectives} == {"tp", "dp", "control"}
+    assert sum(found.parts.values()) == pytest.approx(found.step_s)

@@ -11,10 +11,11 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from meshwright.dryrun.cpu_budget import cores
 from meshwright.engine.processes import end_with
+from meshwright.engine.spawned import spawn_context
 from meshwright.errors import MeshwrightError
 
 Task = TypeVar("Task")
@@ -30,17 +31,19 @@ def run_parallel(
     progress: Callable[[str], None],
     label_of: Callable[[Task], str],
     activity: str = "tracing",
-    always_fork: bool = False,
+    children: Literal["", "fork", "spawn"] = "",
 ) -> list[Result]:
     """Return the results in order; run as many at a time as there are cores unless `processes` is set.
 
-    A single task runs in this process, unless `always_fork`. Several run in one process each: torch keeps state of
-    destroyed process groups.
+    A single task runs in this process, unless `children` says how its process is started. Several run in one process
+    each: torch keeps state of destroyed process groups. Tasks that use a GPU are spawned: once anything here has asked
+    for the number of GPUs, a forked process cannot use them.
     """
-    if len(tasks) == 1 and not always_fork:
+    if len(tasks) == 1 and not children:
         with _repeated(progress, f"{activity} {label_of(tasks[0])}"):
             return [trace_rank(tasks[0])]
-    return _Workers(trace_rank, tasks, progress, label_of, activity).run(processes or cores())
+    context: Any = spawn_context() if children == "spawn" else mp.get_context("fork")
+    return _Workers(trace_rank, tasks, progress, label_of, activity, context).run(processes or cores())
 
 
 @contextmanager
@@ -66,11 +69,16 @@ class _Workers:
     """Processes that trace one rank each."""
 
     def __init__(
-        self, trace_rank: Any, tasks: Sequence[Any], progress: Callable[[str], None], label_of: Any, activity: str
+        self,
+        trace_rank: Any,
+        tasks: Sequence[Any],
+        progress: Callable[[str], None],
+        label_of: Any,
+        activity: str,
+        context: Any,
     ) -> None:
         self.trace_rank, self.tasks, self.progress, self.label_of = trace_rank, tasks, progress, label_of
-        self.activity = activity
-        self.context: Any = mp.get_context("fork")
+        self.activity, self.context = activity, context
         self.running: dict[Connection, tuple[int, Any]] = {}
         self.results: dict[int, Any] = {}
 

@@ -42,7 +42,7 @@ def dry_run(
     from meshwright.dryrun.ranks import run_parallel
     from meshwright.engine.model_families import family_of
 
-    _silence_warnings()
+    silence_warnings()
     family = family_of(recipe)
     config = family.config_for(recipe)
     case = validate(recipe, family.spec_of(recipe, config), cluster)
@@ -225,7 +225,7 @@ def preload(recipe: Recipe, config: Any) -> None:
         import_module(name)
 
 
-def _silence_warnings() -> None:
+def silence_warnings() -> None:
     """Silence torch warnings about a step whose output nobody reads."""
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
     for name in ("torch.distributed", "torch.utils._pytree"):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._C._distributed_c10d import Work
 
+cuda: Any = torch.cuda  # largely untyped
 SHORTEST_S = 2e-6  # a kernel launch takes as long
 SPIN_S = 5e-4  # time.sleep is not more precise
 MOST_NS = 2_000_000_000  # of one waiting kernel: its argument has 32 bits
@@ -65,7 +66,7 @@ class StreamWork(FinishedWork):
 
     def wait(self, timeout: Any = None) -> bool:
         """Make the current stream wait for the end."""
-        torch.cuda.current_stream().wait_event(self.end)
+        cuda.current_stream().wait_event(self.end)
         return True
 
     def is_completed(self) -> bool:
@@ -74,8 +75,8 @@ class StreamWork(FinishedWork):
 
     def get_future(self) -> Any:
         """Return a future that makes the streams of its readers wait."""
-        future: Any = torch.futures.Future(devices=[torch.device("cuda", torch.cuda.current_device())])
-        with torch.cuda.stream(self.stream):
+        future: Any = torch.futures.Future(devices=[torch.device("cuda", cuda.current_device())])
+        with cuda.stream(self.stream):
             future.set_result(self.result_tensors)
         return future
 
@@ -116,18 +117,18 @@ class StreamDelays:
         self, lane: tuple[str, str], seconds: float, fill: Callable[[], int], result: Any, record: bool
     ) -> tuple[FinishedWork, Any]:
         """Place a collective after the work of the current stream; return it and its start and end if recorded."""
-        current = torch.cuda.current_stream()
+        current = cuda.current_stream()
         stream = self.streams.get(lane)
         if stream is None:
             # Kernels that fill the GPU keep a stream of equal priority waiting, as they do not with NCCL's.
-            stream = self.streams[lane] = torch.cuda.Stream(priority=-1)
+            stream = self.streams[lane] = cuda.Stream(priority=-1)
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            start = stream.record_event(torch.cuda.Event(enable_timing=True)) if record else None  # type: ignore[no-untyped-call]
+        with cuda.stream(stream):
+            start = stream.record_event(cuda.Event(enable_timing=True)) if record else None
             left = seconds - fill() / self.bytes_per_s
             if left > SHORTEST_S:
                 self.wait(left)
-            end = torch.cuda.Event(enable_timing=record)  # type: ignore[no-untyped-call]
+            end = cuda.Event(enable_timing=record)
             end.record(stream)
         return StreamWork(end, stream, result), (start, end)
 
@@ -135,16 +136,16 @@ class StreamDelays:
 class HostDelays:
     """Delays on the host's clock: each collective blocks its rank's CPU, as gloo does."""
 
-    def __init__(self, cuda: bool) -> None:
-        self.cuda = cuda
+    def __init__(self, on_gpu: bool) -> None:
+        self.on_gpu = on_gpu
         self.free_s: dict[tuple[str, str], float] = {}
 
     def place(
         self, lane: tuple[str, str], seconds: float, fill: Callable[[], int], result: Any, record: bool
     ) -> tuple[FinishedWork, Any]:
         """Place a collective after the work of the current stream and of its group."""
-        if self.cuda:
-            torch.cuda.current_stream().synchronize()  # gloo reads the data on the host
+        if self.on_gpu:
+            cuda.current_stream().synchronize()  # gloo reads the data on the host
         start = max(time.perf_counter(), self.free_s.get(lane, 0.0))
         fill()
         end = self.free_s[lane] = start + seconds
@@ -174,17 +175,17 @@ def _trial_error(wait: Callable[[float], None]) -> float:
     """Return by how much a wait of 1 ms misses it, at best of three."""
     errors = []
     for _ in range(4):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, end = (cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         wait(1e-3)
         end.record()
-        torch.cuda.synchronize()
+        cuda.synchronize()
         errors.append(abs(float(start.elapsed_time(end)) - 1.0))
     return min(errors[1:])
 
 
 def _nvrtc_wait() -> Callable[[float], None]:
-    kernel = torch.cuda._compile_kernel(_WAIT_SOURCE, "wait_ns")  # type: ignore[attr-defined]  # torch 2.8 and later
+    kernel = cuda._compile_kernel(_WAIT_SOURCE, "wait_ns")
 
     def wait(seconds: float) -> None:
         left = int(seconds * 1e9)
@@ -210,11 +211,11 @@ def _triton_wait() -> Callable[[float], None]:
 def _cycles_wait() -> Callable[[float], None]:
     """Return a wait in clock cycles, calibrated at the frequency of the moment."""
     cycles = 20_000_000
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-    torch.cuda._sleep(cycles)
+    start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+    cuda._sleep(cycles)
     start.record()
-    torch.cuda._sleep(cycles)
+    cuda._sleep(cycles)
     end.record()
-    torch.cuda.synchronize()
+    cuda.synchronize()
     per_s = cycles / (float(start.elapsed_time(end)) / 1e3)
-    return lambda seconds: torch.cuda._sleep(int(seconds * per_s))
+    return lambda seconds: cuda._sleep(int(seconds * per_s))

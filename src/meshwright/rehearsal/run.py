@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,6 +38,7 @@ NETWORK_PCT = 30.0  # error of a collective's time by the communication model
 SHORTENED_PCT = 3.0  # error from layers and micro batches that did not run
 SCALED_PCT = 4.0  # error of kernel times scaled to another GPU, and a third of the scaling itself
 MOST_SPANS = 20_000
+START: dict[str, Literal["fork", "spawn"]] = {"cuda": "spawn", "cpu": "fork"}  # of the process of a rank
 Progress = Callable[[str], None]
 
 
@@ -207,7 +208,7 @@ def _run_rank(plan: _Plan, kind: tuple[int, tuple[int, ...]], progress: Progress
     while True:
         task = plan.task(kind, most)
         ran: RankResult = run_parallel(
-            rehearse_rank, [task], 1, progress, _label, activity="rehearsing", always_fork=True
+            rehearse_rank, [task], 1, progress, _label, activity="rehearsing", children=START[plan.device.kind]
         )[0]
         if not ran.out_of_memory:
             return TimedRank(task, ran, plan.micro_batches)
