@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 import meshwright
+from meshwright.clusters import cluster
+from meshwright.clusters.parse import assumptions
 from meshwright.errors import InputError
 from meshwright.similar import closest
 
@@ -212,3 +214,25 @@ def test_an_export_with_another_batch_changes_the_ramp_up(moe: None, meshwright:
     assert ("--rampup-batch-size" in text) == bool(ramp)
     assert ("is now" in ran.out) == (batch != "64")
     assert meshwright("check", str(next(Path("o").glob("*.sh"))), "--gpus", "8xH100").code == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "gpus"),
+    [
+        ("2xGB200-NVL72", "36x4xGB200"),
+        ("2x GB200 NVL72", "36x4xGB200"),
+        ("2 racks of GB300-NVL72", "36x4xGB300"),
+        ("2 GB200 racks", "36x4xGB200"),
+        ("72xGB200-NVL72", "18x4xGB200"),
+        ("2xGB200", "2xGB200"),
+    ],
+)
+def test_racks_are_counted_as_racks(text: str, gpus: str) -> None:
+    assert str(cluster(text)) == gpus
+    assert ("GPUs, " in " ".join(one.message for one in assumptions(text))) == (text != gpus)
+
+
+def test_a_rack_without_a_gpu_names_those_that_are_in_racks() -> None:
+    with pytest.raises(InputError) as error:
+        cluster("2xNVL72")
+    assert "2xGB200-NVL72" in error.value.fix

@@ -154,20 +154,42 @@ def _size(name: str) -> int:
     return int(digits[0]) if digits else 0
 
 
-_RACK = re.compile(r"(?:1\s*x\s*)?(?P<name>\S.*nvl\s*(?P<gpus>[0-9]+))", re.IGNORECASE)
+_RACK = re.compile(
+    rf"(?:(?P<count>{_N})\s*(?:x|\s|racks?\s+of)\s*)?(?P<name>(?P<family>\S.*?)[\s_-]*nvl\s*(?P<gpus>[0-9]+))(?:\s+racks?)?"
+)
+_OF_RACKS = re.compile(rf"(?P<count>{_N})\s*(?:racks?\s+of\s+(?P<name>.+?)|x?\s*(?P<other>\S.*?)\s+racks?)")
 
 
 def _rack(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
-    """Return one rack that is connected as one NVLink domain: `GB200-NVL72` is 72 GPUs, `4xGB200-NVL72` are four."""
-    match = _RACK.fullmatch(text)
-    if match is None or not is_known(match["name"]):
+    """Return racks that NVLink connects as one domain each: `GB200-NVL72` is 72 GPUs, `2xGB200-NVL72` are 144.
+
+    Nobody orders 72 racks at once: a count of all GPUs of a rack, or more, is one of GPUs.
+    """
+    plain = re.sub(r"\s+", " ", text.lower().translate(_TIMES_SIGNS))
+    match = _RACK.fullmatch(plain)
+    named = match["name"] if match is not None else ""
+    if match is None or not is_known(named):
+        match = _OF_RACKS.fullmatch(plain)
+        named = (match["name"] or match["other"]) if match is not None else ""
+    if match is None or not is_known(named):
         return None
-    known, count = gpu(match["name"]), int(match["gpus"])
-    if known.nvlink_domain != count or count % known.gpus_per_node:
+    known = gpu(named)
+    size = int(match.groupdict().get("gpus") or known.nvlink_domain)
+    if known.nvlink_domain != size or size % known.gpus_per_node or size == known.gpus_per_node:
         return None
-    made = Cluster(known, count // known.gpus_per_node, known.gpus_per_node)
-    message = f"{text} is one rack of {count} GPUs, {made}; write 1x{known.name} for one GPU"
-    return made, (Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", message),)
+    count = _as_int(text, match["count"]) if match["count"] else 1
+    if count >= size:
+        made = Cluster(known, *default_nodes(count, known))
+        _check_size(text, made)
+        message = f"{text} is {count} GPUs, {made}; write {count}x{size}x{known.name} for {count} racks of {size} GPUs"
+        return made, (Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", message), *network_assumed(made))
+    made = Cluster(known, count * size // known.gpus_per_node, known.gpus_per_node)
+    _check_size(text, made)
+    racks = f"one rack of {size} GPUs" if count == 1 else f"{count} racks of {size} GPUs"
+    alone = "one GPU" if count == 1 else f"{count} GPUs"
+    message = f"{text} is {racks}, {made}; write {count}x{known.name} for {alone}"
+    links = network_assumed(made) if count > 1 else ()
+    return made, (Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", message), *links)
 
 
 def _racks(text: str, known: Gpu, count: int) -> tuple[Cluster, tuple[Assumption, ...]]:
@@ -225,6 +247,8 @@ def _parts(text: str) -> _Parts:
         known = gpu(plain)
         fixes = [f"{n}x{known.name}" for n in dict.fromkeys((1, known.gpus_per_node))]
         raise _bad(text, f"the number of GPUs is missing; write the count before {known.name}", fixes)
+    if found := (re.fullmatch(rf"({_N})?\s*x?\s*nvl\s*([0-9]+)(?:\s*racks?)?", plain)):
+        raise _unnamed_rack(text, found[1] or "1", int(found[2]))
     unknown = None
     for form in _FORMS:
         groups = {} if (found := form.fullmatch(plain)) is None else found.groupdict()
@@ -241,6 +265,13 @@ def _parts(text: str) -> _Parts:
     near = _similar_instances(plain.split("x", 1)[-1] if plain[:1].isdigit() else plain)[:2]
     reason = "not a cluster; write COUNTxGPU, NODESxGPUSxGPU, auto, or the path of a .toml file"
     raise _bad(text, reason, (*near, *EXAMPLES) if near else EXAMPLES)
+
+
+def _unnamed_rack(text: str, count: str, size: int) -> InputError:
+    """Return the error for racks whose GPU is not named: `2xNVL72`."""
+    names = [known.name for known in gpus() if known.nvlink_domain == size]
+    fixes = [f"{count}x{name}-NVL{size}" for name in names if is_known(f"{name}-NVL{size}")]
+    return _bad(text, "the GPU of the rack is missing", fixes or EXAMPLES)
 
 
 def _counted(text: str, groups: dict[str, str]) -> _Parts:
