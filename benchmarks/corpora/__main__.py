@@ -27,6 +27,10 @@ MODULES = {
     "megatron-bridge-recipes": "megatron",
     "automodel": "config_files",
     "kempnerforge": "config_files",
+    "axolotl": "config_files",
+    "llama-factory": "config_files",
+    "ms-swift": "commands",
+    "trl": "commands",
 }
 """Module of benchmarks/corpora that has a corpus, by the name of the corpus."""
 

@@ -210,12 +210,50 @@ KEMPNER_CHANGES = Changes(
     re.compile(r"\w+\.\w+"), re.compile(r"(train|model|optimizer|distributed)\.\w*(dim|n_|steps|size|lr|tp|seq)\w*")
 )
 
+
+def _trains_axolotl(config: Mapping[str, Any], path: str) -> str:
+    return "" if "base_model" in config else "not a training config"
+
+
+def _trains_factory(config: Mapping[str, Any], path: str) -> str:
+    if {"infer_backend", "export_dir"} & config.keys():
+        return "exports or generates"
+    trains = {"stage", "finetuning_type", "dist_config", "train_dataset"} & config.keys()
+    return "" if trains else "not a training config"
+
+
+TRAINER_KEYS = (
+    r"(learning_rate|gradient_accumulation_steps|lora_\w+|weight_decay|warmup_ratio|optimizer|lr_scheduler\w*"
+)
+TRAINER_NUMBERS = r"(learning_rate|gradient_accumulation_steps|lora_(r|rank|alpha)|micro_batch_size|logging_steps"
+AXOLOTL = Files(("examples",), (".yaml", ".yml"), _trains_axolotl)
+AXOLOTL_CHANGES = Changes(
+    re.compile(
+        TRAINER_KEYS
+        + r"|sequence_len|sample_packing|micro_batch_size|num_epochs|datasets\.0\.\w+|special_tokens|adapter)"
+    ),
+    re.compile(TRAINER_NUMBERS.replace("learning_rate|", "") + r"|sequence_len|num_epochs)"),  # its rate may be text
+    {"attn_implementation": "wrong value", "lr_scheduler": "wrong value", "optimizer": "wrong value"},
+)
+FACTORY = Files(("examples",), (".yaml", ".yml"), _trains_factory)
+FACTORY_CHANGES = Changes(
+    re.compile(
+        TRAINER_KEYS + r"|cutoff_len|template|finetuning_type|per_device_train_batch_size|preprocessing_num_workers)"
+    ),
+    re.compile(TRAINER_NUMBERS + r"|cutoff_len|per_device_train_batch_size|max_samples)"),
+    {"finetuning_type": "wrong value", "stage": "wrong value", "flash_attn": "wrong value"},
+)
+
 CORPORA: Mapping[str, Corpus] = {
     "automodel": corpus(
         "automodel", "NVIDIA-NeMo/Automodel", "AutoModel, example configs", AUTOMODEL, AUTOMODEL_CHANGES
     ),
     "kempnerforge": corpus(
         "kempnerforge", "KempnerInstitute/KempnerForge", "KempnerForge, configs", KEMPNER, KEMPNER_CHANGES
+    ),
+    "axolotl": corpus("axolotl", "axolotl-ai-cloud/axolotl", "Axolotl, examples", AXOLOTL, AXOLOTL_CHANGES),
+    "llama-factory": corpus(
+        "llama-factory", "hiyouga/LLaMA-Factory", "LLaMA-Factory, example YAML files", FACTORY, FACTORY_CHANGES
     ),
 }
 """The corpora of this module, by name."""

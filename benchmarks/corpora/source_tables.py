@@ -27,6 +27,17 @@ PLAIN = {
 }  # fmt: skip
 """Types that values of a file are compared with, by the name of an annotation."""
 WRAPPERS = ("Annotated", "Optional", "Union", "Final", "ClassVar", "Required", "NotRequired")
+TRANSFORMERS_4 = (
+    "evaluation_strategy", "fp16_backend", "fp16_opt_level", "fsdp_min_num_params",
+    "fsdp_transformer_layer_cls_to_wrap", "group_by_length", "half_precision_backend",
+    "include_inputs_for_metrics", "include_num_input_tokens_seen", "include_tokens_per_second", "jit_mode_eval",
+    "length_column_name", "logging_dir", "mp_parameters", "neftune_noise_alpha", "no_cuda", "overwrite_output_dir",
+    "past_index", "per_gpu_eval_batch_size", "per_gpu_train_batch_size", "push_to_hub_model_id",
+    "push_to_hub_organization", "push_to_hub_token", "ray_scope", "save_safetensors", "split_batches",
+    "torch_empty_cache_steps", "torchdynamo", "tpu_metrics_debug", "tpu_num_cores", "use_cpu", "use_ipex",
+    "use_legacy_prediction_loop", "use_mps_device", "warmup_ratio", "dispatch_batches",
+)  # fmt: skip
+"""Arguments of transformers 4, listed by hand: the front ends accept it too, and only version 5 is installed."""
 Definition = ast.ClassDef | ast.FunctionDef
 
 
@@ -425,7 +436,10 @@ class FrontEnd:
                 raise ValueError(f"{place} is not in {root}")
             for name, one in sources.fields(*found).items():
                 top[name] = _either(top[name], one) if name in top else one
+        if self.transformers:
+            top = {**{name: Keyword(name) for name in TRANSFORMERS_4}, **top}
         yield from _nested("", top, sources, 0)
+        yield from _trainer_names()
 
     def _places(self, sources: Sources) -> Iterator[str]:
         yield from self.classes
@@ -434,6 +448,20 @@ class FrontEnd:
             for name, module in sources.modules.items():
                 if where.fullmatch(name):
                     yield from (f"{name}:{one}" for one in module.defined if what.fullmatch(one))
+
+
+def _trainer_names() -> Iterator[str]:
+    """Yield the optimizers and schedules of transformers, which front ends accept as text."""
+    spec = importlib.util.find_spec("transformers")
+    if spec is None or not spec.origin:
+        return
+    folder = Path(spec.origin).parent
+    for owner, file, name in (
+        ("=optim", "training_args", "OptimizerNames"),
+        ("=schedule", "trainer_utils", "SchedulerType"),
+    ):
+        found = _module(file, folder / f"{file}.py").defined[name]
+        yield f"{owner}\t{' '.join(_enum_values(found)) if isinstance(found, ast.ClassDef) else ''}"
 
 
 def _either(one: Keyword, other: Keyword) -> Keyword:
@@ -480,7 +508,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         "src/axolotl",
         ("axolotl.utils.schemas", "axolotl.integrations"),
         ("axolotl.utils.schemas.config:AxolotlInputConfig",),
-        patterns=(r"axolotl\.integrations\.[\w.]+:\w+Args", r"axolotl\.integrations\.[\w.]+:\w+Mixin"),
+        patterns=(r"axolotl\.integrations\.[\w.]+\.args:(\w+Args|\w+Mixin|SwanLabConfig)",),
     ),
     "llama_factory": FrontEnd(
         "llamafactory",
@@ -491,10 +519,32 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
             for one in (
                 "model_args:ModelArguments", "data_args:DataArguments", "training_args:TrainingArguments",
                 "finetuning_args:FinetuningArguments", "generating_args:GeneratingArguments",
-                "megatron_bridge_args:MegatronBridgeArguments",
+                "megatron_bridge_args:MegatronBridgeArguments", "parser:_KTransformersRuntimeArguments",
             )
         ),
         ("transformers.training_args", "transformers.training_args_seq2seq", "transformers.trainer_utils"),
+    ),
+    "llama_factory_v1": FrontEnd(
+        "llamafactory",
+        "src/llamafactory",
+        ("llamafactory.v1.config",),
+        tuple(
+            f"llamafactory.v1.config.{one}"
+            for one in ("model_args:ModelArguments", "data_args:DataArguments", "training_args:TrainingArguments",
+                        "sample_args:SampleArguments")
+        ),
+    ),
+    "ms_swift_megatron": FrontEnd(
+        "swift",
+        "swift",
+        ("swift.arguments", "swift.trainers", "swift.rlhf_trainers", "swift.megatron.arguments", "swift.ray_utils"),
+        tuple(
+            f"swift.megatron.arguments.{one}"
+            for one in (
+                "sft_args:MegatronSftArguments", "pretrain_args:MegatronPretrainArguments",
+                "rlhf_args:MegatronRLHFArguments",
+            )
+        ),
     ),
     "ms_swift": FrontEnd(
         "swift",

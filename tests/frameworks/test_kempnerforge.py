@@ -88,7 +88,7 @@ CASES = (
         replaced(VALID, ("warmup_steps = 50", "warmup_steps = 50\nmin_lr_ratio = 1.5")),
         [("kempnerforge.out-of-range", 23)],
     ),
-    Case("schedule", VALID + "\n[profiling]\nstart = 9\nend = 8\n", [("kempnerforge.profiling-range", 33)]),
+    Case("schedule", VALID + "\n[profiling]\nstart_step = 9\nend_step = 8\n", [("kempnerforge.profiling-range", 33)]),
     Case("memory", replaced(VALID, ("dp_shard = 16", "dp_shard = 1")), [("memory.state", 0)], "1xA100-40"),
 )
 

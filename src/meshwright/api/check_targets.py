@@ -137,7 +137,7 @@ def why_skipped(file: str, framework: str | None) -> str:
         is_script = frameworks.SUFFIXES.get(Path(file).suffix.lower(), "shell") == "shell"
         return error.reason if is_script and not LAUNCHERS.search(text) else ""
     try:
-        frameworks.framework_of(content, framework)
+        frameworks.framework_of(content, framework, front_ends=True)
     except InputError as error:
         return error.reason
     return ""

@@ -116,7 +116,7 @@ def _check(request: requests.Check) -> CheckResult:
         _require_recipe_for_options(request)
         return check_data(str(request.target), request.overrides)
     _refuse_several(request)
-    content, theirs = file_of(request.target, request.framework, request.gpus)
+    content, theirs = file_of(request.target, request.framework, request.gpus, front_ends=True)
     if content is not None and theirs is not None:
         if request.engine is not None:
             fix = (f"meshwright estimate {content.path} --engine {request.engine}", "without --engine")

@@ -265,15 +265,18 @@ def recipe_in_line(line: Sequence[str]) -> Recipe | None:
 
 
 def file_of(
-    target: str | Recipe, framework: str | None = None, gpus: str | int | None = None
+    target: str | Recipe, framework: str | None = None, gpus: str | int | None = None, front_ends: bool = False
 ) -> tuple[Content | None, Framework | None]:
-    """Return a file's content and its framework, None for ours; raise for a framework that does not apply."""
+    """Return a file's content and its framework, None for ours; raise for a framework that does not apply.
+
+    `front_ends`: also one whose files are only checked.
+    """
     if not isinstance(target, str) or not is_file(target):
         _no_framework(framework)
         return None, None
     content = frameworks.open_file(target)
     try:
-        return content, frameworks.framework_of(content, framework)
+        return content, frameworks.framework_of(content, framework, front_ends)
     except frameworks.OtherTrainerError as error:
         raise error if gpus is None else error.on(str(gpus)) from None
 

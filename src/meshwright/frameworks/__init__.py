@@ -80,8 +80,11 @@ def is_file(name: str) -> bool:
     return path.suffix.lower() in SUFFIXES or file_access.exists(path)
 
 
-def framework_of(content: Content, named: str | None = None) -> Framework | None:
-    """Return the framework of a file, as named or detected; None for a native recipe or a job that trains one."""
+def framework_of(content: Content, named: str | None = None, front_ends: bool = False) -> Framework | None:
+    """Return the framework of a file, as named or detected; None for a native recipe or a job that trains one.
+
+    `front_ends`: also one whose files are only checked.
+    """
     if content.format == "shell" and (named == NATIVE or train_command(content) is not None):
         _require_own_job(content, named)
         return None
@@ -90,7 +93,7 @@ def framework_of(content: Content, named: str | None = None) -> Framework | None
     if named is not None:
         return require_framework(content, named)
     try:
-        return detect_framework(content)
+        return detect_framework(content, front_ends)
     except InputError:
         if looks_native(content):  # its reader says which key is missing or misspelt
             return None

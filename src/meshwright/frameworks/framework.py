@@ -169,10 +169,11 @@ class Framework(msgspec.Struct, frozen=True):
     rejects_unknown: Callable[[str], bool] = lambda key: True  # whether an unknown key is an error or ignored
     other_names: Mapping[str, str] = {}  # keys of other libraries that users write → this framework's key
     is_extra_key: Callable[[str], bool] = lambda key: False  # keys that exist but are not in the key map
+    keys_of: str = ""  # the framework whose key map it shares, if it has none of its own
     readable_data: Callable[[Recipe], tuple[Recipe, Mapping[str, str]]] = lambda recipe: (recipe, {})
     """The recipe with local datasets that the framework reads, and the converted files that it then names."""
 
     @property
     def key_map(self) -> str:
         """Module name of its key map in meshwright.recipes.key_maps."""
-        return self.name.replace("-", "_")
+        return (self.keys_of or self.name).replace("-", "_")

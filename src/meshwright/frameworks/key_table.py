@@ -6,6 +6,7 @@ choices: `dim:int alpha:int|float dropout_position:str=pre|post`. `**` accepts a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -17,10 +18,11 @@ from meshwright.errors import closest, some
 from meshwright.similar import abbreviated
 
 OPEN = "**"
-TYPO = 75.0  # percent of matching characters above which an unknown key is a typing error
+TYPO = 80.0  # percent of matching characters above which an unknown key is a typing error
 WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "list": "a list", "map": "a table",
     "str": "text"}  # fmt: skip
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0", "y", "n", "t", "f")
+PLACEHOLDER = re.compile(r"<.*>")  # a value that the user is asked to fill in
 NULLS = ("none", "null", "")
 
 
@@ -35,7 +37,7 @@ class Key(msgspec.Struct, frozen=True):
         """Return why a value is refused; empty if it is not. Text that contains a value of the type is accepted."""
         if value is None or (not self.types and not self.choices):
             return ""
-        if isinstance(value, str) and value.strip().lower() in NULLS:
+        if isinstance(value, str) and (value.strip().lower() in NULLS or PLACEHOLDER.fullmatch(value.strip())):
             return ""
         if self.choices:
             return self._choice_problem(value)
@@ -67,13 +69,13 @@ def _is_type(value: Any, kind: str) -> bool:
     if kind == "bool":
         return isinstance(value, bool) or text.lower() in BOOLEANS
     if kind == "list":  # one item is often written without brackets
-        return isinstance(value, list | tuple | str)
+        return not isinstance(value, Mapping | bool)
     if kind == "map":
         return isinstance(value, Mapping) or (isinstance(value, str) and text.startswith("{"))
     if kind == "str":
         return not isinstance(value, Mapping)
     if isinstance(value, bool):
-        return False
+        return value is False and kind == "int"  # off: parsers read it as 0
     try:
         number = float(text.replace("_", ""))
     except ValueError:
@@ -106,13 +108,13 @@ class KeyTable(msgspec.Struct, frozen=True):
 
 def near_name(name: str, known: tuple[str, ...]) -> str:
     """Return the name that a mistyped one may mean; else empty."""
-    from rapidfuzz.fuzz import ratio
+    from rapidfuzz import fuzz, process
 
     short = abbreviated(name, known)
     if len(short) == 1:
         return short[0]
-    found = closest(name, known, 1)
-    return found[0] if found and ratio(name.lower(), found[0].lower()) >= TYPO else ""
+    found = process.extractOne(name.lower(), known, scorer=fuzz.ratio, processor=str.lower, score_cutoff=TYPO)
+    return found[0] if found is not None else ""
 
 
 def parse_key(text: str) -> Key:

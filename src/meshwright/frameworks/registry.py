@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
-from meshwright.choices import FRAMEWORKS
+from meshwright.choices import FRAMEWORKS, FRONT_ENDS
 from meshwright.errors import InputError, some, unknown
 from meshwright.frameworks.framework import Content, Format, Framework
 from meshwright.frameworks.other_trainers import other_trainer
@@ -44,13 +44,15 @@ def framework(name: str) -> Framework:
     """Return a framework by name."""
     plain = name.strip().lower().replace("_", "-")
     if plain not in NAMES:
-        raise unknown("framework", name, (*NAMES, "meshwright"))
+        raise unknown("framework", name, (*NAMES, *FRONT_ENDS, "meshwright"))
     found: Framework = import_module(f"meshwright.frameworks.{plain.replace('-', '_')}").FRAMEWORK
     return found
 
 
-def detect_framework(content: Content) -> Framework:
-    """Return the framework that a file is for."""
+def detect_framework(content: Content, front_ends: bool = False) -> Framework:
+    """Return the framework that a file is for; `front_ends`: also one that is only checked."""
+    if front_ends and content.format == "shell" and (end := _front_end_of(content)) is not None:
+        return end
     scores = {name: framework(name).detect(content) for name in NAMES if _may_match(name, content)}
     if not any(scores.values()):  # a script may start a program beside it that shows the framework
         others = (name for name in STARTED if name not in scores and content.format == "shell")
@@ -59,6 +61,8 @@ def detect_framework(content: Content) -> Framework:
     found = [name for name, score in scores.items() if score == best]
     if best == 0:
         seen = f"; its top-level keys are {some(sorted(content.top_level_keys()), 6)}" if content.settings else ""
+        if front_ends and (found_end := _front_end_of(content)) is not None:
+            return found_end
         other = other_trainer(content)
         if other is not None:
             raise other
@@ -82,8 +86,24 @@ def detect_framework(content: Content) -> Framework:
     return framework(found[0])
 
 
+def _front_end_of(content: Content) -> Framework | None:
+    if (
+        content.format == "yaml"
+        or "swift" in content.text
+        or any(one.launcher == "front-end" for one in content.launches)
+    ):
+        from meshwright.frameworks.front_ends import detect_front_end
+
+        return detect_front_end(content)
+    return None
+
+
 def require_framework(content: Content, name: str) -> Framework:
     """Return the named framework; raise InputError if the file is another framework's and shows nothing of this one."""
+    if name.strip().lower().replace("_", "-") in FRONT_ENDS:
+        from meshwright.frameworks.front_ends import front_end
+
+        return front_end(name)
     named = framework(name)
     if content.format not in FORMATS[named.name]:
         formats = " or ".join(FORMATS[named.name])

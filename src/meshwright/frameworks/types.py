@@ -39,10 +39,13 @@ class ProgramArguments(msgspec.Struct, frozen=True):
     per_epoch: Mapping[str, str] = {}  # recipe field in steps → the argument that does it at the end of every epoch
     argv: tuple[SourcedValue, ...] = ()  # the command of a script: the program and its arguments as written
     fills: Mapping[str, str] = {}  # key that the config leaves open → the argument that fills it in
+    written_keys: Mapping[str, str] = {}  # argument → the key that a front end's file has for it
     repeats: Mapping[str, str] = {}  # key of the config → the argument that must have the same value
 
     def formatted(self, name: str, value: Any) -> str:
         """Return an argument as the program is given it: a flag of a command, or a keyword in Python."""
+        if name in self.written_keys:
+            return f"without {self.written_keys[name]}" if value is None else f"{self.written_keys[name]}: {value}"
         name = f"--{name}" if self.argv else name
         if value is None:
             return f"without {name}"

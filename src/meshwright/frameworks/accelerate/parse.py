@@ -53,7 +53,7 @@ PROGRAM_READ = (
     "--config_file FILE"
 )
 NO_CONFIG = "the command has no config of Accelerate: fixes are lines of one, for accelerate launch --config_file FILE"
-TRL = "trl."  # modules of TRL
+TRL, TRL_SCRIPTS = "trl.", "trl/scripts/"  # modules of TRL, and their files
 TRL_FILES = ("datasets[0].data_files", "datasets[0].data_dir", "datasets[0].path")  # the first of these names the data
 TRL_FILE_OPTIONS = ("accelerate_config", "num_processes", "num_machines", "mixed_precision")
 _SHARDED = {
@@ -129,14 +129,35 @@ def parse(content: Content) -> ParsedConfig:
         settings = dict(_settings_of_trainer(launch.program, arguments, alone, trl))
     else:
         settings = {**_config_of(content, launch), **dict(_options(launch))}
+        if not {"config-file", "config_file"} & launch.launcher_args.keys():  # without a config, one replica per GPU
+            settings.setdefault("distributed_type", msgspec.structs.replace(launch.program, value="MULTI_GPU"))
     trl = own is not None and uses_trl(own)
     script = str(launch.program.value)
     parsed = _parsed(content, settings, gpu_request_of(launch), arguments, fine_tuning=trl, script=script, trl=trl)
     program = msgspec.structs.replace(parsed.program, argv=launch.argv)
+    if script.startswith(TRL) or TRL_SCRIPTS in script:
+        typed = arguments if own is None else parse_arguments(launch.args)
+        parsed = msgspec.structs.replace(parsed, findings=(*_trl_findings(typed), *parsed.findings))
     notes = parsed.notes if own is None else (*parsed.notes, f"the arguments of the program are read from {own.path}")
     if without_config or of_job:  # torchrun has the number of processes
         notes = (*(one for one in notes if "num_processes" not in one), *((NO_CONFIG,) if without_config else ()))
     return msgspec.structs.replace(parsed, program=program, env=launch.env, notes=notes)
+
+
+def _trl_findings(arguments: Arguments) -> Iterator[Finding]:
+    """Yield arguments that TRL does not have, and values that it does not accept."""
+    from meshwright.frameworks.front_ends.describe import FRONT_ENDS
+    from meshwright.frameworks.front_ends.parse import key_findings
+
+    trl = FRONT_ENDS["trl"]
+    return key_findings(trl, trl.table, arguments, is_open=False, is_command=True)
+
+
+def parse_arguments_of(
+    content: Content, settings: Settings, gpu_request: GpuRequest, arguments: Arguments
+) -> ParsedConfig:
+    """Return a fine-tuning with arguments of the Trainer, TRL and peft, and settings of Accelerate."""
+    return _parsed(content, settings, gpu_request, arguments, fine_tuning=True)
 
 
 def _of_program_alone(content: Content) -> ParsedConfig:

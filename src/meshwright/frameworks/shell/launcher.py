@@ -23,6 +23,7 @@ PYTHON = re.compile(r"python[0-9.]*")
 DISTRIBUTED = {"torch.distributed.run": "torchrun", "torch.distributed.launch": "torchrun"}
 DISTRIBUTED |= {"accelerate.commands.launch": "accelerate", "deepspeed.launcher.runner": "deepspeed"}
 DISTRIBUTED_LAUNCHERS = ("torchrun", "accelerate", "deepspeed", "srun", "automodel")
+FRONT_ENDS = ("swift", "megatron", "axolotl", "llamafactory-cli", "lmf")  # commands of fine-tuning front ends
 NOT_TRAINING = {
     "pip",
     "venv",
@@ -189,6 +190,8 @@ def _parse_program(words: Sequence[SourcedValue]) -> ParsedProgram | None:
         return _automodel(words)
     if name == "trl":
         return _trl(words)
+    if name in FRONT_ENDS and len(words) > 1 and not is_option(words[1]):
+        return _front_end(words)
     if PYTHON.fullmatch(name):
         return _parse_python(words[1:])
     if head.value in ("-m", "--module"):  # uv run -m
@@ -291,9 +294,17 @@ def _automodel(words: Sequence[SourcedValue]) -> ParsedProgram:
     return ParsedProgram("automodel", words[0], False, tuple(args), options)
 
 
+def _front_end(words: Sequence[SourcedValue]) -> ParsedProgram:
+    """swift sft --model NAME …, llamafactory-cli train FILE.yaml: the program starts its own ranks."""
+    program = SourcedValue(f"{command_name(words[0])} {words[1].value}", words[0].line, words[0].file)
+    return ParsedProgram("front-end", program, False, tuple(words[2:]), {})
+
+
 def _trl(words: Sequence[SourcedValue]) -> ParsedProgram | None:
     """trl sft [--accelerate_config FILE] [--num_processes N] [--name value …]: Accelerate starts TRL's script."""
-    if len(words) < 2 or words[1].value != "sft":  # dpo, grpo and others do not train on the tokens of samples
+    if len(words) < 2:
+        return None
+    if is_option(words[1]):
         return None
     options: dict[str, SourcedValue] = {}
     args: list[SourcedValue] = []
@@ -306,6 +317,8 @@ def _trl(words: Sequence[SourcedValue]) -> ParsedProgram | None:
         else:
             args.append(words[at])
             at += 1
+    if words[1].value != "sft":  # dpo, grpo and others do not train on the tokens of samples: only keys are read
+        return _front_end((*words[:2], *args))
     program = SourcedValue("trl.scripts.sft", words[0].line, words[0].file)
     return ParsedProgram("accelerate", program, True, tuple(args), options)
 

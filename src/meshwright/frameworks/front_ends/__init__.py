@@ -1,0 +1,52 @@
+"""Fine-tuning front ends of transformers' Trainer: Axolotl, LLaMA-Factory, ms-swift and TRL.
+
+Their keys are compared with tables from their source. What they train is read as arguments of the Trainer, so that
+layout, memory and values are checked by the rules for Accelerate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+
+from meshwright.errors import unknown
+from meshwright.frameworks.accelerate.keys import closed, format_setting, known
+from meshwright.frameworks.accelerate.parse import complete
+from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.front_ends.describe import FRONT_ENDS, FrontEnd
+from meshwright.frameworks.front_ends.parse import confidence, parse
+
+__all__ = ["FRONT_ENDS", "detect_front_end", "front_end"]
+
+
+@cache
+def front_end(name: str) -> Framework:
+    """Return the reader of a front end."""
+    plain = name.strip().lower().replace("_", "-")
+    if plain not in FRONT_ENDS:
+        raise unknown("framework", name, tuple(FRONT_ENDS))
+    return _framework(FRONT_ENDS[plain])
+
+
+def detect_front_end(content: Content) -> Framework | None:
+    """Return the front end that a file is for; None if it is for none of them."""
+    scores: Mapping[str, int] = {name: confidence(one, content) for name, one in FRONT_ENDS.items()}
+    best = max(scores, key=lambda name: scores[name])
+    return front_end(best) if scores[best] else None
+
+
+def _framework(one: FrontEnd) -> Framework:
+    return Framework(
+        name=one.name,
+        title=one.title,
+        version=f"commit {one.table.commit[:7]}",
+        engine="fsdp1",
+        inputs=one.inputs,
+        detect=lambda content: confidence(one, content),
+        parse=lambda content: parse(one, content),
+        format_setting=format_setting,
+        complete=complete,
+        rejects_unknown=closed,
+        is_extra_key=known,
+        keys_of="accelerate",
+    )

@@ -1,0 +1,184 @@
+"""What differs between the fine-tuning front ends: their tables, commands and names of the Trainer's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from meshwright.frameworks.key_table import KeyTable, read_table
+
+Values = Mapping[str, Any]
+SAME = (
+    "gradient_accumulation_steps", "learning_rate", "warmup_steps", "warmup_ratio", "weight_decay", "max_steps",
+    "max_grad_norm", "adam_beta1", "adam_beta2", "adam_epsilon", "seed", "save_steps", "save_total_limit", "eval_steps",
+    "logging_steps", "lora_alpha", "lora_dropout", "lora_target_modules", "target_modules", "bf16", "fp16",
+    "gradient_checkpointing", "output_dir", "per_device_train_batch_size", "num_train_epochs", "lr_scheduler_type",
+    "optim", "lora_rank", "lora_r", "packing", "save_strategy", "eval_strategy", "max_length",
+)  # fmt: skip
+"""Arguments of the Trainer, TRL and peft that front ends name as those libraries do."""
+MEGATRON = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "use_mca",
+    "use_megatron_bridge")  # fmt: skip
+
+
+class FrontEnd(msgspec.Struct, frozen=True):
+    """A fine-tuning front end."""
+
+    name: str
+    title: str
+    marks: tuple[tuple[str, ...], ...]  # keys of its YAML files: all of one of these tuples
+    names: Mapping[str, str]  # its key → argument of the Trainer, TRL or peft
+    inputs: tuple[str, ...]
+    rejects: bool  # whether it refuses to start with an unknown key; else it ignores the key
+    programs: Mapping[str, str] = {}  # program of a command → table of its arguments
+    other: Callable[[Values], str] = lambda values: ""  # why the training is not that of the Trainer; empty: it is
+    recomputes: Callable[[Values], bool] = lambda values: False  # if its file has no gradient_checkpointing
+    adapters: Callable[[Values], str] = lambda values: ""  # lora, qlora, another method, or empty for all weights
+    other_tables: tuple[tuple[tuple[str, ...], str], ...] = ()  # keys of files → the table that has their keys
+    not_with: tuple[str, ...] = ()  # keys of its files that do not train
+    open_with: tuple[str, ...] = ()  # keys of other libraries, whose keys no table has
+
+    @property
+    def table(self) -> KeyTable:
+        """The keys that its files accept."""
+        return table(self.name.replace("-", "_"))
+
+
+def table(name: str) -> KeyTable:
+    """Return a table of this package."""
+    return read_table(Path(__file__).with_name(f"{name}.tsv"))
+
+
+def _text(values: Values, *keys: str) -> str:
+    return next((str(values[key]).lower() for key in keys if values.get(key) not in (None, "")), "")
+
+
+def _is_on(values: Values, key: str) -> bool:
+    return str(values.get(key)).lower() == "true"
+
+
+def _axolotl_other(values: Values) -> str:
+    if _text(values, "rl"):
+        return f"rl: {values['rl']}"
+    for key in ("reward_model", "process_reward_model", "do_causal_lm_eval", "diffusion.noise_schedule"):
+        if _is_on(values, key):
+            return key
+    return "a vision-language model" if _text(values, "processor_type") else ""
+
+
+def _axolotl_adapters(values: Values) -> str:
+    named = _text(values, "adapter")
+    return "qlora" if named == "lora" and _is_on(values, "load_in_4bit") else named
+
+
+def _factory_other(values: Values) -> str:
+    if _is_on(values, "use_kt"):
+        return "KTransformers keeps experts in host memory"
+    stage = _text(values, "stage")
+    return f"stage: {stage}" if stage not in ("", "sft", "pt") else ""
+
+
+FACTORY_INFERENCE = ("infer_backend", "export_dir")
+
+
+def _factory_adapters(values: Values) -> str:
+    kind = _text(values, "finetuning_type") or "lora"
+    bits = _text(values, "quantization_bit", "peft_config.quantization_bit")
+    return "" if kind == "full" else "qlora" if kind == "lora" and bits == "4" else kind
+
+
+def _swift_other(values: Values) -> str:
+    found = _text(values, "rlhf_type", "task_type")
+    if found not in ("", "causal_lm"):
+        return found
+    parts = _text(values, "sequence_parallel_size")
+    return f"sequence_parallel_size {parts}" if parts not in ("", "1") else ""
+
+
+def _swift_adapters(values: Values) -> str:
+    kind = _text(values, "tuner_type", "train_type") or "lora"
+    bits = _text(values, "quant_bits", "quantization_bit")
+    return "" if kind == "full" else "qlora" if kind == "lora" and bits == "4" else kind
+
+
+def _trl_adapters(values: Values) -> str:
+    return ("qlora" if _is_on(values, "load_in_4bit") else "lora") if _is_on(values, "use_peft") else ""
+
+
+def _same(**names: str) -> dict[str, str]:
+    return {**{name: name for name in SAME}, **names}
+
+
+FRONT_ENDS: Mapping[str, FrontEnd] = {
+    "axolotl": FrontEnd(
+        "axolotl",
+        "Axolotl",
+        (("base_model", "sequence_len"), ("base_model", "datasets"), ("base_model", "micro_batch_size"),
+            ("base_model", "pretraining_dataset")),
+        _same(
+            base_model="model_name_or_path", micro_batch_size="per_device_train_batch_size", sequence_len="max_length",
+            num_epochs="num_train_epochs", optimizer="optim", lr_scheduler="lr_scheduler_type",
+            sample_packing="packing", attn_implementation="attn_implementation",
+            lora_target_linear="lora_target_linear",
+            **{"datasets[0].path": "dataset_name"},
+        ),
+        ("YAML files", "the command `axolotl train FILE.yaml`"),
+        rejects=False,
+        programs={"axolotl": "axolotl"},
+        other=_axolotl_other,
+        adapters=_axolotl_adapters,
+    ),
+    "llama-factory": FrontEnd(
+        "llama-factory",
+        "LLaMA-Factory",
+        (("model_name_or_path", "finetuning_type"), ("model_name_or_path", "stage"), ("model", "train_dataset"),
+            ("model", "dist_config"), ("model_name_or_path", "template", "do_train")),
+        _same(
+            model_name_or_path="model_name_or_path", model="model_name_or_path", cutoff_len="cutoff_len",
+            lora_target="lora_target", dataset="dataset", flash_attn="flash_attn",
+            micro_batch_size="per_device_train_batch_size",
+        ),
+        ("YAML files", "the command `llamafactory-cli train FILE.yaml`"),
+        rejects=True,
+        programs={"llamafactory-cli": "llama_factory", "lmf": "llama_factory"},
+        other=_factory_other,
+        adapters=_factory_adapters,
+        other_tables=((("train_dataset",), "llama_factory_v1"), (("dist_config",), "llama_factory_v1"),
+            (("model", "peft_config"), "llama_factory_v1")),
+        recomputes=lambda values: not _is_on(values, "disable_gradient_checkpointing"),
+        not_with=FACTORY_INFERENCE,
+        open_with=MEGATRON,
+    ),
+    "ms-swift": FrontEnd(
+        "ms-swift",
+        "ms-swift",
+        (("model", "tuner_type"), ("model", "train_type"), ("model", "rlhf_type"),
+            ("model", "dataset", "learning_rate"), ("model", "dataset", "max_length")),
+        _same(model="model_name_or_path", dataset="dataset", attn_impl="attn_implementation"),
+        ("the commands `swift sft …`, `swift pt …`, `swift rlhf …` and `megatron sft …`",
+            "YAML files of their --config"),
+        rejects=True,
+        programs={"swift": "ms_swift", "megatron": "ms_swift_megatron"},
+        other_tables=tuple(((key,), "ms_swift_megatron") for key in ("micro_batch_size", *MEGATRON[:3])),
+        recomputes=lambda values: True,
+        not_with=("sampler_engine", "sampler_type", "infer_backend", "load_args"),
+        open_with=("colocate_groups", "device_groups", "train", "rollout"),
+        other=_swift_other,
+        adapters=_swift_adapters,
+    ),
+    "trl": FrontEnd(
+        "trl",
+        "TRL",
+        (("model_name_or_path", "dataset_name"), ("model_name_or_path", "datasets")),
+        _same(model_name_or_path="model_name_or_path", dataset_name="dataset_name", use_peft="use_peft",
+            load_in_4bit="load_in_4bit", attn_implementation="attn_implementation"),
+        ("YAML files of `trl sft --config FILE.yaml`", "the commands `trl dpo …`, `trl grpo …` and others"),
+        rejects=True,
+        programs={"trl": "trl"},
+        recomputes=lambda values: True,
+        adapters=_trl_adapters,
+    ),
+}  # fmt: skip
+"""The front ends by name."""

@@ -1,0 +1,315 @@
+"""Parse files and commands of the fine-tuning front ends."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from meshwright.errors import InputError
+from meshwright.frameworks.accelerate.parse import parse_arguments_of
+from meshwright.frameworks.common import torchrun_gpu_request
+from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
+from meshwright.frameworks.front_ends.describe import FrontEnd, table
+from meshwright.frameworks.key_table import Key, KeyTable, near_name
+from meshwright.frameworks.trainer import open_referenced_file
+from meshwright.frameworks.trainer_fields import LISTS
+from meshwright.frameworks.types import Settings, SourcedValue, as_int
+from meshwright.recipes.adapter_targets import require_targets
+from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, ZERO
+from meshwright.rules.rule import Finding, Severity
+
+if TYPE_CHECKING:
+    from meshwright.frameworks.shell import LaunchCommand
+
+FRONT_END = "front-end"  # launcher of their commands
+TRAININGS = ("sft", "pt", "rlhf", "train", "dpo", "grpo", "kto", "reward", "rloo", "bco", "cpo", "orpo", "gkd")
+"""Subcommands that train."""
+SCRIPT = re.compile(r"(?:^|[/.])swift[/.]cli[/.](_megatron[/.])?(sft|pt|rlhf)(?:\.py)?$")
+"""ms-swift's programs, as torchrun and accelerate launch start them."""
+STAGE = re.compile(r"z(?:ero)?[-_]?([0-3])", re.IGNORECASE)
+ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "fa3": "flash_attention_3",
+    "flash_attention": "flash_attention_2"}  # fmt: skip
+ADAPTERS = ("lora", "qlora")
+PROGRAM_OPTIONS = ("config", "no_gradient_checkpointing", "help", "launcher", "ray")
+NOT_THEIRS = ("optimizer.supported", "sequence.packing-over-context", "sequence.attention-kernel")
+"""Rules of ours on what an engine supports: front ends bring their own optimizers and kernels."""
+NAMES_OF = {"optimizer": "=optim", "optim": "=optim", "lr_scheduler": "=schedule", "lr_scheduler_type": "=schedule",
+    "attn_implementation": "kernels", "attn_impl": "kernels", "flash_attn": "kernels"}  # fmt: skip
+"""Keys whose values are names that transformers has; front ends add names of their own."""
+KERNELS = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "sdpa", "eager",
+    "flash_attn", "xformers", "sage")  # fmt: skip
+CONFIGS = (".yaml", ".yml", ".json")
+
+
+def confidence(one: FrontEnd, content: Content) -> int:
+    """Return how likely a file is one of this front end; 0 if it is not."""
+    if content.format == "yaml":
+        keys = content.top_level_keys() | content.settings.keys()
+        if keys & set(one.not_with):
+            return 0
+        return max((len(marks) for marks in one.marks if set(marks) <= keys), default=0)
+    return 3 if _launch(one, content) is not None else 0
+
+
+def _launch(one: FrontEnd, content: Content) -> LaunchCommand | None:
+    for launch in content.launches:
+        program, _, subcommand = program_of(launch).partition(" ")
+        if program in one.programs and subcommand in TRAININGS:
+            return launch
+    return None
+
+
+def program_of(launch: LaunchCommand) -> str:
+    """Return the program and its subcommand, `swift sft`, also if a launcher starts its script; else empty."""
+    text = str(launch.program.value)
+    if launch.launcher == FRONT_END:
+        return text
+    script = SCRIPT.search(text)
+    return f"{'megatron' if script[1] else 'swift'} {script[2]}" if script else ""
+
+
+def parse(one: FrontEnd, content: Content) -> ParsedConfig:
+    """Parse a YAML file, or the command of a script."""
+    if content.format != "shell":
+        return _parsed(one, content, content.settings, GpuRequest(), "")
+    launch = _launch(one, content)
+    if launch is None:
+        raise InputError(f"contains no training command of {one.title}", field="file", value=content.path)
+    arguments = _arguments(launch.args)
+    program = program_of(launch).split(" ")[0]
+    named = next((arg for arg in launch.args if str(arg.value).endswith(CONFIGS)), None)
+    file = arguments.pop("config", None) or (named if launch.args and named is launch.args[0] else None)
+    if file is not None:
+        try:
+            read = open_referenced_file(content, file).settings
+        except InputError:
+            if not arguments:
+                raise
+            read = {}
+        arguments = {**read, **arguments}
+    return _parsed(one, content, arguments, _gpus(launch), one.programs[program], launch.env)
+
+
+def _arguments(argv: tuple[SourcedValue, ...]) -> dict[str, SourcedValue]:
+    """Return `--name value …` by name; several values are a list."""
+    found: dict[str, SourcedValue] = {}
+    name = ""
+    for word in argv:
+        text = str(word.value)
+        if text == "--":  # options of the launcher follow
+            break
+        if text.startswith("--"):
+            name, equals, value = text[2:].partition("=")
+            name = name.replace("-", "_")
+            found[name] = msgspec.structs.replace(word, value=value if equals else True)
+        elif name:
+            before = found[name].value
+            many = [*before, text] if isinstance(before, list) else text if before is True else [before, text]
+            found[name] = msgspec.structs.replace(word, value=many, line=found[name].line)
+    return found
+
+
+def _gpus(launch: LaunchCommand) -> GpuRequest:
+    """Return the GPUs of a command: NPROC_PER_NODE, or the visible devices."""
+    per_node, nodes = as_int(launch.env.get("NPROC_PER_NODE")), as_int(launch.env.get("NNODES"))
+    devices = launch.env.get("CUDA_VISIBLE_DEVICES")
+    visible = None if devices is None or devices.unresolved else len([x for x in str(devices.value).split(",") if x])
+    count = per_node or visible
+    if not per_node and launch.gpus_per_node is not None:
+        return torchrun_gpu_request(launch)
+    if not count or (count > 1 and not per_node) or ("NNODES" in launch.env and nodes is None):
+        return GpuRequest()  # one process on several devices spreads the layers over them
+    return GpuRequest(nodes=nodes or 1, gpus_per_node=count, source=launch.env.get("NPROC_PER_NODE") or devices)
+
+
+def _parsed(
+    one: FrontEnd, content: Content, settings: Settings, gpus: GpuRequest, program: str, env: Settings | None = None
+) -> ParsedConfig:
+    values = {key: setting.value for key, setting in settings.items() if not setting.unresolved}
+    keys = {*settings, *(key.split(".")[0].split("[")[0] for key in settings)}
+    other = next((name for marks, name in one.other_tables if set(marks) <= keys), "")
+    known = table(other or program or one.name.replace("-", "_"))
+    is_open = any(key in keys for key in one.open_with)
+    findings = tuple(key_findings(one, known, settings, is_open, is_command=content.format == "shell"))
+    arguments = dict(_trainer_arguments(one, settings, values))
+    parsed = parse_arguments_of(content, dict(_sharding(settings, values)), gpus, arguments)
+    why = one.other(values) or ("Megatron" if is_open or program.endswith("megatron") else "")
+    subcommand = _subcommand(one, content)
+    why = why or ("layers spread over the visible devices" if _spreads(env or {}) else "")
+    why = why or (subcommand if subcommand not in ("", "sft", "pt", "train") else "")
+    adapters = one.adapters(values)
+    if not why and adapters not in ("", *ADAPTERS):
+        why = f"{adapters} adapters"
+    notes = [note for note in parsed.notes if "num_processes" not in note and "placeholder" not in note]
+    if why:
+        notes.append(f"{why}: keys and values are checked, memory is not estimated")
+    assumed = ("data.seq_length",) if not {"max_length", "cutoff_len"} & arguments.keys() else ()
+    return msgspec.structs.replace(
+        parsed,
+        settings={**parsed.settings},
+        model=None if why else parsed.model,
+        gpu_request=gpus if gpus.count else parsed.gpu_request,
+        findings=findings,
+        notes=tuple(notes),
+        env=env or {},
+        suppressed_rules=NOT_THEIRS,
+        assumed=(*assumed, *(() if adapters else ("precision.master",))),
+        program=msgspec.structs.replace(parsed.program, written_keys=_written(one, arguments)),
+    )
+
+
+def _spreads(env: Settings) -> bool:
+    """Return whether one process sees several devices: transformers then places layers on all of them."""
+    devices = env.get("CUDA_VISIBLE_DEVICES")
+    return devices is not None and "," in str(devices.value) and "NPROC_PER_NODE" not in env
+
+
+def _subcommand(one: FrontEnd, content: Content) -> str:
+    launch = _launch(one, content) if content.format == "shell" else None
+    return "" if launch is None else program_of(launch).partition(" ")[2]
+
+
+def _written(one: FrontEnd, arguments: Mapping[str, SourcedValue]) -> dict[str, str]:
+    """Return the front end's key of each argument of the Trainer, for fixes."""
+    return {argument: key for key, argument in one.names.items() if argument in arguments}
+
+
+def _trainer_arguments(
+    one: FrontEnd, settings: Settings, values: Mapping[str, Any]
+) -> Iterator[tuple[str, SourcedValue]]:
+    """Yield the settings as arguments of the Trainer, TRL and peft."""
+    for key, setting in settings.items():
+        name = one.names.get(key)
+        if name is None or setting.value is None:
+            continue
+        value = setting.value
+        if isinstance(value, list):
+            value = ",".join(map(str, value)) if name in LISTS else value[0] if value else ""
+        if name == "gradient_checkpointing":
+            value = str(value).lower() not in ("false", "no")
+        if name in ("bf16", "fp16"):
+            value = str(value).lower() in ("true", "auto", "full")
+        if name in ("attn_implementation", "flash_attn"):
+            name, value = "attn_implementation", ATTENTION.get(str(value).lower(), value)
+        if name in LISTS and (value == "all-linear" or not _is_known(str(value).split(","))):
+            name, value = "lora_target_linear", True
+        if name in ("max_steps", "eval_steps", "save_steps") and isinstance(value, float) and value < 1:
+            continue  # a share of the training
+        yield name, msgspec.structs.replace(setting, value=value)
+    adapters = one.adapters(values)
+    first = next(iter(settings.values()), SourcedValue(True, 1, ""))
+    if not any(one.names.get(key) == "gradient_checkpointing" for key in settings):
+        yield "gradient_checkpointing", msgspec.structs.replace(first, value=one.recomputes(values), unresolved="")
+    if adapters:
+        yield "use_peft", msgspec.structs.replace(first, value=True, unresolved="")
+    if adapters == "qlora":
+        yield "load_in_4bit", msgspec.structs.replace(first, value=True, unresolved="")
+
+
+def _is_known(targets: list[str]) -> bool:
+    """Return whether recipes have names for these adapter targets; the memory of others is that of all layers."""
+    try:
+        require_targets(tuple(targets))
+    except InputError:
+        return False
+    return True
+
+
+def _sharding(settings: Settings, values: Mapping[str, Any]) -> Iterator[tuple[str, SourcedValue]]:
+    """Yield how the training is sharded, as keys of Accelerate's config."""
+    first = next(iter(settings.values()), SourcedValue("", 1, ""))
+    found: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
+    deepspeed = str(values.get("deepspeed") or values.get("dist_config.config_file") or "")
+    stage = STAGE.search(deepspeed)
+    fsdp = any(key == "fsdp" or key.startswith("fsdp_config") for key in settings) or "dp_shard_size" in values
+    if deepspeed and stage:
+        offload = "cpu" if "offload" in deepspeed else "none"
+        found = {"distributed_type": "DEEPSPEED", f"{ZERO}zero_stage": int(stage[1])}
+        found |= {f"{ZERO}offload_optimizer_device": offload} if stage[1] != "0" else {}
+        found |= {f"{ZERO}offload_param_device": offload} if stage[1] == "3" and "all" in deepspeed else {}
+    elif fsdp:
+        version = 1 if str(values.get("fsdp_version", 2)) == "1" else 2
+        found = {"distributed_type": "FSDP", f"{FSDP}fsdp_version": version}
+        found |= {f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+        offload = values.get("fsdp_config.offload_params", values.get("fsdp_config.fsdp_offload_params"))
+        found |= {f"{FSDP}fsdp_offload_params": True} if str(offload).lower() == "true" else {}
+        axes = {"tp": "tensor_parallel_size", "cp": "context_parallel_size", "dp_replicate": "dp_replicate_size"}
+        found |= {f"{AXIS}{axis}_size": values[key] for axis, key in axes.items() if isinstance(values.get(key), int)}
+    in_bf16 = str(values.get("bf16", "")).lower() in ("true", "auto", "full") or "bfloat16" in str(
+        values.get("torch_dtype")
+    )
+    half = "bf16" if in_bf16 or "fp16" not in values else "fp16" if str(values["fp16"]).lower() == "true" else "no"
+    found["mixed_precision"] = half
+    for key, value in found.items():
+        yield key, msgspec.structs.replace(first, value=value, unresolved="", pyyaml=msgspec.UNSET)
+
+
+def key_findings(
+    one: FrontEnd, known: KeyTable, settings: Settings, is_open: bool, is_command: bool
+) -> Iterator[Finding]:
+    """Yield keys that the front end does not have, and values that it does not accept."""
+    reported: set[str] = set()
+    for key, setting in settings.items():
+        if (is_command and key in PROGRAM_OPTIONS) or key.split(".")[0] == "ENV":  # environment variables
+            continue
+        key = key.replace("fsdp_config.fsdp_", "fsdp_config.")  # both spellings are read
+        owner, name, found = _find(known, key)
+        if not name or f"{owner}.{name}" in reported:
+            continue
+        shown = f"--{key}" if is_command else key
+        if found is None:
+            reported.add(f"{owner}.{name}")
+            near = known.near(owner, name)
+            severity: Severity = "error" if near or (one.rejects and not is_open and not owner) else "warning"
+            if is_open and not near:
+                continue
+            verb = "has no" if one.rejects else "ignores"
+            hint = f"; did you mean {near}?" if near else ""
+            fix = (_formatted(f"{owner}.{near}".strip("."), setting.value, is_command),) if near else ()
+            rule = "key.unknown" if severity == "error" else "key.unused"
+            yield Finding(rule, severity, key, f"{one.title} {verb} {shown}{hint}", fix, setting.file, setting.line)
+        elif not setting.unresolved and (problem := found.problem(setting.value)):
+            meant = found.meant(setting.value) if found.choices else ""
+            fix = (_formatted(key, meant, is_command),) if meant else ()
+            message = f"{shown}: {setting.value}: {problem}"
+            yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
+        elif not setting.unresolved and (meant := _meant_name(known, key, setting.value)):
+            message = f"{shown}: {setting.value} does not exist; did you mean {meant}?"
+            fix = (_formatted(key, meant, is_command),)
+            yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
+
+
+def _meant_name(known: KeyTable, key: str, value: Any) -> str:
+    """Return the optimizer, schedule or attention kernel that a mistyped name may mean; else empty."""
+    owner = NAMES_OF.get(key)
+    if owner is None or not isinstance(value, str):
+        return ""
+    names = KERNELS if owner == "kernels" else tuple(known.owners.get(owner, ()))
+    plain = value.strip().lower()
+    near = near_name(plain, names)
+    longer = (plain.startswith(near) or near.startswith(plain)) and abs(len(near) - len(plain)) > 1
+    return near if near and plain not in names and not longer else ""  # a longer name may be another one
+
+
+def _find(known: KeyTable, key: str) -> tuple[str, str, Key | None]:
+    """Return the section, the name and the table's row of a key; without a name, no table has the section's keys."""
+    owner, parts = "", key.split(".")
+    for place, part in enumerate(parts):
+        name, bracket, _ = part.partition("[")
+        found = known.find(owner, name)
+        if found is None or place == len(parts) - 1:
+            is_item = bool(bracket) and found is not None  # an item of a list is compared with its own table
+            return owner, name, found if not is_item else Key(name)
+        inner = f"{owner}.{name}".strip(".") + ("[]" if bracket else "")
+        if inner not in known.owners:
+            return owner, "", None
+        owner = inner
+    return owner, "", None
+
+
+def _formatted(key: str, value: Any, is_command: bool) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"--{key} {text}" if is_command else f"{key}: {text}"
