@@ -226,8 +226,9 @@ def test_small_mistakes_in_files_of_other_frameworks_are_found(meshwright: Any, 
     assert _rules(answer)["automodel.optimizer-argument"]["fix"] == ["optimizer.weight_decay: 0.1"]
     assert _rules(answer)["automodel.longer-than-pack"]["fix"] == ["dataset.seq_length: 4096"]
     path.write_text(AXOLOTL)
-    refused = meshwright("check", str(path)).err
-    assert "is a config of Axolotl, which is not read; read are configs of megatron-lm, " in refused
+    assert meshwright("check", str(path), "--json").json["framework"] == "axolotl"
+    refused = meshwright("recommend", str(path)).err
+    assert "is a config of Axolotl, which only check reads; read are configs of megatron-lm, " in refused
     command = refused.partition("fix:   meshwright ")[2].split()
     assert command[:4] == ["recommend", "meta-llama/Llama-3.1-8B", "--goal", "peft"]
     assert "peft: lora, rank 16 · 4,096 tokens" in meshwright(*command).out

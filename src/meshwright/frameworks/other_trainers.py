@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from math import prod
 
 from meshwright import clusters
-from meshwright.choices import FRAMEWORKS
+from meshwright.choices import FRAMEWORKS, FRONT_ENDS
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.mapping import text_of
@@ -46,7 +46,8 @@ class OtherTrainerError(InputError):
 
     def __init__(self, title: str, content: Content, gpus: str = "") -> None:
         words, carried = _command(content, gpus or GPUS)
-        reason = f"is a config of {title}, which is not read; read are configs of {', '.join(FRAMEWORKS)}"
+        read = "which only check reads" if title.lower() in FRONT_ENDS else "which is not read"
+        reason = f"is a config of {title}, {read}; read are configs of {', '.join(FRAMEWORKS)}"
         lost = list(_not_carried_over(content, carried))
         reason += f"; not carried over by the fix: {', '.join(lost)}" if lost and carried else ""
         super().__init__(reason, field="file", value=content.path, fix=(words,))

@@ -147,7 +147,7 @@ def parse(content: Content) -> ParsedConfig:
 def _trl_findings(arguments: Arguments) -> Iterator[Finding]:
     """Yield arguments that TRL does not have, and values that it does not accept."""
     from meshwright.frameworks.front_ends.describe import FRONT_ENDS
-    from meshwright.frameworks.front_ends.parse import key_findings
+    from meshwright.frameworks.front_ends.keys import key_findings
 
     trl = FRONT_ENDS["trl"]
     return key_findings(trl, trl.table, arguments, is_open=False, is_command=True)

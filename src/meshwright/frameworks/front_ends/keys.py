@@ -1,0 +1,86 @@
+"""Keys that a front end does not have, and values that it does not accept, by its table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshwright.frameworks.front_ends.describe import FrontEnd
+from meshwright.frameworks.key_table import Key, KeyTable, near_name
+from meshwright.frameworks.types import Settings
+from meshwright.rules.rule import Finding, Severity
+
+PROGRAM_OPTIONS = ("config", "no_gradient_checkpointing", "help", "launcher", "ray")
+NAMES_OF = {"optimizer": "=optim", "optim": "=optim", "lr_scheduler": "=schedule", "lr_scheduler_type": "=schedule",
+    "attn_implementation": "kernels", "attn_impl": "kernels", "flash_attn": "kernels"}  # fmt: skip
+"""Keys whose values are names that transformers has; front ends add names of their own."""
+KERNELS = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention", "sdpa", "eager",
+    "flash_attn", "xformers", "sage")  # fmt: skip
+
+
+def key_findings(
+    one: FrontEnd, known: KeyTable, settings: Settings, is_open: bool, is_command: bool
+) -> Iterator[Finding]:
+    """Yield keys that the front end does not have, and values that it does not accept."""
+    reported: set[str] = set()
+    for key, setting in settings.items():
+        if (is_command and key in PROGRAM_OPTIONS) or key.split(".")[0] == "ENV":  # environment variables
+            continue
+        key = key.replace("fsdp_config.fsdp_", "fsdp_config.")  # both spellings are read
+        owner, name, found = _find(known, key)
+        if not name or f"{owner}.{name}" in reported:
+            continue
+        shown = f"--{key}" if is_command else key
+        if found is None:
+            reported.add(f"{owner}.{name}")
+            near = known.near(owner, name)
+            severity: Severity = "error" if near or (one.rejects and not is_open and not owner) else "warning"
+            if is_open and not near:
+                continue
+            verb = "has no" if one.rejects else "ignores"
+            hint = f"; did you mean {near}?" if near else ""
+            fix = (_formatted(f"{owner}.{near}".strip("."), setting.value, is_command),) if near else ()
+            rule = "key.unknown" if severity == "error" else "key.unused"
+            yield Finding(rule, severity, key, f"{one.title} {verb} {shown}{hint}", fix, setting.file, setting.line)
+        elif not setting.unresolved and (problem := found.problem(setting.value)):
+            meant = found.meant(setting.value) if found.choices else ""
+            fix = (_formatted(key, meant, is_command),) if meant else ()
+            message = f"{shown}: {setting.value}: {problem}"
+            yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
+        elif not setting.unresolved and (meant := _meant_name(known, key, setting.value)):
+            message = f"{shown}: {setting.value} does not exist; did you mean {meant}?"
+            fix = (_formatted(key, meant, is_command),)
+            yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
+
+
+def _meant_name(known: KeyTable, key: str, value: Any) -> str:
+    """Return the optimizer, schedule or attention kernel that a mistyped name may mean; else empty."""
+    owner = NAMES_OF.get(key)
+    if owner is None or not isinstance(value, str):
+        return ""
+    names = KERNELS if owner == "kernels" else tuple(known.owners.get(owner, ()))
+    plain = value.strip().lower()
+    near = near_name(plain, names)
+    longer = (plain.startswith(near) or near.startswith(plain)) and abs(len(near) - len(plain)) > 1
+    return near if near and plain not in names and not longer else ""  # a longer name may be another one
+
+
+def _find(known: KeyTable, key: str) -> tuple[str, str, Key | None]:
+    """Return the section, the name and the table's row of a key; without a name, no table has the section's keys."""
+    owner, parts = "", key.split(".")
+    for place, part in enumerate(parts):
+        name, bracket, _ = part.partition("[")
+        found = known.find(owner, name)
+        if found is None or place == len(parts) - 1:
+            is_item = bool(bracket) and found is not None  # an item of a list is compared with its own table
+            return owner, name, found if not is_item else Key(name)
+        inner = f"{owner}.{name}".strip(".") + ("[]" if bracket else "")
+        if inner not in known.owners:
+            return owner, "", None
+        owner = inner
+    return owner, "", None
+
+
+def _formatted(key: str, value: Any, is_command: bool) -> str:
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"--{key} {text}" if is_command else f"{key}: {text}"
