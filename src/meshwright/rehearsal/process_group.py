@@ -292,7 +292,10 @@ def simulated_rank(world: int, rank: int, simulation: Simulation) -> Iterator[No
     SimulatedGroup.simulation = simulation
     with ExitStack() as undo:
         for owner, name, value in _patches():
-            undo.callback(setattr, owner, name, owner.__dict__[name])
+            if name in vars(owner):
+                undo.callback(setattr, owner, name, vars(owner)[name])
+            else:  # inherited
+                undo.callback(delattr, owner, name)
             setattr(owner, name, value)
         dist.init_process_group(BACKEND, rank=rank, world_size=world, store=dist.HashStore())  # type: ignore[attr-defined]
         undo.callback(_leave)
