@@ -168,9 +168,10 @@ def inject(corpus: Corpus, entries: Sequence[Mapping[str, Any]], count: int, see
             if len(defects) >= count:
                 break
             here = _numbered(folder, number)
-            for one in corpus.defects(entry, here, draw):
-                originals.append(corpus.restore(entry, _numbered(str(here), 0)))
-                defects.append(one)
+            original = corpus.restore(entry, _numbered(str(here), 0))
+            added = list(corpus.defects(entry, here, draw))
+            originals += [original] * len(added)
+            defects += added
         before = check_all(corpus.name, originals[:count])
         after = check_all(corpus.name, [one.target for one in defects[:count]])
     found: dict[str, Any] = {}

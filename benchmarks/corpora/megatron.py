@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import yaml
 from benchmarks.corpora import Corpus, Target
+from benchmarks.corpora.megatron_defects import bridge_defects, megatron_lm_defects
 
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
@@ -143,7 +145,8 @@ def _kept_launches(file: Path) -> dict[str, Any] | None:
     except InputError:
         return None
     found = [one for one in (_kept_launch(content, number) for number in range(len(content.launches))) if one]
-    return {"launches": found} if found else None
+    possible = sorted(content.script.possible_flags) if content.script else []
+    return {"launches": found, "possible": possible} if found else None
 
 
 def _kept_launch(content: Content, number: int) -> dict[str, Any]:
@@ -184,6 +187,8 @@ def restore_launches(entry: Mapping[str, Any], folder: Path) -> Target:
     lines = ["#!/bin/bash"]
     first = entry["launches"][0]
     lines += [f"#SBATCH --{name}={value}" for name, value in first["job"].items()]
+    if entry["possible"]:
+        lines.append(f'if [ -n "$1" ]; then POSSIBLE="{" ".join(entry["possible"])}"; fi')
     for one in entry["launches"]:
         lines += [f"export {name}={value}" for name, value in one["env"].items()]
         start = {"torchrun": "torchrun", "srun": "srun python"}.get(one["launcher"], "python")
@@ -281,11 +286,25 @@ LM, BRIDGE = "NVIDIA/Megatron-LM", "NVIDIA-NeMo/Megatron-Bridge"
 CORPORA = {
     one.name: one
     for one in (
-        Corpus("megatron-lm-tests", LM, "Megatron-LM, functional tests", functional_tests, restore_script),
+        Corpus(
+            "megatron-lm-tests",
+            LM,
+            "Megatron-LM, functional tests",
+            functional_tests,
+            restore_script,
+            partial(megatron_lm_defects, restore_script),
+        ),
         Corpus("megatron-lm-examples", LM, "Megatron-LM, example scripts", lm_examples, restore_launches),
         Corpus("megatron-bridge-scripts", BRIDGE, "Megatron-Bridge, scripts", bridge_scripts, restore_launches),
         Corpus("megatron-bridge-python", BRIDGE, "Megatron-Bridge, Python examples", bridge_python, restore_snippet),
-        Corpus("megatron-bridge-runs", BRIDGE, "Megatron-Bridge, verified runs", verified_runs, restore_command),
+        Corpus(
+            "megatron-bridge-runs",
+            BRIDGE,
+            "Megatron-Bridge, verified runs",
+            verified_runs,
+            restore_command,
+            partial(bridge_defects, restore_command),
+        ),
         Corpus("megatron-bridge-recipes", BRIDGE, "Megatron-Bridge, recipes", bridge_recipes, restore_command),
     )
 }

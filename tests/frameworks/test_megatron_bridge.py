@@ -260,7 +260,7 @@ CASES = (
             ("--nnodes=2 --nproc-per-node=8", "--nnodes=25 --nproc-per-node=4"),
             ("qwen3_30b_a3b_pretrain_16gpu_h100", "glm52_sft_192gpu_gb200"),
         ),
-        [("megatron-bridge.batch-does-not-scale", 2)],
+        [("topology.world", 0), ("megatron-bridge.batch-does-not-scale", 2)],
     ),
     # formats and sharding
     Case(

@@ -211,6 +211,7 @@ COMMON = (
     broken("batch schedule", DENSE, "--global-batch-size 512", "--step-batch-size-schedule 0:512,1B:700",
            "megatron-lm.batch-schedule", "--step-batch"),
     broken("no learning rate", DENSE, "    --lr 3e-4\n    --min-lr 3e-5\n", "", "megatron-lm.no-learning-rate"),
+    broken("no data", DENSE, "    --mock-data\n", "", "megatron-lm.no-data"),
     broken("hybrid without a spec", *with_args(DENSE, f"--hybrid-layer-pattern {'*-' * 16}"),
            "megatron-lm.no-layer-spec", "--hybrid-layer"),
     broken("two interleavings", *with_args(PIPELINED, "--num-virtual-stages-per-pipeline-rank 4"),

@@ -16,6 +16,7 @@ from meshwright.frameworks.joint_repair import needs_repair, only_fix_fails, wit
 from meshwright.frameworks.launch_checks import keeps_arguments_in_strings, launch_findings, launch_notes, unquoted
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.model_differences import model_findings
+from meshwright.frameworks.model_free import model_free_findings
 from meshwright.frameworks.native import batch_notes
 from meshwright.frameworks.open_length import open_length
 from meshwright.frameworks.result import CheckResult, UnresolvedValue
@@ -154,6 +155,7 @@ def _check(
         *imported.mapped.findings,
         *theirs,
         *_without_duplicates(imported, ours, theirs),
+        *(model_free_findings(imported, recipe, candidates[0]) if known and not cases else ()),
     ]
     notes = launch_notes(content, imported.parsed, candidates[0] if known else None, gpus)
     if hidden:

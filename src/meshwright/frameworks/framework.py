@@ -82,6 +82,8 @@ class ParsedConfig(msgspec.Struct, frozen=True):
     suppressed_rules: tuple[str, ...] = ()  # rules of ours that do not apply to this file
     program: ProgramArguments = ProgramArguments()  # of the Trainer and of programs like it
     version: str = ""  # of the framework, if its exports have a program for each of several versions
+    possible_keys: frozenset[str] = frozenset()  # that a script sets under a condition known only at run time
+    entry: str = ""  # name of the training program, if a script starts one
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -111,7 +111,7 @@ class _Reader:
     def _read_key(self, key: str, setting: SourcedValue, config_key: ConfigKey | None) -> None:
         if config_key is not None and config_key.status != "read":
             self._report_status(config_key, setting)
-        elif setting.unresolved:
+        elif setting.unresolved and (config_key is not None or key in self.composite_of):
             self._mark_unresolved(key, config_key)
         elif key in self.composite_of:
             if config_key is not None and setting.value is not None and not self._is_allowed(config_key, setting.value):

@@ -240,7 +240,7 @@ def fields(section: str) -> frozenset[str]:
 
 def is_extra_key(key: str) -> bool:
     """Return whether a key outside the key map exists in Megatron-Bridge."""
-    if key.startswith(("-", "+", "~")) or key == "recipe" or key.endswith(SUFFIXES):
+    if key.startswith(("-", "+", "~")) or key in ("recipe", UNREAD_ARGS) or key.endswith(SUFFIXES):
         return True  # reported by separate rules, or not settings
     if key in HUGGING_FACE_NAMES:
         return False

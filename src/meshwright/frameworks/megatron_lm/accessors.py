@@ -21,6 +21,6 @@ def get_text(ctx: RuleContext, key: str) -> str:
     return text(ctx.parsed.settings, key) or ""
 
 
-def has_unread_args(ctx: RuleContext) -> bool:
-    """Return whether some arguments could not be read, so that no flag can be reported as missing."""
-    return ctx.is_set(UNREAD_ARGS)
+def has_unread_args(ctx: RuleContext, *keys: str) -> bool:
+    """Return whether arguments could not be read, or these flags may be set, so that none is reported as missing."""
+    return ctx.is_set(UNREAD_ARGS) or any(key in ctx.parsed.possible_keys for key in keys)

@@ -13,7 +13,7 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL, torchrun_gpu_request
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
-from meshwright.frameworks.megatron_lm.arguments import KEY_MAP, UNREAD_ARGS, ParsedArgs, flag_of, parse_args
+from meshwright.frameworks.megatron_lm.arguments import KEY_MAP, UNREAD_ARGS, ParsedArgs, flag_of, key_of, parse_args
 from meshwright.frameworks.megatron_lm.model import BuiltModel, build
 from meshwright.frameworks.megatron_lm.program_flags import own_flags, split_settings
 from meshwright.frameworks.model_match import find_model
@@ -137,6 +137,8 @@ def _parsed(
         files=tuple(files),
         field_values=dict(_derived_fields(settings, built.model)),
         mappable=mappable,
+        possible_keys=frozenset(map(key_of, content.script.possible_flags)) if content.script else frozenset(),
+        entry=_program(launch) if launch is not None else "",
         suppressed_rules=tuple(rule for key, rule in SUPPRESSED_RULES.items() if key in settings),
     )
 

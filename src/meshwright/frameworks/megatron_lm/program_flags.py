@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -95,7 +96,8 @@ def _is_typo(key: str) -> bool:
     from rapidfuzz.distance import Levenshtein
 
     most = 1 if len(key) < SHORT else 2
-    return any(Levenshtein.distance(key, one, score_cutoff=most) <= most for one in parser_flags())
+    near = [one for one in parser_flags() if Levenshtein.distance(key, one, score_cutoff=most) <= most]
+    return any(re.sub(r"\D", "", one) == re.sub(r"\D", "", key) for one in near)  # data_path2 is another flag
 
 
 def split_settings(settings: Settings, own: ProgramFlags) -> tuple[Mapping[str, SourcedValue], tuple[Finding, ...]]:

@@ -29,6 +29,7 @@ def missing(ctx: RuleContext) -> Iterator[Problem]:
         if (
             ctx.is_set(key)
             or ctx.is_set(f"encoder_{key}")
+            or has_unread_args(ctx, key)
             or (key == "micro_batch_size" and ctx.is_set("batch_size"))
             or (key == "num_layers" and ctx.is_set("hybrid_layer_pattern"))
         ):
@@ -55,7 +56,12 @@ def no_length(ctx: RuleContext) -> Problem | None:
     has_length = any(
         map(ctx.is_set, ("train_iters", "train_samples", "skip_train", "perform_rl_step", "use_checkpoint_args"))
     )
-    if has_length or has_unread_args(ctx) or not ctx.is_set("micro_batch_size") or not ctx.is_set("num_layers"):
+    if (
+        has_length
+        or has_unread_args(ctx, "train_iters", "train_samples")
+        or not ctx.is_set("micro_batch_size")
+        or not ctx.is_set("num_layers")
+    ):
         return None
     unit = "samples" if any(map(ctx.is_set, SAMPLES)) else "iters"
     return Problem(
@@ -65,7 +71,7 @@ def no_length(ctx: RuleContext) -> Problem | None:
 
 
 def no_learning_rate(ctx: RuleContext) -> Problem | None:
-    if ctx.is_set("lr") or has_unread_args(ctx) or not _trains(ctx):
+    if ctx.is_set("lr") or has_unread_args(ctx, "lr") or not _trains(ctx):
         return None
     return Problem("--lr is not set, and has no default", ("--lr 3e-4",), key="lr")
 
@@ -84,7 +90,7 @@ def no_layer_spec(ctx: RuleContext) -> Problem | None:
     pattern = next((key for key in ("hybrid_layer_pattern", "hybrid_override_pattern") if ctx.is_set(key)), "")
     other = get_text(ctx, "transformer_impl") == "inference_optimized"
     modelopt = any(key.startswith(OTHER_BUILDERS) for key in ctx.parsed.settings)
-    if not pattern or other or modelopt or ctx.is_set("spec") or has_unread_args(ctx):
+    if not pattern or other or modelopt or ctx.is_set("spec") or has_unread_args(ctx, "spec"):
         return None
     return Problem("a hybrid model needs --spec", (format_flag("spec", HYBRID_SPEC),), key=pattern)
 
@@ -139,7 +145,7 @@ def warmup_too_long(ctx: RuleContext) -> Iterator[Problem]:
 
 
 def save_without_interval(ctx: RuleContext) -> Problem | None:
-    if not ctx.is_set("save") or ctx.is_set("save_interval") or has_unread_args(ctx):
+    if not ctx.is_set("save") or ctx.is_set("save_interval") or has_unread_args(ctx, "save_interval"):
         return None
     return Problem("--save needs --save-interval", ("--save-interval 1000",), key="save")
 
@@ -164,6 +170,18 @@ def several_sources(ctx: RuleContext) -> Problem | None:
         return None
     names = " and ".join(format_flag(key, True) for key in sources)
     return Problem(f"{names} are exclusive: choose one data source", (format_flag(sources[0], None),), key=sources[0])
+
+
+PRETRAINING = ("pretrain_gpt", "pretrain_hybrid", "pretrain_mamba", "pretrain_bert", "pretrain_t5")
+"""Programs that read indexed datasets, and generate mock data only with --mock-data."""
+OTHER_SOURCES = ("perform_rl_step", "finetune_hf_dataset", "finetune_data_files", "fim_data")
+
+
+def no_data(ctx: RuleContext) -> Problem | None:
+    given = any(map(ctx.is_set, (*SOURCES, *OTHER_SOURCES)))
+    if given or ctx.parsed.entry not in PRETRAINING or has_unread_args(ctx, *SOURCES) or not _trains(ctx):
+        return None
+    return Problem("no data source is set", ("--data-path PREFIX", "--mock-data"), key="data_path")
 
 
 def wsd_without_decay(ctx: RuleContext) -> Problem | None:

@@ -98,6 +98,13 @@ RULES = (
         "only saved checkpoints can be retained",
     ),
     _rule(
+        "no-data",
+        "data_path",
+        required_args.no_data,
+        "Exception: GPTDataset failed to build as a mock data generator",
+        "without a path the dataset is built as mock data, which only --mock-data has a generator for",
+    ),
+    _rule(
         "two-sources",
         " ".join(required_args.SOURCES),
         required_args.several_sources,

@@ -25,6 +25,7 @@ from meshwright.frameworks.shell.syntax import (
     Statement,
 )
 from meshwright.frameworks.shell.unreached import (
+    assigned_flags,
     may_exit,
     only_reports,
     only_sets,
@@ -49,6 +50,7 @@ class Interpreter:
         self.expander = Expander(state)
         self.commands: list[Command] = []
         self.possible: list[Command] = []  # under conditions that are known only at run time, of all branches
+        self.possible_flags: set[str] = set()  # in values that variables get under such conditions
         self.functions: dict[str, Statement] = {}
         self.call_stack: list[str] = []  # names of the functions being called
         self.local: list[dict[str, tuple[Value | None, bool]]] = []  # outer values shadowed by their local variables
@@ -217,7 +219,9 @@ class Interpreter:
     def _skip(self, what: str, location: Location, statements: Iterator[Statement]) -> None:
         """Skip commands whose condition is unknown; variables they would overwrite become unknown."""
         self.state.note(what, location.line, location.file, "the condition is known only at run time")
-        for name in overwritten(statements):
+        skipped = list(statements)
+        self.possible_flags.update(assigned_flags(iter(skipped)))
+        for name in overwritten(iter(skipped)):
             reason = f"{name} is set under a condition on line {location.line} that is known only at run time"
             self.state.mark_unknown(name, reason, *location)
 

@@ -44,4 +44,6 @@ def _read(text: str, where: str, folder: Path | None) -> Script:
     interp.run_block(block)
     variables = {name: value.to_value() for name, value in state.values.items()}
     unresolved = tuple(state.unresolved.values())
-    return Script(tuple(interp.commands), variables, sbatch, unresolved, tuple(interp.possible))
+    return Script(
+        tuple(interp.commands), variables, sbatch, unresolved, tuple(interp.possible), frozenset(interp.possible_flags)
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 
 from meshwright.frameworks.shell.syntax import (
@@ -103,6 +104,17 @@ def overwritten(statements: Iterator[Statement]) -> Iterator[str]:
         for assignment in (*simple.assignments, *simple.declared):
             if not appends_to_itself(assignment):
                 yield assignment.name
+
+
+FLAG = re.compile(r"(?<![\w-])--[A-Za-z][\w-]*")
+
+
+def assigned_flags(statements: Iterator[Statement]) -> Iterator[str]:
+    """Yield the flags in values that these commands would give to variables."""
+    for simple in simple_commands(statements):
+        for one in (*simple.assignments, *simple.declared):
+            words = [one.value] if one.value is not None else [element.word for element in one.elements]
+            yield from FLAG.findall(" ".join("".join(part.text for part in word) for word in words))
 
 
 def tested_for_empty(block: Block | Pipeline) -> str:

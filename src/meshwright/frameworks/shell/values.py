@@ -45,6 +45,7 @@ class Script(msgspec.Struct, frozen=True):
     sbatch: Mapping[str, SourcedValue]  # by long name without dashes; an option without a value is True
     unresolved: tuple[Unresolved, ...]
     possible: tuple[Command, ...] = ()  # commands under conditions that are known only at run time, of all branches
+    possible_flags: frozenset[str] = frozenset()  # in values that variables get under such conditions
 
 
 class LaunchCommand(msgspec.Struct, frozen=True):
