@@ -286,8 +286,8 @@ TORCH = replaced(
 )
 RARER = (
     Case("valid: Megatron-FSDP", FSDP, gpus="2x8xH100"),
-    Case("valid: a batch that grows by iterations", replaced(
-        DENSE, ("--weight-decay 0.1", "--rampup-batch-size 16 16 300 --weight-decay 0.1")), gpus="2x8xH100"),
+    broken("a batch that grows by iterations", DENSE, "--weight-decay 0.1",
+           "--rampup-batch-size 16 16 300 --weight-decay 0.1", "megatron-lm.batch-ramp-up", "--rampup-batch-size"),
     Case("valid: saved in the background", replaced(
         DENSE, ("--attention-backend flash", "--async-save --use-persistent-ckpt-worker")), gpus="2x8xH100"),
     Case("valid: activations offloaded", replaced(
