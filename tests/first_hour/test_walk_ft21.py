@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from meshwright import check
+from meshwright import InputError, check, cluster, evaluate, find_model, generate, import_file, recommend
 from meshwright.engine.epochs import with_epoch_intervals
 
 ROWS = [
@@ -40,6 +40,16 @@ args = SFTConfig(
 )
 SFTTrainer(model=model, args=args, train_dataset=ds, peft_config=peft_config).train()
 """
+CONFIG = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+}
 GPUS = "2xRTX6000Ada"
 
 
@@ -200,3 +210,33 @@ def test_a_plan_of_another_engine_uses_the_micro_batch_that_its_memory_allows(me
         rival = meshwright(*words, *on, f"layout.micro_batch_size={other}").json
         if rival["estimate"]["fits"]:
             assert chosen["estimate"]["step_s"] < 1.05 * rival["estimate"]["step_s"]
+
+
+def test_paths_of_pathlib_are_accepted() -> None:
+    script, config = Path(trl()), Path("model/config.json")
+    config.parent.mkdir()
+    config.write_text(json.dumps(CONFIG))
+    assert check(script, gpus=GPUS).recipe.model
+    assert import_file(script, gpus=GPUS).recipe.peft.rank == 64
+    for model in (config, config.parent):
+        assert recommend(model, "1xH200", "lora", dataset=Path("chats.jsonl")).recipe.data.dataset == "chats.jsonl"
+
+
+@pytest.mark.parametrize("value", [3, 1.5, object(), ["a"], b"train.py"])
+@pytest.mark.parametrize("function", [check, recommend, import_file, find_model, evaluate, cluster])
+def test_wrong_types_are_errors_of_ours(function: Any, value: Any) -> None:
+    if (function, value) == (cluster, 3):
+        return  # a count of GPUs
+    given = {"gpus": "1xH200", "goal": "sft"} if function is recommend else {}
+    with pytest.raises(InputError):
+        function(value, **given)
+
+
+@pytest.mark.parametrize(
+    ("function", "values"),
+    [(evaluate, {"samples": "4"}), (generate, {"max_tokens": "5"}), (generate, {"temperature": "hot"})],
+)
+def test_wrong_types_of_options_are_errors_with_the_field(function: Any, values: dict[str, str]) -> None:
+    prompt = {"prompt": "hello"} if function is generate else {}
+    with pytest.raises(InputError, match=next(iter(values))):
+        function("run", **prompt, **values)

@@ -315,6 +315,11 @@ def validated(request: R, surface: Surface = "cli") -> R:
         if limits.positional and not field.repeated and isinstance(value, COLLECTIONS) and not objects:
             reason = f"takes one value, not a {type(value).__name__}"
             raise InputError(reason, field=field.name, value=str(value), fix=field.fix(surface))
+        declared = bool(limits.surfaces) and bool(field.types)  # else set by code
+        if declared and not field.repeated and not objects and not _has_type(field, value):
+            kinds = " or ".join(_TYPE_NAMES[one] for one in field.types)
+            reason = f"must be {kinds}, not {type(value).__name__} {value!r}"
+            raise InputError(reason, field=field.name, value=str(value), fix=field.fix(surface))
         for one in value if field.repeated else (value,):
             if isinstance(one, str):
                 _check_string(field, one)
@@ -332,6 +337,17 @@ def validated(request: R, surface: Surface = "cli") -> R:
             meant = choices.Synonym("", "", (f"{limits.override}={value}",))
             changes["overrides"] = _with_overrides(request, changes, f"{field.label} {value}", meant)
     return msgspec.structs.replace(request, **changes) if changes else request
+
+
+def _has_type(field: Field, value: Any) -> bool:
+    """Return whether a value of a Python call is of a type that the field takes; results such as a Recipe are."""
+    if isinstance(value, bool):
+        return bool in field.types
+    if isinstance(value, str):
+        return str in field.types
+    if isinstance(value, int | float):
+        return float in field.types or (int in field.types and isinstance(value, int))
+    return isinstance(value, msgspec.Struct)  # a Recipe, a Plan
 
 
 def choice(field: Field, value: str) -> choices.Synonym:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -106,10 +107,20 @@ class VerbFunction(Generic[P, R, T]):
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> T:
         """Validate the fields and run the verb."""
-        request = validated(self._request(*args, **kwargs))
+        texts: Any = _as_text(args), _as_text(kwargs)
+        request = validated(self._request(*texts[0], **texts[1]))
         result = self.handle(request)
         _remember(result, request)
         return result
+
+
+def _as_text(value: Any) -> Any:
+    """Return a value with paths (pathlib) as text, also inside lists and mappings."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if type(value) in (list, tuple):
+        return type(value)(_as_text(one) for one in value)
+    return {key: _as_text(one) for key, one in value.items()} if type(value) is dict else value
 
 
 REMEMBERED = 64  # latest results of Python callers whose requests are kept

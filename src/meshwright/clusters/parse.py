@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from math import gcd
@@ -94,7 +95,10 @@ def default_nodes(count: int, known: Gpu) -> tuple[int, int]:
     return count // size, size
 
 
-def _read(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
+def _read(text: str | os.PathLike[str]) -> tuple[Cluster, tuple[Assumption, ...]]:
+    text = os.fspath(text) if isinstance(text, os.PathLike) else str(text) if isinstance(text, int) else text
+    if not isinstance(text, str):
+        raise _bad(str(text), f"must be a string, not {type(text).__name__}", EXAMPLES)
     text = text.strip()
     if not text:
         raise _bad(text, "the cluster is empty; write a count and a GPU", EXAMPLES)
