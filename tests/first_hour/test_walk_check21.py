@@ -236,3 +236,39 @@ def test_a_rack_without_a_gpu_names_those_that_are_in_racks() -> None:
     with pytest.raises(InputError) as error:
         cluster("2xNVL72")
     assert "2xGB200-NVL72" in error.value.fix
+
+
+JOB = """#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=8
+#SBATCH --gpus-per-node=8
+ARGS="
+    --num-layers 4 --hidden-size 512 --num-attention-heads 8
+    --seq-length 1024 --max-position-embeddings 1024
+    --micro-batch-size 1 --global-batch-size 64
+    --train-samples 64000 --lr-warmup-samples 640 --lr-decay-samples 64000
+    --lr 1e-4 --mock-data --tokenizer-type NullTokenizer --vocab-size 1000 --bf16
+"
+srun python pretrain_gpt.py $ARGS
+"""
+
+
+def test_a_gpu_type_alone_has_the_count_of_the_job(moe: None, meshwright: Any) -> None:
+    Path("job.sbatch").write_text(JOB)
+    answer = meshwright("check", "job.sbatch", "--gpus", "H100", "--json")
+    assert answer.code == 0
+    assert answer.json["gpus"] == "4x8xH100"
+
+
+def test_the_fix_of_too_many_nodes_is_one_of_the_job(moe: None, meshwright: Any) -> None:
+    Path("job.sbatch").write_text(JOB)
+    found = meshwright("check", "job.sbatch", "--gpus", "2x8xH100", "--json").json["findings"]
+    launch = [one for one in found if one["rule"] == "launch.gpus"]
+    assert [(one["fix"], one["line"]) for one in launch] == [(["#SBATCH --nodes=2"], 2)]
+
+
+def test_lengths_in_samples_are_imported(moe: None, meshwright: Any) -> None:
+    Path("job.sbatch").write_text(JOB)
+    out = meshwright("import", "job.sbatch", "--gpus", "4x8xH100").out
+    assert "samples" not in out
+    assert "steps = 1000" in out

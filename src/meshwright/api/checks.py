@@ -125,7 +125,7 @@ def _check(request: requests.Check) -> CheckResult:
         return frameworks.check(
             theirs,
             content,
-            gpus=None if request.gpus is None else str(request.gpus),
+            gpus=frameworks.stated_gpus(theirs, content, None if request.gpus is None else str(request.gpus)),
             model=None if request.model is None else model_named(request.model)[0],
             overrides=request.overrides,
             advice=request.advice,
@@ -606,6 +606,14 @@ class ExportResponse(Response, frozen=True, kw_only=True):
     not_imported: Sequence[DroppedSetting] = ()
 
 
+def _typed_gpus(request: requests.Check | None, result: CheckResult) -> str | int | None:
+    """Return the GPUs of a request; of a type alone, whose count the file states, the checked cluster."""
+    given = None if request is None else request.gpus
+    if given is None or not clusters.is_known(str(given).strip()):
+        return given
+    return None if result.cluster is None else str(result.cluster)
+
+
 def check_response(result: CheckResult, request: requests.Check | None = None) -> CheckResponse:
     """Return the response of check."""
     return copied(
@@ -619,7 +627,7 @@ def check_response(result: CheckResult, request: requests.Check | None = None) -
         estimate=estimate_part(result.estimate, result.exists) if result.estimate else None,
         repair=result.repair or UNSET,
         contradiction=result.contradiction or UNSET,
-        assumed=assumed_in(request.gpus) if request is not None else (),
+        assumed=assumed_in(_typed_gpus(request, result)),
         ignored=[_ignored_part(one) for one in result.ignored] or UNSET,
         stale=result.stale or UNSET,
     )

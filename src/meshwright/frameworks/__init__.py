@@ -7,7 +7,7 @@ from pathlib import Path
 from meshwright import file_access
 from meshwright.errors import InputError
 from meshwright.frameworks.announced import lost_lines, with_comments
-from meshwright.frameworks.check import as_in_files, check
+from meshwright.frameworks.check import as_in_files, check, stated_gpus
 from meshwright.frameworks.dropped import DroppedSetting, dropped_settings, require_model
 from meshwright.frameworks.export import export, exported_engine, in_version, lost_numbers, write
 from meshwright.frameworks.framework import Content, Framework
@@ -65,6 +65,7 @@ __all__ = [
     "open_length_of_recipe",
     "patch",
     "require_model",
+    "stated_gpus",
     "superseded",
     "train_command",
     "with_comments",

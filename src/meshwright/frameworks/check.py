@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from meshwright import costs, rules
-from meshwright.clusters import Cluster
+from meshwright.clusters import Cluster, is_known
 from meshwright.frameworks.argument_fixes import argument_changes, program_fields, replaced_keys
+from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.framework import Content, Framework, RuleContext
 from meshwright.frameworks.joint_repair import needs_repair, only_fix_fails, with_repair
 from meshwright.frameworks.launch_checks import keeps_arguments_in_strings, launch_findings, launch_notes, unquoted
@@ -115,6 +116,20 @@ def _with_batch_note(result: CheckResult, imported: ImportedRecipe) -> CheckResu
 
     notes = batch_notes(case, result.findings, float(estimate.step_s), result.repair, written)
     return msgspec.structs.replace(result, notes=(*result.notes, *notes)) if notes else result
+
+
+def stated_gpus(framework: Framework, content: Content, gpus: str | None) -> str | None:
+    """Return the GPUs as typed; a type alone gets the count that the file states, in its settings or its launch."""
+    if gpus is None or not is_known(gpus.strip()):
+        return gpus
+    request = framework.parse(content).gpu_request
+    if request.count is None and len(content.launches) == 1:
+        request = gpu_request_of(content.launches[0])
+    if request.count is None:
+        return gpus
+    size = request.gpus_per_node
+    nodes = f"{request.count // size}x{size}" if size and request.count % size == 0 else str(request.count)
+    return f"{nodes}x{gpus.strip()}"
 
 
 def _our_repair(imported: ImportedRecipe, gpus: str | None) -> tuple[str, ...]:

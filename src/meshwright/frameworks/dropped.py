@@ -16,6 +16,7 @@ from meshwright.frameworks.framework import Content, Framework, ParsedConfig
 from meshwright.frameworks.import_file import referring
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.mapping import text_of
+from meshwright.frameworks.schedule_units import length_keys
 from meshwright.frameworks.to_recipe import ImportedRecipe, complete, import_recipe
 from meshwright.frameworks.tried_fixes import without_flag
 from meshwright.frameworks.types import Settings, SourcedValue
@@ -191,6 +192,7 @@ def _without_field(framework: Framework, settings: Any) -> Iterator[tuple[str, S
     """Yield the settings that no row of the key map carries over, except those that are off or equal to a default."""
     table = config_keys(framework.key_map)
     together = {key for one in composite_keys(framework.key_map) for key in one.keys}
+    together |= set(length_keys(framework.key_map, settings).values())  # lengths in samples, imported in steps
     for key, setting in settings.items():
         row = table.get(key)
         if key in together or (row is not None and (row.field or row.status != "read")):

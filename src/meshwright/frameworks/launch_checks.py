@@ -292,9 +292,12 @@ def _given_gpus(launch: LaunchCommand, cluster: Cluster, explicit: bool) -> list
     if wanted is None or nodes is None or count * wanted == cluster.world:
         return []
     rule = "launch.gpus" if count * wanted > cluster.world else "launch.idle"
-    text = f"--nnodes {wanted} × {count} processes, but {cluster} has {cluster.world} GPUs"
-    fix = [f"torchrun --nnodes {cluster.world // count}"] if cluster.world % count == 0 else []
-    return [_finding(rule, "--nnodes", nodes, text, *fix)]
+    text = f"{wanted} nodes × {count} processes, but {cluster} has {cluster.world} GPUs"
+    job = _job_nodes(launch)
+    of_job = job is not None and job[0] == wanted  # torchrun follows it, or srun starts the processes
+    name = "#SBATCH --nodes=" if of_job else "torchrun --nnodes "
+    fix = [f"{name}{cluster.world // count}"] if cluster.world % count == 0 else []
+    return [_finding(rule, "--nodes" if of_job else "--nnodes", job[1] if of_job and job else nodes, text, *fix)]
 
 
 def _several_nodes(launch: LaunchCommand) -> int:
