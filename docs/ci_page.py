@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "examples" / "ci_repository"
+RESULTS = ROOT / "benchmarks" / "results" / "corpora.json"
+LEDGER = ROOT / "benchmarks" / "corpora" / "ledger.toml"
 BASELINE = ".meshwright-baseline.json"
 WORKFLOW = """\
 name: training configs
@@ -93,6 +98,20 @@ and field: its line and figures may change.
 Once the config is fixed, its entries are stale; write the baseline again:
 
 {fixed}
+## Figures
+
+The frameworks' owners run the files of these repositories, so an error on one of them is false unless the ledger
+below explains it. `python -m benchmarks.corpora --corpus NAME --root CHECKOUT` makes a row; only keys and values of
+the files are kept (`benchmarks/data/corpora`), and tests check them again. The readers and rules were corrected on
+these files, so the table shows that nothing regressed, not what to expect on files that were never seen.
+
+{figures}
+Defects put into kept files, by kind; a defect is caught if `check` reports an error or refuses the file:
+
+{defects}
+Ledger: errors that are right, on files of the corpora.
+
+{ledger}
 ## pre-commit
 
 The hook gets the names of changed files; `--skip-unknown` skips those that no framework reads:
@@ -120,7 +139,59 @@ def page() -> str:
         known=block("", known),
         fixed=block("", fixed),
         hook=block("yaml", HOOK),
+        figures=figures(),
+        defects=defects(),
+        ledger=ledger(),
     )
+
+
+def _results() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = json.loads(RESULTS.read_text())
+    return found
+
+
+def figures() -> str:
+    """Return the table of what is read and which errors are false, one row per corpus."""
+    head = ["corpus", "commit", "files", "read", "with errors", "of them explained", "false errors"]
+    rows = [
+        [
+            one["title"],
+            one["commit"][:7],
+            str(one["files"]),
+            f"{one['read']} ({one['read'] / max(1, one['files']):.0%})",
+            str(one["files_with_errors"]),
+            str(one["files_with_errors"] - one["files_with_false_errors"]),
+            str(one["files_with_false_errors"]),
+        ]
+        for one in _results().values()
+    ]
+    return table(head, rows)
+
+
+def defects() -> str:
+    """Return the table of injected defects."""
+    rows = [
+        [one["title"], kind, str(found["injected"]), str(found["caught"])]
+        for one in _results().values()
+        for kind, found in one["defects"].items()
+    ]
+    return table(["corpus", "defect", "injected", "caught"], rows)
+
+
+def ledger() -> str:
+    """Return the table of errors that are right, with the reason."""
+    titles = {name: one["title"] for name, one in _results().items()}
+    entries = tomllib.loads(LEDGER.read_text())["exception"]
+    rows = [
+        [titles.get(one["corpus"], one["corpus"]), f"`{one['path']}`", one["rule"], one["reason"]] for one in entries
+    ]
+    return table(["corpus", "file", "rule", "why the error is right"], rows)
+
+
+def table(head: list[str], rows: list[list[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(one)} |" for one in lines) + "\n"
 
 
 def shown(folder: Path, *words: str) -> str:
