@@ -35,6 +35,7 @@ from meshwright.choices import FRAMEWORKS
 from meshwright.cli.run import run
 from meshwright.errors import MeshwrightError
 from meshwright.frameworks.export import KEPT, is_same
+from meshwright.frameworks.initial_weights import tokenizer_of
 from meshwright.frameworks.mapping import relevant_fields
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import Recipe, field_value
@@ -57,6 +58,7 @@ class UserFile(NamedTuple):
 CASES = (
     UserFile("mlm_dense", "pretrain_3b.sh", "4x8xH100"),
     UserFile("mlm_sentencepiece", "run.sh", "8xH100"),
+    UserFile("mlm_gpt2_bpe", "run.sh", "8xH100"),
     UserFile("mlm_moe", "mixtral.sh", "4x8xH100"),
     UserFile("mlm_ropescaling", "cpt.sh", "2x8xH100"),
     UserFile("mlm_70b_fp8", "run70b.sh", "8x8xH100"),
@@ -244,7 +246,9 @@ def value_of(recipe: Recipe, job: Job, key: str) -> object:
     """Return a field's value, with paths from the folder of the case."""
     value = field_value(recipe, key)
     fine_tuned = recipe.goal != "pretrain" and key == "checkpoint.pretrained"
-    if not value and (fine_tuned or key == "data.tokenizer"):
+    if not value and key == "data.tokenizer":
+        return tokenizer_of(recipe, job.model)
+    if not value and fine_tuned:
         return job.model.hf_id
     if key == "data.validation" and not value and recipe.data.validation_part:
         return ""
@@ -293,7 +297,7 @@ def own_commands(output: Output) -> Iterator[str]:
                 r"(?:^|\s)(meshwright (?:recommend|export|launch|check|train|plan|estimate|import) .*)$", part
             )
             if found and not re.search(r"\b(MODEL|FILE|KEY=VALUE|PATH|DIR|N|…)\b|…|\bsteps=N\b", found[1]):
-                yield re.split(r"  +|[:;,]? \(|: | # ", found[1])[0].rstrip(".,;:")
+                yield re.split(r"  +|[:;,]? \(|[:;] | # ", found[1])[0].rstrip(".,;:")
 
 
 def fixes(output: Output) -> Iterator[str]:

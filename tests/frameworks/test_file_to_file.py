@@ -135,3 +135,54 @@ def test_a_fused_output_layer_is_not_written_for_releases_of_megatron(meshwright
     found = meshwright(*words)
     assert "cross-entropy-fusion-impl linear \\" not in found.out
     assert "Unmapped kernels.loss=fused_linear" in found.out
+
+
+@pytest.mark.parametrize(("name", "file", "model"), [
+    ("trl_dpo", "dpo.sh", "Qwen/Qwen2-0.5B-Instruct --goal sft --gpus 8xH100"),
+    ("trl_grpo", "grpo.sh", "Qwen/Qwen2.5-1.5B-Instruct --goal sft --gpus 8xH100"),
+])  # fmt: skip
+def test_runs_with_preferences_or_rewards_say_what_can_be_planned(
+    meshwright: Any, case: Any, name: str, file: str, model: str
+) -> None:
+    case(name)
+    found = meshwright("check", file, "--gpus", "8xH100")
+    assert found.code == 2
+    assert "losses of preferences or rewards are neither read nor planned" in found.err
+    assert f"fix:   meshwright recommend {model}" in found.err
+    assert meshwright("recommend", *model.split()).code == 0
+
+
+def test_validations_without_data_are_reported_and_the_run_line_works(meshwright: Any, case: Any) -> None:
+    case("acc_trl_sharegpt")
+    checked = meshwright("check", "sft.sh", "--gpus", "8xH100").out
+    assert "(accelerate.trl-no-test-split)  fix: --eval_strategy no" in checked
+    assert "(accelerate.trl-dataset-file)  fix: meshwright export sft.sh --gpus 8xH100 --to accelerate" in checked
+    command = meshwright("recommend", "sft.sh", "--gpus", "8xH100", "--json").json["commands"]["meshwright"]
+    assert "data.validation_part=0.02" in command
+
+
+def test_the_tokenizer_is_that_of_the_weights_and_never_a_look_alikes(meshwright: Any, case: Any) -> None:
+    folder = case("acc_trl_sharegpt")
+    for to in ("megatron-lm", "megatron-bridge"):
+        out = meshwright("export", "sft.sh", "--to", to, "--gpus", "8xH100", "--out", to, "train.steps=10")
+        assert out.code == 0, out
+        text = "".join(path.read_text() for path in (folder / to).glob("*.*"))
+        assert "Qwen/Qwen2.5-7B-Instruct" in text.partition("tokenizer")[2]
+    assert "messages" in (folder / "megatron-lm" / "sharegpt.messages.jsonl").read_text(), "--sft reads messages"
+
+
+def test_bpe_files_do_not_become_another_models_tokenizer(meshwright: Any, case: Any) -> None:
+    case("mlm_gpt2_bpe")
+    saved = meshwright("recommend", "run.sh", "--gpus", "8xH100", "--engine", "megatron", "--save", "s.toml")
+    assert saved.code == 0, saved
+    found = meshwright("export", "s.toml", "--to", "megatron-lm", "--out", "m")
+    assert "TinyLlama" not in found.out
+    assert "fix: data.tokenizer=PATH" in found.out
+
+
+def test_text_of_the_hub_is_not_a_prefix_of_token_files(meshwright: Any, case: Any) -> None:
+    folder = case("titan_8b")
+    words = ("export", "train.toml", "--to", "megatron-lm", "--gpus", "4x8xH100", "--out", "m", "layout.recompute=none")
+    found = meshwright(*words)
+    assert "--data-path c4 is the name of a dataset" in found.out
+    assert f"--tokenizer-model {folder / 'tok'}\n" in (folder / "m" / "train.sh").read_text()

@@ -232,6 +232,7 @@ def check_recipe(
     return msgspec.structs.replace(result, contradiction=planner.contradiction(kept, errors))
 
 
+IN_CHECKOUT = ("megatron-lm",)  # whose program is started in a checkout, not in the folder of the export
 WRITTEN = "--out FOLDER"  # fix of an export that converts data, which are written and not printed
 
 
@@ -282,7 +283,8 @@ def _moved(found: Exported, data: Mapping[str, str], folder: str) -> Iterator[st
     """Yield notes on data that were converted, and on paths that are written in full: the program starts elsewhere."""
     recipe = found.checked.recipe
     if data:
-        yield f"{', '.join(data)}: the rows of {recipe.data.dataset} as messages; start it in {folder}"
+        start = "" if found.written.framework in IN_CHECKOUT else f"; start it in {folder}"
+        yield f"{', '.join(data)}: the rows of {recipe.data.dataset} as messages{start}"
     elif full := [key for key, name in _data_names(recipe) if name.startswith("/") and Path(name).exists()]:
         yield f"{' and '.join(full)}: the full path of this machine is written, for a start in any folder"
 
@@ -311,7 +313,7 @@ def export_into(
     _require_numbers(theirs, checked, read)
     named, converted = theirs.readable_data(checked.recipe) if folder else (checked.recipe, {})
     own_program = read is not None and same and bool(read.settings.parsed.program.argv)
-    if folder and converted and (anywhere or own_program):  # a program's arguments name files in any folder
+    if folder and converted and (anywhere or own_program or theirs.name in IN_CHECKOUT):
         here = [f"{key}={Path(folder).resolve() / name}" for key, name in _data_names(named) if name in converted]
         named = override.apply(named, here)
     try:
@@ -401,15 +403,27 @@ def _sizing(job: Job, checked: RecipeCheckResult, overrides: Sequence[str]) -> t
     It has the words and overrides that the user typed, except those of the layout that does not run.
     """
     errors = [one for one in checked.findings if one.severity == "error"]
-    if job.no_model or all(one.fix == (WRITTEN,) or _is_about_weights(one) for one in errors):
+    if job.no_model or all(one.fix == (WRITTEN,) or _is_about_weights(one) or _is_open(one) for one in errors):
         return ()
     recipe = checked.recipe
     goal = ("--goal", recipe.goal) if job.plan is not None else ()
     named = [*job.words, *goal, "--gpus", checked.cluster.argument, "--engine", checked.engine]
-    typed = dict.fromkeys(one for one in overrides if one not in named)
+    typed = dict.fromkeys(one for one in (*overrides, *_other_fixes(errors)) if one not in named)
     words = [one for one in (*named, *typed) if "=" not in one or not (recipe_key(one) or "").startswith("layout.")]
     command = shlex.join(("meshwright", "recommend", *words, "--save", "sized.toml"))
     return (f"for a layout that runs: {command}, then export sized.toml",)
+
+
+def _other_fixes(errors: Sequence[RuleFinding]) -> list[str]:
+    """Return the fixes of errors that no layout resolves, such as another optimizer."""
+    fixes = [one.fix[0].split() for one in errors if one.fix and not _is_open(one)]
+    whole = [words for words in fixes if not any((recipe_key(one) or "layout.").startswith("layout.") for one in words)]
+    return list(dict.fromkeys(word for words in whole for word in words if "=" in word))
+
+
+def _is_open(finding: RuleFinding) -> bool:
+    """Return whether the fix of a finding has a value that only the user knows, such as PATH."""
+    return bool(finding.fix) and any(word.partition("=")[2].isupper() for word in finding.fix[0].split())
 
 
 def _is_about_weights(finding: RuleFinding) -> bool:

@@ -340,7 +340,8 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         if more != changes:
             exported, data = export_with(more)
         new = exported.checked.recipe
-        changed = other_frameworks.changed_interval(new, recipe.checkpoint.save_every) if read else ()
+        stated = read or exported.job.content is not None  # by a file, which a job may not change without a word
+        changed = other_frameworks.changed_interval(new, recipe.checkpoint.save_every) if stated else ()
         notes = (*changed, other_frameworks.requeue_note(framework, new, step_s, own))
     program = exported.written.program
     source = exported.job.imported

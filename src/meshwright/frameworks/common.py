@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from glob import has_magic
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import msgspec
 from msgspec import UNSET
 
+from meshwright import file_access
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import FrameworkRule, GpuRequest, Problem, RuleContext
 from meshwright.frameworks.types import Settings, as_int
@@ -85,6 +87,22 @@ def pattern_notes(recipe: Recipe, title: str) -> Iterator[str]:
             yield (
                 f"{path} is a pattern, and {title} expands none: name the prefix of each file without .bin, "
                 "data.dataset=PREFIX, or data.blend=PREFIX:WEIGHT,PREFIX:WEIGHT for several"
+            )
+
+
+def hub_text_notes(recipe: Recipe, key: str) -> Iterator[str]:
+    """Yield that texts of the Hugging Face hub, or a file of texts, are not the token files that Megatron reads."""
+    named = [*recipe.data.blend] or [recipe.data.dataset]
+    trains = recipe.goal == "pretrain" and (recipe.data.blend or recipe.data.dataset != "mock")
+    for name in named if trains else ():
+        is_text = Path(name).suffix in (".txt", ".json", ".jsonl", ".parquet", ".csv")
+        is_hub = not name.startswith(("/", ".", "~")) and name.count("/") <= 1 and not name.endswith("_document")
+        here = not file_access.closed() and any(Path(f"{name}{end}").exists() for end in ("", ".bin"))
+        if is_text or (is_hub and not here and not has_magic(name)):
+            kind = "a file of texts" if is_text else "the name of a dataset"
+            yield (
+                f"{key} {name} is {kind}: Megatron reads token files (.bin, .idx); tokenize it with "
+                "tools/preprocess_data.py and name their prefix with data.dataset=PREFIX"
             )
 
 

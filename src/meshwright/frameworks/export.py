@@ -139,7 +139,8 @@ def differences(
 ) -> tuple[UnmappedField, ...]:
     """Return the fields whose value changes when the export is read back."""
     found = read_back(framework, written, model, on)
-    own = (model.hf_id, model_path(recipe, model))
+    text = next(iter(written.files.values()))
+    own = (model.hf_id, model_path(recipe, model), recipe.checkpoint.pretrained)
     retained = any(one.field == "checkpoint.keep" for one in written.unmapped)  # which are kept, in place of how many
     return tuple(
         UnmappedField(key, field_value(recipe, key), f"{framework.title} would use {field_value(found, key)!r}")
@@ -149,7 +150,7 @@ def differences(
         and not (key == "train.eval_steps" and not recipe.train.eval_every)  # of no evaluation
         and not (key in KEPT and KEPT[key](recipe) == KEPT[key](found))
         and not (key == "checkpoint.milestone_every" and retained)
-        and (key != "checkpoint.folder" or recipe.checkpoint.folder)  # a folder that the export chose
+        and not (key == "checkpoint.folder" and (recipe.checkpoint.folder or "") in text)  # named, or chosen here
         and not (written.program.variables and key == "checkpoint.pretrained")  # a variable names the converted weights
         and not (key in NAMED_BY_MODEL and not field_value(recipe, key) and field_value(found, key) in own)
         and not (key == "data.tokenizer" and not found.data.tokenizer and recipe.data.tokenizer in own)

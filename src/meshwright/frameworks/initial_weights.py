@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from meshwright import file_access
+from meshwright.frameworks.model_match import find_model, model_path
+from meshwright.models import ModelSpec
 from meshwright.recipes.types import Recipe
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -34,6 +36,19 @@ def is_hub_id(weights: str) -> bool:
     path = Path(weights).expanduser()
     is_local = not file_access.closed() and (path.exists() or path.parent.exists())
     return bool(HUB_ID.fullmatch(weights)) and not is_local
+
+
+def tokenizer_of(recipe: Recipe, model: ModelSpec) -> str:
+    """Return the tokenizer of a run: as named, that of its weights, or that published with the model; empty if unknown.
+
+    A model in the user's own sizes is written as a catalogue model with another vocabulary, whose tokenizer is not his.
+    """
+    weights, vocabulary = recipe.checkpoint.pretrained, recipe.architecture.vocab
+    if recipe.data.tokenizer or (weights and is_hugging_face(weights)):
+        return recipe.data.tokenizer or weights
+    published = find_model(recipe.model)
+    is_other = vocabulary is not None and (published is None or published.vocab != vocabulary)
+    return "" if is_other else model_path(recipe, model) or model.hf_id or ""
 
 
 def shell_word(word: str, variables: Mapping[str, str], expanded: Collection[str] = ()) -> str:

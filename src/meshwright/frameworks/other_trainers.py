@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from math import prod
@@ -56,6 +57,50 @@ class OtherTrainerError(InputError):
     def on(self, gpus: str) -> OtherTrainerError:
         """Return the error with the command for the GPUs that the user typed."""
         return OtherTrainerError(self.title, self.content, gpus)
+
+
+METHODS_OF_TRL = ("dpo", "grpo", "kto", "reward", "rloo", "ppo", "orpo", "cpo", "gkd", "nash_md", "online_dpo", "xpo")
+_TRL_COMMAND = re.compile(rf"(?m)^[^#\n]*\btrl\s+({'|'.join(METHODS_OF_TRL)})\b")
+_TRL_SCRIPT = re.compile(rf"(?m)^[^#\n]*[\s/.]({'|'.join(METHODS_OF_TRL)})\.py\b")
+_TRL_CLASS = re.compile(r"(?m)^[^#\n]*\b(\w+)Trainer\(")
+_MODEL = re.compile(r"--model_name_or_path[ =]+([^\s\\]+)|[\w.]*ForCausalLM\.from_pretrained\(\s*[\"']([^\"']+)")
+
+
+class OtherLossError(OtherTrainerError):
+    """A run of TRL with preferences or rewards, which is not read, with the command that plans the model's part."""
+
+    def __init__(self, title: str, content: Content, gpus: str = "") -> None:
+        found = _MODEL.search(content.text)
+        model = (found[1] or found[2]) if found else "MODEL"
+        goal = "peft" if re.search(r"--use_peft|LoraConfig\(|get_peft_model\(", content.text) else "sft"
+        reason = (
+            f"trains with TRL's {title.upper()}: losses of preferences or rewards are neither read nor planned; the "
+            "fix plans supervised fine-tuning of the same model: add the memory of a reference or reward model, and "
+            "the time of generated answers"
+        )
+        fix = f"meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {shlex.quote(gpus or GPUS)}"
+        InputError.__init__(self, reason, field="file", value=content.path, fix=(fix,))
+        self.title, self.content = title, content
+
+    def on(self, gpus: str) -> OtherLossError:
+        """Return the error with the command for the GPUs that the user typed."""
+        return OtherLossError(self.title, self.content, gpus)
+
+
+def other_loss(content: Content) -> OtherLossError | None:
+    """Return the error for a script or program of TRL that trains with preferences or rewards; else None."""
+    if content.format == "python":
+        names = (found[1].lower() for found in _TRL_CLASS.finditer(content.text))
+        title = next((name for name in names if name in METHODS_OF_TRL), "")
+        return OtherLossError(title, content) if title and "trl" in content.text else None
+    if content.format != "shell" or ("trl" not in content.text and ".py" not in content.text):
+        return None
+    found = _TRL_COMMAND.search(content.text)
+    script = None if found else _TRL_SCRIPT.search(content.text)
+    if script is not None and not any(word in content.text for word in ("trl", "accelerate", "deepspeed")):
+        return None
+    found = found or script
+    return OtherLossError(found[1], content) if found else None
 
 
 def other_trainer(content: Content) -> OtherTrainerError | None:

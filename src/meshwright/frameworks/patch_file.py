@@ -119,7 +119,8 @@ def _only_program(
     if base.program.env == target.program.env:
         first = next(iter(target.files))
         settings = {key: one.value for key, one in imported.settings.parsed.settings.items()}
-        files = {first: config_text(nest(settings), recipe, imported.framework)}
+        others = {name: text for name, text in files.items() if name != first}  # such as the data of TRL's script
+        files = {first: config_text(nest(settings), recipe, imported.framework), **others}
     else:
         words = tuple(without_argument(words, SHARDING))
         env = {**target.program.env, **env}

@@ -9,7 +9,7 @@ from pathlib import Path
 from meshwright.choices import FRAMEWORKS, FRONT_ENDS
 from meshwright.errors import InputError, some, unknown
 from meshwright.frameworks.framework import Content, Format, Framework
-from meshwright.frameworks.other_trainers import other_trainer
+from meshwright.frameworks.other_trainers import other_loss, other_trainer
 
 FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
     "megatron-lm": {"shell": ("pretrain_", "--num-layers", "--micro-batch-size", "--tensor-model-parallel-size")},
@@ -53,6 +53,8 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
     """Return the framework that a file is for; `front_ends`: also one that is only checked."""
     if front_ends and content.format == "shell" and (end := _front_end_of(content)) is not None:
         return end
+    if (loss := other_loss(content)) is not None:
+        raise loss
     scores = {name: framework(name).detect(content) for name in NAMES if _may_match(name, content)}
     if not any(scores.values()):  # a script may start a program beside it that shows the framework
         others = (name for name in STARTED if name not in scores and content.format == "shell")
@@ -105,6 +107,8 @@ def require_framework(content: Content, name: str) -> Framework:
 
         return front_end(name)
     named = framework(name)
+    if (loss := other_loss(content)) is not None:
+        raise loss
     if content.format not in FORMATS[named.name]:
         formats = " or ".join(FORMATS[named.name])
         reason = f"is a {content.format} file, and {named.title} reads {formats}"

@@ -224,7 +224,7 @@ def program_file(
     lines += ["from peft import LoraConfig"] if recipe.goal == "peft" else []
     lines += ["from transformers import BitsAndBytesConfig"] if quantized else []
     lines += [f"from {module} import {config}", "", f"args = {config}("]
-    lines += [*_lines({"output_dir": recipe.name or "output", **trainer}), ")"]
+    lines += [*_lines({"output_dir": recipe.checkpoint.folder or recipe.name or "output", **trainer}), ")"]
     if not chats:  # TrainingArguments has no length of a sample
         lines.append(f"{SAMPLE_LENGTH} = {recipe.data.seq_length}  # tokens of a sample, for the data of your program")
     if changed := _changed_model(recipe):
@@ -242,6 +242,7 @@ def program_file(
     fields = [one for table in tables for field in table for one in (field, *WITH.get(field, ()))]
     carried = (
         *BATCH,
+        "checkpoint.folder",
         *(("layout.recompute",) if recomputes else ()),
         *(("kernels.compile",) if "torch_compile" in batch else ()),
         *(() if chats else ("data.seq_length",)),

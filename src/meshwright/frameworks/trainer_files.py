@@ -83,7 +83,9 @@ def _other_half(content: Content) -> Content | None:
 
 
 def written_arguments(content: Content) -> Content | None:
-    """Return the file of arguments that an exported program imports."""
+    """Return the file of arguments of an export: itself, or that which an exported program imports."""
+    if WRITTEN in content.text and content.path.endswith(SUFFIX):
+        return content
     return _other_half(content) if Path(content.path).name == PROGRAM else None
 
 
@@ -135,8 +137,11 @@ def started_program(content: Content, program: SourcedValue) -> Content | None:
     if content.folder is None or program.unresolved or not str(program.value).endswith(".py"):
         return None
     path = content.folder / str(program.value)
+    if path.name == PROGRAM and not path.is_file():  # an export without a program: its arguments are beside the job
+        path = next((one for one in sorted(content.folder.glob(f"*{SUFFIX}")) if one.is_file()), path)
     try:
         found = open_file(path) if path.is_file() else None
+        found = found if found is None or path.name == Path(str(program.value)).name or WRITTEN in found.text else None
     except (InputError, OSError):
         return None
     return found if found is not None and file_arguments(found) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from meshwright import frameworks, rules
 from meshwright.clusters import Cluster
@@ -32,6 +33,7 @@ STRATEGY = "layout.strategy="
 NO_LENGTH = "the file does not say how long it trains; add train.epochs=N or train.steps=N"
 
 
+VALIDATION_PART = 0.02
 EXPORTED = "written by meshwright export"
 
 
@@ -118,11 +120,21 @@ def meshwright_command(plan: Plan) -> str:
     strategy = _for_our_engine(plan).layout.strategy
     if any(one.startswith(STRATEGY) for one in typed) or strategy != _strategy_of_file(plan, strategy):
         changes["layout.strategy"] = strategy
+    if _lacks_validation(plan.recipe):  # train refuses to start: a finding says so, with this as its fix
+        changes["data.validation_part"] = VALIDATION_PART
     overrides = [format_override(field, value) for field, value in changes.items()]
     cluster = plan.question.cluster
     if cluster.nodes == 1:
         return shlex.join(["meshwright", *arguments, "--nproc", str(cluster.world), *overrides])
     return command_of(Program(("-m", "meshwright", *arguments, *overrides)), cluster)
+
+
+def _lacks_validation(recipe: Recipe) -> bool:
+    """Return whether a run validates on the user's own data, of which none are held out."""
+    data = recipe.data
+    names = data.blend or (data.dataset,)
+    own = any(Path(name).suffix or name.startswith(("/", ".", "~")) for name in names)
+    return own and bool(recipe.train.eval_every) and not data.validation and not data.validation_part
 
 
 def _strategy_of_file(plan: Plan, strategy: str) -> str:

@@ -198,7 +198,7 @@ def moved_to(recipe: Recipe, engine: str) -> Recipe:
     layout, known = found.layout, executed_values("strategy", engine)
     limits = [name for name in limited_fields(layout.strategy, engine) if getattr(layout, name) not in (1, False)]
     if not known or (layout.strategy in known and not limits):
-        return _without_gather(found)
+        return _without_gather(found) if engine == "megatron" else found
     equivalent = ENGINE_STRATEGY.get(engine, "fsdp2")
     return msgspec.structs.replace(found, layout=msgspec.structs.replace(found.layout, strategy=equivalent))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from meshwright.recipes.types import Data, Recipe
 READ = ({"messages"}, {"prompt", "completion"}, {"text"})  # columns that SFTTrainer finds by their names
 
 
-def readable(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
-    """Return the recipe with datasets that TRL reads, and the converted files that it names."""
+def readable(recipe: Recipe, read: Sequence[set[str]] = READ) -> tuple[Recipe, dict[str, str]]:
+    """Return the recipe with datasets that TRL reads, and the converted files that it names.
+
+    `read` are the columns of rows that need no conversion, of TRL or of another trainer.
+    """
     data, files = recipe.data, {}
     parts = {"dataset": data, "validation": msgspec.structs.replace(data, dataset=data.validation)}
-    needed = {key: part for key, part in parts.items() if _needs_messages(part)}
+    needed = {key: part for key, part in parts.items() if _needs_messages(part, read)}
     if recipe.goal == "pretrain" or data.images or data.blend or not needed:
         return recipe, {}
     changes: dict[str, Any] = {"columns": {}, "split": "train"} if "dataset" in needed else {}
@@ -30,8 +34,8 @@ def readable(recipe: Recipe) -> tuple[Recipe, dict[str, str]]:
     return msgspec.structs.replace(recipe, data=msgspec.structs.replace(data, **changes)), files
 
 
-def _needs_messages(data: Data) -> bool:
-    """Return whether a local dataset has conversations in columns, or with roles, that TRL does not know."""
+def _needs_messages(data: Data, read: Sequence[set[str]]) -> bool:
+    """Return whether a local dataset has conversations in columns, or with roles, that the trainer does not know."""
     from meshwright.engine.data.conversations import detect_columns
     from meshwright.engine.data.files import find_rows
 
@@ -44,6 +48,6 @@ def _needs_messages(data: Data) -> bool:
         if any(has_weights(one) for _, one in islice(rows, CHECKED_ROWS)):
             return True  # TRL ignores them: the conversion says so
         detected = detect_columns(row, data.columns, data.dataset)
-        return "text" not in detected and not any(one <= set(row) for one in READ)
+        return "text" not in detected and not any(one <= set(row) for one in read)
     except InputError:  # train reports rows that cannot be parsed at all
         return False

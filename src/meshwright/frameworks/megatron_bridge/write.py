@@ -6,15 +6,16 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.common import pattern_notes, random_data_notes, torchrun
+from meshwright.frameworks.common import hub_text_notes, pattern_notes, random_data_notes, torchrun
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.initial_weights import needs_converted, shell_word
+from meshwright.frameworks.initial_weights import is_hub_id, needs_converted, shell_word, tokenizer_of
 from meshwright.frameworks.megatron_bridge import bridge_recipes
 from meshwright.frameworks.megatron_bridge.bridged import BRIDGED_SHOWN, is_bridged
 from meshwright.frameworks.megatron_bridge.format_override import format_override
@@ -78,6 +79,7 @@ def _write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clus
         notes.append(f"{recipe.checkpoint.pretrained} must be a converted checkpoint ({CHECKPOINT})")
     notes += random_data_notes(recipe, "--dataset mock")
     notes += pattern_notes(recipe, framework.title)
+    notes += hub_text_notes(recipe, "dataset.data_path")
     notes += _hub_data_notes(recipe)
     if row is None:
         return _as_python(framework, bridge_recipe, model, cluster, notes)
@@ -92,8 +94,15 @@ def _write(framework: Framework, recipe: Recipe, model: ModelSpec, cluster: Clus
 
 
 def _hub_data_notes(recipe: Recipe) -> Iterator[str]:
-    """Yield that a dataset of the Hugging Face hub is not the folder that Megatron-Bridge reads."""
+    """Yield that a dataset of the Hugging Face hub, or a file, is not the folder that Megatron-Bridge reads."""
     folder = None if recipe.benchmark else dataset_keys(recipe).get("dataset.dataset_root")
+    if folder is not None and Path(folder).suffix in (".jsonl", ".json", ".parquet", ".csv", ".ndjson"):
+        yield (
+            f"dataset.dataset_root={folder} is a file: --dataset local-jsonl reads a folder with training.jsonl and "
+            "validation.jsonl, rows with input and output, without a chat template: write them there and give "
+            "data.dataset=FOLDER"
+        )
+        return
     if folder is None or not HUB_NAME.fullmatch(folder):
         return
     preset = folder.rpartition("/")[2].lower()
@@ -134,6 +143,9 @@ def _tokenizer(recipe: Recipe, model: ModelSpec, row: bridge_recipes.BridgeRecip
     if recipe.data.tokenizer:
         named = recipe.data.tokenizer
         return {"tokenizer.tokenizer_type": _tokenizer_type(named), "tokenizer.tokenizer_model": named}
+    weights = recipe.checkpoint.pretrained
+    if weights and is_hub_id(weights) and weights != model.hf_id:
+        return {"tokenizer.tokenizer_type": "HuggingFaceTokenizer", "tokenizer.tokenizer_model": weights}
     if row.null_vocabulary in (None, model.vocab) and not has_other_weights(model):
         return {}
     if recipe.data.dataset == "mock" or not model.hf_id:
@@ -290,11 +302,12 @@ def _python(framework: Framework, recipe: Recipe, function: str, changes: Differ
 def _model_lines(recipe: Recipe, model: ModelSpec, imports: list[str]) -> list[str]:
     """Return the lines that build the model from its hub id, or from the config of its folder, and its tokenizer."""
     path = model_path(recipe, model)
-    built = f"from_hf_pretrained({_literal(model.hf_id)})"
+    weights = recipe.checkpoint.pretrained
+    built = f"from_hf_pretrained({_literal(weights if weights and is_hub_id(weights) else model.hf_id)})"
     if path:
         imports.append("from transformers import AutoConfig")
         built = f"from_hf_config(AutoConfig.from_pretrained({_literal(path)}))"
-    tokenizer = recipe.data.tokenizer or path or model.hf_id
+    tokenizer = tokenizer_of(recipe, model)
     lines = [f"cfg.model = AutoBridge.{built}.to_megatron_provider(load_weights=False)"]
     if path and not recipe.data.tokenizer and recipe.data.dataset == "mock":
         null = {"tokenizer_type": "NullTokenizer", "vocab_size": model.vocab, "use_tokenizer_vocab_size": False}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from meshwright.frameworks.accelerate.dataset_files import readable
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.megatron_lm.arguments import MODEL_FLAGS, UNREAD_ARGS, format_flag
 from meshwright.frameworks.megatron_lm.parse import complete, detect, parse
 from meshwright.frameworks.megatron_lm.rules import RULES
 
+SFT_ROWS = ({"messages"},)  # of the dataset that --sft reads
 FRAMEWORK = Framework(
     name="megatron-lm",
     title="Megatron-LM",
@@ -25,4 +27,5 @@ FRAMEWORK = Framework(
     derived_fields=("layout.dp_shard", "kernels.te_rng_tracker"),
     other_names=MODEL_FLAGS,
     is_extra_key=lambda key: key == UNREAD_ARGS,
+    readable_data=lambda recipe: readable(recipe, SFT_ROWS),
 )

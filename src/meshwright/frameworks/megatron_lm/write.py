@@ -10,9 +10,9 @@ import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.display import plural
-from meshwright.frameworks.common import pattern_notes, random_data_notes
+from meshwright.frameworks.common import hub_text_notes, pattern_notes, random_data_notes
 from meshwright.frameworks.framework import Framework
-from meshwright.frameworks.initial_weights import needs_converted, shell_word
+from meshwright.frameworks.initial_weights import needs_converted, shell_word, tokenizer_of
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, without_defaults
 from meshwright.frameworks.megatron_lm.arguments import flag_of
 from meshwright.frameworks.megatron_lm.layouts import BLACKWELL, CONNECTIONS
@@ -215,7 +215,7 @@ def _tokenizer(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
     if recipe.data.dataset == "mock" and not recipe.data.blend and not recipe.data.tokenizer:
         yield "tokenizer_type", "NullTokenizer"
         return
-    named = recipe.data.tokenizer or model.hf_id or None
+    named = tokenizer_of(recipe, model) or None
     plain = SENTENCEPIECE_TOKENIZER if named and named.endswith(SENTENCEPIECE) else "HuggingFaceTokenizer"
     yield "tokenizer_type", "SFTTokenizer" if recipe.goal == "sft" else plain
     yield "tokenizer_model", named
@@ -246,10 +246,13 @@ def _notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
         yield f"{given} must be a checkpoint in Megatron-LM format (--pretrained-checkpoint); convert other weights"
     yield from random_data_notes(recipe, "--mock-data")
     yield from pattern_notes(recipe, "Megatron-LM")
-    if recipe.data.dataset != "mock" or recipe.data.blend:
+    yield from hub_text_notes(recipe, "--data-path")
+    if recipe.goal == "sft" and recipe.data.dataset != "mock":
+        yield "--sft reads JSON lines with messages"
+    elif recipe.data.dataset != "mock" or recipe.data.blend:
         yield "data paths are prefixes of files written by tools/preprocess_data.py"
-    if recipe.data.dataset != "mock" and not (recipe.data.tokenizer or model.hf_id):
-        yield "the tokenizer of this model is unknown: add --tokenizer-model"
+    if recipe.data.dataset != "mock" and not tokenizer_of(recipe, model):
+        yield "the tokenizer of this model is unknown: name it with data.tokenizer=FOLDER"
 
 
 def _argv(key: str, value: Any) -> list[str]:

@@ -120,7 +120,7 @@ KEYS: tuple[ConfigKey, ...] = (
     ConfigKey("eval.enabled", default=False, type="bool"),
     ConfigKey("eval.interval", default=1000, type="int"),
     ConfigKey("eval.steps", "train.eval_steps", default=50),
-    ConfigKey("eval.dataset_path", default="", type="str"),
+    ConfigKey("eval.dataset_path", "data.validation", default=""),
     ConfigKey("eval.file_pattern", default="*.npy", type="str"),
     ConfigKey("distributed.dp_shard", "layout.dp_shard", default=-1),
     ConfigKey("distributed.dp_replicate", "layout.dp_replicate", default=1),
@@ -209,6 +209,8 @@ def _precision(recipe: Recipe) -> Mapping[str, Any]:
 
 def _evaluation(recipe: Recipe) -> Mapping[str, Any]:
     every = recipe.train.eval_every
+    if every and not recipe.data.validation:
+        raise InputError("KempnerForge evaluates on a dataset of its own, and data.validation names none")
     return {"eval.enabled": True, "eval.interval": every} if every else {"eval.enabled": False}
 
 

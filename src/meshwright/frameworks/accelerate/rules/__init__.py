@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from meshwright.frameworks.accelerate.rules import processes, sharding
+from meshwright.frameworks.accelerate.rules import data, processes, sharding
 
-RULES = (*processes.RULES, *sharding.RULES)
+RULES = (*processes.RULES, *sharding.RULES, *data.RULES)
