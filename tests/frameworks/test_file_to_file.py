@@ -145,7 +145,7 @@ def test_runs_with_preferences_or_rewards_say_what_can_be_planned(
     meshwright: Any, case: Any, name: str, file: str, model: str
 ) -> None:
     case(name)
-    found = meshwright("check", file, "--gpus", "8xH100")
+    found = meshwright("import", file, "--gpus", "8xH100")
     assert found.code == 2
     assert "losses of preferences or rewards are neither read nor planned" in found.err
     assert f"fix:   meshwright recommend {model}" in found.err
