@@ -272,3 +272,13 @@ def test_lengths_in_samples_are_imported(moe: None, meshwright: Any) -> None:
     out = meshwright("import", "job.sbatch", "--gpus", "4x8xH100").out
     assert "samples" not in out
     assert "steps = 1000" in out
+
+
+def test_findings_name_the_line_of_a_flag_inside_a_variable(moe: None, meshwright: Any) -> None:
+    text = JOB.replace("    --lr 1e-4", "    --foo-bar 3 \\\n    --lr 1e-4").replace(
+        "srun python pretrain_gpt.py $ARGS", 'run_cmd="python -u $X/pretrain_gpt.py $ARGS"\nsrun sh -c "${run_cmd}"'
+    )
+    Path("job.sbatch").write_text(text)
+    found = meshwright("check", "job.sbatch", "--gpus", "4x8xH100", "--json").json["findings"]
+    unknown = [one for one in found if one["rule"] == "key.unknown"]
+    assert [text.splitlines()[one["line"] - 1].split()[0] for one in unknown] == ["--foo-bar"]

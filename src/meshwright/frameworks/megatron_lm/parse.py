@@ -82,8 +82,19 @@ def _from_variables(content: Content) -> tuple[SourcedValue, ...]:
     for setting in (content.script.variables if content.script else {}).values():
         values = setting.value if isinstance(setting.value, list) else str(setting.value).split()
         if values and str(values[0]).startswith("--") and not setting.unresolved:
-            found += [msgspec.structs.replace(setting, value=text) for text in values]
+            found += _located(content, setting, [str(one) for one in values])
     return tuple(found)
+
+
+def _located(content: Content, variable: SourcedValue, words: Sequence[str]) -> Iterator[SourcedValue]:
+    """Yield the words of a variable, each with the line of its flag: a long one has a flag per line."""
+    lines = content.text.splitlines() if variable.file == content.path else []
+    at = variable.line
+    for word in words:
+        flag = re.compile(rf"(?<![\w-]){re.escape(word)}(?![\w-])") if word.startswith("--") else None
+        if flag is not None:
+            at = next((n for n in range(at, len(lines) + 1) if flag.search(lines[n - 1])), at)
+        yield msgspec.structs.replace(variable, value=word, line=at)
 
 
 def parse(content: Content) -> ParsedConfig:
