@@ -94,6 +94,24 @@ def test_calibrate_learns_from_a_rehearsal(meshwright: Any) -> None:
     assert "scaled from NVIDIA H200 to H100" in refused.err
 
 
+def test_rehearsals_of_a_family_narrow_the_band_of_its_recommendations(meshwright: Any) -> None:
+    target = ("llama3-8b", "--gpus", "8xH200", "--goal", "pretrain")
+    before = meshwright("recommend", *target, "--json").json["estimate"]["band"]["step_pct"]
+    assert before > 10
+    for number, changes in enumerate(("layout.micro_batch_size=1", "layout.recompute=full", "layout.tp=2")):
+        recipe = meshwright("recipe", RECIPE, changes, "--json").json["recipe"]
+        step = meshwright("estimate", RECIPE, "--gpus", "8xH200", changes, "--json").json["estimate"]["step_s"]
+        found = {"kind": "rehearsal", "settings": recipe, "cluster": "8xH200", "allocated_gib": 50.0, "mfu": 0.4}
+        found |= {"scaled_to": None, "device": "NVIDIA H200", "step_s": 1.08 * step * (1 + 0.01 * number)}
+        Path(f"{number}.json").write_text(json.dumps(found))
+    done = meshwright("calibrate", "0.json", "1.json", "2.json", "--out", "mine.toml")
+    assert done.code == 0, done.err
+    after = meshwright("recommend", *target, "--calibration", "mine.toml", "--json").json["estimate"]["band"]
+    assert after["step_pct"] < 10
+    other = meshwright("recommend", "qwen3-8b", *target[1:], "--calibration", "mine.toml", "--json").json
+    assert other["estimate"]["band"]["step_pct"] > 10  # of a family without runs
+
+
 def test_the_report_names_parts_memory_limits_and_alternatives(
     meshwright: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,8 @@ class MachineProfile(Entry, msgspec.Struct, frozen=True, forbid_unknown_fields=T
     link: float | None = None
     network: float | None = None
     engines: tuple[str, ...] = ()  # of the runs it was fitted to
+    families: tuple[str, ...] = ()  # of the models of these runs
+    largest_world: int = 0  # GPUs of the largest of them
     runs: int = 0  # number of runs it was fitted to
     error_pct: float | None = None  # median error over them after the fit
     error_before_pct: float | None = None  # with the shipped profile
@@ -145,6 +147,8 @@ def _fitted(rows: list[Measurement], name: str, what: str) -> MachineProfile:
         f"fitted to {len(rows)} run{'s' * (len(rows) > 1)} of {what}",
         round(clock, 4),
         engines=tuple(sorted({row.case.engine for row in rows if row.case is not None})),
+        families=tuple(sorted({row.case.model.family for row in rows if row.case is not None})),
+        largest_world=max(row.case.cluster.world for row in rows if row.case is not None),
         runs=len(rows),
         error_pct=round(100 * error, 2),
         error_before_pct=round(100 * float(np.median(shipped_errors)), 2),

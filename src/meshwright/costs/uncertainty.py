@@ -13,9 +13,11 @@ from pathlib import Path
 
 import msgspec
 
+from meshwright.costs.calibration import calibration
 from meshwright.errors import InputError
 from meshwright.recipes.case import Case
 
+LEAST_OWN_PCT = 6.0  # half-width below which few own runs say nothing
 CONSUMER_BLACKWELL = 12.0  # compute capability of GeForce and RTX PRO: other tensor cores than B200 and GB200
 
 
@@ -69,7 +71,22 @@ def step_band(case: Case) -> float:
     width *= known.widen_precision if case.matmul not in known.precisions else 1.0
     width *= known.widen_modality if case.is_diffusion or case.images else 1.0
     beyond = _doublings(case.cluster.world, known.largest_world) + _doublings(case.seq_length, known.longest_seq)
-    return float(round(width * known.widen_per_doubling**beyond, 1))
+    width = min(width * known.widen_per_doubling**beyond, _own_band(case, known))
+    return float(round(width, 1))
+
+
+def _own_band(case: Case, known: ErrorBands) -> float:
+    """Return the half-width that a user's own runs allow, if they are of this GPU, engine and model family.
+
+    The median error of each run predicted from the others, doubled: a band holds four of five runs, not half of them.
+    """
+    machine = calibration(case).machine
+    if machine is None or machine.error_left_out_pct is None or machine.gpu != case.gpu:
+        return math.inf
+    if case.engine not in machine.engines or case.model.family not in machine.families:
+        return math.inf
+    width = max(2 * machine.error_left_out_pct, LEAST_OWN_PCT)
+    return float(width * known.widen_per_doubling ** _doublings(case.cluster.world, machine.largest_world))
 
 
 def _widen_gpu(case: Case, known: ErrorBands) -> float:
