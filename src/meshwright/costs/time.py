@@ -141,6 +141,8 @@ def _launch_s(case: Case, speed: Speeds, layer: Layer) -> float:
     """Return the CPU seconds to launch one layer's kernels, forward and backward."""
     engine, left = speed.engine, speed.shared.graphs_left
     dense, routed = engine.launch_s, engine.launch_moe_s if isinstance(layer.ffn, MoE) else 0.0
+    if layer.mixer is None or layer.ffn is None:  # layers of hybrids that are half a block
+        dense = dense / 2
     if case.capacity_factor:  # equal shapes for all experts: as few kernels as a dense block
         routed = engine.launch_s
     if case.cuda_graphs == "full_iteration":
