@@ -240,3 +240,48 @@ def test_wrong_types_of_options_are_errors_with_the_field(function: Any, values:
     prompt = {"prompt": "hello"} if function is generate else {}
     with pytest.raises(InputError, match=next(iter(values))):
         function("run", **prompt, **values)
+
+
+@pytest.mark.parametrize("placement", ["auto", "balanced"])
+def test_a_model_spread_over_the_gpus_cannot_be_trained_by_ranks(placement: str) -> None:
+    script = trl()
+    text = (
+        Path(script)
+        .read_text()
+        .replace("quantization_config=bnb)", f'quantization_config=bnb, device_map="{placement}")')
+    )
+    Path(script).write_text(text)
+    [finding] = [one for one in check(script, gpus=GPUS).findings if one.rule == "accelerate.device-map"]
+    assert finding.severity == "error"
+    assert finding.line == 9
+    assert finding.fix == ('device_map={"": PartialState().process_index}',)
+    assert check(script, gpus="1xH200").ok
+    Path(script).write_text(text.replace(f'"{placement}"', '{"": 0}'))
+    assert check(script, gpus=GPUS).ok
+
+
+def test_a_model_spread_over_the_gpus_cannot_be_trained_by_deepspeed() -> None:
+    script = Path(trainer("bf16=True"))
+    script.write_text(script.read_text().replace('Qwen3-8B")', 'Qwen3-8B", device_map="auto")'))
+    [finding] = [one for one in check(script, gpus="8xH100").findings if one.rule == "deepspeed.device-map"]
+    assert finding.fix == ("without device_map",)
+
+
+def test_the_loss_of_a_trainer_is_averaged_over_target_tokens(meshwright: Any) -> None:
+    script = trl()
+    assert check(script, gpus=GPUS).recipe.train.per_token_loss
+    assert "per_token_loss" not in meshwright("export", script, "--to", "accelerate", "--gpus", GPUS, "--out", "x").out
+
+
+def test_the_fix_of_another_trainers_file_names_a_model_that_can_be_read(meshwright: Any) -> None:
+    Path("data").mkdir()
+    Path("data/dataset_info.json").write_text(json.dumps({"mine": {"file_name": "../chats.jsonl"}}))
+    lines = ["finetuning_type: lora", "lora_rank: 16", "dataset: mine", "cutoff_len: 4096", "stage: sft"]
+    hub = "mistralai/Mistral-Small-24B-Instruct-2501"
+    Path("lf.yaml").write_text("\n".join([f"model_name_or_path: {hub}", *lines]))
+    shown = meshwright("recommend", "lf.yaml", "--gpus", "1xH200").err
+    assert f"hf download {hub} config.json --local-dir Mistral-Small-24B-Instruct-2501 && meshwright" in shown
+    assert "recommend Mistral-Small-24B-Instruct-2501/config.json --goal peft" in shown
+    assert "--dataset chats.jsonl" in shown
+    Path("lf.yaml").write_text("\n".join(["model_name_or_path: Qwen/Qwen3-8B", *lines]))
+    assert "meshwright recommend qwen3_8b" in meshwright("recommend", "lf.yaml", "--gpus", "1xH200").err

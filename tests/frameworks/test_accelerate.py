@@ -83,7 +83,11 @@ def broken(name: str, text: str, old: str, new: str, *expected: tuple[str, int],
     return Case(name, replaced(text, (old, new)), expected, gpus)
 
 
+SPREAD = """model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-0.6B", device_map="auto")
+args = SFTConfig(output_dir="out", per_device_train_batch_size=1, max_steps=1000, max_length=2048, bf16=True)
+"""
 CASES = (
+    Case("one model over all GPUs", SPREAD, [("accelerate.device-map", 1)], gpus="2xH100", path="train.py"),
     Case("valid FSDP2", FSDP2),
     Case("valid FSDP2 with a model", FSDP2, gpus="8xH100", model="llama3_8b"),
     Case("valid FSDP1", FSDP1, model="llama3_8b"),

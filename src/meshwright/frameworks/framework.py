@@ -137,7 +137,7 @@ class FrameworkRule(msgspec.Struct, frozen=True):
         found = self.check(ctx)
         for problem in () if found is None else (found,) if isinstance(found, Problem) else found:
             key = problem.key or next((key for key in self.keys if ctx.is_set(key)), self.keys[0] if self.keys else "")
-            setting = ctx.parsed.settings.get(key) or ctx.parsed.env.get(key)
+            setting = ctx.parsed.settings.get(key) or ctx.parsed.env.get(key) or ctx.parsed.program.given.get(key)
             files = ctx.parsed.files
             yield Finding(
                 self.id,

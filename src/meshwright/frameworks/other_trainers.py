@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from math import prod
 
-from meshwright import clusters
+from meshwright import clusters, file_access, json_text
 from meshwright.choices import FRAMEWORKS, FRONT_ENDS
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.mapping import text_of
-from meshwright.models import reference
+from meshwright.models import is_path, reference
 from meshwright.notes import no_notes
 from meshwright.recipes import overrides
 from meshwright.recipes.key_maps import override_keys
@@ -126,14 +128,42 @@ def _command(content: Content, gpus: str) -> tuple[str, set[str]]:
     adapter = "qlora" if in_4_bits else adapter
     in_4_bits += [key for key in QUANTIZERS if in_4_bits and found.get(key) in ("bnb", "bitsandbytes")]
     dataset = next((key for key in DATASETS if set("/.") & set(str(found.get(key, "")))), "")  # no name of a registry
-    words = [f"meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {shlex.quote(gpus)}"]
-    words += [f"--dataset {shlex.quote(str(found[dataset]))}"] if dataset else []
+    fetch = ""
+    if _is_unknown(model):  # its shape is in its config.json
+        folder = model.rpartition("/")[2]
+        fetch = f"hf download {shlex.quote(model)} config.json --local-dir {shlex.quote(folder)} && "
+        model = f"{folder}/config.json"
+    words = [f"{fetch}meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {shlex.quote(gpus)}"]
+    data = str(found[dataset]) if dataset else _registered(content, found)
+    words += [f"--dataset {shlex.quote(data)}"] if data else []
+    dataset = dataset or ("dataset" if data else "")
     words += ["peft.method=" + adapter] if goal == "peft" else []
     kept = _overrides(found, goal)
     batch, of_batch = _global_batch(found, gpus)
     words += [shlex.quote(one) for one in kept.values()]
     words += [f"train.global_batch_size={batch}"] if batch else []
     return " ".join(words), {*MODELS, *METHODS, dataset, *in_4_bits, *kept, *of_batch}
+
+
+def _is_unknown(model: str) -> bool:
+    """Return whether a model is a hub id that the catalogue does not have, and no path."""
+    with suppress(MeshwrightError):
+        return not is_path(model) and reference(model) is None
+    return not is_path(model)
+
+
+def _registered(content: Content, found: Mapping[str, object]) -> str:
+    """Return the file of a dataset that LLaMA-Factory's dataset_info.json beside the config names; empty without."""
+    name, folder = str(found.get("dataset", "")).split(",")[0].strip(), content.folder
+    if not name or folder is None or file_access.closed():
+        return ""
+    registry = folder / str(found.get("dataset_dir", "data")) / "dataset_info.json"
+    try:
+        entry = json_text.loads(registry.read_text(encoding="utf-8"))[name]
+        path = registry.parent / str(entry["file_name"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    return os.path.normpath(path) if path.exists() else ""
 
 
 def _global_batch(found: Mapping[str, object], gpus: str) -> tuple[int, tuple[str, ...]]:

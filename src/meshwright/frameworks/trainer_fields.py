@@ -72,6 +72,7 @@ TRAINER_DEFAULTS: Mapping[str, Any] = {
     "train.seed": 42,
     "train.log_every": 500,
     "train.eval_every": 0,
+    "train.per_token_loss": True,
     "checkpoint.save_every": 500,
     "checkpoint.keep": KEEP_ALL,
 }

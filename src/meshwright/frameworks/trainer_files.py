@@ -37,7 +37,14 @@ FLAGS = {ADAPTERS: "use_peft", COLLATOR: LANGUAGE_MODELING}
 """What a call means by itself."""
 ONLY = {
     QUANTIZED: ("load_in_4bit",),
-    LOADED: ("model_name", "pretrained_model_name_or_path", "attn_implementation", "load_in_4bit", "max_seq_length"),
+    LOADED: (
+        "model_name",
+        "pretrained_model_name_or_path",
+        "attn_implementation",
+        "load_in_4bit",
+        "max_seq_length",
+        "device_map",
+    ),
     ADAPTED: ("r", "target_modules", "lora_alpha", "lora_dropout", "use_rslora", "use_gradient_checkpointing"),
     DATASET: ("split",),
     COLLATOR: (),
