@@ -285,3 +285,12 @@ def test_the_fix_of_another_trainers_file_names_a_model_that_can_be_read(meshwri
     assert "--dataset chats.jsonl" in shown
     Path("lf.yaml").write_text("\n".join(["model_name_or_path: Qwen/Qwen3-8B", *lines]))
     assert "meshwright recommend qwen3_8b" in meshwright("recommend", "lf.yaml", "--gpus", "1xH200").err
+
+
+@pytest.mark.parametrize("call", ["os.environ.get", "os.getenv"])
+def test_the_default_of_an_environment_variable_is_read(call: str) -> None:
+    script = Path(trl())
+    script.write_text(
+        script.read_text().replace('MODEL = "Qwen/Qwen3-8B"', f'MODEL = {call}("MODEL", "Qwen/Qwen3-8B")')
+    )
+    assert check(script, gpus=GPUS).recipe.model == "qwen3_8b"

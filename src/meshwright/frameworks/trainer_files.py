@@ -204,11 +204,22 @@ def _constants(tree: ast.Module) -> dict[str, ast.expr]:
 
 def _value(node: ast.expr, constants: Mapping[str, ast.expr]) -> tuple[Any, str]:
     """Return a value and why it is unknown; the value is then its text."""
-    named = constants.get(node.id, node) if isinstance(node, ast.Name) else node
+    named = _environment_default(constants.get(node.id, node) if isinstance(node, ast.Name) else node)
     try:
         return ast.literal_eval(named), ""
     except ValueError:
         return ast.unparse(node), "it is computed by the program"
+
+
+def _environment_default(node: ast.expr) -> ast.expr:
+    """Return the default of os.environ.get(NAME, DEFAULT) and os.getenv(NAME, DEFAULT): it holds unless NAME is set."""
+    reads = isinstance(node, ast.Call) and ast.unparse(node.func) in (
+        "os.environ.get",
+        "os.getenv",
+        "environ.get",
+        "getenv",
+    )
+    return node.args[1] if isinstance(node, ast.Call) and reads and len(node.args) == 2 else node
 
 
 def _add_dataset(call: ast.Call, constants: Mapping[str, ast.expr], add: Callable[[str, ast.expr], None]) -> None:

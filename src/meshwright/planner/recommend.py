@@ -375,6 +375,8 @@ def _with_passed_over(plan: Plan, chosen: Candidate) -> Plan:
     if chosen.faster is None:
         return plan
     gain = 1 - chosen.faster.step_s / chosen.step_s
+    if round(gain, 2) <= 0:
+        return plan
     why = f"estimated {gain:.0%} less step time at {chosen.faster.total_gib:.0f} GiB, which may not fit"
     different = as_overrides(changed_values(chosen.faster.layout, plan.case))
     hint = Suggestion("a faster layout", different, why, kind="layout")
