@@ -253,7 +253,8 @@ def test_findings(case: Case) -> None:
 
 def test_every_rule_has_a_case() -> None:
     found_somewhere = {rule for case in CASES for rule, _ in case.expected}
-    assert {rule.id for rule in frameworks.framework("accelerate").rules} <= found_somewhere
+    elsewhere = {"accelerate.trl-dataset-file", "accelerate.trl-no-test-split"}  # tests/frameworks/test_file_to_file.py
+    assert {rule.id for rule in frameworks.framework("accelerate").rules} <= found_somewhere | elsewhere
 
 
 def test_finding_has_the_line_and_a_yaml_fix() -> None:
