@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.cli.conftest import Answer, meshwright  # noqa: F401  # a fixture
 from tests.each import each
 
 import meshwright as mw
 from meshwright.costs import flops_per_token
 from meshwright.errors import InputError
-from meshwright.models import config_of, decode_float, find, names, parts
+from meshwright.models import ModelSpec, config_of, decode_float, find, inspection, names, parts, spec_from_config
 
 Call = Callable[..., Answer]
 
@@ -131,7 +135,6 @@ def test_a_type_that_the_tables_do_not_know_has_the_same_counts_and_flops(
     pytest.importorskip("transformers")
     from meshwright.costs import layer_flops
     from meshwright.engine.architecture import describe
-    from meshwright.models import ModelSpec, inspection, spec_from_config
 
     def flops(spec: ModelSpec, seq: int) -> float:
         pairs = ((layer_flops(group.layer, spec, seq, "causal"), group.count) for group in spec.groups)
@@ -149,10 +152,92 @@ def test_a_type_that_the_tables_do_not_know_has_the_same_counts_and_flops(
 def test_experts_of_several_kinds_are_counted(name: str, picture: str, monkeypatch: pytest.MonkeyPatch) -> None:
     transformers = pytest.importorskip("transformers")
     from meshwright.engine.architecture import describe
-    from meshwright.models import inspection
 
     config = json.loads(transformers.AutoConfig.for_model(name).to_json_string(use_diff=False))
     monkeypatch.setattr(inspection, "_described", lambda text: describe(json.loads(text, object_hook=decode_float)))
     found = inspection.inspected_spec(config, name)
     assert picture in parts.kind_of_layer(found.groups[0].layer)
     assert found.params.active < 0.3 * found.params.total
+
+
+def _all_configs() -> dict[str, dict[str, Any]]:
+    """One config of every type that a reader knows."""
+    here = Path(__file__)
+    found = {name: case["config"] for file in ("decoders.json", "wrapped.json")
+             for name, case in json.loads(here.with_name(file).read_text("utf-8")).items()}  # fmt: skip
+    for name in names():
+        config = config_of(name)
+        found.setdefault(str(config.get("model_type") or config["_class_name"]), config)
+    return found
+
+
+CONFIGS = _all_configs()
+ODD = st.sampled_from(
+    [0, -1, 1, 7, 10_001, 10**9, 10**30, 1.5, float("nan"), float("inf"), "x", "", "8", True, False, None, [], [-1],
+     ["a"], [1.5], [[]] * 6, [{}] * 6, [None] * 6, ["full_attention"] * 6, [10**9] * 6, {}, {"a": {"b": []}},
+     {"rope_type": {}}, {"factor": "x"}]
+)  # fmt: skip
+FURTHER = ("layer_types", "rope_scaling", "quantization_config", "num_experts", "architectures", "text_config")
+
+
+@settings(max_examples=300, deadline=10_000, derandomize=True)
+@given(data=st.data())
+def test_any_value_of_any_key_gives_a_model_or_one_error_with_its_field(data: st.DataObject) -> None:
+    config = copy.deepcopy(CONFIGS[data.draw(st.sampled_from(sorted(CONFIGS)))])
+    sections = [config, *(value for value in config.values() if isinstance(value, dict))]
+    section = data.draw(st.sampled_from(sections))
+    kept = [key for key in section if key not in ("model_type", "_class_name")]
+    section[data.draw(st.sampled_from([*sorted(kept), *FURTHER]))] = data.draw(ODD)
+    with patch.object(inspection, "_described", side_effect=InputError("not built here", "model_type")):
+        try:
+            spec = spec_from_config(config, "odd")
+        except InputError as error:
+            found: str | ModelSpec = error.field
+        else:
+            found = spec
+    assert found if isinstance(found, str) else sum(parts.parameters_by_part(found).values()) == found.params.total > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "said"),
+    [
+        ("llama", "num_hidden_layers", 10_001, "num_hidden_layers=10001"),
+        ("llama", "hidden_size", 0, "hidden_size=0"),
+        ("llama", "vocab_size", float("nan"), "vocab_size=nan"),
+        ("qwen3_moe", "num_experts_per_tok", -8, "num_experts_per_tok=-8"),
+        ("mimo_v2_flash", "layer_types", -1, "layer_types=-1"),
+        ("laguna", "num_attention_heads_per_layer", [[]] * 6, "num_attention_heads_per_layer"),
+        ("gemma3n_text", "intermediate_size", [{}] * 6, "intermediate_size"),
+        ("llama4_text", "no_rope_layers", [[]] * 6, "no_rope_layers"),
+        ("llama", "rope_scaling", [1, 2], "rope_scaling"),
+        ("llama", "num_attention_heads", 33, "num_attention_heads=33"),
+    ],
+)
+def test_a_bad_config_file_is_one_error_with_field_and_value(
+    name: str, key: str, value: Any, said: str, tmp_path: Path, meshwright: Call  # noqa: F811
+) -> None:  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**CONFIGS[name], key: value}))
+    answer = meshwright("inspect", str(file))
+    assert answer.code == 2
+    assert said in answer.err
+    assert "Traceback" not in answer.err
+
+
+def test_ten_thousand_layers_are_inspected_in_seconds(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**CONFIGS["llama"], "num_hidden_layers": 10_000}))
+    found = mw.inspect(str(file))
+    assert [run.times for run in found.runs] == [10_000]
+
+
+def test_a_flat_step_file_is_read_and_equal_rope_factors_are_allowed() -> None:
+    step = {"model_type": "step3p7", "num_hidden_layers": 6, "hidden_size": 128, "num_attention_heads": 8,
+            "num_key_value_heads": 2, "head_dim": 32, "vocab_size": 700, "intermediate_size": 320,
+            "sliding_window": 16, "layer_types": ["full_attention", "sliding_attention", "sliding_attention"] * 2,
+            "moe_intermediate_size": 96, "share_expert_dim": 64, "num_experts": 8, "num_experts_per_tok": 2,
+            "attention_other_setting": {"num_attention_heads": 4}}  # fmt: skip
+    assert spec_from_config(step, "step").params.total == 1_875_968  # of transformers' Step3p7ForConditionalGeneration
+    rope = {"rope_type": "llama3", "factor": 16.0, "high_freq_factor": 1.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192}  # fmt: skip
+    assert spec_from_config({**CONFIGS["llama4_text"], "rope_scaling": rope}, "scout").num_layers

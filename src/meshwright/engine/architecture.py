@@ -13,6 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from meshwright.models.reader import decode_float
@@ -21,7 +22,8 @@ from meshwright.models.readers.fields import SHAPE_KEYS
 MEMORY_BYTES = 24 << 30  # of address space, most of which torch only reserves
 TRACED_TOKENS = (64, 128, 256)
 TRACED_LAYERS = 8  # of a deeper model, one layer of each kind
-TRACE_S = 4.0
+TRACE_S = 2.0
+UNUSED = ("torchao", "accelerate", "torchvision", "sklearn", "scipy", "pandas", "matplotlib", "flash_attn")
 TOPK = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_k", "moe_top_k", "top_k_experts", "top_k")
 NOT_TEXT = re.compile(r"(^|\.)(vision|visual|audio|image|speech)|_tower|_encoder")
 POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length")
@@ -48,7 +50,7 @@ def describe(values: Mapping[str, Any]) -> dict[str, Any]:
 
     config = _config(values)
     text = config.get_text_config()
-    with torch.device("meta"):
+    with torch.device("meta"), _no_initial_values():
         model = _model(config, values)
     body = layer_list(model)
     seen: set[int] = set()
@@ -79,6 +81,16 @@ def describe(values: Mapping[str, Any]) -> dict[str, Any]:
         "layers": rows,
         "traced": _traced_flops(model, body, rows),
     }
+
+
+def _no_initial_values() -> AbstractContextManager[Any]:
+    """Return a context in which models are built without computing initial values, where transformers has one."""
+    try:
+        from transformers.initialization import no_init_weights
+    except ImportError:  # before transformers 5
+        return nullcontext()
+    found: AbstractContextManager[Any] = no_init_weights()
+    return found
 
 
 def _linears_outside(model: Any, body: str, counted: set[int]) -> int:
@@ -383,6 +395,8 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_VERBOSITY="critical", OMP_NUM_THREADS="1")
     warnings.filterwarnings("ignore")
+    for name in UNUSED:  # transformers imports them if they are there, which takes seconds
+        sys.modules[name] = None  # type: ignore[assignment]  # what makes an import fail
     out, sys.stdout = sys.stdout, sys.stderr  # libraries print
     try:
         answer = describe(json.load(sys.stdin, object_hook=decode_float))

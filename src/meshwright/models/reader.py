@@ -24,6 +24,7 @@ from .spec import ModelSpec
 from .trained_folder import not_a_model
 
 MAX_BYTES = 5_000_000
+NESTED = ("step3p7",)  # read if the file has the decoder alone; with its encoder it is inspected
 
 
 class _DiffusionReader(msgspec.Struct, frozen=True):
@@ -97,7 +98,9 @@ def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
     if isinstance(denoiser, str):
         return _denoiser_spec(config, denoiser, name)
     model_type = _model_type(config)
-    if model_type not in known_architectures():
+    if model_type not in known_architectures() or (
+        model_type in NESTED and isinstance(config.get("text_config"), dict)
+    ):
         return inspected_spec(config, name)
     wrapped = WRAPPERS.get(model_type)
     check_computed(config, () if wrapped is None else (wrapped.text_key, "vision_config"))

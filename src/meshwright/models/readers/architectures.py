@@ -19,7 +19,7 @@ from .traits import Traits
 from .varied_table import VARIED
 
 # The defaults of these rows are their config class's.
-WITHOUT_CLASS = ("mimo", "nemotron-nas")  # in no release of transformers
+WITHOUT_CLASS = ("mimo", "nemotron-nas", "step3p7")  # transformers has no decoder of this type
 BY_CLASS: dict[str, Traits] = LAYERNORM | RMS | EXPERTS | HYBRID
 BY_CLASS |= {name: traits for name, traits in VARIED.items() if name not in WITHOUT_CLASS}
 TRAITS: dict[str, Traits] = DENSE | SPARSE | BY_CLASS | VARIED

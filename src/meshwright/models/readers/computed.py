@@ -132,8 +132,9 @@ def _check_rope(field: str, table: Mapping[str, Any], section: Mapping[str, Any]
         )
         if not numeric:
             raise InputError("must be a list of numbers", field=f"{field}.{name}", value=repr(factors)[:80])
-    if kind == "llama3" and not table["high_freq_factor"] > table["low_freq_factor"]:
-        reason = f"must be greater than low_freq_factor={table['low_freq_factor']}"
+    # equal factors are those of Llama 4 Scout: no channel lies between them
+    if kind == "llama3" and not table["high_freq_factor"] >= table["low_freq_factor"]:
+        reason = f"must not be less than low_freq_factor={table['low_freq_factor']}"
         raise InputError(reason, field=f"{field}.high_freq_factor", value=table["high_freq_factor"])
 
 

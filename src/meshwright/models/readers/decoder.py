@@ -91,6 +91,9 @@ def _layers(fields: Fields, traits: Traits, types: tuple[str, ...], routed: froz
     built: dict[tuple[Any, ...], Layer] = {}
     layers = []
     for place, (name, other) in enumerate(zip(types, overrides, strict=True)):
+        for key_of_layer, value in other.items():
+            if isinstance(value, (list, dict)):
+                raise fields.error(key_of_layer, f"must be a number for each layer; layer {place} has {value!r:.40}")
         key = (name, place in routed, tuple(sorted(other.items())))
         if key not in built:
             built[key] = _layer(fields.at(other), traits, name, place in routed)

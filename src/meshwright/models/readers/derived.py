@@ -132,7 +132,7 @@ def llama4(fields: Fields) -> Derived:
     count = _depth(fields)
     step, interval = fields.size("interleave_moe_layer_step"), fields.size("no_rope_layer_interval")
     listed = fields.raw("no_rope_layers")
-    if listed and (not isinstance(listed, list) or len(listed) != count or set(listed) - {0, 1}):
+    if listed and (not isinstance(listed, list) or len(listed) != count or any(one not in (0, 1) for one in listed)):
         raise fields.error("no_rope_layers", "must be a list of 0 and 1, one for each layer")
     rope = listed or [int((place + 1) % interval != 0) for place in range(count)]
     places = fields.raw("moe_layers")
@@ -351,7 +351,7 @@ def layer_heads(fields: Fields) -> Derived:
     listed, count = fields.raw("num_attention_heads_per_layer"), _depth(fields)
     if listed is None:
         return {}
-    if not isinstance(listed, list) or len(listed) != count:
+    if not isinstance(listed, list) or len(listed) != count or not all(isinstance(one, int) for one in listed):
         raise fields.error("num_attention_heads_per_layer", f"must be a list of {count} numbers")
     return {"per_layer": [{"num_attention_heads": heads} for heads in listed]}
 

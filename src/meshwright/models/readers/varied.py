@@ -166,6 +166,8 @@ def mimo_v2(fields: Fields) -> Derived:
     if blocks is None and isinstance(fields.data.get("moe_layer_freq"), list):
         blocks = ["sparse" if one else "dense" for one in _list(fields, "moe_layer_freq", count)]
     fields.read.add("moe_layer_freq")
+    if not isinstance(types, list) or len(types) != count:
+        raise fields.error("layer_types", f"must be a list of {count} words")
     own = fields.size("swa_num_key_value_heads") if "swa_num_key_value_heads" in fields.data else 2 * heads
     sliding = [kind == SLIDING for kind in types]
     return {
@@ -174,6 +176,27 @@ def mimo_v2(fields: Fields) -> Derived:
         "has_sinks": False,
         "per_layer": [{"num_key_value_heads": own if one else heads, "has_sinks": one} for one in sliding],
     }
+
+
+def step3p7(fields: Fields) -> Derived:
+    """Sliding attention may have other query heads; published files list experts' layers as text and pad the lists."""
+    count, heads = _depth(fields), fields.size("num_attention_heads")
+    types = _list(fields, "layer_types", count) if fields.raw("layer_types") is not None else [FULL] * count
+    other = fields.section("attention_other_setting")
+    named = fields.optional_size("num_sliding_attention_heads")
+    sliding = other.size("num_attention_heads") if named is None and "num_attention_heads" in other.data else named
+    listed = fields.data.get("moe_layers_enum")
+    found: Derived = {"layer_types": types}
+    if listed is not None and fields.raw("mlp_layer_types") is None:
+        places = [one.strip() for one in listed.split(",")] if isinstance(listed, str) else listed
+        if not isinstance(places, list) or not all(str(one).isdigit() for one in places):
+            raise fields.error("moe_layers_enum", "must be a list of layer indices, such as 3,4,5")
+        routed = {int(one) for one in places}
+        found["mlp_layer_types"] = ["sparse" if place in routed else "dense" for place in range(count)]
+    elif fields.raw("mlp_layer_types") is not None:
+        found["mlp_layer_types"] = _list(fields, "mlp_layer_types", count)
+    own = [sliding or heads if kind == SLIDING else heads for kind in types]
+    return {**found, "per_layer": [{"num_attention_heads": one} for one in own]}
 
 
 def hy_v4(fields: Fields) -> Derived:

@@ -87,7 +87,8 @@ VARIED: dict[str, Traits] = {
         moe=MoeTraits("n_routed_experts", shared="number", balance_bias=True, placed="after_dense"),
         derive=varied.norm_after_experts,
     ),
-    # Without a class in transformers: their own code is on the hub, and the counts are those of the published weights.
+    # Without a decoder class in transformers: their own code is on the hub, and the counts are those of the published
+    # weights. Of step3p7 it has the model with an image encoder.
     "mimo": Traits(
         "mimo", "MiMoForCausalLM",
         {**SILU, "attention_bias": True, "max_position_embeddings": 32768, "num_nextn_predict_layers": 1,
@@ -95,6 +96,25 @@ VARIED: dict[str, Traits] = {
         aliases=MTP,
         qkv_bias="attention_bias",
         window="upper",
+    ),
+    "step3p7": Traits(
+        "step", "Step3p7FlashForCausalLM",
+        {**SILU, "attention_bias": False, "mlp_bias": False, "max_position_embeddings": 128000, "layer_types": None,
+         "sliding_window": None, "first_k_dense_replace": 3, "mlp_layer_types": None, "num_nextn_predict_layers": 0,
+         "share_expert_dim": 1280, "num_sliding_attention_heads": None},
+        aliases={
+            **MTP,
+            "num_key_value_heads": ("num_attention_groups",),
+            "num_experts": ("moe_num_experts", "n_routed_experts", "num_local_experts"),
+            "num_experts_per_tok": ("moe_top_k",),
+            "share_expert_dim": ("share_expert_dims",),
+        },
+        mixers=_FULL_OR_SLIDING,
+        qk_norm="head",
+        head_gate=True,
+        only={"attention_bias": (False,), "mlp_bias": (False,), "n_shared_experts": (1,)},
+        moe=MoeTraits(shared="width", shared_width="share_expert_dim", balance_bias=True, placed="listed"),
+        derive=varied.step3p7,
     ),
     "nemotron-nas": Traits(
         "nemotron", "DeciLMForCausalLM",
