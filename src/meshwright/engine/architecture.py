@@ -50,8 +50,10 @@ def describe(values: Mapping[str, Any]) -> dict[str, Any]:
 
     config = _config(values)
     text = config.get_text_config()
-    with torch.device("meta"), _no_initial_values():
-        model = _model(config, values)
+    with torch.device("meta"):
+        with _no_initial_values():
+            model = _model(config, values)
+        model.tie_weights()
     body = layer_list(model)
     seen: set[int] = set()
     rows: list[dict[str, Any]] = []
