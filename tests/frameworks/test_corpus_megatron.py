@@ -156,3 +156,19 @@ def test_the_flag_table_has_its_commit() -> None:
     assert "NVIDIA/Megatron-LM" in head
     assert len(megatron_lm_choices.parser_flags()) > 800
     assert megatron_lm_choices.parser_flags()["manual_gc_interval"].type == "int"
+
+
+def test_a_recipe_with_two_lengths_trains_with_the_datasets(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "python scripts/training/run_recipe.py --recipe nemotron_nano_9b_v2_pretrain_config\n"
+    )
+    result = check(str(tmp_path / "run.sh"), gpus="8xH100")
+    assert result.recipe.data.seq_length == 8192
+    (found,) = [one for one in result.findings if one.rule == "megatron-bridge.length-replaced"]
+    assert found.severity == "warning"
+    assert found.fix == ("dataset.seq_length=131072",)
+
+
+def test_no_split_of_layers_is_invented(tmp_path: Path) -> None:
+    recipe = "qwen35_vl_397b_a17b_pretrain_64gpu_gb200_bf16_config"
+    assert "pipeline.even-split" in errors(f"python run_recipe.py --recipe {recipe}\n", tmp_path, gpus="8x8xGB200")

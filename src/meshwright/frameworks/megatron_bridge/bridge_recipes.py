@@ -79,6 +79,11 @@ class BridgeRecipe(msgspec.Struct, frozen=True):
         return next((int(mark[5:]) for mark in self.marks if mark.startswith("null=")), None)
 
     @property
+    def model_length(self) -> int | None:
+        """Length that it gives the model, if its dataset has another: the runner trains with the dataset's."""
+        return next((int(mark[7:]) for mark in self.marks if mark.startswith("length=")), None)
+
+    @property
     def precision_is_a_name(self) -> bool:
         """Whether mixed_precision is a preset name without fields to set."""
         return "object" not in self.marks

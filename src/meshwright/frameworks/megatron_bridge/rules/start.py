@@ -95,7 +95,22 @@ def _length_replaced(ctx: RuleContext) -> Problem | None:
             message = f"{key}={length} is overwritten by dataset.seq_length={effective}"
             return Problem(message, fix, key=key, severity="warning")
         return Problem(f"{key}={length} must equal dataset.seq_length={effective}", fix, key=key)
-    return None
+    return _recipe_lengths(ctx)
+
+
+def _recipe_lengths(ctx: RuleContext) -> Problem | None:
+    """A recipe whose model and dataset have different lengths, where the file sets neither."""
+    row = bridge_recipe(ctx)
+    lengths = ("model.seq_length", "dataset.seq_length", "dataset.sequence_length")
+    if row is None or row.model_length is None or any(map(ctx.is_set, lengths)):
+        return None
+    data = ctx.recipe.data.seq_length
+    fix = (format_override("dataset.seq_length", row.model_length),)
+    if uses_runner(ctx):
+        message = f"the recipe's model.seq_length={row.model_length} is overwritten by its dataset.seq_length={data}"
+        return Problem(message, fix, key=recipe_key(ctx), severity="warning")
+    message = f"the recipe's model.seq_length={row.model_length} must equal its dataset.seq_length={data}"
+    return Problem(message, fix, key=recipe_key(ctx))
 
 
 def _name_against_launcher(ctx: RuleContext) -> Problem | None:
