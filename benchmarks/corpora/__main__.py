@@ -29,6 +29,7 @@ MODULES = {
     "kempnerforge": "config_files",
     "axolotl": "config_files",
     "llama-factory": "config_files",
+    "torchtitan": "torchtitan_configs",
     "ms-swift": "commands",
     "trl": "commands",
 }

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 from benchmarks import corpora
-from benchmarks.corpora import commands, config_files
+from benchmarks.corpora import commands, config_files, torchtitan_configs
 from benchmarks.corpora.__main__ import corpus_named
 
 from meshwright import check
 from meshwright.errors import InputError
 
-CORPORA = {**config_files.CORPORA, **commands.CORPORA}
+CORPORA = {**config_files.CORPORA, **commands.CORPORA, **torchtitan_configs.CORPORA}
 SAMPLE = 16  # files of each corpus in the default run
 FALSE, UNREAD = 0.01, 0.05  # shares of files
 
@@ -184,6 +184,46 @@ def test_front_ends_keys_and_values(tmp_path: Path, name: str, right: str, wrong
     errors = [one for one in check(str(path), gpus="8xH100").findings if one.severity == "error"]
     assert [one.rule for one in errors] == [rule]
     assert not fix or errors[0].fix == (fix,)
+
+
+REGISTRY = """
+from . import model_registry
+
+
+def my_8b() -> Trainer.Config:
+    model_spec = model_registry("8B")
+    return Trainer.Config(
+        model_spec=model_spec,
+        optimizer=default_adamw(lr=3e-4),
+        lr_scheduler=LRSchedulersContainer.Config(warmup_steps=200),
+        training=TrainingConfig(
+            num_tokens_per_microbatch_per_dp_rank=2 * 8192,
+            max_context_length=8192,
+            steps=1000,
+        ),
+        activation_checkpoint=FullAC.Config(),
+    )
+
+
+def my_8b_tp() -> Trainer.Config:
+    config = my_8b()
+    config.parallelism.tensor_parallel_degree = 3
+    config.training.stepss = 10
+    return config
+"""
+
+
+def test_config_functions_of_torchtitan_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "llama3" / "config_registry.py"
+    path.parent.mkdir()
+    path.write_text(REGISTRY)
+    result = check(str(path), gpus="8xH100")
+    assert (result.recipe.name, result.model is not None and result.model.name) == ("my_8b", "llama31_8b")
+    assert (result.recipe.data.seq_length, result.recipe.layout.micro_batch_size) == (8192, 2)
+    assert (result.recipe.layout.recompute, result.recipe.optimizer.lr) == ("full", 3e-4)
+    errors = {one.rule: one for one in result.findings if one.severity == "error"}
+    assert "did you mean training.steps?" in errors["key.unknown"].message
+    assert errors["heads.attention"].line == 24  # of the second function
 
 
 def _errors(folder: Path, text: str) -> list[str]:

@@ -32,7 +32,7 @@ from meshwright.planner.budget import Epochs
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.recipes.key_maps import composite_keys
-from meshwright.recipes.types import Goal, Recipe, field_value
+from meshwright.recipes.types import Goal, Recipe, field_value, recipe_fields
 from meshwright.rules import SEVERITIES, Finding
 
 JUDGEMENTS = (
@@ -95,6 +95,11 @@ def check(
     return found if imported is None else _with_batch_note(found, imported)
 
 
+def findings_without_fixes(framework: Framework, content: Content) -> tuple[Finding, ...]:
+    """Return the findings for a file, without trying fixes."""
+    return _check(framework, content, None, None, (), False, None, fixes=False).findings
+
+
 def _in_strings(result: CheckResult) -> CheckResult:
     """Return the result with fixes as they are pasted into a string variable, where quotes would be characters."""
     findings = [msgspec.structs.replace(one, fix=tuple(map(unquoted, one.fix))) for one in result.findings]
@@ -155,7 +160,7 @@ def _check(
     known, candidates = clusters_for(imported, gpus)
     cases = [_counted(one, count) for one in _cases(imported, candidates)]
     recipe = complete(imported, candidates[0])
-    ours = _our_findings(imported, cases, fixes, advice) if cases else []
+    ours = _our_findings(imported, cases, fixes, advice, known) if cases else []
     hidden = [one.rule for one in ours if one.rule in JUDGEMENTS and one.severity == "advice" and not advice]
     ours = [one for one in ours if advice or one.severity != "advice"]
     theirs = list(_framework_findings(imported, recipe, cases[0] if cases else None, candidates[0] if known else None))
@@ -228,7 +233,9 @@ def _cases(imported: ImportedRecipe, candidates: Sequence[Cluster]) -> Iterator[
             yield case_of(changed, imported.model, candidates[0], imported.engine)
 
 
-def _our_findings(imported: ImportedRecipe, cases: Sequence[Case], fixes: bool, advice: bool) -> list[Finding]:
+def _our_findings(
+    imported: ImportedRecipe, cases: Sequence[Case], fixes: bool, advice: bool, known: bool
+) -> list[Finding]:
     """Return the findings of our rules that hold in every case, in the framework's keys.
 
     Without `advice`, no rule of that severity is tried; warnings that are advice in files are returned nevertheless.
@@ -236,6 +243,7 @@ def _our_findings(imported: ImportedRecipe, cases: Sequence[Case], fixes: bool, 
     first, *others = cases
     found = rules.check(first, SEVERITIES if advice else SEVERITIES[:2], others, fixes=fixes)
     assumed = [field for field in imported.parsed.assumed if field not in imported.typed]
+    assumed += [] if known or imported.parsed.gpu_request.count else ["GPUs"]
     kept = [as_in_files(_downgrade_assumed(_downgrade_within_error(one, cases), assumed, first)) for one in found]
     return [_in_framework_keys(imported, first.recipe, one) for one in kept]
 
@@ -266,7 +274,9 @@ def _downgrade_assumed(finding: Finding, assumed: Sequence[str], case: Case) -> 
     """Downgrade an error on memory to a warning if it rests on a value that the file does not have."""
     if finding.severity != "error" or rules.RULES[finding.rule].subject != "memory" or not assumed:
         return finding
-    values = ", ".join(f"{field}={text_of(field_value(case.recipe, field))}" for field in assumed)
+    fields = [field for field in assumed if field in recipe_fields()]
+    values = ", ".join(f"{field}={text_of(field_value(case.recipe, field))}" for field in fields)
+    values = values or f"{case.cluster.world} GPUs"
     return msgspec.structs.replace(finding, severity="warning", message=f"{finding.message}, with {values} assumed")
 
 

@@ -22,7 +22,11 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
         "yaml": ("nemo_automodel", "distributed:", "step_scheduler:", "recipe:"),
         "shell": ("automodel", "am ", "finetune.py", "pretrain.py", "train_ft.py", "benchmark.py"),
     },
-    "torchtitan": {"toml": (), "shell": ("torchtitan", "run_train", "--job.", "--module")},
+    "torchtitan": {
+        "toml": (),
+        "shell": ("torchtitan", "run_train", "--job.", "--module"),
+        "python": ("model_registry",),
+    },
     "kempnerforge": {"toml": (), "shell": (".toml",)},
     "deepspeed": {"json": (), "shell": ("deepspeed",), "python": ("deepspeed=",)},
     "accelerate": {

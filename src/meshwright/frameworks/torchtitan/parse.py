@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,12 @@ from meshwright.frameworks.torchtitan.commands import (
 from meshwright.frameworks.torchtitan.derived_fields import approximations, derived_values, value
 from meshwright.frameworks.torchtitan.format_override import RENAMED_KEYS, flag
 from meshwright.frameworks.torchtitan.models import MODULES, PRESETS, flavor_model, preset_model
+from meshwright.frameworks.torchtitan.python_config import (
+    ConfigFunction,
+    config_functions,
+    has_config_functions,
+    module_of,
+)
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import ConfigKey, config_keys
@@ -61,6 +68,8 @@ def detect(content: Content) -> int:
         if "parallelism" in sections or "model.flavor" in content.settings or "activation_checkpoint" in sections:
             return 3
         return 2 if {"training", "metrics"} <= sections or {"job", "model"} <= sections else 0
+    if content.format == "python":
+        return 3 if has_config_functions(content) and config_functions(content) else 0
     return 3 if any(True for _ in runs(content)) else 0
 
 
@@ -68,6 +77,8 @@ def parse(content: Content) -> ParsedConfig:
     """Parse a file or script, for the torchtitan version it is written for."""
     if content.format == "toml":
         return _parse_toml(content, dict(content.settings))
+    if content.format == "python":
+        return _parse_functions(content)
     found = list(runs(content))
     if not found:
         raise InputError("contains no torchtitan command", field="file", value=content.path)
@@ -85,6 +96,62 @@ def parse(content: Content) -> ParsedConfig:
         env=run.env,
         gpu_request=run.gpu_request,
     )
+
+
+def _parse_functions(content: Content) -> ParsedConfig:
+    """Parse the config functions of a Python file: the first, with the findings of all others."""
+    found = config_functions(content)
+    if not found:
+        raise InputError("defines no config of torchtitan", field="file", value=content.path)
+    named = content.settings.get("config")
+    name = next(iter(found)) if named is None else str(named.value)
+    parsed = _parse_function(content, found[name])
+    if named is not None or len(found) == 1:
+        return parsed
+    seen = {(one.rule, one.line, one.message): one for one in parsed.findings}
+    for one in _findings_of_others(content.path, content.text, name):
+        seen.setdefault((one.rule, one.line, one.message), one)
+    notes = (f"the file has {len(found)} configs: shown is {name}, findings are those of all", *parsed.notes)
+    return msgspec.structs.replace(parsed, findings=tuple(seen.values()), notes=notes)
+
+
+@lru_cache(maxsize=16)
+def _findings_of_others(path: str, text: str, first: str) -> tuple[Finding, ...]:
+    """Return the findings of all configs of a file but the first; a file is parsed several times per check."""
+    from meshwright.frameworks.check import findings_without_fixes
+    from meshwright.frameworks.registry import framework
+
+    content, torchtitan = Content(path, text, "python"), framework(TABLE)
+    found: list[Finding] = []
+    for name, function in config_functions(content).items():
+        if name != first:
+            where = SourcedValue(name, function.line, path)
+            chosen = msgspec.structs.replace(content, settings={"config": where})
+            found += [msgspec.structs.replace(one, fix=()) for one in findings_without_fixes(torchtitan, chosen)]
+    return tuple(found)
+
+
+def _parse_function(content: Content, function: ConfigFunction) -> ParsedConfig:
+    written = dict(function.settings)
+    recompute = written.pop("activation_checkpoint.mode", None)  # a class here, a mode in the key map
+    settings, findings = _in_version(written, CURRENT_DAY)
+    flavor = function.flavor
+    named = "" if flavor is None or flavor.unresolved else str(flavor.value)
+    model = flavor_model(module_of(content), named) if named else None
+    source = SourcedValue(function.name, function.line, content.path)
+    settings["activation_checkpoint.mode"] = recompute or msgspec.structs.replace(source, value="none")
+    settings.setdefault("activation_checkpoint.selective_ac_option", msgspec.structs.replace(source, value="op"))
+    notes = [f"checked against torchtitan main of {CURRENT_DAY}: literals of {function.name}, nothing executed"]
+    tp_is_sp = "parallelism.enable_sequence_parallel" not in settings
+    parsed = _parsed(content, settings, model, notes, findings, tp_is_sp)
+    return msgspec.structs.replace(
+        parsed,
+        name=function.name,
+        suppressed_rules=(*LIMITS_OF_02, *(("graphs.syncing-dispatch",) if function.dispatcher else ())),
+        version=VERSION_MAIN,
+        field_values={**parsed.field_values, "kernels.loss": "chunked"},
+        unknown_fields=() if function.complete else FIELDS_OF_MISSING_FILE,
+    )  # fmt: skip
 
 
 def _parse_02(content: Content, run: Run, command_settings: dict[str, SourcedValue]) -> ParsedConfig:
