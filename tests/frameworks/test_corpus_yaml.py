@@ -223,7 +223,7 @@ def test_config_functions_of_torchtitan_are_read(tmp_path: Path) -> None:
     assert (result.recipe.layout.recompute, result.recipe.optimizer.lr) == ("full", 3e-4)
     errors = {one.rule: one for one in result.findings if one.severity == "error"}
     assert "did you mean training.steps?" in errors["key.unknown"].message
-    assert errors["heads.attention"].line == 24  # of the second function
+    assert errors["heads.attention"].line == 22  # of the second function
 
 
 def _errors(folder: Path, text: str) -> list[str]:

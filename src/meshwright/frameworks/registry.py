@@ -95,7 +95,7 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
 def _front_end_of(content: Content) -> Framework | None:
     if (
         content.format == "yaml"
-        or "swift" in content.text
+        or any(name in content.text for name in ("swift", "trl"))
         or any(one.launcher == "front-end" for one in content.launches)
     ):
         from meshwright.frameworks.front_ends import detect_front_end

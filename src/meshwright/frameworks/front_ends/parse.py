@@ -28,6 +28,7 @@ TRAININGS = ("sft", "pt", "rlhf", "train", "dpo", "grpo", "kto", "reward", "rloo
 """Subcommands that train."""
 SCRIPT = re.compile(r"(?:^|[/.])swift[/.]cli[/.](_megatron[/.])?(sft|pt|rlhf)(?:\.py)?$")
 """ms-swift's programs, as torchrun and accelerate launch start them."""
+TRL_SCRIPT = re.compile(r"(?:^|/)trl/scripts/(dpo|grpo|kto|reward|rloo)\.py$")  # sft is read with Accelerate's config
 STAGE = re.compile(r"z(?:ero)?[-_]?([0-3])", re.IGNORECASE)
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "fa3": "flash_attention_3",
     "flash_attention": "flash_attention_2"}  # fmt: skip
@@ -60,6 +61,8 @@ def program_of(launch: LaunchCommand) -> str:
     text = str(launch.program.value)
     if launch.launcher == FRONT_END:
         return text
+    if own := TRL_SCRIPT.search(text):
+        return f"trl {own[1]}"
     script = SCRIPT.search(text)
     return f"{'megatron' if script[1] else 'swift'} {script[2]}" if script else ""
 
