@@ -8,7 +8,8 @@ single    jobs of one GPU: the step that `meshwright bench` measured (benchmarks
           `meshwright rehearse`
 ranks     layouts of 2 and 4 ranks that share the GPU over gloo, against the same ranks rehearsed side by side with
           gloo's measured times as the network: the GPU is shared in both, only the network is simulated
-cluster   published or planned multi-GPU runs: step time against the published one, peak memory against the dry run
+cluster   published or planned multi-GPU runs: step time against the published one, peak memory against the dry run.
+          Ours is rehearsed in place of the published engine; the cost model's ratio of both projects it
 
 Results are kept in the file as they come; rows that it has are skipped unless --again.
 """
@@ -90,6 +91,7 @@ class Cluster:
     words: tuple[str, ...]
     published: float | None = None
     source: str = ""
+    engine: str = "torchtitan"  # of the published run
     seconds: float = 60.0
 
     @property
@@ -219,8 +221,22 @@ def cluster(job: Cluster, smoke: bool) -> dict[str, Any]:
         "ranks": ranks_of(found),
     }
     if job.published:
-        row["measured_s"] = found["step_s"] * found["tokens_per_s_per_gpu"] / job.published
+        row["published_s"] = found["step_s"] * found["tokens_per_s_per_gpu"] / job.published
+        row["published_engine"] = job.engine
+        row["projected_s"] = found["step_s"] * ratio(job)
     return row
+
+
+def ratio(job: Cluster) -> float:
+    """Return the estimated step of the published run's engine over ours, which was rehearsed in its place."""
+    from meshwright import clusters
+    from meshwright.api.rehearse import engine_ratio
+    from meshwright.recipes import index
+    from meshwright.recipes import overrides as override
+    from meshwright.recipes.case import model_of
+
+    recipe = override.apply(index.load(job.words[0]), job.words[1:])
+    return engine_ratio(recipe, recipe, model_of(recipe), job.engine, clusters.cluster(job.gpus))
 
 
 def dry_run_gib(job: Cluster) -> float | None:
@@ -357,15 +373,24 @@ def save(path: Path, rows: dict[str, Any]) -> None:
 
 
 def line(name: str, row: dict[str, Any]) -> str:
+    """Return one line of the table; a published run has two: our engine's step, and that projected to its engine."""
     if "error" in row:
         return f"{name:<46} FAILED {' '.join(row['error'].split())[-300:]}"
-    measured, rehearsed = row.get("measured_s"), row["rehearsed_s"]
-    error = f"{100 * (rehearsed / measured - 1):+6.1f} %" if measured else "       -"
+    measured, rehearsed = row.get("measured_s") or row.get("published_s"), row["rehearsed_s"]
     shown = f"{measured:8.4f}" if measured else "       -"
     dry = row.get("dryrun_gib") or row.get("measured_gib")
     gib = row.get("rehearsed_gib")
     memory = f"{gib:7.2f} / {dry:7.2f} GiB {100 * (gib / dry - 1):+5.1f} %" if gib and dry else ""
-    return f"{name:<46} {shown} {rehearsed:8.4f} s {error}  {row['wall_s']:5.0f} s  {memory}"
+    text = f"{name:<46} {shown} {rehearsed:8.4f} s {_error(rehearsed, measured)}  {row['wall_s']:5.0f} s  {memory}"
+    if "projected_s" not in row:
+        return text
+    projected = row["projected_s"]
+    label = f"  projected to {row['published_engine']}"
+    return f"{text}\n{label:<46} {shown} {projected:8.4f} s {_error(projected, measured)}"
+
+
+def _error(rehearsed: float, measured: float | None) -> str:
+    return f"{100 * (rehearsed / measured - 1):+6.1f} %" if measured else "       -"
 
 
 def main() -> int:

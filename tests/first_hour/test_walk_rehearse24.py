@@ -195,3 +195,20 @@ def _children(parent: int) -> list[str]:
             return found.read_text().split()
         time.sleep(0.1)
     raise AssertionError("no rank was started")
+
+
+def test_for_a_torchtitan_file_our_engine_stands_in_and_its_step_is_projected(
+    meshwright: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.rehearsal.results import rehearsal_result
+
+    from meshwright.api import rehearse as verb
+
+    monkeypatch.setattr(verb, "_device", lambda request: Device("cuda"))
+    monkeypatch.setattr(verb, "_run", lambda *_: rehearsal_result())
+    assert meshwright("export", RECIPE, "--to", "torchtitan", "--gpus", "8xH100", "--out", "titan").code == 0
+    done = meshwright("rehearse", "titan/config.toml", "--gpus", "8xH100", "--json")
+    assert done.code == 0, done.err
+    assert done.json["other_engine"]["engine"] == "torchtitan"
+    assert done.json["other_engine_step_s"] > done.json["step_s"]
+    assert "torchtitan itself: about" in done.json["notes"][-1]

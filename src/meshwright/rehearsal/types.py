@@ -103,6 +103,7 @@ class Rehearsal(Readable, msgspec.Struct, frozen=True):
     alternatives: tuple[Alternative, ...] = ()
     assumed: tuple[Assumption, ...] = ()
     other_engine: OtherEngine | None = None
+    other_engine_step_s: float | None = None  # of that engine: this step times the ratio of both in the cost model
 
     @property
     def step_range_s(self) -> tuple[float, float]:
