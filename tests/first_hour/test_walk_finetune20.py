@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 FSDP = """compute_environment: LOCAL_MACHINE
 distributed_type: FSDP
@@ -86,7 +87,9 @@ def test_a_start_line_works_in_the_folder_that_it_names(cfg: Path, meshwright: A
     before = {(cfg / one).resolve() for one in ("scripts/sft.py", "../eval.jsonl")}
     assert before <= {(cfg / "acc" / one).resolve() for one in values}
     assert not [one for one in values if (cfg / one).exists() and not (cfg / "acc" / one).exists()]
-    named = cfg / "acc" / words[words.index("--dataset_name") + 1]
+    assert "--dataset_name" not in words, "TRL passes it to load_dataset, which refuses a file"
+    config = yaml.safe_load((cfg / "acc" / words[words.index("--config") + 1]).read_text())
+    named = cfg / "acc" / config["datasets"][0]["data_files"]
     if data == "../review.jsonl":
         assert_has_messages(named)
     else:
