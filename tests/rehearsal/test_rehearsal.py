@@ -163,6 +163,9 @@ def test_a_rank_that_is_too_large_or_slow_runs_fewer_layers() -> None:
         plan = _Plan(case, config, device, ClusterNetwork(case), 1.0, [0], None, budget)
         return plan.layers_in_budget(0)
 
+    everything = case.rebuild(override.apply(recipe, ("layout.pp=4", "layout.pp_schedule=gpipe")))
+    plan = _Plan(everything, config, h200, ClusterNetwork(everything), 1.0, [0], None, 1e6)
+    assert plan.run_batches == plan.micro_batches > 8  # GPipe holds the activations of all
     assert layers(h200, 1e6) is None
     assert 2 <= (layers(h200, 20.0) or 0) < 80
     assert 2 <= (layers(msgspec.structs.replace(h200, memory_gib=24.0), 1e6) or 0) < 80

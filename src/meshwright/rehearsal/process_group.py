@@ -16,10 +16,11 @@ import torch.distributed as dist
 
 from meshwright.dryrun.fake_device import assume_static_shapes
 from meshwright.rehearsal.delays import FinishedWork, HostDelays, StreamDelays
-from meshwright.rehearsal.network import Network
+from meshwright.rehearsal.network import DATA_PARALLEL, Network
 
 BACKEND = "simulated"
 RANDOM_VALUES = 1 << 20  # random numbers kept per dtype for received tensors
+CONTROL_BYTES = 1024
 HBM_SHARE = 0.8  # of the memory bandwidth that fills reach
 REPORTED_AXES = {
     "tp": "tp",
@@ -68,7 +69,9 @@ class Simulation:
             return FinishedWork(result)
         name = group.group_name
         axis = self.axes.get(name, ("other", 0))[0]
-        reported = reported_axis(axis)
+        # Losses and gradient norm are summed over all ranks; the group of the shards may be the same.
+        is_control = kind == "all_reduce" and size <= CONTROL_BYTES and axis in DATA_PARALLEL
+        reported = "control" if is_control else reported_axis(axis)
         seconds = self._seconds.get((kind, size, name))
         if seconds is None:
             members = self._members(group, name)

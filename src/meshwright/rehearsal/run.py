@@ -128,6 +128,8 @@ class _Plan:
         """Return the micro batches that show all passes, and hold as many activations as the full step."""
         if self.layout.pp == 1:
             return MICRO_BATCHES
+        if self.layout.pp_schedule in ("gpipe", "looped_bfs"):  # they hold the activations of all
+            return self.micro_batches
         rounds = 1 if self.layout.pp_schedule == "1f1b" else 2
         return max(rounds * self.layout.pp, MICRO_BATCHES)
 
