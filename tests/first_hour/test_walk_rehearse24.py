@@ -117,7 +117,7 @@ def test_the_report_names_parts_memory_limits_and_alternatives(
 ) -> None:
     from tests.rehearsal.results import rehearsal_result
 
-    from meshwright.api import rehearse as verb
+    from meshwright.api import rehearsal as verb
 
     monkeypatch.setattr(verb, "_device", lambda request: Device("cuda"))
     monkeypatch.setattr(verb, "_run", lambda *_: rehearsal_result())
@@ -135,7 +135,7 @@ def test_the_report_names_parts_memory_limits_and_alternatives(
 def test_alternatives_are_the_best_other_layouts(meshwright: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.rehearsal.results import rehearsal_result
 
-    from meshwright.api import rehearse as verb
+    from meshwright.api import rehearsal as verb
 
     tried = []
 

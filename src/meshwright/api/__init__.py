@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.pipeline_schedule import *  # noqa: F403
     from meshwright.api.plan_responses import *  # noqa: F403
     from meshwright.api.planning import *  # noqa: F403
-    from meshwright.api.rehearse import *  # noqa: F403
+    from meshwright.api.rehearsal import *  # noqa: F403
     from meshwright.api.responses import *  # noqa: F403
     from meshwright.api.run import *  # noqa: F403
     from meshwright.api.show_samples import *  # noqa: F403
@@ -45,7 +45,7 @@ _NAMES = {
     "api.completion": "starting_with",
     "api.diagnosis": "diagnose doctor_response",
     "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",
-    "api.rehearse": "rehearse rehearsal_response",
+    "api.rehearsal": "rehearse rehearsal_response",
     "api.argument_names": "as_override is_removed_key recipe_key",
     "api.explanations": "explain",
     "api.inspection": "inspect inspect_response",

@@ -226,7 +226,7 @@ _TABLE = (
         runs=True,
     ),
     Verb(
-        *("rehearse", "Check", run_requests.Rehearse, "rehearse.rehearse", "rehearsal_response"),
+        *("rehearse", "Check", run_requests.Rehearse, "rehearsal.rehearse", "rehearsal_response"),
         surfaces=CLI,
         examples=(
             "meshwright rehearse llama3_70b_pretrain_config --gpus 64xH100",
