@@ -230,7 +230,7 @@ def cluster(job: Cluster, smoke: bool) -> dict[str, Any]:
 def ratio(job: Cluster) -> float:
     """Return the estimated step of the published run's engine over ours, which was rehearsed in its place."""
     from meshwright import clusters
-    from meshwright.api.rehearse import engine_ratio
+    from meshwright.api.rehearsal import engine_ratio
     from meshwright.recipes import index
     from meshwright.recipes import overrides as override
     from meshwright.recipes.case import model_of
