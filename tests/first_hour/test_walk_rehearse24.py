@@ -202,7 +202,7 @@ def test_for_a_torchtitan_file_our_engine_stands_in_and_its_step_is_projected(
 ) -> None:
     from tests.rehearsal.results import rehearsal_result
 
-    from meshwright.api import rehearse as verb
+    from meshwright.api import rehearsal as verb
 
     monkeypatch.setattr(verb, "_device", lambda request: Device("cuda"))
     monkeypatch.setattr(verb, "_run", lambda *_: rehearsal_result())
