@@ -59,6 +59,9 @@ screens: $(VENV)/.engine browser  ## screenshots of the web UI, docs/screens (a 
 sweep: $(VENV)/.peers  ## train a tiny model of every recipe on 2 processes; write the table (half an hour)
 	$(BIN)/python benchmarks/tiny_sweep.py --nproc 2
 
+engine-types: $(VENV)/.engine  ## train a small model of every decoder type of transformers; write the table (20 minutes)
+	$(BIN)/python -W ignore benchmarks/engine_types.py --save; status=$$?; $(BIN)/python docs/make.py models.md && exit $$status
+
 file-sweep: $(VENV)/.peers  ## take users' own files through export, recommend and launch; print what is lost (10 minutes)
 	$(BIN)/python -W ignore -m benchmarks.file_to_file
 

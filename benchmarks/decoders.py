@@ -90,11 +90,24 @@ EXTRA: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 256, "mamba_d_state": 32, "mamba_chunk_size": 32},
     "mamba2": {"chunk_size": 32, "state_size": 32},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 8, "num_experts_per_tok": 2},
-    "deepseek_v2": {"num_experts_per_tok": 2, "n_routed_experts": 8, "n_shared_experts": 1},
+    "deepseek_v2": {"head_dim": 16, "num_key_value_heads": 8, "num_experts_per_tok": 2, "n_routed_experts": 8, "n_shared_experts": 1},
     "qwen3_5": {"vision_config": {"out_hidden_size": 4096}},
     "qwen3_5_moe": {"vision_config": {"out_hidden_size": 2048}},
     "axk1": {"head_dim": 16, "num_key_value_heads": 8},
     "axk2": {"head_dim": 16, "num_key_value_heads": 8, "index_n_heads": 4, "index_head_dim": 32},
+    "dbrx": {
+        "attn_config": {"clip_qkv": 8, "kv_n_heads": 4, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 8, "moe_top_k": 2},
+    },
+    "cohere_compass_text": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+        }
+    },
+    "qwen4_exp_text": {
+        **{"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 32},
+        **{"indexer_compress_ratio": 4, "ple_embed_dim": 128, "ngram_vocab_size_base": 768, "split_ngram_parts": 2},
+    },
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"] * 2},
 }
 LISTS = ("layer_types", "layers_block_type", "mlp_layer_types", "no_rope_layers", "block_types", "attention_types")
@@ -112,6 +125,8 @@ def small_config(name: str, layers: int = 6) -> Any:
     values = {**SMALL, "num_hidden_layers": layers, "n_layer": layers, "n_layers": layers, "num_layers": layers}
     plain = default.to_dict()
     kept = {k: v for k, v in values.items() if _is_integer(plain.get(k))}
+    if _is_integer(plain.get("pad_token_id")) and plain["pad_token_id"] >= SMALL["vocab_size"]:
+        kept["pad_token_id"] = 0
     unset = {k: v for k, v in values.items() if k in plain and plain[k] is None}
     trials = [{k: v for k, v in kept.items() if k not in left_out} for left_out in LEFT_OUT]
     for trial in (*trials, kept | unset, unset):

@@ -64,6 +64,7 @@ TOKENS, STEPS = 48, 3
 MOST_PARAMETERS = 30_000_000
 LOSS, GRADIENT = 2e-4, 5e-3  # relative differences that agree
 KEPT = ("A_log", "dt_bias", ".D", "time_decay", "time_first")  # initial values with a meaning
+EVERY = 100  # a sweep over fewer types replaces only their rows
 CHUNKED = ("hrm_text",)  # hub files that store several tensors as one are refused; the model's own names are not
 CHECKS = ("parity", "ranks", "recompute", "lora", "export")
 
@@ -91,10 +92,11 @@ CONSTANT = types.Schedule(name="constant", warmup_steps=0, min_lr=0.0)
 
 def values_of(name: str) -> dict[str, Any]:
     """Return a small config of a type as plain values: --tiny of its defaults, or hand-picked sizes."""
-    for make in (_tiny_defaults, lambda n: small_config(n, layers=6)):
+    ways = ((_tiny_defaults, True), (_small, False), (_small, True))  # some inner configs refuse their own defaults
+    for make, only_changes in ways:
         try:
             config = make(name)
-            values: dict[str, Any] = json.loads(config.to_json_string(use_diff=True), object_hook=decode_float)
+            values: dict[str, Any] = json.loads(config.to_json_string(use_diff=only_changes), object_hook=decode_float)
             values["model_type"] = config.model_type
             config = transformers_config(values)
             with torch.device("meta"):
@@ -106,6 +108,11 @@ def values_of(name: str) -> dict[str, Any]:
             return values
         reason = f"no small config: {size:,} parameters"
     raise InputError(reason, "model", name)
+
+
+def _small(name: str) -> Any:
+    text = AutoConfig.for_model(name).get_text_config().model_type
+    return small_config(text if text in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES else name, layers=6).get_text_config()
 
 
 def _tiny_defaults(name: str) -> Any:
@@ -339,6 +346,9 @@ def _finish(rows: list[dict[str, Any]], save: bool) -> int:
         print(f"{check:10} {counted['layers']} with layers of our own, {counted['transformers']} run by transformers")
     print(f"of {len(rows)} types, {sum(row['way'] == 'none' for row in rows)} are refused or not built")
     if save:
+        done = {row["type"]: row for row in rows}
+        kept = json.loads(RESULTS.read_text())["rows"] if RESULTS.is_file() and len(rows) < EVERY else []
+        rows = sorted({**{row["type"]: row for row in kept}, **done}.values(), key=lambda row: row["type"])
         found = {"transformers": transformers.__version__, "torch": torch.__version__, "rows": rows}
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
     return 1 if any(row.get("parity", "yes") != "yes" for row in rows) else 0

@@ -21,7 +21,7 @@ from meshwright.models import find
 from meshwright.planner import Plan, case_of, with_fastest_micro_batch
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
-from meshwright.recipes.engine_models import require_trained
+from meshwright.recipes.engine_models import require_traced
 from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
 
 Progress = Callable[[str], None]  # called with a line per stage
@@ -75,7 +75,7 @@ def require_own_engine(engine: str) -> None:
 
 
 def _execute(recipe: Recipe, cluster: Cluster, exact: bool, processes: int | None, progress: Progress | None) -> DryRun:
-    require_trained(find(recipe.model))
+    require_traced(find(recipe.model))
     extras.require("dryrun", *extras.ENGINE)
     from meshwright.dryrun import cpu_budget, run
     from meshwright.engine.warning_filters import no_enum_warnings

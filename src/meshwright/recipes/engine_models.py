@@ -85,3 +85,17 @@ def require_trained(model: ModelSpec) -> None:
             f"meshwright export {name} --to deepspeed --gpus 8xH100 (automodel for a model on the hub)",
         ),
     )
+
+
+def require_traced(model: ModelSpec) -> None:
+    """Raise InputError for a model that a dry run cannot execute."""
+    require_trained(model)
+    if not is_whole(model):
+        return
+    name = model.source or model.name
+    raise InputError(
+        f"a dry run executes layers of our own engine, and {model.model_type} models run transformers' forward pass",
+        field="model",
+        value=name,
+        fix=(f"meshwright estimate {name} --gpus 8xH100 --goal pretrain", f"meshwright train {name} --tiny"),
+    )

@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from meshwright.engine.model.build import runs_own_layers
-from meshwright.engine.model.tiny_any import small_model
+from meshwright.engine.model.tiny_any import small_model, trying
 from meshwright.errors import InputError
 from meshwright.notes import note
 from meshwright.recipes.types import Recipe
@@ -85,11 +85,12 @@ def _measured(_: str, held: _Held) -> Behaviour:
         small = tiny(config, max(2, distinct_layer_types(config)))
     except InputError:  # nothing to measure with
         return Behaviour()
-    for attention in ATTENTION:
-        model = small_model(small, **({} if attention is None else {"attn_implementation": attention}))
-        _spread_weights(model)
-        if _is_causal(model):
-            return Behaviour(attention, _isolates(model))
+    with trying():
+        for attention in ATTENTION:
+            model = small_model(small, **({} if attention is None else {"attn_implementation": attention}))
+            _spread_weights(model)
+            if _is_causal(model):
+                return Behaviour(attention, _isolates(model))
     raise InputError(
         f"a {config.model_type} model is not causal: its logits depend on later tokens",
         field="model",

@@ -6,7 +6,8 @@ For types that run transformers' own forward pass; config.py has the table of th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ RULES: tuple[tuple[re.Pattern[str], Rule], ...] = tuple(
         (r"token_id$|token_index$", _token),
         (r"vocab", _at_most(VOCAB)),
         (r"position|seq_len|context|model_max_length|n_ctx", _at_most(POSITIONS)),
-        (r"window|chunk|^local_attention$|index_topk$|index_block_size|rel_extent", _at_most(WINDOW)),
+        (r"window|chunk|indexer_budget|^local_attention$|index_topk$|index_block_size|rel_extent", _at_most(WINDOW)),
         (r"experts_per_tok|^moe_top_?k$|^moe_k$|top_k_experts|topk_blocks", _at_most(2)),
         (r"shared_experts$", _at_most(1)),
         (r"experts$|expert_num$", _at_most(8)),
@@ -103,6 +104,8 @@ def shrink(values: Mapping[str, Any]) -> dict[str, Any]:
 def _small(key: str, value: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(value, Mapping):
         return {k: _small(k, v, {**values, **value, **_usual(values)}) for k, v in value.items()}
+    if key == "mrope_section" and isinstance(value, list):  # pairs of a head's channels for time, height and width
+        return [HEAD // 2 - 2 * (HEAD // 6), HEAD // 6, HEAD // 6]
     if isinstance(value, list) and value and all(_is_size(one) for one in value) and max(value) >= 32:
         return [_small(key, one, values) for one in value]  # a size of every layer
     if not _is_size(value):
@@ -139,7 +142,8 @@ def tiny_values(values: Mapping[str, Any], layers: int, of_each: int = 1) -> dic
 def checked(config: Any) -> Any:
     """Return the config if a forward pass of its model works; raise InputError with the reason."""
     try:
-        small_model(config)(input_ids=torch.zeros((1, TOKENS), dtype=torch.long), use_cache=False)
+        with trying(), torch.no_grad():
+            small_model(config)(input_ids=torch.zeros((1, TOKENS), dtype=torch.long), use_cache=False)
     except Exception as error:  # whatever a model raises whose sizes do not fit together
         raise InputError(
             f"--tiny found no small sizes for {config.model_type} ({first_line(error)})",
@@ -148,6 +152,24 @@ def checked(config: Any) -> Any:
             fix=("train a small config.json of this type without --tiny",),
         ) from None
     return config
+
+
+@contextmanager
+def trying() -> Iterator[None]:
+    """Compute without threads and without transformers' warnings.
+
+    Ranks are forked from this process later, and a fork loses OpenMP's threads.
+    """
+    from transformers import logging
+
+    threads, verbosity = torch.get_num_threads(), logging.get_verbosity()
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        logging.set_verbosity(verbosity)
 
 
 def small_model(config: Any, **options: Any) -> Any:

@@ -130,6 +130,7 @@ def _whole_model(
 ) -> Stage:
     """Build a model that runs transformers' own forward pass, with the techniques that need nothing of its code."""
     whole_model.require_supported(recipe, config, hooks)
+    recipe = whole_model.with_known_recompute(recipe)
     model = build_model(config, base_dtype(recipe), attention_kind=behaviour_of(config).attention)
     if recipe.goal == "peft":
         check_targets(model, recipe.peft, tp=1)

@@ -9,12 +9,16 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import msgspec
 import torch
+import torch.distributed as dist
 
 from meshwright.engine.hooks import NO_HOOKS, Hooks
 from meshwright.engine.losses import TokenLoss, logits_loss
 from meshwright.engine.mesh import Mesh
+from meshwright.engine.metrics.jsonl import warn
 from meshwright.engine.model.behaviour import behaviour_of, mixed_documents
+from meshwright.engine.model.layer_lists import NAMES
 from meshwright.engine.model.transformers_stage import LogitTransform, TransformersStage, find_logit_transform
 from meshwright.engine.parallelize.fsdp import (
     fsdp_settings,
@@ -25,6 +29,7 @@ from meshwright.engine.parallelize.fsdp import (
     use_one_stream,
 )
 from meshwright.engine.parallelize.lm_loss import LossSettings, loss_of_head
+from meshwright.engine.parallelize.recompute import OPERATIONS
 from meshwright.engine.patching import Patch, apply
 from meshwright.errors import InputError
 from meshwright.recipes.engine_models import WHOLE_MODEL_LIMITS
@@ -47,6 +52,17 @@ def require_supported(recipe: Recipe, config: Any, hooks: Hooks = NO_HOOKS) -> N
         raise mixed_documents(config)
     if hooks.tp_plan is not None:
         raise InputError(f"{model_type} runs transformers' own forward pass, which tp does not shard", field="tp_plan")
+
+
+def with_known_recompute(recipe: Recipe) -> Recipe:
+    """Return the recipe with selective recompute by operation: the modules of the model are not known by name."""
+    layout = recipe.layout
+    if layout.recompute != "selective" or layout.recompute_modules in ((), (OPERATIONS,)):
+        return recipe
+    if dist.get_rank() == 0:
+        named = ",".join(layout.recompute_modules)
+        warn(f"layout.recompute_modules={named} → {OPERATIONS}: transformers runs the model, whose modules are not known")
+    return msgspec.structs.replace(recipe, layout=msgspec.structs.replace(layout, recompute_modules=(OPERATIONS,)))
 
 
 def build_stage(model: Any, recipe: Recipe, hooks: Hooks) -> TransformersStage:
@@ -105,12 +121,17 @@ class HeadLoss(Patch):
 def _add_balancing(stage: TransformersStage, recipe: Recipe) -> None:
     """Add the model's own balancing loss of its routers, where it has one, with the weight of the recipe."""
     config: Any = stage.transformers_model.config.get_text_config()
-    weight = recipe.moe.aux_loss if recipe.moe.balancing != "none" else 0.0
-    if not weight or not hasattr(config, "output_router_logits") or not hasattr(config, "router_aux_loss_coef"):
+    if not any(getattr(config, name, None) for name in NAMES["experts"]) or recipe.moe.balancing == "none":
         return
-    config.output_router_logits = True
-    micro_batches = recipe.train.global_batch_size // recipe.layout.micro_batch_size  # of all ranks
-    stage.aux_loss_weight = weight / micro_batches
+    has_loss = hasattr(config, "output_router_logits") and hasattr(config, "router_aux_loss_coef")
+    if recipe.moe.aux_loss and has_loss:
+        config.output_router_logits = True
+        micro_batches = recipe.train.global_batch_size // recipe.layout.micro_batch_size  # of all ranks
+        stage.aux_loss_weight = recipe.moe.aux_loss / micro_batches
+    if (recipe.moe.aux_loss and not has_loss) or recipe.moe.balancing != "aux_loss":
+        kept = "only its own balancing loss trains its routers" if stage.aux_loss_weight else "nothing balances its experts"
+        if dist.get_rank() == 0:
+            warn(f"moe.balancing={recipe.moe.balancing}: transformers runs {config.model_type}, and {kept}")
 
 
 def shard_stage(stage: TransformersStage, mesh: Mesh, recipe: Recipe) -> None:
