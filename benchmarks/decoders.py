@@ -90,7 +90,13 @@ EXTRA: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 256, "mamba_d_state": 32, "mamba_chunk_size": 32},
     "mamba2": {"chunk_size": 32, "state_size": 32},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 8, "num_experts_per_tok": 2},
-    "deepseek_v2": {"head_dim": 16, "num_key_value_heads": 8, "num_experts_per_tok": 2, "n_routed_experts": 8, "n_shared_experts": 1},
+    "deepseek_v2": {
+        "head_dim": 16,
+        "num_key_value_heads": 8,
+        "num_experts_per_tok": 2,
+        "n_routed_experts": 8,
+        "n_shared_experts": 1,
+    },
     "qwen3_5": {"vision_config": {"out_hidden_size": 4096}},
     "qwen3_5_moe": {"vision_config": {"out_hidden_size": 2048}},
     "axk1": {"head_dim": 16, "num_key_value_heads": 8},
@@ -105,8 +111,14 @@ EXTRA: dict[str, dict[str, Any]] = {
         }
     },
     "qwen4_exp_text": {
-        **{"indexer_n_heads": 4, "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 32},
-        **{"indexer_compress_ratio": 4, "ple_embed_dim": 128, "ngram_vocab_size_base": 768, "split_ngram_parts": 2},
+        "indexer_n_heads": 4,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 32,
+        "indexer_budget": 32,
+        "indexer_compress_ratio": 4,
+        "ple_embed_dim": 128,
+        "ngram_vocab_size_base": 768,
+        "split_ngram_parts": 2,
     },
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"] * 2},
 }

@@ -145,54 +145,7 @@ def models_page() -> str:
         f"# Models\n\n{len(rows)} models; counts are exact by construction, without multi-token-prediction modules.\n\n"
         + table(headers, rows)
         + _architectures()
-        + _trained_types()
     )
-
-
-def _trained_types() -> str:
-    """Return which decoder types our engine trains and how, from the last sweep."""
-    found = json.loads((RESULTS / "engine_types.json").read_text(encoding="utf-8"))
-    trained = [row for row in found["rows"] if row.get("parity") == "yes"]
-    refused = [row for row in found["rows"] if row not in trained]
-    ways = {way: [row for row in trained if row["way"] == way] for way in _WAYS}
-    counts = [
-        (name, *(sum(row.get(check) == "yes" for row in rows) for check in _CHECKS), ", ".join(_types(rows)))
-        for (way, rows), name in zip(ways.items(), _WAYS.values(), strict=True)
-    ]
-    headers = ("the engine runs", *_CHECKS.values(), "model_type")
-    packs = _types(row for row in ways["transformers"] if row["packing"])
-    failed = [
-        f"- `{row['type']}`, {what}: {row[check]}"
-        for row in trained
-        for check, what in _CHECKS.items()
-        if row.get(check, "yes") != "yes"
-    ]
-    reasons = [f"- `{row['type']}`: {row.get('reason') or row.get('parity')}" for row in refused]
-    return (
-        f"\n## Trained types\n\n`make engine-types` trains a small model of every decoder type of transformers "
-        f"{found['transformers']} on CPUs, in fp32: {len(trained)} of {len(found['rows'])}. Loss and gradients of a step "
-        "equal those of a plain loop over transformers' model; two ranks (FSDP2) and full recompute equal one rank; "
-        "adapters start at the model's loss; the exported folder loads in transformers and has the trained loss.\n\n"
-        f"{table(headers, counts)}\nTypes that transformers runs have data parallelism (DDP, FSDP2, HSDP), recompute, "
-        "compile and adapters; TP, CP, EP and PP are refused. Packed samples keep documents apart in "
-        f"{len(packs)} of them ({', '.join(packs)}); in the others `data.packing` is turned off with a note.\n\n"
-        + "\n".join([*failed, "\nRefused:\n", *reasons])
-        + "\n"
-    )
-
-
-_WAYS = {"layers": "layers of its own", "transformers": "transformers' forward pass"}
-_CHECKS = {
-    "parity": "1 rank",
-    "ranks": "2 ranks",
-    "recompute": "recompute",
-    "lora": "LoRA",
-    "export": "export",
-}
-
-
-def _types(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    return [f"`{row['type']}`" for row in rows]
 
 
 def _architectures() -> str:

@@ -104,9 +104,10 @@ def _is_plain_product(module: Any) -> bool:
         return True
     rows = torch.empty(3, module.weight.shape[1], dtype=module.weight.dtype, device="meta")
     try:
-        return bool(module(rows).shape == (3, module.weight.shape[0]))
+        found = module(rows)
     except (RuntimeError, ValueError, IndexError):  # other shapes than those of a linear layer
         return False
+    return isinstance(found, torch.Tensor) and found.shape == (3, module.weight.shape[0])
 
 
 def check_targets(model: Any, peft: Peft, tp: int) -> None:

@@ -164,7 +164,7 @@ def trying() -> Iterator[None]:
 
     threads, verbosity = torch.get_num_threads(), logging.get_verbosity()
     torch.set_num_threads(1)
-    logging.set_verbosity_error()
+    logging.set_verbosity(logging.ERROR)
     try:
         yield
     finally:
@@ -176,10 +176,11 @@ def small_model(config: Any, **options: Any) -> Any:
     """Return the model of a small config on the CPU, with random weights that do not change the generator's state."""
     from transformers import AutoModelForCausalLM
 
+    build: Any = AutoModelForCausalLM.from_config
     with torch.device("meta"):
-        size = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
+        size = sum(p.numel() for p in build(config).parameters())
     if size > MOST_PARAMETERS:
         raise ValueError(f"{size:,} parameters are left")
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(config, **options).train()
+        return build(config, **options).train()

@@ -98,7 +98,12 @@ class TransformersStage(Stage):
         labels: torch.Tensor | None = None,
         weights: torch.Tensor | None = None,
         documents: torch.Tensor | None = None,
-        **_: Any,
+        next_tokens: torch.Tensor | None = None,
+        labels_2: torch.Tensor | None = None,
+        weights_2: torch.Tensor | None = None,
+        dropout_keys: torch.Tensor | None = None,
+        token_mask: torch.Tensor | None = None,
+        **images: torch.Tensor,
     ) -> torch.Tensor:
         model = self.transformers_model
         model.training = self.training  # it is not a child
@@ -106,13 +111,14 @@ class TransformersStage(Stage):
         targets = self.targets
         targets.labels, targets.weights, targets.loss = labels, weights, None
         output = model(input_ids=x, use_cache=False, return_dict=True, **kwargs)
-        loss = targets.loss
+        loss: Any = targets.loss
         targets.labels = targets.weights = targets.loss = None
         if loss is None:
             loss = self.logits_loss(output.logits, labels, weights)
         if self.aux_loss_weight and self.training:
             loss = loss + self.aux_loss_weight * output.aux_loss
-        return loss.reshape(1)
+        total: torch.Tensor = loss.reshape(1)
+        return total
 
     def find_attention(self) -> None:
         """Leave the model's attention as it is."""
@@ -187,7 +193,8 @@ def find_logit_transform(model: Any) -> LogitTransform | None:
 
     The model's own forward pass runs with a body and a head that return fixed values, so no weights are needed.
     """
-    head, body = model.get_output_embeddings(), model.base_model
+    head: Any = model.get_output_embeddings()
+    body: Any = model.base_model
     if not isinstance(head, nn.Linear) or body is model:
         return None
     probe = torch.tensor([[PROBE]])

@@ -61,7 +61,7 @@ def with_known_recompute(recipe: Recipe) -> Recipe:
         return recipe
     if dist.get_rank() == 0:
         named = ",".join(layout.recompute_modules)
-        warn(f"layout.recompute_modules={named} → {OPERATIONS}: transformers runs the model, whose modules are not known")
+        warn(f"layout.recompute_modules={named} → {OPERATIONS}: transformers runs the model, its modules are not known")
     return msgspec.structs.replace(recipe, layout=msgspec.structs.replace(layout, recompute_modules=(OPERATIONS,)))
 
 
@@ -114,8 +114,9 @@ class HeadLoss(Patch):
         if self.logit_scale != 1.0:
             hidden = hidden * self.logit_scale
         # The same tensor is this module's output, so that FSDP sees where its backward pass starts.
-        targets.loss = loss_of_head(self, hidden, targets.labels, targets.weights).reshape(1, 1, 1)
-        return targets.loss
+        loss = loss_of_head(self, hidden, targets.labels, targets.weights).reshape(1, 1, 1)
+        targets.loss = loss
+        return loss
 
 
 def _add_balancing(stage: TransformersStage, recipe: Recipe) -> None:
@@ -129,7 +130,8 @@ def _add_balancing(stage: TransformersStage, recipe: Recipe) -> None:
         micro_batches = recipe.train.global_batch_size // recipe.layout.micro_batch_size  # of all ranks
         stage.aux_loss_weight = recipe.moe.aux_loss / micro_batches
     if (recipe.moe.aux_loss and not has_loss) or recipe.moe.balancing != "aux_loss":
-        kept = "only its own balancing loss trains its routers" if stage.aux_loss_weight else "nothing balances its experts"
+        own, none = "only its own balancing loss trains its routers", "nothing balances its experts"
+        kept = own if stage.aux_loss_weight else none
         if dist.get_rank() == 0:
             warn(f"moe.balancing={recipe.moe.balancing}: transformers runs {config.model_type}, and {kept}")
 
