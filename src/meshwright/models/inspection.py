@@ -256,7 +256,7 @@ def _product(shape: list[int]) -> int:
 
 def _mixers(
     row: Mapping[str, Any], matrices: Mapping[str, list[int]], hidden: int, assumptions: set[str]
-) -> tuple[Mixer | None, Attention | None]:
+) -> tuple[Mixer | None, Attention | MLA | None]:
     """Return the mixer of a layer and an attention beside a scan."""
     found = row["attention"]
     if found and found.get("kv_lora_rank"):
@@ -323,6 +323,12 @@ def _recurrence(found: Mapping[str, Any], width: int, assumptions: set[str]) -> 
     return "scan", heads, 8.0 * width + convolution, width
 
 
+GATES_AND_SHARING: tuple[Mapping[str, Any], ...] = (
+    {}, {"output_gate": True}, {"shared_kv": True}, {"reused_kv": True}, {"head_gate": True},
+)  # fmt: skip
+"""What an attention may have beside its projections."""
+
+
 def _softmax(
     found: Mapping[str, Any], matrices: Mapping[str, list[int]], hidden: int, row: Mapping[str, Any]
 ) -> Attention | None:
@@ -338,7 +344,7 @@ def _softmax(
     total = sum(_product(s) for s in inside.values())
     width = width or hidden // heads
     for kv in _kv_candidates(inside, heads, width):
-        for shape in ({}, {"output_gate": True}, {"shared_kv": True}, {"reused_kv": True}, {"head_gate": True}):
+        for shape in GATES_AND_SHARING:
             one = Attention(heads, kv, width, v_dim=found["v_dim"], **shape, **features)
             if one.matmul_params(hidden) == total:
                 return one
