@@ -235,7 +235,7 @@ def _write(request: requests.Rehearse, found: Rehearsal) -> None:
         write_text(request.out, json.dumps(to_json(rehearsal_response(found, request)), indent=2) + "\n", "out")
 
 
-class RankPart(Part, frozen=True, kw_only=True):
+class RehearsedRank(Part, frozen=True, kw_only=True):
     """One kind of rank."""
 
     rank: int
@@ -293,7 +293,7 @@ class RehearsalResponse(Response, frozen=True, kw_only=True):
     capacity_gib: float
     fits: bool
     limits: Sequence[str]
-    ranks: Sequence[RankPart]
+    ranks: Sequence[RehearsedRank]
     schedule: str
     passes: Sequence[ScheduledPass]
     alternatives: Sequence[Alternative]
@@ -324,7 +324,7 @@ def rehearsal_response(found: Rehearsal, request: requests.Rehearse | None = Non
         step_parts_s=_rounded(found.parts),
         band=RehearsalBand(step_pct=found.band_pct, step_low_s=round(low, DIGITS), step_high_s=round(high, DIGITS)),
         ranks=[
-            RankPart(**{name: _rounded(getattr(one, name)) for name in RankPart.__struct_fields__})
+            RehearsedRank(**{name: _rounded(getattr(one, name)) for name in RehearsedRank.__struct_fields__})
             for one in found.ranks
         ],
         assumed=(*(assumed_in(request.gpus) if request is not None else ()), *found.assumed),

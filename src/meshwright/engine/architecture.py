@@ -200,9 +200,9 @@ def _layer(layer: Any, place: int, text: Any, seen: set[int]) -> dict[str, Any]:
     plain = [(n, p) for n, p in every if n not in routed]
     matrices, vectors = _split(layer, plain)
     kinds = getattr(text, "layer_types", None)
-    listed = isinstance(kinds, (list, tuple)) and place < len(kinds)
+    kind = str(kinds[place]) if isinstance(kinds, (list, tuple)) and place < len(kinds) else ""
     return {
-        "type": str(kinds[place]) if listed and kinds is not None else "",
+        "type": kind,
         "matrices": [[n, *map(int, p.shape)] for n, p in matrices],
         "vectors": sum(p.numel() for _, p in vectors),
         "norms": sum(
@@ -215,7 +215,7 @@ def _layer(layer: Any, place: int, text: Any, seen: set[int]) -> dict[str, Any]:
         "attention": _attention(layer),
         "experts": {k: v for k, v in experts.items() if k != "pattern"} if experts else None,
         "topk": _first(text, TOPK),
-        "chunk": _first(text, ("attention_chunk_size",)) if listed and "chunk" in str(kinds[place]) else None,
+        "chunk": _first(text, ("attention_chunk_size",)) if "chunk" in kind else None,
     }
 
 

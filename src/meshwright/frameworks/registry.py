@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from meshwright.choices import FRAMEWORKS, FRONT_ENDS
+from meshwright.choices import Framework as FrameworkName
 from meshwright.errors import InputError, some, unknown
 from meshwright.frameworks.framework import Content, Format, Framework
 from meshwright.frameworks.other_trainers import other_loss, other_trainer
@@ -38,7 +39,7 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
 """File formats of each framework, with texts of which each of its files contains at least one (empty: no such text).
 Importing a framework that cannot match would take longer than the check."""
 NAMES = FRAMEWORKS
-STARTED = ("deepspeed", "accelerate")  # read from the Python program that a script starts
+STARTED: tuple[FrameworkName, ...] = ("deepspeed", "accelerate")  # read from the Python program that a script starts
 CONFIGS = (".yaml", ".yml", ".toml", ".json")
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 LONGEST_NAME = 200  # characters of a path that is looked up

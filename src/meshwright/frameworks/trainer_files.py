@@ -125,10 +125,10 @@ def _own_arguments(content: Content) -> dict[str, SourcedValue]:
             _add_dataset(call, constants, add)
         if name in MODEL_OF and (model := _model_of(call, constants)) is not None:
             add("model_name_or_path", model)
-    tokenizer, model = (found.get(name) for name in (OF_CLASS[TOKENIZER_CLASS], "model_name_or_path"))
-    if tokenizer is not None and (tokenizer.unresolved or (model is not None and model.value == tokenizer.value)):
+    tokenizer, weights = (found.get(name) for name in (OF_CLASS[TOKENIZER_CLASS], "model_name_or_path"))
+    if tokenizer is not None and (tokenizer.unresolved or (weights is not None and weights.value == tokenizer.value)):
         del found[OF_CLASS[TOKENIZER_CLASS]]  # the model's own
-    if OF_CLASS[CONFIG_CLASS] in found and model is not None:
+    if OF_CLASS[CONFIG_CLASS] in found and weights is not None:
         del found[OF_CLASS[CONFIG_CLASS]]  # the weights say which model it is
     length = _LENGTH.search(content.text) if found else None
     if length:

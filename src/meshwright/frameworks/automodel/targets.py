@@ -111,9 +111,9 @@ def _problem_of(path: str) -> str:
     if module in OUTSIDE and OUTSIDE[module] and name not in OUTSIDE[module] and name[:1].isupper():
         near = near_name(name, OUTSIDE[module])
         return f"{module} has no {name}" + (f"; did you mean {near}?" if near else "")
-    near = closest(first, LIBRARIES, 1)
-    if first not in LIBRARIES and near and near_name(first, LIBRARIES):
-        return f"there is no package {first}; did you mean {near[0]}?"
+    libraries = closest(first, LIBRARIES, 1)
+    if first not in LIBRARIES and libraries and near_name(first, LIBRARIES):
+        return f"there is no package {first}; did you mean {libraries[0]}?"
     return ""
 
 
@@ -183,16 +183,16 @@ def _keywords(ctx: RuleContext) -> Iterator[Problem]:
             short = owner.removesuffix("()").rpartition(".")[2]
             ignored = section == "fp8"
             what = f"the {section} section ignores {name}" if ignored else f"{short} does not accept {name}"
-            fix = (format_setting(f"{section}.{near}", ctx.get(key)),) if near else (f"remove {section}.{name}",)
-            severity = "warning" if ignored and not near else None
-            yield Problem(f"{what}; {names.hint(owner, near)}", fix, key=key, severity=severity)
+            fix = format_setting(f"{section}.{near}", ctx.get(key)) if near else f"remove {section}.{name}"
+            message = f"{what}; {names.hint(owner, near)}"
+            yield Problem(message, (fix,), key=key, severity="warning" if ignored and not near else None)
         elif key == f"{section}.{name}" and not ctx.parsed.settings[key].unresolved:
             value = ctx.parsed.settings[key].value
             problem = "" if found.choices and key.startswith(NOT_ENFORCED) else found.problem(value)
             if problem:
                 meant = found.meant(value) if found.choices else ""
-                fix = (format_setting(key, meant),) if meant else ()
-                yield Problem(f"{key}={value}: {problem}", fix, key=key)
+                fixes = (format_setting(key, meant),) if meant else ()
+                yield Problem(f"{key}={value}: {problem}", fixes, key=key)
 
 
 def _draft_keys(ctx: RuleContext) -> Iterator[Problem]:

@@ -45,7 +45,7 @@ def rampup(ctx: RuleContext) -> Iterator[Problem]:
 
 def _is_open(ctx: RuleContext, key: str) -> bool:
     setting = ctx.parsed.settings.get(key)
-    return setting is not None and setting.unresolved
+    return setting is not None and bool(setting.unresolved)
 
 
 def _part(ctx: RuleContext) -> int:
