@@ -90,6 +90,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_n_heads": 8, "mamba_d_ssm": 256, "mamba_d_state": 32, "mamba_chunk_size": 32},
     "mamba2": {"chunk_size": 32, "state_size": 32},
     "dots1": {"n_shared_experts": 1, "n_routed_experts": 8, "num_experts_per_tok": 2},
+    "deepseek_v3": {"head_dim": 16, "num_key_value_heads": 8},
     "deepseek_v2": {
         "head_dim": 16,
         "num_key_value_heads": 8,

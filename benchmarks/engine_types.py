@@ -25,6 +25,7 @@ os.environ.setdefault("MASTER_PORT", "29781")
 
 import argparse
 import json
+import socket
 import sys
 import tempfile
 import time
@@ -279,12 +280,11 @@ def _same_losses(engine: Engine, expected: list[float]) -> str:
 def two_ranks(jobs: list[tuple[str, str]], out: Path) -> dict[str, str]:
     """Return whether two ranks agree with one, by type; a crash of one type leaves the others."""
     found: dict[str, str] = {}
-    left, port = list(jobs), 29790
+    left = list(jobs)
     while left:
         out.unlink(missing_ok=True)
-        port += 1
         try:
-            mp.spawn(_on_two_ranks, args=(left, str(out), port), nprocs=2)
+            mp.spawn(_on_two_ranks, args=(left, str(out), free_port()), nprocs=2)
             crashed = ""
         except Exception as error:
             crashed = (str(error).strip().splitlines() or ["?"])[-1][:200]
@@ -294,6 +294,13 @@ def two_ranks(jobs: list[tuple[str, str]], out: Path) -> dict[str, str]:
             found[left[0][0]] = f"a rank failed: {crashed}"
             left = left[1:]
     return found
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
 
 
 def _quiet() -> None:
@@ -311,7 +318,7 @@ def main() -> int:
     parser.add_argument("--one-rank", action="store_true", help="leave out the comparison on two ranks")
     given = parser.parse_args()
     _quiet()
-    dist.init_process_group("gloo", rank=0, world_size=1, init_method="tcp://127.0.0.1:29789")
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"tcp://127.0.0.1:{free_port()}")
     names = given.types or [n for n in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) if n not in NOT_DECODERS]
     rows, jobs = [], []
     with tempfile.TemporaryDirectory() as scratch:

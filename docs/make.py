@@ -145,7 +145,50 @@ def models_page() -> str:
         f"# Models\n\n{len(rows)} models; counts are exact by construction, without multi-token-prediction modules.\n\n"
         + table(headers, rows)
         + _architectures()
+        + _trained_types()
     )
+
+
+def _trained_types() -> str:
+    """Return which decoder types our engine trains and how, from the last sweep."""
+    found = json.loads((RESULTS / "engine_types.json").read_text(encoding="utf-8"))
+    trained = [row for row in found["rows"] if row.get("parity") == "yes"]
+    refused = [row for row in found["rows"] if row not in trained]
+    ways = {way: [row for row in trained if row["way"] == way] for way in _WAYS}
+    counts = [
+        (name, *(sum(row.get(check) == "yes" for row in rows) for check in _CHECKS), ", ".join(_types(rows)))
+        for (way, rows), name in zip(ways.items(), _WAYS.values(), strict=True)
+    ]
+    headers = ("the engine runs", *_CHECKS.values(), "model_type")
+    packs = _types(row for row in ways["transformers"] if row["packing"])
+    failed = [
+        f"- `{row['type']}`, {what}: {row[check]}"
+        for row in trained
+        for check, what in _CHECKS.items()
+        if row.get(check, "yes") != "yes"
+    ]
+    alone = _types(row for row in trained if "ranks" not in row)
+    reasons = [f"- `{row['type']}`: {row.get('reason') or row.get('parity')}" for row in refused]
+    return (
+        f"\n## Trained types\n\n`make engine-types` trains a small model of every decoder type of transformers "
+        f"{found['transformers']} on CPUs, in fp32: {len(trained)} of {len(found['rows'])}. Loss and gradients of a "
+        "step equal those of a plain loop over transformers' model; two ranks (FSDP2) and full recompute equal one "
+        "rank; adapters start at the model's loss; the exported folder has the trained loss in transformers.\n\n"
+        f"{table(headers, counts)}\nTypes that transformers runs have data parallelism (DDP, FSDP2, HSDP), recompute, "
+        "compile and adapters; TP, CP, EP and PP are refused. Packed samples keep documents apart in "
+        f"{len(packs)} of them ({', '.join(packs)}); in the others `data.packing` is turned off with a note.\n\n"
+        + (f"Not run on two ranks: {', '.join(alone)}.\n\n" if alone else "")
+        + "\n".join([*failed, "Refused, because the engine lacks", "", *reasons])
+        + "\n"
+    )
+
+
+_WAYS = {"layers": "layers of its own", "transformers": "transformers' forward pass"}
+_CHECKS = {"parity": "1 rank", "ranks": "2 ranks", "recompute": "recompute", "lora": "LoRA", "export": "export"}
+
+
+def _types(rows: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [f"`{row['type']}`" for row in rows]
 
 
 def _architectures() -> str:
@@ -155,17 +198,12 @@ def _architectures() -> str:
     by_result = {word: [f"`{n}`" for n, row in types.items() if row["result"] == word] for word in _MEANINGS}
     rows = [(meaning, len(by_result[word]), ", ".join(by_result[word])) for word, meaning in _MEANINGS.items()]
     without = ", ".join(f"`{name}`" for name in WITHOUT_CLASS)
-    renamed = json.loads((RESULTS / "decoders_renamed.json").read_text(encoding="utf-8"))["rows"]
-    equal = sum(row["result"] == "exact" for row in renamed)
-    built = sum(row["result"] != "not built" for row in renamed)
     return (
         f"\n## Architectures\n\nAny other model is planned from its config.json. `benchmarks/decoders.py` builds every "
         f"decoder type of transformers {found['transformers']} without data and compares parameter counts; a wrong one "
         f"fails it.\n\n{table(('from config.json', 'types', 'model_type'), rows)}\nAlso read, without a class in "
         f"transformers: {without}. Inspected types need transformers: it builds the model without weights, the "
-        "parameters are counted, its mixers and experts are recognised by what they contain, and the answer states "
-        f"what was assumed. Inspected as if no reader knew them (`--renamed`), {equal} of {built} read types have the "
-        "same total and active parameters, and forward FLOPs within 1 % at 512, 4,096 and 32,768 tokens.\n"
+        "parameters are counted, FLOPs follow from the linears, and the answer states what was assumed.\n"
     )
 
 

@@ -185,3 +185,24 @@ def test_what_needs_layers_of_our_own_is_refused(tmp_path: Path) -> None:
     """Callers of the engine that skip the rules get the same refusal."""
     found = run(2, _limits, str(tmp_path))[0]
     assert found == [("layout.tp", ("layout.tp=1",)), ("precision.matmul", ("precision.matmul=same",))]
+
+
+def _balancing(rank: int, world: int, folder: str) -> tuple[float, float]:
+    """Return the gradient norm of a step with the model's own balancing loss: ours, and a plain loop's."""
+    config, weight = small("granitemoe"), 0.5
+    plain_loop(config, folder, steps=0)
+    given = recipe(moe=types.Moe(aux_loss=weight), optimizer=types.Optimizer(name="sgd", lr=0.0, weight_decay=0.0))
+    ours = train(config, given, folder, steps=1)[0][1]
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").float()
+    tokens = torch.from_numpy(Mock(config.vocab_size, TOKENS, 0).samples([0, 1]).tokens).long()
+    for sample in tokens:  # micro batches of one
+        out = model(input_ids=sample[None, :TOKENS], use_cache=False, output_router_logits=True)
+        loss = nn.functional.cross_entropy(out.logits[0].float(), sample[1 : TOKENS + 1])
+        ((loss + weight * out.aux_loss) / SAMPLES).backward()
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    return ours, float(torch.sqrt(torch.stack([(g**2).sum() for g in gradients]).sum()))
+
+
+def test_the_balancing_loss_is_the_model_s_own(tmp_path: Path) -> None:
+    ours, expected = run(1, _balancing, str(tmp_path / "model"))[0]
+    assert ours == pytest.approx(expected, rel=1e-4)
