@@ -101,7 +101,7 @@ def test_an_export_has_the_weights_of_the_script() -> None:
 def test_the_fix_for_axolotl_has_the_typed_model() -> None:
     Path("axolotl.yml").write_text(AXOLOTL)
     with pytest.raises(InputError) as caught:
-        library.check("axolotl.yml", gpus="1xL4")
+        library.import_file("axolotl.yml", gpus="1xL4")
     assert caught.value.fix[0].startswith("meshwright recommend Qwen/Qwen2.5-7B-Instruct --goal peft")
     assert "peft.method=qlora" in caught.value.fix[0]
 
@@ -112,7 +112,7 @@ def test_the_fix_for_llama_factory_has_the_typed_model_and_its_bits(
 ) -> None:
     Path("lf.yaml").write_text(LLAMA_FACTORY.replace("BITS", bits))
     with pytest.raises(InputError) as caught:
-        library.check("lf.yaml", gpus="1xRTX3090")
+        library.import_file("lf.yaml", gpus="1xRTX3090")
     assert caught.value.fix[0].startswith("meshwright recommend Qwen/Qwen2.5-7B-Instruct --goal peft")
     assert f"peft.method={method} " in caught.value.fix[0]
     assert ("quantization_bit=8" in caught.value.reason) == (bits == "8")
@@ -171,11 +171,11 @@ def test_the_arguments_of_trl_may_be_in_a_file() -> None:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_a_script_without_a_command_of_the_framework_is_never_ok(framework: str) -> None:
-    Path("dpo.sh").write_text("ARGS=(--output_dir o)\ntrl dpo --model_name_or_path x/y ${ARGS[@]}\n")
+    Path("own.sh").write_text("ARGS=(--output_dir o)\nmytrainer tune --model_name_or_path x/y ${ARGS[@]}\n")
     with pytest.raises(InputError, match=r"contains no|starts no"):
-        library.check("dpo.sh", gpus="1xRTX4090", framework=framework)
+        library.check("own.sh", gpus="1xRTX4090", framework=framework)
     with pytest.raises(InputError, match="matches no supported framework") as caught:
-        library.check("dpo.sh", gpus="1xRTX4090")
+        library.check("own.sh", gpus="1xRTX4090")
     assert not caught.value.fix
 
 
