@@ -15,7 +15,7 @@ from meshwright.costs.parameters import RankParams, expert_parallel_ranks, layer
 from meshwright.costs.speeds import Speeds, speeds
 from meshwright.costs.stages import FIRST, LAST, MIDDLE, Stages, stages
 from meshwright.costs.state import dense_ranks, expert_ranks, moment_bytes
-from meshwright.costs.vectorize import BYTES, Column, larger, pick, plain, where
+from meshwright.costs.vectorize import BYTES, Column, larger, pick, plain, smaller, where
 from meshwright.models import Layer, MoE
 from meshwright.recipes.capabilities import executed, fp8_experts
 from meshwright.recipes.case import Case
@@ -70,7 +70,7 @@ def _step_time(case: Case) -> StepTime:
     micro = _micro(case, speed, pipeline)
     slowest, idle, rest = _slowest(case, pipeline, micro, speed.engine.sharpness)
     busy, rounds = slowest.busy, case.accumulation
-    bubble = case.pipeline_passes * rest / case.vp * pick(case.pp_schedule, speed.shared.bubble)
+    bubble = case.pipeline_passes * rest * _bubble_share(case) * pick(case.pp_schedule, speed.shared.bubble)
     bubble = bubble + rounds * p2p_s(case, speed)
     params, trained = case.cached(_stage_params)
     data_parallel = dp_s(case, speed, params, trained, busy + idle, (busy + idle) * _forward_share(case))
@@ -91,6 +91,15 @@ def _step_time(case: Case) -> StepTime:
     shape = pipeline.index.shape[1:]
     parts = [plain(np.broadcast_to(value, shape) * 1.0) if shape else float(value) for value in values]
     return StepTime(**dict(zip(PARTS, parts, strict=True)), step_s=sum(parts))
+
+
+def _bubble_share(case: Case) -> Column:
+    """Return the bubble over that of one chunk per GPU: 1 / vp if every GPU has a micro batch.
+
+    With fewer micro batches than stages a GPU waits in every chunk until the first of them has passed all others.
+    """
+    inside = smaller(case.pass_micro_batches, case.pp)
+    return (case.pp - inside + (inside - 1) / case.vp) / larger(case.pp - 1, 1)
 
 
 def pass_seconds(case: Case) -> list[tuple[float, float]]:
