@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from functools import cache
 
 from meshwright.frameworks.megatron_lm.arguments import MODEL_FLAGS
-from meshwright.recipes.key_maps import config_keys
-from meshwright.similar import misspelled
+from meshwright.recipes.key_maps import config_keys, override_keys
+from meshwright.similar import closest, misspelled
 
 KEY_MAP = "megatron_bridge"
 UNREAD_ARGS = "*"
@@ -210,6 +210,23 @@ MODEL = """
     hybrid_layer_pattern hybrid_override_pattern is_hybrid_model freeze_language_model freeze_vision_model
     freeze_vision_projection hybrid_context_parallel max_seqlen_per_dp_cp_rank moe_paged_stash
     moe_expert_rank_capacity_factor restore_modelopt_state linear_attention_freq fp32_residual_connection
+    activation_offload_fraction apply_dsa_kernel_fusion batch_p2p_sync cp_partition_mode csa_compress_ratios
+    csa_compress_rotary_base delay_offload_until_cuda_graph disable_parameter_transpose_cache
+    dsa_indexer_loss_coeff dsa_indexer_use_sparse_loss dsa_kernel_backend dynamic_context_parallel
+    fine_grained_offloading_max_inflight_offloads fp8_output_proj fp8_param_gather freeze_audio_model
+    freeze_mtp_model freeze_sound_encoder freeze_sound_projection fused_single_qkv_rope has_sound
+    hf_model_revision high_priority_a2a_comm_stream init_model_with_meta_device kd_config keep_mtp_spec_in_bf16
+    max_vision_cuda_graph_seq_length min_dynamic_context_parallel_size min_offloaded_tensor_size moe_a2a_overlap
+    moe_flex_dispatcher_num_sms moe_hybridep_num_sms_preprocessing moe_hybridep_pad_uneven_dispatch_inputs
+    moe_mlp_glu_interleave_size moe_pad_experts_for_cuda_graph_inference moe_paged_stash_buffer_size_factor_cpu
+    moe_paged_stash_buffer_size_factor_cuda moe_paged_stash_page_size moe_permute_fusion_into_hybridep
+    mtp_eval_in_bf16 mtp_use_repeated_layer multimodal_attn_impl overlap_dispatch_backward_with_experts_wgrad
+    patch_size persist_layer_norm qk_clip quant_recipe rotary_base_per_layer separate_video_embedder
+    sequence_packing_scheduler spatial_merge_size temporal_ckpt_compat temporal_patch_dim temporal_patch_size
+    tp_only_amax_red use_fused_mhc use_fused_weighted_squared_relu use_transformer_engine_op_fuser vision_config
+    vision_cuda_graph_impl vision_cuda_graph_scope vit_gradient_checkpointing window_attn_skip_freq yarn_beta_fast
+    yarn_beta_slow yarn_correction_range_round_to_int yarn_mscale yarn_mscale_all_dim
+    yarn_original_max_position_embeddings
 """
 DATASET = """
     seq_length sequence_length num_workers blend blend_per_split data_path split path_to_cache random_seed
@@ -218,6 +235,10 @@ DATASET = """
     dataset_root dataset_kwargs enable_offline_packing enable_in_batch_packing offline_packing_specs pad_to_max_length
     do_validation do_test val_proportion rewrite max_train_samples hf_processor_path source validation_source
     test_source micro_batch_size path task_encoder per_dataset_sequences_path trust_remote_code
+    cache_dir create_attention_mask dataloader_save dataset_sampling defer_in_batch_packing_to_step
+    defer_npy_index_mmap fast_cache_load fixed_pack_idx hf_dataset hf_output_root hf_rewrite
+    hf_validation_proportion in_batch_packing_pad_to_multiple_of preprocessing sample_count seed token_dtype_code
+    tokenizer
 """
 RENAMED = {"num_experts": "num_moe_experts", "norm_epsilon": "layernorm_epsilon"}  # flags that the config renames
 HUGGING_FACE_NAMES: Mapping[str, str] = {
@@ -252,8 +273,34 @@ def is_extra_key(key: str) -> bool:
     return section in OPEN_SECTIONS and (name in fields(section) or not _is_typo(name, section))
 
 
+def is_unlisted(key: str) -> bool:
+    """Return whether a key of the model or dataset is accepted although no version that is known here has it."""
+    section, _, name = key.partition(".")
+    return section in ("model", "dataset") and name.isidentifier() and name not in fields(section) and is_extra_key(key)
+
+
+def unlisted_note(key: str) -> str:
+    """Return the note on such a key: assigning an attribute that a config object does not have has no effect."""
+    section, _, name = key.partition(".")
+    near = closest(name, fields(section) - {"sequence_length"}, 1)
+    hint = f"did you mean {section}.{near[0]}?" if near else "without such a field the line has no effect"
+    return f"{key} was not checked: no {section} field of that name is known; {hint}"
+
+
 def _is_typo(name: str, section: str) -> bool:
-    return "." not in name and (bool(misspelled(name, fields(section))) or _is_shortened(name, section))
+    return "." not in name and (
+        bool(misspelled(name, fields(section))) or _is_shortened(name, section) or _names_a_mapped_field(name, section)
+    )
+
+
+def _names_a_mapped_field(name: str, section: str) -> bool:
+    """Return whether other frameworks name a field so that this section sets by another name: seq_len, seqlen."""
+    found = override_keys().get(name)
+    return found is not None and any(
+        bool(found.field) and one.field == found.field
+        for key, one in config_keys(KEY_MAP).items()
+        if key.startswith(f"{section}.")
+    )
 
 
 LEFT_OUT = {"model", "size"}  # words of a parallel size that other frameworks leave out

@@ -10,6 +10,7 @@ import msgspec
 from meshwright.clusters import is_known as knows_gpu
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.megatron_bridge import bridge_recipes, command, run_config, snippet
+from meshwright.frameworks.megatron_bridge.keys import is_unlisted, unlisted_note
 from meshwright.frameworks.megatron_bridge.model_sizes import changed_sizes, without_model_sizes
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun
 from meshwright.frameworks.megatron_bridge.runner import derived_fields, is_benchmark_run
@@ -62,6 +63,8 @@ def assemble(run: ParsedRun, path: str) -> ParsedConfig:
     if run.form == "saved":
         settings = without_model_sizes(settings, model)
     notes = [*run.notes, *([f"{run.model}: {problem}"] if problem else [])]
+    if run.form != "saved":
+        notes += [f"{one.file}:{one.line} {unlisted_note(key)}" for key, one in settings.items() if is_unlisted(key)]
     sizes, unsized = changed_sizes(settings, model)
     if unsized:
         notes.append(unsized)

@@ -18,6 +18,14 @@ from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps.megatron_lm_composite_keys import validation_part
 from meshwright.recipes.types import Recipe
 
+SEQUENCE_LENGTH = "dataset.sequence_length"
+"""Megatron-Core's name of the length: the same field as dataset.seq_length before 0.6, then overwritten by it."""
+
+
+def reads_sequence_length(saved: bool, base: Recipe) -> bool:
+    """Return whether dataset.sequence_length may set the length: only pretraining datasets have that field."""
+    return saved or base.goal == "pretrain"
+
 
 def derived_fields(run: ParsedRun, settings: Settings, base: Recipe, model: ModelSpec | None) -> dict[str, Any]:
     """Return the fields that mixed_precision, the runner or the model set."""
@@ -58,8 +66,10 @@ def _length(run: ParsedRun, settings: Settings, base: Recipe) -> dict[str, Any]:
     if not {"model.seq_length", "dataset.seq_length", "dataset.sequence_length"} & settings.keys():
         return {}
     data = "dataset.seq_length" if get_value(settings, "dataset.seq_length") else None
-    if data is None and run.form == "saved":  # older versions save it under another name
-        data = "dataset.sequence_length" if get_value(settings, "dataset.sequence_length") else "model.seq_length"
+    if data is None and reads_sequence_length(run.form == "saved", base) and get_value(settings, SEQUENCE_LENGTH):
+        data = SEQUENCE_LENGTH
+    elif data is None and run.form == "saved":
+        data = "model.seq_length"
     if any(setting.unresolved for key, setting in settings.items() if key.endswith(("seq_length", "sequence_length"))):
         return {}
     length = positive_int(settings, data, 0) if data else base.data.seq_length

@@ -9,7 +9,7 @@ from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_bridge import bridge_recipes, keys
 from meshwright.frameworks.megatron_bridge.format_override import format_override
 from meshwright.frameworks.megatron_bridge.rules.common import bridge_recipe, get_int, recipe_key, rule, uses_runner
-from meshwright.frameworks.megatron_bridge.runner import min_gpus
+from meshwright.frameworks.megatron_bridge.runner import SEQUENCE_LENGTH, min_gpus
 
 
 def _unknown_recipe(ctx: RuleContext) -> Problem | None:
@@ -86,7 +86,9 @@ def _length_replaced(ctx: RuleContext) -> Problem | None:
     data, effective = get_int(ctx, "dataset.seq_length"), ctx.recipe.data.seq_length
     if not (uses_runner(ctx) or ctx.is_set("recipe") or data is not None):
         return None
-    for key in ("model.seq_length", "dataset.sequence_length"):
+    if data is None and (found := _older_length(ctx)) is not None:
+        return found
+    for key in ("model.seq_length", SEQUENCE_LENGTH):
         length = get_int(ctx, key)
         if length is None or length == effective:
             continue
@@ -96,6 +98,22 @@ def _length_replaced(ctx: RuleContext) -> Problem | None:
             return Problem(message, fix, key=key, severity="warning")
         return Problem(f"{key}={length} must equal dataset.seq_length={effective}", fix, key=key)
     return _recipe_lengths(ctx)
+
+
+def _older_length(ctx: RuleContext) -> Problem | None:
+    """dataset.sequence_length, assigned after the recipe: the length before 0.6; since then overwritten."""
+    length, base = get_int(ctx, SEQUENCE_LENGTH), ctx.parsed.base
+    if base is None or length is None or length != ctx.recipe.data.seq_length or length == base.data.seq_length:
+        return None
+    if ctx.is_set("dataset._target_") or get_int(ctx, "model.seq_length") not in (None, length):
+        return None  # the constructor copies it; or another problem
+    return Problem(
+        f"{SEQUENCE_LENGTH}={length} sets the length before Megatron-Bridge 0.6; later versions overwrite it with the "
+        f"recipe's dataset.seq_length={base.data.seq_length}",
+        (format_override("dataset.seq_length", length),),
+        key=SEQUENCE_LENGTH,
+        severity="warning",
+    )
 
 
 def _recipe_lengths(ctx: RuleContext) -> Problem | None:

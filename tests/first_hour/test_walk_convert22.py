@@ -1,0 +1,76 @@
+"""A newcomer's files of one framework, checked and written for another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+LLAMA = """\
+from megatron.bridge.recipes.llama import llama3_8b_pretrain_config
+from megatron.bridge.training.gpt_step import forward_step
+from megatron.bridge.training.pretrain import pretrain
+
+cfg = llama3_8b_pretrain_config()
+{lines}
+pretrain(cfg, forward_step)
+"""
+
+
+def bridge(tmp_path: Path, *lines: str) -> str:
+    """Write a Megatron-Bridge script with these lines, and return its path."""
+    path = tmp_path / "train.py"
+    path.write_text(LLAMA.format(lines="\n".join(lines)))
+    return str(path)
+
+
+def test_bridge_reads_the_dataset_length_by_its_older_name(meshwright: Any, tmp_path: Path) -> None:
+    path = bridge(tmp_path, "cfg.model.seq_length = 16384", "cfg.dataset.sequence_length = 16384")
+    older = meshwright("check", path, "--gpus", "8xH200")
+    assert older.code == 0
+    assert "must equal" not in older.out
+    assert "sets the length before Megatron-Bridge 0.6" in older.out
+    assert "fix: dataset.seq_length=16384" in older.out
+    path = bridge(tmp_path, "cfg.model.seq_length = 16384", "cfg.dataset.seq_length = 16384")
+    newer = meshwright("check", path, "--gpus", "8xH200")
+    memory = [next(line for line in one.out.splitlines() if line.startswith("Memory")) for one in (older, newer)]
+    assert memory[0] == memory[1]
+
+
+def test_an_attribute_that_bridge_does_not_have_is_reported(meshwright: Any, tmp_path: Path) -> None:
+    path = bridge(tmp_path, "cfg.dataset.seqlen = 16384", "cfg.model.bananas = 3")
+    found = meshwright("check", path, "--gpus", "8xH200").out
+    assert "train.py:6 dataset.seqlen was not checked" in found
+    assert "did you mean dataset.seq_length?" in found
+    assert "train.py:7 model.bananas was not checked" in found
+
+
+MIXTRAL = """\
+torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py \\
+    --disable-bias-linear --seq-length 4096 --max-position-embeddings 32768 --num-layers 32 --hidden-size 4096 \\
+    --ffn-hidden-size 14336 --num-attention-heads 32 --normalization RMSNorm --position-embedding-type rope \\
+    --swiglu --untie-embeddings-and-output-weights --group-query-attention --num-query-groups 8 \\
+    --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8 --moe-grouped-gemm \\
+    --moe-token-dispatcher-type alltoall --recompute-granularity full --recompute-method uniform \\
+    --recompute-num-layers 1 --vocab-size 32000 --tokenizer-type NullTokenizer --mock-data \\
+    --micro-batch-size 1 --global-batch-size 256 --lr 1e-4 --train-iters 500 --bf16 --use-distributed-optimizer \\
+    --attention-dropout 0.0 --hidden-dropout 0.0 {more}
+"""
+
+
+def mixtral(tmp_path: Path, more: str) -> str:
+    """Write a Megatron-LM script for Mixtral 8x7B with these flags, and return its path."""
+    path = tmp_path / "mixtral.sh"
+    path.write_text(MIXTRAL.format(more=more))
+    return str(path)
+
+
+def test_a_rope_base_equal_to_the_published_one_is_no_difference(meshwright: Any, tmp_path: Path) -> None:
+    to_automodel = ("--to", "automodel", "--gpus", "8xH200")
+    same = meshwright("export", mixtral(tmp_path, "--rotary-base 1000000"), *to_automodel)
+    assert "rope_theta" not in same.out + same.err
+    stated = meshwright("export", mixtral(tmp_path, "--rotary-base 10000"), *to_automodel)
+    assert stated.code == 2
+    assert "mixtral_8x7b has 1000000.0" in stated.err
+    by_default = meshwright("export", mixtral(tmp_path, ""), *to_automodel)
+    assert "architecture.rope_theta=10000.0" in by_default.out
+    assert "mixtral_8x7b has 1000000.0" in by_default.out
