@@ -74,3 +74,28 @@ def test_a_rope_base_equal_to_the_published_one_is_no_difference(meshwright: Any
     by_default = meshwright("export", mixtral(tmp_path, ""), *to_automodel)
     assert "architecture.rope_theta=10000.0" in by_default.out
     assert "mixtral_8x7b has 1000000.0" in by_default.out
+
+
+def test_a_megatron_checkpoint_is_not_written_for_a_loader_of_hugging_face_folders(
+    meshwright: Any, tmp_path: Path
+) -> None:
+    path = bridge(tmp_path, 'cfg.checkpoint.pretrained_checkpoint = "/data/ckpt/llama-megatron"')
+    to_automodel = ("--to", "automodel", "--gpus", "8xH200")
+    found = meshwright("export", path, *to_automodel).out
+    assert "pretrained_model_name_or_path: meta-llama/Meta-Llama-3-8B" in found
+    assert "pretrained_model_name_or_path: /data/ckpt" not in found
+    assert "is a Megatron checkpoint" in found
+    named = meshwright("export", path, *to_automodel, "checkpoint.pretrained=/data/hf/llama").out
+    assert "pretrained_model_name_or_path: /data/hf/llama" in named
+    assert "is a Megatron checkpoint" not in named
+    titan = meshwright("export", path, "--to", "torchtitan", "--gpus", "8xH200")
+    assert "/data/ckpt/llama-megatron is a Megatron checkpoint" in titan.out
+    assert "fix: checkpoint.pretrained=/path/to/" in titan.out
+
+
+def test_megatron_weights_of_an_unpublished_shape_need_a_converted_folder(meshwright: Any, tmp_path: Path) -> None:
+    path = bridge(tmp_path, 'cfg.checkpoint.pretrained_checkpoint = "/data/ckpt/small"', "cfg.model.num_layers = 16")
+    found = meshwright("export", path, "--to", "automodel", "--gpus", "8xH200")
+    assert found.code == 2
+    assert "is a Megatron checkpoint" in found.err
+    assert "checkpoint.pretrained=FOLDER" in found.err

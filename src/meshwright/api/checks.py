@@ -308,6 +308,7 @@ def export_into(
     same = read is not None and read.framework.name == theirs.name
     dropped = () if same else job.dropped(theirs)
     recipe = job.on(theirs.engine) if same else without_folder(job.on(theirs.engine), read)
+    recipe, replaced = _with_loadable_weights(recipe, read, theirs, request.overrides)
     recipe = other_frameworks.with_full_paths(recipe) if folder else recipe
     checked = check_recipe(recipe, request.gpus, theirs.engine, request.overrides, advice=False, model=shape)
     _require_numbers(theirs, checked, read)
@@ -349,6 +350,7 @@ def export_into(
     engine = frameworks.exported_engine(theirs, written, checked.model)
     if engine != checked.engine:  # the findings are those of the file that was written
         recipe = without_folder(job.on(engine), None if same else read)
+        recipe, _ = _with_loadable_weights(recipe, read, theirs, request.overrides)
         of_program = [one for one in checked.findings if one.rule in OF_PROGRAM]
         checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
         of_layout = [one for one in checked.findings if one.rule not in OF_PROGRAM]
@@ -359,8 +361,9 @@ def export_into(
     checked = msgspec.structs.replace(checked, findings=findings)
     unused = _without_effect(checked, request.overrides)
     short = short_training_notes(checked.recipe, checked.model) if read is None else ()
+    contract = _contract_notes(job, checked.recipe)
     written = msgspec.structs.replace(
-        written, notes=(*checked.notes, *unused, *_contract_notes(job, checked.recipe), *short, *written.notes)
+        written, notes=(*checked.notes, *unused, *replaced, *contract, *short, *written.notes)
     )
     return (Exported(written, checked, job) if read is None else Exported(written, checked, job, dropped)), converted
 
@@ -385,6 +388,16 @@ def _counted_steps(checked: RecipeCheckResult, fixes: Sequence[str]) -> list[str
 
 def _data_names(recipe: Recipe) -> list[tuple[str, str]]:
     return [("data.dataset", recipe.data.dataset), ("data.validation", recipe.data.validation)]
+
+
+def _with_loadable_weights(
+    recipe: Recipe, read: ImportedFile | None, theirs: frameworks.Framework, overrides: Sequence[str]
+) -> tuple[Recipe, tuple[str, ...]]:
+    """Return a file's recipe with weights that another framework can load, and the note on it; the user's are kept."""
+    if read is None or "checkpoint.pretrained" in override.requested(recipe, override.split_auto(overrides)[0]):
+        return recipe, ()
+    changed, note = frameworks.loadable_weights(recipe, read.framework, theirs)
+    return changed, (note,) if note else ()
 
 
 def _require_numbers(theirs: frameworks.Framework, checked: RecipeCheckResult, read: ImportedFile | None) -> None:

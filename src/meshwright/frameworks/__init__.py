@@ -12,6 +12,7 @@ from meshwright.frameworks.dropped import DroppedSetting, dropped_settings, requ
 from meshwright.frameworks.export import export, exported_engine, in_version, lost_numbers, write
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile, import_file
+from meshwright.frameworks.initial_weights import loadable_weights
 from meshwright.frameworks.load import SUFFIXES, content_of, format_of, open_file
 from meshwright.frameworks.mapping import no_effect
 from meshwright.frameworks.native import check as check_native
@@ -58,6 +59,7 @@ __all__ = [
     "in_version",
     "is_file",
     "is_native",
+    "loadable_weights",
     "lost_lines",
     "lost_numbers",
     "no_effect",

@@ -7,12 +7,20 @@ import shlex
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
+import msgspec
+
 from meshwright import file_access
+from meshwright.errors import InputError
+from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.model_match import find_model, model_path
 from meshwright.models import ModelSpec
+from meshwright.recipes.model_changes import sizes
 from meshwright.recipes.types import Recipe
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+OWN_FORMAT = "megatron"
+"""The engine whose checkpoints other engines cannot load; those load folders in Hugging Face format."""
+TO_HUGGING_FACE = "Megatron-Bridge's examples/conversion/convert_checkpoints.py export"
 REFERENCE = re.compile(r"\$\{(\w+)\}")
 
 
@@ -36,6 +44,27 @@ def is_hub_id(weights: str) -> bool:
     path = Path(weights).expanduser()
     is_local = not file_access.closed() and (path.exists() or path.parent.exists())
     return bool(HUB_ID.fullmatch(weights)) and not is_local
+
+
+def loadable_weights(recipe: Recipe, source: Framework, target: Framework) -> tuple[Recipe, str]:
+    """Return the recipe with weights that the target can load, and a note if those of the source's file are others.
+
+    A checkpoint in Megatron format is replaced by the published weights of the model; raise InputError if it has none.
+    """
+    weights = recipe.checkpoint.pretrained
+    if source.engine != OWN_FORMAT or target.engine == OWN_FORMAT or not weights or is_hugging_face(weights):
+        return recipe, ""
+    reason = f"is a Megatron checkpoint ({source.title} loads no other), and {target.title} loads a Hugging Face folder"
+    published = find_model(recipe.model)
+    if published is None or not published.hf_id or sizes(recipe):
+        folder = f"checkpoint.pretrained=FOLDER, converted with {TO_HUGGING_FACE}"
+        raise InputError(reason, "checkpoint.pretrained", weights, [folder, "checkpoint.pretrained="])
+    note = (
+        f"checkpoint.pretrained={weights} {reason}: {published.hf_id}, the published weights, are written instead; if "
+        f"yours differ, convert them with {TO_HUGGING_FACE} and name the folder with checkpoint.pretrained=FOLDER"
+    )
+    checkpoint = msgspec.structs.replace(recipe.checkpoint, pretrained=published.hf_id)
+    return msgspec.structs.replace(recipe, checkpoint=checkpoint), note
 
 
 def tokenizer_of(recipe: Recipe, model: ModelSpec) -> str:
