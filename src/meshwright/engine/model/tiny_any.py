@@ -164,7 +164,7 @@ def trying() -> Iterator[None]:
 
     threads, verbosity = torch.get_num_threads(), logging.get_verbosity()
     torch.set_num_threads(1)
-    logging.set_verbosity(logging.ERROR)
+    logging.set_verbosity_error()
     try:
         yield
     finally:

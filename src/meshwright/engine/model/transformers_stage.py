@@ -205,7 +205,8 @@ def find_logit_transform(model: Any) -> LogitTransform | None:
         seen.append(given)
         return probe.clone()
 
-    body.forward, head.forward = (lambda *_, **__: _Outputs(hidden)), capture
+    replaced: Any = head  # the check above is of its class
+    body.forward, replaced.forward = (lambda *_, **__: _Outputs(hidden)), capture
     try:
         with torch.no_grad():
             found = model(input_ids=torch.zeros(1, 1, dtype=torch.long), use_cache=False, return_dict=True).logits
