@@ -216,6 +216,32 @@ def _as_message(text: str) -> Explained | None:
     return Explained(matches[0].passage[:LONGEST], "message", None, named, matches=tuple(found.values()))
 
 
+def _as_network(text: str) -> Explained | None:
+    """Return the finding for a line in which NCCL reports that it uses TCP sockets."""
+    from meshwright.doctor import meanings
+    from meshwright.doctor.nccl_network import names_sockets, socket_remedies
+
+    if not names_sockets(text):
+        return None
+    name = "speed.tcp-sockets"
+    fix = tuple(f"{' '.join(one.try_)}: {one.why}" for one in socket_remedies())
+    meaning = f"{meanings()[name]} On one node sockets do not matter: its GPUs use NVLink"
+    return Explained(name, "finding", meaning=meaning, fix=fix)
+
+
+def _as_variable(text: str) -> Explained | None:
+    """Return what an environment variable does, with or without a value: NCCL_IB_DISABLE, NCCL_IB_DISABLE=1."""
+    from meshwright.frameworks.launch_checks import VARIABLES
+
+    name = text.removeprefix("export ").partition("=")[0].strip().upper()
+    found = next((one for one in VARIABLES if one.name == name), None)
+    if found is None:
+        return None
+    where = "on several nodes, " if found.several_nodes else ""
+    meaning = f"environment variable that {found.purpose}. {where}{name}={found.bad_value}: {found.effect}"
+    return Explained(name, "term", meaning=meaning, fix=(f"unset {name}",))
+
+
 def _as_end(text: str) -> Explained | None:
     """Return the finding for a line with which a scheduler or the host ends a run, such as those of SLURM."""
     from meshwright.doctor import meanings
@@ -314,8 +340,8 @@ def _as_unsupported(text: str) -> Explained | None:
 
 
 LOOKUPS = (
-    _as_unsupported, _as_rule, _as_capabilities, _as_section, _as_code, _as_option, _as_term_or_field, _as_their_key,
-    _as_value, _as_named, _as_message, _as_option_name, _as_words,
+    _as_unsupported, _as_rule, _as_capabilities, _as_section, _as_code, _as_option, _as_variable, _as_term_or_field,
+    _as_their_key, _as_value, _as_network, _as_named, _as_message, _as_option_name, _as_words,
 )  # fmt: skip
 """What a text may be, in this order."""
 

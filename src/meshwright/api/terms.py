@@ -96,6 +96,12 @@ TERMS = {
     "verification_report": "recorded results of rules, estimate, dry run and tiny training of a shipped recipe",
     "parity": "losses, gradients and weights of a parallel run equal those of one process within 1e-5",
     "calibration_profile": "measured rates of a GPU type and an engine that the estimate uses",
+    "nccl_debug": "environment variable; INFO makes NCCL print the network, links and channels that it uses, WARN only "
+    "its errors",
+    "nccl_ib_hca": "environment variable that names the InfiniBand or RoCE adapters that NCCL may use, such as mlx5; "
+    "ibv_devinfo lists them",
+    "nccl_ib_gid_index": "environment variable with the index of the RoCE address that NCCL uses: that of a RoCEv2 GID "
+    "on every node (show_gids), mostly 3",
     "doctor": "the command that diagnoses a run from its logs",
 }
 """Term → meaning."""

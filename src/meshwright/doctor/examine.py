@@ -79,6 +79,12 @@ def _needs_network(stats: RunStats) -> str:
     return _needs_part("collectives", hint)(stats)
 
 
+def _needs_nccl_lines(stats: RunStats) -> str:
+    if stats.case is None or stats.case.cluster.nodes < 2:
+        return ""
+    return _needs_steps(stats) if stats.run.network is not None else "NCCL's own lines: NCCL_DEBUG=INFO"
+
+
 def _needs_pipeline(stats: RunStats) -> str:
     if stats.case is not None and stats.case.pp == 1:
         return "pipeline parallelism: this run has pp=1"
@@ -86,7 +92,7 @@ def _needs_pipeline(stats: RunStats) -> str:
 
 
 def _needs_ranks(stats: RunStats) -> str:
-    logged = any(step.ranks_s for step in stats.steady)
+    logged = any(step.ranks_s or "waiting" in step.parts_s for step in stats.steady)
     return "" if logged else "per-rank times (Megatron: --timing-log-level 2 --timing-log-option all)"
 
 
@@ -159,6 +165,7 @@ DIAGNOSES = (
     Diagnosis("loss.growing-gradients", loss.growing_gradients, _needs_loss),
     Diagnosis("loss.zero-gradients", loss.zero_gradients, _needs_norms),
     Diagnosis("loss.overfitting", validation.overfitting, _needs_validations),
+    Diagnosis("speed.tcp-sockets", speed.tcp_sockets, _needs_nccl_lines),
     Diagnosis("speed.slow-data", speed.slow_data, _needs_part("data", "data-loading times")),
     Diagnosis("speed.slow-network", speed.slow_network, _needs_network),
     Diagnosis("speed.stragglers", throughput.stragglers, _needs_ranks),

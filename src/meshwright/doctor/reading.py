@@ -19,10 +19,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from meshwright import file_access, json_text
-from meshwright.doctor import faults, hang
+from meshwright.doctor import faults, hang, nccl_network
 from meshwright.doctor.formats import FORMATS, detect_format
 from meshwright.doctor.formats.text import Line, has_any, lines_of
-from meshwright.doctor.run import Fault, Run, Step, Validation
+from meshwright.doctor.run import Fault, NcclNetwork, Run, Step, Validation
 from meshwright.errors import InputError, closest
 from meshwright.rules import messages
 
@@ -112,7 +112,8 @@ def _read_lines(lines: Sequence[Line], name: str) -> Run | None:
     found_faults = tuple(faults.find(lines, [(step.line, step.step) for step in run.steps], name))
     if log_format is None and all(one.name == "error" and not faults.search_sure(one.context) for one in found_faults):
         return None
-    found = msgspec.structs.replace(run, faults=found_faults, ending=_ending(lines, run))
+    network = nccl_network.find_network(lines, name)
+    found = msgspec.structs.replace(run, faults=found_faults, ending=_ending(lines, run), network=network)
     if found_faults:
         found = msgspec.structs.replace(found, collectives=tuple(hang.reports(lines, name)), hosts=hang.hosts(lines))
     return found if _has_content(found) or found.header.started or found.validations else None
@@ -143,6 +144,7 @@ def _read_folder(folder: Path) -> Run:
     """Read the run of a folder: the log with the latest step, logs of earlier starts, and the faults of all."""
     runs: list[Run] = []
     notes: list[str] = []
+    networks: list[NcclNetwork] = []  # also of files without a run, which NCCL_DEBUG_FILE names
     files = list(islice(_files(folder), MAX_FILES + 1))
     if len(files) > MAX_FILES:
         files.pop()
@@ -151,6 +153,8 @@ def _read_folder(folder: Path) -> Run:
         try:
             lines, skipped = _lines(_text(path))
             found = _read_lines(lines, str(path))
+            network = nccl_network.find_network(lines, str(path))
+            networks += [] if network is None else [network]
         except InputError as error:
             notes.append(f"skipped {path}: it {error.reason}")
             continue
@@ -174,6 +178,7 @@ def _read_folder(folder: Path) -> Run:
         faults=(*best.faults, *others, *recorded),
         collectives=tuple(one for run in runs for one in run.collectives),
         hosts=hang.joined(run.hosts for run in runs),
+        network=best.network or nccl_network.joined(networks),
         notes=(*best.notes, *notes),
     )
 

@@ -44,7 +44,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     samples: int | None = None  # of one step
     memory_gib: float | None = None  # peak
     memory_parts: dict[str, float] = {}
-    parts_s: dict[str, float] = {}  # data, forward_backward, optimizer, collectives, …
+    parts_s: dict[str, float] = {}  # data, forward_backward, optimizer, collectives, waiting (for other ranks), …
     ranks_s: dict[str, tuple[float, float]] = {}  # seconds of the fastest and slowest rank
     by_rank_s: dict[str, dict[int, float]] = {}  # seconds of every rank, if the log has them
     skipped: int = 0  # steps the optimizer skipped
@@ -151,6 +151,19 @@ class RankHosts(msgspec.Struct, frozen=True):
     first_failed: int | None = None  # the rank that torch's launcher saw fail first
 
 
+class NcclNetwork(msgspec.Struct, frozen=True, kw_only=True):
+    """The network between nodes that NCCL reports, with the line that shows it."""
+
+    name: str  # Socket, IB, …
+    file: str
+    line: int
+    text: str
+    nodes: int = 0  # that NCCL or the hosts of its lines show
+    interface: str = ""  # of sockets
+    no_device: bool = False  # NCCL found no InfiniBand or RoCE device
+    forced_by: str = ""  # a variable that chose sockets, with its value
+
+
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What a log states about the run besides its steps."""
 
@@ -196,6 +209,7 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     hosts: RankHosts = RankHosts()  # if the run has faults
     ending: str = ""  # what the trainer printed as it ended
     earlier: tuple[str, ...] = ()  # logs of earlier starts
+    network: NcclNetwork | None = None  # if NCCL_DEBUG=INFO was set
     header: RunHeader = RunHeader()
     retries: int = 0  # allocations that succeeded only after the allocator's cache was flushed
     retry_line: int = 0

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from meshwright.costs import Estimate
 from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
+from meshwright.doctor.nccl_network import SOCKET, socket_remedies
 from meshwright.doctor.run import Step
 from meshwright.doctor.run_stats import RunStats, median_of, span
 from meshwright.doctor.thresholds import limit, share
+from meshwright.doctor.throughput import stragglers
 
 NEARLY_ALL = 0.8
 COLLECTIVES = ("tp", "cp", "ep", "dp")
@@ -32,8 +35,10 @@ def low_mfu(stats: RunStats) -> Iterator[Finding]:
     estimate, slower, expected = stats.estimate, stats.slower, stats.estimated_step_s
     if estimate is None or slower is None or expected is None or stats.step_s is None or not stats.enough:
         return
-    margin = max(share("slower_than_estimate"), estimate.band.step_pct / 100)
-    explained = _data_excess(stats) + _network_excess(stats)
+    margin = _margin(estimate)
+    if any(one.severity == "warning" for one in stats.findings_of(tcp_sockets)):
+        return  # that network explains any slowness
+    explained = _data_excess(stats) + _network_excess(stats) + _waiting_excess(stats)
     left = stats.step_s - explained
     if left <= expected * (1 + margin):
         return
@@ -57,6 +62,47 @@ def low_mfu(stats: RunStats) -> Iterator[Finding]:
         ),
         remedies=(*_suspects(stats), *remedies.faster_remedies(stats, remedies.speed_candidates), _profile(stats)),
     )
+
+
+def tcp_sockets(stats: RunStats) -> Iterator[Finding]:
+    """NCCL uses TCP sockets between nodes, not InfiniBand, RoCE or EFA, and steps are slow."""
+    network = stats.run.network
+    if network is None or network.name != SOCKET or not stats.enough:
+        return
+    nodes = int(stats.case.cluster.nodes) if stats.case is not None else network.nodes
+    is_slow = _is_slow(stats)
+    if nodes < 2 or is_slow is False:
+        return
+    over = f" ({network.interface})" if network.interface else ""
+    expected, taken = stats.estimated_step_s, stats.step_s
+    times = f": a step takes {taken:.3g} s, estimated {expected:.3g} s" if is_slow and expected and taken else ""
+    why = "; NCCL found no InfiniBand or RoCE device" if network.no_device else ""
+    yield Finding(
+        id="speed.tcp-sockets",
+        severity="warning" if is_slow else "advice",
+        message=f"NCCL uses TCP sockets{over} between {nodes} nodes, not InfiniBand or RoCE{why}{times}",
+        steps=span(stats.steady),
+        lines=(f"{network.file}:{network.line} {network.text}",),
+        evidence=(
+            Evidence("network of NCCL", network.name),
+            *((Evidence("step time", taken, "s", expected, "estimate"),) if times and taken else ()),
+        ),
+        remedies=socket_remedies(network.forced_by),
+    )
+
+
+def _is_slow(stats: RunStats) -> bool | None:
+    """Return whether the steps are slower than the network of the cluster explains; None if nothing shows it."""
+    if stats.findings_of(slow_network):
+        return True
+    if stats.slower is None or stats.estimate is None:
+        return None
+    return stats.slower > 1 + _margin(stats.estimate)
+
+
+def _margin(estimate: Estimate) -> float:
+    """Return the share above its estimate from which a step is slow."""
+    return max(share("slower_than_estimate"), estimate.band.step_pct / 100)
 
 
 def slow_data(stats: RunStats) -> Iterator[Finding]:
@@ -129,7 +175,7 @@ def _slow_collectives(stats: RunStats) -> Iterator[Finding]:
             Evidence("collectives", taken, "s per step", expected, "estimate"),
             Evidence("collectives", round(part, 4), "of a step", share("network_share"), "limit"),
         ),
-        remedies=(*_check_links(), *remedies.faster_remedies(stats, remedies.network_candidates)),
+        remedies=(*_check_links(stats), *remedies.faster_remedies(stats, remedies.network_candidates)),
     )
 
 
@@ -160,7 +206,7 @@ def _poor_scaling(stats: RunStats) -> Iterator[Finding]:
                 "estimate" if expected_scaling != 1.0 else "ideal",
             ),
         ),
-        remedies=(*_check_links(), *remedies.faster_remedies(stats, remedies.network_candidates)),
+        remedies=(*_check_links(stats), *remedies.faster_remedies(stats, remedies.network_candidates)),
     )
 
 
@@ -220,6 +266,11 @@ def _network_excess(stats: RunStats) -> float:
     return max(0.0, (stats.part_s("collectives") or 0.0) - (_expected_collectives(stats) or 0.0))
 
 
+def _waiting_excess(stats: RunStats) -> float:
+    """Return the seconds for which ranks wait for a straggler."""
+    return (stats.part_s("waiting") or 0.0) if stats.findings_of(stragglers) else 0.0
+
+
 def _expected_collectives(stats: RunStats) -> float | None:
     """Return the estimated seconds of what the log calls collectives; Megatron's timers cover gradients and weights."""
     if stats.estimate is None:
@@ -256,9 +307,17 @@ def _profile(stats: RunStats) -> Remedy:
     return remedies.advice("record a profiler trace of a few steps", why="shows the slow kernels")
 
 
-def _check_links() -> tuple[Remedy, ...]:
+def _check_links(stats: RunStats) -> tuple[Remedy, ...]:
+    """Return how to find the fault of the network; a log with NCCL's lines already shows which one is used."""
+    network = stats.run.network
+    if network is not None and network.name == SOCKET:
+        return socket_remedies(network.forced_by)
+    debug = Remedy(try_=("NCCL_DEBUG=INFO",), what="environment", why="shows which network and links are used")
+    shown = remedies.advice(
+        "ibstat on every node, and the switch's error counters", why="a link may run at a lower rate"
+    )
     return (
-        Remedy(try_=("NCCL_DEBUG=INFO",), what="environment", why="shows which network and links are used"),
+        debug if network is None else shown,
         remedies.advice("run nccl-tests all_reduce_perf over the same nodes", why="measures the links in isolation"),
     )
 

@@ -99,6 +99,7 @@ def stragglers(stats: RunStats) -> Iterator[Finding]:
             worst = max(worst, (apart, name))
     apart, name = worst
     if apart <= limit("ranks_apart"):
+        yield from _waiting_ranks(stats)
         return
     slow = _slow_rank(stats, name)
     stages = slow is None and stats.case is not None and stats.case.pp > 1
@@ -123,6 +124,35 @@ def stragglers(stats: RunStats) -> Iterator[Finding]:
         lines=stats.ends,
         evidence=(Evidence(f"slowest over fastest rank, {name}", round(apart, 3), "×", limit("ranks_apart"), "limit"),),
         remedies=tuple(fixes),
+    )
+
+
+def _waiting_ranks(stats: RunStats) -> Iterator[Finding]:
+    """Yield a slow rank that shows only in the collectives: it arrives last and does not wait, all others do."""
+    waited, part, network = stats.part_s("waiting"), stats.part_share("waiting"), stats.part_s("collectives")
+    if waited is None or part is None or network is None or not stats.enough:
+        return
+    if part <= share("network_share") or waited + network <= limit("network_times") * network:
+        return
+    yield Finding(
+        id="speed.stragglers",
+        severity="warning",
+        message=(
+            f"ranks wait up to {waited:.3g} s per step ({part:.0%}) in collectives that take the last rank "
+            f"{network:.3g} s: a slow GPU or node, or unequal work, not a slow network"
+        ),
+        steps=span(stats.steady),
+        lines=stats.ends,
+        evidence=(
+            Evidence("waiting for the slowest rank", waited, "s per step"),
+            Evidence("waiting for the slowest rank", round(part, 4), "of a step", share("network_share"), "limit"),
+        ),
+        remedies=(
+            *check_ranks(stats),
+            remedies.advice(
+                "--timing-log-level 2 --timing-log-option all", why="logs the times of every rank, to name the slow one"
+            ),
+        ),
     )
 
 

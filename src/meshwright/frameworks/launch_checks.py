@@ -57,12 +57,14 @@ SEVERITY = {one.id: one.severity for one in RULES}
 def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | None, gpus: str | None) -> list[Finding]:
     """Return the findings about the launch that was checked; a value known only at run time contradicts nothing."""
     quoted = list(_literal_quotes(content))
+    any_launch = _imported_launch(content, parsed)
+    given_on = cluster if gpus is not None else None
+    environment = [] if any_launch is None else list(_environment(any_launch, given_on))
     launch = _checked_launch(content, parsed)
     if launch is None:
-        return quoted
-    given_on = cluster if gpus is not None else None
+        return [*environment, *quoted]
     found = [*_nodes(launch, given_on), *_tasks(launch), *_gpus(launch, given_on), *_head(launch)]
-    found += [*_node_rank(content, launch), *_environment(launch), *quoted]
+    found += [*_node_rank(content, launch), *environment, *quoted]
     given = _given(content, launch, cluster, gpus)
     reported = {one.rule for one in found}
     return [*found, *(one for one in given if one.severity == "error" and one.rule not in reported)]
@@ -94,12 +96,18 @@ def _has_default(content: Content, finding: Finding) -> bool:
 
 
 def _checked_launch(content: Content, parsed: ParsedConfig) -> LaunchCommand | None:
+    """Return the launch that the framework took its GPUs from, if its options are torchrun's or srun's."""
+    found = _imported_launch(content, parsed)
+    return found if found is not None and found.launcher in ("torchrun", "srun") else None
+
+
+def _imported_launch(content: Content, parsed: ParsedConfig) -> LaunchCommand | None:
     """Return the launch that the framework took its GPUs from."""
     source = parsed.gpu_request.source
     found = [one for one in content.launches if source in (one.gpus_per_node, one.nodes, one.program)]
     if not found and len(content.launches) == 1:
         found = list(content.launches)
-    return found[0] if found and found[0].launcher in ("torchrun", "srun") else None
+    return found[0] if found else None
 
 
 def _node_rank(content: Content, launch: LaunchCommand) -> Iterator[Finding]:
@@ -325,9 +333,11 @@ def _head(launch: LaunchCommand) -> Iterator[Finding]:
 
 
 class Variable(NamedTuple):
-    """A value of an environment variable that slows a training down or breaks it."""
+    """An environment variable with a value that slows a training down or breaks it."""
 
     name: str
+    purpose: str
+    bad_value: str
     is_bad: Callable[[str], bool]
     effect: str
     several_nodes: bool = True  # whether it matters only there
@@ -341,18 +351,31 @@ def _loopback(value: str) -> bool:
     return value.strip().lstrip("=") == "lo"
 
 
+def _sockets(value: str) -> bool:
+    return value.strip().lower() == "socket"
+
+
+_TCP = "nodes communicate over TCP sockets, not InfiniBand or RoCE"
 VARIABLES = (
-    Variable("NCCL_IB_DISABLE", _on, "nodes communicate over TCP sockets, not InfiniBand or RoCE"),
-    Variable("NCCL_SOCKET_IFNAME", _loopback, "lo does not reach other nodes: NCCL cannot connect"),
-    Variable("GLOO_SOCKET_IFNAME", _loopback, "lo does not reach other nodes: Gloo cannot connect"),
-    Variable("NCCL_P2P_DISABLE", _on, "the GPUs of a node communicate through host memory, not NVLink", False),
-    Variable("NCCL_SHM_DISABLE", _on, "GPUs without peer access communicate over the network", False),
-    Variable("CUDA_LAUNCH_BLOCKING", _on, "every kernel waits for the one before: nothing overlaps", False),
-)
+    Variable("NCCL_IB_DISABLE", "turns InfiniBand and RoCE off", "1", _on, _TCP),
+    Variable("NCCL_NET", "chooses NCCL's network by name: IB, Socket or that of a plugin", "Socket", _sockets, _TCP),
+    Variable("NCCL_SOCKET_IFNAME", "chooses the network interface of NCCL's sockets (ip addr lists them)", "lo",
+             _loopback, "lo does not reach other nodes: NCCL cannot connect"),
+    Variable("GLOO_SOCKET_IFNAME", "chooses the network interface of Gloo (ip addr lists them)", "lo",
+             _loopback, "lo does not reach other nodes: Gloo cannot connect"),
+    Variable("NCCL_P2P_DISABLE", "turns direct access between GPUs off", "1", _on,
+             "the GPUs of a node communicate through host memory, not NVLink", False),
+    Variable("NCCL_SHM_DISABLE", "turns communication through shared memory off", "1", _on,
+             "GPUs without peer access communicate over the network", False),
+    Variable("CUDA_LAUNCH_BLOCKING", "makes every kernel launch wait, to find the one that fails", "1", _on,
+             "every kernel waits for the one before: nothing overlaps", False),
+)  # fmt: skip
 
 
-def _environment(launch: LaunchCommand) -> Iterator[Finding]:
-    nodes = _several_nodes(launch)
+def _environment(launch: LaunchCommand, given: Cluster | None) -> Iterator[Finding]:
+    """Yield variables that slow the training down; the nodes are those of the launch, or else of the given GPUs."""
+    is_open = launch.nodes is None and launch.launcher not in ("torchrun", "srun")
+    nodes = _several_nodes(launch) or (given.nodes if is_open and given is not None and given.nodes > 1 else 0)
     for one in VARIABLES:
         setting = launch.env.get(one.name)
         if setting is None or setting.unresolved or not one.is_bad(str(setting.value)):

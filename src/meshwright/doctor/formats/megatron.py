@@ -70,6 +70,8 @@ PARTS = {
     "embedding-grads-all-reduce": "collectives",
 }
 """Timers that are parts of a step; the others are nested in these."""
+BETWEEN_STAGES = ("embedding-grads-all-reduce",)
+"""Collectives of the first and last pipeline stage: the last one always waits for the first."""
 BETWEEN_RANKS = ("forward-compute", "backward-compute")
 """Work without communication: if it differs between ranks, some are slow or have more to do."""
 MIB_OF_MB = 1 / 1024  # Megatron's MB are MiB
@@ -167,7 +169,11 @@ def _raise_memory(steps: Steps, gib: float) -> None:
 
 def _time(steps: Steps, name: str, fastest: float, slowest: float) -> None:
     part = PARTS.get(name)
-    if part is not None:
+    if part == "collectives":  # the rank that arrives last does not wait: its time is that of the network
+        steps.add_part(part, fastest)
+        if name not in BETWEEN_STAGES:
+            steps.add_part("waiting", slowest - fastest)
+    elif part is not None:
         steps.add_part(part, slowest)
     if part == "data":  # measured inside forward-backward
         steps.add_part("forward_backward", -slowest)
