@@ -67,7 +67,7 @@ def names_sockets(text: str) -> bool:
 
 
 def joined(networks: Sequence[NcclNetwork]) -> NcclNetwork | None:
-    """Return what the logs of several ranks show together: sockets only if all of them show sockets."""
+    """Return what several logs of a run show together: sockets only if all of them show sockets."""
     others = [one for one in networks if one.name != SOCKET]
     return others[-1] if others else max(networks, key=lambda one: one.nodes, default=None)
 
