@@ -205,6 +205,22 @@ def _same_numbers(typed: _Name, known: _Name) -> bool:
     return sorted(one) == sorted(other) and _wrong_letters(one, other) == 1
 
 
+def names_another_thing(typed: str, known: str) -> bool:
+    """Return whether a key differs from a known one by a word, and not by wrong letters: local_rank is no lora_rank.
+
+    A word may be shortened (sequence_len), and words may be missing at the end (gradient_accumulation).
+    """
+    words, others = (re.findall(r"[^\W_]+", one.lower()) for one in (typed, known))
+    if len(words) == len(others):
+        return any(
+            not (one.startswith(other) or other.startswith(one))
+            and _wrong_letters(one, other) > _allowed(max(len(one), len(other)))
+            for one, other in zip(words, others, strict=True)
+        )
+    # The known key qualifies the typed one by a word in front: dpo_use_liger_kernel is no use_liger_kernel.
+    return len(words) < len(others) and words == others[-len(words) :]
+
+
 def _other_words(typed: Sequence[str], known: Sequence[str]) -> bool:
     """Return whether the names differ by a word, such as q_proj and proj, or train.lr and train_on."""
     if len(typed) == len(known):

@@ -12,12 +12,13 @@ from meshwright import costs, rules
 from meshwright.clusters import Cluster, is_known
 from meshwright.frameworks.argument_fixes import argument_changes, program_fields, replaced_keys
 from meshwright.frameworks.common import gpu_request_of
-from meshwright.frameworks.framework import Content, Framework, RuleContext
+from meshwright.frameworks.framework import NOT_ESTIMATED, Content, Framework, RuleContext
 from meshwright.frameworks.joint_repair import needs_repair, only_fix_fails, with_repair
 from meshwright.frameworks.launch_checks import keeps_arguments_in_strings, launch_findings, launch_notes, unquoted
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings
 from meshwright.frameworks.model_differences import model_findings
 from meshwright.frameworks.model_free import model_free_findings
+from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.native import batch_notes
 from meshwright.frameworks.open_length import open_length
 from meshwright.frameworks.result import CheckResult, UnresolvedValue
@@ -403,8 +404,11 @@ def _notes(imported: ImportedRecipe, known: bool, open_fields: Sequence[str]) ->
         return " ".join(f"{field}={text_of(field_value(imported.recipe, field))}" for field in fields)
 
     run_time = [field for field in open_fields if field not in imported.unknown_fields]
-    if imported.model is None:
-        named = imported.named_model
+    named = imported.named_model
+    if imported.model is None and named and find_model(named) is not None:
+        if not any(NOT_ESTIMATED in note for note in imported.parsed.notes):
+            yield f"{named}: architecture and memory were not checked"
+    elif imported.model is None:
         what = f"{named} is not in the catalogue" if named else "the file does not name its model"
         yield f"{what}: architecture and memory were not checked (--model {'./config.json' if named else 'NAME'})"
     elif imported.unknown_fields:

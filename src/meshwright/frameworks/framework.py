@@ -56,6 +56,9 @@ class GpuRequest(msgspec.Struct, frozen=True):
         return self.nodes * self.gpus_per_node if self.nodes and self.gpus_per_node else None
 
 
+NOT_ESTIMATED = "memory is not estimated"  # note of a file that trains a known model in a way that is not estimated
+
+
 class ParsedConfig(msgspec.Struct, frozen=True):
     """A file parsed by its framework: settings by canonical key, and the recipe's model and goal."""
 

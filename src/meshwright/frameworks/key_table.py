@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import closest, some
-from meshwright.similar import abbreviated
+from meshwright.similar import abbreviated, names_another_thing
 
 OPEN = "**"
 TYPO = 80.0  # percent of matching characters above which an unknown key is a typing error
@@ -113,8 +113,8 @@ def near_name(name: str, known: tuple[str, ...]) -> str:
     short = abbreviated(name, known)
     if len(short) == 1:
         return short[0]
-    found = process.extractOne(name.lower(), known, scorer=fuzz.ratio, processor=str.lower, score_cutoff=TYPO)
-    return found[0] if found is not None else ""
+    found = process.extract(name.lower(), known, scorer=fuzz.ratio, processor=str.lower, score_cutoff=TYPO)
+    return next((one for one, *_ in found if not names_another_thing(name, one)), "")
 
 
 def parse_key(text: str) -> Key:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from meshwright.frameworks.key_table import KeyTable, read_table
+from meshwright.similar import closest
 
 Values = Mapping[str, Any]
 SAME = (
@@ -19,6 +20,8 @@ SAME = (
     "optim", "lora_rank", "lora_r", "packing", "save_strategy", "eval_strategy", "max_length",
 )  # fmt: skip
 """Arguments of the Trainer, TRL and peft that front ends name as those libraries do."""
+METHOD_KEYS = ("adapter", "finetuning_type", "tuner_type", "train_type")
+"""Keys of the front ends that name the adapters, or that all weights are trained."""
 MEGATRON = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "use_mca",
     "use_megatron_bridge")  # fmt: skip
 
@@ -39,6 +42,9 @@ class FrontEnd(msgspec.Struct, frozen=True):
     other_tables: tuple[tuple[tuple[str, ...], str], ...] = ()  # keys of files → the table that has their keys
     not_with: tuple[str, ...] = ()  # keys of its files that do not train
     open_with: tuple[str, ...] = ()  # keys of other libraries, whose keys no table has
+    renamed: Mapping[str, str] = {}  # key of an older version → what it is called since which version
+    refused: Callable[[Values], Iterator[tuple[str, str, str]]] = lambda values: iter(())
+    """Values that it refuses: key, reason, and the value to write instead; empty if there is none."""
 
     @property
     def table(self) -> KeyTable:
@@ -71,6 +77,39 @@ def _axolotl_other(values: Values) -> str:
 def _axolotl_adapters(values: Values) -> str:
     named = _text(values, "adapter")
     return "qlora" if named == "lora" and _is_on(values, "load_in_4bit") else named
+
+
+AXOLOTL_ADAPTERS = ("lora", "qlora", "llama-adapter")  # others are those of plugins
+AXOLOTL_ELSEWHERE = {
+    "mora": "it is that of the plugin axolotl.integrations.mora.MoraPlugin",
+    "dora": "write adapter: lora and peft_use_dora: true",
+    "qdora": "write adapter: qlora and peft_use_dora: true",
+    "full": "leave adapter empty to train all weights",
+    "none": "leave adapter empty to train all weights",
+}
+"""Methods that other keys of Axolotl name."""
+
+
+def _axolotl_refused(values: Values) -> Iterator[tuple[str, str, str]]:
+    named, bits = _text(values, "adapter"), [key for key in ("load_in_4bit", "load_in_8bit") if _is_on(values, key)]
+    if not named:
+        for key in bits:
+            yield key, f"{key} needs adapter: qlora or lora; without an adapter all weights are trained", "false"
+        return
+    has_plugins = any(key.startswith("plugins") and values[key] for key in values)
+    if values["adapter"] not in AXOLOTL_ADAPTERS and not has_plugins:
+        near = () if named in AXOLOTL_ELSEWHERE else closest(named, AXOLOTL_ADAPTERS, 1)
+        hint = AXOLOTL_ELSEWHERE.get(named, f"did you mean {near[0]}?" if near else "")
+        allowed = f"allowed: {', '.join(AXOLOTL_ADAPTERS)}, or one of a plugin in plugins"
+        yield "adapter", f"unknown adapter; {hint}{' ' if near else '; ' if hint else ''}{allowed}", "".join(near)
+    if named != "qlora":
+        return
+    if "load_in_8bit" in bits:
+        yield "load_in_8bit", "adapter: qlora is not loaded in 8 bits", "false"
+    if _is_on(values, "gptq"):
+        yield "gptq", "adapter: qlora does not train a GPTQ model", "false"
+    if "load_in_4bit" not in bits:
+        yield "load_in_4bit", "adapter: qlora requires load_in_4bit: true; adapter: lora trains 16-bit weights", "true"
 
 
 def _factory_other(values: Values) -> str:
@@ -129,6 +168,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         programs={"axolotl": "axolotl"},
         other=_axolotl_other,
         adapters=_axolotl_adapters,
+        refused=_axolotl_refused,
     ),
     "llama-factory": FrontEnd(
         "llama-factory",

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from meshwright.frameworks.front_ends.describe import FrontEnd
+from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd
+from meshwright.frameworks.front_ends.synonyms import synonym
 from meshwright.frameworks.key_table import Key, KeyTable, near_name
 from meshwright.frameworks.types import Settings
 from meshwright.rules.rule import Finding, Severity
@@ -33,13 +34,16 @@ def key_findings(
         shown = f"--{key}" if is_command else key
         if found is None:
             reported.add(f"{owner}.{name}")
-            near = known.near(owner, name)
+            near = synonym(known, owner, name) or known.near(owner, name)
+            right = f"{owner}.{near}".strip(".")
             severity: Severity = "error" if near or (one.rejects and not is_open and not owner) else "warning"
             if is_open and not near:
                 continue
             verb = "has no" if one.rejects else "ignores"
-            hint = f"; did you mean {near}?" if near else ""
-            fix = (_formatted(f"{owner}.{near}".strip("."), setting.value, is_command),) if near else ()
+            hint = _hint(one, settings, right, key) if near else ""
+            target = known.find(owner, near)
+            fits = target is not None and not target.problem(setting.value) and right not in settings
+            fix = (_formatted(right, setting.value, is_command),) if fits else ()
             rule = "key.unknown" if severity == "error" else "key.unused"
             yield Finding(rule, severity, key, f"{one.title} {verb} {shown}{hint}", fix, setting.file, setting.line)
         elif not setting.unresolved and (problem := found.problem(setting.value)):
@@ -51,6 +55,28 @@ def key_findings(
             message = f"{shown}: {setting.value} does not exist; did you mean {meant}?"
             fix = (_formatted(key, meant, is_command),)
             yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
+
+
+def value_findings(one: FrontEnd, settings: Settings, values: Mapping[str, Any], is_command: bool) -> Iterator[Finding]:
+    """Yield values that the front end refuses because of others, or because they name nothing that it has."""
+    for key, reason, value in one.refused(values):
+        place = key if key in settings else next((other for other in METHOD_KEYS if other in settings), "")
+        if not place or settings[place].unresolved:
+            continue
+        setting = settings[place]
+        written = "not set" if place != key or setting.value is None else str(setting.value)
+        written = written.lower() if isinstance(setting.value, bool) else written
+        shown = f"--{key}" if is_command else key
+        fix = (_formatted(key, value, is_command),) if value else ()
+        yield Finding("value.invalid", "error", key, f"{shown}: {written}: {reason}", fix, setting.file, setting.line)
+
+
+def _hint(one: FrontEnd, settings: Settings, right: str, key: str) -> str:
+    """Return what a message says about the key that an unknown one means."""
+    if right in settings:
+        return f"; its key {right} is already set to {settings[right].value} in line {settings[right].line}"
+    renamed = one.renamed.get(key)
+    return f"; {renamed}" if renamed else f"; did you mean {right}?"
 
 
 def _meant_name(known: KeyTable, key: str, value: Any) -> str:

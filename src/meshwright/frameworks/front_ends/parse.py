@@ -11,9 +11,9 @@ import msgspec
 from meshwright.errors import InputError
 from meshwright.frameworks.accelerate.parse import parse_arguments_of
 from meshwright.frameworks.common import torchrun_gpu_request
-from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
-from meshwright.frameworks.front_ends.describe import FrontEnd, table
-from meshwright.frameworks.front_ends.keys import key_findings
+from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, ParsedConfig
+from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd, table
+from meshwright.frameworks.front_ends.keys import key_findings, value_findings
 from meshwright.frameworks.trainer import open_referenced_file
 from meshwright.frameworks.trainer_fields import LISTS
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
@@ -129,7 +129,9 @@ def _parsed(
     other = next((name for marks, name in one.other_tables if set(marks) <= keys), "")
     known = table(other or program or one.name.replace("-", "_"))
     is_open = any(key in keys for key in one.open_with)
-    findings = tuple(key_findings(one, known, settings, is_open, is_command=content.format == "shell"))
+    is_command = content.format == "shell"
+    refused = tuple(value_findings(one, settings, values, is_command))
+    findings = (*key_findings(one, known, settings, is_open, is_command), *refused)
     arguments = dict(_trainer_arguments(one, settings, values))
     parsed = parse_arguments_of(content, dict(_sharding(settings, values)), gpus, arguments)
     why = one.other(values) or ("Megatron" if is_open or program.endswith("megatron") else "")
@@ -138,10 +140,11 @@ def _parsed(
     why = why or (subcommand if subcommand not in ("", "sft", "pt", "train") else "")
     adapters = one.adapters(values)
     if not why and adapters not in ("", *ADAPTERS):
-        why = f"{adapters} adapters"
+        unknown = any(finding.field in METHOD_KEYS for finding in refused)
+        why = "unknown adapter" if unknown else f"{adapters} adapters"
     notes = [note for note in parsed.notes if "num_processes" not in note and "placeholder" not in note]
     if why:
-        notes.append(f"{why}: keys and values are checked, memory is not estimated")
+        notes.append(f"{why}: keys and values are checked, {NOT_ESTIMATED}")
     assumed = ("data.seq_length",) if not {"max_length", "cutoff_len"} & arguments.keys() else ()
     return msgspec.structs.replace(
         parsed,

@@ -1,0 +1,42 @@
+"""A front end's key for what another front end, transformers or peft names differently: lora_r and lora_rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+
+from meshwright.frameworks.front_ends.describe import FRONT_ENDS, METHOD_KEYS
+from meshwright.frameworks.key_table import KeyTable
+from meshwright.recipes.key_maps import hugging_face
+from meshwright.recipes.types import recipe_fields
+from meshwright.similar import closest
+
+ADAPTER_PARTS = "peft."  # section of the fields whose names are also written alone: rank, alpha, dropout
+
+
+def synonym(known: KeyTable, owner: str, name: str) -> str:
+    """Return the key of a table that sets what another front end's key sets; empty if it has none."""
+    wanted = _meanings(name)
+    if not wanted:
+        return ""
+    found = [key for key in known.owners.get(owner, ()) if wanted & _meanings(key)]
+    return found[0] if len(found) == 1 else _nearest(name, found)
+
+
+def _nearest(name: str, found: list[str]) -> str:
+    near = closest(name, found, 1)
+    return near[0] if near else found[0] if found else ""
+
+
+@cache
+def _meanings(name: str) -> frozenset[str]:
+    """Return what a key sets: fields of the recipe, and arguments of the Trainer, TRL and peft."""
+    if name in METHOD_KEYS:
+        return frozenset(("peft.method",))
+    arguments = {one.names[name] for one in FRONT_ENDS.values() if name in one.names}
+    alone = f"{ADAPTER_PARTS}{name}"
+    return frozenset((*arguments, *_fields((name, *arguments)), *((alone,) if alone in recipe_fields() else ())))
+
+
+def _fields(names: Iterable[str]) -> Iterable[str]:
+    return [row.field for row in hugging_face.KEYS if row.key in names and row.field]
