@@ -5,6 +5,7 @@ For types that run transformers' own forward pass; config.py has the table of th
 
 from __future__ import annotations
 
+import logging as python_logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -164,7 +165,7 @@ def trying() -> Iterator[None]:
 
     threads, verbosity = torch.get_num_threads(), logging.get_verbosity()
     torch.set_num_threads(1)
-    logging.set_verbosity_error()
+    logging.set_verbosity(python_logging.ERROR)
     try:
         yield
     finally:
