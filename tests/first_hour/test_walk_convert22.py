@@ -99,3 +99,25 @@ def test_megatron_weights_of_an_unpublished_shape_need_a_converted_folder(meshwr
     assert found.code == 2
     assert "is a Megatron checkpoint" in found.err
     assert "checkpoint.pretrained=FOLDER" in found.err
+
+
+def test_a_restart_that_drops_the_optimizer_state_is_reported(meshwright: Any, tmp_path: Path) -> None:
+    folders = "--save /lustre/mx --load /lustre/mx --save-interval 100"
+    path = mixtral(tmp_path, f"{folders} --rotary-base 1000000 --no-load-optim --no-load-rng")
+    found = meshwright("check", path, "--gpus", "8xH200").out
+    assert "--no-load-optim --no-load-rng, with --load the folder of --save: every restart loses the optimizer" in found
+    assert "fix: without --no-load-optim --no-load-rng" in found
+    job = meshwright("launch", path, "--scheduler", "slurm", "--gpus", "8xH200")
+    assert "every restart loses the optimizer state; remove them" in job.out + job.err
+    tuned = meshwright("check", mixtral(tmp_path, f"{folders} --finetune"), "--gpus", "8xH200").out
+    assert "every restart begins at step 0" in tuned
+    apart = "--save /lustre/mx --load /lustre/base --save-interval 100 --no-load-optim"
+    assert "state-not-loaded" not in meshwright("check", mixtral(tmp_path, apart), "--gpus", "8xH200").out
+
+
+def test_a_bridge_restart_that_drops_the_optimizer_state_is_reported(meshwright: Any, tmp_path: Path) -> None:
+    folders = ('cfg.checkpoint.save = "/lustre/a"', 'cfg.checkpoint.load = "/lustre/a"')
+    path = bridge(tmp_path, *folders, "cfg.checkpoint.load_optim = False")
+    found = meshwright("check", path, "--gpus", "8xH200").out
+    assert "checkpoint.load_optim=false, with checkpoint.load the folder of checkpoint.save" in found
+    assert "fix: checkpoint.load_optim=true" in found

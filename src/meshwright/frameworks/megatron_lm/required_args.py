@@ -52,6 +52,27 @@ def no_initial_weights(ctx: RuleContext) -> Problem | None:
     return Problem(message, ("--pretrained-checkpoint /path/to/converted/checkpoint",), key="sft")
 
 
+NOT_LOADED = {
+    "finetune": "every restart begins at step 0, without the optimizer state",
+    "no_load_optim": "every restart loses the optimizer state",
+    "no_load_rng": "a restart loses the random state",
+}
+"""What a restart does not load from the folder that the run saves to, by the flag."""
+
+
+def state_not_loaded(ctx: RuleContext) -> Problem | None:
+    """A restart resumes from --load, if it is the folder of --save, without what these flags leave out."""
+    load, save = (ctx.parsed.settings.get(key) for key in ("load", "save"))
+    found = [key for key in NOT_LOADED if is_on(ctx, key)]
+    if load is None or save is None or load.value != save.value or not found:
+        return None
+    flags = " ".join(format_flag(key, True) for key in found)
+    weights = "" if ctx.is_set("pretrained_checkpoint") else " and name initial weights with --pretrained-checkpoint"
+    remove = f"remove {'them' if found[1:] else 'it'}{weights}"
+    message = f"{flags}, with --load the folder of --save: {NOT_LOADED[found[0]]}; {remove}"
+    return Problem(message, (f"without {flags}",), key=found[0])
+
+
 def no_length(ctx: RuleContext) -> Problem | None:
     has_length = any(
         map(ctx.is_set, ("train_iters", "train_samples", "skip_train", "perform_rl_step", "use_checkpoint_args"))

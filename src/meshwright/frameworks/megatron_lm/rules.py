@@ -41,6 +41,14 @@ RULES = (
         "warning",
     ),
     _rule(
+        "state-not-loaded",
+        "finetune no_load_optim no_load_rng load save",
+        required_args.state_not_loaded,
+        "the loss jumps after each restart, and the schedule starts over with --finetune",
+        "the flags are for a first start from other weights, and apply to each restart as well",
+        "warning",
+    ),
+    _rule(
         "no-length",
         "train_iters",
         required_args.no_length,

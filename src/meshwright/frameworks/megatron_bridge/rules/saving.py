@@ -127,6 +127,24 @@ def _hf_copy_of_fsdp(ctx: RuleContext) -> Problem | None:
     )
 
 
+def _state_not_loaded(ctx: RuleContext) -> Problem | None:
+    """A restart resumes from checkpoint.load, if it is the folder of checkpoint.save, without what these leave out."""
+    folders = [ctx.parsed.settings.get(key) for key in SAVED]
+    off = [key for key in ("checkpoint.load_optim", "checkpoint.load_rng") if ctx.get(key) is False]
+    fixes = [format_override(key, True) for key in off]
+    if ctx.get("checkpoint.finetune") is True:
+        off, fixes = ["checkpoint.finetune", *off], [format_override("checkpoint.finetune", False), *fixes]
+    if not off or any(one is None for one in folders) or len({str(one.value) for one in folders if one}) > 1:
+        return None
+    stated = " ".join(format_override(key, ctx.get(key)) for key in off)
+    return Problem(
+        f"{stated}, with checkpoint.load the folder of checkpoint.save: a restart does not load all that was saved; "
+        "remove it and name initial weights with checkpoint.pretrained_checkpoint",
+        (" ".join(fixes),),
+        key=off[0],
+    )
+
+
 RULES = (
     rule(
         "fsdp-checkpoints", "error", ("checkpoint.ckpt_format",), _fsdp_checkpoints,
@@ -157,6 +175,11 @@ RULES = (
         "async-without-path", "error", ("checkpoint.async_save",), _async_without_path,
         "AssertionError: save is not set",
         "there is no checkpoint directory",
+    ),
+    rule(
+        "state-not-loaded", "warning", ("checkpoint.load_optim", "checkpoint.load_rng"), _state_not_loaded,
+        "the loss jumps after each restart",
+        "the settings are for a first start from other weights, and apply to each restart as well",
     ),
     rule(
         "retention", "error", ("checkpoint.save_retain_interval",), _retention,
