@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright import diagnose
 from meshwright.frameworks import check, content_of, framework_of
 from meshwright.frameworks.result import CheckResult
 
@@ -114,3 +115,55 @@ def test_an_adapter_of_a_plugin_is_not_refused() -> None:
     result = checked(text.replace("load_in_4bit: true", "load_in_4bit: false"))
     assert not fixes(result)
     assert "mora adapters: keys and values are checked, memory is not estimated" in result.notes
+
+
+OOM = """\
+{first}
+  0%|          | 0/702 [00:00<?, ?it/s]
+{{'loss': 1.3301, 'grad_norm': 0.61, 'learning_rate': 2e-05, 'epoch': 0.01}}
+  0%|          | 1/702 [00:21<4:10:05, 21.41s/it]
+Traceback (most recent call last):
+  File "/opt/venv/lib/python3.11/site-packages/transformers/trainer.py", line 2245, in train
+  File "/opt/venv/lib/python3.11/site-packages/torch/nn/functional.py", line 3104, in cross_entropy
+torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.91 GiB. GPU 0 has a total capacity of 23.64 GiB of \
+which 1.83 GiB is free. Including non-PyTorch memory, this process has 21.80 GiB memory in use. Of the allocated \
+memory 20.51 GiB is allocated by PyTorch, and 812.33 MiB is reserved by PyTorch but unallocated.
+"""
+AXOLOTL_LINE = "[2026-11-10 10:04:20,003] [INFO] [axolotl.train.train:164] [PID:1187] [RANK:0] Starting trainer..."
+FACTORY_LINE = "[INFO|2026-11-10 10:04:20] llamafactory.train.sft:164 >> Starting"
+
+
+@pytest.mark.parametrize(
+    ("first", "batch", "liger"),
+    [
+        (AXOLOTL_LINE, "micro_batch_size: 1", "liger_fused_linear_cross_entropy: true"),
+        (FACTORY_LINE, "per_device_train_batch_size: 1", "enable_liger_kernel: true"),
+        ("***** Running training *****", "per_device_train_batch_size: 1", "use_liger_kernel: true"),
+    ],
+)
+def test_doctor_writes_the_keys_of_the_front_end_that_wrote_the_log(
+    first: str, batch: str, liger: str, tmp_path: Path
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(OOM.format(first=first), encoding="utf-8")
+    (finding,) = (one for one in diagnose(str(log)).findings if one.id == "memory.out-of-memory")
+    lines = [line for remedy in finding.remedies for line in remedy.there]
+    assert {batch, liger, "gradient_checkpointing: true"} <= set(lines)
+    assert "<now × micro batch>" in " ".join(lines)
+
+
+def test_what_doctor_advises_for_axolotl_is_accepted_by_check(tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(OOM.format(first=AXOLOTL_LINE), encoding="utf-8")
+    (finding,) = (one for one in diagnose(str(log)).findings if one.id == "memory.out-of-memory")
+    lines = [line for remedy in finding.remedies for line in remedy.there]
+    replaced = {line.split(":")[0] for line in lines}
+    kept = [line for line in AXOLOTL.splitlines() if line.split(":")[0] not in replaced]
+    assert not checked("\n".join((*kept, *lines))).findings
+
+
+def test_keys_of_a_plugin_need_the_plugin() -> None:
+    text = AXOLOTL + "liger_fused_linear_cross_entropy: true\n"
+    (fix,) = fixes(checked(text))
+    assert fix == ("plugins: [axolotl.integrations.liger.LigerPlugin]",)
+    assert not fixes(checked(text + fix[0]))

@@ -187,6 +187,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     file: str = ""  # that the user names as what ran
     file_fields: frozenset[str] = frozenset()  # fields of ours that it sets
     framework: str = ""  # of that file
+    front_end: str = ""  # of the Trainer, whose messages the log has
     settings: Mapping[str, Any] = {}  # of that file
     mfu_convention: str = ""
     on_gpu: bool = True

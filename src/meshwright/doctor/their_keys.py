@@ -8,6 +8,7 @@ from typing import Any
 from meshwright import frameworks
 from meshwright.clusters import cluster
 from meshwright.doctor.run import LogFormat, Run
+from meshwright.frameworks.front_ends import in_front_end
 from meshwright.frameworks.mapping import relevant_fields, to_settings
 from meshwright.frameworks.schedule_units import in_file_units
 from meshwright.frameworks.types import Settings
@@ -20,10 +21,11 @@ from meshwright.recipes.types import Recipe, field_value
 
 ANY_RECIPE = "llama3_8b_pretrain_config"
 GLOBAL_BATCH = "train.global_batch_size"
-TRAINER_SETTINGS = {
-    "layout.micro_batch_size=1": ("per_device_train_batch_size: 1", "gradient_accumulation_steps: as many times more"),
-    "layout.recompute=full": ("gradient_checkpointing: true",),
-    "kernels.loss=fused_linear": ("use_liger_kernel: true",),
+ACCUMULATION = "gradient_accumulation_steps"
+TRAINER_SETTINGS: Mapping[str, Mapping[str, str]] = {
+    "layout.micro_batch_size=1": {"per_device_train_batch_size": "1", ACCUMULATION: "<now × micro batch>"},
+    "layout.recompute=full": {"gradient_checkpointing": "true"},
+    "kernels.loss=fused_linear": {"use_liger_kernel": "true"},
 }
 """Overrides -> TrainingArguments of the Hugging Face Trainer, which is in no table of keys without a backend."""
 FRAMEWORK: Mapping[LogFormat, str] = {
@@ -72,13 +74,23 @@ def general_settings(run: Run, text: str) -> tuple[str, ...] | None:
     Nothing is known about the run but its format: the change is made to a small recipe whose value differs.
     """
     if run.kind == "transformers":
-        return TRAINER_SETTINGS.get(text)
+        found = TRAINER_SETTINGS.get(text)
+        return None if found is None else _of_trainer(run, found)
     if FRAMEWORK.get(run.kind) is None:
         return ()
     base = override.change(index.load(ANY_RECIPE), {"layout.recompute": "none", "layout.micro_batch_size": 2})[0]
     changed = override.change(base, override.requested(base, (text,)))[0]
     case = case_of(base, model_of(base), cluster(base.cluster))
     return to_framework_settings(run, case, changed) or None
+
+
+def _of_trainer(run: Run, arguments: Mapping[str, str]) -> tuple[str, ...] | None:
+    """Return arguments of the Trainer in the keys of the front end that started it; None if it has no such key."""
+    batch, ranks = run.header.overrides.get(GLOBAL_BATCH), run.header.data_ranks
+    known = {ACCUMULATION: str(batch // ranks)} if batch and ranks and ACCUMULATION in arguments else {}
+    if run.header.front_end:
+        return in_front_end(run.header.front_end, {**arguments, **known}) or None
+    return tuple(f"{key}: {value}" for key, value in {**arguments, **known}.items())
 
 
 def stated_settings(run: Run) -> Settings:

@@ -12,6 +12,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from meshwright import json_text
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
@@ -38,6 +40,13 @@ STATED = {
     "trainable": re.compile(r"Number of trainable parameters ?= ?([\d,]+)"),
 }
 """Numbers that the Trainer prints before its first step; after a restart with a smaller batch the last ones count."""
+FRONT_ENDS = {
+    "axolotl": re.compile(r"\[axolotl\.|/axolotl/|\baxolotl[./](?:cli|train)\b"),
+    "llama-factory": re.compile(r"\bllamafactory[./\]-]|LLaMA-?Factory/", re.IGNORECASE),
+    "ms-swift": re.compile(r":swift\]|\bswift/(?:llm|cli|trainers?)/|\bms-swift\b"),
+    "trl": re.compile(r"/trl/(?:trainer|scripts)/"),
+}
+"""Messages and paths of the front ends that train with the Trainer; TRL last, whose trainers the others use."""
 WORLD = re.compile(r"(?:world_size|Num(?:ber of)? (?:processes|GPUs)) ?[=:] ?(\d+)", re.IGNORECASE)
 NAMES = {
     "loss": "loss",
@@ -89,7 +98,14 @@ def read(lines: Sequence[Line], path: str) -> Run:
             world = int(found[1])
     stated["total_steps"] = _with_steps(records, bars, summary, stated.get("total_steps")) or 0
     _place_validations(validations, records)
-    return _run(path, records, validations, _header(world, stated))
+    header = msgspec.structs.replace(_header(world, stated), front_end=_front_end(lines))
+    return _run(path, records, validations, header)
+
+
+def _front_end(lines: Sequence[Line]) -> str:
+    """Return the front end whose messages a log has; empty if it has none."""
+    found = (name for name, pattern in FRONT_ENDS.items() if any(pattern.search(line.text) for line in lines))
+    return next(found, "")
 
 
 def _stated(text: str) -> dict[str, int]:

@@ -15,8 +15,9 @@ from meshwright.frameworks.accelerate.parse import complete
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.front_ends.describe import FRONT_ENDS, FrontEnd
 from meshwright.frameworks.front_ends.parse import confidence, parse
+from meshwright.frameworks.front_ends.synonyms import in_front_end
 
-__all__ = ["FRONT_ENDS", "detect_front_end", "front_end"]
+__all__ = ["FRONT_ENDS", "detect_front_end", "front_end", "in_front_end"]
 
 
 @cache

@@ -18,6 +18,7 @@ SAME = (
     "logging_steps", "lora_alpha", "lora_dropout", "lora_target_modules", "target_modules", "bf16", "fp16",
     "gradient_checkpointing", "output_dir", "per_device_train_batch_size", "num_train_epochs", "lr_scheduler_type",
     "optim", "lora_rank", "lora_r", "packing", "save_strategy", "eval_strategy", "max_length",
+    "use_liger_kernel",
 )  # fmt: skip
 """Arguments of the Trainer, TRL and peft that front ends name as those libraries do."""
 METHOD_KEYS = ("adapter", "finetuning_type", "tuner_type", "train_type")
@@ -42,6 +43,7 @@ class FrontEnd(msgspec.Struct, frozen=True):
     other_tables: tuple[tuple[tuple[str, ...], str], ...] = ()  # keys of files → the table that has their keys
     not_with: tuple[str, ...] = ()  # keys of its files that do not train
     open_with: tuple[str, ...] = ()  # keys of other libraries, whose keys no table has
+    plugins: Mapping[str, str] = {}  # first letters of keys → the plugin without which they are ignored
     renamed: Mapping[str, str] = {}  # key of an older version → what it is called since which version
     refused: Callable[[Values], Iterator[tuple[str, str, str]]] = lambda values: iter(())
     """Values that it refuses: key, reason, and the value to write instead; empty if there is none."""
@@ -160,7 +162,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
             base_model="model_name_or_path", micro_batch_size="per_device_train_batch_size", sequence_len="max_length",
             num_epochs="num_train_epochs", optimizer="optim", lr_scheduler="lr_scheduler_type",
             sample_packing="packing", attn_implementation="attn_implementation",
-            lora_target_linear="lora_target_linear",
+            lora_target_linear="lora_target_linear", liger_fused_linear_cross_entropy="use_liger_kernel",
             **{"datasets[0].path": "dataset_name"},
         ),
         ("YAML files", "the command `axolotl train FILE.yaml`"),
@@ -169,6 +171,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         other=_axolotl_other,
         adapters=_axolotl_adapters,
         refused=_axolotl_refused,
+        plugins={"liger_": "axolotl.integrations.liger.LigerPlugin"},
     ),
     "llama-factory": FrontEnd(
         "llama-factory",
@@ -178,7 +181,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         _same(
             model_name_or_path="model_name_or_path", model="model_name_or_path", cutoff_len="cutoff_len",
             lora_target="lora_target", dataset="dataset", flash_attn="flash_attn",
-            micro_batch_size="per_device_train_batch_size",
+            micro_batch_size="per_device_train_batch_size", enable_liger_kernel="use_liger_kernel",
         ),
         ("YAML files", "the command `llamafactory-cli train FILE.yaml`"),
         rejects=True,

@@ -71,6 +71,25 @@ def value_findings(one: FrontEnd, settings: Settings, values: Mapping[str, Any],
         yield Finding("value.invalid", "error", key, f"{shown}: {written}: {reason}", fix, setting.file, setting.line)
 
 
+def plugin_findings(one: FrontEnd, settings: Settings) -> Iterator[Finding]:
+    """Yield the keys that the front end ignores because their plugin is not in plugins."""
+    listed = [key for key in settings if key.split("[")[0] == "plugins"]
+    texts = " ".join(str(settings[key].value) for key in listed)
+    for start, plugin in one.plugins.items():
+        used = [key for key in settings if key.startswith(start) and str(settings[key].value).lower() == "true"]
+        if not used or plugin in texts or any(settings[key].unresolved for key in listed):
+            continue
+        names = [str(item) for key in listed for item in _items(settings[key].value)]
+        message = f"{one.title} ignores {' and '.join(used)}: plugins does not list {plugin}"
+        fix = (f"plugins: [{', '.join((*names, plugin))}]",)
+        first = settings[used[0]]
+        yield Finding("value.invalid", "error", "plugins", message, fix, first.file, first.line)
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value in (None, "") else [value]
+
+
 def _hint(one: FrontEnd, settings: Settings, right: str, key: str) -> str:
     """Return what a message says about the key that an unknown one means."""
     if right in settings:

@@ -13,7 +13,7 @@ from meshwright.frameworks.accelerate.parse import parse_arguments_of
 from meshwright.frameworks.common import torchrun_gpu_request
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd, table
-from meshwright.frameworks.front_ends.keys import key_findings, value_findings
+from meshwright.frameworks.front_ends.keys import key_findings, plugin_findings, value_findings
 from meshwright.frameworks.trainer import open_referenced_file
 from meshwright.frameworks.trainer_fields import LISTS
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
@@ -131,7 +131,7 @@ def _parsed(
     is_open = any(key in keys for key in one.open_with)
     is_command = content.format == "shell"
     refused = tuple(value_findings(one, settings, values, is_command))
-    findings = (*key_findings(one, known, settings, is_open, is_command), *refused)
+    findings = (*key_findings(one, known, settings, is_open, is_command), *refused, *plugin_findings(one, settings))
     arguments = dict(_trainer_arguments(one, settings, values))
     parsed = parse_arguments_of(content, dict(_sharding(settings, values)), gpus, arguments)
     why = one.other(values) or ("Megatron" if is_open or program.endswith("megatron") else "")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 
 from meshwright.frameworks.front_ends.describe import FRONT_ENDS, METHOD_KEYS
@@ -21,6 +21,21 @@ def synonym(known: KeyTable, owner: str, name: str) -> str:
         return ""
     found = [key for key in known.owners.get(owner, ()) if wanted & _meanings(key)]
     return found[0] if len(found) == 1 else _nearest(name, found)
+
+
+def in_front_end(name: str, arguments: Mapping[str, str]) -> tuple[str, ...]:
+    """Return arguments of the Trainer as lines of a front end's file, with the plugins that they need."""
+    one = FRONT_ENDS[name]
+    known = one.table
+    lines: list[str] = []
+    for argument, value in arguments.items():
+        own = [key for key, meant in one.names.items() if meant == argument != key and known.find("", key)]
+        key = own[0] if own else argument if known.find("", argument) else synonym(known, "", argument)
+        if not key:
+            return ()
+        lines += [f"plugins: [{plugin}]" for start, plugin in one.plugins.items() if key.startswith(start)]
+        lines.append(f"{key}: {value}")
+    return tuple(lines)
 
 
 def _nearest(name: str, found: list[str]) -> str:
