@@ -102,6 +102,12 @@ PARSE_FINDINGS = (
         "an error, or recompute runs twice",
         "both the file and the program enable it",
     ),
+    ParseFinding(
+        "accelerate.fp16-weights",
+        "error",
+        "ValueError: Attempting to unscale FP16 gradients",
+        "torch's GradScaler unscales gradients in fp32 only, so trained weights must be in fp32",
+    ),
     ParseFinding("accelerate.not-json", "error", "JSON parse error at start-up", "the text is parsed as JSON"),
 )
 

@@ -18,9 +18,11 @@ from meshwright.frameworks.trainer_fields import (
     LANGUAGE_MODELING,
     LISTS,
     PLAIN_TEXT,
+    SAMPLE_LENGTHS,
     TRAINER_DEFAULTS,
     TRL_DEFAULTS,
     TRL_LOSSES,
+    WEIGHT_DTYPES,
     default_length,
     is_trainer,
     is_trl,
@@ -104,6 +106,7 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
         PLAIN_TEXT,
         *LENGTHS,
         *BATCH,
+        *WEIGHT_DTYPES,
         "use_peft",
         "use_lora",
         "lora_enable",
@@ -137,7 +140,8 @@ def program_fields(args: Arguments, fine_tuning: bool = False, script: str = "",
         (values if any(name in args for name in TRL_LOSSES) else defaults)["data.train_on"] = found
     unknown = tuple(key for key in PROGRAM_ONLY if key not in values and key not in defaults)
     read = msgspec.structs.replace(read, given=args, sources=sources)
-    notes = (*_notes(defaults, values, goal), *(_trl_notes(defaults) if trl else ()))
+    several = args.get(SAMPLE_LENGTHS) if length and length[0] == "max_length" else None
+    notes = (*_notes(defaults, values, goal, several), *(_trl_notes(defaults) if trl else ()))
     return ProgramFields(model, goal, {**defaults, **values}, unknown, read, notes)
 
 
@@ -185,7 +189,14 @@ def _trl_notes(defaults: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _notes(defaults: Mapping[str, Any], values: Mapping[str, Any], goal: Goal) -> Iterator[str]:
+def _notes(
+    defaults: Mapping[str, Any], values: Mapping[str, Any], goal: Goal, lengths: SourcedValue | None = None
+) -> Iterator[str]:
+    if lengths is not None:
+        yield (
+            f"the program tokenizes with several lengths: {lengths.value}; data.seq_length="
+            f"{values['data.seq_length']}, the longest, is assumed: write data.seq_length=N for another"
+        )
     if "train.epochs" in defaults:
         epochs = defaults["train.epochs"]
         yield f"the command names no length: {epochs:g} epochs, the Trainer's default; write train.epochs=N for another"

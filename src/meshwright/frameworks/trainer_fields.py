@@ -45,8 +45,10 @@ COMBINED = (
 """Arguments that are read together."""
 LANGUAGE_MODELING = "run_clm"  # transformers' examples, whose loss counts every token of a text
 PLAIN_TEXT = "plain_text"  # an exported program that pretrains, also from existing weights
+SAMPLE_LENGTHS = "sample_lengths"  # different lengths that a program tokenizes with
 OWN = (
     LANGUAGE_MODELING,
+    SAMPLE_LENGTHS,
     "deepspeed",
     "deepspeed_config",
     "do_train",
@@ -57,6 +59,7 @@ OFF = ("", "none", "no", "false", "null")
 NO_FIELD = "no field in our recipes"
 FOLDER = "checkpoints of another framework stay apart: name a folder with checkpoint.folder=DIR, or train --out DIR"
 KEEPS_BEST = "is done with every validation: the checkpoint with the lowest validation loss is kept"
+WEIGHT_DTYPES = ("dtype", "torch_dtype")  # of from_pretrained; the second is its former name
 TRL_LOSSES = ("assistant_only_loss", "completion_only_loss")
 MARKS = ("output_dir", "per_device_train_batch_size", *EPOCHS[:1])
 TRAINER_DEFAULTS: Mapping[str, Any] = {

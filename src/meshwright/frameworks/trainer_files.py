@@ -12,7 +12,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.trainer_args import PROGRAM, SAMPLE_LENGTH, WRITTEN
-from meshwright.frameworks.trainer_fields import LANGUAGE_MODELING, PLAIN_TEXT
+from meshwright.frameworks.trainer_fields import LANGUAGE_MODELING, PLAIN_TEXT, SAMPLE_LENGTHS, WEIGHT_DTYPES
 from meshwright.frameworks.types import SourcedValue
 
 TRAINER = "Trainer"
@@ -20,13 +20,18 @@ TRAINERS = ("TrainingArguments", "SFTConfig", "SFTTrainer")
 FINE_TUNES = "SFTConfig"
 ADAPTERS = "LoraConfig"
 QUANTIZED = "BitsAndBytesConfig"
-LOADED, ADAPTED, DATASET, COLLATOR, HELD_OUT = (
+LOADED, ADAPTED, DATASET, COLLATOR, HELD_OUT, EARLY_STOP = (
     "from_pretrained",
     "get_peft_model",
     "load_dataset",
     "DataCollatorForLanguageModeling",
     "train_test_split",
+    "EarlyStoppingCallback",
 )
+PATIENCE = ("early_stopping_patience", "early_stopping_threshold")  # parameters of EarlyStoppingCallback, in order
+DEFAULT_PATIENCE = 1
+TOKENIZES = ("__call__", "encode", "encode_plus", "batch_encode_plus", "apply_chat_template")  # methods of tokenizers
+TOKENIZED = "max_length"  # keyword of a tokenizer's call: the tokens of a sample
 MODEL_CLASSES = ("Model", "ForCausalLM")  # of from_pretrained: processors have one too
 TOKENIZER_CLASS, CONFIG_CLASS = "Tokenizer", "AutoConfig"
 OF_CLASS = {TOKENIZER_CLASS: "tokenizer_name_or_path", CONFIG_CLASS: "config_name"}
@@ -44,20 +49,23 @@ ONLY = {
         "load_in_4bit",
         "max_seq_length",
         "device_map",
+        *WEIGHT_DTYPES,
     ),
     ADAPTED: ("r", "target_modules", "lora_alpha", "lora_dropout", "use_rslora", "use_gradient_checkpointing"),
     DATASET: ("split",),
     COLLATOR: (),
     HELD_OUT: ("test_size",),
+    EARLY_STOP: PATIENCE,
     **dict.fromkeys(MODEL_OF, ("max_seq_length", "packing", "dataset_text_field")),
 }
 """Keywords that are settings of the training; of other calls all are."""
 KEYWORDS = {
     LOADED: {"model_name": "model_name_or_path", "pretrained_model_name_or_path": "model_name_or_path"},
     ADAPTED: {"use_gradient_checkpointing": "gradient_checkpointing"},
-    DATASET: {"split": "dataset_train_split"},
+    DATASET: {"split": "train_split"},
 }
-KNOWN_CALLS = (*TRAINERS, ADAPTERS, QUANTIZED, LOADED, ADAPTED, DATASET, COLLATOR, HELD_OUT, *OF_CLASS, *MODEL_OF)
+KNOWN_CALLS = (*TRAINERS, ADAPTERS, QUANTIZED, *OF_CLASS, *MODEL_OF)
+KNOWN_CALLS += (LOADED, ADAPTED, DATASET, COLLATOR, HELD_OUT, EARLY_STOP)
 SUFFIX = "_args.py"
 _LENGTH = re.compile(rf"^{SAMPLE_LENGTH} = (\d+)", re.MULTILINE)
 
@@ -121,10 +129,18 @@ def _own_arguments(content: Content) -> dict[str, SourcedValue]:
             add(OF_CLASS[name], call.args[0])
         if name == HELD_OUT and call.args:
             add("test_size", call.args[0])
+        if name == EARLY_STOP:
+            found.setdefault(PATIENCE[0], SourcedValue(DEFAULT_PATIENCE, call.lineno, content.path))
+            for parameter, node in zip(PATIENCE, call.args, strict=False):
+                add(parameter, node)
         if name == DATASET:
             _add_dataset(call, constants, add)
         if name in MODEL_OF and (model := _model_of(call, constants)) is not None:
             add("model_name_or_path", model)
+    if found and _counts_every_token(tree, content):
+        found.setdefault(LANGUAGE_MODELING, SourcedValue(True, 1, content.path))
+    if found:
+        found = {**_tokenized_length(tree, constants, content), **found}
     tokenizer, weights = (found.get(name) for name in (OF_CLASS[TOKENIZER_CLASS], "model_name_or_path"))
     if tokenizer is not None and (tokenizer.unresolved or (weights is not None and weights.value == tokenizer.value)):
         del found[OF_CLASS[TOKENIZER_CLASS]]  # the model's own
@@ -137,6 +153,12 @@ def _own_arguments(content: Content) -> dict[str, SourcedValue]:
         if WRITTEN in content.text:
             found[PLAIN_TEXT] = SourcedValue(True, line, content.path)
     return found
+
+
+def _counts_every_token(tree: ast.Module, content: Content) -> bool:
+    """Return whether a user's program has transformers' Trainer, and masks no label (-100): every token is a target."""
+    own = any(isinstance(node, ast.Call) and getattr(node.func, "id", "") == TRAINER for node in ast.walk(tree))
+    return own and WRITTEN not in content.text and "-100" not in content.text and not uses_trl(content)
 
 
 def started_program(content: Content, program: SourcedValue) -> Content | None:
@@ -205,10 +227,64 @@ def _constants(tree: ast.Module) -> dict[str, ast.expr]:
 def _value(node: ast.expr, constants: Mapping[str, ast.expr]) -> tuple[Any, str]:
     """Return a value and why it is unknown; the value is then its text."""
     named = _environment_default(constants.get(node.id, node) if isinstance(node, ast.Name) else node)
+    if isinstance(named, ast.Attribute) and ast.unparse(named).startswith("torch."):  # torch.bfloat16
+        return named.attr, ""
     try:
         return ast.literal_eval(named), ""
     except ValueError:
         return ast.unparse(node), "it is computed by the program"
+
+
+def _tokenized_length(tree: ast.Module, constants: Mapping[str, ast.expr], content: Content) -> dict[str, SourcedValue]:
+    """Return max_length of the calls of tokenizers, the sample length of a program without TRL; empty without any.
+
+    Of several lengths it is the longest, and all of them are listed.
+    """
+    defaults = {**_parameter_defaults(tree), **constants}
+    found: list[SourcedValue] = []
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_tokenizer(node, constants)]
+    lengths = [word.value for call in calls for word in call.keywords if word.arg == TOKENIZED]
+    for node in sorted(lengths, key=lambda one: (one.lineno, one.col_offset)):
+        value, unresolved = _value(node, defaults)
+        if value is not None:
+            found.append(SourcedValue(value, node.lineno, content.path, unresolved))
+    if not found:
+        return {}
+    if len({str(one.value) for one in found}) == 1:
+        return {TOKENIZED: found[0]}
+    listed = ", ".join(f"{one.value} (line {one.line})" for one in found)
+    numbers = [one for one in found if isinstance(one.value, int)]
+    if len(numbers) < len(found):
+        return {TOKENIZED: next(one for one in found if one not in numbers)}
+    longest = max(numbers, key=lambda one: int(one.value))
+    return {TOKENIZED: longest, SAMPLE_LENGTHS: SourcedValue(listed, longest.line, content.path)}
+
+
+def _is_tokenizer(call: ast.Call, constants: Mapping[str, ast.expr]) -> bool:
+    """Return whether a call tokenizes: of a name that is loaded as a tokenizer or named as one, or of its methods."""
+    owner = call.func.value if isinstance(call.func, ast.Attribute) and call.func.attr in TOKENIZES else call.func
+    if isinstance(call.func, ast.Name) and call.func.id == "partial" and call.args:
+        owner = call.args[0]
+    loaded = constants.get(owner.id) if isinstance(owner, ast.Name) else None
+    if isinstance(loaded, ast.Call):
+        return TOKENIZER_CLASS in ast.unparse(loaded.func) or "Processor" in ast.unparse(loaded.func)
+    name = owner.id if isinstance(owner, ast.Name) else getattr(owner, "attr", "")
+    return name.lower().startswith("tok") or name.lower().endswith("tokenizer")
+
+
+def _parameter_defaults(tree: ast.Module) -> dict[str, ast.expr]:
+    """Return the parameters of functions with a default that is a literal and the same in all functions."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.Lambda):
+            named = (*node.args.posonlyargs, *node.args.args)
+            pairs = [*zip(reversed(named), reversed(node.args.defaults), strict=False)]
+            pairs += [
+                (one, value) for one, value in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if value
+            ]
+            for parameter, value in pairs:
+                found.setdefault(parameter.arg, []).append(value)
+    return {name: values[0] for name, values in found.items() if len({ast.unparse(one) for one in values}) == 1}
 
 
 def _environment_default(node: ast.expr) -> ast.expr:

@@ -17,7 +17,7 @@ from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
-from meshwright.frameworks.trainer_fields import is_trl
+from meshwright.frameworks.trainer_fields import WEIGHT_DTYPES, is_trl
 from meshwright.frameworks.trainer_files import (
     config_beside,
     file_arguments,
@@ -73,6 +73,9 @@ FLAGS = {"use_fsdp": "FSDP", "use_deepspeed": "DEEPSPEED", "use_megatron_lm": "M
 TYPE_OPTIONS = tuple(name.replace("_", "-") for name in FLAGS)
 GPU_TYPES = ("NO", "MULTI_GPU", "FSDP", "DEEPSPEED", "MEGATRON_LM")
 ENGINES: dict[str, Engine] = {"DEEPSPEED": "deepspeed", "MEGATRON_LM": "megatron"}
+WRAPPED = "fsdp_transformer_layer_cls_to_wrap"
+WEIGHTS = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32", "float": "fp32", "auto": "bf16"}
+"""Format of loaded weights, by torch's name of the dtype."""
 MICRO_BATCHES = {
     "MEGATRON_LM": f"{MEGATRON}megatron_lm_num_micro_batches",
     "DEEPSPEED": f"{ZERO}gradient_accumulation_steps",
@@ -133,6 +136,8 @@ def parse(content: Content) -> ParsedConfig:
             settings.setdefault("distributed_type", msgspec.structs.replace(launch.program, value="MULTI_GPU"))
     trl = own is not None and uses_trl(own)
     script = str(launch.program.value)
+    if own is not None and not trl and is_trl({}, script):
+        script = ""  # the program was read: its name does not make it one of TRL
     parsed = _parsed(content, settings, gpu_request_of(launch), arguments, fine_tuning=trl, script=script, trl=trl)
     program = msgspec.structs.replace(parsed.program, argv=launch.argv)
     if script.startswith(TRL) or TRL_SCRIPTS in script:
@@ -218,8 +223,17 @@ def _settings_of_trainer(
         found |= {f"{FSDP}fsdp_version": 1, f"{FSDP}fsdp_sharding_strategy": kind}
         found |= {f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"} if "auto_wrap" in words else {}
         found |= {f"{FSDP}fsdp_offload_params": True} if "offload" in words else {}
+        found |= _wrapped_classes(arguments)
     for key, value in found.items():
         yield key, msgspec.structs.replace(where, value=value, unresolved="")
+
+
+def _wrapped_classes(arguments: Arguments) -> dict[str, Any]:
+    """Return the classes to wrap of the Trainer's own arguments: one of them, or an entry of fsdp_config."""
+    options = getattr(arguments.get("fsdp_config"), "value", None)
+    given = [options.get(key) for key in (WRAPPED, WRAPPED.removeprefix("fsdp_"))] if isinstance(options, dict) else []
+    given += [arguments[WRAPPED].value] if WRAPPED in arguments and not arguments[WRAPPED].unresolved else []
+    return next(({f"{FSDP}{WRAPPED}": one} for one in given if one), {})
 
 
 def _of_program(config: Content, program: Content) -> ParsedConfig:
@@ -290,7 +304,10 @@ def _parsed(
     settings = normalize(raw_settings)
     type_name = distributed_type({key: setting.value for key, setting in settings.items()})
     program = program_fields(arguments, fine_tuning, script, trl)
-    field_values: dict[str, Any] = {**_gradient_dtypes(type_name, settings), **program.field_values}
+    weights = _weight_dtype(arguments) if program.goal != "peft" else ""
+    in_weight_dtype = bool(weights) and not _updates_in_fp32(type_name, settings)
+    dtypes = _state_dtypes(weights, settings) if in_weight_dtype else _gradient_dtypes(type_name, settings)
+    field_values: dict[str, Any] = {**dtypes, **program.field_values}
     if type_name == "MEGATRON_LM" and str(getattr(settings.get(DISTRIBUTED_OPTIMIZER), "value", "")).lower() != "true":
         field_values["kernels.overlap_param_gather"] = False
     if size := as_int(arguments.get("per_device_train_batch_size")):
@@ -300,6 +317,8 @@ def _parsed(
     if type_name == "FSDP" and checkpointing is not None and str(checkpointing.value).lower() == "true":
         field_values["layout.recompute"] = "full"
         findings = tuple(_double_checkpointing(checkpointing, arguments))
+    if in_weight_dtype:
+        findings = (*findings, *_scaled_fp16_weights(settings, arguments, weights))
     inner = _check_deepspeed_config(content, settings) if type_name == "DEEPSPEED" else None
     field_values |= dict(inner.field_values) if inner else {}
     return ParsedConfig(
@@ -322,6 +341,7 @@ def _parsed(
         notes=(
             *_notes(type_name, settings, arguments),
             *_missing_file_note(type_name, settings, inner),
+            *_weight_notes(arguments, weights, in_weight_dtype, type_name),
             *program.notes,
         ),
     )
@@ -368,14 +388,84 @@ def _gradient_dtypes(type_name: str, settings: Settings) -> dict[str, Any]:
     return {"precision.reduce": "bf16"} if type_name == "FSDP" else {}
 
 
+def _is_unmixed(settings: Settings) -> bool:
+    setting = settings.get("mixed_precision")
+    return setting is None or str(setting.value).lower() in ("no", "false")
+
+
+def _weight_dtype(arguments: Arguments) -> str:
+    """Return the dtype in which from_pretrained loads the weights; empty if none is given, or the program computes it.
+
+    "auto" is the dtype of the checkpoint: published weights are in bf16, with few exceptions.
+    """
+    setting = next((arguments[name] for name in WEIGHT_DTYPES if name in arguments), None)
+    if setting is None or setting.unresolved:
+        return ""
+    return WEIGHTS.get(str(setting.value).lower().removeprefix("torch."), "")
+
+
+def _updates_in_fp32(type_name: str, settings: Settings) -> bool:
+    """Return whether the optimizer updates weights in fp32 whatever dtype they were loaded in.
+
+    DeepSpeed and Megatron keep a copy in fp32; FSDP upcasts trainable weights if mixed precision is on. Replicas of
+    the Trainer are not upcast.
+    """
+    return type_name in ENGINES or (type_name == "FSDP" and not _is_unmixed(settings))
+
+
+def _state_dtypes(weights: str, settings: Settings) -> dict[str, Any]:
+    """Return the dtypes of a run whose gradients and optimizer states are in the dtype of the loaded weights."""
+    if weights == "fp32":
+        return {}
+    states = dict.fromkeys(("master", "moments", "grads", "reduce"), "bf16")  # a recipe's format with 16 bits
+    compute = {"compute": weights} if _is_unmixed(settings) else {}
+    return {f"precision.{name}": value for name, value in {**states, **compute}.items()}
+
+
+def _scaled_fp16_weights(settings: Settings, arguments: Arguments, weights: str) -> Iterator[Finding]:
+    """Yield a finding if loss scaling would meet gradients in fp16, which torch's GradScaler rejects."""
+    mixed = settings.get("mixed_precision")
+    name = next((name for name in WEIGHT_DTYPES if name in arguments), "")
+    if weights == "fp16" and mixed is not None and str(mixed.value).lower() == "fp16":
+        setting = arguments[name]
+        yield Finding(
+            "accelerate.fp16-weights",
+            "error",
+            name,
+            f"{name}={setting.value} loads weights in fp16, and fp16 mixed precision scales the loss: GradScaler does "
+            "not unscale gradients in fp16",
+            (f'{name}="float32"',),
+            file=setting.file,
+            line=setting.line,
+        )
+
+
+def _weight_notes(arguments: Arguments, weights: str, in_weight_dtype: bool, type_name: str) -> Iterator[str]:
+    """Yield what follows from the dtype of from_pretrained, where the user may expect something else."""
+    setting = next((arguments[name] for name in WEIGHT_DTYPES if name in arguments), None)
+    if setting is None or weights == "fp32":
+        return
+    given = f"{next(name for name in WEIGHT_DTYPES if name in arguments)}={setting.value}"
+    if setting.unresolved:
+        yield f"{given} is computed by the program: fp32 weights are assumed; write precision.master=bf16 for bf16"
+    elif weights and not in_weight_dtype and type_name == "FSDP":
+        yield f"{given}: FSDP with mixed precision converts trainable weights to fp32"
+    elif weights and in_weight_dtype:
+        auto = ", the checkpoint's dtype, assumed to be bf16" if str(setting.value).lower() == "auto" else ""
+        counted = " (counted as precision.master=bf16: recipes have no fp16 weights)" if weights == "fp16" else ""
+        yield (
+            f"{given}{auto}: weights, gradients and optimizer states are in {weights}{counted}; updates that are small "
+            "against a weight are rounded away: dtype=float32 keeps them, with twice the memory"
+        )
+
+
 def _program_fields(type_name: str, settings: Settings, field_values: dict[str, Any]) -> Iterator[str]:
     """Yield fields that the program sets: without mixed precision this includes the model dtype."""
     if type_name == "MEGATRON_LM":
         yield "layout.vp"
     if "layout.micro_batch_size" not in field_values:
         yield "layout.micro_batch_size"
-    setting = settings.get("mixed_precision")
-    if setting is None or str(setting.value).lower() in ("no", "false"):
+    if _is_unmixed(settings) and "precision.compute" not in field_values:
         yield "precision.compute"
 
 
@@ -402,7 +492,7 @@ def _notes(type_name: str, settings: Settings, arguments: Arguments) -> Iterator
     if "num_processes" not in settings and type_name != "NO":
         yield "num_processes is not set: pass it on the command line"
     policy = value_or_default(TABLE, settings, f"{FSDP}fsdp_auto_wrap_policy")
-    layers_unset = f"{FSDP}fsdp_transformer_layer_cls_to_wrap" not in settings
+    layers_unset = f"{FSDP}{WRAPPED}" not in settings
     if type_name == "FSDP" and str(policy).upper() == "TRANSFORMER_BASED_WRAP" and layers_unset:
         yield "the layers to wrap come from the model's _no_split_modules"
     if "per_device_train_batch_size" not in arguments:

@@ -11,6 +11,7 @@ from meshwright.frameworks.accelerate.keys import format_setting
 from meshwright.frameworks.accelerate.rules.common import fsdp_version, int_value, is_enabled, type_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.frameworks.types import as_int
+from meshwright.models.layer_classes import family_prefix, layer_class
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, sharding_strategy
 
 
@@ -123,6 +124,32 @@ def _wrap_policy_key(ctx: RuleContext) -> Iterator[Problem]:
                 (format_setting(key, None),),
                 key=key,
             )
+
+
+PARTS = ("Layer", "Block")  # ends of the names of layer classes
+TORCH_MODULES = ("Embedding", "Linear", "LayerNorm", "RMSNorm", "ModuleList")
+
+
+def _wrapped_class(ctx: RuleContext) -> Problem | None:
+    """Return the first class to wrap that the model does not have; other modules of the model may be wrapped too."""
+    key = f"{FSDP}fsdp_transformer_layer_cls_to_wrap"
+    model = ctx.case.model if ctx.case is not None else ctx.parsed.model
+    policy = str(ctx.get(f"{FSDP}fsdp_auto_wrap_policy", "")).upper()
+    if type_of(ctx) != "FSDP" or policy != "TRANSFORMER_BASED_WRAP" or model is None or not ctx.get(key):
+        return None
+    expected, prefix = layer_class(model), family_prefix(model)
+    given = ctx.get(key)
+    names = [str(one).strip() for one in (given if isinstance(given, list) else str(given).split(","))]
+    for name in names if expected else ():
+        foreign = not name.startswith(prefix) or name.endswith(PARTS)
+        if name and name not in (expected, *TORCH_MODULES) and foreign:
+            kept = [one for one in names if one and one != name and one != expected]
+            return Problem(
+                f"{model.name} has no class {name}: its layers are {expected}",
+                (format_setting(key, ",".join((expected, *kept))),),
+                key=key,
+            )
+    return None
 
 
 CONFIG_FILE_KEYS = (
@@ -257,6 +284,9 @@ RULES = (
         symptom="ValueError when the launcher or the FSDP plugin starts", cause="the plugin validates its options"),
     FrameworkRule("accelerate.wrap-policy-key", "warning", (), _wrap_policy_key,
         symptom="none: wrapping follows the policy", cause="each wrap policy uses its own key"),
+    FrameworkRule("accelerate.wrapped-class", "error", (), _wrapped_class,
+        symptom="ValueError: Could not find the transformer layer class … in the model.",
+        cause="the class is looked up by its name among the modules of the model"),
     FrameworkRule("accelerate.config-file-conflict", "error", (), _config_file_conflict,
         symptom="ValueError: When using `deepspeed_config_file`, the following … variables will be ignored",
         cause="the same settings would be defined in two places"),
