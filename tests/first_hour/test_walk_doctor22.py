@@ -147,3 +147,54 @@ def test_a_straggler_is_not_a_slow_network(meshwright: Any, tmp_path: Path, comp
     slow_links = doctor(meshwright, tmp_path, with_timers(6100, 6290))
     assert "speed.slow-network" in ids(slow_links)
     assert "speed.stragglers" not in ids(slow_links)
+
+
+@pytest.mark.parametrize(
+    ("typed", "steps"),
+    [
+        (("--seq", "8k"), 317_892),
+        (("--seq=8k",), 317_892),
+        (("data.seq_length=8192",), 317_892),
+        (("--seq", "8k", "train.global_batch_size=1536"), 158_946),
+    ],
+)
+def test_a_refused_token_budget_counts_the_typed_length(meshwright: Any, typed: tuple[str, ...], steps: int) -> None:
+    line = ("compare", "nemotron_h_8b", "--gpus", "16x8xH200", "--goal", "pretrain", "--tokens", "2T")
+    fixed = meshwright(*line, "train.global_batch_size=768", *typed)
+    assert fixed.code == 2
+    assert f"fix:   train.steps={steps}\n" in fixed.err
+
+
+@pytest.mark.parametrize("text", ["checkpoint storage", "mtbf"])
+def test_explain_knows_storage_and_mtbf(meshwright: Any, text: str) -> None:
+    answer = meshwright("explain", text, "--json").json
+    assert answer["kind"] == "term"
+    assert answer["meaning"]
+
+
+def test_accepted_errors_are_not_called_ok_without_a_word(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text(MEGATRON.format(length=8192).replace("parallel-size 4", "parallel-size 3"))
+    typed = ("check", "run.sh", "--gpus", "12x8xA100-80")
+    meshwright(*typed, "--write-baseline", "base.json")
+    accepted = meshwright(*typed, "--baseline", "base.json")
+    assert accepted.code == 0
+    assert "no new errors; " in accepted.out
+    assert "see the ignored errors" in accepted.out
+    assert "(see the findings)" not in accepted.out
+
+
+def test_a_line_of_a_config_and_its_script_is_annotated_once(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ds.json").write_text(DS.replace("{", '{"train_batch_size": 200, ', 1))
+    Path("run.sh").write_text(f"deepspeed --num_nodes 2 --num_gpus 8 {PROGRAM}\n")
+    answer = meshwright("check", ".", "--gpus", "2x8xH200", "--format", "github")
+    lines = [line for line in answer.out.splitlines() if "deepspeed.batch-arithmetic" in line]
+    assert len(lines) == 1
+    assert "2 files checked, 1 error" in answer.out
+    sarif = meshwright("check", ".", "--gpus", "2x8xH200", "--format", "sarif").out
+    assert sarif.count('"ruleId": "deepspeed.batch-arithmetic"') == 1

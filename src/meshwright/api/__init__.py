@@ -39,7 +39,7 @@ _NAMES = {
     " recipe_text rule_catalogue verification_reports",
     "api.check_targets": "SkippedFile expand is_checked nothing_checked why_skipped",
     "api.checks": "check check_response export",
-    "api.ci_formats": "github sarif",
+    "api.ci_formats": "distinct_findings github sarif",
     "api.suppression": "entries_of missing_entries read_baseline require_rules write_baseline",
     "api.comparison": "compare compare_response",
     "api.completion": "starting_with",

@@ -22,7 +22,7 @@ UNREADABLE = "file.unreadable"
 
 def sarif(answers: Sequence[Answer], failed: Sequence[Answer], exit_code: int) -> dict[str, Any]:
     """Return the findings of files as one SARIF log; accepted ones are suppressed results."""
-    found = [(answer, finding) for answer in answers for finding in (*answer["findings"], *answer.get("ignored", ()))]
+    found = [*distinct_findings(answers), *distinct_findings(answers, "ignored")]
     ids = sorted({str(finding["rule"]) for _, finding in found})
     known = rule_catalog.all_rules()
     notifications = [
@@ -58,6 +58,17 @@ def sarif(answers: Sequence[Answer], failed: Sequence[Answer], exit_code: int) -
             }
         ],
     }
+
+
+def distinct_findings(answers: Sequence[Answer], which: str = "findings") -> list[tuple[Answer, Answer]]:
+    """Return findings with their answers, each once: a config and the script that starts it report the same line."""
+    found: dict[tuple[str, ...], tuple[Answer, Answer]] = {}
+    for answer in answers:
+        for finding in answer.get(which, ()):
+            file = finding.get("file") or answer.get("file")
+            place = (relative(file), str(finding.get("line") or "")) if file else (str(answer.get("recipe")), "")
+            found.setdefault((*place, finding["rule"], finding["severity"], finding["message"]), (answer, finding))
+    return list(found.values())
 
 
 def _rule(name: str, rule: Any) -> dict[str, Any]:
@@ -110,13 +121,12 @@ def text_of(finding: Answer) -> str:
 
 def github(answers: Sequence[Answer], failed: Sequence[Answer]) -> Iterator[str]:
     """Yield a workflow command per finding, which GitHub shows on the line of the file."""
-    for answer in answers:
-        for finding in answer["findings"]:
-            file = finding.get("file") or answer.get("file")
-            named = f"{file or answer.get('recipe')}: " * (not file)
-            yield _command(
-                COMMANDS[finding["severity"]], file, finding.get("line"), finding["rule"], named + text_of(finding)
-            )
+    for answer, finding in distinct_findings(answers):
+        file = finding.get("file") or answer.get("file")
+        named = f"{file or answer.get('recipe')}: " * (not file)
+        yield _command(
+            COMMANDS[finding["severity"]], file, finding.get("line"), finding["rule"], named + text_of(finding)
+        )
     for one in failed:
         fix = f" Fix: {' | '.join(one['error']['fix'][:3])}" if one["error"]["fix"] else ""
         file = one["file"] if os.path.exists(one["file"]) else None

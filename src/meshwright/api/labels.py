@@ -16,6 +16,8 @@ HEADINGS = {
     "original": "the published layout of the recipe, and what it would cost on these GPUs",
     "repair": "the smallest set of overrides that removes all errors at once",
     "storage": "size of a checkpoint and of those that are kept",
+    "checkpoint_storage": "size of a checkpoint and of those that are kept (checkpoint.keep): the weights, master "
+    "weights and moments of all parameters. meshwright size and meshwright launch print it",
     "suggestions": "changes that may be worth it but are never applied by themselves; paste them as overrides",
     "trade": "layouts of which none is both faster and smaller than another: step time and memory",
     "unknown": "values of a file that are only known when it runs",

@@ -251,8 +251,11 @@ def recipe_for(target: str | Recipe, *args: Any, **options: Any) -> Recipe:
 
 
 def recipe_in_line(line: Sequence[str]) -> Recipe | None:
-    """Return the recipe that a command line with unknown options names; None if it is not clear."""
+    """Return the recipe that a command line with unknown options names, with its length; None if it is not clear."""
     after = dict(itertools.pairwise(line))
+    after |= {
+        name: value for word in line if word.startswith("--") for name, is_, value in [word.partition("=")] if is_
+    }
     known = synonym("goal", after.get("--goal", ""))
     goal = known.value if known is not None else after.get("--goal")
     if goal not in (None, *GOALS):
@@ -260,8 +263,19 @@ def recipe_in_line(line: Sequence[str]) -> Recipe | None:
     for word in (one for one in line[1:] if not one.startswith("-") and "=" not in one):
         with suppress(InputError), no_notes():
             if is_target(word):
-                return recipe_for(word, goal, after.get("--gpus"))
+                return _as_typed(recipe_for(word, goal, after.get("--gpus")), line, after.get("--seq"))
     return None
+
+
+def _as_typed(recipe: Recipe, line: Sequence[str], length: str | None) -> Recipe:
+    """Return a recipe with the sequence length and the overrides of a command line, as far as they are valid."""
+    texts = [word for word in line if "=" in word and not word.startswith("-")]
+    with suppress(InputError):
+        texts = [*([] if length is None else [f"data.seq_length={sequence_length(length)}"]), *texts]
+    for text in texts:
+        with suppress(InputError):
+            recipe = override.change(recipe, override.requested(recipe, [text]))[0]
+    return recipe
 
 
 def file_of(

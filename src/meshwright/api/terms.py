@@ -33,6 +33,8 @@ TERMS = {
     "cheap to compute, such as attention), or full (all of every layer)",
     "band": "the interval, in percent, that contains 80 % of comparable published measurements",
     "goodput": "share of the time that trains, after failures, restarts and checkpoints",
+    "mtbf": "mean time between failures: the hours that one GPU runs on average until a failure ends the run; goodput "
+    "and the advised checkpoint interval follow from it. --mtbf-hours sets it",
     "cluster_file": 'a TOML file that describes your cluster, for --gpus FILE.toml: gpu = "H100", nodes = 4 and '
     f"gpus_per_node = 8, and what differs from usual ones. Its keys: {', '.join(FILE_KEYS)}",
     "nvl72": "a rack of 72 GPUs that NVLink connects as one domain, in 18 nodes of 4: tensor and expert parallelism "

@@ -167,10 +167,10 @@ def _print_summary(
     if not several:
         return
     counts = {
-        level: sum(one["severity"] == level for answer in answers for one in answer["findings"])
+        level: sum(one["severity"] == level for _, one in api.distinct_findings(answers))
         for level in ("error", "warning", "advice")
     }
-    ignored = sum(len(answer.get("ignored", ())) for answer in answers)
+    ignored = len(api.distinct_findings(answers, "ignored"))
     parts = [
         _count(len(answers), "file") + " checked",
         *(_count(count, level) if level != "advice" else f"{count} advice" for level, count in counts.items() if count),

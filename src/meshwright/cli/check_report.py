@@ -9,6 +9,7 @@ import click
 from meshwright.cli.console import console, escape
 from meshwright.cli.layout import (
     NO_LAYOUT,
+    NO_LAYOUT_IGNORED,
     Answer,
     assumed_lines,
     finding_lines,
@@ -17,12 +18,16 @@ from meshwright.cli.layout import (
     repair_lines,
     titled,
 )
+from meshwright.display import plural
 
 
 def check(answer: Answer, found: Any) -> None:
     """Print the findings for a recipe or file."""
     out = console()
+    accepted = sum(one["severity"] == "error" for one in answer.get("ignored", ()))
     verdict = "[green]ok[/]" if answer["ok"] else "[red]cannot start or does not fit[/]"
+    if answer["ok"] and accepted:
+        verdict = f"[green]ok[/], [yellow]{plural(accepted, 'error')} ignored[/]"
     what = answer["file"] or answer["recipe"]
     where = f" on {answer['gpus']}" if answer["gpus"] else ""
     runner = f"the {answer['engine']} engine" if answer["framework"] == "meshwright" else answer["framework"]
@@ -32,8 +37,9 @@ def check(answer: Answer, found: Any) -> None:
     else:
         out.print(f"[bold]{escape(what)}[/]{where} with {runner}: {verdict}")
     titled(out, "Assumed", assumed_lines(answer["assumed"]))
+    no_layout = NO_LAYOUT_IGNORED if answer["ok"] and accepted else NO_LAYOUT
     if answer["estimate"]:
-        titled(out, "Memory", memory_lines(answer["estimate"]) if found.exists else [NO_LAYOUT])
+        titled(out, "Memory", memory_lines(answer["estimate"]) if found.exists else [no_layout])
     titled(out, "Findings", finding_lines(answer["findings"], answer.get("repair")) or ["none"])
     titled(out, "Repair", repair_lines(answer))
     titled(out, "Options", option_lines(answer))

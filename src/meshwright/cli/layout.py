@@ -22,6 +22,7 @@ PARTS = {
 }
 MARKS = {"error": ("✗", "red"), "warning": ("!", "yellow"), "advice": ("·", "cyan")}
 NO_LAYOUT = "[red]no figures: this layout cannot be built (see the findings)[/]"
+NO_LAYOUT_IGNORED = "[red]no figures: this layout cannot be built (see the ignored errors)[/]"
 LETTERS = {part: part[0].upper() for part in PARTS} | {"overhead": "x"}
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from meshwright.clusters import Cluster
 from meshwright.costs import Estimate
-from meshwright.display import Readable, Row, titled
+from meshwright.display import Readable, Row, plural, titled
 from meshwright.models import ModelSpec
 from meshwright.planner import Contradiction, Option, Repair
 from meshwright.recipes.types import Recipe
@@ -68,6 +68,9 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
         """Return the verdict, the memory and the findings."""
         where = f" on {self.cluster}" if self.cluster else ""
         verdict = "ok" if self.ok else "cannot start or does not fit"
+        accepted = sum(one.finding.severity == "error" for one in self.ignored)
+        if self.ok and accepted:
+            verdict = f"no new errors; {plural(accepted, 'error')} ignored, with which it cannot start or fit"
         memory = [] if self.estimate is None else [self.estimate.memory]
         verdicts = [] if self.estimate is None else [self.estimate.fit]
         figures = [
@@ -75,7 +78,9 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
             for one, fit in zip(memory, verdicts, strict=True)
         ]
         if figures and not self.exists:
-            figures = ["no figures: this layout cannot be built (see the findings)"]
+            figures = [
+                f"no figures: this layout cannot be built (see the {'ignored errors' if self.ok else 'findings'})"
+            ]
         findings = [
             f"{f.severity}: {f.message}" + (f"  fix: {' '.join(f.fix)}" if f.fix else "") for f in self.findings
         ]
