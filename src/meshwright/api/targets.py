@@ -253,9 +253,7 @@ def recipe_for(target: str | Recipe, *args: Any, **options: Any) -> Recipe:
 def recipe_in_line(line: Sequence[str]) -> Recipe | None:
     """Return the recipe that a command line with unknown options names, with its length; None if it is not clear."""
     after = dict(itertools.pairwise(line))
-    after |= {
-        name: value for word in line if word.startswith("--") for name, is_, value in [word.partition("=")] if is_
-    }
+    after |= dict(word.split("=", 1) for word in line if word.startswith("--") and "=" in word)
     known = synonym("goal", after.get("--goal", ""))
     goal = known.value if known is not None else after.get("--goal")
     if goal not in (None, *GOALS):

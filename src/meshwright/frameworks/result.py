@@ -70,7 +70,7 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
         verdict = "ok" if self.ok else "cannot start or does not fit"
         accepted = sum(one.finding.severity == "error" for one in self.ignored)
         if self.ok and accepted:
-            verdict = f"no new errors; {plural(accepted, 'error')} ignored, with which it cannot start or fit"
+            verdict = f"ok, {plural(accepted, 'error')} ignored"
         memory = [] if self.estimate is None else [self.estimate.memory]
         verdicts = [] if self.estimate is None else [self.estimate.fit]
         figures = [
@@ -78,9 +78,8 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
             for one, fit in zip(memory, verdicts, strict=True)
         ]
         if figures and not self.exists:
-            figures = [
-                f"no figures: this layout cannot be built (see the {'ignored errors' if self.ok else 'findings'})"
-            ]
+            place = "ignored errors" if self.ok else "findings"
+            figures = [f"no figures: this layout cannot be built (see the {place})"]
         findings = [
             f"{f.severity}: {f.message}" + (f"  fix: {' '.join(f.fix)}" if f.fix else "") for f in self.findings
         ]
