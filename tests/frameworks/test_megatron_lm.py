@@ -341,6 +341,8 @@ RARER = (
            "--fine-grained-activation-offloading\n)\nexport NVTE_CPU_OFFLOAD_V1=1",
            "megatron-lm.offload-without-modules",
            "--fine-grained"),
+    broken("restarts without the optimizer state", DENSE, "--attention-backend flash", "--no-load-optim",
+           "megatron-lm.state-not-loaded", "--no-load-optim"),
     broken("background saves that wait", DENSE, "--attention-backend flash", "--async-save",
            "megatron-lm.async-without-worker", "--async-save"),
     broken("background saves", DENSE, "--attention-backend flash", "--async-save --ckpt-format torch",
