@@ -121,3 +121,17 @@ def test_a_bridge_restart_that_drops_the_optimizer_state_is_reported(meshwright:
     found = meshwright("check", path, "--gpus", "8xH200").out
     assert "checkpoint.load_optim=false, with checkpoint.load the folder of checkpoint.save" in found
     assert "fix: checkpoint.load_optim=true" in found
+
+
+def test_a_bridge_script_with_several_errors_gets_one_repair_that_works(meshwright: Any, tmp_path: Path) -> None:
+    sizes = {"tensor": 4, "pipeline": 3}
+    lines = [f"cfg.model.{name}_model_parallel_size = {size}" for name, size in sizes.items()]
+    lines += ["cfg.model.context_parallel_size = 2", "cfg.model.sequence_parallel = False"]
+    lines += ["cfg.train.global_batch_size = 256", "cfg.train.micro_batch_size = 2"]
+    answer = meshwright("check", bridge(tmp_path, *lines), "--gpus", "16x8xH200", "--json").json
+    overrides = answer["repair"]["overrides"]
+    assert answer["repair"]["removes"]
+    spelled = {"null": "None", "true": "True", "false": "False"}
+    pairs = [one.split("=", 1) for one in overrides]
+    fixed = [f"cfg.{key} = {spelled.get(value, value)}" for key, value in pairs]
+    assert meshwright("check", bridge(tmp_path, *lines, *fixed), "--gpus", "16x8xH200").code == 0

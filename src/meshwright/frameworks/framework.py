@@ -33,6 +33,7 @@ class Content(msgspec.Struct, frozen=True):
     settings: Settings = {}  # for YAML, TOML and JSON
     script: Script | None = None  # for shell scripts
     launches: tuple[LaunchCommand, ...] = ()  # training programs that a script starts
+    assigned: Mapping[str, str | None] = {}  # by fixes at the end of a Python file, as text; None: unset
 
     def top_level_keys(self) -> frozenset[str]:
         """Return the top-level keys of a structured file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from functools import partial
@@ -59,6 +60,8 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
     if content.settings:
         settings = with_fix(content, finding, finding.fix)
         return None if settings is None else msgspec.structs.replace(content, settings=settings)
+    if content.format == "python" and not any(argument_lists(content)):
+        return _with_assignments(content, finding)
     changed = content
     if finding.rule.startswith(REPLACED):
         changed = _without_flags(changed, [finding.field.lstrip("-")])
@@ -83,6 +86,21 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
         changed = _without_flags(changed, [word.lstrip("-").partition("=")[0] for word in flags])
         changed = with_arguments(changed, partial(_extended, added=added))
     return changed
+
+
+def _with_assignments(content: Content, finding: Finding) -> Content | None:
+    """Return a Python file with the fix's KEY=VALUE assigned after its own; None if the fix has other words."""
+    assigned = dict(content.assigned)
+    if finding.rule.startswith(REPLACED):
+        assigned[finding.field] = None
+    for text in finding.fix:
+        removed = text.startswith(("without ", "remove "))
+        for word in _words(text)[removed:]:
+            key, equals, value = word.partition("=")
+            if not re.fullmatch(r"[A-Za-z_][\w.]*", key) or bool(equals) == removed:
+                return None
+            assigned[key] = None if removed else value
+    return msgspec.structs.replace(content, assigned=assigned)
 
 
 def _without_flags(content: Content, keys: Sequence[str]) -> Content:

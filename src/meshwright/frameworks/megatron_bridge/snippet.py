@@ -7,9 +7,11 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+import msgspec
+
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
-from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, infer_goal
+from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, infer_goal, parse_value
 from meshwright.frameworks.megatron_bridge.precision import PRESETS
 from meshwright.frameworks.types import SourcedValue
 from meshwright.recipes.types import Goal
@@ -52,7 +54,17 @@ def read(content: Content) -> ParsedRun:
     run = reader.result()
     if run is None:
         raise InputError("uses no Megatron-Bridge recipe and sets no config field", field="file", value=content.path)
-    return run
+    return _with_assigned(run, content) if content.assigned else run
+
+
+def _with_assigned(run: ParsedRun, content: Content) -> ParsedRun:
+    """Return the run with what fixes assign at the end of the file."""
+    settings = {key: one for key, one in run.settings.items() if content.assigned.get(key, "") is not None}
+    for key, text in content.assigned.items():
+        if text is not None:
+            line = settings[key].line if key in settings else 0
+            settings[key] = SourcedValue(parse_value(text), line, content.path)
+    return msgspec.structs.replace(run, settings=settings)
 
 
 class _Config:
