@@ -135,3 +135,14 @@ def test_a_bridge_script_with_several_errors_gets_one_repair_that_works(meshwrig
     pairs = [one.split("=", 1) for one in overrides]
     fixed = [f"cfg.{key} = {spelled.get(value, value)}" for key, value in pairs]
     assert meshwright("check", bridge(tmp_path, *lines, *fixed), "--gpus", "16x8xH200").code == 0
+
+
+def test_a_switch_before_the_arguments_of_the_script_is_on(meshwright: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run_train.sh"
+    path.write_text(
+        "torchrun --nnodes=1 --nproc_per_node=8 -m torchtitan.train --module llama3 --config llama3_8b "
+        '--training.steps 2000 --checkpoint.enable "$@"\n'
+    )
+    found = meshwright("check", str(path), "--gpus", "8xH200").out
+    assert "checkpoint.enable = $@" not in found
+    assert "checkpoint.enable" not in found.partition("Findings")[2]

@@ -24,6 +24,7 @@ SCRIPT = re.compile(r"run_train\w*\.sh")
 SETTING_FLAG = re.compile(r"--(job|model|training|parallelism|optimizer|lr_scheduler|checkpoint|compile|metrics)[.]")
 RECOMPUTE = re.compile(r"activation[-_]checkpoint:([\w-]+)")
 CONSTANTS = {"true": True, "false": False, "none": None, "null": None}
+ALL_ARGUMENTS = ("$@", "$*")  # of the script, if they are unknown
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -83,7 +84,7 @@ def parse_flags(args: Iterable[SourcedValue]) -> tuple[dict[str, SourcedValue], 
             name, equals, value = text[2:].partition("=")
             values = [value] if equals else []
             max_values = 2 if name.endswith("betas") else 1
-            while not equals and remaining and not _is_flag(remaining[0]) and len(values) < max_values:
+            while not equals and remaining and _is_value(remaining[0]) and len(values) < max_values:
                 values.append(str(remaining[0].value))
                 argument = msgspec.structs.replace(argument, unresolved=argument.unresolved or remaining[0].unresolved)
                 remaining.pop(0)
@@ -102,6 +103,11 @@ def parse_flags(args: Iterable[SourcedValue]) -> tuple[dict[str, SourcedValue], 
 def _is_flag(argument: SourcedValue) -> bool:
     text = str(argument.value)
     return text.startswith("--") or RECOMPUTE.fullmatch(text) is not None
+
+
+def _is_value(argument: SourcedValue) -> bool:
+    """Return whether a word may be the value of the flag before it; the script's own arguments are further flags."""
+    return not _is_flag(argument) and str(argument.value) not in ALL_ARGUMENTS
 
 
 def _setting(name: str, values: list[str]) -> tuple[str, Any]:
