@@ -163,3 +163,62 @@ def test_layer_classes_are_those_of_transformers() -> None:
     known = {layer_class(spec) for spec in all_specs() if spec.hf_class in classes}
     assert known - {""} <= classes
     assert len(known) > 10
+
+
+FACTORY = """model_name_or_path: meta-llama/Llama-3.1-8B-Instruct
+finetuning_type: lora
+lora_rank: 8
+dataset: pairs
+template: llama3
+cutoff_len: 2048
+output_dir: saves/x
+per_device_train_batch_size: 1
+"""
+AXOLOTL = """base_model: meta-llama/Llama-3.1-8B-Instruct
+sequence_len: 2048
+adapter: lora
+lora_r: 8
+micro_batch_size: 1
+"""
+SWIFT = "swift rlhf --model Qwen/Qwen3-8B --dataset pairs.jsonl --max_length 2048"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "trains", "setting"),
+    [
+        ("lf.yaml", f"{FACTORY}stage: dpo\n", "trains with DPO", "stage: dpo"),
+        ("lf.yaml", f"{FACTORY}stage: dpo\npref_loss: orpo\n", "trains with ORPO", "stage: dpo, pref_loss: orpo"),
+        ("lf.yaml", f"{FACTORY}stage: kto\n", "trains with KTO", "stage: kto"),
+        ("lf.yaml", f"{FACTORY}stage: rm\n", "trains a reward model", "stage: rm"),
+        ("axo.yml", f"{AXOLOTL}rl: orpo\n", "trains with ORPO", "rl: orpo"),
+        ("axo.yml", f"{AXOLOTL}reward_model: true\n", "trains a reward model", "reward_model: true"),
+        ("go.sh", f"{SWIFT} --rlhf_type kto\n", "trains with ms-swift's KTO", "rlhf_type: kto"),
+        ("go.sh", f"{SWIFT} --rlhf_type rm\n", "trains a reward model with ms-swift", "rlhf_type: rm"),
+        ("go.sh", f"{SWIFT}\n", "trains with ms-swift's DPO", "rlhf, by default dpo"),
+    ],
+)
+def test_losses_of_preferences_and_rewards_are_named(
+    name: str,
+    text: str,
+    trains: str,
+    setting: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    for verb in ("import", "recommend"):
+        code, printed = run(capsys, verb, name, "--gpus", "1x4090")
+        assert code == 2
+        assert trains in printed
+        assert "the fix plans supervised fine-tuning of the same model" in printed
+        assert "--goal peft --gpus 1x4090" in printed
+    code, printed = run(capsys, "train", name, "--tiny")
+    assert code == 2
+    assert trains in printed
+    code, printed = run(capsys, "check", name, "--gpus", "1x4090")
+    assert code == 0
+    plain = trains.replace("ms-swift's ", "").removesuffix(" with ms-swift")
+    assert f"{setting}: it {plain}, which is not supported (only supervised fine-tuning is)" in printed
+    assert "not in the catalogue" not in printed

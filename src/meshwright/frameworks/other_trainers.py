@@ -14,6 +14,7 @@ from meshwright.choices import FRAMEWORKS, FRONT_ENDS
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.mapping import text_of
+from meshwright.frameworks.other_losses import LOSSES, NOT_PLANNED, SWIFT_DEFAULT, loss_of, title_of, trains
 from meshwright.models import is_path, reference
 from meshwright.notes import no_notes
 from meshwright.recipes import overrides
@@ -42,6 +43,7 @@ SKIPPED = ("checkpoint.pretrained", "peft.method", "data.tokenizer", "data.datas
 OTHER_KEYS = {"optimizer": "optim"}  # keys that another trainer uses for values as transformers names them
 IMPLIED = ("load_in_4bit", "bf16", "datasets[0].type", "stage", "do_train")  # by the goal, or true of every run here
 GPUS = "8xH100"
+SWIFT = "ms-swift"
 
 
 class OtherTrainerError(InputError):
@@ -50,7 +52,11 @@ class OtherTrainerError(InputError):
     def __init__(self, title: str, content: Content, gpus: str = "") -> None:
         words, carried = _command(content, gpus or GPUS)
         read = "which only check reads" if title.lower() in FRONT_ENDS else "which is not read"
-        reason = f"is a config of {title}, {read}; read are configs of {', '.join(FRAMEWORKS)}"
+        found = {key: setting.value for key, setting in content.settings.items() if not setting.unresolved}
+        if loss := loss_of(found):
+            reason = f"is a config of {title} that {loss.trains} ({loss.setting}): {NOT_PLANNED}"
+        else:
+            reason = f"is a config of {title}, {read}; read are configs of {', '.join(FRAMEWORKS)}"
         lost = list(_not_carried_over(content, carried))
         reason += f"; not carried over by the fix: {', '.join(lost)}" if lost and carried else ""
         super().__init__(reason, field="file", value=content.path, fix=(words,))
@@ -61,40 +67,44 @@ class OtherTrainerError(InputError):
         return OtherTrainerError(self.title, self.content, gpus)
 
 
-METHODS_OF_TRL = ("dpo", "grpo", "kto", "reward", "rloo", "ppo", "orpo", "cpo", "gkd", "nash_md", "online_dpo", "xpo")
+METHODS_OF_TRL = (*LOSSES, "reward")
 _TRL_COMMAND = re.compile(rf"(?m)^[^#\n]*\btrl\s+({'|'.join(METHODS_OF_TRL)})\b")
 _TRL_SCRIPT = re.compile(rf"(?m)^[^#\n]*[\s/.]({'|'.join(METHODS_OF_TRL)})\.py\b")
 _TRL_CLASS = re.compile(r"(?m)^[^#\n]*\b(\w+)Trainer\(")
-_MODEL = re.compile(r"--model_name_or_path[ =]+([^\s\\]+)|[\w.]*ForCausalLM\.from_pretrained\(\s*[\"']([^\"']+)")
+_SWIFT_COMMAND = re.compile(r"(?m)^[^#\n]*(?:\b(?:swift|megatron)\s+rlhf\b|\bswift/cli/(?:_megatron/)?rlhf\.py\b)")
+_SWIFT_LOSS = re.compile(r"--rlhf_type[ =]+(\w+)")
+_SWIFT_FULL = re.compile(r"--(?:train|tuner)_type[ =]+full\b")
+_MODEL = re.compile(r"--model(?:_name_or_path)?[ =]+([^\s\\]+)|[\w.]*ForCausalLM\.from_pretrained\(\s*[\"']([^\"']+)")
 
 
 class OtherLossError(OtherTrainerError):
-    """A run of TRL with preferences or rewards, which is not read, with the command that plans the model's part."""
+    """A run with preferences or rewards, which is not read, with the command that plans the model's part."""
 
-    def __init__(self, title: str, content: Content, gpus: str = "") -> None:
+    def __init__(self, title: str, content: Content, gpus: str = "", library: str = "TRL") -> None:
         found = _MODEL.search(content.text)
         model = (found[1] or found[2]) if found else "MODEL"
-        goal = "peft" if re.search(r"--use_peft|LoraConfig\(|get_peft_model\(", content.text) else "sft"
-        reason = (
-            f"trains with TRL's {title.upper()}: losses of preferences or rewards are neither read nor planned; the "
-            "fix plans supervised fine-tuning of the same model: add the memory of a reference or reward model, and "
-            "the time of generated answers"
-        )
+        adapts = bool(re.search(r"--use_peft|LoraConfig\(|get_peft_model\(", content.text))
+        adapts = adapts or (library == SWIFT and not _SWIFT_FULL.search(content.text))  # its default is LoRA
+        goal = "peft" if adapts else "sft"
+        reason = f"{trains(title_of(title), library)}: {NOT_PLANNED}"
         fix = f"meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {shlex.quote(gpus or GPUS)}"
         InputError.__init__(self, reason, field="file", value=content.path, fix=(fix,))
-        self.title, self.content = title, content
+        self.title, self.content, self.library = title, content, library
 
     def on(self, gpus: str) -> OtherLossError:
         """Return the error with the command for the GPUs that the user typed."""
-        return OtherLossError(self.title, self.content, gpus)
+        return OtherLossError(self.title, self.content, gpus, self.library)
 
 
 def other_loss(content: Content) -> OtherLossError | None:
-    """Return the error for a script or program of TRL that trains with preferences or rewards; else None."""
+    """Return the error for a script or program that trains with preferences or rewards; else None."""
     if content.format == "python":
         names = (found[1].lower() for found in _TRL_CLASS.finditer(content.text))
         title = next((name for name in names if name in METHODS_OF_TRL), "")
         return OtherLossError(title, content) if title and "trl" in content.text else None
+    if content.format == "shell" and _SWIFT_COMMAND.search(content.text):
+        named = _SWIFT_LOSS.search(content.text)
+        return OtherLossError(named[1] if named else SWIFT_DEFAULT, content, library=SWIFT)
     if content.format != "shell" or ("trl" not in content.text and ".py" not in content.text):
         return None
     found = _TRL_COMMAND.search(content.text)

@@ -14,6 +14,7 @@ from meshwright.frameworks.common import torchrun_gpu_request
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd, table
 from meshwright.frameworks.front_ends.keys import key_findings, plugin_findings, value_findings
+from meshwright.frameworks.other_losses import loss_of
 from meshwright.frameworks.trainer import open_referenced_file
 from meshwright.frameworks.trainer_fields import LISTS
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
@@ -138,6 +139,7 @@ def _parsed(
     subcommand = _subcommand(one, content)
     why = why or ("layers spread over the visible devices" if _spreads(env or {}) else "")
     why = why or (subcommand if subcommand not in ("", "sft", "pt", "train") else "")
+    why = loss.note() if (loss := loss_of(values, subcommand)) is not None else why
     adapters = one.adapters(values)
     if not why and adapters not in ("", *ADAPTERS):
         unknown = any(finding.field in METHOD_KEYS for finding in refused)
