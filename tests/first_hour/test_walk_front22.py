@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -167,3 +168,87 @@ def test_keys_of_a_plugin_need_the_plugin() -> None:
     (fix,) = fixes(checked(text))
     assert fix == ("plugins: [axolotl.integrations.liger.LigerPlugin]",)
     assert not fixes(checked(text + fix[0]))
+
+
+FACTORY = """\
+model_name_or_path: meta-llama/Llama-3.1-8B-Instruct
+stage: sft
+do_train: true
+finetuning_type: lora
+lora_rank: 8
+dataset: alpaca_en_demo
+template: llama3
+cutoff_len: 2048
+output_dir: out
+per_device_train_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-4
+num_train_epochs: 3.0
+bf16: true
+"""
+SWIFT = "swift sft --model Qwen/Qwen3-8B --tuner_type lora --dataset chats.jsonl --max_length 2048 --lora_rank 8\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "format_", "train_on"),
+    [
+        (AXOLOTL, "a.yml", "yaml", "answers"),
+        (AXOLOTL + "train_on_inputs: true\n", "a.yml", "yaml", "all"),
+        (AXOLOTL.replace("type: alpaca", "type: chat_template"), "a.yml", "yaml", "answers"),
+        (AXOLOTL.replace("type: alpaca", "type: completion"), "a.yml", "yaml", "all"),
+        (FACTORY, "f.yaml", "yaml", "answers"),
+        (FACTORY + "train_on_prompt: true\n", "f.yaml", "yaml", "all"),
+        (FACTORY.replace("stage: sft", "stage: pt"), "f.yaml", "yaml", "all"),
+        (SWIFT, "s.sh", "shell", "answers"),
+        (SWIFT.replace("swift sft", "swift pt"), "s.sh", "shell", "all"),
+    ],
+)
+def test_front_ends_mask_prompts_unless_their_file_says_otherwise(
+    text: str, name: str, format_: str, train_on: str
+) -> None:
+    content = content_of(text, name, format_)  # type: ignore[arg-type]
+    theirs = framework_of(content, front_ends=True)
+    assert theirs is not None
+    parsed = theirs.parse(content)
+    assert parsed.field_values["data.train_on"] == train_on
+    assert not [note for note in parsed.notes if "TRL" in note]
+
+
+def trainer_log(slope: float, rate: float, validation_slope: float) -> str:
+    """Return 80 records with a noise of 0.01, and a validation after every 20."""
+    noise = random.Random(7)
+    lines = []
+    for record in range(80):
+        loss = 2.31 - slope * record + noise.gauss(0, 0.01)
+        lines.append(f"{{'loss': {loss:.4f}, 'grad_norm': 0.2, 'learning_rate': {rate}, 'epoch': {record / 50:.2f}}}")
+        if record % 20 == 19:
+            lines.append(f"{{'eval_loss': {2.312 - validation_slope * record:.4f}, 'epoch': {record / 50:.2f}}}")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("rate", "text"), [(2e-7, "the learning rate 2e-07 is small"), (2e-4, "does not learn")])
+def test_a_plateau_with_a_flat_validation_is_found(rate: float, text: str, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(trainer_log(0.0, rate, 0.0), encoding="utf-8")
+    (finding,) = (one for one in diagnose(str(log)).findings if one.id == "loss.flat")
+    assert text in finding.message
+    assert "learning rate" in str(finding.remedies) or "optimizer.lr" in str(finding.remedies)
+
+
+@pytest.mark.parametrize(
+    ("slope", "validation_slope"), [(0.0005, 0.0005), (0.0002, 0.0002), (0.002, 0.001), (0.0, 1e-3)]
+)
+def test_a_loss_that_falls_slowly_is_no_plateau(slope: float, validation_slope: float, tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(trainer_log(slope, 2e-5, validation_slope), encoding="utf-8")
+    assert not [one for one in diagnose(str(log)).findings if one.id == "loss.flat"]
+
+
+def test_a_key_that_a_version_renamed_is_named_with_the_version() -> None:
+    text = SWIFT.replace("--tuner_type", "--train_type")
+    (finding,) = (one for one in checked(text, "s.sh", "shell").findings if one.rule == "key.unknown")
+    assert finding.message == (
+        "ms-swift has no --train_type since version 4.0, which named it --tuner_type; "
+        "older versions accept --train_type"
+    )
+    assert finding.fix == ("--tuner_type lora",)

@@ -15,7 +15,7 @@ from meshwright.doctor import remedies, settings
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Step
 from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median
-from meshwright.doctor.small_rate import unmoved
+from meshwright.doctor.small_rate import SGD, is_plateau, too_small, unmoved
 from meshwright.doctor.thresholds import limit, share
 
 WINDOW = 50  # lines of a running median
@@ -191,9 +191,10 @@ def flat(stats: RunStats) -> Iterator[Finding]:
     steps_covered = rows[-1].step - rows[0].first + 1
     always_zero = len(rates) >= MIN_LINES and all(rate == 0 for rate in rates)
     from_start = rows[0].first <= MIN_LINES
-    if not always_zero and (
-        not from_start or steps_covered < limit("flat_steps") or len(rows) < limit("enough_for_trends")
-    ):
+    if not always_zero and (not from_start or len(rows) < limit("enough_for_trends")):
+        return
+    plateau = is_plateau(stats, rows)  # a line may be many steps: what the validations show does not need their number
+    if not always_zero and steps_covered < limit("flat_steps") and not plateau:
         return
     tail_size = _tail(rows)
     first, last = (median(map(_loss, part)) for part in (rows[:tail_size], rows[-tail_size:]))
@@ -209,7 +210,9 @@ def flat(stats: RunStats) -> Iterator[Finding]:
     yield Finding(
         id="loss.flat",
         severity="warning",
-        message=f"the loss went from {first:.4g} to {last:.4g} in {plural(steps_covered, 'step')}: {text}",
+        message=f"the loss went from {first:.4g} to {last:.4g} in {plural(steps_covered, 'step')}"
+        + (", and the validation loss does not move either" if plateau else "")
+        + f": {text}",
         steps=(rows[0].first, rows[-1].step),
         lines=(stats.location(rows[0]), stats.location(rows[-1])),
         evidence=(
@@ -480,8 +483,10 @@ def _why_flat(stats: RunStats, rates: Sequence[float], always_zero: bool) -> tup
             "reaches the peak learning rate earlier",
         )
         return why, (earlier,)
-    return "the model does not learn", (
-        remedies.other_rate(stats, 3.0, "larger updates"),
+    small = None if recipe is not None and recipe.optimizer.name == SGD else too_small(rates, stats)
+    why, rate = small or ("the model does not learn", remedies.other_rate(stats, 3.0, "larger updates"))
+    return why, (
+        rate,
         remedies.advice("inspect labels and loss masks of a few samples", why="masked tokens have no gradient"),
         remedies.advice(
             "check that the optimizer has the weights and none are frozen", why="frozen weights do not change"

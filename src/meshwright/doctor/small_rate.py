@@ -30,10 +30,7 @@ def unmoved(stats: RunStats, rows: Sequence[Step]) -> Finding | None:
             return None
     if not rate or rate * limit("tiny_rate") > usual:
         return None
-    losses = [step.loss for step in rows if step.loss is not None]
-    size = max(3, round(TAIL * len(losses)))
-    first, last = median(losses[:size]), median(losses[-size:])
-    noise = deviation(np.diff(losses)) / math.sqrt(2)
+    first, last, noise, size = _ends(rows)
     if abs(first - last) > max(share("flat_drop") * abs(first), limit("unmoved_sigmas") * noise / math.sqrt(size)):
         return None
     validated = _validations(stats)
@@ -53,6 +50,34 @@ def unmoved(stats: RunStats, rows: Sequence[Step]) -> Finding | None:
         ),
         remedies=(_usual(stats, usual),),
     )
+
+
+def _ends(rows: Sequence[Step]) -> tuple[float, float, float, int]:
+    """Return the loss at the beginning and at the end, the noise between lines, and the lines of either end."""
+    losses = [step.loss for step in rows if step.loss is not None]
+    size = max(3, round(TAIL * len(losses)))
+    return median(losses[:size]), median(losses[-size:]), deviation(np.diff(losses)) / math.sqrt(2), size
+
+
+def is_plateau(stats: RunStats, rows: Sequence[Step]) -> bool:
+    """Return whether the loss moves by no more than its noise while several validations stay where they start."""
+    groups = groupby(sorted(stats.run.validations, key=lambda one: one.name), key=lambda one: one.name)
+    validated = [[one.loss for one in group] for _, group in groups]
+    if not any(len(losses) >= limit("validations") for losses in validated):
+        return False
+    if any(max(losses) - min(losses) > share("flat_validation") * abs(max(losses)) for losses in validated):
+        return False
+    first, last, noise, size = _ends(rows)
+    return abs(first - last) <= limit("unmoved_sigmas") * noise / math.sqrt(size)
+
+
+def too_small(rates: Sequence[float], stats: RunStats) -> tuple[str, Remedy] | None:
+    """Return that the highest rate of a run is far below the usual one, and the usual one; None if it is not."""
+    usual = usual_rate(stats.case) if stats.case is not None else min(USUAL_RATES.values())
+    highest = max(rates, default=0.0)
+    if not highest or highest * limit("small_rate") > usual:
+        return None
+    return f"the learning rate {highest:.2g} is small: about {usual:g} is usual", _usual(stats, usual)
 
 
 def _rate(stats: RunStats, rows: Sequence[Step]) -> float:

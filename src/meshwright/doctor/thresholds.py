@@ -65,6 +65,8 @@ TABLE: dict[str, Threshold] = {
     ),
     "flat_steps": Threshold(100, "steps", "the minimum before a training is expected to learn"),
     "tiny_rate": Threshold(100, "×", "below the usual learning rate; published runs stay within ten of it"),
+    "small_rate": Threshold(10, "×", "below the usual learning rate, of a loss that does not move: the likely cause"),
+    "flat_validation": Threshold(0.2, "%", "over three validations; even a slow training moves them by more"),
     "unmoved_sigmas": Threshold(3, "σ", "of the noise of a median of lines, within which a loss has not moved"),
     "validations": Threshold(3, "", "two show a difference, not a trend; three epochs are usual in fine-tuning"),
     "overfitting": Threshold(3, "%", "above the best validation loss; on other samples it varies by less"),

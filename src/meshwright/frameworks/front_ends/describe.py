@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ SAME = (
     "use_liger_kernel",
 )  # fmt: skip
 """Arguments of the Trainer, TRL and peft that front ends name as those libraries do."""
+DATASET_TYPE = re.compile(r"datasets\[\d+\]\.type")
 METHOD_KEYS = ("adapter", "finetuning_type", "tuner_type", "train_type")
 """Keys of the front ends that name the adapters, or that all weights are trained."""
 MEGATRON = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_model_parallel_size", "use_mca",
@@ -43,8 +45,9 @@ class FrontEnd(msgspec.Struct, frozen=True):
     other_tables: tuple[tuple[tuple[str, ...], str], ...] = ()  # keys of files → the table that has their keys
     not_with: tuple[str, ...] = ()  # keys of its files that do not train
     open_with: tuple[str, ...] = ()  # keys of other libraries, whose keys no table has
+    all_tokens: Callable[[Values], bool] | None = None  # whether prompts are in the loss; None: TRL's own keys say so
     plugins: Mapping[str, str] = {}  # first letters of keys → the plugin without which they are ignored
-    renamed: Mapping[str, str] = {}  # key of an older version → what it is called since which version
+    renamed: Mapping[str, str] = {}  # key of older versions → the version that gave it another name
     refused: Callable[[Values], Iterator[tuple[str, str, str]]] = lambda values: iter(())
     """Values that it refuses: key, reason, and the value to write instead; empty if there is none."""
 
@@ -79,6 +82,13 @@ def _axolotl_other(values: Values) -> str:
 def _axolotl_adapters(values: Values) -> str:
     named = _text(values, "adapter")
     return "qlora" if named == "lora" and _is_on(values, "load_in_4bit") else named
+
+
+def _axolotl_all_tokens(values: Values) -> bool:
+    """Return whether prompts are in the loss: by train_on_inputs, or because the data is plain text."""
+    types = [str(value).partition(":")[0] for key, value in values.items() if DATASET_TYPE.fullmatch(key)]
+    is_text = bool(types) and all(one == "completion" for one in types)
+    return is_text or _is_on(values, "train_on_inputs") or any(key.startswith("pretraining_dataset") for key in values)
 
 
 AXOLOTL_ADAPTERS = ("lora", "qlora", "llama-adapter")  # others are those of plugins
@@ -171,6 +181,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         other=_axolotl_other,
         adapters=_axolotl_adapters,
         refused=_axolotl_refused,
+        all_tokens=_axolotl_all_tokens,
         plugins={"liger_": "axolotl.integrations.liger.LigerPlugin"},
     ),
     "llama-factory": FrontEnd(
@@ -188,6 +199,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         programs={"llamafactory-cli": "llama_factory", "lmf": "llama_factory"},
         other=_factory_other,
         adapters=_factory_adapters,
+        all_tokens=lambda values: _text(values, "stage") == "pt" or _is_on(values, "train_on_prompt"),
         other_tables=((("train_dataset",), "llama_factory_v1"), (("dist_config",), "llama_factory_v1"),
             (("model", "peft_config"), "llama_factory_v1")),
         recomputes=lambda values: not _is_on(values, "disable_gradient_checkpointing"),
@@ -210,6 +222,8 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         open_with=("colocate_groups", "device_groups", "train", "rollout"),
         other=_swift_other,
         adapters=_swift_adapters,
+        all_tokens=lambda values: _text(values, "loss_scale") == "all",
+        renamed={"train_type": "4.0"},
     ),
     "trl": FrontEnd(
         "trl",

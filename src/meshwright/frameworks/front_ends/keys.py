@@ -40,7 +40,7 @@ def key_findings(
             if is_open and not near:
                 continue
             verb = "has no" if one.rejects else "ignores"
-            hint = _hint(one, settings, right, key) if near else ""
+            hint = _hint(one, settings, right, key, "--" if is_command else "") if near else ""
             target = known.find(owner, near)
             fits = target is not None and not target.problem(setting.value) and right not in settings
             fix = (_formatted(right, setting.value, is_command),) if fits else ()
@@ -90,12 +90,13 @@ def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value in (None, "") else [value]
 
 
-def _hint(one: FrontEnd, settings: Settings, right: str, key: str) -> str:
+def _hint(one: FrontEnd, settings: Settings, right: str, key: str, dashes: str) -> str:
     """Return what a message says about the key that an unknown one means."""
     if right in settings:
         return f"; its key {right} is already set to {settings[right].value} in line {settings[right].line}"
-    renamed = one.renamed.get(key)
-    return f"; {renamed}" if renamed else f"; did you mean {right}?"
+    if key in one.renamed:
+        return f" since version {one.renamed[key]}, which named it {dashes}{right}; older versions accept {dashes}{key}"
+    return f"; did you mean {dashes}{right}?"
 
 
 def _meant_name(known: KeyTable, key: str, value: Any) -> str:

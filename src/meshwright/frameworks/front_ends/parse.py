@@ -134,9 +134,14 @@ def _parsed(
     refused = tuple(value_findings(one, settings, values, is_command))
     findings = (*key_findings(one, known, settings, is_open, is_command), *refused, *plugin_findings(one, settings))
     arguments = dict(_trainer_arguments(one, settings, values))
+    subcommand = _subcommand(one, content)
+    if one.all_tokens is not None:
+        first = next(iter(settings.values()), SourcedValue(True, 1, ""))
+        answers = not one.all_tokens(values) and subcommand != "pt"
+        name = "assistant_only_loss" if answers else "completion_only_loss"
+        arguments[name] = msgspec.structs.replace(first, value=answers, unresolved="", pyyaml=msgspec.UNSET)
     parsed = parse_arguments_of(content, dict(_sharding(settings, values)), gpus, arguments)
     why = one.other(values) or ("Megatron" if is_open or program.endswith("megatron") else "")
-    subcommand = _subcommand(one, content)
     why = why or ("layers spread over the visible devices" if _spreads(env or {}) else "")
     why = why or (subcommand if subcommand not in ("", "sft", "pt", "train") else "")
     why = loss.note() if (loss := loss_of(values, subcommand)) is not None else why
