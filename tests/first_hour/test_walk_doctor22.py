@@ -198,3 +198,30 @@ def test_a_line_of_a_config_and_its_script_is_annotated_once(
     assert "2 files checked, 1 error" in answer.out
     sarif = meshwright("check", ".", "--gpus", "2x8xH200", "--format", "sarif").out
     assert sarif.count('"ruleId": "deepspeed.batch-arithmetic"') == 1
+
+
+@pytest.mark.parametrize("kind", ["jobset", "pytorchjob"])
+def test_pods_of_several_nodes_get_a_note_on_rdma(meshwright: Any, kind: str) -> None:
+    typed = (
+        "launch",
+        "llama3_8b_pretrain_config",
+        "--scheduler",
+        "kubernetes",
+        "--image",
+        "a/b:1",
+        "--dataset",
+        "mock",
+    )
+    several = meshwright(*typed, "--kind", kind, "--gpus", "2x8xH200")
+    assert "rdma/hca" in several.out + several.err
+    assert "hostNetwork" in several.out + several.err
+    one = meshwright(*typed, "--kind", kind, "--gpus", "8xH200")
+    assert "rdma/hca" not in one.out + one.err
+
+
+@pytest.mark.parametrize("runs", [1, 5])
+def test_a_plan_says_that_its_calibration_rests_on_one_run(meshwright: Any, tmp_path: Path, runs: int) -> None:
+    file = tmp_path / "cal.toml"
+    file.write_text(f'gpu = "H200"\nsource = "fitted to {runs} runs"\nclock = 1.3\nruns = {runs}\n')
+    line = ("recommend", "llama3-8b", "--goal", "pretrain", "--gpus", "8xH200", "--calibration", str(file))
+    assert ("rests on one run" in meshwright(*line).out) == (runs == 1)

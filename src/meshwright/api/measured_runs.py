@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from meshwright import clusters, doctor
+from meshwright import clusters, doctor, json_text
 from meshwright.costs.measurements import Measurement, of_case
 from meshwright.doctor import Run
 from meshwright.doctor.match_recipe import stated_fields
@@ -37,7 +36,7 @@ def rehearsal_in(path: Path) -> dict[str, Any] | None:
     if path.suffix != ".json" or not path.is_file():
         return None
     with suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json_text.loads(path.read_text(encoding="utf-8"))
         if isinstance(found, dict) and found.get("kind") == "rehearsal":
             return found
     return None

@@ -26,6 +26,10 @@ WORST_FIT = 0.5  # median error above which the fit is rejected
 CLOCKS, COARSE = 461, 24  # speeds tried (0.5 % apart), and those that are computed (10 % apart)
 FEW_RUNS = 5
 PRIOR_WIDTH = 0.12  # log of the speed by which a source that the model has not seen differs from it
+ONE_RUN = (
+    "the calibration rests on one run, which any speed fits exactly: another layout may differ by more than the error "
+    "band; calibrate with at least 4 more runs"
+)
 LEAST_SPREAD = 0.02  # log of the times; runs never agree better, so one run is followed nearly exactly
 
 
@@ -271,7 +275,8 @@ def applied(calibration: Calibration | None, on: Gpu, engine: str) -> tuple[str,
             return (f"{title}: its {', '.join(measured)} also apply to {on.name}, its clock does not",)
         return (f"{title}: does not apply to {on.name}; the shipped profile is used",)
     others = f"; the runs are of {', '.join(machine.engines)}, so {engine} may differ"
-    return (f"{title}: applied{others if machine.engines and engine not in machine.engines else ''}",)
+    notes = (f"{title}: applied{others if machine.engines and engine not in machine.engines else ''}",)
+    return (*notes, ONE_RUN) if machine.runs == 1 else notes
 
 
 def to_text(profile: MachineProfile) -> str:

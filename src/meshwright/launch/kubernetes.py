@@ -39,7 +39,19 @@ def on_kubernetes(job: Job) -> Launch:
         scheduler="kubernetes",
         files={file: to_yaml(*documents, comments=job.comments)},
         commands=(shlex.join(["kubectl", "apply", "-f", file]),),
-        notes=restart_note(job),
+        notes=(*restart_note(job), *_network_note(job)),
+    )
+
+
+def _network_note(job: Job) -> tuple[str, ...]:
+    """Return what the pods of several nodes need for RDMA; the names of its resources differ between clusters."""
+    if job.cluster.nodes < 2 or job.cpu:
+        return ()
+    return (
+        f"{job.cluster.nodes} nodes: the manifest requests no network device, and without one NCCL uses TCP sockets. For "
+        "InfiniBand or RoCE add the cluster's RDMA resource to the limits (rdma/hca: 1, or vpc.amazonaws.com/efa; "
+        "kubectl describe node lists them) and IPC_LOCK to securityContext.capabilities.add; without a device plugin, "
+        "hostNetwork: true. NCCL_DEBUG=INFO must then print `Using network IB`, not Socket",
     )
 
 
