@@ -50,8 +50,8 @@ def _network_note(job: Job) -> tuple[str, ...]:
     return (
         f"{job.cluster.nodes} nodes: the manifest requests no network device, and without one NCCL uses TCP sockets. "
         "For InfiniBand or RoCE add the cluster's RDMA resource to the limits (rdma/hca: 1, or "
-        "vpc.amazonaws.com/efa; kubectl describe node lists them) and IPC_LOCK to securityContext.capabilities.add; without a "
-        "device plugin, hostNetwork: true. NCCL_DEBUG=INFO must then print `Using network IB`, not Socket",
+        "vpc.amazonaws.com/efa; kubectl describe node lists them) and IPC_LOCK to securityContext.capabilities.add; "
+        "without a device plugin, hostNetwork: true. NCCL_DEBUG=INFO must then print `Using network IB`, not Socket",
     )
 
 
