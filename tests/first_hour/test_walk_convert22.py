@@ -146,3 +146,25 @@ def test_a_switch_before_the_arguments_of_the_script_is_on(meshwright: Any, tmp_
     found = meshwright("check", str(path), "--gpus", "8xH200").out
     assert "checkpoint.enable = $@" not in found
     assert "checkpoint.enable" not in found.partition("Findings")[2]
+
+
+def test_a_script_does_not_list_as_missing_what_it_sets(meshwright: Any, tmp_path: Path) -> None:
+    path = bridge(tmp_path, "cfg.model.tensor_model_parallel_size = 2", "cfg.model.sequence_parallel = False")
+    out = tmp_path / "titan"
+    schedule = ("layout.pp=1", "layout.vp=1", "layout.pp_schedule=interleaved_1f1b")
+    found = meshwright("export", path, "--to", "torchtitan", "--gpus", "8xH200", "--out", str(out), *schedule).out
+    assert "layout.sp=False: torchtitan would use True with config.toml; run_0.3.0.sh and run.sh set it" in found
+    assert "layout.sp=False" in (out / "config.toml").read_text()
+    script = (out / "run.sh").read_text()
+    assert "layout.sp" not in script
+    assert "--parallelism.no_enable_sequence_parallel" in script
+    assert "pipeline_parallel_schedule" not in script
+
+
+def test_the_split_of_random_tokens_names_the_key_of_bridge(meshwright: Any, tmp_path: Path) -> None:
+    path = mixtral(tmp_path, "--rotary-base 1000000 --split 99990,8,2")
+    found = meshwright("export", path, "--to", "megatron-bridge", "--gpus", "8xH200").out
+    assert "has no key for it" not in next(line for line in found.splitlines() if "data.validation_part" in line)
+    named = meshwright("export", path, "--to", "megatron-bridge", "--gpus", "8xH200", "data.dataset=/data/tokens").out
+    assert "data.validation_part" not in named
+    assert "split" in named

@@ -344,9 +344,9 @@ def export_into(
             files = {**written.files, **script}
             written = msgspec.structs.replace(written, program=program, files=files, notes=(*written.notes, *missing))
     lost = frameworks.lost_lines(written.unmapped, dropped)
-    written = msgspec.structs.replace(
-        written, files=frameworks.with_comments(written.files, lost, written.program.modules)
-    )
+    first = frameworks.lost_lines((one for one in written.unmapped if one.field in written.first_file_lacks), ())
+    commented = frameworks.with_comments(written.files, lost, written.program.modules, first)
+    written = msgspec.structs.replace(written, files=commented)
     engine = frameworks.exported_engine(theirs, written, checked.model)
     if engine != checked.engine:  # the findings are those of the file that was written
         recipe = without_folder(job.on(engine), None if same else read)

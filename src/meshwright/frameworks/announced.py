@@ -27,14 +27,19 @@ def comment(text: str) -> str:
     return MARK + (plain if len(plain) <= LONGEST else f"{plain[:LONGEST]} …")
 
 
-def with_comments(files: Mapping[str, str], lines: Collection[str], modules: Collection[str] = ()) -> dict[str, str]:
+def with_comments(
+    files: Mapping[str, str], lines: Collection[str], modules: Collection[str] = (), first_only: Collection[str] = ()
+) -> dict[str, str]:
     """Return files with the comments below their own first ones; those of an earlier export are removed.
 
-    `modules` are imported by a program, and get comments only if no other file has any.
+    `modules` are imported by a program, and get comments only if no other file has any. Comments in `first_only` are
+    about the first file: the others have these settings.
     """
     scripts = [name for name in files if name.endswith(COMMENTED)]
     chosen = [name for name in scripts if name not in modules] or scripts
-    return {name: _with_comments(text, lines) if name in chosen else text for name, text in files.items()}
+    others = [line for line in lines if line not in first_only]
+    listed = {name: lines if name == next(iter(files)) else others for name in chosen}
+    return {name: _with_comments(text, listed[name]) if name in listed else text for name, text in files.items()}
 
 
 def _with_comments(text: str, lines: Collection[str]) -> str:

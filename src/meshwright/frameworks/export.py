@@ -36,8 +36,28 @@ def export(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) 
     listed = {*written.in_other_files, *(one.field for one in written.unmapped)}
     numbers = lost_numbers(framework, recipe)
     lost = tuple(one for one in differences(framework, written, recipe, model, on) if one.field not in listed)
+    set_later = _set_by_scripts(framework, written, recipe, model, on, [one.field for one in lost])
+    lost = tuple(_with_scripts(one, written) if one.field in set_later else one for one in lost)
+    written = msgspec.structs.replace(written, first_file_lacks=set_later)
     without_key = tuple(_with_what_applies(framework, one) for one in written.unmapped)
     return msgspec.structs.replace(written, unmapped=(*without_key, *numbers, *lost))
+
+
+def _set_by_scripts(
+    framework: Framework, written: ExportedConfig, recipe: Recipe, model: ModelSpec, on: Cluster, fields: Sequence[str]
+) -> tuple[str, ...]:
+    """Return those fields lost in the first file of an export that the scripts for all other versions set."""
+    if not fields or not written.versions:
+        return ()
+    others = [in_version(framework, written, one, recipe, model, on).unmapped for one in written.versions]
+    lost = {one.field for found in others for one in found}
+    return tuple(field for field in fields if field not in lost)
+
+
+def _with_scripts(one: UnmappedField, written: ExportedConfig) -> UnmappedField:
+    scripts = " and ".join(version.script for version in written.versions.values())
+    reason = f"{one.reason} with {next(iter(written.files))}; {scripts} set it"
+    return msgspec.structs.replace(one, reason=reason)
 
 
 def _with_what_applies(framework: Framework, one: UnmappedField) -> UnmappedField:

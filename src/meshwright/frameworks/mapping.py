@@ -380,6 +380,8 @@ def no_effect(key: str, recipe: Recipe, model: ModelSpec) -> str:
         return f"{recipe.optimizer.name} has no such setting"
     if key.startswith("schedule.wsd_") and recipe.schedule.name != "wsd":
         return f"a {recipe.schedule.name} schedule has no stable phase"
+    if key == "layout.pp_schedule" and recipe.layout.pp == 1:
+        return "without pipeline parallelism (layout.pp=1) there is no schedule of micro batches"
     if key == "train.freeze" and model.vision is None:
         return f"{model.name} has no vision encoder"
     if key == "train.mtp_loss" and not model.mtp_layers:

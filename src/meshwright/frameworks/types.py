@@ -97,4 +97,5 @@ class ExportedConfig(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()  # remaining manual steps, such as converting a checkpoint
     paths: tuple[str, ...] = ()  # where the files were written
     in_other_files: tuple[str, ...] = ()  # recipe fields that files other than the first set
+    first_file_lacks: tuple[str, ...] = ()  # fields that only the scripts for other versions set
     versions: Mapping[str, OtherVersion] = {}  # programs of other versions of the framework, by version

@@ -87,6 +87,9 @@ def difference(
     before, _ = to_settings(FRAMEWORK, base, fields)
     after, lost = to_settings(FRAMEWORK, recipe, fields)
     unmapped = {one.field: one for one in lost}
+    if (part := unmapped.get("data.validation_part")) is not None and recipe.goal == "pretrain":
+        reason = "random tokens are not split; with data.dataset=PREFIX it is written as dataset.split"
+        unmapped[part.field] = msgspec.structs.replace(part, reason=reason)
     changed: dict[str, Any] = {}
     for key, value in after.items():
         field = config_keys("megatron_bridge")[key].field if key in config_keys("megatron_bridge") else ""
