@@ -125,7 +125,12 @@ UNSUPPORTED: Mapping[str, Mapping[str, tuple[str, tuple[str, ...]]]] = {
         "nemo": ("NeMo has two frameworks", ("megatron-bridge", "automodel")),
         "megatron": ("Megatron-Core has two frameworks", ("megatron-lm", "megatron-bridge")),
         **{
-            name: (f"configs of {title} are not written; the nearest are", ("accelerate", "automodel"))
+            name: (
+                f"configs of {title} are not written"
+                + (", and only `meshwright check FILE` reads them" if title.lower() in FRONT_ENDS else "")
+                + "; the nearest are",
+                ("accelerate", "automodel"),
+            )
             for name, title in (
                 ("axolotl", "Axolotl"),
                 ("llama-factory", "LLaMA-Factory"),

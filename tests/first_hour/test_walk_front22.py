@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright import diagnose
+from meshwright import InputError, diagnose, import_file
 from meshwright.frameworks import check, content_of, framework_of
 from meshwright.frameworks.result import CheckResult
 
@@ -252,3 +252,16 @@ def test_a_key_that_a_version_renamed_is_named_with_the_version() -> None:
         "older versions accept --train_type"
     )
     assert finding.fix == ("--tuner_type lora",)
+
+
+@pytest.mark.parametrize("key", ["--train_type", "--tuner_type"])
+def test_import_names_ms_swift_as_check_does(key: str, tmp_path: Path) -> None:
+    script = tmp_path / "swift.sh"
+    options = " --quant_bits 4 --per_device_train_batch_size 1 --gradient_accumulation_steps 16"
+    script.write_text(SWIFT.replace("--tuner_type", key).rstrip() + options + "\n", encoding="utf-8")
+    with pytest.raises(InputError) as found:
+        import_file(str(script), gpus="1x4090")
+    assert "is a config of ms-swift, which only check reads" in str(found.value)
+    (fix,) = found.value.fix
+    assert fix.startswith("meshwright recommend qwen3_8b --goal peft --gpus 1x4090 --dataset chats.jsonl")
+    assert {"peft.method=qlora", "lora_rank=8", "train.global_batch_size=16"} <= set(fix.split())

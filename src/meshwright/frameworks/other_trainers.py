@@ -31,7 +31,7 @@ TRAINERS: Mapping[str, tuple[str, ...]] = {
 }
 """Top-level or dotted keys that every config of a trainer has."""
 MODELS = ("base_model", "model_name_or_path", "model")
-METHODS = ("adapter", "finetuning_type", "train_type")
+METHODS = ("adapter", "finetuning_type", "tuner_type", "train_type")
 ADAPTERS = ("lora", "qlora", "dora")
 FOUR_BITS = {"load_in_4bit": True, "quantization_bit": 4, "quant_bits": 4}
 """Settings that quantize the frozen weights to 4 bits: LoRA is then QLoRA."""

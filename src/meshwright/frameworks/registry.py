@@ -10,7 +10,7 @@ from meshwright.choices import FRAMEWORKS, FRONT_ENDS
 from meshwright.choices import Framework as FrameworkName
 from meshwright.errors import InputError, some, unknown
 from meshwright.frameworks.framework import Content, Format, Framework
-from meshwright.frameworks.other_trainers import other_loss, other_trainer
+from meshwright.frameworks.other_trainers import OtherTrainerError, other_loss, other_trainer
 
 FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
     "megatron-lm": {"shell": ("pretrain_", "--num-layers", "--micro-batch-size", "--tensor-model-parallel-size")},
@@ -73,6 +73,8 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
         other = other_trainer(content)
         if other is not None:
             raise other
+        if (found_end := _front_end_of(content)) is not None:
+            raise OtherTrainerError(found_end.title, _with_settings(found_end, content))
         scripts = _scripts(content)
         runs = f"; it runs {some(scripts, 3)}" if scripts else ""
         raise InputError(
@@ -103,6 +105,13 @@ def _front_end_of(content: Content) -> Framework | None:
 
         return detect_front_end(content)
     return None
+
+
+def _with_settings(end: Framework, content: Content) -> Content:
+    from meshwright.frameworks.front_ends import FRONT_ENDS as DESCRIBED
+    from meshwright.frameworks.front_ends import with_command_settings
+
+    return with_command_settings(DESCRIBED[end.name], content)
 
 
 def require_framework(content: Content, name: str) -> Framework:

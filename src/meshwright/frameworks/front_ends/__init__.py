@@ -14,10 +14,10 @@ from meshwright.frameworks.accelerate.keys import closed, format_setting, known
 from meshwright.frameworks.accelerate.parse import complete
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.front_ends.describe import FRONT_ENDS, FrontEnd
-from meshwright.frameworks.front_ends.parse import confidence, parse
+from meshwright.frameworks.front_ends.parse import confidence, parse, with_command_settings
 from meshwright.frameworks.front_ends.synonyms import in_front_end
 
-__all__ = ["FRONT_ENDS", "detect_front_end", "front_end", "in_front_end"]
+__all__ = ["FRONT_ENDS", "detect_front_end", "front_end", "in_front_end", "with_command_settings"]
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from meshwright.config_io.scalars import resolve
 from meshwright.errors import InputError
 from meshwright.frameworks.accelerate.parse import parse_arguments_of
 from meshwright.frameworks.common import torchrun_gpu_request
@@ -75,19 +76,38 @@ def parse(one: FrontEnd, content: Content) -> ParsedConfig:
     launch = _launch(one, content)
     if launch is None:
         raise InputError(f"contains no training command of {one.title}", field="file", value=content.path)
-    arguments = _arguments(launch.args)
+    arguments = _command_settings(content, launch)
     program = program_of(launch).split(" ")[0]
+    return _parsed(one, content, arguments, _gpus(launch), one.programs[program], launch.env)
+
+
+def with_command_settings(one: FrontEnd, content: Content) -> Content:
+    """Return a script with the settings of its training command, as a YAML file has them."""
+    launch = _launch(one, content) if content.format == "shell" else None
+    if launch is None:
+        return content
+    found = _command_settings(content, launch)
+    settings = {key: msgspec.structs.replace(setting, value=_plain(setting.value)) for key, setting in found.items()}
+    return msgspec.structs.replace(content, settings=settings)
+
+
+def _plain(value: Any) -> Any:
+    return resolve(value) if isinstance(value, str) and value else value
+
+
+def _command_settings(content: Content, launch: LaunchCommand) -> dict[str, SourcedValue]:
+    """Return the arguments of a command, and the settings of the file that it names."""
+    arguments = _arguments(launch.args)
     named = next((arg for arg in launch.args if str(arg.value).endswith(CONFIGS)), None)
     file = arguments.pop("config", None) or (named if launch.args and named is launch.args[0] else None)
-    if file is not None:
-        try:
-            read = open_referenced_file(content, file).settings
-        except InputError:
-            if not arguments:
-                raise
-            read = {}
-        arguments = {**read, **arguments}
-    return _parsed(one, content, arguments, _gpus(launch), one.programs[program], launch.env)
+    if file is None:
+        return arguments
+    try:
+        return {**open_referenced_file(content, file).settings, **arguments}
+    except InputError:
+        if not arguments:
+            raise
+        return arguments
 
 
 def _arguments(argv: tuple[SourcedValue, ...]) -> dict[str, SourcedValue]:
