@@ -222,3 +222,39 @@ def test_losses_of_preferences_and_rewards_are_named(
     plain = trains.replace("ms-swift's ", "").removesuffix(" with ms-swift")
     assert f"{setting}: it {plain}, which is not supported (only supervised fine-tuning is)" in printed
     assert "not in the catalogue" not in printed
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "text"),
+    [
+        ("llamafactory-cli train lf.yaml", "lf.yaml", f"{FACTORY}stage: kto\n"),
+        ("axolotl train axo.yml", "axo.yml", f"{AXOLOTL}rl: kto\n"),
+    ],
+)
+def test_import_of_a_script_names_the_loss_of_its_config(
+    command: str,
+    name: str,
+    text: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    (tmp_path / "go.sh").write_text(f"{command}\n", encoding="utf-8")
+    code, printed = run(capsys, "import", "go.sh", "--gpus", "1x4090")
+    assert code == 2
+    assert "trains with KTO" in printed
+    assert "--goal peft --gpus 1x4090" in printed
+
+
+def test_early_stopping_without_validation_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = write(tmp_path)
+    text = (tmp_path / name).read_text(encoding="utf-8")
+    (tmp_path / name).write_text(text.replace('eval_strategy="steps",\n    eval_steps=50', ""), encoding="utf-8")
+    code, printed = run(capsys, "check", name, "--gpus", "1x4090")
+    assert code == 1
+    assert "accelerate.early-stop-without-validation" in printed

@@ -17,8 +17,9 @@ from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.load import open_file
 from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
-from meshwright.frameworks.trainer_fields import WEIGHT_DTYPES, is_trl
+from meshwright.frameworks.trainer_fields import EVALUATIONS, WEIGHT_DTYPES, is_trl
 from meshwright.frameworks.trainer_files import (
+    PATIENCE,
     config_beside,
     file_arguments,
     names_deepspeed,
@@ -317,6 +318,7 @@ def _parsed(
     if type_name == "FSDP" and checkpointing is not None and str(checkpointing.value).lower() == "true":
         field_values["layout.recompute"] = "full"
         findings = tuple(_double_checkpointing(checkpointing, arguments))
+    findings = (*findings, *_stops_without_validation(arguments))
     if in_weight_dtype:
         findings = (*findings, *_scaled_fp16_weights(settings, arguments, weights))
     inner = _check_deepspeed_config(content, settings) if type_name == "DEEPSPEED" else None
@@ -437,6 +439,25 @@ def _scaled_fp16_weights(settings: Settings, arguments: Arguments, weights: str)
             (f'{name}="float32"',),
             file=setting.file,
             line=setting.line,
+        )
+
+
+def _stops_without_validation(arguments: Arguments) -> Iterator[Finding]:
+    """Yield a finding for EarlyStoppingCallback in a run without validations, which the callback rejects."""
+    patience = arguments.get(PATIENCE[0])
+    given = next((arguments[name] for name in EVALUATIONS if name in arguments), None)
+    is_off = given is None or (not given.unresolved and str(given.value).lower() in ("no", "none"))
+    if patience is not None and is_off and "output_dir" in arguments:
+        yield Finding(
+            "accelerate.early-stop-without-validation",
+            "error",
+            PATIENCE[0],
+            f"{PATIENCE[0]}={patience.value} needs validations, and eval_strategy is not set (default: no)"
+            if given is None
+            else f"{PATIENCE[0]}={patience.value} needs validations, and eval_strategy={given.value}",
+            ('eval_strategy="steps"',),
+            file=patience.file,
+            line=patience.line,
         )
 
 
