@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -265,3 +266,8 @@ def test_import_names_ms_swift_as_check_does(key: str, tmp_path: Path) -> None:
     (fix,) = found.value.fix
     assert fix.startswith("meshwright recommend qwen3_8b --goal peft --gpus 1x4090 --dataset chats.jsonl")
     assert {"peft.method=qlora", "lora_rank=8", "train.global_batch_size=16"} <= set(fix.split())
+
+
+@pytest.mark.parametrize(("model", "text"), [("gpt_oss_20b", "(faster; fits without)"), ("qwen3_32b", "(needed)")])
+def test_models_say_whether_offload_is_needed_or_faster(model: str, text: str, meshwright: Any) -> None:
+    assert text in meshwright("models", model, "--gpus", "1x4090", "--goal", "qlora").out

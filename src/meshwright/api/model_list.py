@@ -27,6 +27,7 @@ class ModelOnGpus(Entry, msgspec.Struct, frozen=True):
     plan: Plan | None
     reason: str
     command: str  # that shows the plan
+    fits_without_offload: bool = False  # if the plan offloads, which may only be faster
 
 
 PLANNED_COLUMNS: Mapping[str, Callable[[ModelOnGpus], object]] = {
@@ -77,7 +78,16 @@ def _planned(model: ModelSpec, gpus: str, goal: str, seq: str | int | None) -> M
     except InputError as error:
         return ModelOnGpus(model, None, error.reason, command)
     errors = [finding.message for finding in plan.findings if finding.severity == "error"]
-    return ModelOnGpus(model, plan, errors[0] if errors else "", command)
+    without = plan.ok and plan.recipe.layout.offload != "none" and _fits_without_offload(model, gpus, goal, seq)
+    return ModelOnGpus(model, plan, errors[0] if errors else "", command, without)
+
+
+def _fits_without_offload(model: ModelSpec, gpus: str, goal: str, seq: str | int | None) -> bool:
+    """Return whether a smaller micro batch fits without host memory, which a plan uses to be faster."""
+    try:
+        return recommend(model.name, gpus, goal, seq=seq, overrides=("layout.offload=none",)).ok
+    except InputError:
+        return False
 
 
 class ModelPlanPart(Part, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ def recipes(answer: Answer, found: Any) -> None:
 def models(answer: Answer, found: Any) -> None:
     """Print models with their parameter counts."""
     if any("plan" in m for m in answer["models"]):
-        _models_that_fit(answer)
+        _models_that_fit(answer, {one.model.name for one in found if one.fits_without_offload})
         return
     rows = []
     for m in answer["models"]:
@@ -37,8 +37,16 @@ def models(answer: Answer, found: Any) -> None:
     console().print(f"[dim]{shown}. Add --gpus 1xRTX4090 --goal lora to see what fits.[/]")
 
 
-def _models_that_fit(answer: Answer) -> None:
-    """Print the models that fit with memory and speed, and how many do not."""
+def _offload(plan: Answer, fits_without: bool) -> str:
+    """Return what a plan moves to host memory: because nothing else fits, or because it is faster."""
+    if plan["offload"] == "none":
+        return ""
+    why = "faster; fits without" if fits_without else "needed"
+    return f"{plan['offload']}, host {plan['host_gib']:.0f} GiB ({why})"
+
+
+def _models_that_fit(answer: Answer, without: set[str]) -> None:
+    """Print the models that fit with memory and speed, and how many do not; `without`: also without offload."""
     fitting = [m for m in answer["models"] if m["plan"]["fits"]]
     rows = [
         (
@@ -48,12 +56,12 @@ def _models_that_fit(answer: Answer) -> None:
             f"{m['plan']['tokens_per_s']:,.0f}",
             f"{m['plan']['seq_length']:,}",
             m["plan"]["recipe"],
-            "" if m["plan"]["offload"] == "none" else f"{m['plan']['offload']}, host {m['plan']['host_gib']:.0f} GiB",
+            _offload(m["plan"], m["name"] in without),
         )
         for m in fitting
     ]
     offloads = any(row[-1] for row in rows)
-    titles = ("model", "total B", "GiB per GPU", "tokens/s", "sequence", "recipe", "only with offload")
+    titles = ("model", "total B", "GiB per GPU", "tokens/s", "sequence", "recipe", "offload")
     table([row if offloads else row[:-1] for row in rows], *(titles if offloads else titles[:-1]))
     out, rest = console(), len(answer["models"]) - len(fitting)
     fit = f"{len(fitting)} model{' fits' if len(fitting) == 1 else 's fit'}"
