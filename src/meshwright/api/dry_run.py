@@ -161,7 +161,7 @@ def dryrun_response(found: DryRun, request: requests.DryRun | None = None, *, br
     ranks = [_rank(one, brief) for one in found.ranks]
     worst = ranks[found.worst]
     shared = ("peak", "phases", "flops", "collectives", "holders", "timeline", "placement")
-    response: DryRunResponse = _rounded(
+    response: DryRunResponse = rounded(
         DryRunResponse(
             other_engine=found.other_engine or UNSET,
             recipe=found.recipe,
@@ -192,11 +192,12 @@ def _rank(one: Any, brief: bool) -> RankPart:
     return RankPart(**values, peak=peak)
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Return a value with the digits of an answer, in structs, maps and lists too."""
     if isinstance(value, float):
         return round(value, DIGITS)
     if isinstance(value, msgspec.Struct):
-        return type(value)(**{name: _rounded(one) for name, one in msgspec.structs.asdict(value).items()})
+        return type(value)(**{name: rounded(one) for name, one in msgspec.structs.asdict(value).items()})
     if isinstance(value, Mapping):
-        return {name: _rounded(one) for name, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
+        return {name: rounded(one) for name, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list | tuple) else value

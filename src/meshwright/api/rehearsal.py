@@ -14,7 +14,7 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters, costs, extras
 from meshwright.api import requests as plan_requests
 from meshwright.api import run_requests as requests
-from meshwright.api.dry_run import DIGITS, other_engine
+from meshwright.api.dry_run import DIGITS, other_engine, rounded
 from meshwright.api.resolve import assumed_in, write_text
 from meshwright.api.responses import Part, Response, to_json
 from meshwright.api.targets import Job, job_for
@@ -317,25 +317,15 @@ def rehearsal_response(found: Rehearsal, request: requests.Rehearse | None = Non
         "other_engine",
         "assumed",
     }
-    values = {name: _rounded(getattr(found, name)) for name in same}
+    values = {name: rounded(getattr(found, name)) for name in same}
     return RehearsalResponse(
         **values,
         other_engine=found.other_engine or UNSET,
-        step_parts_s=_rounded(found.parts),
+        step_parts_s=rounded(found.parts),
         band=RehearsalBand(step_pct=found.band_pct, step_low_s=round(low, DIGITS), step_high_s=round(high, DIGITS)),
         ranks=[
-            RehearsedRank(**{name: _rounded(getattr(one, name)) for name in RehearsedRank.__struct_fields__})
+            RehearsedRank(**{name: rounded(getattr(one, name)) for name in RehearsedRank.__struct_fields__})
             for one in found.ranks
         ],
         assumed=(*(assumed_in(request.gpus) if request is not None else ()), *found.assumed),
     )
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return round(value, DIGITS)
-    if isinstance(value, msgspec.Struct):
-        return type(value)(**{name: _rounded(one) for name, one in msgspec.structs.asdict(value).items()})
-    if isinstance(value, Mapping):
-        return {name: _rounded(one) for name, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
