@@ -123,7 +123,7 @@ def test_the_repair_of_a_script_names_flags_and_variables(meshwright: Any, tmp_p
 
 
 def test_advice_adds_only_advice_to_the_findings_of_a_file(meshwright: Any, tmp_path: Path) -> None:
-    path = _file(tmp_path, ep=4, seq=32768)
+    path = _file(tmp_path, ep=4, seq=40960)
     path.write_text(
         path.read_text().replace("sequence_parallel", "activation_checkpointing: true\n  sequence_parallel")
     )

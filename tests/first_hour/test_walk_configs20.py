@@ -42,8 +42,8 @@ BAD: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "rope_text": ({"rope_scaling": "yarn"}, ("rope_scaling='yarn'", "must be an object")),
     "rope_untyped": ({"rope_scaling": {"factor": 4.0}}, ("rope_scaling.rope_type", "the factor has no effect")),
     "rope_bands": (
-        {"rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}},
-        ("rope_scaling.high_freq_factor=1.0", "greater than low_freq_factor=1.0"),
+        {"rope_scaling": {**LLAMA3, "high_freq_factor": 0.5}},
+        ("rope_scaling.high_freq_factor=0.5", "low_freq_factor=1.0"),
     ),
     "rope_zero": ({"rope_scaling": {**LLAMA3, "factor": 0}}, ("rope_scaling.factor=0", "greater than 0")),
     "hd": ({"head_dim": 63}, ("head_dim=63", "must be even", '"head_dim": 64')),

@@ -14,7 +14,7 @@ from tests.engine.families import FAMILIES
 
 from meshwright import extras
 from meshwright.engine import shared_gpu, worker
-from meshwright.engine.kernels import fla_scan
+from meshwright.engine.kernels import fla_scan, scan_choice
 from meshwright.recipes import load
 
 HYBRID = "nemotronh_4b_pretrain_config"
@@ -69,6 +69,7 @@ def test_a_gpu_run_without_fla_says_once_what_is_slower(monkeypatch: pytest.Monk
         worker._warn_of_slow_device(process, spec)
         return list(lines)
 
+    monkeypatch.setattr(scan_choice, "AUTO_TRITON", False)
     monkeypatch.setattr(fla_scan, "AUTO_FLA", False)
     assert started(True) == []  # installing it would change nothing
     monkeypatch.setattr(fla_scan, "AUTO_FLA", True)
