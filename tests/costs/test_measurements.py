@@ -147,7 +147,7 @@ def test_knobs_are_read_where_a_row_states_them(tmp_path):
 
 
 def test_a_measured_run_is_estimated_as_it_ran(tmp_path):
-    """The files of an engine may not be able to say what a run did: here a chunked loss with the Trainer's DeepSpeed."""
+    """The files of an engine may not be able to say what a run did: a chunked loss with the Trainer's DeepSpeed."""
     row = read_one(tmp_path, framework="DeepSpeed", framework_version="0.19", tp="1", dp_class="zero3_fsdp")
     assert executed(row.case).loss == "fused_linear"
     chunked = row.case.replace(loss="chunked")
