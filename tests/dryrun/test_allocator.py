@@ -353,6 +353,7 @@ def loses_at_most(name: str, limit: float) -> None:
     assert (limit - 0.04 if limit > 1.05 else 1) < found <= limit
 
 
+@pytest.mark.slow
 @each(("name", "limit"), AT_MOST.items())
 def test_little_memory_is_lost_on_one_gpu(name: str, limit: float) -> None:
     loses_at_most(name, limit)

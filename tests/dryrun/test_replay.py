@@ -92,6 +92,7 @@ THOROUGH = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in THOROUGH)], ids=lambda case: repr(case)
 )

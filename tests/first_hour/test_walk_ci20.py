@@ -258,6 +258,7 @@ def test_the_sample_repository_fails_on_its_one_wrong_config(meshwright: Any) ->
     assert [one["reason"] for one in answer.json["ignored"]] == ["the image of our cluster sets it"]
 
 
+@pytest.mark.slow
 def test_many_files_are_checked_in_several_processes(folder: Path) -> None:
     for number in range(24):
         Path(f"t{number:02}.toml").write_text(TITAN.format(above="", beside="").replace("= 3", f"= {number % 2 + 2}"))

@@ -47,6 +47,7 @@ def _parse(name: str, text: str) -> None:
         json.loads(text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to", FRAMEWORKS)
 def test_every_written_file_parses(to: str) -> None:
     """Recipes of each goal, each field at each of its values: `torch.None` was a SyntaxError in override.py."""

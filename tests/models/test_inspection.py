@@ -103,6 +103,7 @@ def test_without_transformers_the_error_says_how_to_inspect(tmp_path: Path, monk
     assert "transformers" in caught.value.fix[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "value"), [("num_experts", 8), ("kv_lora_rank", 16), ("use_qk_norm", True)])
 def test_a_shape_key_that_the_class_ignores_is_refused(key: str, value: Any) -> None:
     with pytest.raises(InputError, match="another architecture") as caught:

@@ -171,6 +171,7 @@ def test_a_rank_that_is_too_large_or_slow_runs_fewer_layers() -> None:
     assert 2 <= (layers(msgspec.structs.replace(h200, memory_gib=24.0), 1e6) or 0) < 80
 
 
+@pytest.mark.slow
 def test_a_spawned_rank_gives_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     from meshwright.rehearsal import run
 

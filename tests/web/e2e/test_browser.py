@@ -70,6 +70,7 @@ def _violations(page: Any, within: str) -> dict[str, list[tuple[str, list[str]]]
 SLOW = ("models", "model", "gpus", "gpu", "rules", "rule")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow if n in SLOW else ()) for n in PAGES])
 def test_no_violation_of_accessibility_and_no_sideways_scrolling(watched: Any, axe: str, name: str) -> None:
     page = watched.open(PAGES[name])
