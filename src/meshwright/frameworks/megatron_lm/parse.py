@@ -21,7 +21,7 @@ from meshwright.frameworks.schedule_units import with_lengths
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
-from meshwright.recipes.key_maps.megatron_lm_composite_keys import DATA_LISTS, parse_blend, validation_part
+from meshwright.recipes.key_maps.megatron_lm_composite_keys import parse_blend, validation_part
 from meshwright.recipes.types import Recipe
 
 if TYPE_CHECKING:
@@ -239,9 +239,6 @@ def _is_model_tokenizer(settings: Settings, model: ModelSpec | None) -> bool:
 
 def _data(settings: Settings) -> Iterator[tuple[str, Any]]:
     setting = settings.get("data_path") or settings.get("train_data_path")
-    if setting is None and "mock_data" not in settings:
-        listed = next(filter(None, (text(settings, key) for key in DATA_LISTS.values())), "")
-        yield from ((("data.dataset", listed),) if listed else ())
     if setting is None or setting.unresolved or "mock_data" in settings or not isinstance(setting.value, list):
         return
     dataset, blend = parse_blend(setting.value)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from meshwright.frameworks.framework import Problem, RuleContext
 from meshwright.frameworks.megatron_lm.accessors import get_int, get_text, has_unread_args, is_on
 from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, FROM_CHECKPOINT, HYBRID_SPEC, format_flag
+from meshwright.recipes.key_maps.megatron_lm_composite_keys import DATA_LISTS
 
 REQUIRED = {
     "micro_batch_size": 1,
@@ -182,7 +183,7 @@ def retain_interval(ctx: RuleContext) -> Problem | None:
     )
 
 
-SOURCES = ("mock_data", "data_path", "train_data_path", "data_args_path", "per_split_data_args_path")
+SOURCES = ("mock_data", "data_path", "train_data_path", *DATA_LISTS.values())
 
 
 def several_sources(ctx: RuleContext) -> Problem | None:
