@@ -4,8 +4,8 @@
     python benchmarks/rehearse_h200.py --memory [--out FILE]                                   (dry runs, anywhere)
     python benchmarks/rehearse_h200.py --smoke [--only WORD]                                   (on CPU, tiny models)
 
-single    jobs of one GPU: the step that `meshwright bench` measured (benchmarks/results/calibration_set.json) against
-          `meshwright rehearse`
+single    jobs of one GPU (cases of benchmarks/results/calibration_set.json): the step that `meshwright bench` measures
+          here against `meshwright rehearse`
 ranks     layouts of 2 and 4 ranks that share the GPU over gloo, against the same ranks rehearsed side by side with
           gloo's measured times as the network: the GPU is shared in both, only the network is simulated
 cluster   published or planned multi-GPU runs: step time against the published one, peak memory against the dry run.
@@ -51,7 +51,7 @@ class Single:
     """A job of one GPU, as benchmarks/calibration_set.py writes it."""
 
     case: str
-    seconds: float = 35.0  # about
+    seconds: float = 70.0  # about
 
     @property
     def name(self) -> str:
@@ -115,6 +115,7 @@ ROWS: tuple[Single | Ranks | Cluster, ...] = (
     Cluster("Qwen3-30B-A3B on 16 H100", "16xH100", ("qwen3_30b_a3b_pretrain_config",)),
     Single("llama32_1b pretrain 4096 2 x4"),
     Cluster("Llama 3 70B on 64 H100", "64xH100", ("llama3_70b_pretrain_config",), seconds=100.0),
+    Single("qwen3_4b sft 4096 2"),
     Single("llama3_8b lora 4096 1 eager"),
     Single("olmoe_7b pretrain 1024 8 layers8"),
     Ranks("tp 2 with sp, 2 ranks", 2, ("layout.tp=2", "layout.sp=true"), "bfloat16"),
@@ -128,7 +129,7 @@ ROWS: tuple[Single | Ranks | Cluster, ...] = (
         "torchtitan benchmarks/llama3_h100_202412_torchtitan.md, table 1, compiled",
     ),
 )
-MEASURED = ROOT / "benchmarks" / "results" / "calibration_set.json"
+CASES = ROOT / "benchmarks" / "results" / "calibration_set.json"
 
 
 # --- commands ------------------------------------------------------------------------------------------------------
@@ -167,14 +168,17 @@ def rehearsed(words: list[str], more: list[str]) -> dict[str, Any]:
 
 
 def single(job: Single, smoke: bool) -> dict[str, Any]:
-    """Rehearse a job of one GPU that `bench` has measured."""
-    measured = next(row for row in json.loads(MEASURED.read_text())["rows"] if row["case"] == job.case)
-    words = [word for word in shlex.split(measured["command"])[2:] if not word.startswith("train.steps")]
+    """Measure a job of one GPU with `bench`, then rehearse it."""
+    case = next(row for row in json.loads(CASES.read_text())["rows"] if row["case"] == job.case)
+    words = [word for word in shlex.split(case["command"])[2:] if not word.startswith("train.steps")]
     row: dict[str, Any] = {"command": shlex.join(["meshwright", "rehearse", *words, "--gpus", "auto"])}
     if smoke:
         words = [word for word in words if not word.startswith(("kernels.compile", "data.seq_length"))]
         words += ["kernels.compile=false", "data.seq_length=64"]
     where = ["--gpus", "1xH100", "--device", "cpu", "--tiny"] if smoke else ["--gpus", "auto"]
+    measured = command(["bench", *words, f"train.steps={STEPS}", *(["--tiny"] if smoke else [])], RANKS_S)
+    if "error" in measured:
+        return failed(row, measured, "bench")
     found = rehearsed(words, [*where, "--seconds", "20"])
     return {
         **row,
