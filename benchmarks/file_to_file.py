@@ -126,12 +126,25 @@ class Output(NamedTuple):
         return found
 
 
+@contextlib.contextmanager
+def wide_terminal() -> Iterator[None]:
+    """Print without line breaks, so that a printed command is one line."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100000"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
+
+
 def call(*words: str) -> Output:
     """Run one command in this process, as it is typed."""
     out = io.StringIO()
     code: int | str | None = 0
-    os.environ["COLUMNS"] = "100000"
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    with wide_terminal(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
             run(list(words))
         except SystemExit as ended:

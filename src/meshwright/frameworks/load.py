@@ -46,6 +46,20 @@ def open_file(path: str | Path) -> Content:
     return content_of(config_io.read_text(file), str(path), folder=folder)
 
 
+def program_path(content: Content, program: SourcedValue) -> Path | None:
+    """Return the path of the Python file that a script starts, which need not exist; None if its name is unknown.
+
+    A folder that is known only when the job runs, such as $SLURM_SUBMIT_DIR, is taken for the script's own.
+    """
+    value = str(program.value)
+    if content.folder is None or not value.endswith(".py"):
+        return None
+    if not program.unresolved:
+        return content.folder / value
+    name = Path(value).name
+    return None if "$" in name or name == ".py" else content.folder / name
+
+
 def _content_of_run(path: str | Path) -> Content:
     """Return the recipe of a run as content without lines: no file has this text."""
     found = content_of(files.to_text(recipe_of_run(path)), str(path), "toml", Path(path))

@@ -39,7 +39,11 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
 """File formats of each framework, with texts of which each of its files contains at least one (empty: no such text).
 Importing a framework that cannot match would take longer than the check."""
 NAMES = FRAMEWORKS
-STARTED: tuple[FrameworkName, ...] = ("deepspeed", "accelerate")  # read from the Python program that a script starts
+STARTED: tuple[FrameworkName, ...] = (
+    "megatron-bridge",
+    "deepspeed",
+    "accelerate",
+)  # read from the Python program that a script starts
 CONFIGS = (".yaml", ".yml", ".toml", ".json")
 SCRIPTS = (".sh", ".bash", ".sbatch", ".slurm")
 LONGEST_NAME = 200  # characters of a path that is looked up

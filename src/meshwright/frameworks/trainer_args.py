@@ -253,7 +253,12 @@ def program_file(
 
 def file_name(recipe: Recipe) -> str:
     """Return the name of the file, which is that of a module."""
-    return f"{(recipe.name or 'recipe').replace('-', '_').replace('.', '_')}_args.py"
+    return file_of(recipe.name or "recipe")
+
+
+def file_of(name: str) -> str:
+    """Return the name of the file of arguments of a recipe or job of this name."""
+    return f"{name.replace('-', '_').replace('.', '_')}_args.py"
 
 
 def _arguments(

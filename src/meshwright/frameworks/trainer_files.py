@@ -10,8 +10,8 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Content
-from meshwright.frameworks.load import open_file
-from meshwright.frameworks.trainer_args import PROGRAM, SAMPLE_LENGTH, WRITTEN
+from meshwright.frameworks.load import open_file, program_path
+from meshwright.frameworks.trainer_args import PROGRAM, SAMPLE_LENGTH, WRITTEN, file_of
 from meshwright.frameworks.trainer_fields import LANGUAGE_MODELING, PLAIN_TEXT, SAMPLE_LENGTHS, WEIGHT_DTYPES
 from meshwright.frameworks.types import SourcedValue
 
@@ -163,17 +163,25 @@ def _counts_every_token(tree: ast.Module, content: Content) -> bool:
 
 def started_program(content: Content, program: SourcedValue) -> Content | None:
     """Return the Python file that a script starts, if it is beside the script and constructs arguments of a Trainer."""
-    if content.folder is None or program.unresolved or not str(program.value).endswith(".py"):
+    named = path = program_path(content, program)
+    if path is None or named is None:
         return None
-    path = content.folder / str(program.value)
     if path.name == PROGRAM and not path.is_file():  # an export without a program: its arguments are beside the job
-        path = next((one for one in sorted(content.folder.glob(f"*{SUFFIX}")) if one.is_file()), path)
+        path = _arguments_beside(content) or path
     try:
         found = open_file(path) if path.is_file() else None
-        found = found if found is None or path.name == Path(str(program.value)).name or WRITTEN in found.text else None
     except (InputError, OSError):
         return None
-    return found if found is not None and file_arguments(found) else None
+    if found is None or (path != named and WRITTEN not in found.text):
+        return None
+    return found if file_arguments(found) else None
+
+
+def _arguments_beside(content: Content) -> Path | None:
+    """Return the exported file of arguments beside a job: the one of the job's name, else the first."""
+    own = file_of(Path(content.path).stem)
+    found = [one for one in sorted(Path(content.folder or ".").glob(f"*{SUFFIX}")) if one.is_file()]
+    return next((one for one in found if one.name == own), found[0] if found else None)
 
 
 def names_deepspeed(content: Content) -> bool:

@@ -125,8 +125,13 @@ def parse(content: Content) -> ParsedConfig:
     filled = _fill_auto(settings, trainer_arguments, trl or is_trl(arguments, script))
     parsed = _parsed(content, filled, gpu_request_of(launch), arguments, fine_tuning=trl, script=script, trl=trl)
     program = msgspec.structs.replace(_with_fills(parsed, settings, trainer_arguments), argv=launch.argv)
+    note = () if own is None else (f"the arguments of the program are read from {own.path}",)
     return msgspec.structs.replace(
-        parsed, program=program, env=launch.env, findings=tuple(_disagreements(settings, trainer_arguments))
+        parsed,
+        program=program,
+        env=launch.env,
+        findings=tuple(_disagreements(settings, trainer_arguments)),
+        notes=(*parsed.notes, *note),
     )
 
 

@@ -16,7 +16,7 @@ FRAMEWORK = Framework(
     engine="megatron",
     inputs=(
         "the command `torchrun … scripts/training/run_recipe.py --recipe NAME KEY=VALUE …`, and train.sh",
-        "a Python file that sets fields of a recipe config and trains",
+        "a Python file that sets fields of a recipe config and trains, or a script that starts it",
         "run_config.yaml saved with a checkpoint",
     ),
     detect=detect,

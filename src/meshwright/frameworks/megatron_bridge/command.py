@@ -12,7 +12,8 @@ import msgspec
 from meshwright.errors import InputError
 from meshwright.frameworks.common import torchrun_gpu_request
 from meshwright.frameworks.framework import Content, GpuRequest
-from meshwright.frameworks.megatron_bridge import keys
+from meshwright.frameworks.load import open_file, program_path
+from meshwright.frameworks.megatron_bridge import keys, snippet
 from meshwright.frameworks.megatron_bridge.parsed_config import ParsedRun, infer_goal, parse_value
 from meshwright.frameworks.types import SourcedValue, as_int
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 RUNNERS = ("run_recipe.py", "setup_experiment.py", "run_script.py", "launch_with_nemo_run.py")
 SUBMIT = "train.sh"
+PACKAGE = "megatron.bridge"
+TAKES_OVERRIDES = "override"  # in the names of Megatron-Bridge's functions that a program applies KEY=VALUE with
 OVERRIDE = re.compile(r"(\+\+|\+|~)?([A-Za-z_][\w.\[\]-]*)(=(.*))?", re.DOTALL)
 PERFORMANCE = {
     "-mr": "model", "--model_recipe_name": "model", "-ng": "gpus", "--num_gpus": "gpus", "-g": "gpu", "--gpu": "gpu",
@@ -56,6 +59,19 @@ def runs(content: Content) -> list[Run]:
     return found
 
 
+def started(content: Content) -> tuple[LaunchCommand, Content] | None:
+    """Return the first Python file of Megatron-Bridge beside a script that the script starts, and its launch."""
+    for launch in content.launches:
+        path = program_path(content, launch.program)
+        try:
+            found = open_file(path) if path is not None and path.is_file() else None
+        except (InputError, OSError):
+            continue
+        if found is not None and PACKAGE in found.text:
+            return launch, found
+    return None
+
+
 def names_runner(content: Content) -> bool:
     """Return whether a script mentions the runner."""
     return "training/run_recipe.py" in content.text
@@ -73,6 +89,8 @@ def _run(launch: LaunchCommand) -> Run:
 def read(content: Content) -> ParsedRun:
     """Read the first training that a script starts."""
     found = runs(content)
+    if not found and (program := started(content)) is not None:
+        return _of_program(*program)
     if not found and names_runner(content):
         raise InputError(
             "builds its command at run time, so it cannot be parsed",
@@ -85,6 +103,26 @@ def read(content: Content) -> ParsedRun:
     first = next((run for run in found if any(str(arg.value) in NAMES for arg in run.args)), found[0])
     more = (f"the script starts {len(found)} trainings; the first was checked",) if len(found) > 1 else ()
     return _performance(first, more) if first.performance else _training(first, more)
+
+
+def _of_program(launch: LaunchCommand, program: Content) -> ParsedRun:
+    """Return the training of a Python file, with the GPUs and variables of its launch and the overrides that it reads.
+
+    Options of the user's own program are listed: what they do is known only to the program.
+    """
+    applies = TAKES_OVERRIDES in program.text
+    overrides = [one for one in launch.args if applies and OVERRIDE.fullmatch(str(one.value)) and "=" in str(one.value)]
+    unread = " ".join(str(one.value) for one in launch.args if one not in overrides)
+    notes = [f"the training is read from {program.path}"]
+    notes += [f"not read, because only {program.path} knows its arguments: {unread}"] if unread else []
+    run = snippet.read(program)
+    return msgspec.structs.replace(
+        run,
+        settings={**run.settings, **_split(overrides)[1]},
+        gpu_request=torchrun_gpu_request(launch),
+        env=dict(launch.env),
+        notes=(*run.notes, *notes),
+    )
 
 
 NAMES = ("--recipe", "--model", *PERFORMANCE)

@@ -27,11 +27,12 @@ SECTIONS = frozenset({"model", "train", "optimizer", "scheduler", "ddp", "datase
 def detect(content: Content) -> int:
     """Return the score of a file for Megatron-Bridge."""
     if content.format == "shell":
-        return 3 if command.runs(content) else int(command.names_runner(content))
+        starts = command.runs(content) or command.started(content)
+        return 3 if starts else int(command.names_runner(content))
     if content.format == "python":
-        return 3 if "megatron.bridge" in content.text else 0
+        return 3 if command.PACKAGE in content.text else 0
     target = content.settings.get("_target_")
-    if target is not None and "megatron.bridge" in str(target.value):
+    if target is not None and command.PACKAGE in str(target.value):
         return 4
     has_parallel_size = any(
         key.startswith("model.") and key.endswith("_model_parallel_size") for key in content.settings

@@ -1,0 +1,105 @@
+"""Users' files taken to other frameworks and back: jobs are read with the program that they start."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.file_to_file import CASES, prepare, swept
+from tests.cli.conftest import meshwright
+
+from meshwright.api.targets import job_for
+
+__all__ = ["meshwright"]
+
+
+@pytest.fixture
+def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that makes a case's folder the current one."""
+
+    def enter(name: str) -> Path:
+        prepare(next(one for one in CASES if one.case == name), tmp_path)
+        monkeypatch.chdir(tmp_path)
+        return tmp_path
+
+    return enter
+
+
+def _launch(meshwright: Any, file: str, to: str, gpus: str) -> Any:
+    words = ["launch", file, "--to", to, "--scheduler", "slurm", "--gpus", gpus, "--time", "24:00:00", "--write", "job"]
+    found = meshwright(*words)
+    assert found.code == 0, found
+    return found
+
+
+@pytest.mark.parametrize("to", ["accelerate", "deepspeed"])
+def test_a_job_for_the_users_own_program_is_read_with_its_arguments(to: str, meshwright: Any, case: Any) -> None:
+    """The program is in $checkout, known only when the job runs; its arguments are in the file beside the job."""
+    case("mlm_dense")
+    _launch(meshwright, "pretrain_3b.sh", to, "4x8xH100")
+    assert '"$checkout"/train.py' in Path("job/pretrain_3b.sbatch").read_text()
+    back = job_for("job/pretrain_3b.sbatch", None, "4x8xH100", [], model="llama3.2-3b").recipe
+    assert (back.train.steps, back.train.seed, back.optimizer.lr) == (47683, 1234, 0.0003)
+    assert (back.schedule.name, back.schedule.warmup_steps, back.schedule.min_lr) == ("cosine", 2000, 3e-05)
+
+
+def test_a_job_reads_the_arguments_of_its_own_name(meshwright: Any, case: Any) -> None:
+    case("mlm_dense")
+    _launch(meshwright, "pretrain_3b.sh", "accelerate", "4x8xH100")
+    text = Path("job/pretrain_3b_args.py").read_text()
+    Path("job/a_args.py").write_text(text.replace("max_steps=47683", "max_steps=5"))
+    assert job_for("job/pretrain_3b.sbatch", None, "4x8xH100", [], model="llama3.2-3b").recipe.train.steps == 47683
+
+
+def test_a_program_in_the_folder_of_the_submission_is_read(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("sft.py").write_text(
+        "from trl import SFTConfig, SFTTrainer\n"
+        'SFTTrainer(model="meta-llama/Llama-3.2-1B", args=SFTConfig(learning_rate=3e-5, max_steps=77))\n'
+    )
+    Path("run.sbatch").write_text(
+        "#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --gpus-per-node=8\n"
+        "srun torchrun --nproc-per-node=8 $SLURM_SUBMIT_DIR/sft.py\n"
+    )
+    found = job_for("run.sbatch", None, "8xH100", [])
+    assert (found.recipe.train.steps, found.recipe.optimizer.lr) == (77, 3e-5)
+    assert (
+        "the arguments of the program are read from sft.py" in meshwright("check", "run.sbatch", "--gpus", "H100").out
+    )
+
+
+@pytest.mark.parametrize("name", ["mlm_moe", "trl_qlora"])
+def test_a_job_of_megatron_bridge_is_read(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert swept([name], ["megatron-bridge"], ["launch"]).problems == []
+
+
+BRIDGE = """
+from megatron.bridge.recipes.llama import llama3_8b_pretrain_config
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.pretrain import pretrain
+{overrides}
+cfg = llama3_8b_pretrain_config()
+cfg.train.train_iters = 500
+pretrain(cfg, forward_step)
+"""
+
+
+def test_a_script_that_starts_a_program_of_megatron_bridge(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Overrides are read where the program applies them; other arguments are listed."""
+    monkeypatch.chdir(tmp_path)
+    applied = "from megatron.bridge.training.utils.omegaconf_utils import process_config_with_overrides"
+    Path("run.sh").write_text("torchrun --nproc-per-node=8 pre.py train.train_iters=900 --fast\n")
+    Path("pre.py").write_text(BRIDGE.format(overrides=applied))
+    assert job_for("run.sh", None, "8xH100", []).recipe.train.steps == 900
+    found = meshwright("check", "run.sh", "--gpus", "8xH100").out
+    assert "only pre.py knows its arguments: --fast" in found
+    Path("pre.py").write_text(BRIDGE.format(overrides=""))
+    assert job_for("run.sh", None, "8xH100", []).recipe.train.steps == 500
+    found = meshwright("check", "run.sh", "--gpus", "8xH100").out
+    assert "only pre.py knows its arguments: train.train_iters=900 --fast" in found
