@@ -81,7 +81,7 @@ CASES = (
     UserFile("trl_grpo", "grpo.sh", "8xH100"),
     UserFile("trl_py", "train.py", "1xH100"),
     UserFile("hf_py", "train.py", "4xH100"),
-    UserFile("hf_clm_scratch", "run_clm.sh", "4xA100-80"),
+    UserFile("hf_clm_scratch", "run_clm.sh", "4xA100-80", ("--model", "./config.json")),
     UserFile("unsloth_py", "unsloth_train.py", "1xRTX4090"),
     UserFile("axolotl_qlora", "axolotl.yml", "1xRTX4090"),
     UserFile("axolotl_full", "full.yml", "8xA100-80"),
@@ -247,7 +247,8 @@ def shape(job: Job) -> dict[str, object]:
     """Return the numbers of a model that decide what is trained."""
     spec = msgspec.to_builtins(job.model)
     described = ("name", "hf_id", "title", "aliases", "notes", "max_seq_length", "tags", "source", "published_total")
-    return {f"model.{key}": value for key, value in spec.items() if key not in described}
+    classes = ("family", "model_type", "hf_class")  # files of sizes, such as Megatron-LM's, name no class
+    return {f"model.{key}": value for key, value in spec.items() if key not in (*described, *classes)}
 
 
 def decisive(recipe: Recipe, job: Job) -> list[str]:
@@ -372,7 +373,7 @@ class Sweep:
         try:
             job = read(source, user.gpus, options)
         except MeshwrightError:
-            source = self.other_trainer(user, checked)
+            source = self.other_trainer(user)
             if not source:
                 return
             options = ()
@@ -395,17 +396,18 @@ class Sweep:
             if "launch" in self.paths:
                 self.launch(user, to, source, job, folder, options)
 
-    def other_trainer(self, user: UserFile, checked: Output) -> str:
+    def other_trainer(self, user: UserFile) -> str:
         """Save the plan that the refusal of a file prints; return its file."""
-        command = next((one for one in own_commands(checked) if one.startswith("meshwright recommend")), "")
+        refused = call("recommend", user.file, "--gpus", user.gpus, *user.options)
+        command = next((one for one in own_commands(refused) if one.startswith("meshwright recommend")), "")
         if not command:
-            self.add(user, "check", "", "no way out", _last(checked))
+            self.add(user, "recommend", "", "no way out", _last(refused))
             return ""
         planned = call(*shlex.split(command)[1:], "--save", "saved.toml")
         if planned.code:
-            self.add(user, "check", "", "refused command", f"{command} → {_last(planned)}")
+            self.add(user, "recommend", "", "refused command", f"{command} → {_last(planned)}")
             return ""
-        self.commands(user, "check", "", planned)
+        self.commands(user, "recommend", "", planned)
         return "saved.toml"
 
     def export(

@@ -103,3 +103,38 @@ def test_a_script_that_starts_a_program_of_megatron_bridge(
     assert job_for("run.sh", None, "8xH100", []).recipe.train.steps == 500
     found = meshwright("check", "run.sh", "--gpus", "8xH100").out
     assert "only pre.py knows its arguments: train.train_iters=900 --fast" in found
+
+
+def test_fine_tuning_reads_the_lines_of_a_text_file(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A .txt file was an unsupported file type, without a fix."""
+    monkeypatch.chdir(tmp_path)
+    Path("corpus.txt").write_text("one line\n\nanother line\r\nthe last one")
+    from meshwright.engine.data.files import find_rows
+
+    rows = find_rows(Path("corpus.txt"), "train")
+    assert [row["text"] for _, row in rows] == ["one line", "another line", "the last one"]
+    assert [where for where, _ in rows.read(1)] == ["corpus.txt:3", "corpus.txt:4"]
+    found = meshwright("recommend", "llama3.2-1b", "--goal", "sft", "--dataset", "corpus.txt", "--gpus", "4xH100")
+    assert found.code == 0
+    assert "corpus.txt: each line is a sample; --goal continued-pretraining trains on it as one text" in found.out
+
+
+def test_a_text_file_beside_rows_is_no_data(tmp_path: Path) -> None:
+    from meshwright.engine.data.files import find_rows
+
+    (tmp_path / "README.txt").write_text("about this data")
+    assert [row for _, row in find_rows(tmp_path, "train")] == [{"text": "about this data"}]
+    (tmp_path / "a.jsonl").write_text('{"text": "x"}\n')
+    assert [row for _, row in find_rows(tmp_path, "train")] == [{"text": "x"}]
+
+
+def test_automodel_has_no_dataset_of_plain_text(meshwright: Any, case: Any) -> None:
+    case("hf_py")
+    words = ("export", "train.py", "--gpus", "4xH100", "--out", "out")
+    found = meshwright(*words, "--to", "automodel")
+    assert found.code == 2
+    assert "AutoModel has no dataset class for plain text" in found.err
+    assert "fix:   --to accelerate | --to deepspeed" in found.err
+    assert meshwright(*words, "--to", "accelerate", "layout.micro_batch_size=4").code == 0

@@ -176,5 +176,5 @@ def check_data(target: str, overrides: Sequence[str] = ()) -> CheckResult:
             "data.validation_part keeps equal conversations on one side"
         )
         notes = (f"{counted} ({parts}){unused}", *([repeated] if found.duplicates else []), *notes)
-    notes = (*filter(None, (rows.delimiters,)), *notes)
+    notes = (*filter(None, (rows.format_note,)), *notes)
     return CheckResult(DATASET, VERSION, ENGINES[0], target, recipe, None, None, findings, None, notes=notes)

@@ -96,7 +96,7 @@ def dataset_notes(recipe: Recipe) -> tuple[str, ...]:
 
 
 def _delimiter_notes(recipe: Recipe) -> Iterable[str]:
-    found = _rows_of(Path(recipe.data.dataset).expanduser(), recipe.data.split, lambda rows: rows.delimiters)
+    found = _rows_of(Path(recipe.data.dataset).expanduser(), recipe.data.split, lambda rows: rows.format_note)
     return (found,) if found else ()
 
 

@@ -58,8 +58,8 @@ def open_rows(name: str, split: str, streaming: bool = False) -> Rows:
         if name in REGISTRY:
             note(f"dataset {name} is {path.resolve()}, not the registered dataset {REGISTRY[name].hub_id}")
         found = find_rows(path, split, name)
-        if found.delimiters:
-            note(found.delimiters)
+        if found.format_note:
+            note(found.format_note)
         return found
     if path.is_absolute() or name.startswith((".", "~")) or name.endswith("/") or name.count("/") > 1:
         raise missing_path(name, FIELD)

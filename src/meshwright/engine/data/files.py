@@ -1,4 +1,4 @@
-"""Reads rows of JSONL, JSON, CSV, TSV, Parquet and saved datasets, each with its location for error messages."""
+"""Reads rows of JSONL, JSON, CSV, TSV, Parquet, lines of text and saved datasets, each with its location for error messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ Row = dict[str, Any]
 OnBadRow = Callable[[InputError], None]
 FIELD = "data.dataset"
 FILE = "file"  # field of an error about the file itself, not about one of its rows
-SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", *csv_format.SUFFIXES, ".parquet")
+SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", *csv_format.SUFFIXES, ".parquet", ".txt")
+TEXT = ".txt"  # a row per line, as the text builder of datasets reads it
 SAVED_DATASET_FILES = ("dataset_info.json", "state.json")  # written by Dataset.save_to_disk
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
 # The split is the first word of the file name (train-00000-of-00002.parquet) or of its folder.
@@ -80,8 +81,13 @@ class Rows:
         return found[1]
 
     @property
-    def delimiters(self) -> str:
-        """A sentence about what separates the columns of its CSV files; empty if it is a comma."""
+    def format_note(self) -> str:
+        """A sentence about how its files are read: what separates columns if not a comma, and that a line is a sample.
+
+        Empty if nothing is unusual.
+        """
+        if self.files and all(path.suffix.lower() == TEXT for path in self.files):
+            return f"{self.name}: each line is a sample; --goal continued-pretraining trains on it as one text"
         found = csv_format.other_delimiters(self.files)
         return f"{self.name}: columns are separated by {found}" if found else ""
 
@@ -148,6 +154,7 @@ def _split_files(folder: Path, split: str, name: str) -> list[Path]:
     """Return the files of one split; files without a split name count as train."""
     files = sorted(path for path in folder.rglob("*") if path.is_file() and longest_suffix(path))
     files = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    files = [path for path in files if path.suffix.lower() != TEXT] or files  # beside rows, a .txt file describes them
     if not files:
         raise InputError(f"the folder has no readable files ({', '.join(SUFFIXES)})", field=FIELD, value=name)
     by_split: dict[str, list[Path]] = {}
@@ -281,6 +288,20 @@ def _json(path: Path, start: int) -> RowIterator:
         yield where, None if number < start else _object(where, row)
 
 
+def _text_lines(path: Path, start: int) -> RowIterator:
+    seen = 0
+    with _open(path) as lines:
+        for number, line in enumerate(lines, 1):
+            where = f"{path}:{number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
+            except UnicodeDecodeError:
+                raise row_error(str(path), "the file is not UTF-8", csv_format.utf8_fix(path)) from None
+            if text.strip():
+                seen += 1
+                yield where, None if seen <= start else {"text": text}
+
+
 def csv_rows(path: Path, start: int = 0) -> RowIterator:
     """Yield each row of a CSV file from row `start` on; an error for one that does not have the header's columns."""
     with _open(path) as file:
@@ -344,6 +365,7 @@ _READERS = {
     ".json": _json,
     **dict.fromkeys(csv_format.SUFFIXES, csv_rows),
     ".parquet": _parquet,
+    TEXT: _text_lines,
 }
 
 

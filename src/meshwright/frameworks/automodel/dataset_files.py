@@ -22,6 +22,10 @@ ROLES = ("system", "user", "assistant", "tool")
 SHAREGPT_ROLES = ("system", "human", "user", "gpt", "assistant", "chatgpt", "model", "bot")  # in conversations
 CHATS = ("messages", "conversations")  # columns that ChatDataset reads
 WEIGHTS = "an assistant message has weight 0, and every one would be trained on: only meshwright train leaves it out"
+NO_TEXT = (
+    "AutoModel has no dataset class for plain text in fine-tuning: its samples are messages, or prompts and answers"
+)
+TEXT_READERS = ("--to accelerate", "--to deepspeed")  # targets whose written program trains on texts
 CHECKED_ROWS = 20_000  # of a file that is only checked
 
 
@@ -56,6 +60,8 @@ def as_messages(data: Data) -> str:
         first = first or detect_columns(row, data.columns, data.dataset)
         same = bool(data.columns) or all(name in row for key, name in first.items() if key in REQUIRED)
         found = parse_conversation(row, first if same else detect_columns(row, {}, where), where)
+        if found.text and not found.messages:
+            raise InputError(NO_TEXT, "data.dataset", data.dataset, fix=TEXT_READERS)
         tools = {} if found.tools is None else {"tools": found.tools}
         line = {"messages": _with_call_ids([_known_role(one) for one in found.messages]), **tools}
         if reason := _row_problem(line, {}):
