@@ -1,4 +1,4 @@
-"""Reads rows of JSONL, JSON, CSV, TSV, Parquet, lines of text and saved datasets, each with its location for error messages."""
+"""Reads rows of JSONL, JSON, CSV, TSV, Parquet, text lines and saved datasets, with locations for error messages."""
 
 from __future__ import annotations
 
