@@ -30,6 +30,7 @@ from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -38,7 +39,7 @@ RESULTS = ROOT / "benchmarks" / "results" / "rehearse_h200.json"
 STEPS = 12
 RANK_STEPS = 4
 RANKS_S = 150.0
-GLOO_SIZES = tuple(2**n for n in (14, 18, 21, 24, 26, 27))
+GLOO_REPEATS = 6
 COMPILED = ("kernels.compile=true",)
 PLAIN = (
     "layout.tp=1", "layout.pp=1", "layout.vp=1", "layout.cp=1", "layout.ep=1", "layout.etp=1",
@@ -252,19 +253,38 @@ def dry_run_gib(job: Cluster) -> float | None:
 # --- ranks that share the GPU --------------------------------------------------------------------------------------
 
 
-def gloo_points(process: Any, dtype: str, largest: int) -> list[dict[str, Any]] | None:
-    """Time gloo's collectives on this rank's device; every rank makes the same calls."""
+class AskedNetwork:
+    """Writes down which collectives a step uses; they take next to no time."""
+
+    blocks_host = True
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def seconds(self, kind: str, size: int, ranks: Any, axis: str) -> float:
+        with self.path.open("a") as file:
+            file.write(json.dumps([kind, size, len(ranks)]) + "\n")
+        return 1e-5
+
+    def asked(self) -> list[list[Any]]:
+        return [list(one) for one in sorted({tuple(json.loads(text)) for text in self.path.read_text().splitlines()})]
+
+
+def gloo_points(process: Any, dtype: str, asked: list[list[Any]]) -> list[dict[str, Any]] | None:
+    """Time gloo's collectives of some sizes on this rank's device; every rank makes the same calls."""
     import torch
     import torch.distributed as dist
 
-    world, device, kind = dist.get_world_size(), process.device, getattr(torch, dtype)
-    points = []
+    world, device = dist.get_world_size(), process.device
+    groups: dict[int, Any] = {}
+    for count in sorted({ranks for _, _, ranks in asked}):  # neighbours form a group
+        members = [list(range(first, first + count)) for first in range(0, world, count)]
+        made = [dist.new_group(one) if count < world else dist.group.WORLD for one in members]
+        groups[count] = next(group for group, one in zip(made, members, strict=True) if process.rank in one)
 
-    def timed(name: str, size: int, call: Any) -> None:
-        repeats = 3 if size >= 2**24 else 8
-        call()
+    def seconds(call: Any) -> float:
         times = []
-        for _ in range(repeats):
+        for _ in range(GLOO_REPEATS):
             dist.barrier()
             if device.type == "cuda":
                 torch.cuda.synchronize()
@@ -273,28 +293,28 @@ def gloo_points(process: Any, dtype: str, largest: int) -> list[dict[str, Any]] 
             if device.type == "cuda":
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - start)
-        points.append({"kind": name, "ranks": world, "bytes": size, "s": sorted(times)[len(times) // 2]})
+        return sorted(times[1:])[len(times) // 2 - 1]
 
-    for size in GLOO_SIZES:
-        if size > largest:
-            continue
-        count = size // kind.itemsize // world * world
-        full = torch.randn(count, device=device).to(kind)
-        part = torch.empty(count // world, device=device, dtype=kind)
-        gathered = torch.randn(size // 2 // world * world, device=device).to(torch.bfloat16)
-        piece = gathered[: gathered.numel() // world].clone()
-        timed("all_gather", size, lambda a=gathered, b=piece: dist.all_gather_into_tensor(a, b))
-        timed("reduce_scatter", size, lambda a=part, b=full: dist.reduce_scatter_tensor(a, b))
-        timed("all_reduce", size, lambda a=full: dist.all_reduce(a))
+    points = []
+    for kind, size, count in asked:
+        number = torch.bfloat16 if kind == "all_gather" else getattr(torch, dtype)
+        elements = max(size // number.itemsize // count, 1) * count
+        full = torch.randn(elements, device=device).to(number)
+        part, group = full[: elements // count].clone(), groups[count]
+        calls = {
+            "all_gather": lambda a=full, b=part, g=group: dist.all_gather_into_tensor(a, b, group=g),
+            "reduce_scatter": lambda a=full, b=part, g=group: dist.reduce_scatter_tensor(b, a, group=g),
+            "all_reduce": lambda a=full, g=group: dist.all_reduce(a, group=g),
+        }
+        points.append({"kind": kind, "ranks": count, "bytes": size, "s": seconds(calls[kind])})
     return points if process.rank == 0 else None
 
 
-def measured_gloo(job: Ranks, device: str, largest: int) -> list[dict[str, Any]]:
+def measured_gloo(job: Ranks, device: str, asked: list[list[Any]]) -> list[dict[str, Any]]:
     """Time gloo in a fresh process: ranks that use the GPU can be forked only from one that never asked for it."""
-    asked = [str(job.world), job.dtype, device, str(largest)]
     environment = {**os.environ, "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__, "--gloo", *asked],
+        [sys.executable, "-W", "ignore", __file__, "--gloo", str(job.world), job.dtype, device, json.dumps(asked)],
         capture_output=True, text=True, timeout=RANKS_S, env=environment, check=False,
     )  # fmt: skip
     if done.returncode:
@@ -303,12 +323,12 @@ def measured_gloo(job: Ranks, device: str, largest: int) -> list[dict[str, Any]]
     return found
 
 
-def time_gloo(world: str, dtype: str, device: Any, largest: str) -> None:
+def time_gloo(world: str, dtype: str, device: Any, asked: str) -> None:
     """Print the times of gloo's collectives between ranks of this machine."""
     from meshwright.engine.processes import fork
 
     settings: dict[str, Any] = {"timeout": RANKS_S, "device_type": device, "backend": "gloo"}
-    print(json.dumps(fork(int(world), gloo_points, dtype, int(largest), **settings)[0]))
+    print(json.dumps(fork(int(world), gloo_points, dtype, json.loads(asked), **settings)[0]))
 
 
 def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
@@ -333,8 +353,6 @@ def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
     if "error" in measured:
         return failed(row, measured, "bench")
     device = "cpu" if smoke else "cuda"
-    largest = 2**21 if smoke else GLOO_SIZES[-1]
-    points = measured_gloo(job, device, largest)
     gpus = clusters.cluster(f"{job.world}xH200")
     recipe = override.apply(job_for(words[0], None, str(gpus), ()).runnable(), words[1:])
     family = family_of(recipe)
@@ -342,10 +360,20 @@ def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
     if smoke:
         recipe, config = tiny_recipe(recipe, config, job.world, override.requested(recipe, words[1:]))
     case = validate(recipe, family.spec_of(recipe, config), gpus)
-    network = MeasuredNetwork(points, blocks_host=True, source="gloo")
     gpu = None if smoke else clusters.cluster("auto").gpu
-    plan = _Plan(case, config, Device(device, gpu), network, 1.0, [0], None, 60.0)
-    task = plan.task((0, (0,)), None)
+
+    def task_on(network: Any) -> Any:
+        plan = _Plan(case, config, Device(device, gpu), network, 1.0, [0], None, 60.0)
+        return plan, plan.task((0, (0,)), None)
+
+    from rehearse_h200 import AskedNetwork as Asked  # by a name that the rank's process can import
+
+    with TemporaryDirectory() as folder:
+        asked = Asked(Path(folder, "asked"))
+        trial = replace(task_on(asked)[1], fixed_steps=1)
+        run_parallel(rehearse_rank, [trial], 1, lambda _: None, lambda _: job.name, children="spawn")
+        points = measured_gloo(job, device, asked.asked())
+    plan, task = task_on(MeasuredNetwork(points, blocks_host=True, source="gloo"))
     barrier = mp.get_context("spawn").Barrier(job.world, timeout=RANKS_S)
     tasks = [replace(task, fixed_steps=RANK_STEPS, together=barrier) for _ in range(job.world)]
     found = run_parallel(rehearse_rank, tasks, job.world, lambda _: None, lambda _: job.name, children="spawn")
@@ -405,7 +433,7 @@ def main() -> int:
     options.add_argument("--again", action="store_true")
     options.add_argument("--memory", action="store_true")
     options.add_argument("--smoke", action="store_true")
-    options.add_argument("--gloo", nargs=4, metavar=("RANKS", "DTYPE", "DEVICE", "BYTES"))
+    options.add_argument("--gloo", nargs=4, metavar=("RANKS", "DTYPE", "DEVICE", "COLLECTIVES"))
     asked = options.parse_args()
     if asked.gloo:
         time_gloo(*asked.gloo)

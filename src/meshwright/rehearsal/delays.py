@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ SHORTEST_S = 2e-6  # a kernel launch takes as long
 SPIN_S = 5e-4  # time.sleep is not more precise
 MOST_NS = 2_000_000_000  # of one waiting kernel: its argument has 32 bits
 TOLERANCE = 0.1  # of a trial wait of 1 ms
+GLOO_THREADS = 2  # of a process group, by torch's default
 _WAIT_SOURCE = """
 extern "C" __global__ void wait_ns(int ns) {
   unsigned long long start, now;
@@ -133,23 +135,50 @@ class StreamDelays:
         return StreamWork(end, stream, result), (start, end)
 
 
+class ThreadWork(FinishedWork):
+    """A collective that a thread of the host carries out."""
+
+    def __init__(self, done: Future[None], result: Any) -> None:
+        super().__init__(result)
+        self.done = done
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Block the caller until its end."""
+        self.done.result()
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether its end has passed."""
+        return self.done.done()
+
+
 class HostDelays:
-    """Delays on the host's clock: each collective blocks its rank's CPU, as gloo does."""
+    """Delays on the host: a collective occupies a thread of its group, as with gloo, and waiting blocks the CPU."""
 
     def __init__(self, on_gpu: bool) -> None:
         self.on_gpu = on_gpu
-        self.free_s: dict[tuple[str, str], float] = {}
+        self.free_s: dict[tuple[str, str], list[float]] = {}
+        self.threads: dict[tuple[str, str], ThreadPoolExecutor] = {}
 
     def place(
         self, lane: tuple[str, str], seconds: float, fill: Callable[[], int], result: Any, record: bool
     ) -> tuple[FinishedWork, Any]:
-        """Place a collective after the work of the current stream and of its group."""
-        if self.on_gpu:
-            cuda.current_stream().synchronize()  # gloo reads the data on the host
-        start = max(time.perf_counter(), self.free_s.get(lane, 0.0))
+        """Place a collective after the work of the current stream, on the next free thread of its group."""
         fill()
-        end = self.free_s[lane] = start + seconds
+        if self.on_gpu:
+            threads = self.threads.setdefault(lane, ThreadPoolExecutor(GLOO_THREADS))
+            ready = cuda.current_stream().record_event()
+            return ThreadWork(threads.submit(_after, ready, seconds), result), (None, None)
+        free_s = self.free_s.setdefault(lane, [0.0] * GLOO_THREADS)
+        start = max(time.perf_counter(), min(free_s))
+        free_s[free_s.index(min(free_s))] = end = start + seconds
         return HostWork(end, result), (start, end)
+
+
+def _after(ready: Any, seconds: float) -> None:
+    """Take some seconds from the time at which the GPU has the data."""
+    ready.synchronize()
+    time.sleep(seconds)  # without spinning, which would keep the rank's own thread from its work
 
 
 def waiting_kernel() -> Callable[[float], None]:

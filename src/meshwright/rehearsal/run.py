@@ -130,8 +130,9 @@ class _Plan:
             return MICRO_BATCHES
         if self.layout.pp_schedule in ("gpipe", "looped_bfs"):  # they hold the activations of all
             return self.micro_batches
-        rounds = 1 if self.layout.pp_schedule == "1f1b" else 2
-        return max(rounds * self.layout.pp, MICRO_BATCHES)
+        # The last activations come after a backward pass, which leaves gradients.
+        enough = self.layout.pp + 1 if self.layout.pp_schedule == "1f1b" else 2 * self.layout.pp
+        return max(enough, MICRO_BATCHES)
 
     def task(self, kind: tuple[int, tuple[int, ...]], most: int | None) -> RankTask:
         """Return the task of a kind of rank with at most so many layers in each chunk."""
