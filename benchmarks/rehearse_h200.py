@@ -349,7 +349,7 @@ def ranks(job: Ranks, smoke: bool) -> dict[str, Any]:
     more = ["--tiny"] if smoke else []
     if smoke:
         words = [word for word in words if not word.startswith("data.seq_length")] + ["data.seq_length=64"]
-    measured = command(["bench", *words, f"train.steps={STEPS - 2}", "--nproc", str(job.world), *more], RANKS_S)
+    measured = command(["bench", *words, f"train.steps={RANK_STEPS + 2}", "--nproc", str(job.world), *more], RANKS_S)
     if "error" in measured:
         return failed(row, measured, "bench")
     device = "cpu" if smoke else "cuda"
