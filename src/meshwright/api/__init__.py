@@ -38,7 +38,7 @@ _NAMES = {
     "api.catalogues": "find_model find_recipes gpu_catalogue model_part recipe"
     " recipe_text rule_catalogue verification_reports",
     "api.check_targets": "SkippedFile expand is_checked nothing_checked why_skipped",
-    "api.checks": "check check_response export",
+    "api.checks": "check check_response engine_of export",
     "api.ci_formats": "distinct_findings github sarif",
     "api.suppression": "entries_of missing_entries read_baseline require_rules write_baseline",
     "api.comparison": "compare compare_response",

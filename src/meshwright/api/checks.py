@@ -70,6 +70,11 @@ OF_PROGRAM = ("optimizer.supported", "learning_rate.supported", "precision.forma
 REPAIR_ROUNDS = 4
 
 
+def engine_of(name: str) -> str:
+    """Return the engine that runs the files of a framework; our own for meshwright."""
+    return ENGINES[0] if name == ENGINES[0] else frameworks.framework(name).engine
+
+
 @verb(requests.Check)
 def check(request: requests.Check) -> CheckResult:
     """Return the findings for a recipe by name or value, or for a file of any framework."""

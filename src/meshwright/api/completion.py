@@ -13,7 +13,7 @@ from meshwright.errors import closest
 from meshwright.recipes import index
 from meshwright.recipes.types import ENGINES, GOALS
 
-_COUNT = re.compile(r"\s*((?:\d{1,6}\s*[x×*]\s*){1,2})(.*)", re.IGNORECASE)
+_COUNT = re.compile(r"\s*(\d{1,6}(?:\s*[x×*]\s*\d{1,6})?)(?:\s*[x×*]\s*|\s+|$)(.*)", re.IGNORECASE)
 
 
 def _clusters(typed: str) -> list[str]:
@@ -21,15 +21,20 @@ def _clusters(typed: str) -> list[str]:
     counted = _COUNT.fullmatch(typed)
     if counted is None:
         return [f"{gpu.gpus_per_node}x{gpu.name}" for gpu in clusters.gpus()]
-    count = re.sub(r"\s*[x×*]\s*", "x", counted[1].strip(), flags=re.IGNORECASE)
-    return [f"{count}{gpu.name}" for gpu in clusters.gpus()]
+    count = re.sub(r"\s*[x×*]\s*", "x", counted[1], flags=re.IGNORECASE)
+    return [f"{count}x{gpu.name}" for gpu in clusters.gpus()]
+
+
+def _models(typed: str) -> Sequence[str]:
+    """Return catalogue names, or Hugging Face ids if an organization was typed."""
+    return models.hub_ids() if "/" in typed else models.names()
 
 
 ADAPTER_GOALS = ("lora", "qlora", "dora")
 NAMES: dict[str, Callable[[str], Iterable[str]]] = {
-    "models": lambda _: models.names(),
+    "models": _models,
     "recipes": lambda _: index.names(),
-    "targets": lambda _: (*models.names(), *index.names()),
+    "targets": lambda typed: (*_models(typed), *index.names()),
     "gpus": lambda _: (gpu.name for gpu in clusters.gpus()),
     "clusters": _clusters,
     "goals": lambda _: (*GOALS, *ADAPTER_GOALS),

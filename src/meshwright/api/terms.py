@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from meshwright.clusters import FILE_KEYS
+from meshwright.recipes.types import recipe_fields
 
 TERMS = {
     "contract": "settings that determine the trained weights (data, batch, optimizer); a change is a new experiment",
@@ -118,6 +120,15 @@ LEGEND = {
     "other": "launch gaps, slow ranks",
 }
 """The same in a few words, for the line under a report."""
+
+
+@cache
+def meanings() -> Mapping[str, str]:
+    """Return the terms and the layout's fields, each with its meaning in one sentence."""
+    fields = {key.partition(".")[2]: one.text for key, one in recipe_fields().items() if one.kind == "layout"}
+    return {**fields, **TERMS}
+
+
 VISIBLE_GIB, VISIBLE_SHARE = 0.05, 0.005
 
 

@@ -131,6 +131,11 @@ def names() -> tuple[str, ...]:
     return tuple(_entries())
 
 
+def hub_ids() -> tuple[str, ...]:
+    """Return the Hugging Face ids of the shipped models, in catalogue order."""
+    return tuple(dict.fromkeys(str(entry["hf_id"]) for entry in _entries().values() if entry.get("hf_id")))
+
+
 def search(query: str) -> list[str]:
     """Return the names that contain every word of a query, e.g. `qwen3 vl`; a size such as 8b is that of the model.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from math import floor, log10
 from typing import Any
 from urllib.parse import urlencode
 
@@ -67,6 +68,49 @@ def memory(estimate: Answer, stages: Mapping[str, Mapping[str, float]] | None = 
         ],
         "parts": [(name, gib[name]) for name in PARTS],
     }
+
+
+WIDE_PCT = 30  # of a band: from here on the interval is the headline, not the value in its middle
+
+
+def tiles(estimate: Answer, of: str = "estimate") -> list[dict[str, Any]]:
+    """Return the headline figures with the interval of each; speed only if the training fits."""
+    band, gib = estimate["band"], estimate["memory_gib"]
+    memory_band = band["memory_low_gib"], band["memory_high_gib"], band["memory_pct"]
+    rows = [_tile(f"{of}.memory_gib.total", "memory per GPU", "", gib["total"], *memory_band, "GiB")]
+    rows[0]["note"] = f"of {gib['capacity']:.1f} GiB"
+    if not estimate["fits"]:
+        return rows
+    slow, fast = estimate["step_s"] / band["step_high_s"], estimate["step_s"] / band["step_low_s"]
+    speeds = {
+        "tokens_per_s_per_gpu": ("tokens/s per GPU", "tokens/s/gpu", "", 1),
+        "mfu": ("MFU", "mfu", "%", 100),
+        "tflops_per_gpu": ("TFLOP/s per GPU", "tflops", "", 1),
+    }
+    pct = band["step_pct"]
+    rows.append(
+        _tile(f"{of}.step_s", "step", "", estimate["step_s"], band["step_low_s"], band["step_high_s"], pct, "s")
+    )
+    for name, (label, term, unit, scale) in speeds.items():
+        value = estimate[name]
+        rows.append(_tile(f"{of}.{name}", label, term, value, value * slow, value * fast, pct, unit, scale))
+    return rows
+
+
+def _tile(
+    of: str, label: str, term: str, value: float, low: float, high: float, pct: float, unit: str, scale: float = 1
+) -> dict[str, Any]:
+    shown, least, most = (_to_band(one * scale, low * scale, high * scale) for one in (value, low, high))
+    return {
+        "of": of, "label": label, "term": term, "value": value, "unit": unit, "pct": pct, "wide": pct >= WIDE_PCT,
+        "shown": shown, "low": least, "high": most, "note": "",
+    }  # fmt: skip
+
+
+def _to_band(value: float, low: float, high: float) -> str:
+    """Return a number with no more digits than its band supports."""
+    place = floor(log10(max(high - low, 1e-12) / 10))
+    return f"{round(value, -place):,.{max(-place, 0)}f}"
 
 
 def step(estimate: Answer) -> dict[str, Any]:

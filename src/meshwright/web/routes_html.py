@@ -19,7 +19,7 @@ from meshwright.api.inputs import Request as ApiRequest
 from meshwright.api.requests import CONFIG
 from meshwright.api.summary import layout_summary
 from meshwright.errors import InputError
-from meshwright.web import charts, presenters
+from meshwright.web import charts, presenters, quick_choices
 from meshwright.web.errors import error_of, to_error
 from meshwright.web.routes_api import dispatcher_of
 from meshwright.web.templates import render
@@ -39,13 +39,6 @@ ASK = verb_fields(requests.Recommend, "explain")
 EXPLORE = verb_fields(requests.Plan, "top", "everything")
 SCALE = verb_fields(requests.Scale)
 CHECK = (*verb_fields(requests.Check, "target"), "example")
-EXAMPLES = (
-    ("llama3-8b", "8xH100", "sft"),
-    ("llama3-70b", "64xH100", "pretrain"),
-    ("qwen3-30b-a3b", "4x8xH200", "pretrain"),
-    ("deepseek-v3", "256xGB200", "pretrain"),
-    ("llama3-70b", "8xH100", "peft"),
-)
 VERBATIM = ("text", "config")  # kept with their leading spaces: findings have lines and columns
 MAX_FIELDS = 200
 TOP = 10
@@ -131,29 +124,50 @@ def layout_view(answer: Answer) -> dict[str, Any]:
 
 @router.api_route("/", methods=["GET", "POST"])
 async def recommend(request: Request) -> HTMLResponse:
-    """Recommend a recipe."""
+    """Recommend a recipe; before the user has asked, for the default question."""
     form = await form_fields(request, ASK)
+    if not any(form.values()):
+        form |= quick_choices.DEFAULT
     plan, error = Answer(), None
-    if any(form.values()):
+    if not (form["model"] or form["config"]):
+        reason = "type a model's name or Hugging Face id, choose one below, or drop its config.json"
+        error = to_error(reason, "model", fix=quick_choices.MODELS[:3])["error"]
+    else:
         plan, error = await ask_form(request, "recommend", form, explain=True)
     shown = _recommended(plan, form) if plan else {}
-    return await page(request, "ask.html", form=form, error=error, examples=EXAMPLES, **shown)
+    return await page(
+        request,
+        "ask.html",
+        form=form,
+        error=error,
+        fixes=quick_choices.applied_fixes(error, form) if error else None,
+        chips=quick_choices.chips(form, plan["question"] if plan else None),
+        **shown,
+    )
 
 
 def _recommended(plan: Answer, form: FormFields) -> dict[str, Any]:
-    own = bool(form["config"])
+    own, linked = bool(form["config"]), presenters.linkable(form)
     return {
         "plan": plan,
         **layout_view(plan),
         "counts": presenters.counted(plan["findings"]),
         "cli": presenters.command("recommend", requests.Recommend, {**form, "model": CONFIG if own else form["model"]}),
         "permalink": presenters.query(form),
-        "try_with": (lambda overrides: presenters.with_override(form, overrides))
-        if presenters.linkable(form)
-        else None,
+        "linked": linked,
+        "try_with": (lambda overrides: presenters.with_override(form, overrides)) if linked else None,
+        "for_engine": lambda engine: presenters.query({**form, "engine": engine}),
+        "engine_of": {name: api.engine_of(name) for name in presenters.FRAMEWORKS},
+        "would_fit": quick_choices.would_fit(plan, form),
         "explore": _query(EXPLORE, {**form, "target": form["model"], "model": ""}),
-        "scale": _query(SCALE, {**form, "gpu": plan["question"]["gpus"].split("x")[-1]}),
+        "scale": _query(SCALE, {**form, "gpu": quick_choices.split_cluster(plan["question"]["gpus"])[1]}),
     }
+
+
+@router.get("/glossary")
+async def glossary(request: Request) -> HTMLResponse:
+    """Show all terms."""
+    return await page(request, "glossary.html")
 
 
 def _query(names: Sequence[str], form: Mapping[str, str]) -> str:

@@ -9,7 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from meshwright.api.inputs import TEXT_BYTES
-from meshwright.api.terms import TERMS
+from meshwright.api.terms import TERMS, meanings
 from meshwright.choices import ENGINES, FORMATS, GOALS
 from meshwright.display import amount, duration
 from meshwright.web import presenters
@@ -31,6 +31,7 @@ def environment() -> Environment:
     loaded.filters.update(short=presenters.shortened, seconds=presenters.seconds, pct=percent, gib=gib)
     loaded.filters.update(duration=duration, amount=amount)
     loaded.globals.update(asset=asset_url, num=number, step_labels=presenters.STEP_PARTS, text_bytes=TEXT_BYTES)
+    loaded.globals.update(tiles_of=presenters.tiles, meanings=meanings())
     loaded.globals.update(terms=TERMS, goals=GOALS, engines=ENGINES, formats=FORMATS, severities=presenters.SEVERITIES)
     loaded.tests["number"] = lambda value: isinstance(value, int | float)
     return loaded

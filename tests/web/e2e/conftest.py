@@ -19,6 +19,7 @@ import pytest
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 PATIENCE_MS = 60_000
+ABORTED = ("htmx:afterRequest", "htmx:sendAbort")  # htmx reports a request that a newer one replaces as an error
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +74,7 @@ class Watched:
         self.page.on("request", self._requested)
 
     def _on_console(self, message: Any) -> None:
-        if message.type in ("error", "warning"):
+        if message.type in ("error", "warning") and not message.text.startswith(ABORTED):
             self.wrong.append(f"{message.type}: {message.text}")
 
     def _requested(self, request: Any) -> None:

@@ -100,14 +100,15 @@ def test_every_page_is_reached_by_clicking(watched: Any) -> None:
 
 def test_asking_with_type_ahead_gives_the_numbers_of_the_command_line(watched: Any, meshwright: Any) -> None:
     page = watched.open("/")
+    page.fill("#f-model", "")
     with page.expect_response(lambda reply: "/complete/models" in reply.url and "llama3_7" in reply.url):
         page.locator("#f-model").press_sequentially("llama3_7")
     page.wait_for_selector("#l-model option[value=llama3_70b]", state="attached")
     page.fill("#f-model", "llama3_70b")
     page.fill("#f-gpus", "64xH100")
-    page.select_option("#f-goal", "pretrain")
+    page.check("#goal-pretrain")
     page.click("button.main")
-    page.wait_for_selector(".verdict")
+    page.wait_for_function("() => document.querySelector('#verdict').textContent.includes('8x8xH100 · pretrain')")
     answer = meshwright("recommend", "llama3_70b", "--gpus", "64xH100", "--goal", "pretrain", "--explain")
     numbers = watched.numbers("#answer")
     assert len(numbers) == 20 + 8 * answer["layout"]["pp"]  # 8 of every stage
@@ -117,6 +118,32 @@ def test_asking_with_type_ahead_gives_the_numbers_of_the_command_line(watched: A
     assert page.locator("#status").inner_text().startswith(f"Fits: {needed:.1f} of")
     page.reload()
     assert watched.numbers("#answer") == numbers
+
+
+def test_chips_and_typing_update_the_answer_and_terms_are_explained(watched: Any) -> None:
+    page = watched.open("/")
+    verdict = "(text) => document.querySelector('#verdict').textContent.includes(text)"
+    assert "llama3_8b on 8xH100" in page.locator("#verdict").inner_text()
+    page.locator("#chips-model .chip", has_text="llama3-70b").click()
+    page.wait_for_function(verdict, arg="llama3_70b on 8xH100")
+    page.locator("#chips-count .chip", has_text="64").click()
+    page.wait_for_function(verdict, arg="llama3_70b on 8x8xH100")
+    assert page.input_value("#f-gpus") == "64xH100"
+    assert "model=llama3-70b&gpus=64xH100" in page.url
+    assert page.locator("#chips-count [aria-current]").inner_text() == "64"
+    page.check("#goal-peft")
+    page.wait_for_function(verdict, arg="peft")
+    before = watched.numbers("#answer")
+    page.fill("#f-model", "lla")  # half a name: the last answer stays
+    page.wait_for_selector("#typing:not([hidden])")
+    assert watched.numbers("#answer") == before
+    page.fill("#f-model", "qwen3-8b")
+    page.wait_for_function(verdict, arg="qwen3_8b on 8x8xH100")
+    assert page.locator("#typing").is_hidden()
+    page.locator(".tiles .term", has_text="MFU").hover()
+    assert "utilization" in page.locator("#meaning").inner_text()
+    page.locator("#meaning a").click()
+    page.wait_for_url("**/glossary#mfu")
 
 
 def test_a_command_is_copied(watched: Any, meshwright: Any) -> None:
@@ -139,11 +166,11 @@ def test_a_dropped_config_is_asked_about(watched: Any, meshwright: Any, tmp_path
     page = watched.open("/")
     page.evaluate(DROP, ["#ask", "config.json", config])
     page.wait_for_function("() => document.getElementById('f-config').value.length > 100")
-    page.fill("#f-gpus", "8xH100")
-    page.select_option("#f-goal", "sft")
+    page.fill("#f-gpus", "4xH100")
+    page.check("#goal-sft")
     page.click("button.main")
-    page.wait_for_selector(".verdict")
-    answer = meshwright("recommend", str(tmp_path / "config.json"), "--gpus", "8xH100", "--goal", "sft", "--explain")
+    page.wait_for_function("() => document.querySelector('#verdict').textContent.includes('on 4xH100')")
+    answer = meshwright("recommend", str(tmp_path / "config.json"), "--gpus", "4xH100", "--goal", "sft", "--explain")
     numbers = watched.numbers("#answer")
     assert len(numbers) > 20
     assert all(value == at(answer, path) for path, value in numbers.items())
@@ -292,10 +319,11 @@ def test_asking_by_keyboard_alone(watched: Any) -> None:
     assert page.evaluate("() => document.activeElement.id") == "f-model"
     assert page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.keyboard.type("llama3-8b")
-    page.keyboard.press("Tab")
-    page.keyboard.type("8xH100")
+    while page.evaluate("() => document.activeElement.id") != "f-gpus":
+        page.keyboard.press("Tab")
+    page.keyboard.type("4xH100")
     page.keyboard.press("Enter")
-    page.wait_for_selector(".verdict")
+    page.wait_for_function("() => document.querySelector('#verdict').textContent.includes('on 4xH100')")
     page.locator("#t-meshwright").focus()
     page.keyboard.press("ArrowRight")
     assert page.evaluate("() => document.activeElement.id") == "t-megatron-lm"

@@ -50,6 +50,7 @@ async function take(file, into, named) {
     try { text = JSON.stringify(JSON.parse(text)); } catch { /* the response reports the error */ }
     const model = document.getElementById("f-model") || document.getElementById("f-target");
     if (model) model.value = "";
+    live.typing = false;
   }
   area.value = text;
   const details = area.closest("details");
@@ -72,6 +73,94 @@ for (const name of ["dragover", "dragleave", "drop"]) {
 document.addEventListener("change", (event) => {
   const input = event.target.closest("input[type=file][data-into]");
   if (input && input.files[0]) take(input.files[0], input.dataset.into, input.dataset.name);
+});
+
+// A form that answers while it is filled in: chips set a field, and every change asks again.
+const live = { timer: 0, typing: false };
+live.ask = (form, typing) => {
+  clearTimeout(live.timer);
+  live.typing = typing;
+  live.timer = setTimeout(() => form.requestSubmit(), typing ? 450 : 0);
+};
+document.addEventListener("click", (event) => {
+  const chip = event.target.closest(".chip[data-field]");
+  const form = chip && chip.closest("form[data-live]");
+  if (!form || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  document.getElementById(chip.dataset.field).value = chip.dataset.value;
+  if (chip.dataset.field === "f-model") document.getElementById("f-config").value = "";
+  for (const other of chip.parentElement.children) other.toggleAttribute("aria-current", other === chip);
+  live.ask(form, false);
+});
+document.addEventListener("input", (event) => {
+  const form = event.target.closest("form[data-live]");
+  if (form && event.target.matches("input[type=text], textarea")) live.ask(form, true);
+});
+document.addEventListener("change", (event) => {
+  const form = event.target.closest("form[data-live]");
+  if (form && !event.target.matches("input[type=file]")) live.ask(form, event.target.matches("input[type=text]"));
+});
+document.addEventListener("submit", (event) => {
+  if (event.submitter) { clearTimeout(live.timer); live.typing = false; }
+}, true);
+document.addEventListener("htmx:beforeSwap", (event) => {
+  const note = document.getElementById("typing");
+  if (!note || event.detail.target.id !== "answer") return;
+  const page = new DOMParser().parseFromString(event.detail.xhr.responseText, "text/html");
+  const wrong = page.querySelector("#answer [role=alert]");
+  const unfinished = Boolean(wrong) && live.typing; // half a name is not an error yet: the last answer stays
+  note.hidden = !unfinished;
+  note.textContent = unfinished ? wrong.querySelector("h2").textContent.trim() : "";
+  if (unfinished) event.detail.shouldSwap = false;
+});
+document.addEventListener("click", (event) => {
+  const link = event.target.closest("[data-open]");
+  if (!link) return;
+  event.preventDefault();
+  const field = document.getElementById(link.dataset.open);
+  if (field.closest("details")) field.closest("details").open = true;
+  field.focus();
+});
+
+// Terms: one sentence where the term stands, on hover, focus or tap; the link leads to the glossary.
+const meaning = document.getElementById("meaning");
+let explained = null;
+let leaving = 0;
+function explainTerm(term) {
+  clearTimeout(leaving);
+  if (explained === term) return;
+  explained = term;
+  const more = document.createElement("a");
+  more.href = term.getAttribute("href");
+  more.textContent = "glossary";
+  meaning.replaceChildren(document.createTextNode(`${term.dataset.meaning}. `), more);
+  meaning.hidden = false;
+  const at = term.getBoundingClientRect();
+  const left = Math.max(8, Math.min(at.left, document.documentElement.clientWidth - meaning.offsetWidth - 8));
+  const below = at.bottom + 6 + meaning.offsetHeight < innerHeight || at.top < meaning.offsetHeight + 6;
+  meaning.style.left = `${left + scrollX}px`;
+  meaning.style.top = `${(below ? at.bottom + 6 : at.top - meaning.offsetHeight - 6) + scrollY}px`;
+}
+const hideMeaning = () => { meaning.hidden = true; explained = null; };
+document.addEventListener("pointerover", (event) => {
+  const term = event.target.closest && event.target.closest("a.term");
+  if (term) explainTerm(term);
+  else if (event.target.closest && event.target.closest("#meaning")) clearTimeout(leaving);
+  else if (explained) { clearTimeout(leaving); leaving = setTimeout(hideMeaning, 250); }
+});
+document.addEventListener("focusin", (event) => {
+  const term = event.target.closest("a.term");
+  if (term) explainTerm(term);
+  else if (explained && !event.target.closest("#meaning")) hideMeaning();
+});
+document.addEventListener("click", (event) => {
+  const term = event.target.closest("a.term");
+  if (term && !(event.ctrlKey || event.metaKey)) { event.preventDefault(); explained = null; explainTerm(term); }
+  else if (explained && !event.target.closest("#meaning")) hideMeaning();
+});
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && explained) hideMeaning();
+  if (event.key === "Enter" && event.target.matches && event.target.matches("a.term")) location.href = event.target.href;
 });
 
 // Tabs: one in reach of the tab key, the others by arrows.
