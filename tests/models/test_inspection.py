@@ -10,6 +10,7 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.models import MLA, Attention, Dense, LinearMixer, MoE, find, inspection, spec_from_config
+from meshwright.models.reader import decode_float
 
 LLAMA = {
     "model_type": "renamed_llama",
@@ -27,6 +28,15 @@ LATENT = {"kv_lora_rank": None, "q_lora_rank": None, "qk_nope_head_dim": None, "
 PROJECTIONS = [["attn.q_proj.weight", 64, 64], ["attn.k_proj.weight", 16, 64], ["attn.v_proj.weight", 16, 64],
                ["attn.o_proj.weight", 64, 64]]  # fmt: skip
 MLP = [["mlp.gate.weight", 160, 64], ["mlp.up.weight", 160, 64], ["mlp.down.weight", 64, 160]]
+
+
+@pytest.fixture
+def described_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The inspecting program's answers, without a process that imports transformers for each."""
+    pytest.importorskip("transformers")
+    from meshwright.engine.architecture import describe
+
+    monkeypatch.setattr(inspection, "_described", lambda text: describe(json.loads(text, object_hook=decode_float)))
 
 
 def row(matrices: list[list[Any]], **changes: Any) -> dict[str, Any]:
@@ -103,7 +113,7 @@ def test_without_transformers_the_error_says_how_to_inspect(tmp_path: Path, monk
     assert "transformers" in caught.value.fix[0]
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("described_here")
 @pytest.mark.parametrize(("key", "value"), [("num_experts", 8), ("kv_lora_rank", 16), ("use_qk_norm", True)])
 def test_a_shape_key_that_the_class_ignores_is_refused(key: str, value: Any) -> None:
     with pytest.raises(InputError, match="another architecture") as caught:
@@ -111,6 +121,7 @@ def test_a_shape_key_that_the_class_ignores_is_refused(key: str, value: Any) -> 
     assert caught.value.field == key
 
 
+@pytest.mark.usefixtures("described_here")
 def test_sizes_outside_the_section_of_the_decoder_are_refused() -> None:
     flat = {**LLAMA, "model_type": "renamed_gemma", "architectures": ["Gemma3ForConditionalGeneration"]}
     with pytest.raises(InputError, match="another architecture") as caught:
@@ -118,6 +129,7 @@ def test_sizes_outside_the_section_of_the_decoder_are_refused() -> None:
     assert caught.value.field == "hidden_size"
 
 
+@pytest.mark.usefixtures("described_here")
 def test_a_renamed_wrapper_is_counted_with_its_encoder() -> None:
     case = json.loads(Path(__file__).with_name("wrapped.json").read_text("utf-8"))["llama4"]
     config = {**case["config"], "model_type": "renamed", "architectures": ["Llama4ForConditionalGeneration"]}
