@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+from pathlib import Path
 
 # Ranks are forked after torch is imported; a parent that started OpenMP threads would leave them deadlocked.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -19,6 +20,17 @@ from hypothesis import settings  # noqa: E402
 # Machines are shared: what takes too long fails by the suite's limit. Other examples are drawn in every run.
 settings.register_profile("house", deadline=None, max_examples=50)
 settings.load_profile("house")
+
+
+LISTED = frozenset(Path(__file__).with_name("slow.txt").read_text("utf-8").splitlines())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of slow.txt, before pytest leaves out what is marked so."""
+    for item in items:
+        if item.nodeid in LISTED or item.nodeid.partition("[")[0] in LISTED:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.hookimpl(tryfirst=True)

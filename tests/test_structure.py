@@ -53,3 +53,12 @@ def test_the_architecture_page_names_files_that_exist() -> None:
 def test_names_are_compared_in_one_place() -> None:
     found = [path for path in (ROOT / "src").rglob("*.py") if "difflib" in path.read_text()]
     assert found == []  # similar.py knows that numbers and words differ
+
+
+def test_every_listed_slow_test_exists() -> None:
+    lines = (ROOT / "tests" / "slow.txt").read_text("utf-8").splitlines()
+    listed = [line for line in lines if line and not line.startswith("# ")]
+    for line in listed:
+        path, _, name = line.partition("[")[0].partition("::")
+        assert f"def {name}(" in (ROOT / path).read_text("utf-8"), line
+    assert len(listed) == len(set(listed))
