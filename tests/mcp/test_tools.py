@@ -72,9 +72,12 @@ for tool in TOOLS.values():  # everything that answers need is imported and read
 opened = []
 places = ("/etc/passwd", "~/config.json", "./x.toml", "/etc", "../..", "/etc/hosts.yaml", "C:\\\\x.json", "file:///etc/passwd")
 sys.addaudithook(lambda event, args: opened.append((event, str(args[0]))) if event in ("open", "os.listdir") else None)
+turn = 0  # every field gets three of the places, in turn
 for tool in TOOLS.values():
     for name, field in tool.input_schema("mcp")["properties"].items():
-        for place in places if "string" in field["type"] or field["type"] == "array" else ():
+        turn += 3
+        tried = [places[(turn + more) % len(places)] for more in range(3)]
+        for place in tried if "string" in field["type"] or field["type"] == "array" else ():
             value = [f"data.dataset={place}", f"model={place}"] if field["type"] == "array" else place
             reply(tool.name, {**tool.calls[0], name: value})
 for text in (
