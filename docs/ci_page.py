@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
-import subprocess
-import sys
 import tempfile
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from meshwright.cli.run import run
 
 ROOT = Path(__file__).parents[1]
 SAMPLE = ROOT / "examples" / "ci_repository"
@@ -196,10 +198,14 @@ def table(head: list[str], rows: list[list[str]]) -> str:
 
 def shown(folder: Path, *words: str) -> str:
     """Return a check command, its output and its exit code, as a terminal shows them."""
-    command = [sys.executable, "-m", "meshwright", "check", *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    lines = [f"$ meshwright check {' '.join(words)}", *done.stdout.splitlines(), *done.stderr.splitlines()]
-    return "\n".join([*lines, f"exit code {done.returncode}"])
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            run(["check", *words])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    lines = [f"$ meshwright check {' '.join(words)}", *out.getvalue().splitlines(), *err.getvalue().splitlines()]
+    return "\n".join([*lines, f"exit code {code}"])
 
 
 def block(language: str, text: str) -> str:
