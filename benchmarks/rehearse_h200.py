@@ -283,17 +283,14 @@ def gloo_points(process: Any, dtype: str, asked: list[list[Any]]) -> list[dict[s
         groups[count] = next(group for group, one in zip(made, members, strict=True) if process.rank in one)
 
     def seconds(call: Any) -> float:
-        times = []
-        for _ in range(GLOO_REPEATS):
-            dist.barrier()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            start = time.perf_counter()
+        call()
+        dist.barrier()
+        start = time.perf_counter()
+        for _ in range(GLOO_REPEATS):  # one after the other, as in a step
             call()
-            if device.type == "cuda":
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - start)
-        return sorted(times[1:])[len(times) // 2 - 1]
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+        return (time.perf_counter() - start) / GLOO_REPEATS
 
     points = []
     for kind, size, count in asked:
