@@ -92,7 +92,10 @@ megatron: $(VENV)/.engine  ## build the models of generated Megatron-LM jobs: ME
 docs: setup  ## regenerate the pages under docs/ (listed in docs/make.py)
 	$(BIN)/python docs/make.py
 
-site: $(VENV)/.docs  ## builds the documentation site in build/site; a broken link is an error
+# SITE_URL: where the site will be, for link previews and the sitemap.
+site: $(VENV)/.docs  ## plan pages, catalogue and documentation as static files in build/site (minutes); a broken link is an error
+	rm -rf build/site
+	$(BIN)/python -m meshwright web --export build/site --plans popular --docs /docs/index.html --url "$(SITE_URL)"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 $(VENV)/.docs: $(VENV)/.core

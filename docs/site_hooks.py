@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.nav import Link, Navigation
 
 ROOT = Path(__file__).parents[1]
 SOURCES = {"index.md": "README.md", "contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
@@ -19,6 +20,12 @@ def on_files(files: Files, config: Any) -> Files:
     for page, source in SOURCES.items():
         files.append(File.generated(config, page, content=site_links((ROOT / source).read_text(encoding="utf-8"))))
     return files
+
+
+def on_nav(nav: Navigation, config: Any, files: Files) -> Navigation:
+    """Add the link to the plan pages, which `make site` writes above the documentation."""
+    nav.items.append(Link("Plans and catalogue", "../index.html"))
+    return nav
 
 
 def site_links(text: str) -> str:

@@ -14,9 +14,18 @@ from fastapi.testclient import TestClient
 
 from meshwright.errors import InputError
 from meshwright.web import export as exporting
+from meshwright.web import plan_selection
 from meshwright.web.static_page import as_file
 
 FEW = 3  # entries of each kind
+PLANS = ("deepseek v3:8x8xH100:pretrain", "meta-llama/Meta-Llama-3.1-8B:8xH100:sft", "llama3.1-8b:8xH100:peft")
+FOLDERS = (
+    "deepseek-ai/DeepSeek-V3/64xH100/pretrain",
+    "meta-llama/Meta-Llama-3.1-8B/8xH100/sft",
+    "meta-llama/Meta-Llama-3.1-8B/8xH100/peft",
+)
+URL = "https://example.org/plans"
+SITE = exporting.Site(PLANS, URL + "/", "https://example.org/docs/")
 
 
 def _few(pages: Iterator[tuple[str, tuple[str, str]]]) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -35,7 +44,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(exporting, "_pages", lambda catalogue: _few(every(catalogue)))
         place = tmp_path_factory.mktemp("exported") / "site"
-        exporting.export(str(place))
+        exporting.export(str(place), SITE)
         yield place
 
 
@@ -70,7 +79,11 @@ def test_every_link_leads_to_a_file_and_nothing_asks_a_server(site: Path) -> Non
         assert found.asks == [], page
         assert len(found.to) > 5
         for target in found.to:
-            if target.startswith("#"):
+            if target.startswith(("#", URL, SITE.docs)):
+                continue
+            if page.name == "404.html":  # shown at any address
+                target = str(site / target.removeprefix("/plans/"))
+                assert Path(target.partition("?")[0]).is_file(), target
                 continue
             assert not re.match(r"[a-z]+:|/", target), (page, target)
             assert (page.parent / target.partition("?")[0]).resolve().is_file(), (page, target)
@@ -78,6 +91,8 @@ def test_every_link_leads_to_a_file_and_nothing_asks_a_server(site: Path) -> Non
 
 def test_every_page_has_its_data_beside_it(site: Path, client: TestClient) -> None:
     for page in site.rglob("*.html"):
+        if page.name == "404.html":
+            continue
         assert json.loads(page.with_suffix(".json").read_text())["schema"] == "meshwright/2", page
     name = json.loads((site / "recipes.json").read_text())["recipes"][0]["name"]
     twin = json.loads((site / "recipes" / f"{name}.json").read_text())
@@ -113,7 +128,7 @@ def test_an_export_is_written_again_and_what_is_gone_is_removed(site: Path) -> N
     mark.write_text(json.dumps({**shown, "files": [*shown["files"], "recipes/old_config.html", "../outside.txt"]}))
     outside = site.parent / "outside.txt"
     outside.write_text("mine too")
-    exporting.export(str(site))
+    exporting.export(str(site), SITE)
     assert not gone.exists()
     assert (own.read_text(), outside.read_text()) == ("mine", "mine too")
 
@@ -132,3 +147,118 @@ def test_a_page_keeps_its_text_and_drawings() -> None:
     page = f'<!doctype html>\n<p title="a &lt; b">x &amp; y &#8211;{drawing}<a href="/gone?x=1">z</a>'
     made = as_file(page + "<br>", "a/b.html", {}, str)
     assert made == page.replace('<a href="/gone?x=1">z</a>', "<span>z</span>") + "<br>"
+
+
+class Head(HTMLParser):
+    """Headings, labels and previews of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meta: dict[str, str] = {}
+        self.tags: list[tuple[str, dict[str, str]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.tags.append((tag, found))
+        if tag == "meta":
+            self.meta[found.get("property") or found.get("name", "")] = found.get("content", "")
+
+
+def head(page: Path) -> Head:
+    found = Head()
+    found.feed(page.read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_a_plan_is_at_the_address_of_its_hub_id_with_the_json_of_the_command_line(
+    site: Path, cli: Callable[..., Mapping[str, Any]], folder: str
+) -> None:
+    model, gpus, goal = folder.rsplit("/", 2)
+    twin = json.loads((site / folder / "index.json").read_text())
+    assert twin == cli("recommend", model, "--gpus", gpus, "--goal", goal)
+    page = (site / folder / "index.html").read_text(encoding="utf-8")
+    assert len(page.encode()) < 100_000
+    for shown in (f"meshwright recommend {model} --gpus {gpus} --goal {goal} --json", "What backs these figures"):
+        assert shown in page
+    assert "capacity" in page
+    assert "expected between" in page
+    for framework in ("Meshwright", "Megatron-LM", "torchtitan", "DeepSpeed"):
+        assert f">{framework}</button>" in page
+
+
+def test_a_plan_has_a_link_preview(site: Path) -> None:
+    folder = FOLDERS[0]
+    meta = head(site / folder / "index.html").meta
+    assert meta["og:title"] == "Pretrain DeepSeek-V3 on 64xH100"
+    assert "GiB" in meta["og:description"]
+    assert meta["og:url"] == f"{URL}/{folder}/"
+    assert meta["og:image"] == f"{URL}/{folder}/preview.png"
+    assert meta["og:image:alt"]
+    picture = (site / folder / "preview.png").read_bytes()
+    assert picture.startswith(b"\x89PNG")
+    assert (int.from_bytes(picture[16:20], "big"), int.from_bytes(picture[20:24], "big")) == (1200, 630)
+    assert len(picture) < 50_000
+
+
+def test_plans_say_what_backs_them_and_link_their_neighbours(site: Path) -> None:
+    sft = (site / FOLDERS[1] / "index.html").read_text(encoding="utf-8")
+    assert '<a href="../../../../meta-llama/Meta-Llama-3.1-8B/8xH100/peft/index.html">' in sft
+    deepseek = (site / FOLDERS[0] / "index.html").read_text(encoding="utf-8")
+    for backing in ("estimated", "dry run of its recipe", "measured on other counts", "automodel_perf_summary"):
+        assert backing in deepseek
+
+
+def test_pages_of_plans_have_headings_labels_and_one_title(site: Path) -> None:
+    pages = [site / "index.html", site / "404.html", *(site / folder / "index.html" for folder in FOLDERS)]
+    pages.append(site / "meta-llama" / "Meta-Llama-3.1-8B" / "index.html")
+    for page in pages:
+        found = head(page)
+        assert [tag for tag, _ in found.tags].count("h1") == 1, page
+        assert found.meta["description"]
+        ids = {one["id"] for _, one in found.tags if "id" in one}
+        labelled = {one["for"] for tag, one in found.tags if tag == "label" and "for" in one}
+        for tag, one in found.tags:
+            if tag in ("input", "select"):
+                assert one["id"] in labelled, (page, one)
+            if tag == "svg":
+                assert one.get("aria-hidden") or one.get("aria-label"), (page, one)
+            for name in ("aria-labelledby", "aria-controls", "aria-describedby"):
+                assert one.get(name, page.name) in (ids | {page.name}), (page, name, one)
+
+
+def test_the_index_lists_every_plan_for_the_search_and_for_programs(site: Path) -> None:
+    page = (site / "index.html").read_text(encoding="utf-8")
+    carried = json.loads(page.split('id="plans">')[1].partition("</script>")[0])
+    assert [one["id"] for one in carried] == ["deepseek-ai/DeepSeek-V3", "meta-llama/Meta-Llama-3.1-8B"]
+    assert [plan[:3] for plan in carried[1]["plans"]] == [["8xH100", "sft", True], ["8xH100", "peft", True]]
+    listed = (site / "llms.txt").read_text(encoding="utf-8")
+    for folder in FOLDERS:
+        assert f"({folder}/index.json): fits" in listed
+        assert f"<loc>{URL}/{folder}/</loc>" in (site / "sitemap.xml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "field", "fix"),
+    [
+        (("--plans", "llama3-8b:8xH100"), "plans", "--plans popular"),
+        (("--plans", "llama3-8b:8xH100:train"), "plans", "--plans llama3-8b:8xH100:pretrain"),
+        (("--plans", "qwen3.5-9b:8xH100:pretrain"), "plans", "--goal sft"),
+        (("--url", "example.org"), "url", "--url https://example.org/meshwright"),
+    ],
+)
+def test_a_wrong_export_is_refused_with_a_fix(
+    tmp_path: Path, cli: Callable[..., Mapping[str, Any]], words: tuple[str, ...], field: str, fix: str
+) -> None:
+    error = cli("web", "--export", str(tmp_path / "site"), *words)["error"]
+    assert error["field"] == field
+    assert fix in error["fix"]
+    assert not (tmp_path / "site").exists()
+
+
+def test_the_popular_plans_are_some_hundreds_of_catalogue_models(client: TestClient) -> None:
+    keys = plan_selection.popular(client.get("/api/models").json()["models"])
+    assert 300 < len(keys) < 500
+    assert len(set(keys)) == len(keys)
+    assert plan_selection.PlanKey("deepseek-ai/DeepSeek-V3", "64xH100", "pretrain") in keys
+    assert all("/" in key.model for key in keys)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.completion import *  # noqa: F403
     from meshwright.api.diagnosis import *  # noqa: F403
     from meshwright.api.dry_run import *  # noqa: F403
+    from meshwright.api.evidence import *  # noqa: F403
     from meshwright.api.explanations import *  # noqa: F403
     from meshwright.api.imports import *  # noqa: F403
     from meshwright.api.inspection import *  # noqa: F403
@@ -38,7 +39,7 @@ _NAMES = {
     "api.catalogues": "find_model find_recipes gpu_catalogue model_part recipe"
     " recipe_text rule_catalogue verification_reports",
     "api.check_targets": "SkippedFile expand is_checked nothing_checked why_skipped",
-    "api.checks": "check check_response engine_of export",
+    "api.checks": "check check_response engine_of export write_plan",
     "api.ci_formats": "distinct_findings github sarif",
     "api.suppression": "entries_of missing_entries read_baseline require_rules write_baseline",
     "api.comparison": "compare compare_response",
@@ -47,6 +48,7 @@ _NAMES = {
     "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",
     "api.rehearsal": "rehearse rehearsal_response",
     "api.argument_names": "as_override is_removed_key recipe_key",
+    "api.evidence": "evidence_for",
     "api.explanations": "explain",
     "api.inspection": "inspect inspect_response",
     "api.imports": "import_file import_response",

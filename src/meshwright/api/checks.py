@@ -691,16 +691,20 @@ def export_response(result: Exported, request: requests.Export | None = None) ->
 @verb(requests.Write)
 def write(request: requests.Write) -> ExportResponse:
     """Return the recommended recipe as a framework's files and the command that starts them."""
-    plan = recommend.handle(request)
-    if request.to != ENGINES[0]:
-        return export_response(export(plan.recipe, request.to, gpus=request.gpus))
+    return write_plan(recommend.handle(request), request.to, request.gpus)
+
+
+def write_plan(plan: planner.Plan, to: str, gpus: str | int | None) -> ExportResponse:
+    """Return a plan as a framework's files and the command that starts them."""
+    if to != ENGINES[0]:
+        return export_response(export(plan.recipe, to, gpus=gpus))
     response = plan_response(plan)
     return ExportResponse(
-        framework=request.to,
+        framework=to,
         ok=plan.ok,
         gpus=response.question.gpus,
         files={f"{plan.recipe.name}.toml": recipe_text(plan.recipe)},
-        command=response.commands.get(request.to, ""),
+        command=response.commands.get(to, ""),
         env={},
         unmapped=[],
         notes=[],

@@ -1,21 +1,24 @@
-"""Export the catalogue as static files: pages, a JSON file for each, and llms.txt."""
+"""Export the catalogue and plans as static files: pages, a JSON file for each, and llms.txt."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import parse_qs, quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 from starlette.types import Message
 
 from meshwright import __version__, api
 from meshwright.errors import InputError, OutputError
+from meshwright.web import plan_pages, preview_image
 from meshwright.web.app import Settings, create_app
 from meshwright.web.assets import assets
+from meshwright.web.plan_selection import POPULAR, PlanKey, selected
 from meshwright.web.static_page import as_file
 from meshwright.web.templates import render
 
@@ -31,11 +34,23 @@ SECTIONS = {
 Get = Callable[[str], Awaitable[bytes]]
 
 
-def export(folder: str, log: Callable[[str], None] = lambda text: None) -> list[str]:
+@dataclass(frozen=True)
+class Site:
+    """What is exported besides the catalogue."""
+
+    plans: Sequence[str] = ()  # popular, or MODEL:GPUS:GOAL
+    url: str = ""  # where the site will be, for link previews
+    docs: str = ""  # where the documentation is: a full address, or a file of the site
+
+
+def export(folder: str, site: Site = Site(), log: Callable[[str], None] = lambda text: None) -> list[str]:  # noqa: B008  # immutable
     """Write the catalogue to a new, empty or previously exported folder; return the file names."""
     place = Path(folder)
     before = _written_before(place)
-    files = asyncio.run(_files(log))
+    if site.url and not urlsplit(site.url).netloc:
+        fix = ("--url https://example.org/meshwright",)
+        raise InputError("is not a full address", field="url", value=site.url, fix=fix)
+    files = asyncio.run(_files(site, log))
     for name in sorted(set(before) - files.keys()):
         _below(place, name).unlink(missing_ok=True)
     for name, content in files.items():
@@ -71,7 +86,7 @@ def _write(path: Path, content: bytes) -> None:
         raise OutputError(f"cannot be written: {error.strerror}", field="export", value=str(path)) from error
 
 
-async def _files(log: Callable[[str], None]) -> dict[str, bytes]:
+async def _files(site: Site, log: Callable[[str], None]) -> dict[str, bytes]:
     """Return every file by name."""
     app = create_app(Settings(workers=0, cache_entries=20_000))
 
@@ -81,22 +96,97 @@ async def _files(log: Callable[[str], None]) -> dict[str, bytes]:
     contents: dict[str, bytes] = {f"static/{one.name}": one.content for one in assets().values()}
     catalogue = {name: json.loads(await get(f"/api/{name}")) for name in ("recipes", "models", "gpus", "rules")}
     catalogue["throughput"] = json.loads(await get("/api/recipes?benchmark=true"))
+    keys = selected(site.plans, catalogue["models"]["models"])
+    plans = plan_pages.computed(keys, POPULAR not in site.plans, log)
     pages = dict(_pages(catalogue))
     links = {address: name for name, (address, _) in pages.items()} | {"/": "index.html", "/llms.txt": "llms.txt"}
+    links |= _plan_links(plans, catalogue) | ({site.docs: site.docs[1:]} if site.docs.startswith("/") else {})
     for number, (name, (address, twin)) in enumerate(pages.items()):
         html, data = (await get(address)).decode(), await get(twin)
         parts = {part: await _part(get, part) for part in _parts(html)}
-        contents[name] = as_file(_without_served(html), name, links, parts.__getitem__).encode()
+        contents[name] = as_file(_without_served(html, site), name, links, parts.__getitem__).encode()
         if name.startswith("recipes/"):
             data = _merged(data, "estimate", await get(f"/api/estimate?target={PurePosixPath(name).stem}"))
         contents[str(PurePosixPath(name).with_suffix(".json"))] = _indented(data)
         if number % 100 == 0:
-            log(f"{number} of {len(pages)} pages")
-    front = render("catalogue.html", version=__version__, path="/", sections=list(_sections(catalogue)))
-    contents["index.html"] = as_file(_without_served(front), "index.html", links, str).encode()
+            log(f"{number} of {len(pages)} catalogue pages")
+    contents |= _plan_files(plans, catalogue, site, links)
+    contents |= _front(plans, catalogue, site, links)
+    pages |= {name: ("", "") for name in contents if name.endswith(".html") and name not in (*pages, "404.html")}
     contents["index.json"] = _indented(json.dumps(_index(pages)).encode())
-    contents["llms.txt"] = _llms(catalogue).encode()
+    contents["llms.txt"] = _llms(catalogue, plans).encode()
+    if site.url:
+        contents["sitemap.xml"] = plan_pages.sitemap(pages, plan_pages.addresses(site.url)).encode()
     return contents
+
+
+def _plan_links(plans: Mapping[PlanKey, Any], catalogue: Mapping[str, Any]) -> dict[str, str]:
+    """Return addresses of plans: their own, and the served form's query for the same plan."""
+    links = {f"/{key.model}/": f"{key.model}/index.html" for key in plans}
+    names = {one["hf_id"]: one["name"] for one in catalogue["models"]["models"]}
+    for key in plans:
+        file = f"{key.folder}/index.html"
+        links[f"/{key.folder}/"] = file
+        links[f"/?model={names.get(key.model)}&gpus={key.gpus}&goal={key.goal}"] = file
+    return links
+
+
+def _plan_files(
+    plans: Mapping[PlanKey, Any], catalogue: Mapping[str, Any], site: Site, links: Mapping[str, str]
+) -> dict[str, bytes]:
+    """Return the files of plans: pages, JSON twins and preview pictures."""
+    titles = _titles(plans, catalogue)
+    address, previews = plan_pages.addresses(site.url), preview_image.available()
+    files = {}
+    for name, html in plan_pages.rendered(plans, titles, address, site.docs, previews):
+        files[name] = as_file(_without_served(html, site), name, links).encode()
+    for key, data in plans.items():
+        plan = data["plan"]
+        files[f"{key.folder}/index.json"] = _indented(json.dumps(plan).encode())
+        if previews:
+            title = plan_pages.short_name(key.model)
+            about = f"{plan_pages.GOAL_TITLES[key.goal]} on {key.gpus}"
+            words = plan_pages.model_row(key, plan)["words"]
+            files[f"{key.folder}/preview.png"] = preview_image.preview(title, about, plan, words)
+    for model in dict.fromkeys(key.model for key in plans):
+        rows = [plan_pages.model_row(key, data["plan"]) for key, data in plans.items() if key.model == model]
+        found = {"schema": api.SCHEMA, "version": __version__, "model": model, "name": titles[model], "plans": rows}
+        files[f"{model}/index.json"] = _indented(json.dumps(found).encode())
+    return files
+
+
+def _titles(plans: Mapping[PlanKey, Any], catalogue: Mapping[str, Any]) -> dict[str, str]:
+    """Return the catalogue's name of every model with plans."""
+    names = {one["hf_id"]: one["name"] for one in catalogue["models"]["models"]}
+    return {key.model: names.get(key.model, key.model) for key in plans}
+
+
+def _front(
+    plans: Mapping[PlanKey, Any], catalogue: Mapping[str, Any], site: Site, links: Mapping[str, str]
+) -> dict[str, bytes]:
+    """Return the first page, and the page for addresses that are none: both search the plans."""
+    index = plan_pages.search_index(plans, _titles(plans, catalogue))
+    address = plan_pages.addresses(site.url)
+    lead = f"{len(plans)} plans for {len(index)} models: layout, memory, speed and commands for eight frameworks."
+    shown = {
+        "version": __version__, "path": "/", "sections": list(_sections(catalogue)), "docs": site.docs,
+        "models": index, "index": index, "gpus": sorted({key.gpu for key in plans}), "goals": list(api.GOALS),
+        "goal_titles": plan_pages.GOAL_TITLES,
+    }  # fmt: skip
+    heading = "How to train it on your GPUs" if plans else "Catalogue"
+    lead = lead if plans else f"What Meshwright {__version__} knows. To plan for your own GPUs, run meshwright web."
+    meta = plan_pages.page_meta("Training plans for open models" if plans else "Catalogue", lead, address(""))
+    front = render("catalogue.html", heading=heading, lead=lead, meta=meta, root="", missing=False, **shown)
+    files = {"index.html": as_file(_without_served(front, site), "index.html", links).encode()}
+    if plans:
+        root = urlsplit(site.url).path.rstrip("/") + "/"
+        meta = plan_pages.page_meta("Page not found", lead, "")
+        lead = "This address is not a page. The closest plans are below."
+        html = render(
+            "catalogue.html", heading="Page not found", lead=lead, meta=meta, root=root, missing=True, **shown
+        )
+        files["404.html"] = as_file(_without_served(html, site), "404.html", links, root=root).encode()
+    return files
 
 
 def _pages(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -162,12 +252,17 @@ async def _part(get: Get, address: str) -> str:
     return f"<pre><code>meshwright export {escape(name)} --to {escape(arguments['to'])}</code></pre>"
 
 
-def _without_served(html: str) -> str:
-    """Return a page without menu entries that need a server."""
+def _without_served(html: str, site: Site) -> str:
+    """Return a page without menu entries that need a server, and with one for the documentation."""
     lines = html.split("\n")
     served = ('<li><a href="/explore"', '<li><a href="/scale"', '<li><a href="/check"')
     kept = [line for line in lines if not line.lstrip().startswith(served)]
-    return "\n".join(kept).replace('<li><a href="/">Plan</a></li>', '<li><a href="/">Catalogue</a></li>')
+    docs = f'\n<li><a href="{escape(site.docs)}">Docs</a></li>' if site.docs else ""
+    text, accuracy = "\n".join(kept), ">Accuracy</a></li>"
+    for current in ("", ' aria-current="page"'):
+        first = f'<li><a href="/"{current}>'
+        text = text.replace(f"{first}Plan</a></li>", f"{first}{'Plans' if site.plans else 'Catalogue'}</a></li>")
+    return text.replace(accuracy, accuracy + docs, 1)
 
 
 def _sections(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
@@ -190,17 +285,18 @@ def _indented(data: bytes) -> bytes:
     return json.dumps(json.loads(data), indent=1).encode() + b"\n"
 
 
-def _llms(catalogue: Mapping[str, Any]) -> str:
+def _llms(catalogue: Mapping[str, Any], plans: Mapping[PlanKey, Any]) -> str:
     """Return an index for language models: what there is, and where its data is."""
     lines = [
         "# Meshwright",
         "",
         "> Training recipes for large models: layouts, memory, speed, and rules that check configs. "
-        f"This is the catalogue of version {__version__}, written by `meshwright web --export`.",
+        f"These are the plans and the catalogue of version {__version__}, written by `meshwright web --export`.",
         "",
-        "Plans for a model, a cluster and a goal are not in these files: run "
+        "Plans for another model, cluster or goal: run "
         "`meshwright recommend MODEL --gpus 8xH100 --goal sft --json`, or `meshwright mcp` for tools.",
         "",
+        *_llms_plans(plans),
         "## Catalogue",
         "",
     ]
@@ -215,6 +311,18 @@ def _llms(catalogue: Mapping[str, Any]) -> str:
         lines.append(f"- [{one['name']}](recipes/{one['name']}.json): {about}")
     lines += ["", "## Optional", "", "- [Rules one by one](rules.json)", "- [All pages](index.json)", ""]
     return "\n".join(lines)
+
+
+def _llms_plans(plans: Mapping[PlanKey, Any]) -> Iterator[str]:
+    """Yield the lines on plans: one for each, with its verdict."""
+    if plans:
+        yield from ("## Plans", "", "MODEL/GPUS/GOAL/index.json is what `meshwright recommend … --json` prints.", "")
+    for key, data in plans.items():
+        row = plan_pages.model_row(key, data["plan"])
+        about = f"{row['fit']}, {row['tokens_per_s_per_gpu']:,.0f} tokens/s per GPU, {row['words']}"
+        yield f"- [{key.goal} of {key.model} on {key.gpus}]({key.folder}/index.json): {about}"
+    if plans:
+        yield ""
 
 
 def _file_of(address: str) -> str:

@@ -9,20 +9,30 @@ from html.parser import HTMLParser
 VOID = frozenset(("input", "meta", "link", "br", "hr", "img"))
 
 
-def as_file(page: str, at: str, files: Mapping[str, str], inlined: Callable[[str], str]) -> str:
-    """Return a page as a static file. `files` maps URLs to files; `inlined` returns parts that are loaded later."""
-    parser = _Page(at, files, inlined)
+def as_file(
+    page: str, at: str, files: Mapping[str, str], inlined: Callable[[str], str] = str, root: str | None = None
+) -> str:
+    """Return a page as a static file. `files` maps URLs to files; `inlined` returns parts that are loaded later.
+
+    Links are relative to the page, or start with `root` where a page is shown at any address.
+    """
+    parser = _Page(root if root is not None else "../" * at.count("/"), files, inlined)
     parser.feed(page)
     parser.close()
     return "".join(parser.out)
 
 
+def _asks_server(tag: str, attributes: Mapping[str, str]) -> bool:
+    """Return whether a tag loads or configures htmx, which has nothing to request here."""
+    return (tag == "script" and "/htmx" in attributes.get("src", "")) or attributes.get("name") == "htmx-config"
+
+
 class _Page(HTMLParser):
     """Rewrites a page tag by tag."""
 
-    def __init__(self, at: str, files: Mapping[str, str], inlined: Callable[[str], str]) -> None:
+    def __init__(self, up: str, files: Mapping[str, str], inlined: Callable[[str], str]) -> None:
         super().__init__(convert_charrefs=False)
-        self.up, self.files, self.inlined = "../" * at.count("/"), files, inlined
+        self.up, self.files, self.inlined = up, files, inlined
         self.out: list[str] = []
         self.ends: list[tuple[str, str]] = []  # open tags: name, and the text at their end
         self.left_out = 0  # open tags inside an omitted part
@@ -35,6 +45,9 @@ class _Page(HTMLParser):
         attributes = {name: value or "" for name, value in attrs}
         if tag == "div" and attributes.get("class") == "field check":  # filters that need a server
             self.left_out = 1
+            return
+        if _asks_server(tag, attributes):
+            self.left_out = int(tag not in VOID)
             return
         if tag == "a" and attributes.get("href", "").startswith("/") and self._link(attributes["href"]) is None:
             self._open(tag, "<span>", "</span>")
