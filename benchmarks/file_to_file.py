@@ -184,6 +184,11 @@ def prepare(user: UserFile, folder: Path) -> None:
             (data / f"{name}_text_document.{end}").write_bytes(b"\0" * 64)
     shutil.copytree(_tokenizer(), folder / "tok", dirs_exist_ok=True)
     (folder / "tok" / "tokenizer.model").write_bytes(b"\0")
+    if user.case == "mlm_gpt2_bpe":  # the two files of its tokenizer, and no other
+        for path in (folder / "tok").iterdir():
+            path.unlink()
+        (folder / "tok" / "gpt2-vocab.json").write_text('{"a": 0, "<|endoftext|>": 1}')
+        (folder / "tok" / "gpt2-merges.txt").write_text("#version: 0.2\n")
     if user.case == "titan_cpt":
         shutil.copytree(_tokenizer(), folder / "assets" / "hf" / "Llama-3.1-8B")
 

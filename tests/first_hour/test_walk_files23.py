@@ -26,9 +26,9 @@ def case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return enter
 
 
-def _launch(meshwright: Any, file: str, to: str, gpus: str) -> Any:
+def _launch(meshwright: Any, file: str, to: str, gpus: str, *changes: str) -> Any:
     words = ["launch", file, "--to", to, "--scheduler", "slurm", "--gpus", gpus, "--time", "24:00:00", "--write", "job"]
-    found = meshwright(*words)
+    found = meshwright(*words, *changes)
     assert found.code == 0, found
     return found
 
@@ -138,3 +138,46 @@ def test_automodel_has_no_dataset_of_plain_text(meshwright: Any, case: Any) -> N
     assert "AutoModel has no dataset class for plain text" in found.err
     assert "fix:   --to accelerate | --to deepspeed" in found.err
     assert meshwright(*words, "--to", "accelerate", "layout.micro_batch_size=4").code == 0
+
+
+def test_an_export_to_the_files_own_framework_drops_what_the_framework_rejects(meshwright: Any, case: Any) -> None:
+    """The command of recommend's Run line was refused: the file's rejected value was kept."""
+    case("mlm_70b_fp8")
+    changes = ("layout.vp=1", "layout.cp=2", "layout.pp_schedule=1f1b")
+    found = meshwright("export", "run70b.sh", "--to", "megatron-lm", "--gpus", "8x8xH100", "--out", "out", *changes)
+    assert found.code == 0, found
+    assert "run70b.sh:11 cross_entropy_fusion_impl=te: --cross-entropy-fusion-impl te is rejected" in found.out
+    written = Path("out/run70b.sh").read_text()
+    assert "\n    --cross-entropy-fusion-impl" not in written
+    assert "# not in this file: run70b.sh:11 cross_entropy_fusion_impl=te" in written
+
+
+def test_a_file_that_its_framework_rejects_has_no_run_command_before_it_is_corrected(
+    meshwright: Any, case: Any
+) -> None:
+    case("titan_cpt")
+    found = meshwright("recommend", "cpt.toml", "--gpus", "8xH200")
+    reason = "cpt.toml:19 training.seed was removed (until 0.2.0); correct the file first: debug.seed = 7"
+    assert f"not torchtitan: {reason}" in found.out
+    assert f"not meshwright: {reason}" in found.out
+    assert "meshwright export cpt.toml" not in found.out
+    text = Path("cpt.toml").read_text().replace("seed = 7\n", "")
+    Path("cpt.toml").write_text(f"{text}\n[debug]\nseed = 7\n")
+    assert "meshwright export cpt.toml --to torchtitan" in meshwright("recommend", "cpt.toml", "--gpus", "8xH200").out
+
+
+def test_the_files_of_gpt2s_tokenizer_are_the_tokenizer_of_every_export(meshwright: Any, case: Any) -> None:
+    """An export had the tokenizer of the model whose sizes are nearest, with another vocabulary."""
+    case("mlm_gpt2_bpe")
+    assert job_for("run.sh", None, "8xH100", []).recipe.data.tokenizer == "tok"
+    words = ("export", "run.sh", "--gpus", "8xH100", "--out", "out")
+    assert meshwright(*words, "--to", "megatron-lm").code == 0
+    assert "--tokenizer-type GPT2BPETokenizer" in Path("out/run.sh").read_text()
+    found = meshwright(*words, "--to", "deepspeed")
+    assert "TinyLlama/TinyLlama" not in "".join(one.read_text() for one in Path("out").glob("*.py")), found
+
+
+def test_a_job_that_saves_although_the_file_does_not_says_so(meshwright: Any, case: Any) -> None:
+    case("mlm_70b_fp8")
+    _launch(meshwright, "run70b.sh", "megatron-bridge", "8x8xH100", "layout.cp=2")
+    assert "(checkpoint.save_every), the file names no interval" in Path("job/run70b.sbatch").read_text()

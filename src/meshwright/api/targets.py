@@ -142,15 +142,31 @@ class Job(msgspec.Struct, frozen=True):
             note(one.message)
         return self.on(ENGINES[0])
 
+    @property
+    def file_error(self) -> str:
+        """Why another framework's file cannot be run or exported before it is corrected; empty if it can."""
+        if self.imported is None or not self.imported.rejected:
+            return ""
+        first, count = self.imported.rejected[0], len(self.imported.rejected)
+        place = f"{first.file}:{first.line} " if first.line else ""
+        more = f", and {count - 1} more" if count > 1 else ""
+        return f"{place}{first.message}{more}"
+
+    @property
+    def file_correction(self) -> str:
+        """What to correct in another framework's file before it can be run; empty if nothing."""
+        if self.imported is None or not self.file_error:
+            return ""
+        return ": ".join(
+            filter(None, (f"{self.file_error}; correct the file first", *self.imported.rejected[0].fix[:1]))
+        )
+
     def _require_imported(self, imported: ImportedFile) -> None:
         """Raise InputError if settings of another framework's file were rejected or are lost."""
         path = imported.content.path
-        if imported.rejected:
-            first = imported.rejected[0]
-            place = f"{first.file}:{first.line} " if first.line else ""
-            more = f", and {len(imported.rejected) - 1} more" if len(imported.rejected) > 1 else ""
-            reason = f"{path} is not valid for {imported.framework.title}: {place}{first.message}{more}"
-            raise InputError(reason, field="file", value=path, fix=(*first.fix, f"meshwright check {path}"))
+        if error := self.file_error:
+            reason, fix = f"{path} is not valid for {imported.framework.title}: {error}", imported.rejected[0].fix
+            raise InputError(reason, field="file", value=path, fix=(*fix, f"meshwright check {path}"))
         self.require_model()
         self.dropped()
 

@@ -67,7 +67,7 @@ def patch(
         known |= _of_the_arguments(framework, file.settings) | imported.settings.parsed.program.sources.keys()
         autos = _filled_in(imported, file.settings)
         known |= {field for field in recipe_fields() if _keys_of(framework, field) & autos}
-        refused = {one.field for one in imported.rejected}
+        refused = _refused(imported)
         requested = {key for key in (*before, *after) if before.get(key, UNSET) != after.get(key, UNSET)}
         requested |= {key for key, one in file.settings.items() if one.unresolved or key in refused}
         if job:
@@ -359,16 +359,24 @@ def _result(
     return Patched(written, tuple(_lost(imported, file.settings, result)))
 
 
+def _refused(imported: ImportedFile) -> dict[str, str]:
+    """Return the keys whose values the framework does not accept, and why: the export's own values replace them."""
+    own = f"{imported.framework.name}."
+    found = [one for one in imported.checked.findings if one.severity == "error" and one.rule.startswith(own)]
+    return {one.field: one.message for one in (*found, *imported.rejected)}
+
+
 def _lost(imported: ImportedFile, settings: Settings, result: Mapping[str, Any]) -> Sequence[DroppedSetting]:
     """Return the settings that the result does not have, nor another one of the same field."""
-    refused = {one.field: one.message for one in imported.rejected}
+    refused = _refused(imported)
     folders = lost_folders(imported.framework, imported.content, settings, same=True)
     found = [one for one in folders if text_of(result.get(one.key)) != text_of(one.value)]
     found += lost_arguments(imported.settings.parsed)
     for key, one in settings.items():
-        if key in result or (_alternatives(imported.framework, key) & result.keys()):
-            continue
-        if reason := one.unresolved or refused.get(key, ""):
+        kept = key in result or bool(_alternatives(imported.framework, key) & result.keys())
+        replaced = key in refused and text_of(result.get(key)) != text_of(one.value)
+        if replaced or (one.unresolved and not kept):
+            reason = one.unresolved or refused[key]
             found.append(DroppedSetting(key, one.value, reason, one.file, one.line))
     return found
 

@@ -304,9 +304,13 @@ def retention(framework: str, recipe: Recipe, every: int, given: Sequence[str]) 
 def changed_interval(recipe: Recipe, old: int) -> tuple[str, ...]:
     """Return the warning for a job that saves more often than the file that it was read from."""
     checkpoint = recipe.checkpoint
-    if not old or old == checkpoint.save_every:
+    if old == checkpoint.save_every:
         return ()
-    few = f"the latest and those of every {plural(checkpoint.milestone_every, 'step')} are kept"
+    if not old:
+        every = plural(checkpoint.save_every, "step")
+        return (f"the job saves every {every} (checkpoint.save_every), the file names no interval",)
+    milestones = plural(checkpoint.milestone_every, "step")
+    few = f"the latest and those of every {milestones} are kept (checkpoint.keep)"
     kept = few if checkpoint.milestone_every else "all are kept" if checkpoint.keep >= KEEP_ALL else ""
     changed = f"the job saves every {plural(checkpoint.save_every, 'step')}, the file every {old:,}"
     return (f"warning: {changed}{f'; {kept}' if kept else ''}; checkpoint.save_every={old} keeps the file's",)

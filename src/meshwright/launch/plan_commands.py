@@ -66,11 +66,13 @@ def left_out(plan: Plan) -> dict[str, str]:
     if not plan.ok:
         return {}
     plan = plan.repaired or plan
+    framework = CONFIGS.get(plan.question.engine)
+    if plan.question.file_error:
+        return dict.fromkeys(filter(None, (framework, "meshwright", "megatron-bridge")), plan.question.file_error)
     bridge = plans.unsupported_reason(plan)
     if bridge is None and not plan.has_length and plans.own_row(plan) is None:
         bridge = NO_LENGTH
     found = {"meshwright": _our_reason(plan), "megatron-bridge": bridge}
-    framework = CONFIGS.get(plan.question.engine)
     if framework is not None:
         found[framework] = _export_reason(plan, framework)
     return {name: reason for name, reason in found.items() if reason is not None}

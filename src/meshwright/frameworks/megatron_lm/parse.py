@@ -13,7 +13,15 @@ from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL, torchrun_gpu_request
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
-from meshwright.frameworks.megatron_lm.arguments import KEY_MAP, UNREAD_ARGS, ParsedArgs, flag_of, key_of, parse_args
+from meshwright.frameworks.megatron_lm.arguments import (
+    DEFAULT_TOKENIZER,
+    KEY_MAP,
+    UNREAD_ARGS,
+    ParsedArgs,
+    flag_of,
+    key_of,
+    parse_args,
+)
 from meshwright.frameworks.megatron_lm.model import BuiltModel, build
 from meshwright.frameworks.megatron_lm.program_flags import own_flags, split_settings
 from meshwright.frameworks.model_match import find_model
@@ -229,6 +237,17 @@ def _derived_fields(settings: Settings, model: ModelSpec | None) -> Iterator[tup
         yield "checkpoint.keep", 1 if "save_retain_interval" in settings else KEEP_ALL
     if (text(settings, "tokenizer_type") or "").startswith("Null") or _is_model_tokenizer(settings, model):
         yield "data.tokenizer", ""
+    elif folder := _byte_pair_folder(settings):
+        yield "data.tokenizer", folder
+
+
+def _byte_pair_folder(settings: Settings) -> str:
+    """Return the folder of GPT2BPETokenizer's two files: a tokenizer for every trainer; empty if they are apart."""
+    if text(settings, "tokenizer_type") != DEFAULT_TOKENIZER:
+        return ""
+    files = [text(settings, key) for key in ("vocab_file", "merge_file")]
+    folders = {str(Path(one).parent) for one in files if one}
+    return folders.pop() if all(files) and len(folders) == 1 else ""
 
 
 def _is_model_tokenizer(settings: Settings, model: ModelSpec | None) -> bool:

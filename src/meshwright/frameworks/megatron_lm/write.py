@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from meshwright import file_access
 from meshwright.clusters import Cluster
 from meshwright.display import plural
 from meshwright.frameworks.common import hub_text_notes, pattern_notes, random_data_notes
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.initial_weights import needs_converted, shell_word, tokenizer_of
 from meshwright.frameworks.mapping import relevant_fields, text_of, to_settings, without_defaults
-from meshwright.frameworks.megatron_lm.arguments import flag_of
+from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, flag_of
 from meshwright.frameworks.megatron_lm.layouts import BLACKWELL, CONNECTIONS
 from meshwright.frameworks.megatron_lm.numerics import ARRAY, numeric_flags, numeric_notes
 from meshwright.frameworks.megatron_lm.required_args import SENTENCEPIECE, SENTENCEPIECE_TOKENIZER
@@ -211,11 +213,25 @@ def _required(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
     yield from _tokenizer(recipe, model)
 
 
+def _byte_pair_files(folder: str) -> tuple[str, str] | None:
+    """Return the two files of GPT-2's kind of tokenizer in a folder of this machine that has no other tokenizer."""
+    path = Path(folder).expanduser()
+    if file_access.closed() or not path.is_dir():
+        return None
+    from meshwright.engine.data.tokenizers import byte_pair_files  # only for a folder that is here
+
+    found = byte_pair_files(path)
+    return None if found is None else (str(found[0]), str(found[1]))
+
+
 def _tokenizer(recipe: Recipe, model: ModelSpec) -> Iterator[tuple[str, Any]]:
     if recipe.data.dataset == "mock" and not recipe.data.blend and not recipe.data.tokenizer:
         yield "tokenizer_type", "NullTokenizer"
         return
     named = tokenizer_of(recipe, model) or None
+    if recipe.goal == "pretrain" and named and (pair := _byte_pair_files(named)):
+        yield from (("tokenizer_type", DEFAULT_TOKENIZER), ("vocab_file", pair[0]), ("merge_file", pair[1]))
+        return
     plain = SENTENCEPIECE_TOKENIZER if named and named.endswith(SENTENCEPIECE) else "HuggingFaceTokenizer"
     yield "tokenizer_type", "SFTTokenizer" if recipe.goal == "sft" else plain
     yield "tokenizer_model", named
