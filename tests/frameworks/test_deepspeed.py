@@ -165,6 +165,7 @@ CASES = (
     broken("unknown argument", '"eps": 1e-8', '"epsilon": 1e-8', ("key.unknown", 16)),
     broken("no total steps", ', "total_num_steps": 1000', "", ("deepspeed.scheduler", 19)),
     broken("decreasing warmup", '"warmup_min_lr": 0', '"warmup_min_lr": 0.1', ("deepspeed.scheduler", 20)),
+    broken("no scheduler type", '"type": "WarmupDecayLR",', "", ("deepspeed.no-type", 20)),
     broken("misspelled scheduler", '"WarmupDecayLR"', '"WarmupDecay"', ("deepspeed.scheduler", 19)),
     broken("different peak", '"warmup_max_lr": 1e-4', '"warmup_max_lr": 2e-4', ("deepspeed.lr-overridden", 16)),
     broken("default peak", '"warmup_max_lr": 1e-4, ', "", ("deepspeed.lr-overridden", 16)),

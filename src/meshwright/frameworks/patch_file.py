@@ -75,7 +75,8 @@ def patch(
         program = imported.settings.parsed.program
         if RECOMPUTE in program.given:  # an argument of the program, which the config must not repeat
             requested -= {"fsdp_config.fsdp_activation_checkpointing"}
-        requested -= autos
+        fixed = autos | _of_absent_sections(framework, file.settings, {*before, *after})
+        requested -= fixed
         changed = set(requested)
         for _ in range(ROUNDS):
             changes = _changes(framework, file.settings, before, after, changed)
@@ -88,7 +89,7 @@ def patch(
                     return found
                 kept = tuple(one for one in found.lost if one.key.removeprefix("--") not in program.given)
                 return Patched(keep_program(program, found.written, original, own, recipe, on), kept)
-            more = {key for field in differing for key in _keys_of(framework, field)} - changed - autos
+            more = {key for field in differing for key in _keys_of(framework, field)} - changed - fixed
             if not more:
                 return None
             changed |= more
@@ -136,6 +137,19 @@ def _filled_in(imported: ImportedFile, settings: Settings) -> set[str]:
     program = imported.settings.parsed.program
     filled = bool(program.argv) and imported.framework.name == "deepspeed" and "deepspeed" in program.given
     return {key for key, one in settings.items() if filled and one.value == "auto"}
+
+
+def _of_absent_sections(framework: Framework, settings: Settings, keys: set[str]) -> set[str]:
+    """Return the keys of an optimizer or scheduler that a DeepSpeed file leaves to the program's arguments.
+
+    One of them alone would make a section without a type, which turns off that of the Trainer.
+    """
+    if framework.name != "deepspeed":
+        return set()
+    from meshwright.frameworks.deepspeed.keys import TYPED_SECTIONS
+
+    absent = tuple(f"{name}." for name in TYPED_SECTIONS if f"{name}.type" not in settings)
+    return {key for key in keys if key.startswith(absent)}
 
 
 def _of_the_arguments(framework: Framework, settings: Settings) -> set[str]:

@@ -14,6 +14,8 @@ STRICT_SECTIONS = (
 """Sections that reject unknown keys."""
 ARGUMENT_SECTIONS = ("optimizer.params", "scheduler.params")
 """Sections passed as keyword arguments: an unknown one raises TypeError."""
+TYPED_SECTIONS = ("optimizer", "scheduler")
+"""Sections that DeepSpeed reads only if they name a type."""
 SECTIONS = (
     *STRICT_SECTIONS, "optimizer", "scheduler", "activation_checkpointing", "data_types", "torch_autocast",
     "checkpoint", "flops_profiler", "autotuning", "data_efficiency", "aio", "pipeline", "timers", "expert_parallel",

@@ -7,6 +7,7 @@ from typing import Any
 
 from meshwright.errors import closest
 from meshwright.frameworks.deepspeed.format_override import format_setting
+from meshwright.frameworks.deepspeed.keys import TYPED_SECTIONS
 from meshwright.frameworks.deepspeed.rules.common import is_on, offload_device, stage_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.recipes.key_maps import config_keys
@@ -179,7 +180,26 @@ def _lr_overridden(ctx: RuleContext) -> Iterator[Problem]:
         )
 
 
+WITHOUT_TYPE = {"optimizer": "the run has no optimizer", "scheduler": "the learning rate has no warmup and no decay"}
+
+
+def _no_type(ctx: RuleContext) -> Iterator[Problem]:
+    """A section without a type: the Trainer leaves its part to DeepSpeed, and DeepSpeed creates nothing."""
+    for section in TYPED_SECTIONS:
+        inside = [key for key in ctx.parsed.settings if key == section or key.startswith(f"{section}.")]
+        if inside and not ctx.is_set(f"{section}.type"):
+            yield Problem(
+                f"{section} has no type: DeepSpeed creates none, and the Trainer leaves it to DeepSpeed because the "
+                f"config has the section: {WITHOUT_TYPE[section]}; name a type, or remove the section",
+                (format_setting(section, None),),
+                key=inside[0],
+            )
+
+
 RULES = (
+    FrameworkRule("deepspeed.no-type", "error", (), _no_type,
+        symptom="the learning rate stays constant, or the engine has no optimizer",
+        cause="DeepSpeed builds an optimizer and a scheduler only if their sections name a type"),
     FrameworkRule("deepspeed.untested-optimizer", "error", ("optimizer.type",), _untested_optimizer,
         symptom="AssertionError: You are using an untested ZeRO Optimizer",
         cause="ZeRO shards optimizer state, which works only for some update rules"),
