@@ -78,7 +78,7 @@ ADDRESSES = {
     "complete": "complete?kind=models&query=llama",
 }
 SLOW = ("accuracy",)  # every shipped measurement is estimated
-TEXTS = ("import",)  # sent as a body
+TEXTS = ("import", "doctor")  # sent as a body
 SCRIPT = (
     "torchrun --nproc-per-node 8 pretrain_gpt.py --num-layers 32 --hidden-size 4096 --tensor-model-parallel-size 3\n"
 )

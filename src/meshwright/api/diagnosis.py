@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from meshwright import doctor
 from meshwright.api import run_requests as requests
@@ -54,7 +55,8 @@ def diagnose(request: requests.Doctor) -> Checkup:
     if request.baseline is not None:
         small = doctor.read(request.baseline)
         reference = doctor.RunStats(small, _case(small, requests.Doctor(request.baseline))[0])
-    return doctor.examine(run, case, reference, notes, stated_by(run, request))
+    found = doctor.examine(run, case, reference, notes, stated_by(run, request))
+    return msgspec.structs.replace(found, curves=doctor.curves_of(run)) if request.curves else found
 
 
 def run_and_case(request: requests.Doctor) -> tuple[Run, Case | None, tuple[str, ...]]:
@@ -210,6 +212,7 @@ class DoctorResponse(Response, frozen=True, kw_only=True):
     looked_for: Sequence[str]
     not_examined: Mapping[str, str]
     notes: Sequence[str]
+    curves: Sequence[doctor.Curve] | UnsetType = UNSET
 
 
 def doctor_response(checkup: Checkup, request: requests.Doctor | None = None) -> DoctorResponse:
@@ -224,4 +227,4 @@ def doctor_response(checkup: Checkup, request: requests.Doctor | None = None) ->
         )
         for f in checkup.findings
     ]
-    return DoctorResponse(ok=checkup.ok, **values)
+    return DoctorResponse(ok=checkup.ok, **{**values, "curves": checkup.curves or UNSET})

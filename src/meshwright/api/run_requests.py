@@ -289,6 +289,9 @@ class Doctor(Request, frozen=True):
     calibration: Calibration | None = None
     overrides: Overrides = ()
     notes: Notes = ()
+    curves: Annotated[
+        bool, Input(help="Include loss, step time, gradient norm and memory by step.", surfaces=("http",))
+    ] = False
 
 
 class Samples(Request, frozen=True):

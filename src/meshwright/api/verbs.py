@@ -41,6 +41,7 @@ class Verb(msgspec.Struct, frozen=True):
     exits: str = ""
     path: str = ""  # HTTP path; /name if empty
     slow: bool = False  # takes a second: the web server keeps a worker free of these
+    private: bool = False  # the response quotes a user's log: the web server does not cache it
     runs: bool = False  # runs for long and imports torch
 
     @property
@@ -240,7 +241,7 @@ _TABLE = (
     ),
     Verb(
         *("doctor", "Check", run_requests.Doctor, "diagnosis.diagnose", "doctor_response"),
-        surfaces=CLI_MCP,
+        private=True,
         examples=(
             "meshwright doctor runs/llama3_8b_pretrain_config-20260101-120000",
             "meshwright doctor slurm-4711.out --gpus 64xH100",

@@ -1,5 +1,6 @@
 """Diagnoses a run from its log: what is wrong, the evidence, and remedies with their estimated effect."""
 
+from meshwright.doctor.curves import Curve, curves_of
 from meshwright.doctor.examine import DIAGNOSES, examine, meanings
 from meshwright.doctor.finding import Checkup, Evidence, Figure, Finding, Remedy
 from meshwright.doctor.formats import FORMATS
@@ -15,6 +16,7 @@ __all__ = [
     "FORMATS",
     "THRESHOLDS",
     "Checkup",
+    "Curve",
     "Evidence",
     "Figure",
     "Finding",
@@ -24,6 +26,7 @@ __all__ = [
     "RunStats",
     "Step",
     "case_of_run",
+    "curves_of",
     "examine",
     "meanings",
     "read",

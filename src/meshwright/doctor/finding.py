@@ -7,6 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 from meshwright.display import Readable, Row, titled
+from meshwright.doctor.curves import Curve
 from meshwright.rules import Severity
 
 What = Literal["layout", "contract", "environment", "action"]
@@ -76,6 +77,7 @@ class Checkup(Readable, msgspec.Struct, frozen=True, kw_only=True):
     looked_for: tuple[str, ...]  # ids of the diagnoses that were possible
     not_examined: dict[str, str]  # id -> what the log lacks for that diagnosis
     notes: tuple[str, ...] = ()
+    curves: tuple[Curve, ...] = ()  # if they were requested
 
     def summary(self) -> list[Row]:
         """Return what ran, its figures, and the findings with their cheapest remedies."""
@@ -103,7 +105,7 @@ class Checkup(Readable, msgspec.Struct, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         """Return the checkup as plain values."""
         built: dict[str, Any] = msgspec.to_builtins(self)
-        return built
+        return built if self.curves else {name: value for name, value in built.items() if name != "curves"}
 
 
 def _finding_lines(finding: Finding) -> list[str]:

@@ -105,6 +105,114 @@ def _against_gpus(name: str, rows: list[dict[str, Any]]) -> Spec:
     }
 
 
+MARKED = {
+    "loss": ("loss", "validation loss"),
+    "speed": ("step time", "tokens/s per GPU"),
+    "memory": ("memory",),
+    "run": ("step time", "loss"),
+}  # the curves on which the findings of a group are marked
+ALSO_MARKED = {"gradient norm": ("loss.spikes", "loss.growing-gradients", "loss.zero-gradients", "loss.not-a-number")}
+JOINED = {"validation loss": "loss"}  # drawn in the chart of another curve
+
+
+def curves(found: Sequence[Mapping[str, Any]], findings: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return one chart per curve of a run, with the steps of the findings about it shaded."""
+    titles = [one["name"] for one in found if JOINED.get(one["name"]) not in {other["name"] for other in found}]
+    charts = []
+    for number, title in enumerate(titles):
+        drawn = [one for one in found if title in (one["name"], JOINED.get(one["name"]))]
+        marked = [one for one in findings if one["steps"] and _is_marked(one["rule"], title)]
+        unit = drawn[0]["unit"]
+        charts.append(
+            {
+                "id": f"curve-{number}",
+                "title": f"{title}, {unit}" if unit else title,
+                "spec": _curve(title, drawn, marked),
+            }
+        )
+    return charts
+
+
+def _is_marked(rule: str, curve: str) -> bool:
+    return curve in MARKED.get(rule.partition(".")[0], ()) or rule in ALSO_MARKED.get(curve, ())
+
+
+STEPS: Spec = {"type": "quantitative", "title": "step", "axis": {"format": ",d", "grid": False, "labelOverlap": True}}
+
+
+def _curve(title: str, drawn: Sequence[Mapping[str, Any]], marked: Sequence[Mapping[str, Any]]) -> Spec:
+    rows = [
+        {"step": step, "value": value, "curve": one["name"]}
+        for one in drawn
+        for step, value in zip(one["steps"], one["values"], strict=True)
+    ]
+    last = max(row["step"] for row in rows)
+    spans = [
+        {"from": min(first, last), "to": max(min(end, last), min(first, last) + last / 200),
+         "finding": one["rule"], "severity": one["severity"], "message": one["message"]}
+        for one in marked
+        for first, end in (one["steps"],)
+    ]  # fmt: skip
+    line: Spec = {
+        "data": {"name": "curve", "values": rows},
+        "mark": {"type": "line", "strokeWidth": 1.5, "tooltip": True, "clip": True},
+        "encoding": {
+            "x": {"field": "step", **STEPS},
+            "y": {"field": "value", "type": "quantitative", "title": None, "scale": _after_warmup(rows)},
+            "color": {"field": "curve", "type": "nominal", "legend": None if len(drawn) == 1 else {"title": None}},
+            "tooltip": [{"field": "step", "format": ","}, {"field": "value", "title": title, "format": ".5~g"}],
+        },
+    }
+    shade: Spec = {
+        "data": {"name": "findings", "values": spans},
+        "mark": {"type": "rect", "opacity": 0.22, "tooltip": True},
+        "encoding": {
+            "x": {"field": "from", **STEPS},
+            "x2": {"field": "to"},
+            "color": {
+                "field": "severity",
+                "type": "nominal",
+                "legend": None,
+                "scale": {"domain": ["error", "warning", "advice"], "range": ["#c6362d", "#c98a1b", "#6a57c4"]},
+            },
+            "tooltip": [{"field": "finding"}, {"field": "message"}],
+        },
+    }
+    late = [span for span in spans if span["from"] > 0.6 * last]
+    labels = [_label([span for span in spans if span not in late], "from", "left"), _label(late, "to", "right")]
+    return {
+        "height": 190,
+        "width": "container",
+        "layer": [shade, line, *labels] if spans else [line],
+        "resolve": {"scale": {"color": "independent"}},
+    }
+
+
+def _label(spans: Sequence[Mapping[str, Any]], at: str, align: str) -> Spec:
+    """Return the names of findings at their steps, below each other."""
+    rows = [{**span, "y": 4 + 13 * number} for number, span in enumerate(spans)]
+    mark = {"type": "text", "align": align, "baseline": "top", "dx": 3 if align == "left" else -3, "style": "caption"}
+    return {
+        "data": {"values": rows},
+        "mark": mark,
+        "encoding": {
+            "x": {"field": at, **STEPS},
+            "y": {"field": "y", "type": "quantitative", "scale": None},
+            "text": {"field": "finding", "type": "nominal"},
+        },
+    }
+
+
+def _after_warmup(rows: Sequence[Mapping[str, Any]]) -> Spec:
+    """Return the scale of a curve's values; a first step that compiles, far from all others, does not widen it."""
+    values = [row["value"] for row in rows[1:] if row["value"] is not None]
+    first = rows[0]["value"]
+    if not values or first is None or min(values) <= 0 or max(values) / min(values) > 4:
+        return {"zero": False}
+    beyond = first > 3 * max(values) or first < min(values) / 3
+    return {"zero": False, "domain": [0.98 * min(values), 1.02 * max(values)]} if beyond else {"zero": False}
+
+
 def accuracy(points: Sequence[Mapping[str, Any]], unit: str) -> Spec:
     """Return predicted against measured on equal axes, with the diagonal."""
     values = [dict(point) for point in points]

@@ -92,7 +92,7 @@ class Dispatcher:
         try:
             async with self.slow if VERBS[call[0]].slow else contextlib.nullcontext():
                 reply = await (self._by_worker(call, waiting) if self.workers else self._here(call))
-            if reply.cacheable:
+            if reply.cacheable and not VERBS[call[0]].private:
                 self.cache.put(key, reply)
             return reply
         finally:

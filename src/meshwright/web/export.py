@@ -255,7 +255,7 @@ async def _part(get: Get, address: str) -> str:
 def _without_served(html: str, site: Site) -> str:
     """Return a page without menu entries that need a server, and with one for the documentation."""
     lines = html.split("\n")
-    served = ('<li><a href="/explore"', '<li><a href="/scale"', '<li><a href="/check"')
+    served = tuple(f'<li><a href="/{name}"' for name in ("explore", "scale", "check", "doctor", "compare"))
     kept = [line for line in lines if not line.lstrip().startswith(served)]
     docs = f'\n<li><a href="{escape(site.docs)}">Docs</a></li>' if site.docs else ""
     text, accuracy = "\n".join(kept), ">Accuracy</a></li>"

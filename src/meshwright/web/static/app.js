@@ -42,9 +42,16 @@ document.addEventListener("click", async (event) => {
 // Files: dropped on a form, or chosen.
 const MAX_BYTES = Number(root.dataset.textBytes);
 const plainName = (name) => name.replace(/[^A-Za-z0-9_. -]/g, "_").replace(/^[. -]+/, "").slice(-100) || "script.sh";
-async function take(file, into, named) {
-  if (file.size > MAX_BYTES) { failed(`${file.name} has ${file.size.toLocaleString("en")} bytes; the limit is ${MAX_BYTES.toLocaleString("en")}. Drop the config or script itself.`); return; }
-  let text = await file.text();
+// A log that is too long is sent without its middle: its beginning says what runs, its end how it went.
+async function shortened(file) {
+  const [head, tail] = [0.3 * MAX_BYTES, 0.65 * MAX_BYTES].map(Math.floor);
+  const start = await file.slice(0, head).text();
+  const end = await file.slice(-tail).text();
+  return start.slice(0, start.lastIndexOf("\n") + 1) + end.slice(end.indexOf("\n") + 1);
+}
+async function take(file, into, named, shorten) {
+  if (file.size > MAX_BYTES && !shorten) { failed(`${file.name} has ${file.size.toLocaleString("en")} bytes; the limit is ${MAX_BYTES.toLocaleString("en")}. Drop the config or script itself.`); return; }
+  let text = file.size > MAX_BYTES ? await shortened(file) : await file.text();
   const area = document.getElementById(into);
   if (into === "f-config") {
     try { text = JSON.stringify(JSON.parse(text)); } catch { /* the response reports the error */ }
@@ -67,12 +74,12 @@ for (const name of ["dragover", "dragleave", "drop"]) {
     if (!form) return;
     form.classList.toggle("over", name === "dragover");
     const file = name === "drop" && event.dataTransfer.files[0];
-    if (file) take(file, form.dataset.drop, form.dataset.name);
+    if (file) take(file, form.dataset.drop, form.dataset.name, "shorten" in form.dataset);
   });
 }
 document.addEventListener("change", (event) => {
   const input = event.target.closest("input[type=file][data-into]");
-  if (input && input.files[0]) take(input.files[0], input.dataset.into, input.dataset.name);
+  if (input && input.files[0]) take(input.files[0], input.dataset.into, input.dataset.name, "shorten" in input.dataset);
 });
 
 // A form that answers while it is filled in: chips set a field, and every change asks again.
