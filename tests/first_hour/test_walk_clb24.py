@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -52,3 +54,48 @@ def test_a_section_without_a_type_is_an_error(folder: Path, section: str) -> Non
     assert found.code == 1
     (one,) = [one for one in found.json["findings"] if one["rule"] == "deepspeed.no-type"]
     assert section in one["message"]
+
+
+ACCELERATE = """compute_environment: LOCAL_MACHINE
+deepspeed_config:
+  deepspeed_config_file: ds_config.json
+  zero3_init_flag: true
+distributed_type: DEEPSPEED
+machine_rank: 0
+main_process_ip: 10.0.0.1
+main_process_port: 29500
+num_machines: 1
+num_processes: 8
+"""
+ON = ("--model", "llama3-8b", "--gpus", "8xH100", "data.seq_length=4096", "layout.recompute=full")
+
+
+def with_settings(folder: Path, **settings: object) -> None:
+    (folder / "ds_config.json").write_text(json.dumps({**json.loads(DS_CONFIG), **settings}))
+
+
+def imported(name: str) -> dict[str, Any]:
+    return tomllib.loads(call("import", name, *ON).json["text"])
+
+
+def test_an_accelerate_config_has_all_settings_of_its_deepspeed_config(folder: Path) -> None:
+    (folder / "accelerate.yaml").write_text(ACCELERATE)
+    optimizer = {"type": "AdamW", "params": {"lr": 2e-4, "weight_decay": 0.2}}
+    with_settings(folder, train_batch_size="auto", gradient_accumulation_steps=4, optimizer=optimizer)
+    alone, named = (imported(name) for name in ("ds_config.json", "accelerate.yaml"))
+    assert named["train"]["global_batch_size"] == 64
+    assert named["layout"]["micro_batch_size"] == 2
+    assert named["optimizer"] == alone["optimizer"]
+    assert named["precision"] == alone["precision"]
+    checked = [call("check", name, *ON).json for name in ("ds_config.json", "accelerate.yaml")]
+    assert checked[0]["estimate"] == checked[1]["estimate"]
+    assert not any("assumed" in note for note in checked[1]["notes"])
+
+
+def test_auto_of_the_deepspeed_config_is_the_argument_of_the_trainer(folder: Path) -> None:
+    (folder / "accelerate.yaml").write_text(ACCELERATE)
+    with_settings(folder, train_micro_batch_size_per_gpu="auto", gradient_accumulation_steps="auto")
+    assert any("micro batch 1 is assumed" in note for note in call("check", "accelerate.yaml", *ON).json["notes"])
+    command = "accelerate launch --config_file accelerate.yaml train.py --output_dir out --max_steps 10 "
+    (folder / "run.sh").write_text(f"{command}--per_device_train_batch_size 3 --gradient_accumulation_steps 5\n")
+    assert imported("run.sh")["train"]["global_batch_size"] == 3 * 5 * 8

@@ -455,9 +455,9 @@ def framework_findings(
     """Return the findings of the framework's own rules for the file, as `check` reports them."""
     name, text = next(iter(written.files.items()))
     with suppress(InputError):  # a cluster of a file may have a GPU of its own
-        result = frameworks.check(theirs, frameworks.content_of(text, name), gpus=str(on), model=model)
+        content = frameworks.content_of(text, name, beside=written.files)
+        result = frameworks.check(theirs, content, gpus=str(on), model=model)
         found = [one for one in result.findings if one.rule.startswith(f"{theirs.name}.")]
-        content = frameworks.content_of(text, name)
         return [frameworks.in_our_keys(theirs, content, one, model, on) for one in found]
     return []
 

@@ -145,13 +145,13 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
 def read_back(framework: Framework, written: ExportedConfig, model: ModelSpec, on: Cluster) -> Recipe:
     """Return the recipe that the first file of an export describes."""
     name, text = next(iter(written.files.items()))
-    return complete(import_recipe(framework, content_of(text, name), model), on)
+    return complete(import_recipe(framework, content_of(text, name, beside=written.files), model), on)
 
 
 def exported_engine(framework: Framework, written: ExportedConfig, model: ModelSpec) -> Engine:
     """Return the engine that runs the first file of an export; Accelerate's depends on the file."""
     name, text = next(iter(written.files.items()))
-    return import_recipe(framework, content_of(text, name), model).engine
+    return import_recipe(framework, content_of(text, name, beside=written.files), model).engine
 
 
 def differences(

@@ -33,6 +33,7 @@ class Content(msgspec.Struct, frozen=True):
     settings: Settings = {}  # for YAML, TOML and JSON
     script: Script | None = None  # for shell scripts
     launches: tuple[LaunchCommand, ...] = ()  # training programs that a script starts
+    beside: Mapping[str, str] = {}  # texts of files in its folder that are not written yet
     assigned: Mapping[str, str | None] = {}  # by fixes at the end of a Python file, as text; None: unset
 
     def top_level_keys(self) -> frozenset[str]:
@@ -88,6 +89,7 @@ class ParsedConfig(msgspec.Struct, frozen=True):
     version: str = ""  # of the framework, if its exports have a program for each of several versions
     possible_keys: frozenset[str] = frozenset()  # that a script sets under a condition known only at run time
     entry: str = ""  # name of the training program, if a script starts one
+    referenced: ParsedConfig | None = None  # the DeepSpeed config that a config of Accelerate names
 
 
 class Problem(msgspec.Struct, frozen=True):

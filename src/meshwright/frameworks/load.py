@@ -66,8 +66,14 @@ def _content_of_run(path: str | Path) -> Content:
     return structs.replace(found, settings={key: structs.replace(one, line=0) for key, one in found.settings.items()})
 
 
-def content_of(text: str, path: str, format: Format | None = None, folder: Path | None = None) -> Content:
-    """Parse the text of a file; `path` need not exist."""
+def content_of(
+    text: str,
+    path: str,
+    format: Format | None = None,
+    folder: Path | None = None,
+    beside: Mapping[str, str] | None = None,
+) -> Content:
+    """Parse the text of a file; `path` need not exist. `beside` are texts of files that it may name."""
     format = format or format_of(path, text)
     if format == "shell":
         from meshwright.frameworks.shell import find_launches, read_script
@@ -78,7 +84,7 @@ def content_of(text: str, path: str, format: Format | None = None, folder: Path 
         return Content(path, text, format, folder)
     found = config_io.parse_leaves(text, format, path)
     settings = {key: SourcedValue(leaf.value, leaf.line, path, pyyaml=leaf.pyyaml) for key, leaf in found.items()}
-    return Content(path, text, format, folder, settings=settings)
+    return Content(path, text, format, folder, settings=settings, beside=beside or {})
 
 
 def format_of(path: str, text: str) -> Format:

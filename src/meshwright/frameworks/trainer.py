@@ -11,7 +11,7 @@ import msgspec
 from meshwright import file_access
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.framework import Content
-from meshwright.frameworks.load import open_file
+from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.model_match import find_local_model, find_model, other_weights
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS, PRETRAINED
 from meshwright.frameworks.trainer_fields import (
@@ -209,6 +209,8 @@ MAX_PARENTS = 3
 
 def open_referenced_file(content: Content, setting: SourcedValue) -> Content:
     """Open the file that a script references, relative to its directory or a parent directory."""
+    if not setting.unresolved and (text := content.beside.get(str(setting.value))) is not None:
+        return content_of(text, str(setting.value), beside=content.beside)
     folder = content.folder
     folders = [folder, *list(folder.resolve().parents)[:MAX_PARENTS]] if folder is not None else []
     found = next((path for parent in folders if _is_file(path := parent / str(setting.value))), None)

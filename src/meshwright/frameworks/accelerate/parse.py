@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,8 @@ from meshwright.recipes.key_maps.accelerate import (
     distributed_type,
     sharding_strategy,
 )
-from meshwright.recipes.types import Engine, Recipe, field_value
+from meshwright.recipes.key_maps.deepspeed import PRECISION_KEYS
+from meshwright.recipes.types import Engine, Recipe, field_value, recipe_fields
 from meshwright.rules.rule import Finding
 
 if TYPE_CHECKING:
@@ -90,7 +91,15 @@ FROM_DEEPSPEED = (
     "layout.tp",
     "optimizer.clip_grad",
 )
-"""Fields set by a referenced DeepSpeed config."""
+"""Fields set by a referenced DeepSpeed config, by its values or by DeepSpeed's defaults."""
+FILLED_FROM_YAML = {
+    "gradient_accumulation_steps": "gradient_accumulation_steps",
+    "gradient_clipping": "gradient_clipping",
+    "zero_optimization.stage": "zero_stage",
+    "zero_optimization.offload_optimizer.device": "offload_optimizer_device",
+    "zero_optimization.offload_param.device": "offload_param_device",
+}
+"""Key of a DeepSpeed config that is auto → the key of deepspeed_config that fills it in."""
 
 
 def detect(content: Content) -> int:
@@ -321,7 +330,9 @@ def _parsed(
     findings = (*findings, *_stops_without_validation(arguments))
     if in_weight_dtype:
         findings = (*findings, *_scaled_fp16_weights(settings, arguments, weights))
-    inner = _check_deepspeed_config(content, settings) if type_name == "DEEPSPEED" else None
+    inner = None
+    if type_name == "DEEPSPEED":
+        inner = _read_deepspeed_config(content, settings, arguments, fine_tuning, script, trl)
     field_values |= dict(inner.field_values) if inner else {}
     return ParsedConfig(
         settings=settings,
@@ -331,17 +342,27 @@ def _parsed(
         goal=program.goal,
         goal_open=program.goal == "pretrain",  # no argument names a model to start from
         gpu_request=_gpu_request(settings, type_name, gpu_request),
-        files=tuple(dict.fromkeys([content.path, *(setting.file for setting in raw_settings.values())])),
+        files=tuple(
+            dict.fromkeys(
+                [
+                    content.path,
+                    *(setting.file for setting in raw_settings.values()),
+                    *(inner.parsed.files if inner and inner.parsed else ()),
+                ]
+            )
+        ),
         findings=(*findings, *(inner.findings if inner else ())),
         field_values=field_values,
         unknown_fields=(
             *(key for key in program.unknown_fields if key not in field_values),
+            *(key for key in (inner.unknown_fields if inner else ()) if key not in field_values),
             *_program_fields(type_name, settings, field_values),
         ),
         engine=_engine(type_name, settings),
+        referenced=inner.parsed if inner else None,
         program=msgspec.structs.replace(program.arguments, fills=_filled_in(arguments)),
         notes=(
-            *_notes(type_name, settings, arguments),
+            *_notes(type_name, settings, field_values),
             *_missing_file_note(type_name, settings, inner),
             *_weight_notes(arguments, weights, in_weight_dtype, type_name),
             *program.notes,
@@ -507,7 +528,7 @@ def _gpu_request(settings: Settings, type_name: str, requested: GpuRequest) -> G
     return GpuRequest(nodes=nodes, gpus_per_node=per_node, world_size=world, gpu=requested.gpu, source=processes)
 
 
-def _notes(type_name: str, settings: Settings, arguments: Arguments) -> Iterator[str]:
+def _notes(type_name: str, settings: Settings, field_values: Mapping[str, Any]) -> Iterator[str]:
     if type_name not in GPU_TYPES:
         yield f"distributed_type {type_name} does not run on GPUs: memory and layout are not checked"
     if "num_processes" not in settings and type_name != "NO":
@@ -516,8 +537,8 @@ def _notes(type_name: str, settings: Settings, arguments: Arguments) -> Iterator
     layers_unset = f"{FSDP}{WRAPPED}" not in settings
     if type_name == "FSDP" and str(policy).upper() == "TRANSFORMER_BASED_WRAP" and layers_unset:
         yield "the layers to wrap come from the model's _no_split_modules"
-    if "per_device_train_batch_size" not in arguments:
-        yield "batch size and sequence length are set by the program: micro batch 1 is assumed"
+    if "layout.micro_batch_size" not in field_values:
+        yield "the program sets the batch size: micro batch 1 is assumed; write layout.micro_batch_size=N for another"
 
 
 def _filled_in(arguments: Arguments) -> dict[str, str]:
@@ -541,13 +562,18 @@ def _double_checkpointing(setting: SourcedValue, arguments: Arguments) -> Iterat
 
 
 class DeepSpeedResult(msgspec.Struct, frozen=True):
-    """Fields and findings of a DeepSpeed config referenced by an Accelerate config."""
+    """A DeepSpeed config referenced by an Accelerate config: its fields, those it leaves open, and findings."""
 
-    field_values: dict[str, Any]
     findings: tuple[Finding, ...]
+    field_values: Mapping[str, Any] = {}
+    unknown_fields: tuple[str, ...] = ()
+    parsed: ParsedConfig | None = None
 
 
-def _check_deepspeed_config(content: Content, settings: Settings) -> DeepSpeedResult | None:
+def _read_deepspeed_config(
+    content: Content, settings: Settings, arguments: Arguments, fine_tuning: bool, script: str, trl: bool
+) -> DeepSpeedResult | None:
+    """Return the DeepSpeed config as DeepSpeed's own reader maps it, with auto filled in; None if there is none."""
     path = settings.get(f"{ZERO}deepspeed_config_file")
     if path is None or path.value in (None, "none"):
         return None
@@ -557,17 +583,41 @@ def _check_deepspeed_config(content: Content, settings: Settings) -> DeepSpeedRe
         return None
     from meshwright.frameworks.check import check
     from meshwright.frameworks.deepspeed import FRAMEWORK
+    from meshwright.frameworks.deepspeed.parse import parse_json
+    from meshwright.frameworks.mapping import map_to_recipe
 
     if inner.format != "json":
         message = f"{path.value} is not a DeepSpeed config: it must be JSON"
         key = f"{ZERO}deepspeed_config_file"
         finding = Finding("accelerate.not-json", "error", key, message, (), file=path.file, line=path.line)
-        return DeepSpeedResult({}, (finding,))
-    checked = check(FRAMEWORK, inner)
-    filled = "gradient_clipping" in inner.settings and inner.settings["gradient_clipping"].value == "auto"
-    fields = [key for key in FROM_DEEPSPEED if not (filled and key == "optimizer.clip_grad")]  # by the program
-    field_values = {key: field_value(checked.recipe, key) for key in fields}
-    return DeepSpeedResult(field_values, checked.findings)
+        return DeepSpeedResult((finding,))
+    inner = msgspec.structs.replace(inner, settings=_filled_from_yaml(inner.settings, settings))
+    parsed = parse_json(inner, arguments, fine_tuning, script, trl)
+    mapped = map_to_recipe(FRAMEWORK, parsed)
+    stated = {*mapped.source_keys, *parsed.field_values, *FROM_DEEPSPEED}
+    if any(key in parsed.settings for key in PRECISION_KEYS):
+        stated |= {f"precision.{name}" for name in ("compute", "master", "moments", "grads", "reduce")}
+    implied = {
+        key
+        for key, info in recipe_fields().items()
+        if not key.startswith("precision.") and field_value(mapped.recipe, key) != info.default
+    }  # by what the config states, such as the betas of its optimizer
+    values = {key: field_value(mapped.recipe, key) for key in stated | implied if key not in mapped.unresolved}
+    findings = (*parsed.findings, *check(FRAMEWORK, inner).findings)
+    return DeepSpeedResult(findings, values, mapped.unresolved, parsed)
+
+
+def _filled_from_yaml(inner: Settings, settings: Settings) -> dict[str, SourcedValue]:
+    """Return the settings of a DeepSpeed config with each auto that Accelerate fills in from its own YAML."""
+    filled = dict(inner)
+    values = {key: settings[f"{ZERO}{name}"] for key, name in FILLED_FROM_YAML.items() if f"{ZERO}{name}" in settings}
+    if (mixed := settings.get("mixed_precision")) is not None:
+        for name in ("bf16", "fp16"):
+            values[f"{name}.enabled"] = msgspec.structs.replace(mixed, value=str(mixed.value).lower() == name)
+    for key, setting in values.items():
+        if key in filled and filled[key].value == "auto" and not setting.unresolved:
+            filled[key] = setting
+    return filled
 
 
 def _missing_file_note(type_name: str, settings: Settings, deepspeed: DeepSpeedResult | None) -> Iterator[str]:
@@ -589,6 +639,10 @@ def replica_count(settings: Settings, on: Cluster) -> int:
 
 def complete(recipe: Recipe, parsed: ParsedConfig, on: Cluster) -> Recipe:
     """Derive the global batch from accumulation steps and GPUs, and the replicas of hybrid sharding."""
+    if parsed.referenced is not None:
+        from meshwright.frameworks.deepspeed.parse import complete as complete_deepspeed
+
+        return complete_deepspeed(recipe, parsed.referenced, on)
     layout, setting = recipe.layout, parsed.settings.get("distributed_type")
     type_name = str(setting.value).upper() if setting else ""
     configured = parsed.settings.get(MICRO_BATCHES.get(type_name, MICRO_BATCHES["DEEPSPEED"]))

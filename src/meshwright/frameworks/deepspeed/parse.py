@@ -106,7 +106,7 @@ def _config_of(content: Content, launch: LaunchCommand) -> tuple[str, SourcedVal
 def parse(content: Content) -> ParsedConfig:
     if content.settings:
         written = written_beside(content)
-        return _of_program(content, written, content.settings) if written else _parsed(content, content.settings)
+        return _of_program(content, written, content.settings) if written else parse_json(content, {})
     if content.format == "python":
         path = file_arguments(content).get("deepspeed")
         if path is None:
@@ -132,6 +132,19 @@ def parse(content: Content) -> ParsedConfig:
         env=launch.env,
         findings=tuple(_disagreements(settings, trainer_arguments)),
         notes=(*parsed.notes, *note),
+    )
+
+
+def parse_json(
+    content: Content, arguments: Arguments, fine_tuning: bool = False, script: str = "", trl: bool = False
+) -> ParsedConfig:
+    """Return a JSON config with the arguments of the program that reads it, which fill in auto."""
+    filled = _fill_auto(content.settings, arguments, trl)
+    parsed = _parsed(content, filled, arguments=arguments, fine_tuning=fine_tuning, script=script, trl=trl)
+    return msgspec.structs.replace(
+        parsed,
+        findings=tuple(_disagreements(content.settings, arguments)),
+        program=_with_fills(parsed, content.settings, arguments),
     )
 
 
@@ -170,9 +183,9 @@ def _fill_auto(settings: Settings, arguments: Arguments, trl: bool = False) -> d
         given = [arguments[name].value if name in arguments else default for name, default in names]
         if not any(arguments[name].unresolved for name, _ in names if name in arguments):
             filled[BETAS] = msgspec.structs.replace(filled[BETAS], value=[float(one) for one in given])
-    micro, steps = (filled.get(key) for key in BATCH[1:])
-    if as_int(micro) and as_int(steps) and filled.get(BATCH[0]) and filled[BATCH[0]].value == "auto":
-        del filled[BATCH[0]]
+    open_sizes = [key for key in BATCH if key in filled and filled[key].value == "auto"]
+    if len(open_sizes) == 1 and all(as_int(filled.get(key)) for key in BATCH if key not in open_sizes):
+        del filled[open_sizes[0]]  # it follows from the other two
     return filled
 
 
