@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from meshwright import json_text
+from meshwright.doctor.formats.derived_steps import Range, derive, per_epoch, total_of
 from meshwright.doctor.formats.steps import Steps
 from meshwright.doctor.formats.text import NUMBER, Line, number, of_one_rank, positive
 from meshwright.doctor.run import Run, RunHeader
@@ -37,6 +38,7 @@ STATED = {
     "batch": re.compile(r"Total train batch size[^=]*= ?([\d,]+)"),
     "micro_batch": re.compile(r"Instantaneous batch size per device ?= ?([\d,]+)"),
     "accumulated": re.compile(r"Gradient Accumulation steps ?= ?([\d,]+)"),
+    "examples": re.compile(r"Num examples ?= ?([\d,]+)"),
     "trainable": re.compile(r"Number of trainable parameters ?= ?([\d,]+)"),
 }
 """Numbers that the Trainer prints before its first step; after a restart with a smaller batch the last ones count."""
@@ -96,10 +98,11 @@ def read(lines: Sequence[Line], path: str) -> Run:
             stated |= numbers
         elif world is None and (found := WORLD.search(line.text)):
             world = int(found[1])
-    stated["total_steps"] = _with_steps(records, bars, summary, stated.get("total_steps")) or 0
+    notes = list[str]()
+    stated["total_steps"] = _with_steps(records, bars, summary, stated, notes) or 0
     _place_validations(validations, records)
     header = msgspec.structs.replace(_header(world, stated), front_end=_front_end(lines))
-    return _run(path, records, validations, header)
+    return _run(path, records, validations, header, notes)
 
 
 def _front_end(lines: Sequence[Line]) -> str:
@@ -128,7 +131,9 @@ def _header(world: int | None, stated: Mapping[str, int]) -> RunHeader:
     )
 
 
-def _run(path: str, records: Sequence[_Record], validations: Sequence[_Record], header: RunHeader) -> Run:
+def _run(
+    path: str, records: Sequence[_Record], validations: Sequence[_Record], header: RunHeader, notes: Sequence[str] = ()
+) -> Run:
     steps = Steps()
     for record in validations:
         steps.validated(record.step, record.figures["eval_loss"], record.line)
@@ -138,7 +143,7 @@ def _run(path: str, records: Sequence[_Record], validations: Sequence[_Record], 
         known = {name: value for name, value in known.items() if name not in speeds or positive(str(value))}
         steps.add(record.step or number_, record.line, at_s=record.at_s, **known)
     uncounted = bool(records) and all(record.step is None for record in records)
-    notes = ("the log has no step numbers: a step here is one logged record",) if uncounted else ()
+    notes = ("the log has no step numbers: a step here is one logged record",) if uncounted else tuple(notes)
     return Run(
         kind="transformers",
         path=path,
@@ -177,10 +182,14 @@ def _bars(lines: Sequence[Line]) -> Iterator[Bar]:
 
 
 def _with_steps(
-    records: Sequence[_Record], bars: Sequence[Bar], summary: dict[str, float], total: int | None
+    records: Sequence[_Record],
+    bars: Sequence[Bar],
+    summary: Mapping[str, float],
+    stated: Mapping[str, int],
+    notes: list[str],
 ) -> int | None:
-    """Give the records the steps of the progress bar, else those of the whole run divided equally; return the total."""
-    untold = [record for record in records if record.step is None]
+    """Give the records the steps of the progress bar, else those that their epochs imply; return the total."""
+    untold, total = [record for record in records if record.step is None], stated.get("total_steps")
     if not untold:
         return total
     counts = {bar[2] for bar in bars}
@@ -188,12 +197,47 @@ def _with_steps(
     if whole and len({bar[1] for bar in bars if bar[2] == whole}) > 1:
         _from_bars(untold, [bar for bar in bars if bar[2] == whole])
         return whole
-    runtime, speed = summary.get("train_runtime"), summary.get("train_steps_per_second")
-    if runtime and speed and (count := round(runtime * speed)) >= len(untold):
-        for order, record in enumerate(untold, 1):
-            record.step = order * (count // len(untold))
-            record.at_s = record.step / speed
-        return total or count
+    return _from_epochs(untold, summary, stated, notes)
+
+
+def _from_epochs(
+    records: Sequence[_Record], summary: Mapping[str, float], stated: Mapping[str, int], notes: list[str]
+) -> int | None:
+    """Give the records the steps that their epochs and the length of the run imply; return the total."""
+    runtime, rate, total = (
+        summary.get("train_runtime"),
+        summary.get("train_steps_per_second"),
+        stated.get("total_steps"),
+    )
+    if total:
+        length, source = Range(total, total), f"the {total:,} steps of the run"
+    elif runtime and rate:
+        length, source = total_of(runtime, rate), f"the final rate of {rate:g} steps/s"
+    else:
+        return None
+    if (ends := summary.get("epoch")) is not None and ends > 0:
+        in_epoch = per_epoch(length, ends)
+    elif stated.get("examples") and stated.get("batch"):
+        batches, rest = divmod(stated["examples"], stated["batch"])
+        in_epoch, source = Range(batches, batches + bool(rest)), "the examples and the batch size"
+    else:
+        return total
+    epochs = [record.figures["epoch"] for record in records if "epoch" in record.figures]
+    found = derive(epochs, in_epoch) if len(epochs) == len(records) else None
+    if found is None:
+        return total
+    last = max(found.steps)
+    if total is None:
+        ended = ends is not None and records[-1].figures["epoch"] >= ends and length.low <= last <= length.high
+        total = last if ended else max(last, round(sum(length) / 2))
+    for record, step in zip(records, found.steps, strict=True):
+        record.step = step
+        record.at_s = step * runtime / total if runtime else None
+    about = "" if found.sure else "about "
+    notes.append(
+        f"the log has no step numbers: {about}{found.every:,} steps per record follow from the epochs and {source}"
+        + ("" if found.sure else "; the steps here are approximate")
+    )
     return total
 
 
