@@ -65,7 +65,7 @@ def tables(pattern: str) -> list[tuple[Path, Mapping[str, Any]]]:
 
 def _parsed(path: Path) -> Mapping[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise invalid(path, first_line(error)) from error
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from meshwright.errors import InputError, closest
 
+BYTE_ORDER_MARK = "\ufeff"  # Windows programs write it at the start of UTF-8 files
 SHOWN_NAMES = 5  # of a folder in an error
 MOST_NAMES = 10_000  # of a folder that are compared with a name
 
@@ -23,7 +24,7 @@ _sent: ContextVar[Mapping[str, str] | None] = ContextVar("sent", default=None)
 @contextmanager
 def only(texts: Mapping[str, str]) -> Iterator[None]:
     """Allow no files but these texts, by name."""
-    before = _sent.set({str(Path(name)): text for name, text in texts.items()})
+    before = _sent.set({str(Path(name)): text.removeprefix(BYTE_ORDER_MARK) for name, text in texts.items()})
     try:
         yield
     finally:

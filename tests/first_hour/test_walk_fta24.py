@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
+from pathlib import Path
+
 import pytest
 
+from meshwright.cli.run import run as run_command
 from meshwright.doctor import reading
 
 
@@ -43,3 +47,47 @@ def test_an_unfinished_run_takes_its_steps_from_the_examples_and_the_batch() -> 
     run = reading.read_text(head + "\n".join(lines), "unfinished.log")
     assert [step.step for step in run.steps] == list(range(10, 401, 10))
     assert run.header.total_steps == 1002
+
+
+ROW = '{"messages": [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "4"}]}'
+
+
+def commanded(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as ended:
+        run_command(list(words))
+    found = capsys.readouterr()
+    return int(ended.value.code or 0), found.out + found.err
+
+
+@pytest.mark.parametrize("name", ["bom.jsonl", "bom.jsonl.gz", "bom.json", "lines.json", "bom.csv", "bom.txt"])
+def test_data_with_a_byte_order_mark_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    texts = {
+        "bom.json": f"[{ROW}, {ROW}]",
+        "bom.csv": 'prompt,response\n"What is 2 + 2?",4\n',
+        "bom.txt": "What is 2 + 2?\n4\n",
+    }
+    raw = texts.get(name, f"{ROW}\n{ROW}\n").encode("utf-8-sig")
+    Path(name).write_bytes(gzip.compress(raw) if name.endswith(".gz") else raw)
+    words = ("samples", "qwen3_600m_sft_config", "--dataset", name, "data.tokenizer=bytes", "--count", "1")
+    code, text = commanded(capsys, *words)
+    assert code == 0, text
+    assert "not JSON" not in text
+    assert "\ufeff" not in text
+    assert "is 2 + 2?" in text
+
+
+def test_configs_with_a_byte_order_mark_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("ds_config.json").write_text('{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}}', "utf-8-sig")
+    Path("axolotl.yml").write_text("base_model: Qwen/Qwen2.5-0.5B\nmicro_batch_size: 1\nadapter: lora\n", "utf-8-sig")
+    Path("tt.toml").write_text('[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 2048\n', "utf-8-sig")
+    for name in ("ds_config.json", "axolotl.yml", "tt.toml"):
+        _, text = commanded(capsys, "check", name, "--gpus", "8xH100")
+        assert "not valid" not in text, text
+        assert "JSON" not in text, text
+        assert "\ufeff" not in text, text

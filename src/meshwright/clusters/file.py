@@ -66,7 +66,7 @@ def _load(path: str, sent: str | None) -> dict[str, Any]:
             raise BadTableError(f"names several clusters; pass one, or meshwright size MODEL --goal GOAL --gpu {path}")
         raise BadTableError("file not found; pass the path of a TOML file, or a cluster such as 8xH100")
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8") if sent is None else sent)
+        return tomllib.loads(Path(path).read_text(encoding="utf-8-sig") if sent is None else sent)
     except OSError as error:
         raise BadTableError(f"the file cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

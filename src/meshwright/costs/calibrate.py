@@ -246,7 +246,7 @@ def load(path: str | Path) -> Calibration:
     """Return the shipped calibration with the machine that a profile file describes."""
     supplied = file_access.text_of(path, "calibration")
     try:
-        table = tomllib.loads(Path(path).read_text(encoding="utf-8") if supplied is None else supplied)
+        table = tomllib.loads(Path(path).read_text(encoding="utf-8-sig") if supplied is None else supplied)
         machine = msgspec.convert(table, MachineProfile)
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as error:
         raise InputError(f"not a calibration profile: {error}", field="calibration", value=str(path)) from None

@@ -326,7 +326,7 @@ def _text(path: Path) -> str:
         return raw.decode("utf-16", errors="replace")
     if b"\0" in raw and _is_binary(raw):
         raise InputError("is binary, not a log", field="run", value=str(path), fix=("pass the text log of the run",))
-    return raw.decode("utf-8", errors="replace")
+    return raw.decode("utf-8-sig", errors="replace")
 
 
 def _bytes(path: Path) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 from pathlib import Path
 
@@ -27,5 +28,5 @@ def _has_rows(path: Path) -> bool:
     if path.suffix.lower() != ".json":
         return False
     with path.open("rb") as file:
-        start = file.read(START_BYTES).lstrip()
+        start = file.read(START_BYTES).removeprefix(codecs.BOM_UTF8).lstrip()
     return bool(LIST_OF_ROWS.match(start)) or bool(ONLY_LIST.match(start)) or bool(JSON_LINES.match(start))

@@ -99,7 +99,7 @@ def load_network(path: str) -> MeasuredNetwork:
     """Read a JSON file of measured collectives: {"points": [{"kind", "ranks", "bytes", "s"}, …], "blocks_host"}."""
     fix = ('{"points": [{"kind": "all_gather", "ranks": 8, "bytes": 1048576, "s": 0.00012}, …]}',)
     try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = json.loads(Path(path).read_text(encoding="utf-8-sig"))
         points = found["points"]
         for point in points:
             if point["kind"] not in KINDS:

@@ -1,13 +1,14 @@
 """Steps of a log that numbers its records only by epoch, as the Trainer does without a progress bar.
 
-The Trainer logs every logging_steps and rounds what it prints: epochs to 2 decimals (4 digits since transformers 5), its final
-rate to 3 decimals. A whole number of steps between two records usually fits all of them.
+The Trainer logs every logging_steps and rounds what it prints: epochs to 2 decimals (4 digits since transformers 5),
+its final rate to 3 decimals. A whole number of steps between two records usually fits all of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 ROUND = (1000, 500, 250, 200, 100, 50, 25, 20, 10, 5, 2, 1)
@@ -98,7 +99,7 @@ def _slope(epochs: Sequence[float]) -> float:
 def _rising(epochs: Sequence[float]) -> list[tuple[int, int]]:
     """Return the first and the end index of each stretch whose epochs do not fall: a restart logs some again."""
     cuts = [0, *(at for at in range(1, len(epochs)) if epochs[at] < epochs[at - 1]), len(epochs)]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(pairwise(cuts))
 
 
 def _epoch(value: float, among: Sequence[float]) -> Range:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -230,10 +231,14 @@ def longest_suffix(path: Path, suffixes: Sequence[str] = SUFFIXES) -> str:
 
 
 def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
+    """Open a file of data after the byte order mark, if it has one."""
     try:
-        return gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
+        file = gzip.GzipFile(path) if path.name.endswith(".gz") else path.open("rb")
     except OSError as error:
         raise InputError(f"cannot read the file: {error.strerror}", field=FIELD, value=path) from None
+    if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
+        file.seek(0)
+    return file
 
 
 RowIterator = Iterator[tuple[str, Row | InputError | None]]  # None: skipped; an error: the row cannot be parsed
@@ -294,7 +299,7 @@ def _text_lines(path: Path, start: int) -> RowIterator:
         for number, line in enumerate(lines, 1):
             where = f"{path}:{number}"
             try:
-                text = line.decode("utf-8-sig" if number == 1 else "utf-8").strip("\r\n")
+                text = line.decode().strip("\r\n")
             except UnicodeDecodeError:
                 raise row_error(str(path), "the file is not UTF-8", csv_format.utf8_fix(path)) from None
             if text.strip():
@@ -306,7 +311,7 @@ def csv_rows(path: Path, start: int = 0) -> RowIterator:
     """Yield each row of a CSV file from row `start` on; an error for one that does not have the header's columns."""
     with _open(path) as file:
         delimiter = csv_format.find_delimiter(path)
-        reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8-sig", newline=""), delimiter=delimiter)
+        reader = csv.DictReader(io.TextIOWrapper(file, encoding="utf-8", newline=""), delimiter=delimiter)
         try:
             for number, row in enumerate(reader):
                 where = f"{path}:{reader.line_num}"

@@ -287,7 +287,7 @@ def read_template(file: str) -> str:
     """Return the text of a chat template file."""
     path = Path(file).expanduser()
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read the file: {error}", field="data.chat_template", value=file) from None
     if not text.strip():

@@ -83,7 +83,7 @@ def _downloaded(model_id: str) -> Path:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file."""
     try:
-        values = json.loads(path.read_text(encoding="utf-8"), object_hook=decode_float)
+        values = json.loads(path.read_text(encoding="utf-8-sig"), object_hook=decode_float)
     except (OSError, ValueError) as error:
         raise InputError(f"{path} cannot be read: {error}", field=FIELD, fix=("download the folder again",)) from None
     if not isinstance(values, dict):
