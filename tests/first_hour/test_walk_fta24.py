@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import meshwright
 from meshwright.cli.run import run as run_command
 from meshwright.doctor import reading
 
@@ -91,3 +92,32 @@ def test_configs_with_a_byte_order_mark_are_read(
         assert "not valid" not in text, text
         assert "JSON" not in text, text
         assert "\ufeff" not in text, text
+
+
+TALK = '{"messages": [{"role": "user", "content": "%s"}, {"role": "assistant", "content": "%s"}]}\n'
+
+
+@pytest.fixture
+def talks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    Path("tools.jsonl").write_text((TALK % ("word " * 400, "answer " * 400)) * 400)
+    return "tools.jsonl"
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-7B-Instruct", "meta-llama/Llama-3.1-8B-Instruct"])
+def test_the_recommended_batch_follows_a_small_dataset(model: str, talks: str) -> None:
+    words = (f"data.dataset={talks}", "train.epochs=3")
+    plan = meshwright.recommend(model, "1x4090", "lora", overrides=words)
+    steps = plan.budget.steps
+    assert plan.recipe.train.global_batch_size == 8
+    assert 50 <= steps <= 500
+    changed = [one.why for one in plan.changes if one.field == "train.global_batch_size"]
+    assert all("leave only" in why for why in changed)
+    assert not any("global_batch_size" in text for one in plan.suggestions for text in one.overrides)
+
+
+def test_a_typed_batch_stays_and_a_smaller_one_is_suggested(talks: str) -> None:
+    words = (f"data.dataset={talks}", "train.epochs=3", "train.global_batch_size=128")
+    plan = meshwright.recommend("Qwen/Qwen2.5-7B-Instruct", "1x4090", "lora", overrides=words)
+    assert plan.recipe.train.global_batch_size == 128
+    assert ("train.global_batch_size=8",) in [one.overrides for one in plan.suggestions]

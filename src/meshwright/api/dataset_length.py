@@ -33,7 +33,10 @@ MANY_PASSES = 5  # as train warns
 USUAL_EPOCHS = 3
 WINDOW_STEPS, WIDTH_MULTIPLE = 64, 64  # as the engine groups samples by length
 OUR_ENGINE, PADS_MICRO_BATCHES = "meshwright", ("fsdp1", "deepspeed")  # the latter by the collators of transformers
+FEW_UPDATES, USUAL_UPDATES = 50, 100  # of a fine-tuning; with fewer, an adapter is hardly trained
+SMALLEST_BATCH = 8  # that is recommended for more updates: gradients of fewer samples are noisy
 WORTH_IT = 1.25  # times fewer tokens from which packing is suggested
+BATCH = "train.global_batch_size"
 T = TypeVar("T")
 _short = partial(short_number, digits=".1f", least=1e3)
 
@@ -57,6 +60,28 @@ def epochs_of(recipe: Recipe, engine: str = OUR_ENGINE) -> Epochs | None:
     lengths = _own_lengths(recipe) if counted.packed_tokens else None
     longest = 0 if lengths is None else ceil(lengths.max()) - 1  # the last token is a target only
     return Epochs(max(round(counted.samples * epochs), 1), source, counted.packed_tokens, longest)
+
+
+def batch_for_updates(recipe: Recipe, world: int, engine: str = OUR_ENGINE) -> tuple[int, str] | None:
+    """Return a batch that gives a fine-tuning enough updates of the user's data, and why; None if it has enough."""
+    epochs = epochs_of(recipe, engine) if recipe.goal != "pretrain" and not recipe.benchmark else None
+    now, least = recipe.train.global_batch_size, max(SMALLEST_BATCH, world)
+    if epochs is None or _updates(epochs, now) >= FEW_UPDATES:
+        return None
+    batch = now
+    while batch % 2 == 0 and batch // 2 >= least and _updates(epochs, batch) < USUAL_UPDATES:
+        batch //= 2
+    if batch == now:
+        return None
+    few, passes = plural(_updates(epochs, now), "update"), recipe.train.epochs
+    return batch, (
+        f"{now} samples per step leave only {few} in {passes:g} epoch{'s' * (passes != 1)} of {recipe.data.dataset}, "
+        f"{batch} leave {_updates(epochs, batch)}"
+    )
+
+
+def _updates(epochs: Epochs, batch: int) -> int:
+    return ceil(epochs.samples / batch)
 
 
 def sample_width(recipe: Recipe, engine: str = OUR_ENGINE) -> float | None:
@@ -123,8 +148,23 @@ def _count_notes(recipe: Recipe) -> tuple[str, ...]:
 def with_own_data(plan: Plan) -> Plan:
     """Return the plan with what the user's data adds: findings about its rows and steps, and less padding."""
     plan = _with_data_errors(_with_counted_steps(plan))
-    found = next(iter(_less_padding(plan)), None)
-    return plan if found is None else msgspec.structs.replace(plan, suggestions=(found, *plan.suggestions))
+    epochs = epochs_of(plan.recipe, plan.case.engine)
+    kept = tuple(one for one in plan.suggestions if epochs is None or not _leaves_few_updates(plan, one, epochs))
+    found = (*_more_updates(plan), *list(_less_padding(plan))[:1])
+    return plan if found + kept == plan.suggestions else msgspec.structs.replace(plan, suggestions=found + kept)
+
+
+def _more_updates(plan: Plan) -> Iterable[Suggestion]:
+    """Suggest a batch that gives a fine-tuning enough updates: one that the user names is not replaced."""
+    found = batch_for_updates(plan.recipe, plan.question.cluster.world, plan.case.engine) if plan.exists else None
+    if found is not None and not any(one.rule == "data.few-steps" for one in plan.findings):
+        yield Suggestion("more updates of your data", (f"{BATCH}={found[0]}",), found[1])
+
+
+def _leaves_few_updates(plan: Plan, suggestion: Suggestion, epochs: Epochs) -> bool:
+    """Return whether a suggested batch leaves a fine-tuning few updates."""
+    batch = override.requested(plan.recipe, suggestion.overrides).get(BATCH)
+    return batch is not None and plan.recipe.goal != "pretrain" and _updates(epochs, batch) < FEW_UPDATES
 
 
 def _with_data_errors(plan: Plan) -> Plan:
@@ -162,7 +202,7 @@ def _with_counted_steps(plan: Plan) -> Plan:
 
 def _leaves_few_steps(suggestion: Suggestion, counted: Case) -> bool:
     """Return whether a suggested batch makes too few steps of the counted samples."""
-    batch = override.requested(counted.recipe, suggestion.overrides).get("train.global_batch_size")
+    batch = override.requested(counted.recipe, suggestion.overrides).get(BATCH)
     return batch is not None and bool(few_steps(counted.replace(global_batch_size=batch)))
 
 

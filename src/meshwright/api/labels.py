@@ -36,6 +36,7 @@ TITLES = {
     "compute linear layers in fp8": "matmuls of linear layers in 8 bits (precision.matmul): faster, other weights",
     "fit the batch to the GPUs": "a batch that divides into more layouts of these GPUs",
     "keep the tokens per step": "another sequence length changes the tokens per step; this batch restores them",
+    "more updates of your data": "every step is one update, however many samples it averages: a smaller batch has more",
     "offload to host memory": "state or activations are kept in host memory: less GPU memory, slower, the same weights",
     "fewer nodes are as fast": "the other nodes hardly save time: the batch divides better into layouts of fewer GPUs",
     "fewer nodes are faster": "the batch divides better into the layouts of fewer GPUs",

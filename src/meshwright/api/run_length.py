@@ -9,29 +9,53 @@ from msgspec import UNSET, UnsetType
 
 from meshwright import planner
 from meshwright.api import requests
-from meshwright.api.dataset_length import epochs_of, sample_width
+from meshwright.api.dataset_length import BATCH, batch_for_updates, epochs_of, sample_width
 from meshwright.api.prices import price_for
 from meshwright.api.questions import Asked
 from meshwright.parsing import token_budget
 from meshwright.planner import Plan, Question
 from meshwright.recipes.types import Recipe
 
+STEPS = "train.steps"
+
 
 def plan_of_length(question: Question, recipe: Recipe | None, request: requests.Recommend) -> Plan:
     """Return the plan, of as many steps as the requested tokens or days take; steps and epochs of the user stay."""
     tokens, overrides = token_budget(request.tokens), request.overrides
     if tokens is None and request.days is None:
-        return planner.recommend(question, overrides, recipe)
+        return _plan_of_epochs(question, recipe, request)
     baseline = planner.baseline_for(question, overrides, recipe)
-    if baseline.requested.train.epochs or "train.steps" in baseline.reasons:
+    if baseline.requested.train.epochs or STEPS in baseline.reasons:
         return planner.recommend(question, overrides, recipe)
     if tokens is None:
         plan = planner.recommend(question, overrides, recipe, lambda plan: _steps_of_days(plan, request))
-        return _explained(plan, f"what {request.days:g} days train")
+        return _explained(plan, STEPS, f"requested: what {request.days:g} days train; a new experiment")
     per_step = planner.step_tokens(baseline.case, sample_width(baseline.requested, baseline.case.engine))
     steps = _steps_of_tokens(tokens, per_step, baseline.requested)
     plan = planner.recommend(question, overrides if steps is None else (*overrides, f"train.steps={steps}"), recipe)
-    return _explained(plan, f"{request.tokens} tokens of {per_step:,} per step")
+    why = f"requested: {request.tokens} tokens of {per_step:,} per step; a new experiment"
+    return _explained(plan, STEPS, why)
+
+
+FOLLOWS_DATA = "follows the data: "
+
+
+def _plan_of_epochs(question: Question, recipe: Recipe | None, request: requests.Recommend) -> Plan:
+    """Return the plan; a batch that nobody asked for is smaller if the epochs of the user's data have few updates."""
+    overrides = request.overrides
+    if recipe is None and any("epochs" in one.partition("=")[0] for one in overrides):  # no recipe has its own
+        baseline = planner.baseline_for(question, overrides)
+        found = batch_for_updates(baseline.requested, int(baseline.case.world), baseline.case.engine)
+        if found is not None and BATCH not in baseline.reasons:
+            plan = planner.recommend(question, (*overrides, f"{BATCH}={found[0]}"))
+            return _explained(plan, BATCH, f"{FOLLOWS_DATA}{found[1]}; a new experiment")
+    return planner.recommend(question, overrides, recipe)
+
+
+def overrides_of(plan: Plan, request: requests.Recommend) -> tuple[str, ...]:
+    """Return the overrides that a plan was made with: the user's, and the batch that follows the data."""
+    batch = (f"{BATCH}={one.new}" for one in plan.changes if one.field == BATCH and one.why.startswith(FOLLOWS_DATA))
+    return (*request.overrides, *batch)
 
 
 def _steps_of_tokens(tokens: float, per_step: int, recipe: Recipe) -> int | None:
@@ -47,10 +71,9 @@ def _steps_of_days(plan: Plan, request: requests.Recommend) -> int | None:
     return None if steps in (0, plan.recipe.train.steps) else steps
 
 
-def _explained(plan: Plan, text: str) -> Plan:
-    """Return the plan with why its steps changed."""
-    why = f"requested: {text}; a new experiment"
-    changes = (msgspec.structs.replace(c, why=why) if c.field == "train.steps" else c for c in plan.changes)
+def _explained(plan: Plan, field: str, why: str) -> Plan:
+    """Return the plan with why a field changed."""
+    changes = (msgspec.structs.replace(c, why=why) if c.field == field else c for c in plan.changes)
     return msgspec.structs.replace(plan, changes=tuple(changes))
 
 
