@@ -1,7 +1,7 @@
 """Steps of a log that numbers its records only by epoch, as the Trainer does without a progress bar.
 
 The Trainer logs every logging_steps and rounds what it prints: epochs to 2 decimals (4 digits since transformers 5),
-its final rate to 3 decimals. A whole number of steps between two records usually fits all of them.
+its final rate to 3 decimals. One integer of steps between two records usually fits all of them.
 """
 
 from __future__ import annotations
