@@ -181,3 +181,62 @@ def test_a_job_that_saves_although_the_file_does_not_says_so(meshwright: Any, ca
     case("mlm_70b_fp8")
     _launch(meshwright, "run70b.sh", "megatron-bridge", "8x8xH100", "layout.cp=2")
     assert "(checkpoint.save_every), the file names no interval" in Path("job/run70b.sbatch").read_text()
+
+
+SBATCH = """#!/bin/bash
+#SBATCH --nodes={nodes}
+#SBATCH --gpus-per-node={size}
+srun torchrun --nnodes {nodes} --nproc_per_node {size} pretrain_gpt.py --num-layers 32 --hidden-size 4096 \\
+  --ffn-hidden-size 14336 --num-attention-heads 32 --group-query-attention --num-query-groups 8 --seq-length 4096 \\
+  --max-position-embeddings 8192 --position-embedding-type rope --rotary-base 500000 --swiglu --disable-bias-linear \\
+  --normalization RMSNorm --untie-embeddings-and-output-weights --vocab-size 128256 --tokenizer-type NullTokenizer \\
+  --mock-data --micro-batch-size 1 --global-batch-size 128 --train-iters 100 --lr 1e-4 --bf16
+"""
+
+
+@pytest.mark.parametrize(
+    "verb", [("recommend",), ("plan",), ("estimate",), ("import",), ("export", "--to", "torchtitan")]
+)
+def test_a_gpu_type_alone_has_the_count_of_the_files_job(
+    verb: tuple[str, ...], meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sbatch").write_text(SBATCH.format(nodes=2, size=8))
+    found = meshwright(verb[0], "run.sbatch", "--gpus", "H200", *verb[1:])
+    assert "the number of GPUs is missing" not in found.err, found
+    assert "2x8xH200" in found.out + found.err or verb[0] in ("plan", "export"), found
+    if verb[0] == "plan":
+        assert found.out == meshwright("plan", "run.sbatch", "--gpus", "2x8xH200").out
+
+
+def test_the_suggested_gpus_are_those_of_the_file(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("run.sbatch").write_text(SBATCH.format(nodes=2, size=4))
+    assert "(--gpus 2x4xH100)" in meshwright("check", "run.sbatch").out
+    Path("one.sbatch").write_text(SBATCH.format(nodes=1, size=1))
+    found = meshwright("recommend", "one.sbatch")
+    assert "1x1x" not in found.out + found.err
+    assert "--gpus 1xTYPE" in found.out + found.err
+    Path("dpo.sbatch").write_text(
+        "#SBATCH --nodes=2\n#SBATCH --gpus-per-node=4\nsrun torchrun --nnodes 2 --nproc_per_node 4 dpo.py "
+        "--model_name_or_path Qwen/Qwen2-0.5B-Instruct # trl\n"
+    )
+    assert "--gpus 2x4xH100" in meshwright("recommend", "dpo.sbatch").err
+    assert "--gpus 2x4xH200" in meshwright("recommend", "dpo.sbatch", "--gpus", "H200").err
+
+
+@pytest.mark.parametrize(
+    ("typed", "fix"),
+    [
+        ("train.epochs=three", "train.epochs=3"),
+        ("train.epochs=abc", "train.epochs=3"),
+        ("train.steps=thousand", "train.steps=1000"),
+        ("train.eval_every=often", "train.eval_every=100"),
+    ],
+)
+def test_a_word_for_a_number_has_a_fix_that_is_meant(typed: str, fix: str, meshwright: Any) -> None:
+    found = meshwright("recommend", "llama3-8b", "--goal", "sft", "--gpus", "8xH100", typed)
+    assert found.code == 2
+    assert found.err.endswith(f"fix:   {fix}\n"), found

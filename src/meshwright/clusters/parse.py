@@ -18,6 +18,7 @@ from meshwright.clusters.instances import instance, instance_names
 from meshwright.clusters.tables import MAX_GPUS
 from meshwright.clusters.types import Assumption, Cluster, Gpu
 from meshwright.errors import InputError
+from meshwright.parsing import NUMBER_WORDS
 from meshwright.similar import misspelled
 
 DEFAULT_GPU = "H100"
@@ -50,17 +51,7 @@ _FORMS = tuple(
 )
 _TIMES_SIGNS = str.maketrans("×✕✖*", "xxxx")
 _FILLERS = re.compile(r"^gpus?\s*[:=]\s*|\b(?:gpus?|cards?|accelerators?)\b")
-_NUMBER_WORDS = {
-    "one": 1,
-    "single": 1,
-    "two": 2,
-    "dual": 2,
-    "three": 3,
-    "four": 4,
-    "quad": 4,
-    "eight": 8,
-    "sixteen": 16,
-}
+_NUMBER_WORDS = {**NUMBER_WORDS, "single": 1, "dual": 2, "quad": 4}
 _NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(_NUMBER_WORDS)})\b")
 _CARD_NUMBER = re.compile(r"[1-5]0[5-9]0|16[56]0|[45]500|[2-8]000|7900|9070")
 """Numbers in the names of GeForce, RTX and Radeon cards."""

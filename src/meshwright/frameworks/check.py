@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from meshwright import costs, rules
-from meshwright.clusters import Cluster, is_known
+from meshwright.clusters import DEFAULT_GPU, Cluster, is_known
 from meshwright.frameworks.argument_fixes import argument_changes, program_fields, replaced_keys
 from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, Framework, RuleContext
@@ -131,11 +131,7 @@ def stated_gpus(framework: Framework, content: Content, gpus: str | None) -> str
     request = framework.parse(content).gpu_request
     if request.count is None and len(content.launches) == 1:
         request = gpu_request_of(content.launches[0])
-    if request.count is None:
-        return gpus
-    size = request.gpus_per_node
-    nodes = f"{request.count // size}x{size}" if size and request.count % size == 0 else str(request.count)
-    return f"{nodes}x{gpus.strip()}"
+    return request.text(gpus.strip()) or gpus
 
 
 def _our_repair(imported: ImportedRecipe, gpus: str | None) -> tuple[str, ...]:
@@ -420,4 +416,5 @@ def _notes(imported: ImportedRecipe, known: bool, open_fields: Sequence[str]) ->
         count = imported.parsed.gpu_request.count
         what = "the GPUs are unknown" if count is None else f"the type of the {count} GPUs is unknown"
         tried = "count and type" if count is None else "type"
-        yield f"{what}: only findings that hold for every common {tried} are reported (--gpus {count or 8}xH100)"
+        gpus = imported.parsed.gpu_request.text(DEFAULT_GPU) or f"8x{DEFAULT_GPU}"
+        yield f"{what}: only findings that hold for every common {tried} are reported (--gpus {gpus})"

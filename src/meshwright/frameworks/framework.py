@@ -57,6 +57,14 @@ class GpuRequest(msgspec.Struct, frozen=True):
             return self.world_size
         return self.nodes * self.gpus_per_node if self.nodes and self.gpus_per_node else None
 
+    def text(self, gpu: str) -> str:
+        """Return the GPUs as --gpus takes them, of this type: 4x8xH100, or 8xH100 on one node; empty if unknown."""
+        count, size = self.count, self.gpus_per_node
+        if count is None:
+            return ""
+        several = bool(size) and count > (size or 0) and count % (size or 1) == 0
+        return f"{count // (size or 1)}x{size}x{gpu}" if several else f"{count}x{gpu}"
+
 
 NOT_ESTIMATED = "memory is not estimated"  # note of a file that trains a known model in a way that is not estimated
 

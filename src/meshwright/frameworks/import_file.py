@@ -15,7 +15,7 @@ from meshwright.clusters import Assumption, Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.catalogue_shape import catalogue_reference
 from meshwright.frameworks.check import Count, check
-from meshwright.frameworks.framework import Content, Framework, GpuRequest
+from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.mapping import relevant_fields, same_value, text_of
 from meshwright.frameworks.model_match import find_local_model, find_model
 from meshwright.frameworks.open_length import LENGTHS, open_length
@@ -232,17 +232,12 @@ def _cluster(path: str, settings: ImportedRecipe, gpus: str | None) -> tuple[Clu
         reason = f"{path} does not say how many GPUs it runs on"
         raise InputError(reason, field="gpus", fix=("--gpus 8xH100", "--gpus 4x8xH100"))
     gpu = request.gpu or clusters.DEFAULT_GPU
-    on = clusters.cluster(_text(request, count, gpu))
+    on = clusters.cluster(request.text(gpu))
     if request.gpu:
         return on, ()
-    other = _text(request, count, "TYPE")
+    other = request.text("TYPE")
     text = f"{path} starts {count} GPUs of a type it does not name: {on} is assumed; write --gpus {other} for another"
     return on, (Assumption("gpu", gpu, text),)
-
-
-def _text(request: GpuRequest, count: int, gpu: str) -> str:
-    size = request.gpus_per_node
-    return f"{count // size}x{size}x{gpu}" if size and count % size == 0 else f"{count}x{gpu}"
 
 
 def _assumed_fields(settings: ImportedRecipe, recipe: Recipe) -> Iterator[Assumption]:

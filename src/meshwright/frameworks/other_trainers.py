@@ -12,7 +12,8 @@ from math import prod
 from meshwright import clusters, file_access, json_text
 from meshwright.choices import FRAMEWORKS, FRONT_ENDS
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.frameworks.framework import Content
+from meshwright.frameworks.common import gpu_request_of
+from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.mapping import text_of
 from meshwright.frameworks.other_losses import LOSSES, NOT_PLANNED, SWIFT_DEFAULT, loss_of, title_of, trains
 from meshwright.models import is_path, reference
@@ -50,7 +51,7 @@ class OtherTrainerError(InputError):
     """A config of a trainer that is not read, with the command that plans the same training."""
 
     def __init__(self, title: str, content: Content, gpus: str = "") -> None:
-        words, carried = _command(content, gpus or GPUS)
+        words, carried = _command(content, _gpus(content, gpus))
         read = "which only check reads" if title.lower() in FRONT_ENDS else "which is not read"
         found = {key: setting.value for key, setting in content.settings.items() if not setting.unresolved}
         if loss := loss_of(found):
@@ -87,13 +88,21 @@ class OtherLossError(OtherTrainerError):
         adapts = adapts or (library == SWIFT and not _SWIFT_FULL.search(content.text))  # its default is LoRA
         goal = "peft" if adapts else "sft"
         reason = f"{trains(title_of(title), library)}: {NOT_PLANNED}"
-        fix = f"meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {shlex.quote(gpus or GPUS)}"
+        fix = f"meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {shlex.quote(_gpus(content, gpus))}"
         InputError.__init__(self, reason, field="file", value=content.path, fix=(fix,))
         self.title, self.content, self.library = title, content, library
 
     def on(self, gpus: str) -> OtherLossError:
         """Return the error with the command for the GPUs that the user typed."""
         return OtherLossError(self.title, self.content, gpus, self.library)
+
+
+def _gpus(content: Content, typed: str) -> str:
+    """Return the GPUs of a command: as typed, with the count of the script's launch if a type was typed or nothing."""
+    if typed and not clusters.is_known(typed.strip()):
+        return typed
+    stated = gpu_request_of(content.launches[0]) if len(content.launches) == 1 else GpuRequest()
+    return stated.text(typed.strip() or stated.gpu or clusters.DEFAULT_GPU) or typed or GPUS
 
 
 def other_loss(content: Content) -> OtherLossError | None:

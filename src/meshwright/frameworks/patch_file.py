@@ -282,12 +282,10 @@ def variables(env: Settings) -> dict[str, str]:
 def _own_cluster(imported: ImportedFile, on: Cluster) -> Cluster:
     """Return the GPUs that the file itself requests if its settings name them; otherwise the given ones."""
     request = imported.settings.parsed.gpu_request
-    count, size = request.count, request.gpus_per_node
-    if imported.framework.key_map != "accelerate" or count is None or count == on.world:
+    if imported.framework.key_map != "accelerate" or request.count in (None, on.world):
         return on
-    shape = f"{count // size}x{size}" if size and count % size == 0 else str(count)
     try:
-        return cluster(f"{shape}x{on.gpu.name}")
+        return cluster(request.text(on.gpu.name))
     except InputError:
         return on
 

@@ -403,6 +403,10 @@ def _refusal(key: str, text: str, recipe: Recipe) -> InputError | None:
     return None
 
 
+USUAL = {"train.epochs": 3, "train.eval_every": 100, "train.early_stop_patience": 3, "checkpoint.milestone_every": 1000}
+"""Values to suggest for fields where 0 turns something off, which nobody means who types a wrong value."""
+
+
 def translate_value(alias: ConfigKey, text: str) -> str:
     """Translate a framework's value to ours, item by item in a list."""
     if "," not in text and not text.startswith("["):
@@ -416,7 +420,8 @@ def _typed(own: str, text: str, key: str, source: str, recipe: Recipe) -> _Setti
     except InputError as error:
         if error.fix:
             raise
-        kept = format_override(own, field_value(recipe, own))  # no value is near: the recipe's own is a valid one
+        value = field_value(recipe, own) or USUAL.get(own, field_value(recipe, own))
+        kept = format_override(own, value)  # no value is near: the recipe's own is a valid one
         raise InputError(error.reason, error.field, error.value, [kept]) from error
 
 

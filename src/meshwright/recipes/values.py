@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from meshwright.errors import InputError, closest
+from meshwright.parsing import NUMBER_WORDS
 from meshwright.recipes.types import RecipeField
 
 INTEGER = re.compile(r"[+-]?[0-9][0-9_]*")
@@ -103,6 +104,8 @@ def meant_integer(text: str, key: str) -> str | None:
     The k of a length, a width or a batch is 1024, that of steps and samples 1000.
     """
     plain = _unquoted(text.strip()).strip()
+    if plain.lower() in NUMBER_WORDS:
+        return str(NUMBER_WORDS[plain.lower()])
     plain = plain.replace(",", "") if THOUSANDS.fullmatch(plain) else plain.replace(" ", "")
     found = re.fullmatch(rf"({NUMBER.pattern})([kmbgt]?)", plain, re.IGNORECASE)
     if found is None:
@@ -130,7 +133,8 @@ def as_int(text: str, key: str) -> int:
 
 def _number(text: str, key: str) -> float:
     if not NUMBER.fullmatch(text) and not NOT_FINITE.fullmatch(text):
-        raise _expected(key, text, "a number")
+        word = NUMBER_WORDS.get(text.lower())
+        raise _expected(key, text, "a number", None if word is None else str(word))
     number = float(text)
     if not math.isfinite(number):
         raise _expected(key, text, NUMBERS)
