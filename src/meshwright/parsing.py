@@ -8,23 +8,6 @@ from typing import Any
 
 from meshwright.errors import InputError, unknown
 
-NUMBER_WORDS = {
-    "one": 1,
-    "two": 2,
-    "three": 3,
-    "four": 4,
-    "five": 5,
-    "six": 6,
-    "seven": 7,
-    "eight": 8,
-    "nine": 9,
-    "ten": 10,
-    "twelve": 12,
-    "sixteen": 16,
-    "twenty": 20,
-    "hundred": 100,
-    "thousand": 1000,
-}
 MAX_TOKENS = 100_000_000  # of one sample
 MAX_PRICE = 1e6  # of one GPU for one hour
 CURRENCIES = {"$": "USD", "€": "EUR", "£": "GBP", "¥": "JPY", "₹": "INR", "₩": "KRW"}

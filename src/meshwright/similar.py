@@ -47,6 +47,26 @@ def _name(text: str) -> _Name:
     return _Name("".join(words), words, tuple(_PARTS.findall(lower)))
 
 
+NUMBER_WORDS = {
+    "one": 1,
+    "two": 2,
+    "three": 3,
+    "four": 4,
+    "five": 5,
+    "six": 6,
+    "seven": 7,
+    "eight": 8,
+    "nine": 9,
+    "ten": 10,
+    "twelve": 12,
+    "sixteen": 16,
+    "twenty": 20,
+    "hundred": 100,
+    "thousand": 1000,
+}
+"""Numbers written as words, where digits are needed."""
+
+
 def closest(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """Return the known names that a name may be a typing error or a short form of, best first; empty if none."""
     typed = _name(name)

@@ -18,8 +18,7 @@ from meshwright.clusters.instances import instance, instance_names
 from meshwright.clusters.tables import MAX_GPUS
 from meshwright.clusters.types import Assumption, Cluster, Gpu
 from meshwright.errors import InputError
-from meshwright.parsing import NUMBER_WORDS
-from meshwright.similar import misspelled
+from meshwright.similar import NUMBER_WORDS, misspelled
 
 DEFAULT_GPU = "H100"
 EXAMPLES = ("8xH100", "4x8xH100")

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import msgspec
 
 from meshwright.errors import InputError, closest
-from meshwright.parsing import NUMBER_WORDS
 from meshwright.recipes.types import RecipeField
+from meshwright.similar import NUMBER_WORDS
 
 INTEGER = re.compile(r"[+-]?[0-9][0-9_]*")
 NUMBER = re.compile(r"[+-]?([0-9][0-9_]*\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
