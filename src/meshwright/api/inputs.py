@@ -336,21 +336,7 @@ def validated(request: R, surface: Surface = "cli") -> R:
         if limits.override:
             meant = choices.Synonym("", "", (f"{limits.override}={value}",))
             changes["overrides"] = _with_overrides(request, changes, f"{field.label} {value}", meant)
-    return _with_gpu_count(msgspec.structs.replace(request, **changes) if changes else request)
-
-
-def _with_gpu_count(request: R) -> R:
-    """Return a request that types a GPU without a count on as many as its file states."""
-    gpus = getattr(request, "gpus", None)
-    if not isinstance(gpus, str) or not gpus.strip()[:1].isalpha():
-        return request
-    positional = (getattr(request, field.name) for field in fields_of(type(request)) if field.input.positional)
-    target = next((one for one in positional if isinstance(one, str)), "")
-    if not target:
-        return request
-    from meshwright.api.counted_gpus import with_stated_count  # of the few requests that need it
-
-    return with_stated_count(request, target)
+    return msgspec.structs.replace(request, **changes) if changes else request
 
 
 def _has_type(field: Field, value: Any) -> bool:

@@ -151,6 +151,20 @@ def verb(
     return lambda handle: VerbFunction(request, _with_packages(handle, needs), name)
 
 
+def _with_gpu_count(request: R) -> R:
+    """Return a request that types a GPU without a count on as many as its file states."""
+    gpus = getattr(request, "gpus", None)
+    if not isinstance(gpus, str) or not gpus.strip()[:1].isalpha():
+        return request
+    positional = (getattr(request, field.name) for field in fields_of(type(request)) if field.input.positional)
+    target = next((one for one in positional if isinstance(one, str)), "")
+    if not target:
+        return request
+    from meshwright.api.counted_gpus import with_stated_count  # for the few requests that need it
+
+    return with_stated_count(request, target)
+
+
 def _with_packages(handle: Callable[[R], T], needs: Sequence[str]) -> Callable[[R], T]:
     """Return the function with an error in one line, not a traceback, if an optional package is missing."""
 
@@ -158,7 +172,7 @@ def _with_packages(handle: Callable[[R], T], needs: Sequence[str]) -> Callable[[
     def checked(request: R) -> T:
         extras.require(handle.__name__, *needs)
         try:
-            return handle(request)
+            return handle(_with_gpu_count(request))
         except ImportError as error:
             explained = extras.explain(error, handle.__name__)
             if explained is None:
