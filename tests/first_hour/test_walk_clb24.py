@@ -99,3 +99,57 @@ def test_auto_of_the_deepspeed_config_is_the_argument_of_the_trainer(folder: Pat
     command = "accelerate launch --config_file accelerate.yaml train.py --output_dir out --max_steps 10 "
     (folder / "run.sh").write_text(f"{command}--per_device_train_batch_size 3 --gradient_accumulation_steps 5\n")
     assert imported("run.sh")["train"]["global_batch_size"] == 3 * 5 * 8
+
+
+def variables(script: str) -> dict[str, str]:
+    lines = [line.removeprefix("export ") for line in script.splitlines() if line.startswith("export ACCELERATE")]
+    return dict(line.split("=", 1) for line in lines)
+
+
+def test_an_accelerate_job_keeps_deepspeed_and_its_config(folder: Path) -> None:
+    (folder / "accelerate.yaml").write_text(ACCELERATE)
+    words = ("--scheduler", "slurm", "--write", "job", "train.steps=1000")
+    found = call("launch", "accelerate.yaml", *ON, *words, "layout.micro_batch_size=1")
+    assert found.code == 0, found.err
+    config = (folder / "job/accelerate.yaml").read_text()
+    assert "distributed_type: DEEPSPEED" in config
+    assert "deepspeed_config_file: ds_config.json" in config
+    inner = json.loads((folder / "job/ds_config.json").read_text())
+    assert (inner["train_batch_size"], inner["train_micro_batch_size_per_gpu"]) == (16, 1)
+    assert inner["zero_optimization"] == json.loads(DS_CONFIG)["zero_optimization"]
+    env = variables((folder / "job/accelerate.sbatch").read_text())
+    assert env["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert env["ACCELERATE_DEEPSPEED_CONFIG_FILE"] == "ds_config.json"
+    assert not any("FSDP" in name for name in env)
+    assert "bf16=True" in (folder / "job/accelerate_args.py").read_text()  # the Trainer compares it with the config
+    assert call("check", "job/accelerate.yaml", *ON).code == 0
+
+
+def test_a_stage_in_the_yaml_stays_deepspeed(folder: Path) -> None:
+    text = ACCELERATE.replace("deepspeed_config_file: ds_config.json", "zero_stage: 3") + "mixed_precision: bf16\n"
+    (folder / "accelerate.yaml").write_text(text)
+    found = call("export", "accelerate.yaml", "--to", "accelerate", *ON, "train.steps=1000", "--out", "job")
+    assert found.code == 0, found.err
+    assert (folder / "job/accelerate.yaml").read_text().endswith(text)
+
+
+def test_an_accelerate_config_exports_its_deepspeed_config(folder: Path) -> None:
+    (folder / "accelerate.yaml").write_text(ACCELERATE)
+    found = call("export", "accelerate.yaml", "--to", "deepspeed", *ON, "train.steps=1000", "--out", "job")
+    assert found.code == 0, found.err
+    assert json.loads((folder / "job/ds_config.json").read_text()) == json.loads(DS_CONFIG)
+
+
+def test_a_command_of_accelerate_keeps_its_program_and_deepspeed(folder: Path) -> None:
+    (folder / "accelerate.yaml").write_text(ACCELERATE)
+    with_settings(folder, train_micro_batch_size_per_gpu="auto")
+    (folder / "train.py").write_text("print('train')\n")
+    arguments = "--output_dir out --max_steps 10 --per_device_train_batch_size 3 --bf16 true"
+    (folder / "run.sh").write_text(f"accelerate launch --config_file accelerate.yaml train.py {arguments}\n")
+    found = call("launch", "run.sh", *ON, "--scheduler", "torchrun", "--write", "job")
+    assert found.code == 0, found.err
+    inner = json.loads((folder / "job/ds_config.json").read_text())
+    assert inner["train_micro_batch_size_per_gpu"] == "auto"
+    command = found.json["commands"][0]
+    assert f"ACCELERATE_DEEPSPEED_CONFIG_FILE={folder / 'job/ds_config.json'}" in command
+    assert "--per_device_train_batch_size 3" in command

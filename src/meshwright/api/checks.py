@@ -310,12 +310,17 @@ def export_into(
     shape = None if job.imported is None else job.model
     read = job.imported
     job.require_length()
+    if read is not None and theirs.name == "deepspeed":  # the DeepSpeed config that a config of Accelerate names
+        read = frameworks.referenced_file(read) or read
     same = read is not None and read.framework.name == theirs.name
+    engine = job.engine if same and job.engine == "deepspeed" else theirs.engine
     dropped = () if same else job.dropped(theirs)
-    recipe = job.on(theirs.engine) if same else without_folder(job.on(theirs.engine), read)
+    recipe = job.on(engine) if same else without_folder(job.on(engine), read)
+    if engine != theirs.engine:
+        recipe = msgspec.structs.replace(recipe, engine=engine)
     recipe, replaced = _with_loadable_weights(recipe, read, theirs, request.overrides)
     recipe = other_frameworks.with_full_paths(recipe) if folder else recipe
-    checked = check_recipe(recipe, request.gpus, theirs.engine, request.overrides, advice=False, model=shape)
+    checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
     _require_numbers(theirs, checked, read)
     named, converted = theirs.readable_data(checked.recipe) if folder else (checked.recipe, {})
     own_program = read is not None and same and bool(read.settings.parsed.program.argv)

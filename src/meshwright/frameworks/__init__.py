@@ -20,7 +20,7 @@ from meshwright.frameworks.native import is_native, looks_native, train_command
 from meshwright.frameworks.open_length import open_length_of_recipe
 from meshwright.frameworks.other_trainers import OtherTrainerError
 from meshwright.frameworks.our_fixes import in_our_keys, superseded
-from meshwright.frameworks.patch_file import patch
+from meshwright.frameworks.patch_file import patch, referenced_file
 from meshwright.frameworks.registry import NAMES, detect_framework, framework, require_framework
 from meshwright.frameworks.result import BaselineEntry, CheckResult, IgnoredFinding, RecipeCheckResult, UnresolvedValue
 from meshwright.frameworks.types import ExportedConfig, Program, SourcedValue, UnmappedField
@@ -66,6 +66,7 @@ __all__ = [
     "open_file",
     "open_length_of_recipe",
     "patch",
+    "referenced_file",
     "require_model",
     "stated_gpus",
     "superseded",

@@ -30,6 +30,7 @@ from meshwright.frameworks.trainer_args import ARGUMENT_FIELDS
 from meshwright.frameworks.types import ExportedConfig, Settings, SourcedValue
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import composite_keys, config_keys
+from meshwright.recipes.key_maps.accelerate import ZERO
 from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 OF_THE_LAUNCHER = re.compile(
@@ -57,10 +58,13 @@ def patch(
     """
     framework, file = imported.framework, _source(imported)
     own = _own_cluster(imported, on)
+    inner = referenced_file(imported)
+    if inner is not None and isinstance(file, _ConfigFile):
+        return _with_referenced(imported, inner, file, target, recipe, model, on, job=job)
     if file is None:
         return _only_program(imported, target, own, recipe, on)
     try:
-        original, original_model = imported.without_overrides(own)
+        original, original_model = _original(imported, own)
         base = write(framework, original, original_model, own)
         before, after = file.settings_of(base), file.settings_of(target)
         known = {one.field for one in differences(framework, target, recipe, model, on)}
@@ -98,6 +102,72 @@ def patch(
     return None
 
 
+def _original(imported: ImportedFile, own: Cluster) -> tuple[Recipe, ModelSpec]:
+    """Return the recipe and the model of the file as it is, for the engine that the file is for."""
+    recipe, model = imported.without_overrides(own)
+    return msgspec.structs.replace(recipe, engine=imported.settings.engine), model
+
+
+def referenced_file(imported: ImportedFile) -> ImportedFile | None:
+    """Return the DeepSpeed config that a config of Accelerate names, as a file of its own; None if there is none."""
+    parsed = imported.settings.parsed
+    if parsed.referenced is None:
+        return None
+    from meshwright.frameworks.deepspeed import FRAMEWORK
+
+    try:
+        content = open_file(parsed.referenced.files[0])
+    except InputError:
+        return None
+    program = msgspec.structs.replace(parsed.referenced.program, argv=parsed.program.argv)
+    inner = msgspec.structs.replace(parsed.referenced, program=program, model=parsed.model, env=parsed.env)
+    settings = msgspec.structs.replace(imported.settings, framework=FRAMEWORK, parsed=inner)
+    return msgspec.structs.replace(imported, framework=FRAMEWORK, content=content, settings=settings)
+
+
+def _with_referenced(
+    imported: ImportedFile,
+    inner: ImportedFile,
+    file: _ConfigFile,
+    target: ExportedConfig,
+    recipe: Recipe,
+    model: ModelSpec,
+    on: Cluster,
+    *,
+    job: bool,
+) -> Patched | None:
+    """Return a config of Accelerate with the DeepSpeed config that it names, in which the request is written."""
+    try:
+        anew = write(inner.framework, recipe, model, on)
+    except InputError:
+        return None
+    found = patch(inner, anew, recipe, model, on, job=job)
+    patched = found.written if found is not None else anew
+    config, text = next(iter(patched.files.items()))
+    after = file.settings_of(target)
+    launcher = {key: after[key] for key in ("num_machines", "num_processes", "main_process_ip") if key in after}
+    kept = ("main_process_ip",) if "main_process_ip" in file.settings else ()
+    changes = {**file.given, **{key: value for key, value in launcher.items() if key not in kept}}
+    written = file.patched(target, {**changes, f"{ZERO}deepspeed_config_file": config}, recipe, on)
+    files = {**written.files, config: text}
+    program = imported.settings.parsed.program
+    notes = [note for note in target.notes if "--config_file" not in note or not program.argv]
+    written = msgspec.structs.replace(
+        written,
+        files=files,
+        program=msgspec.structs.replace(
+            written.program, env={**written.program.env, **variables(imported.settings.parsed.env)}
+        ),
+        unmapped=patched.unmapped,
+        notes=(*notes, f"{config} is the DeepSpeed config of {file.content.path}, which names it"),
+    )
+    lost = () if found is None else found.lost
+    if program.argv:
+        original, _ = _original(imported, _own_cluster(imported, on))
+        written = keep_program(program, written, original, _own_cluster(imported, on), recipe, on)
+    return Patched(written, lost)
+
+
 def _only_program(
     imported: ImportedFile, target: ExportedConfig, own: Cluster, recipe: Recipe, on: Cluster
 ) -> Patched | None:
@@ -111,7 +181,7 @@ def _only_program(
     from meshwright.frameworks.accelerate.write import config_text
 
     try:
-        original, model = imported.without_overrides(own)
+        original, model = _original(imported, own)
         base = write(imported.framework, original, model, own)
     except InputError:
         return None
@@ -135,7 +205,7 @@ def _only_program(
 def _filled_in(imported: ImportedFile, settings: Settings) -> set[str]:
     """Return the keys of a DeepSpeed file that the Trainer fills in from its arguments, which the program keeps."""
     program = imported.settings.parsed.program
-    filled = bool(program.argv) and imported.framework.name == "deepspeed" and "deepspeed" in program.given
+    filled = bool(program.argv) and imported.framework.name == "deepspeed" and bool(program.fills)
     return {key for key, one in settings.items() if filled and one.value == "auto"}
 
 

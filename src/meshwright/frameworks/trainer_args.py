@@ -12,6 +12,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.types import UnmappedField
 from meshwright.recipes.adapter_targets import ALL_LINEAR, REGEX, STANDARD
+from meshwright.recipes.key_maps.accelerate import uses_deepspeed
 from meshwright.recipes.key_maps.hugging_face import TRUNCATIONS, WSD_STYLES
 from meshwright.recipes.key_maps.wsd_keys import decay_length, style_in
 from meshwright.recipes.model_changes import changes
@@ -211,7 +212,7 @@ def program_file(
     chats = recipe.goal != "pretrain"
     if deepspeed:
         batch |= {"deepspeed": deepspeed}
-    if deepspeed or chats:  # SFTConfig's default is bf16, whatever the config of Accelerate says
+    if deepspeed or chats or uses_deepspeed(recipe):  # SFTConfig's default is bf16; DeepSpeed's must be the config's
         eight = recipe.precision.matmul != "same" and not deepspeed  # set by the config of Accelerate
         batch |= {kind: recipe.precision.compute == kind and not eight for kind in ("bf16", "fp16")}
     if deepspeed and recipe.kernels.compile:  # Accelerate's YAML has a key for it

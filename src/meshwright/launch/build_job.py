@@ -214,7 +214,9 @@ def job_of(
         program = in_container(program, with_out=in_image)
     if has_local_files and scheduler != "slurm":  # a SLURM job changes to the folder; a command runs in any folder
         full = {name: str(Path(folder or "").resolve() / name) for name in request.files}
-        program = msgspec.structs.replace(program, argv=tuple(full.get(word, word) for word in program.argv))
+        argv = tuple(full.get(word, word) for word in program.argv)
+        env = {name: full.get(value, value) for name, value in program.env.items()}
+        program = msgspec.structs.replace(program, argv=argv, env=env)
         if program.modules:
             paths = [str(Path(folder or "").resolve()), *filter(None, [program.env.get("PYTHONPATH")])]
             program = msgspec.structs.replace(program, env={**program.env, "PYTHONPATH": ":".join(paths)})

@@ -51,8 +51,8 @@ def located(
         content = content_of(text, name)
         changes: dict[str, Any] = {}
         for key, setting in content.settings.items():
-            if setting.unresolved or _is_output(key, key_map):
-                continue
+            if setting.unresolved or _is_output(key, key_map) or setting.value in [*files]:
+                continue  # a file of the job is in its folder
             found = _located(key, setting.value, bases, reads, missing)
             if found != setting.value:
                 changes[key] = found

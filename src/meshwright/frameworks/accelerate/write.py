@@ -21,7 +21,14 @@ from meshwright.frameworks.trainer_program import (
 from meshwright.frameworks.types import ExportedConfig, Program
 from meshwright.models import ModelSpec
 from meshwright.recipes.key_maps import config_keys
-from meshwright.recipes.key_maps.accelerate import AXIS, CP_COMM_STRATEGIES, FSDP, ZERO, distributed_type
+from meshwright.recipes.key_maps.accelerate import (
+    AXIS,
+    CP_COMM_STRATEGIES,
+    FSDP,
+    ZERO,
+    distributed_type,
+    uses_deepspeed,
+)
 from meshwright.recipes.types import Recipe
 
 KEEP = ("fsdp_config.fsdp_version", "fsdp_config.fsdp_reshard_after_forward", "deepspeed_config.zero_stage")
@@ -54,13 +61,14 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         framework, recipe, [key for key in relevant_fields(recipe, model) if key not in DERIVED_FIELDS]
     )
     settings = without_defaults(framework, settings, KEEP)
-    alone = on.world == 1 and layout.strategy != "zero1" and layout.offload == "none"
+    deepspeed = uses_deepspeed(recipe)
+    alone = on.world == 1 and not deepspeed and layout.offload == "none"
     if alone:  # one process has nothing to shard
         settings = {key: value for key, value in settings.items() if not key.startswith("fsdp_config.")}
         settings["distributed_type"] = "NO"
     if any(key.startswith(AXIS) for key in settings):
         settings[f"{AXIS}dp_shard_size"] = max(1, ranks // layout.dp_replicate)
-    if layout.strategy != "zero1":
+    if not deepspeed:
         settings = {key: value for key, value in settings.items() if not key.startswith(ZERO)}
     launch_settings = {
         "compute_environment": "LOCAL_MACHINE",
@@ -71,7 +79,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
     }
     name = f"{recipe.name or 'recipe'}.yaml"
     micro, steps = layout.micro_batch_size, max(1, recipe.train.global_batch_size // (layout.micro_batch_size * ranks))
-    if layout.strategy == "zero1":
+    if deepspeed:
         settings[f"{ZERO}gradient_accumulation_steps"] = steps
     argv = (PROGRAM, "--per_device_train_batch_size", str(micro), "--gradient_accumulation_steps", str(steps))
     arguments = file_name(recipe)
@@ -117,6 +125,10 @@ ENV_VARS = {
     f"{ZERO}gradient_clipping": "ACCELERATE_GRADIENT_CLIPPING",
     f"{ZERO}zero_stage": "ACCELERATE_DEEPSPEED_ZERO_STAGE",
     f"{ZERO}offload_optimizer_device": "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE",
+    f"{ZERO}offload_param_device": "ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE",
+    f"{ZERO}zero3_init_flag": "ACCELERATE_DEEPSPEED_ZERO3_INIT",
+    f"{ZERO}zero3_save_16bit_model": "ACCELERATE_DEEPSPEED_ZERO3_SAVE_16BIT_MODEL",
+    f"{ZERO}deepspeed_config_file": "ACCELERATE_DEEPSPEED_CONFIG_FILE",
 }
 FSDP_DEFAULTS = {
     name: config_keys("accelerate")[f"{FSDP}{name}"].default

@@ -191,10 +191,17 @@ def _reshards(raw: RawValues) -> bool:
     return text in ("true", "1", "yes", "on", "y", "t")
 
 
+def uses_deepspeed(recipe: Recipe) -> bool:
+    """Return whether a recipe runs with DeepSpeed: it is for that engine, or shards as only DeepSpeed does here."""
+    return recipe.engine == "deepspeed" or recipe.layout.strategy == "zero1"
+
+
 def _write_strategy(recipe: Recipe) -> Mapping[str, Any]:
     layout = recipe.layout
     if layout.strategy == "megatron_fsdp":
         raise InputError("is not available in Accelerate", field="layout.strategy", value=layout.strategy)
+    if uses_deepspeed(recipe):
+        return {"distributed_type": "DEEPSPEED", f"{ZERO}zero_stage": zero_stage(recipe)}
     if layout.strategy == "fsdp2":
         return {
             "distributed_type": "FSDP",
@@ -202,8 +209,6 @@ def _write_strategy(recipe: Recipe) -> Mapping[str, Any]:
             f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
             f"{FSDP}fsdp_reshard_after_forward": layout.reshard_after_forward,
         }
-    if layout.strategy == "zero1":
-        return {"distributed_type": "DEEPSPEED", f"{ZERO}zero_stage": zero_stage(recipe)}
     return {"distributed_type": "MULTI_GPU"}
 
 
@@ -225,10 +230,11 @@ def _read_offload(raw: RawValues, recipe: Recipe) -> MappedFields:
 
 def _write_offload(recipe: Recipe) -> Mapping[str, Any]:
     strategy_and_offload = (recipe.layout.strategy, recipe.layout.offload)
+    if uses_deepspeed(recipe) and recipe.layout.offload in ("params", "optimizer"):
+        parts = ("optimizer", "param") if recipe.layout.offload == "params" else ("optimizer",)
+        return {f"{ZERO}offload_{part}_device": "cpu" for part in parts}
     if strategy_and_offload == ("fsdp2", "params"):
         return {f"{FSDP}fsdp_offload_params": True}
-    if strategy_and_offload == ("zero1", "optimizer"):
-        return {f"{ZERO}offload_optimizer_device": "cpu"}
     if recipe.layout.offload != "none":
         raise InputError(f"cannot be offloaded by Accelerate with {recipe.layout.strategy}", field="layout.offload")
     return {}
@@ -278,7 +284,7 @@ def _read_recompute(raw: RawValues, recipe: Recipe) -> MappedFields:
 
 def _write_recompute(recipe: Recipe) -> Mapping[str, Any]:
     layout = recipe.layout
-    if layout.recompute == "full" and layout.strategy == "fsdp2":
+    if layout.recompute == "full" and layout.strategy == "fsdp2" and not uses_deepspeed(recipe):
         return {f"{FSDP}fsdp_activation_checkpointing": True}
     if layout.recompute != "none":
         raise InputError("is set by the training program: --gradient_checkpointing", field="layout.recompute")
@@ -306,7 +312,7 @@ def _write_axes(recipe: Recipe) -> Mapping[str, Any]:
     """The shard size depends on the cluster and is written later."""
     layout = recipe.layout
     sharded_axes = layout.tp * layout.cp > 1 or layout.dp_replicate > 1
-    if sharded_axes and layout.strategy != "fsdp2":
+    if sharded_axes and (layout.strategy != "fsdp2" or uses_deepspeed(recipe)):
         field = "tp" if layout.tp > 1 else "cp" if layout.cp > 1 else "dp_replicate"
         raise InputError("requires FSDP2 in Accelerate", field=f"layout.{field}")
     if not sharded_axes:
