@@ -153,3 +153,54 @@ def test_a_command_of_accelerate_keeps_its_program_and_deepspeed(folder: Path) -
     command = found.json["commands"][0]
     assert f"ACCELERATE_DEEPSPEED_CONFIG_FILE={folder / 'job/ds_config.json'}" in command
     assert "--per_device_train_batch_size 3" in command
+
+
+OWN = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 1024, "intermediate_size": 2816,
+    "num_hidden_layers": 8, "num_attention_heads": 16, "num_key_value_heads": 4, "vocab_size": 100352,
+    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "rope_theta": 500000.0, "tie_word_embeddings": False,
+    "hidden_act": "silu", "torch_dtype": "bfloat16",
+}  # fmt: skip
+TITAN = """[model]
+name = "llama3"
+flavor = "13B"
+hf_assets_path = "/lustre/tok/ours100k"
+
+[training]
+local_batch_size = 1
+seq_len = 4096
+steps = 100
+dataset = "c4"
+
+[parallelism]
+data_parallel_shard_degree = -1
+"""
+
+
+def own_model(folder: Path) -> None:
+    (folder / "ours").mkdir()
+    (folder / "ours/config.json").write_text(json.dumps(OWN))
+
+
+def test_a_torchtitan_job_uses_the_flavor_of_the_module_that_it_writes(folder: Path) -> None:
+    own_model(folder)
+    (folder / "titan.toml").write_text(TITAN)
+    words = ("--model", "ours", "--gpus", "8xH100")
+    assert call("export", "titan.toml", "--to", "torchtitan", *words, "--out", "job").code == 0
+    config = tomllib.loads((folder / "job/config.toml").read_text())
+    assert config["model"]["flavor"] == "ours"
+    assert config["experimental"]["custom_import"] == "own_model"
+    assert 'llama3_args["ours"]' in (folder / "job/own_model.py").read_text()
+    back = call("check", "job/config.toml", "--gpus", "8xH100")
+    assert back.code == 0, back.err
+    assert back.json["estimate"] == call("check", "titan.toml", *words).json["estimate"]
+
+
+def test_a_flavor_of_the_users_own_module_stays(folder: Path) -> None:
+    own_model(folder)
+    (folder / "titan.toml").write_text(TITAN + '\n[experimental]\ncustom_import = "our_models"\n')
+    words = ("--model", "ours", "--gpus", "8xH100")
+    assert call("export", "titan.toml", "--to", "torchtitan", *words, "--out", "job").code == 0
+    config = tomllib.loads((folder / "job/config.toml").read_text())
+    assert (config["model"]["flavor"], config["experimental"]["custom_import"]) == ("13B", "our_models")
+    assert not (folder / "job/own_model.py").exists()

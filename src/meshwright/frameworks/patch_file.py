@@ -24,8 +24,10 @@ from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.mapping import nest, text_of
+from meshwright.frameworks.model_match import same_shape
 from meshwright.frameworks.patch_program import RECOMPUTE, SHARDING, keep_program, without_argument
 from meshwright.frameworks.schedule_units import in_stated_units
+from meshwright.frameworks.torchtitan.own_flavor import CUSTOM_IMPORT, MODULE
 from meshwright.frameworks.trainer_args import ARGUMENT_FIELDS
 from meshwright.frameworks.types import ExportedConfig, Settings, SourcedValue
 from meshwright.models import ModelSpec
@@ -74,6 +76,7 @@ def patch(
         refused = _refused(imported)
         requested = {key for key in (*before, *after) if before.get(key, UNSET) != after.get(key, UNSET)}
         requested |= {key for key, one in file.settings.items() if one.unresolved or key in refused}
+        requested |= _of_the_model(imported, file.settings, after, model)
         if job:
             requested |= _of_the_job(framework, file.settings, after)
         program = imported.settings.parsed.program
@@ -222,6 +225,21 @@ def _of_absent_sections(framework: Framework, settings: Settings, keys: set[str]
     return {key for key in keys if key.startswith(absent)}
 
 
+def _of_the_model(imported: ImportedFile, settings: Settings, after: Mapping[str, Any], model: ModelSpec) -> set[str]:
+    """Return torchtitan's keys of the model if the file's flavor is not this model.
+
+    A flavor that the user's own module registers stays: its sizes may not be readable here.
+    """
+    if imported.framework.name != "torchtitan":
+        return set()
+    own, module = imported.settings.file_model, settings.get(CUSTOM_IMPORT)
+    if module is not None and module.value == MODULE:  # the export writes this module with the flavor that it names
+        return {key for key in ("model.name", "model.flavor") if key in after}
+    if module is not None if own is None else same_shape(own, model):
+        return set()
+    return {key for key in ("model.name", "model.flavor", CUSTOM_IMPORT) if key in after}
+
+
 def _of_the_arguments(framework: Framework, settings: Settings) -> set[str]:
     """Return the fields that only the arguments file of an export has: this file leaves them to the program."""
     fields = ARGUMENT_FIELDS if framework.name in ARGUMENTS_FILE else ()
@@ -268,6 +286,10 @@ class _ConfigFile:
             from meshwright.frameworks.accelerate.write import environment_of_file
 
             program = msgspec.structs.replace(target.program, env=environment_of_file(theirs))
+            return msgspec.structs.replace(target, files=files, program=program)
+        if target.framework == "torchtitan" and theirs.get(CUSTOM_IMPORT) != MODULE:  # a flavor of its own
+            files.pop(f"{MODULE}.py", None)
+            program = msgspec.structs.replace(target.program, modules=())
             return msgspec.structs.replace(target, files=files, program=program)
         return msgspec.structs.replace(target, files=files)
 
@@ -431,6 +453,10 @@ def _result(
     anew = sorted(framework.display_key(key) for key in changed - requested if key in result or key in file.settings)
     every = dict.fromkeys((*target.notes, *written.notes))
     notes = [note for note in every if note not in base.notes or "random tokens" in note]
+    flavor = file.settings.get("model.flavor")
+    if CUSTOM_IMPORT in requested and result.get(CUSTOM_IMPORT) == MODULE:
+        was = "" if flavor is None else f", in place of {flavor.value}, which is not this model"
+        notes.append(f"{MODULE}.py registers the flavor {result.get('model.flavor')}{was}")
     if anew:
         notes.append(f"{', '.join(anew)}: written as the recipe needs them, because the file's values contradict it")
     program = written.program

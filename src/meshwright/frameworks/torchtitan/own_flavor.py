@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
 from meshwright.errors import InputError
-from meshwright.frameworks.model_match import own_numbers
+from meshwright.frameworks.model_match import from_sizes, own_numbers
 from meshwright.frameworks.torchtitan.models import FAMILIES
 from meshwright.models import Attention, Dense, ModelSpec, MoE, find, names
 from meshwright.models.numerics import Numerics
@@ -139,3 +140,76 @@ def _numbers(numbers: Numerics) -> dict[str, Any]:
 
 def _lines(arguments: dict[str, Any]) -> str:
     return "".join(f"    {key}={value},\n" for key, value in arguments.items())
+
+
+class RegisteredFlavor(msgspec.Struct, frozen=True):
+    """A flavor that a module registers: its model, and the numbers of it that no size has."""
+
+    model: ModelSpec
+    numbers: Mapping[str, float]
+
+
+REGISTRIES = {"llama3_args": "llama3", "qwen3_args": "qwen3"}
+
+
+def registered_flavor(text: str, name: str, flavor: str) -> RegisteredFlavor | None:
+    """Return the flavor of llama3 or qwen3 that a module registers with literal sizes; None if it does not.
+
+    Nothing is executed: `llama3_args["NAME"] = TransformerModelArgs(dim=4096, …)` is read.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
+            continue
+        key = target.slice.value if isinstance(target.slice, ast.Constant) else None
+        if REGISTRIES.get(target.value.id) != name or key != flavor or not isinstance(node.value, ast.Call):
+            continue
+        return _registered(name, flavor, _literals(node.value))
+    return None
+
+
+def _literals(call: ast.Call) -> dict[str, Any]:
+    """Return the keyword arguments with literal values, and those of a call inside as a dictionary."""
+    found: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if isinstance(keyword.value, ast.Call):
+            found[str(keyword.arg)] = _literals(keyword.value)
+        elif isinstance(keyword.value, ast.Constant):
+            found[str(keyword.arg)] = keyword.value.value
+    return found
+
+
+def _registered(name: str, flavor: str, given: Mapping[str, Any]) -> RegisteredFlavor | None:
+    """Return the model of torchtitan's arguments; None if a size is missing."""
+    heads = given.get("n_heads")
+    sizes = {
+        "hidden_size": given.get("dim"), "num_hidden_layers": given.get("n_layers"),
+        "num_attention_heads": heads, "num_key_value_heads": given.get("n_kv_heads", heads),
+        "vocab_size": given.get("vocab_size"), "rope_theta": given.get("rope_theta"),
+        "rms_norm_eps": given.get("norm_eps"),
+    }  # fmt: skip
+    if not all(sizes[key] for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")):
+        return None
+    kind = "llama" if name == "llama3" else "qwen3_moe" if given.get("moe_enabled") else "qwen3"
+    if kind == "llama":
+        width = int(2 * 4 * given["dim"] / 3)
+        width = int(given.get("ffn_dim_multiplier", 1) * width) if given.get("ffn_dim_multiplier") else width
+        step = given.get("multiple_of", 256)
+        sizes |= {"intermediate_size": step * -(-width // step), "tie_word_embeddings": False}
+    else:
+        sizes |= {"head_dim": given.get("head_dim"), "tie_word_embeddings": bool(given.get("enable_weight_tying"))}
+        sizes |= {"intermediate_size": given.get("hidden_dim")}
+    if kind == "qwen3_moe":
+        experts = given.get("moe_args") or {}
+        sizes |= {"num_experts": experts.get("num_experts"), "num_experts_per_tok": experts.get("top_k")}
+        sizes |= {"moe_intermediate_size": given.get("moe_inter_dim")}
+    numbers = {"rope_theta": given.get("rope_theta"), "norm_eps": given.get("norm_eps")}
+    try:
+        model = from_sizes(kind, flavor, **sizes)
+    except InputError:
+        return None
+    return RegisteredFlavor(model, {key: float(value) for key, value in numbers.items() if value})

@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 
+from meshwright import config_io
 from meshwright.errors import InputError, closest
 from meshwright.frameworks.common import format_toml
 from meshwright.frameworks.framework import Content, ParsedConfig
 from meshwright.frameworks.load import open_file
-from meshwright.frameworks.model_match import find_local_model
+from meshwright.frameworks.model_match import find_local_model, same_shape
 from meshwright.frameworks.torchtitan.commands import (
     PresetName,
     Run,
@@ -26,6 +27,7 @@ from meshwright.frameworks.torchtitan.commands import (
 from meshwright.frameworks.torchtitan.derived_fields import approximations, derived_values, value
 from meshwright.frameworks.torchtitan.format_override import RENAMED_KEYS, flag
 from meshwright.frameworks.torchtitan.models import MODULES, PRESETS, flavor_model, preset_model
+from meshwright.frameworks.torchtitan.own_flavor import CUSTOM_IMPORT, RegisteredFlavor, registered_flavor
 from meshwright.frameworks.torchtitan.python_config import (
     ConfigFunction,
     config_functions,
@@ -194,16 +196,42 @@ def _parse_toml(content: Content, settings: dict[str, SourcedValue], complete: b
     settings, findings = _in_version(settings, LAST_02_DAY, write=format_toml if content.format == "toml" else flag)
     model_known = complete or {"model.name", "model.flavor"} <= settings.keys()
     model = flavor_model(_text(settings, "model.name"), _text(settings, "model.flavor")) if model_known else None
-    if model is None and _text(settings, "experimental.custom_import"):  # its flavor is registered by that module
+    numbers: Mapping[str, float] = {}
+    if model is None and _text(settings, CUSTOM_IMPORT):  # its flavor is registered by that module
+        registered = _registered(content, settings)
         model, _ = find_local_model(_text(settings, "model.hf_assets_path"))
-        if model is not None:
+        if registered is not None and (model is None or not same_shape(model, registered.model)):
+            model, numbers = registered.model, registered.numbers
+            notes.append(
+                f"the flavor {_text(settings, 'model.flavor')} is read from {_text(settings, CUSTOM_IMPORT)}.py"
+            )
+        elif model is not None:
             notes.append(f"the flavor {_text(settings, 'model.flavor')} is read as the model in {model.source}")
     parsed = _parsed(content, settings, model, notes, findings, tp_is_sp=True)
+    if numbers:
+        own = {f"architecture.{name}": value for name, value in numbers.items()}
+        parsed = msgspec.structs.replace(parsed, field_values={**parsed.field_values, **own})
     emulated = value(settings, "quantize.linear.float8.emulate") is True
     # Expert tensor parallelism was removed after 0.2; emulated float8 needs no hardware support.
     return msgspec.structs.replace(
         parsed, suppressed_rules=("engine.no-etp", *(("precision.fp8-gpu",) if emulated else ()))
     )
+
+
+def _registered(content: Content, settings: Settings) -> RegisteredFlavor | None:
+    """Return the flavor that the module of custom_import registers, if its file is beside the config."""
+    setting = settings.get(CUSTOM_IMPORT)
+    if setting is None or not isinstance(setting.value, str):
+        return None
+    name = f"{setting.value.replace('.', '/')}.py"
+    text = content.beside.get(name)
+    if text is None and content.folder is not None:
+        folders = (content.folder, Path(setting.file).parent) if setting.file else (content.folder,)
+        path = next((found for folder in folders if (found := folder / name).is_file()), None)
+        text = None if path is None else config_io.read_text(path)
+    if text is None:
+        return None
+    return registered_flavor(text, _text(settings, "model.name"), _text(settings, "model.flavor"))
 
 
 def _parse_current(
