@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 # Ranks are forked after torch is imported; a parent that started OpenMP threads would leave them deadlocked.
-os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 # A shell starts background jobs with Ctrl-C ignored; tests that interrupt commands need the default.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -18,7 +18,7 @@ import pytest  # noqa: E402
 from hypothesis import settings  # noqa: E402
 
 # Machines are shared: what takes too long fails by the suite's limit. Other examples are drawn in every run.
-settings.register_profile("house", deadline=None, max_examples=50)
+settings.register_profile("house", deadline=None, max_examples=30)
 settings.load_profile("house")
 
 
