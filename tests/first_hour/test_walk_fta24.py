@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import meshwright
+from meshwright import doctor
 from meshwright.cli.run import run as run_command
 from meshwright.doctor import reading
 
@@ -121,3 +122,92 @@ def test_a_typed_batch_stays_and_a_smaller_one_is_suggested(talks: str) -> None:
     plan = meshwright.recommend("Qwen/Qwen2.5-7B-Instruct", "1x4090", "lora", overrides=words)
     assert plan.recipe.train.global_batch_size == 128
     assert ("train.global_batch_size=8",) in [one.overrides for one in plan.suggestions]
+
+
+TITAN = "[rank0]:[titan] 2026-11-17 08:00:0{0},120 - root - INFO - "
+
+
+def titan_log(*more: str) -> str:
+    head = [
+        "Building 3-D device mesh with ['pp', 'dp_shard', 'tp'], [3, 64, 1]",
+        *more,
+        "Trainer is initialized with local batch size 8, global batch size 512, gradient accumulation steps 1, "
+        "sequence length 8192, total steps 476838 (warmup 2000)",
+        *(
+            f"step: {n}  loss: 9.1  grad_norm: 0.4  memory: 57.12GiB(72.21%)  tps: 3,980  tflops: 333.01"
+            for n in (1, 2)
+        ),
+    ]
+    return "\n".join(TITAN.format(place) + text for place, text in enumerate(head))
+
+
+def test_a_pipeline_of_torchtitan_splits_its_local_batch() -> None:
+    schedule = "Using pipeline schedule Interleaved1F1B with 4 microbatches and 6 stages."
+    stated = reading.read_text(titan_log(schedule), "tt.log").header.overrides
+    assert stated["layout.micro_batch_size"] == 2
+    unknown = reading.read_text(titan_log(), "tt.log").header.overrides
+    assert "layout.micro_batch_size" not in unknown  # the file's counts, as in check and estimate
+    assert unknown["train.global_batch_size"] == 512
+
+
+def megatron_log(slow: dict[int, float], ranks: int = 8, *, forward: float = 600.0) -> str:
+    """Return a log with the times of every rank; some are slower by a factor."""
+    lines = []
+    for step in range(10, 201, 10):
+        lines += [
+            f" iteration {step:8d}/   10000 | consumed samples: {step * 128:12d} | elapsed time per iteration "
+            "(ms): 2000.0 | learning rate: 3.000000E-04 | global batch size:   128 | lm loss: 4.700000E+00 "
+            "| grad norm: 0.400 |",
+            "times across ranks (ms):",
+            "  forward-compute:",
+            *(f"     rank {rank}: {forward * slow.get(rank, 1) + (rank * 7 + step) % 5:.2f}" for rank in range(ranks)),
+        ]
+    return "\n".join(lines)
+
+
+def stragglers(text: str) -> list[str]:
+    found = doctor.examine(reading.read_text(text, "m8.log"))
+    return [one.message for one in found.findings if one.id == "speed.stragglers"]
+
+
+def test_the_times_of_every_rank_name_the_slow_one() -> None:
+    assert stragglers(megatron_log({})) == []
+    (message,) = stragglers(megatron_log({5: 1.2}))
+    assert message.startswith("rank 5 takes 1.20 times")
+
+
+def test_the_last_stage_of_an_unknown_pipeline_is_no_slow_rank() -> None:
+    assert stragglers(megatron_log(dict.fromkeys(range(12, 16), 1.15), 16)) == []
+
+
+VERBS = "node17: node17:41233:41980 [3] transport/net_ib.cc:1690 NCCL WARN NET/IB: Got completion from peer "
+VERBS += "10.1.0.18<41022> with status=12 opcode=0 len=0 vendor err 129 (Recv) hca mlx5_3"
+TIMEOUT = (
+    "[rank37]:[E1117 11:02:13.118 ProcessGroupNCCL.cpp:685] [Rank 5] Watchdog caught collective operation timeout: "
+    "WorkNCCL(SeqNum=918273, OpType=_REDUCE_SCATTER_BASE, Timeout(ms)=1800000) ran for 1800021 milliseconds before "
+    "timing out."
+)
+ENDED = "srun: error: node05: task 4: Exited with exit code 1"
+
+
+@pytest.mark.parametrize("first", [TIMEOUT, VERBS])
+def test_a_failed_connection_names_both_ends_and_not_a_rank_that_timed_out(first: str) -> None:
+    second = VERBS if first == TIMEOUT else TIMEOUT
+    address = "node18:900:900 [0] NCCL INFO Bootstrap : Using ib0:10.1.0.18<0>"
+    log = "\n".join([address, megatron_log({}), first, second, ENDED])
+    found = doctor.examine(reading.read_text(log, "mcore_nccl.log"))
+    (failed,) = [one for one in found.findings if one.id.startswith("run.failed")]
+    evidence = {one.name: one.value for one in failed.evidence}
+    assert failed.id == "run.failed-network"
+    assert evidence["reported by"] == "node17 (GPU 3, mlx5_3)"
+    assert evidence["other end of the connection"] == "node18 (10.1.0.18)"
+    assert "first rank that reports it" not in evidence
+    assert any("exclude node17 and node18" in text for one in failed.remedies for text in one.try_)
+    assert "node05" not in str(failed)
+
+
+def test_the_end_that_all_reports_have_in_common_is_excluded() -> None:
+    others = VERBS.replace("node17", "node03").replace("[3]", "[1]")
+    found = doctor.examine(reading.read_text("\n".join([megatron_log({}), VERBS, others]), "mcore_nccl.log"))
+    (failed,) = [one for one in found.findings if one.id.startswith("run.failed")]
+    assert any(text == "exclude 10.1.0.18" for one in failed.remedies for text in one.try_)

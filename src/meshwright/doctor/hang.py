@@ -31,6 +31,7 @@ TABLE_HOST = re.compile(r"^\s*host\s+: (\S+)\s*$")
 TABLE_RANK = re.compile(r"^\s*rank\s+: (\d+) \(local_rank: \d+\)")
 SRUN = re.compile(r"srun: error: (\S+): tasks? ([\d,-]+): ")
 NCCL_INIT = re.compile(r"(?:^|\s)([\w.-]+):\d+:\d+ \[\d+\] NCCL INFO .*\brank (\d+) nranks (\d+)\b")
+ADDRESS = re.compile(r"(?:^|\s)([\w.-]+):\d+:\d+ \[\d+\] NCCL INFO .*(?:Bootstrap ?: Using|OOB) [\w.-]+:([\w.:]+)<\d+>")
 MOST_MISSING = 0.25  # share of the ranks that report nothing; beyond it, the log has only some ranks' lines
 MOST_NAMED = 8
 
@@ -85,6 +86,7 @@ def hosts(lines: Sequence[Line]) -> RankHosts:
     """Return the host of every rank that a log shows, by rank."""
     found: dict[int, str] = {}
     tasks: dict[int, str] = {}
+    addresses: dict[str, str] = {}
     of_world: dict[int, dict[int, str]] = {}
     host, is_root, first_failed = "", False, None
     for line in lines:
@@ -104,10 +106,12 @@ def hosts(lines: Sequence[Line]) -> RankHosts:
             host, is_root = "", False
         elif ended := SRUN.search(text):
             tasks |= dict.fromkeys(_numbers(ended[2]), ended[1])
+        elif address := ADDRESS.search(text):
+            addresses[address[2]] = address[1]
         elif started := NCCL_INIT.search(text):
             of_world.setdefault(int(started[3]), {})[int(started[2])] = started[1]
     largest = of_world[max(of_world)] if of_world else {}
-    return RankHosts({**largest, **found}, tasks, first_failed)
+    return RankHosts({**largest, **found}, tasks, first_failed, addresses)
 
 
 def _numbers(text: str) -> Iterator[int]:

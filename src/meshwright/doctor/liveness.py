@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
 
 from meshwright.display import plural
-from meshwright.doctor import faults, hang, known_messages, remedies, slowdown
+from meshwright.doctor import faults, hang, known_messages, network_ends, remedies, slowdown
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Fault
 from meshwright.doctor.run_stats import RunStats
@@ -176,12 +176,38 @@ def _with_ranks(stats: RunStats, finding: Finding, fatal: list[Fault]) -> Findin
     """Return a failure with the rank and host behind it: of a timeout, the rank that the others waited for."""
     if finding.id == "run.failed-hang":
         return _hang(stats, finding, fatal)
-    names = stats.rank_names
-    rank = next((one.rank for one in fatal if one.rank is not None), stats.run.hosts.first_failed)
+    ends = network_ends.ends_of(fatal, stats.run.hosts) if finding.id == "run.failed-network" else ()
+    if ends:
+        return _with_ends(finding, ends)
+    names, own = stats.rank_names, [one for one in fatal if one.located in finding.lines]  # others are consequences
+    rank = next((one.rank for one in own or fatal if one.rank is not None), stats.run.hosts.first_failed)
     if rank is None:
         return finding
     evidence = (*finding.evidence, Evidence("first rank that reports it", names.of((rank,), lower=True)))
     return msgspec.structs.replace(finding, evidence=evidence)
+
+
+EXCLUDES = ("exclude the node", "exclude the node that it names")
+
+
+def _with_ends(finding: Finding, ends: Sequence[network_ends.NetworkEnd]) -> Finding:
+    """Return a network failure with both ends of the connection; ranks that timed out only waited for them."""
+    nodes = network_ends.suspects(ends)
+    shown = ends[: network_ends.MOST_NAMED]
+    peers = dict.fromkeys(one.peer for one in shown if one.peer)
+    exclude = f"exclude {' and '.join(nodes)}" + ("" if len(nodes) == 1 else ", one at a time: one end is enough")
+    return msgspec.structs.replace(
+        finding,
+        evidence=(
+            *finding.evidence,
+            Evidence("reported by", ", ".join(dict.fromkeys(one.reporter for one in shown))),
+            *((Evidence("other end of the connection", ", ".join(peers)),) if peers else ()),
+        ),
+        remedies=tuple(
+            msgspec.structs.replace(one, try_=tuple(exclude if text in EXCLUDES else text for text in one.try_))
+            for one in finding.remedies
+        ),
+    )
 
 
 def _hang(stats: RunStats, finding: Finding, fatal: list[Fault]) -> Finding:

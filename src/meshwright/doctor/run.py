@@ -149,6 +149,7 @@ class RankHosts(msgspec.Struct, frozen=True):
     ranks: dict[int, str] = {}  # by global rank
     tasks: dict[int, str] = {}  # by srun's task, which is a rank or a node
     first_failed: int | None = None  # the rank that torch's launcher saw fail first
+    addresses: dict[str, str] = {}  # host by the address that NCCL prints
 
 
 class NcclNetwork(msgspec.Struct, frozen=True, kw_only=True):

@@ -40,6 +40,8 @@ TABLE: dict[str, Threshold] = {
     "shift_s": Threshold(0.05, "s", "by which a step takes longer on GPUs, unless slowdown_s is lost; less is jitter"),
     "shift_lines": Threshold(8, "lines", "a shorter slow phase is a pause; its median is unreliable"),
     "ranks_apart": Threshold(1.3, "×", "ranks with equal work differ by a few per cent"),
+    "slow_rank": Threshold(1.07, "×", "the usual time of ranks with equal work; GPUs of a healthy run differ less"),
+    "enough_ranks": Threshold(4, "ranks", "with equal work; the usual time of fewer is unknown"),
     # Memory
     "leak_gib": Threshold(0.5, "GiB", "caches and longer samples settle within less"),
     "leak_share": Threshold(2, "%", "of the memory in use, for small models"),

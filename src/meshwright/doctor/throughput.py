@@ -14,6 +14,7 @@ from meshwright.doctor import remedies
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Step
 from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median, span
+from meshwright.doctor.slow_ranks import SlowRanks, find_slow_ranks
 from meshwright.doctor.thresholds import limit, share
 
 NEIGHBORS = 10  # lines before and after a step that it is compared with
@@ -99,7 +100,8 @@ def stragglers(stats: RunStats) -> Iterator[Finding]:
             worst = max(worst, (apart, name))
     apart, name = worst
     if apart <= limit("ranks_apart"):
-        yield from _waiting_ranks(stats)
+        named = find_slow_ranks(stats)
+        yield from _waiting_ranks(stats) if named is None else _named_ranks(stats, named)
         return
     slow = _slow_rank(stats, name)
     stages = slow is None and stats.case is not None and stats.case.pp > 1
@@ -124,6 +126,27 @@ def stragglers(stats: RunStats) -> Iterator[Finding]:
         lines=stats.ends,
         evidence=(Evidence(f"slowest over fastest rank, {name}", round(apart, 3), "×", limit("ranks_apart"), "limit"),),
         remedies=tuple(fixes),
+    )
+
+
+def _named_ranks(stats: RunStats, found: SlowRanks) -> Iterator[Finding]:
+    """Yield the ranks that the times of every rank show to be slow, with what the others wait for them."""
+    names, waited, part = found.named(stats), stats.part_s("waiting"), stats.part_share("waiting")
+    takes = "takes" if len(found.ranks) == 1 else "take"
+    waits = f"; the others wait up to {waited:.3g} s per step ({part:.0%}) for it" if waited and part else ""
+    yield Finding(
+        id="speed.stragglers",
+        severity="warning",
+        message=f"{names} {takes} {found.ratio:.2f} times as long as ranks with equal work for {found.timer}{waits}: "
+        "a slow GPU or node",
+        steps=span(stats.steady),
+        lines=stats.ends,
+        evidence=(
+            Evidence(
+                f"slow rank over usual rank, {found.timer}", round(found.ratio, 3), "×", limit("slow_rank"), "limit"
+            ),
+        ),
+        remedies=check_ranks(stats, names),
     )
 
 

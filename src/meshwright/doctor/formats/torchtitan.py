@@ -42,7 +42,9 @@ BATCH = re.compile(
     r"local batch size (\d+)(?:, global batch size (\d+))?(?:, gradient accumulation steps (\d+))?"
     r", sequence length (\d+), total steps (\d+) \(warmup (\d+)\)"
 )
+MICRO_BATCHES = re.compile(r"Using pipeline schedule \S+ with (\d+) microbatches")
 RETRIES = re.compile(r"(\d+) \w+ memory allocation retries")
+MICRO_BATCH = "layout.micro_batch_size"
 OLD_NAMES = {"dp": "dp_shard"}
 KNOWN_AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep", "etp")
 CONVENTION = "as torchtitan counts it: attention not halved for the causal mask"
@@ -75,10 +77,26 @@ def read(lines: Sequence[Line], path: str) -> Run:
         steps=steps.all(),
         starts=tuple(steps.starts),
         validations=steps.validations,
-        header=RunHeader(**header, mfu_convention=CONVENTION),
+        header=RunHeader(**_with_micro_batch(header, lines), mfu_convention=CONVENTION),
         retries=retries,
         retry_line=retry_line,
     )
+
+
+def _with_micro_batch(header: dict[str, Any], lines: Sequence[Line]) -> dict[str, Any]:
+    """Return the header with the micro batch of a pipeline: its schedule splits the local batch.
+
+    Without the schedule's line the log does not have it (parallelism.pipeline_parallel_microbatch_size).
+    """
+    overrides = dict(header.get("overrides", {}))
+    if overrides.get("layout.pp", 1) == 1 or MICRO_BATCH not in overrides:
+        return header
+    local = overrides.pop(MICRO_BATCH)
+    found = (MICRO_BATCHES.search(line.text) for line in lines if "Using pipeline schedule" in line.text)
+    count = next((int(one[1]) for one in found if one), 0)
+    if count and local % count == 0:
+        overrides[MICRO_BATCH] = local // count
+    return {**header, "overrides": overrides}
 
 
 def _figures(text: str, header: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +170,7 @@ def _batch(found: re.Match[str]) -> dict[str, Any]:
         "overrides": {
             key: value
             for key, value in (
-                ("layout.micro_batch_size", local),
+                (MICRO_BATCH, local),
                 ("train.global_batch_size", batch),
                 ("data.seq_length", length),
                 ("train.steps", total),
