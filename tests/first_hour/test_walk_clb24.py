@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -204,3 +206,42 @@ def test_a_flavor_of_the_users_own_module_stays(folder: Path) -> None:
     config = tomllib.loads((folder / "job/config.toml").read_text())
     assert (config["model"]["flavor"], config["experimental"]["custom_import"]) == ("13B", "our_models")
     assert not (folder / "job/own_model.py").exists()
+
+
+def test_a_reader_that_closes_the_pipe_does_not_turn_errors_into_success(folder: Path) -> None:
+    with_settings(folder, scheduler={"params": {}}, optimizer={"params": {"lr": 0.1}})
+    command = [
+        sys.executable,
+        "-m",
+        "meshwright",
+        "check",
+        "ds_config.json",
+        "--model",
+        "llama3-8b",
+        "--gpus",
+        "8xH100",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.wait() == 1
+
+
+LLAMA_SIZES = """torchrun --nproc_per_node 8 --nnodes 1 pretrain_gpt.py --num-layers 42 --hidden-size 5120 \\
+  --ffn-hidden-size 13824 --num-attention-heads 40 --group-query-attention --num-query-groups 10 --kv-channels 128 \\
+  --seq-length 8192 --max-position-embeddings 8192 --position-embedding-type rope --rotary-base 500000 \\
+  --normalization RMSNorm --swiglu --vocab-size 100352 --disable-bias-linear --untie-embeddings-and-output-weights \\
+  --micro-batch-size 1 --global-batch-size 512 --train-iters 1000 --lr 3e-4 --bf16 --use-distributed-optimizer \\
+  --tokenizer-type HuggingFaceTokenizer --tokenizer-model /lustre/tok --data-path /lustre/data/mix \\
+  --tensor-model-parallel-size 2 --sequence-parallel --recompute-granularity full --recompute-method uniform \\
+  --recompute-num-layers 1
+"""
+
+
+def test_a_script_that_only_states_sizes_is_a_plain_llama(folder: Path) -> None:
+    (folder / "pretrain.sh").write_text(LLAMA_SIZES)
+    found = call("import", "pretrain.sh", "--gpus", "8xH100")
+    recipe = tomllib.loads(found.json["text"])
+    assert recipe["model"].startswith("llama")
+    assert recipe["architecture"]["vocab"] == 100352
+    assert call("export", "pretrain.sh", "--to", "torchtitan", "--gpus", "8xH100").code == 0

@@ -16,7 +16,7 @@ import msgspec
 
 from meshwright import api
 from meshwright.api.verbs import Verb
-from meshwright.cli.answer import FAILED, emit
+from meshwright.cli.answer import FAILED, decide, emit
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.version import SCHEMA
 
@@ -63,6 +63,7 @@ def check(verb: Verb, request: Any, as_json: bool) -> None:
         click.echo(f"wrote {request.write_baseline}: {_count(len(entries), 'known finding')}", err=True)
     if not failed:
         code = 0 if ok or request.fail_on == "never" or request.write_baseline is not None else FAILED
+    decide(code)
     left_out = [msgspec.to_builtins(one) for one in skipped]
     if format == "sarif":
         emit(api.sarif(answers, failed, code))

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TextIO
 import click
 
 from meshwright import extras
+from meshwright.cli.answer import decide, decided
 from meshwright.cli.app import app
 from meshwright.cli.progress import Interrupted
 from meshwright.errors import MeshwrightError
@@ -34,6 +35,7 @@ def run(args: list[str] | None = None) -> NoReturn:
         _print_error("the output cannot be written: standard output is closed")
         sys.exit(OUTPUT_FAILED)
     output = sys.stdout
+    decide(0)
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -122,10 +124,10 @@ def _file_failed(error: OSError, arguments: list[str]) -> int:
 
 
 def _output_failed(error: OSError) -> int:
-    """Return the exit code: 0 if the reader of a pipe closed it, as `| head` does; 3 for a full disk."""
+    """Return the exit code: that of the answer if the reader closed the pipe, as `| head` does; 3 for a full disk."""
     _discard(sys.stdout)
     if isinstance(error, BrokenPipeError):
-        return 0
+        return decided()
     _print_error(f"the output cannot be written: {error.strerror or error}")
     return OUTPUT_FAILED
 

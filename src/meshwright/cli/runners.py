@@ -14,7 +14,7 @@ import msgspec
 
 from meshwright import api
 from meshwright.api.verbs import Verb
-from meshwright.cli.answer import emit, end
+from meshwright.cli.answer import FAILED, decide, emit, end
 from meshwright.cli.progress import progress_line
 from meshwright.errors import InputError
 from meshwright.version import SCHEMA
@@ -40,6 +40,7 @@ def run(verb: Verb, request: Any, as_json: bool) -> None:
     response = verb.respond(result, request)
     if plot:
         getattr(plots, verb.name)(result, api.to_json(response), plot)
+    decide(0 if response.ok else FAILED)
     _print(verb, response, result, as_json)
     end(response.ok)
 
@@ -60,6 +61,7 @@ def recommend(verb: Verb, request: Any, as_json: bool) -> None:
         api.require_own_engine(request.engine or api.ENGINES[0])
     plan = verb.handle(request)
     response = verb.respond(plan, request)
+    decide(0 if response.ok else FAILED)
     if not as_json:
         _print(verb, response, plan, as_json)
     if request.dry_run:

@@ -6,25 +6,41 @@ from collections.abc import Iterator
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.frameworks.mapping import same_value
 from meshwright.frameworks.model_match import same_shape
 from meshwright.models import Attention, Dense, ModelSpec, all_specs, find, names, reshape
 from meshwright.models.numerics import numerics_of
+from meshwright.recipes.model_changes import published_numerics
 from meshwright.recipes.types import Architecture
 
+PLAIN = "llama"  # the model type of a decoder with RMSNorm, SwiGLU and RoPE that has nothing else
 
-def catalogue_reference(spec: ModelSpec, scaling: float | None = None) -> tuple[str, Architecture | None] | None:
+
+def catalogue_reference(
+    spec: ModelSpec, scaling: float | None = None, rope_theta: float | None = None
+) -> tuple[str, Architecture | None] | None:
     """Return the catalogue model of this shape, and how it is resized; None if no catalogue model can be.
 
-    Of several, the one of which fewest sizes change; `scaling` is the factor of the RoPE scaling of a file that
-    describes its model by sizes, 0 for none: a model with another one is the last choice.
+    `scaling` is the factor of the RoPE scaling of a file that describes its model by sizes, 0 for none: a model with
+    another one is the last choice. `rope_theta` is its RoPE base. A model in other sizes, or with another base, is one
+    of the file's own kind, or a plain Llama if the file names none; of those, the one of which fewest sizes change.
     """
+    kind = spec.model_type or PLAIN
 
-    def rank(one: ModelSpec) -> tuple[bool, int, int]:
+    def rank(one: ModelSpec) -> tuple[bool, bool, bool, int, int]:
         other = sum(_sizes(one).get(key) != value for key, value in wanted.items())
-        return scaling is not None and _scaling(one.name) != scaling, other, abs(one.num_layers - spec.num_layers)
+        published = published_numerics(one.name).rope_theta
+        other_base = None not in (rope_theta, published) and not same_value(rope_theta, published)
+        return (
+            scaling is not None and _scaling(one.name) != scaling,
+            one.model_type != kind and bool(other or other_base),
+            bool(other) and one.max_seq_length < spec.max_seq_length,
+            other,
+            abs(one.num_layers - spec.num_layers),
+        )
 
     wanted = _sizes(spec)
-    if spec.name in names() and same_shape(find(spec.name), spec) and not rank(spec)[0]:
+    if spec.name in names() and same_shape(find(spec.name), spec) and not any(rank(find(spec.name))[:2]):
         return spec.name, None
     for candidate in sorted(all_specs(), key=rank):
         if candidate.kind != spec.kind or (candidate.moe is None) != (spec.moe is None):

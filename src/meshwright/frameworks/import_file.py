@@ -135,7 +135,7 @@ def referring(recipe: Recipe, settings: ImportedRecipe, given: str | None = None
     elif named is not None and named.name not in names() and find_local_model(named.source)[0] is not None:
         reference = (str(Path(named.source).expanduser().resolve()), None)
     else:
-        reference = catalogue_reference(found, _scaling(settings))
+        reference = catalogue_reference(found, _scaling(settings), _stated(settings, "architecture.rope_theta"))
     if reference is not None and reference[0] is not None:
         changes = {} if reference[1] is None else {"architecture": reference[1]}
         recipe = msgspec.structs.replace(recipe, model=reference[0], **changes)
