@@ -112,7 +112,7 @@ def load(path: Path) -> Data:
 
 def load_engine(path: Path) -> Data:
     """Load what our own engine measured, with equal weight per square root of a family's rows."""
-    rows = [row for row in json.loads(path.read_text())["rows"] if "error" not in row]
+    rows = [row for row in json.loads(path.read_text())["rows"] if not {"error", "superseded"} & row.keys()]
     count = Counter(row["family"] for row in rows)
     cases = [(_measured_case(row["command"]), np.array([index])) for index, row in enumerate(rows)]
     return Data(

@@ -454,14 +454,16 @@ def _calibration_set() -> str:
 {found["hardware"]}, {found["date"]}; `{found["made_by"]}`: {len(found["rows"])} cases of `bench`,
 8 steps each, which the engine's rates are fitted to (`python benchmarks/fit_costs.py --engine`). A case is a model, a
 goal, tokens per sample and the micro batch; then recompute, an fp8 format, `eager`, the number of layers if it is not
-the model's, and `xN` micro batches per step.
+the model's, and `xN` micro batches per step. Cases with * were measured before the engine became faster; they are not
+fitted.
 
 """
     return text + table(
-        ("case", "tokens/s", "MFU", "step s", "allocated GiB", "reserved GiB"),
+        ("case", "date", "tokens/s", "MFU", "step s", "allocated GiB", "reserved GiB"),
         [
             (
-                row["case"],
+                row["case"] + (" *" if "superseded" in row else ""),
+                row["date"],
                 f"{row['tokens_per_s']:,.0f}",
                 f"{row['mfu']:.0%}",
                 f"{row['step_s']:.3f}",
