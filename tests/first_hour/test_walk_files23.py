@@ -240,3 +240,18 @@ def test_a_word_for_a_number_has_a_fix_that_is_meant(typed: str, fix: str, meshw
     found = meshwright("recommend", "llama3-8b", "--goal", "sft", "--gpus", "8xH100", typed)
     assert found.code == 2
     assert found.err.endswith(f"fix:   {fix}\n"), found
+
+
+def test_a_number_that_a_torchtitan_file_writes_as_a_text(meshwright: Any, case: Any) -> None:
+    """torchtitan 0.2 puts TOML values into its config as they are; tyro only warns."""
+    case("titan_8b")
+    text = Path("train.toml").read_text()
+    text = text.replace("max_norm = 1.0", 'max_norm = "1.0"').replace("enable = true\nfolder", 'enable = "false"\nfolder')
+    Path("train.toml").write_text(text)
+    found = meshwright("check", "train.toml", "--gpus", "4x8xH100")
+    assert found.code == 1
+    assert 'training.max_norm = "1.0" is a text: it is not converted to a number (torchtitan.text-value)' in found.out
+    assert 'checkpoint.enable = "false" is a text: any text counts as true (torchtitan.text-value)' in found.out
+    assert "training.max_norm = 1.0\n" in found.out
+    assert "checkpoint.enable = false  removes all 2 findings" in found.out
+    assert 'selective_ac_option = "op"' in text and "selective_ac_option" not in found.out

@@ -26,8 +26,12 @@ from meshwright.frameworks.torchtitan.rules.common import (
     is_current,
     rule,
 )
+from meshwright.recipes.key_maps import config_keys
+from meshwright.recipes.key_maps.key import ConfigKey
 from meshwright.recipes.key_maps.torchtitan import CONTEXT_LENGTH, DATASETS
 from meshwright.recipes.key_maps.torchtitan import CONVERTERS as CONVERTER_NAMES
+from meshwright.recipes.types import recipe_fields
+from meshwright.recipes.values import NUMBER, bare_type
 
 MIN_FLOAT8_CAPABILITY = 8.9
 """The first CUDA compute capability with float8."""
@@ -48,6 +52,29 @@ def _unknown_model(ctx: RuleContext) -> Problem | None:
     return Problem(
         f"{name} has no flavor {flavor}; it has {known} (pass --model NAME for a custom one)", fix, key=FLAVOR
     )
+
+
+def _text_values(ctx: RuleContext) -> Iterator[Problem]:
+    """Yield numbers and booleans that a TOML file writes as texts: torchtitan passes them on as they are."""
+    table = config_keys(ctx.framework.key_map)
+    for key, setting in ctx.parsed.settings.items():
+        kind = _kind(table[key]) if key in table else ""
+        if kind not in ("int", "float", "bool") or not isinstance(setting.value, str):
+            continue
+        if setting.unresolved or not setting.file.endswith(".toml"):
+            continue  # values of a command are parsed by their type
+        plain = setting.value.strip().lower() if kind == "bool" else setting.value.strip()
+        effect = "any text counts as true" if kind == "bool" else "it is not converted to a number"
+        if plain in ("true", "false") if kind == "bool" else NUMBER.fullmatch(plain):  # others are invalid values
+            yield Problem(f'{key} = "{setting.value}" is a text: {effect}', (f"{key} = {plain}",), key=key)
+
+
+def _kind(row: ConfigKey) -> str:
+    """Return the type of a key's values: its own, that of its recipe field, or that of its default."""
+    if row.type or row.choices or row.values:
+        return row.type
+    hint = bare_type(recipe_fields()[row.field].type)[0] if row.field else type(row.default)
+    return {bool: "bool", int: "int", float: "float"}.get(hint, "")
 
 
 def _similar_flavors(flavor: str, known: Any) -> list[str]:
@@ -374,6 +401,9 @@ RULES = (
         symptom="the loss rises after total_steps, or AssertionError about decay_steps",
         cause="the learning-rate factor is computed from the step even after the decay has ended",
         covers=("learning_rate.decay-inside-warmup",)),
+    rule("text-value", "error", (), _text_values,
+        symptom="a UserWarning of tyro, then TypeError at the first use; a boolean is on whatever it says",
+        cause="values of a TOML file become fields of the config without conversion"),
     rule("estimate", "warning", ("memory_estimation.enable",), _memory_estimation,
         symptom="the estimation fails or describes another layout", cause="the estimator tracks FSDP only"),
 )  # fmt: skip
