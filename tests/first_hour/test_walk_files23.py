@@ -246,7 +246,9 @@ def test_a_number_that_a_torchtitan_file_writes_as_a_text(meshwright: Any, case:
     """torchtitan 0.2 puts TOML values into its config as they are; tyro only warns."""
     case("titan_8b")
     text = Path("train.toml").read_text()
-    text = text.replace("max_norm = 1.0", 'max_norm = "1.0"').replace("enable = true\nfolder", 'enable = "false"\nfolder')
+    text = text.replace("max_norm = 1.0", 'max_norm = "1.0"').replace(
+        "enable = true\nfolder", 'enable = "false"\nfolder'
+    )
     Path("train.toml").write_text(text)
     found = meshwright("check", "train.toml", "--gpus", "4x8xH100")
     assert found.code == 1
@@ -255,3 +257,30 @@ def test_a_number_that_a_torchtitan_file_writes_as_a_text(meshwright: Any, case:
     assert "training.max_norm = 1.0\n" in found.out
     assert "checkpoint.enable = false  removes all 2 findings" in found.out
     assert 'selective_ac_option = "op"' in text and "selective_ac_option" not in found.out
+
+
+@pytest.mark.parametrize(
+    ("model", "theta", "eps"),
+    [
+        ("mixtral_8x22b", "1000000", "1e-05"),
+        ("mistral_7b_v02", "1000000", "1e-05"),
+        ("mistral_7b", "1000000", "1e-05"),
+        ("phi4_14b", "250000", "1e-05"),
+        ("gemma2_9b", "10000", "1e-06"),
+        ("gemma3_1b", "1000000", "1e-06"),
+    ],
+)
+def test_a_stated_number_that_is_the_models_own_is_accepted(model: str, theta: str, eps: str, meshwright: Any) -> None:
+    """A published value that the catalogue lacked was refused: the model "has its own"."""
+    own = (f"architecture.rope_theta={theta}", f"architecture.norm_eps={eps}")
+    words = ("export", model, "--goal", "peft", "--to", "automodel", "--gpus", "8xH200")
+    found = meshwright(*words, *own)
+    assert "architecture." not in found.err, found
+    other = meshwright(*words, "architecture.rope_theta=123456")
+    assert other.code == 2 and f"has {float(theta)}" in other.err, other
+
+
+def test_a_norm_epsilon_of_ones_own_in_a_plan_that_is_repaired(meshwright: Any) -> None:
+    """The repair of a plan that does not fit ended with AttributeError."""
+    words = ("recommend", "mixtral-8x22b", "--goal", "sft", "--gpus", "8xH100", "architecture.norm_eps=1e-4")
+    assert meshwright(*words).code in (0, 1)

@@ -131,7 +131,10 @@ class Case:
         values["samples"] = 0  # of all epochs; not known until the data is counted
         values["packed_tokens"], values["packed_length"], values["longest_sample"] = 0.0, 0, 0
         values["mtbf_hours"] = None  # of one GPU; None for the planner's own
-        values["rope_theta"] = self.recipe.architecture.rope_theta
+        values["rope_theta"], values["norm_eps"] = (
+            self.recipe.architecture.rope_theta,
+            self.recipe.architecture.norm_eps,
+        )
         if self.recipe.train.epochs:
             values["steps"] = UNKNOWN_STEPS
         return values
