@@ -31,6 +31,7 @@ import commands_page  # noqa: E402
 import doctor_page  # noqa: E402
 import frameworks_page  # noqa: E402
 import messages_page  # noqa: E402
+import rehearsed_rows  # noqa: E402
 import schema_page  # noqa: E402
 import skill_page  # noqa: E402
 import verification_page  # noqa: E402
@@ -631,6 +632,7 @@ def main(wanted: Sequence[str] = ()) -> None:
         measured = HERE / "measured.md"
         rows = accuracy_rows.with_rows("docs/measured.md", measured.read_text(encoding="utf-8"))
         measured.write_text(rows, encoding="utf-8")
+        rehearsed_rows.PAGE.write_text(rehearsed_rows.page(), encoding="utf-8")
     for name in wanted or PAGES:
         (HERE / name).parent.mkdir(exist_ok=True)
         (HERE / name).write_text(written(name), encoding="utf-8")

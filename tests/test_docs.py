@@ -31,3 +31,5 @@ def test_page_is_up_to_date(page: str) -> None:
 def test_the_readmes_example_is_todays_answer() -> None:
     made = maker()
     assert made.README.read_text(encoding="utf-8") == made.readme_page(), "stale: run `make docs`"
+    rehearsed = made.rehearsed_rows
+    assert rehearsed.PAGE.read_text(encoding="utf-8") == rehearsed.page(), "stale: run `make docs`"
