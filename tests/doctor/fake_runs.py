@@ -42,6 +42,12 @@ class FakeStep:
     bad: int = 0
     saved_s: float = 0.0  # blocked by a checkpoint after it
     validation: float | None = None  # loss of a validation after it
+    epoch: float = 0.0
+    aux_loss: float | None = None  # of a mixture of experts
+    samples: int = 0  # if the batch size changes
+    pause_s: float = 0.0  # an evaluation or a wait inside the time of its line
+    waited_s: float = 0.0  # of a checkpoint before it, in formats whose step times include it
+    lines: tuple[str, ...] = ()  # after it
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,22 @@ class FakeRun:
     final_lines: tuple[str, ...] = ()
     settings: dict[str, object] | None = None
     notes: dict[str, str] = field(default_factory=dict)
+    tp: int = 1
+    pp: int = 1
+    cp: int = 1
+    warmup: int = 20
+    log_every: int = 1  # steps of a log line
+    base_s: float = 2.0  # of a usual step
+    slow_rank: int | None = None
+    fp8: bool = False
+    model: str = ""  # as torchtitan names it
+    states_world: bool = True
+    arguments: dict[str, object] = field(default_factory=dict)  # Megatron's
+    first_lines: tuple[str, ...] = ()
+
+    @property
+    def data_ranks(self) -> int:
+        return self.world // (self.tp * self.pp * self.cp)
 
     @property
     def tokens(self) -> int:

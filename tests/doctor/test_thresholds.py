@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.doctor.corpus import TROUBLES
 from tests.doctor.fake_runs import LOG_WRITERS, healthy
 from tests.doctor.planted import FAULTS
 
@@ -25,6 +26,7 @@ def test_every_threshold_has_a_reason_and_is_used() -> None:
 
 def test_every_diagnosis_is_planted_somewhere_in_these_tests() -> None:
     planted = {one.finding for one in FAULTS.values()} | {"speed.low-mfu", "speed.bubbles"}
+    planted |= {one.label.main for one in TROUBLES}
     planted |= {"loss.zero-gradients"}  # tests/first_hour/test_walk_doctor10.py
     planted |= {"speed.tcp-sockets"}  # tests/first_hour/test_walk_doctor22.py
     planted |= {"run.differs-from-file"}  # tests/first_hour/test_walk_doctor19.py

@@ -9,11 +9,14 @@ from typing import NamedTuple
 import msgspec
 
 from meshwright.doctor import (
+    better_layout,
     check_logged,
     faults,
     liveness,
     loss,
+    memorized,
     memory,
+    recompiles,
     settings,
     slowdown,
     speed,
@@ -24,6 +27,7 @@ from meshwright.doctor import (
 from meshwright.doctor.finding import Checkup, Figure, Finding
 from meshwright.doctor.run import ENGINE, Run
 from meshwright.doctor.run_stats import RunStats
+from meshwright.doctor.their_keys import settings_there
 from meshwright.doctor.thresholds import limit
 from meshwright.errors import InputError
 from meshwright.recipes import overrides as override
@@ -112,6 +116,19 @@ def _needs_loss(stats: RunStats) -> str:
     )
 
 
+def _needs_epochs(stats: RunStats) -> str:
+    logged = {step.epoch for step in stats.run.steps if step.epoch is not None}
+    return (
+        _needs_loss(stats) if logged and max(logged) > 1 else "more than one epoch, and its number in every step line"
+    )
+
+
+def _needs_layout(stats: RunStats) -> str:
+    if missing := _needs_estimate(stats):
+        return missing
+    return "" if better_layout.states_layout(stats) else "the run's layout: layout.tp=N layout.pp=N"
+
+
 def _needs_some_loss(stats: RunStats) -> str:
     logged = sum(step.loss is not None for step in stats.run.steps)
     return "" if logged >= loss.MIN_LINES else f"the loss in at least {loss.MIN_LINES} step lines"
@@ -164,13 +181,17 @@ DIAGNOSES = (
     Diagnosis("loss.flat", loss.flat, _needs_real_data),
     Diagnosis("loss.growing-gradients", loss.growing_gradients, _needs_loss),
     Diagnosis("loss.zero-gradients", loss.zero_gradients, _needs_norms),
+    Diagnosis("loss.random-guess", memorized.random_guess, _needs_loss),
+    Diagnosis("loss.repeated-data", memorized.repeated_data, _needs_epochs),
     Diagnosis("loss.overfitting", validation.overfitting, _needs_validations),
     Diagnosis("speed.tcp-sockets", speed.tcp_sockets, _needs_nccl_lines),
     Diagnosis("speed.slow-data", speed.slow_data, _needs_part("data", "data-loading times")),
-    Diagnosis("speed.slow-network", speed.slow_network, _needs_network),
     Diagnosis("speed.stragglers", throughput.stragglers, _needs_ranks),
+    Diagnosis("speed.slow-network", speed.slow_network, _needs_network),
+    Diagnosis("speed.recompiles", recompiles.recompiles),
     Diagnosis("speed.sustained-slowdown", slowdown.sustained_slowdown, _needs_trend),
     Diagnosis("speed.low-mfu", speed.low_mfu, _needs_estimate),
+    Diagnosis("speed.better-layout", better_layout.better_layout, _needs_layout),
     Diagnosis("speed.bubbles", speed.bubbles, _needs_pipeline),
     Diagnosis("speed.uneven-steps", throughput.uneven_steps, _needs_trend),
     Diagnosis("speed.slowing-down", slowdown.slowing_down, _needs_trend),
@@ -206,7 +227,8 @@ def examine(
     `stated` are the fields of the case that the log or the user states; None means all.
     """
     stats = RunStats(run, case, baseline, stated)
-    findings = [_without_no_ops(finding, case) for one in DIAGNOSES for finding in stats.findings_of(one.find)]
+    found = [finding for one in DIAGNOSES for finding in stats.findings_of(one.find)]
+    findings = [_in_their_keys(stats, _without_no_ops(finding, case)) for finding in found]
     findings.sort(key=lambda one: SEVERITIES.index(one.severity))
     missing = {one.id: missing_input for one in DIAGNOSES if (missing_input := one.missing_input(stats))}
     header = run.header
@@ -238,6 +260,17 @@ def _without_no_ops(finding: Finding, case: Case | None) -> Finding:
         return finding
     kept = tuple(one for one in finding.remedies if one.what not in ("layout", "contract") or _changes(case, one.try_))
     return msgspec.structs.replace(finding, remedies=kept)
+
+
+def _in_their_keys(stats: RunStats, finding: Finding) -> Finding:
+    """Return a finding whose overrides are also settings of the framework that ran."""
+    spelled = tuple(
+        msgspec.structs.replace(one, there=settings_there(stats.run, stats.case, one.try_))
+        if one.what in ("layout", "contract") and not one.there
+        else one
+        for one in finding.remedies
+    )
+    return msgspec.structs.replace(finding, remedies=spelled)
 
 
 def _changes(case: Case, texts: tuple[str, ...]) -> bool:

@@ -33,7 +33,7 @@ class FaultPattern(NamedTuple):
     @property
     def has_own_diagnosis(self) -> bool:
         """Whether a diagnosis of its own reports it."""
-        return self.name in ("out_of_memory", "loss_not_a_number")
+        return self.name in ("out_of_memory", "loss_not_a_number", "loss_scale")
 
 
 FAULT_PATTERNS = (
@@ -59,6 +59,12 @@ FAULT_PATTERNS = (
             "optimizer.clip_grad=1.0 limits outlier gradients; bf16 does not overflow where fp16 does",
             "meshwright doctor LOG finds the first bad step and what came before it",
         ),
+    ),
+    FaultPattern(
+        "loss_scale",
+        re.compile(r"Current loss scale already at minimum"),
+        "the run ended because the fp16 loss scale reached its minimum",
+        ("train in bf16: precision.compute=bf16", "half the learning rate, or a longer warmup"),
     ),
     FaultPattern(
         "node_failure",
@@ -104,7 +110,7 @@ FAULT_PATTERNS = (
         re.compile(
             r"Watchdog caught collective operation timeout|collective operation timeout|hangs in step"
             r"|Timed out waiting \d+ms|wait timeout after|NCCL health check failed at step"
-            r"|failed to pass monitoredBarrier"
+            r"|failed to pass monitoredBarrier|watchdog got stuck for \d+ seconds|[Hh]eartbeat monitor timed out"
         ),
         "a collective timed out: some ranks never reached it",
         ("check the rank that lags behind", "TORCH_NCCL_TRACE_BUFFER_SIZE=2000 records the last collectives"),
@@ -147,15 +153,25 @@ FAULT_PATTERNS = (
         ("restart the run from its last checkpoint", "sacct -j JOB -o State%40 shows who cancelled it"),
     ),
     FaultPattern(
+        "terminated",
+        re.compile(r"Received (?:15|SIGTERM) death signal|Process \d+ got signal: 15\b"),
+        "the run received SIGTERM: it was preempted, cancelled or at its time limit",
+        (
+            "restart the run from its last checkpoint",
+            "sacct -j JOB -o State%40 shows why the scheduler ended it",
+            "sbatch --signal=B:TERM@300, or meshwright launch, saves a checkpoint before the end",
+        ),
+    ),
+    FaultPattern(
         "error",
         re.compile(rf"^\s*(?:\w+\.)*[A-Z]\w*(?:Error|Exception)(?::|$)|^{OURS}"),
         "the run ended with an error",
         ("read the traceback above that line",),
     ),
 )
-AMBIGUOUS = ("network", "scheduler", "time_limit", "preemption", "cancelled", "node_failure", "error")
+AMBIGUOUS = ("network", "scheduler", "time_limit", "preemption", "cancelled", "terminated", "node_failure", "error")
 """Completed runs can print these while they shut down."""
-SCHEDULER = ("time_limit", "preemption", "cancelled", "scheduler")
+SCHEDULER = ("time_limit", "preemption", "cancelled", "terminated", "scheduler")
 """Ends by the scheduler: errors after them are consequences."""
 NODE = re.compile(r"[Nn]ode failure on ([\w.,\[\]-]+\w\]?)|Node (\S+) not responding")
 STEP_NODE = re.compile(r"\*\*\* STEP \S+ ON (\S+) CANCELLED")
@@ -166,7 +182,8 @@ HINTS = (
     "NCCL", "ibv_", "onnection reset", "emote peer", "ompletion from peer", "ompletion with", "fallen off", "NVLink",
     "NET/IB", "no socket", "ECC", "Xid", "CUDA error", "No space left", "quota", "Shutdown requested",
     "DUE TO", "CANCELLED", "ode failure", "NODE_FAIL", "not responding", "time limit", "Out Of Memory", "emory limit",
-    "OUT_OF_MEMORY", "monitoredBarrier", "Error", "Exception", OURS, TRACEBACK,
+    "OUT_OF_MEMORY", "monitoredBarrier", "loss scale already", "death signal", "got signal", "eartbeat monitor",
+    "Error", "Exception", OURS, TRACEBACK,
 )  # fmt: skip
 """Every line that matches a pattern contains one of these; checked first because it is much faster."""
 

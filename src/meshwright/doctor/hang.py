@@ -11,7 +11,7 @@ from meshwright.doctor.finding import Evidence
 from meshwright.doctor.formats.text import Line, has_any
 from meshwright.doctor.run import CollectiveReport, RankHosts
 
-HINTS = ("WorkNCCL(", "last enqueued", "collective #", "lagging ranks", "monitoredBarrier")
+HINTS = ("WorkNCCL(", "ast enqueued", "collective #", "lagging ranks", "monitoredBarrier", "missing ranks", "Culprit")
 TIMED_OUT = re.compile(r"WorkNCCL\((?:SeqNum=(\d+), )?OpType=(\w+)")
 STATUS = re.compile(r"last enqueued (?:NCCL )?work: (-?\d+), last completed (?:NCCL )?work: (-?\d+)")
 GROUP = re.compile(r"\[PG (?:ID )?(\w+)(?: PG GUID (\S+?))? Rank (\d+)\]")
@@ -20,6 +20,7 @@ GLOBAL_RANK = re.compile(r"\[rank(\d+)\]")
 LAGGING = re.compile(
     r"\[([\d, ]+)\] (?:joined but didn't finish collective|finished collective #\d+, but didn't join)"
     r"|ranks \[([\d, ]+)\] are the lagging ranks|Ranks? ([\d, ]+) failed to pass monitoredBarrier"
+    r"|missing ranks: \{([\d, ]+)\}|Culprit rank (\d+)\b"  # torch's flight recorder
 )
 DEFAULT_GROUP = ("0", "default_pg")
 

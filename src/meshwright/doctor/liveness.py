@@ -145,7 +145,8 @@ def failed(stats: RunStats) -> Iterator[Finding]:
         known = msgspec.structs.replace(known, message=known.message + _slower_before(stats, known.id))
         yield _with_ranks(stats, known, fatal)
         return
-    fatal.sort(key=lambda fault: fault.name == "error")  # a specific fault is more useful than a plain error
+    vague = ("", "terminated", "error")  # a specific fault is more useful than a plain error
+    fatal.sort(key=lambda fault: vague.index(fault.name) if fault.name in vague else 0)
     first = fatal[0]
     pattern = faults.pattern(first.name)
     found = Finding(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from statistics import median
 
 import numpy as np
@@ -46,6 +47,7 @@ def not_a_number(stats: RunStats) -> Iterator[Finding]:
             f". The loss had been rising since step {rising.step}, from {_loss(rising):.4g} to "
             f"{_loss(_finite(before)[-1]):.4g}"
         )
+    text += _without_warmup(stats, first if rising is None else rising.step)
     norm = _last_norm(before)
     if norm is not None and growth is not None and growth > limit("growing_gradients"):
         text += f". The gradient norm had grown to {norm.grad_norm:.4g} in step {norm.step} ({_typical_norm(before)})"
@@ -84,7 +86,8 @@ def diverging(stats: RunStats) -> Iterator[Finding]:
         severity="error",
         message=f"the loss rose from {best:.4g} around step {at} to {_loss(rows[-1]):.4g} in step {rows[-1].step}"
         + (f" (median of the last {len(tail)} lines: {now:.4g})" if len(tail) > 1 else "")
-        + _plateau(rows, at, now - best),
+        + _plateau(rows, at, now - best)
+        + _without_warmup(stats, at),
         steps=(at, rows[-1].step),
         lines=(stats.location(next(step for step in rows if step.step >= at)), stats.location(rows[-1])),
         evidence=(
@@ -130,7 +133,8 @@ def diverged(stats: RunStats) -> Iterator[Finding]:
         id="loss.diverged",
         severity="error",
         message=f"the loss was above its start ({first:.4g}) from step {longest[0].first} to step {longest[-1].step}, "
-        f"up to {_loss(highest):.4g} in step {highest.step}: the updates destroy what the weights had learned",
+        f"up to {_loss(highest):.4g} in step {highest.step}: the updates destroy what the weights had learned"
+        + _without_warmup(stats, longest[0].first),
         steps=(longest[0].first, longest[-1].step),
         lines=(stats.location(rows[0]), stats.location(highest)),
         evidence=(
@@ -140,6 +144,27 @@ def diverged(stats: RunStats) -> Iterator[Finding]:
         ),
         remedies=tuple(_stabilizing_remedies(stats)),
     )
+
+
+def _without_warmup(stats: RunStats, onset: int | None) -> str:
+    """Return that the learning rate has no warm-up, if that shows and the trouble begins early; empty otherwise."""
+    run = stats.run
+    early = max(10 * MIN_LINES, share("early_share") * (run.header.total_steps or run.last_step))
+    if onset is None or onset > early or not run.steps or run.steps[0].first > MIN_LINES:
+        return ""
+    rates = [step.lr for step in run.steps if step.lr is not None]
+    if rates and rates[0] >= share("no_warmup") * max(rates) > 0:
+        first = run.steps[0].step
+        since = "from the first step on" if first == 1 else f"in the first line, at step {first}"
+        return f". The learning rate has no warm-up: it is {rates[0]:.3g} {since}"
+    if not rates and run.header.overrides.get("schedule.warmup_steps", MIN_LINES) < MIN_LINES // 2:
+        return f". The learning rate has no warm-up: {run.header.overrides['schedule.warmup_steps']} steps by the log"
+    return ""
+
+
+def finite_losses(stats: RunStats) -> list[Step]:
+    """Return the steps with a finite loss; a repeated step counts as in the latest start."""
+    return _with_loss(stats)
 
 
 def _stretches(rows: Sequence[Step], level: float) -> list[list[Step]]:
@@ -182,7 +207,7 @@ def flat(stats: RunStats) -> Iterator[Finding]:
     """The loss does not decrease."""
     bad = next((step.step for step in stats.run.steps if _is_not_finite(stats, step)), None)
     rows = [step for step in _with_loss(stats) if bad is None or step.step < bad]
-    if stats.uses_mock_data or len(rows) < MIN_LINES:
+    if stats.uses_mock_data or len(rows) < MIN_LINES or stats.findings_of(diverged) or stats.findings_of(diverging):
         return
     if (still := unmoved(stats, rows)) is not None:
         yield still
@@ -257,7 +282,8 @@ def zero_gradients(stats: RunStats) -> Iterator[Finding]:
     for step in reversed(rows):
         if step.grad_norm != 0 or step.skipped:
             break
-        zero.insert(0, step)
+        zero.append(step)
+    zero.reverse()
     if len(zero) < MIN_LINES:
         return
     yield Finding(
@@ -278,6 +304,17 @@ def loss_scale(stats: RunStats) -> Iterator[Finding]:
     """The fp16 loss scale collapses: steps are skipped because gradients overflow."""
     rows = [step for step in stats.run.steps if step.loss_scale is not None]
     scales = [step.loss_scale for step in rows if step.loss_scale is not None]
+    ended = [fault for fault in stats.fatal if fault.name == "loss_scale"]
+    if ended:
+        yield Finding(
+            id="loss.scale-collapsed",
+            severity="error",
+            message="the fp16 loss scale reached its minimum, and the run ended: gradients overflow in every step",
+            steps=None if ended[0].step is None else (ended[0].step, ended[0].step),
+            lines=tuple(one.located for one in ended[:MAX_SHOWN]),
+            remedies=tuple(_scale_remedies(stats)),
+        )
+        return
     if len(rows) < MIN_LINES or max(scales) <= 1.0:  # bf16 and fp32 have a constant scale of 1
         return
     later = rows[len(rows) // 2 :]
@@ -296,13 +333,14 @@ def loss_scale(stats: RunStats) -> Iterator[Finding]:
             Evidence("final loss scale", scales[-1], "", limit("scale_floor"), "limit"),
             Evidence("skipped steps", round(skipped, 4), "of the second half", share("skipped_share"), "limit"),
         ),
-        remedies=(
-            remedies.contract(
-                stats, {"precision.compute": "bf16"}, "bf16 has the range of fp32 and needs no loss scale"
-            ),
-            *_stabilizing_remedies(stats),
-        ),
+        remedies=tuple(_scale_remedies(stats)),
     )
+
+
+def _scale_remedies(stats: RunStats) -> Iterator[Remedy]:
+    why = "bf16 has the range of fp32 and needs no loss scale"
+    yield remedies.contract(stats, {"precision.compute": "bf16"}, why)
+    yield from _stabilizing_remedies(stats)
 
 
 def _is_not_finite(stats: RunStats, step: Step) -> bool:
@@ -314,6 +352,8 @@ def _is_not_finite(stats: RunStats, step: Step) -> bool:
 
 def _what_is_not_finite(rows: Sequence[Step]) -> str:
     """Return what of some steps is NaN or infinite, with its verb: only the gradients, if every loss is finite."""
+    if any(step.hides_nan for step in rows):
+        return "loss or gradients (the Trainer logs a NaN loss as 0) are"
     if rows and all(step.loss is not None and math.isfinite(step.loss) and not step.bad for step in rows):
         return "the loss is finite, but the gradient norm is"
     return "loss or gradients are"
@@ -408,11 +448,14 @@ def _recovered(rows: Sequence[Step], jumps: Sequence[tuple[Step, float]], ends_w
     """Return the jumps after which the loss came back; the run-up to a NaN or to divergence is no jump."""
     kept: list[tuple[Step, float]] = []
     by_step = {step.step: typical for step, typical in jumps}
+    numbers = [step.step for step in rows]
+    lowest = list(accumulate((_loss(step) for step in reversed(rows)), min))[::-1]  # from every line to the end
     for group in _groups([step for step, _ in jumps]):
         level = by_step[group[0].step]
-        after = [_loss(step) for step in rows if step.step > group[-1].step]
+        after = bisect_right(numbers, group[-1].step)
         height = max(_loss(step) for step in group) - level
-        if (not after and ends_well) or (after and min(after) <= level + 0.5 * height):
+        ended = after == len(rows)
+        if (ended and ends_well) or (not ended and lowest[after] <= level + 0.5 * height):
             kept += [(step, by_step[step.step]) for step in group]
     return kept
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from meshwright import file_access, json_text
-from meshwright.doctor import faults, hang, nccl_network
+from meshwright.doctor import faults, hang, nccl_network, recompiles
 from meshwright.doctor.formats import FORMATS, detect_format
 from meshwright.doctor.formats.text import Line, has_any, lines_of
 from meshwright.doctor.run import Fault, NcclNetwork, Run, Step, Validation
@@ -27,6 +27,8 @@ from meshwright.errors import InputError, closest
 from meshwright.rules import messages
 
 MAX_BYTES = 512 * 1024**2  # bytes of one file
+MAX_LINES = 2_000_000  # of one file, without empty ones; each takes some hundred bytes of memory
+MAX_STATE = 32 * 1024**2  # characters of a trainer_state.json
 MAX_FILES, MAX_DEPTH = 200, 4
 ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".output")
 NAMES = ("stdout", "stderr", "output", "log")
@@ -56,23 +58,26 @@ def read(path: str | Path) -> Run:
 
 def read_text(text: str, name: str) -> Run:
     """Read the run in the text of a log."""
-    lines, notes = _lines(text)
+    lines, notes = _lines(text, name)
     found = _read_lines(lines, name)
     if found is None or not _has_content(found):
         raise _unknown(name, _why_unknown(lines))
     return msgspec.structs.replace(found, notes=(*found.notes, *notes))
 
 
-def _lines(text: str) -> tuple[list[Line], tuple[str, ...]]:
+def _lines(text: str, name: str) -> tuple[list[Line], tuple[str, ...]]:
     """Return the lines of a log and a note on NUL bytes: a log that is cleared while it is written has some."""
     count = text.count("\0")
     note = f"{count:,} NUL bytes were skipped: a log that was cleared while it was written lacks its lines there"
-    return list(lines_of(_unfolded(text.replace("\0", "") if count else text))), (note,) if count else ()
+    lines = list(islice(lines_of(_unfolded(text.replace("\0", "") if count else text)), MAX_LINES + 1))
+    if len(lines) > MAX_LINES:
+        raise _too_large(Path(name), f"has more than {MAX_LINES:,} lines", f"{MAX_LINES:,} lines")
+    return lines, (note,) if count else ()
 
 
 def _unfolded(text: str) -> str:
     """Return a JSON file of one line (`jq -c`) with a line per value: the parsers cut long lines."""
-    if '"log_history"' not in text or "\n" in text.strip():
+    if len(text) > MAX_STATE or '"log_history"' not in text or "\n" in text.strip():
         return text
     try:
         return json.dumps(json_text.loads(text), indent=2)  # unlike msgspec, it takes the NaN that Trainer writes
@@ -113,7 +118,13 @@ def _read_lines(lines: Sequence[Line], name: str) -> Run | None:
     if log_format is None and all(one.name == "error" and not faults.search_sure(one.context) for one in found_faults):
         return None
     network = nccl_network.find_network(lines, name)
-    found = msgspec.structs.replace(run, faults=found_faults, ending=_ending(lines, run), network=network)
+    found = msgspec.structs.replace(
+        run,
+        faults=found_faults,
+        ending=_ending(lines, run),
+        network=network,
+        recompiles=recompiles.find_recompiles(lines, run.steps, name),
+    )
     if found_faults:
         found = msgspec.structs.replace(found, collectives=tuple(hang.reports(lines, name)), hosts=hang.hosts(lines))
     return found if _has_content(found) or found.header.started or found.validations else None
@@ -151,7 +162,7 @@ def _read_folder(folder: Path) -> Run:
         notes.append(f"only the first {MAX_FILES} logs of {folder} were read")
     for path in files:
         try:
-            lines, skipped = _lines(_text(path))
+            lines, skipped = _lines(_text(path), str(path))
             found = _read_lines(lines, str(path))
             network = nccl_network.find_network(lines, str(path))
             networks += [] if network is None else [network]
@@ -349,9 +360,9 @@ def _limited(path: Path, raw: bytes) -> bytes:
     return raw
 
 
-def _too_large(path: Path, what: str) -> InputError:
+def _too_large(path: Path, what: str, most: str = f"{MAX_BYTES // 1024**2} MiB") -> InputError:
     return InputError(
-        f"{what}; the limit is {MAX_BYTES // 1024**2} MiB",
+        f"{what}; the limit is {most}",
         field="run",
         value=str(path),
         fix=("keep only the step lines: grep -E 'iteration|step|memory'",),

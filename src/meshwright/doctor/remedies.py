@@ -11,8 +11,9 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.costs.memory_constants import RESERVE
 from meshwright.doctor.finding import Remedy, What
+from meshwright.doctor.run import Run
 from meshwright.doctor.run_stats import RunStats
-from meshwright.doctor.their_keys import to_framework_settings
+from meshwright.doctor.their_keys import named_setting, to_framework_settings
 from meshwright.doctor.thresholds import share
 from meshwright.errors import InputError
 from meshwright.recipes import overrides as override
@@ -221,7 +222,9 @@ def other_rate(stats: RunStats, factor: float, why: str) -> Remedy:
         highest = max((step.lr for step in stats.run.steps if step.lr), default=None)
         if highest is not None:
             return Remedy(try_=(format_override(lr, _scaled(highest, factor)),), what="contract", why=why)
-        return advice(f"{MANY[factor]} the learning rate that ran and of its minimum", why=why)
+        text = f"{MANY[factor]} the learning rate that ran and of its minimum"
+        there = named_setting(stats.run, lr, f"<{MANY[factor]} now>")
+        return Remedy(try_=(text,), what="action", why=why, there=there)
     values = {lr: _scaled(case.recipe.optimizer.lr, factor)}
     if stats.states(least) and case.recipe.schedule.min_lr:
         values[least] = min(_scaled(case.recipe.schedule.min_lr, factor), values[lr])
@@ -238,13 +241,28 @@ def _scaled(rate: float, factor: float) -> float:
 def other_warmup(stats: RunStats, steps: Callable[[int], int], words: str, why: str) -> Remedy:
     """Return another number of warmup steps; in words if the run's own is unknown."""
     if stats.case is None or not stats.states("schedule.warmup_steps"):
-        return advice(words, why=why)
+        now = stats.run.header.overrides.get("schedule.warmup_steps")
+        ran = _logged_warmup(stats.run) if now is None else int(now)
+        if ran is None:
+            there = named_setting(stats.run, "schedule.warmup_steps", f"<{words.split()[1]} than now>")
+            return Remedy(try_=(words,), what="action", why=why, there=there)
+        most = (stats.run.header.total_steps or 0) // 2 or steps(ran)
+        return Remedy(try_=(f"schedule.warmup_steps={max(1, min(steps(ran), most))}",), what="contract", why=why)
     recipe = stats.case.recipe
     ran, end = recipe.schedule.warmup_steps, recipe.schedule.decay_steps or recipe.train.steps
     wanted = steps(ran)
     # A warmup of more than half of the training never lets it learn at its rate: the run's own is kept, a no-op.
     longest = max(ran, int(end * LONGEST_WARMUP)) if end else wanted
     return contract(stats, {"schedule.warmup_steps": min(wanted, longest)}, why)
+
+
+def _logged_warmup(run: Run) -> int | None:
+    """Return the steps after which the logged learning rate is highest; None if none is logged, or it still rises."""
+    rates = [(step.lr, step.step) for step in run.steps if step.lr]
+    if not rates or (rates[-1][0] == max(rates)[0] and rates[-1][0] > rates[0][0]):
+        return None
+    highest = max(rate for rate, _ in rates)
+    return next(step for rate, step in rates if rate == highest)
 
 
 def _combined(stats: RunStats, singles: Sequence[Remedy], offset_gib: float) -> Iterator[Remedy]:

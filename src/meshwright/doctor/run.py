@@ -12,11 +12,12 @@ import msgspec
 from meshwright.recipes.types import Engine, Recipe
 
 LogFormat = Literal[
-    "meshwright", "megatron", "torchtitan", "automodel", "kempnerforge", "transformers", "json", "torch"
+    "meshwright", "megatron", "nemo", "torchtitan", "automodel", "kempnerforge", "transformers", "json", "torch"
 ]
 ENGINE: Mapping[LogFormat, Engine] = {
     "meshwright": "meshwright",
     "megatron": "megatron",
+    "nemo": "megatron",
     "torchtitan": "torchtitan",
     "automodel": "automodel",
     "kempnerforge": "kempnerforge",
@@ -33,6 +34,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int = 0  # number of restarts before it
     covers: int = 1  # number of steps that the metrics average
     loss: float | None = None  # may be nan
+    hides_nan: bool = False  # the log has 0 in place of a NaN loss
+    epoch: float | None = None  # passes over the data
     lr: float | None = None
     grad_norm: float | None = None
     loss_scale: float | None = None
@@ -165,6 +168,18 @@ class NcclNetwork(msgspec.Struct, frozen=True, kw_only=True):
     forced_by: str = ""  # a variable that chose sockets, with its value
 
 
+class Recompiles(msgspec.Struct, frozen=True, kw_only=True):
+    """How often torch.compile compiled again after the first steps, and whether it gave up."""
+
+    count: int
+    steps: tuple[int, int] | None  # before the first and the last of them
+    file: str
+    line: int
+    text: str
+    gave_up: str = ""  # function that runs without compilation since then
+    reason: str = ""  # of the last one
+
+
 class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     """What a log states about the run besides its steps."""
 
@@ -215,13 +230,16 @@ class Run(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     header: RunHeader = RunHeader()
     retries: int = 0  # allocations that succeeded only after the allocator's cache was flushed
     retry_line: int = 0
+    recompiles: Recompiles | None = None  # of torch.compile
     notes: tuple[str, ...] = ()
 
     @cached_property
     def attempts(self) -> tuple[tuple[Step, ...], ...]:
         """The steps of every start."""
-        count = max((step.attempt for step in self.steps), default=-1) + 1
-        return tuple(tuple(step for step in self.steps if step.attempt == number) for number in range(count))
+        found: dict[int, list[Step]] = {}
+        for step in self.steps:
+            found.setdefault(step.attempt, []).append(step)
+        return tuple(tuple(found.get(number, ())) for number in range(max(found, default=-1) + 1))
 
     @property
     def is_done(self) -> bool:

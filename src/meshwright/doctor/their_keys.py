@@ -8,6 +8,7 @@ from typing import Any
 from meshwright import frameworks
 from meshwright.clusters import cluster
 from meshwright.doctor.run import LogFormat, Run
+from meshwright.errors import InputError
 from meshwright.frameworks.front_ends import in_front_end
 from meshwright.frameworks.mapping import relevant_fields, to_settings
 from meshwright.frameworks.schedule_units import in_file_units
@@ -16,6 +17,7 @@ from meshwright.planner import case_of
 from meshwright.recipes import index
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
+from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import ConfigKey, config_keys
 from meshwright.recipes.types import Recipe, field_value
 
@@ -28,6 +30,20 @@ TRAINER_SETTINGS: Mapping[str, Mapping[str, str]] = {
     "kernels.loss=fused_linear": {"use_liger_kernel": "true"},
 }
 """Overrides -> TrainingArguments of the Hugging Face Trainer, which is in no table of keys without a backend."""
+TRAINER_ARGUMENTS: Mapping[str, str] = {
+    "optimizer.lr": "learning_rate",
+    "schedule.warmup_steps": "warmup_steps",
+    "optimizer.clip_grad": "max_grad_norm",
+    "layout.micro_batch_size": "per_device_train_batch_size",
+    "data.workers": "dataloader_num_workers",
+    "data.prefetch": "dataloader_prefetch_factor",
+    "checkpoint.save_every": "save_steps",
+    "train.eval_every": "eval_steps",
+    "train.steps": "max_steps",
+}
+"""Fields -> TrainingArguments with the same value."""
+TRAINER_VALUES: Mapping[str, Mapping[str, str]] = {"precision.compute=bf16": {"bf16": "true", "fp16": "false"}}
+STAND_IN = 0.000123457  # a value that no recipe has
 FRAMEWORK: Mapping[LogFormat, str] = {
     "megatron": "megatron-lm",
     "torchtitan": "torchtitan",
@@ -74,14 +90,54 @@ def general_settings(run: Run, text: str) -> tuple[str, ...] | None:
     Nothing is known about the run but its format: the change is made to a small recipe whose value differs.
     """
     if run.kind == "transformers":
-        found = TRAINER_SETTINGS.get(text)
+        key, _, value = text.partition("=")
+        found = TRAINER_SETTINGS.get(text) or TRAINER_VALUES.get(text)
+        if found is None and key in TRAINER_ARGUMENTS:
+            found = {TRAINER_ARGUMENTS[key]: value}
         return None if found is None else _of_trainer(run, found)
     if FRAMEWORK.get(run.kind) is None:
         return ()
-    base = override.change(index.load(ANY_RECIPE), {"layout.recompute": "none", "layout.micro_batch_size": 2})[0]
+    given = {"layout.recompute": "none", "layout.micro_batch_size": 2, "schedule.min_lr": 0.0}
+    base = override.change(index.load(ANY_RECIPE), given)[0]
     changed = override.change(base, override.requested(base, (text,)))[0]
     case = case_of(base, model_of(base), cluster(base.cluster))
-    return to_framework_settings(run, case, changed) or None
+    return to_framework_settings(run, case, changed) or _as_in(run, case, changed, text.partition("=")[0]) or None
+
+
+def _as_in(run: Run, case: Case, changed: Recipe, field: str) -> tuple[str, ...]:
+    """Return the framework's key for a field whose value is the one that the recipe has already."""
+    name = FRAMEWORK.get(run.kind)
+    if name is None:
+        return ()
+    theirs = frameworks.framework(name)
+    after, _ = to_settings(theirs, changed, relevant_fields(changed, case.model))
+    keys = config_keys(theirs.key_map)
+    named = {key: value for key, value in after.items() if key in keys and keys[key].field == field}
+    return tuple(theirs.format_setting(key, value) for key, value in named.items())
+
+
+def settings_there(run: Run, case: Case | None, texts: tuple[str, ...]) -> tuple[str, ...]:
+    """Return overrides as settings of the framework that wrote a log; empty if one cannot be expressed there."""
+    if run.kind == "meshwright":
+        return ()
+    try:
+        if run.kind == "transformers" and not run.header.framework:
+            found = [general_settings(run, text) for text in texts]
+        elif case is not None:
+            changed = override.change(case.recipe, override.requested(case.recipe, texts))[0]
+            return to_framework_settings(run, case, changed)
+        else:
+            found = [general_settings(run, text) for text in texts]
+    except InputError:  # not overrides
+        return ()
+    return tuple(line for one in found for line in one or ()) if all(found) else ()
+
+
+def named_setting(run: Run, field: str, value: str) -> tuple[str, ...]:
+    """Return the framework's key for a field with a value in words; empty if it has none."""
+    number = 1234567 if field.endswith("_steps") else STAND_IN
+    lines = settings_there(run, None, (format_override(field, number),))
+    return tuple(line.replace(format_override("x", number).partition("=")[2], value) for line in lines)
 
 
 def _of_trainer(run: Run, arguments: Mapping[str, str]) -> tuple[str, ...] | None:

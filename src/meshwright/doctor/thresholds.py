@@ -39,6 +39,10 @@ TABLE: dict[str, Threshold] = {
     "slowdown_s": Threshold(60, "s", "lost in all; on a CPU, and with short steps, other processes take that much"),
     "shift_s": Threshold(0.05, "s", "by which a step takes longer on GPUs, unless slowdown_s is lost; less is jitter"),
     "shift_lines": Threshold(8, "lines", "a shorter slow phase is a pause; its median is unreliable"),
+    "better_layout": Threshold(
+        20, "%", "of a step that another layout saves; smaller gains are within the estimates' errors"
+    ),
+    "recompiles": Threshold(3, "", "after the first steps; one or two come with a last batch or an evaluation"),
     "ranks_apart": Threshold(1.3, "×", "ranks with equal work differ by a few per cent"),
     "slow_rank": Threshold(1.07, "×", "the usual time of ranks with equal work; GPUs of a healthy run differ less"),
     "enough_ranks": Threshold(4, "ranks", "with equal work; the usual time of fewer is unknown"),
@@ -70,6 +74,14 @@ TABLE: dict[str, Threshold] = {
     "small_rate": Threshold(10, "×", "below the usual learning rate, of a loss that does not move: the likely cause"),
     "flat_validation": Threshold(0.2, "%", "over three validations; even a slow training moves them by more"),
     "unmoved_sigmas": Threshold(3, "σ", "of the noise of a median of lines, within which a loss has not moved"),
+    "above_guessing": Threshold(5, "%", "above ln(vocabulary); random weights start within a few per cent of it"),
+    "random_start": Threshold(
+        80, "%", "of ln(vocabulary); trained weights start a fine-tuning at less than half of it"
+    ),
+    "epoch_drop": Threshold(15, "%", "of the loss from one epoch to the next; varied data costs a few per cent"),
+    "epoch_sigmas": Threshold(8, "σ", "of the noise of a median of lines on either side of the edge"),
+    "no_warmup": Threshold(90, "%", "of the peak learning rate in the first line; a warm-up starts far below"),
+    "early_share": Threshold(15, "%", "of the run, within which a missing warm-up shows"),
     "validations": Threshold(3, "", "two show a difference, not a trend; three epochs are usual in fine-tuning"),
     "overfitting": Threshold(3, "%", "above the best validation loss; on other samples it varies by less"),
     "overfitting_sigmas": Threshold(4, "σ", "of the noise between validations, if there are enough to know it"),

@@ -63,10 +63,9 @@ def _relative_to_neighbors(rows: Sequence[Step]) -> list[float]:
 def _slow_steps_finding(stats: RunStats, slow: Sequence[Step], part: float, times: float, rows: int) -> Finding:
     every = period([step.step for step in slow]) if len(slow) <= MOST_PERIODIC * rows else None
     if every is None:
-        message = (
-            f"{len(slow)} of {rows} steps take {times:.1f} times as long as the others: {part:.0%} of the run time"
-        )
-        fixes = check_ranks(stats)
+        cause, fixes = _cause_of_slow_steps(stats, slow)
+        share_of_time = f"{part:.0%} of the run time{cause}"
+        message = f"{len(slow)} of {rows} steps take {times:.1f} times as long as the others: {share_of_time}"
     else:
         covers = max(1, round(median(step.covers for step in slow)))
         which = f"every {ordinal(every)} step"
@@ -88,6 +87,50 @@ def _slow_steps_finding(stats: RunStats, slow: Sequence[Step], part: float, time
         ),
         remedies=fixes,
     )
+
+
+WAITS_FOR_DATA = 0.5  # of the extra time of slow steps
+
+
+def _cause_of_slow_steps(stats: RunStats, slow: Sequence[Step]) -> tuple[str, tuple[Remedy, ...]]:
+    """Return what single slow steps wait for, as far as the log shows it, and what to do."""
+    if not stats.run.header.on_gpu:
+        return "", check_ranks(stats)
+    usual, waited = median_of(step.seconds for step in stats.steady), stats.part_s("data")
+    if waited is None:
+        text = (
+            ". The log has no data-loading times. The steps between them run at full speed, so no GPU is slow: most "
+            "often the data loader stalls, else the file system or the host"
+        )
+        return text, (*data_remedies(stats), *_data_timers(stats), *check_ranks(stats))
+    extra = sum(max(0.0, (step.seconds or 0.0) - (usual or 0.0)) for step in slow)
+    data = sum(max(0.0, step.parts_s.get("data", 0.0) - waited) for step in slow)
+    if extra and data > WAITS_FOR_DATA * extra:
+        return f". They wait for data: {data / extra:.0%} of their extra time", data_remedies(stats)
+    return "", check_ranks(stats)
+
+
+def data_remedies(stats: RunStats) -> tuple[Remedy, ...]:
+    """Return how to load data earlier."""
+    recipe = stats.case.recipe if stats.case is not None else None
+    workers, ahead = (recipe.data.workers, recipe.data.prefetch) if recipe else (4, 2)
+    return (
+        Remedy(try_=(f"data.workers={max(2, 2 * workers)}",), what="layout", why="more loader threads"),
+        Remedy(try_=(f"data.prefetch={max(2, 2 * ahead)}",), what="layout", why="prefetches more steps"),
+        remedies.advice("copy the dataset to a local disk", why="shared file systems have high latency"),
+    )
+
+
+DATA_TIMERS = {
+    "megatron": ("--timing-log-level 2", "logs the time of batch-generator"),
+    "torchtitan": ("metrics.enable_tensorboard", "time_metrics/data_loading(%) is only there and in W&B"),
+}
+"""Format -> the setting with which its log shows waits for data."""
+
+
+def _data_timers(stats: RunStats) -> tuple[Remedy, ...]:
+    found = DATA_TIMERS.get(stats.run.kind)
+    return (remedies.advice(found[0], why=found[1]),) if found else ()
 
 
 def stragglers(stats: RunStats) -> Iterator[Finding]:
@@ -189,7 +232,7 @@ def _slow_rank(stats: RunStats, name: str) -> str | None:
     if len(medians) < 2:
         return None
     case = stats.case
-    stage = max(1, len(medians) if case is None else int(case.world) // int(case.pp))  # ranks with equal work
+    stage = max(1, 1 + max(medians) if case is None else int(case.world) // int(case.pp))  # ranks with equal work
     slowest = max(medians, key=lambda rank: medians[rank])
     alike = [seconds for rank, seconds in medians.items() if rank // stage == slowest // stage and rank != slowest]
     if not alike or medians[slowest] <= limit("ranks_apart") * median(alike):

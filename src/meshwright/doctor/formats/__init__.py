@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import NamedTuple
 
-from meshwright.doctor.formats import automodel, hf_trainer, json_records, kempnerforge, megatron, own, torchtitan
+from meshwright.doctor.formats import automodel, hf_trainer, json_records, kempnerforge, megatron, nemo, own, torchtitan
 from meshwright.doctor.formats.text import Line, has_any
 from meshwright.doctor.run import LogFormat, Run
 
@@ -30,6 +30,7 @@ def _format(kind: LogFormat, module: ModuleType) -> Format:
 FORMATS = (
     _format("meshwright", own),
     _format("megatron", megatron),
+    _format("nemo", nemo),
     _format("torchtitan", torchtitan),
     _format("automodel", automodel),
     _format("kempnerforge", kempnerforge),

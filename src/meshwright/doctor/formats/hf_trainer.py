@@ -1,15 +1,18 @@
-"""Logs of the Hugging Face Trainer, and of TRL, axolotl and LLaMA-Factory, which train with it.
+"""Logs of the Hugging Face Trainer, and of TRL, axolotl, LLaMA-Factory and ms-swift, which train with it.
 
 It prints `{'loss': …, 'grad_norm': …, 'learning_rate': …, 'epoch': …}` every logging_steps (numbers, or strings since
 transformers 5) and a progress bar with the step. trainer_state.json has the same records with their steps, and
-LLaMA-Factory's trainer_log.jsonl has some of them.
+trainer_log.jsonl (LLaMA-Factory) and logging.jsonl (ms-swift) have some of them.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -22,17 +25,30 @@ from meshwright.doctor.run import Run, RunHeader
 
 LOOKED_FOR = (
     "`{'loss': …, 'grad_norm': …, 'learning_rate': …, 'epoch': …}` or trainer_state.json of the Hugging Face Trainer "
-    "(TRL, axolotl, LLaMA-Factory)"
+    "(TRL, axolotl, LLaMA-Factory, ms-swift)"
 )
-HINTS = ("'loss':", '"current_steps":')
+HINTS = ("'loss':", '"current_steps":', '"global_step/max_steps":', '"iteration": "')
 MARKS = re.compile(
     r"\"log_history\": ?\[|'train_runtime':|'eval_loss':|\*{5} Running training \*{5}|transformers[./]trainer"
 )
-STEP = re.compile(r"\{[^{}]*'loss': '?" + NUMBER + r"'?[^{}]*\}|^\s*\{.*\"current_steps\": ?\d+.*\"loss\":")
+STEP = re.compile(
+    r"\{(?>[^{}']*(?:'(?!loss')[^{}']*)*)'loss': '?" + NUMBER + r"'?[^{}]*\}"
+    r"|^\s*\{.*\"(?:current_steps\": ?\d|global_step/max_steps\": ?\"\d|iteration\": ?\"\d+/)"
+)
 
-VALIDATION = re.compile(r"\{[^{}]*'eval_loss': '?" + NUMBER + r"'?[^{}]*\}", re.IGNORECASE)
-PAIR = re.compile(rf"'(\w+)': '?({NUMBER})'?")
-BAR = re.compile(r"^\s*\d+%\|[^|]*\| *(\d+)/(\d+) \[((?:\d+ days?, )?[\d:]+)<")
+VALIDATION = re.compile(
+    r"\{(?>[^{}']*(?:'(?!eval_loss')[^{}']*)*)'eval_loss': '?" + NUMBER + r"'?[^{}]*\}", re.IGNORECASE
+)
+PAIR = re.compile(rf"'([^'{{}}]{{1,60}})': '?({NUMBER})'?(?=[,}}])", re.IGNORECASE)
+BAR = re.compile(r"^\s*(?:Train(?:ing)?: *)?\d+%\|[^|]*\| *(\d+)/(\d+) \[((?:\d+ days?, )?[\d:]+)<")
+POSITION = re.compile(r"'(?:global_step/max_steps|iteration)': '(\d+)/(\d+)'")  # ms-swift's
+PASSED = re.compile(r"'elapsed_time': '([^'{}]{1,40})'")
+WORDS = re.compile(r"(\d+)([dhms])")
+UNIT_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+OVERFLOW = re.compile(
+    r"\[deepspeed\] OVERFLOW! Rank \d+ Skipping step\.(?: Attempted loss scale: \d+, reducing to (\d+))?"
+)
+"""DeepSpeed skips a step whose gradients overflow in fp16."""
 STATED = {
     "total_steps": re.compile(r"Total optimization steps ?= ?([\d,]+)"),
     "batch": re.compile(r"Total train batch size[^=]*= ?([\d,]+)"),
@@ -57,7 +73,16 @@ NAMES = {
     "lr": "lr",
     "throughput": "all_tokens_per_s",  # LLaMA-Factory's
     "tokens_per_second_per_gpu": "tokens_per_s",  # axolotl's
+    "epoch": "epoch",
+    "loss_scale": "loss_scale",
+    "skipped": "skipped",
+    "memory/max_allocated (GiB)": "memory_gib",  # axolotl's
+    "memory/max_mem_allocated(gib)": "memory_gib",  # of older versions
+    "memory(GiB)": "memory_gib",  # ms-swift's
+    "vram_allocated": "memory_gib",  # LLaMA-Factory's
 }
+TOTAL_TOKENS = ("tokens/total", "num_input_tokens_seen", "total_tokens")  # since the start, of all ranks
+LEAST_ZEROS = 3  # records with a loss of 0 to the end, of a log without gradient norms
 
 
 class _Record:
@@ -66,10 +91,12 @@ class _Record:
     def __init__(self, line: int, figures: dict[str, float], step: int | None, at_s: float | None) -> None:
         self.line, self.figures, self.step, self.at_s = line, figures, step, at_s
         self.place = 0  # among the lines, where updates of a bar count too
+        self.total: int | None = None  # steps of the run, if the record has them
 
 
 Bar = tuple[int, int, int, float | None]
 """Place, step, total and elapsed seconds of a progress bar."""
+MAX_STATE = 64 * 1024**2  # characters of a trainer_state.json with its indents
 REDRAWN = 2  # lines after a record in which its bar is drawn again
 
 
@@ -82,12 +109,19 @@ def read(lines: Sequence[Line], path: str) -> Run:
     validations: list[_Record] = []
     summary: dict[str, float] = {}
     world, stated = None, dict[str, int]()
+    overflows = _Overflows()
     bars, places = list(_bars(lines)), {id(line): place for place, line in enumerate(lines)}
     for line, found in of_one_rank(lines, STEP, HINTS):
         if found is not None:
             for record in _record(line, found[0]):
                 record.place = places[id(line)]
-                records.append(record)
+                if "loss" in record.figures:
+                    records.append(record)
+                    record.figures |= overflows.of_record()
+                elif "eval_loss" in record.figures:
+                    validations.append(record)
+        elif "[deepspeed] OVERFLOW" in line.text and (skipped := OVERFLOW.search(line.text)):
+            overflows.add(skipped)
         elif "'eval_loss':" in line.text and (done := VALIDATION.search(line.text)):
             record = _Record(line.number, _figures(done[0]), None, None)
             record.place = places[id(line)]
@@ -101,8 +135,27 @@ def read(lines: Sequence[Line], path: str) -> Run:
     notes = list[str]()
     stated["total_steps"] = _with_steps(records, bars, summary, stated, notes) or 0
     _place_validations(validations, records)
+    known_total = next((record.total for record in reversed(records) if record.total), None)
+    stated["total_steps"] = stated["total_steps"] or known_total or 0
     header = msgspec.structs.replace(_header(world, stated), front_end=_front_end(lines))
     return _run(path, records, validations, header, notes)
+
+
+class _Overflows:
+    """The steps that DeepSpeed skipped since the last record, and its loss scale."""
+
+    def __init__(self) -> None:
+        self._skipped, self._scale = 0, None
+
+    def add(self, found: re.Match[str]) -> None:
+        """Count a skipped step."""
+        self._skipped += 1
+        self._scale = number(found[1]) or self._scale
+
+    def of_record(self) -> dict[str, float]:
+        """Return the figures for a record, and start counting for the next one."""
+        skipped, self._skipped = self._skipped, 0
+        return {} if self._scale is None else {"loss_scale": self._scale, "skipped": float(skipped)}
 
 
 def _front_end(lines: Sequence[Line]) -> str:
@@ -134,14 +187,20 @@ def _header(world: int | None, stated: Mapping[str, int]) -> RunHeader:
 def _run(
     path: str, records: Sequence[_Record], validations: Sequence[_Record], header: RunHeader, notes: Sequence[str] = ()
 ) -> Run:
-    steps = Steps()
+    steps, hidden = Steps(), _hidden_nans(records)
     for record in validations:
         steps.validated(record.step, record.figures["eval_loss"], record.line)
     for number_, record in enumerate(records, 1):
         known = {NAMES[name]: value for name, value in record.figures.items() if name in NAMES}
         speeds = ("tokens_per_s", "all_tokens_per_s")
         known = {name: value for name, value in known.items() if name not in speeds or positive(str(value))}
+        if "skipped" in known:
+            known["skipped"] = int(known["skipped"])
+        if number_ - 1 in hidden:
+            known |= {"loss": float("nan"), "hides_nan": True}
         steps.add(record.step or number_, record.line, at_s=record.at_s, **known)
+    if header.tokens_per_step is None and (tokens := _tokens_per_step(records)):
+        header = msgspec.structs.replace(header, tokens_per_step=tokens)
     uncounted = bool(records) and all(record.step is None for record in records)
     notes = ("the log has no step numbers: a step here is one logged record",) if uncounted else tuple(notes)
     return Run(
@@ -158,15 +217,49 @@ def _run(
 
 
 def _record(line: Line, text: str) -> Iterator[_Record]:
-    """Yield the record of a step line; LLaMA-Factory's are JSON with a step."""
-    if '"current_steps"' not in text:
-        yield _Record(line.number, _figures(text), None, None)
+    """Yield the record of a step line; those of LLaMA-Factory and ms-swift have a step, in files as JSON."""
+    if "'loss':" in text:
+        place, passed = POSITION.search(text), PASSED.search(text)
+        record = _Record(line.number, _figures(text), int(place[1]) if place else None, None)
+        record.at_s = _passed(passed[1]) if passed else None
+        record.total = int(place[2]) if place else None
+        yield record
         return
     found = _decoded(line.text)
-    if isinstance(found, dict) and isinstance(found.get("current_steps"), int):
+    if not isinstance(found, dict):
+        return
+    place = next((found[name] for name in ("current_steps", "global_step/max_steps", "iteration") if name in found), "")
+    step, _, total = str(place).partition("/")
+    if step.isdigit():
         figures = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
-        at_s = _seconds(str(found["elapsed_time"])) if "elapsed_time" in found else None
-        yield _Record(line.number, figures, found["current_steps"], at_s)
+        at_s = _passed(str(found["elapsed_time"])) if "elapsed_time" in found else None
+        record = _Record(line.number, figures, int(step), at_s)
+        record.total = int(total) if total.isdigit() else _whole(found.get("total_steps"))
+        yield record
+
+
+def _hidden_nans(records: Sequence[_Record]) -> frozenset[int]:
+    """Return the records whose loss of 0 hides a NaN: those with a NaN norm, or all to the end without a norm.
+
+    The Trainer adds no NaN to the loss that it logs (logging_nan_inf_filter), so that nothing but 0 is left.
+    """
+    zero = [index for index, record in enumerate(records) if record.figures.get("loss") == 0]
+    with_nan = {i for i in zero if not math.isfinite(records[i].figures.get("grad_norm", 0.0))}
+    last = len(records)
+    while last and records[last - 1].figures.get("loss") == 0 and "grad_norm" not in records[last - 1].figures:
+        last -= 1
+    at_end = range(last, len(records)) if 0 < last <= len(records) - LEAST_ZEROS else ()
+    return frozenset(with_nan | {*at_end})
+
+
+def _tokens_per_step(records: Sequence[_Record]) -> int | None:
+    """Return the tokens of a step that the totals of two records imply; None if the log has none."""
+    for name in TOTAL_TOKENS:
+        rows = [(one.step, one.figures[name]) for one in records if one.step and name in one.figures]
+        pairs = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in pairwise(rows) if b[0] > a[0] and b[1] > a[1]]
+        if pairs:
+            return round(median(pairs)) or None
+    return None
 
 
 def _figures(text: str) -> dict[str, float]:
@@ -254,10 +347,20 @@ def _from_bars(records: Sequence[_Record], bars: Sequence[Bar]) -> None:
 
 def _place_validations(validations: Sequence[_Record], records: Sequence[_Record]) -> None:
     """Give each validation the step of the last record before it: evaluations follow the step that they are due at."""
-    order = {id(record): number_ for number_, record in enumerate(records, 1)}
+    places = [record.place for record in records]
     for one in validations:
-        before = [record for record in records if record.place < one.place]
-        one.step = (before[-1].step or order[id(before[-1])]) if before else 0
+        if one.step is not None:
+            continue
+        before = bisect_left(places, one.place)
+        one.step = (records[before - 1].step or before) if before else 0
+
+
+def _passed(text: str) -> float | None:
+    """Return the seconds of a time in either form: 1:02:03, or 1h 2m 3s as ms-swift writes it."""
+    if ":" in text:
+        return _seconds(text)
+    parts = WORDS.findall(text)
+    return float(sum(int(count) * UNIT_S[unit] for count, unit in parts)) if parts else None
 
 
 def _seconds(text: str) -> float | None:
@@ -273,7 +376,7 @@ def _seconds(text: str) -> float | None:
 
 def _state(lines: Sequence[Line]) -> dict[str, Any] | None:
     """Return a trainer_state.json; None for any other log."""
-    if not any('"log_history"' in line.text for line in lines):
+    if not any('"log_history"' in line.text for line in lines) or sum(len(line.text) for line in lines) > MAX_STATE:
         return None
     found = _decoded("\n".join(line.text for line in lines))
     return found if isinstance(found, dict) and isinstance(found.get("log_history"), list) else None

@@ -33,8 +33,10 @@ MEMORY_MB = re.compile(rf"memory \(MB\).*max allocated:\s*({NUMBER})")
 MEMORY_GB = re.compile(rf"mem-max-allocated-gigabytes:\s*({NUMBER})")
 RETRIES = re.compile(r"mem-alloc-retires:\s*(\d+)")
 TIMER = re.compile(rf"(?:^|\s)([a-z][\w/-]+) \.\.+:\s*\(({NUMBER}), ({NUMBER})\)")
+MAX_TIMER = re.compile(rf"(?:^|\s)([a-z][\w/-]+) \.\.+:\s*({NUMBER})\s*$")  # --timing-log-option max
 SAVE_TIMER = "save-checkpoint"
-SAVE = re.compile(rf"{SAVE_TIMER} \.+:\s*\({NUMBER}, ({NUMBER})\)")
+STRAGGLER = re.compile(rf"MnRtt/Rnk: ({NUMBER})ms/(\d+) \| MxRtt/Rnk: ({NUMBER})ms/(\d+)")  # --log-straggler
+SAVE = re.compile(rf"{SAVE_TIMER} \.+:\s*(?:\({NUMBER}, ({NUMBER})\)|({NUMBER}))")
 VALIDATION = re.compile(
     rf"validation(?:-(\S+))? loss at iteration\s+(\d+)\b([^|]*)\|.*?\blm loss value:\s*({NUMBER})", re.IGNORECASE
 )
@@ -56,7 +58,7 @@ LAYOUT_FIELDS = {
     "context_parallel_size": "layout.cp",
 }
 
-RELEVANT = (LAYOUT_LINE, "before the start", "validation", "memory (", "Step Time", " ..", "NVIDIA")
+RELEVANT = (LAYOUT_LINE, "before the start", "validation", "memory (", "Step Time", " ..", "NVIDIA", "MnRtt/Rnk")
 """Every other line that is parsed contains one of these."""
 
 PARTS = {
@@ -112,9 +114,13 @@ def read(lines: Sequence[Line], path: str) -> Run:
         elif bridge := BRIDGE.search(text):
             bridge_tflops = positive(bridge[2])
         elif save := SAVE.search(text):
-            steps.block((number(save[1]) or 0.0) / 1e3)
+            steps.block((number(save[1] or save[2]) or 0.0) / 1e3)
         elif timer := TIMER.search(text):
             _time(steps, timer[1], (number(timer[2]) or 0.0) / 1e3, (number(timer[3]) or 0.0) / 1e3)
+        elif timer := MAX_TIMER.search(text):
+            _time_slowest(steps, timer[1], (number(timer[2]) or 0.0) / 1e3)
+        elif straggler := STRAGGLER.search(text):
+            _time_stragglers(steps, straggler)
         elif argument := _argument(text):
             arguments[argument[0]] = argument[1]
         if not gpu and (gpu_name := GPU.search(text)):
@@ -179,6 +185,21 @@ def _time(steps: Steps, name: str, fastest: float, slowest: float) -> None:
         steps.add_part("forward_backward", -slowest)
     if name in BETWEEN_RANKS:
         steps.amend(ranks_s={name: (fastest, slowest)})
+
+
+def _time_slowest(steps: Steps, name: str, seconds: float) -> None:
+    """Record a timer of the slowest rank only; a collective's also has the wait for other ranks and is left out."""
+    if PARTS.get(name) not in (None, "collectives"):
+        _time(steps, name, seconds, seconds)
+
+
+FORWARD = "the forward pass"  # what the straggler detector times
+
+
+def _time_stragglers(steps: Steps, found: re.Match[str]) -> None:
+    """Record the fastest and slowest rank that Megatron's straggler detector names."""
+    fast, slow = ((number(found[place]) or 0.0) / 1e3 for place in (1, 3))
+    steps.amend(ranks_s={FORWARD: (fast, slow)}, by_rank_s={FORWARD: {int(found[2]): fast, int(found[4]): slow}})
 
 
 def _time_ranks(steps: Steps, name: str, times: dict[int, float]) -> None:

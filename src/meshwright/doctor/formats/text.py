@@ -9,8 +9,12 @@ from typing import Any, NamedTuple
 
 COLOR = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 RANK = re.compile(r"^\s*(?:\[(?:rank|default)?(\d+)\]:\s?|(\d+):(?:\s|$))")  # 12:34:56 is a time, not rank 12
+CONTENT = re.compile(r"[^\r\n]+")
 MAX_LENGTH = 20_000  # characters of a line that are parsed
-NUMBER = r"[-+]?(?:nan|inf(?:inity)?|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?)"
+LONG_LINE, MAX_RUN = 2_000, 200
+LONG_RUN = re.compile(rf"(?<![\w.,/+-])[\w.,/+-]{{{MAX_RUN},}}+|(?<!\s)\s{{{MAX_RUN},}}+|(.)\1{{{MAX_RUN},}}+")
+"""No word, number or gap of a log is that long; patterns that start with a repetition take quadratic time on them."""
+NUMBER = r"(?>[-+]?(?:nan|inf(?:inity)?|\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?))"  # atomic: linear in a long row of digits
 
 
 class Line(NamedTuple):
@@ -23,15 +27,24 @@ class Line(NamedTuple):
 
 
 def lines_of(text: str) -> Iterator[Line]:
-    """Yield the lines of a log without colors; updates of a progress bar are several lines with one number."""
-    for number, full_line in enumerate(text.split("\n"), start=1):
-        for raw in full_line.rstrip("\r").split("\r"):
-            line = raw[:MAX_LENGTH]
-            if "\x1b" in line:
-                line = COLOR.sub("", line)
-            found = RANK.match(line) if ":" in line[:12] else None
-            rank = (found[1] or found[2]) if found else ""
-            yield Line(number, rank, line[found.end() :] if found else line, found[0].strip() if found else "")
+    """Yield the lines of a log without colors and empty ones; updates of a progress bar share a number.
+
+    Empty lines are skipped by the search itself: a small compressed file may hold hundreds of millions of them.
+    """
+    number, counted = 1, 0
+    for found in CONTENT.finditer(text):
+        number += text.count("\n", counted, found.start())
+        counted = found.start()
+        line = text[found.start() : min(found.end(), found.start() + MAX_LENGTH)]
+        if "\x1b" in line:
+            line = COLOR.sub("", line)
+        if len(line) > LONG_LINE:
+            line = LONG_RUN.sub(lambda run: run[0][:MAX_RUN], line)
+        prefix = RANK.match(line) if ":" in line[:12] else None
+        if prefix is None:
+            yield Line(number, "", line)
+        else:
+            yield Line(number, prefix[1] or prefix[2], line[prefix.end() :], prefix[0].strip())
 
 
 def has_any(text: str, words: Sequence[str]) -> bool:

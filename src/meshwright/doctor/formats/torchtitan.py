@@ -31,7 +31,7 @@ FIELDS = {
 }
 VALIDATION = re.compile(rf"\bvalidate step:\s*(\d+)\s+loss:\s*({NUMBER})", re.IGNORECASE)
 START = re.compile(r"Training starts at step (\d+)")
-SAVED = re.compile(rf"(?:Finished saving|Saving) the checkpoint.*in ({NUMBER}) seconds")
+SAVED = re.compile(rf"(?:Finished (?:sav|stag)ing|Saving) the checkpoint.{{0,80}}?in ({NUMBER}) seconds")
 CAPACITY = re.compile(rf"CUDA capacity: (?:NVIDIA )?(\S+).* with ({NUMBER})GiB memory")
 OLD_MESH = re.compile(r"Building \d+-D device mesh with \[(.*?)\], \[([\d, ]*)\]")
 AT = re.compile(r"(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)[.,](\d+)")
@@ -43,6 +43,11 @@ BATCH = re.compile(
     r", sequence length (\d+), total steps (\d+) \(warmup (\d+)\)"
 )
 MICRO_BATCHES = re.compile(r"Using pipeline schedule \S+ with (\d+) microbatches")
+TOKEN_BATCH = re.compile(
+    r"(\d+) tokens per DP rank, (\d+) tokens per train step, gradient accumulation steps (\d+), maximum context length "
+    r"(\d+), total steps (\d+) \(warmup (\d+)\)"
+)
+"""Since July 2026: batches are counted in tokens."""
 RETRIES = re.compile(r"(\d+) \w+ memory allocation retries")
 MICRO_BATCH = "layout.micro_batch_size"
 OLD_NAMES = {"dp": "dp_shard"}
@@ -125,6 +130,8 @@ def _header_fields(text: str) -> dict[str, Any]:
         return _layout(degrees, _world(degrees))
     if batch := BATCH.search(text):
         return _batch(batch)
+    if batch := TOKEN_BATCH.search(text):
+        return _token_batch(batch)
     return {}
 
 
@@ -161,8 +168,23 @@ def _world(degrees: dict[str, int]) -> int:
     return world
 
 
+def _token_batch(found: re.Match[str]) -> dict[str, Any]:
+    """Read a batch that is stated in tokens: so many sequences of full length, if it is a multiple of them."""
+    local, tokens, accumulated, length, total, warmup = (int(part) for part in found.groups())
+    samples, rest = divmod(tokens, length)
+    micro = local // max(1, accumulated) // length
+    fields = _fields(micro or None, samples if samples and not rest else None, length, total, warmup)
+    return fields | {"tokens_per_step": tokens}
+
+
 def _batch(found: re.Match[str]) -> dict[str, Any]:
     local, batch, _, length, total, warmup = (int(part) if part else None for part in found.groups())
+    return _fields(local, batch, length, total, warmup)
+
+
+def _fields(
+    local: int | None, batch: int | None, length: int | None, total: int | None, warmup: int | None
+) -> dict[str, Any]:
     return {
         "seq_length": length,
         "total_steps": total,

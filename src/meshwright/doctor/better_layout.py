@@ -1,0 +1,77 @@
+"""Compares the layout of a run with the best one for its model and GPUs, not only with its own estimate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from meshwright.doctor import remedies
+from meshwright.doctor.finding import Evidence, Finding
+from meshwright.doctor.run_stats import RunStats, span
+from meshwright.doctor.thresholds import share
+from meshwright.errors import InputError
+from meshwright.planner.search import Candidate, as_overrides, best
+from meshwright.recipes import overrides as override
+from meshwright.recipes.case import Case
+from meshwright.recipes.types import field_value
+
+DEGREES = ("tp", "pp", "cp", "ep")
+
+
+def better_layout(stats: RunStats) -> Iterator[Finding]:
+    """Another layout of the same training is much faster on these GPUs, by the estimates of both."""
+    case, estimate, taken = stats.case, stats.estimate, stats.step_s
+    if case is None or estimate is None or taken is None or stats.slower is None or not stats.enough:
+        return
+    if not states_layout(stats):
+        return
+    found = _best(case)
+    own, scale = float(estimate.step_s), (stats.estimated_step_s or 0.0) / float(estimate.step_s)
+    if found is None or not found.fits or found.step_s > own * (1 - share("better_layout")):
+        return
+    if taken <= found.step_s * scale * (1 + share("worth_trying")):  # then the estimate is what is wrong
+        return
+    changes = _changes(case, found)
+    remedy = remedies.evaluate_change(stats, remedies.Change(changes, "the best layout for this model on these GPUs"))
+    if remedy is None or not remedy.fits or (remedy.step_ratio or 1.0) > 1 - share("better_layout"):
+        return
+    ours, theirs = (", ".join(f"{name}={_value(one, name)}" for name in DEGREES) for one in (case, found))
+    yield Finding(
+        id="speed.better-layout",
+        severity="warning",
+        message=f"the layout ({ours}) is {own / found.step_s:.2f} times as slow as the best one for {case.model.name} "
+        f"on {case.cluster} ({theirs}), by the estimates of both; the run takes {taken:.3g} s per step, the best "
+        f"layout is estimated at {found.step_s * scale:.3g} s",
+        steps=span(stats.steady),
+        lines=stats.ends,
+        evidence=(
+            Evidence("step time of this layout", round(own, 4), "s", round(found.step_s, 4), "of the best, estimated"),
+        ),
+        remedies=(remedy,),
+    )
+
+
+def states_layout(stats: RunStats) -> bool:
+    """Return whether the layout is that of the run, not one that is assumed for it."""
+    header = stats.run.header
+    known = header.states_layout or bool(header.arguments) or header.recipe is not None or bool(header.file)
+    return known or (stats.stated is not None and any(f"layout.{name}" in stats.stated for name in DEGREES))
+
+
+def _best(case: Case) -> Candidate | None:
+    try:
+        return best(case, {}, quick=True)
+    except (InputError, ValueError, ZeroDivisionError):  # no layout is legal
+        return None
+
+
+def _changes(case: Case, found: Candidate) -> dict[str, Any]:
+    """Return the fields of the best layout that differ from the run's."""
+    values = override.requested(case.recipe, as_overrides(found.layout))
+    return {key: value for key, value in values.items() if field_value(case.recipe, key) != value}
+
+
+def _value(one: Case | Candidate, name: str) -> Any:
+    if isinstance(one, Case):
+        return getattr(one, name)
+    return one.layout.get(name, 1)
