@@ -317,7 +317,7 @@ def epochs(rng: random.Random) -> FakeRun:
 
 
 HEALTHY = (
-    Entry("pretraining", pretraining, Label(), EVERY),
+    Entry("pretraining", pretraining, Label(), (*EVERY, "nemo_bar", "swift_megatron")),
     Entry("fine-tuning", tuning, Label(), TRAINERS),
     Entry("short run", short, Label(), ("torchtitan_now", "megatron_now", "trainer", "nemo")),
     Entry("long warm-up", long_warmup, Label(), ("torchtitan_now", "megatron_now", "nemo")),
@@ -597,7 +597,7 @@ RATE_SAYS = {
 }
 
 TROUBLES = (
-    Entry("loss spike", spike, Label("loss.spikes"), PRETRAIN),
+    Entry("loss spike", spike, Label("loss.spikes"), (*PRETRAIN, "nemo_bar", "swift_megatron")),
     Entry("divergence", diverging, Label("loss.diverging"), EVERY, RATE_SAYS),
     Entry(
         "NaN", nan, Label("loss.not-a-number"), ("torchtitan_now", "megatron_now", "bridge", "nemo", "automodel_now")
@@ -703,7 +703,7 @@ TROUBLES = (
         Label("speed.uneven-steps", says=("data",)),
         ("torchtitan_now", "megatron_now", "bridge", "nemo", "automodel_now"),
     ),
-    Entry("slower since a step", slower_since, Label("speed.sustained-slowdown"), PRETRAIN),
+    Entry("slower since a step", slower_since, Label("speed.sustained-slowdown"), (*PRETRAIN, "nemo_bar")),
     Entry(
         "long checkpoints",
         checkpoint_stalls,
