@@ -245,3 +245,51 @@ def test_a_script_that_only_states_sizes_is_a_plain_llama(folder: Path) -> None:
     assert recipe["model"].startswith("llama")
     assert recipe["architecture"]["vocab"] == 100352
     assert call("export", "pretrain.sh", "--to", "torchtitan", "--gpus", "8xH100").code == 0
+
+
+SBATCH = """#!/bin/bash
+#SBATCH --nodes=1
+#SBATCH --gpus-per-node=8
+export NCCL_IB_HCA=mlx5
+CKPT=/lustre/ckpt/ours/$(date +%m%d)
+cd /lustre/code/Megatron-LM
+srun """
+
+
+def megatron_job(folder: Path) -> None:
+    text = LLAMA_SIZES.replace("--data-path /lustre/data/mix", "--data-path $(cat /lustre/blend.txt)")
+    text = text.replace("--bf16", "--bf16 --save $CKPT --load $CKPT --save-interval 100")
+    (folder / "ours.sbatch").write_text(SBATCH + text)
+
+
+def test_a_checkpoint_folder_with_the_date_is_a_finding(folder: Path) -> None:
+    megatron_job(folder)
+    found = call("check", "ours.sbatch", "--gpus", "8xH100").json["findings"]
+    (one,) = [one for one in found if one["rule"] == "saving.new-folder"]
+    assert one["fix"] == ["--save /lustre/ckpt/ours"]
+
+
+def test_a_job_of_a_script_says_which_data_it_could_not_read(folder: Path) -> None:
+    megatron_job(folder)
+    words = ("launch", "ours.sbatch", "--gpus", "8xH100", "--scheduler", "slurm", "--write", "job")
+    found = call(*words)
+    assert found.code != 0
+    assert "--data-path $(cat /lustre/blend.txt): command substitution is not executed" in found.out + found.err
+    found = call(*words, "data.dataset=/lustre/data/mix")
+    assert found.code == 0, found.err
+    script = (folder / "job/ours.sbatch").read_text()
+    assert "# set in ours.sbatch:4\nexport NCCL_IB_HCA=mlx5" in script
+    assert "/lustre/code/Megatron-LM/pretrain_gpt.py" in script
+    assert not any("data.dataset=/lustre/data/mix is assumed" in note for note in found.json["notes"])
+
+
+def test_an_assumed_vocabulary_does_not_differ_from_the_given_model(folder: Path) -> None:
+    own_model(folder)
+    sizes = {"42": "8", "5120": "1024", "13824": "2816", "40 ": "16 ", "10 ": "4 ", "128": "64"}
+    text = LLAMA_SIZES.replace("--vocab-size 100352 ", "")
+    for old, new in sizes.items():
+        text = text.replace(f" {old}", f" {new}")
+    (folder / "ours.sh").write_text(text)
+    found = call("check", "ours.sh", "--gpus", "8xH100", "--model", "ours").json
+    assert not [one for one in found["findings"] if one["rule"].startswith("model.differs")], found["findings"]
+    assert not any("50257" in note for note in found["notes"])

@@ -238,6 +238,7 @@ def check_recipe(
 
 
 IN_CHECKOUT = ("megatron-lm",)  # whose program is started in a checkout, not in the folder of the export
+DATA_SOURCES = ("data_path", "train_data_path", "data_args_path", "per_split_data_args_path")  # of Megatron-LM
 WRITTEN = "--out FOLDER"  # fix of an export that converts data, which are written and not printed
 
 
@@ -365,7 +366,7 @@ def export_into(
         checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
         of_layout = [one for one in checked.findings if one.rule not in OF_PROGRAM]
         checked = msgspec.structs.replace(checked, findings=(*of_program, *of_layout))
-    findings = _all_findings(theirs, written, checked, fix)
+    findings = tuple(_with_open_source(one, dropped) for one in _all_findings(theirs, written, checked, fix))
     if same:  # as check reports them in the framework's own file
         findings = tuple(one for one in findings if frameworks.as_in_files(one).severity != "advice")
     checked = msgspec.structs.replace(checked, findings=findings)
@@ -376,6 +377,16 @@ def export_into(
         written, notes=(*checked.notes, *unused, *replaced, *contract, *short, *written.notes)
     )
     return (Exported(written, checked, job) if read is None else Exported(written, checked, job, dropped)), converted
+
+
+def _with_open_source(finding: RuleFinding, dropped: Sequence[DroppedSetting]) -> RuleFinding:
+    """Return a finding on missing data with the setting of the file that names them, if that could not be read."""
+    lost = next((one for one in dropped if one.key in DATA_SOURCES), None)
+    if lost is None or not finding.rule.endswith(".no-data"):
+        return finding
+    flag = lost.key.replace("_", "-")
+    message = f"{lost.file}:{lost.line} --{flag} {lost.value}: {lost.reason}, so the job would have no data: name them"
+    return msgspec.structs.replace(finding, message=message)
 
 
 def _no_version(job: Job, theirs: frameworks.Framework, version: str, checked: RecipeCheckResult) -> InputError:

@@ -350,6 +350,11 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
     if requeued:
         program = other_frameworks.saving_on_signal(program, framework, exported.written.files)
         notes += other_frameworks.planned_exit_notes(program)
+    if request.framework_dir is None and local and not request.image and source is not None:
+        place = other_frameworks.script_folder(source.content, program, exported.written.files)
+        if place is not None and source.framework.name == framework:
+            request = msgspec.structs.replace(request, framework_dir=str(place.value))
+            notes += (f"--framework-dir {place.value}: {source.content.path} starts the program there (cd)",)
     if request.framework_dir is None:
         notes += other_frameworks.missing_checkout(program, framework, scheduler, exported.written.files)
     else:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
 INFINITE = float("inf")
+ASSUMED_VOCABULARY = "the vocabulary size depends on the tokenizer: assumed"  # start of a note
 KEEP_ALL = 1_000_000  # checkpoint.keep of a framework that deletes none
 
 

@@ -243,7 +243,7 @@ def _cluster(path: str, settings: ImportedRecipe, gpus: str | None) -> tuple[Clu
 def _assumed_fields(settings: ImportedRecipe, recipe: Recipe) -> Iterator[Assumption]:
     """Yield the fields whose value the file leaves to the program or to run time, with the value taken."""
     for field in dict.fromkeys((*settings.unknown_fields, *settings.mapped.unresolved)):
-        if field in LENGTHS:
+        if field in LENGTHS or field in settings.typed:
             continue
         value = text_of(field_value(recipe, field))
         why = "the training program sets it" if field in settings.unknown_fields else "it is known only when it runs"

@@ -58,6 +58,19 @@ def patch(
 
     A `job` saves and resumes where the export says so, if the file does not say it.
     """
+    found = _patched(imported, target, recipe, model, on, job=job)
+    env = imported.settings.parsed.env
+    if found is None or not env:
+        return found
+    written = found.written
+    own = {name: env[name].location for name in variables(env) if written.program.env.get(name) is not None}
+    program = msgspec.structs.replace(written.program, env_places=own)
+    return found._replace(written=msgspec.structs.replace(written, program=program))
+
+
+def _patched(
+    imported: ImportedFile, target: ExportedConfig, recipe: Recipe, model: ModelSpec, on: Cluster, *, job: bool
+) -> Patched | None:
     framework, file = imported.framework, _source(imported)
     own = _own_cluster(imported, on)
     inner = referenced_file(imported)

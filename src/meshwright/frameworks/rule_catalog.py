@@ -35,6 +35,12 @@ PARSE_FINDINGS = (
         "weights do not load, or another model is trained",
         "the file's sizes and the model that its tokenizer or weights name disagree",
     ),
+    ParseFinding(
+        "saving.new-folder",
+        "warning",
+        "a requeued run starts anew",
+        "the name of the checkpoints' folder has the date, or another text that changes at every start",
+    ),
     ParseFinding("saving.never", "warning", "a crash loses the whole training", "checkpoints are off"),
     ParseFinding(
         "saving.only-at-the-end",

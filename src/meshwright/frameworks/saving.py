@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 
 from meshwright.costs import Estimate
@@ -15,6 +16,11 @@ LONG_H = 6.0  # hours whose loss hurts; benchmarks and tests are shorter
 SAVE_H = 1.0  # hours between the checkpoints of the suggested fix
 RARE_H = 12.0  # hours between checkpoints, all of which a failure may cost
 RULE, LATE_RULE, RARE_RULE = "saving.never", "saving.only-at-the-end", "saving.rarely"
+FOLDER_RULE = "saving.new-folder"
+AT_START = re.compile(
+    r"(\$\(|`)\s*(date|uuidgen|mktemp)\b.*|\$\{?(RANDOM|SRANDOM|EPOCHSECONDS|EPOCHREALTIME|BASHPID)\b.*|\$\$.*"
+)
+"""What the shell expands to another text at every start."""
 LONG_STEPS = 1000  # if the time of a step is unknown
 SWITCHES: Mapping[str, tuple[str, str]] = {
     "megatron-lm": ("save", "--save checkpoints --save-interval {every}"),
@@ -37,6 +43,33 @@ def saving_findings(
         yield from _only_at_the_end(imported, recipe, estimate)
     if buildable:
         yield from _rarely(imported, recipe, estimate)
+    if not recipe.benchmark:
+        yield from _new_folder(imported)
+
+
+def _new_folder(imported: ImportedRecipe) -> Iterator[Finding]:
+    """Yield the finding for a folder of checkpoints whose name is another one when the job starts again."""
+    from meshwright.frameworks.dropped import FOLDERS
+
+    framework, parsed = imported.framework, imported.parsed
+    key = FOLDERS.get(framework.key_map, ("",))[0]
+    setting = parsed.settings.get(key) or parsed.program.given.get("output_dir")
+    text = "" if setting is None else str(setting.value)
+    found = AT_START.search(text)
+    if setting is None or found is None:
+        return
+    is_argument = key not in parsed.settings
+    shown = "--output_dir" if is_argument else framework.display_key(key)
+    fixed = text[: found.start()].rstrip("/_-.") or "checkpoints"
+    yield Finding(
+        FOLDER_RULE,
+        "warning",
+        "output_dir" if is_argument else key,
+        f"{shown} {text} is another folder at a later start: a requeued run finds no checkpoint there and starts anew",
+        (f"--output_dir {fixed}" if is_argument else framework.format_setting(key, fixed),),
+        file=setting.file,
+        line=setting.line,
+    )
 
 
 def _only_at_the_end(imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None) -> Iterator[Finding]:

@@ -11,6 +11,7 @@ import msgspec
 
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
+from meshwright.frameworks.common import ASSUMED_VOCABULARY
 from meshwright.frameworks.framework import Content, Framework, ParsedConfig
 from meshwright.frameworks.mapping import MappedSettings, map_to_recipe
 from meshwright.models import ModelSpec, has_other_weights, reshape
@@ -94,6 +95,8 @@ def import_recipe(
     parsed = _with_goal(framework.parse(content), content.path, goal)
     file_model = _file_model(parsed)
     if model is not None:
+        if file_model is not None and any(note.startswith(ASSUMED_VOCABULARY) for note in parsed.notes):
+            file_model = msgspec.structs.replace(file_model, vocab=model.vocab)  # the file leaves it open
         parsed = _with_model(parsed, model)
     mapped = map_to_recipe(framework, parsed)
     requested = override.requested(mapped.recipe, overrides or [])
@@ -118,7 +121,8 @@ def _with_model(parsed: ParsedConfig, model: ModelSpec) -> ParsedConfig:
     same = parsed.model is not None and parsed.model.name == model.name and not has_other_weights(model)
     dropped = (*(() if parsed.model is None else _SIZE_FIELDS), *(() if same else (PRETRAINED,)))
     kept = {key: value for key, value in parsed.field_values.items() if key not in dropped}
-    return msgspec.structs.replace(parsed, model=model, field_values=kept)
+    notes = tuple(note for note in parsed.notes if not note.startswith(ASSUMED_VOCABULARY))
+    return msgspec.structs.replace(parsed, model=model, field_values=kept, notes=notes)
 
 
 def _with_goal(parsed: ParsedConfig, path: str, goal: Goal | None) -> ParsedConfig:

@@ -70,6 +70,7 @@ class Program(msgspec.Struct, frozen=True):
     ] = {}  # variables that argv refers to as ${NAME}, set by whoever starts it: what each is
     modules: tuple[str, ...] = ()  # files of the export that it imports, so that their folder must be importable
     expanded: tuple[str, ...] = ()  # words of argv that the shell of the job expands, such as $(nproc)
+    env_places: Mapping[str, str] = {}  # variables of env that the user's file sets → where
 
 
 class UnmappedField(msgspec.Struct, frozen=True):

@@ -80,7 +80,8 @@ def required_variables(job: Job) -> list[Variable]:
     merged = {one.name: one for one in job.advised}
     for name, value in job.program.env.items():
         if name not in merged or merged[name].value != value:
-            merged[name] = Variable(name, value, "required by the program")
+            place = job.program.env_places.get(name, "")
+            merged[name] = Variable(name, value, f"set in {place}" if place else "required by the program")
     merged |= {name: Variable(name, value, "set with --env") for name, value in job.env.items()}
     return list(merged.values())
 

@@ -14,8 +14,9 @@ from meshwright.display import plural
 from meshwright.errors import InputError
 from meshwright.frameworks.common import KEEP_ALL
 from meshwright.frameworks.export import ARGUMENTS_FILE
+from meshwright.frameworks.framework import Content
 from meshwright.frameworks.trainer_fields import DATASETS
-from meshwright.frameworks.types import Program
+from meshwright.frameworks.types import Program, SourcedValue
 from meshwright.recipes import overrides as override
 from meshwright.recipes.key_maps.hugging_face import ARGUMENTS, KEYS
 from meshwright.recipes.types import Recipe, field_value
@@ -192,6 +193,18 @@ def with_full_paths(recipe: Recipe) -> Recipe:
     return override.change(recipe, {key: value for key, value in values.items() if value != field_value(recipe, key)})[
         0
     ]
+
+
+def script_folder(content: Content, program: Program, files: Collection[str]) -> SourcedValue | None:
+    """Return the folder that the user's script changes to before it starts a program by a relative path, or None."""
+    start = program.argv[0]
+    if content.script is None or start in files or start.startswith(("-", "/", "$")):
+        return None
+    moves = [one.words for one in content.script.commands if one.words and one.words[0].value in ("cd", "pushd")]
+    words = moves[-1] if moves else ()
+    found = words[1] if len(words) == 2 else None
+    is_known = found is not None and not found.unresolved and str(found.value).startswith("/")
+    return found if is_known else None
 
 
 STARTED = {"slurm": "run sbatch in the folder that has it", "torchrun": "run the command in the folder that has it"}

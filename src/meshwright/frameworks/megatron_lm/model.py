@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from meshwright.errors import InputError
+from meshwright.frameworks.common import ASSUMED_VOCABULARY
 from meshwright.frameworks.megatron_lm.arguments import DEFAULT_TOKENIZER, FROM_CHECKPOINT, UNREAD_ARGS
 from meshwright.frameworks.model_match import find_model, same_shape
 from meshwright.frameworks.types import Settings
@@ -311,11 +312,9 @@ def _with_vocabulary(spec: ModelSpec, flags: Flags) -> tuple[ModelSpec, tuple[st
         return _match_catalog(spec, [vocab]), () if size else _default_tokenizer(flags)
     found = _match_catalog(spec, None)
     if found.vocab:
-        return found, (f"the vocabulary size depends on the tokenizer: assumed {found.vocab}, as in {found.name}",)
+        return found, (f"{ASSUMED_VOCABULARY} {found.vocab}, as in {found.name}",)
     spec = msgspec.structs.replace(spec, vocab=GPT2_VOCABULARY)
-    return spec, (
-        f"the vocabulary size depends on the tokenizer: assumed GPT-2's {GPT2_VOCABULARY} (set --vocab-size)",
-    )
+    return spec, (f"{ASSUMED_VOCABULARY} GPT-2's {GPT2_VOCABULARY} (set --vocab-size)",)
 
 
 def _default_tokenizer(flags: Flags) -> tuple[str, ...]:
