@@ -293,3 +293,21 @@ def test_an_assumed_vocabulary_does_not_differ_from_the_given_model(folder: Path
     found = call("check", "ours.sh", "--gpus", "8xH100", "--model", "ours").json
     assert not [one for one in found["findings"] if one["rule"].startswith("model.differs")], found["findings"]
     assert not any("50257" in note for note in found["notes"])
+
+
+def test_a_job_of_a_model_says_how_long_it_trains(folder: Path) -> None:
+    own_model(folder)
+    words = ("launch", "ours", "--goal", "pretrain", "--to", "megatron-lm", "--gpus", "8xH100", "--scheduler", "slurm")
+    said = call(*words, "--write", "job").err
+    assert "the job trains " in said
+    assert "write train.steps=N for another length" in said
+    assert "the job trains " not in call(*words, "--write", "other", "train.steps=1000").err
+
+
+def test_size_says_which_batch_it_sizes_and_the_failures_of_the_soonest_count(folder: Path) -> None:
+    own_model(folder)
+    words = ("size", "ours", "--goal", "pretrain", "--gpu", "H100", "--tokens", "2T", "--days", "0.01")
+    found = call(*words).json
+    assert any("sequences per step, from the recipe" in one["message"] for one in found["assumed"])
+    soonest = min((one for one in found["sizes"] if one["fits"]), key=lambda one: one["days"])
+    assert found["reliability"]["gpus"] == soonest["gpus"]

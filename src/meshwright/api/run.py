@@ -23,6 +23,7 @@ from meshwright.api.responses import Estimate, Finding, Part, Response, copied, 
 from meshwright.api.targets import Job, depends_on_gpus, file_of, job_for, ranks_cluster, recipe_for, stated_engine
 from meshwright.api.verb_function import verb
 from meshwright.clusters import Assumption
+from meshwright.display import plural
 from meshwright.errors import InputError
 from meshwright.extras import ENGINE
 from meshwright.file_access import missing_path
@@ -148,6 +149,17 @@ def _note_length(job: Job, recipe: Recipe, overrides: Sequence[str] = ()) -> Non
         note(text)
 
 
+def _note_length_of_plan(job: Job, recipe: Recipe, overrides: Sequence[str]) -> None:
+    """Say how long the job of a model trains if only its recipe says it."""
+    typed = override.requested(recipe, overrides)
+    if job.plan is not None and recipe.train.steps and not {"train.steps", "train.epochs"} & typed.keys():
+        recipe = override.apply(recipe, overrides)
+        tokens = recipe.train.steps * recipe.train.global_batch_size * recipe.data.seq_length
+        length = f"{plural(recipe.train.steps, 'step')}, {tokens / 1e9:,.1f} billion tokens"
+        length = f"{recipe.train.epochs:g} epochs" if recipe.train.epochs else length
+        note(f"the job trains {length}, as in {job.plan.base.name}: write train.steps=N for another length")
+
+
 def _as_started(recipe: Recipe, request: requests.Bench | requests.Train) -> Recipe:
     """Return the recipe with the ranks, steps and micro batch of this run, from which other trainers' keys follow."""
     replace, world = msgspec.structs.replace, clusters.cluster(_ranks(request.nproc)).world
@@ -220,6 +232,7 @@ def launch(request: requests.Launch) -> Started:
     job.require_length()
     if not request.tiny:
         _note_length(job, found, native_job.known(changes))
+        _note_length_of_plan(job, found, native_job.known(changes))
     if job.plan is not None:
         plan = job.plan
         target, model = plan.base.name, plan.recipe.model
@@ -318,6 +331,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         return export_into(wanted, folder, "--write FOLDER" if local else WRITTEN, anywhere=True)
 
     exported, data = export_with(changes)
+    _note_length_of_plan(exported.job, exported.checked.recipe, changes)
     if not exported.checked.ok:  # else they are notes of the job
         _print_notes(exported.checked)
     requeued = scheduler == "slurm" and request.requeue

@@ -22,6 +22,14 @@ if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
 
 INFINITE = float("inf")
+FOLDERS = {
+    "megatron_lm": ("save", "load", "finetune"),
+    "megatron_bridge": ("checkpoint.save", "checkpoint.load", "checkpoint.finetune"),
+    "torchtitan": ("checkpoint.folder", "", ""),
+    "automodel": ("checkpoint.checkpoint_dir", "", ""),
+    "kempnerforge": ("checkpoint.dir", "", ""),
+}
+"""Keys of the folder that a run saves to, of the one that it loads, and of the use of only its weights."""
 ASSUMED_VOCABULARY = "the vocabulary size depends on the tokenizer: assumed"  # start of a note
 KEEP_ALL = 1_000_000  # checkpoint.keep of a framework that deletes none
 

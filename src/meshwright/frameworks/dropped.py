@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from meshwright.clusters import DEFAULT_GPU, Cluster, cluster
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.frameworks.common import FOLDERS
 from meshwright.frameworks.export import write
 from meshwright.frameworks.framework import Content, Framework, ParsedConfig
 from meshwright.frameworks.import_file import referring
@@ -28,14 +29,6 @@ STRUCTURED = (".toml", ".yaml", ".yml", ".json")
 OFF = ("false", "no", "none", "null", "off")
 PROGRAM = ("recipe", "_target_")  # the class or recipe that reads the other settings
 PRESET = ("module", "config")  # torchtitan's preset, from which the model and the defaults are imported
-FOLDERS = {
-    "megatron_lm": ("save", "load", "finetune"),
-    "megatron_bridge": ("checkpoint.save", "checkpoint.load", "checkpoint.finetune"),
-    "torchtitan": ("checkpoint.folder", "", ""),
-    "automodel": ("checkpoint.checkpoint_dir", "", ""),
-    "kempnerforge": ("checkpoint.dir", "", ""),
-}
-"""Keys of the folder that a run saves to, of the one that it loads, and of the use of only its weights."""
 NO_FOLDER = "checkpoints of another framework stay apart: name a folder with checkpoint.folder=DIR, or train --out DIR"
 MIXED = "also has the initial weights, which a restart would resume: another folder is used for the checkpoints"
 NO_LOAD = "is not imported: name initial weights with checkpoint.pretrained=DIR"

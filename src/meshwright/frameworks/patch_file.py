@@ -18,7 +18,8 @@ from msgspec import UNSET
 from meshwright import config_io, json_text
 from meshwright.clusters import Cluster, cluster
 from meshwright.errors import InputError
-from meshwright.frameworks.dropped import FOLDERS, STRUCTURED, DroppedSetting, lost_arguments, lost_folders
+from meshwright.frameworks.common import FOLDERS
+from meshwright.frameworks.dropped import STRUCTURED, DroppedSetting, lost_arguments, lost_folders
 from meshwright.frameworks.export import ARGUMENTS_FILE, differences, is_same, read_back, write
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from meshwright.costs import Estimate
 from meshwright.display import plural
-from meshwright.frameworks.common import value_or_default
+from meshwright.frameworks.common import FOLDERS, value_or_default
 from meshwright.frameworks.to_recipe import ImportedRecipe
 from meshwright.recipes.types import Recipe
 from meshwright.rules.rule import Finding
@@ -49,8 +49,6 @@ def saving_findings(
 
 def _new_folder(imported: ImportedRecipe) -> Iterator[Finding]:
     """Yield the finding for a folder of checkpoints whose name is another one when the job starts again."""
-    from meshwright.frameworks.dropped import FOLDERS
-
     framework, parsed = imported.framework, imported.parsed
     key = FOLDERS.get(framework.key_map, ("",))[0]
     setting = parsed.settings.get(key) or parsed.program.given.get("output_dir")

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from meshwright import config_io, file_access
-from meshwright.frameworks.dropped import FOLDERS
+from meshwright.frameworks.common import FOLDERS
 from meshwright.frameworks.load import content_of
 from meshwright.frameworks.types import Program
 from meshwright.launch.other_frameworks import full_path

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import msgspec
@@ -23,6 +24,7 @@ from meshwright.planner.recommend import with_layout
 from meshwright.planner.reliability import Reliability, reliability
 from meshwright.planner.search import SEARCHED_NAMES, Candidate, any_fits, any_legal, as_overrides, best
 from meshwright.planner.storage import Storage, storage_of
+from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 
 MAX_GPUS = 131072
@@ -98,7 +100,7 @@ class Sizing(Readable, msgspec.Struct, frozen=True):
     compared: tuple[Compared, ...] = ()  # if several GPU types were given
     deadline_days: float | None = None
     in_time: Size | None = None  # the smallest count that trains the tokens within the deadline
-    reliability: Reliability | None = None  # of the user's count, that in time, or the most efficient
+    reliability: Reliability | None = None  # of the user's count, that in time, the soonest, or the most efficient
 
     def summary(self) -> Sequence[Row]:
         """Return the smallest and the most efficient count, and a line per count."""
@@ -145,11 +147,13 @@ def size(
     storage: Storage | None = None
     background, steps = False, 0
     notes: tuple[str, ...] = ()
+    train: tuple[Assumption, ...] = ()
     own, limit = own or (question.cluster.world if question.cluster.nodes > 1 else None), most or MAX_GPUS
     tried = sorted({*gpu_counts(node, limit), *([own] if own and own <= limit else ())})
     for count in tried:
         baseline = baseline_for(_resized(question, count, node), overrides)
         notes = batch_notes(baseline.case, tokens) if tokens is not None else ()
+        train = _taken_from_recipe(baseline, question, overrides)
         sized = _size_for(baseline, tokens, price, days)
         storage = storage or storage_of(baseline.case)
         background, steps = baseline.case.recipe.checkpoint.async_save, baseline.case.steps
@@ -161,7 +165,8 @@ def size(
     divided = {s.gpus for s in found}
     most_efficient = max(fitting, key=lambda s: s.tokens_per_s_per_gpu * s.goodput.share, default=None)
     in_time = None if tokens is None else next((s for s in fitting if _within(s, days)), None)
-    chosen = next((s for s in fitting if s.gpus == own), in_time or most_efficient)
+    late = min(fitting, key=lambda s: s.days or inf, default=None) if days is not None and tokens is not None else None
+    chosen = next((s for s in fitting if s.gpus == own), in_time or late or most_efficient)
     needs: Reliability | None = None
     if chosen is not None and storage is not None:
         state_gb = storage.checkpoint_gib * GB_PER_GIB
@@ -186,13 +191,33 @@ def size(
             *_offload_notes(found),
             *_late_notes(in_time, fitting, days),
         ),
-        assumed=(*question.assumed, *(host_assumed(question.cluster) if any(s.offloads for s in fitting) else ())),
+        assumed=(
+            *train,
+            *question.assumed,
+            *(host_assumed(question.cluster) if any(s.offloads for s in fitting) else ()),
+        ),
         storage=storage,
         own=own,
         deadline_days=days,
         in_time=in_time,
         reliability=needs,
     )
+
+
+def _taken_from_recipe(baseline: Baseline, question: Question, overrides: Sequence[str]) -> tuple[Assumption, ...]:
+    """Return the sequence length and the batch that all sizes have, where the user set neither."""
+    recipe = baseline.case.recipe
+    typed = override.requested(recipe, override.split_auto(overrides)[0])
+    length, batch = recipe.data.seq_length, recipe.train.global_batch_size
+    source = f"from the recipe {baseline.base.name}"
+    if "data.seq_length" not in typed and question.seq_length is None:
+        other = "--seq N and train.global_batch_size=N set others"
+        text = f"{length:,} tokens × {batch:,} sequences per step, {source}; {other}"
+        return (Assumption("data.seq_length", str(length), text),)
+    if "train.global_batch_size" not in typed:
+        text = f"{batch:,} sequences of {length:,} tokens per step, {source}; train.global_batch_size=N sets another"
+        return (Assumption("train.global_batch_size", str(batch), text),)
+    return ()
 
 
 def _within(one: Size, days: float | None) -> bool:
