@@ -14,6 +14,7 @@ import jsonschema
 import pytest
 from tests.cli.conftest import Answer, meshwright  # noqa: F401  # a fixture
 from tests.cli.test_dryrun import dry_run_result
+from tests.first_hour.test_walk_share23 import own_run
 from tests.rehearsal.results import rehearsal_result
 
 from meshwright import api, choices, frameworks
@@ -161,9 +162,14 @@ def test_measurements_match_the_published_schema(meshwright: Callable[..., Answe
     validate("calibrate", api.to_json(verb.respond([MachineProfile("H100")], verb.request())))
 
 
+def test_shared_measurements_match_the_published_schema(meshwright: Callable[..., Answer], folder: Path) -> None:  # noqa: F811
+    own_run(folder / "run")
+    validate("share", meshwright("share", "run", "--json").json)
+
+
 def test_every_command_has_its_schema_checked() -> None:
     torch = {"train", "bench", "tokenize", "samples", "generate", "evaluate", "convert", "dryrun", "accuracy"}
-    assert {verb.name for verb in verbs_on("cli")} == COMMANDS.keys() | torch | {"calibrate", "rehearse"}
+    assert {verb.name for verb in verbs_on("cli")} == COMMANDS.keys() | torch | {"calibrate", "rehearse", "share"}
     assert {verb.name for verb in verbs_on("http")} == ADDRESSES.keys() | {*SLOW, *TEXTS}
     assert schema.published().keys() == {path.name for path in SCHEMAS.glob("*.json")}
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.responses import *  # noqa: F403
     from meshwright.api.run import *  # noqa: F403
     from meshwright.api.shared_diagnosis import *  # noqa: F403
+    from meshwright.api.sharing import *  # noqa: F403
     from meshwright.api.show_samples import *  # noqa: F403
     from meshwright.api.sizing import *  # noqa: F403
     from meshwright.api.suppression import *  # noqa: F403
@@ -61,6 +62,7 @@ _NAMES = {
     "api.responses": "to_json",
     "api.resolve": "is_recipe",
     "api.shared_diagnosis": "SharedDiagnosis read_shared shareable",
+    "api.sharing": "share",
     "api.show_samples": "samples",
     "api.sizing": "size",
     "api.targets": "is_target recipe_in_line",

@@ -294,6 +294,35 @@ class Doctor(Request, frozen=True):
     ] = False
 
 
+class Share(Request, frozen=True):
+    """Write a run's measurement as a file for a pull request.
+
+    One row of the project's tables of measurements: hardware, framework and version, model, layout, tokens/s with its
+    spread, memory, date and command. Paths, host names and user names are left out; nothing is sent anywhere. Runs that
+    are too short, have a NaN or trained a tiny model are refused.
+    """
+
+    run: Annotated[
+        str, Input(help="Run folder or log file, as for doctor.", positional=True, metavar="RUN", surfaces=CLI)
+    ]
+    recipe: Annotated[
+        str | None,
+        Input(help="Recipe or file that ran, if the log does not name it.", metavar="RECIPE", complete="targets"),
+    ] = None
+    model: Annotated[
+        str | None,
+        msgspec.structs.replace(FILE_MODEL, help="Model that ran, if neither the log nor --recipe names it.", also=()),
+    ] = None
+    gpus: Gpus | None = None
+    goal: Goal | None = None
+    framework_version: Annotated[
+        str | None, path("Version of what trained, if the log does not state it.", "VERSION")
+    ] = None
+    by: Annotated[str | None, path("Name to credit in the row.  [default: none]", "NAME")] = None
+    out: Annotated[str | None, path("File to write.  [default: measurement-MODEL-GPUS-ID.csv]", "FILE")] = None
+    overrides: Overrides = ()
+
+
 class Samples(Request, frozen=True):
     """Show fine-tuning samples with their loss mask.
 

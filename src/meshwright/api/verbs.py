@@ -419,6 +419,16 @@ _TABLE = (
         ),
         runs=True,
     ),
+    Verb(
+        *("share", "Inspect", run_requests.Share, "sharing.share", ""),
+        surfaces=CLI,
+        examples=(
+            "meshwright share runs/llama3_8b_pretrain_config-20260101-120000",
+            "meshwright share slurm-4711.out --recipe train.sh --gpus 8x8xH100 --framework-version core_r0.14.0",
+            "meshwright share runs/mine --by 'Lab A' --out benchmarks/data/contributed/lab-a.csv",
+        ),
+        exits="0 the file was written, 2 the run cannot be shared, or bad input",
+    ),
     Verb(*("scale", "", requests.Scale, "sizing.scale", ""), surfaces=HTTP, slow=True),
     Verb(*("schedule", "", requests.Schedule, "pipeline_schedule.schedule", "schedule_response"), surfaces=HTTP),
     Verb(*("write", "", requests.Write, "checks.write", ""), surfaces=()),

@@ -15,7 +15,7 @@ _NAMES = {
     "inspect_report": "inspect",
     "rehearse_report": "rehearse",
     "plan_report": "recommend estimate plan size",
-    "run_report": "train bench tokenize samples generate evaluate convert accuracy",
+    "run_report": "train bench tokenize samples generate evaluate convert accuracy share",
 }
 _MODULES = {name: module for module, names in _NAMES.items() for name in names.split()}
 

@@ -196,3 +196,17 @@ def accuracy(answer: Answer, found: Any) -> None:
 
 
 bench = train
+
+
+def share(answer: Answer, found: Any) -> None:
+    """Print what was written for a pull request."""
+    out, row, speed = console(), answer["row"], answer["tokens_per_s_per_gpu"]
+    memory = f", peak {answer['peak_gib']:.1f} GiB" if answer["peak_gib"] is not None else ""
+    out.print(f"[bold]{escape(answer['file'])}[/]  {row['model']} on {row['n_gpus']}x{row['gpu']}, {row['framework']}")
+    out.print(
+        f"{speed['median']:,.0f} tokens/s per GPU ({speed['low']:,.0f} to {speed['high']:,.0f}, p10 to p90 "
+        f"of {plural(answer['steps'], 'step')}){memory}"
+    )
+    out.print(f"command: {escape(answer['command'])}")
+    for note in answer["notes"]:
+        out.print(f"[dim]{escape(note)}[/]")

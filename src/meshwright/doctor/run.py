@@ -186,6 +186,7 @@ class RunHeader(msgspec.Struct, frozen=True, kw_only=True):
     recipe: Recipe | None = None  # only our own logs have it
     recipe_name: str = ""
     started: str = ""  # latest start, ISO 8601 in UTC
+    versions: Mapping[str, str] = {}  # packages that ran, as our own logs record them
     model: str = ""
     gpus: str = ""  # as a cluster string
     gpu: str = ""

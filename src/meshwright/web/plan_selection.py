@@ -66,7 +66,7 @@ class PlanKey(NamedTuple):
         return f"{self.model}/{self.gpus}/{self.goal}"
 
     @property
-    def count(self) -> int:
+    def world(self) -> int:
         """Return the number of GPUs."""
         return api.cluster(self.gpus).world
 
@@ -131,13 +131,13 @@ def neighbours(of: PlanKey, keys: Sequence[PlanKey]) -> Neighbours:
 
     def nearest(candidates: Iterable[PlanKey], by: str) -> list[PlanKey]:
         best: dict[str, PlanKey] = {}
-        for key in sorted(candidates, key=lambda key: abs(key.count - of.count)):
+        for key in sorted(candidates, key=lambda key: abs(key.world - of.world)):
             best.setdefault(getattr(key, by), key)
         return list(best.values())
 
     counts = [key for key in same if (key.gpu, key.goal) == (of.gpu, of.goal)]
     return Neighbours(
-        sorted(counts, key=lambda key: key.count),
+        sorted(counts, key=lambda key: key.world),
         nearest((key for key in same if key.goal == of.goal and key.gpu != of.gpu), "gpu"),
         nearest(sorted((key for key in same if key.goal != of.goal), key=lambda key: key.gpu != of.gpu), "goal"),
     )

@@ -51,6 +51,7 @@ class Header(msgspec.Struct):
     gpus: str = ""
     tiny: bool = False
     estimate_memory_gib: dict[str, float] = {}
+    versions: dict[str, str] = {}
 
 
 class Metrics(msgspec.Struct):
@@ -156,6 +157,7 @@ def _run_header(header: Header, recipe: Recipe | None) -> RunHeader:
         recipe=recipe,
         recipe_name=header.recipe,
         started=header.started,
+        versions=header.versions,
         model=recipe.model if recipe else "",
         gpus=header.gpus,
         world=header.world,
