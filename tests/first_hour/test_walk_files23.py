@@ -286,3 +286,30 @@ def test_a_norm_epsilon_of_ones_own_in_a_plan_that_is_repaired(meshwright: Any) 
     """The repair of a plan that does not fit ended with AttributeError."""
     words = ("recommend", "mixtral-8x22b", "--goal", "sft", "--gpus", "8xH100", "architecture.norm_eps=1e-4")
     assert meshwright(*words).code in (0, 1)
+
+
+def test_what_a_recipe_does_not_have_of_a_qlora_is_listed(
+    meshwright: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Paged optimizer states and double quantization were lost without a word."""
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text(
+        "from transformers import AutoModelForCausalLM, BitsAndBytesConfig\n"
+        "from trl import SFTConfig, SFTTrainer\n"
+        "bnb = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_use_double_quant=True)\n"
+        'model = AutoModelForCausalLM.from_pretrained("mistralai/Mistral-7B-Instruct-v0.3", quantization_config=bnb)\n'
+        'args = SFTConfig(output_dir="o", optim="paged_adamw_8bit", max_steps=10, max_length=1024, bf16=True)\n'
+        "SFTTrainer(model=model, args=args, peft_config=LoraConfig(r=16)).train()\n"
+    )
+    found = meshwright("import", "train.py", "--gpus", "1xRTX4090")
+    assert 'name = "adamw8bit"' in found.out
+    assert "train.py:5 --optim=paged_adamw_8bit: paged optimizer states have no field" in found.err
+    assert "train.py:3 --bnb_4bit_use_double_quant=True: double quantization has no field" in found.err
+    Path("a.yml").write_text(
+        "base_model: meta-llama/Llama-3.2-3B-Instruct\nload_in_4bit: true\nadapter: qlora\nsequence_len: 2048\n"
+        "datasets:\n  - path: data.jsonl\n    type: alpaca\nmicro_batch_size: 2\noptimizer: paged_adamw_8bit\n"
+        "bnb_config_kwargs:\n  bnb_4bit_use_double_quant: true\n"
+    )
+    refused = meshwright("recommend", "a.yml", "--gpus", "1xRTX4090").err
+    assert "bnb_4bit_use_double_quant=true" in refused
+    assert "optimizer=paged_adamw_8bit (paged optimizer states have no field" in refused

@@ -16,6 +16,7 @@ from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.framework import Content, GpuRequest
 from meshwright.frameworks.mapping import text_of
 from meshwright.frameworks.other_losses import LOSSES, NOT_PLANNED, SWIFT_DEFAULT, loss_of, title_of, trains
+from meshwright.frameworks.trainer_fields import NOT_PAGED, PAGED
 from meshwright.models import is_path, reference
 from meshwright.notes import no_notes
 from meshwright.recipes import overrides
@@ -223,3 +224,5 @@ def _not_carried_over(content: Content, carried: set[str]) -> Iterator[str]:
     for key, setting in content.settings.items():
         if key not in carried and key not in IMPLIED and setting.value not in (None, False, "", [], {}):
             yield f"{key}={text_of(setting.value)}"
+        elif key in carried and text_of(setting.value).startswith(PAGED):
+            yield f"{key}={text_of(setting.value)} ({NOT_PAGED})"

@@ -59,6 +59,10 @@ OFF = ("", "none", "no", "false", "null")
 NO_FIELD = "no field in our recipes"
 FOLDER = "checkpoints of another framework stay apart: name a folder with checkpoint.folder=DIR, or train --out DIR"
 KEEPS_BEST = "is done with every validation: the checkpoint with the lowest validation loss is kept"
+PAGED = "paged_"  # start of the names of optimizers whose states move to host memory when the GPU is full
+NOT_PAGED = "paged optimizer states have no field: they stay in GPU memory, and the optimizer is otherwise the same"
+NESTED = ("use_bnb_nested_quant", "bnb_4bit_use_double_quant", "double_quantization")
+NOT_NESTED = "double quantization has no field: the scales of 4-bit weights stay in fp32, 0.4 bits more per weight"
 WEIGHT_DTYPES = ("dtype", "torch_dtype")  # of from_pretrained; the second is its former name
 TRL_LOSSES = ("assistant_only_loss", "completion_only_loss")
 MARKS = ("output_dir", "per_device_train_batch_size", *EPOCHS[:1])
@@ -152,8 +156,11 @@ class _Reader:
             is_off = setting.value is False and row.values and "false" not in row.values
             if not is_off:
                 self.set(row.field, name, setting, translate_value(row, text_of(setting.value)))
+            if row.field == "optimizer.name" and text_of(setting.value).startswith(PAGED):
+                self.lost[name] = NOT_PAGED
         elif str(setting.value).lower() not in OFF:
-            reason, *choices = (FOLDER,) if name == "output_dir" else REMOVED.get(name, (NO_FIELD,))
+            own = {"output_dir": FOLDER, **dict.fromkeys(NESTED, NOT_NESTED)}
+            reason, *choices = (own[name],) if name in own else REMOVED.get(name, (NO_FIELD,))
             if reason != "is not needed here":
                 write = choices[0].replace("{value}", str(setting.value)) if choices and not setting.unresolved else ""
                 self.lost[name] = f"{reason}; write {write}" if write else reason

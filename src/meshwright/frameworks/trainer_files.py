@@ -41,7 +41,7 @@ MODEL_OF = ("SFTTrainer",)
 FLAGS = {ADAPTERS: "use_peft", COLLATOR: LANGUAGE_MODELING}
 """What a call means by itself."""
 ONLY = {
-    QUANTIZED: ("load_in_4bit",),
+    QUANTIZED: ("load_in_4bit", "bnb_4bit_use_double_quant"),
     LOADED: (
         "model_name",
         "pretrained_model_name_or_path",
