@@ -9,6 +9,7 @@ import pytest
 
 import meshwright
 from meshwright import doctor
+from meshwright.api.run import _in_fast_precision as in_fast_precision
 from meshwright.cli.run import run as run_command
 from meshwright.doctor import reading
 
@@ -211,3 +212,72 @@ def test_the_end_that_all_reports_have_in_common_is_excluded() -> None:
     found = doctor.examine(reading.read_text("\n".join([megatron_log({}), VERBS, others]), "mcore_nccl.log"))
     (failed,) = [one for one in found.findings if one.id.startswith("run.failed")]
     assert any(text == "exclude 10.1.0.18" for one in failed.remedies for text in one.try_)
+
+
+AXOLOTL = """base_model: NousResearch/Meta-Llama-3-8B-Instruct
+load_in_4bit: true
+datasets:
+  - path: tools.jsonl
+    type: chat_template
+adapter: qlora
+sequence_len: 4096
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+num_epochs: 3
+learning_rate: 0.0002
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "carried"),
+    [("warmup_steps: 10", "schedule.warmup_steps=10"), ("warmup_ratio: 0.1", "schedule.warmup_steps=15")],
+)
+def test_the_command_for_an_axolotl_file_keeps_its_warmup(
+    line: str, carried: str, talks: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("axolotl.yml").write_text(AXOLOTL + line)
+    code, text = commanded(capsys, "export", "axolotl.yml", "--gpus", "1xRTX4090", "--to", "accelerate")
+    assert code == 2
+    assert carried in text.partition("fix:")[2]
+    assert line.partition(":")[0] + "=" not in text.partition("fix:")[0]
+
+
+def test_a_checked_file_is_run_by_its_framework_in_python_too(talks: str) -> None:
+    Path("axolotl.yml").write_text(AXOLOTL)
+    assert "on 1xRTX4090 with axolotl" in str(meshwright.check("axolotl.yml", gpus="1xRTX4090"))
+
+
+def test_offloading_names_the_host_memory_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("acc.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nmixed_precision: bf16\nnum_machines: 1\n"
+        "num_processes: 2\nfsdp_config:\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n"
+        "  fsdp_offload_params: true\n  fsdp_sharding_strategy: FULL_SHARD\n  fsdp_activation_checkpointing: true\n"
+        "  fsdp_transformer_layer_cls_to_wrap: Qwen2DecoderLayer\n"
+    )
+    words = ["data.seq_length=2048", "layout.micro_batch_size=1", "train.global_batch_size=8"]
+    found = meshwright.check("acc.yaml", gpus="2xL40S", model="Qwen/Qwen2.5-7B-Instruct", overrides=words)
+    notes = [one for one in found.notes if one.startswith("offloading needs")]
+    assert len(notes) == 1
+    assert "GiB of host memory per GPU" in notes[0]
+    assert "256 GiB" in notes[0]
+
+
+def test_a_plan_for_gpus_runs_in_fp32_on_a_cpu_that_is_slow_in_bf16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("meshwright.engine.cpu_speed.slowdown", lambda compute: 183.0)
+    recipe = meshwright.recipe("qwen3_600m_sft_config")
+    assert recipe.precision.compute == "bf16"
+    run = str(tmp_path / "run")
+    assert in_fast_precision(recipe, run, {}).precision.compute == "fp32"
+    assert in_fast_precision(recipe, run, {"precision.compute": "bf16"}).precision.compute == "bf16"
+
+
+def test_random_weights_have_no_fine_tuning_rate() -> None:
+    words = ["optimizer.lr=0.001"]
+    for start, expected in (("", True), ("random", False)):
+        found = meshwright.check(
+            "qwen3_600m_sft_config", gpus="1xH100", overrides=[*words, f"checkpoint.pretrained={start}"]
+        )
+        assert any(one.rule == "learning_rate.fine-tuning" for one in found.findings) is expected

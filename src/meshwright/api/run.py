@@ -111,6 +111,8 @@ def _run(
     set_first = override.requested(found, defaults)
     found = override.change(found, set_first)[0]
     pinned = set_first | override.requested(_as_started(found, request), changes)
+    if on_cpu and not request.tiny:
+        found = _in_fast_precision(found, request.out, pinned)
     shared: dict[str, Any] = {
         name: getattr(request, name) for name in RunSpec.__struct_fields__ if hasattr(request, name)
     }
@@ -140,6 +142,25 @@ def _run(
         kept = {key for key in pinned if not key.startswith("architecture.")} if request.tiny else None
         check_before_start(recipe, Path(out).expanduser(), kept, spec.accept_changes)
     return train.train(recipe, spec, pinned)
+
+
+def _in_fast_precision(recipe: Recipe, out: str | None, pinned: Mapping[str, Any]) -> Recipe:
+    """Return a recipe that was planned for GPUs in fp32, if this CPU is much slower in its format.
+
+    A format that the user set stays, and so does that of a run with checkpoints.
+    """
+    from meshwright.engine.cpu_speed import SLOW, slowdown
+    from meshwright.engine.faults import newest_checkpoint
+
+    compute, folder = recipe.precision.compute, out or recipe.checkpoint.folder
+    resumes = bool(folder) and newest_checkpoint(Path(folder).expanduser()) is not None
+    if compute == "fp32" or "precision.compute" in pinned or resumes or (ratio := slowdown(compute)) < SLOW:
+        return recipe
+    note(
+        f"precision.compute=fp32: this CPU multiplies matrices {ratio:.0f} times slower in {compute} (measured); "
+        f"precision.compute={compute} keeps it"
+    )
+    return override.change(recipe, {"precision.compute": "fp32"})[0]
 
 
 def _note_length(job: Job, recipe: Recipe, overrides: Sequence[str] = ()) -> None:

@@ -15,6 +15,7 @@ from meshwright.engine.model_families import family_of
 from meshwright.engine.rank_env import Process
 from meshwright.engine.shared_gpu import CONTEXT_GIB, choose_backend, ranks_per_gpu
 from meshwright.errors import InputError
+from meshwright.models import is_path
 from meshwright.recipes.case import Case
 from meshwright.recipes.types import RANDOM_WEIGHTS, Layout, Recipe
 from meshwright.rules import Finding, RefusedError
@@ -44,12 +45,23 @@ def run_findings(case: Case, pinned: Mapping[str, Any], tiny: bool) -> tuple[Fin
 
     On CPUs, only those that do not depend on hardware; with --tiny, only those about values that the user set.
     """
-    found = rules.check(case)
+    found = rules.check(_with_random_weights(case))
     with suppress(InputError):
         cluster("auto")
         return tuple(found) if not tiny else _about(found, pinned)
     found = [one for one in found if rules.RULES[one.rule].subject in rules.HARDWARE_FREE]
     return tuple(found) if not tiny else _about(found, pinned)
+
+
+def _with_random_weights(case: Case) -> Case:
+    """Return the case of a user's config.json without weights as one that starts from random weights."""
+    from meshwright.engine.hf_io.find import has_weights
+    from meshwright.engine.initial_weights import model_folder
+
+    recipe = case.recipe
+    if recipe.checkpoint.pretrained or not is_path(recipe.model) or has_weights(model_folder(recipe)):
+        return case
+    return case.replace(pretrained=RANDOM_WEIGHTS)
 
 
 def unnamed_data(recipe: Recipe, pinned: Mapping[str, Any]) -> tuple[Finding, ...]:

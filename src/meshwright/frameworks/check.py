@@ -21,7 +21,7 @@ from meshwright.frameworks.model_free import model_free_findings
 from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.native import batch_notes
 from meshwright.frameworks.open_length import open_length
-from meshwright.frameworks.result import CheckResult, UnresolvedValue
+from meshwright.frameworks.result import CheckResult, UnresolvedValue, host_memory_notes
 from meshwright.frameworks.saving import saving_findings
 from meshwright.frameworks.schedule_units import file_units, in_file_units
 from meshwright.frameworks.to_recipe import ImportedRecipe, alternatives, clusters_for, complete, import_recipe
@@ -175,6 +175,7 @@ def _check(
         *(model_free_findings(imported, recipe, candidates[0]) if known and not cases else ()),
     ]
     notes = launch_notes(content, imported.parsed, candidates[0] if known else None, gpus)
+    notes += host_memory_notes(estimate, candidates[0] if known else None) if buildable else ()
     if hidden:
         notes.append(f"left out as matters of choice: {', '.join(dict.fromkeys(hidden))}; --advice prints them")
     length = open_length(content.path, imported, recipe, overrides)

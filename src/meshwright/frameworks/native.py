@@ -11,7 +11,7 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.clusters import Cluster
 from meshwright.frameworks.framework import Content
-from meshwright.frameworks.result import RecipeCheckResult
+from meshwright.frameworks.result import RecipeCheckResult, host_memory_notes
 from meshwright.models import ModelSpec
 from meshwright.planner import Repair, case_of, examine, fitting_batch, node_note, options_for_recipe
 from meshwright.planner.budget import Epochs
@@ -80,7 +80,7 @@ def check(
         findings=tuple(_with_location(f, content, lines) for f in found),
         estimate=estimate,
         repair=repair,
-        notes=_batch_notes(case, found, estimate, repair),
+        notes=(*_batch_notes(case, found, estimate, repair), *host_memory_notes(estimate, on)),
         options=(options_for_recipe(recipe, model, on, engine, target) if needs_options else ()),
     )
 

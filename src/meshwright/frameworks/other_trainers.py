@@ -21,6 +21,7 @@ from meshwright.models import is_path, reference
 from meshwright.notes import no_notes
 from meshwright.recipes import overrides
 from meshwright.recipes.key_maps import override_keys
+from meshwright.recipes.replacements import warmup_steps
 from meshwright.recipes.types import Goal, Recipe
 
 TRAINERS: Mapping[str, tuple[str, ...]] = {
@@ -161,8 +162,39 @@ def _command(content: Content, gpus: str) -> tuple[str, set[str]]:
     kept = _overrides(found, goal)
     batch, of_batch = _global_batch(found, gpus)
     words += [shlex.quote(one) for one in kept.values()]
-    words += [f"train.global_batch_size={batch}"] if batch else []
-    return " ".join(words), {*MODELS, *METHODS, dataset, *in_4_bits, *kept, *of_batch}
+    ours = {"train.global_batch_size": batch} if batch else {}
+    warmup, of_warmup = _warmup(found, _of_file(goal, kept, ours, data))
+    ours |= {"schedule.warmup_steps": warmup} if of_warmup else {}
+    words += [f"{key}={value}" for key, value in ours.items()]
+    return " ".join(words), {*MODELS, *METHODS, dataset, *in_4_bits, *kept, *of_batch, of_warmup}
+
+
+def _of_file(goal: Goal, kept: Mapping[str, str], ours: Mapping[str, int], data: str) -> Recipe:
+    """Return a recipe with what the command carries over, from which the steps of its epochs follow."""
+    texts = [*kept.values(), *(f"{key}={value}" for key, value in ours.items())]
+    with no_notes(), suppress(MeshwrightError):
+        return overrides.apply(_blank(goal), [*texts, *([f"data.dataset={data}"] if data else [])])
+    return _blank(goal)
+
+
+def _blank(goal: Goal) -> Recipe:
+    return Recipe(name="", model="", goal=goal, cluster=GPUS)
+
+
+def _warmup(found: Mapping[str, object], recipe: Recipe) -> tuple[int, str]:
+    """Return the steps of the warmup and the key they follow from; no key if a share's steps are not known."""
+    for key in ("warmup_steps", "warmup_ratio"):
+        value = found.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
+            continue
+        if key == "warmup_steps" and (value >= 1 or not value):
+            return int(value), key
+        if "max_samples" in found:  # the steps of the epochs are those of fewer samples
+            continue
+        steps = warmup_steps(float(value), recipe)  # transformers 5 has shares in warmup_steps too
+        if steps is not None:
+            return steps, key
+    return 0, ""
 
 
 def _is_unknown(model: str) -> bool:
@@ -200,7 +232,7 @@ def _global_batch(found: Mapping[str, object], gpus: str) -> tuple[int, tuple[st
 
 def _overrides(found: Mapping[str, object], goal: Goal) -> dict[str, str]:
     """Return the settings that a recipe of this goal accepts, by the keys of the file."""
-    blank = Recipe(name="", model="", goal=goal, cluster=GPUS)
+    blank = _blank(goal)
     kept: dict[str, str] = {}
     for key, value in found.items():
         name = OTHER_KEYS.get(key, key)

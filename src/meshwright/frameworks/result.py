@@ -43,6 +43,17 @@ class BaselineEntry(msgspec.Struct, frozen=True):
     message: str
 
 
+def host_memory_notes(estimate: Estimate | None, on: Cluster | None) -> tuple[str, ...]:
+    """Return the host memory that offloading needs, beside what the nodes are assumed to have; nothing without it."""
+    host = 0.0 if estimate is None else float(estimate.memory.host)
+    if on is None or host < 1:
+        return ()
+    each = f"{host:.0f} GiB of host memory per GPU, {host * on.gpus_per_node:.0f} GiB per node"
+    has = f"{on.gpu.host_gib * on.gpus_per_node:g} GiB"
+    known = has if on.own_host else f"{has} (assumed, as usual with {on.gpu.name})"
+    return (f"offloading needs {each}; a node has {known}",)
+
+
 class CheckResult(Readable, msgspec.Struct, frozen=True):
     """Findings, estimate and notes for a checked recipe or file."""
 
@@ -84,12 +95,17 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
             f"{f.severity}: {f.message}" + (f"  fix: {' '.join(f.fix)}" if f.fix else "") for f in self.findings
         ]
         return [
-            ("Check", f"{self.file or self.recipe.name}{where} with {self.engine}: {verdict}"),
+            ("Check", f"{self.file or self.recipe.name}{where} with {self.runner}: {verdict}"),
             *titled("Memory", figures),
             *titled("Findings", findings or ["none"]),
             *titled("Ignored", [f"{one.finding.rule} ({one.by})" for one in self.ignored]),
             *titled("Notes", self.notes),
         ]
+
+    @property
+    def runner(self) -> str:
+        """What runs it: another framework, or the engine of a recipe of ours."""
+        return f"the {self.engine} engine" if self.framework == "meshwright" else self.framework
 
     @property
     def ok(self) -> bool:

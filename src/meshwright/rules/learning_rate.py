@@ -144,6 +144,7 @@ def unusual_adapter_lr(c: Case) -> Column:
 def fine_tuning_lr_too_high(c: Case) -> Column:
     orthogonal = c.optimizer_name == "muon"  # Muon updates have one magnitude, independent of the gradients
     high = (c.lr > 1e-4) & (c.lr <= FAR_TOO_HIGH)
+    high &= c.pretrained != RANDOM_WEIGHTS  # nothing learned can be forgotten
     return (c.goal == "sft") & high & not_(orthogonal) & not_(c.is_diffusion) & not_(c.benchmark)
 
 
