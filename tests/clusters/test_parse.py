@@ -69,7 +69,6 @@ def test_parsed_clusters(text: str, nodes: int, per_node: int, name: str, domain
         ("9" * 5000, "more than 1000000", None),
         ("H100", "write the count before H100", "1xH100"),
         ("gb200", "write the count before GB200", "1xGB200"),
-        ("4090", "write the count before RTX4090", "1xRTX4090"),
         ("a cluster", "not a cluster", "8xH100"),
         ("8xH100x2", "unknown GPU h100x2", "8xH100"),
         ("2x4x8xH100", "not a cluster", "8xH100"),

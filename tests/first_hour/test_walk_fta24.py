@@ -281,3 +281,21 @@ def test_random_weights_have_no_fine_tuning_rate() -> None:
             "qwen3_600m_sft_config", gpus="1xH100", overrides=[*words, f"checkpoint.pretrained={start}"]
         )
         assert any(one.rule == "learning_rate.fine-tuning" for one in found.findings) is expected
+
+
+def test_the_config_beside_a_trl_command_is_for_one_process(talks: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("trl.sh").write_text(
+        "trl sft --model_name_or_path mistralai/Mistral-7B-Instruct-v0.3 --dataset_name ./tools.jsonl --use_peft "
+        "--num_train_epochs 3 --max_length 4096 --per_device_train_batch_size 2 --bf16 --output_dir out\n"
+    )
+    code, text = commanded(capsys, "export", "trl.sh", "--gpus", "1xRTX4090", "--to", "accelerate", "--out", "exp")
+    assert code == 0, text
+    assert "MULTI_GPU" not in Path("exp/trl.yaml").read_text()
+    assert "trl.yaml is for accelerate launch only" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("typed", ["4090", "RTX4090", "rtx 4090", "L40S"])
+def test_a_card_without_a_count_is_one_card(typed: str) -> None:
+    plan = meshwright.recommend("Qwen/Qwen2.5-0.5B-Instruct", typed, "lora")
+    assert plan.question.cluster.world == 1
+    assert any("no count was written" in one.message for one in plan.question.assumed)

@@ -82,7 +82,7 @@ def require_known(target: str) -> None:
 
 def assumed_in(gpus: str | int | None) -> tuple[clusters.Assumption, ...]:
     """Return what a cluster argument leaves open; nothing for this machine, or if no count was given."""
-    if gpus is None or str(gpus).strip().lower() == "auto" or clusters.is_known(str(gpus).strip()):
+    if gpus is None or str(gpus).strip().lower() == "auto" or not clusters.has_count(str(gpus)):
         return ()
     return clusters.assumptions(str(gpus))
 

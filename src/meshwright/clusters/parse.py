@@ -75,6 +75,12 @@ def assumptions(text: str) -> tuple[Assumption, ...]:
     return _read(text)[1]
 
 
+def has_count(text: str) -> bool:
+    """Return whether a cluster argument is more than a type of GPU that is not used alone."""
+    name = text.strip()
+    return not is_known(name) or gpu(name).link == "pcie"
+
+
 def default_nodes(count: int, known: Gpu) -> tuple[int, int]:
     """Return nodes and GPUs per node for a count: full nodes, one smaller node, or the largest that also divide one.
 
@@ -220,6 +226,8 @@ def _assumed(parts: _Parts, made: Cluster) -> Iterator[Assumption]:
         yield Assumption("gpu", made.gpu.name, text)
     else:
         yield from variant_assumed(parts.name, made)
+    if parts.count is None and parts.nodes is None:
+        yield Assumption("count", "1", f"1 GPU, because no count was written; write 2x{made.gpu.name} for two")
     if parts.each is None and not (parts.nodes and parts.count):
         yield from nodes_assumed(made)
     yield from links_assumed(made)
@@ -239,6 +247,8 @@ def _parts(text: str) -> _Parts:
     plain = _NUMBER_WORD.sub(lambda found: str(_NUMBER_WORDS[found[0]]), _FILLERS.sub("", plain)).strip()
     if is_known(plain):
         known = gpu(plain)
+        if known.link == "pcie":  # a card that is used alone; servers have eight that are linked
+            return _Parts(plain)
         fixes = [f"{n}x{known.name}" for n in dict.fromkeys((1, known.gpus_per_node))]
         raise _bad(text, f"the number of GPUs is missing; write the count before {known.name}", fixes)
     if found := (re.fullmatch(rf"({_N})?\s*x?\s*nvl\s*([0-9]+)(?:\s*racks?)?", plain)):

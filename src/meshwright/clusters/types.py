@@ -40,7 +40,7 @@ class Gpu(Entry, msgspec.Struct, frozen=True):
 class Assumption(msgspec.Struct, frozen=True):
     """Something that a cluster argument leaves open, the value taken for it, and how to choose another."""
 
-    field: str  # gpu, variant, nodes, links, network or instance; of a dry run, a recipe field
+    field: str  # gpu, count, variant, nodes, links, network or instance; of a dry run, a recipe field
     value: str
     message: str
 

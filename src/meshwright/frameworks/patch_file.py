@@ -203,10 +203,13 @@ def _only_program(
     except InputError:
         return None
     kept = keep_program(program, target, original, own, recipe, on)
-    words, files = kept.program.argv, kept.files
+    words, files, unused = kept.program.argv, kept.files, ()
     if base.program.env == target.program.env:
         first = next(iter(target.files))
         settings = {key: one.value for key, one in imported.settings.parsed.settings.items()}
+        if on.world == 1 and settings.get("distributed_type") == "MULTI_GPU":  # a command without a count of processes
+            settings["distributed_type"] = "NO"
+        unused = (f"{first} is for accelerate launch only: the command has the same settings and does not read it",)
         others = {name: text for name, text in files.items() if name != first}  # such as the data of TRL's script
         files = {first: config_text(nest(settings), recipe, imported.framework), **others}
     else:
@@ -216,7 +219,7 @@ def _only_program(
             env.pop("FSDP_ACTIVATION_CHECKPOINTING", None)
     notes = tuple(one for one in kept.notes if one not in base.notes)
     changed = msgspec.structs.replace(kept.program, argv=words, env=env)
-    return Patched(msgspec.structs.replace(kept, files=files, program=changed, notes=notes), ())
+    return Patched(msgspec.structs.replace(kept, files=files, program=changed, notes=(*notes, *unused)), ())
 
 
 def _filled_in(imported: ImportedFile, settings: Settings) -> set[str]:
