@@ -311,3 +311,12 @@ def test_size_says_which_batch_it_sizes_and_the_failures_of_the_soonest_count(fo
     assert any("sequences per step, from the recipe" in one["message"] for one in found["assumed"])
     soonest = min((one for one in found["sizes"] if one["fits"]), key=lambda one: one["days"])
     assert found["reliability"]["gpus"] == soonest["gpus"]
+
+
+def test_a_job_of_a_deepspeed_config_reads_the_config_that_it_writes(folder: Path) -> None:
+    words = ("--scheduler", "slurm", "--write", "job", "train.steps=1000", "layout.micro_batch_size=1")
+    found = call("launch", "ds_config.json", *ON, *words)
+    assert found.code == 0, found.err
+    script = (folder / "job/ds_config.sbatch").read_text()
+    assert "--deepspeed ds_config.json" in script
+    assert str(folder / "ds_config.json") not in script

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,7 +57,7 @@ def located(
             if found != setting.value:
                 changes[key] = found
         written[name] = config_io.edit(text, content.format, changes)
-    argv = tuple(_arguments(program, key_map, bases, reads, missing))
+    argv = tuple(_arguments(program, files, key_map, bases, reads, missing))
     lost = (
         f"{' and '.join(keys)}: {text} is not on this machine, and the job looks for it in {folder}: "
         "write its full path"
@@ -68,9 +68,14 @@ def located(
 
 
 def _arguments(
-    program: Program, key_map: str, bases: Sequence[Path], reads: dict[str, str], missing: dict[str, list[str]]
+    program: Program,
+    files: Collection[str],
+    key_map: str,
+    bases: Sequence[Path],
+    reads: dict[str, str],
+    missing: dict[str, list[str]],
 ) -> Iterator[str]:
-    """Yield the program and its arguments, with full paths."""
+    """Yield the program and its arguments, with full paths; the job's own files are in its folder."""
     option = ""
     for number, word in enumerate(program.argv):
         name, equals, value = word.partition("=")
@@ -78,7 +83,7 @@ def _arguments(
         option = name if word.startswith("-") or is_pair else option
         key = option.lstrip("-").replace("-", "_") if option.startswith("--") else option
         fixed = not number or not option or word in program.expanded or "$" in word or _is_output(key, key_map)
-        if fixed or (word.startswith("-") and not equals):
+        if fixed or word in files or value in files or (word.startswith("-") and not equals):
             yield word
         elif is_pair:
             yield f"{name}={_located(key, value, bases, reads, missing)}"
