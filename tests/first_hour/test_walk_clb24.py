@@ -320,3 +320,15 @@ def test_a_job_of_a_deepspeed_config_reads_the_config_that_it_writes(folder: Pat
     script = (folder / "job/ds_config.sbatch").read_text()
     assert "--deepspeed ds_config.json" in script
     assert str(folder / "ds_config.json") not in script
+
+
+def test_a_seed_that_the_rng_block_repeats_is_no_finding(folder: Path) -> None:
+    text = "recipe: TrainFinetuneRecipeForNextTokenPrediction\nstep_scheduler:\n  local_batch_size: 1\n"
+    text += "model:\n  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_config\n"
+    text += "  pretrained_model_name_or_path: meta-llama/Llama-3.1-8B\nrng:\n  seed: 1111\n"
+    rules = []
+    for more in ("", "seed: 1111\n"):
+        (folder / "model.yaml").write_text(text + more)
+        found = call("check", "model.yaml", "--gpus", "8xH100").json["findings"]
+        rules.append("automodel.rng-ignored" in [one["rule"] for one in found])
+    assert rules == [True, False]
