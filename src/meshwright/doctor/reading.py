@@ -29,6 +29,7 @@ from meshwright.rules import messages
 MAX_BYTES = 512 * 1024**2  # bytes of one file
 MAX_LINES = 2_000_000  # of one file, without empty ones; each takes some hundred bytes of memory
 MAX_STATE = 32 * 1024**2  # characters of a trainer_state.json
+CHUNK = 16 * 1024  # bytes that are decompressed at once
 MAX_FILES, MAX_DEPTH = 200, 4
 ENDINGS = (".log", ".out", ".err", ".txt", ".jsonl", ".output")
 NAMES = ("stdout", "stderr", "output", "log")
@@ -324,7 +325,7 @@ def _text(path: Path) -> str:
     if supplied is not None:
         return supplied
     try:
-        raw = _bytes(path)
+        raw: bytes | bytearray = _bytes(path)
     except OSError as error:
         fix = (f"chmod +r {path}",) if isinstance(error, PermissionError) else ()
         raise InputError(f"cannot be read: {error.strerror}", field="run", value=str(path), fix=fix) from error
@@ -332,7 +333,7 @@ def _text(path: Path) -> str:
         command = f"zstd -dc {shlex.quote(str(path))} | meshwright doctor -"
         raise InputError("is compressed with Zstandard", field="run", value=str(path), fix=(command,))
     if raw.startswith((GZIP, XZ, BZIP2)):
-        raw = _unpacked(raw)
+        raw = _unpacked(bytes(raw))
     if raw.startswith(UTF16):
         return raw.decode("utf-16", errors="replace")
     if b"\0" in raw and _is_binary(raw):
@@ -369,24 +370,36 @@ def _too_large(path: Path, what: str, most: str = f"{MAX_BYTES // 1024**2} MiB")
     )
 
 
-def _is_binary(raw: bytes) -> bool:
+def _is_binary(raw: bytes | bytearray) -> bool:
     """Return whether a file with NUL bytes is not a log: logs that were cleared while written have text beside them."""
     rest = raw.replace(b"\0", b"")[:65536]
     controls = sum(byte < 9 or 13 < byte < 27 or 27 < byte < 32 or byte > 126 for byte in rest)
     return controls > BINARY * len(rest) or not rest
 
 
-def _unpacked(raw: bytes) -> bytes:
-    """Decompress gzip, xz or bzip2 data as far as it is intact, up to the size limit."""
-    found = b""
+def _unpacked(raw: bytes) -> bytearray:
+    """Decompress gzip, xz or bzip2 data as far as it is intact, up to the size limit; parts may follow each other."""
+    found, place, packed = bytearray(), 0, None
     with suppress(zlib.error, lzma.LZMAError, OSError, EOFError):
-        while raw.startswith((GZIP, XZ, BZIP2)) and len(found) < MAX_BYTES:
-            packed: Any = zlib.decompressobj(wbits=31)  # gzip header
-            if not raw.startswith(GZIP):
-                packed = lzma.LZMADecompressor() if raw.startswith(XZ) else bz2.BZ2Decompressor()
-            found += packed.decompress(raw, MAX_BYTES - len(found))
-            raw = packed.unused_data
+        while place < len(raw) and len(found) < MAX_BYTES:
+            if packed is None:
+                if not raw.startswith((GZIP, XZ, BZIP2), place):
+                    break
+                packed = _decompressor(raw[place : place + len(XZ)])
+            chunk = raw[
+                place : place + CHUNK
+            ]  # of a part that ends, the rest is copied: small, or many parts take long
+            found += packed.decompress(chunk, MAX_BYTES - len(found))
+            place += len(chunk)
+            if packed.eof:
+                place, packed = place - len(packed.unused_data), None
     return found
+
+
+def _decompressor(start: bytes) -> Any:
+    if start.startswith(GZIP):
+        return zlib.decompressobj(wbits=31)  # gzip header
+    return lzma.LZMADecompressor() if start.startswith(XZ) else bz2.BZ2Decompressor()
 
 
 def _missing(path: Path) -> InputError:
