@@ -299,3 +299,11 @@ def test_a_card_without_a_count_is_one_card(typed: str) -> None:
     plan = meshwright.recommend("Qwen/Qwen2.5-0.5B-Instruct", typed, "lora")
     assert plan.question.cluster.world == 1
     assert any("no count was written" in one.message for one in plan.question.assumed)
+
+
+@pytest.mark.parametrize("rank", ["131", "  131"])
+def test_the_lines_of_megatrons_straggler_detector_name_the_slow_rank(rank: str) -> None:
+    line = f"MnRtt/Rnk: 4.12ms/11 | MxRtt/Rnk: 5.90ms/{rank} | MnPwr/Rnk: 388.21W/131 | MxPwr/Rnk: 641.77W/22"
+    text = megatron_log({}).replace("times across ranks (ms):", f"{line}\ntimes across ranks (ms):")
+    (message,) = stragglers(text)
+    assert message.startswith("rank 131 takes 1.43 times")

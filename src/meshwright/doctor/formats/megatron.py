@@ -35,7 +35,7 @@ RETRIES = re.compile(r"mem-alloc-retires:\s*(\d+)")
 TIMER = re.compile(rf"(?:^|\s)([a-z][\w/-]+) \.\.+:\s*\(({NUMBER}), ({NUMBER})\)")
 MAX_TIMER = re.compile(rf"(?:^|\s)([a-z][\w/-]+) \.\.+:\s*({NUMBER})\s*$")  # --timing-log-option max
 SAVE_TIMER = "save-checkpoint"
-STRAGGLER = re.compile(rf"MnRtt/Rnk: ({NUMBER})ms/(\d+) \| MxRtt/Rnk: ({NUMBER})ms/(\d+)")  # --log-straggler
+STRAGGLER = re.compile(rf"MnRtt/Rnk: *({NUMBER})ms/ *(\d+) \| MxRtt/Rnk: *({NUMBER})ms/ *(\d+)")  # --log-straggler
 SAVE = re.compile(rf"{SAVE_TIMER} \.+:\s*(?:\({NUMBER}, ({NUMBER})\)|({NUMBER}))")
 VALIDATION = re.compile(
     rf"validation(?:-(\S+))? loss at iteration\s+(\d+)\b([^|]*)\|.*?\blm loss value:\s*({NUMBER})", re.IGNORECASE
