@@ -209,6 +209,14 @@ def test_plans_say_what_backs_them_and_link_their_neighbours(site: Path) -> None
         assert backing in deepseek
 
 
+def test_a_framework_that_rejects_the_layout_gets_a_plan_of_its_own(site: Path) -> None:
+    page = (site / FOLDERS[0] / "index.html").read_text(encoding="utf-8")
+    assert "Planned for Megatron-LM, which cannot run the layout above" in page
+    command = "meshwright recommend deepseek-ai/DeepSeek-V3 --gpus 64xH100 --goal pretrain --engine megatron"
+    assert command in page
+    assert "The rules reject this layout there" not in page
+
+
 def test_pages_of_plans_have_headings_labels_and_one_title(site: Path) -> None:
     pages = [site / "index.html", site / "404.html", *(site / folder / "index.html" for folder in FOLDERS)]
     pages.append(site / "meta-llama" / "Meta-Llama-3.1-8B" / "index.html")

@@ -59,24 +59,44 @@ def plan_data(key: PlanKey) -> Data:
         explained = api.plan_response(plan, requests.Recommend(key.model, gpus=key.gpus, goal=key.goal, explain=True))
     except InputError as error:
         return {"error": {"message": error.reason, "fix": list(error.fix)}}
+    replanned: dict[str, Any] = {}
     return {
         "plan": _plain(response),
         "explained": _plain(explained),
-        "written": {to: _written(plan, to, key.gpus) for to in presenters.FRAMEWORKS},
+        "written": {to: _written(plan, to, key, replanned) for to in presenters.FRAMEWORKS},
         "evidence": [_plain(one) for one in api.evidence_for(response)],
         "cli": presenters.command("recommend", requests.Recommend, {**key._asdict(), "overrides": ""}),
     }
 
 
-def _written(plan: Any, to: str, gpus: str) -> Data:
-    """Return the plan as a framework's files, or why it has none there."""
+def _written(plan: Any, to: str, key: PlanKey, replanned: dict[str, Any]) -> Data:
+    """Return the plan as a framework's files, or why it has none there.
+
+    A layout that the framework rejects is planned again for its engine; `replanned` has the plans by engine.
+    """
     try:
-        written = _plain(api.write_plan(plan, to, gpus))
+        written = _plain(api.write_plan(plan, to, key.gpus))
+        own = None if written["ok"] or to == api.ENGINES[0] else _for_engine(api.engine_of(to), key, replanned)
+        found = None if own is None else _plain(api.write_plan(own, to, key.gpus))
     except InputError as error:
-        return {"written": None, "error": {"message": error.reason}}
+        subject = f"{error.field}={error.value} " if error.value else ""
+        return {"written": None, "error": {"message": f"{subject}{error.reason}"}, "own": None}
     if to == api.ENGINES[0]:
         written["findings"] = []  # the page shows them
-    return {"written": written, "error": None}
+    if found is None or not found["ok"]:
+        return {"written": written, "error": None, "own": None}
+    return {"written": found, "error": None, "own": _plain(api.plan_response(own))}
+
+
+def _for_engine(engine: str, key: PlanKey, replanned: dict[str, Any]) -> Any:
+    """Return the plan for another engine; None if no recipe trains this there."""
+    if engine not in replanned:
+        try:
+            request = requests.Recommend(key.model, gpus=key.gpus, goal=key.goal, engine=engine)
+            replanned[engine] = api.recommend.handle(request)
+        except InputError:
+            replanned[engine] = None
+    return replanned[engine]
 
 
 def _plain(response: Any) -> Any:
@@ -103,7 +123,7 @@ def rendered(
         html = render(
             "plan_page.html", version=__version__, path="/", key=key, data=data, near=near, meta=meta, docs=docs,
             date=build_date(), name=titles[key.model], frameworks=presenters.FRAMEWORKS, goal_titles=GOAL_TITLES,
-            short=short_name(key.model), **shown,
+            short=short_name(key.model), words_of=layout_summary, **shown,
         )  # fmt: skip
         yield f"{folder}index.html", html
     for model in dict.fromkeys(key.model for key in keys):

@@ -19,15 +19,17 @@ const path = (id, plan) => `${rootPath}${id}/${plan[0]}/${plan[1]}/index.html`;
 // Splits a query: the goal, the cluster, and the words that name the model.
 function parts(text) {
   const asked = { goal: null, gpu: null, count: null, words: [] };
-  for (const raw of text.replace(/[×*]/g, "x").toLowerCase().split(/[\s,]+/).filter(Boolean)) {
-    for (const word of raw.split("/").map(plain).filter(Boolean)) {
-      const cluster = clusterOf(word);
-      if (goalOf(word)) asked.goal = goalOf(word);
-      else if (cluster && (gpuNames.has(cluster[2]) || [...gpuNames].some((name) => name.startsWith(cluster[2])))) [, asked.count, asked.gpu] = cluster;
-      else if (gpuNames.has(word)) asked.gpu = word;
-      else if (!["on", "with", "gpus", "gpu", "for", "a", "the", "index.html", "indexhtml"].includes(word)) asked.words.push(word);
-    }
-  }
+  const spaced = text.toLowerCase().replace(/[×*]/g, "x").replace(/\b(\d+)\s*x\s+/g, "$1x");
+  const words = spaced.split(/[\s,/]+/).map(plain).filter(Boolean);
+  words.forEach((word, at) => {
+    const cluster = clusterOf(word);
+    const known = cluster && [...gpuNames].some((name) => name.startsWith(cluster[2]));
+    if (/^\d+$/.test(word) && gpuNames.has(words[at + 1])) asked.count = word; // 64 H100
+    else if (goalOf(word)) asked.goal = goalOf(word);
+    else if (known) [, asked.count, asked.gpu] = cluster;
+    else if (gpuNames.has(word)) asked.gpu = word;
+    else if (!["on", "with", "gpus", "gpu", "for", "a", "the", "x", "indexhtml"].includes(word)) asked.words.push(word);
+  });
   return asked;
 }
 const pairs = (text) => new Set([...text].slice(1).map((letter, at) => text[at] + letter));
@@ -123,5 +125,5 @@ pick();
 // An address that is not a page, in any spelling: its words are searched.
 if (searchForm.dataset.missing !== undefined) {
   searchBox.value = decodeURIComponent(location.pathname.slice(rootPath.length)).replace(/\/+/g, " ").trim();
-  search();
+  document.addEventListener("DOMContentLoaded", search); // when app.js is loaded too
 }
