@@ -164,7 +164,8 @@ def _with_referenced(
     after = file.settings_of(target)
     launcher = {key: after[key] for key in ("num_machines", "num_processes", "main_process_ip") if key in after}
     kept = ("main_process_ip",) if "main_process_ip" in file.settings else ()
-    changes = {**file.given, **{key: value for key, value in launcher.items() if key not in kept}}
+    changes: dict[str, Any] = dict(file.given)
+    changes.update({key: value for key, value in launcher.items() if key not in kept})
     written = file.patched(target, {**changes, f"{ZERO}deepspeed_config_file": config}, recipe, on)
     files = {**written.files, config: text}
     program = imported.settings.parsed.program
@@ -203,7 +204,8 @@ def _only_program(
     except InputError:
         return None
     kept = keep_program(program, target, original, own, recipe, on)
-    words, files, unused = kept.program.argv, kept.files, ()
+    words, files = kept.program.argv, kept.files
+    unused: tuple[str, ...] = ()
     if base.program.env == target.program.env:
         first = next(iter(target.files))
         settings = {key: one.value for key, one in imported.settings.parsed.settings.items()}

@@ -145,7 +145,8 @@ class _Overflows:
     """The steps that DeepSpeed skipped since the last record, and its loss scale."""
 
     def __init__(self) -> None:
-        self._skipped, self._scale = 0, None
+        self._skipped = 0
+        self._scale: float | None = None
 
     def add(self, found: re.Match[str]) -> None:
         """Count a skipped step."""
@@ -228,8 +229,8 @@ def _record(line: Line, text: str) -> Iterator[_Record]:
     found = _decoded(line.text)
     if not isinstance(found, dict):
         return
-    place = next((found[name] for name in ("current_steps", "global_step/max_steps", "iteration") if name in found), "")
-    step, _, total = str(place).partition("/")
+    counts = ("current_steps", "global_step/max_steps", "iteration")
+    step, _, total = str(next((found[name] for name in counts if name in found), "")).partition("/")
     if step.isdigit():
         figures = {name: float(value) for name, value in found.items() if isinstance(value, int | float)}
         at_s = _passed(str(found["elapsed_time"])) if "elapsed_time" in found else None

@@ -162,7 +162,9 @@ def registered_flavor(text: str, name: str, flavor: str) -> RegisteredFlavor | N
     except (SyntaxError, ValueError, RecursionError):
         return None
     for node in tree.body:
-        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        if not isinstance(node, ast.Assign):
+            continue
+        target = node.targets[0]
         if not isinstance(target, ast.Subscript) or not isinstance(target.value, ast.Name):
             continue
         key = target.slice.value if isinstance(target.slice, ast.Constant) else None
