@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from meshwright import clusters, costs, frameworks, launch, planner
+from meshwright import clusters, costs, file_access, frameworks, launch, planner
 from meshwright.api import requests
 from meshwright.api.argument_names import recipe_key
 from meshwright.api.catalogues import recipe_text, save_files
@@ -635,6 +635,7 @@ class CheckResponse(Findings, frozen=True, kw_only=True):
     files: Sequence[FileCheck] | UnsetType = UNSET
     failed: Sequence[FailedCheck] | UnsetType = UNSET
     skipped: Sequence[SkippedFile] | UnsetType = UNSET
+    corrected: frameworks.FixedText | UnsetType = UNSET
 
 
 class ExportResponse(Response, frozen=True, kw_only=True):
@@ -678,7 +679,18 @@ def check_response(result: CheckResult, request: requests.Check | None = None) -
         assumed=assumed_in(_typed_gpus(request, result)),
         ignored=[_ignored_part(one) for one in result.ignored] or UNSET,
         stale=result.stale or UNSET,
+        corrected=_corrected(result, str(request.target)) if request is not None and request.corrected else UNSET,
     )
+
+
+def _corrected(result: CheckResult, path: str) -> frameworks.FixedText | UnsetType:
+    """Return the file with its repair, or with the fix of every error; unset for a recipe without a file."""
+    text = file_access.text_of(path) if file_access.exists(path) else None
+    if text is None:
+        return UNSET
+    errors = [one for one in result.findings if one.severity == "error"] or result.findings
+    fixes = result.repair.overrides if result.repair is not None else [fix for one in errors for fix in one.fix]
+    return frameworks.fixed_text(text, path, fixes)
 
 
 def _ignored_part(ignored: frameworks.IgnoredFinding) -> IgnoredFinding:

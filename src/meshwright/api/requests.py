@@ -517,6 +517,10 @@ class Check(Request, frozen=True):
     baseline: Annotated[str | None, path("Accept the known findings in this file; only new ones count.", "FILE")] = None
     write_baseline: Annotated[str | None, path("Write all findings to this baseline file.", "FILE")] = None
     skip_unknown: Annotated[bool, flag("Skip named files that no framework reads, as those of a folder.")] = False
+    corrected: Annotated[
+        bool,
+        Input(help="Include the file's text with its repair, or with the fixes of its errors.", surfaces=("http",)),
+    ] = False
 
 
 class Export(Request, frozen=True):

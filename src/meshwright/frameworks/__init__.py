@@ -10,6 +10,7 @@ from meshwright.frameworks.announced import lost_lines, with_comments
 from meshwright.frameworks.check import as_in_files, check, stated_gpus
 from meshwright.frameworks.dropped import DroppedSetting, dropped_settings, require_model
 from meshwright.frameworks.export import export, exported_engine, in_version, lost_numbers, write
+from meshwright.frameworks.fixed_text import FixedText, fixed_text
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.import_file import ImportedFile, import_file
 from meshwright.frameworks.initial_weights import loadable_weights
@@ -34,6 +35,7 @@ __all__ = [
     "Content",
     "DroppedSetting",
     "ExportedConfig",
+    "FixedText",
     "Framework",
     "IgnoredFinding",
     "ImportedFile",
@@ -51,6 +53,7 @@ __all__ = [
     "dropped_settings",
     "export",
     "exported_engine",
+    "fixed_text",
     "format_of",
     "framework",
     "framework_of",

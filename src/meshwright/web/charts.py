@@ -9,45 +9,72 @@ NEAR = 2.5  # times the fastest step: the initial view
 Spec = dict[str, Any]
 
 
-def layouts(plans: Mapping[str, Any]) -> Spec:
-    """Return the chart of layouts that fit: memory across, seconds up, faster above. explore.js adds the rows."""
+def layouts(plans: Mapping[str, Any], marks: Sequence[Mapping[str, Any]] = ()) -> Spec:
+    """Return the chart of layouts that fit: memory across, seconds up, faster above. explore.js adds the rows.
+
+    `marks` are layouts with a label, such as the recommended one; the dashed line is the memory of a GPU.
+    """
+    rows = plans.get("fitting", [])
+    seconds = [one["step_s"] for one in rows] or [1.0]
+    least = min(one["total_gib"] for one in rows) if rows else 0.0
+    capacity = plans["plans"][0]["estimate"]["memory_gib"]["capacity"]
+    near = [min(seconds) * 0.93, min(max(seconds), NEAR * min(seconds)) * 1.02]  # zoom out for the rest
+    x = {"type": "quantitative", "title": "GiB per GPU", "scale": {"domain": [least * 0.94, capacity * 1.03]}}
+    y = {
+        "type": "quantitative",
+        "title": "seconds per step (faster is higher)",
+        "scale": {"type": "log", "reverse": True, "nice": False, "domain": near},
+        "axis": {"format": "~g", "tickCount": 8},
+    }
+    at = {"x": {"field": "total_gib", **x}, "y": {"field": "step_s", **y}}
     tip = [
         {"field": "words", "title": "layout"},
         {"field": "total_gib", "title": "GiB", "format": ".1f"},
         {"field": "step_s", "title": "s per step", "format": ".4g"},
     ]
-    point = {"type": "point", "filled": True, "opacity": 0.75, "tooltip": True, "cursor": "pointer", "clip": True}
-    seconds = [one["step_s"] for one in plans.get("fitting", [])] or [1.0]
-    near = [min(seconds) * 0.98, min(max(seconds), NEAR * min(seconds)) * 1.02]  # zoom out for the rest
+    limit = {"values": [{"total_gib": capacity, "label": f"capacity {capacity:.1f} GiB"}]}
+    limit_at = {"x": {"field": "total_gib", **x}}
+    guide = {"type": "rule", "strokeDash": [5, 4], "strokeWidth": 1.5, "style": "guide"}
+    named = {"type": "text", "align": "right", "baseline": "top", "dx": -5, "dy": 5, "style": "caption"}
+    point = {"type": "point", "filled": True, "tooltip": True, "cursor": "pointer", "clip": True}
+    star = {"type": "point", "shape": "diamond", "size": 260, "strokeWidth": 2.5, "tooltip": True, "clip": True}
+    star_name = {"type": "text", "dy": -15, "fontWeight": 600, "style": "caption", "clip": True}
     return {
         "height": 420,
         "width": "container",
         "autosize": {"type": "fit-x", "contains": "padding", "resize": True},
-        "data": {"name": "layouts"},
-        "params": [
-            {"name": "chosen", "select": {"type": "point", "fields": ["id"], "toggle": False}},
-            {"name": "window", "select": "interval", "bind": "scales"},
+        "layer": [
+            {"data": limit, "mark": guide, "encoding": limit_at},
+            {"data": limit, "mark": named, "encoding": {**limit_at, "y": {"value": 0}, "text": {"field": "label"}}},
+            {
+                "data": {"name": "layouts"},
+                "params": [
+                    {"name": "chosen", "select": {"type": "point", "fields": ["id"], "toggle": False}},
+                    {"name": "window", "select": "interval", "bind": "scales"},
+                ],
+                "mark": point,
+                "encoding": {
+                    **at,
+                    "color": {"field": "color", "type": "nominal", "title": None},
+                    "opacity": {"field": "opacity", "type": "quantitative", "legend": None, "scale": None},
+                    "shape": {
+                        "field": "slot",
+                        "type": "nominal",
+                        "legend": None,
+                        "scale": {"domain": ["", "A", "B"], "range": ["circle", "square", "triangle"]},
+                    },
+                    "size": {"field": "size", "type": "quantitative", "legend": None, "scale": None},
+                    "tooltip": tip,
+                },
+            },
+            {
+                "data": {"name": "frontier"},
+                "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.5, "clip": True, "opacity": 0.7},
+                "encoding": {**at, "order": {"field": "total_gib", "type": "quantitative"}},
+            },
+            {"data": {"values": [*marks]}, "mark": star, "encoding": {**at, "tooltip": tip}},
+            {"data": {"values": [*marks]}, "mark": star_name, "encoding": {**at, "text": {"field": "label"}}},
         ],
-        "mark": point,
-        "encoding": {
-            "x": {"field": "total_gib", "type": "quantitative", "title": "GiB per GPU", "scale": {"zero": False}},
-            "y": {
-                "field": "step_s",
-                "type": "quantitative",
-                "title": "seconds per step (faster is higher)",
-                "scale": {"type": "log", "reverse": True, "nice": False, "domain": near},
-                "axis": {"format": "~g", "tickCount": 8},
-            },
-            "color": {"field": "color", "type": "nominal", "title": None},
-            "shape": {
-                "field": "slot",
-                "type": "nominal",
-                "legend": None,
-                "scale": {"domain": ["", "A", "B"], "range": ["circle", "square", "diamond"]},
-            },
-            "size": {"field": "size", "type": "quantitative", "legend": None, "scale": None},
-            "tooltip": tip,
-        },
     }
 
 
@@ -179,7 +206,8 @@ def _curve(title: str, drawn: Sequence[Mapping[str, Any]], marked: Sequence[Mapp
         },
     }
     late = [span for span in spans if span["from"] > 0.6 * last]
-    labels = [_label([span for span in spans if span not in late], "from", "left"), _label(late, "to", "right")]
+    early = [span for span in spans if span not in late]
+    labels = [_label(some, at, align) for some, at, align in ((early, "from", "left"), (late, "to", "right")) if some]
     return {
         "height": 190,
         "width": "container",

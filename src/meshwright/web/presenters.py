@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from difflib import unified_diff
 from math import floor, log10
 from typing import Any
 from urllib.parse import urlencode
@@ -138,16 +139,25 @@ def opened(plan: Answer, plans: Answer, form: Mapping[str, str]) -> str:
     """Return the query that recommends exactly this plan of a ranking."""
     fields = plans["fitting"][0]["layout"]
     overrides = [f"layout.{name}={_formatted(value)}" for name, value in plan["layout"].items() if name in fields]
-    names = {"model": "model", "gpus": "gpus", "goal": "goal", "seq": "seq_length", "engine": "engine"}
-    question = {name: str(plan["question"][field]) for name, field in names.items()}
     kept = {name: form[name] for name in BUDGET}
-    return with_override({**question, **kept, "overrides": form["overrides"]}, overrides)
+    return with_override({**question_of(plan), **kept, "overrides": form["overrides"]}, overrides)
+
+
+def question_of(plan: Answer) -> dict[str, str]:
+    """Return the fields that ask a plan's question."""
+    names = {"model": "model", "gpus": "gpus", "goal": "goal", "seq": "seq_length", "engine": "engine"}
+    return {name: str(plan["question"][field]) for name, field in names.items()}
 
 
 def _formatted(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "[" + ",".join(str(one) for one in value) + "]" if isinstance(value, list | tuple) else str(value)
+
+
+def formatted_layout(layout: Answer) -> dict[str, str]:
+    """Return a layout's fields as overrides spell their values."""
+    return {name: _formatted(value) for name, value in layout.items()}
 
 
 def with_override(form: Mapping[str, str], overrides: Iterable[str]) -> str:
@@ -177,6 +187,13 @@ def command(verb: str, request: type[Request], form: Mapping[str, Any]) -> str:
     """Return the command line for the same request."""
     arguments = {**form, "overrides": split_overrides(form.get("overrides", ""))}
     return shlex.join(["meshwright", verb, *command_words(request, arguments), "--json"])
+
+
+def diff_lines(before: str, after: str) -> list[tuple[str, str]]:
+    """Return the lines of a unified diff: the kind of each (add, remove, keep, skip) and its text."""
+    kinds = {"+": "add", "-": "remove", " ": "keep", "@": "skip"}
+    lines = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))[2:]
+    return [(kinds.get(line[:1], "keep"), "…" if line.startswith("@") else line[1:]) for line in lines]
 
 
 def findings_by_line(findings: Sequence[Answer], text: str) -> dict[str, Any]:
@@ -247,7 +264,7 @@ def table_of(rows: Sequence[Answer]) -> dict[str, Any]:
     """Return layouts as a table; values that all rows share are listed once."""
     if not rows:
         return {"common": {}, "columns": [], "rows": []}
-    flat = [{name: _formatted(value) for name, value in one["layout"].items()} for one in rows]
+    flat = [formatted_layout(one["layout"]) for one in rows]
     same = {name: value for name, value in flat[0].items() if all(one[name] == value for one in flat)}
     columns = [name for name in flat[0] if name not in same]
     return {

@@ -21,6 +21,7 @@ from meshwright.api.summary import layout_summary
 from meshwright.errors import InputError
 from meshwright.web import charts, presenters, quick_choices
 from meshwright.web.errors import error_of, to_error
+from meshwright.web.example_files import SCRIPT, SCRIPT_GPUS, SCRIPT_NAME
 from meshwright.web.routes_api import dispatcher_of
 from meshwright.web.templates import render
 
@@ -38,8 +39,9 @@ def verb_fields(request: type[ApiRequest], *leave_out: str) -> tuple[str, ...]:
 ASK = verb_fields(requests.Recommend, "explain")
 EXPLORE = verb_fields(requests.Plan, "top", "everything")
 SCALE = verb_fields(requests.Scale)
-CHECK = (*verb_fields(requests.Check, "target"), "example")
+CHECK = (*verb_fields(requests.Check, "target", "corrected"), "example")
 VERBATIM = ("text", "config")  # kept with their leading spaces: findings have lines and columns
+FILTERS = ("only", "most", "color")  # of the chart of layouts, kept in its link
 MAX_FIELDS = 200
 TOP = 10
 EXAMPLE_RECIPE = "llama3_8b_pretrain_config"
@@ -185,20 +187,24 @@ async def commands(request: Request) -> HTMLResponse:
 
 @router.api_route("/explore", methods=["GET", "POST"])
 async def explore(request: Request) -> HTMLResponse:
-    """Plot all layouts that fit, memory against speed."""
-    form = await form_fields(request, (*EXPLORE, "a", "b"))
+    """Plot all layouts that fit, memory against speed; before the user has asked, for the default question."""
+    form = await form_fields(request, (*EXPLORE, "a", "b", *FILTERS))
+    if not any(form.values()):
+        form |= {name: value for name, value in quick_choices.DEFAULT.items() if name != "model"}
+        form["target"] = quick_choices.DEFAULT["model"]
     fields = {name: form[name] for name in EXPLORE}
-    plans, error = Answer(), None
-    if any(fields.values()):
-        plans, error = await ask_form(request, "plan", fields, top=TOP, everything=True)
-    shown: dict[str, Any] = {"plans": plans}
+    plans, error = await ask_form(request, "plan", fields, top=TOP, everything=True)
+    shown: dict[str, Any] = {"plans": plans, "fixes": quick_choices.applied_fixes(error, fields) if error else None}
     if plans:
         arguments = {**fields, "target": fields["target"] or CONFIG, "top": TOP}
         shown["cli"] = presenters.command("plan", requests.Plan, arguments)
+        shown["marks"] = await _marks(request, fields, plans)
+        question = presenters.question_of(plans["plans"][0])
         shown |= {
-            "spec": charts.layouts(plans),
+            "spec": charts.layouts(plans, shown["marks"]),
             "data": presenters.table_of(plans.get("fitting", [])),
             "words_of": layout_summary,
+            "open_query": "" if fields["config"] else presenters.query({**question, **_budget(fields)}),
         }
         shown["opened"] = lambda one: presenters.opened(one, plans, fields)
     return await page(
@@ -210,6 +216,35 @@ async def explore(request: Request) -> HTMLResponse:
         permalink=presenters.query(form),
         **shown,
     )
+
+
+def _budget(fields: FormFields) -> FormFields:
+    return {name: fields[name] for name in presenters.BUDGET}
+
+
+async def _marks(request: Request, fields: FormFields, plans: Answer) -> list[dict[str, Any]]:
+    """Return the recommended layout of the same question, and the published one: what to mark in the chart."""
+    question = presenters.question_of(plans["plans"][0])
+    asked = {**{name: fields[name] for name in ("config", "recipe", "overrides", *presenters.BUDGET)}, **question}
+    found, _ = await ask_form(request, "recommend", asked)
+    if not found or found["recipe"]["name"] != plans["plans"][0]["recipe"]["name"]:
+        return []
+    engine = found["question"]["engine"]
+    rows = []
+    if found["estimate"]["fits"]:
+        gib, step_s = found["estimate"]["memory_gib"]["total"], found["estimate"]["step_s"]
+        words = layout_summary(found["layout"], engine)
+        row = {"total_gib": gib, "step_s": step_s, "words": words, "why": ""}
+        rows.append({"label": "recommended", "layout": presenters.formatted_layout(found["layout"]), **row})
+    published = found.get("published")
+    if published and not published["kept"]:
+        words = " ".join(f"{name} {value}" for name, value in published["layout"].items())
+        row = {name: published[name] for name in ("total_gib", "step_s", "why")}
+        layout = presenters.formatted_layout(published["layout"])
+        rows.append({"label": "published", "words": words, "layout": layout, **row, "why": f"{row['why']}."})
+    elif published and rows:
+        rows[0]["label"] = "recommended = published"
+    return rows
 
 
 @router.api_route("/explore/compare", methods=["GET", "POST"])
@@ -270,20 +305,35 @@ async def scale(request: Request) -> HTMLResponse:
 
 @router.api_route("/check", methods=["GET", "POST"])
 async def check(request: Request) -> HTMLResponse:
-    """Check a config or launch script."""
-    form = await form_fields(request, CHECK)
-    found, error = Answer(), None
+    """Check a config or launch script; before the user has sent one, an example with errors."""
+    form = await form_fields(request, (*CHECK, "apply"))
+    applying = bool(form.pop("apply"))
+    found, error, corrected = Answer(), None, None
+    opened = not any(form.values())
+    if opened:
+        form |= {"text": SCRIPT, "name": SCRIPT_NAME, "gpus": SCRIPT_GPUS}
     if form["example"] and not form["text"]:
         form, error = await _example(request, form)
-    elif any(value for name, value in form.items() if name != "example"):
-        fields = {name: value for name, value in form.items() if name not in ("example", "advice")}
-        found, error = await ask_form(request, "check", fields, advice=bool(form["advice"]))
-    shown: dict[str, Any] = {}
+    if form["text"] or form["name"]:
+        found, error = await _checked(request, form)
+    if found and applying and "corrected" in found:
+        before, corrected = form["text"], found["corrected"]
+        form = {**form, "text": corrected["text"]}
+        found, error = await _checked(request, form)
+        corrected = {**corrected, "diff": presenters.diff_lines(before, form["text"])}
+    shown: dict[str, Any] = {"corrected": corrected, "opened": opened}
     if found:
-        shown = presenters.findings_by_line(found["findings"], form["text"])
+        shown |= presenters.findings_by_line(found["findings"], form["text"])
         shown["memory"] = presenters.memory(found["estimate"]) if found["estimate"] else None
+        shown["permalink"] = presenters.query(form) if presenters.linkable(form) else ""
+        shown["can_apply"] = bool(found.get("corrected", {}).get("applied")) and not found["ok"]
     choices = ("", api.ENGINES[0], *api.FRAMEWORKS)
     return await page(request, "check.html", form=form, found=found, error=error, framework_choices=choices, **shown)
+
+
+async def _checked(request: Request, form: FormFields) -> tuple[Answer, Answer | None]:
+    fields = {name: value for name, value in form.items() if name not in ("example", "advice")}
+    return await ask_form(request, "check", fields, advice=bool(form["advice"]), corrected=True)
 
 
 async def _example(request: Request, form: FormFields) -> tuple[FormFields, Answer | None]:

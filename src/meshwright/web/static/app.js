@@ -44,7 +44,7 @@ const MAX_BYTES = Number(root.dataset.textBytes);
 const plainName = (name) => name.replace(/[^A-Za-z0-9_. -]/g, "_").replace(/^[. -]+/, "").slice(-100) || "script.sh";
 // A log that is too long is sent without its middle: its beginning says what runs, its end how it went.
 async function shortened(file) {
-  const [head, tail] = [0.3 * MAX_BYTES, 0.65 * MAX_BYTES].map(Math.floor);
+  const [head, tail] = [0.2 * MAX_BYTES, 0.45 * MAX_BYTES].map(Math.floor);
   const start = await file.slice(0, head).text();
   const end = await file.slice(-tail).text();
   return start.slice(0, start.lastIndexOf("\n") + 1) + end.slice(end.indexOf("\n") + 1);

@@ -52,6 +52,10 @@ charts.all = () => {
 };
 
 document.addEventListener("theme", charts.all);
+document.addEventListener("htmx:beforeSwap", () => {
+  // htmx copies attributes of the old element with the same id; the security policy forbids a style among them
+  for (const plot of document.querySelectorAll(".plot[style]")) plot.removeAttribute("style");
+});
 document.addEventListener("htmx:afterSettle", (event) => {
   const id = event.detail.target && event.detail.target.id;
   if (id === "answer") charts.all();

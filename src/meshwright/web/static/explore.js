@@ -1,7 +1,7 @@
 // Explore: filters over the layouts of the page, and a comparison of two.
 "use strict";
 
-const explore = { rows: [], chosen: { a: null, b: null } };
+const explore = { rows: [], marks: [], chosen: { a: null, b: null } };
 const FILTERS = ["strategy", "tp", "pp", "cp", "ep", "micro_batch_size", "recompute", "pp_schedule", "offload"];
 const IN_SUMMARY = ["strategy", "tp", "pp", "vp", "cp", "ep", "pp_schedule", "micro_batch_size", "recompute", "offload", "sp"];
 const PLAIN = ["false", "[]", "0", "1", "-1"]; // defaults, not shown
@@ -12,6 +12,7 @@ explore.load = () => {
   if (!place) return false;
   const { common, columns, rows } = JSON.parse(place.textContent);
   explore.common = common;
+  explore.marks = JSON.parse(document.getElementById("layouts-marks").textContent);
   explore.names = columns.filter((name) => name !== "total_gib" && name !== "step_s");
   explore.rows = rows.map((row, id) => {
     const one = { id };
@@ -21,6 +22,11 @@ explore.load = () => {
     one.ask = [...Object.keys(common), ...explore.names].map((name) => `${name}=${all[name]}`).join(" ");
     return one;
   });
+  // A mark is a row if the layouts agree; the recommended plan may be faster than its row by its kernels.
+  for (const mark of explore.marks) {
+    const row = explore.rows.find((one) => explore.names.every((name) => !(name in mark.layout) || mark.layout[name] === one[name]));
+    mark.ask = row ? row.ask : null;
+  }
   return true;
 };
 
@@ -35,8 +41,7 @@ explore.controls = () => {
   const place = document.getElementById("filters");
   const varied = FILTERS.filter((name) => explore.names.includes(name));
   const color = document.getElementById("color");
-  color.replaceChildren(...varied.map((name) => new Option(name, name)));
-  color.value = varied.includes("recompute") ? "recompute" : varied[0] || "";
+  color.replaceChildren(new Option("frontier", "frontier"), ...varied.map((name) => new Option(name, name)));
   const before = color.closest(".field");
   for (const name of varied) {
     const field = document.createElement("div");
@@ -57,7 +62,45 @@ explore.controls = () => {
   most.min = Math.floor(Math.min(...gib));
   most.max = Math.ceil(Math.max(...gib));
   most.value = most.max;
-  place.addEventListener("input", explore.show);
+  explore.restore();
+  place.addEventListener("input", () => { explore.keep(); explore.show(); });
+  document.getElementById("clear").addEventListener("click", () => {
+    for (const one of document.querySelectorAll("[data-only]")) one.value = "";
+    most.value = most.max;
+    explore.keep();
+    explore.show();
+  });
+};
+
+// Filters are part of the link: only=tp:2,recompute:full, most=60, color=pp.
+explore.restore = () => {
+  const query = new URL(location.href).searchParams;
+  for (const pair of (query.get("only") || "").split(",").filter(Boolean)) {
+    const [name, value] = pair.split(":");
+    const select = document.getElementById(`only-${name}`);
+    if (select && [...select.options].some((one) => one.value === value)) select.value = value;
+  }
+  const [most, color] = [document.getElementById("most"), document.getElementById("color")];
+  if (query.get("most")) most.value = query.get("most");
+  if ([...color.options].some((one) => one.value === query.get("color"))) color.value = query.get("color");
+};
+explore.keep = () => {
+  const here = new URL(location.href);
+  const most = document.getElementById("most");
+  const only = [...document.querySelectorAll("[data-only]")].filter((one) => one.value).map((one) => `${one.dataset.only}:${one.value}`);
+  const kept = { only: only.join(","), most: most.value === most.max ? "" : most.value, color: document.getElementById("color").value.replace("frontier", "") };
+  for (const [name, value] of Object.entries(kept)) value ? here.searchParams.set(name, value) : here.searchParams.delete(name);
+  history.replaceState(history.state, "", here);
+};
+
+// The layouts than which no other is both smaller and faster.
+explore.frontier = (rows) => {
+  let best = Infinity;
+  return [...rows].sort((a, b) => a.total_gib - b.total_gib || a.step_s - b.step_s).filter((row) => {
+    const better = row.step_s < best;
+    if (better) best = row.step_s;
+    return better;
+  });
 };
 
 explore.wanted = () => {
@@ -70,45 +113,77 @@ explore.slot = (row) => (row.ask === explore.chosen.a ? "A" : row.ask === explor
 
 explore.show = () => {
   const rows = explore.wanted();
-  const by = document.getElementById("color").value;
+  const frontier = explore.frontier(rows);
   document.getElementById("most-out").textContent = document.getElementById("most").value;
-  document.getElementById("shown").textContent = `${rows.length.toLocaleString("en")} shown.`;
-  explore.table(rows.slice(0, SHOWN));
+  document.getElementById("shown").textContent = `${rows.length.toLocaleString("en")} shown, ${frontier.length} on the frontier.`;
+  explore.table(rows, frontier);
   const view = charts.views.get("layouts");
-  if (view) view.data("layouts", explore.points(rows, by)).runAsync();
+  if (view) view.data("frontier", frontier).data("layouts", explore.points(rows, frontier)).runAsync();
 };
 
-explore.points = (rows, by) => rows.map((row) => {
-  const slot = explore.slot(row);
-  return { ...row, color: `${by} ${row[by]}`, slot, size: slot ? 240 : 44 };
-});
+explore.points = (rows, frontier) => {
+  const by = document.getElementById("color").value;
+  const best = new Set(frontier.map((row) => row.id));
+  return rows.map((row) => {
+    const [slot, on] = [explore.slot(row), best.has(row.id)];
+    const color = by === "frontier" ? (on ? "on the frontier" : "other layouts") : `${by} ${row[by]}`;
+    return { ...row, color, slot, size: slot ? 240 : on ? 90 : 36, opacity: slot || on ? 0.95 : by === "frontier" ? 0.3 : 0.6 };
+  });
+};
 
-explore.table = (rows) => {
-  const body = document.querySelector("#layouts-table tbody");
-  body.replaceChildren(...rows.map((row) => {
+const element = (tag, text, name) => {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  if (name) made.className = name;
+  return made;
+};
+
+// One table: the fastest of those shown; with "frontier only", those on the frontier.
+explore.table = (rows, frontier) => {
+  const table = document.getElementById("layouts-table");
+  const only = document.getElementById("frontier-only").checked;
+  const best = new Set(frontier.map((row) => row.id));
+  const section = document.getElementById("explore").dataset;
+  const marked = new Set(explore.marks.map((one) => one.ask));
+  const first = rows.filter((row) => marked.has(row.ask)); // whatever its place, the recommended plan is in the table
+  const shown = only ? [...frontier].reverse() : [...first, ...rows.slice(0, SHOWN).filter((row) => !marked.has(row.ask))];
+  table.querySelector("tbody").replaceChildren(...shown.map((row) => {
     const line = document.createElement("tr");
-    const name = document.createElement("th");
+    const name = element("th", row.words);
     name.scope = "row";
-    name.textContent = row.words;
-    const cells = [row.total_gib.toFixed(1), row.step_s >= 1 ? row.step_s.toFixed(2) : row.step_s.toPrecision(3)].map((text, at) => {
-      const cell = document.createElement("td");
-      cell.className = "right";
-      const data = document.createElement("data");
-      data.value = String(at ? row.step_s : row.total_gib);
-      data.textContent = text;
+    const label = explore.marks.find((one) => one.ask === row.ask);
+    if (label) name.append(" ", element("span", label.label, "tag good"));
+    else if (best.has(row.id)) name.append(" ", element("span", "frontier", "tag"));
+    const tokens = Number(section.tokensStep) / row.step_s;
+    const mfu = (100 * Number(section.mfuStep)) / row.step_s;
+    const figures = [
+      [row.total_gib, row.total_gib.toFixed(1)],
+      [row.step_s, row.step_s >= 1 ? row.step_s.toFixed(2) : row.step_s.toPrecision(3)],
+      [tokens, Math.round(tokens).toLocaleString("en")],
+      [mfu / 100, `${mfu.toFixed(1)} %`],
+    ].map(([value, text]) => {
+      const cell = element("td", undefined, "right");
+      const data = element("data", text);
+      data.value = String(value);
       cell.append(data);
       return cell;
     });
     const last = document.createElement("td");
     const taken = explore.slot(row);
-    const button = document.createElement("button");
+    const button = element("button", taken || "compare");
     button.type = "button";
     button.dataset.row = row.id;
     button.setAttribute("aria-pressed", String(Boolean(taken)));
-    button.textContent = taken || "choose";
-    button.setAttribute("aria-label", `${taken || "choose"}: ${row.words}`);
+    button.setAttribute("aria-label", `${taken || "compare"}: ${row.words}`);
     last.append(button);
-    line.append(name, ...cells, last);
+    if (section.plan) {
+      const open = element("a", "plan", "button");
+      const overrides = row.ask.split(" ").map((one) => `layout.${one}`).join(" ");
+      open.href = `/?${section.plan}&${new URLSearchParams({ overrides: `${section.overrides} ${overrides}`.trim() })}`;
+      open.setAttribute("aria-label", `plan with ${row.words}`);
+      last.append(" ", open);
+    }
+    line.append(name, ...figures, last);
     return line;
   }));
 };
@@ -156,7 +231,13 @@ charts.ready.set("layouts", (view) => {
 });
 charts.fill.set("layouts", (spec) => {
   if (explore.load() && !document.querySelector("[data-only]")) explore.controls();
-  spec.data.values = explore.points(explore.wanted(), document.getElementById("color").value);
+  const rows = explore.wanted();
+  const frontier = explore.frontier(rows);
+  for (const layer of spec.layer) {
+    if (layer.data.name === "layouts") layer.data.values = explore.points(rows, frontier);
+    if (layer.data.name === "frontier") layer.data.values = frontier;
+  }
+  if (innerWidth < 600) spec.height = 300;
 });
 document.addEventListener("DOMContentLoaded", explore.start);
 document.addEventListener("htmx:afterSettle", (event) => {

@@ -1,0 +1,54 @@
+"""What a person does on the pages of layouts, checks and logs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.web.e2e.test_browser import DROP, EXPLORE
+
+from meshwright.web import example_files
+
+
+def test_filters_of_layouts_are_in_the_link(watched: Any) -> None:
+    page = watched.open(EXPLORE)
+    assert page.locator("#layouts-table .tag", has_text="recommended").count() == 1
+    page.select_option("#only-pp", "2")
+    page.wait_for_function("() => new URL(location.href).searchParams.get('only') === 'pp:2'")
+    shown = page.locator("#shown").inner_text()
+    page.reload()
+    watched.drawn()
+    assert page.locator("#shown").inner_text() == shown
+    page.check("#frontier-only")
+    tags = page.locator("#layouts-table tbody tr").count()
+    assert page.locator("#layouts-table tbody .tag").count() == tags
+    page.click("#clear")
+    page.wait_for_function("() => !new URL(location.href).searchParams.get('only')")
+    assert page.evaluate("() => charts.views.get('layouts').data('frontier').length") > 1
+
+
+def test_fixes_are_applied_by_a_click(watched: Any) -> None:
+    page = watched.open("/check")
+    page.get_by_role("button", name="Apply fixes").click()
+    page.wait_for_selector("#fxd")
+    assert "--tensor-model-parallel-size 4" in page.input_value("#f-text")
+    assert page.locator("#verdict .badge.yes").count() == 1
+
+
+def test_a_dropped_log_is_drawn_and_shared(watched: Any) -> None:
+    page = watched.open("/doctor")
+    log = example_files.log()
+    page.evaluate(
+        DROP, ["#doctor", "train.log", "one line of another program\n" * 60_000 + log]
+    )  # too long: its middle is left out
+    page.wait_for_function("() => document.getElementById('f-log').value.includes('loss')")
+    assert len(page.input_value("#f-log")) < 1_000_000
+    page.fill("#f-model", "llama3-8b")
+    page.fill("#f-gpus", "8xH100")
+    page.click("button.main")
+    page.wait_for_function("() => !document.querySelector('#verdict').textContent.includes('example')")
+    watched.drawn()
+    assert page.evaluate("() => charts.views.get('curve-0').data('findings').length") == 1
+    page.locator("#shr ~ .copyable [data-copy=url]").click()
+    page.wait_for_timeout(60)
+    page.goto(page.evaluate("() => navigator.clipboard.readText()"))
+    assert "loss.spikes" in page.locator("#answer").inner_text()

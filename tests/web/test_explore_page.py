@@ -1,0 +1,55 @@
+"""The page of layouts: an answer at once, what is marked in its chart, filters in its link, one table."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from tests.web.test_pages import LAYOUTS, read
+
+from meshwright.web import charts
+
+
+def _data(text: str, id: str) -> Any:
+    found = re.search(rf'id="{id}">(.*?)</script>', text, re.DOTALL)
+    assert found is not None
+    return json.loads(found[1])
+
+
+def test_the_page_opens_with_an_answer(client: Any) -> None:
+    assert read(client, "/explore").numbers["fitting"] > 10
+
+
+def test_the_recommended_plan_and_the_capacity_are_marked(client: Any, cli: Any) -> None:
+    reply = client.get("/explore", params=LAYOUTS)
+    answer = cli("recommend", "llama3-8b", "--gpus", "16xH100", "--goal", "pretrain")
+    marks = {one["label"]: one for one in _data(reply.text, "layouts-marks")}
+    recommended = next(one for label, one in marks.items() if label.startswith("recommended"))
+    assert recommended["step_s"] == answer["estimate"]["step_s"]
+    assert recommended["total_gib"] == answer["estimate"]["memory_gib"]["total"]
+    layers = _data(reply.text, "layouts-spec")["layer"]
+    assert layers[0]["data"]["values"][0]["total_gib"] == answer["estimate"]["memory_gib"]["capacity"]
+    assert reply.text.count("<table") == 2  # of layouts, and of what was left out
+
+
+def test_a_published_layout_that_the_plan_leaves_is_marked(client: Any, cli: Any) -> None:
+    asked = ("--gpus", "4x8xH100", "--goal", "pretrain")
+    answer = cli("recommend", "llama3-70b", *asked)
+    published = answer.get("published")
+    reply = client.get("/explore", params={"target": "llama3-70b", "gpus": "4x8xH100", "goal": "pretrain"})
+    labels = {one["label"]: one for one in _data(reply.text, "layouts-marks")}
+    if published and not published["kept"]:
+        assert labels["published"]["step_s"] == published["step_s"]
+    elif published:
+        assert "recommended = published" in labels
+
+
+def test_filters_are_fields_of_the_link(client: Any) -> None:
+    page = read(client, "/explore", {**LAYOUTS, "only": "pp:2,tp:1", "most": "60", "color": "pp"})
+    assert any("only=pp%3A2%2Ctp%3A1" in text for text in page.text.split())
+
+
+def test_the_chart_of_nothing_is_empty() -> None:
+    estimate = {"memory_gib": {"capacity": 80.0}}
+    assert charts.layouts({"plans": [{"estimate": estimate}], "fitting": []})["layer"]
