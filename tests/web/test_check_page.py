@@ -10,7 +10,7 @@ from tests.web.html import Page
 from tests.web.test_pages import read
 
 from meshwright.frameworks import fixed_text
-from meshwright.web import example_files
+from meshwright.web import example_files, presenters
 
 TITAN = """# my run
 [model]
@@ -110,3 +110,17 @@ def test_what_is_no_setting_is_left_to_the_user() -> None:
     assert (made.text, made.applied, made.left) == ("a: 2\n", ("a: 2",), ("use more GPUs",))
     assert fixed_text("x = 1", "train.py", ["x=2"]).left == ("x=2",)
     assert fixed_text("python a.py --x 1", "a.sh", ["--data-path PREFIX"]).to_complete == ("--data-path PREFIX",)
+
+
+def test_a_diff_has_the_changed_lines_and_few_others() -> None:
+    before = "\n".join(map(str, range(50)))
+    after = before.replace("\n20\n", "\ntwenty\nmore\n").replace("\n40\n", "\n")
+    rows = presenters.diff_lines(before, after)
+    assert [row for row in rows if row[0] in ("add", "remove")] == [
+        ("remove", "20"),
+        ("add", "twenty"),
+        ("add", "more"),
+        ("remove", "40"),
+    ]
+    assert [row[0] for row in rows].count("skip") == 3
+    assert presenters.diff_lines("a\nb", "c") == [("remove", "a"), ("remove", "b"), ("add", "c")]

@@ -57,6 +57,7 @@ class Size(msgspec.Struct, frozen=True):
     host_gib: float = 0.0  # host memory per GPU that offloading needs
     tokens: float | None = None  # of the budget, or what the days train
     steps: int | None = None  # that train them
+    step_pct: float = 0.0  # error band of the step time, and so of the speed: value / (1 + pct) to value * (1 + pct)
 
     @property
     def offloads(self) -> bool:
@@ -434,6 +435,7 @@ def _size_for(baseline: Baseline, tokens: float | None, price: Price | None, day
         nodes=f"{case.cluster.nodes}x{case.cluster.gpus_per_node}",
         levers=as_overrides(levers),
         host_gib=float(estimate.memory.host),
+        step_pct=float(estimate.band.step_pct),
     )
     more = {} if taken is None else {name: getattr(taken, name) for name in BUDGETED}
     return msgspec.structs.replace(found, **more)

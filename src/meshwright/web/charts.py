@@ -89,7 +89,7 @@ SCALED = {
 def scaling(series: Sequence[Mapping[str, Any]]) -> dict[str, Spec]:
     """Return one chart per figure of the response, against the number of GPUs."""
     rows = [
-        {"gpu": one["gpu"], **{name: size[name] for name in ("gpus", "layout", *SCALED)}}
+        {"gpu": one["gpu"], **{name: size[name] for name in ("gpus", "layout", "step_pct", *SCALED)}}
         for one in series
         for size in one["sizes"]
         if size["fits"]
@@ -99,36 +99,56 @@ def scaling(series: Sequence[Mapping[str, Any]]) -> dict[str, Spec]:
 
 
 def _against_gpus(name: str, rows: list[dict[str, Any]]) -> Spec:
+    """Return the chart of one figure: its error band as an area, and the line of its estimates."""
     title, scale, form = SCALED[name]
-    kept = [{key: row[key] for key in ("gpu", "gpus", "layout", name)} for row in rows]
+    kept = [
+        {
+            **{key: row[key] for key in ("gpu", "gpus", "layout", name)},
+            "low": row[name] / (1 + row["step_pct"] / 100),
+            "high": row[name] * (1 + row["step_pct"] / 100),
+        }
+        for row in rows
+    ]
+    x = {
+        "field": "gpus",
+        "type": "quantitative",
+        "title": "GPUs",
+        "scale": {"type": "log", "base": 2, "nice": False},
+        "axis": {"format": ",", "labelOverlap": True},
+    }
+    y = {
+        "type": "quantitative",
+        "title": title,
+        "scale": {"type": scale, **({"zero": True} if scale == "linear" else {})},
+        "axis": {"format": form},
+    }
+    color = {"field": "gpu", "type": "nominal", "title": None}
+    shown = ".1%" if form == ".0%" else ",.4~g"
     return {
         "height": 220,
         "width": "container",
-        "data": {"values": kept},
-        "mark": {"type": "line", "point": {"size": 40, "filled": True}, "tooltip": True},
-        "encoding": {
-            "x": {
-                "field": "gpus",
-                "type": "quantitative",
-                "title": "GPUs",
-                "scale": {"type": "log", "base": 2, "nice": False},
-                "axis": {"format": ",", "labelOverlap": True},
+        "data": {"name": "sizes", "values": kept},
+        "encoding": {"x": x, "color": color},
+        "layer": [
+            {
+                "mark": {"type": "area", "opacity": 0.16},
+                "encoding": {"y": {"field": "low", **y}, "y2": {"field": "high"}},
             },
-            "y": {
-                "field": name,
-                "type": "quantitative",
-                "title": title,
-                "scale": {"type": scale, **({"zero": True} if scale == "linear" else {})},
-                "axis": {"format": form},
+            {
+                "mark": {"type": "line", "point": {"size": 40, "filled": True}, "tooltip": True},
+                "encoding": {
+                    "y": {"field": name, **y},
+                    "tooltip": [
+                        {"field": "gpu", "title": "GPU"},
+                        {"field": "gpus", "title": "GPUs", "format": ","},
+                        {"field": name, "title": title, "format": shown},
+                        {"field": "low", "title": "from", "format": shown},
+                        {"field": "high", "title": "to", "format": shown},
+                        {"field": "layout"},
+                    ],
+                },
             },
-            "color": {"field": "gpu", "type": "nominal", "title": None},
-            "tooltip": [
-                {"field": "gpu", "title": "GPU"},
-                {"field": "gpus", "title": "GPUs", "format": ","},
-                {"field": name, "title": title, "format": ".1%" if form == ".0%" else ",.4~g"},
-                {"field": "layout"},
-            ],
-        },
+        ],
     }
 
 

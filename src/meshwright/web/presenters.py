@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from difflib import unified_diff
 from math import floor, log10
 from typing import Any
 from urllib.parse import urlencode
@@ -189,11 +188,43 @@ def command(verb: str, request: type[Request], form: Mapping[str, Any]) -> str:
     return shlex.join(["meshwright", verb, *command_words(request, arguments), "--json"])
 
 
+LOOKAHEAD, CONTEXT = 40, 2  # lines: to find where two texts agree again, and shown around a change
+
+
 def diff_lines(before: str, after: str) -> list[tuple[str, str]]:
-    """Return the lines of a unified diff: the kind of each (add, remove, keep, skip) and its text."""
-    kinds = {"+": "add", "-": "remove", " ": "keep", "@": "skip"}
-    lines = list(unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=2))[2:]
-    return [(kinds.get(line[:1], "keep"), "…" if line.startswith("@") else line[1:]) for line in lines]
+    """Return the lines of a diff: the kind of each (add, remove, keep, or skip for those left out) and its text."""
+    old, new = before.splitlines(), after.splitlines()
+    rows: list[tuple[str, str]] = []
+    i = j = 0
+    while i < len(old) or j < len(new):
+        if i < len(old) and j < len(new) and old[i] == new[j]:
+            rows.append(("keep", old[i]))
+            i, j = i + 1, j + 1
+            continue
+        removed, added = _until_equal(old[i : i + LOOKAHEAD], new[j : j + LOOKAHEAD])
+        rows += [("remove", line) for line in old[i : i + removed]]
+        rows += [("add", line) for line in new[j : j + added]]
+        i, j = i + removed, j + added
+    return _near_changes(rows)
+
+
+def _until_equal(old: Sequence[str], new: Sequence[str]) -> tuple[int, int]:
+    """Return how many lines of each to pass until both have the same line; all of them if they never have."""
+    places = {line: place for place, line in reversed([*enumerate(new)]) if line.strip()}
+    found = [(place + places[line], place, places[line]) for place, line in enumerate(old) if line in places]
+    return min(found)[1:] if found else (len(old), len(new))
+
+
+def _near_changes(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    changed = [place for place, row in enumerate(rows) if row[0] != "keep"]
+    near = {near for place in changed for near in range(place - CONTEXT, place + CONTEXT + 1)}
+    shown: list[tuple[str, str]] = []
+    for place, row in enumerate(rows):
+        if place in near:
+            shown.append(row)
+        elif not shown or shown[-1][0] != "skip":
+            shown.append(("skip", "…"))
+    return shown
 
 
 def findings_by_line(findings: Sequence[Answer], text: str) -> dict[str, Any]:

@@ -296,8 +296,13 @@ async def scale(request: Request) -> HTMLResponse:
         form=form,
         found=found,
         error=error,
+        fixes=quick_choices.applied_fixes(error, form) if error else None,
         specs=charts.scaling(series),
         titles={name: row[0] for name, row in charts.SCALED.items()},
+        plain={one["gpu"]: next((s for s in one["sizes"] if s["fits"] and not s["levers"]), None) for one in series},
+        plan_query=lambda one: _query(
+            ASK, {**form, "gpus": f"{one['most_efficient']['nodes']}x{one['gpu'].split('x')[-1]}"}
+        ),
         cli="\n".join(presenters.command("size", requests.Size, {**sized, "gpu": one["gpu"]}) for one in series),
         permalink=presenters.query(form),
     )

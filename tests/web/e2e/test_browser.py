@@ -259,7 +259,7 @@ def test_scale_draws_what_its_table_says(watched: Any, meshwright: Any) -> None:
     numbers = {path.removeprefix("H100."): value for path, value in watched.numbers("#answer").items()}
     assert len(numbers) > 50
     assert all(value == at(answer, path) for path, value in numbers.items())
-    drawn = watched.page.evaluate("() => charts.views.get('scale-mfu').data('source_0').map((one) => one.mfu)")
+    drawn = watched.page.evaluate("() => charts.views.get('scale-mfu').data('sizes').map((one) => one.mfu)")
     assert drawn == [one["mfu"] for one in answer["sizes"] if one["fits"]]
     assert watched.page.locator("canvas").count() == 4
 

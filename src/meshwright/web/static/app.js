@@ -205,6 +205,25 @@ function ready(where) {
   if (announced) announce(announced.dataset.announce);
 }
 
+// A search of seconds: what is computed, and for how long already.
+document.addEventListener("htmx:beforeRequest", (event) => {
+  const form = event.target.closest("form[data-progress]");
+  const place = form && event.target === form && document.getElementById("answer");
+  if (!place) return;
+  const line = document.createElement("p");
+  line.className = "progress";
+  const bar = document.createElement("progress");
+  bar.setAttribute("aria-label", "Computing");
+  const text = document.createElement("span");
+  const start = Date.now();
+  const show = () => { text.textContent = `Computing ${form.dataset.progress}: ${Math.round((Date.now() - start) / 1000)} s`; };
+  show();
+  const timer = setInterval(() => { line.isConnected ? show() : clearInterval(timer); }, 500);
+  line.append(bar, " ", text);
+  place.prepend(line);
+  announce("Computing");
+});
+
 // htmx: a config that is too long for an address is posted; empty fields stay out of it.
 document.addEventListener("htmx:configRequest", (event) => {
   const { parameters } = event.detail;
