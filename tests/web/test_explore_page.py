@@ -40,9 +40,10 @@ def test_a_published_layout_that_the_plan_leaves_is_marked(client: Any, cli: Any
     reply = client.get("/explore", params={"target": "llama3-70b", "gpus": "4x8xH100", "goal": "pretrain"})
     labels = {one["label"]: one for one in _data(reply.text, "layouts-marks")}
     if published and not published["kept"]:
-        assert labels["published"]["step_s"] == published["step_s"]
+        mark = next(one for label, one in labels.items() if label.startswith("published"))
+        assert mark["step_s"] == published["step_s"]
     elif published:
-        assert "recommended = published" in labels
+        assert any(label.startswith("recommended = published") for label in labels)
 
 
 def test_filters_are_fields_of_the_link(client: Any) -> None:

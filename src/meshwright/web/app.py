@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse, Resp
 from starlette.exceptions import HTTPException
 
 from meshwright import __version__
-from meshwright.web import assets, routes_api, routes_doctor, routes_html
+from meshwright.web import assets, routes_api, routes_compare, routes_doctor, routes_html
 from meshwright.web.cache import CacheMiddleware
 from meshwright.web.dispatcher import Dispatcher
 from meshwright.web.errors import to_error
@@ -49,7 +49,8 @@ def create_app(settings: Settings | None = None) -> FastAPI:
         app.add_api_route(path, _to_schema, include_in_schema=False)
     app.include_router(assets.router)
     app.include_router(routes_html.router)
-    app.include_router(routes_doctor.router)
+    for pages in (routes_compare, routes_doctor):
+        app.include_router(pages.router)
     app.openapi = lambda: routes_api.openapi(app)  # type: ignore[method-assign]  # as FastAPI documents it
     app.add_exception_handler(HTTPException, _not_found)
     app.add_exception_handler(routes_html.UnknownFieldError, routes_html.show_unknown_field)

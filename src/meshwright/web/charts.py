@@ -18,7 +18,8 @@ def layouts(plans: Mapping[str, Any], marks: Sequence[Mapping[str, Any]] = ()) -
     seconds = [one["step_s"] for one in rows] or [1.0]
     least = min(one["total_gib"] for one in rows) if rows else 0.0
     capacity = plans["plans"][0]["estimate"]["memory_gib"]["capacity"]
-    near = [min(seconds) * 0.93, min(max(seconds), NEAR * min(seconds)) * 1.02]  # zoom out for the rest
+    fastest = min(*seconds, *(one["step_s"] for one in marks), min(seconds))
+    near = [fastest * 0.93, min(max(seconds), NEAR * min(seconds)) * 1.02]  # zoom out for the rest
     x = {"type": "quantitative", "title": "GiB per GPU", "scale": {"domain": [least * 0.94, capacity * 1.03]}}
     y = {
         "type": "quantitative",
@@ -147,6 +148,41 @@ def _against_gpus(name: str, rows: list[dict[str, Any]]) -> Spec:
                         {"field": "layout"},
                     ],
                 },
+            },
+        ],
+    }
+
+
+def sides(found: Sequence[Mapping[str, Any]]) -> Spec | None:
+    """Return the speed of every engine that runs a training, with the interval of each; None if none runs it."""
+    rows = [
+        {
+            "name": one["name"],
+            "rate": one["estimate"]["tokens_per_s_per_gpu"],
+            "low": one["estimate"]["tokens_per_s_per_gpu"] / (1 + one["estimate"]["band"]["step_pct"] / 100),
+            "high": one["estimate"]["tokens_per_s_per_gpu"] * (1 + one["estimate"]["band"]["step_pct"] / 100),
+        }
+        for one in found
+        if one["ok"] and one["estimate"]
+    ]
+    if not rows:
+        return None
+    y = {"field": "name", "type": "nominal", "title": None, "sort": None}
+    x = {"type": "quantitative", "title": "tokens per second and GPU", "axis": {"format": ",d"}}
+    tip = [{"field": "name"}, *({"field": name, "format": ",.0f"} for name in ("rate", "low", "high"))]
+    return {
+        "height": 30 * len(rows),
+        "width": "container",
+        "data": {"values": rows},
+        "encoding": {"y": y},
+        "layer": [
+            {
+                "mark": {"type": "bar", "opacity": 0.55, "height": 16, "tooltip": True},
+                "encoding": {"x": {"field": "rate", **x}, "tooltip": tip},
+            },
+            {
+                "mark": {"type": "rule", "strokeWidth": 2, "style": "guide"},
+                "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}},
             },
         ],
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from math import floor, log10
+from math import floor, hypot, log10
 from typing import Any
 from urllib.parse import urlencode
 
@@ -132,6 +132,21 @@ def differing(a: Answer, b: Answer) -> list[dict[str, Any]]:
         {"name": name, "a": a["layout"][name], "b": b["layout"][name], "same": a["layout"][name] == b["layout"][name]}
         for name in names
     ]
+
+
+def faster_side(a: Answer, b: Answer) -> str:
+    """Return which of two plans is faster per GPU, and whether by more than the error bands."""
+    rates = [one["estimate"]["tokens_per_s_per_gpu"] for one in (a, b)]
+    fits = [one["estimate"]["fits"] for one in (a, b)]
+    if not all(fits):
+        return "Neither plan fits." if not any(fits) else f"Only plan {'A' if fits[0] else 'B'} fits."
+    name, other = ("A", "B") if rates[0] >= rates[1] else ("B", "A")
+    ratio = max(rates) / min(rates)
+    band = hypot(*(one["estimate"]["band"]["step_pct"] / 100 for one in (a, b)))
+    sure = "more than" if ratio > 1 + band else "within"
+    same = a["question"]["model"] == b["question"]["model"]
+    unit = "tokens/s per GPU" if same else "tokens/s per GPU of another model"
+    return f"Plan {name} has {ratio:.2f} × the {unit} of plan {other}, {sure} the error of the estimates."
 
 
 def opened(plan: Answer, plans: Answer, form: Mapping[str, str]) -> str:

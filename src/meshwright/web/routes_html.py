@@ -162,6 +162,7 @@ def _recommended(plan: Answer, form: FormFields) -> dict[str, Any]:
         "engine_of": {name: api.engine_of(name) for name in presenters.FRAMEWORKS},
         "would_fit": quick_choices.would_fit(plan, form),
         "explore": _query(EXPLORE, {**form, "target": form["model"], "model": ""}),
+        "compare": _query(("model", "gpus", "goal", "seq", "overrides"), form),
         "scale": _query(SCALE, {**form, "gpu": quick_choices.split_cluster(plan["question"]["gpus"])[1]}),
     }
 
@@ -241,9 +242,10 @@ async def _marks(request: Request, fields: FormFields, plans: Answer) -> list[di
         words = " ".join(f"{name} {value}" for name, value in published["layout"].items())
         row = {name: published[name] for name in ("total_gib", "step_s", "why")}
         layout = presenters.formatted_layout(published["layout"])
-        rows.append({"label": "published", "words": words, "layout": layout, **row, "why": f"{row['why']}."})
+        label = "published, measured" if published["measured"] else "published"
+        rows.append({"label": label, "words": words, "layout": layout, **row, "why": f"{row['why']}."})
     elif published and rows:
-        rows[0]["label"] = "recommended = published"
+        rows[0]["label"] = f"recommended = published{', measured' if published['measured'] else ''}"
     return rows
 
 
