@@ -48,6 +48,13 @@ def layouts(plans: Mapping[str, Any], marks: Sequence[Mapping[str, Any]] = ()) -
             {"data": limit, "mark": guide, "encoding": limit_at},
             {"data": limit, "mark": named, "encoding": {**limit_at, "y": {"value": 0}, "text": {"field": "label"}}},
             {
+                "data": {"name": "frontier"},
+                "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.5, "clip": True, "opacity": 0.7},
+                "encoding": {**at, "order": {"field": "total_gib", "type": "quantitative"}},
+            },
+            {"data": {"values": [*marks]}, "mark": star, "encoding": {**at, "tooltip": tip}},
+            {"data": {"values": [*marks]}, "mark": star_name, "encoding": {**at, "text": {"field": "label"}}},
+            {
                 "data": {"name": "layouts"},
                 "params": [
                     {"name": "chosen", "select": {"type": "point", "fields": ["id"], "toggle": False}},
@@ -68,13 +75,6 @@ def layouts(plans: Mapping[str, Any], marks: Sequence[Mapping[str, Any]] = ()) -
                     "tooltip": tip,
                 },
             },
-            {
-                "data": {"name": "frontier"},
-                "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.5, "clip": True, "opacity": 0.7},
-                "encoding": {**at, "order": {"field": "total_gib", "type": "quantitative"}},
-            },
-            {"data": {"values": [*marks]}, "mark": star, "encoding": {**at, "tooltip": tip}},
-            {"data": {"values": [*marks]}, "mark": star_name, "encoding": {**at, "text": {"field": "label"}}},
         ],
     }
 

@@ -118,7 +118,7 @@ explore.show = () => {
   document.getElementById("shown").textContent = `${rows.length.toLocaleString("en")} shown, ${frontier.length} on the frontier.`;
   explore.table(rows, frontier);
   const view = charts.views.get("layouts");
-  if (view) view.data("frontier", frontier).data("layouts", explore.points(rows, frontier)).runAsync();
+  if (view) view.data("frontier", explore.line(frontier)).data("layouts", explore.points(rows, frontier)).runAsync();
 };
 
 explore.points = (rows, frontier) => {
@@ -188,6 +188,8 @@ explore.table = (rows, frontier) => {
   }));
 };
 
+explore.line = (frontier) => frontier.map(({ total_gib, step_s }) => ({ total_gib, step_s })); // not to be clicked
+
 explore.choose = (row) => {
   const { chosen } = explore;
   if (chosen.a === row.ask) chosen.a = chosen.b, chosen.b = null;
@@ -226,7 +228,9 @@ explore.start = () => {
 
 charts.ready.set("layouts", (view) => {
   view.addEventListener("click", (event, item) => {
-    if (item && item.datum && item.datum.id !== undefined) explore.choose(explore.rows[item.datum.id]);
+    if (!item || !item.datum) return;
+    const row = item.datum.label ? explore.rows.find((one) => item.datum.words === (explore.marks.find((mark) => mark.ask === one.ask) || {}).words) : explore.rows[item.datum.id];
+    if (row) explore.choose(row);
   });
 });
 charts.fill.set("layouts", (spec) => {
@@ -235,7 +239,7 @@ charts.fill.set("layouts", (spec) => {
   const frontier = explore.frontier(rows);
   for (const layer of spec.layer) {
     if (layer.data.name === "layouts") layer.data.values = explore.points(rows, frontier);
-    if (layer.data.name === "frontier") layer.data.values = frontier;
+    if (layer.data.name === "frontier") layer.data.values = explore.line(frontier);
   }
   if (innerWidth < 600) spec.height = 300;
 });
