@@ -61,7 +61,7 @@ CASES = (
     Case("valid with experts", MOE, gpus="2x8xH200"),
     Case("valid with data of several kinds", VALID + '\n[[data.datasets]]\npath = "a"\nweight = 0.5\n', gpus="16xH100"),
     Case("unknown key", replaced(VALID, ("tp = 1", "tensor_parallel = 1")), [("key.unknown", 26)], "16xH100"),
-    Case("not a number", replaced(VALID, ("tp = 1", 'tp = "two"')), [("value.invalid", 26)], "16xH100"),
+    Case("not a number", replaced(VALID, ("tp = 1", 'tp = "many"')), [("value.invalid", 26)], "16xH100"),
     Case(
         "more ranks than GPUs",
         replaced(VALID, ("dp_shard = 16\ntp = 1", "dp_shard = 4\ntp = 8")),
