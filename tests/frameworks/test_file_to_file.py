@@ -172,12 +172,12 @@ def test_the_tokenizer_is_that_of_the_weights_and_never_a_look_alikes(meshwright
 
 
 def test_bpe_files_do_not_become_another_models_tokenizer(meshwright: Any, case: Any) -> None:
-    case("mlm_gpt2_bpe")
+    folder = case("mlm_gpt2_bpe")
     saved = meshwright("recommend", "run.sh", "--gpus", "8xH100", "--engine", "megatron", "--save", "s.toml")
     assert saved.code == 0, saved
     found = meshwright("export", "s.toml", "--to", "megatron-lm", "--out", "m")
     assert "TinyLlama" not in found.out
-    assert "fix: data.tokenizer=PATH" in found.out
+    assert "--tokenizer-type GPT2BPETokenizer" in (folder / "m" / "s.sh").read_text()
 
 
 def test_text_of_the_hub_is_not_a_prefix_of_token_files(meshwright: Any, case: Any) -> None:
