@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 
 from meshwright.errors import InputError
 from meshwright.web import export as exporting
-from meshwright.web import plan_selection
+from meshwright.web import plan_pages, plan_selection
 from meshwright.web.static_page import as_file
 
 FEW = 3  # entries of each kind
@@ -182,7 +182,7 @@ def test_a_plan_is_at_the_address_of_its_hub_id_with_the_json_of_the_command_lin
     for shown in (f"meshwright recommend {model} --gpus {gpus} --goal {goal} --json", "What backs these figures"):
         assert shown in page
     assert "capacity" in page
-    assert "expected between" in page
+    assert "the interval of 80 % of comparable measurements" in page
     for framework in ("Meshwright", "Megatron-LM", "torchtitan", "DeepSpeed"):
         assert f">{framework}</button>" in page
 
@@ -270,3 +270,13 @@ def test_the_popular_plans_are_some_hundreds_of_catalogue_models(client: TestCli
     assert len(set(keys)) == len(keys)
     assert plan_selection.PlanKey("deepseek-ai/DeepSeek-V3", "64xH100", "pretrain") in keys
     assert all("/" in key.model for key in keys)
+
+
+def test_a_plan_that_does_not_fit_says_so_and_has_no_command() -> None:
+    key = plan_selection.PlanKey("meta-llama/Meta-Llama-3.1-70B", "1xRTX4090", "pretrain")
+    plans = plan_pages.computed([key], strict=True)
+    assert not plans[key]["plan"]["estimate"]["fits"]
+    pages = dict(plan_pages.rendered(plans, {key.model: "llama31_70b"}, plan_pages.addresses(""), "", False))
+    page = pages[f"{key.folder}/index.html"]
+    assert '<span class="badge no">' in page
+    assert "og:url" not in page
