@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -104,7 +105,7 @@ async def _files(site: Site, log: Callable[[str], None]) -> dict[str, bytes]:
     for number, (name, (address, twin)) in enumerate(pages.items()):
         html, data = (await get(address)).decode(), await get(twin)
         parts = {part: await _part(get, part) for part in _parts(html)}
-        contents[name] = as_file(_without_served(html, site), name, links, parts.__getitem__).encode()
+        contents[name] = as_file(_without_served(html, site, links), name, links, parts.__getitem__).encode()
         if name.startswith("recipes/"):
             data = _merged(data, "estimate", await get(f"/api/estimate?target={PurePosixPath(name).stem}"))
         contents[str(PurePosixPath(name).with_suffix(".json"))] = _indented(data)
@@ -139,7 +140,7 @@ def _plan_files(
     address, previews = plan_pages.addresses(site.url), preview_image.available()
     files = {}
     for name, html in plan_pages.rendered(plans, titles, address, site.docs, previews):
-        files[name] = as_file(_without_served(html, site), name, links).encode()
+        files[name] = as_file(_without_served(html, site, links), name, links).encode()
     for key, data in plans.items():
         plan = data["plan"]
         files[f"{key.folder}/index.json"] = _indented(json.dumps(plan).encode())
@@ -177,7 +178,7 @@ def _front(
     lead = lead if plans else f"What Meshwright {__version__} knows. To plan for your own GPUs, run meshwright web."
     meta = plan_pages.page_meta("Training plans for open models" if plans else "Catalogue", lead, address(""))
     front = render("catalogue.html", heading=heading, lead=lead, meta=meta, root="", missing=False, **shown)
-    files = {"index.html": as_file(_without_served(front, site), "index.html", links).encode()}
+    files = {"index.html": as_file(_without_served(front, site, links), "index.html", links).encode()}
     if plans:
         root = urlsplit(site.url).path.rstrip("/") + "/"
         meta = plan_pages.page_meta("Page not found", lead, "")
@@ -185,7 +186,7 @@ def _front(
         html = render(
             "catalogue.html", heading="Page not found", lead=lead, meta=meta, root=root, missing=True, **shown
         )
-        files["404.html"] = as_file(_without_served(html, site), "404.html", links, root=root).encode()
+        files["404.html"] = as_file(_without_served(html, site, links), "404.html", links, root=root).encode()
     return files
 
 
@@ -252,17 +253,17 @@ async def _part(get: Get, address: str) -> str:
     return f"<pre><code>meshwright export {escape(name)} --to {escape(arguments['to'])}</code></pre>"
 
 
-def _without_served(html: str, site: Site) -> str:
+def _without_served(html: str, site: Site, links: Mapping[str, str]) -> str:
     """Return a page without menu entries that need a server, and with one for the documentation."""
+    entry = re.compile(r'\s*<li><a href="(/[a-z]*)"')
     lines = html.split("\n")
-    served = tuple(f'<li><a href="/{name}"' for name in ("explore", "scale", "check", "doctor", "compare"))
-    kept = [line for line in lines if not line.lstrip().startswith(served)]
+    kept = [line for line in lines if (found := entry.match(line)) is None or found[1] in links]
     docs = f'\n<li><a href="{escape(site.docs)}">Docs</a></li>' if site.docs else ""
-    text, accuracy = "\n".join(kept), ">Accuracy</a></li>"
+    text = "\n".join(kept)
     for current in ("", ' aria-current="page"'):
         first = f'<li><a href="/"{current}>'
         text = text.replace(f"{first}Plan</a></li>", f"{first}{'Plans' if site.plans else 'Catalogue'}</a></li>")
-    return text.replace(accuracy, accuracy + docs, 1)
+    return text.replace("</ul>\n    </nav>", f"{docs}</ul>\n    </nav>", 1)
 
 
 def _sections(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
