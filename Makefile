@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where PYTHONDONTWRITEBYTECODE is set, every worker would compile the tests, and every command the source, again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: megatron setup demo test test-times lint style browser screens docs site bench load schema accuracy sweep file-sweep verify parity slow faults mutation slurm-test clean
+.PHONY: megatron setup demo test wheel test-times lint style browser screens docs site bench load schema accuracy sweep file-sweep verify parity slow faults mutation slurm-test clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -49,6 +49,9 @@ test: style browser
 	@mkdir -p build; $(BIN)/mypy >build/mypy.log 2>&1 & types=$$!; \
 	  $(PYTEST) -n 2 --dist worksteal; status=$$?; \
 	  wait $$types || status=1; cat build/mypy.log; exit $$status
+
+wheel: setup  ## build the wheel, install it in a clean environment without torch, and type the first commands (two minutes)
+	$(PYTEST) -m slow tests/first_hour/test_01_install.py -n 0
 
 test-times: $(VENV)/.peers browser  ## the same tests; the slowest files and tests at the end
 	$(PYTEST) -n 2 --dist worksteal -p tests.times

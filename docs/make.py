@@ -25,6 +25,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # the other page generators
 
 import accuracy_rows  # noqa: E402
+import agents_page  # noqa: E402
 import capabilities_page  # noqa: E402
 import ci_page  # noqa: E402
 import commands_page  # noqa: E402
@@ -597,6 +598,7 @@ PAGES = {
     "schema.md": schema_page.page,
     "doctor.md": doctor_page.page,
     "messages.md": messages_page.page,
+    "agents.md": agents_page.page,
     "skill/SKILL.md": skill_page.page,
     **{f"schema/{name}": partial(schema_file, name) for name in schema.published()},
 }

@@ -1,7 +1,8 @@
 """Which files a request may open: those of this machine, or only the texts sent with it.
 
-A user at a terminal names files. A request over HTTP or MCP must not: it runs inside `with only({...})`, where a path
-is one of the texts sent with the request or is rejected, without checking whether the file exists.
+A user at a terminal names files, and so does an agent that the user started, over standard input and output. A request
+over HTTP must not: it runs inside `with only({...})`, where a path is one of the texts sent with the request or is
+rejected, without checking whether the file exists. A call of an agent that sends texts runs there too.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def text_of(path: str | Path, field: str = "file") -> str | None:
     found = sent.get(str(Path(path)))
     if found is None:
         raise InputError(
-            "file paths are not allowed over HTTP or MCP",
+            "file paths are not allowed over HTTP, nor with a file sent as text",
             field=field,
             value=str(path),
             fix=("send the file's contents, or use a catalogue name",),

@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from functools import cache
 
 _SILENT: ContextVar[bool] = ContextVar("silent", default=False)
+_COLLECTED: ContextVar[list[str] | None] = ContextVar("collected", default=None)
 
 
 @contextmanager
@@ -22,9 +23,24 @@ def no_notes() -> Iterator[None]:
         _SILENT.reset(before)
 
 
+@contextmanager
+def collected_notes() -> Iterator[list[str]]:
+    """Collect notes instead of printing them: for an answer that carries them."""
+    found: list[str] = []
+    before = _COLLECTED.set(found)
+    try:
+        yield found
+    finally:
+        _COLLECTED.reset(before)
+
+
 def note(text: str) -> None:
     """Print a note to stderr: once per process, and on one rank only."""
-    if not _SILENT.get():  # a note that was not printed must be printed later
+    found = _COLLECTED.get()
+    if found is not None:
+        if text not in found and not _SILENT.get():
+            found.append(text)
+    elif not _SILENT.get():  # a note that was not printed must be printed later
         print_once(text)
 
 

@@ -20,6 +20,7 @@ _TOKENS = re.compile(
     r"([0-9][0-9,_]*(?:\.[0-9]*)?(?:e[+]?[0-9]+)?|\.[0-9]+)\s*"
     r"(k|m|b|g|t|thousand|million|billion|bn|trillion|tn)?(?:\s*tok(?:en)?s?)?"
 )
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SCALES = {"": 1.0, "k": 1e3, "th": 1e3, "m": 1e6, "b": 1e9, "g": 1e9, "t": 1e12}
 
 
@@ -101,3 +102,8 @@ def sequence_length(seq: int | str | None) -> int | None:
     if not is_integer or not 0 < int(digits) * scale <= MAX_TOKENS:
         raise InputError(f"must be 1 to {MAX_TOKENS:,} tokens, e.g. 8192, 8k or 1M", field="seq", value=text[:40])
     return int(digits) * scale
+
+
+def snake_case(name: str) -> str:
+    """Return a name as fields are written: maxGpus, max-gpus and "Max GPUs" are max_gpus."""
+    return re.sub(r"[\s-]+", "_", _HUMP.sub("_", name)).lower()

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 import venv
 import zipfile
@@ -21,6 +22,7 @@ from meshwright.errors import InputError
 ROOT = Path(__file__).parents[2]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 RECIPE = "qwen3_600m_sft_config"
+FIRST_ANSWER_S = 10.0  # of a new installation, whose bytecode is not compiled yet
 TRAIN = {
     "train": ["train", RECIPE, "--tiny"],
     "train on two ranks": ["train", RECIPE, "--tiny", "--nproc", "2"],
@@ -37,7 +39,7 @@ TRAIN = {
 OTHERS = {
     "web": (["web"], "web"),
     "mcp": (["mcp"], "mcp"),
-    "plot": (["estimate", RECIPE, "--plot", "memory.svg"], "plot"),
+    "plot": (["estimate", RECIPE, "--plot", "memory.png"], "plot"),
 }
 WITHOUT_EXTRAS = {
     "recommend": ["recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "sft"],
@@ -186,6 +188,13 @@ def test_a_wheel_in_a_clean_environment(tmp_path: Path) -> None:
     python, command = str(tmp_path / "env" / "bin" / "python"), str(tmp_path / "env" / "bin" / "meshwright")
     subprocess.run([python, "-m", "pip", "install", "-q", str(wheel)], check=True)
     env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    assert subprocess.run([python, "-c", "import torch"], env=env, capture_output=True).returncode == 1
+    start = time.monotonic()
+    first = subprocess.run(
+        [command, *WITHOUT_EXTRAS["recommend"]], capture_output=True, text=True, env=env, cwd=tmp_path
+    )
+    assert first.returncode == 0, first.stderr
+    assert time.monotonic() - start < FIRST_ANSWER_S
     (tmp_path / "config.json").write_text(
         '{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, '
         '"intermediate_size": 128, "num_attention_heads": 4, "vocab_size": 999}'
@@ -198,7 +207,7 @@ def test_a_wheel_in_a_clean_environment(tmp_path: Path) -> None:
         ["estimate", "llama3_8b_sft_config"],
         ["export", "llama3_8b_sft_config", "--to", "megatron-bridge", "--gpus", "8xH200"],
         *(["recipes", "llama"], ["recipe", "llama3_8b_sft_config"], ["models"], ["gpus"], ["rules"]),
-        *(["explain", "layout.tp"], ["accuracy"], ["mcp", "--json"], ["completion", "bash"], ["--version"]),
+        *(["explain", "layout.tp"], ["accuracy"], ["mcp", "--json"], ["completion", "bash"], ["--version"], []),
     ):
         done = subprocess.run([command, *words], capture_output=True, text=True, env=env, cwd=tmp_path, timeout=120)
         assert done.returncode == 0, (words, done.stderr)

@@ -145,7 +145,7 @@ def test_an_unknown_model_is_reported_before_a_missing_goal(meshwright: Any, ver
     found = meshwright(verb, "llama9", "--gpus", "64xH100")
     assert found.code != 0
     assert "model=llama9: unknown model llama9" in found.err
-    assert "pass the path of its config.json" in found.err
+    assert "give its config.json" in found.err
     known = meshwright(verb, "llama3-8b", "--gpus", "64xH100")
     assert "--goal required" in known.err
 

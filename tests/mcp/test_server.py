@@ -17,8 +17,9 @@ from mcp import Client
 from mcp.shared.exceptions import MCPError
 from tests.mcp.conftest import COMMAND, ENV, Call, asked, over_stdio
 
-from meshwright.api.inputs import BODY_BYTES, TEXT_BYTES, command_words
+from meshwright.api.inputs import BODY_BYTES, TEXT_BYTES, command_words, read
 from meshwright.api.requests import MAX_PLANS
+from meshwright.mcp.compact import answer_of, round_numbers
 from meshwright.mcp.server import Executor, make_server
 from meshwright.mcp.tools import TOOLS
 from meshwright.models import config_of
@@ -49,8 +50,8 @@ WRONG: dict[str, tuple[Call, str, str]] = {  # the call, the field of the error,
     "nothing said": (Call("explain", {}), "about", "heads.attention"),
     "no model": (Call("recommend", {"gpus": "8xH100", "goal": "sft"}), "model", "llama3-8b"),
     "both": (Call("recommend", {"model": "x", "config": "{}", "gpus": "1", "goal": "sft"}), "model", "only model"),
-    "another type": (Call("plan", {"target": "llama3-8b", "gpus": "8xH100", "top": "3"}), "top", "top: 5"),
-    "a boolean for a number": (Call("rules", {"limit": True}), "limit", "limit: 40"),
+    "another type": (Call("plan", {"target": "llama3-8b", "gpus": "8xH100", "top": "three"}), "top", "top: 5"),
+    "a boolean for a number": (Call("rules", {"limit": True}), "limit", "limit: 15"),
     "too many plans": (Call("plan", {"target": "llama3-8b", "gpus": 8, "top": MAX_PLANS + 1}), "top", "top: 5"),
     "an unknown goal": (Call("recommend", {"model": "llama3-8b", "gpus": 8, "goal": "stf"}), "goal", "sft"),
     "a model's typo": (Call("size", {"model": "lama3-8b", "goal": "sft", "gpu": "H100"}), "model", "llama3_8b"),
@@ -60,11 +61,6 @@ WRONG: dict[str, tuple[Call, str, str]] = {  # the call, the field of the error,
         "layout.tp",
     ),
     "too long a text": (Call("check", {"text": "#" * (TEXT_BYTES + 1)}), "text", "send less"),
-    "a path": (
-        Call("recommend", {"model": "/etc/config.json", "gpus": 8, "goal": "sft"}),
-        "model",
-        "send the file's contents",
-    ),
     "a goal left out": (Call("plan", {"target": "llama3-8b", "gpus": 8}), "goal", 'goal: "pretrain"'),
     "an unknown GPU type": (Call("size", {"model": "llama3-8b", "goal": "sft", "gpu": "H10O"}), "gpu", 'gpu: "H'),
     "a name like no other": (Call("recommend", {"model": "模型", "gpus": 8, "goal": "sft"}), "model", '"llama3-8b"'),
@@ -76,6 +72,7 @@ WRONG: dict[str, tuple[Call, str, str]] = {  # the call, the field of the error,
     ),
     "a path for a name": (Call("check", {"text": "{}", "name": "../x.json"}), "name", "train.yaml"),
 }
+A_PATH = Call("recommend", {"model": "/etc/config.json", "gpus": 8, "goal": "sft"})
 MORE = {
     "config": Call("estimate", {"config": CONFIG, "gpus": "8xH100"}),
     "cut": Call("recipes", {"limit": 3}),
@@ -94,6 +91,12 @@ def answered(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, dict[str, A
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+def as_answered(call: Call, printed: dict[str, Any]) -> dict[str, Any]:
+    """What a tool answers if its command prints this."""
+    request, _ = read(TOOLS[call.tool].request, call.arguments, "mcp", files=True)
+    return answer_of(call.tool, printed, request)
 
 
 def test_tools_are_listed_with_schemas_and_hints(answered: tuple[Any, dict[str, Any]]) -> None:
@@ -125,7 +128,7 @@ def test_a_tool_returns_what_the_command_prints(
     for name in {"text", "log"} & set(call.arguments):
         (files / line[1]).write_text(call.arguments[name])
     assert not answer.is_error
-    assert answer.structured_content == meshwright(*line, "--json").json
+    assert answer.structured_content == as_answered(call, meshwright(*line, "--json").json)
     assert 0 < len(answer.content[0].text.splitlines()) < ({"export": 200, "import": 60}.get(call.tool, 40))
 
 
@@ -133,10 +136,10 @@ def test_a_tool_returns_what_the_command_prints(
 def test_a_text_is_answered_like_a_file(
     answered: tuple[Any, dict[str, Any]], name: str, meshwright: Any, files: Path
 ) -> None:
-    _, words, texts = SENT[name]
+    call, words, texts = SENT[name]
     for file, text in texts.items():
         (files / file).write_text(text)
-    assert answered[1][name].structured_content == meshwright(*words, "--json").json
+    assert answered[1][name].structured_content == as_answered(call, meshwright(*words, "--json").json)
 
 
 def test_a_config_is_a_model(answered: tuple[Any, dict[str, Any]], meshwright: Any, files: Path) -> None:
@@ -144,7 +147,7 @@ def test_a_config_is_a_model(answered: tuple[Any, dict[str, Any]], meshwright: A
     found = answered[1]["config"].structured_content
     beside = meshwright("estimate", "config.json", "--gpus", "8xH100", "--json").json
     assert found["question"]["model"] == "config.json"
-    assert (found["estimate"], found["layout"]) == (beside["estimate"], beside["layout"])
+    assert (found["estimate"], found["layout"]) == (round_numbers(beside["estimate"]), beside["layout"])
 
 
 def test_a_long_list_is_cut_and_the_rest_counted(answered: tuple[Any, dict[str, Any]], meshwright: Any) -> None:
@@ -176,12 +179,13 @@ def test_the_main_facts_are_in_the_text(answered: tuple[Any, dict[str, Any]]) ->
 
 
 def test_the_same_over_http(answered: tuple[Any, dict[str, Any]], address: str) -> None:
-    calls = {name: EXAMPLES[name] for name in ("recommend 0", "explain 0")} | {"wrong": WRONG["a path"][0]}
+    calls = {name: EXAMPLES[name] for name in ("recommend 0", "explain 0")} | {"wrong": A_PATH}
     tools, answers = anyio.run(asked, address, calls)
     assert [tool.name for tool in tools] == list(TOOLS)
     assert answers["recommend 0"].structured_content == answered[1]["recommend 0"].structured_content
     assert answers["explain 0"].content == answered[1]["explain 0"].content
     assert answers["wrong"].is_error
+    assert "send the file's contents" in answers["wrong"].content[0].text
 
 
 LIST = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}

@@ -13,10 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.mcp.conftest import ENV
 
-from meshwright.api.inputs import read
+from meshwright.api.inputs import fields_of, read, texts_of
+from meshwright.api.loose_arguments import Arguments
 from meshwright.errors import InputError
 from meshwright.mcp.executor import reply
-from meshwright.mcp.tools import TOOLS
+from meshwright.mcp.tools import TOOLS, input_schema
 
 VALUES = st.recursive(
     st.none()
@@ -48,8 +49,9 @@ def test_what_is_read_is_what_the_schema_allows(name: str, data: st.DataObject) 
         read(tool.request, given_arguments, "mcp")
     except InputError:
         return
-    said = {key: value for key, value in given_arguments.items() if value is not None}
-    jsonschema.validate(said, schema)
+    fields = {one.name: one for one in fields_of(tool.request) if "mcp" in one.input.surfaces}
+    schema["required"] = [name for name in schema["required"] if name not in fields or not fields[name].input.needed]
+    jsonschema.validate(Arguments(given_arguments, fields, texts_of(tool.request), files=False).values, schema)
 
 
 @pytest.mark.parametrize("name", ["recipes", "rules", "explain", "check", "export", "recommend"])
@@ -65,7 +67,7 @@ def test_nothing_that_is_sent_makes_a_fault(name: str, data: st.DataObject) -> N
 CLOSED = """
 import json, sys
 from meshwright.mcp.executor import reply
-from meshwright.mcp.tools import TOOLS
+from meshwright.mcp.tools import TOOLS, input_schema
 for tool in TOOLS.values():  # everything that answers need is imported and read once
     for example in tool.calls:
         assert not reply(tool.name, example).failed, tool.name
@@ -131,4 +133,4 @@ def test_a_port_in_use_is_reported(meshwright: Any) -> None:
 def test_the_tools_are_shown_as_json(meshwright: Any) -> None:
     found = meshwright("mcp", "--json").json
     assert [tool["name"] for tool in found["tools"]] == list(TOOLS)
-    assert all(tool["input"] == TOOLS[tool["name"]].input_schema("mcp") for tool in found["tools"])
+    assert all(tool["input"] == input_schema(TOOLS[tool["name"]], files=True) for tool in found["tools"])

@@ -53,6 +53,8 @@ BAD = {
     "/api/complete?kind=colours": ("kind", ""),
 }
 """A question that cannot be understood, the field it is about, and what its fix names."""
+NAMED = ("/api/recipes/llama3_8b_sft_confgi", "/api/models/lama3-8b")
+"""Addresses of something that does not exist."""
 SCRIPT = """#!/bin/bash
 torchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 3 --num-layers 32 --hidden-size 4096 \\
   --num-attention-heads 32 --micro-batch-size 1 --global-batch-size 128 --seq-length 4096 --max-position-embeddings 4096
@@ -93,7 +95,7 @@ def test_an_invalid_request_is_reported_with_a_fix(address: str, client: TestCli
     answer = client.get(address)
     error = answer.json()["error"]
     field, fix = BAD[address]
-    assert answer.status_code == 422
+    assert answer.status_code == (404 if address in NAMED else 422)
     assert error.keys() == {"kind", "field", "value", "message", "fix"}
     assert field in error["field"] or field in error["message"]
     assert fix in " ".join(error["fix"])
@@ -104,7 +106,8 @@ def test_an_invalid_request_is_reported_with_a_fix(address: str, client: TestCli
 )
 def test_half_a_character_is_refused(body: str, client: TestClient) -> None:
     answer = client.post("/api/check", content=body, headers={"content-type": "application/json"})
-    assert (answer.status_code, answer.json()["error"]["kind"]) == (422, "InputError")
+    assert answer.status_code in (400, 422)  # as JSON, or as a value
+    assert answer.json()["error"]["kind"] == "InputError"
 
 
 def test_what_does_not_fit_is_an_answer(client: TestClient) -> None:
@@ -238,4 +241,6 @@ def test_an_unknown_address(client: TestClient) -> None:
 
 @pytest.mark.parametrize("path", ["/openapi.json", "/docs", "/redoc", "/api"])
 def test_usual_addresses_lead_to_the_description_of_the_api(client: TestClient, path: str) -> None:
-    assert "/api/check" in client.get(path).json()["paths"]
+    found = client.get(path)
+    assert found.status_code == 200
+    assert "/api/check" in (found.json()["paths"] if "json" in path else found.text)

@@ -9,7 +9,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from meshwright.errors import InputError, closest, unknown
-from meshwright.parsing import token_budget
+from meshwright.parsing import snake_case, token_budget
 from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
 from meshwright.recipes.overrides import accepts, translate_value
 from meshwright.recipes.replacements import VALIDATION_WORDS, held_out_data, removed_key, run_folder
@@ -239,7 +239,10 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("file", "config", "path", "recipe_name", "config_file"), ("target", "recipe", "file", "model")),
     **dict.fromkeys(("model", "recipe", "target"), ("target", "recipe", "model", "query")),
     **dict.fromkeys(("log", "logs", "log_file", "run_dir", "folder", "checkpoint"), ("run", "source")),
-    **dict.fromkeys(("name", "pattern", "search", "filter", "text", "message"), ("query", "about", "target", "recipe")),
+    **dict.fromkeys(
+        ("name", "pattern", "search", "filter", "text", "message", "query", "question", "error", "term", "topic"),
+        ("query", "about", "log", "target", "recipe"),
+    ),
     **dict.fromkeys(("output_dir", "save_path", "out_path", "run_name"), ("out", "write")),
 }
 """Words that people use for our parameters, with their names here: the first that the function has."""
@@ -305,17 +308,22 @@ def _one_call(fixes: Sequence[str]) -> list[str]:
     return [", ".join([*plain, *([f"{start}{', '.join(changes)}}}"] if changes else [])])]
 
 
-def unknown_argument(name: str, value: Any, flags: Mapping[str, str]) -> InputError:
-    """Return the error for an argument over HTTP or MCP that the verb does not have."""
-    hint, fix = _meant("", name, value, flags, JSON)
-    if not hint:
-        return unknown("argument", name, flags)
-    return InputError(f"unknown argument {name}; {hint}", field="argument", value=name, fix=fix)
+def unknown_arguments(given: Mapping[str, Any], flags: Mapping[str, str]) -> InputError:
+    """Return one error for all arguments over HTTP or MCP that the verb does not have."""
+    meant = {name: _meant("", name, value, flags, JSON) for name, value in given.items()}
+    (first, (hint, fix)), *others = meant.items()
+    if not others and not hint:
+        return unknown("argument", first, flags)
+    known = f"it takes {', '.join(flags)}"
+    reason = f"unknown argument {first}; {hint or known}"
+    reason += "".join(f"; nor {name}" + (f": {text}" if text else "") for name, (text, _) in others)
+    fixes = [one for _, written in meant.values() for one in written[:1]] if others else fix
+    return InputError(reason, field="argument", value=first, fix=[", ".join(fixes)] if others and fixes else fixes)
 
 
 def _meant(function: str, name: str, value: Any, flags: Mapping[str, str], writer: Writer) -> tuple[str, Sequence[str]]:
     """Return what a parameter was probably meant to be, in words and as code; both empty if that is unknown."""
-    typed, text = name.lower(), json.dumps(value) if isinstance(value, bool) else str(value)
+    typed, text = snake_case(name), json.dumps(value) if isinstance(value, bool) else str(value)
     near = closest(typed, flags)
     if any(one.replace("_", "") == typed.replace("_", "") for one in near):
         return f"did you mean {near[0]}?", near[:1]

@@ -56,6 +56,10 @@ def architecture(model: ModelSpec) -> str:
     return {"vision_language": f"{sparse}, vision", "diffusion": "diffusion"}.get(model.kind, sparse)
 
 
+ARCHITECTURE_WORDS = {"moe": "MoE", "sparse": "MoE", "dense": "dense", "vision": "vision", "diffusion": "diffusion"}
+"""Words of a search that name a kind of model, with what `architecture` calls it."""
+
+
 def goals_of(model: str) -> list[str]:
     """Return the goals with a shipped recipe for a model."""
     return [goal for goal in GOALS if (model, goal) in _shipped()]
@@ -103,6 +107,15 @@ def models_named(query: str | None) -> list[ModelSpec]:
     """Return models whose name contains the query, or the model of a config.json; all of them without a query."""
     if query is None:
         return list(models.all_specs())
+    words = query.lower().split()
+    kinds = [word for word in words if word in ARCHITECTURE_WORDS and len(words) > 1]
+    rest = " ".join(word for word in query.split() if word.lower() not in kinds) or None
+    if kinds:
+        found = models_named(rest)
+        return [one for one in found if all(ARCHITECTURE_WORDS[kind] in architecture(one) for kind in kinds)] or found
+    if query.strip().lower() in ARCHITECTURE_WORDS:
+        wanted = ARCHITECTURE_WORDS[query.strip().lower()]
+        return [one for one in models.all_specs() if wanted in architecture(one)]
     return [models.find(name) for name in models.search(query)] or [model_named(query)[0]]
 
 
@@ -120,7 +133,18 @@ def gpu_catalogue(request: requests.GpuCatalogue) -> list[Gpu]:
         return Listing(clusters.gpus(), GPU_COLUMNS)
     part = clusters.normalize_name(query)
     named = [gpu for gpu in clusters.gpus() if part and part in clusters.normalize_name(gpu.name)]
-    return Listing(named or [clusters.gpu(query)], GPU_COLUMNS)
+    return Listing(named or [_gpu_of(query)], GPU_COLUMNS)
+
+
+def _gpu_of(query: str) -> Gpu:
+    """Return the GPU of a name in any spelling, of a cloud instance, or of a cluster."""
+    try:
+        return clusters.gpu(query)
+    except InputError as error:
+        try:
+            return clusters.cluster(query).gpu
+        except InputError:
+            raise error from None
 
 
 @verb(requests.Rules, name="list_rules")

@@ -37,6 +37,7 @@ from meshwright.planner import Plan, Question
 from meshwright.recipes.capabilities import CAPABILITIES
 from meshwright.recipes.types import ENGINES, Recipe, recipe_fields
 from meshwright.rules import Finding as RuleFinding
+from meshwright.stages import stage
 
 ONLY_SHARDING = ("accelerate", "deepspeed")  # their configs leave the training program to the user
 COMPILED = "kernels.compile=true"
@@ -198,6 +199,7 @@ def _on_engine(question: Question, recipe: Recipe | None, engine: str, overrides
 
     The engine that the file is for has its config, also if none could be written for it, such as for a custom model.
     """
+    stage(f"compare: planning on {engine}")
     on: Question = msgspec.structs.replace(question, engine=engine)
     moved = None if recipe is None else planner.moved_to(recipe, engine)
     cannot = () if moved is None else _limitations(moved, on)

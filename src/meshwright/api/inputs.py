@@ -24,6 +24,7 @@ Surface = Literal["cli", "http", "mcp"]
 ALL: tuple[Surface, ...] = get_args(Surface)
 REMOTE: tuple[Surface, ...] = ("http", "mcp")
 CLI: tuple[Surface, ...] = ("cli",)
+CLI_MCP: tuple[Surface, ...] = ("cli", "mcp")
 
 NAME_BYTES = 4096  # a name may be a path on the command line, and Linux paths have at most 4,096 bytes
 TEXT_BYTES = 1_000_000  # the largest recipe file that is opened: a longer text would be refused by its reader anyway
@@ -81,6 +82,7 @@ class Input(msgspec.Struct, frozen=True, kw_only=True):
     objects: bool = False  # Python callers may give a list of objects
     any_text: bool = False  # line breaks and control characters allowed
     file_name: bool = False  # a plain file name
+    listed: bool = False  # several values, separated by commas
     override: str = ""  # key of the recipe field that it sets, as KEY=VALUE does
     surfaces: tuple[Surface, ...] = ALL
     texts: tuple[Text, ...] = ()  # what HTTP and MCP may send instead of a name or path
@@ -169,30 +171,42 @@ def texts_of(request: type[Request]) -> dict[str, Text]:
 
 
 def read(
-    request: type[R], arguments: Mapping[str, Any], surface: Surface, *, texts: bool = True, strings: bool = False
+    request: type[R],
+    arguments: Mapping[str, Any],
+    surface: Surface,
+    *,
+    texts: bool = True,
+    strings: bool = False,
+    files: bool = False,
 ) -> tuple[R, dict[str, str]]:
     """Return the validated request and the texts sent with it, by file name.
 
     `texts` allows texts in place of names; `strings` converts numbers and booleans that arrive as strings, as they do
-    on the command line and in the query of a URL.
+    on the command line and in the query of a URL; `files` allows paths where a text can be sent.
     """
     known = texts_of(request) if texts and surface != "cli" else {}
     fields = fields_of(request)
-    named = {field.name: field for field in fields if surface in field.input.surfaces and field.name not in known}
-    for name in arguments:
-        if name not in named and name not in known:
-            from meshwright.api.argument_names import unknown_argument
+    named = {one.name: one for one in fields if _is_on(one, surface, files) and one.name not in known}
+    notes: Sequence[str] = ()
+    if surface != "cli":
+        from meshwright.api.loose_arguments import Arguments
 
-            flags = {one: named[one].flag.partition("/")[0] if one in named else "" for one in (*named, *known)}
-            raise unknown_argument(name[:SHOWN_BYTES], arguments[name], flags)
+        understood = Arguments(arguments, named, known, files)
+        arguments, notes = understood.values, understood.notes
+    others = {name[:SHOWN_BYTES]: arguments[name] for name in arguments if name not in named and name not in known}
+    if others:
+        from meshwright.api.argument_names import unknown_arguments
+
+        flags = {one: named[one].flag.partition("/")[0] if one in named else "" for one in (*named, *known)}
+        raise unknown_arguments(others, flags)
     sent = {name: _text(text, arguments[name]) for name, text in known.items() if arguments.get(name) is not None}
-    files = {known[name].file_name(arguments): text for name, text in sent.items()}
+    sent_files = {known[name].file_name(arguments): text for name, text in sent.items()}
     values: dict[str, Any] = {}
     for field in fields:
         value = arguments.get(field.name) if field.name in named else None
         instead = [text for text in field.input.texts if text.name in sent]
         if value is not None and instead:
-            which = " or ".join(_accepted(field, known, surface))
+            which = " or ".join(_accepted(field, known, surface, files))
             raise InputError(f"give only one of {which}", field=field.name, fix=(f"only {field.name}",))
         if instead:
             values[field.name] = instead[0].file_name(arguments)
@@ -200,13 +214,22 @@ def read(
             values[field.name] = _converted(field, value, surface, strings)
         elif field.name in named and field.input.absent is not None:
             values[field.name] = field.input.absent
-    _require(fields, values, known, surface)
-    return validated(request(**values), surface), files
+    _require(fields, values, known, surface, files)
+    if notes and "notes" in request.__struct_fields__:
+        values["notes"] = tuple(notes)
+    return validated(request(**values), surface), sent_files
 
 
-def _require(fields: Sequence[Field], values: Mapping[str, Any], texts: Mapping[str, Text], surface: Surface) -> None:
+def _is_on(field: Field, surface: Surface, files: bool) -> bool:
+    """Return whether a surface has a field; where paths are allowed, also that of a file that could be sent as text."""
+    return surface in field.input.surfaces or (files and bool(field.input.texts))
+
+
+def _require(
+    fields: Sequence[Field], values: Mapping[str, Any], texts: Mapping[str, Text], surface: Surface, files: bool
+) -> None:
     missing = [field for field in fields if field.required and field.name not in values]
-    if any(field.input.needed for field in missing) and _names_recipe(fields, values, surface):
+    if any(field.input.needed for field in missing) and _names_recipe(fields, values, "cli" if files else surface):
         missing = [field for field in missing if not field.input.needed]
     if not missing:
         return
@@ -216,8 +239,18 @@ def _require(fields: Sequence[Field], values: Mapping[str, Any], texts: Mapping[
     if surface == "cli":
         names = [field.label for field in missing]
     else:
-        names = [" or ".join(_accepted(field, texts, surface)) for field in missing]
-    raise InputError(f"{', '.join(names)} required", field=first.name, fix=first.fix(surface))
+        names = [" or ".join(_accepted(field, texts, surface, files)) for field in missing]
+    fix = first.fix(surface)
+    if surface != "cli":
+        sent = next((text.name for text in first.input.texts if texts), "")
+        forms = [one.fix(surface)[:1] for one in missing]
+        whole = ", ".join(form for one in forms for form in one)
+        fix = (
+            (whole,)
+            if len(missing) > 1 and whole
+            else fix or ((f'{sent}: "the contents of the file"',) if sent else ())
+        )
+    raise InputError(f"{', '.join(names)} required", field=first.name, fix=fix)
 
 
 def _names_recipe(fields: Sequence[Field], values: Mapping[str, Any], surface: Surface) -> bool:
@@ -247,9 +280,9 @@ def _is_sent(text: Text, values: Mapping[str, Any], file: str) -> bool:
     return file in (text.file, text.json_file, values.get(text.named_by))
 
 
-def _accepted(field: Field, texts: Mapping[str, Text], surface: Surface) -> list[str]:
+def _accepted(field: Field, texts: Mapping[str, Text], surface: Surface, files: bool) -> list[str]:
     """Return the arguments that may give a field's value on HTTP or MCP."""
-    named = [field.name] if surface in field.input.surfaces else []
+    named = [field.name] if _is_on(field, surface, files) else []
     return [*named, *(text.name for text in field.input.texts if texts)]
 
 
@@ -332,7 +365,8 @@ def validated(request: R, surface: Surface = "cli") -> R:
             found = choice(field, word)
             changes[field.name] = found.value
             if found.meaning:
-                changes |= _with_synonym(request, changes, f"{field.label} {word}", found)
+                typed = f"{field.label if surface == 'cli' else field.name} {word}"
+                changes |= _with_synonym(request, changes, typed, found)
         if limits.override:
             meant = choices.Synonym("", "", (f"{limits.override}={value}",))
             changes["overrides"] = _with_overrides(request, changes, f"{field.label} {value}", meant)
@@ -453,17 +487,17 @@ def range_of(limits: Input) -> str:
     )
 
 
-def json_schema(request: type[Request], surface: Surface, *, texts: bool = True) -> dict[str, Any]:
-    """Return the JSON Schema of a verb's inputs on HTTP or MCP."""
+def json_schema(request: type[Request], surface: Surface, *, texts: bool = True, files: bool = False) -> dict[str, Any]:
+    """Return the JSON Schema of a verb's inputs on HTTP or MCP; `texts` and `files` are those of `read`."""
     known = texts_of(request) if texts else {}
     properties: dict[str, Any] = {}
     required = []
     for field in fields_of(request):
-        if surface in field.input.surfaces and field.name not in known:
+        if _is_on(field, surface, files) and field.name not in known:
             properties[field.name] = _property(field)
         if field.required and (not texts or not field.input.texts):
             required.append(field.name)
-        elif field.required and surface not in field.input.surfaces:
+        elif field.required and not _is_on(field, surface, files):
             required.append(field.input.texts[0].name)
     for name, text in known.items():
         examples = {"examples": list(text.examples)} if text.examples else {}
@@ -506,10 +540,15 @@ def remote_fixes(error: MeshwrightError, request: type[Request], arguments: Mapp
     fixes = []
     for fix in error.fix:
         option, _, value = fix.partition(" ")
+        is_value = error.field in flags.values() and re.fullmatch(r"[\w./+][\w./+-]*", fix)
+        fix = f"{error.field}: {json.dumps(fix)}" if is_value else fix
         fixes.append(f"{flags[option]}: {json.dumps(value)}" if value and option in flags else fix)
     if fixes:
         return fixes
     own = [field for field in fields_of(request) if field.name == error.field]
+    searched = [field for field in fields_of(request) if field.name == "query" and not own]
+    if searched:
+        return [fix for field in searched for fix in field.fix("mcp")]
     return [fix for field in own if str(arguments.get(field.name)) == str(error.value) for fix in field.fix("mcp")]
 
 

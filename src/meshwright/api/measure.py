@@ -32,6 +32,7 @@ from meshwright.costs.measurements import Measurement, read_with_notes
 from meshwright.costs.runs_table import template
 from meshwright.display import Listing
 from meshwright.errors import InputError
+from meshwright.stages import stage
 
 
 @verb(requests.Accuracy)
@@ -39,6 +40,7 @@ def accuracy(request: requests.Accuracy) -> Report:
     """Compare the cost model with a CSV of measurements or a folder of runs; the shipped measurements by default."""
     _refuse_template(request.template)
     path = request.file or shipped_measurements()
+    stage(f"accuracy: predicting the measurements of {Path(path).name}")
     if not Path(path).is_dir():
         return accuracies.accuracy(path)
     rows, notes = runs_in(Path(path))

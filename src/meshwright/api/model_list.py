@@ -18,6 +18,7 @@ from meshwright.display import Entry, Listing
 from meshwright.errors import InputError
 from meshwright.models import ModelSpec
 from meshwright.planner import Plan
+from meshwright.stages import stage
 
 
 class ModelOnGpus(Entry, msgspec.Struct, frozen=True):
@@ -60,7 +61,11 @@ def _on_gpus(request: requests.Models) -> list[ModelOnGpus]:
         raise InputError("needed to see what fits", field="goal", fix=("--goal lora", "--goal sft", "--goal pretrain"))
     gpus = str(request.gpus)
     clusters.cluster(gpus)  # refused once, not for every model
-    found = [_planned(model, gpus, request.goal, request.seq) for model in models_named(request.query)]
+    named = models_named(request.query)
+    found = []
+    for place, model in enumerate(named):
+        stage(f"models: {model.name} ({place} of {len(named)} planned)")
+        found.append(_planned(model, gpus, request.goal, request.seq))
     ordered = sorted(found, key=lambda one: (one.plan is None or not one.plan.ok, -one.model.params.total))
     return Listing(ordered, PLANNED_COLUMNS)
 

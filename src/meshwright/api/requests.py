@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
-from meshwright.api.inputs import CLI, MAX_OVERRIDES, OVERRIDE_BYTES, REMOTE, Input, Request, Text
+from meshwright.api.inputs import CLI, CLI_MCP, MAX_OVERRIDES, OVERRIDE_BYTES, REMOTE, Input, Request, Text
 from meshwright.choices import ENGINES, FAIL_ON, FORMATS, FRAMEWORKS, GOALS, REPORT_FORMATS
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ Like = Annotated[
     ),
 ]
 Plot = Annotated[
-    str, Input(help="Also write a plot to this .svg or .png file (needs matplotlib).", metavar="FILE", surfaces=CLI)
+    str, Input(help="Also write a plot to this .svg file, or .png with matplotlib.", metavar="FILE", surfaces=CLI)
 ]
 ToFramework = Annotated[
     str,
@@ -268,7 +268,7 @@ PlannedDataset = Annotated[
 ]
 Notes = Annotated[Sequence[str], Input(help="How synonyms among the choices were understood.", surfaces=())]
 Benchmark = Annotated[bool, Input(help="Upper-bound throughput on mock data; never a production setting.")]
-Limit = Annotated[int, Input(help="Maximum number of rows.", minimum=1, maximum=MAX_ROWS, absent=40, surfaces=("mcp",))]
+Limit = Annotated[int, Input(help="Maximum number of rows.", minimum=1, maximum=MAX_ROWS, absent=15, surfaces=("mcp",))]
 
 
 def path(help: str, metavar: str = "DIR", **more: Any) -> Input:
@@ -373,6 +373,7 @@ class Size(Request, frozen=True):
             other_flags=("--gpus",),
             complete="gpus",
             examples=("H100", "4xL40S", "GB200"),
+            listed=True,
         ),
     ]
     seq: Seq | None = None
@@ -580,6 +581,7 @@ class Compare(Request, frozen=True):
             help=f"all, or engines separated by commas: {', '.join(ENGINES)}.",
             metavar="ENGINES",
             examples=("all", "meshwright,torchtitan"),
+            listed=True,
         ),
     ] = None
     gpus: Gpus | None = None
@@ -686,11 +688,24 @@ class Models(Request, frozen=True):
     """
 
     query: Annotated[
-        str | None, Input(help="Part of a name, or a config.json.", positional=True, metavar="QUERY", complete="models")
+        str | None,
+        Input(
+            help="Part of a name in any spelling, a Hugging Face id, a size (8b), moe or vision; or a config.json.",
+            positional=True,
+            metavar="QUERY",
+            complete="models",
+            examples=("qwen3 moe", "Llama 3.1 8B"),
+        ),
     ] = None
     gpus: Annotated[
         str | None,
-        Input(help="List models that fit this cluster.", metavar="CLUSTER", complete="clusters", surfaces=CLI),
+        Input(
+            help="List models that fit this cluster.",
+            metavar="CLUSTER",
+            complete="clusters",
+            examples=("1xRTX4090", "8xH100"),
+            surfaces=CLI_MCP,
+        ),
     ] = None
     goal: Annotated[
         str | None,
@@ -700,12 +715,14 @@ class Models(Request, frozen=True):
             complete="goals",
             choices=(*GOALS, "lora", "qlora", "dora"),
             synonyms="goal",
-            surfaces=CLI,
+            surfaces=CLI_MCP,
         ),
     ] = None
-    seq: Annotated[str | int | None, Input(help="Sequence length on these GPUs.", metavar="TOKENS", surfaces=CLI)] = (
-        None
-    )
+    seq: Annotated[
+        str | int | None,
+        Input(help="Sequence length on these GPUs.", metavar="TOKENS", examples=(8192, "32k"), surfaces=CLI_MCP),
+    ] = None
+    limit: Limit | None = None
 
 
 class ModelRequest(Request, frozen=True):

@@ -45,7 +45,10 @@ def _note_dropped_words(name: str) -> None:
     if models.is_path(name) or not is_named(name):
         return
     words, found = models.dropped_words(name), models.find(name)
-    if words:
+    if quantized := models.quantized_words(name):
+        weights = f"plans start from {found.hf_id}" if found.hf_id else "plans have its shape"
+        note(f"{name} has quantized weights ({', '.join(quantized)}) of {found.name}: {weights}; for 4-bit, goal qlora")
+    elif words:
         weights = f"its weights are {found.hf_id}" if found.hf_id else "it has no weights"
         note(f"{name} is the catalogue model {found.name}: {weights}; ORG/NAME of the hub means those of that id")
 

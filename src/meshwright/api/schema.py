@@ -16,15 +16,16 @@ COMPONENTS = "#/components/schemas/{name}"
 
 def response_schema(verb: Verb) -> dict[str, Any]:
     """Return the JSON Schema of a verb's response."""
-    return _schema(verb.response)
+    return schema_of(verb.response)
 
 
 def error_schema() -> dict[str, Any]:
     """Return the JSON Schema of the error object."""
-    return _schema(ErrorResponse)
+    return schema_of(ErrorResponse)
 
 
-def _schema(response: type[msgspec.Struct]) -> dict[str, Any]:
+def schema_of(response: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the JSON Schema of a response's type."""
     found = msgspec.json.schema(response)
     definitions = {name: _with_schema_required(one) for name, one in found["$defs"].items()}
     root = definitions.pop(response.__name__)

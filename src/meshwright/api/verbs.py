@@ -13,14 +13,13 @@ from typing import Any, Literal
 import msgspec
 
 from meshwright.api import requests, run_requests
-from meshwright.api.inputs import ALL, CLI, Request, Surface, json_schema
+from meshwright.api.inputs import ALL, CLI, CLI_MCP, Request, Surface, json_schema
 from meshwright.api.verb_function import VerbFunction
 
 Group = Literal["Plan", "Check", "Run", "Inspect", "Serve", ""]
 GROUPS: tuple[Group, ...] = ("Plan", "Check", "Run", "Inspect", "Serve")
 HTTP: tuple[Surface, ...] = ("http",)
 CLI_HTTP: tuple[Surface, ...] = ("cli", "http")
-CLI_MCP: tuple[Surface, ...] = ("cli", "mcp")
 RUN_EXITS = (
     "0 success, 1 the rules reject the layout, 2 bad input, 3 the run failed, 75 stopped (Ctrl-C, SIGTERM) and saved, "
     "130 Ctrl-C with nothing to save"
@@ -365,17 +364,17 @@ _TABLE = (
     ),
     Verb(
         *("models", "Inspect", requests.Models, "model_list.model_catalogue", "models_response"),
-        surfaces=CLI_HTTP,
         examples=(
             "meshwright models qwen3",
             "meshwright models --gpus 1xRTX4090 --goal lora",
             "meshwright models ./config.json --json",
         ),
+        calls=({"query": "qwen3 moe"},),
     ),
     Verb(
         *("gpus", "Inspect", requests.GpuCatalogue, "catalogues.gpu_catalogue", "gpus_response"),
-        surfaces=CLI_HTTP,
-        examples=("meshwright gpus", "meshwright gpus h100", "meshwright gpus --json"),
+        examples=("meshwright gpus", "meshwright gpus h100", "meshwright gpus p5.48xlarge", "meshwright gpus --json"),
+        calls=({"query": "H100 SXM"},),
     ),
     Verb(
         *("rules", "Inspect", requests.Rules, "catalogues.rule_catalogue", "rules_response"),

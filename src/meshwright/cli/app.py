@@ -6,7 +6,6 @@ import gc
 from importlib import import_module
 
 import click
-from click.shell_completion import get_completion_class
 
 from meshwright import __version__
 from meshwright.api.verbs import GROUPS, VERBS, verbs_on
@@ -15,7 +14,7 @@ from meshwright.cli.command import build, examples
 SERVE = {
     "web": "Serve the web UI and the HTTP API.",
     "mcp": "Serve the verbs as tools for coding agents (MCP).",
-    "completion": "Print the script for shell completion.",
+    "completion": "Complete commands, models and GPUs in your shell.",
 }
 
 
@@ -30,8 +29,6 @@ class Commands(click.Group):
         """Return a command by name."""
         if cmd_name in VERBS and "cli" in VERBS[cmd_name].surfaces:
             return build(VERBS[cmd_name])
-        if cmd_name == "completion":
-            return completion
         if cmd_name not in SERVE:
             return None
         found: click.Command = getattr(import_module(f"meshwright.cli.{cmd_name}"), cmd_name)
@@ -75,7 +72,7 @@ def command_groups() -> list[tuple[str, list[tuple[str, str]]]]:
 def app(context: click.Context) -> None:
     """Plan, check, dry-run, run and diagnose the training of large models.
 
-    Without a command on a terminal, it asks for model, GPUs and goal and recommends a recipe.
+    `meshwright recommend` without arguments asks for model, GPUs and goal on a terminal.
 
     Exit codes: 0 success, 1 the answer is no, 2 bad input, 3 a run failed, 75 stopped (checkpoint saved; restart to
     resume), 130 interrupted.
@@ -83,16 +80,6 @@ def app(context: click.Context) -> None:
     if context.invoked_subcommand in SERVE:
         gc.enable()  # servers run for long
     if context.invoked_subcommand is None:
-        context.invoke(build(VERBS["recommend"]))
+        from meshwright.cli.start_page import show
 
-
-@click.command(
-    short_help=SERVE["completion"],
-    epilog=examples('eval "$(meshwright completion bash)"', "meshwright completion fish | source"),
-)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-def completion(shell: str) -> None:
-    """Print the script that makes your shell complete commands, models, recipes and GPUs."""
-    found = get_completion_class(shell)
-    if found is not None:  # click has all three shells
-        click.echo(found(app, {}, "meshwright", "_MESHWRIGHT_COMPLETE").source())
+        show()

@@ -27,9 +27,10 @@ REQUIRED = ("mcp", "uvicorn")
 @click.option("--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Accept this Host header; repeat it.")
 @as_json
 def mcp(http: bool, host: str | None, port: int | None, allow_hosts: tuple[str, ...], as_json: bool) -> None:
-    """Serve the verbs as tools for coding agents (Model Context Protocol). No file is read or written.
+    """Serve the verbs as tools for coding agents (Model Context Protocol). Nothing is run or written.
 
-    HTTP listens on this machine only, and rejects requests whose Host or Origin is another name unless it is allowed.
+    On standard input and output, arguments may be paths of this machine; over HTTP, files are sent as text. HTTP
+    listens on this machine only, and rejects requests whose Host or Origin is another name unless it is allowed.
     --json prints the tools and their schemas instead.
     """
     if as_json:

@@ -1,11 +1,16 @@
-"""Plots of responses as SVG or PNG files; needs matplotlib (the `plot` extra). A plot has the name of its verb."""
+"""Plots of responses as SVG or PNG files. A plot has the name of its verb.
+
+matplotlib (the `plot` extra) draws them; without it an SVG is drawn by `svg_figure`.
+"""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from meshwright import extras
+from meshwright.cli.svg_figure import SvgFigure
 from meshwright.errors import InputError, OutputError
 
 PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "buffers", "overhead")
@@ -14,16 +19,20 @@ MAX_LABELS = 12
 
 
 def require(path: str) -> None:
-    """Raise InputError for a wrong file type or a missing matplotlib, before anything runs."""
+    """Raise InputError for a wrong file type, or for a PNG without matplotlib, before anything runs."""
     if Path(path).suffix.lower() not in SUFFIXES:
         raise InputError(
             f"a plot is {' or '.join(SUFFIXES)}", field="plot", value=path, fix=(f"--plot {Path(path).stem}.svg",)
         )
-    extras.require("plot", "matplotlib")
+    if Path(path).suffix.lower() != ".svg":
+        extras.require("plot", "matplotlib")
 
 
 def figure(columns: int = 1) -> Any:
     """Return an empty figure with axes side by side."""
+    if find_spec("matplotlib") is None:
+        plain = SvgFigure(columns)
+        return plain, plain.axes
     from matplotlib.figure import Figure
 
     drawing = Figure(figsize=(5.5 * columns, 4.2), layout="constrained")

@@ -15,13 +15,15 @@ import msgspec
 from meshwright import api
 from meshwright.api.verbs import Verb
 from meshwright.cli.answer import FAILED, decide, emit, end
-from meshwright.cli.progress import progress_line
+from meshwright.cli.progress import progress_line, waiting_line
 from meshwright.errors import InputError
 from meshwright.version import SCHEMA
 
 RUN_FAILED = 3
 COMPLETED = "COMPLETED"
 DEFAULT_FORMAT = "toml"
+PRINTING = ("generate",)
+"""Commands that print while they run."""
 REPORTS = {"import": "import_file"}
 """Reports whose verb is a keyword of Python."""
 
@@ -33,16 +35,27 @@ def run(verb: Verb, request: Any, as_json: bool) -> None:
         from meshwright.cli import plots
 
         plots.require(plot)
-    with progress_line(verb.name in ("dryrun", "rehearse")) as progress:
-        if progress is not None:
+    if verb.name in ("dryrun", "rehearse"):
+        with progress_line() as progress:
             request = msgspec.structs.replace(request, progress=progress)
+            result = verb.handle(request)
+    elif verb.name in PRINTING:
         result = verb.handle(request)
+    else:
+        with waiting_line(f"{verb.name} {_about(request)}".strip()):
+            result = verb.handle(request)
     response = verb.respond(result, request)
     if plot:
         getattr(plots, verb.name)(result, api.to_json(response), plot)
     decide(0 if response.ok else FAILED)
     _print(verb, response, result, as_json)
     end(response.ok)
+
+
+def _about(request: Any) -> str:
+    """Return the model, recipe or file that a request names; empty without one."""
+    found = (getattr(request, name, None) for name in ("model", "target", "recipe", "source", "file", "run"))
+    return next((one for one in found if isinstance(one, str)), "")
 
 
 def _print(verb: Verb, response: msgspec.Struct, result: Any, as_json: bool) -> None:
@@ -59,8 +72,9 @@ def recommend(verb: Verb, request: Any, as_json: bool) -> None:
     """Print the plan, then its dry run if requested."""
     if request.dry_run:
         api.require_own_engine(request.engine or api.ENGINES[0])
-    plan = verb.handle(request)
-    response = verb.respond(plan, request)
+    with waiting_line(f"{verb.name} {_about(request)}"):
+        plan = verb.handle(request)
+        response = verb.respond(plan, request)
     decide(0 if response.ok else FAILED)
     if not as_json:
         _print(verb, response, plan, as_json)
@@ -174,7 +188,8 @@ def calibrate(verb: Verb, request: Any, as_json: bool) -> None:
     if request.template:
         _template(as_json)
         return
-    profiles = verb.handle(request)
+    with waiting_line("calibrate"):
+        profiles = verb.handle(request)
     if as_json:
         emit(api.to_json(verb.respond(profiles, request)))
     elif request.out:

@@ -6,13 +6,15 @@ import json
 import sys
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from meshwright import api, file_access
 from meshwright.api.inputs import fields_of, read, remote_fixes
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.mcp import rendering
+from meshwright.mcp import compact, rendering
 from meshwright.mcp.tools import TOOLS
+from meshwright.notes import collected_notes
 
 MAX_BYTES = 768 * 1024  # of one response
 
@@ -25,10 +27,10 @@ class Reply(NamedTuple):
     failed: bool = False
 
 
-def reply(name: str, arguments: Mapping[str, Any]) -> Reply:
-    """Return the answer of a tool; bad input and bugs are answers too."""
+def reply(name: str, arguments: Mapping[str, Any], files: bool = False) -> Reply:
+    """Return the answer of a tool; bad input and bugs are answers too. `files` allows paths of this machine."""
     try:
-        return _run(name, arguments)
+        return _run(name, arguments, files)
     except MeshwrightError as error:
         return failure(error, remote_fixes(error, TOOLS[name].request, arguments))
     except (MemoryError, RecursionError):
@@ -46,11 +48,16 @@ def failure(error: MeshwrightError, fixes: Sequence[str] | None = None) -> Reply
     return Reply({"schema": api.SCHEMA, "error": details}, rendering.error(details), True)
 
 
-def _run(name: str, arguments: Mapping[str, Any]) -> Reply:
+def _run(name: str, arguments: Mapping[str, Any], files: bool) -> Reply:
     tool = TOOLS[name]
-    request, texts = read(tool.request, arguments, "mcp")
-    with file_access.only(texts):  # no argument is opened as a file
-        answer = api.to_json(tool.answer(request))
+    with collected_notes() as notes:
+        request, texts = read(tool.request, arguments, "mcp", files=files)
+        with nullcontext() if files and not texts else file_access.only(texts):
+            full = api.to_json(tool.answer(request))
+    answer = compact.answer_of(name, full, request)
+    notes = list(dict.fromkeys([*notes, *getattr(request, "notes", ()), *answer.get("notes", ())]))
+    if notes:
+        answer["notes"] = notes
     encoded = json.dumps(answer, default=str)
     if len(encoded) > MAX_BYTES:
         smaller = [field.name for field in fields_of(tool.request) if field.name in ("top", "limit")]
@@ -58,4 +65,5 @@ def _run(name: str, arguments: Mapping[str, Any]) -> Reply:
             f"the response has {len(encoded):,} bytes; the limit is {MAX_BYTES:,}",
             fix=[f"a smaller {field}" for field in smaller] or ["request less"],
         )
-    return Reply(json.loads(encoded), rendering.text_for(name)(answer))
+    text = rendering.text_for(name)({**full, "notes": notes})
+    return Reply(json.loads(encoded), text + rendering.last_lines(text, notes, answer["next"]))

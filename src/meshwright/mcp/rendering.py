@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from meshwright.display import amount, duration, plural, short_number
 
 Answer = dict[str, Any]
 SHOWN = 8  # rows of a list
+SHOWN_CHARACTERS = 100  # of the arguments of a next call
 
 
 def text_for(verb: str) -> Callable[[Answer], str]:
@@ -129,13 +131,14 @@ def plan(answer: Answer) -> str:
         for place, p in enumerate(answer["plans"], 1)
     ]
     first = answer["plans"][0] if answer["plans"] else None
-    dropped = [f"{d['count']:,} × {d['reason']}, e.g. {d['example']}" for d in answer["dropped"]]
+    commands = [*first["commands"].items()] if first else []
+    dropped = [f"{d['count']:,} × {d['reason']}" for d in sorted(answer["dropped"], key=lambda d: -d["count"])]
     return _lines(
         f"{answer['searched']:,} legal layouts scored; the fastest that fit first" if first else "no layout is legal",
-        *rows,
-        *([f"MFU: {first['estimate']['mfu_convention']}"] if first else []),
-        *_some("dropped", dropped, 5),
-        *(f"run the first with {name}: {command}" for name, command in (first or {"commands": {}})["commands"].items()),
+        *_some("", rows, 10),
+        *_some("dropped", dropped, 1),
+        *(f"run the first with {name}: {command}" for name, command in commands[:1]),
+        f"recommend has the commands for {', '.join(name for name, _ in commands[1:])}" if commands[1:] else "",
     )
 
 
@@ -300,6 +303,34 @@ def rules(answer: Answer) -> str:
     return _lines(*rows, _left_out(answer))
 
 
+def models(answer: Answer) -> str:
+    """Return models, one per line."""
+    rows = [
+        f"{one['name']} ({one['hf_id'] or 'no hub id'}): {one['parameters']['total'] / 1e9:.3g}B parameters, "
+        f"{one['parameters']['active'] / 1e9:.3g}B active, {one['architecture']}{_plan_on_gpus(one.get('plan'))}"
+        for one in answer["models"]
+    ]
+    return _lines(*_some("", rows, 15))
+
+
+def _plan_on_gpus(plan: Answer | None) -> str:
+    if plan is None:
+        return ""
+    if not plan["fits"]:
+        return f"; does NOT fit: {plan['reason'] or 'no layout'}"
+    return f"; fits with {plan['total_gib']:.1f} GiB per GPU, {plan['tokens_per_s']:,.0f} tokens/s"
+
+
+def gpus(answer: Answer) -> str:
+    """Return GPU types, one per line."""
+    rows = [
+        f"{one['name']}: {one['memory_gib']:.4g} GiB, bf16 {one['peak_tflops_dense'].get('bf16', 0):,.0f} TFLOP/s, "
+        f"{one['hbm_gb_s']:,.0f} GB/s memory, {one['gpus_per_node']} per node"
+        for one in answer["gpus"]
+    ]
+    return _lines(*_some("", rows, 15))
+
+
 def inspect(answer: Answer) -> str:
     """Return a model: sizes, layers, parameters, FLOPs, cache, splits, trainers, and how it was read."""
     model, counts, flops, cache = (answer[key] for key in ("model", "parameters", "flops_per_token", "cache_bytes"))
@@ -359,6 +390,18 @@ def error(details: Answer) -> str:
         f"error: {where if details['field'] else ''}{details['message']}",
         f"fix: {' | '.join(details['fix'])}" if details["fix"] else "",
     )
+
+
+def last_lines(text: str, notes: Sequence[str], calls: Sequence[Answer]) -> str:
+    """Return the notes that a text does not have yet and the calls to make next, one per line."""
+    lines = [f"note: {one}" for one in notes if one not in text]
+    lines += [f"next: {one['tool']} {_short(json.dumps(one['arguments']))} ({one['why']})" for one in calls]
+    return "".join(f"\n{line}" for line in lines)
+
+
+def _short(text: str) -> str:
+    """Return the start of a long text; the structured answer has all of it."""
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
 
 def _findings(findings: Sequence[Answer]) -> list[str]:

@@ -19,11 +19,11 @@ from mcp.shared.exceptions import MCPError
 
 from meshwright import __version__
 from meshwright.api.inputs import BODY_BYTES
-from meshwright.api.schema import response_schema
 from meshwright.api.verbs import Verb
 from meshwright.errors import InputError, OutputError, unknown
+from meshwright.mcp.compact import output_schema
 from meshwright.mcp.executor import Reply, failure, reply
-from meshwright.mcp.tools import INSTRUCTIONS, SECONDS, TOOLS, description, title
+from meshwright.mcp.tools import SECONDS, TOOLS, description, input_schema, instructions, title
 
 WORKERS = 2  # processes
 PATH = "/mcp"
@@ -31,10 +31,13 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Executor:
-    """Runs calls in worker processes; a call that takes too long is ended with its process."""
+    """Runs calls in worker processes; a call that takes too long is ended with its process.
 
-    def __init__(self, seconds: float = SECONDS, workers: int = WORKERS) -> None:
-        self.seconds = seconds
+    `files` allows paths of this machine: for a client that the user started.
+    """
+
+    def __init__(self, seconds: float = SECONDS, workers: int = WORKERS, files: bool = False) -> None:
+        self.seconds, self.files = seconds, files
         self.workers = anyio.CapacityLimiter(workers)
         self.warming = anyio.Lock()
 
@@ -57,14 +60,16 @@ class Executor:
             return failure(InputError("the worker process ended", fix=("try again", "request less")))
 
     async def _reply(self, name: str, arguments: dict[str, Any]) -> Reply:
-        return await anyio.to_process.run_sync(reply, name, arguments, cancellable=True, limiter=self.workers)
+        return await anyio.to_process.run_sync(
+            reply, name, arguments, self.files, cancellable=True, limiter=self.workers
+        )
 
 
 def make_server(executor: Executor) -> Server[Any]:
     """Return the server with its tools."""
 
     async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[_described(tool) for tool in TOOLS.values()])
+        return types.ListToolsResult(tools=[_described(tool, executor.files) for tool in TOOLS.values()])
 
     async def call_tool(_: Any, call: types.CallToolRequestParams) -> types.CallToolResult:
         if call.name not in TOOLS:
@@ -75,20 +80,20 @@ def make_server(executor: Executor) -> Server[Any]:
         "meshwright",
         version=__version__,
         title="Meshwright",
-        instructions=INSTRUCTIONS,
+        instructions=instructions(executor.files),
         on_list_tools=list_tools,
         on_call_tool=call_tool,
-        get_tool_input_schema=lambda name: TOOLS[name].input_schema("mcp") if name in TOOLS else None,
+        get_tool_input_schema=lambda name: input_schema(TOOLS[name], executor.files) if name in TOOLS else None,
     )
 
 
-def _described(tool: Verb) -> types.Tool:
+def _described(tool: Verb, files: bool) -> types.Tool:
     return types.Tool(
         name=tool.name,
         title=title(tool),
         description=description(tool),
-        input_schema=tool.input_schema("mcp"),
-        output_schema=response_schema(tool),
+        input_schema=input_schema(tool, files),
+        output_schema=output_schema(tool.name),
         annotations=types.ToolAnnotations(
             title=title(tool), read_only_hint=True, destructive_hint=False, idempotent_hint=True, open_world_hint=False
         ),
@@ -103,8 +108,8 @@ def _result(found: Reply) -> types.CallToolResult:
     )
 
 
-async def _serving(serve: Callable[[Server[Any]], Awaitable[None]]) -> None:
-    executor = Executor()
+async def _serving(serve: Callable[[Server[Any]], Awaitable[None]], files: bool) -> None:
+    executor = Executor(files=files)
     async with anyio.create_task_group() as group:
         group.start_soon(_warm, executor)
         await serve(make_server(executor))
@@ -124,7 +129,7 @@ def serve_stdio() -> None:
             await server.run(incoming, outgoing, server.create_initialization_options())
 
     try:
-        anyio.run(_serving, serve)
+        anyio.run(_serving, serve, True)
     except* BrokenPipeError:  # the client is gone
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
@@ -165,7 +170,7 @@ def serve_http(host: str, port: int, allow_hosts: Sequence[str], announce: Calla
 
     with _bound(host, port) as place, suppress(KeyboardInterrupt):
         announce(f"http://{f'[{host}]' if ':' in host else host}:{place.getsockname()[1]}{PATH}")
-        anyio.run(_serving, serve)
+        anyio.run(_serving, serve, False)
 
 
 def _bound(host: str, port: int) -> socket.socket:

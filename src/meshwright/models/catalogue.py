@@ -29,6 +29,18 @@ _CHECKPOINT_WORDS = frozenset(
     ("meta", "nvidia", "instruct", "it", "pt", "chat", "base", "hf", "bf16", "fp8", "diffusers", "thinking")
 )
 
+# Words of a checkpoint whose weights are quantized: the shape is the model's, the weights are its own.
+_QUANTIZATIONS = frozenset(
+    (
+        *("gptq", "awq", "gguf", "ggml", "exl2", "hqq", "autoround", "quantized", "bnb", "nf4", "fp4", "nvfp4"),
+        *("mxfp4", "int4", "int8", "3bit", "4bit", "6bit", "8bit", "w4a16", "w8a8", "w8a16"),
+        *("q2", "q3", "q4", "q5", "q6", "q8", "iq4"),
+    )
+)
+_QUANTIZED_WORDS = _QUANTIZATIONS | {"k", "m", "s", "l", "xs", "mlx", "dynamic", "unsloth"}
+_RELEASE = re.compile(r"(?:0[1-9]|1[0-2])(?:[0-2]\d|3[01])|2[3-9](?:0[1-9]|1[0-2])")  # 0324 or 2507: a date
+_HUB_URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?([\w.-]+/[\w.-]+)(?:/.*)?")
+
 _WEIGHTS_WORDS = frozenset(("instruct", "it", "pt", "chat", "base", "thinking"))  # of them, those of other weights
 
 # Suffixes and keys that distinguish a recipe file from a model config.
@@ -43,7 +55,7 @@ def find(text: str) -> ModelSpec:
 
     A common size alone (1.3b, 7b, 13b, 70b, 175b) means the plain GPT of that size.
     """
-    text = text.strip()
+    text = without_hub_url(text.strip())
     if text.lower().endswith(_RECIPE_FILES):
         raise _recipe_as_model(text)
     if is_path(text):
@@ -56,10 +68,22 @@ def find(text: str) -> ModelSpec:
     raise _unknown_size(text, size) if size and not size[1] else _unknown_name(text[:80])
 
 
+def without_hub_url(text: str) -> str:
+    """Return the id that an address of the Hugging Face hub names; any other text as it is."""
+    found = _HUB_URL.fullmatch(text.strip())
+    return text if found is None else found[1]
+
+
+def quantized_words(text: str) -> list[str]:
+    """Return the words of a hub id that say that its weights are quantized: gptq, awq, gguf, bnb, 4bit."""
+    name = without_hub_url(text.strip()).rpartition("/")[2].lower()
+    return [word for word in re.split(r"[\s\-_:.]+", name) if word in _QUANTIZATIONS]
+
+
 def _unknown_name(text: str) -> InputError:
     """Return the error for a model that is not in the catalogue, with the way to plan it anyway."""
     error = unknown("model", text, names(), "meshwright models")
-    other = "for any other model pass the path of its config.json"
+    other = "for any other model give its config.json"
     return InputError(f"{error.reason.removesuffix('?')}; {other}", error.field, error.value, error.fix)
 
 
@@ -76,13 +100,15 @@ def is_config(path: str) -> bool:
 
 def catalogue_name(text: str) -> str | None:
     """Return the name of the shipped model that a text refers to; None for a path."""
-    return None if is_path(text.strip()) else find(text).name
+    text = without_hub_url(text.strip())
+    return None if is_path(text) else find(text).name
 
 
 def reference(text: str) -> str | None:
     """Return how a recipe refers to a shipped model: its name, or the typed hub id of other weights of its shape."""
+    text = without_hub_url(text.strip())
     name = catalogue_name(text)
-    return text.strip() if name is not None and _names_other_weights(name, text.strip()) else name
+    return text if name is not None and _names_other_weights(name, text) else name
 
 
 def same_model(one: str, other: str) -> bool:
@@ -103,7 +129,8 @@ def shipped_id(model: ModelSpec) -> str:
 
 def _names_other_weights(name: str, text: str) -> bool:
     """Return whether a text is a hub id that is not the shipped model's: an -Instruct model, or another's upload."""
-    return bool(_HUB_ID.fullmatch(text)) and text.lower() != str(_entries()[name].get("hf_id", "")).lower()
+    other = bool(_HUB_ID.fullmatch(text)) and text.lower() != str(_entries()[name].get("hf_id", "")).lower()
+    return other and not quantized_words(text)
 
 
 def dropped_words(text: str) -> list[str]:
@@ -250,7 +277,7 @@ def _normalize(text: str, without: frozenset[str] = frozenset()) -> tuple[str, .
     runs: list[str] = []
     open_run = False
     for word in _GAP.split(text):
-        if not word or word in without:
+        if not word or without.issuperset(word.split(".")) or (without and _RELEASE.fullmatch(word)):
             continue
         size = _SIZE.fullmatch(word)
         if size:
@@ -274,7 +301,7 @@ def _resolve(text: str) -> str | None:
     """Return the model name for a text, or None; several equally good matches are an error."""
     if text in _entries():
         return text
-    for without in (frozenset[str](), _CHECKPOINT_WORDS):
+    for without in (frozenset[str](), _CHECKPOINT_WORDS, _CHECKPOINT_WORDS | _QUANTIZED_WORDS):
         wanted = _normalize(text, without)
         if not wanted:
             continue
@@ -333,6 +360,8 @@ def is_path(text: str) -> bool:
     A shipped model's name alone is never a path, so that a recipe means the same model in every working directory; nor
     is an id such as org/name, unless it or its folder exists.
     """
+    if _HUB_URL.fullmatch(text):
+        return False
     if text.lower().endswith(".json") or text.startswith((".", "~", os.sep)) or text.endswith(os.sep):
         return True
     if os.sep not in text:

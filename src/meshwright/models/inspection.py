@@ -16,6 +16,7 @@ import msgspec
 
 from meshwright.errors import InputError
 from meshwright.notes import note
+from meshwright.stages import stage
 
 from .readers.decoder import grouped
 from .readers.fields import MAX_SIZE
@@ -61,6 +62,7 @@ def can_inspect(config: Mapping[str, Any]) -> bool:
 def inspected_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     """Return the spec of a config as transformers builds it, with a note of what was assumed."""
     _require_bounded(config, "")
+    stage(f"transformers builds {config.get('model_type') or name} without weights")
     found = _described(json.dumps(config, sort_keys=True, default=str))
     _require_used(config, found)
     spec, assumed = _spec(found, str(config.get("model_type") or found["class"]), name)

@@ -26,6 +26,7 @@ from meshwright.planner.search import SEARCHED_NAMES, Candidate, any_fits, any_l
 from meshwright.planner.storage import Storage, storage_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
+from meshwright.stages import stage
 
 MAX_GPUS = 131072
 MAX_SEARCHED_GPUS = 16384
@@ -151,7 +152,8 @@ def size(
     train: tuple[Assumption, ...] = ()
     own, limit = own or (question.cluster.world if question.cluster.nodes > 1 else None), most or MAX_GPUS
     tried = sorted({*gpu_counts(node, limit), *([own] if own and own <= limit else ())})
-    for count in tried:
+    for place, count in enumerate(tried):
+        stage(f"size: {count:,} GPUs ({place} of {len(tried)} counts done)")
         baseline = baseline_for(_resized(question, count, node), overrides)
         notes = batch_notes(baseline.case, tokens) if tokens is not None else ()
         train = _taken_from_recipe(baseline, question, overrides)

@@ -13,15 +13,19 @@ from meshwright import __version__
 from meshwright.api.inputs import fields_of, json_schema, texts_of
 from meshwright.api.schema import component_schemas
 from meshwright.api.verbs import VERBS, Verb, verbs_on
+from meshwright.errors import InputError
 from meshwright.version import SCHEMA
-from meshwright.web.cache import address
+from meshwright.web.cache import Reply, address
 from meshwright.web.dispatcher import Dispatcher
-from meshwright.web.errors import to_error
+from meshwright.web.errors import error_of
+from meshwright.web.worker import BAD_REQUEST as UNPROCESSABLE
 
 router = APIRouter()
 REFERENCES, COMPONENTS = component_schemas(verbs_on("http"))
 ERRORS = {
-    404: "unknown path",
+    400: "the body is not valid JSON, or not an object",
+    404: "unknown path, or no recipe or model of that name",
+    405: "the path does not support this method",
     408: "the request did not arrive in time",
     413: "the body is too large",
     414: "the URL is too long",
@@ -45,9 +49,12 @@ def _route(verb: Verb, method: str, path: str) -> None:
         dispatcher = dispatcher_of(request)
         arguments: Any = _query(verb, request) if is_get else await _body(request)
         if not isinstance(arguments, dict):
-            return JSONResponse(to_error("must be a JSON object", "body"), 422, {"cache-control": "no-store"})
+            failed = arguments if isinstance(arguments, InputError) else _not_an_object(verb, arguments)
+            return JSONResponse(error_of(failed), 400, {"cache-control": "no-store"})
         arguments |= request.path_params
         reply = await dispatcher.ask(verb.name, arguments, texts=not is_get, strings=is_get)
+        if verb.path and reply.status == UNPROCESSABLE and _is_unknown_name(reply):
+            reply = _not_found(reply, verb)
         if is_get and reply.ok and reply.cacheable:
             dispatcher.cache.put(address(request.scope), reply)
         return reply.to_response(request.headers.get("if-none-match", "") if is_get else "")
@@ -73,10 +80,34 @@ def _query(verb: Verb, request: Request) -> dict[str, Any]:
 
 
 async def _body(request: Request) -> Any:
+    body = await request.body()
     try:
-        return msgspec.json.decode(await request.body())
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = str(error) if body.strip() else "the body is empty"
+        shown = body[:80].decode("utf-8", "replace")
+        return InputError(f"not valid JSON: {reason}", "body", shown, ('{"model": "llama3-8b"}',))
+
+
+def _not_an_object(verb: Verb, sent: Any) -> InputError:
+    kind = "null" if sent is None else type(sent).__name__
+    first = next((one for one in fields_of(verb.request) if one.required), None)
+    fix = [f"{{{one}}}" for one in first.fix("http")[:1]] if first is not None else []
+    fix = [text.replace(f"{{{first.name}:", f'{{"{first.name}":') for text in fix] if first is not None else []
+    return InputError(f"must be a JSON object of arguments, not {kind}", "body", fix=fix)
+
+
+def _not_found(reply: Reply, verb: Verb) -> Reply:
+    """Return an error about the name in the path as 404, with the list of names if none is close."""
+    error = reply.data["error"]
+    fix = error["fix"] or [f"GET /api{verb.path.partition('/{')[0]} lists all"]
+    return Reply(404, msgspec.json.encode({**reply.data, "error": {**error, "fix": fix}}))
+
+
+def _is_unknown_name(reply: Reply) -> bool:
+    """Return whether an error is about the name in the path."""
+    error = reply.data.get("error", {})
+    return error.get("field") in ("recipe", "model") and str(error.get("message", "")).startswith("unknown")
 
 
 def _content(text: str, schema: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from meshwright import __version__, api
 from meshwright.api import requests
-from meshwright.api.argument_names import unknown_argument
+from meshwright.api.argument_names import unknown_arguments
 from meshwright.api.inputs import SHOWN_BYTES, fields_of, texts_of
 from meshwright.api.inputs import Request as ApiRequest
 from meshwright.api.requests import CONFIG
@@ -63,7 +63,7 @@ async def form_fields(request: Request, names: Sequence[str]) -> FormFields:
         if name in found:
             found[name] = _stripped(name, value)
         elif not name.lower().startswith(TRACKING):
-            raise UnknownFieldError(unknown_argument(name[:SHOWN_BYTES], value, {one: f"--{one}" for one in names}))
+            raise UnknownFieldError(unknown_arguments({name[:SHOWN_BYTES]: value}, {one: f"--{one}" for one in names}))
     return found
 
 

@@ -41,6 +41,7 @@ NUMBERS = (
     "norm_epsilon", "initializer_range", "attention_dropout",
 )  # fmt: skip
 POSITIVE = ("factor", "original_max_position_embeddings", "rope_theta", "low_freq_factor", "high_freq_factor")
+LARGEST = 1e300
 ENCODERS = ("vision", "audio")  # starts of the names of their sections
 SHOWS_ROPE = ("rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor")
 USES_ROPE = ("llama", "mistral", "mixtral", "qwen", "gemma", "phi", "olmo", "deepseek", "smollm")
@@ -80,6 +81,8 @@ def _require_number(field: str, key: str, value: Any) -> None:
         fix = (f'"{key}": {value}',) if isinstance(value, str) and _is_numeric(value) else ()
         reason = "must be a number, without quotation marks" if isinstance(value, str) else "must be a number"
         raise InputError(reason, field=field, value=repr(value)[:80], fix=fix)
+    if not abs(value) < LARGEST:  # NaN and Infinity, which Python's JSON can contain
+        raise InputError("must be a finite number", field=field, value=value)
     if key in POSITIVE and not value > 0:
         raise InputError("must be greater than 0", field=field, value=value)
 
