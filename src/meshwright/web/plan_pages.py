@@ -83,7 +83,7 @@ def _written(plan: Any, to: str, key: PlanKey, replanned: dict[str, Any]) -> Dat
         return {"written": None, "error": {"message": f"{subject}{error.reason}"}, "own": None}
     if to == api.ENGINES[0]:
         written["findings"] = []  # the page shows them
-    if found is None or not found["ok"]:
+    if own is None or found is None or not found["ok"]:
         return {"written": written, "error": None, "own": None}
     return {"written": found, "error": None, "own": _plain(api.plan_response(own))}
 
