@@ -12,7 +12,7 @@ from msgspec import UNSET
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.accelerate.job_environment import settings_of
-from meshwright.frameworks.accelerate.keys import PREFIXES, SECTION_OF_TYPE, TABLE
+from meshwright.frameworks.accelerate.keys import PREFIXES, SECTION_OF_TYPE, TABLE, format_setting
 from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.load import open_file
@@ -312,11 +312,12 @@ def _parsed(
     trl: bool = False,
 ) -> ParsedConfig:
     settings = normalize(raw_settings)
+    effective = {**settings, **_trainer_precision(arguments)}
     type_name = distributed_type({key: setting.value for key, setting in settings.items()})
     program = program_fields(arguments, fine_tuning, script, trl)
     weights = _weight_dtype(arguments) if program.goal != "peft" else ""
-    in_weight_dtype = bool(weights) and not _updates_in_fp32(type_name, settings)
-    dtypes = _state_dtypes(weights, settings) if in_weight_dtype else _gradient_dtypes(type_name, settings)
+    in_weight_dtype = bool(weights) and not _updates_in_fp32(type_name, effective)
+    dtypes = _state_dtypes(weights, effective) if in_weight_dtype else _gradient_dtypes(type_name, effective)
     field_values: dict[str, Any] = {**dtypes, **program.field_values}
     if type_name == "MEGATRON_LM" and str(getattr(settings.get(DISTRIBUTED_OPTIMIZER), "value", "")).lower() != "true":
         field_values["kernels.overlap_param_gather"] = False
@@ -327,16 +328,16 @@ def _parsed(
     if type_name == "FSDP" and checkpointing is not None and str(checkpointing.value).lower() == "true":
         field_values["layout.recompute"] = "full"
         findings = tuple(_double_checkpointing(checkpointing, arguments))
-    findings = (*findings, *_stops_without_validation(arguments))
+    findings = (*findings, *_overwritten_precision(settings, arguments), *_stops_without_validation(arguments))
     if in_weight_dtype:
-        findings = (*findings, *_scaled_fp16_weights(settings, arguments, weights))
+        findings = (*findings, *_scaled_fp16_weights(effective, arguments, weights))
     inner = None
     if type_name == "DEEPSPEED":
-        inner = _read_deepspeed_config(content, settings, arguments, fine_tuning, script, trl)
+        inner = _read_deepspeed_config(content, effective, arguments, fine_tuning, script, trl)
     field_values |= dict(inner.field_values) if inner else {}
     return ParsedConfig(
         settings=settings,
-        mappable={key: setting for key, setting in settings.items() if _is_used(key, type_name, settings)},
+        mappable={key: setting for key, setting in effective.items() if _is_used(key, type_name, settings)},
         name=Path(content.path).stem,
         model=program.model,
         goal=program.goal,
@@ -356,7 +357,7 @@ def _parsed(
         unknown_fields=(
             *(key for key in program.unknown_fields if key not in field_values),
             *(key for key in (inner.unknown_fields if inner else ()) if key not in field_values),
-            *_program_fields(type_name, settings, field_values),
+            *_program_fields(type_name, effective, field_values),
         ),
         engine=_engine(type_name, settings),
         referenced=inner.parsed if inner else None,
@@ -409,6 +410,37 @@ def _gradient_dtypes(type_name: str, settings: Settings) -> dict[str, Any]:
     if type_name == "DEEPSPEED":
         return {"precision.grads": "bf16", "precision.reduce": "bf16"}
     return {"precision.reduce": "bf16"} if type_name == "FSDP" else {}
+
+
+def _trainer_precision(arguments: Arguments) -> dict[str, SourcedValue]:
+    """Return the mixed precision that the Trainer's own flags set: they replace Accelerate's, whatever it is.
+
+    TrainingArguments reads ACCELERATE_MIXED_PRECISION first; fp16 or bf16 replaces it if true, not if false.
+    """
+    if not any(name in arguments for name in (MARK, *MARKS)):
+        return {}  # flags of another program, which may leave the dtype to Accelerate
+    for name in ("fp16", "bf16"):
+        if name in arguments and not arguments[name].unresolved and is_on(arguments, name):
+            return {"mixed_precision": msgspec.structs.replace(arguments[name], value=name)}
+    return {}
+
+
+def _overwritten_precision(settings: Settings, arguments: Arguments) -> Iterator[Finding]:
+    """Yield a finding if Accelerate's config states another precision than the Trainer's flag."""
+    key = "mixed_precision"
+    written, flag = settings.get(key), _trainer_precision(arguments).get(key)
+    if written is None or flag is None or str(written.value).lower() in ("no", "false", flag.value):
+        return  # "no" leaves the choice to the program
+    yield Finding(
+        "key.overwritten",
+        "warning",
+        key,
+        f"{key}={written.value} has no effect: --{flag.value} True of the Trainer ({flag.location}) replaces it, and "
+        f"training computes in {flag.value}",
+        (format_setting(key, flag.value),),
+        file=written.file,
+        line=written.line,
+    )
 
 
 def _is_unmixed(settings: Settings) -> bool:
