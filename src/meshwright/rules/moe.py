@@ -39,6 +39,20 @@ def experts_not_divisible(c: Case) -> Column:
 
 
 @rule(
+    "moe.tensor-parallel-experts",
+    "error",
+    "tp",
+    engines=("automodel",),
+    message="tp={tp} with ep={ep}: AutoModel has no tensor-parallel plan for MoE models with expert parallelism",
+    symptom="AssertionError: Tensor parallelism not supported for custom MoE models; or ValueError: no safe plan",
+    cause="with ep > 1 its MoE parallelizer shards the model, and no model class has a tensor-parallel plan for it",
+    fixes=({"tp": [1], "sp": [False]}, {"tp": [1], "sp": [False], "cp": degrees("cp")}, NO_EP),
+)
+def experts_with_tensor_parallelism(c: Case) -> Column:
+    return c.is_moe & (c.tp > 1) & (c.ep > 1)
+
+
+@rule(
     "moe.topk",
     "error",
     "topk",

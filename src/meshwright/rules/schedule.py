@@ -137,6 +137,21 @@ def dualpipe_not_filled(c: Case) -> Column:
 
 
 @rule(
+    "schedule.compiled-split-backward",
+    "error",
+    "pp_schedule",
+    engines=("torchtitan", "automodel"),
+    message="{pp_schedule} splits the backward pass in two, but torch cannot split the backward pass of compiled blocks",
+    symptom="RuntimeError about donated buffers and retain_graph, or a segmentation fault, in the first step",
+    cause="a compiled backward pass is one graph: it frees its buffers when it has computed the input gradients "
+    "(pytorch issue 161904, open)",
+    fixes=({"pp_schedule": ["interleaved_1f1b"]}, {"compile": [False]}),
+)
+def split_backward_compiled(c: Case) -> Column:
+    return (c.pp > 1) & one_of(c.pp_schedule, ZERO_BUBBLE) & c.compile
+
+
+@rule(
     "schedule.uneven-passes",
     "error",
     "pp_micro_batches",

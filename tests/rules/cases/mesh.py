@@ -103,6 +103,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"engine": "torchtitan", "pp": 2, "pp_micro_batches": 3, "global_batch_size": 32},
         {"pp_micro_batches": 4},
     ),
+    "schedule.compiled-split-backward": (
+        {"engine": "torchtitan", "pp": 2, "vp": 2, "pp_schedule": "zbv", "compile": True},
+        {"compile": False},
+    ),
     "schedule.no-interleaving": ({"pp": 4, "global_batch_size": 64}, {"global_batch_size": 512}),
     "schedule.bubble": (
         {"pp": 8, "vp": 2, "pp_schedule": "interleaved_1f1b", "global_batch_size": 16},
@@ -182,6 +186,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # experts
     "moe.ep-needs-experts": ({"ep": 2}, {"spec": MIXTURE}),
     "moe.experts-divide": ({"spec": MIXTURE, "on": TWELVE, "ep": 3, "global_batch_size": 480}, {"ep": 4}),
+    "moe.tensor-parallel-experts": ({"engine": "automodel", "spec": MIXTURE, "tp": 2, "ep": 2}, {"tp": 1}),
     "moe.topk": ({"spec": WRONG_TOPK}, {"spec": MIXTURE}),
     "moe.expert-bias": ({"engine": "megatron", "spec": BIASED_MIXTURE, "etp": 2}, {"spec": MIXTURE}),
     "moe.expert-width": ({"spec": MIXTURE, "on": TWELVE, "etp": 3, "global_batch_size": 480}, {"etp": 4}),

@@ -229,6 +229,11 @@ def _like(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     return torch.empty_like(tensor, device=device, requires_grad=tensor.requires_grad)
 
 
+def _is_compiled(stages: list[Stage]) -> bool:
+    """Return whether any block is compiled: its backward pass is one graph, which torch cannot split in two."""
+    return any(module._compiled_call_impl is not None for stage in stages for module in stage.modules())
+
+
 class Pipeline:
     """Runs the forward and backward passes of all micro batches of a step by a torch schedule."""
 
@@ -247,6 +252,7 @@ class Pipeline:
         `device` is the compute device, also when weights are offloaded.
         """
         numbers, count = stage_numbers(layout, pp), layout.pp * layout.vp
+        splits = SPLITS_BACKWARD and not _is_compiled(stages)
         loss = torch.empty(1, device="meta", requires_grad=True)
         torch_stages = [
             ReceivingStage(
@@ -258,14 +264,19 @@ class Pipeline:
                 input_args=tokens if stage.first else hidden,
                 output_args=loss if stage.last else hidden,
                 group=pp.group,
-                dw_builder=None if SPLITS_BACKWARD else _no_weight_pass,
+                dw_builder=None if splits else _no_weight_pass,
             )
             for stage, number in zip(stages, numbers, strict=True)
         ]
-        if layout.pp_schedule in ZERO_BUBBLE and not SPLITS_BACKWARD and dist.get_rank() == 0:
+        if layout.pp_schedule in ZERO_BUBBLE and not splits and dist.get_rank() == 0:
+            passes, fix = (
+                ("compiled backward passes", "kernels.compile=false")
+                if SPLITS_BACKWARD
+                else ("backward passes correctly", "torch 2.13")
+            )
             warn(
-                f"layout.pp_schedule={layout.pp_schedule}: torch {torch.__version__} cannot split backward passes "
-                "correctly; they run whole, with larger bubbles. fix: torch 2.13"
+                f"layout.pp_schedule={layout.pp_schedule}: torch {torch.__version__} cannot split {passes}; "
+                f"they run whole, with larger bubbles. fix: {fix}"
             )
         schedule_class = get_schedule_class(SCHEDULES[layout.pp_schedule])
         multi_stage = issubclass(schedule_class, PipelineScheduleMulti)

@@ -119,6 +119,25 @@ def _expert_mesh(ctx: RuleContext) -> Problem | None:
     )
 
 
+def _experts_with_tensor_parallelism(ctx: RuleContext) -> Problem | None:
+    tp, ep = size(ctx, "tp"), size(ctx, "ep")
+    if min(tp, ep) == 1 or is_unresolved(ctx, "distributed.tp_size", "distributed.ep_size"):
+        return None
+    fix = (format_setting("distributed.tp_size", 1),)
+    if any(ctx.get(key) not in (None, "") for key in ctx.keys_under("distributed.tp_plan")):
+        return Problem(
+            f"tp_size={tp} with ep_size={ep}: releases up to 0.5.0 refuse it, also with a tp_plan",
+            fix,
+            key="distributed.tp_size",
+            severity="warning",
+        )
+    return Problem(
+        f"tp_size={tp} with ep_size={ep}: there is no tensor-parallel plan for MoE models with expert parallelism",
+        fix,
+        key="distributed.tp_size",
+    )
+
+
 def _batch(ctx: RuleContext) -> Problem | None:
     global_batch, local_batch = ctx.get("step_scheduler.global_batch_size"), ctx.get("step_scheduler.local_batch_size")
     ranks = _data_ranks(ctx) or 1
@@ -264,6 +283,11 @@ MESH_RULES = (
         symptom="ValueError when the expert mesh is built",
         cause="the expert mesh covers all ranks of a stage, including the tensor-parallel ones",
         supersedes=("topology.expert-mesh",)),
+    FrameworkRule("automodel.experts-with-tensor-parallelism", "error", ("distributed.tp_size", "distributed.ep_size"),
+        _experts_with_tensor_parallelism,
+        symptom="AssertionError: Tensor parallelism not supported for custom MoE models; or ValueError: no safe plan",
+        cause="with ep_size above 1 the MoE parallelizer shards the model, and no model class has a plan for it",
+        supersedes=("moe.tensor-parallel-experts",)),
     FrameworkRule("automodel.batch", "error", ("step_scheduler.local_batch_size", "step_scheduler.global_batch_size"),
         _batch, symptom="ValueError from the step scheduler",
         cause="every data-parallel rank runs an integer number of local batches per step",

@@ -68,6 +68,12 @@ TABLE: Table = {
         "enable_async_tensor_parallel=True requires sequence_parallel=True": "overlap.async-tensor-parallel",
         "Sequence parallelism is not supported for NemotronHForCausalLM": "sequence_parallel.state-space",
     },
+    "NVIDIA-NeMo/Automodel nemo_automodel/components/moe/parallelizer.py": {
+        "Tensor parallelism not supported for custom MoE models": "moe.tensor-parallel-experts",
+        "No safe tensor-parallel plan is registered for custom MoE model '{}' at tp_size={}.": (
+            "moe.tensor-parallel-experts"
+        ),
+    },
     "deepspeedai/DeepSpeed deepspeed/runtime/config.py": {
         "Check batch related parameters. train_batch_size is not equal to micro_batch_per_gpu * gradient_acc_step * "
         "world_size {} != {} * {} * {}": "batch.divides",

@@ -169,6 +169,8 @@ TABLE: Table = {
         "DualPipeV requires at least as many microbatches as stages, but got {} microbatches and {} stages.": (
             "schedule.dualpipe-micro-batches"
         ),
+        "The {} schedule is not supported with stage modules that have used torch.compile. Found OptimizedModule in "
+        "{}": "schedule.compiled-split-backward",
     },
     "pytorch/pytorch torch/distributed/pipelining/stage.py": {
         "Pipeline group size {} cannot be larger than number of stages {}": "pipeline.more-stages-than-layers"
@@ -185,6 +187,10 @@ TABLE: Table = {
     "pytorch/pytorch torch/csrc/autograd/saved_variable.cpp": {
         "Trying to backward through the graph a second time (or directly access saved tensors after they have already "
         "been freed).": "recompute.ops-zero-bubble"
+    },
+    "pytorch/pytorch torch/_functorch/_aot_autograd/runtime_wrappers.py": {
+        "This backward function was compiled with non-empty donated buffers which requires create_graph=False and "
+        "retain_graph=False.": "schedule.compiled-split-backward"
     },
     "pytorch/pytorch torch/csrc/autograd/variable.cpp": {
         "element {} of tensors does not require grad and does not have a grad_fn": (

@@ -1,0 +1,87 @@
+"""Combinations that other frameworks refuse, arguments that their parsers refuse, and repairs that can be pasted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def check(meshwright: Any, path: Path, text: str, gpus: str) -> tuple[int, str]:
+    """Write the text to a file, check it, and return the exit status and the report."""
+    path.write_text(text)
+    answer = meshwright("check", str(path), "--gpus", gpus)
+    return answer.code, " ".join(answer.out.split())
+
+
+TITAN = """\
+[model]
+name = "llama3"
+flavor = "70B"
+[training]
+local_batch_size = 64
+global_batch_size = 512
+seq_len = 8192
+[parallelism]
+pipeline_parallel_degree = 4
+tensor_parallel_degree = 4
+pipeline_parallel_schedule = "{schedule}"
+[compile]
+enable = {compiled}
+"""
+MOE = """\
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {{global_batch_size: 64, local_batch_size: 1, max_steps: 100}}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: Qwen/Qwen3-30B-A3B
+distributed: {{strategy: fsdp2, tp_size: {tp}, ep_size: 8{more}}}
+"""
+
+
+@pytest.mark.parametrize("schedule", ["ZBVZeroBubble", "InterleavedZeroBubble", "DualPipeV"])
+def test_torchtitan_cannot_split_the_backward_pass_of_compiled_blocks(
+    schedule: str, tmp_path: Path, meshwright: Any
+) -> None:
+    status, found = check(meshwright, tmp_path / "t.toml", TITAN.format(schedule=schedule, compiled="true"), "8x8xH200")
+    assert status == 1 and "schedule.compiled-split-backward" in found
+    _, found = check(meshwright, tmp_path / "t.toml", TITAN.format(schedule=schedule, compiled="false"), "8x8xH200")
+    assert "schedule.compiled-split-backward" not in found
+    _, found = check(meshwright, tmp_path / "t.toml", TITAN.format(schedule="1F1B", compiled="true"), "8x8xH200")
+    assert "schedule.compiled-split-backward" not in found
+
+
+def test_no_torchtitan_plan_compiles_blocks_and_splits_the_backward_pass(meshwright: Any) -> None:
+    typed = "recommend llama3.1-70b --gpus 16x8xH200 --goal pretrain --seq 8k --engine torchtitan layout.pp=4"
+    found = meshwright(*typed.split()).out
+    assert "kernels.compile=true" in found
+    assert not any(name in found for name in ("zbv", "zero_bubble", "dualpipe_v"))
+
+
+@pytest.mark.parametrize(
+    ("tp", "more", "severity"),
+    [(2, "", "error"), (1, "", ""), (2, ", tp_plan: my.plan", "warning"), (2, ", tp_plan: null", "error")],
+)
+def test_automodel_has_no_tensor_parallelism_beside_expert_parallelism(
+    tp: int, more: str, severity: str, tmp_path: Path, meshwright: Any
+) -> None:
+    _, found = check(meshwright, tmp_path / "moe.yaml", MOE.format(tp=tp, more=more), "4x8xH100")
+    assert ("automodel.experts-with-tensor-parallelism" in found) is bool(severity)
+    assert ("fix: distributed.tp_size: 1" in found) is bool(severity)
+    assert not severity or f"{severity} {tmp_path}/moe.yaml:6 tp_size=2 with ep_size=8" in found
+    assert "moe.tensor-parallel-experts" not in found
+
+
+@pytest.mark.parametrize(
+    ("message", "rule"),
+    [
+        ("AssertionError: Tensor parallelism not supported for custom MoE models", "moe.tensor-parallel-experts"),
+        ("RuntimeError: The ZBVZeroBubble schedule is not supported with stage modules that have used torch.compile. "
+            "Found OptimizedModule in OptimizedModule", "schedule.compiled-split-backward"),
+        ("RuntimeError: This backward function was compiled with non-empty donated buffers which requires "
+            "create_graph=False and retain_graph=False.", "schedule.compiled-split-backward"),
+    ],
+)  # fmt: skip
+def test_messages_of_these_combinations_are_known(message: str, rule: str, meshwright: Any) -> None:
+    assert f"1. {rule}" in meshwright("explain", message).out
