@@ -141,7 +141,8 @@ def dualpipe_not_filled(c: Case) -> Column:
     "error",
     "pp_schedule",
     engines=("torchtitan", "automodel"),
-    message="{pp_schedule} splits the backward pass in two, but torch cannot split the backward pass of compiled blocks",
+    message="{pp_schedule} splits the backward pass in two, but torch cannot split the backward pass of compiled "
+    "blocks",
     symptom="RuntimeError about donated buffers and retain_graph, or a segmentation fault, in the first step",
     cause="a compiled backward pass is one graph: it frees its buffers when it has computed the input gradients "
     "(pytorch issue 161904, open)",
