@@ -48,7 +48,7 @@ def test_a_saved_recommendation_is_what_it_runs(meshwright: Any) -> None:
     assert not left & set(repair["removes"])
     words = ("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "layout.tp=3", "--save", "three.toml")
     kept = meshwright(*words)  # a typed setting is not replaced by itself
-    assert "note: three.toml has your settings and the errors of this answer" in kept.err
+    assert "note: wrote three.toml: it has your settings and the errors of this answer" in kept.err
     repair = meshwright(*words[:-2], "--json").json["repair"]["overrides"]
     assert f"the repair is not in it: {' '.join(repair)}" in kept.err
 

@@ -9,7 +9,7 @@ from math import ceil
 from typing import Any, NamedTuple
 
 from meshwright.errors import InputError, closest, unknown
-from meshwright.parsing import snake_case, token_budget
+from meshwright.parsing import sequence_length, snake_case, token_budget
 from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
 from meshwright.recipes.overrides import accepts, translate_value
 from meshwright.recipes.replacements import VALIDATION_WORDS, held_out_data, removed_key, run_folder
@@ -129,7 +129,10 @@ def meant_option(name: str, value: str, options: Collection[str], takes_override
     if name in RESUMING and value:
         value = run_folder(value)
     written = [
-        one.format(value=ranks if one.startswith("--nproc") else value or "VALUE", name=name)
+        one.format(
+            value=ranks if one.startswith("--nproc") else _plain_length(one.partition("=")[0], value or "VALUE"),
+            name=name,
+        )
         for one in OTHER_OPTIONS.get(name, ())
     ]
     fitting = [one for one in written if one.split()[0] in options or (takes_overrides and not one.startswith("--"))]
@@ -379,7 +382,7 @@ def as_override(option: str, value: str, options: Collection[str] = (), recipe: 
     if key is not None:
         alias = override_keys().get(option)
         value = value or ("true" if isinstance(recipe_fields()[key].default, bool) else "VALUE")
-        meant = f"{key}={translate_value(alias, value) if alias else value}"
+        meant = f"{key}={_plain_length(key, translate_value(alias, value) if alias else value)}"
         return f"recipe fields are written as KEY=VALUE: {meant}", meant
     if option not in REMOVED_KEYS:
         return None
@@ -387,6 +390,14 @@ def as_override(option: str, value: str, options: Collection[str] = (), recipe: 
         return f"{option} {REMOVED_KEYS[option][0]}", ""
     error = removed_key(option, value or "true", recipe, lambda one: accepts(one, recipe)).for_options(options)
     return f"{option} {error.reason}", str(error.fix[0]).replace("without ", "without --")
+
+
+def _plain_length(key: str, value: str) -> str:
+    """Return a sequence length in digits, as recipe fields take it: 8k is 8192; other values as they are."""
+    try:
+        return str(sequence_length(value)) if key == "data.seq_length" else value
+    except InputError:
+        return value
 
 
 def missing_argument(function: str, names: Sequence[str], examples: Mapping[str, Any]) -> ArgumentError:

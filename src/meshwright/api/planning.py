@@ -18,7 +18,8 @@ from meshwright.frameworks import ImportedFile
 from meshwright.notes import note
 from meshwright.parsing import token_budget
 from meshwright.planner import Plan, Question, Ranking
-from meshwright.recipes.types import Recipe
+from meshwright.recipes.format_override import format_override
+from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 
 @verb(requests.Recommend)
@@ -40,16 +41,29 @@ def recommend(request: requests.Recommend) -> Plan:
         from meshwright.api.catalogues import save_recipe  # 10 ms that other recommendations save
 
         save_recipe(found.repaired or found, request.save)  # what its commands run
-        _note_errors_saved(found, request.save)
+        _note_saved(found, request.save)
     return with_budget(found, request)
 
 
-def _note_errors_saved(plan: Plan, path: str) -> None:
-    """Say that the saved recipe does not run: a repair that replaces the user's settings is not made by itself."""
+def _note_saved(plan: Plan, path: str) -> None:
+    """Say what was written: the plan, or its repair where the commands run that, with every field that it changes.
+
+    A repair that replaces the user's settings is not made by itself: the saved recipe has their errors.
+    """
     if plan.ok:
+        if plan.repaired is None:
+            note(f"wrote {path}: the recipe of this plan")
+            return
+        changed = (
+            f"{format_override(key, new)} in place of {format_override(key, old).partition('=')[2]}"
+            for key in recipe_fields()
+            if (old := field_value(plan.recipe, key)) != (new := field_value(plan.repaired.recipe, key))
+        )
+        what = "what the commands of this answer run, with the repair"
+        note(f"wrote {path}: {what}, which differs from the plan above: {', '.join(changed)}")
         return
     without = f"; the repair is not in it: {' '.join(plan.repair.overrides)}" if plan.repair is not None else ""
-    note(f"{path} has your settings and the errors of this answer{without}")
+    note(f"wrote {path}: it has your settings and the errors of this answer{without}")
 
 
 def _with_counted_data(plan: Plan, request: requests.Recommend, recipe: Recipe | None) -> Plan:
@@ -78,7 +92,8 @@ def plan(request: requests.Plan) -> Ranking:
         question = job_question(request, job)
         recipe = job.on(question.engine)
     price_for(request, question), token_budget(request.tokens)  # refused before the search
-    return planner.rank_layouts(question, request.overrides, request.top, request.everything, recipe)
+    found = planner.rank_layouts(question, request.overrides, request.top, request.everything, recipe)
+    return msgspec.structs.replace(found, plans=tuple(with_budget(one, request) for one in found.plans))
 
 
 @verb(requests.Estimate)

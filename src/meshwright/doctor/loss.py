@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.display import plural
-from meshwright.doctor import remedies, settings
+from meshwright.doctor import remedies
+from meshwright.doctor.advised_rate import FAR_TOO_HIGH, LR, advised_rate
 from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.run import Step
 from meshwright.doctor.run_stats import RunStats, deviation, median_of, running_median
@@ -539,8 +540,10 @@ def _why_flat(stats: RunStats, rates: Sequence[float], always_zero: bool) -> tup
 
 def _usual_rate(stats: RunStats) -> Remedy | None:
     """Return the fix of a rule that finds the learning rate too high; half of such a rate would be too high as well."""
-    found = [one for one in stats.findings_of(settings.checked_settings) if one.id in settings.TOO_HIGH]
-    return next((remedy for one in found for remedy in one.remedies), None)
+    if stats.case is None or not stats.states(LR):
+        return None
+    _, cause = advised_rate(stats, stats.case.recipe.optimizer.lr, FAR_TOO_HIGH)
+    return remedies.other_rate(stats, 1.0, cause) if cause else None
 
 
 def _stabilizing_remedies(stats: RunStats, rising: Step | None = None) -> Iterator[Remedy]:

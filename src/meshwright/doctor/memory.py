@@ -60,7 +60,7 @@ def out_of_memory(stats: RunStats) -> Iterator[Finding]:
         return
     fault = max(found, key=lambda one: (one.memory is not None and one.memory.wanted is not None, bool(one.where)))
     oom = fault.memory or OutOfMemory()
-    offset = _beyond_estimate(stats, oom)
+    offset = stats.beyond_estimate_gib
     grew = _largest_part(stats, fault)
     yield Finding(
         id="memory.out-of-memory",
@@ -69,7 +69,7 @@ def out_of_memory(stats: RunStats) -> Iterator[Finding]:
         steps=None if fault.step is None else (fault.step, fault.step + 1),
         lines=tuple(one.located for one in found[:3]),
         evidence=tuple(_evidence(stats, oom, offset)),
-        remedies=tuple(_remedies(stats, oom, offset)),
+        remedies=tuple(_remedies(stats, oom)),
     )
 
 
@@ -266,7 +266,7 @@ def allocator_retries(stats: RunStats) -> Iterator[Finding]:
         message=f"{stats.run.retries} allocations succeeded only after flushing the allocator's cache{beside}",
         lines=(f"{stats.run.file}:{stats.run.retry_line}",),
         evidence=(Evidence("allocation retries", float(stats.run.retries), "", limit("retries"), "limit"),),
-        remedies=(SEGMENTS, *remedies.fitting_remedies(stats, _beyond_estimate(stats, OutOfMemory()))[:3]),
+        remedies=(SEGMENTS, *remedies.fitting_remedies(stats)[:3]),
     )
 
 
@@ -330,14 +330,14 @@ def _evidence(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Evid
             yield Evidence(f"estimated {name}", round(float(getattr(memory, name)), 2), "GiB")
 
 
-def _remedies(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Remedy]:
+def _remedies(stats: RunStats, oom: OutOfMemory) -> Iterator[Remedy]:
     """Yield remedies, cheapest first: defragmentation costs nothing."""
     if stats.findings_of(growing_memory) or stats.findings_of(jumped_memory):
         yield from LEAKS
     capacity = oom.capacity or stats.capacity_gib
     if oom.unused and capacity and oom.unused > share("fragments") * capacity and oom.unused >= (oom.wanted or 0.0):
         yield SEGMENTS
-    fitting = remedies.fitting_remedies(stats, offset)
+    fitting = remedies.fitting_remedies(stats)
     yield from fitting
     if stats.case is None:
         yield from _general_remedies(stats)
@@ -346,15 +346,3 @@ def _remedies(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Reme
         words = (recipe.model, f"--gpus {stats.case.cluster.argument} --goal {recipe.goal}", *request_overrides(recipe))
         command = " ".join(("meshwright recommend", *words))
         yield remedies.advice(command, why="no combination of up to three changes fits; this plans a new layout")
-
-
-def _beyond_estimate(stats: RunStats, oom: OutOfMemory) -> float:
-    """Return the GiB that the run needed beyond its estimate."""
-    if stats.estimate is None:
-        return 0.0
-    memory = stats.estimate.memory
-    needs = [oom.needed]
-    if stats.peak_gib is not None and stats.run.header.on_gpu:
-        needs.append(stats.peak_gib + stats.outside_torch_gib)
-    most = max((need for need in needs if need is not None), default=0.0)
-    return round(max(0.0, most - float(memory.total)), 3)

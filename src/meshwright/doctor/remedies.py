@@ -10,6 +10,7 @@ import msgspec
 
 from meshwright import costs, rules
 from meshwright.costs.memory_constants import RESERVE
+from meshwright.doctor.advised_rate import LR, advised_rate
 from meshwright.doctor.finding import Remedy, What
 from meshwright.doctor.run import Run
 from meshwright.doctor.run_stats import RunStats
@@ -141,37 +142,35 @@ def network_candidates(case: Case) -> Iterator[Change]:
         yield Change({"layout.defer_grad_sync": True}, "reduces gradients once per step")
 
 
-def fitting_remedies(stats: RunStats, offset_gib: float = 0.0) -> tuple[Remedy, ...]:
-    """Return changes with which the step fits by the cost model, fastest first; combinations if that is better.
-
-    `offset_gib` is what the run needed beyond its estimate: every estimate is raised by it.
-    """
+def fitting_remedies(stats: RunStats) -> tuple[Remedy, ...]:
+    """Return changes with which the step fits by the cost model, fastest first; combinations if that is better."""
     case = stats.case
     if case is None:
         return ()
-    singles = [one for change in memory_candidates(case) if (one := evaluate_change(stats, change, offset_gib))]
-    singles = [one for one in singles if (one.peak_gib or 0.0) < _peak(case, offset_gib) - LEAST_SAVED_GIB]
+    singles = [one for change in memory_candidates(case) if (one := evaluate_change(stats, change))]
+    singles = [one for one in singles if (one.peak_gib or 0.0) < _peak(stats, case) - LEAST_SAVED_GIB]
     found = [one for one in singles if one.fits]
     cheapest = min((_cost(one) for one in found), default=None)
     if cheapest is None or cheapest[1] > CHEAP:
-        joined = _combined(stats, singles, offset_gib)
+        joined = _combined(stats, singles)
         found += sorted((one for one in joined if cheapest is None or _cost(one) < cheapest), key=_cost)[:2]
     return tuple(sorted(found, key=_cost)[:MAX_SHOWN])
 
 
-def faster_remedies(
-    stats: RunStats, changes: Callable[[Case], Iterable[Change]], most: int = 3, offset_gib: float = 0.0
-) -> tuple[Remedy, ...]:
+def faster_remedies(stats: RunStats, changes: Callable[[Case], Iterable[Change]], most: int = 3) -> tuple[Remedy, ...]:
     """Return changes that fit and make the step faster by the cost model, fastest first."""
     if stats.case is None:
         return ()
-    found = [one for change in changes(stats.case) if (one := evaluate_change(stats, change, offset_gib)) and one.fits]
+    found = [one for change in changes(stats.case) if (one := evaluate_change(stats, change)) and one.fits]
     faster = [one for one in found if one.step_ratio is not None and one.step_ratio <= 1 - share("worth_trying")]
     return tuple(sorted(faster, key=lambda one: one.step_ratio or 1.0)[:most])
 
 
-def evaluate_change(stats: RunStats, change: Change, offset_gib: float = 0.0) -> Remedy | None:
-    """Return a change with its predicted memory and step time; None if it is invalid or changes nothing."""
+def evaluate_change(stats: RunStats, change: Change) -> Remedy | None:
+    """Return a change with its predicted memory and step time; None if it is invalid or changes nothing.
+
+    The memory includes what the run needed beyond its own estimate.
+    """
     case = stats.case
     if case is None:
         return None
@@ -183,7 +182,7 @@ def evaluate_change(stats: RunStats, change: Change, offset_gib: float = 0.0) ->
         memory, seconds = costs.memory(other), float(costs.step_time(other).step_s)
     except (InputError, ValueError, ZeroDivisionError):  # the layout is invalid
         return None
-    peak = float(memory.total) + offset_gib
+    peak = float(memory.total) + stats.beyond_estimate_gib
     keys = [one.key for one in log]
     return Remedy(
         try_=tuple(format_override(one.key, one.new) for one in log),
@@ -216,22 +215,39 @@ MANY = {0.5: "half of", 3.0: "three times"}
 
 
 def other_rate(stats: RunStats, factor: float, why: str) -> Remedy:
-    """Return a learning rate of this factor: in words if the run's own is unknown; a minimum that is known scales."""
-    case, lr, least = stats.case, "optimizer.lr", "schedule.min_lr"
+    """Return a learning rate of this factor that no rule finds too high; a minimum that is known scales with it.
+
+    It is in words if the run's own is unknown.
+    """
+    case, lr, least = stats.case, LR, "schedule.min_lr"
     if case is None or not stats.states(lr):
         highest = max((step.lr for step in stats.run.steps if step.lr), default=None)
         if highest is not None:
-            return Remedy(try_=(format_override(lr, _scaled(highest, factor)),), what="contract", why=why)
+            rate = _within_rules(stats, highest, factor)
+            return Remedy(try_=(format_override(lr, rate),), what="contract", why=why)
         text = f"{MANY[factor]} the learning rate that ran and of its minimum"
         there = named_setting(stats.run, lr, f"<{MANY[factor]} now>")
         return Remedy(try_=(text,), what="action", why=why, there=there)
-    values = {lr: _scaled(case.recipe.optimizer.lr, factor)}
+    ran = case.recipe.optimizer.lr
+    values = {lr: _within_rules(stats, ran, factor)}
     if stats.states(least) and case.recipe.schedule.min_lr:
-        values[least] = min(_scaled(case.recipe.schedule.min_lr, factor), values[lr])
+        now = case.recipe.schedule.min_lr
+        is_scaled = values[lr] == _scaled(ran, factor)  # else a rule's rate: as its fix does, only a high minimum moves
+        lower = _scaled(now, factor) if is_scaled else min(now, _scaled(values[lr], 0.1))
+        if lower != now:
+            values[least] = min(lower, values[lr])
         return contract(stats, values, why)
     # The minimum of our recipe is not the run's: framework settings that derive from it would be wrong.
     other = RunStats(stats.run, case.rebuild(override.change(case.recipe, {least: 0.0})[0]))
     return contract(other, values, why)
+
+
+def _within_rules(stats: RunStats, rate: float, factor: float) -> float:
+    """Return the rate times the factor, or what a rule advises in its place; a larger one grows less where it must."""
+    if factor <= 1:
+        return advised_rate(stats, _scaled(rate, factor))[0]
+    larger = [_scaled(rate, one) for one in (factor, 2.0, 1.5, 1.1)]
+    return next((one for one in larger if not advised_rate(stats, one)[1]), larger[-1])
 
 
 def _scaled(rate: float, factor: float) -> float:
@@ -265,7 +281,7 @@ def _logged_warmup(run: Run) -> int | None:
     return next(step for rate, step in rates if rate == highest)
 
 
-def _combined(stats: RunStats, singles: Sequence[Remedy], offset_gib: float) -> Iterator[Remedy]:
+def _combined(stats: RunStats, singles: Sequence[Remedy]) -> Iterator[Remedy]:
     """Yield combinations of two changes that fit, or of three if no two do."""
     case = stats.case
     if case is None:
@@ -277,7 +293,7 @@ def _combined(stats: RunStats, singles: Sequence[Remedy], offset_gib: float) -> 
             values: dict[str, Any] = {}
             for one in some:
                 values |= override.requested(case.recipe, one.try_)
-            joined = evaluate_change(stats, Change(values, "; ".join(one.why for one in some)), offset_gib)
+            joined = evaluate_change(stats, Change(values, "; ".join(one.why for one in some)))
             if joined is not None and joined.fits:
                 found = True
                 yield joined
@@ -291,8 +307,8 @@ def _cost(remedy: Remedy) -> tuple[bool, float, int]:
     return remedy.what == "contract", unknown, len(remedy.try_)
 
 
-def _peak(case: Case, offset_gib: float) -> float:
-    return float(costs.memory(case).total) + offset_gib
+def _peak(stats: RunStats, case: Case) -> float:
+    return float(costs.memory(case).total) + stats.beyond_estimate_gib
 
 
 def _violated_by_run(case: Case) -> frozenset[str]:

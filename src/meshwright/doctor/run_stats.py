@@ -164,6 +164,17 @@ class RunStats:
         return None if self.estimate is None else float(self.estimate.memory.total) - self.outside_torch_gib
 
     @cached_property
+    def beyond_estimate_gib(self) -> float:
+        """GiB that the run needed beyond its estimate: every remedy is expected to need as much more."""
+        if self.estimate is None:
+            return 0.0
+        needs = [fault.memory.needed for fault in self.fatal if fault.memory is not None]
+        if self.peak_gib is not None and self.run.header.on_gpu:
+            needs.append(self.peak_gib + self.outside_torch_gib)
+        most = max((need for need in needs if need is not None), default=0.0)
+        return round(max(0.0, most - float(self.estimate.memory.total)), 3)
+
+    @cached_property
     def fatal(self) -> tuple[Fault, ...]:
         """Faults without a later step, in this log or in that of a later start."""
         return tuple(one for one in self.run.faults if self._is_after_steps(one))

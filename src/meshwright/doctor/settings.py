@@ -6,18 +6,14 @@ from collections.abc import Iterator
 
 from meshwright import rules
 from meshwright.doctor import remedies
+from meshwright.doctor.advised_rate import ANY_MODEL
 from meshwright.doctor.finding import Evidence, Finding
 from meshwright.doctor.run_stats import RunStats
 from meshwright.recipes import overrides as override
 from meshwright.recipes.types import field_value, recipe_fields
 
-ANY_MODEL = ("learning_rate.far-too-high", "learning_rate.diverges", "learning_rate.too-small")
-"""Rules that also hold for the random weights of --tiny and bench; the others expect a model of full size."""
-
 RATE_ADVICE = ("learning_rate.adapters",)
 """Advice that explains a loss; other advice is for before the start."""
-
-TOO_HIGH = ("learning_rate.diverges", "learning_rate.far-too-high", "learning_rate.fine-tuning")
 
 
 def checked_settings(stats: RunStats) -> Iterator[Finding]:

@@ -213,9 +213,14 @@ def _taken_from_recipe(baseline: Baseline, question: Question, overrides: Sequen
     typed = override.requested(recipe, override.split_auto(overrides)[0])
     length, batch = recipe.data.seq_length, recipe.train.global_batch_size
     source = f"from the recipe {baseline.base.name}"
+    tokens = f"{length:,} tokens"
+    if length != baseline.base.data.seq_length:  # recommend explains the same change with the same words
+        why = baseline.reasons.get("data.seq_length", "").partition(";")[0]
+        source = f"the batch {source}, whose length is {baseline.base.data.seq_length:,}"
+        tokens += f" ({why})" if why else ""
     if "data.seq_length" not in typed and question.seq_length is None:
         other = "--seq N and train.global_batch_size=N set others"
-        text = f"{length:,} tokens × {batch:,} sequences per step, {source}; {other}"
+        text = f"{tokens} × {batch:,} sequences per step, {source}; {other}"
         return (Assumption("data.seq_length", str(length), text),)
     if "train.global_batch_size" not in typed:
         text = f"{batch:,} sequences of {length:,} tokens per step, {source}; train.global_batch_size=N sets another"
