@@ -86,3 +86,73 @@ def test_automodel_has_no_tensor_parallelism_beside_expert_parallelism(
 )  # fmt: skip
 def test_messages_of_these_combinations_are_known(message: str, rule: str, meshwright: Any) -> None:
     assert f"1. {rule}" in meshwright("explain", message).out
+
+
+RUN = """\
+deepspeed --num_nodes 4 --num_gpus 8 train.py --model_name_or_path meta-llama/Llama-3.1-70B --bf16 True \\
+    --output_dir out --max_steps 2000 --per_device_train_batch_size 2 --gradient_accumulation_steps 4 \\
+    --learning_rate 1e-5 --model_max_length 8192 --gradient_checkpointing {value} {more} --deepspeed ds.json
+"""
+ZERO3 = """{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto",
+"gradient_accumulation_steps": "auto", "train_batch_size": "auto"}"""
+
+
+@pytest.mark.parametrize(
+    ("value", "more", "refused"),
+    [
+        ("full", "", "--gradient_checkpointing full"),
+        ("True", "--save_strategy step", "--save_strategy step"),
+        ("true", "--save_strategy steps", ""),
+        ("1", "", ""),
+    ],
+)
+def test_values_that_the_trainers_parser_refuses_are_errors(
+    value: str, more: str, refused: str, tmp_path: Path, meshwright: Any
+) -> None:
+    (tmp_path / "ds.json").write_text(ZERO3)
+    _, found = check(meshwright, tmp_path / "run.sh", RUN.format(value=value, more=more), "4x8xA100-80GB")
+    assert ("deepspeed.argument-refused" in found) is bool(refused)
+    assert refused in found
+    assert "--gradient_checkpointing full" not in found or value == "full"
+
+
+def test_a_fix_of_a_trainer_switch_is_true_or_false(tmp_path: Path, meshwright: Any) -> None:
+    (tmp_path / "ds.json").write_text(ZERO3)
+    _, found = check(meshwright, tmp_path / "run.sh", RUN.format(value="False", more=""), "4x8xA100-80GB")
+    assert "--gradient_checkpointing True" in found
+    assert "--gradient_checkpointing full" not in found
+
+
+BRIDGE = """\
+import argparse
+import os
+from megatron.bridge.recipes.llama import llama3_8b_pretrain_config
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", default="/lustre/run1")
+args = parser.parse_args()
+cfg = llama3_8b_pretrain_config()
+cfg.train.train_iters = 40000
+cfg.dataset.blend = [["/data/text"], None]
+cfg.checkpoint.save = {path}
+cfg.checkpoint.save_interval = 50000
+"""
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        '"/lustre/run1"',
+        'os.environ.get("CKPT", "/lustre/run1")',
+        'os.getenv("CKPT", "/lustre/run1")',
+        'os.environ["CKPT"]',
+        "args.out",
+        'f"{args.out}/ckpt"',
+        "folder_of(args)",
+    ],
+)
+def test_the_interval_of_checkpoints_is_checked_whatever_names_their_folder(
+    path: str, tmp_path: Path, meshwright: Any
+) -> None:
+    _, found = check(meshwright, tmp_path / "run.py", BRIDGE.format(path=path), "4x8xH100")
+    assert "saving.only-at-the-end" in found

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.frameworks.to_recipe import ImportedRecipe
 from meshwright.frameworks.trainer_args import ADAPTER, ARGUMENT_FIELDS, CHATS, TRAINER
-from meshwright.frameworks.trainer_fields import is_trainer
+from meshwright.frameworks.trainer_fields import ROWS, is_trainer
 from meshwright.recipes.key_maps import composite_keys
 from meshwright.recipes.types import Recipe, field_value
 
@@ -53,4 +53,9 @@ def _arguments(table: Any, changed: Recipe, name: str, value: Any) -> Mapping[st
         return {}
     if len(found) == 1 and name:
         return {name: next(iter(found.values()))}
-    return found or ({name: value} if name else {})
+    if found or not name:
+        return found
+    try:
+        return {name: ROWS[name].to_framework_value(value) if name in ROWS else value}
+    except InputError:  # a switch has no value for it
+        return {}

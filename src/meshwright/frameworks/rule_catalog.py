@@ -103,6 +103,18 @@ PARSE_FINDINGS = (
     ParseFinding("automodel.old-command", "error", "no such command", "the command-line syntax changed"),
     ParseFinding("deepspeed.argument-mismatch", "error", "ValueError from the Trainer", "file and arguments disagree"),
     ParseFinding(
+        "deepspeed.argument-refused",
+        "error",
+        "the program's parser refuses an argument when it starts",
+        "switches of the Trainer are True or False, and some arguments are one of a few words",
+    ),
+    ParseFinding(
+        "accelerate.argument-refused",
+        "error",
+        "the program's parser refuses an argument when it starts",
+        "switches of the Trainer are True or False, and some arguments are one of a few words",
+    ),
+    ParseFinding(
         "accelerate.double-checkpointing",
         "error",
         "an error, or recompute runs twice",

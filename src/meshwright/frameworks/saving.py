@@ -30,6 +30,9 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
 }
 """By framework: the key that turns checkpoints on, and the fix if that is not the key with true."""
 
+PATHS = ("save", "checkpoint.save")
+"""Switches that are the path of the checkpoints: one known only when it runs is still set."""
+
 
 def saving_findings(
     imported: ImportedRecipe, recipe: Recipe, estimate: Estimate | None, buildable: bool
@@ -122,6 +125,8 @@ def _saves(imported: ImportedRecipe) -> bool:
     framework, settings = imported.framework, imported.parsed.settings
     key, _ = SWITCHES.get(framework.name, ("", ""))
     setting = settings.get(key)
+    if setting is not None and setting.unresolved and key in PATHS:
+        return True
     default = not key or (framework.name == "megatron-bridge" and setting is None)
     return default or bool(value_or_default(framework.key_map, settings, key))
 

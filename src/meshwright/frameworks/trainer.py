@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from meshwright import file_access
+from meshwright import file_access, similar
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.framework import Content
 from meshwright.frameworks.load import content_of, open_file
@@ -31,6 +31,7 @@ from meshwright.frameworks.trainer_fields import (
 from meshwright.frameworks.types import ProgramArguments, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Goal
+from meshwright.rules.rule import Finding
 
 Arguments = Mapping[str, SourcedValue]
 """Program arguments by name, with underscores; a flag without a value is True."""
@@ -59,6 +60,24 @@ class ProgramFields(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
+SWITCHES = (
+    *("gradient_checkpointing", "bf16", "fp16", "tf32", "torch_compile", "use_liger_kernel", "group_by_length"),
+    *("do_train", "do_eval", "load_best_model_at_end", "save_only_model", "overwrite_output_dir", "push_to_hub"),
+    *("dataloader_drop_last", "dataloader_pin_memory", "ddp_find_unused_parameters", "bf16_full_eval"),
+    *("remove_unused_columns", "include_tokens_per_second", "logging_first_step", "disable_tqdm", "greater_is_better"),
+)
+"""Arguments of transformers.TrainingArguments that are true or false."""
+SWITCH_TEXTS = ("yes", "true", "t", "y", "1", "no", "false", "f", "n", "0")
+INTERVALS = ("no", "steps", "epoch")
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "save_strategy": (*INTERVALS, "best"),
+    "eval_strategy": INTERVALS,
+    "evaluation_strategy": INTERVALS,
+    "logging_strategy": INTERVALS,
+}
+"""Arguments of transformers.TrainingArguments that are one of a few words."""
+
+
 def parse_arguments(argv: Sequence[SourcedValue]) -> dict[str, SourcedValue]:
     """Parse `--name value`, `--name=value` and `--name`."""
     found: dict[str, SourcedValue] = {}
@@ -82,6 +101,33 @@ def _typed(setting: SourcedValue) -> SourcedValue:
     texts = {"true": True, "false": False}
     value = texts.get(str(setting.value).lower(), setting.value) if not setting.unresolved else setting.value
     return msgspec.structs.replace(setting, value=value)
+
+
+def refused_arguments(framework: str, args: Arguments, own: Content | None) -> Iterator[Finding]:
+    """Yield a finding for each value on a command line that the parser of transformers' arguments refuses.
+
+    `own` is the program, if it is here: one with a parser of its own may accept other values.
+    """
+    if not is_trainer(args) or (own is not None and "HfArgumentParser" not in own.text):
+        return
+    for name, setting in args.items():
+        text, choices = str(setting.value), CHOICES.get(name, ())
+        is_switch = name in SWITCHES
+        if setting.unresolved or not (is_switch or choices) or (is_switch and setting.value in (True, False)):
+            continue
+        if text.lower() in SWITCH_TEXTS if is_switch else text in choices:
+            continue
+        kind = "a switch: True or False" if is_switch else f"one of {', '.join(choices)}"
+        fixed = "True" if is_switch else next(iter(similar.closest(text, choices)), choices[0])
+        yield Finding(
+            f"{framework}.argument-refused",
+            "error",
+            name,
+            f"--{name} {text} is refused by the program's parser: it is {kind}",
+            (f"--{name} {fixed}",),
+            file=setting.file,
+            line=setting.line,
+        )
 
 
 def is_on(args: Arguments, *names: str) -> bool:

@@ -16,7 +16,14 @@ from meshwright.frameworks.accelerate.keys import PREFIXES, SECTION_OF_TYPE, TAB
 from meshwright.frameworks.common import gpu_request_of, value_or_default
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.load import open_file
-from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
+from meshwright.frameworks.trainer import (
+    Arguments,
+    is_on,
+    open_referenced_file,
+    parse_arguments,
+    program_fields,
+    refused_arguments,
+)
 from meshwright.frameworks.trainer_fields import EVALUATIONS, WEIGHT_DTYPES, is_trl
 from meshwright.frameworks.trainer_files import (
     PATIENCE,
@@ -150,6 +157,8 @@ def parse(content: Content) -> ParsedConfig:
         script = ""  # the program was read: its name does not make it one of TRL
     parsed = _parsed(content, settings, gpu_request_of(launch), arguments, fine_tuning=trl, script=script, trl=trl)
     program = msgspec.structs.replace(parsed.program, argv=launch.argv)
+    refused = refused_arguments("accelerate", parse_arguments(launch.args), own)
+    parsed = msgspec.structs.replace(parsed, findings=(*parsed.findings, *refused))
     if script.startswith(TRL) or TRL_SCRIPTS in script:
         typed = arguments if own is None else parse_arguments(launch.args)
         parsed = msgspec.structs.replace(parsed, findings=(*_trl_findings(typed), *parsed.findings))

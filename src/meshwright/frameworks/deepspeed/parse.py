@@ -16,7 +16,14 @@ from meshwright.frameworks.deepspeed.keys import STRICT_SECTIONS, TABLE, top_lev
 from meshwright.frameworks.framework import Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS
-from meshwright.frameworks.trainer import Arguments, is_on, open_referenced_file, parse_arguments, program_fields
+from meshwright.frameworks.trainer import (
+    Arguments,
+    is_on,
+    open_referenced_file,
+    parse_arguments,
+    program_fields,
+    refused_arguments,
+)
 from meshwright.frameworks.trainer_fields import TRL_DEFAULTS, is_trainer, is_trl
 from meshwright.frameworks.trainer_files import (
     file_arguments,
@@ -130,7 +137,10 @@ def parse(content: Content) -> ParsedConfig:
         parsed,
         program=program,
         env=launch.env,
-        findings=tuple(_disagreements(settings, trainer_arguments)),
+        findings=(
+            *_disagreements(settings, trainer_arguments),
+            *refused_arguments("deepspeed", parse_arguments(launch.args), own),
+        ),
         notes=(*parsed.notes, *note),
     )
 

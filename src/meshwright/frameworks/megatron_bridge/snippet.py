@@ -25,6 +25,8 @@ RECIPES = "megatron.bridge.recipes"
 PARSED = ("parse_args", "parse_known_args")
 MAX_NUMBER = 10**15
 MAX_DEPTH = 60
+ENVIRONMENT = ("os.environ.get", "environ.get", "os.getenv", "getenv")
+CONVERSIONS: Mapping[str, Callable[[Any], Any]] = {"int": int, "float": float, "str": str}
 ARITHMETIC: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -307,10 +309,28 @@ class _Reader:
                 return self.options[node.attr] if self.options.get(node.attr) is not None else _fail()
             is_name = owner in self.imported or owner[:1].isupper()  # a module, or an enum such as AttnBackend.flash
             return f"torch.{node.attr}" if owner == "torch" else node.attr if is_name else _fail()
+        if isinstance(node, ast.JoinedStr):
+            return _bounded("".join(str(self.value(one, depth + 1)) for one in node.values))
+        if isinstance(node, ast.FormattedValue) and node.format_spec is None:
+            return self.value(node.value, depth + 1)
+        if isinstance(node, ast.Call):
+            return self.call_value(node, depth)
         if isinstance(node, ast.Attribute):
             config, path = self.path_of(node)
             setting = config.settings.get(path) if config else None
             return _fail() if setting is None or setting.unresolved else setting.value
+        raise _Unresolved
+
+    def call_value(self, node: ast.Call, depth: int) -> Any:
+        """Evaluate os.environ.get("NAME", DEFAULT) and os.getenv as the default, and int, float and str of values."""
+        function = ast.unparse(node.func)
+        if function in ENVIRONMENT and not node.keywords and len(node.args) == 2:
+            return self.value(node.args[1], depth + 1)
+        if function in CONVERSIONS and not node.keywords and len(node.args) == 1:
+            try:
+                return _bounded(CONVERSIONS[function](self.value(node.args[0], depth + 1)))
+            except (TypeError, ValueError, OverflowError):
+                raise _Unresolved from None
         raise _Unresolved
 
 
