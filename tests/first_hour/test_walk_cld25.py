@@ -137,3 +137,12 @@ def test_the_fix_of_a_length_is_in_digits(meshwright: Any, option: str, typed: s
     refused = meshwright(*words, option, typed)
     assert f"fix:   data.seq_length={meant}" in refused.err
     assert meshwright(*words, f"data.seq_length={meant}").code == 0
+
+
+@pytest.mark.parametrize("call", ["ibv_create_qp", "ibv_reg_mr"])
+def test_infiniband_without_memory_is_the_limit_of_locked_memory(meshwright: Any, call: str) -> None:
+    text = f"node3:811:902 [2] misc/ibvwrap.cc:246 NCCL WARN Call to {call} failed with error Cannot allocate memory"
+    first = meshwright("explain", text, "--json").json["matches"][0]
+    assert first["fix"][0].startswith("ulimit -l unlimited")
+    other = meshwright("explain", f"NCCL WARN Call to {call} failed with error Invalid argument", "--json").json
+    assert not other["matches"][0]["fix"][0].startswith("ulimit -l")

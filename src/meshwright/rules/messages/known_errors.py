@@ -243,6 +243,15 @@ KNOWN_ERRORS: dict[str, KnownError] = {
         "ZeRO-2 and ZeRO-3 reduce gradients in every micro batch",
         ('"zero_optimization": {"stage": 1} with gradient accumulation', "do not call no_sync"),
     ),
+    "error.locked-memory": KnownError(
+        "InfiniBand could not lock memory: the limit of locked memory (memlock) is too low for its queues and buffers",
+        (
+            "ulimit -l unlimited before the ranks start; ulimit -l inside the job shows what they have",
+            "SLURM: PropagateResourceLimitsExcept=MEMLOCK in slurm.conf, and LimitMEMLOCK=infinity for slurmd",
+            "containers: --ulimit memlock=-1",
+        ),
+        fault="network",
+    ),
     "error.infiniband-setup": KnownError(
         "an InfiniBand or RoCE connection could not be set up: the nodes' ports cannot reach each other, or use "
         "different GIDs",

@@ -101,6 +101,9 @@ TABLE: Table = {
         "ibv_modify_qp failed with {} {}": "error.infiniband-setup",
         "ibv_reg_mr failed with error {}": "error.nccl-system",
         "ibv_create_qp failed with error {}": "error.infiniband-setup",
+        "ibv_create_qp failed with error Cannot allocate memory": "error.locked-memory",
+        "ibv_create_cq failed with error Cannot allocate memory": "error.locked-memory",
+        "ibv_reg_mr failed with error Cannot allocate memory": "error.locked-memory",
     },
     "NVIDIA/nccl src/misc/socket.cc": {
         "socketProgress: Connection closed by remote peer {}": "error.peer-closed",
