@@ -33,7 +33,7 @@ def replaced_keys(imported: ImportedRecipe) -> set[str]:
 
 
 def argument_changes(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) -> Iterator[str]:
-    """Yield the arguments that a fix changes, as the program is given them."""
+    """Yield the arguments that a fix changes, as the program is given them; raise InputError if one cannot be given."""
     program, own = imported.parsed.program, program_fields(imported)
     tables = {**TRAINER, **CHATS, **ADAPTER}
     for field in own:
@@ -42,7 +42,7 @@ def argument_changes(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) 
             continue
         name = program.sources.get(field, "")
         for argument, value in _arguments(tables.get(field), changed, name, after).items():
-            yield program.formatted(argument, value)
+            yield from program.formatted(argument, value)
 
 
 def _arguments(table: Any, changed: Recipe, name: str, value: Any) -> Mapping[str, Any]:

@@ -10,6 +10,7 @@ import msgspec
 
 from meshwright import costs, rules
 from meshwright.clusters import DEFAULT_GPU, Cluster, is_known
+from meshwright.errors import InputError
 from meshwright.frameworks.argument_fixes import argument_changes, program_fields, replaced_keys
 from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, Framework, RuleContext
@@ -178,7 +179,7 @@ def _check(
     notes += host_memory_notes(estimate, candidates[0] if known else None) if buildable else ()
     if hidden:
         notes.append(f"left out as matters of choice: {', '.join(dict.fromkeys(hidden))}; --advice prints them")
-    length = open_length(content.path, imported, recipe, overrides)
+    length = open_length(content.path, imported, recipe)
     if length and not any(one.rule.endswith(NO_LENGTH) for one in findings):
         notes.append(length)
     return CheckResult(
@@ -316,8 +317,11 @@ def _their_fix(imported: ImportedRecipe, recipe: Recipe, fix: Sequence[str]) -> 
     instead = replaced_keys(imported)
     differing = {key: value for key, value in differing.items() if key not in instead}
     stated = in_file_units(framework.key_map, differing, imported.parsed.settings, changed)
-    formatted = list(_formatted(imported, stated | _batch_arguments(imported, recipe, changed)))
-    formatted += argument_changes(imported, recipe, changed)
+    try:
+        formatted = list(_formatted(imported, stated | _batch_arguments(imported, recipe, changed)))
+        formatted += argument_changes(imported, recipe, changed)
+    except InputError:  # a front end has no key for it
+        return ()
     lost = {one.field for one in unmapped} & {text.partition("=")[0] for text in fix} - {
         *imported.parsed.field_values,
         *framework.derived_fields,
@@ -332,9 +336,11 @@ def _formatted(imported: ImportedRecipe, stated: Mapping[str, Any]) -> Iterator[
         if key == BATCH and ACCUMULATION in program.fills:  # the Trainer multiplies its own arguments
             continue
         if key not in program.fills:
+            if program.is_command:
+                raise InputError("the command has no flag for it", field=key)
             yield imported.framework.format_setting(key, value)
         if key in program.fills or key in program.repeats:
-            yield program.formatted(program.fills.get(key) or program.repeats[key], value)
+            yield from program.formatted(program.fills.get(key) or program.repeats[key], value)
 
 
 def _batch_arguments(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) -> dict[str, Any]:

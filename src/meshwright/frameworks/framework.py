@@ -186,6 +186,8 @@ class Framework(msgspec.Struct, frozen=True):
     other_names: Mapping[str, str] = {}  # keys of other libraries that users write → this framework's key
     is_extra_key: Callable[[str], bool] = lambda key: False  # keys that exist but are not in the key map
     keys_of: str = ""  # the framework whose key map it shares, if it has none of its own
+    own_overrides: Callable[[Content, list[str]], tuple[Content, list[str]]] = lambda content, texts: (content, texts)
+    """The file with the overrides that are keys of the framework's own table, and the other overrides."""
     readable_data: Callable[[Recipe], tuple[Recipe, Mapping[str, str]]] = lambda recipe: (recipe, {})
     """The recipe with local datasets that the framework reads, and the converted files that it then names."""
 

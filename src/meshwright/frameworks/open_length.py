@@ -13,9 +13,9 @@ from meshwright.recipes.types import Recipe, recipe_fields
 LENGTHS = (OPEN_LENGTH, "train.epochs")
 
 
-def open_length(path: str, imported: ImportedRecipe, recipe: Recipe, overrides: Sequence[str]) -> str:
+def open_length(path: str, imported: ImportedRecipe, recipe: Recipe, overrides: Sequence[str] = ()) -> str:
     """Return that neither another framework's file nor an override says how long it trains; empty if one does."""
-    typed, mapped = override.requested(recipe, list(overrides)), imported.mapped
+    typed, mapped = {**imported.typed, **override.requested(recipe, list(overrides))}, imported.mapped
     stated = {*mapped.source_keys} - {*mapped.unresolved, *imported.unknown_fields}
     is_open = imported.parsed.base is None and not recipe.benchmark and OPEN_LENGTH not in stated | {*typed}
     return _text(path) if is_open and _has_default(recipe) else ""

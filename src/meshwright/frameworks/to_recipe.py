@@ -92,6 +92,7 @@ def import_recipe(
     """Import a file as a recipe. `model` and `goal` are for files that do not name theirs; overrides apply last."""
     if framework.formatter_for is not None:
         framework = msgspec.structs.replace(framework, format_setting=framework.formatter_for(content))
+    content, texts = framework.own_overrides(content, overrides or [])
     parsed = _with_goal(framework.parse(content), content.path, goal)
     file_model = _file_model(parsed)
     if model is not None:
@@ -99,7 +100,7 @@ def import_recipe(
             file_model = msgspec.structs.replace(file_model, vocab=model.vocab)  # the file leaves it open
         parsed = _with_model(parsed, model)
     mapped = map_to_recipe(framework, parsed)
-    requested = override.requested(mapped.recipe, overrides or [])
+    requested = override.requested(mapped.recipe, texts)
     notes = tuple(note for note in parsed.notes if not (one := TO_WRITE.search(note)) or one[1] not in requested)
     parsed = msgspec.structs.replace(parsed, notes=notes)
     recipe, _ = override.change(mapped.recipe, requested)

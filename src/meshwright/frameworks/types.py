@@ -7,6 +7,8 @@ from typing import Any
 
 import msgspec
 
+from meshwright.errors import InputError
+
 
 class SourcedValue(msgspec.Struct, frozen=True):
     """A value from a file, with its location."""
@@ -40,16 +42,33 @@ class ProgramArguments(msgspec.Struct, frozen=True):
     argv: tuple[SourcedValue, ...] = ()  # the command of a script: the program and its arguments as written
     fills: Mapping[str, str] = {}  # key that the config leaves open → the argument that fills it in
     written_keys: Mapping[str, str] = {}  # argument → the key that a front end's file has for it
+    needed_lines: Mapping[str, str] = {}  # key of a front end's file → the line without which it is ignored
+    is_front_end: bool = False  # whether only the arguments in written_keys can be given
+    is_command: bool = False  # whether a front end's keys are flags of its command
     repeats: Mapping[str, str] = {}  # key of the config → the argument that must have the same value
 
-    def formatted(self, name: str, value: Any) -> str:
-        """Return an argument as the program is given it: a flag of a command, or a keyword in Python."""
-        if name in self.written_keys:
-            return f"without {self.written_keys[name]}" if value is None else f"{self.written_keys[name]}: {value}"
+    def formatted(self, name: str, value: Any) -> tuple[str, ...]:
+        """Return an argument as the program is given it: a flag of a command, a keyword in Python, or lines of a file.
+
+        Raise InputError if a front end has no key for it.
+        """
+        if self.is_front_end:
+            return self._in_front_end(name, value)
         name = f"--{name}" if self.argv else name
         if value is None:
-            return f"without {name}"
-        return f"{name} {value}" if self.argv else f"{name}={value!r}"
+            return (f"without {name}",)
+        return (f"{name} {value}" if self.argv else f"{name}={value!r}",)
+
+    def _in_front_end(self, name: str, value: Any) -> tuple[str, ...]:
+        key = self.written_keys.get(name)
+        if key is None:
+            raise InputError("the front end has no key for it", field=name)
+        shown = f"--{key}" if self.is_command else key
+        if value is None:
+            return (f"without {shown}",)
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        needed = (self.needed_lines[key],) if key in self.needed_lines else ()
+        return (*needed, f"{shown} {text}" if self.is_command else f"{shown}: {text}")
 
 
 def as_int(setting: SourcedValue | None, digits: int = 11) -> int | None:

@@ -14,6 +14,7 @@ from meshwright.frameworks.accelerate.keys import closed, format_setting, known
 from meshwright.frameworks.accelerate.parse import complete
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.front_ends.describe import FRONT_ENDS, FrontEnd
+from meshwright.frameworks.front_ends.own_overrides import with_own_overrides
 from meshwright.frameworks.front_ends.parse import confidence, parse, with_command_settings
 from meshwright.frameworks.front_ends.synonyms import in_front_end
 
@@ -50,4 +51,5 @@ def _framework(one: FrontEnd) -> Framework:
         rejects_unknown=closed,
         is_extra_key=known,
         keys_of="accelerate",
+        own_overrides=lambda content, overrides: with_own_overrides(one, content, overrides),
     )

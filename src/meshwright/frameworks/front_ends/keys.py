@@ -28,7 +28,7 @@ def key_findings(
         if (is_command and key in PROGRAM_OPTIONS) or key.split(".")[0] == "ENV":  # environment variables
             continue
         key = key.replace("fsdp_config.fsdp_", "fsdp_config.")  # both spellings are read
-        owner, name, found = _find(known, key)
+        owner, name, found = find_key(known, key)
         if not name or f"{owner}.{name}" in reported:
             continue
         shown = f"--{key}" if is_command else key
@@ -79,11 +79,17 @@ def plugin_findings(one: FrontEnd, settings: Settings) -> Iterator[Finding]:
         used = [key for key in settings if key.startswith(start) and str(settings[key].value).lower() == "true"]
         if not used or plugin in texts or any(settings[key].unresolved for key in listed):
             continue
-        names = [str(item) for key in listed for item in _items(settings[key].value)]
         message = f"{one.title} ignores {' and '.join(used)}: plugins does not list {plugin}"
-        fix = (f"plugins: [{', '.join((*names, plugin))}]",)
+        fix = (plugin_line(plugin, settings),)
         first = settings[used[0]]
         yield Finding("value.invalid", "error", "plugins", message, fix, first.file, first.line)
+
+
+def plugin_line(plugin: str, settings: Settings) -> str:
+    """Return the line of a file that lists a plugin beside those that it lists already."""
+    listed = [key for key in settings if key.split("[")[0] == "plugins"]
+    names = [str(item) for key in listed for item in _items(settings[key].value)]
+    return f"plugins: [{', '.join((*names, plugin))}]"
 
 
 def _items(value: Any) -> list[Any]:
@@ -111,7 +117,7 @@ def _meant_name(known: KeyTable, key: str, value: Any) -> str:
     return near if near and plain not in names and not longer else ""  # a longer name may be another one
 
 
-def _find(known: KeyTable, key: str) -> tuple[str, str, Key | None]:
+def find_key(known: KeyTable, key: str) -> tuple[str, str, Key | None]:
     """Return the section, the name and the table's row of a key; without a name, no table has the section's keys."""
     owner, parts = "", key.split(".")
     for place, part in enumerate(parts):

@@ -14,12 +14,15 @@ from meshwright.frameworks.accelerate.parse import parse_arguments_of
 from meshwright.frameworks.common import torchrun_gpu_request
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, ParsedConfig
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd, table
-from meshwright.frameworks.front_ends.keys import key_findings, plugin_findings, value_findings
+from meshwright.frameworks.front_ends.keys import find_key, key_findings, plugin_findings, plugin_line, value_findings
+from meshwright.frameworks.front_ends.synonyms import key_for
+from meshwright.frameworks.key_table import KeyTable
 from meshwright.frameworks.other_losses import loss_of
 from meshwright.frameworks.trainer import open_referenced_file
 from meshwright.frameworks.trainer_fields import LISTS
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.adapter_targets import require_targets
+from meshwright.recipes.key_maps import hugging_face
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, ZERO
 
 if TYPE_CHECKING:
@@ -146,14 +149,14 @@ def _parsed(
     one: FrontEnd, content: Content, settings: Settings, gpus: GpuRequest, program: str, env: Settings | None = None
 ) -> ParsedConfig:
     values = {key: setting.value for key, setting in settings.items() if not setting.unresolved}
-    keys = {*settings, *(key.split(".")[0].split("[")[0] for key in settings)}
-    other = next((name for marks, name in one.other_tables if set(marks) <= keys), "")
-    known = table(other or program or one.name.replace("-", "_"))
+    keys = _all_keys(settings)
+    known = _table(one, keys, program)
     is_open = any(key in keys for key in one.open_with)
     is_command = content.format == "shell"
     refused = tuple(value_findings(one, settings, values, is_command))
     findings = (*key_findings(one, known, settings, is_open, is_command), *refused, *plugin_findings(one, settings))
-    arguments = dict(_trainer_arguments(one, settings, values))
+    read = settings if is_open else {key: setting for key, setting in settings.items() if _is_read(known, key)}
+    arguments = dict(_trainer_arguments(one, read, values))
     subcommand = _subcommand(one, content)
     if one.all_tokens is not None:
         first = next(iter(settings.values()), SourcedValue(True, 1, ""))
@@ -183,7 +186,7 @@ def _parsed(
         env=env or {},
         suppressed_rules=NOT_THEIRS,
         assumed=(*assumed, *(() if adapters else ("precision.master",))),
-        program=msgspec.structs.replace(parsed.program, written_keys=_written(one, arguments)),
+        program=msgspec.structs.replace(parsed.program, **_own_keys(one, known, settings, arguments, is_command)),
     )
 
 
@@ -198,9 +201,46 @@ def _subcommand(one: FrontEnd, content: Content) -> str:
     return "" if launch is None else program_of(launch).partition(" ")[2]
 
 
-def _written(one: FrontEnd, arguments: Mapping[str, SourcedValue]) -> dict[str, str]:
-    """Return the front end's key of each argument of the Trainer, for fixes."""
-    return {argument: key for key, argument in one.names.items() if argument in arguments}
+def _all_keys(settings: Settings) -> set[str]:
+    return {*settings, *(key.split(".")[0].split("[")[0] for key in settings)}
+
+
+def _table(one: FrontEnd, keys: set[str], program: str) -> KeyTable:
+    other = next((name for marks, name in one.other_tables if set(marks) <= keys), "")
+    return table(other or program or one.name.replace("-", "_"))
+
+
+def table_of(one: FrontEnd, content: Content) -> KeyTable:
+    """Return the keys that a file or command accepts."""
+    launch = _launch(one, content) if content.format == "shell" else None
+    program = "" if launch is None else one.programs[program_of(launch).split(" ")[0]]
+    return _table(one, _all_keys(content.settings), program)
+
+
+def _is_read(known: KeyTable, key: str) -> bool:
+    """Return whether a table has a key; the keys of some sections are in no table."""
+    _, name, found = find_key(known, key)
+    return not name or found is not None
+
+
+def _own_keys(
+    one: FrontEnd, known: KeyTable, settings: Settings, arguments: Mapping[str, SourcedValue], is_command: bool
+) -> dict[str, Any]:
+    """Return the front end's key of each argument of the Trainer, and the lines that a key needs, for fixes."""
+    written = {argument: key for key, argument in one.names.items() if argument in arguments and key in settings}
+    keys = {
+        name: written.get(name) or key_for(one, known, name)
+        for name in {*one.names.values(), *(row.key for row in hugging_face.KEYS)}
+    }
+    texts = " ".join(str(settings[key].value) for key in settings if key.split("[")[0] == "plugins")
+    needed = {
+        key: plugin_line(plugin, settings)
+        for key in keys.values()
+        for start, plugin in one.plugins.items()
+        if key.startswith(start) and plugin not in texts
+    }
+    return {"written_keys": {name: key for name, key in keys.items() if key}, "needed_lines": needed,
+        "is_command": is_command, "is_front_end": True}  # fmt: skip
 
 
 def _trainer_arguments(

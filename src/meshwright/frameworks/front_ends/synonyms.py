@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from functools import cache
 
-from meshwright.frameworks.front_ends.describe import FRONT_ENDS, METHOD_KEYS
+from meshwright.frameworks.front_ends.describe import FRONT_ENDS, METHOD_KEYS, SAME, FrontEnd
 from meshwright.frameworks.key_table import KeyTable
 from meshwright.recipes.key_maps import hugging_face
 from meshwright.recipes.types import recipe_fields
@@ -23,14 +23,23 @@ def synonym(known: KeyTable, owner: str, name: str) -> str:
     return found[0] if len(found) == 1 else _nearest(name, found)
 
 
-def in_front_end(name: str, arguments: Mapping[str, str]) -> tuple[str, ...]:
+def key_for(one: FrontEnd, known: KeyTable, argument: str) -> str:
+    """Return a front end's key for an argument of the Trainer, TRL or peft; empty if it has none."""
+    own = [key for key, meant in one.names.items() if meant == argument != key and known.find("", key)]
+    if own or known.find("", argument):
+        return own[0] if own else argument
+    wanted = _meanings(argument)
+    read = [key for key in one.names if key not in SAME and known.find("", key) and wanted & _meanings(key)]
+    return read[0] if read else synonym(known, "", argument)
+
+
+def in_front_end(name: str, arguments: Mapping[str, str], table: KeyTable | None = None) -> tuple[str, ...]:
     """Return arguments of the Trainer as lines of a front end's file, with the plugins that they need."""
     one = FRONT_ENDS[name]
-    known = one.table
+    known = table or one.table
     lines: list[str] = []
     for argument, value in arguments.items():
-        own = [key for key, meant in one.names.items() if meant == argument != key and known.find("", key)]
-        key = own[0] if own else argument if known.find("", argument) else synonym(known, "", argument)
+        key = key_for(one, known, argument)
         if not key:
             return ()
         lines += [f"plugins: [{plugin}]" for start, plugin in one.plugins.items() if key.startswith(start)]
