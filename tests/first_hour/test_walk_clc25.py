@@ -156,3 +156,23 @@ def test_the_interval_of_checkpoints_is_checked_whatever_names_their_folder(
 ) -> None:
     _, found = check(meshwright, tmp_path / "run.py", BRIDGE.format(path=path), "4x8xH100")
     assert "saving.only-at-the-end" in found
+
+
+MOE_BRIDGE = """\
+from megatron.bridge.recipes.qwen import qwen3_235b_a22b_pretrain_config
+
+cfg = qwen3_235b_a22b_pretrain_config()
+cfg.model.tensor_model_parallel_size = 4
+cfg.model.sequence_parallel = False
+cfg.dataset.blend = [["/data/text"], None]
+"""
+
+
+def test_a_pipeline_layout_string_can_be_pasted(tmp_path: Path, meshwright: Any) -> None:
+    path = tmp_path / "run.py"
+    path.write_text(MOE_BRIDGE)
+    layout = "|".join(["E" + "t" * 11, *["t" * 12] * 6, "t" * 11 + "L"])
+    pasted = ("model.pipeline_model_parallel_size=8", f'model.pipeline_model_parallel_layout="{layout}"')
+    answer = meshwright("check", str(path), "--gpus", "16x8xH200", *pasted)
+    assert answer.code < 2, answer.err
+    assert "layout string" not in answer.out + answer.err

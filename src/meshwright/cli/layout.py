@@ -117,7 +117,8 @@ def repair_lines(answer: dict[str, Any]) -> list[str]:
         lines.append(f"[red]{escape(names)} cannot be combined[/]: {escape(found['reason'])}; remove one of them")
     if repair := answer.get("repair"):
         count = len(repair["removes"])
-        what = f"removes {'the finding' if count == 1 else f'all {count} findings'}"
+        some = f"{count} findings" if repair["leaves"] else f"all {count} findings"
+        what = f"removes {'the finding' if count == 1 else some}"
         kind = "; a contract change: a new experiment" if repair["contract"] else ""
         own = f"; {undoing(repair)}" if repair.get("undoes") else ""
         left = f"; leaves {', '.join(repair['leaves'])}" if repair["leaves"] else ""

@@ -61,9 +61,11 @@ def with_repair(
         return result
     left = {(one.rule, one.field) for one in after.findings}
     removed = [one for one in result.findings if one.severity != "advice" and (one.rule, one.field) not in left]
+    before = {(one.rule, one.field) for one in result.findings}
+    moved = {rule for rule, field in left - before}  # rules that the repaired file breaks at another key
     repair = Repair(
         overrides=tuple(_as_pasted(content, parts)),
-        removes=tuple(one.rule for one in removed),
+        removes=tuple(one.rule for one in removed if one.rule not in moved) or tuple(one.rule for one in removed),
         leaves=tuple(sorted({one.rule for one in after.findings if one.severity == "warning"})),
         contract=_changes_contract(result.recipe, after.recipe),
         step_s=None if after.estimate is None else float(after.estimate.step_s),

@@ -21,10 +21,6 @@ REMOVED_KEYS: dict[str, RemovedKey] = {
     ),
     "scheduler.min_lr_ratio": ("is a ratio to the peak; set the final learning rate", "schedule.min_lr={value}"),
     "lr_scheduler.min_lr_factor": ("is a ratio to the peak; set the final learning rate", "schedule.min_lr={value}"),
-    "model.pipeline_model_parallel_layout": (
-        "is a layout string; list the layers per stage",
-        "meshwright explain layout.stage_layers",
-    ),
     "model.num_layers_in_first_pipeline_stage": (
         "is not supported; list the layers of every stage",
         "meshwright explain layout.stage_layers",
