@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 import meshwright as mw
+from meshwright.engine.data.corpus_reader import blocks
 
 CONFIG = """compute_environment: LOCAL_MACHINE
 distributed_type: FSDP
@@ -177,3 +180,24 @@ def test_overrides_of_front_ends_are_checked_with_their_tables(
     assert before.estimate is not None
     assert after.estimate is not None
     assert after.estimate.memory.total < before.estimate.memory.total
+
+
+@pytest.mark.parametrize("header", ["Question,Answer ", " Question,Antwort", "prompt,response "])
+def test_column_names_with_spaces_around_them_are_found(
+    meshwright: Any, header: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.csv").write_text(f"{header}\nWhat is insulin used for?,It lowers the blood sugar.\n")
+    command = ["samples", "qwen3_600m_sft_config", "--dataset", "bad.csv", "--count", "1", "data.tokenizer=bytes"]
+    found = meshwright(*command)
+    if found.code:  # the fix is pasted as it is printed
+        fix = next(line for line in found.err.splitlines() if line.startswith("fix:")).removeprefix("fix:")
+        found = meshwright(*command, *shlex.split(fix))
+    assert found.code == 0, found.err
+    assert "blood sugar" in found.out
+
+
+def test_a_text_column_with_spaces_around_its_name_is_found(tmp_path: Path) -> None:
+    file = tmp_path / "texts.csv"
+    file.write_text("id, text\n1,It lowers the blood sugar.\n")
+    assert [one.data for one in blocks([file], "text")] == [["It lowers the blood sugar."]]

@@ -91,6 +91,7 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
     not: other rows may. An empty name in data.columns (`data.columns.tools=`) leaves an optional column out.
     """
     available = list(columns)
+    configured = {key: spelled_column(column, available) for key, column in configured.items()}
     for key, column in configured.items():
         if key not in COLUMN_KEYS and key != "images":
             raise unknown("data.columns", key, COLUMN_KEYS)
@@ -101,9 +102,9 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
         chosen = _check_columns(selected, available)
         return {key: column for key, column in {**({} if "text" in chosen else CHAT), **chosen}.items() if column}
     for schema in COLUMN_SCHEMAS:
-        if set(schema.required.values()) <= set(available):
-            found = {**schema.required, **schema.optional, **selected}
-            return {key: column for key, column in found.items() if column}
+        named = {key: spelled_column(one, available) for key, one in {**schema.required, **schema.optional}.items()}
+        if all(named[key] in available for key in schema.required):
+            return {key: column for key, column in {**named, **selected}.items() if column}
     if set(available) >= PREFERENCES:
         raise InputError(
             f"{name} has preference pairs ({', '.join(sorted(PREFERENCES))}); there is no preference training (DPO) "
@@ -120,6 +121,16 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
         field="data.columns",
         fix=(_override({key: one for key, (_, one) in misspelt.items()}),) if misspelt else _column_fixes(columns),
     )
+
+
+def spelled_column(name: str, available: Iterable[str]) -> str:
+    """Return the column that a name means: itself, or the only one that differs in surrounding spaces.
+
+    A header such as `Question,Answer ` has a name that neither a reader of the file nor a shell shows.
+    """
+    columns = list(available)
+    near = [one for one in columns if isinstance(one, str) and one.strip() == name.strip() != ""]
+    return near[0] if name not in columns and len(near) == 1 else name
 
 
 ANSWERS = (
@@ -215,7 +226,7 @@ def missing_column(key: str, column: str, available: Sequence[str]) -> InputErro
         f"the dataset has no column {column}; {hint}",
         field=f"data.columns.{key}",
         value=column,
-        fix=tuple(f"data.columns.{key}={one}" for one in suggestions),
+        fix=tuple(quote(f"data.columns.{key}={one}") for one in suggestions),
     )
 
 

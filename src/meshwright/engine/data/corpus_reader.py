@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.engine.data import csv_format
+from meshwright.engine.data.conversations import spelled_column
 from meshwright.engine.data.files import csv_rows, longest_suffix, require_package
 from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.errors import InputError, closest, some
@@ -162,6 +163,7 @@ def _values(block: Block, column: str) -> Iterator[str | _BadValue | None]:
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             yield _BadValue(f"not a JSON object: {error}")
             continue
+        column = spelled_column(column, row)
         if column not in row:
             suggestions = closest(column, row)
             others = f"; did you mean {suggestions[0]!r}?" if suggestions else f"; it has {some(list(row))}"
@@ -306,7 +308,7 @@ def _table_blocks(path: Path, number: int, column: str) -> Iterator[Block]:
     parquet = require_package("pyarrow.parquet", INPUTS)
     try:
         with parquet.ParquetFile(path) as table:
-            _require_column(path, column, table.schema_arrow.names)
+            column = _require_column(path, column, table.schema_arrow.names)
             first, size = 1, path.stat().st_size
             for rows in table.iter_batches(batch_size=TABLE_ROWS, columns=[column]):
                 read = size * (first - 1 + len(rows)) // max(table.metadata.num_rows, 1)
@@ -323,8 +325,7 @@ def _csv_blocks(path: Path, number: int, column: str) -> Iterator[Block]:
         values: list[Any] = []
         for line, row in enumerate(some_rows, first):
             if isinstance(row, dict):
-                _require_column(path, column, list(row))
-                values.append(row[column])
+                values.append(row[_require_column(path, column, list(row))])
             else:  # its location is another line if cells have line breaks
                 values.append(_BadValue("empty" if row is None else row.reason.removeprefix(f"{path}:{line}: ")))
         read = min(read + sum(len(one) for one in values if isinstance(one, str)), size)
@@ -332,10 +333,13 @@ def _csv_blocks(path: Path, number: int, column: str) -> Iterator[Block]:
         first += len(some_rows)
 
 
-def _require_column(path: Path, column: str, names: Sequence[str]) -> None:
+def _require_column(path: Path, column: str, names: Sequence[str]) -> str:
+    """Return the column of the file that is meant; raise InputError if there is none."""
+    column = spelled_column(column, names)
     if column not in names:
         reason = f"{path} has no such column; it has {', '.join(names)}"
         raise InputError(reason, field="text_column", value=column, fix=closest(column, names))
+    return column
 
 
 _READERS = {
