@@ -201,3 +201,36 @@ def test_a_text_column_with_spaces_around_its_name_is_found(tmp_path: Path) -> N
     file = tmp_path / "texts.csv"
     file.write_text("id, text\n1,It lowers the blood sugar.\n")
     assert [one.data for one in blocks([file], "text")] == [["It lowers the blood sugar."]]
+
+
+ZERO2 = """{
+  "bf16": {"enabled": "auto"},
+  "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
+  "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+  "gradient_accumulation_steps": "auto",
+  "train_micro_batch_size_per_gpu": "auto"
+}"""
+STATED = ["data.seq_length=1024", "layout.recompute=full", "layout.micro_batch_size=1", "precision.reduce=fp32"]
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "expected"),
+    [
+        ("gemma.yaml", [], "precision.master=fp32 assumed; write precision.master=VALUE"),
+        ("gemma.yaml", ["precision.master=bf16"], "within the error of the estimate"),
+        ("ds.json", ["--model", "Qwen/Qwen3-8B", *STATED], "it may not fit"),
+    ],
+)
+def test_headline_does_not_contradict_the_memory(
+    meshwright: Any, name: str, words: list[str], expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    template, model, length, micro = JOBS["gemma.yaml"]
+    Path("gemma.yaml").write_text(template.format(model=model, length=length, micro=micro))
+    Path("ds.json").write_text(ZERO2)
+    found = meshwright("check", name, "--gpus", "4x3090", *words)
+    headline = found.out.splitlines()[0]
+    assert found.code == 0, found.err  # an estimate within its error, or of an assumed value, is no error
+    assert re.search(r": no errors; memory: (may|probably does|does) not fit$", headline)
+    assert expected in " ".join(found.out.split())
+    assert meshwright("check", name, "--gpus", "4x3090", "--fail-on", "warning", *words).code == 1

@@ -30,6 +30,7 @@ class Checked(msgspec.Struct, frozen=True):
     target: str
     answer: Answer | None = None
     exists: bool = True  # whether the layout can be built
+    verdict: str = ""  # the result in words
     error: Answer | None = None
     skipped: str = ""  # why it was not checked
     exit_code: int = 0
@@ -88,7 +89,7 @@ def _format(request: Any, as_json: bool) -> str:
 
 def _of_result(verb: Verb, request: Any) -> Checked:
     result = verb.handle(request)
-    return Checked(str(request.target), api.to_json(verb.respond(result, request)), result.exists)
+    return Checked(str(request.target), api.to_json(verb.respond(result, request)), result.exists, result.verdict)
 
 
 def _check_one(request: Any, optional: frozenset[str]) -> Checked:
@@ -146,7 +147,7 @@ def _print_reports(found: Sequence[Checked]) -> None:
     for place, one in enumerate(one for one in found if one.answer is not None):
         if place:
             click.echo()
-        report("check")(one.answer or {}, SimpleNamespace(exists=one.exists))
+        report("check")(one.answer or {}, SimpleNamespace(exists=one.exists, verdict=one.verdict))
     for one in found:
         if one.error is not None:
             fix = f"  fix: {' | '.join(one.error['fix'][:3])}" if one.error["fix"] else ""

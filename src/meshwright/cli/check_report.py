@@ -18,16 +18,14 @@ from meshwright.cli.layout import (
     repair_lines,
     titled,
 )
-from meshwright.display import plural
 
 
 def check(answer: Answer, found: Any) -> None:
     """Print the findings for a recipe or file."""
     out = console()
     accepted = sum(one["severity"] == "error" for one in answer.get("ignored", ()))
-    verdict = "[green]ok[/]" if answer["ok"] else "[red]cannot start or does not fit[/]"
-    if answer["ok"] and accepted:
-        verdict = f"[green]ok[/], [yellow]{plural(accepted, 'error')} ignored[/]"
+    color = "red" if not answer["ok"] else "green" if found.verdict == "ok" else "yellow"
+    verdict = f"[{color}]{found.verdict}[/]"
     what = answer["file"] or answer["recipe"]
     where = f" on {answer['gpus']}" if answer["gpus"] else ""
     runner = f"the {answer['engine']} engine" if answer["framework"] == "meshwright" else answer["framework"]

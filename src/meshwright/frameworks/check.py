@@ -227,7 +227,7 @@ def _cases(imported: ImportedRecipe, candidates: Sequence[Cluster]) -> Iterator[
         yield case_of(complete(imported, on), imported.model, on, imported.engine)
     first = complete(imported, candidates[0])
     for field in (*imported.mapped.unresolved, *imported.unknown_fields):
-        for value in alternatives(field):
+        for value in () if field in imported.typed else alternatives(field):
             changed, _ = override.change(first, {field: value})
             yield case_of(changed, imported.model, candidates[0], imported.engine)
 
@@ -270,13 +270,15 @@ def _downgrade_within_error(finding: Finding, cases: Sequence[Case]) -> Finding:
 
 
 def _downgrade_assumed(finding: Finding, assumed: Sequence[str], case: Case) -> Finding:
-    """Downgrade an error on memory to a warning if it rests on a value that the file does not have."""
-    if finding.severity != "error" or rules.RULES[finding.rule].subject != "memory" or not assumed:
+    """Return a finding on memory with the values that the file does not have; an error becomes a warning."""
+    if finding.severity == "advice" or rules.RULES[finding.rule].subject != "memory" or not assumed:
         return finding
     fields = [field for field in assumed if field in recipe_fields()]
     values = ", ".join(f"{field}={text_of(field_value(case.recipe, field))}" for field in fields)
     values = values or f"{case.cluster.world} GPUs"
-    return msgspec.structs.replace(finding, severity="warning", message=f"{finding.message}, with {values} assumed")
+    state = " ".join(f"{field}=VALUE" for field in fields) or "--gpus"
+    message = f"{finding.message}, with {values} assumed; write {state} if it differs"
+    return msgspec.structs.replace(finding, severity="warning", message=message)
 
 
 def _in_framework_keys(imported: ImportedRecipe, recipe: Recipe, finding: Finding) -> Finding:

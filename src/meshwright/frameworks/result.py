@@ -78,10 +78,6 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
     def summary(self) -> Sequence[Row]:
         """Return the verdict, the memory and the findings."""
         where = f" on {self.cluster}" if self.cluster else ""
-        verdict = "ok" if self.ok else "cannot start or does not fit"
-        accepted = sum(one.finding.severity == "error" for one in self.ignored)
-        if self.ok and accepted:
-            verdict = f"ok, {plural(accepted, 'error')} ignored"
         memory = [] if self.estimate is None else [self.estimate.memory]
         verdicts = [] if self.estimate is None else [self.estimate.fit]
         figures = [
@@ -95,7 +91,7 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
             f"{f.severity}: {f.message}" + (f"  fix: {' '.join(f.fix)}" if f.fix else "") for f in self.findings
         ]
         return [
-            ("Check", f"{self.file or self.recipe.name}{where} with {self.runner}: {verdict}"),
+            ("Check", f"{self.file or self.recipe.name}{where} with {self.runner}: {self.verdict}"),
             *titled("Memory", figures),
             *titled("Findings", findings or ["none"]),
             *titled("Ignored", [f"{one.finding.rule} ({one.by})" for one in self.ignored]),
@@ -106,6 +102,18 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
     def runner(self) -> str:
         """What runs it: another framework, or the engine of a recipe of ours."""
         return f"the {self.engine} engine" if self.framework == "meshwright" else self.framework
+
+    @property
+    def verdict(self) -> str:
+        """The result in words; without errors, memory that may not suffice is named: an estimate is not certain."""
+        if not self.ok:
+            return "cannot start or does not fit"
+        accepted = sum(one.finding.severity == "error" for one in self.ignored)
+        parts = [f"{plural(accepted, 'error')} ignored"] if accepted else []
+        fit = self.estimate.fit if self.estimate is not None and self.exists else "fits"
+        if "not" not in fit.split():
+            return ", ".join(["ok", *parts])
+        return f"{parts[0] if accepted else 'no errors'}; memory: {fit}"
 
     @property
     def ok(self) -> bool:

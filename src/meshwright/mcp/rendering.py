@@ -180,7 +180,10 @@ def _size(one: Answer) -> str:
 
 def check(answer: Answer) -> str:
     """Return the findings for a recipe or file, errors first."""
-    verdict = "no blocking findings" if answer["ok"] else "it cannot start or does not fit"
+    estimate = answer["estimate"]
+    uncertain = bool(estimate) and "not" in estimate["fit"].split()
+    fits = "no blocking findings, but memory that may not suffice" if uncertain else "no blocking findings"
+    verdict = fits if answer["ok"] else "it cannot start or does not fit"
     where = f" on {answer['gpus']}" if answer["gpus"] else ""
     unresolved = [f"line {o['line']}: {o['key']} = {o['text']}: {o['reason']}" for o in answer["unresolved"]]
     return _lines(
