@@ -46,7 +46,7 @@ def test_models_gpus_rules(meshwright: Any) -> None:
     models = {m["name"]: m for m in meshwright("models", "--json").json["models"]}
     assert models["llama3_8b"]["parameters"]["total"] == 8_030_261_248
     assert {m["name"] for m in meshwright("models", "qwen3 vl", "--json").json["models"]} == {
-        *("qwen3_vl_8b", "qwen3_vl_30b_a3b", "qwen3_vl_235b_a22b")
+        *("qwen3_vl_2b", "qwen3_vl_4b", "qwen3_vl_8b", "qwen3_vl_32b", "qwen3_vl_30b_a3b", "qwen3_vl_235b_a22b")
     }
     assert [m["name"] for m in meshwright("models", "Llama 3.1 405B", "--json").json["models"]] == ["llama31_405b"]
     gpus = {g["name"]: g for g in meshwright("gpus", "--json").json["gpus"]}

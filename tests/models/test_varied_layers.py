@@ -115,7 +115,7 @@ def test_an_audio_encoder_is_left_to_inspection(monkeypatch: pytest.MonkeyPatch)
     assert "transformers" in caught.value.fix[0]
 
 
-@each("name", ("deepseek-v4", "deepseek-ai/DeepSeek-V5", "qwen4"))
+@each("name", ("deepseek-v6", "deepseek-ai/DeepSeek-V5", "qwen4"))
 def test_the_error_for_an_unknown_model_names_the_other_way_in(name: str) -> None:
     with pytest.raises(InputError, match="unknown model") as caught:
         find(name)

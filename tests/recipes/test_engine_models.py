@@ -25,8 +25,8 @@ def mimo(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_every_shipped_model_is_trained() -> None:
-    assert not {spec.model_type for spec in models.all_specs() if lacking(spec)}
+def test_every_shipped_model_is_trained_but_those_of_remote_code() -> None:
+    assert {spec.model_type for spec in models.all_specs() if lacking(spec)} == {"kimi_k25", "mimo", "nemotron-nas"}
 
 
 def test_no_type_is_trained_and_refused() -> None:

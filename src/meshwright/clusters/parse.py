@@ -78,7 +78,7 @@ def assumptions(text: str) -> tuple[Assumption, ...]:
 def has_count(text: str) -> bool:
     """Return whether a cluster argument is more than a type of GPU that is not used alone."""
     name = text.strip()
-    return not is_known(name) or gpu(name).link == "pcie"
+    return not is_known(name) or gpu(name).link == "pcie" or _rack(name) is not None
 
 
 def default_nodes(count: int, known: Gpu) -> tuple[int, int]:
