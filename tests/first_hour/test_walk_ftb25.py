@@ -234,3 +234,19 @@ def test_headline_does_not_contradict_the_memory(
     assert re.search(r": no errors; memory: (may|probably does|does) not fit$", headline)
     assert expected in " ".join(found.out.split())
     assert meshwright("check", name, "--gpus", "4x3090", "--fail-on", "warning", *words).code == 1
+
+
+def test_full_name_of_bitsandbytes_has_a_fix_and_unsloth_a_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = FACTORY.format(model="Qwen/Qwen3-8B", length=2048, micro=1)
+    Path("lf.yaml").write_text(f"{text}quantization_bit: 4\nquantization_method: bitsandbytes\n")
+    found = mw.check("lf.yaml", gpus="1x3090").findings
+    assert ("quantization_method: bnb",) in [one.fix for one in found]
+    Path("u.py").write_text(
+        "from unsloth import FastLanguageModel\nfrom trl import SFTTrainer, SFTConfig\n"
+        "model, tokenizer = FastLanguageModel.from_pretrained(model_name='unsloth/Qwen3-8B', max_seq_length=2048)\n"
+        "SFTTrainer(model=model, args=SFTConfig(per_device_train_batch_size=2, output_dir='out'))\n"
+    )
+    assert any("Unsloth's own kernels" in note for note in mw.check("u.py", gpus="1x3090").notes)

@@ -23,6 +23,7 @@ WORDS = {"int": "an integer", "float": "a number", "bool": "true or false", "lis
     "str": "text"}  # fmt: skip
 BOOLEANS = ("true", "false", "yes", "no", "on", "off", "1", "0", "y", "n", "t", "f")
 PLACEHOLDER = re.compile(r"<.*>")  # a value that the user is asked to fill in
+FULL_NAMES = {"bitsandbytes": "bnb"}  # a library's name → how lists of choices abbreviate it
 NULLS = ("none", "null", "")
 
 
@@ -59,7 +60,7 @@ class Key(msgspec.Struct, frozen=True):
 
     def meant(self, value: Any) -> str:
         """Return the choice that a refused value may mean; else empty."""
-        text = str(value)
+        text = FULL_NAMES.get(str(value).strip().lower(), str(value))
         near = abbreviated(text, self.choices) or closest(text, self.choices, 1)
         return near[0] if near else ""
 

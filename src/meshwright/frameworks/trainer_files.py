@@ -189,11 +189,19 @@ def names_deepspeed(content: Content) -> bool:
     return isinstance(getattr(file_arguments(content).get("deepspeed"), "value", None), str)
 
 
+UNSLOTH = re.compile(r"^\s*(?:from|import) unsloth\b", re.MULTILINE)
+
+
 def uses_trl(content: Content) -> bool:
     """Return whether a file constructs TRL's SFTTrainer or its arguments."""
     halves = (content, _other_half(content))
     trees = [_tree(one) for one in halves if one is not None]
     return any(name in (FINE_TUNES, *MODEL_OF) for tree in trees if tree is not None for _, name in _calls(tree))
+
+
+def uses_unsloth(content: Content) -> bool:
+    """Return whether a Python file imports Unsloth, which replaces layers and checkpointing by its own."""
+    return UNSLOTH.search(content.text) is not None
 
 
 def _tree(content: Content) -> ast.Module | None:

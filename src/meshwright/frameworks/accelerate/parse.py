@@ -32,6 +32,7 @@ from meshwright.frameworks.trainer_files import (
     names_deepspeed,
     started_program,
     uses_trl,
+    uses_unsloth,
     written_arguments,
     written_beside,
 )
@@ -62,6 +63,10 @@ PROGRAM_READ = (
     "--config_file FILE"
 )
 NO_CONFIG = "the command has no config of Accelerate: fixes are lines of one, for accelerate launch --config_file FILE"
+UNSLOTH_NOTE = (
+    "Unsloth's own kernels and gradient checkpointing are not modelled: the estimate is that of TRL, and Unsloth "
+    "usually needs less memory and time"
+)
 TRL, TRL_SCRIPTS = "trl.", "trl/scripts/"  # modules of TRL, and their files
 TRL_FILES = ("datasets[0].data_files", "datasets[0].data_dir", "datasets[0].path")  # the first of these names the data
 TRL_FILE_OPTIONS = ("accelerate_config", "num_processes", "num_machines", "mixed_precision")
@@ -163,6 +168,7 @@ def parse(content: Content) -> ParsedConfig:
         typed = arguments if own is None else parse_arguments(launch.args)
         parsed = msgspec.structs.replace(parsed, findings=(*_trl_findings(typed), *parsed.findings))
     notes = parsed.notes if own is None else (*parsed.notes, f"the arguments of the program are read from {own.path}")
+    notes = (*notes, UNSLOTH_NOTE) if own is not None and uses_unsloth(own) else notes
     if without_config or of_job:  # torchrun has the number of processes
         notes = (*(one for one in notes if "num_processes" not in one), *((NO_CONFIG,) if without_config else ()))
     return msgspec.structs.replace(parsed, program=program, env=launch.env, notes=notes)
@@ -193,6 +199,7 @@ def _of_program_alone(content: Content) -> ParsedConfig:
     settings = dict(_settings_of_trainer(where, arguments, alone=False, trl=trl))
     parsed = _parsed(content, settings, GpuRequest(), arguments, trl, trl=trl)
     notes = (*(one for one in parsed.notes if "num_processes" not in one), PROGRAM_READ, *_not_read(arguments))
+    notes = (*notes, UNSLOTH_NOTE) if uses_unsloth(content) else notes
     return msgspec.structs.replace(parsed, notes=notes)
 
 
