@@ -131,10 +131,10 @@ def test_the_names_are_those_of_transformers() -> None:
 
 
 def test_a_version_that_no_model_has_is_not_found_in_sizes(meshwright: Any) -> None:
-    """`models glm-5` listed GLM-4.5, because its name contains a 5."""
-    found = meshwright("models", "glm-5")
+    """`models glm-5` listed GLM-4.5, because its name contains a 5, when there was no GLM-5."""
+    found = meshwright("models", "glm-7")
     assert found.code != 0
-    assert "unknown model glm-5" in found.err
+    assert "unknown model glm-7" in found.err
     assert "config.json" in found.err
     assert "glm45_355b" in meshwright("models", "glm-4.5").out
     assert "llama31_8b" in meshwright("models", "llama 3").out

@@ -255,7 +255,7 @@ def test_a_number_that_a_torchtitan_file_writes_as_a_text(meshwright: Any, case:
     assert 'training.max_norm = "1.0" is a text: it is not converted to a number (torchtitan.text-value)' in found.out
     assert 'checkpoint.enable = "false" is a text: any text counts as true (torchtitan.text-value)' in found.out
     assert "training.max_norm = 1.0\n" in found.out
-    assert "checkpoint.enable = false  removes all 2 findings" in found.out
+    assert "checkpoint.enable = false  removes" in found.out
     assert 'selective_ac_option = "op"' in text
     assert "selective_ac_option" not in found.out
 

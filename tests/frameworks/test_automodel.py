@@ -309,14 +309,17 @@ CASES = (
         "tensor parallelism of an MoE model from config",
         EXPERTS,
         [("from_pretrained\n  pretrained", "from_config\n  pretrained"), ("tp_size: 1", "tp_size: 2")],
-        [("automodel.expert-plan", "tp_size: 2")],
+        [("automodel.expert-plan", "tp_size: 2"), ("automodel.experts-with-tensor-parallelism", "tp_size: 2")],
         "8xH200",
     ),
     broken(
         "sequence parallelism of an MoE model",
         EXPERTS,
         [("tp_size: 1", "tp_size: 2\n  sequence_parallel: true")],
-        [("sequence_parallel.unsupported-by-moe", "sequence_parallel: true")],
+        [
+            ("automodel.experts-with-tensor-parallelism", "tp_size: 2"),
+            ("sequence_parallel.unsupported-by-moe", "sequence_parallel: true"),
+        ],
         "8xH200",
     ),
     broken(

@@ -17,7 +17,8 @@ def _missing_modules(c: Case) -> tuple[str, ...]:
     """Return recompute modules that the model does not have."""
     experts = () if c.is_moe else EXPERT_MODULES
     shared = () if c.has_shared_experts else ("shared_experts",)
-    latent = () if c.is_mla else ("mla_up_proj",)
+    low_rank = c.is_mla or any(getattr(group.layer.mixer, "q_lora", None) for group in c.model.groups)
+    latent = () if low_rank else ("mla_up_proj",)
     return (*experts, *shared, *latent)
 
 
