@@ -28,8 +28,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("check", "deep.json", "--framework", "deepspeed"),
         ("estimate", "deep.json", "--gpus", "8xH100"),
         ("import", "deep.json"),
-        ("doctor", "deep.json"),
-        ("calibrate", "deep.json"),
         ("models", "deep.json"),
         ("samples", "llama3_8b_sft_config", "--dataset", "deep.json", "data.tokenizer=bytes"),
     ],
@@ -40,6 +38,14 @@ def test_json_that_is_nested_too_deeply_is_bad_input(meshwright: Any, words: tup
     answer = meshwright(*words, "--json")
     assert answer.code == 2, answer.err
     assert TOO_DEEP in json.loads(answer.out)["error"]["message"]
+
+
+@pytest.mark.parametrize("verb", ["doctor", "calibrate"])
+def test_deep_json_is_no_log(meshwright: Any, verb: str) -> None:
+    Path("deep.json").write_text(DEEP)
+    answer = meshwright(verb, "deep.json")
+    assert answer.code == 2
+    assert "no training found in it" in answer.err
 
 
 @pytest.mark.parametrize("text", ['{"a":' * 100_000, DEEP + "]" * 100_000, '[{"messages":' + DEEP])

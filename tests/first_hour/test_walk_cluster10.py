@@ -138,7 +138,7 @@ def test_a_batch_that_keeps_the_tokens_keeps_them(gpus: str) -> None:
 
     found = recommend("qwen3-14b", gpus, "pretrain", seq="8k").suggestions
     kept = [one.overrides for one in found if one.title == "keep the tokens per step"]
-    assert kept == ([] if gpus == "8xH100" else [("train.global_batch_size=16",)])  # slower per token on 8 GPUs
+    assert kept == [("train.global_batch_size=16",)]
     typed = recommend("qwen3-14b", gpus, "pretrain", seq="8k", overrides=["train.global_batch_size=144"]).suggestions
     assert not [one for one in typed if one.title in ("keep the tokens per step", "scale the batch")]
 

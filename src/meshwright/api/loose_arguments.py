@@ -231,7 +231,8 @@ class Arguments:
 def is_name(value: str) -> bool:
     """Return whether a text is the name of a model, recipe or file rather than a file's contents."""
     text = value.strip()
-    return bool(text) and len(text) < 300 and "\n" not in text and not set("={}[]<>;\"'") & set(text)
+    is_command = " -" in text or "\n" in value
+    return bool(text) and len(text) < 300 and not is_command and not set("={}[]<>;\"'") & set(text)
 
 
 def _integer(value: Any) -> int | None:

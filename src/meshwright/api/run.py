@@ -18,7 +18,7 @@ from meshwright.api.continued_run import check_job_continues, continued, is_run,
 from meshwright.api.data_findings import data_findings
 from meshwright.api.paths import check_folder, check_out, check_run_paths
 from meshwright.api.requests import Export
-from meshwright.api.resolve import assumed_in
+from meshwright.api.resolve import assumed_in, recipe_from
 from meshwright.api.responses import Estimate, Finding, Part, Response, copied, estimate_part, finding_parts
 from meshwright.api.targets import Job, depends_on_gpus, file_of, job_for, ranks_cluster, recipe_for, stated_engine
 from meshwright.api.verb_function import verb
@@ -147,14 +147,18 @@ def _run(
 def _in_fast_precision(recipe: Recipe, out: str | None, pinned: Mapping[str, Any]) -> Recipe:
     """Return a recipe that was planned for GPUs in fp32, if this CPU is much slower in its format.
 
-    A format that the user set stays, and so does that of a run with checkpoints.
+    A format that the user set stays; a run with checkpoints goes on in its own.
     """
     from meshwright.engine.cpu_speed import SLOW, slowdown
     from meshwright.engine.faults import newest_checkpoint
 
     compute, folder = recipe.precision.compute, out or recipe.checkpoint.folder
-    resumes = bool(folder) and newest_checkpoint(Path(folder).expanduser()) is not None
-    if compute == "fp32" or "precision.compute" in pinned or resumes or (ratio := slowdown(compute)) < SLOW:
+    if compute == "fp32" or "precision.compute" in pinned:
+        return recipe
+    if folder and newest_checkpoint(Path(folder).expanduser()) is not None:
+        started = recipe_from(folder).precision.compute if is_run(folder) else compute
+        return override.change(recipe, {"precision.compute": started})[0]
+    if (ratio := slowdown(compute)) < SLOW:
         return recipe
     note(
         f"precision.compute=fp32: this CPU multiplies matrices {ratio:.0f} times slower in {compute} (measured); "
