@@ -37,6 +37,11 @@ LOG_TEXT = Text(
 BASELINE_TEXT = Text(name="baseline", help="Log of the same training on fewer GPUs.", file="baseline.log")
 
 
+ModelThatRan = Annotated[
+    str, msgspec.structs.replace(FILE_MODEL, help="Model that ran, if neither the log nor --recipe names it.", also=())
+]
+
+
 class Bench(RunOptions, Request, frozen=True):
     """Measure throughput: 50 steps on mock data, next to the estimate.
 
@@ -271,10 +276,7 @@ class Doctor(Request, frozen=True):
             examples=("llama3_8b_pretrain_config",),
         ),
     ] = None
-    model: Annotated[
-        str | None,
-        msgspec.structs.replace(FILE_MODEL, help="Model that ran, if neither the log nor --recipe names it.", also=()),
-    ] = None
+    model: ModelThatRan | None = None
     gpus: Gpus | None = None
     goal: Goal | None = None
     baseline: Annotated[
@@ -309,10 +311,7 @@ class Share(Request, frozen=True):
         str | None,
         Input(help="Recipe or file that ran, if the log does not name it.", metavar="RECIPE", complete="targets"),
     ] = None
-    model: Annotated[
-        str | None,
-        msgspec.structs.replace(FILE_MODEL, help="Model that ran, if neither the log nor --recipe names it.", also=()),
-    ] = None
+    model: ModelThatRan | None = None
     gpus: Gpus | None = None
     goal: Goal | None = None
     framework_version: Annotated[
