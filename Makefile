@@ -95,11 +95,13 @@ megatron: $(VENV)/.engine  ## build the models of generated Megatron-LM jobs: ME
 docs: setup  ## regenerate the pages under docs/ (listed in docs/make.py)
 	$(BIN)/python docs/make.py
 
-# SITE_URL: where the site will be, for link previews and the sitemap.
+# SITE_URL: where the site will be, for link previews and the sitemap. SITE_PLANS: all popular plans, or some MODEL:GPUS:GOAL.
+SITE_PLANS ?= popular
 site: $(VENV)/.docs  ## plan pages, catalogue and documentation as static files in build/site (minutes); a broken link is an error
 	rm -rf build/site
-	$(BIN)/python -m meshwright web --export build/site --plans popular --docs /docs/index.html --url "$(SITE_URL)"
+	$(BIN)/python -m meshwright web --export build/site $(SITE_PLANS:%=--plans %) --docs /docs/index.html --url "$(SITE_URL)"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	$(BIN)/python -m benchmarks.site_check build/site
 
 $(VENV)/.docs: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, quote, urlsplit
 from starlette.types import Message
 
 from meshwright import __version__, api
+from meshwright.api.terms import meanings
 from meshwright.errors import InputError, OutputError
 from meshwright.web import plan_pages, preview_image
 from meshwright.web.app import Settings, create_app
@@ -32,6 +33,7 @@ SECTIONS = {
     "gpus": ("GPUs", "memory, peaks and links, with sources"),
     "rules": ("Rules", "all checks: symptom, cause and fix"),
 }
+GLOSSARY_TWIN = "twin:glossary"  # no verb returns all terms
 Get = Callable[[str], Awaitable[bytes]]
 
 
@@ -196,6 +198,7 @@ def _pages(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]
         yield f"{name}.html", (f"/{name}", f"/api/{name}")
     yield "throughput.html", ("/recipes?benchmark=1", "/api/recipes?benchmark=true")
     yield "accuracy.html", ("/accuracy", "/api/accuracy?points=true")
+    yield "glossary.html", ("/glossary", GLOSSARY_TWIN)
     for one in (*catalogue["recipes"]["recipes"], *catalogue["throughput"]["recipes"]):
         yield f"recipes/{one['name']}.html", (f"/recipes/{one['name']}", f"/api/recipes/{one['name']}?format=toml")
     for one in catalogue["models"]["models"]:
@@ -207,7 +210,9 @@ def _pages(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]
 
 
 async def _answer(app: Any, address: str) -> bytes:
-    """Return the response to a URL; `twin:` URLs select one entry of a catalogue."""
+    """Return the response to a URL; `twin:` URLs select one entry of a catalogue, or the glossary."""
+    if address == GLOSSARY_TWIN:
+        return json.dumps({"schema": api.SCHEMA, "terms": dict(sorted(meanings().items()))}).encode()
     if address.startswith("twin:"):
         catalogue, rows, key, value = address.removeprefix("twin:").split("/", 3)
         found = json.loads(await _answer(app, f"/api/{catalogue}"))
@@ -271,6 +276,7 @@ def _sections(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str
         rows = catalogue[key]["recipes" if key == "throughput" else key]
         yield "/recipes?benchmark=1" if key == "throughput" else f"/{key}", title, str(len(rows)), about
     yield "/accuracy", "Accuracy", "", "predicted against measured, by source"
+    yield "/glossary", "Glossary", str(len(meanings())), "terms of reports and fields of a layout"
 
 
 def _index(pages: Mapping[str, tuple[str, str]]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ def as_file(
 ) -> str:
     """Return a page as a static file. `files` maps URLs to files; `inlined` returns parts that are loaded later.
 
-    Links are relative to the page, or start with `root` where a page is shown at any address.
+    Links are relative to the page, or start with `root` where a page is shown at any address. Elements with
+    `data-served` need a server and are left out; hidden ones with `data-static="URL"` are shown if `files` has the URL.
     """
     parser = _Page(root if root is not None else "../" * at.count("/"), files, inlined)
     parser.feed(page)
@@ -43,7 +44,8 @@ class _Page(HTMLParser):
             self.left_out += tag not in VOID
             return
         attributes = {name: value or "" for name, value in attrs}
-        if tag == "div" and attributes.get("class") == "field check":  # filters that need a server
+        filtering = tag == "div" and attributes.get("class") == "field check"  # filters that need a server
+        if filtering or "data-served" in attributes or self._is_absent(attributes):
             self.left_out = 1
             return
         if _asks_server(tag, attributes):
@@ -58,6 +60,10 @@ class _Page(HTMLParser):
             self.ends.pop()
             self.left_out = 1
 
+    def _is_absent(self, attributes: Mapping[str, str]) -> bool:
+        """Return whether a tag is only for sites that have a page, and this one has not."""
+        return "data-static" in attributes and self._link(attributes["data-static"]) is None
+
     def _open(self, tag: str, text: str, end: str) -> None:
         self.out.append(text)
         if tag not in VOID:
@@ -67,9 +73,16 @@ class _Page(HTMLParser):
         names = [name for name, _ in attrs]
         filters = tag == "form" and ("id", "find") in attrs
         places = [value or "" for name, value in attrs if name in ("href", "src")]
-        if not filters and not any(name.startswith("hx-") for name in names) and not any(p[:1] == "/" for p in places):
+        only_static = "data-static" in names
+        if (
+            not (filters or only_static)
+            and not any(name.startswith("hx-") for name in names)
+            and not any(p[:1] == "/" for p in places)
+        ):
             return self.get_starttag_text() or ""
         kept = [(name, self._value(name, value)) for name, value in attrs if not name.startswith("hx-")]
+        if only_static:
+            kept = [one for one in kept if one[0] not in ("hidden", "data-static")]
         if filters:
             kept = [*(one for one in kept if one[0] not in ("action", "method")), ("data-filter", None)]
         attributes = [name if value is None else f'{name}="{escape(value)}"' for name, value in kept]
@@ -81,11 +94,12 @@ class _Page(HTMLParser):
         return value
 
     def _link(self, address: str) -> str | None:
+        address, hash_sign, fragment = address.partition("#")
         path, _, query = address.partition("?")
         if path.startswith("/static/"):
             return self.up + path[1:]
         found = self.files.get(address) or (self.files.get(path) if not query else None)
-        return None if found is None else self.up + found
+        return None if found is None else f"{self.up}{found}{hash_sign}{fragment}"
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Write a self-closing tag, as in SVG."""
