@@ -142,14 +142,20 @@ def small_config(name: str, layers: int = 6) -> Any:
         kept["pad_token_id"] = 0
     unset = {k: v for k, v in values.items() if k in plain and plain[k] is None}
     trials = [{k: v for k, v in kept.items() if k not in left_out} for left_out in LEFT_OUT]
+    refused = []
     for trial in (*trials, kept | unset, unset):
         try:
             config = type(default)(**{**trial, **EXTRA.get(name, {})})
             build(config)
             return config
-        except Exception:  # a type may need other values: the next set is tried
-            continue
+        except Exception as error:  # a type may need other values: the next set is tried
+            refused.append(_one_line(error))
+    print(f"{name}: no small config can be built, its default one is used: {'; '.join(refused)}", file=sys.stderr)
     return default
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
 def _is_integer(value: Any) -> bool:
@@ -174,8 +180,8 @@ def counted(model: Any) -> dict[str, int]:
     }
 
 
-def variants(name: str, keys: bool) -> Iterator[tuple[str, Any]]:
-    """Yield the configs of a type that are compared, each with what was changed."""
+def variants(name: str, keys: bool, rejected: list[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the configs of a type that are compared, each with what was changed; collect values that it rejects."""
     small = small_config(name)
     yield "small", small
     yield "default", AutoConfig.for_model(name)
@@ -184,11 +190,13 @@ def variants(name: str, keys: bool) -> Iterator[tuple[str, Any]]:
     plain = {k: v for k, v in small.to_dict().items() if k not in SKIPPED_KEYS}
     for key, value in plain.items():
         for other in _others(value):
+            changed = {k: v for k, v in plain.items() if k not in LISTS}
             try:
-                changed = {k: v for k, v in plain.items() if k not in LISTS}
-                yield f"{key}={other}", type(small)(**{**changed, key: other})
-            except Exception:  # a value that the type refuses is nothing to compare
+                config = type(small)(**{**changed, key: other})
+            except Exception as error:  # nothing to compare
+                rejected.append(f"{key}={other}: {_one_line(error)}")
                 continue
+            yield f"{key}={other}", config
 
 
 def _others(value: Any) -> tuple[Any, ...]:
@@ -202,12 +210,14 @@ def _others(value: Any) -> tuple[Any, ...]:
 def compare(name: str, keys: bool) -> dict[str, Any]:
     """Return one row: how many variants are read exactly, wrongly or not at all."""
     row: dict[str, Any] = {"type": name, "exact": 0, "wrong": [], "refused": []}
-    for what, config in variants(name, keys):
+    rejected: list[str] = []  # by transformers
+    for what, config in variants(name, keys, rejected):
         try:
             model = build(config)
         except Exception as error:  # transformers cannot build it, so there is nothing to compare with
             if what == "small":
-                return {**row, "result": "not built", "reason": f"{type(error).__name__}: {error}"[:200]}
+                return {**row, "result": "not built", "reason": _one_line(error)}
+            rejected.append(f"{what}: {_one_line(error)}")
             continue
         expected = counted(model)
         try:
@@ -231,6 +241,8 @@ def compare(name: str, keys: bool) -> dict[str, Any]:
     first = row["refused"][0] if row["refused"] else ""
     # defaults that contradict themselves are refused rightly, if the small config is read
     refused = first.startswith("small") or not row["exact"]
+    if rejected:
+        row["rejected"] = rejected
     return {**row, "result": "wrong" if row["wrong"] else "refused" if refused else _way(name)}
 
 
@@ -371,7 +383,9 @@ def main() -> int:
     parser.add_argument("--renamed", action="store_true", help="inspect the types that the tables know, and end")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     parser.add_argument("--defaults", action="store_true", help=f"write {DEFAULTS.name} and end")
-    parser.add_argument("--verbose", action="store_true", help="also print refused variants")
+    parser.add_argument(
+        "--verbose", action="store_true", help="also print variants that we refuse or transformers cannot build"
+    )
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
@@ -412,7 +426,8 @@ def _show(row: dict[str, Any], seconds: float, verbose: bool) -> None:
     if row["result"] == "refused":
         detail = row["refused"][0][:150]
     print(f"{row['type']:26} {row['result']:9} {row.get('exact', 0):3} {row.get('flops', '')} {detail} {seconds:.1f}s")
-    shown = row.get("wrong", [])[:6] + (row.get("refused", [])[:8] if verbose else [])
+    more = [*row.get("refused", [])[:8], *(f"not built: {one}" for one in row.get("rejected", [])[:8])]
+    shown = row.get("wrong", [])[:6] + (more if verbose else [])
     for line in shown:
         print("    " + line)
     sys.stdout.flush()

@@ -86,10 +86,11 @@ SCRIPT = (
 )
 
 
-def validate(name: str, answer: Any) -> None:
-    """Validate a response against its published schema."""
+def violations(name: str, answer: Any) -> list[str]:
+    """Return how a response differs from its published schema."""
     assert next(iter(answer)) == "schema"
-    validator(name).validate(json.loads(json.dumps(answer)))  # tuples are sent as lists
+    sent = json.loads(json.dumps(answer))  # tuples are sent as lists
+    return [f"{one.json_path}: {one.message}" for one in validator(name).iter_errors(sent)]
 
 
 @cache
@@ -114,7 +115,7 @@ def test_commands_match_the_published_schema(meshwright: Callable[..., Answer], 
     for command in COMMANDS[name]:
         answer = meshwright(*command, "--json")
         assert answer.code in (0, 1), answer.err
-        validate(name, answer.json)
+        assert not violations(name, answer.json)
 
 
 @pytest.fixture(scope="module")
@@ -129,43 +130,44 @@ def test_runs_match_the_published_schema(run: tuple[Path, Any], tmp_path: Path) 
     pytest.importorskip("torch")
     out, done = run
     (tmp_path / "text.txt").write_text("some text\n" * 200)
-    validate("train", api.to_json(api.train_response(done)))
-    validate("bench", api.to_json(api.train_response(done)))
-    validate("tokenize", api.to_json(api.tokenize([str(tmp_path / "text.txt")], "bytes", str(tmp_path / "tokens"))))
+    assert not violations("train", api.to_json(api.train_response(done)))
+    assert not violations("bench", api.to_json(api.train_response(done)))
+    tokenized = api.tokenize([str(tmp_path / "text.txt")], "bytes", str(tmp_path / "tokens"))
+    assert not violations("tokenize", api.to_json(tokenized))
     chat = '{"prompt": "hi", "response": "hello"}'
     (tmp_path / "chats.jsonl").write_text(chat)
     shown = api.samples("qwen3_8b_sft_config", str(tmp_path / "chats.jsonl"), overrides=["data.tokenizer=bytes"])
-    validate("samples", api.to_json(shown))
-    validate("generate", api.to_json(api.generate(str(out), "hello", max_tokens=2)))
-    validate("evaluate", api.to_json(api.evaluate(str(out), samples=8, nproc=1)))
-    validate("convert", api.to_json(api.convert(str(out), str(tmp_path / "model"))))
+    assert not violations("samples", api.to_json(shown))
+    assert not violations("generate", api.to_json(api.generate(str(out), "hello", max_tokens=2)))
+    assert not violations("evaluate", api.to_json(api.evaluate(str(out), samples=8, nproc=1)))
+    assert not violations("convert", api.to_json(api.convert(str(out), str(tmp_path / "model"))))
 
 
 def test_dry_runs_match_the_published_schema() -> None:
-    validate("dryrun", api.to_json(api.dryrun_response(dry_run_result())))
+    assert not violations("dryrun", api.to_json(api.dryrun_response(dry_run_result())))
     plan = api.recommend("llama3-8b", "8xH100", "sft")
     brief = api.to_json(api.dryrun_response(dry_run_result(), brief=True))
-    validate("recommend", {**api.to_json(api.plan_response(plan)), "dry_run": brief})
+    assert not violations("recommend", {**api.to_json(api.plan_response(plan)), "dry_run": brief})
 
 
 def test_rehearsals_match_the_published_schema() -> None:
-    validate("rehearse", api.to_json(api.rehearsal_response(rehearsal_result())))
+    assert not violations("rehearse", api.to_json(api.rehearsal_response(rehearsal_result())))
 
 
 def test_measurements_match_the_published_schema(meshwright: Callable[..., Answer], folder: Path) -> None:  # noqa: F811
     table = Path(__file__).parents[1] / "benchmarks" / "data" / "measurements.csv"
     rows = table.read_text(encoding="utf-8").splitlines()
     (folder / "runs.csv").write_text("\n".join(rows[:40]) + "\n")
-    validate("accuracy", meshwright("accuracy", "runs.csv", "--json").json)
+    assert not violations("accuracy", meshwright("accuracy", "runs.csv", "--json").json)
     verb = VERBS["calibrate"]
     from meshwright.costs.calibrate import MachineProfile
 
-    validate("calibrate", api.to_json(verb.respond([MachineProfile("H100")], verb.request())))
+    assert not violations("calibrate", api.to_json(verb.respond([MachineProfile("H100")], verb.request())))
 
 
 def test_shared_measurements_match_the_published_schema(meshwright: Callable[..., Answer], folder: Path) -> None:  # noqa: F811
     own_run(folder / "run")
-    validate("share", meshwright("share", "run", "--json").json)
+    assert not violations("share", meshwright("share", "run", "--json").json)
 
 
 def test_every_command_has_its_schema_checked() -> None:
@@ -187,14 +189,14 @@ def client() -> Any:
 def test_http_matches_the_published_schema(client: Any, name: str) -> None:
     answer = client.get(f"/api/{ADDRESSES[name]}")
     assert answer.status_code == 200, answer.text
-    validate(name, answer.json())
+    assert not violations(name, answer.json())
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_texts_match_the_published_schema(client: Any, name: str) -> None:
     answer = client.post(f"/api/{name}", json=dict(VERBS[name].calls[0]))
     assert answer.status_code == 200, answer.text
-    validate(name, answer.json())
+    assert not violations(name, answer.json())
     assert client.get(f"/api/{name}").status_code in (404, 405)
 
 
@@ -204,7 +206,7 @@ def test_tools_match_the_published_schema(name: str) -> None:
         answer = reply(name, call).answer
         jsonschema.validate(answer, output_schema(name))
         if name not in COMPACT:
-            validate(name, answer)
+            assert not violations(name, answer)
 
 
 WRONG = {
@@ -226,7 +228,7 @@ def test_errors_are_the_same_on_every_surface(meshwright: Callable[..., Answer],
     assert printed.code == 2
     errors = [printed.json, client.get(f"/api/{name}", params=arguments).json(), reply(name, arguments).answer]
     for error in errors:
-        validate("error", error)
+        assert not violations("error", error)
     assert len({json.dumps({k: v for k, v in e["error"].items() if k != "fix"}) for e in errors}) == 1
 
 

@@ -338,15 +338,15 @@ def _first(owner: Any, names: Iterable[str]) -> Any:
     for name in names:
         try:
             value = getattr(owner, name, None)
-        except Exception:  # a value that every layer has for itself
+        except RuntimeError:  # transformers' AmbiguousGlobalPerLayerAttributeError: the layers have different values
             continue
         if isinstance(value, (int, str)) and not isinstance(value, bool) and value:
             return value
     return None
 
 
-def _traced_flops(model: Any, body: str, rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return forward FLOPs of a few lengths and the layers that were traced; None if the model's code needs values.
+def _traced_flops(model: Any, body: str, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return forward FLOPs of a few lengths and the layers that were traced, or `untraced` with the reason for none.
 
     Changes the model: of a deep one, only one layer of each kind stays.
     """
@@ -363,7 +363,7 @@ def _traced_flops(model: Any, body: str, rows: list[dict[str, Any]]) -> dict[str
         parent, _, name = body.rpartition(".")
         setattr(model.get_submodule(parent), name, nn.ModuleList([model.get_submodule(body)[one] for one in places]))
     if len(places) > TRACED_LAYERS:
-        return None
+        return {"untraced": f"it has {len(places)} different layers"}
     for module in model.modules():  # experts without a loop over the chosen ones, which needs data
         if hasattr(getattr(module, "config", None), "_experts_implementation"):
             module.config._experts_implementation = "batched_mm"
@@ -371,10 +371,11 @@ def _traced_flops(model: Any, body: str, rows: list[dict[str, Any]]) -> dict[str
 
     def stop_late(*_: Any) -> None:
         if time.monotonic() > end:
-            raise TimeoutError
+            raise TimeoutError(f"it takes more than {TRACE_S:g} s")
 
     for module in model.modules():
         module.register_forward_pre_hook(stop_late)
+    reasons = []
     for masked in (False, True):  # some models read the tokens to build a mask; none reads a mask of four dimensions
         found = []
         try:
@@ -384,9 +385,16 @@ def _traced_flops(model: Any, body: str, rows: list[dict[str, Any]]) -> dict[str
                     model.eval()(input_ids=torch.zeros((1, tokens), dtype=torch.long), use_cache=False, **given)
                 found.append([float(tokens), float(counter.get_total_flops())])
             return {"places": places, "flops": found}
-        except Exception:  # data-dependent code
-            continue
-    return None
+        except Exception as error:  # the model's own code, which may need data
+            reasons.append(
+                str(error) if isinstance(error, TimeoutError) else f"its code needs data ({_one_line(error)})"
+            )
+    return {"untraced": reasons[0]}
+
+
+def _one_line(error: Exception) -> str:
+    """Return the start of the message of a foreign error, with its type."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:120]
 
 
 def main() -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property, partial
 from math import ceil
 from pathlib import Path
 
@@ -36,7 +37,7 @@ MEGATRON_FACTOR = 8.0  # of --use-rope-scaling by default
 _NAME = re.compile(r"[\w.-]+")
 
 
-class ImportedFile(msgspec.Struct, frozen=True):
+class ImportedFile(msgspec.Struct, frozen=True, dict=True):
     """A framework's file as a recipe of ours on a cluster."""
 
     framework: Framework
@@ -44,11 +45,16 @@ class ImportedFile(msgspec.Struct, frozen=True):
     recipe: Recipe
     model: ModelSpec
     cluster: Cluster
-    checked: CheckResult
+    check: Callable[[], CheckResult]  # of the file on this cluster
     settings: ImportedRecipe
     assumed: tuple[Assumption, ...]
     resolvable: bool  # whether recipe.model can be opened; otherwise only `model` has the shape
     given_model: str | None = None  # how the recipe refers to a model that the caller gives in place of the file's
+
+    @cached_property
+    def checked(self) -> CheckResult:
+        """The findings and the repair of the file; trying fixes takes seconds, and few commands show them."""
+        return self.check()
 
     @property
     def rejected(self) -> tuple[Finding, ...]:
@@ -88,7 +94,7 @@ def import_file(
             raise InputError(reason, field="model", value=unknown, fix=("--model ./config.json",))
         raise InputError(reason, field="model", fix=("--model llama3-8b", "--model ./config.json"))
     on, assumed = _cluster(content.path, settings, gpus)
-    checked = check(framework, content, gpus=gpus or str(on), model=spec, overrides=overrides, goal=goal, count=count)
+    on_these = {"gpus": gpus or str(on), "model": spec, "overrides": overrides, "goal": goal, "count": count}
     given = None if model is None else model[1]
     reference = _cluster_reference(on, gpus)
     named, resolvable = _named_recipe(settings, settings.model, content.path, on, reference, given)
@@ -99,7 +105,7 @@ def import_file(
         recipe=named,
         model=settings.model,
         cluster=on,
-        checked=checked,
+        check=partial(check, framework, content, **on_these),
         settings=settings,
         assumed=(
             *assumed,

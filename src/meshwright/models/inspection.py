@@ -163,7 +163,7 @@ def _spec(found: Mapping[str, Any], model_type: str, name: str) -> tuple[ModelSp
         assumptions.add("encoders of images or sound count as parameters without FLOPs")
     if not found["positions"]:
         assumptions.add("no limit of positions")
-    spec, traced = _as_traced(spec, found.get("traced"))
+    spec, traced = _as_traced(spec, found["traced"])
     return spec, tuple(sorted({*assumptions, traced}))
 
 
@@ -181,8 +181,8 @@ def _as_traced(spec: ModelSpec, traced: Any) -> tuple[ModelSpec, str]:
     Weights that a token passes several times (loops over layers) cost more than their parameters say. Scans and experts
     are left alone: torch traces the slow path of a scan, and code of experts that computes more than the chosen ones.
     """
-    if not traced:
-        return spec, "FLOPs follow from the parameters (the forward pass was not traced: it needs data, or long)"
+    if "untraced" in traced:
+        return spec, f"FLOPs follow from the parameters (the forward pass was not traced: {traced['untraced']})"
     layers = [spec.layers[place] for place in traced["places"]]
     linear = _linear_part(traced["flops"])
     ours = 2.0 * (spec.vocab * spec.hidden + sum(_linears(layer, spec.hidden) for layer in layers))
