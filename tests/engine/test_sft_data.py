@@ -18,7 +18,7 @@ from tests.engine.tiny_tokenizer import PLAIN, write_tiny_tokenizer
 
 from meshwright.engine.data import sft_cache
 from meshwright.engine.data.conversations import Conversation, detect_columns, parse_conversation
-from meshwright.engine.data.dataset_registry import hub_reachable, open_rows
+from meshwright.engine.data.dataset_registry import open_rows
 from meshwright.engine.data.files import find_rows
 from meshwright.engine.data.instructions import open_instructions
 from meshwright.engine.data.length_grouping import WIDTH_MULTIPLE, WINDOW_STEPS, LengthGrouped
@@ -28,6 +28,7 @@ from meshwright.engine.data.sft_cache import Policy, truncate
 from meshwright.engine.data.templates import ChatTemplate, MaskedTokens
 from meshwright.engine.data.tokenizers import check_ids, load_tokenizer
 from meshwright.errors import InputError
+from meshwright.hub import hub_reachable
 from meshwright.recipes import types
 
 VOCAB = 256

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # the names of the table below, for type checkers
     from meshwright.api.dry_run import *  # noqa: F403
     from meshwright.api.evidence import *  # noqa: F403
     from meshwright.api.explanations import *  # noqa: F403
+    from meshwright.api.hub_configs import *  # noqa: F403
     from meshwright.api.imports import *  # noqa: F403
     from meshwright.api.inspection import *  # noqa: F403
     from meshwright.api.measure import *  # noqa: F403
@@ -52,6 +53,7 @@ _NAMES = {
     "api.argument_names": "as_override is_removed_key recipe_key",
     "api.evidence": "evidence_for",
     "api.explanations": "explain",
+    "api.hub_configs": "hub_texts",
     "api.inspection": "inspect inspect_response",
     "api.imports": "import_file import_response",
     "api.measure": "accuracy accuracy_response calibrate profile_text runs_template shipped_measurements",

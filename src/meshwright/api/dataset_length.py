@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
 from math import ceil
@@ -353,17 +352,13 @@ def _local_tokenizer(recipe: Recipe) -> str:
     """Return the name of a recipe's tokenizer if it is on this machine and can be loaded; else empty."""
     if recipe.data.streaming or any(map(extras.missing, ("transformers", "jinja2"))):
         return ""
-    from meshwright.engine.data.byte_level import NAME
-    from meshwright.engine.data.tokenizers import tokenizer_name
+    from meshwright.engine.data.tokenizers import local_folder, tokenizer_name
 
     try:
         name = tokenizer_name(recipe) or ""
     except InputError:
         return ""
-    hub = Path(os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "hub")
-    cached = (hub / f"models--{name.replace('/', '--')}").expanduser()
-    is_here = name == NAME or (bool(name) and (Path(name).expanduser().exists() or cached.is_dir()))
-    return name if is_here else ""
+    return name if name and local_folder(name) is not None else ""
 
 
 def _token_lengths(recipe: Recipe) -> Any | None:

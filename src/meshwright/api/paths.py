@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from meshwright.engine.hub_cache import is_cached
 from meshwright.errors import InputError, closest
 from meshwright.file_access import missing_path
+from meshwright.hub import is_cached
 from meshwright.models import not_a_model
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.types import Recipe

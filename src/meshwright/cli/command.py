@@ -16,9 +16,11 @@ from meshwright.api.inputs import Field, Request, choice, fields_of, range_of, r
 from meshwright.api.verbs import Verb
 from meshwright.cli.progress import Interrupted
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.hub import go_offline
 from meshwright.parsing import sequence_length
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+offline = click.option("--offline", is_flag=True, help="Download nothing from the Hugging Face hub.")
 
 
 def examples(*lines: str) -> str:
@@ -82,7 +84,8 @@ def build(verb: Verb) -> click.Command:
         short_help=verb.summary,
         epilog=examples(*verb.examples),
     )
-    return as_json(command)
+    names_models = any(field.input.complete in ("models", "targets") for field in fields)
+    return as_json(offline(command) if names_models else command)
 
 
 def _argument(field: Field) -> click.Argument:
@@ -125,8 +128,10 @@ def _completer(field: Field) -> Callable[[click.Context, click.Parameter, str], 
     return lambda context, parameter, typed: [choice for choice in choices if choice.startswith(typed)]
 
 
-def _invoke(verb: Verb, as_json: bool = False, **values: Any) -> None:
+def _invoke(verb: Verb, as_json: bool = False, offline: bool = False, **values: Any) -> None:
     """Run a command with the values that click parsed."""
+    if offline:
+        go_offline()
     from meshwright.cli.runners import RUNNERS, run
 
     given = {name: value for name, value in values.items() if value not in (None, ())}

@@ -29,6 +29,7 @@ REQUIRED = ("fastapi", "uvicorn", "jinja2")
 @click.option("--port", type=click.IntRange(0, 65535), default=8765, show_default=True, help="0 takes a free port.")
 @click.option("--allow-host", "allow_hosts", multiple=True, metavar="NAME", help="Accept this Host header; repeat it.")
 @click.option("--workers", type=click.IntRange(1, 64), default=2, show_default=True, help="Concurrent searches.")
+@click.option("--hub", is_flag=True, help="Read hub ids outside the catalogue from this machine's cache or the hub.")
 @click.option("--export", metavar="DIR", help="Write the catalogue as static files instead.")
 @click.option("--plans", multiple=True, metavar="PLAN", help="Export plans: popular, or MODEL:GPUS:GOAL; repeat it.")
 @click.option("--url", default="", metavar="URL", help="Address of the exported site, for link previews.")
@@ -39,6 +40,7 @@ def web(
     port: int,
     allow_hosts: tuple[str, ...],
     workers: int,
+    hub: bool,
     export: str | None,
     plans: tuple[str, ...],
     url: str,
@@ -65,7 +67,7 @@ def web(
         line = json.dumps({"schema": SCHEMA, "address": address})
         print(line if as_json else f"Serving Meshwright at {address} (Ctrl-C to stop)", flush=True)
 
-    serve(Settings(host=host, port=port, allow_hosts=allow_hosts, workers=workers), announce)
+    serve(Settings(host=host, port=port, allow_hosts=allow_hosts, hub=hub, workers=workers), announce)
 
 
 def _export(folder: str, plans: tuple[str, ...], url: str, docs: str, as_json: bool) -> None:

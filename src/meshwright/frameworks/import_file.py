@@ -140,6 +140,8 @@ def referring(recipe: Recipe, settings: ImportedRecipe, given: str | None = None
         reference = (named.name, None)
     elif named is not None and named.name not in names() and find_local_model(named.source)[0] is not None:
         reference = (str(Path(named.source).expanduser().resolve()), None)
+    elif named is not None and named.name not in names() and named.name == named.hf_id:  # a hub id of another shape
+        reference = (named.hf_id, None)
     else:
         reference = catalogue_reference(found, _scaling(settings), _stated(settings, "architecture.rope_theta"))
     if reference is not None and reference[0] is not None:

@@ -30,7 +30,7 @@ QUANTIZED = re.compile(r"-(unsloth-)?bnb-4bit$")  # hub ids of a model's weights
 
 
 def find_model(text: str) -> ModelSpec | None:
-    """Return the catalog model with this name or Hugging Face id, or None; never opens a file."""
+    """Return the catalog model with this name, or the model of a Hugging Face id; None if it is unknown or a path."""
     if not text or text.startswith((".", "/", "~")) or text.endswith((".json", ".yaml", ".toml")):
         return None
     for name in dict.fromkeys((text, QUANTIZED.sub("", text))):

@@ -9,6 +9,7 @@ from .catalogue import (
     find,
     find_by_shape,
     has_other_weights,
+    hub_config,
     hub_ids,
     is_config,
     is_path,
@@ -18,8 +19,10 @@ from .catalogue import (
     same_model,
     search,
     shipped_id,
+    without_hub_url,
 )
 from .quantization import Quantization, quantization_of
+from .reader import MAX_BYTES as MAX_CONFIG_BYTES
 from .reader import decode_float, known_architectures, load_config, spec_from_config
 from .readers.architectures import config_json_keys
 from .readers.fields import collect_defaults
@@ -44,6 +47,7 @@ from .spec import (
 from .trained_folder import not_a_model
 
 __all__ = [
+    "MAX_CONFIG_BYTES",
     "MLA",
     "Attention",
     "Dense",
@@ -71,6 +75,7 @@ __all__ = [
     "find",
     "find_by_shape",
     "has_other_weights",
+    "hub_config",
     "hub_ids",
     "is_config",
     "is_path",
@@ -86,4 +91,5 @@ __all__ = [
     "search",
     "shipped_id",
     "spec_from_config",
+    "without_hub_url",
 ]

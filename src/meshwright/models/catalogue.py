@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
-from functools import cache
+from contextlib import suppress
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from meshwright import extensions, file_access
+from meshwright import extensions, file_access, hub
 from meshwright.errors import InputError, unknown
 
 from .reader import load_config, spec_from_config
@@ -45,6 +46,7 @@ _WEIGHTS_WORDS = frozenset(("instruct", "it", "pt", "chat", "base", "thinking"))
 
 # Suffixes and keys that distinguish a recipe file from a model config.
 _RECIPE_FILES = (".toml", ".yaml", ".yml")
+CONFIG = "config.json"
 _MODEL_KEYS = frozenset(("model_type", "architectures", "_class_name"))
 _RECIPE_KEYS = frozenset(("base", "goal", "cluster", "layout"))
 SIZE_BAND = 0.25
@@ -61,11 +63,53 @@ def find(text: str) -> ModelSpec:
     if is_path(text):
         file_access.text_of(text, "model")
         return _from_path(os.path.expanduser(text))
+    own = hub_config(text)
+    if own is not None:
+        return _from_hub(text, str(own))
     name = _resolve(text)
     if name is not None:
         return _with_weights(name, text) if _names_other_weights(name, text) else _spec(name)
     size = _SIZE.fullmatch(text.lower().replace(" ", ""))
     raise _unknown_size(text, size) if size and not size[1] else _unknown_name(text[:80])
+
+
+def hub_config(text: str) -> Path | None:
+    """Return the config.json of a hub id that is not a shipped model's: cached, or downloaded if no shape fits.
+
+    A shipped shape is assumed for the id of other weights only while their own config.json is not on this machine.
+    """
+    if not hub.is_model_id(text) or text.lower() in _hub_ids():
+        return None
+    listed = _is_listed(text)
+    if listed and quantized_words(text):  # the weights are those of the model before quantization
+        return None
+    cached = hub.cached_config(text)
+    if cached is not None or listed or file_access.closed():
+        return cached
+    try:
+        return hub.config_of(text)
+    except InputError as error:
+        raise _unknown_name(text, error) from None
+
+
+@lru_cache(maxsize=64)
+def _from_hub(hub_id: str, path: str) -> ModelSpec:
+    """Return the model of a hub id: the shipped one of the same shape with its weights, else one of that id's name."""
+    try:
+        spec = spec_from_config(load_config(path), hub_id, hf_id=hub_id, source=f"{CONFIG} of the hub")
+    except InputError as error:
+        raise InputError(f"{error.reason} (in {path})", error.field, error.value, error.fix) from error
+    name = None
+    with suppress(InputError):  # several shipped models
+        name = _resolve(hub_id)
+    if name is None or not _same_shape(_spec(name), spec):
+        return spec
+    return msgspec.structs.replace(_spec(name), hf_id=hub_id, max_seq_length=spec.max_seq_length)
+
+
+def _same_shape(one: ModelSpec, other: ModelSpec) -> bool:
+    shapes = [(spec.kind, spec.hidden, spec.groups, spec.vocab, spec.tied, spec.params) for spec in (one, other)]
+    return shapes[0] == shapes[1]
 
 
 def without_hub_url(text: str) -> str:
@@ -80,11 +124,13 @@ def quantized_words(text: str) -> list[str]:
     return [word for word in re.split(r"[\s\-_:.]+", name) if word in _QUANTIZATIONS]
 
 
-def _unknown_name(text: str) -> InputError:
+def _unknown_name(text: str, not_on_hub: InputError | None = None) -> InputError:
     """Return the error for a model that is not in the catalogue, with the way to plan it anyway."""
     error = unknown("model", text, names(), "meshwright models")
-    other = "for any other model give its config.json"
-    return InputError(f"{error.reason.removesuffix('?')}; {other}", error.field, error.value, error.fix)
+    other, fix = "for any other model give its config.json", error.fix
+    if not_on_hub is not None:
+        other, fix = f"{not_on_hub.reason}; {other}", (*error.fix, *not_on_hub.fix)
+    return InputError(f"{error.reason.removesuffix('?')}; {other}", error.field, error.value, fix)
 
 
 def is_config(path: str) -> bool:
@@ -99,16 +145,21 @@ def is_config(path: str) -> bool:
 
 
 def catalogue_name(text: str) -> str | None:
-    """Return the name of the shipped model that a text refers to; None for a path."""
+    """Return the name of the shipped model that a text refers to; None for a path, or a hub id of another shape."""
     text = without_hub_url(text.strip())
-    return None if is_path(text) else find(text).name
+    if is_path(text):
+        return None
+    name = find(text).name
+    return name if name in _entries() else None
 
 
 def reference(text: str) -> str | None:
-    """Return how a recipe refers to a shipped model: its name, or the typed hub id of other weights of its shape."""
+    """Return how a recipe refers to a model: its shipped name, or the typed hub id of others; None for a path."""
     text = without_hub_url(text.strip())
-    name = catalogue_name(text)
-    return text if name is not None and _names_other_weights(name, text) else name
+    if is_path(text):
+        return None
+    name = find(text).name
+    return text if name not in _entries() or _names_other_weights(name, text) else name
 
 
 def same_model(one: str, other: str) -> bool:
@@ -148,9 +199,12 @@ def _with_weights(name: str, hub_id: str) -> ModelSpec:
 
 
 def config_named(text: str) -> dict[str, Any]:
-    """Return the Hugging Face config of a shipped model by any form of its name, or at a path."""
-    name = catalogue_name(text)
-    return config_of(name) if name is not None else load_config(os.path.expanduser(text.strip()))
+    """Return the Hugging Face config of a shipped model by any form of its name, of a hub id, or at a path."""
+    text = without_hub_url(text.strip())
+    if is_path(text):
+        return load_config(os.path.expanduser(text))
+    own = hub_config(text)
+    return load_config(own) if own is not None else config_of(find(text).name)
 
 
 def names() -> tuple[str, ...]:

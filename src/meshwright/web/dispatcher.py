@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from meshwright import api
 from meshwright.api.inputs import Request, fields_of, read
 from meshwright.api.verbs import VERBS
 from meshwright.errors import MeshwrightError
@@ -60,6 +61,8 @@ class Dispatcher:
             request, files = read(VERBS[verb].request, _stripped(verb, arguments), "http", texts=texts, strings=strings)
         except MeshwrightError as error:
             return _reply(worker.BAD_REQUEST, error_of(error))
+        if self.settings.hub:
+            files = {**files, **await asyncio.to_thread(api.hub_texts, request)}
         if verb == "scale":
             return await self._scale(request, files)
         return await self._cached((verb, _given(request), files))

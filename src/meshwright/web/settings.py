@@ -16,6 +16,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8765
     allow_hosts: tuple[str, ...] = ()  # accepted Host headers besides this machine's names
+    hub: bool = False  # whether hub ids outside the catalogue are read from this machine's cache, or downloaded
     workers: int = 2  # processes that search; 0 uses threads of this one, which cannot be stopped
     max_pending: int = 200  # requests that may wait for a worker
     time_limit_s: float = 30.0  # of one request

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import socket
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from meshwright.engine.data.files import FIELD, Rows, find_rows, require_package
 from meshwright.errors import InputError, closest, first_line
 from meshwright.file_access import missing_path, neighbours
+from meshwright.hub import hub_reachable
 from meshwright.notes import note
-
-HUB_TIMEOUT_S = 3.0  # connect timeout; an unreachable hub would otherwise retry for half a minute
 
 
 @dataclass(frozen=True)
@@ -131,23 +128,6 @@ def _from_cache(name: str, registered: RegisteredDataset, split: str) -> Rows:
     except ValueError:  # never prepared, but its files may have been downloaded
         folder = snapshot_download(registered.hub_id, repo_type="dataset", local_files_only=True)
     return find_rows(_config_folder(Path(folder), registered), split, name)
-
-
-def hub_reachable() -> bool:
-    """Return whether the hub is enabled and reachable."""
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
-        return False
-    address = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
-    host, port = address.hostname or "", address.port or (80 if address.scheme == "http" else 443)
-    proxy = os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy")
-    if proxy:
-        proxy_address = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-        host, port = proxy_address.hostname or host, proxy_address.port or port
-    try:
-        with socket.create_connection((host, port), timeout=HUB_TIMEOUT_S):
-            return True
-    except OSError:
-        return False
 
 
 def _not_found(name: str, hub_id: str, hub_error: str = "") -> InputError:

@@ -10,6 +10,7 @@ from typing import Any
 from meshwright.engine.data import byte_level
 from meshwright.errors import InputError, first_line
 from meshwright.file_access import missing_path, neighbours
+from meshwright.hub import cached_snapshot
 from meshwright.models.catalogue import find, is_path
 from meshwright.notes import note
 from meshwright.recipes.types import RANDOM_WEIGHTS, Recipe
@@ -74,8 +75,6 @@ def tokenizer_name(recipe: Recipe, pretrained: Path | None = None) -> str | None
 
 def local_folder(name: str) -> Path | None:
     """Return the folder of a tokenizer that is named by a path or a hub id; None if it is not on this machine."""
-    from meshwright.engine.hf_io.find import cached_snapshot
-
     if name == byte_level.NAME:
         return byte_level.cached_byte_tokenizer()
     path = Path(name).expanduser()

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from meshwright.engine.hub_cache import hub_cache
 from meshwright.errors import InputError
 from meshwright.file_access import missing_path, neighbours
+from meshwright.hub import CONFIG, cached_snapshot, hub_cache
 from meshwright.models import decode_float, not_a_model
 
-CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
@@ -50,25 +49,15 @@ def transformer_folder(folder: Path) -> Path:
     return inner if (inner / CONFIG).is_file() and not (folder / CONFIG).exists() else folder
 
 
-def cached_snapshot(model_id: str, contains: str = CONFIG) -> Path | None:
-    """Return the newest downloaded snapshot of a hub model that contains a file."""
-    model = hub_cache() / f"models--{model_id.replace('/', '--')}"
-    snapshots = model / "snapshots"
-    main_ref = model / "refs" / "main"
-    candidates = [snapshots / main_ref.read_text().strip()] if main_ref.is_file() else []
-    if not any(one.is_dir() for one in candidates) and snapshots.is_dir():
-        candidates = sorted((one for one in snapshots.iterdir() if one.is_dir()), key=lambda one: one.stat().st_mtime)
-    return next((one for one in reversed(candidates) if (one / contains).is_file()), None)
-
-
 def _downloaded(model_id: str) -> Path:
-    """Return the newest downloaded snapshot of a hub model."""
+    """Return the newest downloaded snapshot of a hub model; raise InputError if it has no weights."""
     folder = cached_snapshot(model_id)
-    if folder is None:
+    if folder is None or not has_weights(folder):
         near = neighbours(Path(model_id))
+        missing = "no model of that id" if folder is None else f"only {CONFIG} of that id, without weights,"
         raise InputError(
-            f"no folder {model_id}{f' (did you mean {near[0]}?)' if near else ''}, and no model of that id in "
-            f"{hub_cache()}; nothing is downloaded automatically",
+            f"no folder {model_id}{f' (did you mean {near[0]}?)' if near else ''}, and {missing} in "
+            f"{hub_cache()}; weights are not downloaded automatically",
             field=FIELD,
             value=model_id,
             fix=(

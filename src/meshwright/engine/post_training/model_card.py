@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 
 from meshwright.display import plural
-from meshwright.engine.hub_cache import base_name
 from meshwright.engine.metrics.sinks import METRICS_FILE
+from meshwright.hub import base_name
 from meshwright.recipes.files import to_text
 from meshwright.recipes.types import Recipe
 
