@@ -201,10 +201,11 @@ def _architectures() -> str:
     rows = [(meaning, len(by_result[word]), ", ".join(by_result[word])) for word, meaning in _MEANINGS.items()]
     without = ", ".join(f"`{name}`" for name in WITHOUT_CLASS)
     return (
-        f"\n## Architectures\n\nAny other model is planned from its config.json: by path, or by its hub id. The config.json of a hub id outside the "
-        "catalogue is read from the local hub cache, else downloaded if `huggingface_hub` is installed and the hub answers "
-        "(`--offline` or `HF_HUB_OFFLINE=1` prevents it; `meshwright web` needs `--hub`). Nothing else is downloaded, and "
-        "a repository's code is never run.\n\n`benchmarks/decoders.py` builds every "
+        "\n## Architectures\n\nAny other model is planned from its config.json: by path, or by its hub id. The "
+        "config.json of a hub id outside the catalogue is read from the local hub cache, else downloaded if "
+        "`huggingface_hub` is installed and the hub answers (`--offline` or `HF_HUB_OFFLINE=1` prevents it; "
+        "`meshwright web` needs `--hub`). Nothing else is downloaded, and a repository's code is never run.\n\n"
+        "`benchmarks/decoders.py` builds every "
         f"decoder type of transformers {found['transformers']} without data and compares parameter counts; a wrong one "
         f"fails it.\n\n{table(('from config.json', 'types', 'model_type'), rows)}\nAlso read, without a class in "
         f"transformers: {without}. Inspected types need transformers: it builds the model without weights, the "
