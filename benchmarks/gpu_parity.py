@@ -46,6 +46,7 @@ MARK = "PARITY-RESULT "
 BATCH = 4
 TOKENS = {False: 1024, True: 64}  # by smoke
 
+TEXT = ("text", "whole")
 AXES: dict[str, tuple[Any, ...]] = {
     "compile": (True, False),
     "packed": (True, False),
@@ -83,24 +84,36 @@ class Case:
         words = [self.family, "compiled" if self.compile else "eager", "packed" if self.packed else "unpacked"]
         return " ".join([*words, f"mb{self.micro_batch}", self.goal, self.recompute, self.precision, self.loss])
 
+    @classmethod
+    def named(cls, name: str) -> Case:
+        """Return the case that has a name."""
+        family, compiled, packed, micro_batch, *rest = name.split()
+        return cls(family, compiled == "compiled", packed == "packed", int(micro_batch.removeprefix("mb")), *rest)
+
 
 # --- which cases ---------------------------------------------------------------------------------------------------
 
 
 def families() -> dict[str, tuple[str, str]]:
-    """Return the smallest catalogue model of every architecture, with its kind: text, vision or diffusion."""
+    """Return the smallest catalogue model of every architecture that the engine trains, with its kind.
+
+    Kinds are text, vision, diffusion, and whole: a text model that runs transformers' own forward pass.
+    """
     from meshwright.engine.vision.vision_modules import VISION_MODULES
     from meshwright.models import all_specs, config_named
+    from meshwright.recipes.engine_models import is_whole, lacking
 
     found: dict[str, tuple[float, str, str]] = {}
     for spec in all_specs():
+        if lacking(spec):
+            continue
         config = config_named(spec.name)
         language = config.get("llm_config")
         kind = str(config.get("model_type") or config.get("_class_name"))
         if isinstance(language, Mapping):
             kind = str(language["model_type"])
         size = float(spec.total_params if hasattr(spec, "total_params") else spec.hidden)
-        names = [(kind, "diffusion" if spec.kind == "diffusion" else "text")]
+        names = [(kind, "diffusion" if spec.kind == "diffusion" else "whole" if is_whole(spec) else "text")]
         if kind in VISION_MODULES:
             names = [*(names if kind not in WITH_IMAGES_ONLY else ()), (f"{kind}+images", "vision")]
         for name, modality in names:
@@ -116,6 +129,8 @@ def allowed(case: Mapping[str, Any], modality: str) -> bool:
     if modality == "diffusion":
         full = case["goal"] in ("pretrain", "sft") and case["precision"] == "bf16"
         return full and not case["packed"] and case["loss"] == "vocab_parallel"
+    if modality == "whole":
+        return case["precision"] == "bf16" and case["goal"] != "qlora"
     return True
 
 
@@ -173,7 +188,7 @@ def recipe_of(case: Case, model: str, modality: str, tokens: int, fp32: bool) ->
         goal=goal,
         cluster="1xH200",
         data=types.Data(seq_length=tokens, packing=case.packed, images=modality == "vision", prefetch=0, workers=0),
-        train=types.Train(global_batch_size=BATCH, steps=2, per_token_loss=goal != "pretrain" and modality == "text"),
+        train=types.Train(global_batch_size=BATCH, steps=2, per_token_loss=goal != "pretrain" and modality in TEXT),
         optimizer=types.Optimizer(name="adamw", lr=1e-4),
         schedule=types.Schedule(name="constant", warmup_steps=0),
         precision=types.Precision(
@@ -181,7 +196,9 @@ def recipe_of(case: Case, model: str, modality: str, tokens: int, fp32: bool) ->
         ),
         peft=types.Peft(method=case.goal if goal == "peft" else "lora", rank=16, targets=("qkv", "proj", "fc1", "fc2")),
         layout=types.Layout(micro_batch_size=case.micro_batch, recompute=case.recompute),
-        kernels=types.Kernels(compile=case.compile, loss=case.loss, attention="eager" if fp32 else "auto"),
+        kernels=types.Kernels(
+            compile=case.compile, loss=case.loss, attention="eager" if fp32 and modality != "whole" else "auto"
+        ),
     )
 
 
@@ -361,7 +378,7 @@ class Lab:
         if not fp32 and self.gpu:
             _refuse(recipe, config)
         family = family_of(recipe)
-        if modality == "text":
+        if modality in TEXT:
             vocab = config.get_text_config().vocab_size
             source: Any = Documents(vocab, TOKENS[self.smoke], case.packed, case.goal != "pretrain")
         else:
@@ -637,7 +654,12 @@ def main() -> int:
     known = {name: kind for name, (_, kind) in families().items()}
     if unknown := [name for name in args.family or () if name not in known]:
         parser.error(f"no family {', '.join(unknown)}; families: {', '.join(known)}")
-    cases = [case for case in all_pairs(known) if not args.family or case.family in args.family]
+    cases = all_pairs(known)
+    if args.again:  # those of an earlier set of pairs too
+        kept = Table(args.out, 0).rows
+        older = {name for name, row in kept.items() if row["status"] not in ("ok", "refused")}
+        cases = [*map(Case.named, sorted(older)), *(case for case in cases if case.name not in older)]
+    cases = [case for case in cases if not args.family or case.family in args.family]
     wanted = [one.partition("=")[::2] for one in args.only]
     cases = [case for case in cases if all(str(getattr(case, axis)).lower() == value.lower() for axis, value in wanted)]
     cases = cases[: args.most or None]

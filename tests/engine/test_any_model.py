@@ -208,3 +208,18 @@ def _balancing(rank: int, world: int, folder: str) -> tuple[float, float]:
 def test_the_balancing_loss_is_the_model_s_own(tmp_path: Path) -> None:
     ours, expected = run(1, _balancing, str(tmp_path / "model"))[0]
     assert ours == pytest.approx(expected, rel=1e-4)
+
+
+def _without_a_loss(rank: int, world: int, folder: str) -> float:
+    """Return the loss of a step of a type whose config has a balancing loss that its code does not compute."""
+    config = small("llama4_text")
+    assert config.router_aux_loss_coef
+    plain_loop(config, folder, steps=0)
+    return train(config, recipe(moe=types.Moe(aux_loss=0.01)), folder, steps=1)[0][0]
+
+
+def test_a_balancing_loss_that_only_the_config_has_is_left_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert run(1, _without_a_loss, str(tmp_path / "model"))[0] > 0
+    assert "nothing balances its experts" in capfd.readouterr().err

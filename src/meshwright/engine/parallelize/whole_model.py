@@ -6,6 +6,7 @@ Tensor, context and expert parallelism need to know what every module computes; 
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -124,7 +125,9 @@ def _add_balancing(stage: TransformersStage, recipe: Recipe) -> None:
     config: Any = stage.transformers_model.config.get_text_config()
     if not any(getattr(config, name, None) for name in NAMES["experts"]) or recipe.moe.balancing == "none":
         return
-    has_loss = hasattr(config, "output_router_logits") and hasattr(config, "router_aux_loss_coef")
+    settings = hasattr(config, "output_router_logits") and hasattr(config, "router_aux_loss_coef")
+    code = sys.modules[type(stage.transformers_model).__module__]
+    has_loss = settings and hasattr(code, "load_balancing_loss_func")  # some have the settings only
     if recipe.moe.aux_loss and has_loss:
         config.output_router_logits = True
         micro_batches = recipe.train.global_batch_size // recipe.layout.micro_batch_size  # of all ranks
