@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import gcd
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from meshwright.clusters import Cluster
 from meshwright.costs import calibrate
 from meshwright.costs.calibration import Calibration
 from meshwright.costs.measurements import Measurement, read_with_notes
+from meshwright.doctor import Run
 from meshwright.doctor.match_recipe import gpus_of, stated_fields
 from meshwright.errors import InputError
 from meshwright.recipes.types import recipe_fields
@@ -22,7 +24,8 @@ def calibration_like(run: str, on: Cluster, job: Job | None) -> Calibration:
     """Return the shipped calibration with the speed of a run, for a plan on these GPUs."""
     fix = (f"meshwright calibrate {run} --recipe FILE --gpus {on.argument} --out mine.toml", "--calibration mine.toml")
     try:
-        profiles = calibrate.from_runs(_measured(Path(run), on, job), run)
+        rows, assumed = _measured(Path(run), on, job)
+        profiles = calibrate.from_runs(rows, run + assumed)
     except InputError as error:
         raise InputError(error.reason, field="like", value=run, fix=fix) from None
     profile = next((one for one in profiles if one.gpu == on.gpu.name), None)
@@ -33,30 +36,47 @@ def calibration_like(run: str, on: Cluster, job: Job | None) -> Calibration:
     return calibrate.with_machine(profile)
 
 
-def _measured(path: Path, on: Cluster, job: Job | None) -> list[Measurement]:
-    """Return what the runs of a path measured."""
+def _measured(path: Path, on: Cluster, job: Job | None) -> tuple[list[Measurement], str]:
+    """Return what the runs of a path measured, and what is assumed about them, as the end of their name."""
     if is_table(path):
-        return read_with_notes(path)[0]
+        return read_with_notes(path)[0], ""
     if path.is_dir() and any(path.rglob(METRICS)):
-        return runs_in(path)[0]
-    found = _measured_log(path, on, job)
+        return runs_in(path)[0], ""
+    run = doctor.read(path)
+    ran_on = _cluster_of(run, on)
+    found = _measured_log(run, ran_on, on, job)
     if isinstance(found, str):
         raise InputError(found.removeprefix("no estimate: "), field="like", value=str(path))
-    return [found]
+    return [found], "" if gpus_of(run) else f", which does not name its GPUs: {ran_on} is assumed"
 
 
-def _measured_log(path: Path, on: Cluster, job: Job | None) -> Measurement | str:
+def _measured_log(run: Run, ran_on: Cluster, on: Cluster, job: Job | None) -> Measurement | str:
     """Return what the run of a log measured.
 
-    A log that does not name its GPU type ran on that of the plan; one that does not name its model ran the plan's file.
+    A log that does not name its model ran the plan's file.
     """
-    run = doctor.read(path)
     header = run.header
-    gpus = gpus_of(run) or (f"{header.world}x{on.gpu.name}" if header.world else str(on))
     unnamed = header.recipe is None and not (header.arguments or header.model or header.recipe_name)
-    if unnamed and job is not None and job.content is not None and clusters.cluster(gpus).world == on.world:
+    if unnamed and job is not None and job.content is not None and ran_on.world == on.world:
         header = msgspec.structs.replace(header, file=job.content.path, file_fields=frozenset(recipe_fields()))
-        case = planner.case_of(job.recipe, job.model, clusters.cluster(gpus), job.engine)
+        case = planner.case_of(job.recipe, job.model, ran_on, job.engine)
         return measurement(msgspec.structs.replace(run, header=header), case, "", None, 1)
-    case_found, why = doctor.case_of_run(run, None if header.recipe is not None else gpus)
+    case_found, why = doctor.case_of_run(run, ran_on)
     return measurement(run, case_found, why, stated_fields(run, ()), 1)
+
+
+def _cluster_of(run: Run, on: Cluster) -> Cluster:
+    """Return the GPUs of a run, with nodes and network as the plan's unless the log names another GPU type or its nodes.
+
+    A speed fitted on the nodes that a GPU usually has, and used on those of the plan, would count the difference of
+    their links as that of the GPU.
+    """
+    named = gpus_of(run)
+    theirs = None if named is None else clusters.cluster(named)
+    if theirs is not None and theirs.gpu.name != on.gpu.name:
+        return theirs
+    if theirs is not None and run.header.gpus:  # our own logs name their nodes
+        return msgspec.structs.replace(on, nodes=theirs.nodes, gpus_per_node=theirs.gpus_per_node)
+    world = run.header.world or on.world
+    size = gcd(world, on.gpus_per_node) if world > on.gpus_per_node else world
+    return msgspec.structs.replace(on, nodes=world // size, gpus_per_node=size)

@@ -34,11 +34,13 @@ LEAST_STEPS = 5
 NO_RECIPE = "no estimate: the log does not name the model; add --recipe NAME --gpus 8xH100"
 
 
-def case_of_run(run: Run, gpus: str | None = None, overrides: tuple[str, ...] = ()) -> tuple[Case | None, str]:
+def case_of_run(
+    run: Run, gpus: str | Cluster | None = None, overrides: tuple[str, ...] = ()
+) -> tuple[Case | None, str]:
     """Return the case of a run from its log and a note; None and what is missing if the log is not enough."""
     if run.header.recipe is not None:
         recipe = override.apply(run.header.recipe, overrides)
-        requested = clusters.cluster(gpus) if gpus else None
+        requested = _cluster(run, gpus) if gpus else None
         with suppress(InputError):  # a model from a folder on another machine, or a GPU of another version
             return case_of(
                 recipe, model_of(recipe), requested or clusters.cluster(run.header.gpus or recipe.cluster)
@@ -335,9 +337,9 @@ def gpus_of(run: Run) -> str | None:
     return None
 
 
-def _cluster(run: Run, gpus: str | None) -> Cluster | None:
+def _cluster(run: Run, gpus: str | Cluster | None) -> Cluster | None:
     found = gpus or gpus_of(run)
-    return None if found is None else clusters.cluster(found)
+    return clusters.cluster(found) if isinstance(found, str) else found
 
 
 def _from_arguments(run: Run, where: Cluster | None, overrides: tuple[str, ...]) -> tuple[Case | None, str]:

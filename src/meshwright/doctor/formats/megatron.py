@@ -79,6 +79,11 @@ BETWEEN_RANKS = ("forward-compute", "backward-compute")
 MIB_OF_MB = 1 / 1024  # Megatron's MB are MiB
 GIB_OF_GB = 1e9 / 1024**3
 UNSET = ("None", "False", "[]", "{}", "")
+FLAGS_OF_FALSE = {
+    "add_bias_linear": "--disable-bias-linear",
+    "check_for_nan_in_loss_and_grad": "--no-check-for-nan-in-loss-and-grad",
+}
+"""Arguments that are on by default, and the flag that the dump shows only as False."""
 
 
 def read(lines: Sequence[Line], path: str) -> Run:
@@ -229,6 +234,7 @@ def _run_header(
         for name, value in arguments.items()
         if value not in UNSET
     )
+    flags += tuple(flag for name, flag in FLAGS_OF_FALSE.items() if arguments.get(name) == "False")
     length, batch = _as_int(arguments, "seq_length"), _as_int(arguments, "global_batch_size")
     return RunHeader(
         gpu=gpu,

@@ -42,6 +42,11 @@ BATCH = re.compile(
     r"local batch size (\d+)(?:, global batch size (\d+))?(?:, gradient accumulation steps (\d+))?"
     r", sequence length (\d+), total steps (\d+) \(warmup (\d+)\)"
 )
+RECOMPUTE = re.compile(r"Applied (\w+) activation checkpointing to the model")
+RECOMPUTE_MODES = ("full", "selective")  # other modes have no equivalent here
+COMPILED = "Compiling each TransformerBlock with torch.compile"
+APPLIED = re.compile(r"Applied (?:FSDP|HSDP|DDP|fully_shard|Tensor Parallelism|Context Parallel|Pipeline Parallel)")
+"""A log with such a line has the lines of all techniques: one that is not in it is off."""
 MICRO_BATCHES = re.compile(r"Using pipeline schedule \S+ with (\d+) microbatches")
 TOKEN_BATCH = re.compile(
     r"(\d+) tokens per DP rank, (\d+) tokens per train step, gradient accumulation steps (\d+), maximum context length "
@@ -82,10 +87,18 @@ def read(lines: Sequence[Line], path: str) -> Run:
         steps=steps.all(),
         starts=tuple(steps.starts),
         validations=steps.validations,
-        header=RunHeader(**_with_micro_batch(header, lines), mfu_convention=CONVENTION),
+        header=RunHeader(**_with_techniques(_with_micro_batch(header, lines)), mfu_convention=CONVENTION),
         retries=retries,
         retry_line=retry_line,
     )
+
+
+def _with_techniques(header: dict[str, Any]) -> dict[str, Any]:
+    """Return the header with the techniques that are off: torchtitan logs only those that it applies."""
+    logged = header.pop("logs_techniques", False)
+    off = {"layout.recompute": "none", "kernels.compile": False} if logged else {}
+    stated = off | header.get("overrides", {})
+    return {**header, "overrides": {name: value for name, value in stated.items() if value is not None}}
 
 
 def _with_micro_batch(header: dict[str, Any], lines: Sequence[Line]) -> dict[str, Any]:
@@ -128,6 +141,13 @@ def _header_fields(text: str) -> dict[str, Any]:
     if mesh := MESH.search(text):
         degrees = {name: int(value) for name, value in DEGREE.findall(mesh[1]) if name in KNOWN_AXES}
         return _layout(degrees, _world(degrees))
+    if recompute := RECOMPUTE.search(text):
+        mode = next((one for one in RECOMPUTE_MODES if recompute[1].lower().startswith(one)), None)
+        return {"overrides": {"layout.recompute": mode}}
+    if COMPILED in text:
+        return {"overrides": {"kernels.compile": True}}
+    if APPLIED.search(text):
+        return {"logs_techniques": True}
     if batch := BATCH.search(text):
         return _batch(batch)
     if batch := TOKEN_BATCH.search(text):
