@@ -66,7 +66,7 @@ def _measured_log(run: Run, ran_on: Cluster, on: Cluster, job: Job | None) -> Me
 
 
 def _cluster_of(run: Run, on: Cluster) -> Cluster:
-    """Return the GPUs of a run, with nodes and network as the plan's unless the log names another GPU type or its nodes.
+    """Return the GPUs of a run: nodes and network as the plan's, unless the log names its nodes or another GPU type.
 
     A speed fitted on the nodes that a GPU usually has, and used on those of the plan, would count the difference of
     their links as that of the GPU.
