@@ -8,6 +8,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from math import prod
+from typing import TYPE_CHECKING
+
+import msgspec
 
 from meshwright import clusters, file_access, json_text
 from meshwright.choices import FRAMEWORKS, FRONT_ENDS
@@ -20,9 +23,13 @@ from meshwright.frameworks.trainer_fields import NOT_PAGED, PAGED
 from meshwright.models import is_path, reference
 from meshwright.notes import no_notes
 from meshwright.recipes import overrides
-from meshwright.recipes.key_maps import override_keys
+from meshwright.recipes.key_maps import ConfigKey, override_keys
+from meshwright.recipes.key_maps.hugging_face import ARGUMENTS
 from meshwright.recipes.replacements import warmup_steps
 from meshwright.recipes.types import Goal, Recipe
+
+if TYPE_CHECKING:
+    from meshwright.frameworks.front_ends.describe import FrontEnd
 
 TRAINERS: Mapping[str, tuple[str, ...]] = {
     "Axolotl": ("base_model", "sequence_len"),
@@ -35,34 +42,60 @@ TRAINERS: Mapping[str, tuple[str, ...]] = {
 """Top-level or dotted keys that every config of a trainer has."""
 MODELS = ("base_model", "model_name_or_path", "model")
 METHODS = ("adapter", "finetuning_type", "tuner_type", "train_type")
-ADAPTERS = ("lora", "qlora", "dora")
+ADAPTERS = ("lora", "qlora", "dora", "rslora")
 FOUR_BITS = {"load_in_4bit": True, "quantization_bit": 4, "quant_bits": 4}
 """Settings that quantize the frozen weights to 4 bits: LoRA is then QLoRA."""
 QUANTIZERS = ("quantization_method", "quant_method")
-DATASETS = ("datasets[0].path", "dataset.source", "dataset.data_files", "dataset[0]", "dataset", "train_file")
+VARIANTS = {"use_dora": "dora", "peft_use_dora": "dora", "use_rslora": "rslora", "peft_use_rslora": "rslora"}
+"""Switches that make LoRA another method."""
+PEFT_SWITCH = "use_peft"
+DATASETS = ("datasets[0].path", "dataset.source", "dataset.data_files", "dataset[0]", "dataset", "dataset_name",
+    "train_file")  # fmt: skip
+ROWS_OF_DATASET = "#"  # of ms-swift: dataset#500 are 500 samples of it
 MICRO = ("micro_batch_size", "per_device_train_batch_size", "batch_size")
 ACCUMULATION = ("gradient_accumulation_steps",)
 SKIPPED = ("checkpoint.pretrained", "peft.method", "data.tokenizer", "data.dataset")
 OTHER_KEYS = {"optimizer": "optim"}  # keys that another trainer uses for values as transformers names them
-IMPLIED = ("load_in_4bit", "bf16", "datasets[0].type", "stage", "do_train")  # by the goal, or true of every run here
-GPUS = "8xH100"
+LOSS_KEYS = ("train_on_inputs", "train_on_prompt", "loss_scale")
+PACKING = "data.packing"
+TRUE = (True, "auto", "full")
+IMPLIED: Mapping[str, tuple[object, ...]] = {"bf16": TRUE, "stage": ("sft",), "do_train": (True,)}
+"""Values that hold for every command here; other values of these keys are listed, also those that are off."""
+STRATEGIES = {"save_strategy": "save_steps", "eval_strategy": "eval_steps", "evaluation_strategy": "eval_steps"}
+"""Keys that state when something is done, with the key of the steps."""
+NO = ("no", "none", "false")
+GPUS: Mapping[Goal, str] = {"peft": "1xH100", "sft": "8xH100"}
+"""GPUs to assume if neither the command nor the file names any: adapters are mostly trained on one."""
 SWIFT = "ms-swift"
+ARGUMENT_ROWS = {row.key: row for row in ARGUMENTS}
+DATASET_TYPE = re.compile(r"datasets\[\d+\]\.type")
+PLAIN_TEXT = "completion"  # type of Axolotl's datasets without a conversation
+
+
+class _Command(msgspec.Struct, frozen=True):
+    """The command that plans the training of a file."""
+
+    words: str
+    carried: frozenset[str] = frozenset()  # keys of the file that it contains
+    assumed: str = ""  # what the file leaves open
 
 
 class OtherTrainerError(InputError):
     """A config of a trainer that is not read, with the command that plans the same training."""
 
     def __init__(self, title: str, content: Content, gpus: str = "") -> None:
-        words, carried = _command(content, _gpus(content, gpus))
-        read = "which only check reads" if title.lower() in FRONT_ENDS else "which is not read"
+        command = _command(title, content, gpus)
+        of_check = f"; check also reads those of {', '.join(FRONT_ENDS)}"
+        read, also = ("which only check reads", "") if title.lower() in FRONT_ENDS else ("which is not read", of_check)
         found = {key: setting.value for key, setting in content.settings.items() if not setting.unresolved}
         if loss := loss_of(found):
             reason = f"is a config of {title} that {loss.trains} ({loss.setting}): {NOT_PLANNED}"
         else:
-            reason = f"is a config of {title}, {read}; read are configs of {', '.join(FRAMEWORKS)}"
-        lost = list(_not_carried_over(content, carried))
-        reason += f"; not carried over by the fix: {', '.join(lost)}" if lost and carried else ""
-        super().__init__(reason, field="file", value=content.path, fix=(words,))
+            reason = f"is a config of {title}, {read}; read are configs of {', '.join(FRAMEWORKS)}{also}"
+        lost = list(_not_carried_over(content, command.carried))
+        reason += f"; not carried over by the fix: {', '.join(lost)}" if lost and command.carried else ""
+        reason += f"; assumed by the fix: {command.assumed}" if command.assumed else ""
+        super().__init__(reason, field="file", value=content.path, fix=(command.words,))
         self.title, self.content = title, content
 
     def on(self, gpus: str) -> OtherTrainerError:
@@ -88,9 +121,10 @@ class OtherLossError(OtherTrainerError):
         model = (found[1] or found[2]) if found else "MODEL"
         adapts = bool(re.search(r"--use_peft|LoraConfig\(|get_peft_model\(", content.text))
         adapts = adapts or (library == SWIFT and not _SWIFT_FULL.search(content.text))  # its default is LoRA
-        goal = "peft" if adapts else "sft"
+        goal: Goal = "peft" if adapts else "sft"
         reason = f"{trains(title_of(title), library)}: {NOT_PLANNED}"
-        fix = f"meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {shlex.quote(_gpus(content, gpus))}"
+        there = shlex.quote(_gpus(content, gpus, goal)[0])
+        fix = f"meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {there}"
         InputError.__init__(self, reason, field="file", value=content.path, fix=(fix,))
         self.title, self.content, self.library = title, content, library
 
@@ -99,12 +133,13 @@ class OtherLossError(OtherTrainerError):
         return OtherLossError(self.title, self.content, gpus, self.library)
 
 
-def _gpus(content: Content, typed: str) -> str:
-    """Return the GPUs of a command: as typed, with the count of the script's launch if a type was typed or nothing."""
+def _gpus(content: Content, typed: str, goal: Goal) -> tuple[str, bool]:
+    """Return the GPUs of a command and whether they are assumed: those typed, with the count of the script's launch."""
     if typed and not clusters.is_known(typed.strip()):
-        return typed
+        return typed, False
     stated = gpu_request_of(content.launches[0]) if len(content.launches) == 1 else GpuRequest()
-    return stated.text(typed.strip() or stated.gpu or clusters.DEFAULT_GPU) or typed or GPUS
+    found = stated.text(typed.strip() or stated.gpu or clusters.DEFAULT_GPU) or typed
+    return found or GPUS[goal], not found
 
 
 def other_loss(content: Content) -> OtherLossError | None:
@@ -133,7 +168,7 @@ def other_trainer(content: Content) -> OtherTrainerError | None:
     return OtherTrainerError(title, content) if title else None
 
 
-def _command(content: Content, gpus: str) -> tuple[str, set[str]]:
+def _command(title: str, content: Content, typed: str) -> _Command:
     """Return the command with the model, the goal, the data and the settings that our recipes have, and their keys."""
     found = {key: setting.value for key, setting in content.settings.items() if not setting.unresolved}
     named = next((str(found[key]) for key in MODELS if key in found), "")
@@ -142,34 +177,90 @@ def _command(content: Content, gpus: str) -> tuple[str, set[str]]:
     except MeshwrightError:
         model = named
     if not model:
-        return f"meshwright recommend MODEL --goal sft --gpus {gpus} KEY=VALUE", set()
-    adapter = next((str(found[key]) for key in METHODS if key in found), "").lower()
-    goal: Goal = "peft" if adapter in ADAPTERS else "sft"
-    in_4_bits = [key for key, value in FOUR_BITS.items() if adapter in ("lora", "qlora") and found.get(key) == value]
-    adapter = "qlora" if in_4_bits else adapter
-    in_4_bits += [key for key in QUANTIZERS if in_4_bits and found.get(key) in ("bnb", "bitsandbytes")]
-    dataset = next((key for key in DATASETS if set("/.") & set(str(found.get(key, "")))), "")  # no name of a registry
+        gpus, _ = _gpus(content, typed, "sft")
+        return _Command(f"meshwright recommend MODEL --goal sft --gpus {gpus} KEY=VALUE")
+    front = _front_end(title)
+    adapter, of_adapter = _adapter(found, front)
+    goal: Goal = "peft" if adapter else "sft"
+    gpus, is_assumed = _gpus(content, typed, goal)
     fetch = ""
     if _is_unknown(model):  # its shape is in its config.json
         folder = model.rpartition("/")[2]
         fetch = f"hf download {shlex.quote(model)} config.json --local-dir {shlex.quote(folder)} && "
         model = f"{folder}/config.json"
     words = [f"{fetch}meshwright recommend {shlex.quote(model)} --goal {goal} --gpus {shlex.quote(gpus)}"]
-    data = str(found[dataset]) if dataset else _registered(content, found)
+    dataset = next((key for key in DATASETS if set("/.") & set(str(found.get(key, "")))), "")  # no name of a registry
+    data, _, rows = (str(found[dataset]) if dataset else _registered(content, found)).partition(ROWS_OF_DATASET)
     words += [f"--dataset {shlex.quote(data)}"] if data else []
     dataset = dataset or ("dataset" if data else "")
-    words += ["peft.method=" + adapter] if goal == "peft" else []
+    words += ["peft.method=" + adapter] if adapter else []
     kept = _overrides(found, goal)
+    ours: dict[str, object] = {"data.split": f"train[:{rows}]"} if data and rows.isdecimal() else {}
+    ours, of_ours = {**ours, **dict(_answers(found, front))}, _of_strategies(found, kept)
+    ours |= {"checkpoint.save_every": 0} if "save_strategy" in of_ours and "save_steps" not in of_ours else {}
+    if front is not None and not any(f"{PACKING}=" in text or _field(key) == PACKING for key, text in kept.items()):
+        ours[PACKING] = "false"  # what it does without the key
     batch, of_batch = _global_batch(found, gpus)
-    words += [shlex.quote(one) for one in kept.values()]
-    ours = {"train.global_batch_size": batch} if batch else {}
-    warmup, of_warmup = _warmup(found, _of_file(goal, kept, ours, data))
+    words += [shlex.quote(text) for text in kept.values()]
+    ours |= {"train.global_batch_size": batch} if batch else {}
+    warmup, of_warmup = _warmup(found, kept, _of_file(goal, kept, ours, data))
     ours |= {"schedule.warmup_steps": warmup} if of_warmup else {}
-    words += [f"{key}={value}" for key, value in ours.items()]
-    return " ".join(words), {*MODELS, *METHODS, dataset, *in_4_bits, *kept, *of_batch, of_warmup}
+    words += [shlex.quote(f"{key}={value}") for key, value in ours.items()]
+    of_loss = LOSS_KEYS if "data.train_on" in ours else ()
+    carried = {*MODELS, dataset, *of_adapter, *kept, *of_ours, *of_batch, *of_warmup, *of_loss}
+    assumed = ""
+    if is_assumed:
+        product = " × ".join(f"{key} {found[key]}" for key in of_batch)
+        assumed = f"--gpus {gpus}" + (f" (global batch {batch}: {product} on each GPU)" if batch else "")
+    return _Command(" ".join(words), frozenset(carried), assumed)
 
 
-def _of_file(goal: Goal, kept: Mapping[str, str], ours: Mapping[str, int], data: str) -> Recipe:
+def _front_end(title: str) -> FrontEnd | None:
+    from meshwright.frameworks.front_ends import FRONT_ENDS as DESCRIBED  # imports a reader of this package
+
+    return DESCRIBED.get(title.lower())
+
+
+def _adapter(found: Mapping[str, object], front: FrontEnd | None) -> tuple[str, list[str]]:
+    """Return the adapters of a file, empty if it trains all weights, and the keys that they follow from."""
+    methods = [key for key in METHODS if key in found]
+    named = next((str(found[key] or "") for key in methods), "").lower()
+    adapter = front.adapters(found) if front else named
+    bits = [key for key, value in FOUR_BITS.items() if found.get(key) == value] if adapter in ("lora", "qlora") else []
+    adapter = "qlora" if bits else adapter
+    bits += [key for key in QUANTIZERS if bits and found.get(key) in ("bnb", "bitsandbytes")]
+    variants = [key for key in VARIANTS if found.get(key) is True and adapter == "lora"]
+    adapter = VARIANTS[variants[0]] if variants else adapter
+    if adapter in ADAPTERS:
+        return adapter, [*methods, PEFT_SWITCH, *bits, *variants[:1]]
+    return "", methods if not adapter or adapter in ("full", "none") else []
+
+
+def _answers(found: Mapping[str, object], front: FrontEnd | None) -> Iterator[tuple[str, object]]:
+    """Yield which tokens count in the loss, if a front end's own keys state it."""
+    if front is not None and front.all_tokens is not None and "train_on_inputs" not in found:
+        if front.all_tokens(found):
+            yield "data.train_on", "all"
+        elif any(key in found for key in LOSS_KEYS):
+            yield "data.train_on", "last_answer" if found.get("loss_scale") == "last_round" else "answers"
+
+
+def _of_strategies(found: Mapping[str, object], kept: dict[str, str]) -> list[str]:
+    """Return the strategies that a command states; remove the steps of what is not done by steps from it."""
+    stated: list[str] = []
+    for key, steps in STRATEGIES.items():
+        value = found.get(key)
+        if value is None:
+            continue
+        if str(value).lower() == "steps":
+            stated += [key] if steps in kept else []
+        else:
+            kept.pop(steps, None)
+            stated += [key] if str(value).lower() in NO else []
+    return stated
+
+
+def _of_file(goal: Goal, kept: Mapping[str, str], ours: Mapping[str, object], data: str) -> Recipe:
     """Return a recipe with what the command carries over, from which the steps of its epochs follow."""
     texts = [*kept.values(), *(f"{key}={value}" for key, value in ours.items())]
     with no_notes(), suppress(MeshwrightError):
@@ -178,23 +269,27 @@ def _of_file(goal: Goal, kept: Mapping[str, str], ours: Mapping[str, int], data:
 
 
 def _blank(goal: Goal) -> Recipe:
-    return Recipe(name="", model="", goal=goal, cluster=GPUS)
+    return Recipe(name="", model="", goal=goal, cluster=GPUS[goal])
 
 
-def _warmup(found: Mapping[str, object], recipe: Recipe) -> tuple[int, str]:
-    """Return the steps of the warmup and the key they follow from; no key if a share's steps are not known."""
-    for key in ("warmup_steps", "warmup_ratio"):
-        value = found.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or value < 0:
-            continue
-        if key == "warmup_steps" and (value >= 1 or not value):
-            return int(value), key
-        if "max_samples" in found:  # the steps of the epochs are those of fewer samples
-            continue
-        steps = warmup_steps(float(value), recipe)  # transformers 5 has shares in warmup_steps too
-        if steps is not None:
-            return steps, key
-    return 0, ""
+def _warmup(found: Mapping[str, object], kept: Mapping[str, str], recipe: Recipe) -> tuple[int, list[str]]:
+    """Return the steps of the warmup and the keys they follow from; no key if a share's steps are not known."""
+    given = {key: value for key in ("warmup_steps", "warmup_ratio") if (value := _number(found.get(key))) is not None}
+    share = given.get("warmup_ratio", 0.0)
+    if (steps := given.get("warmup_steps", 0.0)) >= 1:
+        return int(steps), list(given)  # transformers ignores a share beside steps
+    share = steps or share  # transformers 5 has shares in warmup_steps too
+    if not share:
+        return 0, list(given)
+    has_length = any(_field(key) in ("train.steps", "train.epochs") for key in kept)
+    if "max_samples" in found or not has_length:  # the steps of the epochs are those of fewer samples, or not stated
+        return 0, []
+    known = warmup_steps(share, recipe)
+    return (0, []) if known is None else (known, list(given))
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _is_unknown(model: str) -> bool:
@@ -206,7 +301,7 @@ def _is_unknown(model: str) -> bool:
 
 def _registered(content: Content, found: Mapping[str, object]) -> str:
     """Return the file of a dataset that LLaMA-Factory's dataset_info.json beside the config names; empty without."""
-    name, folder = str(found.get("dataset", "")).split(",")[0].strip(), content.folder
+    name, folder = str(found.get("dataset", "")).strip(), content.folder
     if not name or folder is None or file_access.closed():
         return ""
     registry = folder / str(found.get("dataset_dir", "data")) / "dataset_info.json"
@@ -220,14 +315,25 @@ def _registered(content: Content, found: Mapping[str, object]) -> str:
 
 def _global_batch(found: Mapping[str, object], gpus: str) -> tuple[int, tuple[str, ...]]:
     """Return the samples of a step, micro batch × accumulation × GPUs, and the keys they follow from; 0 if unknown."""
-    used = [next((key for key in keys if isinstance(found.get(key), int)), "") for keys in (MICRO, ACCUMULATION)]
+    used = [next((key for key in keys if (_number(found.get(key)) or 0) >= 1), "") for keys in (MICRO, ACCUMULATION)]
     if not used[0]:
         return 0, ()
     try:
         world = clusters.cluster(gpus).world
     except MeshwrightError:  # its own error names the wrong cluster
         return 0, ()
-    return prod(int(str(found[key])) for key in used if key) * world, tuple(key for key in used if key)
+    return prod(int(_number(found[key]) or 1) for key in used if key) * world, tuple(key for key in used if key)
+
+
+def _row(key: str) -> ConfigKey | None:
+    """Return what a key of a trainer's file sets: its meaning in transformers, TRL and peft comes first."""
+    name = OTHER_KEYS.get(key, key)
+    return ARGUMENT_ROWS.get(name) or override_keys().get(name)
+
+
+def _field(key: str) -> str:
+    row = _row(key)
+    return row.field if row else ""
 
 
 def _overrides(found: Mapping[str, object], goal: Goal) -> dict[str, str]:
@@ -235,13 +341,14 @@ def _overrides(found: Mapping[str, object], goal: Goal) -> dict[str, str]:
     blank = _blank(goal)
     kept: dict[str, str] = {}
     for key, value in found.items():
-        name = OTHER_KEYS.get(key, key)
-        row = override_keys().get(name)
+        name, row = OTHER_KEYS.get(key, key), _row(key)
         if row is None or not row.field or row.field in SKIPPED or value is None:
             continue
         if goal != "peft" and row.field.startswith("peft."):
             continue
         text = f"{name}={text_of(value)}"
+        if name in ARGUMENT_ROWS:  # as an override, the name means something else
+            text = f"{row.field}={row.to_recipe_value(text_of(value))}"
         try:
             with no_notes():  # the overrides are applied one more at a time, so a note may miss a later one
                 overrides.apply(blank, [*kept.values(), text])
@@ -251,10 +358,20 @@ def _overrides(found: Mapping[str, object], goal: Goal) -> dict[str, str]:
     return kept
 
 
-def _not_carried_over(content: Content, carried: set[str]) -> Iterator[str]:
-    """Yield the settings of a file that the command does not have, except those that are off or implied."""
+def _not_carried_over(content: Content, carried: frozenset[str]) -> Iterator[str]:
+    """Yield the settings of a file that the command does not have, except those that are implied or change nothing."""
     for key, setting in content.settings.items():
-        if key not in carried and key not in IMPLIED and setting.value not in (None, False, "", [], {}):
-            yield f"{key}={text_of(setting.value)}"
-        elif key in carried and text_of(setting.value).startswith(PAGED):
-            yield f"{key}={text_of(setting.value)} ({NOT_PAGED})"
+        value = setting.value
+        if key in carried:
+            if text_of(value).startswith(PAGED):
+                yield f"{key}={text_of(value)} ({NOT_PAGED})"
+        elif value not in (None, "", [], {}) and value not in IMPLIED.get(key, ()) and not _is_off(key, value):
+            yield f"{key}={text_of(value)}"
+
+
+def _is_off(key: str, value: object) -> bool:
+    """Return whether a setting turns off what no recipe does, or names the format of data, which is detected."""
+    if DATASET_TYPE.fullmatch(key):
+        return not str(value).startswith(PLAIN_TEXT)
+    field = _field(key)
+    return value is False and key not in IMPLIED and (not field or field in SKIPPED)
