@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from tests.web.test_pages import read
 
 from meshwright.web import charts
+from meshwright.web.dispatcher import PendingRequest, Worker, _key
 
 QUERY = {"model": "llama3-8b", "gpu": "H100 H200", "goal": "sft", "tokens": "1B", "price": "H100=2.5,H200=3.4"}
 
@@ -56,3 +58,36 @@ def test_plan_and_scale_agree_on_the_smallest_cluster(client: Any, model: str, g
     assert without == counts[0] * (counts[1] if len(counts) > 1 else 1)
     text = " ".join(read(client, "/scale", asked).text.split())
     assert f"smallest without offload: {without} GPUs" in text
+
+
+def test_the_page_can_ask_what_its_search_is_doing(client: Any) -> None:
+    asked = {"model": "llama3-8b", "gpu": "H100 H200", "goal": "sft"}
+    assert client.get("/scale/progress", params=asked).json() == {"stage": ""}
+    dispatcher = client.app.state.dispatcher
+    call = ("size", {"model": "llama3-8b", "goal": "sft", "gpu": "H200"}, {})
+    pending = PendingRequest(task=None)
+    pending.show("size: 64 GPUs (12 of 60 counts done)")
+    dispatcher.pending[_key(call)] = pending
+    try:
+        found = client.get("/scale/progress", params=asked).json()
+    finally:
+        del dispatcher.pending[_key(call)]
+    assert found == {"stage": "H200: 64 GPUs (12 of 60 counts done)"}
+    assert client.get("/scale/progress", params={"model": "nope", "overrides": "'"}).json() == {"stage": ""}
+
+
+def test_a_worker_sends_the_stages_of_a_search_before_its_reply() -> None:
+    async def ask() -> tuple[list[str], Any]:
+        seen: list[str] = []
+        one = Worker()
+        try:
+            call = ("size", {"model": "llama3-70b", "goal": "pretrain", "gpu": "H100", "max_gpus": 256}, {})
+            return seen, await one.answer(call, 60, seen.append)
+        finally:
+            await one.end()
+
+    stages, reply = asyncio.run(ask())
+    assert reply.ok
+    assert reply.data["sizes"]
+    assert all(re.fullmatch(r"size: [0-9,]+ GPUs \([0-9]+ of [0-9]+ counts done\)", one) for one in stages)
+    assert stages

@@ -51,7 +51,7 @@ _NAMES = {
     "api.dry_run": "dryrun dryrun_plan dryrun_response require_own_engine",
     "api.rehearsal": "rehearse rehearsal_response",
     "api.argument_names": "as_override is_removed_key recipe_key",
-    "api.evidence": "evidence_for",
+    "api.evidence": "evidence_for measured_points",
     "api.explanations": "explain",
     "api.hub_configs": "hub_texts",
     "api.inspection": "inspect inspect_response",

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from meshwright import clusters, models
 from meshwright.api.measure import shipped_measurements
@@ -20,6 +21,7 @@ from meshwright.models import ModelSpec
 
 CONTRIBUTED = "contributed"  # folder beside the shipped table, one CSV of `meshwright share` each
 NEAREST = 4  # measurements that a plan lists
+POINTS = 12  # measurements beside the layouts of a question
 USABLE_TIERS = ("A", "B")  # measured and fully described, or with assumed fields; C: recalled or incomplete
 Shape = tuple[int, int, int]
 
@@ -46,6 +48,19 @@ class Measured(Part, frozen=True, kw_only=True):
     precision: str
     layout: str
     tokens_per_s_per_gpu: float
+    memory_gib: float | None  # peak of the fullest GPU, if published
+    source: str
+    reference: str
+
+
+class MeasuredPoint(Part, frozen=True, kw_only=True):
+    """A measured run beside the layouts of a question: its speed as seconds per step of that question."""
+
+    words: str
+    step_s: float
+    total_gib: float | None
+    tokens_per_s_per_gpu: float
+    same: bool  # on as many GPUs
     source: str
     reference: str
 
@@ -105,6 +120,37 @@ def _measured(plan: PlanResponse) -> Iterator[Evidence]:
         yield Evidence(kind="measurement", text=text, same=same, source=row.source, reference=row.reference)
 
 
+def measured_points(model: str, gpus: str, goal: str, contract: Mapping[str, Any]) -> list[MeasuredPoint]:
+    """Return measured runs of a model on a type of GPU in the same precision and sequence length, the nearest first.
+
+    They ran on their own number of GPUs with their own batch: a step here takes its tokens over their speed.
+    """
+    with suppress(MeshwrightError):
+        place, wanted = clusters.cluster(gpus), _shape(models.find(model))
+        tokens = contract["seq_length"] * contract["global_batch_size"] / place.world
+        kept = [
+            row
+            for row in measured_runs()
+            if (row.shape, row.goal, row.gpu, row.seq_length) == (wanted, goal, place.gpu.name, contract["seq_length"])
+            and _number_format(row.precision) == _number_format(contract["precision"])
+        ]
+        kept.sort(key=lambda row: (abs(math.log(row.gpus / place.world)), -row.tokens_per_s_per_gpu))
+        return [
+            MeasuredPoint(
+                words=f"{row.framework} on {row.gpus}x{row.gpu}{row.layout and f', {row.layout}'}",
+                step_s=tokens / row.tokens_per_s_per_gpu, total_gib=row.memory_gib, same=row.gpus == place.world,
+                tokens_per_s_per_gpu=row.tokens_per_s_per_gpu, source=row.source, reference=row.reference,
+            )
+            for row in kept[:POINTS]
+        ]  # fmt: skip
+    return []  # the user's own model or GPU
+
+
+def _number_format(precision: str) -> str:
+    """Return the number format of a precision: fp8 of fp8_tensor and of FP8-CS."""
+    return re.split("[^a-z0-9]", precision.lower())[0]
+
+
 def _shape(model: ModelSpec) -> Shape:
     """Return what two names of one architecture share, such as Llama 3 8B and Llama 3.1 8B."""
     return model.num_layers, model.hidden, model.params.total
@@ -132,7 +178,7 @@ def _rows(path: Path) -> Iterator[Measured]:
             yield Measured(
                 shape=shape, goal=row["mode"], gpu=gpu, gpus=int(row["n_gpus"]), framework=row["framework"],
                 seq_length=int(row["seq_len"]), precision=row["precision"], layout=_layout(row),
-                tokens_per_s_per_gpu=speed, source=row["source"],
+                tokens_per_s_per_gpu=speed, memory_gib=_memory_gib(row), source=row["source"],
                 reference=row["source_url_or_path"].replace("+", "/", 1),  # of owner+repository:path
             )  # fmt: skip
 
@@ -144,6 +190,14 @@ def _tokens_per_s(row: Mapping[str, str]) -> float:
             return float(row["tokens_per_s_per_gpu"])
         return int(row["gbs"]) * int(row["seq_len"]) / float(row["step_time_s"]) / int(row["n_gpus"])
     return 0.0
+
+
+def _memory_gib(row: Mapping[str, str]) -> float | None:
+    """Return the measured peak: reserved by the allocator, else allocated."""
+    for name in ("peak_mem_gib_reserved", "peak_mem_gib_allocated"):
+        with suppress(ValueError):
+            return float(row[name])
+    return None
 
 
 def _layout(row: Mapping[str, str]) -> str:

@@ -9,23 +9,26 @@ NEAR = 2.5  # times the fastest step: the initial view
 Spec = dict[str, Any]
 
 
-def layouts(plans: Mapping[str, Any], marks: Sequence[Mapping[str, Any]] = ()) -> Spec:
+def layouts(
+    plans: Mapping[str, Any], marks: Sequence[Mapping[str, Any]] = (), measured: Sequence[Mapping[str, Any]] = ()
+) -> Spec:
     """Return the chart of layouts that fit: memory across, seconds up, faster above. explore.js adds the rows.
 
-    `marks` are layouts with a label, such as the recommended one; the dashed line is the memory of a GPU.
+    `marks` are layouts with a label, such as the recommended one; `measured` are published runs, at the left edge if
+    their memory is not known; the dashed line is the memory of a GPU.
     """
     rows = plans.get("fitting", [])
     seconds = [one["step_s"] for one in rows] or [1.0]
     least = min(one["total_gib"] for one in rows) if rows else 0.0
     capacity = plans["plans"][0]["estimate"]["memory_gib"]["capacity"]
-    fastest = min(*seconds, *(one["step_s"] for one in marks), min(seconds))
+    fastest = min(*seconds, *(one["step_s"] for one in (*marks, *measured)), min(seconds))
     near = [fastest * 0.93, min(max(seconds), NEAR * min(seconds)) * 1.02]  # zoom out for the rest
     x = {"type": "quantitative", "title": "GiB per GPU", "scale": {"domain": [least * 0.94, capacity * 1.03]}}
     y = {
         "type": "quantitative",
         "title": "seconds per step (faster is higher)",
         "scale": {"type": "log", "reverse": True, "nice": False, "domain": near},
-        "axis": {"format": "~g", "tickCount": 8},
+        "axis": {"format": "~g", "tickCount": 10},  # of fewer, a range inside one decade would have three
     }
     at = {"x": {"field": "total_gib", **x}, "y": {"field": "step_s", **y}}
     tip = [
@@ -39,6 +42,12 @@ def layouts(plans: Mapping[str, Any], marks: Sequence[Mapping[str, Any]] = ()) -
     named = {"type": "text", "align": "right", "baseline": "top", "dx": -5, "dy": 5, "style": "caption"}
     point = {"type": "point", "filled": True, "tooltip": True, "cursor": "pointer", "clip": True}
     star = {"type": "point", "shape": "diamond", "size": 260, "strokeWidth": 2.5, "tooltip": True, "clip": True}
+    edge = 0.985 * least * 0.94 + 0.015 * capacity * 1.03  # a whole cross right of the axis
+    runs = {"values": [{**one, "at_gib": one["total_gib"] or edge} for one in measured]}
+    run = {"type": "point", "shape": "cross", "size": 90, "filled": True, "tooltip": True, "clip": True}
+    speed = {"field": "tokens_per_s_per_gpu", "title": "tokens/s per GPU", "format": ",.0f"}
+    run_tip = [{"field": "words", "title": "measured"}, *tip[1:], speed, {"field": "source", "title": "source"}]
+    run_at = {"x": {**at["x"], "field": "at_gib"}, "y": at["y"], "tooltip": run_tip}
     star_name = {"type": "text", "dy": -15, "fontWeight": 600, "style": "caption", "clip": True}
     return {
         "height": 420,
@@ -52,6 +61,7 @@ def layouts(plans: Mapping[str, Any], marks: Sequence[Mapping[str, Any]] = ()) -
                 "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.5, "clip": True, "opacity": 0.7},
                 "encoding": {**at, "order": {"field": "total_gib", "type": "quantitative"}},
             },
+            *([{"data": runs, "mark": {**run, "style": "measured"}, "encoding": run_at}] if measured else []),
             {"data": {"values": [*marks]}, "mark": star, "encoding": {**at, "tooltip": tip}},
             {"data": {"values": [*marks]}, "mark": star_name, "encoding": {**at, "text": {"field": "label"}}},
             {

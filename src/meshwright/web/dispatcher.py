@@ -7,14 +7,14 @@ import contextlib
 import hashlib
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from meshwright import api
+from meshwright import api, stages
 from meshwright.api.inputs import Request, fields_of, read
 from meshwright.api.verbs import VERBS
 from meshwright.errors import MeshwrightError
@@ -36,6 +36,11 @@ class PendingRequest:
     task: asyncio.Task[Reply]
     clients: int = 0
     started: bool = False
+    stage: str = ""  # what the search is doing
+
+    def show(self, stage: str) -> None:
+        """Keep what the search is doing."""
+        self.stage = stage
 
 
 class Dispatcher:
@@ -67,8 +72,23 @@ class Dispatcher:
             return await self._scale(request, files)
         return await self._cached((verb, _given(request), files))
 
+    def stage_of(self, verb: str, arguments: Mapping[str, Any]) -> str:
+        """Return what the search of a pending request is doing; empty if it is not pending or has not begun."""
+        try:
+            request, files = read(VERBS[verb].request, _stripped(verb, arguments), "http")
+        except MeshwrightError:
+            return ""
+        if verb != "scale":
+            return self._stage((verb, _given(request), files))
+        found = ((gpu, self._stage(("size", {**_given(request), "gpu": gpu}, files))) for gpu in request.gpu)
+        return next((f"{gpu}: {stage.removeprefix('size: ')}" for gpu, stage in found if stage), "")
+
+    def _stage(self, call: Call) -> str:
+        waiting = self.pending.get(_key(call))
+        return waiting.stage if waiting is not None else ""
+
     async def _cached(self, call: Call) -> Reply:
-        key = hashlib.blake2b(msgspec.json.encode(call, enc_hook=str, order="sorted"), digest_size=16).digest()
+        key = _key(call)
         found = self.cache.get(key)
         if found is not None:
             return found
@@ -94,7 +114,7 @@ class Dispatcher:
         waiting = self.pending[key]
         try:
             async with self.slow if VERBS[call[0]].slow else contextlib.nullcontext():
-                reply = await (self._by_worker(call, waiting) if self.workers else self._here(call))
+                reply = await (self._by_worker(call, waiting) if self.workers else self._here(call, waiting))
             if reply.cacheable and not VERBS[call[0]].private:
                 self.cache.put(key, reply)
             return reply
@@ -115,15 +135,16 @@ class Dispatcher:
             series.append({"gpu": gpu, **{name: value for name, value in reply.data.items() if name != "schema"}})
         return _reply(200, {"schema": SCHEMA, "series": series}, cacheable=True)
 
-    async def _here(self, call: Call) -> Reply:
-        status, body = await asyncio.to_thread(worker.reply, *call)
+    async def _here(self, call: Call, waiting: PendingRequest) -> Reply:
+        with stages.listening(waiting.show):
+            status, body = await asyncio.to_thread(worker.reply, *call)
         return _reply(status, body, cacheable=status != worker.INTERNAL_ERROR)
 
     async def _by_worker(self, call: Call, waiting: PendingRequest) -> Reply:
         chosen = await self.idle.get()
         waiting.started = True
         try:
-            return await chosen.answer(call, self.settings.time_limit_s)
+            return await chosen.answer(call, self.settings.time_limit_s, waiting.show)
         finally:
             self.idle.put_nowait(chosen)
 
@@ -139,6 +160,11 @@ class Dispatcher:
             if task is not None:
                 task.cancel()
         await asyncio.gather(*(one.end() for one in self.workers))
+
+
+def _key(call: Call) -> bytes:
+    """Return what equal requests share."""
+    return hashlib.blake2b(msgspec.json.encode(call, enc_hook=str, order="sorted"), digest_size=16).digest()
 
 
 def _stripped(verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,12 +212,13 @@ class Worker:
             self.fresh = True
         return self.process
 
-    async def answer(self, call: Call, seconds: float) -> Reply:
-        """Return the reply within a time limit; kill the process if it takes longer."""
+    async def answer(self, call: Call, seconds: float, show: Callable[[str], None]) -> Reply:
+        """Return the reply within a time limit, and show its stages; kill the process if it takes longer."""
         process = await self.started()
         limit = seconds + (START_S if self.fresh else 0)
         try:
-            raw = await asyncio.wait_for(self._exchange(process, msgspec.json.encode(call, enc_hook=str)), limit)
+            sent = msgspec.json.encode(call, enc_hook=str)
+            status, body = await asyncio.wait_for(self._exchange(process, sent, show), limit)
         except TimeoutError:
             await self.end()
             reason = f"the search exceeded the time limit of {seconds:g} s"
@@ -204,16 +231,22 @@ class Worker:
             await self.end()
             raise
         self.fresh = False
-        status, body = msgspec.json.decode(raw, type=tuple[int, msgspec.Raw])
         return Reply(status, bytes(body), cacheable=status != worker.INTERNAL_ERROR)
 
-    async def _exchange(self, process: asyncio.subprocess.Process, sent: bytes) -> bytes:
+    async def _exchange(
+        self, process: asyncio.subprocess.Process, sent: bytes, show: Callable[[str], None]
+    ) -> tuple[int, msgspec.Raw]:
         if process.stdin is None or process.stdout is None:
             raise ConnectionError("a worker without pipes")
         process.stdin.write(worker.LENGTH.pack(len(sent)) + sent)
         await process.stdin.drain()
-        head = await process.stdout.readexactly(worker.LENGTH.size)
-        return await process.stdout.readexactly(worker.LENGTH.unpack(head)[0])
+        while True:
+            head = await process.stdout.readexactly(worker.LENGTH.size)
+            raw = await process.stdout.readexactly(worker.LENGTH.unpack(head)[0])
+            status, body = msgspec.json.decode(raw, type=tuple[int, msgspec.Raw])
+            if status != worker.STAGE:
+                return status, body
+            show(msgspec.json.decode(body, type=str))
 
     async def end(self) -> None:
         """Kill the process and wait for it."""

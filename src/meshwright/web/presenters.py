@@ -322,6 +322,30 @@ def table_of(rows: Sequence[Answer]) -> dict[str, Any]:
     }
 
 
+LAYOUT_FILTERS = ("strategy", "tp", "pp", "cp", "ep", "micro_batch_size", "recompute", "pp_schedule", "offload")
+
+
+def layout_filters(table: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return the fields by which layouts of a table are filtered, each with its values in order."""
+    found = {}
+    for place, name in enumerate(table["columns"]):
+        if name in LAYOUT_FILTERS:
+            values = {str(row[place]) for row in table["rows"]}
+            found[name] = sorted(
+                values, key=lambda text: (not text.isdecimal(), int(text) if text.isdecimal() else 0, text)
+            )
+    return {name: found[name] for name in LAYOUT_FILTERS if name in found}
+
+
+def frontier_size(rows: Sequence[Mapping[str, Any]]) -> int:
+    """Return the number of layouts than which no other is both smaller and faster."""
+    count, best = 0, float("inf")
+    for one in sorted(rows, key=lambda row: (row["total_gib"], row["step_s"])):
+        if one["step_s"] < best:
+            count, best = count + 1, one["step_s"]
+    return count
+
+
 def shortened(number: float) -> str:
     """Return a large number in short form: 70.6B."""
     for letter, size in LARGEST:

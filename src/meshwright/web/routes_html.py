@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from fastapi import APIRouter, Request
-from fastapi.responses import HTMLResponse
+from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException
 
 from meshwright import __version__, api
@@ -102,17 +102,23 @@ async def ask(request: Request, verb: str, arguments: Mapping[str, Any]) -> tupl
 
 
 async def ask_form(request: Request, verb: str, form: FormFields, **more: Any) -> tuple[Answer, Answer | None]:
-    """Return the response to the request of a form; a config.json takes the place of a model's name."""
-    fields: dict[str, Any] = {name: value for name, value in form.items() if value}
-    if "config" in fields or "recipe" in fields:
-        fields = {name: value for name, value in fields.items() if name not in ("model", "target")}
+    """Return the response to the request of a form."""
     try:
-        if "overrides" in fields:
-            fields["overrides"] = presenters.split_overrides(fields["overrides"])
+        arguments = form_arguments(form, **more)
     except ValueError as error:
         failed = to_error(str(error).lower(), "overrides", form["overrides"], ("layout.tp=4 layout.pp=2",))
         return {}, failed["error"]
-    return await ask(request, verb, {**fields, **more})
+    return await ask(request, verb, arguments)
+
+
+def form_arguments(form: FormFields, **more: Any) -> dict[str, Any]:
+    """Return a form as arguments of its verb; a config.json takes the place of a model's name."""
+    fields: dict[str, Any] = {name: value for name, value in form.items() if value}
+    if "config" in fields or "recipe" in fields:
+        fields = {name: value for name, value in fields.items() if name not in ("model", "target")}
+    if "overrides" in fields:
+        fields["overrides"] = presenters.split_overrides(fields["overrides"])
+    return {**fields, **more}
 
 
 def layout_view(answer: Answer) -> dict[str, Any]:
@@ -200,10 +206,19 @@ async def explore(request: Request) -> HTMLResponse:
         arguments = {**fields, "target": fields["target"] or CONFIG, "top": TOP}
         shown["cli"] = presenters.command("plan", requests.Plan, arguments)
         shown["marks"] = await _marks(request, fields, plans)
-        question = presenters.question_of(plans["plans"][0])
+        first = plans["plans"][0]
+        question = presenters.question_of(first)
+        asked = first["question"]
+        points = await asyncio.to_thread(
+            api.measured_points, asked["model"], asked["gpus"], asked["goal"], first["contract"]
+        )
+        shown["measured"] = [] if fields["config"] else [api.to_json(one) for one in points]
+        data = presenters.table_of(plans.get("fitting", []))
         shown |= {
-            "spec": charts.layouts(plans, shown["marks"]),
-            "data": presenters.table_of(plans.get("fitting", [])),
+            "spec": charts.layouts(plans, shown["marks"], shown["measured"]),
+            "data": data,
+            "filters": presenters.layout_filters(data),
+            "on_frontier": presenters.frontier_size(plans.get("fitting", [])),
             "words_of": layout_summary,
             "open_query": "" if fields["config"] else presenters.query({**question, **_budget(fields)}),
         }
@@ -282,14 +297,32 @@ async def _one_layout(request: Request, fields: FormFields, overrides: str) -> d
     return shown
 
 
+@router.get("/scale/progress")
+async def scale_progress(request: Request) -> JSONResponse:
+    """Return what the search of a form is doing, while the form waits for its reply."""
+    form = await form_fields(request, SCALE)
+    try:
+        fields = form_arguments(form, **_gpu_types(form))
+    except ValueError:
+        fields = {}
+    return JSONResponse(
+        {"stage": dispatcher_of(request).stage_of("scale", fields)}, headers={"cache-control": "no-store"}
+    )
+
+
+def _gpu_types(form: FormFields) -> dict[str, Any]:
+    """Return the GPU types of the form as the list that the verb takes."""
+    types = form["gpu"].replace(",", " ").split()
+    return {"gpu": types} if types else {"gpu": ""}
+
+
 @router.api_route("/scale", methods=["GET", "POST"])
 async def scale(request: Request) -> HTMLResponse:
     """Plot speed, days and cost against the number of GPUs."""
     form = await form_fields(request, SCALE)
     found, error = Answer(), None
     if any(form.values()):
-        types = form["gpu"].replace(",", " ").split()
-        found, error = await ask_form(request, "scale", {**form, "gpu": ""}, **({"gpu": types} if types else {}))
+        found, error = await ask_form(request, "scale", form, **_gpu_types(form))
     series = found.get("series", [])
     sized = {**form, "model": form["model"] or CONFIG}
     return await page(

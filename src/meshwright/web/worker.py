@@ -3,7 +3,8 @@
     python -m meshwright.web.worker
 
 Requests arrive on standard input and replies leave on standard output, each as four bytes of length and then JSON: a
-request is [verb, fields, texts], a reply [status, object]. A search that takes too long is ended by killing its
+request is [verb, fields, texts], a reply [status, object]. Before its reply, a long search sends [0, stage] for every
+stage that it names, at most a few per second. A search that takes too long is ended by killing its
 process, which is not possible with a thread.
 """
 
@@ -14,6 +15,7 @@ import os
 import struct
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -21,7 +23,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from meshwright import api, file_access
+from meshwright import api, file_access, stages
 from meshwright.api.inputs import remote_fixes
 from meshwright.api.verbs import VERBS
 from meshwright.errors import MeshwrightError
@@ -30,7 +32,8 @@ from meshwright.web.errors import error_of, to_error
 LENGTH = struct.Struct("!I")
 MEMORY_BYTES = 6 << 30
 NICENESS = 5  # below the server, so that cached replies are sent at once while workers search
-BAD_REQUEST, INTERNAL_ERROR = 422, 500
+STAGE, BAD_REQUEST, INTERNAL_ERROR = 0, 422, 500
+STAGE_EVERY_S = 0.25
 WARM_UP: tuple[tuple[str, dict[str, Any]], ...] = (
     ("recommend", {"model": "llama3_8b", "gpus": "8xH100", "goal": "sft"}),
     ("complete", {"kind": "models", "query": "llama"}),
@@ -113,9 +116,29 @@ def main() -> None:
     gc.freeze()  # imported modules stay; scanning them in every collection costs a tenth of a request
     restrict_process()
     for name, fields, texts in _requests(sys.stdin.buffer):
-        body = msgspec.json.encode(reply(name, fields, texts), enc_hook=str)
-        out.write(LENGTH.pack(len(body)) + body)
-        out.flush()
+        with stages.listening(_StageSender(out).send):
+            answer = reply(name, fields, texts)
+        _send(out, answer)
+
+
+def _send(out: BinaryIO, message: Any) -> None:
+    body = msgspec.json.encode(message, enc_hook=str)
+    out.write(LENGTH.pack(len(body)) + body)
+    out.flush()
+
+
+class _StageSender:
+    """Sends the stages of one request, not more often than a person can read them."""
+
+    def __init__(self, out: BinaryIO) -> None:
+        self.out, self.sent = out, time.monotonic()
+
+    def send(self, text: str) -> None:
+        """Send a stage if the last one is old enough."""
+        now = time.monotonic()
+        if now - self.sent >= STAGE_EVERY_S:
+            self.sent = now
+            _send(self.out, (STAGE, text))
 
 
 if __name__ == "__main__":

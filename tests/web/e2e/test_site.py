@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.web_budget import files_served
 from tests.web.e2e.conftest import Watched
 from tests.web.e2e.test_browser import _violations
 
@@ -19,21 +16,6 @@ from meshwright.web import export as exporting
 PLANS = ("deepseek-v3:64xH100:pretrain", "llama3.1-8b:8xH100:sft")
 PAGE = "/deepseek-ai/DeepSeek-V3/64xH100/pretrain/index.html"
 FIRST_CONTENT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
-
-
-class _Files(http.server.SimpleHTTPRequestHandler):
-    """Serves files, and 404.html for addresses that are none, as GitHub Pages does."""
-
-    def log_message(self, *words: Any) -> None:
-        """Write nothing."""
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        body = (Path(self.directory) / "404.html").read_bytes()
-        self.send_response(code)
-        self.send_header("content-type", "text/html")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
 
 @pytest.fixture(scope="module")
@@ -45,11 +27,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         # Playwright's event loop runs in this thread.
         with ThreadPoolExecutor(1) as apart:
             apart.submit(exporting.export, str(place), exporting.Site(PLANS)).result()
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Files, directory=str(place)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with files_served(place) as address:
+        yield address
 
 
 @pytest.fixture

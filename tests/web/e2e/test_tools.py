@@ -52,3 +52,15 @@ def test_a_dropped_log_is_drawn_and_shared(watched: Any) -> None:
     page.wait_for_timeout(60)
     page.goto(page.evaluate("() => navigator.clipboard.readText()"))
     assert "loss.spikes" in page.locator("#answer").inner_text()
+
+
+def test_a_search_of_seconds_shows_how_far_it_is(watched: Any) -> None:
+    page = watched.open("/scale")
+    page.fill("#f-model", "deepseek-v3")
+    page.fill("#f-gpu", "H100")
+    page.click("button.main")
+    bar = "document.querySelector('.progress progress')"
+    page.wait_for_function(f"() => {bar} && {bar}.max > 10 && {bar}.value > 0")
+    page.wait_for_function("() => document.querySelector('.progress').innerText.includes('counts done')")
+    page.wait_for_selector("#answer table")
+    assert page.locator(".progress").count() == 0

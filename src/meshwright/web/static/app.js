@@ -216,9 +216,23 @@ document.addEventListener("htmx:beforeRequest", (event) => {
   bar.setAttribute("aria-label", "Computing");
   const text = document.createElement("span");
   const start = Date.now();
-  const show = () => { text.textContent = `Computing ${form.dataset.progress}: ${Math.round((Date.now() - start) / 1000)} s`; };
+  let stage = "";
+  const show = () => { text.textContent = `Computing ${form.dataset.progress}: ${stage ? `${stage}, ` : ""}${Math.round((Date.now() - start) / 1000)} s`; };
   show();
-  const timer = setInterval(() => { line.isConnected ? show() : clearInterval(timer); }, 500);
+  const asked = new URLSearchParams([...new FormData(form)].filter(([, value]) => value !== ""));
+  const timer = setInterval(() => {
+    if (!line.isConnected) { clearInterval(timer); return; }
+    show();
+    if (form.dataset.stages && !asked.get("config")) readStage(`${form.dataset.stages}?${asked}`);
+  }, 500);
+  const readStage = async (address) => {
+    try {
+      stage = (await (await fetch(address)).json()).stage || stage;
+    } catch { return; } // the line goes on with the time alone
+    show();
+    const done = /(\d+) of (\d+)/.exec(stage);
+    if (done) { bar.max = Number(done[2]); bar.value = Number(done[1]); }
+  };
   line.append(bar, " ", text);
   place.prepend(line);
   announce("Computing");

@@ -2,7 +2,6 @@
 "use strict";
 
 const explore = { rows: [], marks: [], chosen: { a: null, b: null } };
-const FILTERS = ["strategy", "tp", "pp", "cp", "ep", "micro_batch_size", "recompute", "pp_schedule", "offload"];
 const IN_SUMMARY = ["strategy", "tp", "pp", "vp", "cp", "ep", "pp_schedule", "micro_batch_size", "recompute", "offload", "sp"];
 const PLAIN = ["false", "[]", "0", "1", "-1"]; // defaults, not shown
 const SHOWN = 12;
@@ -39,24 +38,6 @@ explore.words = (l) => {
 
 explore.controls = () => {
   const place = document.getElementById("filters");
-  const varied = FILTERS.filter((name) => explore.names.includes(name));
-  const color = document.getElementById("color");
-  color.replaceChildren(new Option("frontier", "frontier"), ...varied.map((name) => new Option(name, name)));
-  const before = color.closest(".field");
-  for (const name of varied) {
-    const field = document.createElement("div");
-    field.className = "field";
-    const label = document.createElement("label");
-    label.htmlFor = `only-${name}`;
-    label.textContent = name;
-    const select = document.createElement("select");
-    select.id = `only-${name}`;
-    select.dataset.only = name;
-    const values = [...new Set(explore.rows.map((row) => row[name]))].sort((a, b) => Number(a) - Number(b) || String(a).localeCompare(b));
-    select.append(new Option("any", ""), ...values.map((value) => new Option(value, value)));
-    field.append(label, select);
-    place.insertBefore(field, before);
-  }
   const gib = explore.rows.map((row) => row.total_gib);
   const most = document.getElementById("most");
   most.min = Math.floor(Math.min(...gib));
@@ -188,6 +169,13 @@ explore.table = (rows, frontier) => {
   }));
 };
 
+explore.ready = () => {
+  const place = document.getElementById("filters");
+  if (place.dataset.ready) return;
+  place.dataset.ready = "yes";
+  explore.controls();
+};
+
 explore.line = (frontier) => frontier.map(({ total_gib, step_s }) => ({ total_gib, step_s })); // not to be clicked
 
 explore.choose = (row) => {
@@ -217,7 +205,7 @@ explore.start = () => {
   if (!explore.load()) return;
   const section = document.getElementById("explore");
   explore.chosen = { a: section.dataset.a || null, b: section.dataset.b || null };
-  if (!document.querySelector("[data-only]")) explore.controls();
+  explore.ready();
   document.getElementById("layouts-table").addEventListener("click", (event) => {
     const button = event.target.closest("[data-row]");
     if (button) explore.choose(explore.rows[Number(button.dataset.row)]);
@@ -234,7 +222,7 @@ charts.ready.set("layouts", (view) => {
   });
 });
 charts.fill.set("layouts", (spec) => {
-  if (explore.load() && !document.querySelector("[data-only]")) explore.controls();
+  if (explore.load()) explore.ready();
   const rows = explore.wanted();
   const frontier = explore.frontier(rows);
   for (const layer of spec.layer) {
