@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Iterable, Mapping
+from functools import lru_cache
 from itertools import zip_longest
 from typing import Any
 
@@ -275,21 +276,11 @@ class _Reader:
 
     def _closest_key(self, key: str) -> ConfigKey | None:
         """Return the likely intended key: similar as a whole and in its last component."""
-        from rapidfuzz.fuzz import ratio
-
-        def last(name: str) -> str:
-            return name.rpartition(".")[2]
-
         if key in self.framework.other_names:
             return self.key_map[self.framework.other_names[key]]
-        known = [config_key.key for config_key in self.key_map.values() if config_key.status == "read"]
-        short = [one for one in known if _abbreviates(one, key)]
-        if len(short) == 1:
-            return self.key_map[short[0]]
-        found = closest(key, known, 1)
-        if not found or min(ratio(key, found[0]), ratio(last(key), last(found[0]))) < SIMILARITY:
-            return self._key_of_same_field(key, known)
-        return self.key_map[found[0]]
+        known = tuple(config_key.key for config_key in self.key_map.values() if config_key.status == "read")
+        found = _similar_key(key, known)
+        return self.key_map[found] if found else self._key_of_same_field(key, known)
 
     def _key_of_same_field(self, key: str, known: Iterable[str]) -> ConfigKey | None:
         """Return the key of the same section whose field another framework names so: learning_rate for lr."""
@@ -327,6 +318,22 @@ class _Reader:
         self, rule: str, severity: Severity, key: str, setting: SourcedValue, message: str, fix: tuple[str, ...]
     ) -> None:
         self.findings.append(Finding(rule, severity, key, message, fix, file=setting.file, line=setting.line))
+
+
+@lru_cache(maxsize=4096)  # every fix that is tried reads the file again, with the same unknown keys
+def _similar_key(key: str, known: tuple[str, ...]) -> str:
+    """Return the known key that is similar as a whole and in its last component; empty if there is none."""
+    from rapidfuzz.fuzz import ratio
+
+    def last(name: str) -> str:
+        return name.rpartition(".")[2]
+
+    short = [one for one in known if _abbreviates(one, key)]
+    if len(short) == 1:
+        return short[0]
+    found = closest(key, known, 1)
+    similar = found and min(ratio(key, found[0]), ratio(last(key), last(found[0]))) >= SIMILARITY
+    return found[0] if similar else ""
 
 
 def _abbreviates(one: str, other: str) -> bool:

@@ -43,6 +43,7 @@ UNGROUPED = {
 EXPERT_ALIASES = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 SHARED_NAMES = {"c_proj": ("proj", "fc2"), "out_proj": ("proj", "mamba_out"), "in_proj": ("mamba_in",)}
 REGEX = re.compile(r"[*+?|()\[\]{}^$\\]")
+_DECODERS = ("model", "model.language_model", "language_model.model", "model.model", "base_model.model.model")
 _PARENTS = ("self_attn", "attn", "linear_attn", "mlp", "mixer", "mlp.experts", "mlp.experts.0", "mlp.shared_experts")
 
 
@@ -115,7 +116,8 @@ def _groups(target: str) -> tuple[str, ...]:
         return SHARED_NAMES[target]
     names = {**{name: group for group, names in GROUPS.items() for name in names}, **UNGROUPED}
     target = EXPERT_ALIASES.get(target, target)
-    paths = ((f"model.layers.0.{parent}.{name}", group) for name, group in names.items() for parent in _PARENTS)
+    places = [f"{start}.layers.0.{parent}" for start in _DECODERS for parent in _PARENTS]
+    paths = ((f"{place}.{name}", group) for name, group in names.items() for place in places)
     return tuple({group for path, group in paths if _matches(path, target)})
 
 

@@ -332,6 +332,7 @@ def model_facts(model: ModelSpec) -> dict[str, Column]:
         "delta_k_heads": _gcd([m.k_heads for m in delta if isinstance(m, GatedDelta)] + linear),
         "delta_v_heads": _gcd([m.v_heads for m in delta if isinstance(m, GatedDelta)] + linear),
         "has_sliding": any(isinstance(m, Attention) and m.window for m in attention),
+        "has_compressed_keys": whole,
         "ffn": _gcd(dense),
         "is_moe": moe is not None,
         "experts": moe.experts if moe else 0,

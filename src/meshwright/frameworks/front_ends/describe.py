@@ -47,7 +47,9 @@ class FrontEnd(msgspec.Struct, frozen=True):
     open_with: tuple[str, ...] = ()  # keys of other libraries, whose keys no table has
     all_tokens: Callable[[Values], bool] | None = None  # whether prompts are in the loss; None: TRL's own keys say so
     plugins: Mapping[str, str] = {}  # first letters of keys → the plugin without which they are ignored
-    renamed: Mapping[str, str] = {}  # key of older versions → the version that gave it another name
+    kernels: tuple[str, ...] = ()  # keys that put a plugin's kernels in the place of attn_implementation
+    removed: Mapping[str, tuple[str, str]] = {}  # key → the version that removed it, and the key in its place or ""
+    has_other_programs: bool = False  # whether programs of others read its files too, with keys of their own
     refused: Callable[[Values], Iterator[tuple[str, str, str]]] = lambda values: iter(())
     """Values that it refuses: key, reason, and the value to write instead; empty if there is none."""
 
@@ -162,6 +164,24 @@ def _same(**names: str) -> dict[str, str]:
     return {**{name: name for name in SAME}, **names}
 
 
+DATASET_MIXTURES = ("dataset_mixer", "dataset_mixture")
+"""Keys of programs that train with TRL on several datasets."""
+TRL_REMOVED: Mapping[str, tuple[str, str]] = {
+    "max_target_length": ("0.14", ""), "use_num_logits_to_keep": ("0.17", ""), "use_liger": ("0.18", "use_liger_kernel"),
+    "dataset_batch_size": ("0.18", ""), "chars_per_token": ("0.18", ""), "num_of_sequences": ("0.18", ""),
+    "vllm_device": ("0.18", ""), "vllm_max_model_len": ("0.18", "vllm_max_model_length"), "vllm_dtype": ("0.18", ""),
+    "vllm_enable_prefix_caching": ("0.18", ""), "max_seq_length": ("0.20", "max_length"),
+    "is_encoder_decoder": ("0.26", ""), "padding_value": ("0.26", ""), "torch_dtype": ("0.27", "dtype"),
+    "gradient_checkpointing_use_reentrant": ("0.27", "gradient_checkpointing_kwargs"),
+    "wandb_log_unique_prompts": ("0.27", "log_unique_prompts"),
+    "vllm_guided_decoding_regex": ("0.28", "vllm_structured_outputs_regex"),
+    "use_liger_loss": ("0.28", "use_liger_kernel"), "max_prompt_length": ("0.29", ""),
+    "generate_during_eval": ("0.29", ""), "label_pad_token_id": ("0.29", ""), "ref_model_init_kwargs": ("0.29", ""),
+    "rpo_alpha": ("0.29", ""), "reference_free": ("0.29", ""), "force_use_ref_model": ("0.29", ""),
+    "use_logits_to_keep": ("0.29", ""), "tools": ("0.29", ""),
+}  # fmt: skip
+"""Keys of TRL's releases since 0.9 that its table no longer has: the release that removed each, and the key now."""
+
 FRONT_ENDS: Mapping[str, FrontEnd] = {
     "axolotl": FrontEnd(
         "axolotl",
@@ -183,6 +203,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         refused=_axolotl_refused,
         all_tokens=_axolotl_all_tokens,
         plugins={"liger_": "axolotl.integrations.liger.LigerPlugin"},
+        kernels=("use_dsv4_kernels", "use_glm_dsa_kernels", "fused_attn_kernel"),
     ),
     "llama-factory": FrontEnd(
         "llama-factory",
@@ -223,12 +244,13 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         other=_swift_other,
         adapters=_swift_adapters,
         all_tokens=lambda values: _text(values, "loss_scale") == "all",
-        renamed={"train_type": "4.0"},
+        removed={"train_type": ("4.0", "tuner_type")},
     ),
     "trl": FrontEnd(
         "trl",
         "TRL",
-        (("model_name_or_path", "dataset_name"), ("model_name_or_path", "datasets")),
+        (("model_name_or_path", "dataset_name"), ("model_name_or_path", "datasets"),
+            *(("model_name_or_path", key) for key in ("per_device_train_batch_size", *DATASET_MIXTURES))),
         _same(model_name_or_path="model_name_or_path", dataset_name="dataset_name", use_peft="use_peft",
             load_in_4bit="load_in_4bit", attn_implementation="attn_implementation"),
         ("YAML files of `trl sft --config FILE.yaml`", "the commands `trl dpo …`, `trl grpo …` and others"),
@@ -236,6 +258,8 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         programs={"trl": "trl"},
         recomputes=lambda values: True,
         adapters=_trl_adapters,
+        removed=TRL_REMOVED,
+        has_other_programs=True,
     ),
 }  # fmt: skip
 """The front ends by name."""

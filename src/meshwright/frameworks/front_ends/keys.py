@@ -10,6 +10,7 @@ from meshwright.frameworks.front_ends.synonyms import synonym
 from meshwright.frameworks.key_table import Key, KeyTable, near_name
 from meshwright.frameworks.types import Settings
 from meshwright.rules.rule import Finding, Severity
+from meshwright.similar import misspelled
 
 PROGRAM_OPTIONS = ("config", "no_gradient_checkpointing", "help", "launcher", "ray")
 NAMES_OF = {"optimizer": "=optim", "optim": "=optim", "lr_scheduler": "=schedule", "lr_scheduler_type": "=schedule",
@@ -34,13 +35,19 @@ def key_findings(
         shown = f"--{key}" if is_command else key
         if found is None:
             reported.add(f"{owner}.{name}")
-            near = synonym(known, owner, name) or known.near(owner, name)
+            if key in one.removed:
+                yield _removed(one, settings, key, is_command)
+                continue
+            is_foreign = one.has_other_programs and not is_command  # the file's program may have keys of its own
+            near = synonym(known, owner, name) or (_typo(known, owner, name) if is_foreign else known.near(owner, name))
             right = f"{owner}.{near}".strip(".")
-            severity: Severity = "error" if near or (one.rejects and not is_open and not owner) else "warning"
+            refuses = one.rejects and not is_open and not owner and not is_foreign
+            severity: Severity = "error" if near or refuses else "warning"
             if is_open and not near:
                 continue
             verb = "has no" if one.rejects else "ignores"
-            hint = _hint(one, settings, right, key, "--" if is_command else "") if near else ""
+            hint = "; the program that reads this file must have it" if is_foreign else ""
+            hint = _hint(settings, right, "--" if is_command else "") if near else hint
             target = known.find(owner, near)
             fits = target is not None and not target.problem(setting.value) and right not in settings
             fix = (_formatted(right, setting.value, is_command),) if fits else ()
@@ -96,13 +103,28 @@ def _items(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [] if value in (None, "") else [value]
 
 
-def _hint(one: FrontEnd, settings: Settings, right: str, key: str, dashes: str) -> str:
+def _hint(settings: Settings, right: str, dashes: str) -> str:
     """Return what a message says about the key that an unknown one means."""
     if right in settings:
         return f"; its key {right} is already set to {settings[right].value} in line {settings[right].line}"
-    if key in one.renamed:
-        return f" since version {one.renamed[key]}, which named it {dashes}{right}; older versions accept {dashes}{key}"
     return f"; did you mean {dashes}{right}?"
+
+
+def _typo(known: KeyTable, owner: str, name: str) -> str:
+    """Return the key of an owner that a name is with a few wrong letters; else empty."""
+    near = misspelled(name, known.owners.get(owner, ()))
+    return near[0] if near else ""
+
+
+def _removed(one: FrontEnd, settings: Settings, key: str, is_command: bool) -> Finding:
+    """Return the finding of a key that older versions of a front end have."""
+    setting, dashes = settings[key], "--" if is_command else ""
+    version, right = one.removed[key]
+    named = f", which named it {dashes}{right}" if right else ""
+    message = f"{one.title} has no {dashes}{key} since version {version}{named}; older versions accept {dashes}{key}"
+    fix = (_formatted(right, setting.value, is_command),) if right and right not in settings else ()
+    fix = fix or (f"without {dashes}{key}",)
+    return Finding("key.removed", "error", key, message, fix, setting.file, setting.line)
 
 
 def _meant_name(known: KeyTable, key: str, value: Any) -> str:

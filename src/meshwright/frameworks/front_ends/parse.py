@@ -21,7 +21,7 @@ from meshwright.frameworks.other_losses import loss_of
 from meshwright.frameworks.trainer import open_referenced_file
 from meshwright.frameworks.trainer_fields import LISTS
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
-from meshwright.recipes.adapter_targets import require_targets
+from meshwright.recipes.adapter_targets import groups_of, require_targets
 from meshwright.recipes.key_maps import hugging_face
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, ZERO
 
@@ -40,6 +40,8 @@ ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "fa3
 ADAPTERS = ("lora", "qlora")
 NOT_THEIRS = ("optimizer.supported", "sequence.packing-over-context", "sequence.attention-kernel")
 """Rules of ours on what an engine supports: front ends bring their own optimizers and kernels."""
+PACKED = ("data.packing-attention",)
+"""Rules on transformers' attention, which the kernels of a plugin replace."""
 CONFIGS = (".yaml", ".yml", ".json")
 
 
@@ -184,10 +186,14 @@ def _parsed(
         findings=findings,
         notes=tuple(notes),
         env=env or {},
-        suppressed_rules=NOT_THEIRS,
+        suppressed_rules=(*NOT_THEIRS, *(PACKED if any(_is_true(values.get(key)) for key in one.kernels) else ())),
         assumed=(*assumed, *(() if adapters else ("precision.master",))),
         program=msgspec.structs.replace(parsed.program, **_own_keys(one, known, settings, arguments, is_command)),
     )
+
+
+def _is_true(value: Any) -> bool:
+    return str(value).lower() == "true"
 
 
 def _spreads(env: Settings) -> bool:
@@ -281,7 +287,7 @@ def _is_known(targets: list[str]) -> bool:
         require_targets(tuple(targets))
     except InputError:
         return False
-    return True
+    return bool(groups_of(tuple(targets)))
 
 
 def _sharding(settings: Settings, values: Mapping[str, Any]) -> Iterator[tuple[str, SourcedValue]]:

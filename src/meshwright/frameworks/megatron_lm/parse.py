@@ -54,7 +54,14 @@ SUPPRESSED_RULES = {
     "sft": "sequence.loss-per-token",  # a requirement of Megatron-Bridge
 }
 """Flags that satisfy one of our rules, or to which it does not apply."""
+NEEDED_FLAGS = {
+    "use_distributed_optimizer": "offload.optimizer-strategy",
+    "max_position_embeddings": "sequence.position-table",
+    "seq_length": "sequence.position-table",
+}
+"""Flags without which one of our rules fails: the program, or an argument that could not be read, may set them."""
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+RUNTIME_ENV = re.compile(r"--runtime-env(-json)?=")  # of ray job submit
 
 
 def detect(content: Content) -> int:
@@ -116,7 +123,7 @@ def parse(content: Content) -> ParsedConfig:
     args = _from_variables(content)
     if not TYPICAL_FLAGS & _texts(args):
         raise InputError("contains no Megatron-LM command", field="file", value=content.path)
-    return _parsed(content, parse_args(args), None, (note,))
+    return _parsed(content, parse_args(args), None, (note,), is_found=False)
 
 
 def _select_launch(content: Content) -> LaunchCommand | None:
@@ -126,7 +133,11 @@ def _select_launch(content: Content) -> LaunchCommand | None:
 
 
 def _parsed(
-    content: Content, args: ParsedArgs, launch: LaunchCommand | None, notes: tuple[str, ...] = ()
+    content: Content,
+    args: ParsedArgs,
+    launch: LaunchCommand | None,
+    notes: tuple[str, ...] = (),
+    is_found: bool = True,
 ) -> ParsedConfig:
     settings = args.settings
     built = _built(settings, content, launch)
@@ -142,7 +153,15 @@ def _parsed(
             *notes,
             f"the script starts {len(content.launches)} programs: the one with the most settings was checked",
         )
-    mappable, unknown = split_settings(settings, own_flags(content, launch))
+    own = own_flags(content, launch, is_found)
+    mappable, unknown = split_settings(settings, own)
+    added = next((key for key in settings if key in own.keys), unknown[0].field if unknown else "")
+    if not is_found and settings:  # part of a command, or one that is put together at run time
+        first = next(iter(settings.values()))
+        settings.setdefault(UNREAD_ARGS, msgspec.structs.replace(first, unresolved="the launch command was not found"))
+    elif added and not own.complete:  # such a program may set flags of Megatron-LM itself, or do without them
+        reason = f"the program adds {flag_of(added)} to Megatron-LM's flags"
+        settings.setdefault(UNREAD_ARGS, msgspec.structs.replace(settings[added], unresolved=reason))
     files = dict.fromkeys([content.path, *(setting.file for setting in settings.values())])
     return ParsedConfig(
         settings=settings,
@@ -158,7 +177,10 @@ def _parsed(
         mappable=mappable,
         possible_keys=frozenset(map(key_of, content.script.possible_flags)) if content.script else frozenset(),
         entry=_program(launch) if launch is not None else "",
-        suppressed_rules=tuple(rule for key, rule in SUPPRESSED_RULES.items() if key in settings),
+        suppressed_rules=(
+            *(rule for key, rule in SUPPRESSED_RULES.items() if key in settings),
+            *(rule for key, rule in NEEDED_FLAGS.items() if UNREAD_ARGS in settings and key not in settings),
+        ),
     )
 
 
@@ -190,7 +212,10 @@ def _env(content: Content, launch: LaunchCommand | None) -> Settings:
     if script is None or CONNECTIONS in env:
         return env
     passed = f"{CONNECTIONS}="
-    for arg in (arg for command in script.commands for arg in command.words):
+    words = [arg for command in script.commands for arg in command.words]
+    for arg in words:
+        if arg.unresolved and RUNTIME_ENV.match(str(arg.value)):
+            return {**env, CONNECTIONS: SourcedValue("", arg.line, arg.file, "the runtime environment may set it")}
         if passed in str(arg.value):  # mpirun -x NAME=value, docker run --env NAME=value
             value = str(arg.value).partition(passed)[2]
             return {**env, CONNECTIONS: SourcedValue(value, arg.line, arg.file, arg.unresolved)}

@@ -37,10 +37,10 @@ class ProgramFlags(msgspec.Struct, frozen=True):
     complete: bool = True  # whether the program accepts no others
 
 
-def own_flags(content: Content, launch: LaunchCommand | None) -> ProgramFlags:
-    """Return the flags that the program of a script adds."""
+def own_flags(content: Content, launch: LaunchCommand | None, is_found: bool = True) -> ProgramFlags:
+    """Return the flags that the program of a script adds; `is_found`: False if a script's program is not known."""
     if launch is None:
-        return ProgramFlags()
+        return ProgramFlags() if is_found else ProgramFlags(all_program_flags(), complete=False)
     if launch.program.unresolved and "$" in str(launch.program.value).rpartition("/")[2]:
         return ProgramFlags(all_program_flags(), complete=False)
     program = str(launch.program.value)
@@ -96,7 +96,8 @@ def _is_typo(key: str) -> bool:
     from rapidfuzz.distance import Levenshtein
 
     most = 1 if len(key) < SHORT else 2
-    near = [one for one in parser_flags() if Levenshtein.distance(key, one, score_cutoff=most) <= most]
+    similar = (one for one in parser_flags() if one[0] == key[0])  # patch_size is no typing error of batch_size
+    near = [one for one in similar if Levenshtein.distance(key, one, score_cutoff=most) <= most]
     return any(re.sub(r"\D", "", one) == re.sub(r"\D", "", key) for one in near)  # data_path2 is another flag
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -29,7 +31,7 @@ class Wrapper(msgspec.Struct, frozen=True):
     """A command that starts another one."""
 
     option_spec: OptionSpec = OptionSpec({})
-    subcommands: frozenset[str] = frozenset()  # required subcommand
+    subcommands: frozenset[str] = frozenset()  # required subcommand, of one or more words
     operands: int = 0  # operands between its options and the command, such as an image
     env: frozenset[str] = frozenset()  # options that set environment variables: NAME=value
 
@@ -96,6 +98,13 @@ MPI = OptionSpec(
     | {"mca": 2, "genv": 2, "env": 2}
 )
 NSYS = OptionSpec(flags=frozenset({"python-sampling", "help"}), short=dict.fromkeys("tosfwxydecn", "option"))
+RAY = OptionSpec(
+    _values(
+        "address submission-id runtime-env runtime-env-json working-dir metadata-json entrypoint-num-cpus "
+        "entrypoint-num-gpus entrypoint-memory entrypoint-resources entrypoint-label-selector log-style log-color "
+        "headers verify"
+    )
+)
 PLAIN = Wrapper()
 WRAPPERS: dict[str, Wrapper] = {
     "env": Wrapper(OptionSpec(_values("unset chdir split-string"), short={"u": "unset", "C": "chdir"})),
@@ -130,6 +139,7 @@ WRAPPERS: dict[str, Wrapper] = {
         OptionSpec(_values("name prefix cwd"), short={"n": "name", "p": "prefix"}), subcommands=frozenset({"run"})
     ),
     "nsys": Wrapper(NSYS, frozenset({"profile", "launch"})),
+    "ray": Wrapper(RAY, frozenset({"job submit"})),
     "srun": Wrapper(SRUN),
     "mpirun": Wrapper(MPI),
     "mpiexec": Wrapper(MPI),
@@ -230,9 +240,11 @@ def _inner_command(
     """Return where the command inside a wrapper begins, or None."""
     at += 1
     if wrapper.subcommands:
-        if at >= len(words) or words[at].value not in wrapper.subcommands:
+        found = [one.split() for one in wrapper.subcommands]
+        parts = next((one for one in found if [word.value for word in words[at : at + len(one)]] == one), None)
+        if parts is None:
             return None
-        at += 1
+        at += len(parts)
     unknown = 0
     read = options.setdefault(name, {})
     while at < len(words):
@@ -263,6 +275,17 @@ def _set_variables(option: Option, wrapper: Wrapper, name: str, env: dict[str, S
         pairs = [str(option.value.value)]
     elif name == "srun" and option.name == "export":
         pairs = str(option.value.value).split(",")
+    elif name == "ray" and option.name == "runtime-env-json":
+        pairs = [f"{key}={value}" for key, value in _env_vars(str(option.value.value)).items()]
     for pair in pairs:
         if found := ASSIGNED.match(pair):
             env[found[1]] = _with_text(option.value, found[2])
+
+
+def _env_vars(text: str) -> Mapping[str, Any]:
+    """Return the environment variables of a Ray runtime environment; none if its JSON is known only at run time."""
+    try:
+        found = json.loads(text).get("env_vars", {})
+    except (ValueError, AttributeError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
