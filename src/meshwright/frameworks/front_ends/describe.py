@@ -167,7 +167,8 @@ def _same(**names: str) -> dict[str, str]:
 DATASET_MIXTURES = ("dataset_mixer", "dataset_mixture")
 """Keys of programs that train with TRL on several datasets."""
 TRL_REMOVED: Mapping[str, tuple[str, str]] = {
-    "max_target_length": ("0.14", ""), "use_num_logits_to_keep": ("0.17", ""), "use_liger": ("0.18", "use_liger_kernel"),
+    "max_target_length": ("0.14", ""), "use_num_logits_to_keep": ("0.17", ""),
+    "use_liger": ("0.18", "use_liger_kernel"),
     "dataset_batch_size": ("0.18", ""), "chars_per_token": ("0.18", ""), "num_of_sequences": ("0.18", ""),
     "vllm_device": ("0.18", ""), "vllm_max_model_len": ("0.18", "vllm_max_model_length"), "vllm_dtype": ("0.18", ""),
     "vllm_enable_prefix_caching": ("0.18", ""), "max_seq_length": ("0.20", "max_length"),
