@@ -133,11 +133,7 @@ def _select_launch(content: Content) -> LaunchCommand | None:
 
 
 def _parsed(
-    content: Content,
-    args: ParsedArgs,
-    launch: LaunchCommand | None,
-    notes: tuple[str, ...] = (),
-    is_found: bool = True,
+    content: Content, args: ParsedArgs, launch: LaunchCommand | None, notes: tuple[str, ...] = (), is_found: bool = True
 ) -> ParsedConfig:
     settings = args.settings
     built = _built(settings, content, launch)
