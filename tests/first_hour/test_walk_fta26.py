@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import meshwright
+from meshwright.engine.data.conversations import ROW_FORMAT, detect_columns, parse_conversation, untrainable_reason
 from meshwright.errors import InputError
 from meshwright.frameworks.front_ends import FRONT_ENDS
 from meshwright.frameworks.front_ends.describe import FrontEnd
@@ -110,3 +112,60 @@ def test_a_torchtune_file_names_what_check_reads(tmp_path: Path) -> None:
     assert (
         "check also reads those of axolotl, llama-factory, ms-swift, trl" in refused(tmp_path / "a.yaml", text).message
     )
+
+
+ASKED = {"role": "user", "content": "What is the notice period?"}
+SAID = {"role": "assistant", "content": "71 days."}
+LISTS = [ASKED, SAID]
+ROWS_OF_DATA: dict[str, dict[str, object]] = {
+    "implicit prompt": {"chosen": LISTS, "rejected": LISTS},
+    "ultrafeedback": {"prompt": "What?", "chosen": LISTS, "rejected": LISTS},
+    "explicit prompt": {"prompt": [ASKED], "chosen": [SAID], "rejected": [SAID]},
+    "strings": {"prompt": "What?", "chosen": "71", "rejected": "no"},
+    "question": {"question": "What?", "chosen": "71", "rejected": "no"},
+    "own name": {"id": "7", "frage": "What is it?", "chosen": "71 days", "rejected": "no"},
+    "whole texts": {"chosen": "Human: What?\n\nAssistant: 71", "rejected": "Human: What?\n\nAssistant: no"},
+    "objects": {"prompt": "What?", "chosen": {"text": {"a": 1}}, "rejected": {"text": {"a": 1}}},
+    "unknown texts": {"nr": 1, "frage": "Was ist das?", "antwort": "Ein Tag."},
+    "unknown list": {"chat": LISTS},
+    "list of numbers": {"ids": [1, 2], "frage": "Was ist das?", "antwort": "Ein Tag."},
+    "nested": {"a": {"b": "c"}},
+    "numbers": {"a": 1, "b": 2},
+}  # fmt: skip
+CONFIGURED: tuple[dict[str, str], ...] = ({}, {"prompt": "prompt", "response": "chosen"}, {"messages": "chosen"},
+    {"text": "frage"}, {"prompt": "frag"}, {"prompt": "fragee", "response": "antwortt"})  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ROWS_OF_DATA.values(), ids=ROWS_OF_DATA)
+@pytest.mark.parametrize("configured", CONFIGURED, ids=str)
+def test_a_printed_fix_of_columns_parses_the_data(row: dict[str, object], configured: dict[str, str]) -> None:
+    try:
+        detect_columns(row, configured, "data.jsonl")
+    except InputError as error:
+        for fix in error.fix:
+            if fix == ROW_FORMAT:
+                continue
+            words = [word.removeprefix("data.columns.").split("=") for word in shlex.split(fix)]
+            typed = dict(words)
+            typed = typed if set(typed) & {"messages", "text"} or len(typed) > 1 else {**configured, **typed}
+            found = parse_conversation(row, detect_columns(row, typed, "data.jsonl"), "")
+            assert not untrainable_reason(found, "answers")
+
+
+@pytest.mark.parametrize(("shape", "fix"), [
+    ("implicit prompt", "data.columns.messages=chosen"), ("ultrafeedback", "data.columns.messages=chosen"),
+    ("explicit prompt", "data.columns.prompt=prompt data.columns.response=chosen"),
+    ("strings", "data.columns.prompt=prompt data.columns.response=chosen"),
+    ("question", "data.columns.prompt=question data.columns.response=chosen"),
+    ("whole texts", "data.columns.text=chosen"),
+])  # fmt: skip
+def test_the_fix_of_preference_pairs_fits_their_columns(shape: str, fix: str) -> None:
+    with pytest.raises(InputError, match="no preference training") as error:
+        detect_columns(ROWS_OF_DATA[shape], {}, "dpo.jsonl")
+    assert error.value.fix[0] == fix
+
+
+def test_a_column_of_messages_typed_as_a_response_is_explained() -> None:
+    with pytest.raises(InputError, match="column chosen contains a list of messages, not text") as error:
+        detect_columns(ROWS_OF_DATA["ultrafeedback"], {"prompt": "prompt", "response": "chosen"}, "dpo.jsonl")
+    assert error.value.fix == ("data.columns.messages=chosen",)

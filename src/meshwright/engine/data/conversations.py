@@ -80,8 +80,12 @@ class Conversation:
     plain: bool = False  # a prompt and its response: can be joined without a chat template
 
 
-PREFERENCES = {"chosen", "rejected"}
+CHOSEN = "chosen"
+PREFERENCES = {CHOSEN, "rejected"}
 """Columns of preference pairs."""
+PROMPTS = ("prompt", "question", "instruction", "query", "input")
+"""Columns with the prompts of preference pairs, the usual name first."""
+ROW_FORMAT = 'write each row as {"prompt": "…", "response": "…"} or {"messages": [{"role": "…", "content": "…"}, …]}'
 
 
 def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: str) -> dict[str, str]:
@@ -96,10 +100,11 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
         if key not in COLUMN_KEYS and key != "images":
             raise unknown("data.columns", key, COLUMN_KEYS)
         if key in REQUIRED and column not in available:
-            raise missing_column(key, column, available)
+            raise missing_column(key, column, available, columns, configured)
     selected = {key: column for key, column in configured.items() if key != "images"}
     if set(selected) & set(REQUIRED):
-        chosen = _check_columns(selected, available)
+        chosen = _check_columns(selected, available, columns)
+        _check_types(chosen, columns)
         return {key: column for key, column in {**({} if "text" in chosen else CHAT), **chosen}.items() if column}
     for schema in COLUMN_SCHEMAS:
         named = {key: spelled_column(one, available) for key, one in {**schema.required, **schema.optional}.items()}
@@ -110,7 +115,7 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
             f"{name} has preference pairs ({', '.join(sorted(PREFERENCES))}); there is no preference training (DPO) "
             "here, only fine-tuning on the chosen answers",
             field="data.columns",
-            fix=("data.columns.prompt=prompt data.columns.response=chosen",),
+            fix=_working(columns, _preference_columns(columns)) or (ROW_FORMAT,),
         )
     misspelt = _misspelt_schema(available)
     meant = [f"{column}: did you mean {known}?" for known, column in misspelt.values() if known != column]
@@ -119,7 +124,9 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
         "(messages; prompt and response; instruction, input and output; question and answer; text)"
         + "".join(f"; {one}" for one in meant),
         field="data.columns",
-        fix=(_override({key: one for key, (_, one) in misspelt.items()}),) if misspelt else _column_fixes(columns),
+        fix=_working(columns, [{key: one for key, (_, one) in misspelt.items()}] if misspelt else [])
+        or _working(columns, _column_choices(columns))
+        or (ROW_FORMAT,),
     )
 
 
@@ -171,8 +178,8 @@ def _misspelt_schema(available: Sequence[str]) -> dict[str, tuple[str, str]]:
     return {}
 
 
-def _column_fixes(row: Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]:
-    """Return data.columns with the columns that a row of an unknown schema has: its messages, or its texts."""
+def _column_choices(row: Mapping[str, Any] | Iterable[str]) -> list[dict[str, str]]:
+    """Return how the columns of a row of an unknown schema may be mapped: its messages, or its texts."""
     lists = [key for key, value in row.items() if isinstance(value, list)] if isinstance(row, Mapping) else []
     found = text_columns(row)
     answers = [one for one in found if one.lower().startswith(ANSWERS)]
@@ -185,8 +192,53 @@ def _column_fixes(row: Mapping[str, Any] | Iterable[str]) -> tuple[str, ...]:
     named = dict(zip(keys, text, strict=False))
     if len(text) > 1 and extra:
         named["input"] = extra[0]
-    mapped = [_override(named)] if named else []
-    return (*(_override({"messages": one}) for one in lists[:1]), *mapped)
+    return [*({"messages": one} for one in lists), *([named] if named else [])]
+
+
+def _preference_columns(row: Mapping[str, Any] | Iterable[str]) -> list[dict[str, str]]:
+    """Return how the chosen answers of preference pairs may be mapped: with their prompt, as messages, or as text."""
+    columns = [one for one in row if one not in PREFERENCES]
+    asked = [one for one in PROMPTS if one in columns]
+    texts = text_columns(row) if isinstance(row, Mapping) else []
+    asked += [one for one in texts if one in columns and one not in asked and not one.lower().startswith(ANSWERS)]
+    return [*({"prompt": one, "response": CHOSEN} for one in asked), {"messages": CHOSEN}, {"text": CHOSEN}]
+
+
+def _working(
+    row: Mapping[str, Any] | Iterable[str], choices: Iterable[Mapping[str, str]], most: int = 2
+) -> tuple[str, ...]:
+    """Return the mappings that parse a row into a sample with target tokens, as typed in a shell.
+
+    Of names alone, only the mappings of columns that exist are known.
+    """
+    if not isinstance(row, Mapping):
+        names = set(row)
+        return tuple(_override(one) for one in choices if set(one.values()) <= names)[:1]
+    return tuple(_override(one) for one in choices if _parses(row, one))[:most]
+
+
+def _parses(row: Mapping[str, Any], columns: Mapping[str, str]) -> bool:
+    if not ({"messages", "text"} & set(columns) or {"prompt", "response"} <= set(columns)):
+        return False
+    try:
+        return not untrainable_reason(parse_conversation(dict(row), columns, ""), "answers")
+    except InputError:
+        return False
+
+
+def _check_types(columns: Mapping[str, str], row: Mapping[str, Any] | Iterable[str]) -> None:
+    """Raise if data.columns names a column of another type than its key needs, and another mapping parses the row."""
+    if not isinstance(row, Mapping) or _parses(row, columns):
+        return
+    needs = {key: list if key == "messages" else str for key in REQUIRED if key in columns}
+    wrong = [key for key, kind in needs.items() if not isinstance(row[columns[key]], (kind, str, type(None)))]
+    named = {columns[key] for key in wrong}
+    tried = [one for one in (*_preference_columns(row), *_column_choices(row)) if named & set(one.values())]
+    if wrong and (fixes := _working(row, tried, 1)):
+        column = columns[wrong[0]]
+        found = "a list of messages" if isinstance(row[column], list) else "an object"
+        raise InputError(f"column {column} contains {found}, not {'messages' if wrong[0] == 'messages' else 'text'}",
+            field=f"data.columns.{wrong[0]}", value=column, fix=fixes)  # fmt: skip
 
 
 def _override(columns: Mapping[str, str]) -> str:
@@ -201,7 +253,9 @@ def note_unused_columns(name: str, unused: Collection[str]) -> None:
         note(f"{name}: {which} not used (data.columns.KEY=COLUMN names the columns to use)")
 
 
-def _check_columns(selected: dict[str, str], available: list[str]) -> dict[str, str]:
+def _check_columns(
+    selected: dict[str, str], available: list[str], row: Mapping[str, Any] | Iterable[str]
+) -> dict[str, str]:
     if "messages" in selected or "text" in selected or {"prompt", "response"} <= set(selected):
         return selected
     missing = [key for key in ("prompt", "response") if key not in selected]
@@ -210,24 +264,51 @@ def _check_columns(selected: dict[str, str], available: list[str]) -> dict[str, 
         f"(columns: {', '.join(available)})",
         field="data.columns",
         value=selected,
-        fix=tuple(
-            quote(f"data.columns.{key}={one}")
-            for key in missing
-            for one in [one for one in text_columns(available) if one not in selected.values()][:1]
-        ),
+        fix=_completed(selected, missing, row),
     )
 
 
-def missing_column(key: str, column: str, available: Sequence[str]) -> InputError:
+def _completed(
+    selected: Mapping[str, str], missing: Sequence[str], row: Mapping[str, Any] | Iterable[str]
+) -> tuple[str, ...]:
+    """Return the columns that complete a mapping."""
+    names = [one for one in (row if isinstance(row, Mapping) else text_columns(row)) if one not in selected.values()]
+    for one in [one for one in text_columns(row) if one in names] + names:
+        added = dict.fromkeys(missing, one)
+        if not isinstance(row, Mapping) or _parses(row, {**selected, **added}):
+            return (_override(added),)
+    return _working(row, _column_choices(row)) or (ROW_FORMAT,)
+
+
+def missing_column(
+    key: str,
+    column: str,
+    available: Sequence[str],
+    row: Mapping[str, Any] | Iterable[str] = (),
+    configured: Mapping[str, str] | None = None,
+) -> InputError:
     """Return the error for a column of data.columns that the dataset does not have."""
     suggestions = closest(column, available)
     hint = f"did you mean {' or '.join(suggestions)}?" if suggestions else f"it has {', '.join(available)}"
+    fixes = [{key: one} for one in suggestions]
+    if isinstance(row, Mapping) and configured:
+        others = {
+            name: near[0]
+            for name, one in configured.items()
+            if name != key and name in REQUIRED and one not in available and (near := closest(one, available))
+        }
+        used = {name: one for name, one in configured.items() if name != "images"}
+        fixes = [{**one, **others} for one in fixes if _parses(row, {**used, **one, **others})]
     return InputError(
         f"the dataset has no column {column}; {hint}",
         field=f"data.columns.{key}",
         value=column,
-        fix=tuple(quote(f"data.columns.{key}={one}") for one in suggestions),
+        fix=tuple(map(_override, fixes)) or _working(row, [*_preferred(row), *_column_choices(row)]),
     )
+
+
+def _preferred(row: Mapping[str, Any] | Iterable[str]) -> list[dict[str, str]]:
+    return _preference_columns(row) if set(row) >= PREFERENCES else []
 
 
 def parse_conversation(row: Row, columns: Mapping[str, str], where: str) -> Conversation:
