@@ -105,3 +105,35 @@ def test_like_reads_recompute_and_compile_of_a_torchtitan_log(meshwright: Any, h
     same += ("layout.sp=false", "layout.pp=1", "layout.cp=1", "kernels.compile=true")
     found = meshwright(*typed, "--gpus", "cluster.toml", *same, "--like", "tt.log", "--json")
     assert seconds(found) == pytest.approx(192 * 8192 / 96 / tps, rel=0.02)
+
+
+PEER_RUNS = Path(__file__).parents[2] / "benchmarks" / "results" / "peer_speed.json"
+BF16_STATES = ("precision.master=bf16", "precision.moments=bf16", "precision.grads=bf16", "precision.reduce=bf16")
+
+
+def own_torchtitan_runs() -> list[dict[str, Any]]:
+    """Return what torchtitan reached on one H200, with the overrides of each run."""
+    rows = json.loads(PEER_RUNS.read_text(encoding="utf-8"))["rows"]
+    return [row for row in rows if row["tries"].get("torchtitan")]
+
+
+@pytest.mark.parametrize("row", own_torchtitan_runs(), ids=lambda row: row["name"])
+def test_torchtitan_is_estimated_as_we_measured_it(meshwright: Any, here: Path, row: dict[str, Any]) -> None:
+    _, model, *words = row["asked"].split()
+    measured = row["tries"]["torchtitan"][-1]
+    layout = ("layout.micro_batch_size=4", "layout.recompute=none", "layout.tp=1", "layout.sp=false", "layout.ep=1")
+    found = meshwright("estimate", model, *words, "--engine", "torchtitan", *layout, "kernels.compile=true", "--json")
+    estimate = json.loads(found.out)["estimate"]
+    assert estimate["tokens_per_s_per_gpu"] == pytest.approx(measured["tokens_per_s"], rel=0.04)
+    parts = estimate["memory_gib"]
+    allocated = parts["total"] - parts["overhead"]
+    assert allocated == pytest.approx(measured["peak_allocated_gib"], rel=0.02)
+    assert estimate["fits"]
+
+
+def test_compare_does_not_contradict_our_measurement(meshwright: Any, here: Path) -> None:
+    typed = ("compare", "llama3-8b", "--gpus", "1xH200", "--goal", "pretrain", "--seq", "4k")
+    found = meshwright(*typed, "--engines", "meshwright,torchtitan", "train.global_batch_size=4", *BF16_STATES)
+    assert found.code == 0, found.err
+    assert "within the uncertainty" in found.out
+    assert "faster than" not in found.out

@@ -287,6 +287,8 @@ def _state(case: Case, pipeline: Stages, params: RankParams) -> tuple[State, Ran
 def _gathers_weights(case: Case) -> Column:
     """Whether sharded weights are gathered before they are used."""
     shards = any_of(case.strategy, "fsdp2", "megatron_fsdp")
+    if memory_profile(case).plain_one_rank:
+        return shards & ((case.world > case.pp) | (case.master != case.compute))
     if not memory_profile(case).lean_gather:
         return shards
     casts = case.master != case.compute and (case.goal != "peft" or any_of(case.offload, "params", "optimizer"))
@@ -424,10 +426,12 @@ def logit_bytes(case: Case) -> tuple[Column, Column]:
     """Return bytes alive per logit, and over how many ranks logits are sharded."""
     profile = memory_profile(case)
     each = (profile.logits_compiled if case.compile else 0.0) or profile.logits
+    if case.compile and profile.logits_one_rank:
+        each = where(case.world == case.pp, profile.logits_one_rank, each)
     if case.loss == "plain" or profile.gathers_logits:
         return each + profile.logits_gathered * (case.tp > 1), 1
     if case.loss == "vocab_parallel" and profile.logits_parallel:
-        each = where(case.tp > 1, max(profile.logits_parallel, each), each)
+        each = where(case.tp > 1, larger(profile.logits_parallel, each), each)
     return each, case.tp
 
 

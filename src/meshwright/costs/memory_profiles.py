@@ -18,6 +18,7 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     logits: float
     logits_compiled: float = 0.0
+    logits_one_rank: float = 0.0
     logits_parallel: float = 0.0
     logits_gathered: float = 2.0
     gathers_logits: bool = False
@@ -25,6 +26,8 @@ class MemoryProfile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     keeps_logits: float = 0.0
     separate_copy: bool = False
     pure_low: bool = False
+    plain_one_rank: bool = False
+    casts_again: bool = False
     extra_gradients: float = 0.0
     layer_gradients: float = 0.0
     defers: bool = False
