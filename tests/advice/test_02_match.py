@@ -121,17 +121,16 @@ def test_measured_recipes_are_in_the_table_of_measurements() -> None:
     table = Path(__file__).parents[2] / "benchmarks" / "data" / "measurements.csv"
     rows = [row for row in read(table) if row.case is not None and row.step_s and not row.oom]
     names = ("goal", "seq_length", "world", "tp", "pp", "cp", "ep", "micro_batch_size", "global_batch_size", "matmul")
+
+    def compared(case: Case) -> tuple[object, ...]:
+        return (case.model.params.total, case.gpu.split("-")[0], *(getattr(case, one) for one in names))
+
+    sources: dict[tuple[object, ...], set[str]] = {}
+    for row in rows:
+        if row.model is not None:
+            sources.setdefault(compared(row.case), set()).add(row.source)
     for name, entry in library().items():
         recipe = entry.build()
-        case = Case(recipe, model_of(recipe), clusters.cluster(recipe.cluster))
-        mine = [getattr(case, one) for one in names]
-        found = {
-            row.source
-            for row in rows
-            if row.model is not None
-            and row.model.params.total == case.model.params.total
-            and row.case.gpu.split("-")[0] == case.gpu.split("-")[0]
-            and [getattr(row.case, one) for one in names] == mine
-        }
+        found = sources.get(compared(Case(recipe, model_of(recipe), clusters.cluster(recipe.cluster))), set())
         assert bool(found) == bool(entry.published.measured), (name, found, entry.published.measured)
         assert not found or entry.published.measured in found

@@ -65,7 +65,7 @@ ADAM = {
 
 DATA = (
     Tried("ddp", "ddp", 2, {"strategy": "ddp"}, quick=("qwen2",)),
-    Tried("fsdp2", "fsdp2", 2, {}, quick=("gpt_oss",)),
+    Tried("fsdp2", "fsdp2", 2, {}),  # quick: with full recompute below
     Tried("hsdp", "hsdp", 4, {"dp_replicate": 2, "micro_batch_size": 1}),  # quick: with expert ranks below
     Tried("weights-kept", "fsdp2 options", 2, {"reshard_after_forward": False}, FEW),
     Tried("sums-every-micro-batch", "fsdp2 options", 2, {"defer_grad_sync": False}, FEW, quick=("llama",)),
@@ -84,22 +84,22 @@ TENSOR = (
     Tried("tp4-copied-kv-no-sp", "tp", 4, {"tp": 4}, DENSE, refused={EXPERTS_NEED_SP: SPARSE}),
 )
 PIPELINE = (
-    Tried("1f1b", "pp", 2, _pipeline("1f1b"), quick=("deepseek_v2",)),
+    Tried("1f1b", "pp", 2, _pipeline("1f1b")),  # quick: with uneven stages below
     Tried("gpipe", "pp", 2, _pipeline("gpipe"), REPRESENTATIVES),
     Tried("interleaved", "pp interleaved", 2, _pipeline("interleaved_1f1b", 2), quick=("gemma3_text",)),
     Tried("looped-bfs", "pp interleaved", 2, _pipeline("looped_bfs", 2), REPRESENTATIVES),
     Tried("interleaved-zero-bubble", "pp zero bubble", 2, _pipeline("interleaved_zero_bubble", 2), REPRESENTATIVES),
     Tried("zbv", "pp zero bubble", 2, _pipeline("zbv", 2)),  # quick: in test_mtp.py
     Tried("dualpipe-v", "pp zero bubble", 2, _pipeline("dualpipe_v", 2), REPRESENTATIVES, quick=("qwen3_moe",)),
-    Tried("uneven-stages", "pp", 2, _pipeline("1f1b", stage_layers=(3, 1)), FEW, quick=("llama",)),
+    Tried("uneven-stages", "pp", 2, _pipeline("1f1b", stage_layers=(3, 1)), FEW, quick=("deepseek_v2",)),
     Tried("uneven-chunks", "pp interleaved", 2, _pipeline("interleaved_1f1b", 2, stage_layers=(1, 1, 1, 1)), FEW),
     Tried("ends-as-layers", "pp", 3, {"pp": 3, "embedding_as_layer": True, "head_as_layer": True}, FEW),
 )
 CONTEXT = (
-    Tried("cp-ring", "cp ring", 2, {"cp": 2}, quick=("gemma2",)),
+    Tried("cp-ring", "cp ring", 2, {"cp": 2}),  # quick: with packed documents below
     Tried("cp-a2a", "cp a2a", 2, {"cp": 2, "cp_comm": "a2a"}, quick=("qwen3_5",)),
     Tried("cp-allgather", "cp allgather", 2, {"cp": 2, "cp_comm": "allgather"}, quick=("gpt_oss",)),
-    Tried("cp-a2a-ring", "cp a2a+ring", 4, {"cp": 4, "cp_comm": "a2a+ring", "cp_inner": 2}, quick=("nemotron_h",)),
+    Tried("cp-a2a-ring", "cp a2a+ring", 4, {"cp": 4, "cp_comm": "a2a+ring", "cp_inner": 2}, quick=("qwen2",)),
 )
 EXPERTS = (
     Tried("ep", "ep", 2, {"ep": 2}, SPARSE, refused={NO_EXPERTS: DENSE}),  # quick: balanced by a bias below
@@ -184,14 +184,14 @@ BALANCING = (
     ),
 )
 RECOMPUTE = (
-    Tried("recompute", "recompute full", 2, {"recompute": "full"}, quick=("qwen3_5_moe",)),
+    Tried("recompute", "recompute full", 2, {"recompute": "full"}, quick=("qwen3_5_moe",), also=("fsdp2",)),
     Tried("recompute-one-layer", "recompute full", 2, {"recompute": "full", "recompute_layers": 1}, FEW),
     Tried("recompute-tp-sp", "recompute full", 2, {"recompute": "full", **TP_SP}, REPRESENTATIVES),
     Tried("recompute-cp", "recompute full", 2, {"recompute": "full", "cp": 2}, REPRESENTATIVES),
     Tried("recompute-ep", "recompute full", 2, {"recompute": "full", "ep": 2}, ("olmoe", "deepseek_v3")),
     Tried("recompute-pp", "recompute full", 2, _pipeline("1f1b", recompute="full"), REPRESENTATIVES),
     Tried("recompute-zero-bubble", "recompute full", 2, _pipeline("zbv", 2, recompute="full"), REPRESENTATIVES),
-    Tried("recompute-ops", "recompute ops", 2, _selective("ops"), quick=("qwen3_next",)),
+    Tried("recompute-ops", "recompute ops", 2, _selective("ops"), quick=("qwen3",)),
     Tried("recompute-ops-tp-sp", "recompute ops", 2, {**_selective("ops"), **TP_SP}, REPRESENTATIVES),
     Tried("recompute-ops-cp", "recompute ops", 2, {**_selective("ops"), "cp": 2}, REPRESENTATIVES),
     Tried(
@@ -279,18 +279,17 @@ OPTIMIZERS = tuple(
 )
 
 
-def _compiled(
-    place: str, layout: dict[str, Any], families: tuple[str, ...], quick: tuple[str, ...] = (), **more: Any
-) -> Tried:
+def _compiled(place: str, layout: dict[str, Any], families: tuple[str, ...], world: int = 2, **more: Any) -> Tried:
     name = f"compile{'-' * bool(place)}{place}"
-    return Tried(name, "compile", 2, layout, families, {"kernels": types.Kernels(compile=True)}, quick=quick, **more)
+    return Tried(name, "compile", world, layout, families, {"kernels": types.Kernels(compile=True)}, **more)
 
 
 COMPILED = (*REPRESENTATIVES, "gpt2", "gpt_oss")
 CAT = "a real torch.cat of 4-D gates chooses another memory order than the traced one, and the traced view of it fails"
 COMPILE = (
     _compiled("", {}, COMPILED, fails={"qwen3_next": CAT}),
-    _compiled("tp-sp", TP_SP, COMPILED, quick=("llama",), fails={"qwen3_next": CAT}),
+    _compiled("one-rank", {}, ("llama",), 1, quick=("llama",)),  # every rank would trace for seconds
+    _compiled("tp-sp", TP_SP, COMPILED, fails={"qwen3_next": CAT}),
     _compiled("recompute", {"recompute": "full"}, ("llama", "olmoe", "gpt2", "qwen3_5")),
     _compiled("ops", _selective("ops"), ("llama", "olmoe", "gpt2")),
     _compiled("ops-tp-sp", {**_selective("ops"), **TP_SP}, ("llama", "olmoe")),
@@ -305,7 +304,14 @@ COMPILE = (
 PACKED_DATA = {"data": types.Data(seq_length=32, packing=True)}
 PACKED = tuple(
     Tried(
-        f"packed-{place}", "packing", 2, layout, REPRESENTATIVES, PACKED_DATA, quick=("llama",) if place == "cp" else ()
+        f"packed-{place}",
+        "packing",
+        2,
+        layout,
+        REPRESENTATIVES,
+        PACKED_DATA,
+        quick=("gemma2",) if place == "cp" else (),
+        also=("cp ring",) if place == "cp" else (),
     )
     for place, layout in {
         "fsdp2": {},

@@ -9,7 +9,6 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from tests.each import each
 from tests.engine.families import FAMILIES
 from tests.engine.parity import recipe, train
 from tests.engine.ranks import run
@@ -38,7 +37,14 @@ def both_ways(rank: int, world: int, settings: str, given: types.Recipe) -> tupl
         return ours, train(rank, world, settings, given, 2), len(units)
 
 
-@each(("family", "reduce", "defer"), [("llama", "fp32", True), ("llama", "bf16", False), ("qwen3_moe", "bf16", True)])
+@pytest.mark.parametrize(
+    ("family", "reduce", "defer"),
+    [
+        pytest.param("llama", "fp32", True, marks=pytest.mark.slow),
+        ("llama", "bf16", False),
+        pytest.param("qwen3_moe", "bf16", True, marks=pytest.mark.slow),
+    ],
+)
 def test_one_gradient_buffer_changes_no_bit(family: str, reduce: Any, defer: bool) -> None:
     precision = types.Precision(compute="bf16", master="fp32", grads="fp32", reduce=reduce)
     given = recipe(types.Layout(micro_batch_size=2, defer_grad_sync=defer), precision=precision)

@@ -100,7 +100,7 @@ def test_checkpoints_validation_warm_up_and_batch_ramp_up_are_no_slowdown() -> N
     assert not doctor.examine(doctor.read_text("\n".join(lines), "log")).findings
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     seed=st.integers(0, 2**20),
     steps=st.integers(20, 700),

@@ -52,7 +52,7 @@ def check_numbers(answer: dict[str, Any]) -> None:
     assert not re.search(r"\b(nan|inf|None) ?(%|GiB|s\b|tokens)", text)
 
 
-@pytest.mark.parametrize("count", [14, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [6, pytest.param(60, marks=pytest.mark.slow)])
 def test_figures_of_random_questions_are_consistent(count: int) -> None:
     draw = random.Random(9)
     for _ in range(count):
@@ -97,19 +97,17 @@ def test_a_band_across_capacity_is_said_with_a_remedy(meshwright: Any) -> None:
 def test_messages_agree_with_the_estimate(meshwright: Any) -> None:
     """Experts never need more than the estimate of all."""
     seen = 0
-    for engine in ("meshwright", "megatron"):
-        for recipe in (
-            "qwen3_235b_a22b_pretrain_config",
-            "deepseek_v3_pretrain_config",
-            "qwen3_30b_a3b_pretrain_config",
-        ):
-            words = ("--gpus", "64xH200", "--engine", engine, "layout.ep=1", "layout.etp=1", "--json")
-            answer = meshwright("estimate", recipe, *words).json
-            for finding in answer["findings"]:
-                if finding["rule"] == "moe.ep-too-low":
-                    seen += 1
-                    needed = float(finding["message"].split(" need ")[1].split(" GiB")[0])
-                    assert needed <= answer["estimate"]["memory_gib"]["total"] + 1
+    for engine, recipe in (
+        ("meshwright", "qwen3_235b_a22b_pretrain_config"),
+        ("megatron", "deepseek_v3_pretrain_config"),
+    ):
+        words = ("--gpus", "64xH200", "--engine", engine, "layout.ep=1", "layout.etp=1", "--json")
+        answer = meshwright("estimate", recipe, *words).json
+        for finding in answer["findings"]:
+            if finding["rule"] == "moe.ep-too-low":
+                seen += 1
+                needed = float(finding["message"].split(" need ")[1].split(" GiB")[0])
+                assert needed <= answer["estimate"]["memory_gib"]["total"] + 1
     assert seen
 
 

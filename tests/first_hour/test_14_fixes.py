@@ -17,7 +17,7 @@ def report(result: Result) -> str:
     return f"{len(result.refused)} of {result.fixes} fixes are refused:\n" + "\n".join(result.refused[:20])
 
 
-@pytest.mark.parametrize(("kind", "count"), [("typing", 12), ("fields", 12)])
+@pytest.mark.parametrize(("kind", "count"), [("typing", 4), ("typing", 12), ("fields", 3), ("fields", 12)])
 def test_the_next_answer_accepts_every_fix(kind: str, count: int) -> None:
     result = Result()
     for words in generated(kind, count, SEED):

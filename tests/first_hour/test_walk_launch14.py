@@ -143,6 +143,29 @@ def test_fewer_nodes_are_named_with_their_days_and_cost(meshwright: Any) -> None
         assert f"; {fewer['days']:.2f} days and {fewer['cost']:,.0f} EUR in place of " in why
     ranked = meshwright("plan", "qwen3-32b", "--goal", "pretrain", "--seq", "16k", "--gpus", "23x8xH100").out
     assert "fewer nodes are faster:  --gpus 16x8xH100: estimated " in ranked
+    (here / "runs.csv").write_text("model,gpus,seq_length,global_batch_size,step_seconds\nllama3-8b,8xH100,4096,64,1\n")
+    assert "did you mean step_time_s?" in meshwright("calibrate", "runs.csv").err
+    (here / "runs.csv").write_text("recipe,gpus,step_seconds\nllama3_8b_pretrain_config,8xH100,1\n")
+    refused = meshwright("calibrate", "runs.csv").err
+    assert "unknown column step_seconds" in refused
+    assert "rename step_seconds to step_time_s" in refused
+    (here / "c.toml").write_text('gpu = "H100"\nnodes = 2\ngpus_per_node = 8\nreserved_gib = 6\n')
+    refused = meshwright("estimate", "llama3_8b_pretrain_config", "--gpus", "c.toml")
+    assert "did you mean memory_gib (of a GPU, less what is reserved)?" in refused.out + refused.err
+    (here / "ds.json").write_text(
+        '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, '
+        '"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100, "warmup_num_steps": 1000}}}'
+    )
+    checked = meshwright("check", "ds.json", "--model", "llama3-8b", "--gpus", "8xH100", "--json").json["findings"]
+    assert {text for one in checked for text in one["fix"] if "warmup_num_steps" in text} == {
+        '"scheduler": {"params": {"warmup_num_steps": 10}}'
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("here")
+def test_fixes_and_deadlines_of_a_cluster(meshwright: Any) -> None:
+    """Fixes are typed as printed; a deadline has its own count, and the cheapest is another."""
     on = ("qwen3_32b_pretrain_config", "--gpus", "23x8xH100", "data.seq_length=16384")
     (note,) = (one for one in meshwright("check", *on, "--json").json["notes"] if "fewer nodes" in one)
     assert "--gpus 16x8xH100" in note
@@ -203,22 +226,5 @@ def test_small_stumbles_of_a_cluster(meshwright: Any, here: Path) -> None:
     assert cheapest["gpus"] > answer["in_time"]["gpus"]
     assert f"in 5 days {answer['in_time']['gpus']} GPUs: " in shown
     assert f"cheapest: {cheapest['gpus']} GPUs: " in shown
-    (here / "runs.csv").write_text("model,gpus,seq_length,global_batch_size,step_seconds\nllama3-8b,8xH100,4096,64,1\n")
-    assert "did you mean step_time_s?" in meshwright("calibrate", "runs.csv").err
-    (here / "runs.csv").write_text("recipe,gpus,step_seconds\nllama3_8b_pretrain_config,8xH100,1\n")
-    refused = meshwright("calibrate", "runs.csv").err
-    assert "unknown column step_seconds" in refused
-    assert "rename step_seconds to step_time_s" in refused
-    (here / "c.toml").write_text('gpu = "H100"\nnodes = 2\ngpus_per_node = 8\nreserved_gib = 6\n')
-    refused = meshwright("estimate", "llama3_8b_pretrain_config", "--gpus", "c.toml")
-    assert "did you mean memory_gib (of a GPU, less what is reserved)?" in refused.out + refused.err
-    (here / "ds.json").write_text(
-        '{"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": true}, "zero_optimization": {"stage": 3}, '
-        '"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 100, "warmup_num_steps": 1000}}}'
-    )
-    checked = meshwright("check", "ds.json", "--model", "llama3-8b", "--gpus", "8xH100", "--json").json["findings"]
-    assert {text for one in checked for text in one["fix"] if "warmup_num_steps" in text} == {
-        '"scheduler": {"params": {"warmup_num_steps": 10}}'
-    }
     compared = meshwright("compare", "qwen3-32b", "--gpus", "16x8xH100", "--goal", "pretrain").out.splitlines()
     assert " · compiled " in next(line for line in compared if " torchtitan " in line)  # recommend's is not
