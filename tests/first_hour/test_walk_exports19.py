@@ -50,9 +50,10 @@ def _read_back(theirs: frameworks.Framework, recipe: Recipe, files: Mapping[str,
     return complete(import_recipe(theirs, first, model_of(recipe)), cluster("8xH100"))
 
 
+@pytest.mark.parametrize("most", [1, pytest.param(None, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("to", FRAMEWORKS)
-def test_no_changed_field_is_lost_silently(to: str, tmp_path: Path) -> None:
-    """Every other value of each field is read back as written, or listed with what happens instead."""
+def test_no_changed_field_is_lost_silently(to: str, most: int | None, tmp_path: Path) -> None:
+    """Other values of each field, at most so many, are read back as written or listed with what happens instead."""
     theirs = frameworks.framework(to)
     goals = FRAMEWORK_GOALS.get(to, ("pretrain", "sft", "peft"))
     name = "llama3_8b_pretrain_config" if to == "kempnerforge" else RECIPES[goals[-1]]  # it has no Qwen
@@ -60,7 +61,8 @@ def test_no_changed_field_is_lost_silently(to: str, tmp_path: Path) -> None:
     recipe = overrides.apply(recipe, ["layout.ep=1", "layout.tp=1", "layout.pp=1", "layout.sp=false"])
     lost: list[str] = []
     for key in FIELDS:
-        for value in _values(key):
+        others = [value for value in _values(key) if value != str(field_value(recipe, key)).lower()]
+        for value in others[:most]:
             wsd = ["schedule.name=wsd"] if key == "schedule.wsd_decay_style" else []
             changed = overrides.apply(recipe, [*wsd, f"{key}={value}"])
             if no_effect(key, changed, model_of(changed)):

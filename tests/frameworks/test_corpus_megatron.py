@@ -12,7 +12,7 @@ from benchmarks.corpora.megatron import CORPORA
 from meshwright import check
 from meshwright.recipes.key_maps import megatron_lm_choices
 
-EVERY = {"megatron-lm-tests": 12}
+EVERY = {"megatron-lm-tests": 24}
 """A default run checks every so many kept entries of a corpus."""
 KEPT = [name for name in CORPORA if (corpora.KEPT / f"{name}.json").exists()]
 
@@ -26,7 +26,7 @@ def false_errors(name: str, entries: list[dict[str, object]]) -> list[str]:
 @pytest.mark.parametrize("name", KEPT)
 def test_sample_of_kept_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert false_errors(name, corpora.kept_entries(name)[:: EVERY.get(name, 6)]) == []
+    assert false_errors(name, corpora.kept_entries(name)[:: EVERY.get(name, 12)]) == []
 
 
 @pytest.mark.slow

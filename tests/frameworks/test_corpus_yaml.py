@@ -13,7 +13,7 @@ from meshwright import check
 from meshwright.errors import InputError
 
 CORPORA = {**config_files.CORPORA, **commands.CORPORA, **torchtitan_configs.CORPORA}
-SAMPLE = 16  # files of each corpus in the default run
+SAMPLE = 8  # files of each corpus in the default run
 FALSE, UNREAD = 0.01, 0.05  # shares of files
 
 TRAINING = """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -45,6 +46,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     every = exporting._pages
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(exporting, "_pages", lambda catalogue: _few(every(catalogue)))
+        patched.setattr(plan_pages, "plan_data", cache(plan_pages.plan_data))  # exported again below
         place = tmp_path_factory.mktemp("exported") / "site"
         exporting.export(str(place), SITE)
         yield place

@@ -10,14 +10,19 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.web_budget import files_served
+
+from meshwright.web import export as exporting
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 PATIENCE_MS = 60_000
+PLANS = ("deepseek-v3:64xH100:pretrain", "llama3.1-8b:8xH100:sft")  # of the static site
 ABORTED = ("htmx:afterRequest", "htmx:sendAbort")  # htmx reports a request that a newer one replaces as an error
 
 
@@ -122,3 +127,16 @@ def meshwright(cli: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, An
 def axe() -> str:
     """axe-core, which judges a page's accessibility."""
     return (Path(__file__).parent / "axe.min.js").read_text()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a site with two plans and no catalogue."""
+    place = tmp_path_factory.mktemp("static") / "site"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(exporting, "_pages", lambda catalogue: iter(()))
+        # Playwright's event loop runs in this thread.
+        with ThreadPoolExecutor(1) as apart:
+            apart.submit(exporting.export, str(place), exporting.Site(PLANS)).result()
+    with files_served(place) as address:
+        yield address

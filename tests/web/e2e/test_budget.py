@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from benchmarks import web_budget
-from tests.web.e2e.test_site import site  # noqa: F401  # a fixture
 
 
 def _problems(browser: Any, address: str, axe: str) -> list[str]:
@@ -26,7 +25,7 @@ def test_a_served_page_keeps_the_budget(browser: Any, address: str, axe: str, na
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", web_budget.STATIC)
-def test_a_page_of_the_site_keeps_the_budget(browser: Any, site: str, axe: str, name: str) -> None:  # noqa: F811
+def test_a_page_of_the_site_keeps_the_budget(browser: Any, site: str, axe: str, name: str) -> None:
     assert _problems(browser, site + web_budget.STATIC[name], axe) == []
 
 
@@ -35,7 +34,7 @@ def test_the_first_page_and_its_answer_come_at_once(browser: Any, address: str, 
     assert web_budget.answer_ms(browser, address) < web_budget.ANSWER_MS
 
 
-def test_what_is_over_the_budget_is_a_problem(browser: Any, site: str, axe: str) -> None:  # noqa: F811
+def test_what_is_over_the_budget_is_a_problem(browser: Any, site: str, axe: str) -> None:
     found = web_budget.load(browser, site, 390, "light", axe)
     found.first_content_ms, found.layout_shift, found.moved = 1500.0, 0.2, ["chart"]
     assert found.problems == ["first content ms: 1500, budget 1,000", "layout shift: 0.2, budget 0.01", "moved: chart"]

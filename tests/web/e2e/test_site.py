@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from benchmarks.web_budget import files_served
 from tests.web.e2e.conftest import Watched
 from tests.web.e2e.test_browser import _violations
 
-from meshwright.web import export as exporting
-
-PLANS = ("deepseek-v3:64xH100:pretrain", "llama3.1-8b:8xH100:sft")
 PAGE = "/deepseek-ai/DeepSeek-V3/64xH100/pretrain/index.html"
 FIRST_CONTENT = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime ?? 0"
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a site with two plans and no catalogue."""
-    place = tmp_path_factory.mktemp("static") / "site"
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(exporting, "_pages", lambda catalogue: iter(()))
-        # Playwright's event loop runs in this thread.
-        with ThreadPoolExecutor(1) as apart:
-            apart.submit(exporting.export, str(place), exporting.Site(PLANS)).result()
-    with files_served(place) as address:
-        yield address
 
 
 @pytest.fixture
