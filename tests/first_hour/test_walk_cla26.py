@@ -137,3 +137,13 @@ def test_compare_does_not_contradict_our_measurement(meshwright: Any, here: Path
     assert found.code == 0, found.err
     assert "within the uncertainty" in found.out
     assert "faster than" not in found.out
+
+
+@pytest.mark.parametrize("engine", ["meshwright", "torchtitan"])
+def test_plans_compile_where_the_engine_can(meshwright: Any, here: Path, engine: str) -> None:
+    asked = ("m13", "--gpus", "cluster.toml", "--goal", "pretrain", "--seq", "8k", "train.global_batch_size=576")
+    plan = json.loads(meshwright("recommend", *asked, "--engine", engine, "--json").out)
+    assert any("kernels.compile=true" in command for command in plan["commands"].values())
+    compared = json.loads(meshwright("compare", *asked, "--engines", "meshwright,torchtitan", "--json").out)
+    side = next(one for one in compared["sides"] if one["name"] == engine)
+    assert side["estimate"]["step_s"] == pytest.approx(plan["estimate"]["step_s"], rel=1e-3)

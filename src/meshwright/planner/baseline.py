@@ -27,6 +27,7 @@ from meshwright.rules.model_families import is_qwen3_next
 from meshwright.rules.pipeline import SPLITS_UNEVENLY
 
 MAX_ADAPTATIONS = 5
+FAST_ENGINES = (ENGINES[0], "torchtitan")  # whose kernels the planner chooses: users of both compile
 
 
 class Baseline(msgspec.Struct, frozen=True):
@@ -63,7 +64,8 @@ class Baseline(msgspec.Struct, frozen=True):
 def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Recipe | None = None) -> Baseline:
     """Return the baseline of a question, or of the given recipe, with overrides and required adaptations applied.
 
-    A recipe that the planner chooses for our engine gets compiled blocks; one that the user names keeps its kernels.
+    A recipe that the planner chooses for an engine that compiles blocks gets them; one that the user names keeps its
+    kernels.
     """
     source: BaselineSource = "same_model"
     overrides, _ = override.split_auto(overrides)  # the search chooses what is not fixed
@@ -103,7 +105,7 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
         _as_executed(requested, model, question, frozenset(wanted)) if recipe is None else (requested, {})
     )
     requested, fixed = _adapt(requested, model, question, frozenset(wanted))
-    fast = recipe is None and question.engine == ENGINES[0] and not question.benchmark
+    fast = recipe is None and question.engine in FAST_ENGINES and not question.benchmark
     if fast and "kernels.compile" not in wanted:
         requested = _compiled(requested, model, question)
     return Baseline(

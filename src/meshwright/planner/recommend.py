@@ -295,7 +295,7 @@ def _newly_ignored(baseline: Baseline, recipe: Recipe, case: Case) -> dict[str, 
 
 
 def _kernels_of_the_planner(baseline: Baseline, recipe: Recipe) -> tuple[str, ...]:
-    """Return the keys of kernels that the planner chose for our engine."""
+    """Return the keys of kernels that the planner chose."""
     keys = [keys_by_flat_name()[name] for name in FAST_FIELDS] if baseline.fast else []
     changed = [key for key in keys if field_value(recipe, key) != field_value(baseline.base, key)]
     return tuple(key for key in changed if key not in baseline.reasons)
