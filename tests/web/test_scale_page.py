@@ -64,8 +64,8 @@ def test_the_page_can_ask_what_its_search_is_doing(client: Any) -> None:
     asked = {"model": "llama3-8b", "gpu": "H100 H200", "goal": "sft"}
     assert client.get("/scale/progress", params=asked).json() == {"stage": ""}
     dispatcher = client.app.state.dispatcher
-    call = ("size", {"model": "llama3-8b", "goal": "sft", "gpu": "H200"}, {})
-    pending = PendingRequest(task=None)
+    call = ("size", {"model": "llama3-8b", "goal": "sft", "gpu": "H200"}, {"config.json": "of the hub"})
+    pending = PendingRequest(task=None, call=call)
     pending.show("size: 64 GPUs (12 of 60 counts done)")
     dispatcher.pending[_key(call)] = pending
     try:

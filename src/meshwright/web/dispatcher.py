@@ -34,6 +34,7 @@ class PendingRequest:
     """A request without a reply yet, and how many clients wait for it."""
 
     task: asyncio.Task[Reply]
+    call: Call
     clients: int = 0
     started: bool = False
     stage: str = ""  # what the search is doing
@@ -75,17 +76,17 @@ class Dispatcher:
     def stage_of(self, verb: str, arguments: Mapping[str, Any]) -> str:
         """Return what the search of a pending request is doing; empty if it is not pending or has not begun."""
         try:
-            request, files = read(VERBS[verb].request, _stripped(verb, arguments), "http")
+            request, _ = read(VERBS[verb].request, _stripped(verb, arguments), "http")
         except MeshwrightError:
             return ""
         if verb != "scale":
-            return self._stage((verb, _given(request), files))
-        found = ((gpu, self._stage(("size", {**_given(request), "gpu": gpu}, files))) for gpu in request.gpu)
+            return self._stage(verb, _given(request))
+        found = ((gpu, self._stage("size", {**_given(request), "gpu": gpu})) for gpu in request.gpu)
         return next((f"{gpu}: {stage.removeprefix('size: ')}" for gpu, stage in found if stage), "")
 
-    def _stage(self, call: Call) -> str:
-        waiting = self.pending.get(_key(call))
-        return waiting.stage if waiting is not None else ""
+    def _stage(self, verb: str, given: dict[str, Any]) -> str:
+        """Return the stage of a pending request by its fields: its texts may come from the hub, not from the client."""
+        return next((one.stage for one in self.pending.values() if one.call[:2] == (verb, given)), "")
 
     async def _cached(self, call: Call) -> Reply:
         key = _key(call)
@@ -96,7 +97,7 @@ class Dispatcher:
         if waiting is None:
             if len(self.pending) >= self.settings.max_pending:
                 return _reply(429, to_error("too many pending requests", kind="Busy", fix=("try again in a moment",)))
-            waiting = self.pending[key] = PendingRequest(asyncio.create_task(self._find(key, call)))
+            waiting = self.pending[key] = PendingRequest(asyncio.create_task(self._find(key, call)), call)
         return await self._wait(key, waiting)
 
     async def _wait(self, key: bytes, waiting: PendingRequest) -> Reply:
