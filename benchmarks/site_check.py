@@ -21,7 +21,7 @@ from meshwright.api import schema
 DOCS = "docs"  # the folder of the documentation, which another program builds
 VERBS = {"recipes": "recipe", "models": "model"}  # folders of catalogue pages whose twins are a verb's response
 LISTS = {"throughput": "recipes"}  # twins of lists that are named unlike their verb
-PAGE_BYTES, SITE_BYTES = 150_000, 200_000_000  # most of one page of ours, and of the whole site
+PAGE_BYTES, SITE_BYTES = 300_000, 300_000_000  # most of one page of ours, and of the whole site
 KINDS = {".html": "pages", ".json": "JSON files", ".png": "previews"}
 
 

@@ -22,6 +22,23 @@ def on_files(files: Files, config: Any) -> Files:
     return files
 
 
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Rewrite links of a page to files of the repository outside docs/."""
+    folder = (ROOT / "docs" / page.file.src_uri).parent
+
+    def rewrite(match: re.Match[str]) -> str:
+        _, label, target, _ = match.groups()
+        place = (folder / target).resolve()
+        if not target.startswith("../") or not place.is_relative_to(ROOT) or place.is_relative_to(ROOT / "docs"):
+            return match.group(0)
+        if not place.exists():
+            raise FileNotFoundError(f"{target} is linked from {page.file.src_uri} but does not exist")
+        path = place.relative_to(ROOT).as_posix()
+        return f"`{path}`" if path.startswith(label) else f"{label} (`{path}`)"
+
+    return LINK.sub(rewrite, markdown) if page.file.src_uri not in SOURCES else markdown
+
+
 def on_nav(nav: Navigation, config: Any, files: Files) -> Navigation:
     """Add the link to the plan pages, which `make site` writes above the documentation."""
     nav.items.append(Link("Plans and catalogue", "../index.html"))

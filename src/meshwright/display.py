@@ -168,6 +168,11 @@ def short_number(value: float, digits: str = ",.4g", least: float = 1e6) -> str:
     return f"{value / size:{digits}}{letter}" if size else f"{value:,.0f}"
 
 
+def two_digits(value: float) -> str:
+    """Return a number with two digits that count, or in full from 100: 0.0024, 1.6, 160, never 1.6e+02."""
+    return f"{value:,.0f}" if abs(value) >= 99.5 else f"{value:.2g}"
+
+
 def plural(number: float, noun: str) -> str:
     """Return a count with its noun: 1 step, 2,000 steps."""
     return f"{number:,.0f} {noun}" + "s" * (round(number) != 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from meshwright.cli.console import console, escape, table
 from meshwright.cli.layout import Answer, assumed_lines, seconds, titled
-from meshwright.display import amount, duration, plural, short_number
+from meshwright.display import amount, duration, plural, short_number, two_digits
 
 MISSING = object()  # no budget was requested
 COUNTED = "data.dataset=FILE counts those of a file or folder, --tokens gives their number of tokens"
@@ -68,7 +68,7 @@ def _goodput(budget: Answer) -> str:
     saved = _saved(good, steps)
     if budget["days"] * 24 < SHORT_HOURS and saved.startswith(AT_END):
         return f"{duration(budget['days'] * (1 - good['share']))} of it for the checkpoint at the end"
-    share = f"goodput {good['share']:.1%}: {good['failures_per_day']:.2g} failures per day and a checkpoint"
+    share = f"goodput {good['share']:.1%}: {two_digits(good['failures_per_day'])} failures per day and a checkpoint"
     return f"{share} {saved} are included; {failures_from(good)}"
 
 
@@ -289,7 +289,7 @@ def _recipe_saves(needs: Answer, good: Answer) -> list[str]:
 def _reliability_lines(needs: Answer, good: Answer, node: int) -> list[str]:
     """Return the checkpoint interval, the spare nodes and whether replicas should fail alone."""
     count = needs["failures_per_day"]
-    often = f"{count:.2g} failures per day" if count >= 1 else f"a failure every {duration(1 / count)}"
+    often = f"{two_digits(count)} failures per day" if count >= 1 else f"a failure every {duration(1 / count)}"
     restart = f"each costs {duration(needs['restart_s'] / 86400)} until training goes on"
     every = f"every {duration(needs['save_interval_s'] / 86400)} (checkpoint.save_every={needs['save_every']})"
     spares, repaired = needs["spare_nodes"], f"a failed node is {needs['repair_hours']:g} hours in repair, assumed"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from statistics import median
 
+from meshwright.display import two_digits
 from meshwright.doctor import remedies
 from meshwright.doctor.change_points import SIGMAS, hinge, levels
 from meshwright.doctor.finding import Evidence, Finding, Remedy
@@ -126,8 +127,8 @@ def growing_memory(stats: RunStats) -> Iterator[Finding]:
     yield Finding(
         id="memory.growing",
         severity="warning",
-        message=f"memory grows by {per_thousand:.2g} GiB per 1,000 steps{late}: {usage[0]:.1f} to {usage[-1]:.1f} "
-        f"GiB{_room_left(stats, usage[-1])}",
+        message=f"memory grows by {two_digits(per_thousand)} GiB per 1,000 steps{late}: {usage[0]:.1f} to "
+        f"{usage[-1]:.1f} GiB{_room_left(stats, usage[-1])}",
         steps=(rows[0].step, rows[-1].step),
         lines=(stats.location(rows[0]), stats.location(rows[-1])),
         evidence=(

@@ -12,6 +12,7 @@ from msgspec import UNSET
 
 from meshwright import file_access
 from meshwright.clusters import Cluster
+from meshwright.display import two_digits
 from meshwright.frameworks.framework import FrameworkRule, GpuRequest, Problem, RuleContext
 from meshwright.frameworks.types import Settings, as_int
 from meshwright.models import ModelSpec
@@ -83,8 +84,8 @@ def short_training_notes(recipe: Recipe, model: ModelSpec) -> Iterator[str]:
         return
     if on_data and tokens < model.params.total:
         yield (
-            f"the training ends after {train.steps:,} steps, {tokens / 1e9:.2g}B tokens for "
-            f"{model.params.total / 1e9:.2g}B parameters: train.steps=N sets its length"
+            f"the training ends after {train.steps:,} steps, {two_digits(tokens / 1e9)}B tokens for "
+            f"{two_digits(model.params.total / 1e9)}B parameters: train.steps=N sets its length"
         )
 
 
