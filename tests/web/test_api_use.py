@@ -41,7 +41,8 @@ def test_the_documentation_works_offline_and_its_examples_are_answered(client: T
             continue
         answer = client.get(address)
         assert answer.status_code == 200, (address, answer.text)
-    assert "sft" in page.text  # the values of an argument are listed
+    assert "pretrain, sft, peft" in page.text  # the values of an argument are listed
+    assert "built-in" not in page.text
 
 
 def test_arguments_with_choices_are_enums_of_the_document(client: TestClient) -> None:

@@ -20,6 +20,11 @@ toggle.addEventListener("click", () => {
 darkSystem.addEventListener("change", showTheme);
 showTheme();
 
+// On a phone the menu scrolls: the current page is in sight.
+const menu = document.querySelector(".top ul");
+const current = menu.querySelector("[aria-current]");
+if (current && menu.scrollWidth > menu.clientWidth) menu.scrollLeft = current.offsetLeft - menu.offsetLeft - 60;
+
 // Copying.
 document.addEventListener("click", async (event) => {
   const button = event.target.closest("[data-copy]");

@@ -14,7 +14,7 @@ charts.config = () => {
     axis: { ...text, gridColor: get("--line"), domainColor: get("--line"), tickColor: get("--line"), gridOpacity: 0.7 },
     legend: { ...text, orient: "bottom", columns: innerWidth < 600 ? 2 : 4, symbolOpacity: 1 },
     line: { strokeWidth: 2 },
-    style: { guide: { stroke: get("--soft") }, caption: { fill: get("--soft"), fontSize: 10 }, measured: { color: get("--c5") } },
+    style: { guide: { color: get("--soft") }, caption: { color: get("--soft"), fontSize: 10 }, measured: { color: get("--c5") } },
     range: { category: [1, 4, 6, 3, 5, 2, 8, 7].map((n) => get(`--c${n}`)) },
   };
 };
