@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import math
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 import meshwright
+from meshwright.choices import ENGINES
 from meshwright.engine.data.conversations import ROW_FORMAT, detect_columns, parse_conversation, untrainable_reason
+from meshwright.engine.post_training.convert import _require_folder_name
 from meshwright.errors import InputError
 from meshwright.frameworks.front_ends import FRONT_ENDS
 from meshwright.frameworks.front_ends.describe import FrontEnd
 from meshwright.frameworks.other_trainers import FOUR_BITS, IMPLIED, LOSS_KEYS, STRATEGIES, VARIANTS
+from meshwright.recipes.capabilities import CAPABILITIES, FRAMEWORK_GOALS, engines_with, rows_of
 from meshwright.recipes.key_maps.hugging_face import ARGUMENTS, KEYS
+from meshwright.recipes.types import recipe_fields
+from meshwright.recipes.values import bare_type
 
 FACTORY = """model_name_or_path: Qwen/Qwen3-4B-Instruct-2507
 stage: sft
@@ -169,3 +177,67 @@ def test_a_column_of_messages_typed_as_a_response_is_explained() -> None:
     with pytest.raises(InputError, match="column chosen contains a list of messages, not text") as error:
         detect_columns(ROWS_OF_DATA["ultrafeedback"], {"prompt": "prompt", "response": "chosen"}, "dpo.jsonl")
     assert error.value.fix == ("data.columns.messages=chosen",)
+
+
+STATE = {"global_step": 280, "max_steps": 400, "epoch": 2.0, "num_train_epochs": 3, "is_local_process_zero": True}
+
+
+def plateau() -> Iterator[dict[str, float]]:
+    """Yield the records of a training that learns nothing after step 80 while its validation loss rises."""
+    for step in range(10, 290, 10):
+        loss = 1.43 + 1.6 * math.exp(-step / 20) + 0.004 * (-1) ** (step // 10)
+        yield {"epoch": round(step / 140, 4), "grad_norm": 0.4, "learning_rate": 1e-4, "loss": loss, "step": step}
+        if step % 20 == 0:
+            rise = 0.22 * max(0, step - 100) / 180 + max(0, 100 - step) / 1e4
+            yield {"epoch": round(step / 140, 4), "eval_loss": 1.44 + rise, "step": step}
+
+
+def test_a_validation_loss_that_rises_is_reported_beside_a_flat_training_loss(tmp_path: Path) -> None:
+    state = tmp_path / "trainer_state.json"
+    state.write_text(json.dumps({**STATE, "log_history": list(plateau())}, indent=2))
+    log = tmp_path / "console.log"
+    log.write_text("\n".join(str({key: row[key] for key in row if key != "step"}) for row in plateau()))
+    for path in (state, log):
+        (found,) = (one for one in meshwright.diagnose(str(path)).findings if one.id == "loss.validation-rises")
+        assert "the validation loss rose from 1.44 in step 1" in found.message
+        said = [text for one in found.remedies for text in one.try_]
+        assert any(text.startswith("use the checkpoint of") for text in said)
+        assert "fewer epochs, or early stopping" in said
+        assert any("optimizer.lr=" in text for text in said) or path is log
+
+
+def test_a_validation_loss_that_stays_is_not_reported(tmp_path: Path) -> None:
+    rows = [{**row, **({"eval_loss": 1.44} if "eval_loss" in row else {})} for row in plateau()]
+    state = tmp_path / "trainer_state.json"
+    state.write_text(json.dumps({**STATE, "log_history": rows}))
+    assert not any("validation" in one.id for one in meshwright.diagnose(str(state)).findings)
+
+
+@pytest.mark.parametrize("name", ["out.gguf", "model.bin", "x/model.PT", "model.safetensors", "m.onnx"])
+def test_convert_refuses_an_output_that_is_named_like_a_file(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="names a file, but convert writes a Hugging Face folder") as error:
+        _require_folder_name(tmp_path / name, "run1", merge=True, adapted=True)
+    stem = str((tmp_path / name).with_suffix("")) + "-hf"
+    assert error.value.fix[0].startswith(f"meshwright convert run1 {stem} --merge")
+    assert ("convert_hf_to_gguf.py" in error.value.fix[0]) == name.endswith("gguf")
+    (tmp_path / "made.gguf").mkdir()
+    _require_folder_name(tmp_path / "made.gguf", "run1", merge=True, adapted=True)
+
+
+def test_explain_names_the_engines_that_execute_a_term() -> None:
+    """Adapters are executed by no engine whose configs cannot state them; other values by those of the table."""
+    for field in recipe_fields().values():
+        if len(rows_of(field.flat)) > 1:  # a row for each kind of layout: some layout of the first executes it
+            continue
+        for value in get_args(bare_type(field.type)[0]):
+            engines = engines_with(field.flat, value)
+            for engine in ENGINES:
+                rows = [row for row in CAPABILITIES if row.field == field.flat and engine in row.runs]
+                refused = any(value not in row.runs[engine] for row in rows)
+                no_goal = field.key.startswith("peft.") and "peft" not in FRAMEWORK_GOALS.get(engine, ("peft",))
+                assert (engine in engines) == (not refused and not no_goal), (field.key, value, engine)
+    for term in ("lora", "qlora", "dora"):
+        meaning = meshwright.explain(term).meaning
+        assert "Executed by" in meaning
+        assert "torchtitan" not in meaning
+        assert "kempnerforge" not in meaning

@@ -184,6 +184,7 @@ DIAGNOSES = (
     Diagnosis("loss.random-guess", memorized.random_guess, _needs_loss),
     Diagnosis("loss.repeated-data", memorized.repeated_data, _needs_epochs),
     Diagnosis("loss.overfitting", validation.overfitting, _needs_validations),
+    Diagnosis("loss.validation-rises", validation.rising, _needs_validations),
     Diagnosis("speed.tcp-sockets", speed.tcp_sockets, _needs_nccl_lines),
     Diagnosis("speed.slow-data", speed.slow_data, _needs_part("data", "data-loading times")),
     Diagnosis("speed.stragglers", throughput.stragglers, _needs_ranks),

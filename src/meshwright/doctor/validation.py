@@ -1,4 +1,4 @@
-"""Diagnosis of validation losses: overfitting."""
+"""Diagnosis of validation losses: overfitting, and other rises after the best one."""
 
 from __future__ import annotations
 
@@ -6,45 +6,91 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
-from meshwright.doctor import remedies
+from meshwright.doctor import loss, remedies
 from meshwright.doctor.finding import Evidence, Figure, Finding, Remedy
 from meshwright.doctor.run import Validation
 from meshwright.doctor.run_stats import RunStats, deviation, median_of
 from meshwright.doctor.thresholds import limit, share
 
 MANY = 8  # validations from which their noise is known
+FAR = 3  # times the limit above the best validation: no noise, whether or not every later one is higher
 LEAST_AFTER = 2  # validations after the best
 NEAR = 10  # training lines whose median is compared with another time's
 
 
 def overfitting(stats: RunStats) -> Iterator[Finding]:
     """The validation loss rises while the training loss falls."""
-    found = [one for _, rows in _by_dataset(stats) if (one := _overfit(stats, rows)) is not None]
-    for rows, best, trained in found[:1]:
-        last, at_best, at_end = rows[-1], trained[0], trained[1]
-        of = f" on {best.name}" if best.name else ""
-        yield Finding(
-            id="loss.overfitting",
-            severity="warning",
-            message=f"the validation loss{of} rose from {best.loss:.4g} in step {best.step:,} to {last.loss:.4g} in "
-            f"step {last.step:,} while the training loss fell from {at_best:.4g} to {at_end:.4g}",
-            steps=(best.step, last.step),
-            lines=tuple(f"{one.file or stats.run.file}:{one.line}" for one in (best, last)),
-            evidence=(
-                Evidence(
-                    "rise of the validation loss",
-                    round(last.loss / best.loss - 1, 4),
-                    "",
-                    share("overfitting"),
-                    "limit",
-                ),
-                Evidence("training loss at the end", round(at_end, 4), "", round(at_best, 4), "at the best validation"),
+    for one in _rises(stats):
+        if one.trained is not None and _falls(one.trained):
+            at_best, at_end = one.trained
+            text = f"while the training loss fell from {at_best:.4g} to {at_end:.4g}"
+            yield _finding(stats, "loss.overfitting", one, text)
+            return
+
+
+def rising(stats: RunStats) -> Iterator[Finding]:
+    """The validation loss rises while the training loss stays where it is or is not logged."""
+    found = _rises(stats)
+    if any(one.trained is not None and _falls(one.trained) for one in found):
+        return  # overfitting
+    if any(stats.findings_of(one) for one in (loss.not_a_number, loss.diverging, loss.diverged)):
+        return  # the training loss rises too, which is reported
+    for one in found[:1]:
+        text = "; the training loss is not logged beside it"
+        if one.trained is not None:
+            text = f"while the training loss went from {one.trained[0]:.4g} to {one.trained[1]:.4g}"
+        yield _finding(stats, "loss.validation-rises", one, text)
+
+
+class _Rise(NamedTuple):
+    """Validations of a dataset that rise after their best one."""
+
+    rows: Sequence[Validation]
+    best: Validation
+    trained: tuple[float, float] | None  # the training loss at the best validation and at the end, if logged
+
+
+def _rises(stats: RunStats) -> list[_Rise]:
+    return [one for _, rows in _by_dataset(stats) if (one := _rise(stats, rows)) is not None]
+
+
+def _falls(trained: tuple[float, float]) -> bool:
+    return trained[1] < trained[0] * (1 - share("flat_drop"))
+
+
+def _finding(stats: RunStats, id_: str, one: _Rise, text: str) -> Finding:
+    best, last = one.best, one.rows[-1]
+    of = f" on {best.name}" if best.name else ""
+    rise = Evidence(
+        "rise of the validation loss", round(last.loss / best.loss - 1, 4), "", share("overfitting"), "limit"
+    )
+    trained = (
+        ()
+        if one.trained is None
+        else (
+            Evidence(
+                "training loss at the end",
+                round(one.trained[1], 4),
+                "",
+                round(one.trained[0], 4),
+                "at the best validation",
             ),
-            remedies=tuple(_remedies(stats, best)),
         )
+    )
+    return Finding(
+        id=id_,
+        severity="warning",
+        message=f"the validation loss{of} rose from {best.loss:.4g} in step {best.step:,} to {last.loss:.4g} in "
+        f"step {last.step:,}{'' if text.startswith(';') else ' '}{text}",
+        steps=(best.step, last.step),
+        lines=tuple(f"{row.file or stats.run.file}:{row.line}" for row in (best, last)),
+        evidence=(rise, *trained),
+        remedies=tuple(_remedies(stats, best)),
+    )
 
 
 def figures(stats: RunStats) -> Iterator[Figure]:
@@ -63,10 +109,8 @@ def _by_dataset(stats: RunStats) -> list[tuple[str, list[Validation]]]:
     return [(name, list(rows)) for name, rows in groupby(ordered, key=lambda one: one.name)]
 
 
-def _overfit(
-    stats: RunStats, rows: Sequence[Validation]
-) -> tuple[Sequence[Validation], Validation, tuple[float, float]] | None:
-    """Return validations that rise after their best one while training improves, the best, and both training losses."""
+def _rise(stats: RunStats, rows: Sequence[Validation]) -> _Rise | None:
+    """Return validations that rise after their best one; None if they do not, or only by their noise."""
     if len(rows) < limit("validations"):
         return None
     place = min(range(len(rows)), key=lambda index: rows[index].loss)
@@ -76,12 +120,10 @@ def _overfit(
     end = after[-max(LEAST_AFTER, len(after) // 3) :]
     if min(end) <= best.loss or median(end) <= best.loss * (1 + share("overfitting")) or not _certain(rows, best, end):
         return None
-    if len(rows) < MANY and any(later <= earlier for earlier, later in pairwise(after)):
+    is_far = min(end) > best.loss * (1 + FAR * share("overfitting"))
+    if len(rows) < MANY and not is_far and any(later <= earlier for earlier, later in pairwise(after)):
         return None
-    trained = _training_losses(stats, best.step)
-    if trained is None or trained[1] >= trained[0] * (1 - share("flat_drop")):
-        return None
-    return rows, best, trained
+    return _Rise(rows, best, _training_losses(stats, best.step))
 
 
 def _certain(rows: Sequence[Validation], best: Validation, end: Sequence[float]) -> bool:
@@ -97,7 +139,7 @@ def _training_losses(stats: RunStats, step: int) -> tuple[float, float] | None:
     losses = [(one.step, one.loss) for one in stats.run.steps if one.loss is not None and math.isfinite(one.loss)]
     near = sorted(losses, key=lambda one: abs(one[0] - step))[:NEAR]
     count = max(1, min(NEAR, sum(number > step for number, _ in losses) // 2))
-    around, end = median_of(loss for _, loss in near[:count]), median_of(loss for _, loss in losses[-count:])
+    around, end = median_of(one for _, one in near[:count]), median_of(one for _, one in losses[-count:])
     return None if around is None or end is None or losses[-1][0] <= step else (around, end)
 
 
@@ -111,5 +153,7 @@ def _remedies(stats: RunStats, best: Validation) -> Iterator[Remedy]:
         and stats.case.recipe.train.steps > best.step > 0
     ):
         yield remedies.contract(stats, {"train.steps": best.step}, "ends where the validation loss is lowest")
+    else:
+        yield remedies.advice("fewer epochs, or early stopping", why="the training went on after its best validation")
     yield remedies.advice("more or more varied training data", why="samples that are seen often are memorized")
     yield remedies.other_rate(stats, 0.5, "smaller updates memorize later")

@@ -645,6 +645,14 @@ def rows_of(field: str) -> tuple[Capability, ...]:
     return tuple(row for row in CAPABILITIES if row.field == field)
 
 
+ADAPTER_GOAL = "peft"  # the goal in which the fields of the peft section mean anything
+
+
+def trains_goal(engine: str, goal: str) -> bool:
+    """Return whether a config of an engine's framework can state a goal."""
+    return goal in FRAMEWORK_GOALS.get(engine, (goal,))
+
+
 def executed_values(field: str, engine: str) -> tuple[Any, ...] | None:
     """Return the values of a field that an engine executes in some layout; None if it executes every value."""
     return next((row.runs.get(engine) for row in rows_of(field)), None)
@@ -657,8 +665,13 @@ def can_export(field: str, engine: str, value: Any) -> bool:
 
 def engines_with(field: str, value: Any) -> tuple[str, ...]:
     """Return the engines that execute a value of a field in some layout."""
-    allowed = {engine: executed_values(field, engine) for engine in ENGINES}
+    engines = [one for one in ENGINES if not _is_of_adapters(field) or trains_goal(one, ADAPTER_GOAL)]
+    allowed = {engine: executed_values(field, engine) for engine in engines}
     return tuple(engine for engine, values in allowed.items() if values is None or value in values)
+
+
+def _is_of_adapters(field: str) -> bool:
+    return keys_by_flat_name().get(field, "").startswith(f"{ADAPTER_GOAL}.")
 
 
 def substitutes(case: Case) -> dict[str, Column]:
@@ -716,11 +729,12 @@ def adapted(recipe: Recipe, case: Case, keep: frozenset[str] = frozenset()) -> d
 def describe(field: str) -> dict[str, str]:
     """Return what each engine does with a field, by engine; empty if every engine executes every value."""
     rows = rows_of(field)
-    return (
-        {engine: "; ".join(_describe(row, engine) for row in rows if engine in row.runs) or "all" for engine in ENGINES}
-        if rows
-        else {}
-    )
+    found = {
+        engine: "; ".join(_describe(row, engine) for row in rows if engine in row.runs) or "all" for engine in ENGINES
+    }
+    if _is_of_adapters(field):
+        found |= {one: "none (no adapters)" for one in ENGINES if not trains_goal(one, ADAPTER_GOAL)}
+    return found if rows else {}
 
 
 class Executed(msgspec.Struct, frozen=True):

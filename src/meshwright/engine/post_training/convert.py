@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -70,6 +71,7 @@ def convert(
     """
     found, folder = find_checkpoint(path, which, megatron=True), Path(out).expanduser()
     require_empty(folder)
+    _require_folder_name(folder, path, merge, has_adapters(found))
     if merge and not has_adapters(found):
         raise InputError("there are no adapters to merge", field="--merge", value=path, fix=("remove --merge",))
     if model is not None and found.type != "megatron":
@@ -84,6 +86,29 @@ def convert(
         else:
             _from_folder(found, folder, options)
     return _inspect_result(folder)
+
+
+FILE_ENDINGS = (".gguf", ".bin", ".pt", ".pth", ".safetensors", ".onnx", ".ggml", ".ckpt", ".zip", ".tar", ".gz")
+"""Endings of files with weights: a folder of such a name would be taken for one."""
+GGUF = (".gguf", ".ggml")
+
+
+def _require_folder_name(folder: Path, source: str, merge: bool, adapted: bool) -> None:
+    """Raise if the output is named like a file: what is written is a folder."""
+    ending = folder.suffix.lower()
+    if ending not in FILE_ENDINGS or folder.is_dir():
+        return
+    named = str(folder.with_suffix("")) + "-hf"
+    merged = merge or (adapted and ending in (*GGUF, ".onnx"))  # neither of the two reads adapters
+    command = shlex.join(["meshwright", "convert", source, named, *(["--merge"] if merged else [])])
+    reason = "names a file, but convert writes a Hugging Face folder (config.json, *.safetensors, tokenizer)"
+    if ending in GGUF:
+        reason += "; llama.cpp's convert_hf_to_gguf.py writes GGUF from that folder"
+        command += f" && python convert_hf_to_gguf.py {shlex.quote(named)} --outfile {shlex.quote(str(folder))}"
+    elif ending == ".onnx":
+        reason += "; optimum-cli export onnx writes ONNX from that folder"
+        command += f" && optimum-cli export onnx --model {shlex.quote(named)} {shlex.quote(named)}-onnx"
+    raise InputError(reason, field="out", value=str(folder), fix=(command,))
 
 
 @contextmanager
