@@ -654,7 +654,7 @@ def main() -> int:
     known = {name: kind for name, (_, kind) in families().items()}
     if unknown := [name for name in args.family or () if name not in known]:
         parser.error(f"no family {', '.join(unknown)}; families: {', '.join(known)}")
-    cases = all_pairs(known)
+    cases = pairs = all_pairs(known)
     if args.again:  # those of an earlier set of pairs too
         kept = Table(args.out, 0).rows
         older = {name for name, row in kept.items() if row["status"] not in ("ok", "refused")}
@@ -667,7 +667,7 @@ def main() -> int:
         print("\n".join(case.name for case in cases))
         print(f"{len(cases)} cases, {len(known)} families")
         return 0
-    table = Table(args.out, len(cases))
+    table = Table(args.out, len(pairs))
     done = {name for name, row in table.rows.items() if not args.again or row["status"] == "ok"}
     args.ends = time.monotonic() + 60 * args.minutes
     args.logs = os.environ.get("OUT") or "/tmp"
@@ -681,7 +681,7 @@ def main() -> int:
         worker.join()
     table.write()
     counts: dict[str, int] = json.loads(args.out.read_text())["counts"]
-    print(f"{len(table.rows)} of {len(cases)} cases: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+    print(f"{len(table.rows)} cases, {table.total} of them today's pairs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     return 0 if not {"wrong", "failed", "crashed"} & set(counts) else 1
 
 

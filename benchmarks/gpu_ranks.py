@@ -402,7 +402,7 @@ def main() -> int:
         print("\n".join(one.name for one in wanted))
         print(f"{len(wanted)} cases")
         return 0
-    table = gpu_parity.Table(args.out, len(wanted))
+    table = gpu_parity.Table(args.out, len(cases()))
     done = {name for name, row in table.rows.items() if not args.again or row["status"] == "ok"}
     args.ends, args.logs = time.monotonic() + 60 * args.minutes, os.environ.get("OUT") or "/tmp"
     batches: queue.Queue[Any] = queue.Queue()
@@ -418,7 +418,7 @@ def main() -> int:
     table.write()
     print(table_text(table.rows.values()))
     counts: dict[str, int] = json.loads(args.out.read_text())["counts"]
-    print(f"{len(table.rows)} of {len(wanted)} cases: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+    print(f"{len(table.rows)} of {table.total} cases: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
     return 0 if not {"wrong", "failed", "crashed"} & set(counts) else 1
 
 
