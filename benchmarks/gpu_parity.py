@@ -681,7 +681,8 @@ def main() -> int:
         worker.join()
     table.write()
     counts: dict[str, int] = json.loads(args.out.read_text())["counts"]
-    print(f"{len(table.rows)} cases, {table.total} of them today's pairs: " + ", ".join(f"{n} {status}" for status, n in counts.items()))
+    shown = ", ".join(f"{number} {status}" for status, number in counts.items())
+    print(f"{len(table.rows)} cases, {table.total} in today's pairs: {shown}")
     return 0 if not {"wrong", "failed", "crashed"} & set(counts) else 1
 
 
