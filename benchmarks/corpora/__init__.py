@@ -26,6 +26,7 @@ FOLDER = Path(__file__).parent
 KEPT = FOLDER.parent / "data" / "corpora"
 RESULTS = FOLDER.parent / "results" / "corpora.json"
 LEDGER = FOLDER / "ledger.toml"
+SOURCES = ("megatron", "src", "scripts")  # folders of a checkout that define keys
 PROCESSES = 2
 MESSAGE = 300  # characters of a message in the result file
 
@@ -118,6 +119,9 @@ class Result:
 def run_checkout(corpus: Corpus, root: Path, commit: str) -> tuple[Result, list[dict[str, Any]]]:
     """Return the figures of a checkout, and the entries to keep of the files that are read."""
     with tempfile.TemporaryDirectory() as folder:
+        for source in SOURCES:  # files that are made are checked as if they were in the checkout
+            if (root / source).is_dir():
+                Path(folder, source).symlink_to((root / source).resolve())
         targets = list(corpus.collect(root, Path(folder)))
         outcomes = check_all(corpus.name, targets)
     read = {one.path for one in outcomes if not one.unread and not one.skipped}

@@ -266,7 +266,10 @@ def restore_command(entry: Mapping[str, Any], folder: Path) -> Target:
 
 def bridge_recipes(root: Path, folder: Path) -> Iterator[Target]:
     """Yield every recipe function of Megatron-Bridge, started by its runner."""
+    folder = _new(folder / "runs")
     for file in sorted((root / "src/megatron/bridge/recipes").rglob("*.py")):
+        if "utils" in file.parts:  # functions that recipes call
+            continue
         for name in re.findall(r"^def (\w+_config)\(", file.read_text(), re.M):
             if name.startswith("_") or not re.search(r"pretrain|sft|peft|finetune", name):
                 continue

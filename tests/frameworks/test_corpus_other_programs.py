@@ -145,3 +145,15 @@ learning_rate: 0.0002
 output_dir: out
 """
     assert rules(checked(text, "lora.yaml", tmp_path, monkeypatch), "error") == []
+
+
+@pytest.mark.parametrize("option", ["-E NCCL_ALGO=Ring -E HF_HOME=/cache", "-ce NCCL_ALGO=Ring,HF_HOME=/cache"])
+def test_environment_options_of_the_performance_launcher(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (
+        f"python scripts/performance/setup_experiment.py --account a --partition p {option} -g h100 -ng 8 -gn 8 "
+        "-c bf16 --task pretrain -mr llama3_8b train.train_iters=50\n"
+    )
+    found = checked(text, "launch.sh", tmp_path, monkeypatch)
+    assert [one for one in found.findings if one.field in ("NCCL_ALGO", "HF_HOME")] == []

@@ -12,6 +12,7 @@ from meshwright import costs, rules
 from meshwright.clusters import DEFAULT_GPU, Cluster, is_known
 from meshwright.errors import InputError
 from meshwright.frameworks.argument_fixes import argument_changes, program_fields, replaced_keys
+from meshwright.frameworks.checkout import without_newer_names
 from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, Framework, RuleContext
 from meshwright.frameworks.joint_repair import needs_repair, only_fix_fails, with_repair
@@ -175,7 +176,8 @@ def _check(
         *_without_duplicates(imported, ours, theirs),
         *(model_free_findings(imported, recipe, candidates[0]) if known and not cases else ()),
     ]
-    notes = launch_notes(content, imported.parsed, candidates[0] if known else None, gpus)
+    findings, newer = without_newer_names(framework, content, imported.parsed.settings, findings)
+    notes = [*newer, *launch_notes(content, imported.parsed, candidates[0] if known else None, gpus)]
     notes += host_memory_notes(estimate, candidates[0] if known else None) if buildable else ()
     if hidden:
         notes.append(f"left out as matters of choice: {', '.join(dict.fromkeys(hidden))}; --advice prints them")

@@ -32,6 +32,8 @@ PERFORMANCE = {
     "-cv": "variant", "--config_variant": "variant",
 }  # fmt: skip
 """Flags of the older performance launcher, which builds a recipe name from them."""
+ENVIRONMENT = ("-E", "--env", "-ce", "--custom_env_vars")
+"""Its options that set environment variables: one NAME=VALUE, or several with commas between them."""
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -241,10 +243,15 @@ def _performance(run: Run, notes: Sequence[str]) -> ParsedRun:
     """Read the older benchmark launcher: build the recipe name from its flags."""
     parts: dict[str, SourcedValue] = {}
     settings: dict[str, SourcedValue] = {}
+    env = dict(run.env)
     at, args = 0, run.args
     while at < len(args):
         name, equals, joined = str(args[at].value).partition("=")
         part = PERFORMANCE.get(name)
+        if name in ENVIRONMENT and (equals or at + 1 < len(args)):
+            env |= _variables(msgspec.structs.replace(args[at], value=joined) if equals else args[at + 1], name)
+            at += 1 if equals else 2
+            continue
         if part is None:
             if equals and not name.startswith("-"):
                 settings |= dict(_override(args[at]))
@@ -262,7 +269,15 @@ def _performance(run: Run, notes: Sequence[str]) -> ParsedRun:
         gpus_per_node=as_int(parts.get("per_node")), world_size=gpus, gpu=gpu, source=parts.get("gpus")
     )
     goal = infer_goal(str(recipe.value)) if recipe is not None else None
-    return ParsedRun("command", settings, recipe, goal, gpu_request=request, env=run.env, notes=tuple(notes))
+    return ParsedRun("command", settings, recipe, goal, gpu_request=request, env=env, notes=tuple(notes))
+
+
+def _variables(setting: SourcedValue, option: str) -> dict[str, SourcedValue]:
+    """Return the environment variables that an option of the performance launcher sets."""
+    text = str(setting.value)
+    pairs = [text] if option in ENVIRONMENT[:2] else text.split(",")
+    found = (one.partition("=") for one in pairs)
+    return {name: msgspec.structs.replace(setting, value=value) for name, equals, value in found if equals}
 
 
 def _name(parts: dict[str, SourcedValue]) -> SourcedValue | None:

@@ -52,6 +52,7 @@ SUPPRESSED_RULES = {
     "mock_data": "moe.forced-balance",
     "microbatch_group_size_per_virtual_pipeline_stage": "schedule.micro-batch-groups",  # a rule of this framework
     "sft": "sequence.loss-per-token",  # a requirement of Megatron-Bridge
+    "dynamic_context_parallel": "data.packing-micro-batch",  # its loader takes samples one by one
 }
 """Flags that satisfy one of our rules, or to which it does not apply."""
 NEEDED_FLAGS = {

@@ -1,0 +1,142 @@
+"""Keys, values and classes of the framework's own source, for a file that is in a checkout of the framework.
+
+Our tables are those of one commit. A checkout has the keys of its own commit, so what its source defines is no error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from functools import cache, lru_cache
+from pathlib import Path
+
+import msgspec
+
+from meshwright import file_access
+from meshwright.frameworks.framework import Content, Framework
+from meshwright.frameworks.types import Settings
+from meshwright.recipes.key_maps import config_keys
+from meshwright.rules.rule import Finding
+
+SOURCES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "megatron-lm": ("megatron/training/arguments.py", ("megatron/training", "megatron/core")),
+    "megatron-bridge": ("src/megatron/bridge/training/config.py", ("src/megatron/bridge", "scripts")),
+    "automodel": ("nemo_automodel/__init__.py", ("nemo_automodel",)),
+    "torchtitan": ("torchtitan/train.py", ("torchtitan",)),
+    "kempnerforge": ("kempnerforge/__init__.py", ("kempnerforge",)),
+    "axolotl": ("src/axolotl/__init__.py", ("src/axolotl",)),
+    "llama-factory": ("src/llamafactory/__init__.py", ("src/llamafactory",)),
+    "ms-swift": ("swift/__init__.py", ("swift",)),
+    "trl": ("trl/__init__.py", ("trl",)),
+}
+"""A file that every checkout of a framework has, and the folders that define its keys, by framework."""
+LEVELS = 8  # folders above a file that may be the root of its checkout
+MOST_FILES, MOST_BYTES = 5_000, 80_000_000  # of a checkout that are read
+REMOVED = ("key.removed", "torchtitan.other-version")
+KEYS = ("key.unknown", "key.unused", "automodel.target-keyword", "megatron-bridge.unknown-flag", *REMOVED)
+VALUES = ("value.invalid", "automodel.recipe-unknown", "megatron-bridge.unknown-recipe")
+TARGET = "automodel.target-unknown"
+_DEFINED = re.compile(
+    r"^[ \t]*(?:class|def)[ \t]+(\w+)|^[ \t]+(\w+)[ \t]*:[ \t]*[\w\"'\[]|[\"']--([\w-]+)[\"']"
+    r"|\bget\(\s*[\"']([\w.]+)[\"']",
+    re.MULTILINE,
+)
+_TEXTS = re.compile(r"[\"']([\w.-]{1,60})[\"']")
+_WORD = re.compile(r"[A-Za-z_]\w*")
+
+
+class Names(msgspec.Struct, frozen=True):
+    """What the source of a checkout defines."""
+
+    keys: frozenset[str]  # functions, classes, fields, flags, and keys that are read with get
+    texts: frozenset[str]  # short texts in quotes, such as the values that a field accepts
+
+
+def without_newer_names(
+    framework: Framework, content: Content, settings: Settings, findings: Sequence[Finding]
+) -> tuple[list[Finding], list[str]]:
+    """Return the findings that are not about names of the checkout that a file is in, and a note on those names."""
+    if not any(one.rule in (*KEYS, *VALUES, TARGET) for one in findings):
+        return list(findings), []
+    root = _root(framework.name, content.folder)
+    if root is None:
+        return list(findings), []
+    newer = [one for one in findings if _is_defined(framework, root, settings, one)]
+    if not newer:
+        return list(findings), []
+    names = ", ".join(dict.fromkeys(one.field for one in newer))
+    note = f"not checked, as only the checkout {root} of {framework.title} defines it: {names}"
+    return [one for one in findings if one not in newer], [note]
+
+
+def _is_defined(framework: Framework, root: str, settings: Settings, finding: Finding) -> bool:
+    """Return whether a checkout defines the name that a finding is about, and the table of our commit does not."""
+    setting = settings.get(finding.field)
+    value = "" if setting is None or setting.unresolved else str(setting.value)
+    if finding.rule == TARGET:
+        return _resolves(root, value)
+    if finding.rule in VALUES:
+        found = _names(framework.name, root)
+        return bool(value) and (value in found.texts or value.rpartition(".")[2] in found.keys)
+    if finding.rule not in KEYS:
+        return False
+    key = _WORD.findall(finding.field.rpartition(".")[2].replace("-", "_"))
+    name = key[0] if key else ""
+    is_nested = "." in finding.field and finding.rule not in REMOVED  # if we know it, it is a key of another section
+    is_ours = is_nested and name in _our_names(framework.name, framework.key_map)
+    return bool(name) and not is_ours and name in _names(framework.name, root).keys
+
+
+def _root(name: str, folder: Path | None) -> str | None:
+    """Return the checkout of a framework that a folder is in; None if it is in none."""
+    if folder is None or file_access.closed() or name not in SOURCES:
+        return None
+    start = folder.resolve()
+    places = (start, *list(start.parents)[:LEVELS])
+    return next((str(one) for one in places if (one / SOURCES[name][0]).is_file()), None)
+
+
+@lru_cache(maxsize=8)
+def _names(name: str, root: str) -> Names:
+    """Return the names that the source of a checkout defines."""
+    keys: set[str] = set()
+    texts: set[str] = set()
+    for text in _sources(Path(root), SOURCES[name][1]):
+        found = (one.rpartition(".")[2] for groups in _DEFINED.findall(text) for one in groups if one)
+        keys.update(one.replace("-", "_") for one in found)
+        texts.update(_TEXTS.findall(text))
+    return Names(frozenset(keys), frozenset(texts))
+
+
+def _sources(root: Path, folders: Sequence[str]) -> Iterator[str]:
+    size = count = 0
+    for folder in folders:
+        for path in sorted((root / folder).rglob("*.py")):
+            size, count = size + path.stat().st_size, count + 1
+            if count > MOST_FILES or size > MOST_BYTES:
+                return
+            yield path.read_text(errors="replace")
+
+
+def _resolves(root: str, dotted: str) -> bool:
+    """Return whether a checkout has the module, class or function of a dotted name."""
+    place, parts = Path(root), dotted.split(".")
+    while parts and (place / parts[0]).is_dir():
+        place = place / parts.pop(0)
+    if parts and (place / f"{parts[0]}.py").is_file():
+        place = place / f"{parts.pop(0)}.py"
+    file = place / "__init__.py" if place.is_dir() else place
+    if not parts:
+        return place != Path(root)
+    return file.is_file() and re.search(rf"\b{re.escape(parts[0])}\b", file.read_text(errors="replace")) is not None
+
+
+@cache
+def _our_names(name: str, key_map: str) -> frozenset[str]:
+    """Return the names of all keys in our tables of a framework."""
+    here = Path(__file__).parent
+    plain = name.replace("-", "_")
+    tables = [*(here / plain).glob("*.tsv"), *(here / "front_ends").glob(f"{plain}*.tsv")]
+    words = {word for path in tables for word in _WORD.findall(path.read_text(encoding="utf-8"))}
+    keys = config_keys(key_map).values()
+    return frozenset(words | {one.key.rpartition(".")[2] for one in keys if one.status != "removed"})

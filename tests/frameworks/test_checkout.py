@@ -1,0 +1,91 @@
+"""A file in a checkout of its framework is checked with the keys of that checkout, newer or older than our tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from meshwright import check
+from meshwright.api.checks import CheckResult
+
+AUTOMODEL = """
+recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {global_batch_size: 32, local_batch_size: 4, max_steps: 100, print_every: 5}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: meta-llama/Llama-3.2-1B
+  backend: {_target_: nemo_automodel.components.models.common.BackendConfig, attn: upipe, expert_cache: true}
+distributed: {strategy: fsdp2, tp_size: 1}
+dataset:
+  _target_: nemo_automodel.components.datasets.llm.parquet.PackedParquet
+  path: data
+optimizer: {_target_: torch.optim.AdamW, lr: 1.0e-4}
+"""
+SOURCE = {
+    "nemo_automodel/__init__.py": "",
+    "nemo_automodel/components/__init__.py": "",
+    "nemo_automodel/components/datasets/llm/parquet.py": "class PackedParquet:\n    def __init__(self, path): ...\n",
+    "nemo_automodel/components/models/common.py": (
+        'class BackendConfig:\n    attn: Literal["te", "upipe"] = "te"\n    expert_cache: bool = False\n'
+    ),
+    "nemo_automodel/recipes/train.py": 'every = cfg.get("step_scheduler.print_every", 5)\n',
+}
+MEGATRON = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidden-size 2048 --num-attention-heads 16 \\
+    --seq-length 2048 --max-position-embeddings 2048 --micro-batch-size 1 --train-iters 100 --lr 3e-4 --bf16 \\
+    --mock-data --tokenizer-type NullTokenizer --vocab-size 32000 --varlen-budget 4 --use-legacy-models
+"""
+ARGUMENTS = "group.add_argument('--varlen-budget', type=int)\ngroup.add_argument('--use-legacy-models')\n"
+
+
+def checked(text: str, name: str, source: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckResult:
+    for path, content in source.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(content)
+    (tmp_path / "examples").mkdir()
+    (tmp_path / "examples" / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    return check(f"examples/{name}")
+
+
+def errors(found: CheckResult) -> set[tuple[str, str]]:
+    return {(one.rule, one.field) for one in found.findings if one.severity == "error"}
+
+
+def test_keys_values_and_classes_of_an_automodel_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = checked(AUTOMODEL, "sft.yaml", SOURCE, tmp_path, monkeypatch)
+    assert errors(found) == set()
+    (note,) = (one for one in found.notes if one.startswith("not checked, as only the checkout"))
+    names = ("dataset._target_", "model.backend.expert_cache", "model.backend.attn", "step_scheduler.print_every")
+    assert all(name in note for name in names)
+
+
+def test_without_a_checkout_they_are_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = errors(checked(AUTOMODEL, "sft.yaml", {}, tmp_path, monkeypatch))
+    assert {("automodel.target-unknown", "dataset._target_"), ("value.invalid", "model.backend.attn")} <= found
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("expert_cache", "expert_cahce"),
+        ("upipe", "upipee"),
+        ("PackedParquet", "PackedParquett"),
+        ("max_steps", "max_stepss"),
+        ("print_every: 5", "attn: te"),  # a key of another section
+    ],
+)
+def test_typing_errors_in_a_checkout_are_found(
+    right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert errors(checked(AUTOMODEL.replace(right, wrong), "sft.yaml", SOURCE, tmp_path, monkeypatch))
+
+
+def test_flags_of_a_megatron_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {"megatron/training/arguments.py": ARGUMENTS}
+    assert errors(checked(MEGATRON, "train.sh", source, tmp_path, monkeypatch)) == set()
+
+
+def test_flags_that_no_checkout_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = errors(checked(MEGATRON, "train.sh", {}, tmp_path, monkeypatch))
+    assert found == {("key.unknown", "varlen_budget"), ("key.removed", "use_legacy_models")}
