@@ -38,7 +38,9 @@ MEGATRON = """torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 24 --hidd
 ARGUMENTS = "group.add_argument('--varlen-budget', type=int)\ngroup.add_argument('--use-legacy-models')\n"
 
 
-def checked(text: str, name: str, source: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CheckResult:
+def checked(
+    text: str, name: str, source: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> CheckResult:
     for path, content in source.items():
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text(content)
