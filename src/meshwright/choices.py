@@ -59,7 +59,10 @@ SYNONYMS: Mapping[str, Mapping[str, Synonym]] = {
         **dict.fromkeys(("continued-pretraining", "continual-pretraining", "continue-pretraining"), _CONTINUED),
         **dict.fromkeys(("continued-pretrain", "cpt", "mid-training", "midtrain"), _CONTINUED),
         **dict.fromkeys(("full", "fine-tune", "fine-tuning", "full-fine-tune", "full-fine-tuning", "fft", "ft"), _SFT),
-        **dict.fromkeys(("supervised-fine-tuning", "instruct", "instruction-tuning", "instruction", "chat"), _SFT),
+        **dict.fromkeys(("full-sft", "sft-full", "full-parameter", "full-parameter-fine-tuning", "full-tuning"), _SFT),
+        **dict.fromkeys(
+            ("supervised-fine-tuning", "supervised", "instruct", "instruction-tuning", "instruction", "chat"), _SFT
+        ),
         **dict.fromkeys(("adapter", "adapters", "adapter-tuning", "parameter-efficient"), _PEFT),
         "lora": Synonym(
             "peft", "train LoRA adapters; the model's weights stay frozen", ("peft.method=lora",), LORA_KINDS

@@ -12,7 +12,7 @@ from typing import get_args
 import pytest
 
 import meshwright
-from meshwright.choices import ENGINES
+from meshwright.choices import ENGINES, synonym
 from meshwright.engine.data.conversations import ROW_FORMAT, detect_columns, parse_conversation, untrainable_reason
 from meshwright.engine.post_training.convert import _require_folder_name
 from meshwright.errors import InputError
@@ -241,3 +241,20 @@ def test_explain_names_the_engines_that_execute_a_term() -> None:
         assert "Executed by" in meaning
         assert "torchtitan" not in meaning
         assert "kempnerforge" not in meaning
+
+
+@pytest.mark.parametrize("goal", ["full sft", "full fine-tuning", "finetune", "instruct", "Full-Parameter"])
+def test_words_for_training_all_weights(goal: str) -> None:
+    found = synonym("goal", goal)
+    assert found is not None
+    assert found.value == "sft"
+
+
+def test_explain_compares_two_terms_and_knows_words_for_held_out_data() -> None:
+    found = meshwright.explain("LoRA vs QLoRA")
+    assert [one.name for one in found.matches] == ["lora", "qlora"]
+    assert all(one.meaning for one in found.matches)
+    for word in ("holdout", "val_fraction"):
+        explained = meshwright.explain(word)
+        assert explained.field is not None
+        assert explained.field.key == "data.validation_part"

@@ -289,6 +289,19 @@ def _as_words(text: str) -> Explained | None:
     return Explained(text[:LONGEST], "words", meaning=meaning, matches=found) if found else None
 
 
+_VERSUS = re.compile(r"\s+(?:vs\.?|versus)\s+", re.IGNORECASE)
+
+
+def _as_comparison(text: str) -> Explained | None:
+    """Return what each of the things means that a question compares: LoRA vs QLoRA."""
+    names = _VERSUS.split(text.strip(" ?"))
+    found = [_as_term_or_field(name) for name in names] if len(names) > 1 else []
+    if not found or None in found:
+        return None
+    matches = tuple(Found(one.about, one.kind, one.meaning) for one in found if one is not None)
+    return Explained(text, "words", matches=matches)
+
+
 def _as_code(text: str) -> Explained | None:
     """Return the error that a short text names by its code, such as Xid 79."""
     return _as_message(text) if messages.has_code(text) else None
@@ -340,8 +353,8 @@ def _as_unsupported(text: str) -> Explained | None:
 
 
 LOOKUPS = (
-    _as_unsupported, _as_rule, _as_capabilities, _as_section, _as_code, _as_option, _as_variable, _as_term_or_field,
-    _as_their_key, _as_value, _as_network, _as_named, _as_message, _as_option_name, _as_words,
+    _as_unsupported, _as_comparison, _as_rule, _as_capabilities, _as_section, _as_code, _as_option, _as_variable,
+    _as_term_or_field, _as_their_key, _as_value, _as_network, _as_named, _as_message, _as_option_name, _as_words,
 )  # fmt: skip
 """What a text may be, in this order."""
 

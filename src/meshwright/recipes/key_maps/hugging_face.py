@@ -58,6 +58,7 @@ KEYS = (
     ConfigKey("test_size", "data.validation_part"),
     ConfigKey("eval_split", "data.validation_part"),
     ConfigKey("validation_split", "data.validation_part"),
+    *(ConfigKey(key, "data.validation_part") for key in ("val_fraction", "validation_fraction", "holdout")),
     ConfigKey("train_on_inputs", "data.train_on", {"true": "all", "false": "answers"}),
     ConfigKey("assistant_only_loss", "data.train_on", {"true": "answers", "false": "all"}),
     ConfigKey("completion_only_loss", "data.train_on", {"true": "answers", "false": "all"}),
