@@ -37,4 +37,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_runtestloop() -> None:
     """Let the garbage collector skip what was imported and collected: millions of objects that live to the end."""
     gc.freeze()
+    gc.set_threshold(20_000)  # tests of the planner take 4 % less time than with Python's 700
     gc.enable()
