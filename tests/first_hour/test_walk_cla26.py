@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+import meshwright as package
 
 CLUSTER = """\
 gpu = "GH200"
@@ -147,3 +150,25 @@ def test_plans_compile_where_the_engine_can(meshwright: Any, here: Path, engine:
     compared = json.loads(meshwright("compare", *asked, "--engines", "meshwright,torchtitan", "--json").out)
     side = next(one for one in compared["sides"] if one["name"] == engine)
     assert side["estimate"]["step_s"] == pytest.approx(plan["estimate"]["step_s"], rel=1e-3)
+
+
+UNBUILDABLE = (
+    "layout.micro_batch_size=4", "layout.recompute=selective", "layout.tp=1", "layout.pp=1", "layout.cp=1",
+    "train.global_batch_size=576",
+)  # fmt: skip
+
+
+def test_a_layout_that_cannot_be_built_has_no_figures(meshwright: Any, here: Path) -> None:
+    found = package.estimate("m13", "cluster.toml", "pretrain", overrides=list(UNBUILDABLE), seq="8k")
+    assert not found.ok
+    assert not found.estimate.fits
+    assert math.isnan(found.estimate.step_s)
+    assert math.isnan(found.estimate.mfu)
+    assert "no figures" in str(found)
+    typed = ("estimate", "m13", "--gpus", "cluster.toml", "--goal", "pretrain", "--seq", "8k", *UNBUILDABLE)
+    printed = json.loads(meshwright(*typed, "--json").out)
+    assert printed["estimate"]["fits"] is False
+    speeds = ("step_s", "step_parts_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu")
+    assert [printed["estimate"][name] for name in speeds] == [None] * 5
+    assert any(one["severity"] == "error" and "576" in one["message"] for one in printed["findings"])
+    assert "no figures: this layout cannot be built" in meshwright(*typed).out

@@ -42,7 +42,7 @@ def recommend(request: requests.Recommend) -> Plan:
 
         save_recipe(found.repaired or found, request.save)  # what its commands run
         _note_saved(found, request.save)
-    return with_budget(found, request)
+    return _without_figures_if_refused(with_budget(found, request))
 
 
 def _note_saved(plan: Plan, path: str) -> None:
@@ -99,6 +99,15 @@ def plan(request: requests.Plan) -> Ranking:
 @verb(requests.Estimate)
 def estimate(request: requests.Estimate) -> Plan:
     """Return the estimate of exactly this layout: the recipe's own with overrides, nothing searched."""
+    return _without_figures_if_refused(_estimated(request))
+
+
+def _without_figures_if_refused(found: Plan) -> Plan:
+    """Return a plan whose layout cannot be built without the figures that its arithmetic gives."""
+    return found if found.exists else msgspec.structs.replace(found, estimate=found.estimate.refused())
+
+
+def _estimated(request: requests.Estimate) -> Plan:
     job = named_job(request, request.target, request.model)
     if job is not None:
         question = job_question(request, job)

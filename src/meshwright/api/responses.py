@@ -82,22 +82,22 @@ class Band(Part, frozen=True, kw_only=True):
 
     step_pct: float
     memory_pct: float
-    step_low_s: float
-    step_high_s: float
+    step_low_s: float | None
+    step_high_s: float | None
     memory_low_gib: float
     memory_high_gib: float
 
 
 class Estimate(Part, frozen=True, kw_only=True):
-    """Memory and speed of a layout."""
+    """Memory and speed of a layout; speeds are null if it cannot be built, for the reasons in the findings."""
 
     fits: bool
     memory_gib: MemoryGib
-    step_s: float
-    step_parts_s: StepParts
-    tokens_per_s_per_gpu: float
-    tflops_per_gpu: float
-    mfu: float
+    step_s: float | None
+    step_parts_s: StepParts | None
+    tokens_per_s_per_gpu: float | None
+    tflops_per_gpu: float | None
+    mfu: float | None
     mfu_convention: str
     band: Band
     fit: costs.Fit
@@ -131,7 +131,8 @@ def copied(to: type[S], source: object, /, **more: Any) -> S:
 
 
 def estimate_part(estimate: costs.Estimate, exists: bool = True) -> Estimate:
-    """Return an estimate; a layout that cannot be built does not fit, whatever its arithmetic gives."""
+    """Return an estimate; a layout that cannot be built does not fit and has no speed, whatever is computed for it."""
+    exists = exists and estimate.can_be_built
     values = costs.to_dict(estimate)
     values |= {
         "fits": values["fits"] and exists,
@@ -141,6 +142,9 @@ def estimate_part(estimate: costs.Estimate, exists: bool = True) -> Estimate:
         "step_parts_s": StepParts(**values["step_parts_s"]),
         "band": Band(**values["band"]),
     }
+    if not exists:
+        values |= dict.fromkeys(("step_s", "step_parts_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"))
+        values["band"] = msgspec.structs.replace(values["band"], step_low_s=None, step_high_s=None)
     return Estimate(**values)
 
 

@@ -17,6 +17,8 @@ from meshwright.costs.vectorize import Column, plain
 from meshwright.recipes.capabilities import executed
 from meshwright.recipes.case import Case
 
+NAN = float("nan")
+
 
 class Band(msgspec.Struct, frozen=True):
     """Half-width of the error band in per cent: four of five comparable published runs are within it.
@@ -39,16 +41,23 @@ class Estimate(msgspec.Struct, frozen=True):
     mfu: Column  # a share, 0.45 = 45 %
     mfu_convention: str
     band: Band
+    can_be_built: bool = True  # False: a rule refuses the layout, so its arithmetic means nothing
 
     @property
     def fits(self) -> Column:
-        """Whether the memory fits the GPU with the reserve."""
-        return self.memory.fits
+        """Whether the layout can be built and its memory fits the GPU with the reserve."""
+        return self.memory.fits if self.can_be_built else False
 
     @property
     def fit(self) -> Fit:
         """The verdict on one layout in words, by the chance that it fits; it never contradicts `fits`."""
-        return fit_words(self.memory)
+        return fit_words(self.memory) if self.can_be_built else "does not fit"
+
+    def refused(self) -> Estimate:
+        """Return the estimate of a layout that cannot be built: it does not fit, and its speeds are not a number."""
+        parts = dict.fromkeys(self.parts, NAN)
+        speeds = dict.fromkeys(("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu"), NAN)
+        return msgspec.structs.replace(self, parts=parts, **speeds, can_be_built=False)
 
 
 def estimate(case: Case) -> Estimate:

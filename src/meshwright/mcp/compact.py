@@ -30,10 +30,10 @@ class Figures(Part, frozen=True, kw_only=True):
     fit: str
     memory_gib: float
     memory_band_gib: Sequence[float]
-    step_s: float
-    step_band_s: Sequence[float]
-    tokens_per_s_per_gpu: float
-    mfu: float
+    step_s: float | None  # speeds are null if the layout cannot be built
+    step_band_s: Sequence[float] | None
+    tokens_per_s_per_gpu: float | None
+    mfu: float | None
 
 
 class PlanRow(Figures, frozen=True, kw_only=True):
@@ -230,7 +230,7 @@ def _figures(estimate: Answer) -> dict[str, Any]:
         "memory_gib": estimate["memory_gib"]["total"],
         "memory_band_gib": [band["memory_low_gib"], band["memory_high_gib"]],
         "step_s": estimate["step_s"],
-        "step_band_s": [band["step_low_s"], band["step_high_s"]],
+        "step_band_s": None if estimate["step_s"] is None else [band["step_low_s"], band["step_high_s"]],
         "tokens_per_s_per_gpu": estimate["tokens_per_s_per_gpu"],
         "mfu": estimate["mfu"],
     }

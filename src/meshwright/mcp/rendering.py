@@ -78,6 +78,8 @@ def figures(estimate: Answer) -> list[str]:
     """Return memory against capacity, and speed with its MFU convention."""
     verdict = estimate["fit"] if estimate["fits"] else "does NOT fit or cannot be built"
     band = estimate["band"]
+    if estimate["step_s"] is None:
+        return [f"{verdict}: no figures, see the findings"]
     mfu = f"MFU {estimate['mfu']:.1%} ({estimate['mfu_convention']})"
     return [
         f"{verdict}: {_memory(estimate)}",

@@ -116,6 +116,8 @@ def _to_band(value: float, low: float, high: float) -> str:
 def step(estimate: Answer) -> dict[str, Any]:
     """Return a step by part."""
     seconds = estimate["step_parts_s"]
+    if seconds is None:  # of a layout that cannot be built
+        return {"bar": None, "parts": []}
     return {
         "bar": bar(seconds, STEP_PARTS, estimate["step_s"]),
         "parts": [
