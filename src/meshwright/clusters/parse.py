@@ -113,6 +113,8 @@ def _read(text: str | os.PathLike[str]) -> tuple[Cluster, tuple[Assumption, ...]
             dict.fromkeys(_read(one)[0].gpu.name for one in several)
         )
         raise _bad(text, f"{reason} at a time; {sizes}", several)
+    if len(text) > MAX_LENGTH:  # the forms below take quadratic time
+        raise _bad(text, f"more than {MAX_GPUS} GPUs" if text.isdigit() else "not a cluster: too long", EXAMPLES)
     return _instances(text) or _described(text)
 
 
@@ -241,8 +243,6 @@ def _check_size(text: str, made: Cluster) -> None:
 
 def _parts(text: str) -> _Parts:
     """Return the parts of the first form that names a known GPU, or of counts alone."""
-    if len(text) > MAX_LENGTH and not text.isdigit():
-        raise _bad(text, "not a cluster: too long", EXAMPLES)
     plain = re.sub(r"\s+", " ", text.lower().translate(_TIMES_SIGNS))
     plain = _NUMBER_WORD.sub(lambda found: str(_NUMBER_WORDS[found[0]]), _FILLERS.sub("", plain)).strip()
     if is_known(plain):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from math import ceil
 from pathlib import Path
 
@@ -94,7 +94,6 @@ def import_file(
             raise InputError(reason, field="model", value=unknown, fix=("--model ./config.json",))
         raise InputError(reason, field="model", fix=("--model llama3-8b", "--model ./config.json"))
     on, assumed = _cluster(content.path, settings, gpus)
-    on_these = {"gpus": gpus or str(on), "model": spec, "overrides": overrides, "goal": goal, "count": count}
     given = None if model is None else model[1]
     reference = _cluster_reference(on, gpus)
     named, resolvable = _named_recipe(settings, settings.model, content.path, on, reference, given)
@@ -105,7 +104,9 @@ def import_file(
         recipe=named,
         model=settings.model,
         cluster=on,
-        check=partial(check, framework, content, **on_these),
+        check=lambda: check(
+            framework, content, gpus=gpus or str(on), model=spec, overrides=overrides, goal=goal, count=count
+        ),
         settings=settings,
         assumed=(
             *assumed,
