@@ -172,3 +172,43 @@ def test_a_layout_that_cannot_be_built_has_no_figures(meshwright: Any, here: Pat
     assert [printed["estimate"][name] for name in speeds] == [None] * 5
     assert any(one["severity"] == "error" and "576" in one["message"] for one in printed["findings"])
     assert "no figures: this layout cannot be built" in meshwright(*typed).out
+
+
+MOE_MODEL = {
+    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2560,
+    "intermediate_size": 8192, "moe_intermediate_size": 1280, "num_hidden_layers": 48, "num_attention_heads": 32,
+    "num_key_value_heads": 4, "head_dim": 128, "num_experts": 128, "num_experts_per_tok": 8, "vocab_size": 128256,
+    "max_position_embeddings": 8192, "rope_theta": 1000000.0, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+    "tie_word_embeddings": False, "decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": True,
+}  # fmt: skip
+MOE_SCRIPT = """\
+torchrun --nproc_per_node 4 --nnodes 24 pretrain_gpt.py --num-layers 48 --hidden-size 2560 --num-attention-heads 32 \\
+  --group-query-attention --num-query-groups 4 --kv-channels 128 --qk-layernorm --seq-length 8192 \\
+  --max-position-embeddings 8192 --position-embedding-type rope --rotary-base 1000000 --normalization RMSNorm \\
+  --norm-epsilon 1e-6 --swiglu --disable-bias-linear --untie-embeddings-and-output-weights --attention-dropout 0.0 \\
+  --hidden-dropout 0.0 --num-experts 128 --moe-router-topk 8 --moe-grouped-gemm --ffn-hidden-size 8192 \\
+  --tensor-model-parallel-size 2 --pipeline-model-parallel-size 3 --expert-model-parallel-size 16 \\
+  --expert-tensor-parallel-size 1 --sequence-parallel --use-distributed-optimizer --micro-batch-size 1 \\
+  --global-batch-size 768 --train-iters 1000 --lr 3e-4 --min-lr 3e-5 --lr-decay-style cosine --bf16 \\
+  --data-path /data/corpus --tokenizer-type HuggingFaceTokenizer --tokenizer-model /data/tok --vocab-size 128256
+"""
+
+
+def test_a_forgotten_width_of_experts_is_found(meshwright: Any, here: Path) -> None:
+    (here / "moe.sh").write_text(MOE_SCRIPT, encoding="utf-8")
+    (here / "moe60").mkdir()
+    (here / "moe60" / "config.json").write_text(json.dumps(MOE_MODEL), encoding="utf-8")
+    typed = ("check", "moe.sh", "--gpus", "cluster.toml")
+    alone = " ".join(meshwright(*typed).out.split())
+    assert "388.35 B parameters, 25.96 B active" in alone
+    assert "--moe-ffn-hidden-size is not set: each of the 128 experts is 8,192 wide" in alone
+    given = " ".join(meshwright(*typed, "--model", "moe60").out.split())
+    assert "62.20 B parameters, 5.58 B active" in given
+    assert "the file trains 388.35 B parameters, the figures here are of moe60 with 62.20 B" in given
+    assert "fix: --moe-ffn-hidden-size 1280" in given
+    assert "remove --model" not in given
+    written = MOE_SCRIPT.replace("--ffn-hidden-size 8192", "--ffn-hidden-size 8192 --moe-ffn-hidden-size 1280")
+    (here / "moe.sh").write_text(written, encoding="utf-8")
+    fixed = meshwright(*typed).out
+    assert "62.20 B parameters" in fixed
+    assert "--moe-ffn-hidden-size is not set" not in fixed

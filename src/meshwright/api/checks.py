@@ -624,6 +624,8 @@ class CheckResponse(Findings, frozen=True, kw_only=True):
     file: str | UnsetType | None = UNSET
     recipe: str | UnsetType = UNSET
     model: str | UnsetType | None = UNSET
+    parameters: int | UnsetType = UNSET  # of the model that the figures are of
+    active_parameters: int | UnsetType = UNSET
     gpus: str | UnsetType | None = UNSET
     engine: str | UnsetType = UNSET
     unresolved: Sequence[UnresolvedValue] | UnsetType = UNSET
@@ -671,6 +673,8 @@ def check_response(result: CheckResult, request: requests.Check | None = None) -
         file=result.file or None,
         recipe=result.recipe.name,
         model=result.model.name if result.model else None,
+        parameters=result.model.params.total if result.model else UNSET,
+        active_parameters=result.model.params.active if result.model else UNSET,
         gpus=str(result.cluster) if result.cluster else None,
         findings=finding_parts(result.findings),
         estimate=estimate_part(result.estimate, result.exists) if result.estimate else None,

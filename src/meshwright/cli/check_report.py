@@ -34,6 +34,8 @@ def check(answer: Answer, found: Any) -> None:
         out.print(f"[bold]{escape(what)}[/], a dataset: {verdict}")
     else:
         out.print(f"[bold]{escape(what)}[/]{where} with {runner}: {verdict}")
+    if answer.get("parameters"):
+        titled(out, "Model", [escape(_model_line(answer))])
     titled(out, "Assumed", assumed_lines(answer["assumed"]))
     no_layout = NO_LAYOUT_IGNORED if answer["ok"] and accepted else NO_LAYOUT
     if answer["estimate"]:
@@ -47,6 +49,13 @@ def check(answer: Answer, found: Any) -> None:
     titled(out, "Ignored", ignored_lines(answer))
     if answer["notes"]:
         titled(out, "Notes", [escape(note) for note in answer["notes"]])
+
+
+def _model_line(answer: Answer) -> str:
+    """Return the model that the figures are of, with its parameters."""
+    total, active = answer["parameters"] / 1e9, answer["active_parameters"] / 1e9
+    size = f"{total:.2f} B parameters" + (f", {active:.2f} B active" if active < 0.99 * total else "")
+    return f"{answer['model']}: {size}"
 
 
 def ignored_lines(answer: Answer) -> list[str]:

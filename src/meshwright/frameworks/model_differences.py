@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
+import msgspec
 from msgspec import UNSET
 
 from meshwright.frameworks.mapping import same_value
@@ -145,14 +146,28 @@ def _findings(
 ) -> list[Finding]:
     """Return one finding per field that a key sets; a model that the file names has one for all fields."""
     stated = [one for one in found if one.key and not (one.field == "tied" and "untied" in _keys(imported))]
-    if stated and any(one.setting is not None for one in stated):
-        return [_finding(imported, model, one, rule, severity) for one in stated]
+    if stated and any(key in imported.parsed.settings for key in _keys(imported).values()):  # the file has sizes
+        found_here = [_finding(imported, model, one, rule, severity) for one in stated]
+        return [msgspec.structs.replace(one, message=one.message + _both_sizes(imported, model)) for one in found_here]
     named = [one for one in found if one.field != "untied"]
     if not named or imported.file_model is None:
         return []
     text = ", ".join(f"{one.field} {one.found} ({one.expected})" for one in named)
     message = f"the file's model {imported.file_model.name} differs from {model.name}: {text}"
     return [Finding(rule, severity, "model", message, (), file=_file(imported), no_fix=f"remove --model {model.name}")]
+
+
+MUCH = 0.05  # difference of parameters from which on the memory of one model says nothing about the other's
+
+
+def _both_sizes(imported: ImportedRecipe, model: ModelSpec) -> str:
+    """Return the parameters of the file's model and of the given one, if they differ much."""
+    own, given = (one.params.total if one else 0 for one in (imported.file_model, model))
+    if not own or abs(given / own - 1) <= MUCH:
+        return ""
+    return (
+        f"; the file trains {own / 1e9:.2f} B parameters, the figures here are of {model.name} with {given / 1e9:.2f} B"
+    )
 
 
 def _finding(imported: ImportedRecipe, model: ModelSpec, one: Difference, rule: str, severity: Severity) -> Finding:

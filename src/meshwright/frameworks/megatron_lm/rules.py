@@ -405,6 +405,14 @@ RULES = (
         "the model has no experts",
     ),
     _rule(
+        "experts-as-wide-as-dense",
+        "ffn_hidden_size num_experts moe_ffn_hidden_size",
+        techniques.experts_as_wide_as_dense,
+        "the model is many times larger than meant: out of memory, or a slow step",
+        "without --moe-ffn-hidden-size every expert has the width of --ffn-hidden-size",
+        "warning",
+    ),
+    _rule(
         "top-one",
         "moe_router_topk",
         techniques.top_one,

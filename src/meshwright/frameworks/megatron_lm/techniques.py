@@ -178,6 +178,25 @@ def width_without_experts(ctx: RuleContext) -> Problem | None:
     return Problem("--moe-ffn-hidden-size needs --num-experts", ("--num-experts N",))
 
 
+MANY_EXPERTS = 16  # models with fewer have experts as wide as a dense block (Mixtral: 8)
+
+
+def experts_as_wide_as_dense(ctx: RuleContext) -> Problem | None:
+    """Find many experts whose width falls back to that of a dense block: they are usually narrow."""
+    unset = not ctx.is_set("moe_ffn_hidden_size") and ctx.is_set("num_experts") and ctx.is_set("ffn_hidden_size")
+    experts, width = get_int(ctx, "num_experts"), get_int(ctx, "ffn_hidden_size")
+    if not unset or experts < MANY_EXPERTS or has_unread_args(ctx):
+        return None
+    model = None if ctx.case is None else ctx.case.model
+    shown = f"--moe-ffn-hidden-size is not set: each of the {experts} experts is {width:,} wide, as --ffn-hidden-size"
+    if model is not None and model.moe is not None and model.moe.width == width:
+        total = model.params.total
+        shown += f", and the model has {total / 1e9:.0f} B parameters, {model.params.active / 1e9:.0f} B active"
+    known = model is not None and model.moe is not None and model.moe.width != width
+    wanted = str(model.moe.width) if known and model is not None and model.moe is not None else "N"
+    return Problem(shown, (f"--moe-ffn-hidden-size {wanted}",), key="ffn_hidden_size")
+
+
 def top_one(ctx: RuleContext) -> Problem | None:
     one = ctx.is_set("moe_router_topk") and get_int(ctx, "moe_router_topk") == 1
     softmax = get_text(ctx, "moe_router_score_function") in ("", "softmax")
