@@ -729,7 +729,7 @@ def adapted(recipe: Recipe, case: Case, keep: frozenset[str] = frozenset()) -> d
 def describe(field: str) -> dict[str, str]:
     """Return what each engine does with a field, by engine; empty if every engine executes every value."""
     rows = rows_of(field)
-    found = {
+    found: dict[str, str] = {
         engine: "; ".join(_describe(row, engine) for row in rows if engine in row.runs) or "all" for engine in ENGINES
     }
     if _is_of_adapters(field):

@@ -81,7 +81,8 @@ class Dispatcher:
             return ""
         if verb != "scale":
             return self._stage(verb, _given(request))
-        found = ((gpu, self._stage("size", {**_given(request), "gpu": gpu})) for gpu in request.gpu)
+        given = _given(request)
+        found = ((gpu, self._stage("size", {**given, "gpu": gpu})) for gpu in given["gpu"])
         return next((f"{gpu}: {stage.removeprefix('size: ')}" for gpu, stage in found if stage), "")
 
     def _stage(self, verb: str, given: dict[str, Any]) -> str:

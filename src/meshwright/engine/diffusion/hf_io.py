@@ -19,7 +19,7 @@ from meshwright.engine.diffusion.denoiser import Denoiser
 from meshwright.engine.fsync import sync_folder
 from meshwright.engine.hf_io.barriers import TensorChunks, on_rank_zero, write_stages_in_turn
 from meshwright.engine.hf_io.files import SafetensorsFolder
-from meshwright.engine.hf_io.find import CONFIG, FIELD, read_json, transformer_folder
+from meshwright.engine.hf_io.find import FIELD, read_json, transformer_folder
 from meshwright.engine.hf_io.gather import ShardedTensors
 from meshwright.engine.hf_io.layout_map import Shape, TensorLocation, local_views, locate_tensors
 from meshwright.engine.hf_io.shards import (
@@ -33,6 +33,7 @@ from meshwright.engine.hf_io.shards import (
 )
 from meshwright.engine.mesh import Mesh
 from meshwright.errors import InputError, some
+from meshwright.hub import CONFIG
 
 NAME = "diffusion_pytorch_model"
 WEIGHTS, INDEX = f"{NAME}.safetensors", f"{NAME}.safetensors.index.json"

@@ -18,8 +18,9 @@ from typing import NamedTuple
 import torch
 
 from meshwright.engine.hf_io.files import SafetensorsFolder
-from meshwright.engine.hf_io.find import CONFIG, FIELD, read_json
+from meshwright.engine.hf_io.find import FIELD, read_json
 from meshwright.errors import InputError
+from meshwright.hub import CONFIG
 from meshwright.models import Quantization, quantization_of
 
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)

@@ -13,11 +13,12 @@ from typing import Any
 
 import torch
 
-from meshwright.engine.hf_io.find import CONFIG, FIELD, read_json
+from meshwright.engine.hf_io.find import FIELD, read_json
 from meshwright.engine.hf_io.layout_map import Box, Shape, TensorLocation, local_views, locate_tensors
 from meshwright.engine.hf_io.name_map import FileTensor, NameMap, build_name_map
 from meshwright.engine.hf_io.quantized import QuantizedFolder, open_folder
 from meshwright.errors import InputError, closest, some
+from meshwright.hub import CONFIG
 
 # Keys of config.json that do not affect what a model computes, or that training changes on purpose.
 IGNORED_CONFIG_KEYS = (

@@ -10,9 +10,10 @@ from typing import Any
 
 import torch
 
-from meshwright.engine.hf_io.find import CONFIG, read_json
+from meshwright.engine.hf_io.find import read_json
 from meshwright.engine.hf_io.name_map import NameMap
 from meshwright.engine.hf_io.shards import write_error, write_text
+from meshwright.hub import CONFIG
 
 TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json"),

@@ -15,7 +15,7 @@ import torch
 
 from meshwright.engine.fsync import sync_folder
 from meshwright.engine.hf_io.barriers import gather_from_stages, on_rank_zero, raise_on_all_ranks, write_stages_in_turn
-from meshwright.engine.hf_io.find import CONFIG, INDEX
+from meshwright.engine.hf_io.find import INDEX
 from meshwright.engine.hf_io.gather import FullTensorSource, ShardedTensors, TensorSource
 from meshwright.engine.hf_io.layout_map import Shape
 from meshwright.engine.hf_io.merge import find_adapters
@@ -35,6 +35,7 @@ from meshwright.engine.hf_io.shards import (
 from meshwright.engine.hf_io.tokenizer_files import GENERATION, copy_tokenizer, default_generation_config, export_config
 from meshwright.engine.mesh import Mesh
 from meshwright.errors import InputError, MeshwrightError, OutputError
+from meshwright.hub import CONFIG
 
 
 @dataclass(frozen=True)

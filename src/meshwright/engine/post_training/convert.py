@@ -306,9 +306,10 @@ def _export_rank(
 def _from_folder(found: FoundCheckpoint, folder: Path, options: ConvertOptions) -> None:
     """Convert a model folder to another dtype or file size, or merge adapters into their model."""
     from meshwright.engine import hf_io
-    from meshwright.engine.hf_io.find import CONFIG, read_json
+    from meshwright.engine.hf_io.find import read_json
     from meshwright.engine.parallelize.fsdp import DTYPES
     from meshwright.engine.post_training.model_card import copy_card
+    from meshwright.hub import CONFIG
 
     if found.type == "adapters" and not options.merge:
         raise InputError(
@@ -336,13 +337,14 @@ def _dequantize(source: Path, folder: Path, options: ConvertOptions) -> None:
     import torch
 
     from meshwright.engine import hf_io
-    from meshwright.engine.hf_io.find import CONFIG, read_json
+    from meshwright.engine.hf_io.find import read_json
     from meshwright.engine.hf_io.layout_map import TensorLocation
     from meshwright.engine.hf_io.name_map import build_name_map
     from meshwright.engine.hf_io.read import FolderWeights
     from meshwright.engine.model.build import transformers_config
     from meshwright.engine.model.mtp import mtp_depth
     from meshwright.engine.parallelize.fsdp import DTYPES
+    from meshwright.hub import CONFIG
 
     config = transformers_config(read_json(source / CONFIG))
     dtype = DTYPES[options.dtype or "bf16"]
