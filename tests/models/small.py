@@ -6,11 +6,13 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from meshwright.models.readers.architectures import BY_CLASS, SAME_AS, TRAITS, WITHOUT_CLASS
+from meshwright.models.readers.architectures import BY_CLASS, SAME_AS, TRAITS, TYPES_WITHOUT_CLASS, WITHOUT_CLASS
 from meshwright.models.readers.wrappers import WRAPPERS
 
 # Types with their config class's defaults are proven from those, and key by key (test_decoders.py).
-DECODERS = sorted({*TRAITS, *SAME_AS} - {"kimi_k2"} - set(WRAPPERS) - set(BY_CLASS) - set(WITHOUT_CLASS))
+DECODERS = sorted(
+    {*TRAITS, *SAME_AS} - {"kimi_k2"} - set(WRAPPERS) - set(BY_CLASS) - {*WITHOUT_CLASS, *TYPES_WITHOUT_CLASS}
+)
 TEXT_ONLY = [kind for kind in DECODERS if kind not in {text for wrapper in WRAPPERS.values() for text in wrapper.text}]
 STANDALONE = sorted({*TEXT_ONLY, "gemma3_text", "mistral", "ministral3", "qwen3_5_text", "qwen3_5_moe_text"})
 FLAGS = ("attention_bias", "attention_out_bias", "mlp_bias", "use_bias", "use_qk_norm", "tie_word_embeddings")

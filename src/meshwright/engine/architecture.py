@@ -161,7 +161,9 @@ def _model(config: Any, values: Mapping[str, Any]) -> Any:
     """Return the model of a config: with its encoder of images, if the file has one or names the class that has it."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    encodes = getattr(config, "is_decoder", True) is False and "gpt" not in config.model_type  # GPT-NeoX sets it too
+    # Encoders declare is_decoder (GPT-NeoX too); older files of decoders have it as false without a meaning.
+    declared = {field.name for field in dataclasses.fields(config)} if dataclasses.is_dataclass(config) else set()
+    encodes = "is_decoder" in declared and config.is_decoder is False and "gpt" not in config.model_type
     if getattr(config, "is_encoder_decoder", False) or encodes:
         raise LookupError(f"{config.model_type} is not a decoder")
     autos: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]

@@ -24,7 +24,7 @@ from .catalogue import (
 from .quantization import Quantization, quantization_of
 from .reader import MAX_BYTES as MAX_CONFIG_BYTES
 from .reader import decode_float, known_architectures, load_config, spec_from_config
-from .readers.architectures import config_json_keys
+from .readers.architectures import TYPES_WITHOUT_CLASS, config_json_keys
 from .readers.fields import collect_defaults
 from .reshape import reshape
 from .spec import (
@@ -49,6 +49,7 @@ from .trained_folder import not_a_model
 __all__ = [
     "MAX_CONFIG_BYTES",
     "MLA",
+    "TYPES_WITHOUT_CLASS",
     "Attention",
     "Dense",
     "Ffn",

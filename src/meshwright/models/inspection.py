@@ -59,7 +59,7 @@ def can_inspect(config: Mapping[str, Any]) -> bool:
     return has_transformers() and any(name in _buildable() for name in named if isinstance(name, str))
 
 
-def inspected_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
+def inspected_spec(config: Mapping[str, Any], name: str, why: str = "") -> ModelSpec:
     """Return the spec of a config as transformers builds it, with a note of what was assumed."""
     _require_bounded(config, "")
     stage(f"transformers builds {config.get('model_type') or name} without weights")
@@ -67,8 +67,9 @@ def inspected_spec(config: Mapping[str, Any], name: str) -> ModelSpec:
     _require_used(config, found)
     spec, assumed = _spec(found, str(config.get("model_type") or found["class"]), name)
     by = f"transformers {found['transformers']} ({found['class']})"
-    _note_once(f"{name}: no reader knows {spec.model_type}, so {by} built it without weights and its parameters were "
-               f"counted; assumed: {'; '.join(assumed)}")  # fmt: skip
+    because = why or f"no reader knows {spec.model_type}"
+    _note_once(f"{name}: {because}, so {by} built it without weights and its parameters were counted; assumed: "
+               f"{'; '.join(assumed)}")  # fmt: skip
     return msgspec.structs.replace(spec, inspected_by=by, assumed=assumed)
 
 

@@ -18,12 +18,13 @@ from .readers import diffusion, gpt2, nemotron
 from .readers.architectures import SAME_AS, TRAITS, fields_of
 from .readers.computed import check_computed
 from .readers.decoder import Decoder, grouped, read_decoder
-from .readers.fields import Fields
+from .readers.fields import Fields, UnsupportedValueError
 from .readers.wrappers import WRAPPERS, read_wrapped
 from .spec import ModelSpec
 from .trained_folder import not_a_model
 
 MAX_BYTES = 5_000_000
+SECTIONS = ("text_config", "vision_config", "llm_config", "audio_config", "quantization_config")
 NESTED = ("step3p7",)  # read if the file has the decoder alone; with its encoder it is inspected
 
 
@@ -48,7 +49,12 @@ def spec_from_config(config: Mapping[str, Any], name: str, **facts: Any) -> Mode
     """Return the model of a Hugging Face config; facts are more ModelSpec fields, such as hf_id."""
     if not isinstance(config, Mapping):
         raise InputError("the config must be a JSON object", field="config", value=type(config).__name__)
-    spec = _read(config, name)
+    try:
+        spec = _read(config, name)
+    except UnsupportedValueError as error:
+        if not can_inspect(config) or file_access.closed():
+            raise
+        spec = inspected_spec(config, name, why=f"no reader knows {error.field}={error.value}")
     quantization = quantization_of(config)
     if quantization is not None:
         facts = {"quantization": quantization, **facts}
@@ -98,6 +104,9 @@ def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
     if isinstance(denoiser, str):
         return _denoiser_spec(config, denoiser, name)
     model_type = _model_type(config)
+    for key in SECTIONS:
+        if config.get(key) is not None and not isinstance(config[key], Mapping):
+            raise InputError("must be an object", field=key, value=repr(config[key])[:80])
     if model_type not in known_architectures() or (
         model_type in NESTED and isinstance(config.get("text_config"), dict)
     ):
@@ -112,6 +121,9 @@ def _read(config: Mapping[str, Any], name: str) -> ModelSpec:
         if encoder is None:
             return msgspec.structs.replace(spec, tied=tied)
         return msgspec.structs.replace(spec, kind="vision_language", vision=encoder, tied=tied)
+    if config.get("text_config"):
+        reason = f"{model_type} models have no text_config: the file describes another architecture"
+        raise InputError(reason, field="text_config", value=repr(config["text_config"])[:80])
     if model_type in gpt2.MODEL_TYPES:
         fields = Fields(config, gpt2.DEFAULTS, gpt2.ALIASES)
         spec = _decoder_spec(gpt2.read_gpt2(fields), name, "gpt", model_type, "GPT2LMHeadModel")

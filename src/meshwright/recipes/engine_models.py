@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.models import ModelSpec
+from meshwright.models import TYPES_WITHOUT_CLASS, ModelSpec, is_path
 
 TRAINED = frozenset(
     """arcee aria_text bitnet cwm deepseek_v2 deepseek_v3 diffllama dots1 ernie4_5 exaone4 exaone_moe flex_olmo gemma
@@ -26,7 +26,7 @@ TRAINED = frozenset(
 )
 NO_CLASS = "a class for it in transformers; a model's own code is never run"
 _TYPES_BY_PART = {
-    NO_CLASS: "mimo nemotron-nas",
+    NO_CLASS: " ".join(TYPES_WITHOUT_CLASS),
     "a comparison of this model type with transformers": "kimi_k25",
     "causal attention in transformers' model: its first tokens see later ones": "cpmant",
     "one list of decoder layers: it has encoders and decoders of bytes and patches": "blt",
@@ -70,12 +70,17 @@ def is_whole(model: ModelSpec) -> bool:
     return not own and not lacking(model)
 
 
+def _typed_name(model: ModelSpec) -> str:
+    """Return how a user names a model: the path of its config, its hub id, or its catalogue name."""
+    return model.source if is_path(model.source) else model.hf_id or model.name
+
+
 def require_trained(model: ModelSpec) -> None:
     """Raise InputError for a model that our engine does not train."""
     lacks = lacking(model)
     if not lacks:
         return
-    name = model.source or model.name
+    name = _typed_name(model)
     raise InputError(
         f"our engine does not train {model.model_type} models: it lacks {lacks}",
         field="model",
@@ -92,7 +97,7 @@ def require_traced(model: ModelSpec) -> None:
     require_trained(model)
     if not is_whole(model):
         return
-    name = model.source or model.name
+    name = _typed_name(model)
     raise InputError(
         f"a dry run executes layers of our own engine, and {model.model_type} models run transformers' forward pass",
         field="model",

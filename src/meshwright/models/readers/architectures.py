@@ -13,19 +13,28 @@ from .experts_table import EXPERTS
 from .fields import Fields
 from .hybrid_table import HYBRID
 from .layernorm_table import LAYERNORM
+from .own_code_table import OWN_CODE
 from .rms_table import RMS
 from .sparse_table import SPARSE
 from .traits import Traits
 from .varied_table import VARIED
 
 # The defaults of these rows are their config class's.
-WITHOUT_CLASS = ("mimo", "nemotron-nas", "step3p7")  # transformers has no decoder of this type
+WITHOUT_CLASS = ("mimo", "nemotron-nas", "step3p7", *OWN_CODE)  # transformers has no decoder of this type
 BY_CLASS: dict[str, Traits] = LAYERNORM | RMS | EXPERTS | HYBRID
 BY_CLASS |= {name: traits for name, traits in VARIED.items() if name not in WITHOUT_CLASS}
-TRAITS: dict[str, Traits] = DENSE | SPARSE | BY_CLASS | VARIED
+TRAITS: dict[str, Traits] = DENSE | SPARSE | BY_CLASS | VARIED | OWN_CODE
 
 # The same architecture under another name.
-SAME_AS = {"kimi_k2": "deepseek_v3", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+SAME_AS = {
+    "kimi_k2": "deepseek_v3",
+    "bailing_moe_v2": "bailing_moe",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+
+# Nothing can be built from these types.
+TYPES_WITHOUT_CLASS = ("mimo", "nemotron-nas", *OWN_CODE, *(name for name in SAME_AS if SAME_AS[name] in OWN_CODE))
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "head_dim", "vocab_size", "max_position_embeddings")  # fmt: skip

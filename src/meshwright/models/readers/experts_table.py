@@ -140,6 +140,7 @@ EXPERTS: dict[str, Traits] = {
         mixers=_FULL_OR_SLIDING,
         moe=MoeTraits(shared="width", router_bias=True, balance_bias=True, placed="listed"),
         only={"gating": (True,)},
+        inspected=("gating",),
         derive=derived.layer_heads,
     ),
     "llama4_text": row(

@@ -53,6 +53,10 @@ SHAPE_KEYS = (
 )
 
 
+class UnsupportedValueError(InputError):
+    """A valid value of a key that makes other shapes than a reader knows; transformers may build them."""
+
+
 _TAKEN: ContextVar[dict[str, Any] | None] = ContextVar("taken defaults", default=None)
 
 
@@ -110,6 +114,11 @@ class Fields:
         value = self.data.get(key)
         shown = None if value is None else repr(value)[:80]
         return InputError(reason, field=self.where + key, value=shown)
+
+    def unsupported(self, key: str, reason: str) -> UnsupportedValueError:
+        """Return the error for a valid value of one key that this reader does not know."""
+        error = self.error(key, reason)
+        return UnsupportedValueError(error.reason, error.field, error.value)
 
     def raw(self, key: str) -> Any:
         """Return the value of the key or its aliases, or the default; raise if there is neither."""

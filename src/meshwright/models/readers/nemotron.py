@@ -78,6 +78,8 @@ def layer_pattern(fields: Fields, list_key: str, text_key: str) -> str:
     """Return the layers as letters: M Mamba-2, * attention, - dense block, E experts."""
     words = fields.words(list_key, _LETTERS)
     text = fields.raw(text_key)
+    if isinstance(text, list) and all(isinstance(letter, str) and len(letter) == 1 for letter in text):
+        text = "".join(text)  # transformers takes both
     if words is not None:
         return "".join(_LETTERS[word] for word in words)
     if text is None:

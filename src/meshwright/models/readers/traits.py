@@ -61,6 +61,7 @@ class Traits(msgspec.Struct, frozen=True):
     derive: Callable[[Fields], Mapping[str, Any]] | None = None  # keys that follow from others of the config
     ignored: tuple[str, ...] = ()  # keys that other architectures have parameters for, and this one has not
     only: Mapping[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)  # the supported values of a key
+    inspected: tuple[str, ...] = ()  # keys of `only` whose other values transformers builds: they are inspected
     qkv_bias: Switch = False
     out_bias: Switch = False
     mlp_bias: Switch = False

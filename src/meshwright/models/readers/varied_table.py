@@ -35,7 +35,7 @@ VARIED: dict[str, Traits] = {
     "gemma3n_text": row("gemma", "Gemma3nForCausalLM", **_GEMMA, residuals="altup_num_inputs", derive=varied.gemma3n),
     "deepseek_v4": row(
         "deepseek", "DeepseekV4ForCausalLM",
-        aliases=_ROUTED,
+        aliases={**_ROUTED, "moe_intermediate_size": ("intermediate_size",)},  # every layer has experts
         defaults={"num_nextn_predict_layers": 1},
         mixers={
             "sliding_attention": "window_only",
