@@ -258,6 +258,9 @@ COMMON = (
         DENSE, "--cross-entropy-loss-fusion --cross-entropy-fusion-impl te"), "megatron-lm.te-loss", "-impl te"),
     broken("width without experts", *with_args(DENSE, "--moe-ffn-hidden-size 64"),
            "megatron-lm.expert-width-without-experts", "--moe-ffn-hidden-size"),
+    broken("experts as wide as a dense block", EXPERTS.replace("--hidden-size 4096", "--hidden-size 1024").replace(
+        "--ffn-hidden-size 14336", "--ffn-hidden-size 3584"), "--num-experts 8", "--num-experts 64",
+        "megatron-lm.experts-as-wide-as-dense", "--ffn-hidden-size", MOE_GPUS),
     broken("top 1", EXPERTS, "--moe-router-topk 2", "--moe-router-topk 1", "megatron-lm.top-one", "--moe-router-topk",
            MOE_GPUS),
     broken("bias of experts", EXPERTS, "--moe-grouped-gemm", "--moe-router-enable-expert-bias --moe-grouped-gemm",
