@@ -56,7 +56,7 @@ def test_exports_name_the_typed_hub_id(meshwright: Any, framework: str, key: str
 
 @pytest.mark.parametrize(
     ("name", "weights"),
-    [("llama3.2-3b-instruct", "meta-llama/Llama-3.2-3B"), ("gemma-3-1b-it", "google/gemma-3-1b-pt")],
+    [("llama3.2-3b-chat", "meta-llama/Llama-3.2-3B"), ("gemma-3-1b-thinking", "google/gemma-3-1b-pt")],
 )
 def test_a_name_without_organization_says_whose_weights_it_means(meshwright: Any, name: str, weights: str) -> None:
     answer = meshwright("recommend", name, "--gpus", "1xRTX4090", "--goal", "lora")

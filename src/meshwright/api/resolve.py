@@ -50,7 +50,9 @@ def _note_dropped_words(name: str) -> None:
         note(f"{name} has quantized weights ({', '.join(quantized)}) of {found.name}: {weights}; for 4-bit, goal qlora")
     elif words:
         weights = f"its weights are {found.hf_id}" if found.hf_id else "it has no weights"
-        note(f"{name} is the catalogue model {found.name}: {weights}; ORG/NAME of the hub means those of that id")
+        known = "".join(f", {one}" for one in models.releases(found.name))
+        other = f"known others of its shape: {known[2:]}" if known else "ORG/NAME of the hub means those of that id"
+        note(f"{name} is the catalogue model {found.name}: {weights}; {other}")
 
 
 def is_named(name: str) -> bool:

@@ -43,6 +43,7 @@ _RELEASE = re.compile(r"(?:0[1-9]|1[0-2])(?:[0-2]\d|3[01])|2[3-9](?:0[1-9]|1[0-2
 _HUB_URL = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/(?:models/)?([\w.-]+/[\w.-]+)(?:/.*)?")
 
 _WEIGHTS_WORDS = frozenset(("instruct", "it", "pt", "chat", "base", "thinking"))  # of them, those of other weights
+_SAME_WEIGHTS_WORDS = frozenset(("meta", "nvidia", "hf", "bf16"))
 
 # Suffixes and keys that distinguish a recipe file from a model config.
 _RECIPE_FILES = (".toml", ".yaml", ".yml")
@@ -63,6 +64,7 @@ def find(text: str) -> ModelSpec:
     if is_path(text):
         file_access.text_of(text, "model")
         return _from_path(os.path.expanduser(text))
+    text = with_organization(text)
     own = hub_config(text)
     if own is not None:
         return _from_hub(text, str(own))
@@ -158,6 +160,7 @@ def reference(text: str) -> str | None:
     text = without_hub_url(text.strip())
     if is_path(text):
         return None
+    text = with_organization(text)
     name = find(text).name
     return text if name not in _entries() or _names_other_weights(name, text) else name
 
@@ -184,10 +187,65 @@ def _names_other_weights(name: str, text: str) -> bool:
     return other and not quantized_words(text)
 
 
+def with_organization(text: str) -> str:
+    """Return the hub id of known weights that have a shipped model's shape but are not its own; other texts unchanged.
+
+    They are instruct, base, thinking, coder or dated releases: `Qwen3-4B-Instruct-2507`, in any usual form of the name.
+    Quantized weights mean those they were made from.
+    """
+    if text in _entries():
+        return text
+    plain, quantized = text.rpartition("/")[2], bool(quantized_words(text))
+    known = _other_weights().get(_release_words(plain, quantized))
+    if known is None and text == plain:
+        known = _only_release(plain)
+    named = quantized or text == plain or (known or "").lower() == text.lower()
+    return known if known is not None and named else text
+
+
+def _release_words(text: str, quantized: bool = False) -> tuple[str, ...]:
+    """Return the normalized name of weights without the words that no release differs in: meta, hf."""
+    ignored = _SAME_WEIGHTS_WORDS | (_QUANTIZED_WORDS if quantized else frozenset[str]())
+    return _normalize("-".join(word for word in _GAP.split(text.rpartition("/")[2]) if word.lower() not in ignored))
+
+
+def releases(name: str) -> list[str]:
+    """Return the hub ids of known weights that have the shape of a shipped model, without its own."""
+    entry = _entries()[name]
+    return [one for one in entry.get("aliases", ()) if "/" in one and one != entry.get("hf_id")]
+
+
+@cache
+def _other_weights() -> dict[tuple[str, ...], str]:
+    """Map the normalized names of known weights to their hub ids; a shipped model's name means its own weights."""
+    own = {_release_words(one) for name, entry in _entries().items() for one in (name, entry.get("hf_id", "")) if one}
+    found: dict[tuple[str, ...], str] = {}
+    for hub_id in (one for name in _entries() for one in releases(name)):
+        if (words := _release_words(hub_id)) not in own:
+            found.setdefault(words, hub_id)
+    return found
+
+
+def _only_release(text: str) -> str | None:
+    """Return the hub id of weights published in one release only: Llama-3.3-70B is Llama-3.3-70B-Instruct."""
+    words = _normalize(text)
+    found = [
+        hub_id
+        for hub_id in _other_weights().values()
+        if _normalize(hub_id, _CHECKPOINT_WORDS) == words and _spec_words(hub_id) != words
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _spec_words(hub_id: str) -> tuple[str, ...]:
+    """Return the name of the shipped weights with the shape of others, without the words of a checkpoint."""
+    return _normalize(str(_entries()[_index()[_normalize(hub_id)]].get("hf_id", "")), _CHECKPOINT_WORDS)
+
+
 def dropped_words(text: str) -> list[str]:
     """Return the words of a name without ORG/ that name other weights than the shipped model's: instruct, chat, it."""
     name = text.strip()
-    if "/" in name or name in _entries():
+    if "/" in with_organization(name) or name in _entries():
         return []
     known = str(_entries().get(catalogue_name(name) or "", {}).get("hf_id", "")).lower()
     return [word for word in _GAP.split(name.lower()) if word in _WEIGHTS_WORDS and word not in _GAP.split(known)]
@@ -203,7 +261,7 @@ def config_named(text: str) -> dict[str, Any]:
     text = without_hub_url(text.strip())
     if is_path(text):
         return load_config(os.path.expanduser(text))
-    own = hub_config(text)
+    own = hub_config(with_organization(text))
     return load_config(own) if own is not None else config_of(find(text).name)
 
 
