@@ -36,10 +36,11 @@ from fit_costs import (
 )
 from numpy.typing import NDArray
 
-from meshwright.costs.accuracy import ALL_TIERS, TIME_TIERS, Errors, compare, to_dict, weighted_quantile
+from meshwright.costs.accuracy import ALL_TIERS, TIME_TIERS, Errors, compare, layout_pairs, to_dict, weighted_quantile
 from meshwright.costs.calibration import PROFILES, read_tables
 from meshwright.costs.estimate import estimate
 from meshwright.costs.measurements import BY_TFLOPS, CONTRADICTION, Measurement, read
+from meshwright.costs.open_knobs import knob_ranges
 from meshwright.costs.uncertainty import step_band
 
 HERE = Path(__file__).parent
@@ -48,6 +49,9 @@ RESULT = HERE / "results" / "accuracy.json"
 PUBLISHED = HERE / "data" / "published_runs.csv"  # well-known runs that are in no other table
 KNOWN = HERE / "data" / "known_runs.csv"  # the well-known runs, by row id of any table
 OTHERS = HERE / "data" / "measurements_2.csv"  # in no fit, so that its sources stay unseen
+ADDED = HERE / "data" / "measurements_added.csv"  # sources that this project collected itself; in no fit either
+FIVE_RUNS = HERE / "results" / "five_runs.json"  # written by five_runs.py
+SWEEPS = ("vtrain_ground_truth_single", "aleph_alpha_layouts")  # half of all rows: not counted among the pairs
 DRY_RUNS = HERE / "data" / "dryrun.csv"  # written by dryrun_rows.py; our own engine, not used in any fit
 GOALS = {
     "step time, median": "6.5 %",
@@ -57,14 +61,20 @@ GOALS = {
     "step time of a family of sources left out, median": "8.5 %",
     "the same for families, 90th percentile": "30 %",
     "rows of left-out sources inside the 80 % band": "78 to 85 %",
+    "MoE of left-out sources, median": "10 %",
+    "the same for MoE, 90th percentile": "30 %",
+    "whole unseen sources, median": "10 %",
+    "the same for whole sources, 90th percentile": "28 %",
     "rows supported": "90 %",
     "rows inside the 80 % band": "80 %",
-    "memory, median": "5 %",
+    "memory, median": "3.5 %",
     "memory, 90th percentile": "12 %",
     "runs that fitted, called so": "95 %",
     "runs out of memory, called so": "90 %",
-    "speed of the chosen layout over the best, median sweep": "97 %",
-    "the same, worst tenth of the sweeps": "90 %",
+    "speed of the chosen layout over the best, median sweep": "99 %",
+    "the same, worst tenth of the sweeps": "92 %",
+    "pairs of measured layouts ordered as measured": "80 %",
+    "error of a source after five of its runs, median": "7 %",
     "one estimate, once loaded": "1 ms",
 }
 
@@ -133,6 +143,18 @@ def inside_band(rows: list[Measurement]) -> float:
     return round(100 * share / len(count), 1)
 
 
+def ordered_pairs(rows: list[Measurement]) -> dict[str, Any]:
+    """Return how many pairs of layouts of one model on one cluster are ordered as measured, in per cent.
+
+    Every source counts the same. Layouts of equal measured speed have no order.
+    """
+    pairs = layout_pairs(rows)
+    differ = np.abs(pairs.measured) > 0
+    right = np.sign(pairs.predicted[differ]) == np.sign(pairs.measured[differ])
+    share = float(np.average(right, weights=pairs.weight[differ]))
+    return {"pairs": int(differ.sum()), "sources": pairs.sources, "ordered_pct": round(100 * share, 1)}
+
+
 def milliseconds(rows: list[Measurement]) -> float:
     """Return the median CPU time of one estimate over a sample of the rows."""
     times = []
@@ -160,12 +182,13 @@ def dry_runs(path: Path = DRY_RUNS) -> dict[str, Any]:
     }
 
 
-def not_fitted(rows: list[Measurement], others: list[Measurement]) -> dict[str, Any]:
+def not_fitted(rows: list[Measurement], others: list[Measurement], added: list[Measurement]) -> dict[str, Any]:
     """Compare rows that no fit has used: TFLOP/s-only rows of the fitted table, and all rows of the other tables."""
+    own = {r.source for r in added}
     fitted = {r.source for r in rows if r.case and r.step_s and r.timed_by != BY_TFLOPS and r.tier in TIME_TIERS}
     by_tflops = [r for r in rows if r.timed_by == BY_TFLOPS]
     by_tflops = [msgspec.structs.replace(r, allocated_gib=0.0, reserved_gib=0.0) for r in by_tflops]
-    chosen = [*by_tflops, *others]
+    chosen = [*by_tflops, *others, *added]
 
     def group(part: list[Measurement], tiers: tuple[str, ...] = ALL_TIERS) -> dict[str, Any]:
         found = compare(part, tiers, tiers, by_tflops=True)
@@ -177,11 +200,14 @@ def not_fitted(rows: list[Measurement], others: list[Measurement]) -> dict[str, 
     everything = compare(chosen, ALL_TIERS, ALL_TIERS, by_tflops=True).step_time
     sources = sorted({r.source for r in chosen})
     return {
-        "unseen": group([r for r in chosen if r.source not in fitted]),
-        "unseen_a_b": group([r for r in chosen if r.source not in fitted], TIME_TIERS),
+        "unseen": group([r for r in chosen if r.source not in fitted | own]),
+        "unseen_a_b": group([r for r in chosen if r.source not in fitted | own], TIME_TIERS),
+        "added": group(added),
+        "whole": group([r for r in chosen if r.source not in fitted], TIME_TIERS),
         "partly": group([r for r in chosen if r.source in fitted]),
         "by_source": {
-            name: {"seen": name in fitted, **group([r for r in chosen if r.source == name])} for name in sources
+            name: {"seen": name in fitted, "added": name in own, **group([r for r in chosen if r.source == name])}
+            for name in sources
         },
         "by_gpu": everything.by(everything.gpu),
         "by_engine": everything.by(everything.engine),
@@ -240,7 +266,7 @@ def left_out_rows(rows: list[Measurement]) -> dict[str, dict[str, int]]:
 
 def figures(path: Path, old: dict[str, Any], refit: bool) -> dict[str, Any]:
     """Return all figures of the report."""
-    rows, others = read(path), read(OTHERS)
+    rows, others, added = read(path), read(OTHERS), read(ADDED)
     report, dry = to_dict(compare(rows)), dry_runs()
     report["memory"]["by_source"] = dict(sorted({**report["memory"]["by_source"], **dry["by_source"]}.items()))
     return {
@@ -249,12 +275,15 @@ def figures(path: Path, old: dict[str, Any], refit: bool) -> dict[str, Any]:
         "python": platform.python_version(),
         **report,
         "dry_run": dry,
-        "not_fitted": not_fitted(rows, others),
+        "not_fitted": not_fitted(rows, others, added),
         "known_runs": known_runs([*rows, *others, *read(PUBLISHED)]),
-        "left_out_rows": left_out_rows([*rows, *others]),
+        "left_out_rows": left_out_rows([*rows, *others, *added]),
         "left_out": unseen(path) if refit else old.get("left_out"),
         "inside_band_pct": inside_band(rows),
         "choice": summary(sweeps(rows)),
+        "pairs": ordered_pairs([row for row in rows if row.source not in SWEEPS]),
+        "open_knobs": [msgspec.structs.asdict(knob) for knob in knob_ranges([*rows, *others, *added])],
+        "five_runs_pct": json.loads(FIVE_RUNS.read_text())["after_pct"],
         "estimate_ms": milliseconds(rows),
     }
 
@@ -268,10 +297,13 @@ def page(found: dict[str, Any]) -> str:
         f"{new['family']['median_abs_pct']} %" if new else "not run",
         f"{new['family']['p90_abs_pct']} %" if new else "not run",
         f"{new['inside_band_pct']} %" if new else "not run",
+        *(f"{new['kinds']['moe'][key]} %" if new else "not run" for key in ("median_abs_pct", "p90_abs_pct")),
+        *(f"{_whole_sources(found)['time'][key]} %" for key in ("median_abs_pct", "p90_abs_pct")),
         f"{100 * found['predicted'] / found['rows']:.1f} %", f"{found['inside_band_pct']} %",
         f"{gib['median_abs_pct']} %", f"{gib['p90_abs_pct']} %",
         f"{100 * fit['ok_called_ok'] / fit['ok_rows']:.1f} %", f"{100 * fit['oom_called_oom'] / fit['oom_rows']:.1f} %",
-        f"{chosen['median_pct']} %", f"{chosen['worst_tenth_pct']} %", f"{found['estimate_ms']} ms",
+        f"{chosen['median_pct']} %", f"{chosen['worst_tenth_pct']} %", f"{found['pairs']['ordered_pct']} %",
+        f"{found['five_runs_pct']} %", f"{found['estimate_ms']} ms",
     ]  # fmt: skip
     lines = [
         "# How far to trust the estimates",
@@ -296,6 +328,7 @@ def page(found: dict[str, Any]) -> str:
     for title in ("GPU", "engine", "kind", "source"):
         lines += [f"## Step time by {title}", "", *_table(title, step[f"by_{title.lower()}"]), ""]
     lines += ["## Memory by source", "", *_table("source", gib["by_source"])]
+    lines += ["", *_open_knob_lines(found["open_knobs"])]
     lines += ["", *_not_fitted_lines(found["not_fitted"])]
     lines += ["", *_known_lines(found["known_runs"])]
     dry = found["dry_run"]
@@ -334,6 +367,26 @@ def _table(title: str, groups: dict[str, dict[str, float]], counted: str = "rows
             f"| {name} | {v['rows']} | {v['median_abs_pct']} % | {v['p90_abs_pct']} % | {v['bias_pct']:+} % |"
             for name, v in groups.items()
         ),
+    ]
+
+
+def _whole_sources(found: dict[str, Any]) -> dict[str, Any]:
+    """Return the figures of all sources of which no row is in the fit, tiers A and B."""
+    whole: dict[str, Any] = found["not_fitted"]["whole"]
+    return whole
+
+
+def _open_knob_lines(knobs: list[dict[str, Any]]) -> list[str]:
+    """Return the section on settings that rows do not state."""
+    return [
+        "## Settings that rows do not state",
+        "",
+        "Their framework's default is taken, or else the usual value. The range of the estimate over the usual values"
+        " is the certainty that stating the setting would add (`costs/open_knobs.py`).",
+        "",
+        "| setting | rows that leave it open | half range, median row | 90th percentile |",
+        "| --- | --- | --- | --- |",
+        *(f"| {knob['name']} | {knob['rows']} | ±{knob['median_pct']} % | ±{knob['p90_pct']} % |" for knob in knobs),
     ]
 
 
@@ -393,7 +446,8 @@ def _not_fitted_lines(found: dict[str, Any]) -> list[str]:
     lines = [
         "## Rows that no fit has used",
         "",
-        "`benchmarks/data/measurements_2.csv`, and the rows of `measurements.csv` that state TFLOP/s only. Their step"
+        "`benchmarks/data/measurements_2.csv`, `measurements_added.csv` (sources that this project collected itself),"
+        " and the rows of `measurements.csv` that state TFLOP/s only. Their step"
         " time is tokens per step × model FLOPs per token / TFLOP/s, with the convention that the source states: causal"
         " attention counted as half (Megatron since 2024) or in full; without one, only if the two differ by less than"
         " 5 %. All tiers. A source is unseen if no row of it is in the fit. Rows that measure nothing or contradict"
@@ -403,7 +457,12 @@ def _not_fitted_lines(found: dict[str, Any]) -> list[str]:
         "| rows | time | median error | 90th percentile | bias | memory | median error | 90th percentile | bias |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    titles = {"unseen": "unseen sources", "unseen_a_b": "of these, tiers A and B", "partly": "rows of fitted sources"}
+    titles = {
+        "unseen": "unseen sources",
+        "unseen_a_b": "of these, tiers A and B",
+        "added": "sources that we added, also unseen",
+        "partly": "rows of fitted sources",
+    }
     for name, title in titles.items():
         group = found[name]
         rows = title if name == "unseen_a_b" else f"{title}: {group['priced']} of {group['rows']} have an estimate"
@@ -415,7 +474,7 @@ def _not_fitted_lines(found: dict[str, Any]) -> list[str]:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for name, one in found["by_source"].items():
-        seen = "other rows" if one["seen"] else "no"
+        seen = "other rows" if one["seen"] else "no; added by us" if one["added"] else "no"
         priced = f"{one['priced']} of {one['rows']}"
         lines.append(f"| {name} | {seen} | {priced} | {cells(one['time'])} | {cells(one['memory'])} |")
     for title in ("gpu", "engine", "kind"):

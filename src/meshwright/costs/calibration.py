@@ -38,6 +38,7 @@ class GpuProfile(_Profile, frozen=True, kw_only=True):
     pcie: float | None = None  # the same on cards of this architecture without NVLink; None: as link
     network: float  # share of the network rate that collectives reach
     all_to_all: float  # rate of an all-to-all inside a domain over that of a ring
+    scan: float = 1.0  # rate of scans over what its memory bandwidth suggests
     clock: dict[str, float] = {}  # sustained clock over that of the architecture's reference, by GPU name
 
 
@@ -55,6 +56,7 @@ class EngineProfile(_Profile, frozen=True, kw_only=True):
     launch_8bit: float = 1.0  # launch time with quantized matmuls over that without
     launch_moe_s: float = 0.0  # additional launch time of a layer with experts: routing, permutation
     sync_moe_s: float = 0.0  # seconds the GPU waits per MoE layer until the CPU has the token counts
+    launch_expert_s: float = 0.0  # CPU seconds to launch one local expert's kernels, if each expert has its own
     step_s: float = 0.015  # fixed cost of a step: data, logging, final synchronization
     grouped: float = 0.8  # rate of grouped expert matmuls over separate ones
     scan: dict[str, float] = {}  # rate of its scans over the GPU's usual: mamba2, gated_delta
@@ -94,6 +96,7 @@ class Shared(_Profile, frozen=True, kw_only=True):
     selective_again: float  # op-level selective recompute: recomputed share of the forward
     jitter: float  # slowdown for every doubling of the nodes: stragglers
     adapter_bytes: float  # bytes per element of an adapted linear's input and output that an adapter moves
+    expert_8bit: float  # launch time of one expert with quantized matmuls over that without
     graphs_left: dict[str, float]  # share of launch time left with CUDA graphs: dense, moe, sync
     host_gb_s: float  # host link rate of an architecture missing in host_link
     host_link: dict[str, float]  # GB/s of copies between one GPU and pinned host memory, by architecture or GPU

@@ -61,7 +61,7 @@ def cp_s(case: Case, speed: Speeds, layer: Layer, time: LayerTime, passes: Colum
     return (case.cp > 1) * one
 
 
-def ep_s(case: Case, speed: Speeds, layer: Layer, passes: Column) -> Column:
+def ep_s(case: Case, speed: Speeds, layer: Layer, exchanges: Column) -> Column:
     """Expert parallelism: all-to-all of tokens to their experts and back, forward and backward.
 
     A plain all-to-all sends a copy per chosen expert. DeepEP and HybridEP send one to each domain that has some of the
@@ -84,7 +84,7 @@ def ep_s(case: Case, speed: Speeds, layer: Layer, passes: Column) -> Column:
             forwards, forwarding_all_to_all_s(case, speed, each * ranks, each * domains, case.etp, case.ep), once
         )
     visible = speed.shared.ep_overlap_visible if case.ep_overlap else 1.0
-    return (case.ep > 1) * 2 * passes * once * visible
+    return (case.ep > 1) * exchanges * once * visible
 
 
 def _distinct(places: Column, chosen: int) -> Column:

@@ -10,7 +10,7 @@ from meshwright.costs.gemm import Linear, gradient_s, linear_s, linears, routing
 from meshwright.costs.memory import recomputed_share, tokens
 from meshwright.costs.speeds import Speeds
 from meshwright.costs.stages import Stages, trains_mtp
-from meshwright.costs.vectorize import Column, where
+from meshwright.costs.vectorize import Column, smaller, where
 from meshwright.models import MLA, Attention, Dense, GatedDelta, Layer, LinearMixer, Mamba2, MoE
 from meshwright.models.spec import Mixer
 from meshwright.recipes.case import Case
@@ -31,7 +31,8 @@ class LayerTime(msgspec.Struct, frozen=True):
     side: Column  # quantization and adapters, forward and backward
     gradient: Column  # accumulating weight gradients, in the backward
     core_backward: float  # backward of the core over its forward
-    last: Column  # the matmul of a dense block's last linear
+    last: Column  # the matmul of the block's last linear: of its dense block or of its experts
+    experts: Column  # matmuls and quantization of the experts, forward and backward
 
     @property
     def forward(self) -> Column:
@@ -56,8 +57,21 @@ def layer_time(case: Case, speed: Speeds, layer: Layer) -> LayerTime:
         side=side_bytes(case, speed, found) / speed.hbm,
         gradient=gradient_s(case, speed, found),
         core_backward=backward,
-        last=linear_s(speed, found[-1]) if isinstance(layer.ffn, Dense) else 0.0,
+        last=_last_s(speed, layer, found),
+        experts=_experts_s(case, speed, found),
     )
+
+
+def _last_s(speed: Speeds, layer: Layer, found: list[Linear]) -> Column:
+    if isinstance(layer.ffn, Dense):
+        return linear_s(speed, found[-1])
+    return sum(linear_s(speed, linear) for linear in found if linear.expert and linear.name == "fc2")
+
+
+def _experts_s(case: Case, speed: Speeds, found: list[Linear]) -> Column:
+    experts = [linear for linear in found if linear.expert]
+    matmuls = training_factor(case) * sum(linear_s(speed, linear) for linear in experts)
+    return matmuls + side_bytes(case, speed, experts) / speed.hbm
 
 
 def _core_s(case: Case, speed: Speeds, mixer: Mixer | None, count: Column) -> tuple[Column, float]:
@@ -74,8 +88,17 @@ def _core_s(case: Case, speed: Speeds, mixer: Mixer | None, count: Column) -> tu
     # Softmax costs the same for narrow heads as for wide ones, and blocks on the diagonal are half wasted.
     narrow = (1 + speed.shared.head_width / width) / (1 + speed.shared.head_width / 128)
     wide = speed.engine.wide_heads if width > WIDE_HEAD else 1.0
-    spent = flops * narrow * wide * (1 + speed.block / case.seq_length) / speed.core
+    spent = flops * narrow * wide * (1 + speed.block / _span(mixer, case.seq_length)) / speed.core
     return spent, speed.shared.attention_backward
+
+
+def _span(mixer: Attention | MLA, seq: Column) -> Column:
+    """Return the keys that a query may see: a kernel computes whole blocks at the edges of a window too.
+
+    128 keys of 16,384 take 5.1 (B200) to 5.4 (H100) times their share of full attention, as 550 wasted tokens do.
+    """
+    window = mixer.window if isinstance(mixer, Attention) else None
+    return smaller(window, seq) if window else seq
 
 
 def _eager_s(case: Case, speed: Speeds, mixer: Attention | MLA, count: Column) -> Column:
@@ -130,11 +153,17 @@ def repeated_s(case: Case, speed: Speeds, pipeline: Stages, layer: Layer, time: 
     """Return the seconds of forward work that is recomputed."""
     if isinstance(case.recompute, str) and case.recompute == "none":
         return 0.0
-    # torch's checkpoint stops once everything saved is back, before the block's last linear; Megatron's runs to the end
-    stops = case.engine not in ("megatron", "deepspeed", "fsdp1")
-    full = recomputed_share(case, pipeline) * (time.forward - (time.last if stops else 0.0))
+    full = recomputed_share(case, pipeline) * (time.forward - (time.last if stops_early(case) else 0.0))
     selective = _selective_s(case, speed, layer, time)
     return where(case.recompute == "full", full, where(case.recompute == "selective", selective, 0.0))
+
+
+def stops_early(case: Case) -> bool:
+    """Return whether recompute ends before the block's last linear and the experts' combine.
+
+    torch's checkpoint stops once everything saved is back; Megatron's runs to the end.
+    """
+    return case.engine not in ("megatron", "deepspeed", "fsdp1")
 
 
 def _selective_s(case: Case, speed: Speeds, layer: Layer, time: LayerTime) -> Column:

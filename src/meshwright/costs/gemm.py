@@ -107,7 +107,7 @@ def linear_s(speed: Speeds, linear: Linear) -> Column:
     """
     rows, outputs, inputs = linear.rows, linear.outputs, linear.inputs
     precision = linear.precision or speed.precision
-    rate = speed.linear_bf16 if linear.precision == "bf16" else speed.linear
+    rate = speed.linear_bf16 if linear.precision == "bf16" else speed.linear_experts if linear.expert else speed.linear
     arithmetic = 2.0 * rows * outputs * inputs / rate * _alignment(speed, outputs, inputs)
     if linear.expert:  # a single expert is a plain matmul
         arithmetic = arithmetic / speed.engine.grouped ** (1 - 1 / linear.copies)

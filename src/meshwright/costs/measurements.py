@@ -45,13 +45,16 @@ from meshwright.costs.measurements_knobs import (
     recompute_of,
     routing_of,
     strategy_of,
+    usual_graphs,
 )
 from meshwright.costs.measurements_models import UnknownModelError, model_of_row
 from meshwright.costs.memory import Where, memory
+from meshwright.costs.open_knobs import open_knobs
 from meshwright.costs.runs_table import Row, is_wide, parse, read_cells
 from meshwright.costs.time import step_time
 from meshwright.errors import InputError, MeshwrightError, closest
 from meshwright.models import MLA, ModelSpec
+from meshwright.models.spec import is_scan
 from meshwright.recipes import index
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.types import GOALS, Recipe
@@ -96,6 +99,7 @@ class Measurement(msgspec.Struct, frozen=True):
     key: tuple[Any, ...]  # rows with equal keys can be estimated as one batch
     model: ModelSpec | None = None
     timed_by: str = ""  # what step_s is from: step time, tokens/s or TFLOP/s
+    open_knobs: tuple[str, ...] = ()  # settings that the row does not state
 
 
 class _UnusableError(ValueError):
@@ -210,6 +214,7 @@ def _measured(row: dict[str, str], place: int) -> Measurement:
         key=key,
         model=model,
         timed_by=_timed_by(row),
+        open_knobs=open_knobs(row, values, kernels_of(row) | routing_of(row)) if case and not row.get("recipe") else (),
     )
 
 
@@ -365,7 +370,10 @@ def _values(row: dict[str, str], entry: Framework, model: ModelSpec, place: Clus
     """Return every value of the case that the row, the framework's defaults or the model determine."""
     values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.defaults.items()}
     stated = kernels_of(row) | routing_of(row)
-    values |= precision_of(row) | recompute_of(row, entry.defaults, entry.engine) | stated
+    values |= precision_of(row) | recompute_of(row, entry.defaults, entry.engine)
+    if "cuda_graphs" in entry.defaults:
+        values |= usual_graphs(row, bool(model.moe), _scans(model), values["matmul"])
+    values |= stated
     values |= _layout(row, entry, values, place, model)
     values.setdefault("speed_profile", entry.profile or entry.engine)
     values["mtp_loss"] = 0.1 if values.pop("mtp", False) and model.mtp_layer else 0.0
@@ -378,6 +386,7 @@ def _values(row: dict[str, str], entry: Framework, model: ModelSpec, place: Clus
         values |= {"grads": "fp32", "reduce": "fp32"}  # library recipes of a checkout; performance containers: bf16
     if _CHECKOUT.search(row.get("framework_version", "")) and not row.get("compile_cudagraph"):
         values |= {"cuda_graphs": "none", "dispatcher": values["dispatcher"] if "dispatcher" in stated else "alltoall"}
+        values["speed_profile"] = "megatron_untuned"  # without the pinning and garbage collection of tuned runs
     if "muon" in row.get("optimizer", "").lower():
         values["optimizer_name"] = "muon"
     if "nf4" in row["precision"]:
@@ -465,6 +474,10 @@ def _chunks_with_mtp(model: ModelSpec, chunks: int) -> tuple[int, ...]:
 
 def _has_mla(model: ModelSpec) -> bool:
     return bool(model.mixers(MLA))
+
+
+def _scans(model: ModelSpec) -> bool:
+    return any(is_scan(group.layer.mixer) for group in model.groups if group.layer.mixer is not None)
 
 
 def batches(rows: Sequence[Measurement]) -> Iterator[tuple[Case, list[int]]]:

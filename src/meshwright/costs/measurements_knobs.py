@@ -21,10 +21,12 @@ _MODULES = re.compile(r"core_attn|layernorm|moe_act|mla_up_proj|shared_experts|s
 _MODULE_NAMES = {"norm": "layernorm", "act": "moe_act", "shared_expert": "shared_experts"}
 _YEAR = re.compile(r"\b(20[12]\d)\b|ngc(\d\d)\.|(?:NeMo|container|dgxc v?)\s*(\d\d)\.\d\d")
 _CONTAINER_MONTH = re.compile(r"(?:ngc|NeMo |container |dgxc v)(\d\d)\.(\d\d)")
+SYNC_FREE_MONTH = 202606  # containers from it on capture the whole iteration of MoE transformers in MXFP8
 FA3_MONTH = 202406  # containers before it ran FlashAttention-2 or kernels of its speed on Hopper
 _PER_GPU = re.compile(r"(\d+)\s*Gb(?:ps|/s)?\b[^;,]*per GPU")
 _PORTS = re.compile(r"(\d+)x\s?(?:[A-Za-z]+ )?(\d+)\s?(Gb|GB)")
 _PER_NODE = re.compile(r"(\d+)\s*Gbps")
+_RECIPE = re.compile(r"\brecipe v[\d.]+:\w+ \{")
 _FULL_ATTENTION = re.compile(r"non-causal|no causal|full attention", re.IGNORECASE)
 _CAUSAL_ATTENTION = re.compile(r"causal|mcore|Megatron-LM \(median", re.IGNORECASE)
 
@@ -35,7 +37,7 @@ class Framework(msgspec.Struct, frozen=True):
     match: str
     engine: str = ""
     profile: str = ""
-    since: int = 0
+    since: int = 0  # year and month: 202511
     until: int = 9999
     unsupported: str = ""
     defaults: dict[str, Any] = msgspec.field(default_factory=dict)
@@ -52,8 +54,9 @@ def frameworks() -> tuple[Framework, ...]:
 def framework_of(name: str, version: str) -> Framework | None:
     """Return the entry that matches a framework's name and version."""
     year = _year(version)
+    month = min(_month(version), 100 * year + 12)
     for entry in frameworks():
-        if re.search(entry.match, name) and entry.since <= year <= entry.until:
+        if re.search(entry.match, name) and entry.since <= month and year <= entry.until:
             return entry
     return None
 
@@ -199,20 +202,38 @@ def _offload(text: str) -> dict[str, Any]:
     return {"offload": "params"} if text == "cpu" else {}
 
 
+def usual_graphs(row: Row, moe: bool, hybrid: bool, matmul: str) -> dict[str, Any]:
+    """Return graphs and overlap of a row of Megatron-Bridge that states neither graphs nor its recipe.
+
+    Since 26.06 the MXFP8 recipes of MoE transformers know all shapes in advance, capture the whole iteration and
+    overlap the exchange of tokens; those of hybrids capture parts.
+    """
+    known = row.get("compile_cudagraph") or _RECIPE.search(row.get("notes", ""))
+    if known or not moe or hybrid or matmul != "mxfp8" or _month(row.get("framework_version", "")) < SYNC_FREE_MONTH:
+        return {}
+    return {"cuda_graphs": "full_iteration", "ep_overlap": True}
+
+
 def routing_of(row: Row) -> dict[str, Any]:
     """Return dispatcher, overlap and balance of experts, and multi-token prediction, from the notes."""
     text = " ".join(row.get(c, "") for c in ("notes", "flag", "attn_impl")).lower()
     names: dict[str, Any] = {}
+    if _RECIPE.search(row.get("notes", "")):  # what a recipe that is known does not set is off
+        names |= {"dispatcher": "alltoall"} | ({} if row.get("compile_cudagraph") else {"cuda_graphs": "none"})
     if "hybridep" in text:
         names["dispatcher"] = "hybridep"
     elif "deepep" in text:
         names["dispatcher"] = "deepep"
+    elif "dispatcher alltoall" in text:
+        names["dispatcher"] = "alltoall"
     if re.search(r"natural (moe )?routing", text) or ("dropless" in text and "forced" not in text):
         names["force_balance"] = False
     if "functional run" in text:  # default kernels, no graphs, real data, logging at every step
         names |= {"speed_profile": "megatron_untuned", "cuda_graphs": "none"}
     if "a2a_overlap': true" in text or "1f1b overlap" in text or "ep overlap on" in text:
         names["ep_overlap"] = True
+    elif _RECIPE.search(row.get("notes", "")) or "ep overlap off" in text:
+        names["ep_overlap"] = False
     if "ci golden run" in text:  # AutoModel's own default, which its benchmarks turn off
         names["defer_grad_sync"] = True
     if "token-drop" in text or "tokendrop" in text:

@@ -45,6 +45,8 @@ STRATEGIES = {"fsdp2": "zero3_fsdp", "fsdp": "zero3_fsdp", "zero3": "zero3_fsdp"
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8-cs", "fp8_tensor": "fp8-cs", "fp8_block": "fp8-block",
               "mxfp8": "fp8-mx", "nvfp4": "nvfp4"}  # fmt: skip
 MATMULS = {"fp8": "fp8_tensor", "bf16": "same", "fp16": "same"}
+GRAPHS = ("none", "transformer_engine", "full_iteration")
+DISPATCHERS = ("alltoall", "deepep", "hybridep")
 RECOMPUTE = ("none", "selective", "full")
 STATUSES = ("ok", "oom")
 SWITCHES = {"true": True, "false": False, "on": True, "off": False, "yes": True, "no": False, "1": True, "0": False}
@@ -72,11 +74,18 @@ COLUMNS = (
     Column("precision", f"{', '.join(PRECISIONS)}", "bf16", ()),
     Column("tp", "tensor parallelism", "1", ("tensor_parallel",)),
     Column("pp", "pipeline parallelism", "1", ("pipeline_parallel",)),
+    Column("vp", "chunks of layers per pipeline stage (interleaving)", "the framework's default",
+           ("virtual_pipeline",)),
     Column("cp", "context parallelism", "1", ("context_parallel",)),
     Column("ep", "expert parallelism", "1", ("expert_parallel",)),
     Column("sp", f"sequence parallelism: {', '.join(SWITCHES)}", "on with tp above 1", ("sequence_parallel",)),
     Column("strategy", f"data parallelism: {', '.join(STRATEGIES)}", "the framework's default", ("dp_strategy",)),
     Column("recompute", f"{', '.join(RECOMPUTE)} (activation checkpointing)", "the framework's default", ()),
+    Column("cuda_graphs", f"Megatron only: {', '.join(GRAPHS)}", "the framework's default", ("cuda_graph_impl",)),
+    Column("dispatcher", f"Megatron only, of tokens to experts: {', '.join(DISPATCHERS)}", "the framework's default",
+           ()),
+    Column("ep_overlap", f"Megatron only, experts' communication behind compute: {', '.join(SWITCHES)}",
+           "the framework's default", ("overlap_moe_expert_parallel_comm",)),
     Column("step_time_s", "measured seconds per step; the median after warm-up", "not measured", ("step_s",)),
     Column("tokens_per_s_per_gpu", "measured, in place of step_time_s", "not measured", ("tps", "tok_s")),
     Column("peak_memory_gib", "measured torch.cuda.max_memory_allocated of the fullest GPU, in GiB", "not measured",
@@ -257,13 +266,15 @@ def _row(number: int, line: int, cells: Mapping[str, str], raw: Mapping[str, str
     precision = _choice(cells, "precision", PRECISIONS, "bf16")
     recompute = _choice(cells, "recompute", RECOMPUTE, "")
     theirs = FRAMEWORKS[framework]
+    chunks = _chunks(cells, counts["pp"])
     dp_class = STRATEGIES[strategy or ("fsdp2" if theirs in SHARDED else "zero1")]
     wide = {
         "row_id": str(number), "source": cells.get("name") or "", "framework": theirs, "framework_version": "",
         "model": cells["model"], "hf_id_or_dims": cells["model"], "mode": goal, "gpu": place.gpu.name,
         "gpus_per_node": str(place.gpus_per_node), "n_gpus": str(place.world), "seq_len": str(length),
         "mbs": str(counts["micro_batch_size"]), "gbs": str(batch), "precision": precision.replace("_", "-"),
-        **{name: str(counts[name]) for name in ("tp", "pp", "cp", "ep")},
+        **{name: str(counts[name]) for name in ("tp", "pp", "cp", "ep")}, "vp": str(chunks or ""),
+        **_megatron_cells(cells, theirs),
         "sp": str(sequence_parallel).lower() if switch else "",
         "dp_strategy": strategy.replace("_", "-"), "recompute": recompute, "status": status,
         "precision_class": PRECISIONS[precision], "recompute_class": recompute, "dp_class": dp_class,
@@ -274,7 +285,8 @@ def _row(number: int, line: int, cells: Mapping[str, str], raw: Mapping[str, str
         return Row(line, wide, None)
     settings = {
         **{f"layout.{name}": value for name, value in counts.items()},
-        "layout.sp": sequence_parallel, "layout.vp": 1, "layout.pp_schedule": "1f1b", "layout.stage_layers": (),
+        "layout.sp": sequence_parallel, "layout.vp": chunks or 1, "layout.stage_layers": (),
+        "layout.pp_schedule": "interleaved_1f1b" if (chunks or 1) > 1 else "1f1b",
         "layout.dp_shard": -1, "layout.dp_replicate": 1, "layout.etp": 1, "data.seq_length": length,
         "train.global_batch_size": batch, "precision.matmul": MATMULS.get(precision, precision),
         **({"layout.recompute": recompute, "layout.recompute_modules": ()} if recompute else {}),
@@ -282,6 +294,27 @@ def _row(number: int, line: int, cells: Mapping[str, str], raw: Mapping[str, str
            if strategy else {}),
     }  # fmt: skip
     return Row(line, wide, _own_case(cells, model, place, goal, settings))
+
+
+def _chunks(cells: Mapping[str, str], pp: int) -> int:
+    """Return the chunks per stage; 0 if the row does not say."""
+    found = _count(cells, "vp", 0)
+    if found > 1 and pp == 1:
+        raise _CellError("vp", cells["vp"], "chunks of a pipeline need pp above 1", ("vp 1", "pp 2"))
+    return found
+
+
+def _megatron_cells(cells: Mapping[str, str], framework: str) -> dict[str, str]:
+    """Return the settings that only Megatron has, as the wide table states them."""
+    graphs, dispatcher = _choice(cells, "cuda_graphs", GRAPHS, ""), _choice(cells, "dispatcher", DISPATCHERS, "")
+    overlap = _choice(cells, "ep_overlap", SWITCHES, "")
+    named = next((name for name in ("cuda_graphs", "dispatcher", "ep_overlap") if cells.get(name)), "")
+    if named and not framework.startswith("Megatron"):
+        reason = f"only Megatron-LM and Megatron-Bridge have this setting; the row's framework is {framework}"
+        raise _CellError(named, cells[named], reason, ("leave the cell blank", "framework megatron-lm"))
+    notes = [f"dispatcher {dispatcher}"] if dispatcher else []
+    notes += [f"ep overlap {'on' if SWITCHES[overlap] else 'off'}"] if overlap else []
+    return {"compile_cudagraph": f"cudagraph_impl={graphs}" if graphs else "", "notes": "; ".join(notes)}
 
 
 def _own_case(cells: Mapping[str, str], model: ModelSpec, place: Cluster, goal: str, settings: dict[str, Any]) -> Case:

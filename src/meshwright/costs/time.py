@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 
 from meshwright.costs.communication import cp_s, dp_s, ep_s, p2p_s, tp_s
-from meshwright.costs.compute import head_s, layer_time, repeated_s, vision_s
+from meshwright.costs.compute import LayerTime, head_s, layer_time, repeated_s, stops_early, vision_s
 from meshwright.costs.flops import training_factor
 from meshwright.costs.memory import recomputed_share
 from meshwright.costs.memory_constants import NF4_BYTES
@@ -116,6 +116,7 @@ def _micro(case: Case, speed: Speeds, pipeline: Stages) -> MicroBatchTime:
     """Return one micro batch on each stage, summed over layer types."""
     factor, again = training_factor(case), recomputed_share(case, pipeline)
     passes = 2 + (case.recompute == "full") * again
+    exchanges = 2 * passes - (passes - 2 if stops_early(case) else 0)  # of tokens with experts: there and back
     launch_factor = where(case.recompute == "full", 4 / 3, 1.0) * (1 + speed.engine.launch_tp * np.log2(case.tp))
     sums: list[Column] = [0.0] * 7
     for layer, number in pipeline.layers:
@@ -126,8 +127,8 @@ def _micro(case: Case, speed: Speeds, pipeline: Stages) -> MicroBatchTime:
             time.forward + unpack,
             tp_s(case, speed, layer, passes),
             cp_s(case, speed, layer, time, passes),
-            ep_s(case, speed, layer, passes),
-            _wait_s(case, speed, layer),
+            ep_s(case, speed, layer, exchanges),
+            _wait_s(case, speed, layer, time),
             _launch_s(case, speed, layer) * launch_factor,
         )
         sums = [total + number * share for total, share in zip(sums, shares, strict=True)]
@@ -164,12 +165,24 @@ def _launch_s(case: Case, speed: Speeds, layer: Layer) -> float:
     return unpacked * (dense + routed) * (engine.launch_compiled if case.compile else 1.0)
 
 
-def _wait_s(case: Case, speed: Speeds, layer: Layer) -> float:
-    """Return the seconds an MoE layer leaves the GPU idle until the CPU has the token counts of experts."""
+def _wait_s(case: Case, speed: Speeds, layer: Layer, time: LayerTime) -> Column:
+    """Return the seconds an MoE layer leaves the GPU idle until the CPU has the token counts of experts.
+
+    The CPU has then launched nothing ahead: experts whose kernels are shorter than their launches wait for each.
+    """
     if not isinstance(layer.ffn, MoE) or case.cuda_graphs == "full_iteration" or case.capacity_factor:
         return 0.0
     left = speed.shared.graphs_left["sync"] if case.cuda_graphs != "none" else 1.0
-    return speed.engine.sync_moe_s * left
+    launch = _expert_launch_s(case, speed, layer.ffn)
+    return speed.engine.sync_moe_s * left + _soft_excess(launch, time.experts, speed.engine.sharpness)
+
+
+def _expert_launch_s(case: Case, speed: Speeds, moe: MoE) -> Column:
+    """Return the CPU seconds to launch the kernels of all local experts, forward and backward; no graph has them."""
+    one = speed.engine.launch_expert_s * (
+        speed.shared.expert_8bit if case.matmul != "same" and fp8_experts(case) else 1
+    )
+    return one * larger(moe.experts / case.ep, 1)
 
 
 def _soft_excess(launch: Column, busy: Column, sharpness: float) -> Column:

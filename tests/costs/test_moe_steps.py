@@ -1,0 +1,92 @@
+"""Steps of mixtures of experts: launches, formats, windows of attention, and settings that a row leaves open."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.costs.compute import layer_time
+from meshwright.costs.measurements import read
+from meshwright.costs.measurements_knobs import framework_of
+from meshwright.costs.open_knobs import knob_ranges
+from meshwright.costs.speeds import speeds
+from meshwright.costs.time import step_time
+from meshwright.models import Attention, find
+from meshwright.recipes.case import Case
+
+from .helpers import case
+
+DATA = Path(__file__).parents[2] / "benchmarks" / "data"
+
+
+def _case(name: str, gpus: str, **names: Any) -> Case:
+    usual = {"force_balance": True, "dispatcher": "hybridep", "cuda_graphs": "transformer_engine"}
+    return case(find(name), gpus, engine="megatron", **{**usual, **names})
+
+
+def test_more_experts_on_a_rank_take_longer_to_launch() -> None:
+    """Nemotron 3 Super: 9,856 tokens/s per GB300 with 8 experts per rank, 7,296 per B300 with 64."""
+    many, few = (_case("nemotron_3_super", "64xGB300", ep=ep) for ep in (8, 64))
+    assert step_time(many).other > 2 * step_time(few).other
+
+
+def test_a_graph_of_the_whole_iteration_has_no_launches_left() -> None:
+    run = _case("qwen3_30b_a3b", "8xGB300", ep=8)
+    steps = [step_time(run.replace(cuda_graphs=g)).step_s for g in ("full_iteration", "transformer_engine", "none")]
+    assert steps[0] < steps[1] < steps[2]
+
+
+def test_experts_gain_nothing_from_nvfp4_over_mxfp8() -> None:
+    """9,900 tokens/s instead of 9,856 for Nemotron 3 Super on 64 GB300."""
+    run = _case("nemotron_3_super", "64xGB300", ep=64)
+    eight, four = (step_time(run.replace(matmul=matmul)).compute for matmul in ("mxfp8", "nvfp4"))
+    assert 0.8 < four / eight < 1.05
+
+
+def test_a_window_of_attention_costs_whole_blocks() -> None:
+    """128 keys of 16,384 take 8 % of the time of full attention on an H100, five times their share of the scores."""
+    run = _case("gpt_oss_20b", "8xH100", seq_length=16384)
+    core = {
+        bool(layer.mixer.window): float(layer_time(run, speeds(run), layer).core)
+        for layer in run.model.layers
+        if isinstance(layer.mixer, Attention)
+    }
+    assert 0.05 < core[True] / core[False] < 0.15
+
+
+@pytest.mark.parametrize(
+    ("version", "graphs"),
+    [("NeMo container 25.09", "none"), ("NeMo container 25.11", "transformer_engine"), ("2026", "transformer_engine")],
+)
+def test_defaults_follow_the_month_of_a_container(version: str, graphs: str) -> None:
+    entry = framework_of("Megatron-Bridge/Megatron-Core", version)
+    assert entry is not None
+    assert entry.defaults.get("cuda_graphs", "none") == graphs
+
+
+def test_what_a_known_recipe_does_not_set_is_off() -> None:
+    rows = {row.row_id: row for row in read(DATA / "measurements.csv")}
+    with (DATA / "measurements.csv").open(encoding="utf-8", newline="") as file:
+        noted = [row for row in csv.DictReader(file) if "QWEN3_235B_A22B_PRETRAIN_CONFIG_H100_FP8_CS" in row["notes"]]
+    assert noted
+    for row in noted:
+        run = rows[row["row_id"]].case
+        assert run is not None
+        assert run.cuda_graphs == "none"
+        assert run.dispatcher == ("deepep" if "deepep" in row["notes"] else "alltoall")
+
+
+def test_the_range_of_an_open_setting_is_that_of_its_usual_values() -> None:
+    rows = [row for row in read(DATA / "measurements_added.csv") if row.source == "ms_swift_examples"]
+    found = {knob.name: knob for knob in knob_ranges(rows)}
+    assert found["vp"].rows == 1
+    assert 3 < found["vp"].median_pct < 20
+
+
+def test_sources_that_we_added_are_in_no_fit() -> None:
+    added = {row.source for row in read(DATA / "measurements_added.csv")}
+    assert not added & {row.source for row in read(DATA / "measurements.csv")}
+    assert all(row.case is not None for row in read(DATA / "measurements_added.csv"))
