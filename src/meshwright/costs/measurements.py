@@ -41,6 +41,7 @@ from meshwright.costs.measurements_knobs import (
     kernels_of,
     network_gb_s,
     number,
+    open_knobs,
     precision_of,
     recompute_of,
     routing_of,
@@ -49,7 +50,6 @@ from meshwright.costs.measurements_knobs import (
 )
 from meshwright.costs.measurements_models import UnknownModelError, model_of_row
 from meshwright.costs.memory import Where, memory
-from meshwright.costs.open_knobs import open_knobs
 from meshwright.costs.runs_table import Row, is_wide, parse, read_cells
 from meshwright.costs.time import step_time
 from meshwright.errors import InputError, MeshwrightError, closest

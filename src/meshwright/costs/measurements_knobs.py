@@ -245,3 +245,14 @@ def routing_of(row: Row) -> dict[str, Any]:
     if "no gradient bucketing/overlap" in row.get("dp_strategy", ""):
         names |= {"overlap_grad_reduce": False, "overlap_param_gather": False}
     return names
+
+
+def open_knobs(row: Row, values: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the settings that decide the speed of a row and that neither the row nor its recipe states."""
+    found = ["vp"] if values["pp"] > 1 and not row.get("vp") else []
+    if values["ep"] > 1:
+        found += [name for name in ("dispatcher", "ep_overlap") if name not in stated]
+        found += ["cuda_graphs"] if "cuda_graphs" not in stated else []
+    if row.get("recompute_class", "") == "unknown" and not row.get("recompute"):
+        found.append("recompute")
+    return tuple(found)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from meshwright.costs.measurements import Measurement
 from meshwright.costs.time import step_time
 from meshwright.recipes.case import Case
-
-if TYPE_CHECKING:
-    from meshwright.costs.measurements import Measurement
 
 USUAL_CHUNKS = (1, 2, 4)
 USUAL: dict[str, tuple[Any, ...]] = {
@@ -35,17 +33,6 @@ class OpenKnob(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         rows = "1 row does not" if self.rows == 1 else f"{self.rows:,} rows do not"
         return f"{rows} state {self.name}: the estimate is certain to ±{self.median_pct:.0f} % only once it is known"
-
-
-def open_knobs(row: Mapping[str, str], values: Mapping[str, Any], stated: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the settings that decide the speed of a row and that neither the row nor its recipe states."""
-    found = ["vp"] if values["pp"] > 1 and not row.get("vp") else []
-    if values["ep"] > 1:
-        found += [name for name in ("dispatcher", "ep_overlap") if name not in stated]
-        found += ["cuda_graphs"] if "cuda_graphs" not in stated else []
-    if row.get("recompute_class", "") == "unknown" and not row.get("recompute"):
-        found.append("recompute")
-    return tuple(found)
 
 
 def knob_ranges(rows: Sequence[Measurement]) -> list[OpenKnob]:
