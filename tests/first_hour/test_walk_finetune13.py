@@ -69,7 +69,7 @@ def test_balancing_losses_leave_out_the_padding_of_the_last_step_of_epochs(here:
 
 def test_a_dry_run_says_what_it_does(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("meshwright.dryrun.ranks.TICK_S", 0.05)
-    monkeypatch.setattr(progress, "LOG_EVERY_S", 0.1)
+    monkeypatch.setattr(progress, "LOG_FIRST_S", 0.1)
 
     def traced(rank: int) -> int:
         time.sleep(0.4)

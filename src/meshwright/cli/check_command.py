@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +17,7 @@ import msgspec
 from meshwright import api
 from meshwright.api.verbs import Verb
 from meshwright.cli.answer import FAILED, decide, emit
+from meshwright.cli.progress import waiting_line
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.version import SCHEMA
 
@@ -47,7 +48,8 @@ def check(verb: Verb, request: Any, as_json: bool) -> None:
     cleared = {"more": (), "format": None, "write_baseline": None, "skip_unknown": False}
     single = msgspec.structs.replace(request, **cleared)
     if not targets.several and format in ("text", "json"):
-        found = [_of_result(verb, msgspec.structs.replace(single, target=targets.names[0]))]
+        with waiting_line(f"check {targets.names[0]}"):
+            found = [_of_result(verb, msgspec.structs.replace(single, target=targets.names[0]))]
     else:
         found = _check_all([msgspec.structs.replace(single, target=one) for one in targets.names], targets.optional)
     answers = [one.answer for one in found if one.answer is not None]
@@ -111,11 +113,23 @@ def _check_all(requests: Sequence[Any], optional: frozenset[str]) -> list[Checke
     # A copy of a process with other threads may wait forever for a lock that one of them held.
     can_fork = "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
     if len(requests) <= FEW or cores < 2 or not can_fork or "torch" in sys.modules:
-        return [run(one) for one in requests]
+        with waiting_line(f"check: 0 of {len(requests)} files") as show:
+            return _counted(map(run, requests), len(requests), show)
     first, rest = run(requests[0]), requests[1:]  # what every check imports is imported before the copies are made
     workers = min(cores, len(rest), 8)
-    with multiprocessing.get_context("fork").Pool(workers) as pool:
-        return [first, *pool.map(run, rest, chunksize=max(1, len(rest) // (workers * 8)))]
+    # The copies are made before the line's thread starts.
+    with multiprocessing.get_context("fork").Pool(workers) as pool, waiting_line("check") as show:
+        found = pool.imap(run, rest, chunksize=max(1, len(rest) // (workers * 8)))
+        return [first, *_counted(found, len(rest), show)]
+
+
+def _counted(found: Iterable[Checked], count: int, show: Callable[[str], None]) -> list[Checked]:
+    """Return all, and show how many there are already."""
+    kept = []
+    for one in found:
+        kept.append(one)
+        show(f"check: {len(kept)} of {count} files")
+    return kept
 
 
 def _several(

@@ -121,7 +121,8 @@ def launch(verb: Verb, request: Any, as_json: bool) -> None:
     """Print the job, then follow it if requested."""
     if request.watch and not request.submit:
         raise InputError("needs --submit", field="--watch", fix=("--submit --watch",))
-    started = verb.handle(request)
+    with waiting_line(f"launch {_about(request)}".strip()):
+        started = verb.handle(request)
     if not as_json:
         _show_job(api.to_json(verb.respond(started, request)))
     if request.watch and started.number is not None:

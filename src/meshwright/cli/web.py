@@ -10,6 +10,7 @@ from meshwright import extras
 from meshwright.api import SCHEMA
 from meshwright.cli.answer import emit
 from meshwright.cli.command import as_json, examples
+from meshwright.cli.progress import waiting_line
 from meshwright.errors import InputError
 
 REQUIRED = ("fastapi", "uvicorn", "jinja2")
@@ -73,10 +74,11 @@ def web(
 def _export(folder: str, plans: tuple[str, ...], url: str, docs: str, as_json: bool) -> None:
     from meshwright.web.export import Site, export
 
-    def progress(text: str) -> None:
+    def log(text: str) -> None:
         click.echo(text, err=True)
 
-    written = export(folder, Site(plans, url, docs), progress)
+    with waiting_line("export"):
+        written = export(folder, Site(plans, url, docs), log)
     if as_json:
         emit({"schema": SCHEMA, "folder": folder, "files": written})
     else:

@@ -17,6 +17,7 @@ from starlette.types import Message
 from meshwright import __version__, api
 from meshwright.api.terms import meanings
 from meshwright.errors import InputError, OutputError
+from meshwright.stages import stage
 from meshwright.web import plan_pages, preview_image
 from meshwright.web.app import Settings, create_app
 from meshwright.web.assets import assets
@@ -111,8 +112,7 @@ async def _files(site: Site, log: Callable[[str], None]) -> dict[str, bytes]:
         if name.startswith("recipes/"):
             data = _merged(data, "estimate", await get(f"/api/estimate?target={PurePosixPath(name).stem}"))
         contents[str(PurePosixPath(name).with_suffix(".json"))] = _indented(data)
-        if number % 100 == 0:
-            log(f"{number} of {len(pages)} catalogue pages")
+        stage(f"{number} of {len(pages)} catalogue pages")
     contents |= _plan_files(plans, catalogue, site, links)
     contents |= _front(plans, catalogue, site, links)
     pages |= {name: ("", "") for name in contents if name.endswith(".html") and name not in (*pages, "404.html")}

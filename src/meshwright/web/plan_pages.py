@@ -14,6 +14,7 @@ from meshwright import __version__, api
 from meshwright.api import requests
 from meshwright.api.summary import layout_summary
 from meshwright.errors import InputError
+from meshwright.stages import stage
 from meshwright.web import presenters
 from meshwright.web.plan_selection import PlanKey, neighbours
 from meshwright.web.templates import render
@@ -36,8 +37,7 @@ def computed(
             raise InputError(error["message"], field="plans", value=":".join(key), fix=tuple(error["fix"]))
         else:
             log(f"left out {key.folder}: {data['error']['message']}")
-        if number % 50 == 0:
-            log(f"{number} of {len(keys)} plans")
+        stage(f"{number} of {len(keys)} plans")
     return found
 
 

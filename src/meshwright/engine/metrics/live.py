@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 REFRESH_S = 0.25
+QUIET_S = 30.0  # most time without a line in a log: long steps are all written, whatever train.log_every is
 SHORT = {"data": "data", "forward_backward": "fwd+bwd", "optimizer": "optimizer", "other": "other"}
 
 
@@ -72,7 +73,12 @@ class ConsoleSink:
 
     def _is_due(self, record: StepRecord) -> bool:
         last = self._constants.steps
-        return self._first or record.skipped or record.step % self._log_every == 0 or record.step == last
+        quiet_s = time.monotonic() - self._shown_at
+        due = self._first or record.skipped or record.step % self._log_every == 0 or record.step == last
+        if due or quiet_s >= QUIET_S:
+            self._shown_at = time.monotonic()
+            return True
+        return False
 
     def _show_live(self, record: StepRecord, last: bool) -> None:
         from rich.console import Console
