@@ -28,7 +28,7 @@ async def doctor(request: Request) -> HTMLResponse:
     example = not any(fields.values())
     if example:
         fields |= {"log": example_files.log(), **example_files.LOG_FIELDS}
-    found, error = await ask_form(request, "doctor", fields, curves=True)
+    found, error = await (_example(request, fields) if example else ask_form(request, "doctor", fields, curves=True))
     shown: dict[str, Any] = {}
     if found:
         shared = api.shareable(found)
@@ -39,6 +39,17 @@ async def doctor(request: Request) -> HTMLResponse:
             "token": shared.token,
         }
     return await page(request, "doctor.html", form=fields, found=found, error=error, example=example, **shown)
+
+
+async def _example(request: Request, fields: dict[str, str]) -> tuple[Answer, Answer | None]:
+    """Return the diagnosis of the shipped log, made once: other logs are private, and their diagnoses are not kept."""
+    state = request.app.state
+    if not hasattr(state, "example_diagnosis"):
+        found, error = await ask_form(request, "doctor", fields, curves=True)
+        if not found:
+            return found, error
+        state.example_diagnosis = found
+    return state.example_diagnosis, None
 
 
 async def _shared(request: Request, token: str) -> HTMLResponse:
