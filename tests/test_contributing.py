@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -65,6 +66,18 @@ def test_framework_key_example(copy: Path) -> None:
     path.write_text(text[: first.start()] + f"    {row.strip()},\n" + text[first.start() :], encoding="utf-8")
     shown = run(copy, "meshwright recipe llama3_8b_pretrain_config train.example_steps=7 --format json")
     assert json.loads(shown)["train"]["steps"] == 7 if "train" in json.loads(shown) else '"steps": 7' in shown
+
+
+def test_architecture_example(copy: Path, tmp_path: Path) -> None:
+    """A row in a table reads a new model_type with the parameters that its test row has."""
+    ((file, how, row, _),) = [e for e in EXAMPLES if "own_code_table" in e[0]]
+    insert(copy / file, how, row)
+    found = re.search(r"PUBLISHED\[.*?\] = (\(.*?\n\))", TEXT, re.DOTALL)
+    assert found is not None
+    total, config = ast.literal_eval(found[1])
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    shown = run(copy, f"meshwright inspect {tmp_path}/config.json --json")
+    assert json.loads(shown)["parameters"]["total"] == total
 
 
 def test_every_kind_of_contribution_has_a_section() -> None:
