@@ -218,8 +218,9 @@ class _Files(http.server.SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
         """Send a file."""
         path = Path(self.translate_path(self.path))
-        if not path.exists():  # links of 404.html start with the path of the site's address
-            path = Path(self.translate_path("/" + self.path.lstrip("/").partition("/")[2]))
+        below = self.path.lstrip("/").partition("/")[2]
+        if below and not path.exists():  # links of 404.html start with the path of the site's address
+            path = Path(self.translate_path(f"/{below}"))
         if path.is_dir():
             path = path / "index.html"
         status = 200 if path.is_file() else 404

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks import hostile_files
 from tests.cli.conftest import meshwright  # noqa: F401  # a fixture
 
 from meshwright import stages
 from meshwright.cli import progress
+from meshwright.cli.completion import script_of
 from meshwright.display import two_digits
 
 
@@ -62,3 +68,42 @@ def test_a_check_of_many_files_counts_them(
         (tmp_path / f"{number}.sh").write_text("torchrun pretrain_gpt.py --num-layers 2\n")
     meshwright("check", "0.sh", "1.sh", "2.sh", "--gpus", "8xH100")
     assert shown[-1] == "check: 3 of 3 files"
+
+
+QUICK = ("YAML aliases", "invalid UTF-8 in a script")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in hostile_files.FILES]
+)
+def test_a_hostile_file_ends_within_its_limits_and_with_a_message(name: str) -> None:
+    for row in hostile_files.rows(name):
+        assert row["problems"] == [], row
+        assert row["message"]
+
+
+def _with_command(folder: Path) -> dict[str, str]:
+    """Return an environment in which `meshwright` is a command."""
+    command = folder / "meshwright"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m meshwright "$@"\n')
+    command.chmod(0o755)
+    return {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}", "HOME": str(folder)}
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="needs fish")
+def test_fish_completes_models_and_goals(tmp_path: Path) -> None:
+    (tmp_path / "meshwright.fish").write_text(script_of("fish"))
+    for typed, wanted in (("meshwright recommend llama3-70", "llama3-70b"), ("meshwright recommend x --goal s", "sft")):
+        words = ["fish", "-c", f"source {tmp_path}/meshwright.fish; complete -C '{typed}'"]
+        done = subprocess.run(words, capture_output=True, text=True, check=True, env=_with_command(tmp_path))
+        assert wanted in done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="needs zsh")
+def test_zsh_takes_the_completion(tmp_path: Path) -> None:
+    (tmp_path / "meshwright.zsh").write_text(script_of("zsh"))
+    program = f"source {tmp_path}/meshwright.zsh; print ${{_comps[meshwright]}}"
+    done = subprocess.run(
+        ["zsh", "-f", "-c", program], capture_output=True, text=True, check=True, env=_with_command(tmp_path)
+    )
+    assert done.stdout.strip() == "_meshwright_completion"
