@@ -47,31 +47,32 @@ def layer_time(case: Case, speed: Speeds, layer: Layer) -> LayerTime:
     """Return the seconds of one layer."""
     count = tokens(case)
     found = linears(case, speed, layer, count)
+    seconds = [linear_s(speed, linear) for linear in found]
     core, backward = _core_s(case, speed, layer.mixer, count)
     cross, _ = _core_s(case, speed, layer.cross, count)
     glue = speed.traffic * 2.0 * count * _touched(case, speed, layer) / speed.hbm
     return LayerTime(
-        matmul=sum(linear_s(speed, linear) for linear in found),
+        matmul=sum(seconds),
         core=core + cross,
         glue=glue,
         side=side_bytes(case, speed, found) / speed.hbm,
         gradient=gradient_s(case, speed, found),
         core_backward=backward,
-        last=_last_s(speed, layer, found),
-        experts=_experts_s(case, speed, found),
+        last=_last_s(layer, found, seconds),
+        experts=_experts_s(case, speed, found, seconds) if isinstance(layer.ffn, MoE) else 0.0,
     )
 
 
-def _last_s(speed: Speeds, layer: Layer, found: list[Linear]) -> Column:
+def _last_s(layer: Layer, found: list[Linear], seconds: list[Column]) -> Column:
     if isinstance(layer.ffn, Dense):
-        return linear_s(speed, found[-1])
-    return sum(linear_s(speed, linear) for linear in found if linear.expert and linear.name == "fc2")
+        return seconds[-1]
+    return sum(one for one, linear in zip(seconds, found, strict=True) if linear.expert and linear.name == "fc2")
 
 
-def _experts_s(case: Case, speed: Speeds, found: list[Linear]) -> Column:
-    experts = [linear for linear in found if linear.expert]
-    matmuls = training_factor(case) * sum(linear_s(speed, linear) for linear in experts)
-    return matmuls + side_bytes(case, speed, experts) / speed.hbm
+def _experts_s(case: Case, speed: Speeds, found: list[Linear], seconds: list[Column]) -> Column:
+    matmuls = sum(one for one, linear in zip(seconds, found, strict=True) if linear.expert)
+    quantized = side_bytes(case, speed, [linear for linear in found if linear.expert]) / speed.hbm
+    return training_factor(case) * matmuls + quantized
 
 
 def _core_s(case: Case, speed: Speeds, mixer: Mixer | None, count: Column) -> tuple[Column, float]:
