@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from meshwright import models
+from meshwright.recipes import index
 
 
 @pytest.fixture(autouse=True)
@@ -62,3 +65,105 @@ def test_an_unknown_release_is_answered_with_the_known_ones(meshwright: Any) -> 
     said = meshwright("recommend", "qwen3-4b-instruct", "--gpus", "1xRTX4090", "--goal", "lora").err
     assert "its weights are Qwen/Qwen3-4B; known others of its shape:" in said
     assert "Qwen/Qwen3-4B-Instruct-2507" in said
+
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "head_dim": 128,
+    "num_key_value_heads": 8,
+    "intermediate_size": 3072,
+    "vocab_size": 151669,
+    "tie_word_embeddings": True,
+}
+BERT = {
+    "model_type": "bert",
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 128,
+    "vocab_size": 1000,
+}
+
+
+def folder(config: dict[str, Any], *files: str) -> str:
+    Path("emb").mkdir()
+    Path("emb/config.json").write_text(json.dumps(config))
+    for name in files:
+        Path("emb", name).write_text("[]")
+    return "emb"
+
+
+@pytest.mark.parametrize(
+    ("config", "files", "reason"),
+    [
+        ({**QWEN3, "architectures": ["Qwen3ForCausalLM"]}, ("modules.json",), "sentence-transformers model"),
+        ({**QWEN3, "architectures": ["Qwen3Model"]}, ("1_Pooling",), "sentence-transformers model"),
+        ({**QWEN3, "architectures": ["Qwen3ForSequenceClassification"]}, (), "head for another task"),
+        ({**QWEN3, "architectures": ["Qwen3RewardModel"]}, (), "head for another task"),
+        (
+            {**QWEN3, "architectures": ["Qwen3Model"], "tie_word_embeddings": False},
+            ("model.safetensors",),
+            "start with a random head",
+        ),
+        ({**BERT, "architectures": ["BertModel"]}, (), "encoders are not trained"),
+        ({**BERT, "architectures": ["BertForMaskedLM"]}, (), "head for another task"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["recommend", "estimate", "train", "dryrun"])
+def test_a_model_without_lm_head_is_refused_at_once(
+    meshwright: Any, verb: str, config: dict[str, Any], files: tuple[str, ...], reason: str
+) -> None:
+    gpus = () if verb == "train" else ("--gpus", "1xRTX4090")
+    answer = meshwright(verb, folder(config, *files), "--goal", "lora", *gpus)
+    assert answer.code == 2
+    assert reason in answer.err
+    assert "fix:   name a language model" in answer.err
+    assert ("Qwen/Qwen3-0.6B" in answer.err) == (config["model_type"] == "qwen3")
+
+
+def test_a_decoder_without_its_own_head_says_what_is_trained(meshwright: Any) -> None:
+    typed = folder({**QWEN3, "architectures": ["Qwen3Model"]}, "model.safetensors")
+    answer = meshwright("recommend", typed, "--goal", "lora", "--gpus", "1xRTX4090")
+    assert answer.code == 0
+    assert "Qwen3Model is a decoder without an LM head of its own; trained is the language model" in answer.err
+    assert "the input embedding (tied)" in answer.err
+
+
+def test_an_embedding_model_is_still_inspected(meshwright: Any) -> None:
+    assert meshwright("inspect", folder({**QWEN3, "architectures": ["Qwen3Model"]}, "modules.json")).code == 0
+
+
+@pytest.mark.parametrize(("query", "goal"), [("llama3.2", "sft"), ("llama 3.2 lora", "peft"), ("llama3.2-3b", "sft")])
+def test_recipes_of_a_version_without_one_say_how_to_derive_it(meshwright: Any, query: str, goal: str) -> None:
+    answer = meshwright("recipes", query)
+    assert "llama3_8b_128k" not in answer.out
+    assert "no shipped recipe for llama32_" in answer.err
+    assert f"meshwright recommend llama32_3b --goal {goal} --gpus 8xH100" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("query", "names"),
+    [("qwen2.5", "qwen25_"), ("Qwen 2.5 lora", "qwen25_"), ("llama3.1", "llama31_"), ("qwen3-1.7b", "qwen3_1p7b_"),
+     ("llama3 8b", "llama3_8b_"), ("128k", "")],
+)  # fmt: skip
+def test_a_version_is_one_word_of_a_query(query: str, names: str) -> None:
+    found = [one.name for one in index.search(query, benchmark=False)]
+    assert found
+    assert all(name.startswith(names) for name in found)
+
+
+@pytest.mark.parametrize(
+    ("most", "text"),
+    [
+        ("1", "1 count tried: 1\n"),
+        ("2", "2 counts tried: 1 to 2\n"),
+        ("16", "1 to 8, then nodes of 8: every number up to 16 GPUs"),
+    ],
+)
+def test_counts_tried_are_those_below_the_limit(meshwright: Any, most: str, text: str) -> None:
+    shown = meshwright("size", "llama3.2-3b", "--goal", "qlora", "--gpu", "A100-80", "--max-gpus", most).out
+    assert text in shown
+    assert "a GPU fails every 60,000 hours" in shown

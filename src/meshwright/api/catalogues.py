@@ -20,6 +20,7 @@ from meshwright.clusters import Gpu
 from meshwright.display import Listing
 from meshwright.errors import InputError, OutputError, unknown
 from meshwright.models import ModelSpec
+from meshwright.notes import note
 from meshwright.parsing import one_of
 from meshwright.planner import Plan
 from meshwright.recipes import files, index
@@ -100,7 +101,23 @@ def find_recipes(request: requests.Recipes) -> list[index.IndexEntry]:
     """Return recipes by name, family, size or goal; by fuzzy match if no name contains the query."""
     goal: Any = request.goal
     found = index.search(request.query, goal=goal, family=request.family, benchmark=request.benchmark)
+    _note_models_without(request, found)
     return Listing(found, RECIPE_COLUMNS)
+
+
+def _note_models_without(request: requests.Recipes, found: Sequence[index.IndexEntry]) -> None:
+    """Note how to derive a recipe for the models that a query names, if none is listed and none exists."""
+    named = index.models_named(request.query) if request.query else []
+    if not named or {one.model for one in found} & set(named) or any(goals_of(name) for name in named):
+        return
+    goal = request.goal or next((g for g, w in index.SAME_GOAL.items() if {g, *w} & set(_words(request.query))), "sft")
+    shown = ", ".join(named[:6]) + (" …" if len(named) > 6 else "")
+    ask = f"meshwright recommend {named[-1]} --goal {goal} --gpus 8xH100"
+    note(f"no shipped recipe for {shown}; one is derived from the closest: {ask}")
+
+
+def _words(query: str | None) -> list[str]:
+    return (query or "").lower().split()
 
 
 def models_named(query: str | None) -> list[ModelSpec]:
@@ -116,13 +133,13 @@ def models_named(query: str | None) -> list[ModelSpec]:
     if query.strip().lower() in ARCHITECTURE_WORDS:
         wanted = ARCHITECTURE_WORDS[query.strip().lower()]
         return [one for one in models.all_specs() if wanted in architecture(one)]
-    return [models.find(name) for name in models.search(query)] or [model_named(query)[0]]
+    return [models.find(name) for name in models.search(query)] or [model_named(query, trained=False)[0]]
 
 
 @verb(requests.ModelRequest)
 def find_model(request: requests.ModelRequest) -> ModelSpec:
     """Return one model."""
-    return model_named(request.name)[0]
+    return model_named(request.name, trained=False)[0]
 
 
 @verb(requests.GpuCatalogue, name="list_gpus")

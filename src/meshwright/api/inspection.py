@@ -146,7 +146,7 @@ def _run_text(run: LayerRun, kinds: Mapping[int, str]) -> str:
 def inspect(request: requests.Inspect) -> Inspected:
     """Return a model's layers, parameters, FLOPs, cache sizes, possible splits and the frameworks that train it."""
     with models.collect_defaults() as defaults:
-        model, reference = referenced_model(typed_model(request.model))
+        model, reference = referenced_model(typed_model(request.model), trained=False)
     longest = model.max_seq_length or requests.INSPECTED_SEQ
     seq = sequence_length(request.seq) or min(requests.INSPECTED_SEQ, longest)
     recipe = Recipe(

@@ -17,13 +17,18 @@ CONFIG = "config.json"
 WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 
 
-def model_named(text: str) -> tuple[ModelSpec, str]:
+def model_named(text: str, trained: bool = True) -> tuple[ModelSpec, str]:
     """Return a model that a user typed, and how a recipe refers to it."""
-    return referenced_model(typed_model(text))
+    return referenced_model(typed_model(text), trained)
 
 
-def referenced_model(text: str) -> tuple[ModelSpec, str]:
-    """Return the model of a recipe, and how a recipe refers to it: a shipped name, a hub id of its shape, or a path."""
+def referenced_model(text: str, trained: bool = True) -> tuple[ModelSpec, str]:
+    """Return the model of a recipe, and how a recipe refers to it: a shipped name, a hub id of its shape, or a path.
+
+    A model that is to be trained must be a language model or a denoiser.
+    """
+    if trained:
+        models.require_language_model(text)
     return models.find(text), models.reference(text) or str(file_access.resolved(text.strip()))
 
 

@@ -74,7 +74,7 @@ def _goodput(budget: Answer) -> str:
 
 def failures_from(good: Answer) -> str:
     """Return the failure rate and where it is from."""
-    each = f"a GPU fails every {good['mtbf_hours']:,.0f} hours"
+    each = f"a GPU fails every {_rounded(good['mtbf_hours']):,.0f} hours"
     requested = good["mtbf_from"] == "requested"
     return f"{each}, as requested" if requested else f"{each} ({good['mtbf_from']}; --mtbf-hours sets it)"
 
@@ -366,12 +366,19 @@ def _fastest(answer: Answer) -> int | None:
     return max(fitting, key=lambda s: s["tokens_per_s"] * s["goodput"]["share"])["gpus"] if fitting else None
 
 
+def _rounded(hours: float) -> float:
+    """Return hours between failures as they are known, to three digits: 59,999 in a small run are 60,000."""
+    return float(f"{hours:.3g}")
+
+
 def _tried(answer: Answer) -> str:
     tried, node, listed = answer["tried"], answer["node"], len(_shown(answer))
-    text = (
-        f"{len(tried)} counts tried: 1 to {node}, then nodes of {node}: every number up to "
-        f"{min(16 * node, tried[-1]):,} GPUs, then four per doubling up to {tried[-1]:,}"
-    )
+    most, every = tried[-1], min(16 * node, tried[-1])
+    text = f"{plural(len(tried), 'count')} tried: " + ("1" if most == 1 else f"1 to {min(node, most)}")
+    if most > node:
+        text += f", then nodes of {node}: every number up to {every:,} GPUs"
+    if most > every:
+        text += f", then four per doubling up to {most:,}"
     if answer["no_layout"]:
         none = answer["no_layout"]
         text += f"; no layout divides {', '.join(map(str, none[:8]))}" + (" …" if len(none) > 8 else "")

@@ -22,6 +22,7 @@ from .catalogue import (
     shipped_id,
     without_hub_url,
 )
+from .other_heads import require_language_model
 from .quantization import Quantization, quantization_of
 from .reader import MAX_BYTES as MAX_CONFIG_BYTES
 from .reader import decode_float, known_architectures, load_config, spec_from_config
@@ -89,6 +90,7 @@ __all__ = [
     "quantized_words",
     "reference",
     "releases",
+    "require_language_model",
     "reshape",
     "same_model",
     "search",

@@ -36,8 +36,12 @@ def has_transformers() -> bool:
     return find_spec("transformers") is not None and find_spec("torch") is not None
 
 
-@lru_cache(maxsize=1)
-def _buildable() -> frozenset[str]:
+_LANGUAGE_MODELS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
+_MASKED_MODELS = ("MODEL_FOR_MASKED_LM_MAPPING_NAMES",)
+
+
+@lru_cache(maxsize=2)
+def _buildable(tables: tuple[str, ...] = _LANGUAGE_MODELS) -> frozenset[str]:
     """Return the model types and classes that transformers builds as language models, read without importing it."""
     package = find_spec("transformers")
     where = Path(package.origin or "").parent / "models" / "auto" / "modeling_auto.py" if package else Path()
@@ -46,10 +50,15 @@ def _buildable() -> frozenset[str]:
     except OSError:
         return frozenset()
     found = set[str]()
-    for table in ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"):
+    for table in tables:
         rows = text.partition(f"{table} = OrderedDict(")[2].partition("\n)\n")[0]
         found.update(re.findall(r'"([^"]+)"', rows))
     return frozenset(found)
+
+
+def is_encoder(model_type: object) -> bool:
+    """Return whether transformers trains this type as a masked language model: bert, modernbert, xlm-roberta."""
+    return model_type in _buildable(_MASKED_MODELS)
 
 
 def can_inspect(config: Mapping[str, Any]) -> bool:

@@ -14,6 +14,7 @@ from meshwright.clusters import is_known as is_known_gpu
 from meshwright.display import Entry
 from meshwright.errors import unknown
 from meshwright.models import GatedDelta, LinearMixer, Mamba2, ModelSpec, find
+from meshwright.models import search as search_models
 from meshwright.recipes import build
 from meshwright.recipes.build import cluster_name
 from meshwright.recipes.registry import Published, Purpose, Registered, library, registry
@@ -268,14 +269,39 @@ def _matching(query: str, found: Iterable[IndexEntry]) -> list[IndexEntry]:
     for exact in (wanted, f"{wanted}_config"):
         if exact in pool:
             return [pool[exact]]
-    words = [_one_count(word) for word in wanted.split("_") if word]
-    prefixed = [name for name in pool if name.startswith(wanted)]
-    worded = [name for name in pool if all(word in name for word in words)]
-    about = [name for name, entry in pool.items() if words and all(w in name or w in entry.search_terms for w in words)]
-    ranked = list(dict.fromkeys(prefixed + worded + about)) if words else []
-    if not ranked and not any(is_known_gpu(word.split("x")[-1]) for word in words):
+    ranked: list[str] = []
+    for text in dict.fromkeys((_with_version(query), wanted)):
+        words = [_one_count(word) for word in text.split("_") if word]
+        prefixed = [name for name in pool if name.startswith(text)]
+        worded = [name for name in pool if all(_is_in(word, name) for word in words)]
+        about = [
+            name
+            for name, entry in pool.items()
+            if words and all(_is_in(w, name) or w in entry.search_terms for w in words)
+        ]
+        ranked = ranked or (list(dict.fromkeys(prefixed + worded + about)) if words else [])
+    if not ranked and not models_named(query) and not any(is_known_gpu(word.split("x")[-1]) for word in words):
         ranked = _similar_names(wanted, list(pool))
     return [pool[name] for name in ranked]
+
+
+def models_named(query: str) -> list[str]:
+    """Return the shipped models that a query names, besides its words for goals: llama 3.2 lora."""
+    goals = {word for goal, words in SAME_GOAL.items() for word in (goal, *words)}
+    words = [word for word in _with_version(query).split("_") if word and word not in goals]
+    return search_models(" ".join(words)) if any(re.search("[a-z]", word) for word in words) else []
+
+
+def _with_version(query: str) -> str:
+    """Return a query with versions and sizes as names have them: llama 3.2 is llama32, 1.7b is 1p7b."""
+    sized = re.sub(r"(?<=\d)\.(?=\d+[bmt]\b)", "p", query.strip().lower())
+    joined = re.sub(r"(?<=[a-z])[-_\s]+(?=\d+\.\d+(?![\da-z]))", "", sized)
+    return _normalize(re.sub(r"(?<=\d)\.(?=\d)", "", joined))
+
+
+def _is_in(word: str, name: str) -> bool:
+    """Return whether a name contains a word; a number must be a whole one, which 2 is not in 128k."""
+    return word in name if not word.isdigit() else re.search(rf"(?<!\d){word}(?!\d)", name) is not None
 
 
 def _one_count(word: str) -> str:

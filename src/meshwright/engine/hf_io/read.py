@@ -137,7 +137,11 @@ class FolderWeights:
         reason = f"its {CONFIG} says model_type={self.config.get('model_type')}, the recipe's model is a "
         reason += str(self.names.config.model_type)
         fix: tuple[str, ...] = ("use the folder's model family in the recipe", "download the folder again")
-        if missing == ["lm_head.weight"]:
+        if missing == ["lm_head.weight"] and not self.config.get("tie_word_embeddings", True):
+            classes = ", ".join(map(str, self.config.get("architectures") or ())) or "its class"
+            reason = f"{classes} has no LM head: the folder is an embedding model, or a decoder without its head"
+            fix = ("use the folder of the language model (…ForCausalLM)",)
+        elif missing == ["lm_head.weight"]:
             reason = "its lm_head is tied to the embedding, but the recipe's model has an untied lm_head"
             fix = ("use a model with tie_word_embeddings=true in the recipe",)
         raise self._error(f"has no {some(missing)}; {reason}", *fix)
