@@ -12,7 +12,7 @@ from typing import Any
 
 from meshwright import api, clusters, costs, frameworks, models, rules
 from meshwright.api import schema
-from meshwright.models.readers.architectures import WITHOUT_CLASS
+from meshwright.models.readers.architectures import TYPES_WITHOUT_CLASS, WITHOUT_CLASS
 from meshwright.planner import case_of
 from meshwright.planner.quick_reference import SITUATIONS
 from meshwright.recipes import index
@@ -199,7 +199,7 @@ def _architectures() -> str:
     types = {row["type"]: row for row in found["rows"] if row["decoder"]}
     by_result = {word: [f"`{n}`" for n, row in types.items() if row["result"] == word] for word in _MEANINGS}
     rows = [(meaning, len(by_result[word]), ", ".join(by_result[word])) for word, meaning in _MEANINGS.items()]
-    without = ", ".join(f"`{name}`" for name in WITHOUT_CLASS)
+    without = ", ".join(f"`{name}`" for name in dict.fromkeys((*WITHOUT_CLASS, *TYPES_WITHOUT_CLASS)))
     return (
         "\n## Architectures\n\nAny other model is planned from its config.json: by path, or by its hub id. The "
         "config.json of a hub id outside the catalogue is read from the local hub cache, else downloaded if "

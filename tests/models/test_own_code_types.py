@@ -97,3 +97,43 @@ def test_values_that_make_other_shapes_are_refused() -> None:
     ):
         with pytest.raises(InputError):
             models.spec_from_config({**PUBLISHED[name][1], **changes}, name)
+
+
+KIMI_K3: dict[str, Any] = {
+    "model_type": "kimi_k3",
+    "tie_word_embeddings": False,
+    "text_config": {
+        "model_type": "kimi_linear", "hidden_act": "situ", "hidden_size": 7168, "intermediate_size": 33792,
+        "num_hidden_layers": 93, "num_attention_heads": 96, "num_key_value_heads": 96, "vocab_size": 163840,
+        "max_position_embeddings": 1048576, "kv_lora_rank": 512, "q_lora_rank": 1536, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "mla_use_nope": True, "mla_use_output_gate": True,
+        "attn_res_block_size": 12, "routed_expert_hidden_size": 3584, "latent_moe_use_norm": True,
+        "first_k_dense_replace": 1, "moe_layer_freq": 1, "moe_intermediate_size": 3072, "num_experts": 896,
+        "num_experts_per_token": 16, "num_shared_experts": 2, "num_nextn_predict_layers": 0,
+        "linear_attn_config": {
+            "full_attn_layers": [*range(4, 93, 4), 93], "head_dim": 128, "num_heads": 96, "short_conv_kernel_size": 4,
+            "use_full_rank_gate": True,
+        },
+    },
+    "vision_config": {
+        "vt_hidden_size": 1024, "vt_intermediate_size": 4096, "vt_num_attention_heads": 12, "vt_num_hidden_layers": 27,
+        "qkv_hidden_size": 1536, "patch_size": 14, "init_pos_emb_height": 64, "init_pos_emb_width": 64,
+        "merge_kernel_size": [2, 2], "mm_projector_type": "patchmergerv2", "norm_type": "rmsnorm",
+    },
+}  # fmt: skip
+
+
+def test_kimi_k3_has_the_modules_that_vllm_builds() -> None:
+    """As in vllm/models/kimi_k3 and kimi_k25_vit.py; published as 2.8 T parameters."""
+    hidden, inner, latent = 7168, 96 * 128, 3584
+    kda = hidden * (4 * inner + 128 + 96) + 128 * inner + inner * hidden + 3 * inner * 4 + inner + 96 + 128
+    mla = hidden * (1536 + 512 + 64) + 1536 * 96 * 192 + 512 * 96 * 256 + 2 * inner * hidden + 1536 + 512
+    experts = 896 * (3 * latent * 3072 + hidden) + 2 * hidden * latent + latent + 3 * hidden * 2 * 3072
+    dense = 3 * hidden * 33792
+    layers = 69 * kda + 24 * mla + dense + 92 * experts + 93 * 6 * hidden
+    text = layers + 3 * hidden + 2 * 163840 * hidden
+    encoder = 27 * (4 * 1024 * 1536 + 2 * 1024 * 4096 + 2 * 1024) + (3 * 14**2 + 64 * 64 + 1) * 1024
+    projector = 4096 * 4096 + 4096 * hidden + hidden
+    found = models.spec_from_config(KIMI_K3, "k3")
+    assert found.params.total == text + encoder + projector
+    assert found.params.total / 1e12 == pytest.approx(2.8, abs=0.05)

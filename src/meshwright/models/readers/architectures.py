@@ -34,7 +34,13 @@ SAME_AS = {
 }
 
 # Nothing can be built from these types.
-TYPES_WITHOUT_CLASS = ("mimo", "nemotron-nas", *OWN_CODE, *(name for name in SAME_AS if SAME_AS[name] in OWN_CODE))
+TYPES_WITHOUT_CLASS = (
+    "mimo",
+    "nemotron-nas",
+    "kimi_k3",
+    *OWN_CODE,
+    *(name for name in SAME_AS if SAME_AS[name] in OWN_CODE),
+)
 
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
          "head_dim", "vocab_size", "max_position_embeddings")  # fmt: skip

@@ -17,6 +17,7 @@ ACTIVATIONS = (
     "relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "xielu",
 )  # fmt: skip
 """Names of transformers' activation functions (ACT2FN)."""
+OWN_ACTIVATIONS = {"kimi_linear": ("situ",)}  # of code in repositories: Kimi K3
 ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
 ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
     "default": (),
@@ -56,7 +57,8 @@ def check_computed(config: Mapping[str, Any], sections: Iterable[str]) -> None:
         named = str(section.get("model_type") or model_type)
         for key in ACTIVATION_KEYS:
             if isinstance(section.get(key), str) and section[key]:  # readers check the type where it matters
-                _require_known(where + key, section[key], ACTIVATIONS, "activation")
+                known = (*ACTIVATIONS, *OWN_ACTIVATIONS.get(named, ()))
+                _require_known(where + key, section[key], known, "activation")
         for key in NUMBERS:
             _require_number(where + key, key, section.get(key))
         if not where.startswith(ENCODERS):  # they have types of RoPE of their own

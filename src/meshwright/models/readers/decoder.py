@@ -333,6 +333,7 @@ def moe(fields: Fields, traits: MoeTraits, gated: bool) -> MoE:
         balance_bias=traits.balance_bias,
         dense_bias=_on(fields, traits.dense_bias),
         shared_gate=traits.shared_gate,
+        latent=fields.optional_size(traits.latent) if traits.latent else None,
         parallel=Dense(fields.size(traits.parallel), gated) if traits.parallel else None,
     )
 

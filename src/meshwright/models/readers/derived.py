@@ -328,11 +328,34 @@ def kimi_linear(fields: Fields) -> Derived:
         ("conv_kernel_dim", "short_conv_kernel_size"),
     ):
         found[f"linear_{key}"] = nested.size(inner) if inner in nested.data else fields.size(f"linear_{key}")
+    found["linear_full_rank_gate"] = "use_full_rank_gate" in nested.data and nested.flag("use_full_rank_gate")
     types = fields.raw("layer_types")
     if types is None and "full_attn_layers" in nested.data:
         full = nested.places("full_attn_layers", count + 1)  # counted from 1
         types = [FULL if place + 1 in full else LINEAR for place in range(count)]
-    return {**found, "layer_types": types or [FULL if place and place % 4 == 0 else LINEAR for place in range(count)]}
+    types = types or [FULL if place and place % 4 == 0 else LINEAR for place in range(count)]
+    return {**found, "layer_types": types, **_kimi_k3(fields, types)}
+
+
+def _kimi_k3(fields: Fields, types: Any) -> Derived:
+    """What Kimi K3 adds: gates of latent attention, norms of latent experts, attention over earlier residuals."""
+    hidden, latent = fields.size("hidden_size"), fields.optional_size("routed_expert_hidden_size")
+    residuals = 2 * hidden if fields.optional_size("attn_res_block_size") else 0  # a norm and one query
+    gate = 0
+    if fields.flag("mla_use_output_gate"):
+        gate = hidden * fields.size("num_attention_heads") * fields.size("v_head_dim")
+    norm = latent if latent and fields.flag("latent_moe_use_norm") else 0
+    if norm and fields.has("mlp_layer_types"):
+        raise fields.error("mlp_layer_types", "experts in a latent space are placed by first_k_dense_replace")
+    added = {"layer_linears": 0, "layer_vectors": 2 * residuals, "residual_vectors": residuals}
+    if (not gate and not norm) or not isinstance(types, list):
+        return added
+    dense = fields.count("first_k_dense_replace")
+    per_layer = [
+        {"layer_linears": gate if kind == FULL else 0, "layer_vectors": 2 * residuals + (norm if place >= dense else 0)}
+        for place, kind in enumerate(types)
+    ]
+    return {**added, "per_layer": per_layer}
 
 
 def listed_types(interval: int) -> Callable[[Fields], Derived]:

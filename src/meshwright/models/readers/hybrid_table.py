@@ -84,9 +84,18 @@ HYBRID: dict[str, Traits] = {
     "kimi_linear": row(
         "kimi", "KimiLinearForCausalLM",
         aliases={"num_experts_per_tok": ("num_experts_per_token",), "max_position_embeddings": ("model_max_length",)},
-        defaults={"first_k_dense_replace": 1, "moe_layer_freq": 1},
+        defaults={
+            "first_k_dense_replace": 1, "moe_layer_freq": 1, "mla_use_output_gate": False, "attn_res_block_size": None,
+            "routed_expert_hidden_size": None, "latent_moe_use_norm": False,
+        },
         mixers={"linear_attention": "kda", "full_attention": "mla"},
-        moe=MoeTraits(shared="number", shared_number="num_shared_experts", balance_bias=True, placed="listed"),
+        layer_matmul="layer_linears",
+        layer_vectors="layer_vectors",
+        extra_params="residual_vectors",
+        moe=MoeTraits(
+            shared="number", shared_number="num_shared_experts", balance_bias=True, placed="listed",
+            latent="routed_expert_hidden_size",
+        ),
         derive=derived.kimi_linear,
         is_tied=False,  # transformers' class has no tied weights
     ),

@@ -63,11 +63,12 @@ def kimi_delta(fields: Fields, traits: Any, hidden: int) -> LinearMixer:
     """Return Kimi delta attention: a delta rule with one decay for each channel."""
     heads, width, conv = (fields.size(f"linear_{key}") for key in ("num_heads", "head_dim", "conv_kernel_dim"))
     inner = heads * width
-    between = 2 * width * inner  # second halves of the low-rank gates
+    # decays pass through a low rank, and so does the output gate, unless it has a projection of its own
+    gate_rank, between = (inner, width * inner) if fields.flag("linear_full_rank_gate") else (width, 2 * width * inner)
     vectors = 3 * inner * conv + heads + inner + width  # convolutions, A_log, bias of dt, output norm
     core = 8.0 * inner * width + 2.0 * conv * 3 * inner
     return LinearMixer(
-        "kda", 3 * inner + 2 * width + heads, inner, between, vectors, heads, core, 8 * inner, inner * width
+        "kda", 3 * inner + width + gate_rank + heads, inner, between, vectors, heads, core, 8 * inner, inner * width
     )
 
 

@@ -43,6 +43,7 @@ class MoeTraits(msgspec.Struct, frozen=True):
     bias: bool = False
     balance_bias: bool = False
     dense_bias: Switch = False
+    latent: str = ""  # the key of the width at which routed experts work, with a projection down and up
     parallel: str = ""  # the key of the width of a dense block beside the experts
     # "listed": mlp_layer_types, or those after first_k_dense_replace; "derived": the places that Traits.derive returns
     placed: Literal["all", "after_dense", "stepped", "listed", "derived"] = "all"

@@ -292,10 +292,7 @@ def moon_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
     """Read the MoonViT encoder of Kimi K2.5."""
     depth, hidden, heads = _encoder_shape(fields)
     width, patch = fields.size("intermediate_size"), fields.size("patch_size")
-    kernel = fields.raw("merge_kernel_size")
-    if not isinstance(kernel, (list, tuple)) or len(kernel) != 2 or not all(isinstance(one, int) for one in kernel):
-        raise fields.error("merge_kernel_size", "must be a list of two numbers")
-    merge = kernel[0] * kernel[1]
+    merge = _merged_patches(fields)
     merged, projected = hidden * merge, wrapper.size("projection_hidden_size")
     positions = fields.size("pos_emb_height") * fields.size("pos_emb_width")
     return Vision(
@@ -309,6 +306,42 @@ def moon_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
         connector_params=2 * projected + _linear(merged, merged) + _linear(merged, text_hidden),
         merge=merge,
     )
+
+
+MOON_K3_DEFAULTS = {
+    **MOON_DEFAULTS, "qkv_hidden_size": None, "attn_bias": False, "linear_bias": False, "patch_embed_proj_bias": False,
+    "norm_type": "rmsnorm", "mlp_type": "mlp2", "mm_projector_type": "patchmergerv2",
+}  # fmt: skip
+
+
+def moon_k3_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:
+    """Read the MoonViT encoder of Kimi K3: without biases, with RMSNorm, and wider queries, keys and values."""
+    for key in ("attn_bias", "linear_bias", "patch_embed_proj_bias", "norm_type", "mlp_type", "mm_projector_type"):
+        if fields.raw(key) != MOON_K3_DEFAULTS[key]:
+            raise fields.error(key, f"this architecture is only supported with {MOON_K3_DEFAULTS[key]}")
+    depth, hidden = fields.size("num_hidden_layers", most=MAX_LAYERS), fields.size("hidden_size")
+    width, patch, heads = (fields.size(key) for key in ("intermediate_size", "patch_size", "num_attention_heads"))
+    wide, merge = fields.optional_size("qkv_hidden_size") or hidden, _merged_patches(fields)
+    require_divisible(fields, "num_attention_heads", heads, "qkv_hidden_size", wide)
+    positions, merged = fields.size("pos_emb_height") * fields.size("pos_emb_width"), hidden * merge
+    return Vision(
+        depth,
+        hidden,
+        width,
+        heads,
+        patch,
+        layer_params=4 * hidden * wide + 2 * hidden * width + 2 * hidden,
+        stem_params=(3 * patch**2 + positions + 1) * hidden,
+        connector_params=merged * merged + merged * text_hidden + text_hidden,
+        merge=merge,
+    )
+
+
+def _merged_patches(fields: Fields) -> int:
+    kernel = fields.raw("merge_kernel_size")
+    if not isinstance(kernel, (list, tuple)) or len(kernel) != 2 or not all(isinstance(one, int) for one in kernel):
+        raise fields.error("merge_kernel_size", "must be a list of two numbers")
+    return int(kernel[0] * kernel[1])
 
 
 def gemma4_vision(fields: Fields, text_hidden: int, wrapper: Fields) -> Vision:

@@ -109,6 +109,15 @@ WRAPPERS: dict[str, Wrapper] = {
         vision.MOON_ALIASES,
         defaults={"tie_word_embeddings": True, "projection_hidden_size": 1152},
     ),
+    "kimi_k3": Wrapper(
+        "kimi",
+        "KimiK3ForConditionalGeneration",
+        ("kimi_linear",),
+        vision.moon_k3_vision,
+        vision.MOON_K3_DEFAULTS,
+        vision.MOON_ALIASES,
+        vision_may_miss=True,
+    ),
     "NemotronH_Nano_VL_V2": Wrapper(
         "nemotron",
         "NemotronH_Nano_VL_V2",
