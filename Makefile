@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Where PYTHONDONTWRITEBYTECODE is set, every worker would compile the tests, and every command the source, again.
 PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest
 
-.PHONY: megatron setup demo test wheel test-times lint style browser screens docs site bench load schema accuracy sweep file-sweep verify parity slow faults mutation slurm-test clean
+.PHONY: megatron setup demo test wheel test-times lint style browser screens docs site budget bench load schema accuracy sweep file-sweep verify parity slow faults mutation slurm-test clean
 
 setup: $(VENV)/.core  ## the tool itself, without torch
 
@@ -102,6 +102,9 @@ site: $(VENV)/.docs  ## plan pages, catalogue and documentation as static files 
 	$(BIN)/python -m meshwright web --export build/site $(SITE_PLANS:%=--plans %) --docs /docs/index.html --url "$(SITE_URL)"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	$(BIN)/python -m benchmarks.site_check build/site
+
+budget: $(VENV)/.engine browser  ## speed, size and accessibility of all pages in Chromium; needs build/site (half an hour); LIGHTHOUSE=path adds its scores
+	$(BIN)/python -m benchmarks.web_budget --site build/site --save $(LIGHTHOUSE:%=--lighthouse %)
 
 $(VENV)/.docs: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[docs]"

@@ -361,21 +361,25 @@ def main() -> int:
                 wanted = {name: path for name, path in {**STATIC, **CATALOGUE}.items() if given.only in name}
                 rows += _rows(browser, "static", static, wanted, axe, given.shots)
         browser.close()
-    if given.lighthouse and given.site:
-        with web_served() as served, files_served(given.site) as static:
-            scores = list(_scores(given.lighthouse, {"static": static, "served": served}))
     summary = _summary(rows, answered)
-    if scores:
-        summary["lighthouse"] = {
-            name: min(row[name] for row in scores if row["kind"] == "static")
-            for name in ("performance", "accessibility")
-        }
-    print(json.dumps(summary, indent=1))
-    if given.save:
-        kept = [{key: value for key, value in row.items() if key not in ("moved",)} for row in rows]
+    print(json.dumps(summary, indent=1), flush=True)
+    _keep(given.save, version, summary, rows, scores)
+    if given.lighthouse and given.site:  # half a minute for every page: the loads are kept before
+        with web_served() as served, files_served(given.site) as static:
+            for row in _scores(given.lighthouse, {"static": static, "served": served}):
+                scores.append(row)
+                _keep(given.save, version, summary, rows, scores)
+    return min(summary["problems"], 1)
+
+
+def _keep(
+    wanted: bool, version: str, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]], scores: Sequence[Any]
+) -> None:
+    """Write the results so far."""
+    if wanted:
+        kept = [{key: value for key, value in row.items() if key != "moved"} for row in rows]
         text = {"chromium": version, "summary": summary, "lighthouse": scores, "loads": kept}
         RESULTS.write_text(json.dumps(text, indent=1) + "\n", encoding="utf-8")
-    return min(summary["problems"], 1)
 
 
 def _scores(program: str, addresses: Mapping[str, str]) -> Iterator[dict[str, Any]]:
