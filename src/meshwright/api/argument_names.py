@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from math import ceil
 from typing import Any, NamedTuple
 
+from meshwright.choices import SCHEDULERS
 from meshwright.errors import InputError, closest, unknown
 from meshwright.parsing import sequence_length, snake_case, token_budget
 from meshwright.recipes.key_maps import REMOVED_KEYS, override_keys
@@ -96,6 +97,12 @@ OTHER_OPTIONS: dict[str, tuple[str, ...]] = {
         name.replace("-", "_"): (f"--sbatch {name}",)
         for name in ("exclusive", "oversubscribe", "contiguous", "overcommit", "hold", "spread-job", "use-min-nodes")
     },
+    **dict.fromkeys(
+        ("container", "container_image", "docker", "docker_image", "singularity_image", "apptainer_image", "sif"),
+        ("--image {value}",),
+    ),
+    **dict.fromkeys(SCHEDULERS, ("--scheduler {name}",)),
+    "k8s": ("--scheduler kubernetes",),
     **dict.fromkeys(("cpus_per_task", "c"), ("--cpus-per-rank {value}",)),
     "deadline": ("--days {value}", "--sbatch deadline={value}"),
     **dict.fromkeys(("mtbf", "gpu_mtbf", "mtbf_hours", "gpu_mtbf_hours"), ("--mtbf-hours {value}",)),

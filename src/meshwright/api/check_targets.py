@@ -14,6 +14,7 @@ from meshwright import file_access, frameworks
 from meshwright.api.inputs import TEXT_BYTES
 from meshwright.api.resolve import is_file
 from meshwright.api.responses import Part
+from meshwright.api.suppression import is_baseline
 from meshwright.api.targets import is_target
 from meshwright.errors import InputError
 from meshwright.models import is_config, not_a_model
@@ -72,13 +73,18 @@ def _has_config(folder: str) -> bool:
     return (Path(folder).expanduser() / "config.json").is_file()
 
 
-def expand(words: Sequence[str], skip_unknown: bool = False) -> Targets:
-    """Return the targets of a command line, each once; raise InputError for a folder or glob without any."""
+def expand(words: Sequence[str], skip_unknown: bool = False, baselines: Sequence[str | None] = ()) -> Targets:
+    """Return the targets of a command line, each once; raise InputError for a folder or glob without any.
+
+    The baselines of the command are no targets, also if they are in a folder that is checked.
+    """
+    baseline_paths = {os.path.realpath(os.path.expanduser(one)) for one in baselines if one}
     found: dict[str, None] = {}
     optional: set[str] = set()
     for word in words:
         if is_glob(word) or is_config_folder(word):
-            files = sorted(_matches(word) if is_glob(word) else _files_in(word))
+            matching = sorted(_matches(word) if is_glob(word) else _files_in(word))
+            files = [one for one in matching if os.path.realpath(one) not in baseline_paths]
             if not files:
                 what = "no file matches" if is_glob(word) else f"has no {', '.join(CONFIG_SUFFIXES)} file"
                 raise InputError(what, field="target", value=word, fix=("meshwright check FILE",))
@@ -86,7 +92,8 @@ def expand(words: Sequence[str], skip_unknown: bool = False) -> Targets:
             found |= dict.fromkeys(files)
         elif is_model_with_configs(word):
             own = os.path.normpath(Path(word).expanduser() / "config.json")
-            files = [own, *(file for file in sorted(_files_in(word)) if file != own)]
+            others = (file for file in sorted(_files_in(word)) if os.path.realpath(file) not in baseline_paths)
+            files = [own, *(file for file in others if file != own)]
             optional.update(file for file in files[1:] if file not in words)
             found |= dict.fromkeys(files)
         else:
@@ -128,6 +135,8 @@ def why_skipped(file: str, framework: str | None) -> str:
         return "a model's config.json"
     if Path(file).name in OF_A_MODEL:
         return "a file of a model"
+    if file.endswith(".json") and is_baseline(file):
+        return "a baseline of known findings; --baseline reads it"
     if not is_file(file):
         return "no framework reads this kind of file"
     try:

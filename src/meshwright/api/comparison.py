@@ -43,7 +43,7 @@ ONLY_SHARDING = ("accelerate", "deepspeed")  # their configs leave the training 
 COMPILED = "kernels.compile=true"
 NEVER_RUN = "was never run on several GPUs (only on one, and with several ranks over gloo): this is an estimate"
 SHOWN = 4  # fields named in a reason
-MOST_ALIKE = 25.0  # per cent of speed beyond which two engines are not called alike, however uncertain both are
+MOST_ALIKE = 25.0  # per cent of speed beyond which the faster engine is ranked first, however uncertain both are
 
 
 class Limitation(msgspec.Struct, frozen=True):
@@ -309,6 +309,12 @@ def _ranked(sides: Sequence[Side], own: str = "") -> tuple[Side, ...]:
 
 
 def _about_as_fast(side: Side, other: Side) -> bool:
+    """Return whether two speeds are ranked as equal: they differ little, and by less than their uncertainty."""
+    low, high = sorted((side.rate, other.rate))
+    return _within_uncertainty(side, other) and high <= low * (1 + MOST_ALIKE / 100)
+
+
+def _within_uncertainty(side: Side, other: Side) -> bool:
     """Return whether two speeds differ by less than the uncertainty of their ratio.
 
     Errors of one engine's estimates are largely the same for both layouts; those of two engines are independent.
@@ -318,7 +324,7 @@ def _about_as_fast(side: Side, other: Side) -> bool:
     if side.plan.question.engine == other.plan.question.engine:
         margin = float(error_bands().layout_gain_pct)
     else:
-        margin = min(math.hypot(*(float(one.estimate.band.step_pct) for one in (side.plan, other.plan))), MOST_ALIKE)
+        margin = math.hypot(*(float(one.estimate.band.step_pct) for one in (side.plan, other.plan)))
     low, high = sorted((side.rate, other.rate))
     return high <= low * (1 + margin / 100)
 
@@ -469,7 +475,7 @@ def _speed_reason(side: Side, best: Side) -> str:
         return "runs and fits, and none is faster beyond the uncertainty"
     if side.plan is not None and best.plan is not None and side.model != best.model:
         return f"trains {side.model}, another model than {best.name}: not comparable"
-    near = _about_as_fast(side, best)
+    near = _within_uncertainty(side, best)
     text = f"takes {abs(longer) * 100:.0f} % {'longer' if longer > 0 else 'less time'} than {best.name}"
     return f"{text}, within the uncertainty" if near else text
 
@@ -494,6 +500,7 @@ def _answer(found: Comparison) -> str:
     text = f"Use {best.name}: {rate:,.0f} tokens/s/GPU"
     if slower and not near:
         text += f", {best.rate / slower[0].rate - 1:.0%} faster than {slower[0].name}"
+        text += " by the estimates, within their uncertainty" if _within_uncertainty(best, slower[0]) else ""
     text += f", and its config loses {_some(best.lost_contract)}." if best.lost_contract else "."
     if near:
         why = "the choice is by what is lost, then by speed" if found.of == "engines" else "the faster one is first"

@@ -15,7 +15,7 @@ import msgspec
 from meshwright import config_io, file_access, frameworks, json_text
 from meshwright.api import requests
 from meshwright.api.resolve import write_text
-from meshwright.errors import InputError, closest, unknown
+from meshwright.errors import InputError, MeshwrightError, closest, unknown
 from meshwright.frameworks import BaselineEntry, CheckResult, IgnoredFinding, rule_catalog
 from meshwright.rules import Finding
 from meshwright.version import SCHEMA
@@ -192,6 +192,14 @@ def read_baseline(path: str) -> Baseline:
         fix = (f"meshwright check FILES --write-baseline {path}",)
         raise InputError(f"is not a baseline: {error}", field="baseline", value=path, fix=fix) from None
     return found
+
+
+def is_baseline(path: str) -> bool:
+    """Return whether a file has the form of a baseline."""
+    try:
+        return bool(read_baseline(path).findings)
+    except MeshwrightError:
+        return False
 
 
 def write_baseline(path: str, entries: Sequence[BaselineEntry]) -> None:

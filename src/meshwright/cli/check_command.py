@@ -41,7 +41,7 @@ def check(verb: Verb, request: Any, as_json: bool) -> None:
     """Print the findings of every target; the exit code is the worst."""
     format = _format(request, as_json)
     words = (request.target, *request.more)
-    targets = api.expand(words, request.skip_unknown)
+    targets = api.expand(words, request.skip_unknown, (request.baseline, request.write_baseline))
     api.require_rules(request.ignore)
     if request.baseline is not None:
         api.read_baseline(request.baseline)
@@ -63,7 +63,9 @@ def check(verb: Verb, request: Any, as_json: bool) -> None:
     if request.write_baseline is not None:
         entries = [entry for answer in answers for entry in api.entries_of(answer, request.write_baseline)]
         api.write_baseline(request.write_baseline, entries)
-        click.echo(f"wrote {request.write_baseline}: {_count(len(entries), 'known finding')}", err=True)
+        known = [*api.distinct_findings(answers), *api.distinct_findings(answers, "ignored")]
+        count = sum(one.get("by", "baseline") == "baseline" for _, one in known)
+        click.echo(f"wrote {request.write_baseline}: {_count(count, 'known finding')}", err=True)
     if not failed:
         code = 0 if ok or request.fail_on == "never" or request.write_baseline is not None else FAILED
     decide(code)

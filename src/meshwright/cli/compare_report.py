@@ -83,6 +83,13 @@ def _is_over(estimate: Answer) -> bool:
     return not estimate["fits"] and estimate["memory_gib"]["total"] > estimate["memory_gib"]["capacity"]
 
 
+SHOWN_CHANGES = (
+    ("layout.reshard_after_forward", False, "weights stay gathered"),
+    ("kernels.compile", True, "compiled"),
+)
+"""Changes that decide memory or speed and are no part of a layout's line: field, new value and what is printed."""
+
+
 def _side_row(side: Answer) -> tuple[str, ...]:
     estimate = side["estimate"]
     if estimate is None or side["layout"] is None:
@@ -94,8 +101,10 @@ def _side_row(side: Answer) -> tuple[str, ...]:
     if not estimate["fits"]:
         why = "" if _is_over(estimate) else "cannot run"
         return (str(side["rank"]), side["name"], layout_summary(side["layout"], side["engine"]), gib, why, "", "")
-    compiled = any(one["field"] == "kernels.compile" and one["to"] is True for one in side["changes"] or ())
-    layout = layout_summary(side["layout"], side["engine"]) + (" · compiled" if compiled else "")
+    changed = [
+        text for field, to, text in SHOWN_CHANGES for one in side["changes"] if (one["field"], one["to"]) == (field, to)
+    ]
+    layout = " · ".join((layout_summary(side["layout"], side["engine"]), *changed))
     speed = (within, f"{estimate['tokens_per_s_per_gpu']:,.0f}", f"{estimate['mfu']:.0%}")
     return (str(side["rank"]), side["name"], layout, gib, *speed)
 
@@ -103,7 +112,8 @@ def _side_row(side: Answer) -> tuple[str, ...]:
 def _side_lines(side: Answer) -> list[str]:
     """Return why a side has its rank, what its engine does not execute and what its config loses."""
     lines = [f"[bold]{escape(side['name'])}[/]: {escape('; '.join(side['reasons']))}"]
-    needed = [one for one in side["changes"] if one["kind"] == "layout" and not one["field"].startswith("layout.")]
+    printed = {f"layout.{name}" for name in side["layout"] or ()}
+    needed = [one for one in side["changes"] if one["kind"] == "layout" and one["field"] not in printed]
     if side["layout"] and needed:
         listed = ", ".join(f"{one['field']} {one['from']} → {one['to']}" for one in needed)
         lines.append(f"  [dim]changed: {escape(listed)}[/]")

@@ -78,7 +78,7 @@ def assumptions(text: str) -> tuple[Assumption, ...]:
 def has_count(text: str) -> bool:
     """Return whether a cluster argument is more than a type of GPU that is not used alone."""
     name = text.strip()
-    return not is_known(name) or gpu(name).link == "pcie" or _rack(name) is not None
+    return not is_known(name) or gpu(name).link == "pcie" or _named_racks(name) is not None
 
 
 def default_nodes(count: int, known: Gpu) -> tuple[int, int]:
@@ -162,7 +162,7 @@ _RACK = re.compile(
 _OF_RACKS = re.compile(rf"(?P<count>{_N})\s*(?:racks?\s+of\s+(?P<name>.+?)|x?\s*(?P<other>\S.*?)\s+racks?)")
 
 
-def _rack(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
+def _named_racks(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
     """Return racks that NVLink connects as one domain each: `GB200-NVL72` is 72 GPUs, `2xGB200-NVL72` are 144.
 
     Nobody orders 72 racks at once: a count of all GPUs of a rack, or more, is one of GPUs.
@@ -180,33 +180,29 @@ def _rack(text: str) -> tuple[Cluster, tuple[Assumption, ...]] | None:
     if known.nvlink_domain != size or size % known.gpus_per_node or size == known.gpus_per_node:
         return None
     count = _as_int(text, match["count"]) if match["count"] else 1
-    if count >= size:
+    if count >= size:  # nobody orders 72 racks at once
         made = Cluster(known, *default_nodes(count, known))
         _check_size(text, made)
         message = f"{text} is {count} GPUs, {made}; write {count}x{size}x{known.name} for {count} racks of {size} GPUs"
         return made, (Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", message), *network_assumed(made))
-    made = Cluster(known, count * size // known.gpus_per_node, known.gpus_per_node)
-    _check_size(text, made)
-    racks = f"one rack of {size} GPUs" if count == 1 else f"{count} racks of {size} GPUs"
-    alone = "one GPU" if count == 1 else f"{count} GPUs"
-    message = f"{text} is {racks}, {made}; write {count}x{known.name} for {alone}"
-    links = network_assumed(made) if count > 1 else ()
-    return made, (Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", message), *links)
+    return _racks(
+        text, known, count, f"; write {count}x{known.name} for {'one GPU' if count == 1 else f'{count} GPUs'}"
+    )
 
 
-def _racks(text: str, known: Gpu, count: int) -> tuple[Cluster, tuple[Assumption, ...]]:
-    """Return racks that are written as nodes of a whole NVLink domain: `2x72xGB200`; a job runs on their nodes."""
+def _racks(text: str, known: Gpu, count: int, more: str) -> tuple[Cluster, tuple[Assumption, ...]]:
+    """Return the nodes of racks, on which a job runs, and what was assumed; one rack needs no network."""
     made = Cluster(known, count * known.nvlink_domain // known.gpus_per_node, known.gpus_per_node)
     _check_size(text, made)
-    racks = f"{count} rack{'s' if count > 1 else ''} of {known.nvlink_domain} GPUs"
-    message = f"{text} is {racks}, {made}: a node of the rack has {known.gpus_per_node}"
-    return made, (Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", message), *network_assumed(made))
+    racks = f"{'one rack' if count == 1 else f'{count} racks'} of {known.nvlink_domain} GPUs"
+    links = network_assumed(made) if count > 1 else ()
+    return made, (Assumption("nodes", f"{made.nodes}x{made.gpus_per_node}", f"{text} is {racks}, {made}{more}"), *links)
 
 
 def _described(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
-    rack = _rack(text)
-    if rack is not None:
-        return rack
+    racks = _named_racks(text)
+    if racks is not None:
+        return racks
     parts = _parts(text)
     known = _gpu_in(text, parts)
     if parts.nodes and parts.count and parts.count % parts.nodes:
@@ -214,7 +210,7 @@ def _described(text: str) -> tuple[Cluster, tuple[Assumption, ...]]:
     if parts.nodes:
         each = parts.each or (parts.count // parts.nodes if parts.count else known.gpus_per_node)
         if each == known.nvlink_domain > known.gpus_per_node:
-            return _racks(text, known, parts.nodes)
+            return _racks(text, known, parts.nodes, f": a node of the rack has {known.gpus_per_node}")
         made = Cluster(known, parts.nodes, each)
     else:
         made = Cluster(known, *default_nodes(parts.count or 1, known))

@@ -24,9 +24,10 @@ UNITS = {
 PORT_GBIT_S = (100, 200, 400, 800, 1600, 3200)
 """Speeds of network ports in Gb/s: as GB/s without a unit, and more than such GPUs have, they are a mistake."""
 _BANDWIDTHS = ("hbm_gb_s", "nvlink_gb_s", "network_gb_s")
+_FABRIC = r"(?i:ethernet|infiniband|ib|roce|efa|edr|hdr|ndr|xdr|nics?|ports?|rails?|links?|hcas?)"
 _BANDWIDTH = re.compile(
-    r"([0-9]*\.?[0-9]+)\s*([GT])(b/s|bps|bits?/s|bits?|b[Ee]|BE|B/s)"
-    r"(?:\s+(?i:ethernet|infiniband|ib|roce|efa|edr|hdr|ndr|xdr))*"
+    rf"(?:([0-9]+)\s*(?:[x×*]|{_FABRIC}\s*(?:x|of|at|with)?)\s*)?"
+    rf"([0-9]*\.?[0-9]+)\s*([GT])(b/s|bps|bits?/s|bits?|b[Ee]|BE|B/s)(?:\s+{_FABRIC})*"
 )
 _PER = re.compile(r"(?P<speed>.+?)\s*(?:per|/|a)\s*(?P<what>node|gpu)s?", re.IGNORECASE)
 NODE_NETWORK = "network_gb_s_per_node"
@@ -134,9 +135,14 @@ def _read_bandwidth(key: str, value: object) -> float:
         return _read_number(key, value)
     read = _BANDWIDTH.fullmatch(value.strip())
     if read is None:
-        raise BadTableError(f'{key} = {format_value(value)}: must be a positive number {UNITS[key]}; or "400 Gb/s"')
-    size, prefix, unit = read.groups()
-    return _read_number(key, float(size) * (1000 if prefix == "T" else 1) / (1 if unit == "B/s" else 8))
+        raise BadTableError(
+            f"{key} = {format_value(value)}: must be a positive number {UNITS[key]}; "
+            'or "400 Gb/s", or "4x400 Gb/s" for 4 ports'
+        )
+    ports, size, prefix, unit = read.groups()
+    return _read_number(
+        key, int(ports or 1) * float(size) * (1000 if prefix == "T" else 1) / (1 if unit == "B/s" else 8)
+    )
 
 
 def read_network(table: Mapping[str, object], usual_gb_s: float, gpus_per_node: int) -> float | None:
@@ -153,6 +159,8 @@ def read_network(table: Mapping[str, object], usual_gb_s: float, gpus_per_node: 
         if of_node and per["what"].lower() == "gpu":
             raise BadTableError(f'{key} = {format_value(value)}: write network_gb_s = "{per["speed"]}" for one GPU')
         of_node, value = of_node or per["what"].lower() == "node", per["speed"]
+    elif not of_node and isinstance(value, str):
+        _reject_ports(key, value)
     gpus = gpus_per_node if of_node else 1
     _reject_unlikely_speed(key, value, usual_gb_s * gpus, SLOWEST_GB_S * gpus, "node" if of_node else "GPU")
     return _read_bandwidth(key, value) / gpus
@@ -165,6 +173,17 @@ def unit_assumed(table: Mapping[str, object]) -> str:
     if isinstance(value, str) or value is None:
         return ""
     return f'{key} = {value} has no unit and is read as GB/s; write {key} = "{value} Gb/s" if it is in Gb/s'
+
+
+def _reject_ports(key: str, value: str) -> None:
+    """Raise for several ports of one GPU: they are usually a node's."""
+    read = _BANDWIDTH.fullmatch(value.strip())
+    if read is not None and int(read[1] or 1) > 1:
+        one = f"{read[2]} {read[3]}{read[4]}"
+        raise BadTableError(
+            f'{key} = {format_value(value)} is of one GPU; write {NODE_NETWORK} = "{value.strip()}" if a node has '
+            f'{read[1]} ports, or {key} = "{one}" for one port per GPU'
+        )
 
 
 def _reject_unlikely_speed(key: str, value: object, usual_gb_s: float, slowest_gb_s: float, what: str) -> None:

@@ -19,7 +19,7 @@ from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.model_changes import published_numerics
 from meshwright.rules.rule import Finding, Severity
 
-GIVEN, NAMED = "model.differs", "model.differs-from-name"
+GIVEN, CONTRADICTED, NAMED = "model.differs", "model.contradicts", "model.differs-from-name"
 FEW = 2  # differing fields of a model that is still the named one
 PADDING = 1024  # rows that a vocabulary is padded by, at most
 NUMBERS = ("rope_theta", "norm_eps")
@@ -64,7 +64,10 @@ def model_findings(imported: ImportedRecipe, given: ModelSpec | None) -> list[Fi
     if imported.file_model is None:
         return []
     if given is not None:
-        return _findings(imported, given, list(_differences(imported, given)), GIVEN, "warning")
+        found = list(_differences(imported, given))
+        if _differ_much(imported, given):
+            return _findings(imported, given, found, CONTRADICTED, "error")
+        return _findings(imported, given, found, GIVEN, "warning")
     named = next(_named(imported), None)
     found = [] if named is None else list(_differences(imported, named))
     found = [one for one in found if one.field != "vocab" and not _is_extended(one)]
@@ -154,19 +157,27 @@ def _findings(
         return []
     text = ", ".join(f"{one.field} {one.found} ({one.expected})" for one in named)
     message = f"the file's model {imported.file_model.name} differs from {model.name}: {text}"
+    message += _both_sizes(imported, model)
     return [Finding(rule, severity, "model", message, (), file=_file(imported), no_fix=f"remove --model {model.name}")]
 
 
 MUCH = 0.05  # difference of parameters from which on the memory of one model says nothing about the other's
 
 
+def _differ_much(imported: ImportedRecipe, model: ModelSpec) -> bool:
+    """Return whether the file's model and the given one have so different sizes that they contradict each other."""
+    own = 0 if imported.file_model is None else imported.file_model.params.total
+    return own > 0 and abs(model.params.total / own - 1) > MUCH
+
+
 def _both_sizes(imported: ImportedRecipe, model: ModelSpec) -> str:
     """Return the parameters of the file's model and of the given one, if they differ much."""
-    own, given = (one.params.total if one else 0 for one in (imported.file_model, model))
-    if not own or abs(given / own - 1) <= MUCH:
+    if imported.file_model is None or not _differ_much(imported, model):
         return ""
+    own, given = (f"{one.params.total / 1e9:.2f} B" for one in (imported.file_model, model))
     return (
-        f"; the file trains {own / 1e9:.2f} B parameters, the figures here are of {model.name} with {given / 1e9:.2f} B"
+        f"; they contradict each other: the file trains {own} parameters, "
+        f"the figures here are of {model.name} with {given}"
     )
 
 

@@ -107,7 +107,8 @@ class CheckResult(Readable, msgspec.Struct, frozen=True):
     def verdict(self) -> str:
         """The result in words; without errors, memory that may not suffice is named: an estimate is not certain."""
         if not self.ok:
-            return "cannot start or does not fit"
+            other_model = any(one.rule == "model.contradicts" for one in self.findings)  # the figures are of that one
+            return "the file and --model contradict each other" if other_model else "cannot start or does not fit"
         accepted = sum(one.finding.severity == "error" for one in self.ignored)
         parts = [f"{plural(accepted, 'error')} ignored"] if accepted else []
         fit = self.estimate.fit if self.estimate is not None and self.exists else "fits"

@@ -30,6 +30,12 @@ PARSE_FINDINGS = (
         "the file's sizes and --model disagree",
     ),
     ParseFinding(
+        "model.contradicts",
+        "error",
+        "another model is trained than the one meant, and the figures are not the training's",
+        "the file's sizes and --model give models whose parameters differ by more than 5 %",
+    ),
+    ParseFinding(
         "model.differs-from-name",
         "advice",
         "weights do not load, or another model is trained",

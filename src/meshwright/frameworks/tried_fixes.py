@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -32,12 +32,34 @@ def tried_fixes(content: Content, findings: Sequence[Finding], findings_after: F
     if not content.settings:  # a script, whose settings come from a command line
         return tuple(findings)
     errors = [one for one in findings if one.severity == "error"]
-    tried = [_tried(content, one, errors, findings_after) if one.fix else one for one in findings[:MOST]]
-    return (*tried, *findings[MOST:])
+    resolving: dict[tuple[str, str], Finding] = {}
+    tried = [
+        _tried(content, one, errors, findings_after, findings, resolving) if one.fix else one for one in findings[:MOST]
+    ]
+    return (*(_with_other_fix(one, resolving) for one in tried), *findings[MOST:])
 
 
-def _tried(content: Content, finding: Finding, errors: Sequence[Finding], findings_after: FindingsAfter) -> Finding:
-    """Return the finding with the part of its fix that works; unchanged if the fix cannot be parsed."""
+def _with_other_fix(finding: Finding, resolving: Mapping[tuple[str, str], Finding]) -> Finding:
+    """Return a finding whose own fix does not work with the one of another finding that resolves it too."""
+    other = resolving.get((finding.rule, finding.field))
+    if finding.no_fix != NOT_FOUND or other is None:
+        return finding
+    where = f"line {other.line}" if other.line else other.field
+    return msgspec.structs.replace(finding, no_fix=f"the fix of {where} resolves it: {' '.join(other.fix)}")
+
+
+def _tried(
+    content: Content,
+    finding: Finding,
+    errors: Sequence[Finding],
+    findings_after: FindingsAfter,
+    findings: Sequence[Finding],
+    resolving: dict[tuple[str, str], Finding],
+) -> Finding:
+    """Return the finding with the part of its fix that works; unchanged if the fix cannot be parsed.
+
+    `resolving` gets the other findings that the fix resolves too.
+    """
     for fix in (finding.fix, *((one,) for one in finding.fix if len(finding.fix) > 1)):
         changed = with_fix(content, finding, fix)
         if changed is None:
@@ -48,7 +70,9 @@ def _tried(content: Content, finding: Finding, errors: Sequence[Finding], findin
             continue
         left = {(one.rule, one.field) for one in after}
         if (finding.rule, finding.field) not in left and not _harm(fix, errors, after):
-            return msgspec.structs.replace(finding, fix=fix)
+            works = msgspec.structs.replace(finding, fix=fix)
+            resolving.update({key: works for one in findings if (key := (one.rule, one.field)) not in left})
+            return works
     return msgspec.structs.replace(finding, fix=(), no_fix=NOT_FOUND)
 
 

@@ -283,6 +283,11 @@ def _without_foreign_settings(base: Recipe, question: Question) -> tuple[Recipe,
         )
     if "data.seq_length" in why and recipe.data.seq_length == longest:
         why["data.seq_length"] = f"the model has {longest} positions; a new experiment"
+    elif "data.seq_length" in why and longest and recipe.data.seq_length < longest:
+        why["data.seq_length"] = (
+            f"the default of {base.goal}; {model.name} has {longest:,} positions: --seq {longest} trains on all; "
+            "a new experiment"
+        )
     return recipe, why
 
 

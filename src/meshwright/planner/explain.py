@@ -8,6 +8,7 @@ from meshwright import costs, rules
 from meshwright.costs.memory_constants import RESERVE
 from meshwright.display import plural
 from meshwright.planner.plan import Plan, Reason
+from meshwright.planner.search import has_headroom
 from meshwright.recipes.case import Case
 from meshwright.recipes.stage_layers import balanced_stages
 from meshwright.recipes.types import recipe_fields
@@ -60,7 +61,10 @@ def compare_value(case: Case, name: str, value: Any) -> str:
         return f"{value} would need {float(changed.memory.total):.0f} GiB of {usable:.0f} usable"
     slower = float(changed.step_s) / float(current.step_s) - 1
     memory = float(changed.memory.total) - float(current.memory.total)
-    return f"{value}: {slower:+.0%} step time, {memory:+.0f} GiB"
+    total = float(changed.memory.total)
+    tight = slower < 0 and not bool(has_headroom(total, case))
+    why_not = f"; {total:.0f} of {case.capacity_gib:.0f} GiB leave too little for an error of the estimate"
+    return f"{value}: {slower:+.0%} step time, {memory:+.0f} GiB" + (why_not if tight else "")
 
 
 def why_changed(case: Case, name: str, old: Any) -> str:

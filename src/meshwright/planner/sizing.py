@@ -22,6 +22,7 @@ from meshwright.planner.plan import Plan, Question, calibration_notes
 from meshwright.planner.published import keeps_recipe_layout
 from meshwright.planner.recommend import with_layout
 from meshwright.planner.reliability import Reliability, reliability
+from meshwright.planner.scaling import divisible_batches
 from meshwright.planner.search import SEARCHED_NAMES, Candidate, any_fits, any_legal, as_overrides, best
 from meshwright.planner.storage import Storage, storage_of
 from meshwright.recipes import overrides as override
@@ -193,6 +194,11 @@ def size(
             *notes,
             *_offload_notes(found),
             *_late_notes(in_time, fitting, days),
+            *(
+                _batch_in_time(question, overrides, tokens, days, own)
+                if not in_time or in_time.gpus > (own or inf)
+                else ()
+            ),
         ),
         assumed=(
             *train,
@@ -245,6 +251,21 @@ def _late_notes(in_time: Size | None, fitting: Sequence[Size], days: float | Non
         f"{gpu_count(in_time.gpus)} may miss the {days:g} days: the error band of their time ends at {band.high:.3g} "
         f"days; {safe}"
     )
+
+
+def _batch_in_time(
+    question: Question, overrides: Sequence[str], tokens: float | None, days: float | None, own: int | None
+) -> Iterator[str]:
+    """Yield the batch with which the user's own GPUs are in time, if theirs divides into slower layouts."""
+    if own is None or own != question.cluster.world or tokens is None or days is None:
+        return
+    batch = baseline_for(question, overrides).requested.train.global_batch_size
+    others = [f"train.global_batch_size={one}" for one in divisible_batches(batch, own)]
+    sizes = [(text, _size_for(baseline_for(question, (*overrides, text)), tokens, None, days)) for text in others]
+    fast = [(one.days or inf, text) for text, one in sizes if one is not None and one.fits and _within(one, days)]
+    if fast:
+        needed, text = min(fast)
+        yield f"your {gpu_count(own)} are enough with {text}: {needed:.3g} days; a new experiment"
 
 
 def _offload_notes(found: Sequence[Size]) -> Iterator[str]:

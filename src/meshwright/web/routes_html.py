@@ -313,7 +313,7 @@ async def scale_progress(request: Request) -> JSONResponse:
 def _gpu_types(form: FormFields) -> dict[str, Any]:
     """Return the GPU types of the form as the list that the verb takes."""
     types = form["gpu"].replace(",", " ").split()
-    return {"gpu": types} if types else {"gpu": ""}
+    return {"gpu": types} if types else {}  # a missing argument has its own error
 
 
 @router.api_route("/scale", methods=["GET", "POST"])
