@@ -55,6 +55,8 @@ class EngineProfile(_Profile, frozen=True, kw_only=True):
     launch_tp: float = 0.0  # increase of launch_s per doubling of the tensor-parallel ranks
     launch_8bit: float = 1.0  # launch time with quantized matmuls over that without
     launch_moe_s: float = 0.0  # additional launch time of a layer with experts: routing, permutation
+    launch_scan_s: dict[str, float] = {}  # additional launch time of a layer with a scan: mamba2, gated_delta
+    launch_vision_s: float = 0.0  # launch time of one layer of a vision encoder
     sync_moe_s: float = 0.0  # seconds the GPU waits per MoE layer until the CPU has the token counts
     launch_expert_s: float = 0.0  # CPU seconds to launch one local expert's kernels, if each expert has its own
     step_s: float = 0.015  # fixed cost of a step: data, logging, final synchronization

@@ -6,8 +6,8 @@ import msgspec
 import numpy as np
 
 from meshwright.costs.communication import cp_s, dp_s, ep_s, p2p_s, tp_s
-from meshwright.costs.compute import LayerTime, head_s, layer_time, repeated_s, stops_early, vision_s
-from meshwright.costs.flops import training_factor
+from meshwright.costs.compute import SCANS, LayerTime, head_s, layer_time, repeated_s, stops_early, vision_s
+from meshwright.costs.flops import training_factor, vision_flops
 from meshwright.costs.memory import recomputed_share
 from meshwright.costs.memory_constants import NF4_BYTES
 from meshwright.costs.offload import activation_copies_s, host_update_s, state_copies_s
@@ -134,7 +134,7 @@ def _micro(case: Case, speed: Speeds, pipeline: Stages) -> MicroBatchTime:
         sums = [total + number * share for total, share in zip(sums, shares, strict=True)]
     head, head_forward = head_s(case, speed, pipeline)
     vision = pipeline.first * vision_s(case, speed)
-    sums[-1] = sums[-1] + (case.pp > 1) * case.vp * speed.engine.p2p_s
+    sums[-1] = sums[-1] + (case.pp > 1) * case.vp * speed.engine.p2p_s + pipeline.first * _launch_vision_s(case, speed)
     return MicroBatchTime(sums[0] + head + 3 * vision, sums[1] + head_forward + vision, *sums[2:])
 
 
@@ -153,6 +153,7 @@ def _launch_s(case: Case, speed: Speeds, layer: Layer) -> float:
     dense, routed = engine.launch_s, engine.launch_moe_s if isinstance(layer.ffn, MoE) else 0.0
     if layer.mixer is None or layer.ffn is None:  # layers of hybrids that are half a block
         dense = dense / 2
+    dense = dense + engine.launch_scan_s.get(SCANS.get(type(layer.mixer), ""), 0.0)
     if case.capacity_factor:  # equal shapes for all experts: as few kernels as a dense block
         routed = engine.launch_s
     if case.cuda_graphs == "full_iteration":
@@ -163,6 +164,14 @@ def _launch_s(case: Case, speed: Speeds, layer: Layer) -> float:
         return dense * left["dense"] + routed * left["moe"]
     unpacked = speed.shared.launch_nf4 if case.goal == "peft" and case.method == "qlora" else 1.0
     return unpacked * (dense + routed) * (engine.launch_compiled if case.compile else 1.0)
+
+
+def _launch_vision_s(case: Case, speed: Speeds) -> float:
+    """Return the CPU seconds to launch the vision encoder's layers, if samples have images."""
+    encoder = case.model.vision
+    if encoder is None or not vision_flops(case) or case.cuda_graphs == "full_iteration":
+        return 0.0
+    return encoder.depth * speed.engine.launch_vision_s
 
 
 def _wait_s(case: Case, speed: Speeds, layer: Layer, time: LayerTime) -> Column:
