@@ -85,6 +85,7 @@ PARSE_FINDINGS = (
         "key.unknown", "error", "the program fails at start-up or drops the setting", "the framework has no such key"
     ),
     ParseFinding("key.unused", "warning", "the setting has no effect", "the framework does not read this key"),
+    ParseFinding("key.missing", "error", "the program fails at start-up", "the framework requires the key"),
     ParseFinding("key.removed", "error", "unrecognized argument or key", "the key was removed or renamed"),
     ParseFinding(
         "key.ignored", "warning", "the setting has no effect", "the key is accepted for backward compatibility only"

@@ -44,6 +44,24 @@ def _expert_plan(ctx: RuleContext) -> Iterator[Problem]:
         yield Problem("wrap_outer_model=false does not support tied embeddings", (format_setting(key, True),), key=key)
 
 
+TRAINERS = ("RecipeForNextTokenPrediction", "FinetuneRecipeForVLM", "RecipeForSequenceClassification")
+"""Ends of the recipe classes that read model, dataset and optimizer as attributes of the config."""
+MODEL_NAME = "model.pretrained_model_name_or_path"
+
+
+def _missing(ctx: RuleContext) -> Iterator[Problem]:
+    recipe = text_value(ctx, "recipe") or text_value(ctx, "recipe._target_")
+    settings = ctx.parsed.settings
+    if not recipe.endswith(TRAINERS) or not settings:
+        return
+    for block in ("model", "dataset", "optimizer"):
+        if not any(key == block or key.startswith((f"{block}.", f"{block}[")) for key in settings):
+            yield Problem(f"{recipe.rpartition('.')[2]} requires the block {block}", key="recipe")
+    pretrained = text_value(ctx, "model._target_").endswith("from_pretrained")
+    if pretrained and MODEL_NAME not in settings and f"{MODEL_NAME}_or_config" not in settings:
+        yield Problem(f"from_pretrained requires {MODEL_NAME.partition('.')[2]}", key="model._target_")
+
+
 PACKING_KEYS = ("packed_sequence.packed_sequence_size", "packed_sequence.pack_size")
 
 
@@ -292,6 +310,9 @@ MODEL_RULES = (
     FrameworkRule("automodel.optimizer-argument", "error", (), _optimizer_argument,
         symptom="TypeError: unexpected keyword argument, after loading the model",
         cause="the section is passed to the optimizer unchanged"),
+    FrameworkRule("automodel.missing", "error", ("recipe", "model._target_"), _missing,
+        symptom="AttributeError or TypeError when the recipe is set up",
+        cause="the recipe reads these blocks without a default"),
     FrameworkRule("automodel.longer-than-pack", "warning", ("dataset.seq_length",), _longer_than_pack,
         symptom="fewer samples than expected, or no packs at all", cause="a sample is never split over two packs"),
     FrameworkRule("automodel.bf16-moments", "warning", ("model.torch_dtype", "model.dtype"), _bf16_moments,

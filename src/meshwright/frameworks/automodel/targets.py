@@ -10,6 +10,8 @@ from meshwright.errors import closest
 from meshwright.frameworks.automodel.format_override import format_setting
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.frameworks.key_table import KeyTable, near_name, read_table
+from meshwright.frameworks.types import SourcedValue
+from meshwright.similar import misspelled
 
 PACKAGE = "nemo_automodel"
 ALIASES = {"nemo_automodel.models": "nemo_automodel.components.models"}
@@ -165,7 +167,63 @@ def _section_class(ctx: RuleContext, section: str) -> str:
     return BLOCKS.get(section, "") if path is None and own else ""
 
 
+SWITCHES = re.compile(
+    r"freeze_\w+|(\w+_)?enabled?|enable_\w+|use_\w+|patch_\w+|trust_remote_code|shuffle|foreach|drop_last|pin_memory|truncate"
+)
+"""Names of keys that are on or off, whatever class gets them."""
+NUMBERS = re.compile(
+    r"num_epochs|(\w+_)?batch_size|seq_len(gth)?|max_length|(\w+_)?steps|num_nodes|\w*num_hidden_layers"
+)
+POSITIVE = re.compile(r"num_epochs|(\w+_)?batch_size|seq_len(gth)?|max_length")
+"""Names of keys that are numbers, and of those that are above 0."""
+KERNELS = ("eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention")
+BOOLEANS = ("true", "false", "yes", "no", "on", "off", "0", "1", "none", "null", "")
+SPECIAL = ("_target_", "_partial_", "_args_")
+MODEL_KEYWORDS = (
+    "trust_remote_code", "torch_dtype", "attn_implementation", "pretrained_model_name_or_path", "use_liger_kernel",
+    "use_sdpa_patching", "load_base_model", "force_hf", "use_cache", "output_hidden_states", "quantization_config",
+)  # fmt: skip
+"""Keywords of from_pretrained and from_config, which also take all others and pass them on."""
+
+
+def _passed_on(ctx: RuleContext) -> Iterator[Problem]:
+    """Yield what no signature refuses: switches with other values, and misspelled keys that are passed on."""
+    for key, setting in ctx.parsed.settings.items():
+        section, _, name = key.rpartition(".")
+        if not section:
+            continue
+        text = str(setting.value).strip().lower()
+        if SWITCHES.fullmatch(name) and not setting.unresolved and text not in BOOLEANS and "$" not in text:
+            yield Problem(f"{key}: {setting.value}: expected true or false", (format_setting(key, False),), key=key)
+        if (problem := _number_problem(key, setting)) is not None:
+            yield Problem(f"{key}: {problem}", key=key)
+        if name == "attn_implementation" and (kernel := misspelled(text, KERNELS)) and text not in KERNELS:
+            message = f"{key}: {setting.value} does not exist; did you mean {kernel[0]}?"
+            yield Problem(message, (format_setting(key, kernel[0]),), key=key)
+        known = SPECIAL if name.startswith("_") else MODEL_KEYWORDS if section in ("model", "teacher_model") else ()
+        near = misspelled(name, known) if name not in (*known, "dtype") else []
+        if near:
+            fix = format_setting(f"{section}.{near[0]}", ctx.get(key))
+            yield Problem(f"{key} is passed on as it is; did you mean {near[0]}?", (fix,), key=key)
+
+
+def _number_problem(key: str, setting: SourcedValue) -> str | None:
+    """Return what is wrong with a key that is a number by its name; None if it is none, or right."""
+    *above, name = key.split(".")
+    if above and NUMBERS.fullmatch(above[-1]):
+        return f"{above[-1]} has keys below it; expected a number"
+    value = setting.value
+    if not NUMBERS.fullmatch(name) or setting.unresolved or value is None or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return None if "$" in str(value) else f"{value}: expected a number"
+    return f"{value}: must be above 0" if number <= 0 and POSITIVE.fullmatch(name) else None
+
+
 def _keywords(ctx: RuleContext) -> Iterator[Problem]:
+    yield from _passed_on(ctx)
     names, is_vlm = table(), "VLM" in str(ctx.get("recipe") or ctx.get("recipe._target_"))
     reported: set[str] = set()
     for key in ctx.parsed.settings:

@@ -47,6 +47,7 @@ class FrontEnd(msgspec.Struct, frozen=True):
     open_with: tuple[str, ...] = ()  # keys of other libraries, whose keys no table has
     all_tokens: Callable[[Values], bool] | None = None  # whether prompts are in the loss; None: TRL's own keys say so
     plugins: Mapping[str, str] = {}  # first letters of keys → the plugin without which they are ignored
+    required: tuple[tuple[str, ...], ...] = ()  # keys of which one of each tuple must be set
     kernels: tuple[str, ...] = ()  # keys that put a plugin's kernels in the place of attn_implementation
     removed: Mapping[str, tuple[str, str]] = {}  # key → the version that removed it, and the key in its place or ""
     has_other_programs: bool = False  # whether programs of others read its files too, with keys of their own
@@ -204,6 +205,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         refused=_axolotl_refused,
         all_tokens=_axolotl_all_tokens,
         plugins={"liger_": "axolotl.integrations.liger.LigerPlugin"},
+        required=(("learning_rate",), ("datasets", "pretraining_dataset")),
         kernels=("use_dsv4_kernels", "use_glm_dsa_kernels", "fused_attn_kernel"),
     ),
     "llama-factory": FrontEnd(
@@ -225,6 +227,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         other_tables=((("train_dataset",), "llama_factory_v1"), (("dist_config",), "llama_factory_v1"),
             (("model", "peft_config"), "llama_factory_v1")),
         recomputes=lambda values: not _is_on(values, "disable_gradient_checkpointing"),
+        required=(("dataset", "train_dataset", "eval_dataset"),),
         not_with=FACTORY_INFERENCE,
         open_with=MEGATRON,
     ),

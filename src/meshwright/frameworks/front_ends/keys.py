@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd
@@ -64,9 +64,9 @@ def key_findings(
             yield Finding("value.invalid", "error", key, message, fix, setting.file, setting.line)
 
 
-def value_findings(one: FrontEnd, settings: Settings, values: Mapping[str, Any], is_command: bool) -> Iterator[Finding]:
-    """Yield values that the front end refuses because of others, or because they name nothing that it has."""
-    for key, reason, value in one.refused(values):
+def value_findings(settings: Settings, refused: Iterable[tuple[str, str, str]], is_command: bool) -> Iterator[Finding]:
+    """Yield values that are refused because of others, or because they name nothing: key, reason, value instead."""
+    for key, reason, value in refused:
         place = key if key in settings else next((other for other in METHOD_KEYS if other in settings), "")
         if not place or settings[place].unresolved:
             continue

@@ -16,6 +16,7 @@ from meshwright.frameworks.framework import NOT_ESTIMATED, Content, GpuRequest, 
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd, table
 from meshwright.frameworks.front_ends.keys import find_key, key_findings, plugin_findings, plugin_line, value_findings
 from meshwright.frameworks.front_ends.synonyms import key_for
+from meshwright.frameworks.front_ends.trainer_values import missing_keys, refused_values, tables_for_values
 from meshwright.frameworks.key_table import KeyTable
 from meshwright.frameworks.other_losses import loss_of
 from meshwright.frameworks.trainer import open_referenced_file
@@ -155,8 +156,16 @@ def _parsed(
     known = _table(one, keys, program)
     is_open = any(key in keys for key in one.open_with)
     is_command = content.format == "shell"
-    refused = tuple(value_findings(one, settings, values, is_command))
-    findings = (*key_findings(one, known, settings, is_open, is_command), *refused, *plugin_findings(one, settings))
+    own = {key: found for found in one.refused(values) for key in found[:1]}
+    others = (found for found in refused_values(one, values) if found[0] not in own)
+    refused = tuple(value_findings(settings, (*own.values(), *others), is_command))
+    findings = (
+        *key_findings(one, known, settings, is_open, is_command),
+        *tables_for_values(known, settings),
+        *refused,
+        *plugin_findings(one, settings),
+        *(() if is_command else missing_keys(one, settings, keys)),
+    )
     read = settings if is_open else {key: setting for key, setting in settings.items() if _is_read(known, key)}
     arguments = dict(_trainer_arguments(one, read, values))
     subcommand = _subcommand(one, content)

@@ -1,0 +1,77 @@
+"""Values that transformers, bitsandbytes or peft refuse whatever front end passes them, and keys that must be set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from meshwright.frameworks.front_ends.describe import FrontEnd
+from meshwright.frameworks.front_ends.keys import find_key
+from meshwright.frameworks.key_table import WORDS, KeyTable
+from meshwright.frameworks.types import Settings, SourcedValue
+from meshwright.rules.rule import Finding
+
+POSITIVE = {
+    "per_device_train_batch_size": "a batch has at least one sample",
+    "gradient_accumulation_steps": "a step has at least one micro batch",
+    "num_train_epochs": "nothing would be trained",
+    "max_length": "a sample has at least one token",
+    "cutoff_len": "a sample has at least one token",
+    "lora_r": "peft refuses a rank below 1",
+    "lora_rank": "peft refuses a rank below 1",
+}
+"""Arguments that must be above 0, with the reason."""
+EXCLUSIVE = {
+    ("bf16", "fp16"): "transformers accepts one of bf16 and fp16",
+    ("load_in_4bit", "load_in_8bit"): "weights are loaded in 4 or in 8 bits, not in both",
+}
+TABLES = ("map", "list")  # types of keys that have keys of their own
+
+
+def refused_values(one: FrontEnd, values: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """Yield values that the libraries refuse: key, reason, and the value to write instead; empty if there is none."""
+    for key, value in values.items():
+        argument = one.names.get(key, "")
+        if argument in POSITIVE and (number := _number(value)) is not None and number <= 0:
+            if argument != "num_train_epochs" or (_number(values.get("max_steps")) or 0) <= 0:
+                yield key, f"must be above 0: {POSITIVE[argument]}", ""
+        elif argument == "learning_rate" and (number := _number(value)) is not None and number < 0:
+            yield key, "must not be negative", ""
+    for (first, second), reason in EXCLUSIVE.items():
+        if all(str(values.get(key)).lower() == "true" for key in (first, second)):
+            yield second, f"{first} is true as well: {reason}", "false"
+
+
+def missing_keys(one: FrontEnd, settings: Settings, keys: set[str]) -> Iterator[Finding]:
+    """Yield the keys without which the front end does not start; one of several is enough."""
+    first = next(iter(settings.values()), SourcedValue("", 1, ""))
+    for names in one.required:
+        if not any(name in keys for name in names):
+            message = f"{one.title} requires {' or '.join(names)}"
+            yield Finding("key.missing", "error", names[0], message, (), first.file, 1)
+
+
+def tables_for_values(known: KeyTable, settings: Settings) -> Iterator[Finding]:
+    """Yield keys of a number, switch or text that have keys below them."""
+    reported: set[str] = set()
+    for key, setting in settings.items():
+        name = key.partition(".")[0]
+        if name == key or name in reported or "[" in name:
+            continue
+        _, _, found = find_key(known, name)
+        types = found.types if found is not None else ()
+        if not types or set(types) & set(TABLES) or name in known.owners:
+            continue
+        reported.add(name)
+        expected = " or ".join(dict.fromkeys(WORDS[kind] for kind in types if kind in WORDS))
+        message = f"{name} has keys below it; expected {expected}"
+        yield Finding("value.invalid", "error", name, message, (), setting.file, setting.line)
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
