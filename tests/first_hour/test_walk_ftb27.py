@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,45 @@ def test_counts_tried_are_those_below_the_limit(meshwright: Any, most: str, text
     shown = meshwright("size", "llama3.2-3b", "--goal", "qlora", "--gpu", "A100-80", "--max-gpus", most).out
     assert text in shown
     assert "a GPU fails every 60,000 hours" in shown
+
+
+SCRIPT = """from datasets import load_dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-4B-Instruct-2507")
+ds = load_dataset("json", data_files="clauses.jsonl", split="train")
+args = SFTConfig(output_dir="out", num_train_epochs=3, per_device_train_batch_size=4, gradient_accumulation_steps=4,
+    gradient_checkpointing=True, learning_rate=2e-4, lr_scheduler_type="cosine", warmup_ratio=0.03, bf16=True,
+    max_length=4096, packing=PACKING)
+trainer = SFTTrainer(model=model, args=args, train_dataset=ds, peft_config=LoraConfig(r=16, lora_alpha=32))
+trainer.train()
+"""
+OUT_OF_MEMORY = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 9.27 GiB. GPU 0 has a total capacity of 23.52 GiB "
+    "of which 5.10 GiB is free. Including non-PyTorch memory, this process has 18.40 GiB memory in use. Of the "
+    "allocated memory 16.90 GiB is allocated by PyTorch, and 1.02 GiB is reserved by PyTorch but unallocated."
+)
+
+
+def script(packing: bool = True) -> str:
+    Path("train_sft.py").write_text(SCRIPT.replace("PACKING", str(packing)))
+    row = {"messages": [{"role": "user", "content": "q " * 200}, {"role": "assistant", "content": "a " * 200}]}
+    Path("clauses.jsonl").write_text("".join(json.dumps(row) + "\n" for _ in range(4000)))
+    return "train_sft.py"
+
+
+def test_remedies_of_a_trainer_log_with_its_script_are_arguments_of_the_script(meshwright: Any) -> None:
+    lines = [str({"loss": 2.0 - i / 50, "grad_norm": 0.4, "learning_rate": 2e-4, "epoch": i / 100}) for i in range(20)]
+    Path("console.log").write_text("\n".join([*lines, OUT_OF_MEMORY]) + "\n")
+    shown = meshwright("doctor", "console.log", "--recipe", script(), "--gpus", "1xRTX4090").out
+    assert "in its framework: per_device_train_batch_size=1 gradient_accumulation_steps=16" in shown
+    assert "in its framework: use_liger_kernel=True" in shown
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_a_share_of_warmup_steps_is_counted_in_the_data(meshwright: Any, packing: bool) -> None:
+    shown = meshwright("recommend", script(packing), "--gpus", "1xA100-80", "--json").json
+    steps, warmup = shown["budget"]["steps"], shown["contract"]["warmup_steps"]
+    assert warmup == math.ceil(0.03 * steps)

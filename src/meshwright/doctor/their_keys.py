@@ -19,10 +19,11 @@ from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.key_maps import ConfigKey, config_keys
-from meshwright.recipes.types import Recipe, field_value
+from meshwright.recipes.types import Recipe, field_value, recipe_fields
 
 ANY_RECIPE = "llama3_8b_pretrain_config"
-GLOBAL_BATCH = "train.global_batch_size"
+GLOBAL_BATCH, MICRO_BATCH = "train.global_batch_size", "layout.micro_batch_size"
+PYTHON_WORDS = {"true": "True", "false": "False"}
 ACCUMULATION = "gradient_accumulation_steps"
 TRAINER_SETTINGS: Mapping[str, Mapping[str, str]] = {
     "layout.micro_batch_size=1": {"per_device_train_batch_size": "1", ACCUMULATION: "<now × micro batch>"},
@@ -53,7 +54,15 @@ FRAMEWORK: Mapping[LogFormat, str] = {
 
 
 def to_framework_settings(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
-    """Return the changes to the case's recipe as framework settings; empty if one cannot be expressed there."""
+    """Return the changes to the case's recipe as framework settings; empty if one cannot be expressed there.
+
+    A log of the Trainer may come with a file whose backend has no key for a change: it is then an argument.
+    """
+    found = _backend_changes(run, case, changed)
+    return found or (_trainer_changes(run, case, changed) if run.kind == "transformers" else ())
+
+
+def _backend_changes(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
     name = run.header.framework or FRAMEWORK.get(run.kind)
     if name is None:
         return ()
@@ -71,6 +80,30 @@ def to_framework_settings(run: Run, case: Case, changed: Recipe) -> tuple[str, .
     differing |= _kept_batch(run, case, changed, after, config_keys(theirs.key_map))
     stated = in_file_units(theirs.key_map, differing, stated_settings(run), changed)
     return tuple(theirs.format_setting(key, value) for key, value in stated.items())
+
+
+def _trainer_changes(run: Run, case: Case, changed: Recipe) -> tuple[str, ...]:
+    """Return the changes to a run of the Trainer as its arguments, spelled as in its file; empty if one has none."""
+    before = case.recipe
+    differing = [key for key in recipe_fields() if field_value(before, key) != field_value(changed, key)]
+    found: dict[str, str] = {}
+    for key in differing:
+        text = format_override(key, field_value(changed, key))
+        one = TRAINER_SETTINGS.get(text) or TRAINER_VALUES.get(text)
+        if key in TRAINER_ARGUMENTS:
+            one = {TRAINER_ARGUMENTS[key]: text.partition("=")[2]}
+        if one is None:
+            return ()
+        found |= one
+    if MICRO_BATCH in differing:
+        ranks = max(int(case.world) // (changed.layout.tp * changed.layout.pp * changed.layout.cp), 1)
+        samples = changed.layout.micro_batch_size * ranks
+        found[ACCUMULATION] = str(max(changed.train.global_batch_size // samples, 1))
+    if run.header.file.endswith(".py"):
+        return tuple(f"{key}={PYTHON_WORDS.get(value, value)}" for key, value in found.items())
+    if run.header.front_end:
+        return in_front_end(run.header.front_end, found)
+    return tuple(f"{key}: {value}" for key, value in found.items())
 
 
 def _kept_batch(

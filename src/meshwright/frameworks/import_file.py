@@ -98,6 +98,7 @@ def import_file(
     reference = _cluster_reference(on, gpus)
     named, resolvable = _named_recipe(settings, settings.model, content.path, on, reference, given)
     named, per_epoch = _with_epoch_intervals(content.path, settings, named, count)
+    named, warmup = _with_warmup(content.path, settings, named, count)
     return ImportedFile(
         framework=framework,
         content=content,
@@ -113,7 +114,7 @@ def import_file(
             *_assumed_fields(settings, named),
             *_assumed_length(content.path, settings, named, overrides),
             *_assumed_goal(settings, goal),
-            *_assumed_warmup(content.path, settings, named),
+            *warmup,
             *per_epoch,
         ),
         resolvable=resolvable,
@@ -288,13 +289,22 @@ def _with_epoch_intervals(
     return recipe, notes
 
 
-def _assumed_warmup(path: str, settings: ImportedRecipe, recipe: Recipe) -> Iterator[Assumption]:
-    """Yield that a warmup is a share of steps whose number is unknown."""
+def _with_warmup(path: str, settings: ImportedRecipe, recipe: Recipe, count: Count) -> tuple[Recipe, list[Assumption]]:
+    """Return the recipe whose warmup is the file's share of its steps, counted in the data if epochs set them."""
     share = settings.warmup_share
-    if share and warmup_steps(share, recipe) is None:
-        text = f"{path} warms up for {share * 100:g} % of its steps, whose number follows from the data: "
-        text += f"{WARMUP}={recipe.schedule.warmup_steps} is assumed; write {WARMUP}=N, or train.steps=N for the length"
-        yield Assumption(WARMUP, str(recipe.schedule.warmup_steps), text)
+    if not share or WARMUP in settings.typed:
+        return recipe, []
+    counted = count(recipe) if recipe.train.epochs else None
+    if counted is not None:
+        total = max(1, ceil(counted.samples / recipe.train.global_batch_size))
+        steps = ceil(share * total)
+        text = f"{WARMUP}={steps}, {share * 100:g} % of the {total:,} steps counted in the data: as in {path}"
+        return override.change(recipe, {WARMUP: steps})[0], [Assumption(WARMUP, str(steps), text)]
+    if warmup_steps(share, recipe) is not None:
+        return recipe, []
+    text = f"{path} warms up for {share * 100:g} % of its steps, whose number follows from the data: "
+    text += f"{WARMUP}={recipe.schedule.warmup_steps} is assumed; write {WARMUP}=N, or train.steps=N for the length"
+    return recipe, [Assumption(WARMUP, str(recipe.schedule.warmup_steps), text)]
 
 
 def _assumed_goal(settings: ImportedRecipe, goal: str | None) -> Iterator[Assumption]:
