@@ -210,3 +210,21 @@ def test_a_share_of_warmup_steps_is_counted_in_the_data(meshwright: Any, packing
     shown = meshwright("recommend", script(packing), "--gpus", "1xA100-80", "--json").json
     steps, warmup = shown["budget"]["steps"], shown["contract"]["warmup_steps"]
     assert warmup == math.ceil(0.03 * steps)
+
+
+@pytest.mark.parametrize(("typed", "more"), [("H100", "8xH100 for a node"), ("rtx4090", "2xRTX4090 for two")])
+def test_a_gpu_without_a_count_is_one_and_said(meshwright: Any, typed: str, more: str) -> None:
+    answer = meshwright("recommend", "llama3.2-3b", "--gpus", typed, "--goal", "lora")
+    assert answer.code == 0
+    assert f"1 GPU, because no count was written; write {more}" in " ".join((answer.out + answer.err).split())
+    sized = meshwright("size", "llama3.2-3b", "--gpu", typed, "--goal", "lora", "--max-gpus", "2")
+    assert "no count was written" not in sized.out + sized.err
+
+
+def test_engines_that_have_the_adapters_are_suggested(meshwright: Any) -> None:
+    typed = ("Qwen3-4B-Instruct-2507", "--gpus", "1xRTX4090", "--goal", "qlora", "--engine", "kempnerforge")
+    found = meshwright("recommend", *typed, "--json").json["findings"]
+    text = next(one["no_fix"] for one in found if one["rule"] == "peft.engine")
+    assert "other engines can: --engine meshwright or automodel" in text
+    assert "torchtitan" not in text
+    assert "megatron" not in text

@@ -91,8 +91,8 @@ def require_known(target: str) -> None:
 
 
 def assumed_in(gpus: str | int | None) -> tuple[clusters.Assumption, ...]:
-    """Return what a cluster argument leaves open; nothing for this machine, or if no count was given."""
-    if gpus is None or str(gpus).strip().lower() == "auto" or not clusters.has_count(str(gpus)):
+    """Return what a cluster argument leaves open; nothing for this machine."""
+    if gpus is None or str(gpus).strip().lower() == "auto":
         return ()
     return clusters.assumptions(str(gpus))
 

@@ -4,7 +4,7 @@ from meshwright.clusters.assumptions import host_assumed
 from meshwright.clusters.catalogue import gpu, gpus, is_known, normalize_name
 from meshwright.clusters.detect import read_nvidia_smi
 from meshwright.clusters.file import FILE_KEYS
-from meshwright.clusters.parse import DEFAULT_GPU, assumptions, cluster, default_nodes, has_count
+from meshwright.clusters.parse import DEFAULT_GPU, assumptions, cluster, default_nodes
 from meshwright.clusters.tables import MAX_GPUS
 from meshwright.clusters.types import AMD_ARCHS, Assumption, Cluster, Gpu, GpuArch, GpuLink
 
@@ -23,7 +23,6 @@ __all__ = [
     "default_nodes",
     "gpu",
     "gpus",
-    "has_count",
     "host_assumed",
     "is_known",
     "normalize_name",

@@ -75,12 +75,6 @@ def assumptions(text: str) -> tuple[Assumption, ...]:
     return _read(text)[1]
 
 
-def has_count(text: str) -> bool:
-    """Return whether a cluster argument is more than a type of GPU that is not used alone."""
-    name = text.strip()
-    return not is_known(name) or gpu(name).link == "pcie" or _named_racks(name) is not None
-
-
 def default_nodes(count: int, known: Gpu) -> tuple[int, int]:
     """Return nodes and GPUs per node for a count: full nodes, one smaller node, or the largest that also divide one.
 
@@ -225,11 +219,16 @@ def _assumed(parts: _Parts, made: Cluster) -> Iterator[Assumption]:
     else:
         yield from variant_assumed(parts.name, made)
     if parts.count is None and parts.nodes is None:
-        yield Assumption("count", "1", f"1 GPU, because no count was written; write 2x{made.gpu.name} for two")
+        yield Assumption("count", "1", _one_gpu(made.gpu))
     if parts.each is None and not (parts.nodes and parts.count):
         yield from nodes_assumed(made)
     yield from links_assumed(made)
     yield from network_assumed(made)
+
+
+def _one_gpu(known: Gpu) -> str:
+    more = f"2x{known.name} for two" if known.link == "pcie" else f"{known.gpus_per_node}x{known.name} for a node"
+    return f"1 GPU, because no count was written; write {more}"
 
 
 def _check_size(text: str, made: Cluster) -> None:
@@ -242,11 +241,7 @@ def _parts(text: str) -> _Parts:
     plain = re.sub(r"\s+", " ", text.lower().translate(_TIMES_SIGNS))
     plain = _NUMBER_WORD.sub(lambda found: str(_NUMBER_WORDS[found[0]]), _FILLERS.sub("", plain)).strip()
     if is_known(plain):
-        known = gpu(plain)
-        if known.link == "pcie":  # a card that is used alone; servers have eight that are linked
-            return _Parts(plain)
-        fixes = [f"{n}x{known.name}" for n in dict.fromkeys((1, known.gpus_per_node))]
-        raise _bad(text, f"the number of GPUs is missing; write the count before {known.name}", fixes)
+        return _Parts(plain)
     if found := (re.fullmatch(rf"({_N})?\s*x?\s*nvl\s*([0-9]+)(?:\s*racks?)?", plain)):
         raise _unnamed_rack(text, found[1] or "1", int(found[2]))
     unknown = None

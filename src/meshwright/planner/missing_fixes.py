@@ -13,6 +13,7 @@ from meshwright import rules
 from meshwright.planner.levers import host_needed, with_levers
 from meshwright.planner.search import ScoredBatch, best, changed_values, choose
 from meshwright.recipes import index
+from meshwright.recipes.capabilities import engines_with, trains_goal
 from meshwright.recipes.case import Case
 from meshwright.recipes.format_override import format_override
 from meshwright.recipes.model_changes import request_overrides, shape_overrides
@@ -84,7 +85,7 @@ def _no_fix(finding: Finding, case: Case, typed: Collection[str]) -> str:
         return "no setting resolves it without breaking another rule"
     rule = rules.all_rules()[finding.rule]
     if rule.subject not in OF_THE_CLUSTER:
-        others = [engine for engine in ENGINES if engine != case.engine and not _breaks(rule, case, engine)]
+        others = [one for one in ENGINES if one != case.engine and not _breaks(rule, case, one) and _trains(case, one)]
         return (
             f"no setting of {case.engine} resolves it; other engines can: --engine {' or '.join(others)}"
             if others
@@ -127,6 +128,12 @@ def _more_host_memory(case: Case) -> str:
         else f"{case.host_gib:g} GiB are assumed for {on.gpu.name} unless host_gib in a cluster file says otherwise"
     )
     return f", or layout.offload={kind} with {ceil(needed)} GiB of host memory per GPU: {known}"
+
+
+def _trains(case: Case, engine: str) -> bool:
+    """Return whether an engine has a case's goal and, of adapters, its method: torchtitan has none."""
+    goal = case.recipe.goal
+    return trains_goal(engine, goal) and (goal != "peft" or engine in engines_with("method", case.recipe.peft.method))
 
 
 def _breaks(rule: rules.Rule, case: Case, engine: Any) -> bool:
