@@ -228,3 +228,17 @@ def test_engines_that_have_the_adapters_are_suggested(meshwright: Any) -> None:
     assert "other engines can: --engine meshwright or automodel" in text
     assert "torchtitan" not in text
     assert "megatron" not in text
+
+
+def test_an_out_of_memory_message_with_large_fragments_is_explained_with_its_numbers(meshwright: Any) -> None:
+    shown = " ".join(meshwright("explain", OUT_OF_MEMORY.replace("9.27", "2.00").replace("1.02", "8.02")).out.split())
+    assert "8.02 GiB of 23.52 GiB are reserved by PyTorch but unallocated, and 2 GiB were requested" in shown
+    assert "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in shown
+    assert "expandable_segments" not in meshwright("explain", OUT_OF_MEMORY).out
+
+
+def test_standard_input_is_refused_with_a_fix(meshwright: Any) -> None:
+    answer = meshwright("check", "-")
+    assert answer.code == 2
+    assert "standard input is not read" in answer.err
+    assert "cat > train.yaml && meshwright check train.yaml" in answer.err

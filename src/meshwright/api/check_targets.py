@@ -37,6 +37,9 @@ class SkippedFile(Part, frozen=True, kw_only=True):
     reason: str
 
 
+STANDARD_INPUT = "-"
+
+
 class Targets(msgspec.Struct, frozen=True):
     """What to check."""
 
@@ -82,6 +85,10 @@ def expand(words: Sequence[str], skip_unknown: bool = False, baselines: Sequence
     found: dict[str, None] = {}
     optional: set[str] = set()
     for word in words:
+        if word == STANDARD_INPUT:
+            reason = "standard input is not read: findings name the file and its lines, and its ending is its format"
+            fix = ("cat > train.yaml && meshwright check train.yaml", "meshwright check FILE")
+            raise InputError(reason, field="target", value=word, fix=fix)
         if is_glob(word) or is_config_folder(word):
             matching = sorted(_matches(word) if is_glob(word) else _files_in(word))
             files = [one for one in matching if os.path.realpath(one) not in baseline_paths]

@@ -207,6 +207,8 @@ def _as_message(text: str) -> Explained | None:
         one for one in messages.search_symptoms(text) if one.sure
     ]
     found: dict[str, Found] = {}
+    for fragments in _fragments(text) if matches else ():
+        found[fragments.name] = fragments
     for match in matches[:NEAREST]:
         for name in match.message.ids:
             found.setdefault(name, _found(name, match))
@@ -214,6 +216,23 @@ def _as_message(text: str) -> Explained | None:
         return _as_end(text)
     named = tuple(rule for name in found if (rule := rules.all_rules().get(name)))
     return Explained(matches[0].passage[:LONGEST], "message", None, named, matches=tuple(found.values()))
+
+
+def _fragments(text: str) -> Iterable[Found]:
+    """Yield the cause that an out-of-memory message states in numbers: free memory in fragments."""
+    from meshwright.doctor.faults import out_of_memory
+    from meshwright.doctor.memory import SEGMENTS, is_fragmented
+
+    oom = out_of_memory(text)
+    if not is_fragmented(oom):
+        return
+    cause = (
+        f"fragmentation: {oom.unused:g} GiB of {oom.capacity:g} GiB are reserved by PyTorch but unallocated, and "
+        f"{oom.wanted or 0:g} GiB were requested: enough is free, but not in one piece"
+    )
+    yield Found(
+        "memory.out-of-memory", "finding", cause, tuple(f"export {one}: {SEGMENTS.why}" for one in SEGMENTS.try_)
+    )
 
 
 def _as_network(text: str) -> Explained | None:

@@ -331,12 +331,18 @@ def _evidence(stats: RunStats, oom: OutOfMemory, offset: float) -> Iterator[Evid
             yield Evidence(f"estimated {name}", round(float(getattr(memory, name)), 2), "GiB")
 
 
+def is_fragmented(oom: OutOfMemory, capacity_gib: float | None = None) -> bool:
+    """Return whether the memory that the allocator caches in fragments would have been enough for the request."""
+    capacity = oom.capacity or capacity_gib
+    large = bool(oom.unused and capacity and oom.unused > share("fragments") * capacity)
+    return large and (oom.unused or 0.0) >= (oom.wanted or 0.0)
+
+
 def _remedies(stats: RunStats, oom: OutOfMemory) -> Iterator[Remedy]:
     """Yield remedies, cheapest first: defragmentation costs nothing."""
     if stats.findings_of(growing_memory) or stats.findings_of(jumped_memory):
         yield from LEAKS
-    capacity = oom.capacity or stats.capacity_gib
-    if oom.unused and capacity and oom.unused > share("fragments") * capacity and oom.unused >= (oom.wanted or 0.0):
+    if is_fragmented(oom, stats.capacity_gib):
         yield SEGMENTS
     fitting = remedies.fitting_remedies(stats)
     yield from fitting
