@@ -207,7 +207,7 @@ def _as_message(text: str) -> Explained | None:
         one for one in messages.search_symptoms(text) if one.sure
     ]
     found: dict[str, Found] = {}
-    for fragments in _fragments(text) if matches else ():
+    for fragments in _fragments(text, matches[0]) if matches else ():
         found[fragments.name] = fragments
     for match in matches[:NEAREST]:
         for name in match.message.ids:
@@ -218,7 +218,7 @@ def _as_message(text: str) -> Explained | None:
     return Explained(matches[0].passage[:LONGEST], "message", None, named, matches=tuple(found.values()))
 
 
-def _fragments(text: str) -> Iterable[Found]:
+def _fragments(text: str, match: messages.Match) -> Iterable[Found]:
     """Yield the cause that an out-of-memory message states in numbers: free memory in fragments."""
     from meshwright.doctor.faults import out_of_memory
     from meshwright.doctor.memory import SEGMENTS, is_fragmented
@@ -230,9 +230,8 @@ def _fragments(text: str) -> Iterable[Found]:
         f"fragmentation: {oom.unused:g} GiB of {oom.capacity:g} GiB are reserved by PyTorch but unallocated, and "
         f"{oom.wanted or 0:g} GiB were requested: enough is free, but not in one piece"
     )
-    yield Found(
-        "memory.out-of-memory", "finding", cause, tuple(f"export {one}: {SEGMENTS.why}" for one in SEGMENTS.try_)
-    )
+    fix = tuple(f"export {one}: {SEGMENTS.why}" for one in SEGMENTS.try_)
+    yield Found("memory.out-of-memory", "finding", cause, fix, match.message.text, match.message.source, match.score)
 
 
 def _as_network(text: str) -> Explained | None:
