@@ -222,3 +222,53 @@ def test_one_rack_needs_no_network(text: str) -> None:
     assert cluster(text).world == 72
     assert [one.field for one in assumptions(text)] == ["nodes"]
     assert "one rack of 72 GPUs" in assumptions(text)[0].message
+
+
+OWN_RECIPE = """\
+name = "m13"
+model = "m13"
+goal = "pretrain"
+cluster = "cluster.toml"
+
+[data]
+seq_length = 8192
+
+[train]
+global_batch_size = 576
+steps = 317892
+
+[layout]
+cp = 2
+micro_batch_size = 3
+defer_grad_sync = false
+
+[kernels]
+compile = true
+"""
+
+
+@pytest.mark.parametrize(
+    ("time", "expected"),
+    [
+        ("4:00:00", "the job gives up after 100: --max-requeues"),
+        ("8:00:00", "a longer --time has fewer"),
+        ("24:00:00", ""),
+    ],
+)
+def test_launch_warns_of_many_requeues(meshwright: Any, here: Path, time: str, expected: str) -> None:
+    (here / "m13.toml").write_text(OWN_RECIPE, encoding="utf-8")
+    found = meshwright("launch", "m13.toml", "--scheduler", "slurm", "--time", time, "--out", "runs/m13")
+    assert found.code == 0, found.err
+    text = found.out + found.err
+    assert (f"requeues of --time {time}" in text) == bool(expected)
+    assert expected in text
+
+
+def test_size_and_launch_keep_the_same_checkpoints(meshwright: Any, here: Path) -> None:
+    typed = ("moe60", "--goal", "pretrain")
+    sized = meshwright("size", *typed, "--engine", "megatron", "--gpu", "cluster.toml", "--max-gpus", "16", "--tokens",
+                       "2T", "--seq", "8k", "--json")  # fmt: skip
+    storage = json.loads(sized.out)["storage"]
+    job = meshwright("launch", *typed, "--gpus", "cluster.toml", "--to", "megatron-lm", "--scheduler", "slurm",
+                     "train.steps=317892", "data.seq_length=8192")  # fmt: skip
+    assert f"{storage['kept']} checkpoints of {storage['checkpoint_gib']:,.1f} GiB kept" in job.out + job.err

@@ -283,13 +283,24 @@ def launch(request: requests.Launch) -> Started:
         training, found = native_job.with_full_paths(training, found, request.scheduler)
         training = msgspec.structs.replace(training, text=recipe_text(found))
 
+    run_s = 0.0
+
     def validated() -> native_job.Checked:
+        nonlocal run_s
         checked = check_recipe(found, request.gpus, ENGINES[0], training.known_overrides)
+        run_s = 0.0 if request.tiny else _run_seconds(checked)
         _print_notes(checked)
         return checked.recipe, checked.cluster, (*checked.findings, *data_findings(checked.recipe))
 
     launched = native_job.request_for(training, request.scheduler, found, request.gpus, validated)
-    return build_job.launch(launched, request.scheduler, **files)
+    return build_job.launch(msgspec.structs.replace(launched, run_s=run_s), request.scheduler, **files)
+
+
+def _run_seconds(checked: CheckResult) -> float:
+    """Return the estimated time of all steps; 0 for epochs, whose steps follow from the data."""
+    recipe, estimate = checked.recipe, checked.estimate
+    known = estimate is not None and checked.exists and not recipe.train.epochs
+    return recipe.train.steps * float(estimate.step_s) if known and estimate is not None else 0.0
 
 
 def _continuing(request: requests.Launch, target: str, recipe: Recipe) -> tuple[Recipe, str | None]:
@@ -422,6 +433,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         recipe=recipe,
         program=program,
         reads=reads,
+        run_s=_run_seconds(exported.checked),
         comments=(*(f"# {one}" for one in changed), *_comments(exported, job.files)),
         files={**job.files, **data},
         findings=(*job.findings, *_advice(exported, request.gpus)),

@@ -25,7 +25,7 @@ from meshwright.launch.other_frameworks import CHECKOUTS, planned_exit
 from meshwright.launch.skypilot import on_skypilot
 from meshwright.launch.slurm import on_slurm
 from meshwright.launch.submit import refuse_submit, submit
-from meshwright.launch.values import variables
+from meshwright.launch.values import seconds, variables
 from meshwright.launch.watch import JobState
 from meshwright.parsing import one_of
 from meshwright.recipes.types import Recipe
@@ -76,6 +76,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     in_folder: bool = False  # it runs in the folder of the job, where its relative paths are
     python_path: tuple[str, ...] = ()  # folders of the framework's checkout that have to be importable
     needs: str = "meshwright"  # what an image has to contain to run it
+    run_s: float = 0.0  # estimated seconds of all steps; 0 if unknown
     reads: Mapping[str, str] = {}  # paths on this machine that its config names → the key
     comments: tuple[str, ...] = ()  # lines of the job's script: what the job does not have of the user's settings
 
@@ -172,7 +173,8 @@ def launch(
     if submits:
         refuse_submit(scheduler, job.name)
     result = WRITERS[scheduler](job)
-    notes = (*result.notes, *container_notes(request.recipe, job, scheduler), *request.notes)
+    restarts = requeue_warning(request.run_s, job) if scheduler == "slurm" else ()
+    notes = (*result.notes, *container_notes(request.recipe, job, scheduler), *restarts, *request.notes)
     result = msgspec.structs.replace(result, notes=notes)
     paths = write(result, folder, overwrite) if folder is not None else ()
     if folder is not None:
@@ -183,6 +185,26 @@ def launch(
             Path(job.logs).mkdir(parents=True, exist_ok=True)
         number = submit(result)
     return Started(result, request.findings, paths, number)
+
+
+SPARE_REQUEUES = 1.25  # of the estimate: preemptions and failures are requeues too
+MANY_REQUEUES = 50  # of one job: each waits in the queue, loads the checkpoint and warms up again
+
+
+def requeue_warning(run_s: float, job: Job) -> tuple[str, ...]:
+    """Return a warning on a training that needs many runs of the job's time limit, or more than it may have."""
+    limit_s = seconds(job.time) - job.signal_ahead_s if job.time and job.requeue else 0
+    if run_s <= 0 or limit_s <= 0:
+        return ()
+    requeues = math.ceil(run_s / limit_s) - 1
+    if requeues <= min(MANY_REQUEUES, job.max_requeues):
+        return ()
+    days = f"{run_s / 86400:,.1f} days"
+    text = f"warning: the training takes about {days}, which is {requeues:,} requeues of --time {job.time}"
+    if requeues <= job.max_requeues:
+        return (f"{text}; a longer --time has fewer",)
+    allowed = math.ceil(SPARE_REQUEUES * requeues / 10) * 10
+    return (f"{text}; the job gives up after {job.max_requeues:,}: --max-requeues {allowed} or a longer --time",)
 
 
 def _from_here(result: Launch, folder: str) -> tuple[str, ...]:

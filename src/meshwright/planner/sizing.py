@@ -147,7 +147,6 @@ def size(
     """
     gpu, node = question.cluster.gpu, question.cluster.gpus_per_node
     found: list[Size] = []
-    storage: Storage | None = None
     background, steps = False, 0
     notes: tuple[str, ...] = ()
     train: tuple[Assumption, ...] = ()
@@ -159,7 +158,6 @@ def size(
         notes = batch_notes(baseline.case, tokens) if tokens is not None else ()
         train = _taken_from_recipe(baseline, question, overrides)
         sized = _size_for(baseline, tokens, price, days)
-        storage = storage or storage_of(baseline.case)
         background, steps = baseline.case.recipe.checkpoint.async_save, baseline.case.steps
         if sized is not None:
             found.append(sized)
@@ -171,8 +169,9 @@ def size(
     in_time = None if tokens is None else next((s for s in fitting if _within(s, days)), None)
     late = min(fitting, key=lambda s: s.days or inf, default=None) if days is not None and tokens is not None else None
     chosen = next((s for s in fitting if s.gpus == own), in_time or late or most_efficient)
+    storage = storage_of(baseline.case, chosen.steps if chosen is not None else None)
     needs: Reliability | None = None
-    if chosen is not None and storage is not None:
+    if chosen is not None:
         state_gb = storage.checkpoint_gib * GB_PER_GIB
         length = chosen.steps or steps
         needs = reliability(

@@ -28,13 +28,16 @@ class Storage(msgspec.Struct, frozen=True):
     save_gb_s_total: float = SAVE_TOTAL_GB_S  # of the storage, assumed
 
 
-def storage_of(case: Case) -> Storage:
-    """Return the storage of a case, which does not depend on its layout or its number of GPUs."""
+def storage_of(case: Case, steps: int | None = None) -> Storage:
+    """Return the storage of a case, which does not depend on its layout or its number of GPUs.
+
+    `steps` are those of a token budget, if they are not the recipe's.
+    """
     recipe, checkpoint = case.recipe, case.recipe.checkpoint
     trained = _trained_params(case)
     low = BYTES[case.compute] if case.engine in SAVES_BOTH and master_bytes(case) > BYTES[case.compute] else 0
     one = trained * (low + master_bytes(case) + moment_bytes(case)) / GIB
-    steps = recipe.train.steps
+    steps = steps or recipe.train.steps
     milestones = steps // checkpoint.milestone_every if checkpoint.milestone_every else 0
     best = int(checkpoint.keep_best and recipe.train.eval_every > 0 and case.engine in KEEPS_BEST)
     saves = steps // checkpoint.save_every + 1 if checkpoint.save_every else 1
