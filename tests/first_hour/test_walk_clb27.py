@@ -211,7 +211,7 @@ def test_a_faster_value_that_is_not_chosen_has_its_reason(meshwright: Any, here:
 
 def test_size_names_the_batch_with_which_the_own_gpus_are_enough(meshwright: Any, here: Path) -> None:
     typed = ("size", "m13", "--goal", "pretrain", "--gpu", "cluster.toml", "--tokens", "1.5T", "--seq", "8k")
-    found = meshwright(*typed, "--days", "30", "--max-gpus", "112").out
+    found = meshwright(*typed, "--days", "28", "--max-gpus", "96").out
     assert "your 96 GPUs are enough with train.global_batch_size=576" in " ".join(found.split())
 
 
@@ -272,3 +272,15 @@ def test_size_and_launch_keep_the_same_checkpoints(meshwright: Any, here: Path) 
     job = meshwright("launch", *typed, "--gpus", "cluster.toml", "--to", "megatron-lm", "--scheduler", "slurm",
                      "train.steps=317892", "data.seq_length=8192")  # fmt: skip
     assert f"{storage['kept']} checkpoints of {storage['checkpoint_gib']:,.1f} GiB kept" in job.out + job.err
+
+
+def test_the_fix_of_memory_leaves_headroom(meshwright: Any, here: Path) -> None:
+    (here / "m13.toml").write_text(OWN_RECIPE, encoding="utf-8")
+    typed = ("launch", "m13.toml", "--scheduler", "slurm", "--to", "megatron-lm", "--time", "24:00:00")
+    refused = meshwright(*typed)
+    assert refused.code == 1
+    fix = refused.err.split("fix:")[1].split()
+    assert fix == ["layout.tp=2", "layout.sp=true"]
+    followed = meshwright(*typed, *fix)
+    assert followed.code == 0, followed.err
+    assert "little headroom" not in followed.out + followed.err

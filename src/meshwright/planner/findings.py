@@ -62,14 +62,23 @@ def _repaired(finding: Finding, case: Case, change: Change, typed: Collection[st
 
 
 def _part(rule: Rule, case: Case, change: Change) -> Change:
-    """Return the part of a repair that resolves one finding alone and breaks no other error rule."""
+    """Return the part of a repair that resolves one finding alone and breaks no other error rule.
+
+    The part of a memory finding leaves the headroom that the whole repair leaves: who follows it must not be short.
+    """
     before, part = set(errors_of(case)), change
+    of_memory = rule.subject == "memory" and _leaves_headroom(case.replace(**change))
     for name in reversed(tuple(change)):
         rest = {n: value for n, value in part.items() if n != name}
         trial = case.replace(**rest)
-        if rest and not bool(rule.broken(trial)) and set(errors_of(trial)) <= before:
+        resolves = rest and not bool(rule.broken(trial)) and set(errors_of(trial)) <= before
+        if resolves and (not of_memory or _leaves_headroom(trial)):
             part = rest
     return part
+
+
+def _leaves_headroom(case: Case) -> bool:
+    return bool(has_headroom(float(costs.estimate(case).memory.total), case))
 
 
 def _together(case: Case, findings: Iterable[Finding], typed: Collection[str]) -> Change:
