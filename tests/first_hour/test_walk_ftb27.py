@@ -242,3 +242,30 @@ def test_standard_input_is_refused_with_a_fix(meshwright: Any) -> None:
     assert answer.code == 2
     assert "standard input is not read" in answer.err
     assert "cat > train.yaml && meshwright check train.yaml" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "fix"),
+    [
+        ('lr_scheduler_type="cosine"', 'lr_scheduler_type="cosin"', 'lr_scheduler_type="cosine"'),
+        ("bf16=True", 'bf16=True, optim="paged_adamw_8bits"', 'optim="paged_adamw_8bit"'),
+        ("bf16=True", 'bf16=True, optim="shampoo"', ""),
+    ],
+)
+def test_an_optimizer_or_schedule_that_transformers_lacks_is_an_error(
+    meshwright: Any, right: str, wrong: str, fix: str
+) -> None:
+    path = Path(script())
+    path.write_text(path.read_text().replace(right, wrong))
+    found = meshwright("check", str(path), "--gpus", "1xA100-80", "--json").json["findings"]
+    refused = [one for one in found if one["rule"] == "accelerate.argument-refused"]
+    assert [one["fix"] for one in refused] == [[fix] if fix else []]
+    assert refused[0]["message"].startswith("transformers has no ")
+
+
+@pytest.mark.parametrize("name", ["adamw_hf", "adamw_torch_fused", "OptimizerNames.ADAMW_TORCH"])
+def test_an_optimizer_that_transformers_has_or_had_is_none(meshwright: Any, name: str) -> None:
+    path = Path(script())
+    path.write_text(path.read_text().replace("bf16=True", f"bf16=True, optim={name if '.' in name else repr(name)}"))
+    found = meshwright("check", str(path), "--gpus", "1xA100-80", "--json").json["findings"]
+    assert not [one for one in found if one["rule"] == "accelerate.argument-refused"]

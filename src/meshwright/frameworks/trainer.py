@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import msgspec
 from meshwright import file_access, similar
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.frameworks.framework import Content
+from meshwright.frameworks.key_table import read_table
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.model_match import find_local_model, find_model, other_weights
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS, PRETRAINED
@@ -77,6 +79,11 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 """Arguments of transformers.TrainingArguments that are one of a few words."""
 
+NAMED = {"optim": "=optim", "lr_scheduler_type": "=schedule"}  # arguments whose values are names of transformers
+EARLIER_NAMES = ("adamw_hf",)  # that transformers 4 had
+TRL_KEYS = Path(__file__).with_name("front_ends") / "trl.tsv"
+PLAIN_NAME = re.compile(r"[A-Za-z]\w*")
+
 
 def parse_arguments(argv: Sequence[SourcedValue]) -> dict[str, SourcedValue]:
     """Parse `--name value`, `--name=value` and `--name`."""
@@ -125,6 +132,30 @@ def refused_arguments(framework: str, args: Arguments, own: Content | None) -> I
             name,
             f"--{name} {text} is refused by the program's parser: it is {kind}",
             (f"--{name} {fixed}",),
+            file=setting.file,
+            line=setting.line,
+        )
+
+
+def unknown_names(framework: str, args: Arguments) -> Iterator[Finding]:
+    """Yield a finding for an optimizer or schedule that TrainingArguments refuses: their names are closed lists."""
+    if not is_trainer(args):
+        return
+    for name, owner in NAMED.items():
+        setting = args.get(name)
+        if setting is None or setting.unresolved or not PLAIN_NAME.fullmatch(str(setting.value)):
+            continue
+        known, text = tuple(read_table(TRL_KEYS).owners[owner]), str(setting.value)
+        if text.lower() in (*known, *EARLIER_NAMES):
+            continue
+        near = next(iter(similar.closest(text.lower(), known)), "")
+        meant = f"; did you mean {near}?" if near else f"; it has {', '.join(known[:12])} …"
+        yield Finding(
+            f"{framework}.argument-refused",
+            "error",
+            name,
+            f"transformers has no {name} {text}{meant}",
+            (f'{name}="{near}"',) if near else (),
             file=setting.file,
             line=setting.line,
         )

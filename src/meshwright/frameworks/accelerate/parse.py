@@ -23,6 +23,7 @@ from meshwright.frameworks.trainer import (
     parse_arguments,
     program_fields,
     refused_arguments,
+    unknown_names,
 )
 from meshwright.frameworks.trainer_fields import EVALUATIONS, WEIGHT_DTYPES, is_trl
 from meshwright.frameworks.trainer_files import (
@@ -345,6 +346,7 @@ def _parsed(
         field_values["layout.recompute"] = "full"
         findings = tuple(_double_checkpointing(checkpointing, arguments))
     findings = (*findings, *_overwritten_precision(settings, arguments), *_stops_without_validation(arguments))
+    findings = (*findings, *unknown_names("accelerate", arguments))
     if in_weight_dtype:
         findings = (*findings, *_scaled_fp16_weights(effective, arguments, weights))
     inner = None

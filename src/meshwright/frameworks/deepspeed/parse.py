@@ -23,6 +23,7 @@ from meshwright.frameworks.trainer import (
     parse_arguments,
     program_fields,
     refused_arguments,
+    unknown_names,
 )
 from meshwright.frameworks.trainer_fields import TRL_DEFAULTS, is_trainer, is_trl
 from meshwright.frameworks.trainer_files import (
@@ -140,6 +141,7 @@ def parse(content: Content) -> ParsedConfig:
         findings=(
             *_disagreements(settings, trainer_arguments),
             *refused_arguments("deepspeed", parse_arguments(launch.args), own),
+            *unknown_names("deepspeed", trainer_arguments),
         ),
         notes=(*parsed.notes, *note),
     )
