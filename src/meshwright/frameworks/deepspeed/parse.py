@@ -179,12 +179,13 @@ def _of_program(content: Content, program: Content, settings: Settings) -> Parse
 
 def _fill_auto(settings: Settings, arguments: Arguments, trl: bool = False) -> dict[str, SourcedValue]:
     """Return the settings with auto filled in as the Trainer does."""
-    filled = dict(settings)
+    filled, given = dict(settings), arguments
     arguments = {**dict(_trainer_defaults(settings, arguments, trl)), **arguments}
     for name, keys in FROM_TRAINER.items():
         for key in keys if name in arguments and not arguments[name].unresolved else ():
             if key in filled and filled[key].value == "auto":
-                filled[key] = arguments[name]
+                value = arguments[name].value
+                filled[key] = given[name] if name in given else msgspec.structs.replace(filled[key], value=value)
     if is_trainer(arguments):
         fixed = {**FIXED, **{key: of(hidden) for key, of in OF_HIDDEN.items() if (hidden := _hidden(arguments))}}
         for key, value in fixed.items():

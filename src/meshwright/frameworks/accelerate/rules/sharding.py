@@ -11,7 +11,7 @@ from meshwright.frameworks.accelerate.keys import format_setting
 from meshwright.frameworks.accelerate.rules.common import fsdp_version, int_value, is_enabled, type_of
 from meshwright.frameworks.framework import FrameworkRule, Problem, RuleContext
 from meshwright.frameworks.types import as_int
-from meshwright.models.layer_classes import family_prefix, layer_class
+from meshwright.models.layer_classes import layer_class, wrong_layer_class
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, MEGATRON, ZERO, sharding_strategy
 
 
@@ -126,30 +126,23 @@ def _wrap_policy_key(ctx: RuleContext) -> Iterator[Problem]:
             )
 
 
-PARTS = ("Layer", "Block")  # ends of the names of layer classes
-TORCH_MODULES = ("Embedding", "Linear", "LayerNorm", "RMSNorm", "ModuleList")
-
-
 def _wrapped_class(ctx: RuleContext) -> Problem | None:
-    """Return the first class to wrap that the model does not have; other modules of the model may be wrapped too."""
     key = f"{FSDP}fsdp_transformer_layer_cls_to_wrap"
     model = ctx.case.model if ctx.case is not None else ctx.parsed.model
     policy = str(ctx.get(f"{FSDP}fsdp_auto_wrap_policy", "")).upper()
     if type_of(ctx) != "FSDP" or policy != "TRANSFORMER_BASED_WRAP" or model is None or not ctx.get(key):
         return None
-    expected, prefix = layer_class(model), family_prefix(model)
     given = ctx.get(key)
     names = [str(one).strip() for one in (given if isinstance(given, list) else str(given).split(","))]
-    for name in names if expected else ():
-        foreign = not name.startswith(prefix) or name.endswith(PARTS)
-        if name and name not in (expected, *TORCH_MODULES) and foreign:
-            kept = [one for one in names if one and one != name and one != expected]
-            return Problem(
-                f"{model.name} has no class {name}: its layers are {expected}",
-                (format_setting(key, ",".join((expected, *kept))),),
-                key=key,
-            )
-    return None
+    wrong, expected = wrong_layer_class(model, names), layer_class(model)
+    if not wrong:
+        return None
+    kept = [one for one in names if one and one not in (wrong, expected)]
+    return Problem(
+        f"{model.name} has no class {wrong}: its layers are {expected}",
+        (format_setting(key, ",".join((expected, *kept))),),
+        key=key,
+    )
 
 
 CONFIG_FILE_KEYS = (

@@ -76,7 +76,7 @@ def _gradient_dtype(ctx: RuleContext) -> Problem | None:
 
 AT_LEAST_0 = (0.0, INFINITE, False)
 RANGES: Ranges = {
-    "scheduler.params.warmup_num_steps": (0.0, INFINITE, True),
+    "scheduler.params.warmup_num_steps": AT_LEAST_0,  # DeepSpeed warms up for at least 2 steps
     "zero_optimization.reduce_bucket_size": (0.0, INFINITE, True),
     "fp16.loss_scale": AT_LEAST_0,
     **dict.fromkeys(
