@@ -30,8 +30,9 @@ accelerate launch --config_file fsdp.yaml -m trl.scripts.sft \\
 
 
 def check(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    code = run(["check", *words])
-    return code, capsys.readouterr().out
+    with pytest.raises(SystemExit) as ended:
+        run(["check", *words])
+    return int(str(ended.value.code)), capsys.readouterr().out
 
 
 def write_trl(model: str, layer: str = "LlamaDecoderLayer", more: str = "--logging_steps 10") -> None:
