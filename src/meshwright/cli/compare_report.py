@@ -97,10 +97,10 @@ def _side_row(side: Answer) -> tuple[str, ...]:
     memory, band = estimate["memory_gib"], estimate["band"]
     gib = f"{memory['total']:.0f}/{memory['capacity']:.0f}" + (" over" if _is_over(estimate) else "")
     gib += " may not fit" if estimate["fits"] and estimate["fit"] == "may not fit" else ""
-    within = f"{estimate['step_s']:.2f} ({band['step_low_s']:.2f} to {band['step_high_s']:.2f})"
-    if not estimate["fits"]:
+    if not estimate["fits"]:  # a layout that cannot be built has no step time
         why = "" if _is_over(estimate) else "cannot run"
         return (str(side["rank"]), side["name"], layout_summary(side["layout"], side["engine"]), gib, why, "", "")
+    within = f"{estimate['step_s']:.2f} ({band['step_low_s']:.2f} to {band['step_high_s']:.2f})"
     changed = [
         text for field, to, text in SHOWN_CHANGES for one in side["changes"] if (one["field"], one["to"]) == (field, to)
     ]
