@@ -210,10 +210,11 @@ QUESTIONS = (
         'mw.export("llama3_8b_pretrain_config", "torchtitan", gpus="8xH100").written.framework',
     ),
     Question(
-        "Fine-tune Llama 3 8B on H100s.",
+        "Fine-tune Llama 3 8B on an H100.",
         "recommend",
         {"model": "llama3-8b", "gpu": "H100", "goal": "sft"},
-        fix='gpus: "8xH100"',
+        "question.gpus",
+        'str(mw.recommend("llama3-8b", "H100", "sft").question.cluster)',
     ),
     Question(
         "Fine-tune Llama 3 8B with 4k tokens and tp 2 on 8 H100s.",
