@@ -31,6 +31,11 @@ DROPPED_BY_MODULE: Mapping[str, tuple[str, ...]] = {
     "shared_experts": ("shared_fc1", "shared_act"),
     "attention": ("proj", "up", "core", "scores", "scan"),
 }
+# Parts that stay on the GPU where activations of named modules are offloaded: its modules are attention, norms and the
+# inputs of experts' two linears. Engines without an entry offload everything.
+STAYS: Mapping[str, tuple[str, ...]] = {
+    "megatron": ("fc1", "act", "shared_fc1", "shared_act", "routed_act", "routed_out", "router")
+}
 # Modules of selective recompute if a recipe names none; other engines choose single operations.
 SELECTIVE_MODULES: Mapping[str, tuple[str, ...]] = {"megatron": ("core_attn",), "kempnerforge": ("attention",)}
 # Op-level selective recompute (torch engines) saves attention's output and every second matmul: of a gated block's

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 from meshwright.clusters import AMD_ARCHS
 from meshwright.costs.activations import (
+    DROPPED_BY_MODULE,
+    STAYS,
+    Parts,
     activation_bytes_by_recompute,
     backward_working_bytes,
     layer_activation_bytes,
@@ -192,7 +195,7 @@ def _host_gib(case: Case) -> Column:
     state = host_state(case, trained)
     if case.goal == "peft":
         state = state + (case.offload == "params") * frozen_bytes(case, params)
-    saved = (case.offload == "activations") * saved_per_micro_batch(case, pipeline) * in_flight(case, pipeline)
+    saved = offloaded_per_micro_batch(case, pipeline) * in_flight(case, pipeline)
     return np.broadcast_to(HOST_MARGIN * (state + saved) / GIB, pipeline.index.shape).max(axis=0)
 
 
@@ -437,19 +440,20 @@ def logit_bytes(case: Case) -> tuple[Column, Column]:
 
 def _activations(case: Case, pipeline: Stages) -> tuple[Column, Column]:
     """Return the activation bytes saved by all micro batches in flight, and the working set of one layer."""
-    saved, working = _per_token(case, pipeline)
-    saved = saved * in_flight(case, pipeline) * tokens(case) * (case.offload != "activations")
+    saved, moved, working = _per_token(case, pipeline)
+    saved = (saved - moved) * in_flight(case, pipeline) * tokens(case)
     return saved, working * tokens(case)
 
 
-def saved_per_micro_batch(case: Case, pipeline: Stages) -> Column:
-    """Return the activation bytes that every stage saves for one micro batch, wherever they are kept."""
-    return _per_token(case, pipeline)[0] * tokens(case)
+def offloaded_per_micro_batch(case: Case, pipeline: Stages) -> Column:
+    """Return the activation bytes that every stage moves to the host for one micro batch."""
+    return _per_token(case, pipeline)[1] * tokens(case)
 
 
-def _per_token(case: Case, pipeline: Stages) -> tuple[Column, Column]:
-    """Return the activation bytes saved per token, and the working set of one layer per token."""
+def _per_token(case: Case, pipeline: Stages) -> tuple[Column, Column, Column]:
+    """Return per token the activation bytes saved, those of them that are offloaded, and the working set of a layer."""
     saved: Column = 0.0
+    stay: Column = 0.0
     working: Column = 0.0
     recomputed = recomputed_share(case, pipeline)
     for layer, number in pipeline.layers:
@@ -458,12 +462,21 @@ def _per_token(case: Case, pipeline: Stages) -> tuple[Column, Column]:
         full = recomputed * inputs + (1 - recomputed) * everything
         kept = where(case.recompute == "none", everything, where(case.recompute == "full", full, selective))
         saved = saved + number * kept
+        stay = stay + number * smaller(_staying(case, parts), kept)
         rebuilt = where(case.recompute == "none", 0, everything - where(case.recompute == "full", inputs, selective))
         working = larger(working, (number > 0) * (rebuilt + backward_working_bytes(case, parts)))
     ends = pipeline.first * vision_activation_bytes(case) + 2 * pipeline.last * BYTES[
         case.compute
     ] * case.model.hidden / residual_shards(case)
-    return saved + ends, working
+    return saved + ends, (case.offload == "activations") * (saved + ends - stay), working
+
+
+def _staying(case: Case, parts: Parts) -> Column:
+    """Return the bytes per token of a layer that offloading activations leaves on the GPU."""
+    stay = {name: parts.get(name, 0.0) for name in STAYS.get(case.engine, ())}
+    dropped = {part for module in case.recompute_modules for part in DROPPED_BY_MODULE.get(module, ())}
+    left = sum(value for name, value in stay.items() if name not in dropped)
+    return where(case.recompute == "selective", left, sum(stay.values()))
 
 
 def recomputed_share(case: Case, pipeline: Stages) -> Column:

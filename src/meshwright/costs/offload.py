@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.costs.memory import saved_per_micro_batch
+from meshwright.costs.memory import offloaded_per_micro_batch
 from meshwright.costs.memory_profiles import memory_profile
 from meshwright.costs.parameters import RankParams
 from meshwright.costs.speeds import Speeds
@@ -63,12 +63,12 @@ def activation_copies_s(case: Case, speed: Speeds, pipeline: Stages, compute_s: 
     """
     if not np.any(case.offload == "activations"):
         return 0.0
-    saved = saved_per_micro_batch(case, pipeline)
+    saved = offloaded_per_micro_batch(case, pipeline)
     most = saved.max(axis=0) if isinstance(saved, np.ndarray) and saved.ndim > len(shape_of(case)) else saved
     copies = 2 * most * case.accumulation / host_link(case, speed)
     if case.engine != "meshwright":
         copies = larger(copies - HIDDEN * compute_s, 0.0)
-    return (case.offload == "activations") * copies
+    return copies
 
 
 def _local(case: Case, params: RankParams) -> Column:

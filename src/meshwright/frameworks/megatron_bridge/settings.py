@@ -110,6 +110,8 @@ def difference(
         recipe.precision, base.precision, row is not None and row.precision_is_a_name and not python, unmapped
     )
     changed = _adjusted(changed, recipe, base, unmapped, row is not None and row.precision_aware)
+    if changed.get("model.cpu_offloading"):
+        changed |= _offloaded_layers(recipe, model, unmapped)
     changed |= {**size_settings(recipe, model), **parts}
     numbers = {"model.rotary_base": recipe.architecture.rope_theta}
     numbers["model.layernorm_epsilon"] = recipe.architecture.norm_eps
@@ -192,6 +194,15 @@ def _precision_fields(new: Precision) -> dict[str, Any]:
         fields["fp8_recipe"] = fp8_recipe
         fields["reuse_grad_buf_for_mxfp8_param_ag"] = fp8_recipe == "mxfp8" and new.fp8_gather
     return {f"mixed_precision.{name}": value for name, value in fields.items()}
+
+
+def _offloaded_layers(recipe: Recipe, model: ModelSpec, unmapped: dict[str, UnmappedField]) -> dict[str, Any]:
+    """Return how many layers are offloaded: the default is none, and all of them are refused."""
+    if recipe.layout.recompute == "none" and recipe.layout.pp == 1:
+        return {"model.cpu_offloading_num_layers": model.num_layers - 1}
+    reason = "activations of whole layers are offloaded: neither recompute nor a pipeline can be combined with it"
+    unmapped["layout.offload"] = UnmappedField("layout.offload", "activations", reason)
+    return {"model.cpu_offloading": False}
 
 
 def _adjusted(

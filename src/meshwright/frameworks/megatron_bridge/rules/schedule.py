@@ -14,6 +14,27 @@ from meshwright.frameworks.megatron_bridge.rules.common import bridge_recipe, ge
 from meshwright.frameworks.schedule_units import UNIT_KEYS, counts_samples
 
 
+def _offloaded_layers(ctx: RuleContext) -> Iterator[Problem]:
+    """Whole layers are never offloaded beside recompute or a pipeline."""
+    key, layout = "model.cpu_offloading", ctx.recipe.layout
+    if ctx.get(key) is not True:
+        return
+    if layout.recompute != "none":
+        fix = format_override("model.recompute_granularity", None)
+        yield Problem(f"{key}=true cannot be combined with recompute ({layout.recompute})", (fix,), key=key)
+    if layout.pp > 1:
+        fix = format_override(key, False)
+        yield Problem(f"{key}=true does not support pipeline parallelism (pp {layout.pp})", (fix,), key=key)
+
+
+def _offloads_nothing(ctx: RuleContext) -> Problem | None:
+    key, number = "model.cpu_offloading", "model.cpu_offloading_num_layers"
+    if ctx.get(key) is not True or number in ctx.parsed.settings or ctx.case is None:
+        return None
+    fix = format_override(number, ctx.case.model.num_layers - 1)
+    return Problem(f"{key}=true offloads nothing: {number} is 0", (fix,), key=key)
+
+
 def _incomplete_recompute(ctx: RuleContext) -> Problem | None:
     settings = ctx.parsed.settings
     names = ("model.recompute_granularity", "model.recompute_method", "model.recompute_num_layers")
@@ -223,6 +244,16 @@ def _deterministic(ctx: RuleContext) -> Problem | None:
 
 
 RULES = (
+    rule(
+        "offloaded-layers", "error", ("model.cpu_offloading",), _offloaded_layers,
+        "ValueError about CPU offloading while the model's config is built",
+        "offloaded activations are prefetched in the order of a plain backward pass",
+    ),
+    rule(
+        "offloads-nothing", "warning", ("model.cpu_offloading", "model.cpu_offloading_num_layers"), _offloads_nothing,
+        "memory as without offloading",
+        "the number of offloaded layers is 0 by default",
+    ),
     rule(
         "incomplete-recompute", "error", ("model.recompute_granularity",), _incomplete_recompute,
         "ValueError when the model config is finalized",
