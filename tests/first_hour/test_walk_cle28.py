@@ -9,7 +9,14 @@ import pytest
 from .mistakes import call
 
 BASE = "llama3_8b_64k_pretrain_config"
-LAYOUT = "--gpus 16x8xH100 train.global_batch_size=64 layout.tp=1 layout.sp=false layout.offload=activations".split()
+LAYOUT = [
+    "--gpus",
+    "16x8xH100",
+    "train.global_batch_size=64",
+    "layout.tp=1",
+    "layout.sp=false",
+    "layout.offload=activations",
+]
 RUN = "torchrun --nproc-per-node=8 scripts/training/run_recipe.py --recipe llama3_8b_pretrain_config "
 
 
