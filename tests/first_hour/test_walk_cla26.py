@@ -205,7 +205,7 @@ def test_a_forgotten_width_of_experts_is_found(meshwright: Any, here: Path) -> N
     given = " ".join(meshwright(*typed, "--model", "moe60").out.split())
     assert "62.20 B parameters, 5.58 B active" in given
     assert "the file trains 388.35 B parameters, the figures here are of moe60 with 62.20 B" in given
-    assert "fix: --moe-ffn-hidden-size 1280" in given
+    assert "Repair --moe-ffn-hidden-size 1280" in given  # with the fixes of other errors
     assert "remove --model" not in given
     written = MOE_SCRIPT.replace("--ffn-hidden-size 8192", "--ffn-hidden-size 8192 --moe-ffn-hidden-size 1280")
     (here / "moe.sh").write_text(written, encoding="utf-8")
