@@ -194,7 +194,7 @@ def _with_counted_steps(plan: Plan) -> Plan:
     if not any(bool(one.broken(counted)) and not bool(one.broken(plan.case)) for one in rules.applicable(counted)):
         return plan
     typed = {recipe_fields()[change.field].flat for change in plan.changes if change.why.startswith("requested")}
-    findings, repair = examine(counted, typed)
+    findings, repair = examine(counted, typed, stated=plan.question.stated)
     kept = tuple(one for one in plan.suggestions if not _leaves_few_steps(one, counted))
     return msgspec.structs.replace(plan, findings=findings, repair=repair, repaired=None, suggestions=kept)
 

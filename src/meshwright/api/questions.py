@@ -74,6 +74,7 @@ def question_for(
         seq_length=sequence_length(request.seq),
         engine=request.engine or (ENGINES[0] if job is None else job.engine),  # type: ignore[arg-type]  # as validated
         recipe_words=() if job is None else job.words,
+        stated=() if job is None else job.stated,
         file_error="" if job is None else job.file_correction,
         recipe_engine=ENGINES[0] if job is None else job.engine,  # type: ignore[arg-type]  # as validated
         benchmark=benchmark,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from meshwright.recipes import index
 from meshwright.recipes import overrides as override
 from meshwright.recipes.capabilities import executed_values
 from meshwright.recipes.case import model_of
-from meshwright.recipes.types import ENGINES, Recipe
+from meshwright.recipes.types import ENGINES, Recipe, recipe_fields
 
 GOAL_FIX = ("--goal pretrain", "--goal sft", "--goal peft")
 
@@ -61,6 +61,16 @@ class Job(msgspec.Struct, frozen=True):
     def engine(self) -> str:
         """The engine that the target is for: that of a file's framework, or the recipe's."""
         return self.recipe.engine if self.imported is None else self.imported.settings.engine
+
+    @property
+    def stated(self) -> tuple[str, ...]:
+        """Contract fields that a file sets, by flat name; those of a catalogue recipe are not the user's."""
+        if self.imported is not None:
+            keys: Iterable[str] = self.imported.settings.mapped.source_keys
+        else:
+            keys = () if self.content is None else self.content.settings
+        fields = recipe_fields()
+        return tuple(fields[key].flat for key in keys if key in fields and fields[key].kind == "contract")
 
     def on(self, engine: str) -> Recipe:
         """Return the recipe for an engine; one made for another than ours gets the engine's sharding strategy."""

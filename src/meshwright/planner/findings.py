@@ -28,10 +28,19 @@ class Examined(NamedTuple):
     repair: Repair | None
 
 
-def examine(case: Case, typed: Collection[str] = (), severities: Sequence[Severity] = SEVERITIES) -> Examined:
-    """Return the findings of a case with their fixes, and one repair; `typed` are fields the user set, by flat name."""
+def examine(
+    case: Case,
+    typed: Collection[str] = (),
+    severities: Sequence[Severity] = SEVERITIES,
+    stated: Collection[str] = (),
+) -> Examined:
+    """Return the findings of a case with their fixes, and one repair; `typed` are fields the user set, by flat name.
+
+    `stated` are the contract fields of the user's file: no warning is a reason to replace them.
+    """
     if has_errors(case):
         return _with_errors(case, typed, severities)
+    typed = {*typed, *stated}
     found = tuple(explain_missing(_drop_useless_fixes(rules.check(case, severities, typed=typed), case), case, typed))
     fixable = [one for one in found if one.severity == "warning" and one.fix]
     change = _together(case, fixable, typed) if len(fixable) > 1 else {}

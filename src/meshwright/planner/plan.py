@@ -53,6 +53,7 @@ class Question(msgspec.Struct, frozen=True):
     assumed: tuple[Assumption, ...] = ()  # what the cluster argument or a file leaves open
     recipe_words: tuple[str, ...] = ()  # arguments that name the user's recipe or file on the command line
     recipe_engine: Engine = "meshwright"  # that this recipe or file is for
+    stated: tuple[str, ...] = ()  # contract fields that this recipe or file sets, by flat name
     file_error: str = ""  # why no command runs the user's file before it is corrected
 
 

@@ -250,7 +250,7 @@ def plan_with(
     changes = changes_between(baseline, recipe, case, reasons) if advised else ()
     if nothing_fits and not baseline.pinned and _same_search(baseline.case, case):
         note_no_layout_fix(case)
-    findings, repair = examine(case, _typed(baseline))
+    findings, repair = examine(case, _typed(baseline), stated=baseline.question.stated)
     return Plan(
         question=baseline.question,
         base=baseline.base,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
 from meshwright.frameworks.framework import Framework
@@ -38,8 +40,14 @@ OF_ONE_PROCESS = ("layout.strategy", "layout.reshard_after_forward", "precision.
 """Fields that make no difference to one process."""
 
 
+REPLICATED = ("layout.strategy", "layout.dp_replicate", "layout.dp_shard", "layout.reshard_after_forward")
+"""Fields of a full model on every process, which Accelerate has as DDP only."""
+
+
 def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -> ExportedConfig:
-    layout = recipe.layout
+    replicated = _as_ddp(recipe, on)
+    ddp = replicated is not recipe
+    recipe, layout = replicated, replicated.layout
     if layout.strategy == "megatron_fsdp" or layout.pp > 1 or layout.ep > 1:
         field = "strategy" if layout.strategy == "megatron_fsdp" else "pp" if layout.pp > 1 else "ep"
         raise InputError("is not supported by Accelerate", field=f"layout.{field}", value=getattr(layout, field))
@@ -99,7 +107,7 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
         },
         program=Program(argv=(PROGRAM,) if program else argv, env=environment(settings), modules=(arguments,)),
         unmapped=(*(() if program else without_model(recipe, model)), *rest, *lost),
-        in_other_files=(*carried, *(OF_ONE_PROCESS if alone else ())),
+        in_other_files=(*carried, *(OF_ONE_PROCESS if alone else ()), *(REPLICATED if ddp else ())),
         notes=(
             f"start it with accelerate launch --config_file {name} {PROGRAM} on every machine, each with its "
             "--machine_rank; or with torchrun and the environment that accelerate launch would set",
@@ -116,6 +124,16 @@ def write(framework: Framework, recipe: Recipe, model: ModelSpec, on: Cluster) -
             *(("replace main_process_ip with the address of the first machine",) if on.nodes > 1 else ()),
         ),
     )
+
+
+def _as_ddp(recipe: Recipe, on: Cluster) -> Recipe:
+    """Return a recipe whose processes all hold the full model as DDP: Accelerate's FSDP needs ranks to shard over."""
+    layout = recipe.layout
+    replicas = layout.strategy == "fsdp2" and 1 < layout.dp_replicate == on.world
+    if not replicas or layout.offload != "none":
+        return recipe
+    plain = msgspec.structs.replace(layout, strategy="ddp", dp_replicate=1, dp_shard=-1)
+    return msgspec.structs.replace(recipe, layout=plain)
 
 
 ENV_VARS = {
