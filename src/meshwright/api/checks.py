@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import ceil
 from pathlib import Path
@@ -46,7 +46,7 @@ from meshwright.parsing import one_of
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case, model_of
 from meshwright.recipes.dataset_file import is_dataset_file
-from meshwright.recipes.types import ENGINES, Recipe, field_value, recipe_fields
+from meshwright.recipes.types import ENGINES, Data, Recipe, field_value, recipe_fields
 from meshwright.rules import Finding as RuleFinding
 
 NO_OVERRIDE = "no override was found that resolves it"
@@ -249,6 +249,7 @@ class Exported(Readable, msgspec.Struct, frozen=True):
     checked: RecipeCheckResult
     job: Job
     not_imported: tuple[DroppedSetting, ...] = ()
+    data: Data | None = None  # as the files name them: the converted ones
 
     def summary(self) -> list[Row]:
         """Return the files with their text, and the fields that the framework has no key for."""
@@ -296,12 +297,18 @@ def _moved(found: Exported, data: Mapping[str, str], folder: str) -> Iterator[st
 
 
 def export_into(
-    request: requests.Export, folder: str | None, fix: str, *, anywhere: bool = False
+    request: requests.Export,
+    folder: str | None,
+    fix: str,
+    *,
+    anywhere: bool = False,
+    elsewhere: Callable[[Mapping[str, str]], str] | None = None,
 ) -> tuple[Exported, Mapping[str, str]]:
     """Return the export for a folder, and the data in it that the framework cannot read as they are.
 
     Without a folder nothing is written: then data are not converted, and `fix` says how they are. Files for a program
-    that starts `anywhere` name them by their full paths.
+    that starts `anywhere` name them by their full paths. `elsewhere` returns the folder that has the converted data on
+    machines that do not see this one's; empty for the working folder of the program.
     """
     theirs = frameworks.framework(request.to)
     overrides = other_frameworks.full_paths(request.overrides) if folder else request.overrides
@@ -323,10 +330,14 @@ def export_into(
     recipe = other_frameworks.with_full_paths(recipe) if folder else recipe
     checked = check_recipe(recipe, request.gpus, engine, request.overrides, advice=False, model=shape)
     _require_numbers(theirs, checked, read)
-    named, converted = theirs.readable_data(checked.recipe) if folder else (checked.recipe, {})
+    converts = folder or elsewhere is not None
+    named, converted = theirs.readable_data(checked.recipe) if converts else (checked.recipe, {})
     own_program = read is not None and same and bool(read.settings.parsed.program.argv)
-    if folder and converted and (anywhere or own_program or theirs.name in IN_CHECKOUT):
-        here = [f"{key}={Path(folder).resolve() / name}" for key, name in _data_names(named) if name in converted]
+    place = elsewhere(converted) if converted and elsewhere is not None else ""
+    if folder and (anywhere or own_program or theirs.name in IN_CHECKOUT):
+        place = str(Path(folder).resolve())
+    if place and converted:
+        here = [f"{key}={place.rstrip('/')}/{name}" for key, name in _data_names(named) if name in converted]
         named = override.apply(named, here)
     try:
         written = frameworks.export(theirs, named, checked.model, checked.cluster)
@@ -376,7 +387,7 @@ def export_into(
     written = msgspec.structs.replace(
         written, notes=(*checked.notes, *unused, *replaced, *contract, *short, *written.notes)
     )
-    return (Exported(written, checked, job) if read is None else Exported(written, checked, job, dropped)), converted
+    return Exported(written, checked, job, () if read is None else dropped, named.data), converted
 
 
 def _with_open_source(finding: RuleFinding, dropped: Sequence[DroppedSetting]) -> RuleFinding:

@@ -13,7 +13,7 @@ from msgspec import UNSET, UnsetType
 from meshwright import clusters, frameworks, rules
 from meshwright.api import run_requests as requests
 from meshwright.api.catalogues import recipe_text
-from meshwright.api.checks import CONFIGS, WRITTEN, Exported, check_recipe, export_into
+from meshwright.api.checks import CONFIGS, Exported, check_recipe, export_into
 from meshwright.api.continued_run import check_job_continues, continued, is_run, note_new_run, with_fitting_micro_batch
 from meshwright.api.data_findings import data_findings
 from meshwright.api.paths import check_folder, check_out, check_run_paths
@@ -353,7 +353,7 @@ def _with_framework(request: requests.Launch) -> requests.Launch:
 
 def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchRequest:
     """Return the job of another framework: exported, run from its checkout, and saved before a requeue."""
-    from meshwright.launch import build_job, config_paths, other_frameworks
+    from meshwright.launch import build_job, config_paths, container_paths, other_frameworks
     from meshwright.launch.job import find_scheduler
 
     framework, scheduler = str(request.to), find_scheduler(request.scheduler)
@@ -362,9 +362,13 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
     local = scheduler not in build_job.REMOTE_FILES
     folder = request.write if local else None
 
+    def place(rows: Mapping[str, str]) -> str:
+        return container_paths.place_of_rows(rows, request.mounts, scheduler)
+
     def export_with(texts: Sequence[str]) -> tuple[Exported, Mapping[str, str]]:
         wanted = Export(request.recipe, framework, overrides=tuple(texts), **which)
-        return export_into(wanted, folder, "--write FOLDER" if local else WRITTEN, anywhere=True)
+        elsewhere = place if request.write and not local else None
+        return export_into(wanted, folder, "--write FOLDER", anywhere=True, elsewhere=elsewhere)
 
     exported, data = export_with(changes)
     _note_length_of_plan(exported.job, exported.checked.recipe, changes)
@@ -419,6 +423,12 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         notes += tuple(one.message for one in data_findings(recipe))
     if data:
         notes += (f"{', '.join(data)}: the rows of {recipe.data.dataset} as messages, which {framework} reads",)
+    beside: Mapping[str, str] = {}
+    if data and not local:
+        recipe = msgspec.structs.replace(recipe, data=exported.data or recipe.data)
+        if there := place(data):
+            beside, data = data, {}
+            notes += (container_paths.copy_note(beside, str(request.write), there, request.mounts),)
     reads: Mapping[str, str] = {}
     if local and folder and source is not None and source.framework.name == framework:
         bases = [Path(source.content.folder or "."), *([Path(request.framework_dir)] if request.framework_dir else [])]
@@ -436,6 +446,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
         run_s=_run_seconds(exported.checked),
         comments=(*(f"# {one}" for one in changed), *_comments(exported, job.files)),
         files={**job.files, **data},
+        beside=beside,
         findings=(*job.findings, *_advice(exported, request.gpus)),
         notes=(
             *notes,

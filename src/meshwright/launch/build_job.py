@@ -70,6 +70,7 @@ class LaunchRequest(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     program: Program
     files: Mapping[str, str] = {}  # files the program reads, by name
+    beside: Mapping[str, str] = {}  # files written next to those of the job, which the user copies elsewhere
     findings: tuple[Finding, ...] = ()
     saves: bool = True  # it saves checkpoints, so a requeue resumes
     notes: tuple[str, ...] = ()  # notes for the user
@@ -175,7 +176,7 @@ def launch(
     result = WRITERS[scheduler](job)
     restarts = requeue_warning(request.run_s, job) if scheduler == "slurm" else ()
     notes = (*result.notes, *container_notes(request.recipe, job, scheduler), *restarts, *request.notes)
-    result = msgspec.structs.replace(result, notes=notes)
+    result = msgspec.structs.replace(result, notes=notes, files={**result.files, **request.beside})
     paths = write(result, folder, overwrite) if folder is not None else ()
     if folder is not None:
         result = msgspec.structs.replace(result, commands=_from_here(result, folder))

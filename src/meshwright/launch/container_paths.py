@@ -5,13 +5,14 @@ A SLURM job mounts the folders itself; a machine elsewhere has none of them, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import msgspec
 
 from meshwright import file_access, models
+from meshwright.errors import InputError
 from meshwright.frameworks.types import Program
 from meshwright.launch import values
 from meshwright.launch.job import Job
@@ -22,6 +23,31 @@ CLAIMED = ("kubernetes",)  # whose mounts name a volume claim in place of a fold
 ELSEWHERE = ("kubernetes", "skypilot")  # whose machines have none of the user's folders
 WEIGHTS = "/weights"  # an example of a folder in a container
 OF_TRAIN = ("--model", "--dataset", "--out")  # options of our train that may name a path
+
+
+ROWS_IN_MANIFEST = 128 * 1024
+"""Bytes of data that a ConfigMap may hold: kubectl apply refuses a manifest of more than 256 KiB."""
+
+
+def place_of_rows(rows: Mapping[str, str], mounts: Sequence[str], scheduler: str) -> str:
+    """Return the folder of a machine elsewhere that has the converted rows; empty if they travel with the job.
+
+    SkyPilot copies the files of a job; a Kubernetes manifest contains small ones, and others need a volume.
+    """
+    size = sum(len(text.encode()) for text in rows.values())
+    if scheduler not in CLAIMED or size <= ROWS_IN_MANIFEST:
+        return ""
+    if not mounts:
+        reason = f"{', '.join(rows)}: {size:,} bytes of rows are too many for a manifest: name a volume for them"
+        raise InputError(reason, field="--mount", fix=("--mount CLAIM:/data",))
+    return values.mount(mounts[0]).path
+
+
+def copy_note(rows: Iterable[str], folder: str, place: str, mounts: Sequence[str]) -> str:
+    """Return where the rows that a manifest does not contain must be before the job starts."""
+    claim = values.mount(mounts[0]).source
+    names = ", ".join(str(PurePosixPath(folder) / name) for name in rows)
+    return f"copy {names} to {place} of the volume {claim} before the job starts: it reads the rows there"
 
 
 class Needed(NamedTuple):

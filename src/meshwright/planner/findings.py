@@ -29,10 +29,7 @@ class Examined(NamedTuple):
 
 
 def examine(
-    case: Case,
-    typed: Collection[str] = (),
-    severities: Sequence[Severity] = SEVERITIES,
-    stated: Collection[str] = (),
+    case: Case, typed: Collection[str] = (), severities: Sequence[Severity] = SEVERITIES, stated: Collection[str] = ()
 ) -> Examined:
     """Return the findings of a case with their fixes, and one repair; `typed` are fields the user set, by flat name.
 

@@ -1,0 +1,136 @@
+"""A hospital's walk: the printed chain to a framework's job, rows for every scheduler, and folders of mixed data."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LORA = ("--goal", "lora", "--dataset", "rows.csv", "--seq", "8192", "data.packing=true", "train.epochs=3")
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with a CSV file of questions and answers."""
+    monkeypatch.chdir(tmp_path)
+    rows = (f'"What drug does patient {n} get?","The note names drug {n}: take it twice a day."' for n in range(200))
+    (tmp_path / "rows.csv").write_text("\n".join(("question,answer", *rows, "")))
+    return tmp_path
+
+
+def printed_command(text: str) -> list[str]:
+    """Return the words of the command that an export prints for a layout that runs."""
+    found = re.search(r"for a layout that runs: meshwright (.*?), then export", re.sub(r"\s+", " ", text))
+    assert found is not None, text
+    return shlex.split(found[1])
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "to"),
+    [
+        ("gemma3-12b", "8xL40S", "accelerate"),
+        ("qwen3-0.6b", "8xL40S", "accelerate"),
+        ("llama3-8b", "8xH100", "accelerate"),
+        ("qwen3-0.6b", "2xA100", "automodel"),
+        ("qwen3-0.6b", "8xL40S", "deepspeed"),
+    ],
+)
+def test_the_printed_chain_ends_in_a_job(meshwright: Any, here: Path, model: str, gpus: str, to: str) -> None:
+    assert not meshwright(
+        "recommend", model, "--gpus", gpus, *LORA, "layout.micro_batch_size=1", "--save", "plan.toml"
+    ).code
+    # A layout that fits nowhere: export has to print the command for one that does.
+    refused = meshwright("export", "plan.toml", "--to", to, "layout.micro_batch_size=3")
+    file = "plan.toml"
+    if "✗" in refused.out:
+        assert not meshwright(*printed_command(refused.out)).code
+        file = "sized.toml"
+    assert "seq_length = 8192" in (here / file).read_text()
+    assert "✗" not in meshwright("export", file, "--to", to, "--out", "exported").out
+    job = meshwright("launch", file, "--to", to, "--scheduler", "slurm", "--gpus", gpus, "-t", "10:00", "--write", "j")
+    assert not job.code, job.err
+
+
+PLAN = """name = "plan"
+model = "gemma3_vl_12b"
+goal = "peft"
+cluster = "8xL40S"
+
+[data]
+dataset = "rows.csv"
+seq_length = 16384
+packing = true
+
+[train]
+global_batch_size = 8
+epochs = 3.0
+
+[layout]
+recompute = "full"
+"""
+SHORT = PLAN.replace("16384", "512")
+
+
+def test_a_warning_does_not_change_the_length_of_a_file(meshwright: Any, here: Path) -> None:
+    (here / "plan.toml").write_text(PLAN)
+    refused = meshwright("export", "plan.toml", "--to", "accelerate", "--out", "exported")
+    answer = meshwright(*printed_command(refused.out))
+    assert "data.few-steps" in answer.out
+    assert "would change your data.seq_length" in answer.out
+    assert "seq_length = 16384" in (here / "sized.toml").read_text()
+    assert not meshwright("export", "sized.toml", "--to", "accelerate", "--out", "exported").code
+    assert (here / "exported" / "sized.yaml").exists()
+
+
+@pytest.mark.parametrize("engine", ["", 'engine = "fsdp1"\n'])
+def test_full_replication_is_ddp_in_accelerate(meshwright: Any, here: Path, engine: str) -> None:
+    layout = 'recompute = "full"\ndp_replicate = 8'
+    text = SHORT.replace("[data]", f"{engine}[data]").replace('recompute = "full"', layout)
+    (here / "plan.toml").write_text(text)
+    answer = meshwright("export", "plan.toml", "--to", "accelerate", "kernels.loss=fused_linear", "--out", "exported")
+    written = (here / "exported" / "plan.yaml").read_text()
+    assert "distributed_type: MULTI_GPU" in written
+    assert "fsdp" not in written and "parallelism_config" not in written
+    assert "layout." not in answer.out.partition("Unmapped")[2].partition("Notes")[0]
+    assert not meshwright("check", "exported/plan.yaml", "--model", "gemma3_vl_12b").code
+
+
+SCHEDULERS = {
+    "torchrun": (),
+    "slurm": ("-t", "10:00"),
+    "hosts": ("--hosts", "node1"),
+    "kubernetes": ("--image", "nvcr.io/nvidia/nemo-automodel:25.11", "--mount", "data-pvc:/data"),
+    "skypilot": (),
+}
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_every_scheduler_gets_the_rows(meshwright: Any, here: Path, scheduler: str) -> None:
+    (here / "plan.toml").write_text(SHORT)
+    words = ("launch", "plan.toml", "--to", "automodel", "--scheduler", scheduler, *SCHEDULERS[scheduler])
+    refused = meshwright(*words)
+    assert refused.code
+    assert "fix:   --write FOLDER" in refused.err
+    answer = meshwright(*words, "--write", "jobs")
+    assert not answer.code, answer.err
+    text = "".join(one.read_text() for one in (here / "jobs").iterdir())
+    name = "rows.messages.jsonl"
+    place = name if scheduler in ("kubernetes", "skypilot") else str(here / "jobs" / name)
+    assert f"path_or_dataset_id: {place}\n" in text
+    assert '{"role":"user","content":"What drug does patient 0 get?"}' in text
+    assert "(data)" not in answer.err  # no folder of this machine is needed
+
+
+def test_rows_that_no_manifest_holds_go_to_the_volume(meshwright: Any, here: Path) -> None:
+    rows = (here / "rows.csv").read_text().splitlines()
+    (here / "rows.csv").write_text("\n".join((rows[0], *rows[1:] * 10, "")))
+    (here / "plan.toml").write_text(SHORT)
+    words = ("launch", "plan.toml", "--to", "automodel", "--scheduler", "kubernetes", "--image", "a/b:1")
+    assert "--mount CLAIM:/data" in meshwright(*words, "--write", "jobs").err
+    answer = meshwright(*words, "--mount", "data-pvc:/data", "--write", "jobs")
+    assert "copy jobs/rows.messages.jsonl to /data of the volume data-pvc" in answer.err
+    assert "path_or_dataset_id: /data/rows.messages.jsonl\n" in (here / "jobs" / "plan.yaml").read_text()
+    assert len((here / "jobs" / "rows.messages.jsonl").read_text().splitlines()) == 2000
