@@ -93,7 +93,8 @@ def test_full_replication_is_ddp_in_accelerate(meshwright: Any, here: Path, engi
     answer = meshwright("export", "plan.toml", "--to", "accelerate", "kernels.loss=fused_linear", "--out", "exported")
     written = (here / "exported" / "plan.yaml").read_text()
     assert "distributed_type: MULTI_GPU" in written
-    assert "fsdp" not in written and "parallelism_config" not in written
+    assert "fsdp" not in written
+    assert "parallelism_config" not in written
     assert "layout." not in answer.out.partition("Unmapped")[2].partition("Notes")[0]
     assert not meshwright("check", "exported/plan.yaml", "--model", "gemma3_vl_12b").code
 

@@ -109,6 +109,8 @@ SIMPLEST_OPTIONS: dict[str, Any] = {
 ON_REQUEST = dict.fromkeys(("meshwright", "megatron"), ("megatron_fsdp",))
 """Strategies that are tried only if the user or recipe asks: for Megatron-FSDP our engine needs a package and exports
 no weights, and Megatron-Bridge has no single key."""
+COPIES_AS_DDP = ("fsdp1",)
+"""Engines whose FSDP needs ranks to shard over: a full copy of the weights per rank is DDP, a strategy of its own."""
 DEGREES = ("tp", "pp", "cp", "ep")
 SPLIT_PINS = ("dp_replicate", "stage_layers", "embedding_as_layer", "head_as_layer")
 """Pinned fields that affect whether degrees are legal."""
@@ -326,7 +328,8 @@ def _options(case: Case, found: Axes, vp: Any, schedule: Any, space: Space) -> C
     """Return the product of these degrees and schedules with all options, as columns."""
     etps = space.etps if case.is_moe else (1,)
     nodes = space.shard_nodes if case.cluster.nodes > 1 and case.strategy == "fsdp2" else (0,)
-    if space.replicas and case.goal == "peft" and case.strategy == "fsdp2" and case.cluster.world > 1:
+    copies = space.replicas and case.engine not in COPIES_AS_DDP
+    if copies and case.goal == "peft" and case.strategy == "fsdp2" and case.cluster.world > 1:
         nodes = (*nodes, ALONE)  # only adapters are reduced: frozen weights that are not sharded cost no communication
     options = list(product(space.micro_batches, space.recompute, etps, nodes))
     count, many = len(found.tp), len(options)
