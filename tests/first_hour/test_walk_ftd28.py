@@ -36,6 +36,7 @@ def printed_command(text: str) -> list[str]:
         ("llama3-8b", "8xH100", "accelerate"),
         ("qwen3-0.6b", "2xA100", "automodel"),
         ("qwen3-0.6b", "8xL40S", "deepspeed"),
+        ("gpt-oss-20b", "8xH100", "accelerate"),
     ],
 )
 def test_the_printed_chain_ends_in_a_job(meshwright: Any, here: Path, model: str, gpus: str, to: str) -> None:

@@ -277,7 +277,7 @@ def export(request: requests.Export) -> Exported:
     written = found.written
     if not found.checked.ok:
         refused = (f"nothing was written to {request.out}: see the findings",) if request.out else ()
-        notes = (*refused, *written.notes, *_sizing(found.job, found.checked, request.overrides))
+        notes = (*refused, *written.notes, *_sizing(found, request.overrides))
         written = msgspec.structs.replace(written, notes=notes)
     elif request.out:
         notes = (*_moved(found, data, request.out), *written.notes)
@@ -442,17 +442,21 @@ def _require_numbers(theirs: frameworks.Framework, checked: RecipeCheckResult, r
             raise InputError(f"{one.reason}{own}", one.field, one.value, fixes)
 
 
-def _sizing(job: Job, checked: RecipeCheckResult, overrides: Sequence[str]) -> tuple[str, ...]:
+def _sizing(exported: Exported, overrides: Sequence[str]) -> tuple[str, ...]:
     """Return the command that plans a layout for what was requested; none if no command can name the model.
 
-    It has the words and overrides that the user typed, except those of the layout that does not run.
+    It has the words and overrides that the user typed, except those of the layout that does not run. The engine is the
+    framework's: Accelerate's mesh with model axes is checked as AutoModel's, which has layouts that it does not.
     """
+    job, checked = exported.job, exported.checked
+    own = frameworks.framework(exported.written.framework).engine
+    engine = checked.engine if checked.engine == "deepspeed" else own
     errors = [one for one in checked.findings if one.severity == "error"]
     if job.no_model or all(one.fix == (WRITTEN,) or _is_about_weights(one) or _is_open(one) for one in errors):
         return ()
     recipe = checked.recipe
     goal = ("--goal", recipe.goal) if job.plan is not None else ()
-    named = [*job.words, *goal, "--gpus", checked.cluster.argument, "--engine", checked.engine]
+    named = [*job.words, *goal, "--gpus", checked.cluster.argument, "--engine", engine]
     typed = dict.fromkeys(one for one in (*overrides, *_other_fixes(errors)) if one not in named)
     words = [one for one in (*named, *typed) if "=" not in one or not (recipe_key(one) or "").startswith("layout.")]
     command = shlex.join(("meshwright", "recommend", *words, "--save", "sized.toml"))
