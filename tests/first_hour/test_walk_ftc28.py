@@ -93,3 +93,183 @@ def test_deepspeed_starts_without_warmup(capsys: pytest.CaptureFixture[str]) -> 
     code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")
     assert code == 0, printed
     assert "warmup_num_steps" not in printed
+
+
+@pytest.mark.parametrize(
+    ("more", "message", "fix"),
+    [
+        (
+            "--load_best_model_at_end --eval_strategy steps --eval_steps 50 --save_steps 80",
+            "--load_best_model_at_end needs --save_steps 80 to be a multiple of --eval_steps 50",
+            "--save_steps 100",
+        ),
+        (
+            "--load_best_model_at_end --save_steps 80",
+            "--load_best_model_at_end needs an evaluation before every save, but nothing is evaluated",
+            "--eval_strategy steps --eval_steps 80",
+        ),
+        (
+            "--load_best_model_at_end True --eval_strategy epoch --save_strategy steps --save_steps 80",
+            "not --eval_strategy epoch and --save_strategy steps",
+            "--eval_strategy steps --eval_steps 80",
+        ),
+        (
+            "--lr_scheduler_type reduce_lr_on_plateau",
+            "--lr_scheduler_type reduce_lr_on_plateau follows the validation loss",
+            "--eval_strategy steps",
+        ),
+        ("--dataloader_prefetch_factor 2", "needs worker processes", "--dataloader_num_workers 4"),
+    ],
+)
+def test_arguments_that_the_trainer_refuses(
+    more: str, message: str, fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_trl("Qwen/Qwen3-8B", "Qwen3DecoderLayer", more)
+    code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")
+    assert code == 1
+    assert message in printed
+    assert f"fix: {fix}" in printed
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--load_best_model_at_end --eval_strategy steps --eval_steps 50 --save_steps 100",
+        "--load_best_model_at_end --eval_strategy epoch --save_strategy epoch",
+        "--load_best_model_at_end false --eval_strategy steps --eval_steps 50 --save_steps 80",
+        "--load_best_model_at_end --eval_strategy steps --eval_steps $EVERY --save_steps 80",
+    ],
+)
+def test_arguments_that_the_trainer_accepts(more: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write_trl("Qwen/Qwen3-8B", "Qwen3DecoderLayer", more)
+    code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")
+    assert code == 0, printed
+
+
+def test_a_program_in_python_is_compared_with_the_same_table(capsys: pytest.CaptureFixture[str]) -> None:
+    text = """from transformers import Trainer, TrainingArguments, AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen3-1.7B")
+args = TrainingArguments(output_dir="out", per_device_train_batch_size=1, num_train_epochs=1, learning_rate=1e-5,
+    load_best_model_at_end=True, eval_strategy="steps", eval_steps=50, save_steps=80, bf16=True)
+Trainer(model=model, args=args, train_dataset=data).train()
+"""
+    Path("train.py").write_text(text, encoding="utf-8")
+    code, printed = check(capsys, "train.py", "--gpus", "8xH100")
+    assert code == 1
+    assert "needs save_steps=80 to be a multiple of eval_steps=50" in printed
+
+
+def test_trl_does_not_pack_samples_of_a_vision_language_model(capsys: pytest.CaptureFixture[str]) -> None:
+    write_trl("google/gemma-3-12b-it", "Gemma3DecoderLayer", "--packing")
+    code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")
+    assert code == 1
+    assert "--packing does not support vision-language models" in printed
+    assert "fix: --packing false" in printed
+
+
+SWIFT = """#!/bin/bash
+ENV \\
+swift sft --model Qwen/Qwen3-8B --tuner_type lora --dataset /data/instr.jsonl --torch_dtype bfloat16 \\
+    --num_train_epochs 3 --per_device_train_batch_size 1 --learning_rate 1e-4 --lora_rank 16 --max_length 4096 \\
+    --use_liger_kernel true --deepspeed zero3 --output_dir output MORE
+"""
+
+
+@pytest.mark.parametrize("attention", ["--attn_impl sdpa", "--attn_impl eager", ""])
+@pytest.mark.parametrize("feature", ["packing", "padding_free"])
+def test_swift_packs_with_flash_attention_only(
+    feature: str, attention: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = SWIFT.replace("ENV", "NPROC_PER_NODE=8")
+    Path("run.sh").write_text(text.replace("MORE", f"--{feature} true {attention}"), encoding="utf-8")
+    code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")
+    assert code == 1
+    assert f"--{feature} true needs flash attention, not {attention or '--attn_impl (not set)'}" in printed
+    assert "--attn_impl flash_attn" in printed
+    Path("run.sh").write_text(text.replace("MORE", f"--{feature} true --attn_impl flash_attn"), encoding="utf-8")
+    code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")
+    assert code == 0, printed
+
+
+AXOLOTL = """base_model: Qwen/Qwen3-8B
+datasets:
+  - path: /data/instr.jsonl
+    type: chat_template
+sequence_len: 16384
+micro_batch_size: 1
+gradient_accumulation_steps: 1
+num_epochs: 1
+optimizer: adamw_torch_fused
+learning_rate: 1e-5
+adapter: lora
+lora_r: 16
+lora_target_linear: true
+bf16: true
+gradient_checkpointing: true
+"""
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("val_set_size: 0\neval_steps: 50", "val_set_size: 0 leaves nothing to evaluate every eval_steps: 50"),
+        ("val_set_size: 0.02\neval_steps: 50\nevals_per_epoch: 4", "eval_steps: 50 and evals_per_epoch: 4 exclude"),
+        (
+            "early_stopping_patience: 3\nevals_per_epoch: 4",
+            "early_stopping_patience: 3 needs eval_steps and save_steps",
+        ),
+        ("warmup_steps: 10\nwarmup_ratio: 0.1", "warmup_steps: 10 and warmup_ratio: 0.1 exclude each other"),
+        ("save_strategy: epoch\nsave_steps: 10", "save_steps: 10 needs save_strategy: steps, not save_strategy: epoch"),
+        ("streaming: true", "streaming needs max_steps"),
+        ("rl: dpo\nsample_packing: true\nflash_attention: true", "sample_packing: true does not work with rl: dpo"),
+        ("activation_offloading: true\ngradient_checkpointing: false", "needs gradient_checkpointing"),
+    ],
+)
+def test_files_that_axolotl_refuses(more: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    kept = "\n".join(line for line in AXOLOTL.splitlines() if line.split(":")[0] not in more)
+    Path("axo.yaml").write_text(f"{kept}\n{more}\n", encoding="utf-8")
+    code, printed = check(capsys, "axo.yaml", "--gpus", "8xH100")
+    assert code == 1
+    assert message in printed
+    assert "Axolotl refuses to start" in printed
+
+
+@pytest.mark.parametrize("switch", ["eager_attention: true", "attn_implementation: eager"])
+def test_eager_attention_of_axolotl_needs_the_memory_of_its_scores(
+    switch: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = f"val_set_size: 0.02\nsample_packing: true\n{switch}\n"
+    Path("axo.yaml").write_text(AXOLOTL + more, encoding="utf-8")
+    _, printed = check(capsys, "axo.yaml", "--gpus", "8xL40S")
+    assert "does not fit" in printed
+    assert "eager attention stores 16384 × 16384 scores per head" in printed
+    assert "packed samples attend to each other before version 0.18" in printed
+
+
+def test_axolotl_without_attention_mixes_packed_samples(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("axo.yaml").write_text(f"{AXOLOTL}sample_packing: true\n", encoding="utf-8")
+    code, printed = check(capsys, "axo.yaml", "--gpus", "8xH100")
+    assert code == 0
+    assert "packed samples attend to each other" in printed
+    Path("axo.yaml").write_text(f"{AXOLOTL}sample_packing: true\nflash_attention: true\n", encoding="utf-8")
+    code, printed = check(capsys, "axo.yaml", "--gpus", "8xH100")
+    assert "attend to each other" not in printed
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("finetuning_type: full\nquantization_bit: 4", "quantization_bit: 4 needs finetuning_type: lora or oft"),
+        ("finetuning_type: full\nuse_dora: true", "use_dora: true needs finetuning_type: lora"),
+        ("finetuning_type: lora\ndo_eval: true", "an evaluation needs eval_dataset or val_size"),
+        ("finetuning_type: lora\nstreaming: true", "streaming: true needs max_steps"),
+        ("finetuning_type: lora\npure_bf16: true\ndeepspeed: ds_z3_config.json", "does not work with ZeRO-3"),
+    ],
+)
+def test_files_that_llama_factory_refuses(more: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\ndo_train: true\ndataset: alpaca\ntemplate: qwen3\n"
+    text += "cutoff_len: 2048\noutput_dir: out\nlearning_rate: 1e-5\nnum_train_epochs: 1\nbf16: true\n"
+    Path("lf.yaml").write_text(f"{text}{more}\n", encoding="utf-8")
+    code, printed = check(capsys, "lf.yaml", "--gpus", "8xH100")
+    assert code == 1
+    assert message in printed

@@ -15,6 +15,7 @@ from meshwright.frameworks.framework import Content
 from meshwright.frameworks.key_table import read_table
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.model_match import find_local_model, find_model, other_weights
+from meshwright.frameworks.start_checks import TABLES, Style, broken_checks
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS, PRETRAINED
 from meshwright.frameworks.trainer_fields import (
     LANGUAGE_MODELING,
@@ -30,6 +31,7 @@ from meshwright.frameworks.trainer_fields import (
     is_trl,
     read_arguments,
 )
+from meshwright.frameworks.trl_data import is_trl_script
 from meshwright.frameworks.types import ProgramArguments, SourcedValue, as_int
 from meshwright.models import ModelSpec
 from meshwright.recipes.types import Goal
@@ -46,6 +48,7 @@ PROGRAM_ONLY = ("data.seq_length", "layout.recompute")
 """Recipe fields that only the program sets."""
 
 
+TRL_SFT = re.compile(r"(?:^|[./])sft(?:\.py)?$")
 PLACEHOLDER = "DATA"  # a dataset that only the program knows, as commands write it
 DEFAULTS = {"optimizer.lr": 5e-5, "schedule.min_lr": 0.0, "data.dataset": PLACEHOLDER}
 """Fine-tuning values assumed if neither the config nor an argument sets them."""
@@ -159,6 +162,15 @@ def unknown_names(framework: str, args: Arguments) -> Iterator[Finding]:
             file=setting.file,
             line=setting.line,
         )
+
+
+def start_findings(args: Arguments, model: ModelSpec | None, script: str = "") -> Iterator[Finding]:
+    """Yield the checks of the Trainer, and of TRL's own script, that refuse the arguments of a program at start."""
+    by_trl = is_trl_script([script]) and TRL_SFT.search(script) is not None
+    if not is_trainer(args) and not by_trl:
+        return
+    style: Style = "python" if all(one.file.endswith(".py") for one in args.values()) else "command"
+    yield from broken_checks(TABLES["trl" if by_trl else "trainer"], args, style, model)
 
 
 def is_on(args: Arguments, *names: str) -> bool:

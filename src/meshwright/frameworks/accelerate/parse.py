@@ -23,6 +23,7 @@ from meshwright.frameworks.trainer import (
     parse_arguments,
     program_fields,
     refused_arguments,
+    start_findings,
     unknown_names,
 )
 from meshwright.frameworks.trainer_fields import EVALUATIONS, WEIGHT_DTYPES, is_trl
@@ -347,6 +348,7 @@ def _parsed(
         findings = tuple(_double_checkpointing(checkpointing, arguments))
     findings = (*findings, *_overwritten_precision(settings, arguments), *_stops_without_validation(arguments))
     findings = (*findings, *unknown_names("accelerate", arguments))
+    findings = (*findings, *start_findings(arguments, program.model, script))
     if in_weight_dtype:
         findings = (*findings, *_scaled_fp16_weights(effective, arguments, weights))
     inner = None

@@ -23,6 +23,7 @@ from meshwright.frameworks.trainer import (
     parse_arguments,
     program_fields,
     refused_arguments,
+    start_findings,
     unknown_names,
 )
 from meshwright.frameworks.trainer_fields import TRL_DEFAULTS, is_trainer, is_trl
@@ -141,6 +142,7 @@ def parse(content: Content) -> ParsedConfig:
         findings=(
             *_disagreements(settings, trainer_arguments),
             *refused_arguments("deepspeed", parse_arguments(launch.args), own),
+            *start_findings(trainer_arguments, parsed.model, script),
             *unknown_names("deepspeed", trainer_arguments),
         ),
         notes=(*parsed.notes, *note),
@@ -171,7 +173,7 @@ def _of_program(content: Content, program: Content, settings: Settings) -> Parse
         parsed,
         name=Path(program.path).stem.removesuffix("_args"),
         files=tuple(dict.fromkeys([*parsed.files, program.path])),
-        findings=tuple(_disagreements(settings, arguments)),
+        findings=(*_disagreements(settings, arguments), *start_findings(arguments, parsed.model)),
         notes=(*parsed.notes, *note),
         program=_with_fills(parsed, settings, arguments),
     )

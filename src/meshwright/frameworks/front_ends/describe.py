@@ -49,6 +49,7 @@ class FrontEnd(msgspec.Struct, frozen=True):
     plugins: Mapping[str, str] = {}  # first letters of keys → the plugin without which they are ignored
     required: tuple[tuple[str, ...], ...] = ()  # keys of which one of each tuple must be set
     kernels: tuple[str, ...] = ()  # keys that put a plugin's kernels in the place of attn_implementation
+    isolates: bool = False  # whether it masks packed samples from each other with every attention kernel it names
     removed: Mapping[str, tuple[str, str]] = {}  # key → the version that removed it, and the key in its place or ""
     has_other_programs: bool = False  # whether programs of others read its files too, with keys of their own
     refused: Callable[[Values], Iterator[tuple[str, str, str]]] = lambda values: iter(())
@@ -207,6 +208,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         plugins={"liger_": "axolotl.integrations.liger.LigerPlugin"},
         required=(("learning_rate",), ("datasets", "pretraining_dataset")),
         kernels=("use_dsv4_kernels", "use_glm_dsa_kernels", "fused_attn_kernel"),
+        isolates=True,
     ),
     "llama-factory": FrontEnd(
         "llama-factory",

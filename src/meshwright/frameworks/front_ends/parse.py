@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -18,13 +18,17 @@ from meshwright.frameworks.front_ends.keys import find_key, key_findings, plugin
 from meshwright.frameworks.front_ends.synonyms import key_for
 from meshwright.frameworks.front_ends.trainer_values import missing_keys, refused_values, tables_for_values
 from meshwright.frameworks.key_table import KeyTable
+from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.other_losses import loss_of
+from meshwright.frameworks.start_checks import TABLES, Style, broken_checks
+from meshwright.frameworks.start_checks.axolotl import ATTENTION_FLAGS
 from meshwright.frameworks.trainer import open_referenced_file
 from meshwright.frameworks.trainer_fields import LISTS
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.adapter_targets import groups_of, require_targets
 from meshwright.recipes.key_maps import hugging_face
 from meshwright.recipes.key_maps.accelerate import AXIS, FSDP, ZERO
+from meshwright.rules.rule import Finding
 
 if TYPE_CHECKING:
     from meshwright.frameworks.shell import LaunchCommand
@@ -39,6 +43,7 @@ STAGE = re.compile(r"z(?:ero)?[-_]?([0-3])", re.IGNORECASE)
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "fa3": "flash_attention_3",
     "flash_attention": "flash_attention_2"}  # fmt: skip
 ADAPTERS = ("lora", "qlora")
+MODEL = "model_name_or_path"
 NOT_THEIRS = ("optimizer.supported", "sequence.packing-over-context", "sequence.attention-kernel")
 """Rules of ours on what an engine supports: front ends bring their own optimizers and kernels."""
 PACKED = ("data.packing-attention",)
@@ -163,6 +168,7 @@ def _parsed(
         *key_findings(one, known, settings, is_open, is_command),
         *tables_for_values(known, settings),
         *refused,
+        *_start_findings(one, content, settings, known, refused),
         *plugin_findings(one, settings),
         *(() if is_command else missing_keys(one, settings, keys)),
     )
@@ -195,10 +201,28 @@ def _parsed(
         findings=findings,
         notes=tuple(notes),
         env=env or {},
-        suppressed_rules=(*NOT_THEIRS, *(PACKED if any(_is_true(values.get(key)) for key in one.kernels) else ())),
+        suppressed_rules=(*NOT_THEIRS, *(PACKED if one.isolates or _has_own_kernels(one, values) else ())),
         assumed=(*assumed, *(() if adapters else ("precision.master",))),
         program=msgspec.structs.replace(parsed.program, **_own_keys(one, known, settings, arguments, is_command)),
     )
+
+
+def _start_findings(
+    one: FrontEnd, content: Content, settings: Settings, known: KeyTable, refused: Sequence[Finding]
+) -> Iterator[Finding]:
+    """Yield the checks at start that refuse the settings; other programs of a front end have checks of their own."""
+    if known is not one.table:
+        return
+    named = next((settings[key] for key, name in one.names.items() if name == MODEL and key in settings), None)
+    model = find_model(str(named.value)) if named is not None and not named.unresolved else None
+    style: Style = "command" if content.format == "shell" else "yaml"
+    tables = TABLES[one.name] if _subcommand(one, content) in ("", "sft", "pt", "train") else TABLES[one.name][1:]
+    reported = {finding.field for finding in refused}
+    yield from (found for found in broken_checks(tables, settings, style, model) if found.field not in reported)
+
+
+def _has_own_kernels(one: FrontEnd, values: Mapping[str, Any]) -> bool:
+    return any(_is_true(values.get(key)) for key in one.kernels)
 
 
 def _is_true(value: Any) -> bool:
@@ -280,6 +304,9 @@ def _trainer_arguments(
         if name in ("max_steps", "eval_steps", "save_steps") and isinstance(value, float) and value < 1:
             continue  # a share of the training
         yield name, msgspec.structs.replace(setting, value=value)
+    flag = next((key for key in ATTENTION_FLAGS if _is_true(values.get(key))), "")
+    if flag in settings and not values.get("attn_implementation"):
+        yield "attn_implementation", msgspec.structs.replace(settings[flag], value=ATTENTION_FLAGS[flag])
     adapters = one.adapters(values)
     first = next(iter(settings.values()), SourcedValue(True, 1, ""))
     if not any(one.names.get(key) == "gradient_checkpointing" for key in settings):

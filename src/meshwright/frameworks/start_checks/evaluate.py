@@ -1,0 +1,71 @@
+"""Compare the arguments of a program with the checks of its table."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from meshwright.frameworks.start_checks.types import Given, StartCheck, Table, UnresolvedKeyError
+from meshwright.frameworks.types import Settings, SourcedValue
+from meshwright.models import ModelSpec
+from meshwright.rules.rule import Finding
+
+Style = Literal["yaml", "command", "python"]
+
+
+class _Shown(string.Formatter):
+    """Format keys in messages as the file or command writes them."""
+
+    def __init__(self, given: Given, style: Style) -> None:
+        self.given, self.style = given, style
+
+    def get_value(self, key: int | str, args: Sequence[Any], kwargs: Any) -> str:
+        """Return a key with its value, or with the default in parentheses."""
+        name = str(key)
+        setting = self.given.settings.get(name)
+        if setting is None or setting.value is None:
+            default = self.given.get(name)
+            return f"{written_name(name, self.style)} (not set{f': {default}' if default is not None else ''})"
+        is_switch = self.style == "command" and setting.value is True
+        return written_name(name, self.style) if is_switch else written(name, setting.value, self.style)
+
+
+def broken_checks(
+    tables: Sequence[Table], settings: Settings, style: Style, model: ModelSpec | None = None
+) -> Iterator[Finding]:
+    """Yield the checks that refuse these settings; one whose values are known only at run time is skipped."""
+    for table in tables:
+        given = Given(settings, table.defaults, model)
+        for check in table.checks:
+            try:
+                if check.broken(given):
+                    yield _finding(table, check, given, style)
+            except UnresolvedKeyError:
+                continue
+
+
+def _finding(table: Table, check: StartCheck, given: Given, style: Style) -> Finding:
+    changes = check.fix(given) if callable(check.fix) else check.fix
+    place = next((key for key in (check.key, *changes) if key in given.settings), "")
+    at = given.settings[place] if place else next(iter(given.settings.values()), SourcedValue("", 1, ""))
+    text = _Shown(given, style).vformat(check.message, (), {})
+    verb = "refuses to start" if check.severity == "error" else "warns"
+    fix = tuple(written(key, value, style) for key, value in changes.items())
+    return Finding("value.invalid", check.severity, check.key, f"{text}: {table.title} {verb}", fix, at.file, at.line)
+
+
+def written_name(key: str, style: Style) -> str:
+    """Return a key as a file, command or program writes it."""
+    return f"--{key}" if style == "command" else key
+
+
+def written(key: str, value: Any, style: Style) -> str:
+    """Return a setting as a file, command or program writes it; None removes it."""
+    name = written_name(key, style)
+    if value is None:
+        return f"without {name}"
+    if style == "python":
+        return f"{name}={value!r}"
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+    return f"{name} {text}" if style == "command" else f"{name}: {text}"

@@ -1,0 +1,52 @@
+"""Checks of ms-swift's SftArguments and the arguments that it derives from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshwright.frameworks.start_checks.types import Given, StartCheck, Table, together
+
+FLASH = ("flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
+SFT = "swift/arguments/sft_args.py: SftArguments"
+BASE = "swift/arguments/base_args"
+
+
+def _without_flash(given: Given, key: str) -> bool:
+    return given.is_on(key) and given.text("attn_impl") not in FLASH
+
+
+def _saves(key: str) -> Any:
+    """Return a default that is the value of another key: evaluations follow the saves."""
+    return lambda given: given.get(key)
+
+
+MS_SWIFT = Table(
+    "ms-swift",
+    {"save_strategy": "steps", "save_steps": 500, "eval_strategy": _saves("save_strategy")},
+    (
+        StartCheck("packing", lambda given: _without_flash(given, "packing"),
+            "{packing} needs flash attention, not {attn_impl}", {"attn_impl": "flash_attn"},
+            f"{SFT}._check_padding_free"),
+        StartCheck("padding_free",
+            lambda given: _without_flash(given, "padding_free") and not given.is_on("packing"),
+            "{padding_free} needs flash attention, not {attn_impl}", {"attn_impl": "flash_attn"},
+            f"{SFT}._check_padding_free"),
+        StartCheck("lazy_tokenize", together("lazy_tokenize", "packing"),
+            "{packing} and {lazy_tokenize} exclude each other", {"lazy_tokenize": False},
+            f"{BASE}/base_args.py: BaseArguments._init_lazy_tokenize"),
+        StartCheck("lazy_tokenize", together("lazy_tokenize", "streaming"),
+            "{streaming} and {lazy_tokenize} exclude each other", {"lazy_tokenize": False},
+            f"{BASE}/base_args.py: BaseArguments._init_lazy_tokenize"),
+        StartCheck("fsdp", together("fsdp", "deepspeed"), "{fsdp} and {deepspeed} exclude each other", {"fsdp": None},
+            f"{SFT}._init_fsdp"),
+        StartCheck("quant_bits",
+            lambda given: given.text("quant_method") in ("bnb", "hqq", "eetq", "quanto")
+            and not given.is_on("quant_bits"),
+            "{quant_method} needs quant_bits", {"quant_bits": 4},
+            f"{BASE}/quant_args.py: QuantizeArguments.get_quantization_config"),
+        StartCheck("quant_bits",
+            lambda given: given.text("quant_method") == "bnb" and given.text("quant_bits") not in ("", "4", "8"),
+            "{quant_method} has 4 or 8 bits, not {quant_bits}", {"quant_bits": 4},
+            f"{BASE}/quant_args.py: QuantizeArguments.get_quantization_config"),
+    ),
+)  # fmt: skip

@@ -1,0 +1,132 @@
+"""Checks of transformers' TrainingArguments and Trainer."""
+
+from __future__ import annotations
+
+from math import ceil
+
+from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together
+
+PLACE = "transformers/training_args.py: TrainingArguments._validate_args"
+TRAINER_PLACE = "transformers/trainer.py: Trainer.__init__"
+
+
+def _eval_strategy(given: Given) -> str:
+    return given.text("evaluation_strategy") or "no"
+
+
+def _eval_steps(given: Given) -> float:
+    return given.number("logging_steps") or 500
+
+
+def _keeps_best(given: Given) -> bool:
+    return given.is_on("load_best_model_at_end") and given.text("save_strategy") != "best"
+
+
+def _never_evaluates(given: Given) -> bool:
+    return given.text("eval_strategy") in ("no", "false")
+
+
+def _differing_strategies(given: Given) -> bool:
+    return _keeps_best(given) and given.text("eval_strategy") != given.text("save_strategy")
+
+
+def _differing_steps(given: Given) -> bool:
+    save, every = given.number("save_steps"), given.number("eval_steps")
+    by_steps = given.text("save_strategy") == given.text("eval_strategy") == "steps"
+    if not _keeps_best(given) or not by_steps or not save or not every:
+        return False
+    if save < 1 and every < 1:
+        return round(save * 1_000_000) % max(1, round(every * 1_000_000)) != 0
+    return save < 1 or every < 1 or save % every != 0
+
+
+def _same_strategy(given: Given) -> Changes:
+    """Evaluate as often as checkpoints are saved; without saves, keep no best one."""
+    name = "evaluation_strategy" if given.is_stated("evaluation_strategy") else "eval_strategy"
+    saves = given.text("save_strategy")
+    if saves in ("no", "false"):
+        return {"load_best_model_at_end": False}
+    steps = given.number("save_steps")
+    return {name: saves, **({"eval_steps": _plain(steps)} if saves == "steps" and steps else {})}
+
+
+def _next_multiple(given: Given) -> Changes:
+    save, every = given.number("save_steps") or 0, given.number("eval_steps") or 1
+    if save < 1 or every < 1:
+        return {"eval_steps": _plain(save), "save_steps": _plain(save)}
+    return {"save_steps": _plain(ceil(save / every) * every)}
+
+
+def _plain(number: float | None) -> float | int | None:
+    return int(number) if number is not None and number == int(number) else number
+
+
+def _evaluates(given: Given) -> Changes:
+    return {"eval_strategy": "steps", "eval_steps": _plain(given.number("save_steps") or 500)}
+
+
+def _fraction(key: str) -> StartCheck:
+    def broken(given: Given) -> bool:
+        number, by_steps = given.number(key), given.text(key.replace("steps", "strategy")) == "steps"
+        return by_steps and given.is_stated(key) and number is not None and number > 1 and number != int(number)
+
+    def rounded(given: Given) -> Changes:
+        return {key: int(given.number(key) or 1)}
+
+    return StartCheck(
+        key, broken, f"{{{key}}} is neither a number of steps nor a share of the training", rounded, PLACE
+    )
+
+
+TRAINER = Table(
+    "transformers' Trainer",
+    {
+        "save_strategy": "steps",
+        "save_steps": 500,
+        "logging_strategy": "steps",
+        "logging_steps": 500,
+        "eval_strategy": _eval_strategy,
+        "eval_steps": _eval_steps,
+        "dataloader_num_workers": 0,
+    },
+    (
+        StartCheck("load_best_model_at_end", lambda given: _differing_strategies(given) and _never_evaluates(given),
+            "{load_best_model_at_end} needs an evaluation before every save, but nothing is evaluated", _same_strategy,
+            PLACE),
+        StartCheck("eval_strategy", lambda given: _differing_strategies(given) and not _never_evaluates(given),
+            "{load_best_model_at_end} needs the same strategy of evaluations and saves, not {eval_strategy} and "
+            "{save_strategy}", _same_strategy, PLACE),
+        StartCheck("save_steps", _differing_steps,
+            "{load_best_model_at_end} needs {save_steps} to be a multiple of {eval_steps}", _next_multiple, PLACE),
+        *(_fraction(key) for key in ("logging_steps", "eval_steps", "save_steps")),
+        StartCheck("logging_steps",
+            lambda given: given.text("logging_strategy") == "steps" and given.number("logging_steps") == 0,
+            "{logging_steps} is no number of steps", {"logging_steps": 10}, PLACE),
+        StartCheck("lr_scheduler_type",
+            lambda given: given.text("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy")
+            and _never_evaluates(given),
+            "{lr_scheduler_type} follows the validation loss, but nothing is evaluated", _evaluates, PLACE),
+        StartCheck("warmup_steps", lambda given: (given.number("warmup_steps") or 0) < 0,
+            "{warmup_steps} is negative", {"warmup_steps": 0}, PLACE),
+        StartCheck("dataloader_prefetch_factor",
+            lambda given: given.is_on("dataloader_prefetch_factor") and given.number("dataloader_num_workers") == 0,
+            "{dataloader_prefetch_factor} needs worker processes", {"dataloader_num_workers": 4}, PLACE),
+        StartCheck("bf16_full_eval", together("bf16_full_eval", "fp16_full_eval"),
+            "{bf16_full_eval} and {fp16_full_eval} exclude each other", {"fp16_full_eval": False}, PLACE),
+        StartCheck("torch_empty_cache_steps",
+            lambda given: given.is_stated("torch_empty_cache_steps")
+            and (given.number("torch_empty_cache_steps") or 0) <= 0,
+            "{torch_empty_cache_steps} must be above 0", {"torch_empty_cache_steps": None}, PLACE),
+        StartCheck("fsdp", together("fsdp", "deepspeed"), "fsdp and deepspeed exclude each other", {"fsdp": None},
+            "transformers/trainer.py: Trainer.create_accelerator_and_postprocess"),
+        StartCheck("save_strategy",
+            lambda given: given.text("save_strategy") == "best"
+            and not given.any_on("metric_for_best_model", "load_best_model_at_end"),
+            "{save_strategy} needs metric_for_best_model", {"metric_for_best_model": "eval_loss"}, TRAINER_PLACE),
+        StartCheck("save_only_model",
+            lambda given: given.is_on("save_only_model", "load_best_model_at_end") and given.any_on("deepspeed",
+            "fsdp"),
+            "{save_only_model} and {load_best_model_at_end} exclude each other with sharded weights",
+            {"save_only_model": False}, "transformers/trainer.py: Trainer.create_accelerator_and_postprocess"),
+    ),
+)  # fmt: skip
