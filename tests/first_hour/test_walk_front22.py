@@ -21,6 +21,7 @@ datasets:
 adapter: qlora
 sequence_len: 2048
 sample_packing: true
+attn_implementation: flash_attention_2
 lora_r: 16
 lora_alpha: 16
 lora_dropout: 0.05

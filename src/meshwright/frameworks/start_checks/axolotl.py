@@ -164,14 +164,16 @@ AXOLOTL = Table(
             and not any(name in attention_kernel(given) for name in ISOLATING)
             and not given.any_on(*OWN_ATTENTION),
             "{sample_packing} without attn_implementation: packed samples attend to each other",
-            {"attn_implementation": "flash_attention_2"}, f"{PLACE}check_sample_packing_without_attention", "warning"),
+            {"attn_implementation": "flash_attention_2"}, f"{PLACE}check_sample_packing_without_attention", "warning",
+            "data.packing-attention"),
         StartCheck("sample_packing",
             lambda given: given.is_on("sample_packing") and attention_kernel(given) in ("sdpa", "eager")
             and not given.any_on(*OWN_ATTENTION),
             "{sample_packing} with sdpa or eager attention: packed samples attend to each other before version 0.18",
             lambda given: {"attn_implementation": "flash_attention_2",
                 **{flag: None for flag in ATTENTION_FLAGS if given.is_on(flag)}},
-            f"{PLACE}check_sample_packing_without_attention", "warning"),
+            f"{PLACE}check_sample_packing_without_attention", "warning",
+            "data.packing-attention"),
         StartCheck("attn_implementation",
             lambda given: given.is_on("attn_implementation") and given.any_on(*ATTENTION_FLAGS),
             "{attn_implementation} and an older switch of attention exclude each other",

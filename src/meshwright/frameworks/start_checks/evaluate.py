@@ -52,7 +52,7 @@ def _finding(table: Table, check: StartCheck, given: Given, style: Style) -> Fin
     text = _Shown(given, style).vformat(check.message, (), {})
     verb = "refuses to start" if check.severity == "error" else "warns"
     fix = tuple(written(key, value, style) for key, value in changes.items())
-    return Finding("value.invalid", check.severity, check.key, f"{text}: {table.title} {verb}", fix, at.file, at.line)
+    return Finding(check.rule, check.severity, check.key, f"{text}: {table.title} {verb}", fix, at.file, at.line)
 
 
 def written_name(key: str, style: Style) -> str:

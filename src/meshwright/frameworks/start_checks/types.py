@@ -68,10 +68,11 @@ class StartCheck(NamedTuple):
 
     key: str  # that is reported, if it is set; else the first key of `fix`
     broken: Callable[[Given], bool]
-    message: str  # {key} stands for a key with its value, as it is written
+    message: str  # {key} is replaced by the key with its value
     fix: Changes | Callable[[Given], Changes]
     place: str  # upstream: file and function
     severity: Severity = "error"
+    rule: str = "value.invalid"
 
 
 class Table(NamedTuple):
