@@ -21,7 +21,6 @@ datasets:
 adapter: qlora
 sequence_len: 2048
 sample_packing: true
-attn_implementation: flash_attention_2
 lora_r: 16
 lora_alpha: 16
 lora_dropout: 0.05
@@ -34,6 +33,7 @@ lr_scheduler: cosine
 learning_rate: 0.0002
 bf16: auto
 gradient_checkpointing: true
+attn_implementation: flash_attention_2
 """
 
 
