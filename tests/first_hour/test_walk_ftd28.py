@@ -136,3 +136,48 @@ def test_rows_that_no_manifest_holds_go_to_the_volume(meshwright: Any, here: Pat
     assert "copy jobs/rows.messages.jsonl to /data of the volume data-pvc" in answer.err
     assert "path_or_dataset_id: /data/rows.messages.jsonl\n" in (here / "jobs" / "plan.yaml").read_text()
     assert len((here / "jobs" / "rows.messages.jsonl").read_text().splitlines()) == 2000
+
+
+def notes_folder(here: Path, rows: str) -> Path:
+    """A folder with 6 notes as .txt files of two lines, a file of rows, and a description."""
+    folder = here / "notes"
+    folder.mkdir()
+    for number in range(6):
+        (folder / f"n{number:03}.txt").write_text(f"Note {number}.\nThe patient is well.\n")
+    (folder / "batch1.jsonl").write_text(rows)
+    (folder / "README.txt").write_text("Notes of a ward.\n")
+    return folder
+
+
+TEXTS = "".join(f'{{"text": "A note of batch 1, number {n}."}}\n' for n in range(8))
+CHATS = '{"question": "Which drug?", "answer": "Furosemide."}\n' * 8
+SAMPLES = ("samples", "qwen3_600m_sft_config", "--dataset", "notes", "data.tokenizer=bytes", "data.seq_length=512")
+
+
+def test_texts_of_a_folder_are_all_read(meshwright: Any, here: Path) -> None:
+    notes_folder(here, TEXTS)
+    answer = meshwright(*SAMPLES, "--count", "1")
+    assert "20 of 20" in answer.out + answer.err, answer
+    note = "notes: each line of 6 .txt files is a sample; --goal continued-pretraining trains on it as one text; "
+    assert f"{note}README.txt not read: the name is that of a description" in re.sub(r"\s+", " ", answer.err)
+    planned = meshwright("recommend", "llama3.2-1b", "--goal", "sft", "--dataset", "notes", "--gpus", "1xH100")
+    assert "README.txt not read" in re.sub(r"\s+", " ", planned.out)
+
+
+def test_texts_beside_conversations_are_refused(meshwright: Any, here: Path) -> None:
+    folder = notes_folder(here, CHATS)
+    reason = "n000.txt, n001.txt, n002.txt and 3 more would be left out: the rows of batch1.jsonl are conversations"
+    for words in (SAMPLES, ("recommend", "llama3.2-1b", "--goal", "sft", "--dataset", "notes", "--gpus", "1xH100")):
+        refused = meshwright(*words)
+        assert refused.code, words
+        assert reason in re.sub(r"\s+", " ", refused.out + refused.err)
+        assert "data.dataset=notes/batch1.jsonl" in refused.out + refused.err
+    (folder / "more.jsonl").write_text(CHATS)
+    assert "move the .txt files out of notes" in meshwright(*SAMPLES).err
+
+
+def test_a_file_that_only_a_pretraining_reads_is_refused(meshwright: Any, here: Path) -> None:
+    (notes_folder(here, TEXTS) / "old.txt.zst").write_bytes(b"")
+    refused = meshwright(*SAMPLES)
+    assert "old.txt.zst cannot be read in a fine-tuning" in refused.err
+    assert "fix:   unpack notes/old.txt.zst" in refused.err

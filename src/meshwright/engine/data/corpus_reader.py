@@ -18,16 +18,13 @@ from numpy.typing import NDArray
 
 from meshwright.engine.data import csv_format
 from meshwright.engine.data.conversations import spelled_column
-from meshwright.engine.data.files import csv_rows, longest_suffix, require_package
+from meshwright.engine.data.files import COMPRESSED, csv_rows, longest_suffix, require_package
 from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.errors import InputError, closest, some
 from meshwright.file_access import missing_path
 from meshwright.recipes.types import Documents
 
-SUFFIXES = (
-    *(".jsonl", ".ndjson", ".txt", *csv_format.SUFFIXES, ".parquet"),
-    *(f"{e}{c}" for e in (".jsonl", ".txt") for c in (".gz", ".zst")),
-)
+SUFFIXES = (".jsonl", ".ndjson", ".txt", *csv_format.SUFFIXES, ".parquet", *COMPRESSED)
 BLOCK_BYTES = 1 << 20  # bytes read and encoded at a time
 MAX_LINE_BYTES = 1 << 28  # a longer line is not a document and would fill memory
 TABLE_ROWS = 1024  # rows of a table read at a time

@@ -17,6 +17,7 @@ from typing import IO, Any
 import msgspec
 
 from meshwright import json_text
+from meshwright.display import plural
 from meshwright.engine.data import csv_format
 from meshwright.errors import InputError, unknown
 from meshwright.extras import not_installed
@@ -27,6 +28,15 @@ FIELD = "data.dataset"
 FILE = "file"  # field of an error about the file itself, not about one of its rows
 SUFFIXES = (".jsonl", ".jsonl.gz", ".ndjson", ".json", *csv_format.SUFFIXES, ".parquet", ".txt")
 TEXT = ".txt"  # a row per line, as the text builder of datasets reads it
+COMPRESSED = tuple(f"{kind}{end}" for kind in (".jsonl", ".txt") for end in (".gz", ".zst"))
+"""File types that tokenize and a pretraining read."""
+DESCRIPTION = re.compile(
+    r"(about|authors|changelog|citation|copying|description|info|licen[cs]e|metadata|notice|readme|requirements|sources"
+    r"|version)\b",
+    re.IGNORECASE,
+)
+"""Names of .txt files that describe the rows beside them."""
+SHOWN_NAMES = 3  # of files in a message
 SAVED_DATASET_FILES = ("dataset_info.json", "state.json")  # written by Dataset.save_to_disk
 SPLITS = ("train", "validation", "valid", "val", "dev", "test", "eval")
 # The split is the first word of the file name (train-00000-of-00002.parquet) or of its folder.
@@ -43,6 +53,7 @@ class Rows:
     files: tuple[Path, ...] = ()
     dataset: Any = field(default=None, compare=False)  # a Dataset or IterableDataset, if not read from files
     part: tuple[int, int | None] = (0, None)  # first row and the row after the last one; None: to the end
+    left_out: tuple[Path, ...] = ()  # files of the folder that are not read: they describe the others
 
     def __iter__(self) -> Iterator[tuple[str, Row]]:
         """Yield each row with its location, such as chats.jsonl:17."""
@@ -83,14 +94,19 @@ class Rows:
 
     @property
     def format_note(self) -> str:
-        """A sentence about how its files are read: what separates columns if not a comma, and that a line is a sample.
+        """What is unusual about how its files are read: other delimiters, lines as samples, files that are left out.
 
         Empty if nothing is unusual.
         """
-        if self.files and all(path.suffix.lower() == TEXT for path in self.files):
-            return f"{self.name}: each line is a sample; --goal continued-pretraining trains on it as one text"
+        texts = [path for path in self.files if path.suffix.lower() == TEXT]
         found = csv_format.other_delimiters(self.files)
-        return f"{self.name}: columns are separated by {found}" if found else ""
+        facts = [f"columns are separated by {found}"] if found else []
+        if texts:
+            of_texts = "" if len(texts) == len(self.files) else f" of {plural(len(texts), '.txt file')}"
+            facts.append(f"each line{of_texts} is a sample; --goal continued-pretraining trains on it as one text")
+        if self.left_out:
+            facts.append(f"{_names(self.left_out)} not read: the name is that of a description")
+        return f"{self.name}: {'; '.join(facts)}" if facts else ""
 
     def state(self) -> list[object]:
         """Return a cache key for the content without reading it: file names, sizes and mtimes."""
@@ -148,16 +164,56 @@ def _find_rows(path: Path, split: str, name: str) -> Rows:
         return Rows(name, (path,))
     if (path / "dataset_dict.json").is_file() or all((path / part).is_file() for part in SAVED_DATASET_FILES):
         return Rows(name, dataset=_load_saved(path, split))
-    return Rows(name, tuple(_split_files(path, split, name)))
+    files, left_out = _data_files(path, name)
+    return Rows(name, tuple(_split_files(path, files, split)), left_out=left_out)
 
 
-def _split_files(folder: Path, split: str, name: str) -> list[Path]:
-    """Return the files of one split; files without a split name count as train."""
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and longest_suffix(path))
+def _data_files(folder: Path, name: str) -> tuple[list[Path], tuple[Path, ...]]:
+    """Return the files of a folder that have samples, and those that describe them.
+
+    Lines of .txt files are samples beside rows that are texts too; beside conversations they are refused.
+    """
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and longest_suffix(path, (*SUFFIXES, *COMPRESSED))
+    )
     files = [path for path in files if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    files = [path for path in files if path.suffix.lower() != TEXT] or files  # beside rows, a .txt file describes them
+    packed = [path for path in files if not longest_suffix(path)]
+    if packed:
+        reason = f"{_names(packed)} cannot be read in a fine-tuning, which reads {', '.join(SUFFIXES)}"
+        raise InputError(reason, field=FIELD, value=name, fix=(f"unpack {packed[0]}",))
     if not files:
         raise InputError(f"the folder has no readable files ({', '.join(SUFFIXES)})", field=FIELD, value=name)
+    rows = [path for path in files if path.suffix.lower() != TEXT]
+    described = tuple(path for path in files if path not in rows and DESCRIPTION.match(path.name)) if rows else ()
+    texts = [path for path in files if path not in rows and path not in described]
+    if rows and texts and not _has_texts(Rows(name, tuple(rows))):
+        reason = (
+            f"{_names(texts)} would be left out: the rows of {_names(rows)} are conversations, and the lines of a "
+            ".txt file are texts"
+        )
+        fix = f"{FIELD}={rows[0]}" if len(rows) == 1 else f"move the .txt files out of {name}"
+        raise InputError(reason, field=FIELD, value=name, fix=(fix,))
+    return [path for path in files if path not in described], described
+
+
+def _has_texts(rows: Rows) -> bool:
+    """Return whether the rows are texts; those that cannot be parsed are reported when they are read."""
+    from meshwright.engine.data.conversations import detect_columns  # it imports this module
+
+    try:
+        return "text" in detect_columns(rows.first(), {}, rows.name)
+    except InputError:
+        return True
+
+
+def _names(files: Sequence[Path]) -> str:
+    """Return the first names of some files, and how many there are."""
+    shown = ", ".join(path.name for path in files[:SHOWN_NAMES])
+    return f"{shown} and {len(files) - SHOWN_NAMES:,} more" if len(files) > SHOWN_NAMES else shown
+
+
+def _split_files(folder: Path, files: Sequence[Path], split: str) -> list[Path]:
+    """Return the files of one split; files without a split name count as train."""
     by_split: dict[str, list[Path]] = {}
     for path in files:
         by_split.setdefault(_split_of(path.relative_to(folder)), []).append(path)
