@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from shlex import quote
 from typing import Any
 
 from meshwright import json_text
+from meshwright.engine.data.column_schemas import CHAT, COLUMN_SCHEMAS, known_columns, spelled_column
 from meshwright.engine.data.files import Row, row_error
 from meshwright.engine.data.tool_calls import CALL_ROLES, call_message, calls_of, joined_calls, tools_of
 from meshwright.errors import InputError, closest, some, unknown
@@ -42,30 +43,6 @@ WEIGHT = "weight"  # of OpenAI's format: 0 leaves an assistant message out of th
 USED_KEYS = {*ROLE_KEYS, *CONTENT_KEYS, *TEMPLATE_KEYS, *CALL_KEYS, WEIGHT}
 
 
-@dataclass(frozen=True)
-class ColumnSchema:
-    """A known set of columns and the key that each one maps to."""
-
-    required: dict[str, str]  # key: column
-    optional: dict[str, str] = field(default_factory=dict)  # a row without such a column has no value for its key
-
-
-CHAT = {"tools": "tools", "system": "system"}  # optional columns of conversations
-COLUMN_SCHEMAS = (
-    ColumnSchema({"messages": "messages"}, CHAT),
-    ColumnSchema({"messages": "conversations"}, CHAT),
-    ColumnSchema({"messages": "conversation"}, CHAT),
-    ColumnSchema({"prompt": "prompt", "response": "response"}, CHAT),
-    ColumnSchema({"prompt": "prompt", "response": "completion"}, CHAT),
-    ColumnSchema({"prompt": "instruction", "response": "output"}, {"input": "input", "history": "history", **CHAT}),
-    ColumnSchema({"prompt": "instruction", "response": "response"}, {"input": "context", **CHAT}),
-    ColumnSchema({"prompt": "question", "response": "answers"}, {"context": "context", **CHAT}),
-    ColumnSchema({"prompt": "question", "response": "answer"}, {"context": "context", **CHAT}),
-    ColumnSchema({"prompt": "problem", "response": "generated_solution"}, CHAT),
-    ColumnSchema({"prompt": "problem", "response": "solution"}, CHAT),
-    ColumnSchema({"prompt": "input", "response": "output"}, CHAT),
-    ColumnSchema({"text": "text"}),
-)
 SHOWN = 8  # names in a note
 REQUIRED = ("messages", "prompt", "response", "text")  # keys whose column every row has; others are optional
 
@@ -106,10 +83,8 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
         chosen = _check_columns(selected, available, columns)
         _check_types(chosen, columns)
         return {key: column for key, column in {**({} if "text" in chosen else CHAT), **chosen}.items() if column}
-    for schema in COLUMN_SCHEMAS:
-        named = {key: spelled_column(one, available) for key, one in {**schema.required, **schema.optional}.items()}
-        if all(named[key] in available for key in schema.required):
-            return {key: column for key, column in {**named, **selected}.items() if column}
+    if known := known_columns(available):
+        return {key: column for key, column in {**known, **selected}.items() if column}
     if set(available) >= PREFERENCES:
         raise InputError(
             f"{name} has preference pairs ({', '.join(sorted(PREFERENCES))}); there is no preference training (DPO) "
@@ -128,16 +103,6 @@ def detect_columns(columns: Iterable[str], configured: Mapping[str, str], name: 
         or _working(columns, _column_choices(columns))
         or (ROW_FORMAT,),
     )
-
-
-def spelled_column(name: str, available: Iterable[str]) -> str:
-    """Return the column that a name means: itself, or the only one that differs in surrounding spaces.
-
-    A header such as `Question,Answer ` has a name that neither a reader of the file nor a shell shows.
-    """
-    columns = list(available)
-    near = [one for one in columns if isinstance(one, str) and one.strip() == name.strip() != ""]
-    return near[0] if name not in columns and len(near) == 1 else name
 
 
 ANSWERS = (

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.engine.data import csv_format
-from meshwright.engine.data.conversations import spelled_column
+from meshwright.engine.data.column_schemas import spelled_column
 from meshwright.engine.data.files import COMPRESSED, csv_rows, longest_suffix, require_package
 from meshwright.engine.data.workers import map_in_order, worker_pool
 from meshwright.errors import InputError, closest, some

@@ -19,6 +19,7 @@ import msgspec
 from meshwright import json_text
 from meshwright.display import plural
 from meshwright.engine.data import csv_format
+from meshwright.engine.data.column_schemas import known_columns
 from meshwright.errors import InputError, unknown
 from meshwright.extras import not_installed
 
@@ -198,12 +199,11 @@ def _data_files(folder: Path, name: str) -> tuple[list[Path], tuple[Path, ...]]:
 
 def _has_texts(rows: Rows) -> bool:
     """Return whether the rows are texts; those that cannot be parsed are reported when they are read."""
-    from meshwright.engine.data.conversations import detect_columns  # it imports this module
-
     try:
-        return "text" in detect_columns(rows.first(), {}, rows.name)
+        found = known_columns(rows.first())
     except InputError:
         return True
+    return not found or "text" in found
 
 
 def _names(files: Sequence[Path]) -> str:
