@@ -273,3 +273,40 @@ def test_files_that_llama_factory_refuses(more: str, message: str, capsys: pytes
     code, printed = check(capsys, "lf.yaml", "--gpus", "8xH100")
     assert code == 1
     assert message in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "fix"),
+    [(("--gpus", "8xL40S"), "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7"), (("--gpus", "4xL40S"), "NPROC_PER_NODE=4")],
+)
+def test_more_processes_than_visible_gpus_are_an_error(
+    words: tuple[str, ...], fix: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = SWIFT.replace("ENV", "NPROC_PER_NODE=8 CUDA_VISIBLE_DEVICES=0,1,2,3").replace("MORE", "")
+    Path("run.sh").write_text(text, encoding="utf-8")
+    code, printed = check(capsys, "run.sh", *words)
+    assert code == 1
+    assert "NPROC_PER_NODE=8, but CUDA_VISIBLE_DEVICES=0,1,2,3 (line 2) gives 4 GPUs per node" in printed
+    assert f"fix: {fix}" in printed
+
+
+def test_accelerate_needs_a_visible_gpu_per_process(capsys: pytest.CaptureFixture[str]) -> None:
+    write_trl("Qwen/Qwen3-8B", "Qwen3DecoderLayer")
+    text = Path("run.sh").read_text("utf-8")
+    Path("run.sh").write_text(text.replace("\n", "\nexport CUDA_VISIBLE_DEVICES=0,1\n", 1), encoding="utf-8")
+    code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")
+    assert code == 1
+    assert "num_processes=8, but CUDA_VISIBLE_DEVICES=0,1 (line 2) gives 2 GPUs per node" in printed
+    assert "fix: export CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7" in printed
+
+
+@pytest.mark.parametrize("steps", ['"auto"', "6"])
+def test_the_fix_of_a_batch_is_in_the_file_that_sets_it(steps: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("ds.json").write_text(ZERO.replace("STEPS", steps).replace("BATCH", "96"), encoding="utf-8")
+    Path("run.sh").write_text(DEEPSPEED, encoding="utf-8")
+    code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")
+    assert code == 1
+    assert "fix: --gradient_accumulation_steps 6" in printed
+    Path("run.sh").write_text(DEEPSPEED.replace("accumulation_steps 4", "accumulation_steps 6"), encoding="utf-8")
+    code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")
+    assert code == 0, printed

@@ -5,12 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import msgspec
+
+from meshwright import config_io
 from meshwright.errors import InputError
 from meshwright.frameworks.to_recipe import ImportedRecipe
 from meshwright.frameworks.trainer_args import ADAPTER, ARGUMENT_FIELDS, CHATS, TRAINER
 from meshwright.frameworks.trainer_fields import ROWS, is_trainer
+from meshwright.frameworks.types import ProgramArguments
 from meshwright.recipes.key_maps import composite_keys
 from meshwright.recipes.types import Recipe, field_value
+from meshwright.rules import Finding
 
 
 def program_fields(imported: ImportedRecipe) -> tuple[str, ...]:
@@ -30,6 +35,28 @@ def replaced_keys(imported: ImportedRecipe) -> set[str]:
     own, settings = program_fields(imported), imported.parsed.settings
     groups = [one for one in composite_keys(imported.framework.key_map) if {*own} & {*one.fields}]
     return {key for one in groups if not any(key in settings for key in one.keys) for key in one.keys}
+
+
+def with_arguments_changed(program: ProgramArguments, finding: Finding) -> Finding:
+    """Return a finding whose fix changes the program's arguments where those fill in or repeat a key of the config."""
+    if not program.fills and not program.repeats:
+        return finding
+    fix = tuple(text for one in finding.fix for text in _in_arguments(program, one))
+    return msgspec.structs.replace(finding, fix=fix)
+
+
+def _in_arguments(program: ProgramArguments, text: str) -> Iterator[str]:
+    """Yield a setting of the config's JSON as the argument that fills it in, or with the argument that repeats it."""
+    try:
+        ((key, leaf),) = config_io.parse_leaves(f"{{{text}}}", "json", "fix").items()
+    except (InputError, ValueError):  # several settings, or none
+        yield text
+        return
+    name = program.fills.get(key) or program.repeats.get(key)
+    if key not in program.fills or leaf.value == "auto":
+        yield text
+    if name is not None and leaf.value != "auto":
+        yield from program.formatted(name, leaf.value)
 
 
 def argument_changes(imported: ImportedRecipe, recipe: Recipe, changed: Recipe) -> Iterator[str]:

@@ -11,7 +11,7 @@ import msgspec
 from meshwright import costs, rules
 from meshwright.clusters import DEFAULT_GPU, Cluster, is_known
 from meshwright.errors import InputError
-from meshwright.frameworks.argument_fixes import argument_changes, program_fields, replaced_keys
+from meshwright.frameworks.argument_fixes import argument_changes, program_fields, replaced_keys, with_arguments_changed
 from meshwright.frameworks.checkout import without_newer_names
 from meshwright.frameworks.common import gpu_request_of
 from meshwright.frameworks.framework import NOT_ESTIMATED, Content, Framework, RuleContext
@@ -383,7 +383,7 @@ def _framework_findings(
     """Yield the findings of the framework's own rules."""
     ctx = RuleContext(imported.framework, imported.parsed, recipe, case, on)
     for rule in imported.framework.rules:
-        yield from rule.findings(ctx)
+        yield from (with_arguments_changed(imported.parsed.program, one) for one in rule.findings(ctx))
 
 
 def _unresolved(imported: ImportedRecipe) -> Iterator[UnresolvedValue]:

@@ -19,6 +19,9 @@ DEFAULT = re.compile(r"\$\{\w+:?[-=]")
 TASK_VARIABLE = re.compile(r"\$\{?(SLURM_NODEID|SLURM_PROCID)\}?")
 INNER_SHELL = re.compile(r"\b(?:ba)?sh\s+-\w*c\b|(?<![\w-])eval\s|<<|\\\$")
 """What may expand a variable again in a task: an inner shell, eval, a here document, an escaped variable."""
+FRONT_END = "front-end"  # launcher of a fine-tuning front end's command
+PER_NODE = "NPROC_PER_NODE"  # processes that such a command starts on a node
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
@@ -62,7 +65,8 @@ def launch_findings(content: Content, parsed: ParsedConfig, cluster: Cluster | N
     environment = [] if any_launch is None else list(_environment(any_launch, given_on))
     launch = _checked_launch(content, parsed)
     if launch is None:
-        return [*environment, *quoted]
+        hidden = [] if any_launch is None else list(_hidden_gpus(content, any_launch, parsed, given_on))
+        return [*hidden, *environment, *quoted]
     found = [*_nodes(launch, given_on), *_tasks(launch), *_gpus(launch, given_on), *_head(launch)]
     found += [*_node_rank(content, launch), *environment, *quoted]
     given = _given(content, launch, cluster, gpus)
@@ -254,6 +258,42 @@ def _gpus(launch: LaunchCommand, given: Cluster | None) -> Iterator[Finding]:
         return
 
 
+def _hidden_gpus(
+    content: Content, launch: LaunchCommand, parsed: ParsedConfig, given: Cluster | None
+) -> Iterator[Finding]:
+    """Yield more processes than visible GPUs: of a front end's command, or of accelerate launch.
+
+    The launcher of DeepSpeed ignores CUDA_VISIBLE_DEVICES if it is given a number of GPUs.
+    """
+    setting, machines, key = launch.env.get(PER_NODE), 1, PER_NODE
+    if launch.launcher == "accelerate":
+        setting, key = parsed.settings.get("num_processes"), "num_processes"
+        machines = as_int(parsed.settings.get("num_machines"), 7) or 1
+    total = as_int(setting, 7)
+    if setting is None or not total or launch.launcher not in ("accelerate", FRONT_END):
+        return
+    count = total // machines
+    for have, where in _visible(launch):
+        if count <= have:
+            continue
+        text = f"{key}={setting.value}, but {where} gives {have} GPU{'s' * (have != 1)} per node"
+        if given is not None and given.gpus_per_node == count:
+            fix = _variable(content, launch, VISIBLE, ",".join(map(str, range(count))))
+        elif key == PER_NODE:
+            fix = _variable(content, launch, PER_NODE, str(have))
+        else:
+            in_file = setting.file.endswith((".yaml", ".yml"))
+            fix = f"num_processes: {have * machines}" if in_file else f"--num_processes {have * machines}"
+        yield _finding("launch.gpus", key, setting, text, fix)
+
+
+def _variable(content: Content, launch: LaunchCommand, name: str, value: str) -> str:
+    """Return a variable as the script sets it: exported, or before the command."""
+    lines, line = content.text.splitlines(), launch.env[name].line
+    is_exported = 0 < line <= len(lines) and "export" in lines[line - 1]
+    return f"{'export ' * is_exported}{name}={value}"
+
+
 def _gpu_fix(launch: LaunchCommand, count: int) -> str:
     gres = launch.job.get("gres")
     option = "gres=gpu:" if gres and "gpus-per-node" not in launch.job else "gpus-per-node="
@@ -278,11 +318,10 @@ def _requested_gpus(launch: LaunchCommand) -> Iterator[tuple[int, str]]:
 
 def _visible(launch: LaunchCommand) -> Iterator[tuple[int, str]]:
     """Yield the GPUs that the environment leaves visible, and where."""
-    name = "CUDA_VISIBLE_DEVICES"
-    setting = launch.env.get(name)
+    setting = launch.env.get(VISIBLE)
     devices = [] if setting is None or setting.unresolved else [one for one in str(setting.value).split(",") if one]
     if setting is not None and devices:
-        yield len(devices), f"{name}={setting.value} (line {setting.line})"
+        yield len(devices), f"{VISIBLE}={setting.value} (line {setting.line})"
 
 
 def _given_gpus(launch: LaunchCommand, cluster: Cluster, explicit: bool) -> list[Finding]:

@@ -25,6 +25,8 @@ from meshwright.rules import Finding
 if TYPE_CHECKING:  # a script's interpreter, which only files need
     from meshwright.frameworks.shell import LaunchCommand
 
+VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")  # of the environment, set before a command
+
 
 def in_our_keys(framework: Framework, content: Content, finding: Finding, model: ModelSpec, on: Cluster) -> Finding:
     """Return a finding with its fix as overrides; a fix that no field of ours makes is named as one of the file."""
@@ -72,8 +74,9 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
             continue
         removed = text.startswith(("without ", "remove "))
         words = _words(text)[1:] if removed else _words(text)
-        if len(words) == 2 and words[0] == "export" and "=" in words[1]:
-            name, _, value = words[1].partition("=")
+        is_export = len(words) == 2 and words[0] == "export" and "=" in words[1]
+        if is_export or (len(words) == 1 and VARIABLE.match(words[0]) and not removed):
+            name, _, value = words[-1].partition("=")
             changed = with_variable(changed, name, SourcedValue(value, 0, content.path))
             continue
         is_setting = bool(words) and (words[0].startswith("--") or "=" in words[0])

@@ -247,12 +247,17 @@ def _disagreements(settings: Settings, arguments: Arguments) -> Iterator[Finding
             if not switches and not _are_numbers(configured.value, argument.value):
                 continue
             if float(configured.value) != float(argument.value):
+                auto = format_setting(key, "auto") if switches else f'"{key.rsplit(".", 1)[-1]}": "auto"'
+                others = (settings.get(other) for other in BATCH if key in BATCH and other != key)
+                is_fixed = any(as_int(other) for other in others)  # the file's other sizes go with its own value
+                is_python = argument.file.endswith(".py")
+                written = f"{name}={configured.value}" if is_python else f"--{name} {configured.value}"
                 yield Finding(
                     "deepspeed.argument-mismatch",
                     "error",
                     key,
                     f"--{name} {argument.value} and {key}={configured.value} in {configured.location} disagree",
-                    (format_setting(key, "auto") if switches else f'"{key.rsplit(".", 1)[-1]}": "auto"',),
+                    (written if is_fixed else auto,),
                     file=argument.file,
                     line=argument.line,
                 )
