@@ -310,3 +310,29 @@ def test_the_fix_of_a_batch_is_in_the_file_that_sets_it(steps: str, capsys: pyte
     Path("run.sh").write_text(DEEPSPEED.replace("accumulation_steps 4", "accumulation_steps 6"), encoding="utf-8")
     code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")
     assert code == 0, printed
+
+
+@pytest.mark.parametrize("prefix", ["", "fsdp_"])
+def test_layers_that_axolotl_wraps_are_those_of_the_model(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    fsdp = f"""fsdp_version: 2
+fsdp_config:
+  auto_wrap_policy: TRANSFORMER_BASED_WRAP
+  {prefix}transformer_layer_cls_to_wrap: LlamaDecoderLayer
+"""
+    Path("axo.yaml").write_text(AXOLOTL + fsdp, encoding="utf-8")
+    code, printed = check(capsys, "axo.yaml", "--gpus", "8xH100")
+    assert code == 1
+    assert "the model has no layers of the class" in printed
+    assert f"fsdp_config.{prefix}transformer_layer_cls_to_wrap: Qwen3DecoderLayer" in printed
+
+
+def test_fixes_in_two_files_are_tried_together(capsys: pytest.CaptureFixture[str]) -> None:
+    text = ZERO.replace("STEPS", '"auto"').replace("BATCH", "96")
+    text = text.replace('"bf16"', '"fp16": {"enabled": true},\n  "bf16"')
+    Path("ds.json").write_text(text, encoding="utf-8")
+    Path("run.sh").write_text(DEEPSPEED, encoding="utf-8")
+    code, printed = check(capsys, "run.sh", "--gpus", "8xL40S")
+    assert code == 1
+    assert '"fp16": {"enabled": false}' in printed
+    assert "--gradient_accumulation_steps 6" in printed
+    assert "removes all 2 findings" in printed

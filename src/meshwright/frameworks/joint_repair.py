@@ -57,7 +57,7 @@ def with_repair(
     """
     parts = _minimal(content, _found(content, untried, recheck, our_repair), recheck)
     after = _after(content, parts, recheck) if parts else None
-    if after is None or not after.ok:
+    if after is None or not after.ok or _warns_of_framework(result, after):
         return result
     left = {(one.rule, one.field) for one in after.findings}
     removed = [one for one in result.findings if one.severity != "advice" and (one.rule, one.field) not in left]
@@ -73,6 +73,15 @@ def with_repair(
     )
     findings = _with_parts(content, result, removed, parts, recheck)
     return msgspec.structs.replace(result, findings=findings, repair=repair)
+
+
+def _warns_of_framework(before: CheckResult, after: CheckResult) -> bool:
+    """Return whether a repair leads to a new warning of the framework's own rules: settings it does not support."""
+    known = {one.rule for one in before.findings}
+    own = f"{before.framework}."
+    return any(
+        one.rule.startswith(own) and one.severity == "warning" and one.rule not in known for one in after.findings
+    )
 
 
 def _found(content: Content, findings: Sequence[Finding], recheck: Recheck, our_repair: OurRepair) -> list[Part]:

@@ -6,12 +6,15 @@ import re
 import shlex
 from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from meshwright import file_access
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
+from meshwright.frameworks.fixed_text import fixed_text
 from meshwright.frameworks.framework import Content, Framework
 from meshwright.frameworks.script_arguments import Arguments, argument_lists, with_arguments, with_variable
 from meshwright.frameworks.to_recipe import complete, import_recipe
@@ -25,6 +28,7 @@ from meshwright.rules import Finding
 if TYPE_CHECKING:  # a script's interpreter, which only files need
     from meshwright.frameworks.shell import LaunchCommand
 
+CONFIGS = (".json", ".yaml", ".yml")
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*=")  # of the environment, set before a command
 
 
@@ -68,6 +72,9 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
     if finding.rule.startswith(REPLACED):
         changed = _without_flags(changed, [finding.field.lstrip("-")])
     for text in finding.fix:
+        if not text.startswith("--") and (with_file := _with_file_fixed(changed, finding, text)) is not None:
+            changed = with_file
+            continue
         if text.startswith(("torchrun --", "#SBATCH --", "unset ")):
             launches = tuple(_with_launch_option(one, text, content.path) for one in changed.launches)
             changed = msgspec.structs.replace(changed, launches=launches)
@@ -89,6 +96,24 @@ def changed_content(content: Content, finding: Finding) -> Content | None:
         changed = _without_flags(changed, [word.lstrip("-").partition("=")[0] for word in flags])
         changed = with_arguments(changed, partial(_extended, added=added))
     return changed
+
+
+def _with_file_fixed(content: Content, finding: Finding, text: str) -> Content | None:
+    """Return a script with a setting changed in the file of the finding, which it names; None if that is not possible.
+
+    Only checks read the changed file: it is not written.
+    """
+    if content.folder is None or file_access.closed() or not finding.file.endswith(CONFIGS):
+        return None
+    words = [word for one in content.launches for word in (*one.args, *one.launcher_args.values())]
+    for name in dict.fromkeys(str(word.value) for word in words if not word.unresolved):
+        path = content.folder / name
+        if Path(name).name != Path(finding.file).name or not (name in content.beside or path.is_file()):
+            continue
+        before = content.beside[name] if name in content.beside else path.read_text("utf-8")
+        fixed = fixed_text(before, name, [text])
+        return None if fixed.left else msgspec.structs.replace(content, beside={**content.beside, name: fixed.text})
+    return None
 
 
 def _with_assignments(content: Content, finding: Finding) -> Content | None:

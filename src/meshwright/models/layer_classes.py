@@ -9,6 +9,7 @@ from meshwright.models.spec import ModelSpec
 HEADS = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")  # ends of the names of models
 TORCH_MODULES = ("Embedding", "Linear", "LayerNorm", "RMSNorm", "ModuleList")
 PARTS = ("Layer", "Block")  # ends of the names of layer classes
+EXPERTS = ("SparseMoeBlock", "MoEBlock")  # parts of a layer
 TEXT_PARTS = ("DecoderLayer",)  # of a vision-language model, whose encoder has layers of another family
 BLOCK_FAMILIES = (
     *("GPT2", "GPTJ", "GPTNeo", "GPTBigCode", "CodeGen", "Bloom", "Mpt", "Dbrx"),
@@ -45,7 +46,7 @@ def wrong_layer_class(spec: ModelSpec, names: Sequence[str]) -> str:
     if not expected:
         return ""
     for name in names:
-        own = name.startswith(prefix) and not name.endswith(PARTS)
+        own = name.startswith(prefix) and (not name.endswith(PARTS) or name.endswith(EXPERTS))
         of_encoder = spec.vision is not None and not name.endswith(TEXT_PARTS)
         if name and name not in (expected, *TORCH_MODULES) and not own and not of_encoder:
             return name

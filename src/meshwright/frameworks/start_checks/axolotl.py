@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together
+from meshwright.models.layer_classes import layer_class, wrong_layer_class
 
 PLACE = "src/axolotl/utils/schemas/validation.py: "
 SCHEMA = "src/axolotl/utils/schemas/config.py: "
@@ -24,6 +25,7 @@ LOSSES = ("cut_cross_entropy", "chunked_cross_entropy", "liger_cross_entropy", "
 LORA_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel")
 UNSLOTH = ("cross_entropy_loss", "lora_mlp", "lora_qkv", "lora_o", "rms_norm", "rope")
 MISTRAL_REFUSES = ("added_tokens_overrides", "special_tokens", "tokens", "chat_template", "processor_kwargs")
+WRAPPED = ("fsdp_config.transformer_layer_cls_to_wrap", "fsdp_config.fsdp_transformer_layer_cls_to_wrap")
 RELORA_REFUSES = ("fsdp", "fsdp_config", "deepspeed")
 
 
@@ -80,6 +82,20 @@ def _in_steps(given: Given) -> Changes:
 def _next_multiple(given: Given) -> Changes:
     save, every = given.number("save_steps") or 1, given.number("eval_steps") or 1
     return {"save_steps": int(-(-save // every) * every)} if every >= 1 else {"save_steps": every}
+
+
+def _layer_names(given: Given) -> list[str]:
+    value = next((given.get(key) for key in WRAPPED if given.is_stated(key)), None) or ""
+    return [str(one).strip() for one in (value if isinstance(value, list) else str(value).split(","))]
+
+
+def _wraps_other_layers(given: Given) -> bool:
+    return given.model is not None and bool(wrong_layer_class(given.model, _layer_names(given)))
+
+
+def _own_layers(given: Given) -> Changes:
+    key = next(key for key in WRAPPED if given.is_stated(key))
+    return {} if given.model is None else {key: layer_class(given.model)}
 
 
 def _stated_strategy(name: str) -> Callable[[Given], bool]:
@@ -252,6 +268,9 @@ AXOLOTL = Table(
             f"only one of {', '.join(LOSSES)} can be on",
             lambda given: dict.fromkeys([key for key in LOSSES if given.is_on(key)][1:], False),
             f"{PLACE}check_cross_entropy_conflicts"),
+        StartCheck(WRAPPED[0], _wraps_other_layers,
+            "the model has no layers of the class in transformer_layer_cls_to_wrap", _own_layers,
+            "accelerate/utils/fsdp_utils.py: fsdp2_prepare_auto_wrap_policy"),
         StartCheck("optimizer", lambda given: given.text("optimizer") == "muon" and given.is_on("deepspeed"),
             "{optimizer} does not work with DeepSpeed", {"deepspeed": None}, f"{PLACE}check_muon_deepspeed_fsdp"),
         StartCheck("optimizer", lambda given: given.text("optimizer") == "muon" and _is_fsdp1(given),
