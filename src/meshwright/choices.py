@@ -44,6 +44,7 @@ _CONTINUED = Synonym(
     "train all weights on plain text, starting from the model's existing weights",
     ("checkpoint.pretrained={weights}",),
 )
+_CONTINUED_WORDS = ("continued", "continual", "continue", "continuous", "further", "domain-adaptive")
 _SFT = Synonym("sft", "train all weights on prompts and answers; lora and qlora train adapters, in less memory")
 _PEFT = Synonym("peft", "train adapters; the model's weights stay frozen")
 _MEGATRON = Synonym("megatron", "Megatron-Core, which Megatron-LM and Megatron-Bridge both run on")
@@ -56,8 +57,8 @@ _ACCELERATE = Synonym("accelerate", "an Accelerate config, which the transformer
 SYNONYMS: Mapping[str, Mapping[str, Synonym]] = {
     "goal": {
         **dict.fromkeys(("pretraining", "from-scratch", "scratch"), _PRETRAIN),
-        **dict.fromkeys(("continued-pretraining", "continual-pretraining", "continue-pretraining"), _CONTINUED),
-        **dict.fromkeys(("continued-pretrain", "cpt", "mid-training", "midtrain"), _CONTINUED),
+        **dict.fromkeys((f"{first}-pretrain{end}" for first in _CONTINUED_WORDS for end in ("ing", "")), _CONTINUED),
+        **dict.fromkeys(("cpt", "dapt", "mid-training", "mid-train"), _CONTINUED),
         **dict.fromkeys(("full", "fine-tune", "fine-tuning", "full-fine-tune", "full-fine-tuning", "fft", "ft"), _SFT),
         **dict.fromkeys(("full-sft", "sft-full", "full-parameter", "full-parameter-fine-tuning", "full-tuning"), _SFT),
         **dict.fromkeys(

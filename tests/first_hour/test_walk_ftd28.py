@@ -181,3 +181,45 @@ def test_a_file_that_only_a_pretraining_reads_is_refused(meshwright: Any, here: 
     refused = meshwright(*SAMPLES)
     assert "old.txt.zst cannot be read in a fine-tuning" in refused.err
     assert "fix:   unpack notes/old.txt.zst" in refused.err
+
+
+def test_what_works_for_continued_pretraining_is_named(meshwright: Any) -> None:
+    refused = meshwright("recommend", "gemma3-12b", "--goal", "cpt", "--gpus", "8xL40S")
+    assert "on plain text (a text column, or .txt files) sft trains all weights" in refused.err
+    assert "fix:   --goal sft data.images=false" in refused.err
+    assert meshwright("recommend", "gemma3-12b", "--goal", "sft", "data.images=false", "--gpus", "8xH100").code == 0
+
+
+@pytest.mark.parametrize(
+    "goal", ["continue-pretrain", "continued pretraining", "continual-pretraining", "Continual Pretrain", "DAPT", "cpt"]
+)
+def test_words_for_continued_pretraining(meshwright: Any, goal: str) -> None:
+    answer = meshwright("recommend", "qwen3-0.6b", "--goal", goal, "--gpus", "1xH100")
+    assert "means pretrain: train all weights on plain text, starting from the model's" in answer.out
+    told = meshwright("explain", goal)
+    assert "starting from the model's existing weights" in told.out
+    assert "learning_rate.continued-pretraining" in told.out
+
+
+@pytest.mark.parametrize(("gpus", "link"), [("8xL40S", "peer-to-peer over PCIe"), ("8xH100", "NVLink")])
+def test_what_p2p_disable_costs_depends_on_the_links(meshwright: Any, here: Path, gpus: str, link: str) -> None:
+    start = "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen3-0.6B --train_type lora --dataset rows.csv --output_dir out"
+    (here / "run.sh").write_text(f"#!/bin/bash\nexport NCCL_P2P_DISABLE=1\n{start}\n")
+    answer = meshwright("check", "run.sh", "--gpus", gpus)
+    assert f"communicate through host memory, not {link} " in re.sub(r"\s+", " ", answer.out)
+    assert "not NVLink or PCIe peer-to-peer" in meshwright("explain", "NCCL_P2P_DISABLE").out
+
+
+def test_size_names_the_images_it_assumes(meshwright: Any) -> None:
+    words = ("size", "gemma3-12b", "--goal", "lora", "--gpu", "L40S", "--max-gpus", "2")
+    assert (
+        "samples with images, as in the recipe gemma3_vl_12b_peft_config; data.images=false" in meshwright(*words).out
+    )
+    assert "images" not in meshwright(*words, "data.images=false").out
+
+
+def test_export_with_framework_in_place_of_to(meshwright: Any, here: Path) -> None:
+    (here / "plan.toml").write_text(SHORT)
+    refused = meshwright("export", "plan.toml", "--framework", "accelerate", "--out", "exported")
+    assert "fix:   --to accelerate in place of --framework accelerate" in refused.err
+    assert "--to axolotl" not in meshwright("export", "plan.toml", "--framework", "axolotl").err

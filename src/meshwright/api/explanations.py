@@ -17,7 +17,7 @@ from meshwright.api.labels import LABELS
 from meshwright.api.responses import Part, Response, Severity, copied
 from meshwright.api.terms import TERMS
 from meshwright.api.verb_function import verb
-from meshwright.choices import ENGINES, synonym, unsupported
+from meshwright.choices import ENGINES, SYNONYMS, simplified, synonym, unsupported
 from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError, closest, unknown
 from meshwright.frameworks import rule_catalog
@@ -256,7 +256,7 @@ def _as_variable(text: str) -> Explained | None:
     if found is None:
         return None
     where = "on several nodes, " if found.several_nodes else ""
-    meaning = f"environment variable that {found.purpose}. {where}{name}={found.bad_value}: {found.effect}"
+    meaning = f"environment variable that {found.purpose}. {where}{name}={found.bad_value}: {found.effect_on()}"
     return Explained(name, "term", meaning=meaning, fix=(f"unset {name}",))
 
 
@@ -370,9 +370,22 @@ def _as_unsupported(text: str) -> Explained | None:
     return Explained(text, "term", meaning=f"not supported: {found[0]}; goals are {', '.join(found[1])}")
 
 
+def _as_goal(text: str) -> Explained | None:
+    """Return what another word for a goal means, with the rules that are named after it."""
+    found = synonym("goal", text)
+    if found is None:
+        return None
+    same = {simplified(name) for name, one in SYNONYMS["goal"].items() if one is found}
+    named = tuple(one for id, one in rules.all_rules().items() if simplified(id.partition(".")[2]) in same)
+    sets = " ".join(found.overrides).replace("{weights}", "the model's weights")
+    meaning = f"--goal {text} means {found.value}: {found.meaning}" + (f"; it sets {sets}" if sets else "")
+    return Explained(text, "term", None, named, meaning)
+
+
 LOOKUPS = (
     _as_unsupported, _as_comparison, _as_rule, _as_capabilities, _as_section, _as_code, _as_option, _as_variable,
-    _as_term_or_field, _as_their_key, _as_value, _as_network, _as_named, _as_message, _as_option_name, _as_words,
+    _as_term_or_field, _as_their_key, _as_value, _as_network, _as_named, _as_message, _as_option_name, _as_goal,
+    _as_words,
 )  # fmt: skip
 """What a text may be, in this order."""
 

@@ -250,7 +250,15 @@ def _require(
             if len(missing) > 1 and whole
             else fix or ((f'{sent}: "the contents of the file"',) if sent else ())
         )
+    else:
+        fix = (*_misplaced(first, values), *fix)
     raise InputError(f"{', '.join(names)} required", field=first.name, fix=fix)
+
+
+def _misplaced(missing: Field, values: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return --to with the value of --framework: that option names the framework of the file that is read."""
+    named = values.get("framework") if missing.name == "to" else None
+    return (f"{missing.flag} {named} in place of --framework {named}",) if named in choices.FRAMEWORKS else ()
 
 
 def _names_recipe(fields: Sequence[Field], values: Mapping[str, Any], surface: Surface) -> bool:

@@ -126,7 +126,7 @@ class _Log(_Shown):
 
     def next_wait(self, seconds: float) -> float:
         """Return a time that grows, so that an hour of work has tens of lines and not hundreds."""
-        return max(self.first_s, LOG_SHARE * seconds)
+        return max(self.first_s, LOG_FIRST_S, LOG_SHARE * seconds)
 
 
 def _write(text: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from meshwright import api
 from meshwright.api.verbs import Verb
 from meshwright.cli.answer import FAILED, decide, emit, end
-from meshwright.cli.progress import progress_line, waiting_line
+from meshwright.cli.progress import SHOWN_AFTER_S, progress_line, waiting_line
 from meshwright.errors import InputError
 from meshwright.version import SCHEMA
 
@@ -24,6 +24,8 @@ COMPLETED = "COMPLETED"
 DEFAULT_FORMAT = "toml"
 PRINTING = ("generate",)
 """Commands that print while they run."""
+LOADS_TORCH = ("convert", "evaluate")
+"""Commands that import torch and transformers first, which takes up to a minute on a busy machine."""
 REPORTS = {"import": "import_file"}
 """Reports whose verb is a keyword of Python."""
 
@@ -42,7 +44,8 @@ def run(verb: Verb, request: Any, as_json: bool) -> None:
     elif verb.name in PRINTING:
         result = verb.handle(request)
     else:
-        with waiting_line(f"{verb.name} {_about(request)}".strip()):
+        late = {"logged_after_s": SHOWN_AFTER_S} if verb.name in LOADS_TORCH else {}
+        with waiting_line(f"{verb.name} {_about(request)}".strip(), **late):
             result = verb.handle(request)
     response = verb.respond(result, request)
     if plot:

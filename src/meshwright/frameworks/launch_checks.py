@@ -378,8 +378,14 @@ class Variable(NamedTuple):
     purpose: str
     bad_value: str
     is_bad: Callable[[str], bool]
-    effect: str
+    effect: str  # {link} is what connects the GPUs of a node
     several_nodes: bool = True  # whether it matters only there
+
+    def effect_on(self, given: Cluster | None = None) -> str:
+        """Return the effect, with what connects the GPUs of a node directly."""
+        names = {"nvlink": "NVLink", "pcie": "peer-to-peer over PCIe"}
+        link = "NVLink or PCIe peer-to-peer" if given is None else names.get(given.gpu.link, "Infinity Fabric")
+        return self.effect.format(link=link)
 
 
 def _on(value: str) -> bool:
@@ -403,7 +409,7 @@ VARIABLES = (
     Variable("GLOO_SOCKET_IFNAME", "chooses the network interface of Gloo (ip addr lists them)", "lo",
              _loopback, "lo does not reach other nodes: Gloo cannot connect"),
     Variable("NCCL_P2P_DISABLE", "turns direct access between GPUs off", "1", _on,
-             "the GPUs of a node communicate through host memory, not NVLink", False),
+             "the GPUs of a node communicate through host memory, not {link}", False),
     Variable("NCCL_SHM_DISABLE", "turns communication through shared memory off", "1", _on,
              "GPUs without peer access communicate over the network", False),
     Variable("CUDA_LAUNCH_BLOCKING", "makes every kernel launch wait, to find the one that fails", "1", _on,
@@ -422,5 +428,5 @@ def _environment(launch: LaunchCommand, given: Cluster | None) -> Iterator[Findi
         if one.several_nodes and not nodes:
             continue
         where = f" on {nodes} nodes" if one.several_nodes else ""
-        text = f"{one.name}={setting.value}{where}: {one.effect}"
+        text = f"{one.name}={setting.value}{where}: {one.effect_on(given)}"
         yield _finding("launch.environment", one.name, setting, text, f"unset {one.name}")

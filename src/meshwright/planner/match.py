@@ -40,12 +40,12 @@ def find_baseline_recipe(question: Question, wanted: Mapping[str, Any] | None = 
         )
     near = index.closest(question.model, question.goal, question.seq_length)
     if models.find(near.model).kind != question.model.kind:
-        raise InputError(
-            f"no recipe trains a {model_kind_label(question.model)} model with goal {question.goal}",
-            field="goal",
-            value=question.goal,
-            fix=tuple(f"--goal {g}" for g in ("pretrain", "sft", "peft") if g != question.goal),
-        )
+        others = tuple(f"--goal {g}" for g in ("pretrain", "sft", "peft") if g != question.goal)
+        reason = f"no recipe trains a {model_kind_label(question.model)} model with goal {question.goal}"
+        if question.model.kind == "vision_language":
+            reason += "; on plain text (a text column, or .txt files) sft trains all weights, and peft adapters"
+            others = tuple(f"{one} data.images=false" for one in others)
+        raise InputError(reason, field="goal", value=question.goal, fix=others)
     return index.load(near.name), "closest" if name is not None else "derived"
 
 

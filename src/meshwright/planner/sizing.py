@@ -213,6 +213,20 @@ def size(
 
 
 def _taken_from_recipe(baseline: Baseline, question: Question, overrides: Sequence[str]) -> tuple[Assumption, ...]:
+    """Return the sequence length, the batch and the images that all sizes have, where the user set none."""
+    return (*_batch_taken(baseline, question, overrides), *_images_taken(baseline, overrides))
+
+
+def _images_taken(baseline: Baseline, overrides: Sequence[str]) -> tuple[Assumption, ...]:
+    """Return that the samples have images, whose encoder takes memory and time."""
+    recipe = baseline.case.recipe
+    if not recipe.data.images or "data.images" in override.requested(recipe, override.split_auto(overrides)[0]):
+        return ()
+    text = f"samples with images, as in the recipe {baseline.base.name}; data.images=false for text only"
+    return (Assumption("data.images", "true", text),)
+
+
+def _batch_taken(baseline: Baseline, question: Question, overrides: Sequence[str]) -> tuple[Assumption, ...]:
     """Return the sequence length and the batch that all sizes have, where the user set neither."""
     recipe = baseline.case.recipe
     typed = override.requested(recipe, override.split_auto(overrides)[0])
