@@ -196,9 +196,9 @@ def test_what_works_for_continued_pretraining_is_named(meshwright: Any) -> None:
 def test_words_for_continued_pretraining(meshwright: Any, goal: str) -> None:
     answer = meshwright("recommend", "qwen3-0.6b", "--goal", goal, "--gpus", "1xH100")
     assert "means pretrain: train all weights on plain text, starting from the model's" in answer.out
-    told = meshwright("explain", goal)
-    assert "starting from the model's existing weights" in told.out
-    assert "learning_rate.continued-pretraining" in told.out
+    explained = meshwright("explain", goal)
+    assert "starting from the model's existing weights" in explained.out
+    assert "learning_rate.continued-pretraining" in explained.out
 
 
 @pytest.mark.parametrize(("gpus", "link"), [("8xL40S", "peer-to-peer over PCIe"), ("8xH100", "NVLink")])
