@@ -195,9 +195,9 @@ def _fill_auto(settings: Settings, arguments: Arguments, trl: bool = False) -> d
                 filled[key] = msgspec.structs.replace(filled[key], value=value)
     if is_trainer(arguments) and getattr(filled.get(BETAS), "value", None) == "auto":
         names = (("adam_beta1", 0.9), ("adam_beta2", 0.999))
-        given = [arguments[name].value if name in arguments else default for name, default in names]
+        betas = [arguments[name].value if name in arguments else default for name, default in names]
         if not any(arguments[name].unresolved for name, _ in names if name in arguments):
-            filled[BETAS] = msgspec.structs.replace(filled[BETAS], value=[float(one) for one in given])
+            filled[BETAS] = msgspec.structs.replace(filled[BETAS], value=[float(one) for one in betas])
     open_sizes = [key for key in BATCH if key in filled and filled[key].value == "auto"]
     if len(open_sizes) == 1 and all(as_int(filled.get(key)) for key in BATCH if key not in open_sizes):
         del filled[open_sizes[0]]  # it follows from the other two
