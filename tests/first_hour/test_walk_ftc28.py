@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from meshwright.cli.run import run
+from meshwright.frameworks.fixed_text import fixed_text
 
 FSDP = """compute_environment: LOCAL_MACHINE
 distributed_type: FSDP
@@ -288,6 +289,11 @@ def test_more_processes_than_visible_gpus_are_an_error(
     assert code == 1
     assert "NPROC_PER_NODE=8, but CUDA_VISIBLE_DEVICES=0,1,2,3 (line 2) gives 4 GPUs per node" in printed
     assert f"fix: {fix}" in printed
+    fixed = fixed_text(text, "run.sh", [fix])
+    assert fixed.applied == (fix,)
+    Path("run.sh").write_text(fixed.text, encoding="utf-8")
+    code, printed = check(capsys, "run.sh", *words)
+    assert code == 0, printed
 
 
 def test_accelerate_needs_a_visible_gpu_per_process(capsys: pytest.CaptureFixture[str]) -> None:

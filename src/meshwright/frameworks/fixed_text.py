@@ -18,6 +18,7 @@ FORMATS = {".toml": "toml", ".yaml": "yaml", ".yml": "yaml", ".json": "json"}
 SCRIPTS = ("", ".sh", ".bash", ".sbatch", ".slurm")
 _REMOVED = re.compile(r"(?:without|remove) (\S+)")
 _EXPORT = re.compile(r"export (\w+)=(.*)")
+_VARIABLE = re.compile(r"([A-Z][A-Z0-9_]*)=(\S+)")  # set before a command
 _PLACEHOLDER = re.compile(r"(?<![\w/.$-])[A-Z][A-Z_]{3,}(?![\w=])")
 _ASSIGNED = re.compile(r"([\w.\[\]-]+)\s*=\s*(.+)")
 _LAST_FLAG = re.compile(r"(?:^|[\s(])--?[A-Za-z]")
@@ -84,6 +85,9 @@ def _with_words(text: str, fix: str) -> str | None:
     if variable := _EXPORT.fullmatch(fix):
         line = re.compile(rf"(?m)^(\s*)export {variable[1]}=.*$")
         return line.sub(rf"\g<1>{fix}", text) if line.search(text) else _after_header(text, fix)
+    if before := _VARIABLE.fullmatch(fix):
+        word = re.compile(rf"(?<![\w$-]){before[1]}=[^\s;]+")
+        return word.sub(lambda _: fix, text) if word.search(text) else None
     if fix.startswith("#SBATCH --"):
         line = re.compile(rf"(?m)^#SBATCH {re.escape(fix.split()[1].partition('=')[0])}(?=[ =]).*$")
         return line.sub(lambda _: fix, text) if line.search(text) else _after_header(text, fix)
