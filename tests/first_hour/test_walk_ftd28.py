@@ -223,3 +223,18 @@ def test_export_with_framework_in_place_of_to(meshwright: Any, here: Path) -> No
     refused = meshwright("export", "plan.toml", "--framework", "accelerate", "--out", "exported")
     assert "fix:   --to accelerate in place of --framework accelerate" in refused.err
     assert "--to axolotl" not in meshwright("export", "plan.toml", "--framework", "axolotl").err
+
+
+def test_an_export_and_a_job_of_a_plan_have_the_same_findings(
+    meshwright: Any, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "plan.toml").write_text(PLAN)
+    words = ("plan.toml", "--to", "automodel", "kernels.loss=fused_linear")
+    assert not meshwright("export", *words, "--out", "exported").code
+    assert not meshwright("launch", *words, "--scheduler", "torchrun", "--write", "jobs").code
+    job = meshwright("check", "jobs/plan.yaml", "--gpus", "8xL40S").out
+    assert "too few updates to learn" in job
+    found = meshwright("check", "exported/plan.yaml", "--gpus", "8xL40S").out
+    assert found.replace("exported/", "jobs/") == job
+    monkeypatch.chdir(here / "exported")
+    assert meshwright("check", "plan.yaml", "--gpus", "8xL40S").out == job.replace("jobs/", "")

@@ -18,7 +18,7 @@ from meshwright.api.argument_names import recipe_key
 from meshwright.api.catalogues import recipe_text, save_files
 from meshwright.api.check_targets import SkippedFile, is_config_folder, is_glob, is_model_with_configs
 from meshwright.api.data_findings import check_data, data_findings
-from meshwright.api.dataset_length import epochs_of
+from meshwright.api.dataset_length import epochs_beside, epochs_of
 from meshwright.api.plan_responses import plan_response
 from meshwright.api.planning import recommend
 from meshwright.api.questions import load_calibration
@@ -136,7 +136,7 @@ def _check(request: requests.Check) -> CheckResult:
             advice=request.advice,
             goal=goal,
             batch_note=True,
-            count=epochs_of,
+            count=epochs_beside(content.folder),
         )
     options = {"framework": request.framework, "model": request.model}
     job = job_for(request.target, request.goal, request.gpus, request.overrides, request.engine, **options)

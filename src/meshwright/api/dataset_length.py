@@ -61,6 +61,20 @@ def epochs_of(recipe: Recipe, engine: str = OUR_ENGINE) -> Epochs | None:
     return Epochs(max(round(counted.samples * epochs), 1), source, counted.packed_tokens, longest)
 
 
+def epochs_beside(folder: Path | None) -> Callable[[Recipe], Epochs | None]:
+    """Return epochs_of for the recipe of a file in `folder`: its program starts there, and so do relative paths."""
+
+    def count(recipe: Recipe) -> Epochs | None:
+        name = recipe.data.dataset
+        beside = folder is not None and name and not file_access.closed() and not Path(name).expanduser().exists()
+        if folder is not None and beside and (folder / name).exists():
+            data = msgspec.structs.replace(recipe.data, dataset=str(folder / name))
+            recipe = msgspec.structs.replace(recipe, data=data)
+        return epochs_of(recipe)
+
+    return count
+
+
 def batch_for_updates(recipe: Recipe, world: int, engine: str = OUR_ENGINE) -> tuple[int, str] | None:
     """Return a batch that gives a fine-tuning enough updates of the user's data, and why; None if it has enough."""
     epochs = epochs_of(recipe, engine) if recipe.goal != "pretrain" and not recipe.benchmark else None

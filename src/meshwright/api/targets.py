@@ -14,7 +14,7 @@ import msgspec
 from meshwright import clusters, file_access, frameworks, models, planner
 from meshwright.api import own_jobs
 from meshwright.api.continued_run import is_run, model_of_run
-from meshwright.api.dataset_length import epochs_of
+from meshwright.api.dataset_length import epochs_beside
 from meshwright.api.resolve import (
     WEIGHTS,
     is_file,
@@ -340,7 +340,7 @@ def _imported(
         model=None if model is None else model_named(model),
         goal=goal,  # type: ignore[arg-type]  # one of its choices, as validated
         overrides=overrides,
-        count=epochs_of,
+        count=epochs_beside(content.folder),
     )
     options = (("--framework", named), ("--model", model), ("--goal", goal))
     named_by = (word for option, value in options if value for word in (option, value))
