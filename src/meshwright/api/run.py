@@ -362,12 +362,12 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
     local = scheduler not in build_job.REMOTE_FILES
     folder = request.write if local else None
 
-    def place(rows: Mapping[str, str]) -> str:
+    def folder_of_rows(rows: Mapping[str, str]) -> str:
         return container_paths.place_of_rows(rows, request.mounts, scheduler)
 
     def export_with(texts: Sequence[str]) -> tuple[Exported, Mapping[str, str]]:
         wanted = Export(request.recipe, framework, overrides=tuple(texts), **which)
-        elsewhere = place if request.write and not local else None
+        elsewhere = folder_of_rows if request.write and not local else None
         return export_into(wanted, folder, "--write FOLDER", anywhere=True, elsewhere=elsewhere)
 
     exported, data = export_with(changes)
@@ -426,7 +426,7 @@ def _exported_job(request: requests.Launch, dataset: str | None) -> LaunchReques
     beside: Mapping[str, str] = {}
     if data and not local:
         recipe = msgspec.structs.replace(recipe, data=exported.data or recipe.data)
-        if there := place(data):
+        if there := folder_of_rows(data):
             beside, data = data, {}
             notes += (container_paths.copy_note(beside, str(request.write), there, request.mounts),)
     reads: Mapping[str, str] = {}
