@@ -179,6 +179,11 @@ sequence_len: 2048
 adapter: lora
 lora_r: 8
 micro_batch_size: 1
+gradient_accumulation_steps: 8
+learning_rate: 1.0e-5
+datasets:
+  - path: pairs.jsonl
+    type: chat_template
 """
 SWIFT = "swift rlhf --model Qwen/Qwen3-8B --dataset pairs.jsonl --max_length 2048"
 
