@@ -281,5 +281,16 @@ def test_findings_name_the_line_of_a_flag_inside_a_variable(moe: None, meshwrigh
     )
     Path("job.sbatch").write_text(text)
     found = meshwright("check", "job.sbatch", "--gpus", "4x8xH100", "--json").json["findings"]
+    unused = [one for one in found if one["rule"] == "key.unused"]  # no launch command is found: which program is open
+    assert [text.splitlines()[one["line"] - 1].split()[0] for one in unused] == ["--foo-bar"]
+    assert "the program must add it" in unused[0]["message"]
+
+
+def test_a_misspelled_flag_inside_a_variable_is_unknown(moe: None, meshwright: Any) -> None:
+    text = JOB.replace("    --lr 1e-4", "    --lr-decay-stile cosine\n    --lr 1e-4").replace(
+        "srun python pretrain_gpt.py $ARGS", 'run_cmd="python -u $X/pretrain_gpt.py $ARGS"\nsrun sh -c "${run_cmd}"'
+    )
+    Path("job.sbatch").write_text(text)
+    found = meshwright("check", "job.sbatch", "--gpus", "4x8xH100", "--json").json["findings"]
     unknown = [one for one in found if one["rule"] == "key.unknown"]
-    assert [text.splitlines()[one["line"] - 1].split()[0] for one in unknown] == ["--foo-bar"]
+    assert [text.splitlines()[one["line"] - 1].split()[0] for one in unknown] == ["--lr-decay-stile"]

@@ -110,6 +110,14 @@ def test_a_file_of_another_size_than_model_is_an_error(meshwright: Any, here: Pa
     assert "the file trains 388" in one["message"]
 
 
+def test_import_replaces_a_model_that_the_file_contradicts(meshwright: Any, here: Path) -> None:
+    typed = ("import", "moe_v2.sbatch", "--gpus", "cluster.toml", "--model", "moe60", "--json")
+    findings = json.loads(meshwright(*typed).out)["findings"]
+    (one,) = (one for one in findings if one["rule"].startswith("model."))
+    assert (one["rule"], one["severity"]) == ("model.differs", "warning")
+    assert "the file trains 388" in one["message"]
+
+
 def test_the_file_with_the_fix_agrees_with_model(meshwright: Any, here: Path) -> None:
     fixed = MOE_SCRIPT.replace("--ffn-hidden-size 8192", "--ffn-hidden-size 8192 --moe-ffn-hidden-size 1280")
     (here / "moe_v2.sbatch").write_text(fixed, encoding="utf-8")

@@ -65,7 +65,7 @@ def test_check_takes_another_model_for_a_recipe_as_train_does(meshwright: Any) -
 
 
 def test_a_layout_that_fits_is_recommended_over_one_that_may_not_if_it_costs_little(meshwright: Any) -> None:
-    words = ("recommend", "qwen25-3b", "--gpus", "8xA100-40", "--goal", "qlora")
+    words = ("recommend", "qwen25-3b", "--gpus", "8xL40S", "--goal", "peft")
     plan = meshwright(*words, "--json").json
     assert not [one for one in plan["findings"] if one["rule"] == "memory.tight"]
     assert "fits" in next(line for line in meshwright(*words).out.splitlines() if "GiB per GPU" in line)

@@ -85,6 +85,15 @@ def test_another_model_replaces_the_weights_too(model: str, kept: str) -> None:
     assert from_file("own.toml").checkpoint.pretrained == kept
 
 
+def test_a_file_that_names_a_model_gets_another_with_a_warning() -> None:
+    name = script(LAUNCHERS["accelerate"])
+    found = call("check", name, "--gpus", "2xRTX4090", "--model", "llama3-8b")
+    assert found.code == 0
+    (one,) = (one for one in found.json["findings"] if one["rule"].startswith("model."))
+    assert (one["rule"], one["severity"]) == ("model.differs", "warning")
+    assert "the file trains 7.25 B parameters, the figures here are of llama3_8b with 8.03 B" in one["message"]
+
+
 def test_recommend_names_the_weights_of_the_script(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run(["recommend", script(LAUNCHERS["accelerate"]), "--gpus", "2xRTX4090"])

@@ -17,7 +17,7 @@ from meshwright.api.targets import Job, file_of, job_for
 from meshwright.api.verb_function import verb
 from meshwright.display import Readable, Row, titled
 from meshwright.errors import InputError
-from meshwright.frameworks import CheckResult, DroppedSetting, UnresolvedValue
+from meshwright.frameworks import CheckResult, DroppedSetting, UnresolvedValue, as_replaced
 from meshwright.recipes import files
 from meshwright.recipes.case import model_of
 from meshwright.recipes.types import ENGINES, Recipe
@@ -63,9 +63,13 @@ def import_file(request: requests.Import) -> Imported:
 
 
 def check_file(request: requests.Import) -> CheckResult:
-    """Return what `check` finds in the file: on GPUs that it does not name, only what holds on all."""
+    """Return what `check` finds in the file: on GPUs that it does not name, only what holds on all.
+
+    A given model that contradicts the file's is no error: the recipe has the given one.
+    """
     names = ("framework", "model", "gpus", "goal", "overrides")
-    return check.handle(requests.Check(target=request.file, **{name: getattr(request, name) for name in names}))
+    found = check.handle(requests.Check(target=request.file, **{name: getattr(request, name) for name in names}))
+    return msgspec.structs.replace(found, findings=tuple(as_replaced(one) for one in found.findings))
 
 
 def _positions(job: Job) -> tuple[DroppedSetting, ...]:

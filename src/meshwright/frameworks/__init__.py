@@ -16,6 +16,7 @@ from meshwright.frameworks.import_file import ImportedFile, import_file
 from meshwright.frameworks.initial_weights import loadable_weights
 from meshwright.frameworks.load import SUFFIXES, content_of, format_of, open_file
 from meshwright.frameworks.mapping import no_effect
+from meshwright.frameworks.model_differences import as_replaced
 from meshwright.frameworks.native import check as check_native
 from meshwright.frameworks.native import is_native, looks_native, train_command
 from meshwright.frameworks.open_length import open_length_of_recipe
@@ -46,6 +47,7 @@ __all__ = [
     "UnmappedField",
     "UnresolvedValue",
     "as_in_files",
+    "as_replaced",
     "check",
     "check_native",
     "content_of",

@@ -65,7 +65,7 @@ def model_findings(imported: ImportedRecipe, given: ModelSpec | None) -> list[Fi
         return []
     if given is not None:
         found = list(_differences(imported, given))
-        if _differ_much(imported, given):
+        if _has_sizes(imported) and _differ_much(imported, given):
             return _findings(imported, given, found, CONTRADICTED, "error")
         return _findings(imported, given, found, GIVEN, "warning")
     named = next(_named(imported), None)
@@ -149,7 +149,7 @@ def _findings(
 ) -> list[Finding]:
     """Return one finding per field that a key sets; a model that the file names has one for all fields."""
     stated = [one for one in found if one.key and not (one.field == "tied" and "untied" in _keys(imported))]
-    if stated and any(key in imported.parsed.settings for key in _keys(imported).values()):  # the file has sizes
+    if stated and _has_sizes(imported):
         found_here = [_finding(imported, model, one, rule, severity) for one in stated]
         return [msgspec.structs.replace(one, message=one.message + _both_sizes(imported, model)) for one in found_here]
     named = [one for one in found if one.field != "untied"]
@@ -159,6 +159,18 @@ def _findings(
     message = f"the file's model {imported.file_model.name} differs from {model.name}: {text}"
     message += _both_sizes(imported, model)
     return [Finding(rule, severity, "model", message, (), file=_file(imported), no_fix=f"remove --model {model.name}")]
+
+
+def _has_sizes(imported: ImportedRecipe) -> bool:
+    """Return whether the file sets sizes of its model; one that only names a model may get another on purpose."""
+    return any(key in imported.parsed.settings for key in _keys(imported).values())
+
+
+def as_replaced(one: Finding) -> Finding:
+    """Return a contradiction as a warning: what is made of the file has the given model in place of the file's."""
+    if one.rule != CONTRADICTED:
+        return one
+    return msgspec.structs.replace(one, rule=GIVEN, severity="warning")
 
 
 MUCH = 0.05  # difference of parameters from which on the memory of one model says nothing about the other's
@@ -175,10 +187,8 @@ def _both_sizes(imported: ImportedRecipe, model: ModelSpec) -> str:
     if imported.file_model is None or not _differ_much(imported, model):
         return ""
     own, given = (f"{one.params.total / 1e9:.2f} B" for one in (imported.file_model, model))
-    return (
-        f"; they contradict each other: the file trains {own} parameters, "
-        f"the figures here are of {model.name} with {given}"
-    )
+    contradiction = "they contradict each other: " if _has_sizes(imported) else ""
+    return f"; {contradiction}the file trains {own} parameters, the figures here are of {model.name} with {given}"
 
 
 def _finding(imported: ImportedRecipe, model: ModelSpec, one: Difference, rule: str, severity: Severity) -> Finding:

@@ -27,7 +27,7 @@ PARSE_FINDINGS = (
         "model.differs",
         "warning",
         "another model is trained than the one meant",
-        "the file's sizes and --model disagree",
+        "the file's sizes and --model disagree, or --model replaces the model that the file names",
     ),
     ParseFinding(
         "model.contradicts",
