@@ -65,7 +65,7 @@ def _in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_saved_repair_is_named_with_its_fields(meshwright: Any) -> None:
-    Path("moe_sft.yaml").write_text(SFT.replace("LR", "1.0e-3"))
+    Path("moe_sft.yaml").write_text(SFT.replace("lr: LR, ", ""))  # AutoModel's default rate, not the user's
     words = ("recommend", "moe_sft.yaml", "--gpus", "4x8xH200", "--engine", "megatron")
     found = meshwright(*words, "--save", "sized3.toml")
     assert "lr 0.001" in found.out
@@ -74,7 +74,19 @@ def test_a_saved_repair_is_named_with_its_fields(meshwright: Any) -> None:
     assert f"optimizer.lr={rate} in place of 0.001" in found.err
     assert f"optimizer.lr={rate}" in found.out.partition("\nRun ")[2], "the file and the commands agree"
     plain = meshwright("recommend", "llama3-8b", "--gpus", "8xH100", "--goal", "pretrain", "--save", "plain.toml")
-    assert "note: wrote plain.toml: the recipe of this plan" in plain.err
+    assert plain.err.splitlines()[-1] == "note: wrote plain.toml: the recipe of this plan"
+
+
+def test_a_warning_does_not_replace_the_rate_of_the_file(meshwright: Any) -> None:
+    Path("moe_sft.yaml").write_text(SFT.replace("LR", "1.0e-3"))
+    words = ("recommend", "moe_sft.yaml", "--gpus", "4x8xH200", "--engine", "megatron")
+    found = meshwright(*words, "--save", "sized3.toml")
+    assert tomllib.loads(Path("sized3.toml").read_text())["optimizer"]["lr"] == 0.001
+    assert "note: wrote sized3.toml: the recipe of this plan; the repair is not in it: " in found.err
+    assert "optimizer.lr=1e-05" in found.err
+    commands = found.out.partition("\nRun ")[2]
+    assert "without the repair, which would change your optimizer.lr" in commands
+    assert "optimizer.lr=" not in commands, "the file and the commands agree"
 
 
 @pytest.mark.parametrize("rate", ["1.0e-3", "1.5e-4"])

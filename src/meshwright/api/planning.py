@@ -48,11 +48,12 @@ def recommend(request: requests.Recommend) -> Plan:
 def _note_saved(plan: Plan, path: str) -> None:
     """Say what was written: the plan, or its repair where the commands run that, with every field that it changes.
 
-    A repair that replaces the user's settings is not made by itself: the saved recipe has their errors.
+    A repair that replaces the user's settings is not made by itself: the saved recipe has their errors and warnings.
     """
+    without = f"; the repair is not in it: {' '.join(plan.repair.overrides)}" if plan.repair is not None else ""
     if plan.ok:
         if plan.repaired is None:
-            note(f"wrote {path}: the recipe of this plan")
+            note(f"wrote {path}: the recipe of this plan{without}")
             return
         changed = (
             f"{format_override(key, new)} in place of {format_override(key, old).partition('=')[2]}"
@@ -62,7 +63,6 @@ def _note_saved(plan: Plan, path: str) -> None:
         what = "what the commands of this answer run, with the repair"
         note(f"wrote {path}: {what}, which differs from the plan above: {', '.join(changed)}")
         return
-    without = f"; the repair is not in it: {' '.join(plan.repair.overrides)}" if plan.repair is not None else ""
     note(f"wrote {path}: it has your settings and the errors of this answer{without}")
 
 
