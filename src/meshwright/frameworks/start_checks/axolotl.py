@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together
+from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together, without
 from meshwright.models.layer_classes import layer_class, wrong_layer_class
 
 PLACE = "src/axolotl/utils/schemas/validation.py: "
@@ -321,7 +321,7 @@ AXOLOTL = Table(
             lambda given: given.text("chat_template") == "jinja" and not given.is_on("chat_template_jinja"),
             "{chat_template} needs chat_template_jinja", {"chat_template": "tokenizer_default"},
             f"{PLACE}check_chat_template_config"),
-        *(StartCheck("max_steps", lambda given, key=key: given.is_on(key) and not given.is_on("max_steps"),
+        *(StartCheck("max_steps", without(key, "max_steps"),
             f"{key} needs max_steps: its length is not known", {"max_steps": 1000},
             f"{PLACE}check_pretraining_w_max_steps, check_streaming_w_max_steps")
             for key in ("pretraining_dataset", "streaming")),

@@ -86,3 +86,8 @@ class Table(NamedTuple):
 def together(*keys: str) -> Callable[[Given], bool]:
     """Return the condition that all of these keys are on."""
     return lambda given: given.is_on(*keys)
+
+
+def without(key: str, needed: str) -> Callable[[Given], bool]:
+    """Return the condition that a key is on and the one that it needs is not."""
+    return lambda given: given.is_on(key) and not given.is_on(needed)
