@@ -365,6 +365,7 @@ def test_folders_are_found_by_path_and_by_id(tmp_path: Path, monkeypatch: pytest
     snapshot = tmp_path / "hub" / "models--org--tiny" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
+    (snapshot / "model.safetensors").touch()
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("abc")
     assert hf_io.find_folder(str(snapshot)) == snapshot

@@ -25,9 +25,9 @@ def test_no_other_micro_batch_of_an_offloaded_plan_is_faster(meshwright: Any, mo
     size = plan["layout"]["micro_batch_size"]
     for other in {max(size // 2, 1), size * 2} - {size}:
         tried = meshwright(*words, f"layout.micro_batch_size={other}", "--json").json
-        faster = tried["estimate"]["step_s"] < 0.97 * plan["estimate"]["step_s"]
         errors = [one for one in tried["findings"] if one["severity"] == "error"]
-        assert errors or not tried["estimate"]["fits"] or not faster
+        if not errors and tried["estimate"]["fits"]:
+            assert tried["estimate"]["step_s"] >= 0.97 * plan["estimate"]["step_s"]
 
 
 def test_large_micro_batches_are_ranked_too(meshwright: Any) -> None:

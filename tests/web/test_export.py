@@ -288,7 +288,7 @@ def test_the_index_lists_every_plan_for_the_search_and_for_programs(site: Path) 
     [
         (("--plans", "llama3-8b:8xH100"), "plans", "--plans popular"),
         (("--plans", "llama3-8b:8xH100:train"), "plans", "--plans llama3-8b:8xH100:pretrain"),
-        (("--plans", "qwen3.5-9b:8xH100:pretrain"), "plans", "--goal sft"),
+        (("--plans", "qwen3.5-9b:8xH100:pretrain"), "plans", "--goal sft data.images=false"),
         (("--url", "example.org"), "url", "--url https://example.org/meshwright"),
     ],
 )

@@ -136,7 +136,7 @@ def test_a_connection_that_asks_nothing_is_closed(sent: bytes, monkeypatch: pyte
 def test_a_request_without_clients_is_not_started(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
 
-    async def slow(worker: Any, question: Any, seconds: float) -> Reply:
+    async def slow(worker: Any, question: Any, seconds: float, *_: Any) -> Reply:
         begun.append(question[1]["model"])
         await asyncio.sleep(0.1)
         return Reply(200, b"{}", cacheable=True)
@@ -336,7 +336,7 @@ def test_more_questions_than_may_wait_are_rejected_for_now(monkeypatch: pytest.M
         asked: list[Any] = []
         dispatcher = Dispatcher(Settings(workers=0, max_pending=3))
 
-        async def slow(question: Any) -> Reply:
+        async def slow(question: Any, *_: Any) -> Reply:
             asked.append(question)
             await asyncio.sleep(0.05)
             return Reply(200, b"{}", cacheable=True)

@@ -76,7 +76,12 @@ def with_repair(
 
 
 def _warns_of_framework(before: CheckResult, after: CheckResult) -> bool:
-    """Return whether a repair leads to a new warning of the framework's own rules: settings it does not support."""
+    """Return whether a repair leads to a new warning of the framework's own rules: settings it does not support.
+
+    It is offered all the same where an error has no fix of its own.
+    """
+    if any(one.severity == "error" and not one.fix for one in before.findings):
+        return False
     known = {one.rule for one in before.findings}
     own = f"{before.framework}."
     return any(

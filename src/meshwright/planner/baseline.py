@@ -283,14 +283,15 @@ def _without_foreign_settings(base: Recipe, question: Question) -> tuple[Recipe,
         )
     if "data.seq_length" in why and recipe.data.seq_length == longest:
         why["data.seq_length"] = f"the model has {longest} positions; a new experiment"
-    elif "data.seq_length" in why and longest and recipe.data.seq_length < longest:
+    elif "data.seq_length" in why and base.goal == "pretrain" and recipe.data.seq_length < longest <= LONG:
         why["data.seq_length"] = (
-            f"the default of {base.goal}; {model.name} has {longest:,} positions: --seq {longest} trains on all; "
-            "a new experiment"
+            f"the default of {base.goal}, not the setting of {base.model}; {model.name} has {longest:,} positions: "
+            f"--seq {longest} trains on all; a new experiment"
         )
     return recipe, why
 
 
+LONG = 16_384  # positions of models that are usually pretrained at full length
 _ROUTERS = {True: "have a bias that balances them in pretraining", False: "have no bias that could balance them"}
 
 
