@@ -99,7 +99,7 @@ def test_a_batch_without_a_file_is_a_usual_number_or_unknown(meshwright: Any, tm
     assert "24 is assumed" in notes(24)
     odd = notes(1213.6)
     assert "it is unknown" in odd or "1200 is assumed" in odd
-    assert "it is unknown (tokens per second and step times fit 7.5" in notes(7.501)
+    assert "it is unknown (tokens per second and step times fit 7.4" in notes(7.5)
 
 
 def watchdog(
