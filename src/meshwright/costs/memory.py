@@ -455,14 +455,15 @@ def _per_token(case: Case, pipeline: Stages) -> tuple[Column, Column, Column]:
     saved: Column = 0.0
     stay: Column = 0.0
     working: Column = 0.0
-    recomputed = recomputed_share(case, pipeline)
+    recomputed, offloads = recomputed_share(case, pipeline), bool(np.any(case.offload == "activations"))
     for layer, number in pipeline.layers:
         parts = layer_activation_bytes(case, layer)
         everything, selective, inputs = activation_bytes_by_recompute(case, parts)
         full = recomputed * inputs + (1 - recomputed) * everything
         kept = where(case.recompute == "none", everything, where(case.recompute == "full", full, selective))
         saved = saved + number * kept
-        stay = stay + number * smaller(_staying(case, parts), kept)
+        if offloads:
+            stay = stay + number * smaller(_staying(case, parts), kept)
         rebuilt = where(case.recompute == "none", 0, everything - where(case.recompute == "full", inputs, selective))
         working = larger(working, (number > 0) * (rebuilt + backward_working_bytes(case, parts)))
     ends = pipeline.first * vision_activation_bytes(case) + 2 * pipeline.last * BYTES[
