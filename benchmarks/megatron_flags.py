@@ -96,7 +96,7 @@ def flags_of(source: Source, path: str, name: str, seen: set[tuple[str, str]]) -
             continue
         called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         if called == "add_argument":
-            yield from _added(source, node)
+            yield from flags_added(source, node)
         elif called == "ArgumentGroupFactory" and isinstance(node.args[0], ast.Name):
             without = next((one.value for one in node.keywords if one.arg == "exclude"), None)
             if isinstance(without, ast.Name):
@@ -107,7 +107,8 @@ def flags_of(source: Source, path: str, name: str, seen: set[tuple[str, str]]) -
             yield from flags_of(source, path, called, seen)
 
 
-def _added(source: Source, call: ast.Call) -> Iterator[Flag]:
+def flags_added(source: Source, call: ast.Call) -> Iterator[Flag]:
+    """Yield the flags of one add_argument call, a flag per name."""
     names = [one.value for one in call.args if isinstance(one, ast.Constant) and str(one.value).startswith("--")]
     options = {one.arg: one.value for one in call.keywords}
     action = _literal(options.get("action"))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 
 from meshwright.api.inputs import CLI, CLI_MCP, MAX_OVERRIDES, OVERRIDE_BYTES, REMOTE, Input, Request, Text
-from meshwright.choices import ENGINES, FAIL_ON, FORMATS, FRAMEWORKS, GOALS, REPORT_FORMATS
+from meshwright.choices import CHECKED_ONLY, ENGINES, FAIL_ON, FORMATS, FRAMEWORKS, GOALS, REPORT_FORMATS
 
 if TYPE_CHECKING:
     from meshwright.recipes.types import Recipe as RecipeValue
@@ -126,13 +126,14 @@ FILE_MODEL = Input(
     also=(MODEL_TEXT,),
 )
 FileModel = Annotated[str, FILE_MODEL]
+READ_FRAMEWORKS = (ENGINES[0], *FRAMEWORKS, *CHECKED_ONLY)
 FileFramework = Annotated[
     str,
     Input(
-        help=f"Framework the file is for, if it cannot be detected: {', '.join((ENGINES[0], *FRAMEWORKS))}.",
+        help=f"Framework the file is for, if it cannot be detected: {', '.join(READ_FRAMEWORKS)}.",
         metavar="FRAMEWORK",
         complete="frameworks",
-        choices=(ENGINES[0], *FRAMEWORKS),
+        choices=READ_FRAMEWORKS,
         synonyms="framework",
     ),
 ]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 
-from meshwright.choices import FRAMEWORKS, FRONT_ENDS
+from meshwright.choices import CHECKED_ONLY, FRAMEWORKS, FRONT_ENDS
 from meshwright.choices import Framework as FrameworkName
 from meshwright.errors import InputError, some, unknown
 from meshwright.frameworks.framework import Content, Format, Framework
@@ -14,6 +14,7 @@ from meshwright.frameworks.other_trainers import OtherTrainerError, other_loss, 
 
 FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
     "megatron-lm": {"shell": ("pretrain_", "--num-layers", "--micro-batch-size", "--tensor-model-parallel-size")},
+    "megatron-deepspeed": {"shell": ("pretrain_", "--deepspeed", "--micro-batch-size", "--zero-stage")},
     "megatron-bridge": {
         "shell": ("run_recipe", "setup_experiment", "train.sh", "megatron.bridge", "run_script"),
         "python": (),
@@ -39,6 +40,12 @@ FORMATS: Mapping[str, Mapping[Format, tuple[str, ...]]] = {
 """File formats of each framework, with texts of which each of its files contains at least one (empty: no such text).
 Importing a framework that cannot match would take longer than the check."""
 NAMES = FRAMEWORKS
+READ: tuple[str, ...] = (*NAMES, *CHECKED_ONLY)
+"""Frameworks whose files are read; the front ends are read by check alone."""
+BOTH, HALVES = (
+    "megatron-deepspeed",
+    ("megatron-lm", "deepspeed"),
+)  # a script with flags of one and a config of the other
 STARTED: tuple[FrameworkName, ...] = (
     "megatron-bridge",
     "deepspeed",
@@ -52,8 +59,8 @@ LONGEST_NAME = 200  # characters of a path that is looked up
 def framework(name: str) -> Framework:
     """Return a framework by name."""
     plain = name.strip().lower().replace("_", "-")
-    if plain not in NAMES:
-        raise unknown("framework", name, (*NAMES, *FRONT_ENDS, "meshwright"))
+    if plain not in READ:
+        raise unknown("framework", name, (*READ, *FRONT_ENDS, "meshwright"))
     found: Framework = import_module(f"meshwright.frameworks.{plain.replace('-', '_')}").FRAMEWORK
     return found
 
@@ -64,7 +71,7 @@ def detect_framework(content: Content, front_ends: bool = False) -> Framework:
         return end
     if (loss := other_loss(content)) is not None:
         raise loss
-    scores = {name: framework(name).detect(content) for name in NAMES if _may_match(name, content)}
+    scores = {name: framework(name).detect(content) for name in READ if _may_match(name, content)}
     if not any(scores.values()):  # a script may start a program beside it that shows the framework
         others = (name for name in STARTED if name not in scores and content.format == "shell")
         scores |= {name: framework(name).detect(content) for name in others}
@@ -125,6 +132,8 @@ def require_framework(content: Content, name: str) -> Framework:
 
         return front_end(name)
     named = framework(name)
+    if named.name in HALVES and _may_match(BOTH, content) and framework(BOTH).detect(content):
+        return framework(BOTH)  # reads the flags and the config
     if (loss := other_loss(content)) is not None:
         raise loss
     if content.format not in FORMATS[named.name]:
@@ -147,7 +156,7 @@ def require_framework(content: Content, name: str) -> Framework:
 
 def _readers(content: Content) -> list[str]:
     """Return the frameworks that read files of this format, and of a script those that find their command in it."""
-    names = [name for name in NAMES if content.format in FORMATS[name]]
+    names = [name for name in READ if content.format in FORMATS[name]]
     if content.format in ("shell", "python"):  # our own files are neither
         return [name for name in names if _parses(name, content)]
     return [*names, "meshwright"]

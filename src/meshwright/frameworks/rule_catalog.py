@@ -7,7 +7,7 @@ from typing import NamedTuple
 from meshwright import rules
 from meshwright.frameworks.automodel.targets import TARGET_RULES
 from meshwright.frameworks.launch_checks import RULES as LAUNCH_RULES
-from meshwright.frameworks.registry import NAMES, framework
+from meshwright.frameworks.registry import READ, framework
 from meshwright.recipes.types import ENGINES
 from meshwright.rules import Rule, Severity
 
@@ -108,6 +108,12 @@ PARSE_FINDINGS = (
     ),
     *(ParseFinding(one.id, one.severity, one.symptom, one.cause) for one in TARGET_RULES),
     ParseFinding("automodel.old-command", "error", "no such command", "the command-line syntax changed"),
+    ParseFinding(
+        "megatron-deepspeed.config",
+        "error",
+        "JSONDecodeError while the config is opened",
+        "the DeepSpeed config that the script names or writes is not JSON",
+    ),
     ParseFinding("deepspeed.argument-mismatch", "error", "ValueError from the Trainer", "file and arguments disagree"),
     ParseFinding(
         "deepspeed.argument-refused",
@@ -157,14 +163,14 @@ def rules_of(name: str) -> list[Rule]:
 def find_rules(query: str) -> list[Rule]:
     """Return framework rules whose id contains the query."""
     shared = [_rule(one, one.id.split(".")[0], ENGINES) for one in PARSE_FINDINGS if one.id.startswith(SHARED)]
-    every = [*shared, *(rule for name in NAMES for rule in rules_of(name))]
+    every = [*shared, *(rule for name in READ for rule in rules_of(name))]
     return [rule for rule in every if query.lower() in rule.id.lower()]
 
 
 def all_rules() -> dict[str, Rule]:
     """Return every rule that a finding may name, by id: ours, those of extensions, the frameworks' and the parsers'."""
     parsed = [_rule(one, one.id.split(".")[0], ENGINES) for one in PARSE_FINDINGS]
-    theirs = [rule for name in NAMES for rule in rules_of(name)]
+    theirs = [rule for name in READ for rule in rules_of(name)]
     return {rule.id: rule for rule in (*parsed, *theirs, *rules.all_rules().values())}
 
 

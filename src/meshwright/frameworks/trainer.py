@@ -15,6 +15,7 @@ from meshwright.frameworks.framework import Content
 from meshwright.frameworks.key_table import read_table
 from meshwright.frameworks.load import content_of, open_file
 from meshwright.frameworks.model_match import find_local_model, find_model, other_weights
+from meshwright.frameworks.shell.values import WrittenFile
 from meshwright.frameworks.start_checks import TABLES, Style, broken_checks
 from meshwright.frameworks.to_recipe import MODEL_ARGUMENTS, PRETRAINED
 from meshwright.frameworks.trainer_fields import (
@@ -300,6 +301,8 @@ def open_referenced_file(content: Content, setting: SourcedValue) -> Content:
     """Open the file that a script references, relative to its directory or a parent directory."""
     if not setting.unresolved and (text := content.beside.get(str(setting.value))) is not None:
         return content_of(text, str(setting.value), beside=content.beside)
+    if content.script is not None and (made := content.script.written.get(str(setting.value))) is not None:
+        return _written(made, str(setting.value))
     folder = content.folder
     folders = [folder, *list(folder.resolve().parents)[:MAX_PARENTS]] if folder is not None else []
     found = next((path for parent in folders if _is_file(path := parent / str(setting.value))), None)
@@ -310,6 +313,17 @@ def open_referenced_file(content: Content, setting: SourcedValue) -> Content:
             f"the config referenced at {setting.location} cannot be read: {reason}", field="file", value=name
         )
     return open_file(found)
+
+
+def _written(made: WrittenFile, name: str) -> Content:
+    """Return the content of a file that a script writes, with the lines of the text it is written from."""
+    found = content_of(made.text, name)
+    settings = {}
+    for key, one in found.settings.items():
+        unknown = one.value if isinstance(one.value, str) and "$" in one.value else ""
+        reason = f"{unknown} is known only when the script runs" if unknown else ""
+        settings[key] = msgspec.structs.replace(one, file=made.file, unresolved=reason)
+    return msgspec.structs.replace(found, settings=settings)
 
 
 def _is_file(path: Path) -> bool:

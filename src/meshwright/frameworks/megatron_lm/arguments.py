@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -45,6 +45,7 @@ MULTI_VALUE = frozenset((
 """Mapped flags that take several values."""
 FIRST_VALUE_ONLY = ("moe_aux_loss_coeff",)
 """Multi-value flags of which only the first value is used."""
+PLACEHOLDER = re.compile(r"<[A-Za-z]")
 OPTION = re.compile(r"-[-A-Za-z_]")
 
 
@@ -77,8 +78,13 @@ def format_flag(key: str, value: Any) -> str:
     return f"{flag} {shlex.quote(text)}" if SHELL_CHARACTERS.search(text) else f"{flag} {text}"
 
 
-def parse_args(args: Sequence[SourcedValue]) -> ParsedArgs:
-    """Parse flags with their values; the last one wins, as in argparse."""
+def parse_args(args: Sequence[SourcedValue], arity_of: Callable[[str], str] | None = None) -> ParsedArgs:
+    """Parse flags with their values; the last one wins, as in argparse.
+
+    `arity_of` returns how many values a flag of another parser takes, as `arity` does for Megatron-LM's.
+    """
+    count_of = arity_of or arity
+    args = with_placeholders(args)
     settings: dict[str, SourcedValue] = {}
     findings: list[Finding] = []
     at = 0
@@ -92,17 +98,39 @@ def parse_args(args: Sequence[SourcedValue]) -> ParsedArgs:
                 findings.append(_stray(arg))
             continue
         name, equals, glued = str(arg.value).partition("=")
+        if arg.unresolved and "$" in name:  # such as --$DTYPE
+            settings[UNREAD_ARGS] = arg
+            at += 1
+            continue
         key = key_of(name)
-        found = [_like(arg, glued)] if equals else list(_values(args, at + 1, key))
+        found = [_like(arg, glued)] if equals else list(_values(args, at + 1, count_of(key)))
         at += 1 + (0 if equals else len(found))
-        setting = _value(key, arg, found)
-        findings.extend(_check_underscores(name, key, arg, setting))
+        setting = _value(key, arg, found, count_of(key))
+        findings.extend(_check_underscores(name, key, arg, setting) if arity_of is None else ())
         if setting is None:
             findings.append(_missing_value(key, arg))
             continue
         findings.extend(_report_replaced(key, setting, settings.get(key)))
         settings[key] = setting
     return ParsedArgs(settings, tuple(findings))
+
+
+def with_placeholders(args: Sequence[SourcedValue]) -> list[SourcedValue]:
+    """Return the arguments with each <PATH TO DATA> that is to be filled in as one unresolved value."""
+    found: list[SourcedValue] = []
+    open_one = False
+    for arg in args:
+        text = str(arg.value)
+        if open_one:
+            before = found.pop()
+            found.append(msgspec.structs.replace(before, value=f"{before.value} {text}"))
+            open_one = ">" not in text
+        elif PLACEHOLDER.match(text) and any(">" in str(one.value) for one in args):
+            found.append(msgspec.structs.replace(arg, unresolved="a placeholder to fill in"))
+            open_one = ">" not in text
+        else:
+            found.append(arg)
+    return found
 
 
 def key_of(flag: str) -> str:
@@ -141,9 +169,8 @@ def _is_switch(config_key: ConfigKey) -> bool:
     )
 
 
-def _values(args: Sequence[SourcedValue], at: int, key: str) -> Iterator[SourcedValue]:
+def _values(args: Sequence[SourcedValue], at: int, count: str) -> Iterator[SourcedValue]:
     """Yield the values of a flag."""
-    count = arity(key)
     if count == "none":
         return
     for arg in args[at:]:
@@ -158,9 +185,8 @@ def _is_number(arg: SourcedValue) -> bool:
     return bool(re.fullmatch(r"-?[0-9.]+(e-?[0-9]+)?", str(arg.value)))
 
 
-def _value(key: str, flag: SourcedValue, found: Sequence[SourcedValue]) -> SourcedValue | None:
+def _value(key: str, flag: SourcedValue, found: Sequence[SourcedValue], count: str) -> SourcedValue | None:
     """Return the value of a flag with its location; None if a required value is missing."""
-    count = arity(key)
     if count == "none" or (count == "any" and not found):
         return _like(flag, "") if flag.unresolved else SourcedValue(True, flag.line, flag.file)
     if not found and (count == "one" or key in FIRST_VALUE_ONLY):

@@ -69,19 +69,21 @@ def detect(content: Content) -> int:
     if content.format != "shell" or content.script is None:
         return 0
     for launch in content.launches:
-        flags = len(TYPICAL_FLAGS & _texts(launch.args))
-        if PROGRAMS.fullmatch(_program(launch)) and flags:
-            return 1 if "--deepspeed" in _texts(launch.args) else 5
+        flags = len(TYPICAL_FLAGS & words_of(launch.args))
+        if PROGRAMS.fullmatch(program_name(launch)) and flags:
+            return 5
         if flags >= 3:
-            return 1 if "--deepspeed" in _texts(launch.args) else 4
-    return 2 if len(TYPICAL_FLAGS & _texts(_argument_list(content) or _from_variables(content))) >= 2 else 0
+            return 4
+    return 2 if len(TYPICAL_FLAGS & words_of(_argument_list(content) or _from_variables(content))) >= 2 else 0
 
 
-def _program(launch: LaunchCommand) -> str:
+def program_name(launch: LaunchCommand) -> str:
+    """Return the name of a launch's program, without folder and suffix."""
     return Path(str(launch.program.value)).name.removesuffix(".py").rpartition(".")[2]
 
 
-def _texts(args: Sequence[SourcedValue]) -> set[str]:
+def words_of(args: Sequence[SourcedValue]) -> set[str]:
+    """Return the words of a command, flags without the value that follows an equals sign."""
     return {str(arg.value).partition("=")[0] for arg in args}
 
 
@@ -114,7 +116,7 @@ def _located(content: Content, variable: SourcedValue, words: Sequence[str]) -> 
 
 
 def parse(content: Content) -> ParsedConfig:
-    launch = _select_launch(content)
+    launch = select_launch(content)
     if launch is not None:
         return _parsed(content, parse_args(launch.args), launch)
     args = _argument_list(content)
@@ -122,15 +124,15 @@ def parse(content: Content) -> ParsedConfig:
         return _parsed(content, parse_args(args), None)
     note = "launch command not found: arguments were taken from the script's variables"
     args = _from_variables(content)
-    if not TYPICAL_FLAGS & _texts(args):
+    if not TYPICAL_FLAGS & words_of(args):
         raise InputError("contains no Megatron-LM command", field="file", value=content.path)
     return _parsed(content, parse_args(args), None, (note,), is_found=False)
 
 
-def _select_launch(content: Content) -> LaunchCommand | None:
+def select_launch(content: Content) -> LaunchCommand | None:
     """Return the launch command with the most typical flags."""
-    found = sorted(content.launches, key=lambda launch: -len(TYPICAL_FLAGS & _texts(launch.args)))
-    return found[0] if found and TYPICAL_FLAGS & _texts(found[0].args) else None
+    found = sorted(content.launches, key=lambda launch: -len(TYPICAL_FLAGS & words_of(launch.args)))
+    return found[0] if found and TYPICAL_FLAGS & words_of(found[0].args) else None
 
 
 def _parsed(
@@ -170,10 +172,10 @@ def _parsed(
         findings=(*args.findings, *unknown),
         notes=(*notes, *built.notes),
         files=tuple(files),
-        field_values=dict(_derived_fields(settings, built.model)),
+        field_values=dict(derived_fields(settings, built.model)),
         mappable=mappable,
         possible_keys=frozenset(map(key_of, content.script.possible_flags)) if content.script else frozenset(),
-        entry=_program(launch) if launch is not None else "",
+        entry=program_name(launch) if launch is not None else "",
         suppressed_rules=(
             *(rule for key, rule in SUPPRESSED_RULES.items() if key in settings),
             *(rule for key, rule in NEEDED_FLAGS.items() if UNREAD_ARGS in settings and key not in settings),
@@ -182,7 +184,7 @@ def _parsed(
 
 
 def _built(settings: Settings, content: Content, launch: LaunchCommand | None) -> BuiltModel:
-    program = _program(launch) if launch is not None else "pretrain_gpt"
+    program = program_name(launch) if launch is not None else "pretrain_gpt"
     if launch is not None and TOOLS.search(str(launch.program.value)):
         return BuiltModel(None, (f"{program} does not train: only its arguments were checked",))
     multimodal = next((key for key in OTHER_MODELS if key in settings), "")
@@ -240,7 +242,7 @@ def _descriptions(content: Content, settings: Settings) -> Iterator[str]:
         yield f"{name}={setting.value}" if isinstance(setting.value, str) and len(setting.value) < 200 else name
 
 
-def _derived_fields(settings: Settings, model: ModelSpec | None) -> Iterator[tuple[str, Any]]:
+def derived_fields(settings: Settings, model: ModelSpec | None) -> Iterator[tuple[str, Any]]:
     """Yield recipe fields derived from several flags and the model."""
     experts = "num_experts" in settings
     if experts and "expert_tensor_parallel_size" not in settings:

@@ -34,6 +34,9 @@ CLOSERS = {"then", "elif", "else", "fi", "do", "done", "esac", "}"}
 FUNCTION = re.compile(r"([A-Za-z_][A-Za-z0-9_.:-]*)[ \t]*\([ \t]*\)")
 FUNCTION_NAME = re.compile(r"[^ \t\n;&|()<>'\"$`\\]+")
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\[|\+?=)")
+OUTPUTS = (">", "1>", ">|", ">>")  # redirections of the standard output to a file
+PLACEHOLDER = re.compile(r"<[A-Za-z][^<>|;&()\n]*>[\w./-]*(?=\s|$)")
+PLACEHOLDER_WORD = re.compile(r"<(?:[A-Z][A-Z_]+|[A-Za-z]\w* [\w ./-]*\w)>(?=\s|$)")  # no input and output of a command
 REDIRECTION = re.compile(r"(?:[0-9]+|\{[A-Za-z_]+\})?(&>>|&>|<<<|<<-|<<|>>|>\||>&|<&|<>|>|<)")
 REDIRECTING = frozenset("<>&{0123456789")
 BLANKS = re.compile(r"[ \t]+")
@@ -52,6 +55,7 @@ class Parser(WordReader):
         super().__init__(source)
         self.command_count = 0
         self.here_documents: list[tuple[str, bool, int, HereDocument]] = []
+        self.outputs: list[tuple[Word, bool]] = []  # files that redirections write, and whether they append
         """Delimiter, whether tabs are stripped, position and text of those that start on the next line."""
 
     def script(self) -> Block:
@@ -376,7 +380,7 @@ class Parser(WordReader):
         assignments: list[Assignment] = []
         declared: list[Assignment] = []
         words: list[Word] = []
-        documents = len(self.here_documents)
+        documents, outputs = len(self.here_documents), len(self.outputs)
         while True:
             self.skip_blanks(inside=bool(words or assignments))
             if self.peek() == "#" and self.pos > start:
@@ -400,7 +404,8 @@ class Parser(WordReader):
         if self.pos == start:
             raise self.error(f"unexpected {self._token()!r}" if self.pos < self.end else "unexpected end of script")
         document = self.here_documents[documents][3] if len(self.here_documents) > documents else None
-        return Simple(tuple(assignments), tuple(words), tuple(declared), location, document)
+        written, appends = self.outputs[-1] if len(self.outputs) > outputs else (None, False)
+        return Simple(tuple(assignments), tuple(words), tuple(declared), location, document, written, appends)
 
     def _at_boundary(self) -> bool:
         return self.peek() in ("", "\n", ";", "&", "|", "(", ")", "<", ">")
@@ -408,6 +413,8 @@ class Parser(WordReader):
     def _redirection(self) -> tuple[bool, Word]:
         """Skip a redirection; return a process substitution as a word."""
         self.skip_blanks()
+        if self.peek() == "<" and PLACEHOLDER_WORD.match(self.text, self.pos, self.end):
+            return False, self._placeholder()
         # Checking one character first avoids the regex for most words.
         found = REDIRECTION.match(self.text, self.pos, self.end) if self.peek() in REDIRECTING else None
         if not found:
@@ -420,6 +427,8 @@ class Parser(WordReader):
         if found[1] in ("<<", "<<-"):
             word, quoted = "".join(part.text for part in target), any(part.quoted for part in target)
             self.here_documents.append((word, found[1] == "<<-", opened, HereDocument(quoted)))
+        elif found[0] in OUTPUTS:
+            self.outputs.append((target, found[0] == ">>"))
         return True, ()
 
     def _process(self) -> Word:
@@ -441,7 +450,17 @@ class Parser(WordReader):
         append = sign == "+="
         if self.peek() == "(" and key is None:
             return Assignment(found[1], location, append, None, None, self._elements(opened, found[1]))
-        return Assignment(found[1], location, append, key, self.parts())
+        return Assignment(found[1], location, append, key, self._placeholder() or self.parts())
+
+    def _placeholder(self) -> Word:
+        """Return <path to the data>, which is to be filled in, as a word; empty if another value is there."""
+        found = PLACEHOLDER.match(self.text, self.pos, self.end) if self.peek() == "<" else None
+        if not found:
+            return ()
+        part = Part("text", found[0], *self.location(), True)
+        self.warn(found[0], "a placeholder to fill in: bash takes < for a redirection and stops")
+        self.pos = found.end()
+        return (part,)
 
     def _key(self) -> tuple[Word, str] | None:
         """Return the key and operator of NAME[key]=, or None."""

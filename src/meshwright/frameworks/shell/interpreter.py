@@ -33,9 +33,10 @@ from meshwright.frameworks.shell.unreached import (
     statements_of,
     tested_for_empty,
 )
-from meshwright.frameworks.shell.values import MAX_NESTING, Command, ExitStatus, Field, script_error
+from meshwright.frameworks.shell.values import MAX_NESTING, Command, ExitStatus, Field, WrittenFile, script_error
 from meshwright.frameworks.shell.variables import ShellState, Value, text_value
 from meshwright.frameworks.shell.words import Word
+from meshwright.frameworks.shell.written_files import ShellFiles, record
 from meshwright.frameworks.types import SourcedValue
 
 RunCommand = Callable[["Interpreter", Simple, list[Field]], ExitStatus]
@@ -55,6 +56,7 @@ class Interpreter:
         self.call_stack: list[str] = []  # names of the functions being called
         self.local: list[dict[str, tuple[Value | None, bool]]] = []  # outer values shadowed by their local variables
         self.prefix: tuple[SourcedValue, ...] = ()  # words before bash -c, such as srun and its options
+        self.written: dict[str, WrittenFile] = {}  # config files that the script writes, by name
         self.flow = ""  # break, return or exit: the following commands are not reached
         self.eval_depth = 0  # nested eval and bash -c
         self.depth = 0
@@ -112,6 +114,7 @@ class Interpreter:
             for statement in pipeline.statements:  # each runs in a subshell
                 outcome = self._run_in_subshell(statement)
             outcome = ExitStatus.RAN if outcome in (ExitStatus.SUCCESS, ExitStatus.RAN) else outcome
+        record(ShellFiles(self.expander, self.sourced, self.written), pipeline)
         return outcome.negated() if pipeline.negated else outcome
 
     def _run_in_subshell(self, statement: Statement) -> ExitStatus:

@@ -45,5 +45,11 @@ def _read(text: str, where: str, folder: Path | None) -> Script:
     variables = {name: value.to_value() for name, value in state.values.items()}
     unresolved = tuple(state.unresolved.values())
     return Script(
-        tuple(interp.commands), variables, sbatch, unresolved, tuple(interp.possible), frozenset(interp.possible_flags)
+        tuple(interp.commands),
+        variables,
+        sbatch,
+        unresolved,
+        tuple(interp.possible),
+        frozenset(interp.possible_flags),
+        interp.written,
     )

@@ -49,6 +49,8 @@ class Simple(msgspec.Struct, frozen=True):
     declared: tuple[Assignment, ...]  # assignments after export, declare, local, readonly
     location: Location
     here_document: HereDocument | None = None
+    output: Word | None = None  # the file that > or >> writes
+    appends: bool = False
 
 
 class Condition(msgspec.Struct, frozen=True):

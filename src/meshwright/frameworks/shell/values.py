@@ -37,6 +37,13 @@ class Command(msgspec.Struct, frozen=True):
     line: int
 
 
+class WrittenFile(msgspec.Struct, frozen=True):
+    """The text of a file that a script writes; a value with a dollar sign is known only when the script runs."""
+
+    text: str  # starts with empty lines, so that its lines are those of `file`
+    file: str  # the script whose here-document it is, or the template
+
+
 class Script(msgspec.Struct, frozen=True):
     """A launch script, parsed without executing it."""
 
@@ -46,6 +53,7 @@ class Script(msgspec.Struct, frozen=True):
     unresolved: tuple[Unresolved, ...]
     possible: tuple[Command, ...] = ()  # commands under conditions that are known only at run time, of all branches
     possible_flags: frozenset[str] = frozenset()  # in values that variables get under such conditions
+    written: Mapping[str, WrittenFile] = {}  # config files that it writes, by name
 
 
 class LaunchCommand(msgspec.Struct, frozen=True):
