@@ -538,7 +538,10 @@ class Worker(threading.Thread):
                 break
             for case in batch:
                 if time.monotonic() < self.args.ends:
-                    self.table.add(case, self.ask(case))
+                    row = self.ask(case)
+                    # A case that was running when the time was over has no result.
+                    if row["status"] != "crashed" or time.monotonic() < self.args.ends:
+                        self.table.add(case, row)
         self.stop()
 
     def ask(self, case: Case) -> dict[str, Any]:
