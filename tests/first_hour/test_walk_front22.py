@@ -250,7 +250,7 @@ def test_a_key_that_a_version_renamed_is_named_with_the_version() -> None:
     text = SWIFT.replace("--tuner_type", "--train_type")
     (finding,) = (one for one in checked(text, "s.sh", "shell").findings if one.rule == "key.removed")
     assert finding.message == (
-        "ms-swift has no --train_type since version 4.0, which named it --tuner_type; "
+        "ms-swift has no --train_type since version 4.1, which named it --tuner_type; "
         "older versions accept --train_type"
     )
     assert finding.fix == ("--tuner_type lora",)

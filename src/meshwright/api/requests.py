@@ -444,9 +444,10 @@ class Schedule(Estimate, frozen=True):
 class Check(Request, frozen=True):
     """Check a recipe, or another framework's config or script.
 
-    Reads files of Megatron-LM, Megatron-Bridge, AutoModel, torchtitan, KempnerForge, DeepSpeed and Accelerate; nothing
-    in them is run. Findings give the line, and the fix in that framework's keys. A folder or a glob is checked file by
-    file. A comment `# meshwright: ignore[rule.name] reason` on a line, or on the line above, accepts a finding.
+    Reads files of Megatron-LM, Megatron-Bridge, AutoModel, torchtitan, KempnerForge, DeepSpeed and Accelerate, programs
+    of the Hugging Face Trainer, and files of Axolotl, LLaMA-Factory, TRL and ms-swift; nothing in them is run. Findings
+    give the line, and the fix in that framework's keys. A folder or a glob is checked file by file. A comment
+    `# meshwright: ignore[rule.name] reason` on a line, or on the line above, accepts a finding.
     """
 
     target: Annotated[

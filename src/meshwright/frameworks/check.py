@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any
 
@@ -54,6 +55,8 @@ FILE_WARNINGS = ("moe.forced-balance", "precision.bf16-gpu")
 """Errors of a plan that a file may state on purpose: the training runs, for a measurement, or slowly."""
 BATCH, ACCUMULATION = "train_batch_size", "gradient_accumulation_steps"
 MICRO_BATCH = "per_device_train_batch_size"
+CAPACITY = ("memory.state", "memory.peak", "memory.replicated-state")
+"""Errors about the memory of a GPU."""
 NO_LENGTH = ".no-length"  # ends the id of a framework's own rule
 Count = Callable[[Recipe], Epochs | None]
 
@@ -245,7 +248,7 @@ def _our_findings(
     found = rules.check(first, SEVERITIES if advice else SEVERITIES[:2], others, fixes=fixes)
     assumed = [field for field in imported.parsed.assumed if field not in imported.typed]
     assumed += [] if known or imported.parsed.gpu_request.count else ["GPUs"]
-    kept = [as_in_files(_downgrade_assumed(_downgrade_within_error(one, cases), assumed, first)) for one in found]
+    kept = [as_in_files(_downgrade_assumed(_downgrade_within_error(one, cases), assumed, cases)) for one in found]
     return [_in_framework_keys(imported, first.recipe, one) for one in kept]
 
 
@@ -271,16 +274,39 @@ def _downgrade_within_error(finding: Finding, cases: Sequence[Case]) -> Finding:
     return finding
 
 
-def _downgrade_assumed(finding: Finding, assumed: Sequence[str], case: Case) -> Finding:
-    """Return a finding on memory with the values that the file does not have; an error becomes a warning."""
+def _downgrade_assumed(finding: Finding, assumed: Sequence[str], cases: Sequence[Case]) -> Finding:
+    """Return a finding on memory with the values that the file does not have.
+
+    An error becomes a warning, unless it holds with the leanest values too.
+    """
     if finding.severity == "advice" or rules.RULES[finding.rule].subject != "memory" or not assumed:
         return finding
+    case = cases[0]
     fields = [field for field in assumed if field in recipe_fields()]
+    if finding.severity == "error" and len(fields) == len(assumed) and finding.rule in CAPACITY:
+        least = [_least_gib(one, fields) for one in cases]
+        if None not in least:
+            message = f"{finding.message}; at least {min(filter(None, least)):.0f} GiB with any {' and '.join(fields)}"
+            return msgspec.structs.replace(finding, message=message)
     values = ", ".join(f"{field}={text_of(field_value(case.recipe, field))}" for field in fields)
     values = values or f"{case.cluster.world} GPUs"
     state = " ".join(f"{field}=VALUE" for field in fields) or "--gpus"
     message = f"{finding.message}, with {values} assumed; write {state} if it differs"
     return msgspec.structs.replace(finding, severity="warning", message=message)
+
+
+def _least_gib(case: Case, fields: Sequence[str]) -> float | None:
+    """Return the memory with the leanest values of fields, less the error of its estimate; None if that fits."""
+    recipe, least = case.recipe, costs.estimate(case)
+    for field in fields:
+        for value in alternatives(field):
+            with suppress(InputError):
+                changed, _ = override.change(recipe, {field: value})
+                estimate = costs.estimate(case_of(changed, case.model, case.cluster, case.engine))
+                if estimate.memory.total < least.memory.total:
+                    recipe, least = changed, estimate
+    total = float(least.memory.total) * (1 - least.band.memory_pct / 100)
+    return total if total > least.memory.capacity else None
 
 
 def _in_framework_keys(imported: ImportedRecipe, recipe: Recipe, finding: Finding) -> Finding:

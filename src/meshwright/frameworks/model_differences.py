@@ -45,8 +45,9 @@ EXTRA_KEYS: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Keys of a model's shape by framework, beside those that its key map gives."""
-NAME_KEYS = ("tokenizer_model", "tokenizer.tokenizer_model", "model.hf_assets_path", "model.tokenizer_path", "load",
+NAME_KEYS = ("tokenizer_model", "tokenizer.tokenizer_model", "model.hf_assets_path", "model.tokenizer_path",
              "tokenizer.pretrained_model_name_or_path", "data.tokenizer_path", "pretrained_checkpoint")  # fmt: skip
+"""Keys that name a model beside its sizes; the folder of a run's own checkpoints has any name."""
 
 
 class Difference(NamedTuple):
@@ -72,6 +73,8 @@ def model_findings(imported: ImportedRecipe, given: ModelSpec | None) -> list[Fi
     found = [] if named is None else list(_differences(imported, named))
     found = [one for one in found if one.field != "vocab" and not _is_extended(one)]
     if named is None or not 0 < len(found) <= FEW or not any(one.setting for one in found):
+        return []
+    if _differ_much(imported, named):  # another model on purpose, with a tokenizer that both have
         return []
     return _findings(imported, named, found, NAMED, "advice")
 

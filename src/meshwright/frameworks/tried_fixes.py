@@ -20,8 +20,8 @@ REPLACED = (
 )  # fmt: skip
 """Rules about a key itself: the fix replaces its line."""
 NOT_FOUND = "no change of this file's settings was found that resolves it"
-_REMOVAL = re.compile(r"(?:without|remove) ([\w.]+)")
-_DOTTED = re.compile(r"([\w.]+\.)(\w+): (.*)")
+_REMOVAL = re.compile(r"(?:without|remove) ([\w.\[\]]+)")
+_DOTTED = re.compile(r"([\w.\[\]]+\.)(\w+): (.*)")
 _OVERRIDE = re.compile(r"[+~]{0,2}[A-Za-z_][\w.\[\]-]*=")
 _NAMED = re.compile(rf"--|{_OVERRIDE.pattern}")
 FindingsAfter = Callable[[Content], Sequence[Finding]]

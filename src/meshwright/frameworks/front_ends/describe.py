@@ -9,6 +9,8 @@ from typing import Any
 
 import msgspec
 
+from meshwright.frameworks.front_ends import older_keys
+from meshwright.frameworks.front_ends.older_keys import Removed
 from meshwright.frameworks.key_table import KeyTable, read_table
 from meshwright.similar import closest
 
@@ -50,7 +52,7 @@ class FrontEnd(msgspec.Struct, frozen=True):
     required: tuple[tuple[str, ...], ...] = ()  # keys of which one of each tuple must be set
     kernels: tuple[str, ...] = ()  # keys that put a plugin's kernels in the place of attn_implementation
     isolates: bool = False  # whether it masks packed samples from each other with every attention kernel it names
-    removed: Mapping[str, tuple[str, str]] = {}  # key → the version that removed it, and the key in its place or ""
+    removed: Mapping[str, Removed] = {}  # keys of older releases by the table that no longer has them
     has_other_programs: bool = False  # whether programs of others read its files too, with keys of their own
     refused: Callable[[Values], Iterator[tuple[str, str, str]]] = lambda values: iter(())
     """Values that it refuses: key, reason, and the value to write instead; empty if there is none."""
@@ -168,23 +170,6 @@ def _same(**names: str) -> dict[str, str]:
 
 DATASET_MIXTURES = ("dataset_mixer", "dataset_mixture")
 """Keys of programs that train with TRL on several datasets."""
-TRL_REMOVED: Mapping[str, tuple[str, str]] = {
-    "max_target_length": ("0.14", ""), "use_num_logits_to_keep": ("0.17", ""),
-    "use_liger": ("0.18", "use_liger_kernel"),
-    "dataset_batch_size": ("0.18", ""), "chars_per_token": ("0.18", ""), "num_of_sequences": ("0.18", ""),
-    "vllm_device": ("0.18", ""), "vllm_max_model_len": ("0.18", "vllm_max_model_length"), "vllm_dtype": ("0.18", ""),
-    "vllm_enable_prefix_caching": ("0.18", ""), "max_seq_length": ("0.20", "max_length"),
-    "is_encoder_decoder": ("0.26", ""), "padding_value": ("0.26", ""), "torch_dtype": ("0.27", "dtype"),
-    "gradient_checkpointing_use_reentrant": ("0.27", "gradient_checkpointing_kwargs"),
-    "wandb_log_unique_prompts": ("0.27", "log_unique_prompts"),
-    "vllm_guided_decoding_regex": ("0.28", "vllm_structured_outputs_regex"),
-    "use_liger_loss": ("0.28", "use_liger_kernel"), "max_prompt_length": ("0.29", ""),
-    "generate_during_eval": ("0.29", ""), "label_pad_token_id": ("0.29", ""), "ref_model_init_kwargs": ("0.29", ""),
-    "rpo_alpha": ("0.29", ""), "reference_free": ("0.29", ""), "force_use_ref_model": ("0.29", ""),
-    "use_logits_to_keep": ("0.29", ""), "tools": ("0.29", ""),
-}  # fmt: skip
-"""Keys of TRL's releases since 0.9 that its table no longer has: the release that removed each, and the key now."""
-
 FRONT_ENDS: Mapping[str, FrontEnd] = {
     "axolotl": FrontEnd(
         "axolotl",
@@ -250,7 +235,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         other=_swift_other,
         adapters=_swift_adapters,
         all_tokens=lambda values: _text(values, "loss_scale") == "all",
-        removed={"train_type": ("4.0", "tuner_type")},
+        removed={"ms_swift": older_keys.SWIFT, "ms_swift_megatron": older_keys.SWIFT_MEGATRON},
     ),
     "trl": FrontEnd(
         "trl",
@@ -264,7 +249,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         programs={"trl": "trl"},
         recomputes=lambda values: True,
         adapters=_trl_adapters,
-        removed=TRL_REMOVED,
+        removed={"trl": older_keys.TRL},
         has_other_programs=True,
     ),
 }  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from meshwright.frameworks.front_ends.describe import METHOD_KEYS, FrontEnd
+from meshwright.frameworks.front_ends.older_keys import ADDED, OPPOSITE, has_both
 from meshwright.frameworks.front_ends.synonyms import synonym
 from meshwright.frameworks.key_table import Key, KeyTable, near_name
 from meshwright.frameworks.types import Settings
@@ -21,26 +22,28 @@ KERNELS = ("flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_
 
 
 def key_findings(
-    one: FrontEnd, known: KeyTable, settings: Settings, is_open: bool, is_command: bool
+    one: FrontEnd, known: KeyTable, settings: Settings, is_open: bool, is_command: bool, table: str
 ) -> Iterator[Finding]:
-    """Yield keys that the front end does not have, and values that it does not accept."""
+    """Yield keys that the front end does not have, and values that it does not accept; `table` is the table's name."""
     reported: set[str] = set()
     for key, setting in settings.items():
         if (is_command and key in PROGRAM_OPTIONS) or key.split(".")[0] == "ENV":  # environment variables
             continue
         key = key.replace("fsdp_config.fsdp_", "fsdp_config.")  # both spellings are read
         owner, name, found = find_key(known, key)
-        if not name or f"{owner}.{name}" in reported:
+        parts, depth = key.split("."), len(owner.split(".")) if owner else 0
+        place = ".".join((*parts[:depth], name))  # with the index of each list, which the table's owner does not have
+        if not name or place in reported:
             continue
         shown = f"--{key}" if is_command else key
         if found is None:
-            reported.add(f"{owner}.{name}")
-            if key in one.removed:
-                yield _removed(one, settings, key, is_command)
+            reported.add(place)
+            if key in one.removed.get(table, {}):
+                yield _removed(one, settings, key, is_command, table)
                 continue
             is_foreign = one.has_other_programs and not is_command  # the file's program may have keys of its own
             near = synonym(known, owner, name) or (_typo(known, owner, name) if is_foreign else known.near(owner, name))
-            right = f"{owner}.{near}".strip(".")
+            right = ".".join((*parts[:depth], near))
             refuses = one.rejects and not is_open and not owner and not is_foreign
             severity: Severity = "error" if near or refuses else "warning"
             if is_open and not near:
@@ -50,6 +53,7 @@ def key_findings(
             hint = _hint(settings, right, "--" if is_command else "") if near else hint
             target = known.find(owner, near)
             fits = target is not None and not target.problem(setting.value) and right not in settings
+            fits = fits and len(parts) == depth + 1  # the value is that of the key, not of one inside it
             fix = (_formatted(right, setting.value, is_command),) if fits else ()
             rule = "key.unknown" if severity == "error" else "key.unused"
             yield Finding(rule, severity, key, f"{one.title} {verb} {shown}{hint}", fix, setting.file, setting.line)
@@ -116,15 +120,21 @@ def _typo(known: KeyTable, owner: str, name: str) -> str:
     return near[0] if near else ""
 
 
-def _removed(one: FrontEnd, settings: Settings, key: str, is_command: bool) -> Finding:
-    """Return the finding of a key that older versions of a front end have."""
+def _removed(one: FrontEnd, settings: Settings, key: str, is_command: bool, table: str) -> Finding:
+    """Return the finding of a key that older releases have: a warning if one of those may be meant, else an error."""
     setting, dashes = settings[key], "--" if is_command else ""
-    version, right = one.removed[key]
-    named = f", which named it {dashes}{right}" if right else ""
+    version, right = one.removed[table][key]
+    is_opposite, right = right.startswith(OPPOSITE), right.removeprefix(OPPOSITE)
+    named = f", which has {dashes}{right} with the opposite meaning" if is_opposite else ""
+    named = f", which named it {dashes}{right}" if right and not is_opposite else named
     message = f"{one.title} has no {dashes}{key} since version {version}{named}; older versions accept {dashes}{key}"
-    fix = (_formatted(right, setting.value, is_command),) if right and right not in settings else ()
+    newer = has_both(table, version, settings) if table in ADDED else ""
+    message += f", but not {dashes}{newer}" if newer else ""
+    value = str(setting.value).lower() not in ("true", "1") if is_opposite else setting.value
+    fix = (_formatted(right, value, is_command),) if right and right not in settings else ()
     fix = fix or (f"without {dashes}{key}",)
-    return Finding("key.removed", "error", key, message, fix, setting.file, setting.line)
+    severity: Severity = "warning" if table in ADDED and not newer else "error"
+    return Finding("key.removed", severity, key, message, fix, setting.file, setting.line)
 
 
 def _meant_name(known: KeyTable, key: str, value: Any) -> str:

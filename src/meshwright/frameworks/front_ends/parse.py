@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -39,6 +40,7 @@ TRAININGS = ("sft", "pt", "rlhf", "train", "dpo", "grpo", "kto", "reward", "rloo
 SCRIPT = re.compile(r"(?:^|[/.])swift[/.]cli[/.](_megatron[/.])?(sft|pt|rlhf)(?:\.py)?$")
 """ms-swift's programs, as torchrun and accelerate launch start them."""
 TRL_SCRIPT = re.compile(r"(?:^|/)trl/scripts/(dpo|grpo|kto|reward|rloo)\.py$")  # sft is read with Accelerate's config
+DEEPSPEED = ("deepspeed", "dist_config.config_file")
 STAGE = re.compile(r"z(?:ero)?[-_]?([0-3])", re.IGNORECASE)
 ATTENTION = {"flash_attn": "flash_attention_2", "fa2": "flash_attention_2", "fa3": "flash_attention_3",
     "flash_attention": "flash_attention_2"}  # fmt: skip
@@ -158,14 +160,15 @@ def _parsed(
 ) -> ParsedConfig:
     values = {key: setting.value for key, setting in settings.items() if not setting.unresolved}
     keys = _all_keys(settings)
-    known = _table(one, keys, program)
+    table_name = _table_name(one, keys, program)
+    known = table(table_name)
     is_open = any(key in keys for key in one.open_with)
     is_command = content.format == "shell"
     own = {key: found for found in one.refused(values) for key in found[:1]}
     others = (found for found in refused_values(one, values) if found[0] not in own)
     refused = tuple(value_findings(settings, (*own.values(), *others), is_command))
     findings = (
-        *key_findings(one, known, settings, is_open, is_command),
+        *key_findings(one, known, settings, is_open, is_command, table_name),
         *tables_for_values(known, settings),
         *refused,
         *_start_findings(one, content, settings, known, refused),
@@ -173,6 +176,8 @@ def _parsed(
         *(() if is_command else missing_keys(one, settings, keys)),
     )
     read = settings if is_open else {key: setting for key, setting in settings.items() if _is_read(known, key)}
+    renamed = {key: new for key, (_, new) in one.removed.get(table_name, {}).items() if new and key in settings}
+    read = {**{new: settings[key] for key, new in renamed.items()}, **read}  # as the older release reads them
     arguments = dict(_trainer_arguments(one, read, values))
     subcommand = _subcommand(one, content)
     if one.all_tokens is not None:
@@ -180,7 +185,8 @@ def _parsed(
         answers = not one.all_tokens(values) and subcommand != "pt"
         name = "assistant_only_loss" if answers else "completion_only_loss"
         arguments[name] = msgspec.structs.replace(first, value=answers, unresolved="", pyyaml=msgspec.UNSET)
-    parsed = parse_arguments_of(content, dict(_sharding(settings, values)), gpus, arguments)
+    zero = _zero(content, settings)
+    parsed = parse_arguments_of(content, dict(_sharding(settings, values, zero)), gpus, arguments)
     why = one.other(values) or ("Megatron" if is_open or program.endswith("megatron") else "")
     why = why or ("layers spread over the visible devices" if _spreads(env or {}) else "")
     why = why or (subcommand if subcommand not in ("", "sft", "pt", "train") else "")
@@ -193,6 +199,7 @@ def _parsed(
     if why:
         notes.append(f"{why}: keys and values are checked, {NOT_ESTIMATED}")
     assumed = ("data.seq_length",) if not {"max_length", "cutoff_len"} & arguments.keys() else ()
+    assumed += ("layout.strategy",) if _leaves_sharding_open(settings, zero, is_command or bool(adapters)) else ()
     return msgspec.structs.replace(
         parsed,
         settings={**parsed.settings},
@@ -244,16 +251,16 @@ def _all_keys(settings: Settings) -> set[str]:
     return {*settings, *(key.split(".")[0].split("[")[0] for key in settings)}
 
 
-def _table(one: FrontEnd, keys: set[str], program: str) -> KeyTable:
+def _table_name(one: FrontEnd, keys: set[str], program: str) -> str:
     other = next((name for marks, name in one.other_tables if set(marks) <= keys), "")
-    return table(other or program or one.name.replace("-", "_"))
+    return other or program or one.name.replace("-", "_")
 
 
 def table_of(one: FrontEnd, content: Content) -> KeyTable:
     """Return the keys that a file or command accepts."""
     launch = _launch(one, content) if content.format == "shell" else None
     program = "" if launch is None else one.programs[program_of(launch).split(" ")[0]]
-    return _table(one, _all_keys(content.settings), program)
+    return table(_table_name(one, _all_keys(content.settings), program))
 
 
 def _is_read(known: KeyTable, key: str) -> bool:
@@ -326,19 +333,55 @@ def _is_known(targets: list[str]) -> bool:
     return bool(groups_of(tuple(targets)))
 
 
-def _sharding(settings: Settings, values: Mapping[str, Any]) -> Iterator[tuple[str, SourcedValue]]:
+def _deepspeed(settings: Settings) -> SourcedValue | None:
+    """Return the setting that names DeepSpeed's config; None if there is none."""
+    return next((settings[key] for key in DEEPSPEED if key in settings and settings[key].value), None)
+
+
+def _zero(content: Content, settings: Settings) -> Mapping[str, Any]:
+    """Return the stage and offloading of DeepSpeed's config, by the file or by its name; empty if neither has them."""
+    setting = _deepspeed(settings)
+    if setting is None or setting.unresolved:
+        return {}
+    with suppress(InputError):
+        config = open_referenced_file(content, setting).settings
+        stage = as_int(config.get("zero_optimization.stage"))
+        if stage is not None:
+            found: dict[str, Any] = {f"{ZERO}zero_stage": stage}
+            for part in ("optimizer", "param"):
+                device = config.get(f"zero_optimization.offload_{part}.device")
+                found |= {f"{ZERO}offload_{part}_device": device.value} if device is not None and stage else {}
+            return found
+    name = str(setting.value)
+    named = STAGE.search(name)
+    if named is None:
+        return {}
+    found = {f"{ZERO}zero_stage": int(named[1])}
+    offload = "cpu" if "offload" in name else "none"
+    found |= {f"{ZERO}offload_optimizer_device": offload} if named[1] != "0" else {}
+    return found | ({f"{ZERO}offload_param_device": offload} if named[1] == "3" and "all" in name else {})
+
+
+def _has_fsdp(settings: Settings) -> bool:
+    return any(key == "fsdp" or key.startswith("fsdp_config") for key in settings) or "dp_shard_size" in settings
+
+
+def _leaves_sharding_open(settings: Settings, zero: Mapping[str, Any], is_stated: bool) -> bool:
+    """Return whether a config of DeepSpeed that is not here shards, or one of Accelerate may, which a file is for."""
+    if _deepspeed(settings) is not None:
+        return not zero
+    return not is_stated and not _has_fsdp(settings)
+
+
+def _sharding(
+    settings: Settings, values: Mapping[str, Any], zero: Mapping[str, Any]
+) -> Iterator[tuple[str, SourcedValue]]:
     """Yield how the training is sharded, as keys of Accelerate's config."""
     first = next(iter(settings.values()), SourcedValue("", 1, ""))
     found: dict[str, Any] = {"distributed_type": "MULTI_GPU"}
-    deepspeed = str(values.get("deepspeed") or values.get("dist_config.config_file") or "")
-    stage = STAGE.search(deepspeed)
-    fsdp = any(key == "fsdp" or key.startswith("fsdp_config") for key in settings) or "dp_shard_size" in values
-    if deepspeed and stage:
-        offload = "cpu" if "offload" in deepspeed else "none"
-        found = {"distributed_type": "DEEPSPEED", f"{ZERO}zero_stage": int(stage[1])}
-        found |= {f"{ZERO}offload_optimizer_device": offload} if stage[1] != "0" else {}
-        found |= {f"{ZERO}offload_param_device": offload} if stage[1] == "3" and "all" in deepspeed else {}
-    elif fsdp:
+    if zero:
+        found = {"distributed_type": "DEEPSPEED", **zero}
+    elif _has_fsdp(settings):
         version = 1 if str(values.get("fsdp_version", 2)) == "1" else 2
         found = {"distributed_type": "FSDP", f"{FSDP}fsdp_version": version}
         found |= {f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
