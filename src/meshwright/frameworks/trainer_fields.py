@@ -26,6 +26,7 @@ WARMUPS, SHARE = ("warmup_steps", "num_warmup_steps"), "warmup_ratio"
 SAVES, EVALUATIONS = ("save_strategy",), ("eval_strategy", "evaluation_strategy")
 SCHEDULE, SCHEDULE_OPTIONS = "lr_scheduler_type", "lr_scheduler_kwargs"
 MIN_LR_SCHEDULE = "cosine_with_min_lr"
+COSINE_SHARE = "cosine_min_lr_ratio"  # of Axolotl: where its cosine ends, as a share of the peak
 ENDS = {MIN_LR_SCHEDULE: ("min_lr", "min_lr_rate"), POLYNOMIAL: ("lr_end", ""), WSD: ("", "min_lr_ratio")}
 """Options of a schedule that state where it ends: as a learning rate, or as a share of the peak."""
 POLYNOMIAL_END = 1e-7  # lr_end of transformers' function
@@ -225,6 +226,8 @@ class _Reader:
     def _end_of_decay(self, name: str, given: Mapping[str, Any]) -> float | None:
         """Return the learning rate at the end of a decay whose options state it."""
         absolute, share = ENDS.get(name, ("", ""))
+        if name == "cosine" and COSINE_SHARE in self.args:
+            share, given = COSINE_SHARE, {COSINE_SHARE: _number(self.args[COSINE_SHARE].value)}
         if isinstance(given.get(absolute), int | float):
             return float(given[absolute])
         if isinstance(given.get(share), int | float):

@@ -86,12 +86,9 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
         )
     requested, _ = override.change(requested, wanted)
     reasons = {**reasons, **{key: _requested_reason(key) for key in wanted}}
-    if recipe is None and (minimum := _scaled_minimum(base, requested, frozenset(wanted))) is not None:
-        requested, _ = override.change(requested, {MIN_LR: minimum})
-        reasons[MIN_LR] = (
-            f"follows lr: the recipe's {base.schedule.min_lr:g} is above lr={requested.optimizer.lr:g}; "
-            f"the same share of it, {minimum / requested.optimizer.lr:.0%}; a new experiment"
-        )
+    if override.MIN_LR in wanted and not _names(override.MIN_LR, overrides) and override.LR in wanted:
+        share = wanted[override.MIN_LR] / wanted[override.LR]
+        reasons[override.MIN_LR] = f"follows lr: {share:.3g} of it, as in the recipe; a new experiment"
     if recipe is None and (warmup := _longer_warmup(base, requested, frozenset(wanted))) is not None:
         requested, _ = override.change(requested, {WARMUP: warmup})
         reasons[WARMUP] = (
@@ -119,17 +116,6 @@ def baseline_for(question: Question, overrides: Sequence[str] = (), recipe: Reci
         executed=executed,
         fast=fast,
     )
-
-
-MIN_LR = "schedule.min_lr"
-
-
-def _scaled_minimum(base: Recipe, requested: Recipe, wanted: frozenset[str]) -> float | None:
-    """Return the minimum of a schedule for a typed lr below the recipe's minimum; None if that may stay."""
-    low = requested.schedule.min_lr
-    if "optimizer.lr" not in wanted or MIN_LR in wanted or not low or low <= requested.optimizer.lr:
-        return None
-    return float(f"{requested.optimizer.lr * low / base.optimizer.lr:.3g}")
 
 
 WARMUP = "schedule.warmup_steps"

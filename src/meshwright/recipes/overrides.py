@@ -31,6 +31,7 @@ from meshwright.recipes.values import bare_type, is_map, parse
 EPOCHS, STEPS = "train.epochs", "train.steps"
 PRETRAINED = "checkpoint.pretrained"
 VALIDATION = "data.validation"
+LR, MIN_LR = "optimizer.lr", "schedule.min_lr"
 RANK, ALPHA, METHOD = "peft.rank", "peft.alpha", "peft.method"
 IMAGES, DATASET, BLEND = "data.images", "data.dataset", "data.blend"
 ANNEAL_BLEND = "data.anneal_blend"
@@ -81,7 +82,20 @@ def requested(recipe: Recipe, overrides: Iterable[str]) -> dict[str, Any]:
         values |= {key: {} for key in (BLEND, ANNEAL_BLEND) if key not in values}  # as does a dataset its blend
         if values[DATASET] == "mock" and TOKENIZER not in values:
             values[TOKENIZER] = ""  # random tokens need none
-    return values | _text_only(recipe, values)
+    return values | _text_only(recipe, values) | _following_minimum(recipe, values)
+
+
+def _following_minimum(recipe: Recipe, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the end of the decay for a typed learning rate: the recipe's share of it, unless it is typed too."""
+    typed, peak, low = values.get(LR), recipe.optimizer.lr, recipe.schedule.min_lr
+    if typed is None or MIN_LR in values or typed == peak or not 0 < low <= peak:
+        return {}
+    follows = float(f"{typed * low / peak:.3g}")
+    note(
+        f"{MIN_LR}={follows:g} follows {LR}={typed:g}: {low / peak:.3g} of it, as in the recipe; "
+        f"{MIN_LR}={low:g} would keep the recipe's own"
+    )
+    return {MIN_LR: follows}
 
 
 def _note_scale(recipe: Recipe, values: Mapping[str, Any]) -> None:

@@ -65,6 +65,19 @@ def min_lr_above_peak(c: Case) -> Column:
 
 
 @rule(
+    "learning_rate.no-decay",
+    "warning",
+    "min_lr",
+    message="the {schedule_name} schedule has no effect: min_lr={min_lr} is the peak",
+    symptom="the learning rate stays at its peak after the warmup, and the final loss is higher",
+    cause="the schedule decays from lr to min_lr",
+    fixes=({"min_lr": lambda c: [float(f"{c.lr / 10:.4g}")]}, {"schedule_name": ["constant"]}),
+)
+def decay_without_range(c: Case) -> Column:
+    return (c.min_lr == c.lr) & (c.schedule_name != "constant") & not_(c.benchmark)
+
+
+@rule(
     "learning_rate.decay-inside-warmup",
     "error",
     "decay_steps",

@@ -211,6 +211,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "learning_rate.warmup-too-long": ({"steps": 100, "warmup_steps": 500}, {"warmup_steps": 10}),
     "learning_rate.no-warmup": ({"warmup_steps": 0}, {"warmup_steps": 100}),
     "learning_rate.minimum-above-peak": ({"lr": 1e-5, "min_lr": 3e-5}, {"min_lr": 1e-6}),
+    "learning_rate.no-decay": ({"lr": 3e-5, "min_lr": 3e-5}, {"min_lr": 3e-6}),
     "learning_rate.decay-inside-warmup": ({"decay_steps": 100, "warmup_steps": 500}, {"decay_steps": 1000}),
     "learning_rate.decay-ends-early": (
         {"steps": 100_000, "warmup_steps": 100, "decay_steps": 20_000, "min_lr": 1e-6},

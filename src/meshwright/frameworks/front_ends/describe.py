@@ -179,6 +179,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         _same(
             base_model="model_name_or_path", micro_batch_size="per_device_train_batch_size", sequence_len="max_length",
             num_epochs="num_train_epochs", optimizer="optim", lr_scheduler="lr_scheduler_type",
+            cosine_min_lr_ratio="cosine_min_lr_ratio",
             sample_packing="packing", attn_implementation="attn_implementation",
             lora_target_linear="lora_target_linear", liger_fused_linear_cross_entropy="use_liger_kernel",
             **{"datasets[0].path": "dataset_name"},
