@@ -30,6 +30,7 @@ def test_every_diagnosis_is_planted_somewhere_in_these_tests() -> None:
     planted |= {"loss.zero-gradients"}  # tests/first_hour/test_walk_doctor10.py
     planted |= {"speed.tcp-sockets"}  # tests/first_hour/test_walk_doctor22.py
     planted |= {"loss.validation-rises"}  # tests/first_hour/test_walk_fta26.py
+    planted |= {"speed.slower-than-baseline"}  # tests/first_hour/test_walk_cla31.py
     planted |= {"run.differs-from-file"}  # tests/first_hour/test_walk_doctor19.py
     planted |= {"run.settings"}  # of our own run folders: tests/first_hour/test_walk_finetune5.py
     for diagnosis in doctor.DIAGNOSES:

@@ -48,8 +48,7 @@ OWN = (
 
 @pytest.mark.parametrize(("name", "text"), [("a.toml", TITAN), ("a.yaml", AXOLOTL), ("own.toml", OWN)])
 @pytest.mark.parametrize(
-    ("share", "rule"),
-    [("1.0", "learning_rate.no-decay"), ("1.5", "learning_rate.minimum-above-peak"), ("0.1", "")],
+    ("share", "rule"), [("1.0", "learning_rate.no-decay"), ("1.5", "learning_rate.minimum-above-peak"), ("0.1", "")]
 )
 def test_a_decay_that_does_not_decay_is_found_in_every_file(
     folder: Path, name: str, text: str, share: str, rule: str
@@ -59,3 +58,74 @@ def test_a_decay_that_does_not_decay_is_found_in_every_file(
     assert [one for one in rules if one in ("learning_rate.no-decay", "learning_rate.minimum-above-peak")] == (
         [rule] if rule else []
     )
+
+
+def _log(folder: Path, name: str, seconds: float, arguments: str = "", timers: str = "") -> Path:
+    """Write a log of 60 steps of Megatron-LM on 256 GPUs."""
+    given = {
+        "bf16": True,
+        "ffn_hidden_size": 28672,
+        "global_batch_size": 512,
+        "group_query_attention": True,
+        "hidden_size": 8192,
+        "lr": 3e-05,
+        "micro_batch_size": 1,
+        "num_attention_heads": 64,
+        "num_layers": 80,
+        "num_query_groups": 8,
+        "num_virtual_stages_per_pipeline_rank": 10,
+        "padded_vocab_size": 128256,
+        "pipeline_model_parallel_size": 2,
+        "seq_length": 8192,
+        "sequence_parallel": True,
+        "swiglu": True,
+        "tensor_model_parallel_size": 4,
+        "train_iters": 95368,
+        "untie_embeddings_and_output_weights": True,
+        "use_distributed_optimizer": True,
+        "world_size": 256,
+    } | dict(one.split("=") for one in arguments.split())
+    lines = ["------------------------ arguments ------------------------"]
+    lines += [f"  {key} {'.' * (48 - len(key))} {value}" for key, value in given.items()]
+    lines += ["-------------------- end of arguments ---------------------"]
+    for step in range(1, 61):
+        lines.append(
+            f" [2026-11-15 00:{step // 60:02d}:{step % 60:02d}.123456] iteration {step:8d}/   95368 | "
+            f"consumed samples: {512 * step:12d} | elapsed time per iteration (ms): {1000 * seconds + step % 3:.1f} | "
+            f"learning rate: 3.000000E-05 | global batch size:   512 | lm loss: {1.76 - step / 1000:.6E} | "
+            "loss scale: 1.0 | grad norm: 0.379 | number of skipped iterations:   0 | number of nan iterations:   0 |"
+        )
+        lines += [timers] if timers else []
+    (folder / name).write_text("\n".join(lines) + "\n")
+    return folder / name
+
+
+TIMERS = (
+    "(min, max) time across ranks (ms):\n    forward-backward ...............................: (15000.00, 15200.00)\n"
+    "    forward-compute ................................: (3100.00, 4777.00)"
+)
+
+
+def test_remedies_can_start(folder: Path) -> None:
+    """82 layers with embedding and head do not divide by 2 stages of 10 chunks."""
+    found = call("doctor", str(_log(folder, "a.log", 22.6, timers=TIMERS)), "--gpus", "cluster.toml")
+    assert "unequal work per stage" in found.out
+    assert "--account-for-loss-in-pipeline-split" not in found.out
+    _log(folder, "b.log", 22.6, "num_virtual_stages_per_pipeline_rank=None", TIMERS)
+    assert "--account-for-loss-in-pipeline-split" in call("doctor", "b.log", "--gpus", "cluster.toml").out
+
+
+def test_a_baseline_of_the_same_size_says_nothing_about_the_network(folder: Path) -> None:
+    _log(folder, "ok.log", 15.9)
+    _log(folder, "slow.log", 22.6)
+    _log(folder, "other.log", 22.6, "tensor_model_parallel_size=8")
+    said = call("doctor", "slow.log", "--baseline", "ok.log", "--gpus", "cluster.toml").out
+    assert "256 GPUs, and no setting in the logs differs: a token takes 42% longer than in ok.log" in said
+    assert "network between nodes is slow" not in said
+    said = call("doctor", "other.log", "--baseline", "ok.log", "--gpus", "cluster.toml").out
+    assert "--tensor-model-parallel-size 4" in said
+    assert "no setting in the logs differs" not in said
+    faster = call("doctor", "ok.log", "--baseline", "slow.log", "--json").json
+    assert "speed.slower-than-baseline" not in [one["rule"] for one in faster["findings"]]
+    _log(folder, "small.log", 15.9, "world_size=128 global_batch_size=256")
+    assert "speed.slow-network" in call("doctor", "slow.log", "--baseline", "small.log", "--gpus", "cluster.toml").out

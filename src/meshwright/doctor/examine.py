@@ -17,8 +17,10 @@ from meshwright.doctor import (
     memorized,
     memory,
     recompiles,
+    remedies,
     settings,
     slowdown,
+    slower_baseline,
     speed,
     throughput,
     user_file,
@@ -30,6 +32,7 @@ from meshwright.doctor.run_stats import RunStats
 from meshwright.doctor.their_keys import settings_there
 from meshwright.doctor.thresholds import limit
 from meshwright.errors import InputError
+from meshwright.notes import no_notes
 from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
 from meshwright.rules import SEVERITIES, all_rules
@@ -77,10 +80,14 @@ def _needs_part(name: str, hint: str) -> Callable[[RunStats], str]:
 
 
 def _needs_network(stats: RunStats) -> str:
-    if stats.baseline is not None:
+    if stats.baseline is not None and slower_baseline.is_larger(stats, stats.baseline):
         return _needs_steps(stats)
     hint = "collective times (Megatron: --timing-log-level 1), or a run on fewer nodes: --baseline DIR"
     return _needs_part("collectives", hint)(stats)
+
+
+def _needs_baseline(stats: RunStats) -> str:
+    return "an earlier run to compare with: --baseline LOG" if stats.baseline is None else _needs_steps(stats)
 
 
 def _needs_nccl_lines(stats: RunStats) -> str:
@@ -189,6 +196,7 @@ DIAGNOSES = (
     Diagnosis("speed.slow-data", speed.slow_data, _needs_part("data", "data-loading times")),
     Diagnosis("speed.stragglers", throughput.stragglers, _needs_ranks),
     Diagnosis("speed.slow-network", speed.slow_network, _needs_network),
+    Diagnosis("speed.slower-than-baseline", slower_baseline.slower_than_baseline, _needs_baseline),
     Diagnosis("speed.recompiles", recompiles.recompiles),
     Diagnosis("speed.sustained-slowdown", slowdown.sustained_slowdown, _needs_trend),
     Diagnosis("speed.low-mfu", speed.low_mfu, _needs_estimate),
@@ -229,7 +237,7 @@ def examine(
     """
     stats = RunStats(run, case, baseline, stated)
     found = [finding for one in DIAGNOSES for finding in stats.findings_of(one.find)]
-    findings = [_in_their_keys(stats, _without_no_ops(finding, case)) for finding in found]
+    findings = [_in_their_keys(stats, _with_tried_remedies(finding, case)) for finding in found]
     findings.sort(key=lambda one: SEVERITIES.index(one.severity))
     missing = {one.id: missing_input for one in DIAGNOSES if (missing_input := one.missing_input(stats))}
     header = run.header
@@ -255,11 +263,11 @@ def examine(
     )
 
 
-def _without_no_ops(finding: Finding, case: Case | None) -> Finding:
-    """Return a finding without the remedies that the run already has; the fixes of a rule are tried already."""
+def _with_tried_remedies(finding: Finding, case: Case | None) -> Finding:
+    """Return a finding without changes that the run already has or that cannot start; fixes of rules are tried."""
     if case is None or finding.id in all_rules():
         return finding
-    kept = tuple(one for one in finding.remedies if one.what not in ("layout", "contract") or _changes(case, one.try_))
+    kept = tuple(one for one in finding.remedies if one.what not in ("layout", "contract") or _applies(case, one.try_))
     return msgspec.structs.replace(finding, remedies=kept)
 
 
@@ -274,11 +282,13 @@ def _in_their_keys(stats: RunStats, finding: Finding) -> Finding:
     return msgspec.structs.replace(finding, remedies=spelled)
 
 
-def _changes(case: Case, texts: tuple[str, ...]) -> bool:
+def _applies(case: Case, texts: tuple[str, ...]) -> bool:
     try:
-        return bool(override.change(case.recipe, override.requested(case.recipe, texts))[1])
+        with no_notes():
+            values = override.requested(case.recipe, texts)
     except InputError:  # not overrides
         return True
+    return remedies.can_start(case, values)
 
 
 def _convention(stats: RunStats) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any
 
@@ -193,6 +193,15 @@ def evaluate_change(stats: RunStats, change: Change) -> Remedy | None:
         fits=peak <= float(memory.capacity) * (1 - RESERVE),
         step_ratio=None if _has_no_estimate(change) else round(seconds / float(costs.step_time(case).step_s), 4),
     )
+
+
+def can_start(case: Case, values: Mapping[str, Any]) -> bool:
+    """Return whether values change a run into one that no rule refuses but those that the run itself violates."""
+    try:
+        recipe, log = override.change(case.recipe, values)
+        return bool(log) and bool(rules.legal(case.rebuild(recipe), ignoring=_violated_by_run(case)))
+    except (InputError, ValueError, ZeroDivisionError):  # the layout is invalid
+        return False
 
 
 def advice(*texts: str, what: What = "action", why: str = "") -> Remedy:

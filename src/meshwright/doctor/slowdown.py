@@ -76,7 +76,7 @@ def slowing_down(stats: RunStats) -> Iterator[Finding]:
         steps=(rows[0].first, rows[-1].step),
         lines=tuple(dict.fromkeys((stats.location(rows[0]), stats.location(rows[-1])))),
         evidence=(Evidence("pace at the end over the start", round(times, 4), "×", 1 + share("slowdown"), "limit"),),
-        remedies=(*_throttling(stats), *_host_causes(), *_fragmentation(stats)),
+        remedies=(*throttling(stats), *_host_causes(), *_fragmentation(stats)),
     )
 
 
@@ -221,18 +221,18 @@ def _likely_causes(stats: RunStats, found: Slowdown, index: int) -> tuple[str, t
     if reported := _reported(stats, found, index):
         texts.append(_errors_there(reported))
         fixes += _checks_of_node(reported[0])
-    part = _slower_part(before, after)
+    part = slower_part(before, after)
     if part is not None:
         name, extra, share_of_extra = part
         texts.append(f"{share_of_extra:.0%} of the extra time ({extra:.3g} s) is in {PART_CAUSES[name]}")
-        fixes += _checks_of(stats, name)
+        fixes += checks_of_part(stats, name)
     texts += _memory_change(before, after)
-    apart = [median_of(_apart(step) for step in rows) for rows in (before, after)]
+    apart = [median_of(ranks_apart(step) for step in rows) for rows in (before, after)]
     if apart[0] and apart[1] and apart[1] > apart[0] * (1 + share("shift")):
         texts.append(f"the slowest rank takes {apart[1]:.2f} times as long as the fastest, before {apart[0]:.2f}")
         fixes += check_ranks(stats)
     if part is None:
-        fixes += [*_throttling(stats), *check_ranks(stats), *_data_checks()]
+        fixes += [*throttling(stats), *check_ranks(stats), *_data_checks()]
     unknown = "The log does not show what else changed there"
     sentence = "At that point " + "; ".join(texts) if texts else unknown
     return sentence, tuple({one.try_: one for one in [*fixes, *_host_causes()]}.values())
@@ -262,7 +262,7 @@ def _checks_of_node(fault: Fault) -> tuple[Remedy, ...]:
     )
 
 
-def _slower_part(before: Sequence[Step], after: Sequence[Step]) -> tuple[str, float, float] | None:
+def slower_part(before: Sequence[Step], after: Sequence[Step]) -> tuple[str, float, float] | None:
     """Return the part that took most of the extra time, its seconds, and its share of the extra time."""
     totals = [median_of(step.seconds for step in rows) for rows in (before, after)]
     if totals[0] is None or totals[1] is None or totals[1] <= totals[0]:
@@ -287,13 +287,14 @@ def _memory_change(before: Sequence[Step], after: Sequence[Step]) -> list[str]:
     return [f"peak memory rises from {gib[0]:.1f} to {gib[1]:.1f} GiB"]
 
 
-def _apart(step: Step) -> float | None:
+def ranks_apart(step: Step) -> float | None:
     """Return the slowest rank's time over the fastest's, for the work that differs most."""
     ratios = [slowest / fastest for fastest, slowest in step.ranks_s.values() if fastest > 0]
     return max(ratios, default=None)
 
 
-def _checks_of(stats: RunStats, part: str) -> tuple[Remedy, ...]:
+def checks_of_part(stats: RunStats, part: str) -> tuple[Remedy, ...]:
+    """Return what to check if a part of a step became slower."""
     if part == "data":
         return _data_checks()
     if part == "collectives":
@@ -304,11 +305,12 @@ def _checks_of(stats: RunStats, part: str) -> tuple[Remedy, ...]:
             ),
         )
     if part == "forward_backward":
-        return (*_throttling(stats), *check_ranks(stats))
+        return (*throttling(stats), *check_ranks(stats))
     return ()
 
 
-def _throttling(stats: RunStats) -> tuple[Remedy, ...]:
+def throttling(stats: RunStats) -> tuple[Remedy, ...]:
+    """Return how to see whether a GPU lowers its clock."""
     if not stats.run.header.on_gpu:
         return check_ranks(stats)
     return (remedies.advice("nvidia-smi -q -d PERFORMANCE,CLOCK", why="shows thermal or power throttling"),)

@@ -11,6 +11,7 @@ from meshwright.doctor.finding import Evidence, Finding, Remedy
 from meshwright.doctor.nccl_network import SOCKET, socket_remedies
 from meshwright.doctor.run import Step
 from meshwright.doctor.run_stats import RunStats, median_of, span
+from meshwright.doctor.slower_baseline import is_larger
 from meshwright.doctor.thresholds import limit, share
 from meshwright.doctor.throughput import stragglers
 
@@ -182,7 +183,7 @@ def _slow_collectives(stats: RunStats) -> Iterator[Finding]:
 def _poor_scaling(stats: RunStats) -> Iterator[Finding]:
     """Compare tokens/s/GPU with a run on fewer GPUs."""
     small = stats.baseline
-    if small is None or stats.tokens_per_s is None or small.tokens_per_s is None:
+    if small is None or stats.tokens_per_s is None or small.tokens_per_s is None or not is_larger(stats, small):
         return
     scaling, expected_scaling = stats.tokens_per_s / small.tokens_per_s, 1.0
     if stats.estimate is not None and small.estimate is not None:
