@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
+from itertools import product
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,10 +18,26 @@ from meshwright.doctor.finding import Finding
 from meshwright.doctor.hang import RankNames
 from meshwright.doctor.run import CollectiveReport, Fault, Run, Step
 from meshwright.doctor.thresholds import limit
+from meshwright.errors import InputError
+from meshwright.recipes import overrides as override
 from meshwright.recipes.case import Case
+from meshwright.recipes.format_override import format_override
+from meshwright.recipes.types import field_value
 
 SECTIONS = 5
+OPEN_VALUES: dict[str, tuple[Any, ...]] = {
+    "layout.recompute": ("none", "selective", "full"),
+    "kernels.compile": (True, False),
+}
+"""Settings that change the step time and that few logs state, with their values."""
 CHUNK = 20_000  # windows of a running median per batch, to bound memory
+
+
+class OpenSettings(NamedTuple):
+    """The slowest values of settings that a log does not state, and their step time over that of the estimate."""
+
+    slowest: str  # overrides; empty if the log states all, or no value is slower
+    ratio: float
 
 
 class RunStats:
@@ -102,6 +120,24 @@ class RunStats:
         if self.estimate is None or self.tokens_per_s is None:
             return None
         return float(self.estimate.tokens_per_s_per_gpu) / self.tokens_per_s
+
+    @cached_property
+    def open_settings(self) -> OpenSettings:
+        """The slowest values of settings that change the step time and that the log leaves open."""
+        case, estimate = self.case, self.estimate
+        found = [OpenSettings("", 1.0)]
+        if case is None or estimate is None:
+            return found[0]
+        left_open = {key: values for key, values in OPEN_VALUES.items() if not self.states(key)}
+        for values in product(*left_open.values()):
+            changes = {
+                key: one for key, one in zip(left_open, values, strict=True) if field_value(case.recipe, key) != one
+            }
+            with suppress(InputError):  # a value that this model or engine does not have
+                other = case.rebuild(override.change(case.recipe, changes)[0])
+                ratio = float(costs.estimate(other).step_s) / float(estimate.step_s)
+                found.append(OpenSettings(" ".join(format_override(*one) for one in changes.items()), ratio))
+        return max(found, key=lambda one: one.ratio)
 
     @property
     def estimated_step_s(self) -> float | None:

@@ -40,9 +40,9 @@ def low_mfu(stats: RunStats) -> Iterator[Finding]:
     if any(one.severity == "warning" for one in stats.findings_of(tcp_sockets)):
         return  # that network explains any slowness
     explained = _data_excess(stats) + _network_excess(stats) + _waiting_excess(stats)
-    left = stats.step_s - explained
-    if left <= expected * (1 + margin):
-        return
+    left, slowest = stats.step_s - explained, stats.open_settings
+    if left <= expected * slowest.ratio * (1 + margin):
+        return  # as fast as estimated, with some value of what the log does not state
     part, evidence = _slow_part(stats, expected / float(estimate.step_s))
     mfu, expected_mfu = stats.mfu or 0.0, float(estimate.mfu)
     yield Finding(
@@ -51,7 +51,8 @@ def low_mfu(stats: RunStats) -> Iterator[Finding]:
         message=(
             f"MFU is {mfu:.1%}, estimated {expected_mfu:.1%} (within a factor of "
             f"{1 + estimate.band.step_pct / 100:.2f}): a step takes "
-            f"{stats.step_s:.3g} s instead of {expected:.3g} s. {part}"
+            f"{stats.step_s:.3g} s instead of {expected:.3g} s"
+            f"{f' ({slowest.ratio * expected:.3g} s with {slowest.slowest})' if slowest.slowest else ''}. {part}"
         ),
         steps=span(stats.steady),
         lines=stats.ends,

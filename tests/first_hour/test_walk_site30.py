@@ -1,0 +1,25 @@
+"""The doctor's example: what a log leaves open is no reason for a finding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshwright.web import example_files
+
+
+@pytest.mark.parametrize(
+    ("stated", "slow"),
+    [((), False), (("layout.recompute=full",), False), (("layout.recompute=selective", "kernels.compile=true"), True)],
+)
+def test_a_run_is_slow_only_if_no_value_of_what_its_log_leaves_open_explains_it(
+    meshwright: Any, tmp_path: Path, stated: tuple[str, ...], slow: bool
+) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(example_files.log())
+    answer = meshwright("doctor", str(log), "--model", "llama3-8b", "--gpus", "8xH100", *stated, "--json").json
+    found = {one["rule"]: one for one in answer["findings"]}
+    assert ("speed.low-mfu" in found) is slow
+    assert {"memory.out-of-memory", "loss.spikes", "speed.sustained-slowdown", "memory.growing"} <= found.keys()
