@@ -141,6 +141,8 @@ def _page_problems(name: str, page: Page, files: Mapping[str, Path]) -> Iterator
     for key in ("description", "og:title", "og:description"):
         if not page.meta.get(key):
             yield f"{name}: no {key}"
+    if "og:url" in page.meta and "og:image" not in page.meta:
+        yield f"{name}: no og:image"
     if "og:image" in page.meta and _from_root(urlsplit(page.meta["og:image"]).path, files) is None:
         yield f"{name}: og:image {page.meta['og:image']} is not in the site"
     if name == "404.html":

@@ -238,6 +238,22 @@ def test_a_plan_has_a_link_preview(site: Path) -> None:
     assert len(picture) < 50_000
 
 
+def test_every_page_has_a_link_preview_with_a_picture(site: Path) -> None:
+    pages = {str(one.relative_to(site)): head(one).meta for one in site.rglob("*.html") if one.name != "404.html"}
+    for name, meta in pages.items():
+        assert meta["og:image"].startswith(f"{URL}/"), name
+        assert (site / meta["og:image"].removeprefix(f"{URL}/")).read_bytes().startswith(b"\x89PNG"), name
+        assert meta["og:url"] == f"{URL}/{name.removesuffix('index.html')}"
+        assert meta["twitter:card"] == "summary_large_image"
+
+
+def test_the_first_paint_waits_for_no_other_file(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        top = page.read_text(encoding="utf-8").partition("</head>")[0]
+        assert '<link rel="stylesheet"' not in top
+        assert all(" defer" in one for one in re.findall(r"<script src[^>]*>", top)), page
+
+
 def test_plans_say_what_backs_them_and_link_their_neighbours(site: Path) -> None:
     sft = (site / FOLDERS[1] / "index.html").read_text(encoding="utf-8")
     assert '<a href="../../../../meta-llama/Meta-Llama-3.1-8B/8xH100/peft/index.html">' in sft

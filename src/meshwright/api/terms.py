@@ -109,6 +109,14 @@ TERMS = {
     "doctor": "the command that diagnoses a run from its logs",
 }
 """Term → meaning."""
+IN_SENTENCES = (
+    "tp", "pp", "vp", "cp", "ep", "etp", "dp", "sp", "dp_shard", "dp_replicate", "micro_batch", "gradient_accumulation",
+    "activation_checkpointing", "gradient_checkpointing", "recompute", "mfu", "tflops", "goodput", "mtbf", "nvl72",
+    "nvlink", "fsdp", "fsdp1", "fsdp2", "megatron_fsdp", "ddp", "hsdp", "efsdp", "zero_1", "zero_2", "zero_3",
+    "ulysses", "lora", "qlora", "dora", "moe", "loss_mask", "dry_run", "calibration_profile", "verification_report",
+    "cluster_file",
+)  # fmt: skip
+"""Terms that a page explains inside sentences too; the others are everyday words, explained where they stand alone."""
 LEGEND = {
     "resized": "this model's recipe, adapted to your GPUs or settings",
     "closest": "recipe of the most similar model",

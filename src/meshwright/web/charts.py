@@ -308,35 +308,12 @@ def _after_warmup(rows: Sequence[Mapping[str, Any]]) -> Spec:
 
 
 def accuracy(points: Sequence[Mapping[str, Any]], unit: str) -> Spec:
-    """Return predicted against measured on equal axes, with the diagonal."""
-    values = [dict(point) for point in points]
-    ends = [value for point in points for value in (point["measured"], point["predicted"])] or [1.0, 1.0]
-    line = [{"measured": end, "predicted": end} for end in (min(ends), max(ends))]
-    scale = {"type": "log", "nice": False, "domain": [min(ends), max(ends)]}
-    axis = {"type": "quantitative", "scale": scale, "axis": {"format": "~g", "tickCount": 5}}
-    return {
-        "height": 340,
-        "width": "container",
-        "layer": [
-            {
-                "data": {"values": line},
-                "mark": {"type": "line", "strokeDash": [4, 4], "opacity": 0.8, "style": "guide"},
-                "encoding": {"x": {"field": "measured", **axis}, "y": {"field": "predicted", **axis}},
-            },
-            {
-                "data": {"name": "points", "values": values},
-                "mark": {"type": "point", "filled": True, "size": 18, "opacity": 0.6, "tooltip": True},
-                "encoding": {
-                    "x": {"field": "measured", "title": f"measured, {unit}", **axis},
-                    "y": {"field": "predicted", "title": f"predicted, {unit}", **axis},
-                    "color": {"field": "source", "type": "nominal", "legend": None},
-                    "tooltip": [
-                        {"field": "source"},
-                        {"field": "gpu", "title": "GPU"},
-                        {"field": "measured", "format": ".4g"},
-                        {"field": "predicted", "format": ".4g"},
-                    ],
-                },
-            },
-        ],
-    }
+    """Return predicted against measured for scatter.js: points as [source, GPU, measured, predicted], in few bytes."""
+    sources = {name: number for number, name in enumerate(dict.fromkeys(point["source"] for point in points))}
+    gpus = {name: number for number, name in enumerate(dict.fromkeys(point["gpu"] for point in points))}
+    ends = [value for point in points for value in (point["measured"], point["predicted"])] or [1.0, 10.0]
+    rows = [
+        [sources[one["source"]], gpus[one["gpu"]], *(float(f"{one[key]:.4g}") for key in ("measured", "predicted"))]
+        for one in points
+    ]
+    return {"unit": unit, "domain": [min(ends), max(ends)], "sources": [*sources], "gpus": [*gpus], "points": rows}

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from html import escape, unescape
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
@@ -34,6 +34,7 @@ SECTIONS = {
     "gpus": ("GPUs", "memory, peaks and links, with sources"),
     "rules": ("Rules", "all checks: symptom, cause and fix"),
 }
+SHOWN = ("title", "description")  # what link previews show of every page
 GLOSSARY_TWIN = "twin:glossary"  # no verb returns all terms
 Get = Callable[[str], Awaitable[bytes]]
 
@@ -115,6 +116,7 @@ async def _files(site: Site, log: Callable[[str], None]) -> dict[str, bytes]:
         stage(f"{number} of {len(pages)} catalogue pages")
     contents |= _plan_files(plans, catalogue, site, links)
     contents |= _front(plans, catalogue, site, links)
+    contents |= _page_previews(contents, plan_pages.addresses(site.url)) if site.url else {}
     pages |= {name: ("", "") for name in contents if name.endswith(".html") and name not in (*pages, "404.html")}
     contents["index.json"] = _indented(json.dumps(_index(pages)).encode())
     contents["llms.txt"] = _llms(catalogue, plans).encode()
@@ -190,6 +192,25 @@ def _front(
         )
         files["404.html"] = as_file(_without_served(html, site, links), "404.html", links, root=root).encode()
     return files
+
+
+def _page_previews(contents: Mapping[str, bytes], address: Callable[[str], str]) -> dict[str, bytes]:
+    """Return pages without a preview again, with one of their title and description, and its pictures."""
+    found: dict[str, bytes] = {}
+    pictures = preview_image.available()
+    for name in (name for name in contents if name.endswith(".html") and name != "404.html"):
+        html = contents[name].decode()
+        if 'property="og:url"' in html:
+            continue
+        title, about = (unescape(html.partition(f'"og:{key}" content="')[2].partition('"')[0]) for key in SHOWN)
+        title, image = title.removesuffix(" · Meshwright"), f"{name.removesuffix('.html')}-preview.png"
+        if pictures:
+            found[image] = preview_image.page_preview(title, about)
+        meta = plan_pages.page_meta(
+            title, about, address(name.removesuffix("index.html")), address(image) if pictures else "", title
+        )
+        found[name] = html.replace("</head>", f"{render('preview_tags.html', meta=meta)}</head>", 1).encode()
+    return found
 
 
 def _pages(catalogue: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, str]]]:

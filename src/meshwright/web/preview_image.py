@@ -1,4 +1,4 @@
-"""The picture of a plan that link previews show, as a PNG: previewers of chats and social sites do not take SVG."""
+"""The pictures that link previews show, as PNG: previewers of chats and social sites do not take SVG."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.web.presenters import PARTS
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
 
 SIZE = (1200, 630)
@@ -30,14 +31,7 @@ def available() -> bool:
 
 def preview(title: str, subtitle: str, plan: Mapping[str, Any], words: str) -> bytes:
     """Return a plan's picture: title, memory bar with the capacity line, and speed."""
-    from PIL import Image, ImageDraw
-
-    picture = Image.new("RGB", SIZE, CARD)
-    draw = ImageDraw.Draw(picture)
-    for color, x, y in TILES:
-        left, top = MARGIN + 20 * x, 58 + 20 * y
-        draw.rounded_rectangle((left, top, left + 16, top + 16), 4, fill=color)
-    _text(draw, (MARGIN + 52, 60), "Meshwright", 30, SOFT)
+    picture, draw = _empty()
     _text(draw, (MARGIN, 128), title, 66, INK)
     _text(draw, (MARGIN, 218), subtitle, 42, SOFT)
     estimate = plan["estimate"]
@@ -47,9 +41,56 @@ def preview(title: str, subtitle: str, plan: Mapping[str, Any], words: str) -> b
     _memory_bar(draw, gib, top=424, height=58)
     _text(draw, (MARGIN, 500), f"{gib['total']:.0f} of {gib['capacity']:.0f} GiB per GPU", 32, INK)
     _text(draw, (MARGIN, 552), words, 26, SOFT)
+    return _as_png(picture)
+
+
+def page_preview(title: str, about: str) -> bytes:
+    """Return the picture of a page that is no plan: its title and its description."""
+    picture, draw = _empty()
+    top = 150
+    for line in _wrapped(title, 66)[:2]:
+        _text(draw, (MARGIN, top), line, 66, INK)
+        top += 84
+    top += 28
+    for line in _wrapped(about, 38)[: (SIZE[1] - MARGIN - top) // 54]:
+        _text(draw, (MARGIN, top), line, 38, SOFT)
+        top += 54
+    return _as_png(picture)
+
+
+def _empty() -> tuple[Image, ImageDraw]:
+    """Return a picture with the icon and the name, and what draws on it."""
+    from PIL import Image, ImageDraw
+
+    picture = Image.new("RGB", SIZE, CARD)
+    draw = ImageDraw.Draw(picture)
+    for color, x, y in TILES:
+        left, top = MARGIN + 20 * x, 58 + 20 * y
+        draw.rounded_rectangle((left, top, left + 16, top + 16), 4, fill=color)
+    _text(draw, (MARGIN + 52, 60), "Meshwright", 30, SOFT)
+    return picture, draw
+
+
+def _as_png(picture: Image) -> bytes:
+    from PIL import Image
+
     file = io.BytesIO()
     picture.quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(file, "PNG", optimize=True)
     return file.getvalue()
+
+
+def _wrapped(text: str, size: int) -> list[str]:
+    """Return a text as lines that fit into the picture."""
+    from PIL import ImageFont
+
+    font, lines = ImageFont.load_default(size), [""]
+    for word in text.replace("×", "x").split():
+        longer = f"{lines[-1]} {word}".strip()
+        if font.getlength(longer) <= SIZE[0] - 2 * MARGIN or not lines[-1]:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
 
 
 def _text(draw: ImageDraw, at: tuple[int, int], text: str, size: int, color: str) -> None:

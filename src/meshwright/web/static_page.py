@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from html import escape
 from html.parser import HTMLParser
+
+from meshwright.web.assets import assets
 
 VOID = frozenset(("input", "meta", "link", "br", "hr", "img"))
 
@@ -14,8 +17,10 @@ def as_file(
 ) -> str:
     """Return a page as a static file. `files` maps URLs to files; `inlined` returns parts that are loaded later.
 
-    Links are relative to the page, or start with `root` where a page is shown at any address. Elements with
-    `data-served` need a server and are left out; hidden ones with `data-static="URL"` are shown if `files` has the URL.
+    Links are relative to the page, or start with `root` where a page is shown at any address. Styles, and the script
+    that sets the colors before anything is drawn, are in the page: its first paint waits for no other file. Elements
+    with `data-served` need a server and are left out; hidden ones with `data-static="URL"` are shown if `files` has the
+    URL.
     """
     parser = _Page(root if root is not None else "../" * at.count("/"), files, inlined)
     parser.feed(page)
@@ -26,6 +31,21 @@ def as_file(
 def _asks_server(tag: str, attributes: Mapping[str, str]) -> bool:
     """Return whether a tag loads or configures htmx, which has nothing to request here."""
     return (tag == "script" and "/htmx" in attributes.get("src", "")) or attributes.get("name") == "htmx-config"
+
+
+def _inlined_asset(tag: str, attributes: Mapping[str, str]) -> str:
+    """Return a style sheet or script that blocks the first paint as a part of the page; empty for other tags."""
+    place = attributes.get("href" if tag == "link" else "src", "").partition("?")[0]
+    name = place.removeprefix("/static/")
+    if tag == "link" and attributes.get("rel") == "stylesheet" and name in assets():
+        return f"<style>{_without_comments(assets()[name].content.decode())}</style>"
+    if tag == "script" and name in assets() and not {"defer", "async"} & attributes.keys():
+        return f"<script>{assets()[name].content.decode().strip()}"
+    return ""
+
+
+def _without_comments(style: str) -> str:
+    return re.sub(r"\s*\n\s*", "\n", re.sub(r"/\*.*?\*/", "", style, flags=re.DOTALL)).strip()
 
 
 class _Page(HTMLParser):
@@ -54,7 +74,7 @@ class _Page(HTMLParser):
         if tag == "a" and attributes.get("href", "").startswith("/") and self._link(attributes["href"]) is None:
             self._open(tag, "<span>", "</span>")
             return
-        self._open(tag, self._written(tag, attrs), f"</{tag}>")
+        self._open(tag, _inlined_asset(tag, attributes) or self._written(tag, attrs), f"</{tag}>")
         if tag == "div" and "hx-get" in attributes:
             self.out += [self.inlined(attributes["hx-get"]), "</div>"]
             self.ends.pop()

@@ -9,12 +9,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from meshwright.api.inputs import TEXT_BYTES
-from meshwright.api.terms import TERMS, meanings
+from meshwright.api.terms import meanings
 from meshwright.choices import ENGINES, FORMATS, GOALS
 from meshwright.display import amount, duration
 from meshwright.web import presenters
 from meshwright.web.assets import asset_url
+from meshwright.web.explained_terms import explained, term_link
 
+GLOSSARY = "glossary.html"
 NUMBER = Markup('<data value="{}" data-of="{}">{}</data>')
 
 
@@ -31,15 +33,16 @@ def environment() -> Environment:
     loaded.filters.update(short=presenters.shortened, seconds=presenters.seconds, pct=percent, gib=gib)
     loaded.filters.update(duration=duration, amount=amount)
     loaded.globals.update(asset=asset_url, num=number, step_labels=presenters.STEP_PARTS, text_bytes=TEXT_BYTES)
-    loaded.globals.update(tiles_of=presenters.tiles, meanings=meanings())
-    loaded.globals.update(terms=TERMS, goals=GOALS, engines=ENGINES, formats=FORMATS, severities=presenters.SEVERITIES)
+    loaded.globals.update(tiles_of=presenters.tiles, meanings=meanings(), term=term_link)
+    loaded.globals.update(goals=GOALS, engines=ENGINES, formats=FORMATS, severities=presenters.SEVERITIES)
     loaded.tests["number"] = lambda value: isinstance(value, int | float)
     return loaded
 
 
 def render(template: str, **shown: Any) -> str:
-    """Return a page as text."""
-    return environment().get_template(template).render(**shown)
+    """Return a page as text; its terms are explained where they stand."""
+    text = environment().get_template(template).render(**shown)
+    return text if template == GLOSSARY else explained(text)
 
 
 def number(value: float, text: str, of: str) -> Markup:

@@ -306,7 +306,7 @@ def test_catalogues_are_searched_while_typing(watched: Any, meshwright: Any) -> 
 
 def test_accuracy_is_filtered_by_source(watched: Any) -> None:
     page = watched.open("/accuracy")
-    count = "() => charts.views.get('acc-step').data('points').length"
+    count = "() => scatter.plots.get('acc-step').shown.length"
     every = page.evaluate(count)
     page.select_option("#source", "llm_foundry")
     page.wait_for_function(f"(n) => ({count})() < n", arg=every)

@@ -60,15 +60,3 @@ document.addEventListener("htmx:afterSettle", (event) => {
   const id = event.detail.target && event.detail.target.id;
   if (id === "answer") charts.all();
 });
-
-// Accuracy: one source at a time.
-document.addEventListener("change", (event) => {
-  if (!event.target.matches("[data-source]")) return;
-  for (const id of ["acc-step", "acc-memory"]) {
-    const view = charts.views.get(id);
-    const spec = JSON.parse(document.getElementById(`${id}-spec`).textContent);
-    const all = spec.layer[1].data.values;
-    const wanted = event.target.value;
-    view.data("points", wanted ? all.filter((one) => one.source === wanted) : all).runAsync();
-  }
-});
