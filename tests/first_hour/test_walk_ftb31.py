@@ -220,3 +220,11 @@ def test_help_and_readme_name_all_readers(meshwright: Any) -> None:
     for name in ("Axolotl", "LLaMA-Factory", "TRL", "ms-swift", "Hugging Face Trainer"):
         assert name in text
         assert name in readme
+
+
+def test_a_program_of_trl_under_accelerate_has_the_keys_of_older_releases_too(meshwright: Any) -> None:
+    text = "accelerate launch --num_processes 1 trl/scripts/sft.py --model_name_or_path Qwen/Qwen3-4B --use_peft "
+    text += "--dataset_name trl-lib/Capybara --max_seq_length 2048 --output_dir out\n"
+    found = answer(meshwright, "t.sh", text, "--gpus", "1xRTX4090")
+    (removed,) = (one for one in found["findings"] if one["rule"] == "key.removed")
+    assert (removed["severity"], removed["fix"]) == ("error", ["--max_length 2048"])

@@ -182,7 +182,7 @@ def _trl_findings(arguments: Arguments) -> Iterator[Finding]:
     from meshwright.frameworks.front_ends.keys import key_findings
 
     trl = FRONT_ENDS["trl"]
-    return key_findings(trl, trl.table, arguments, is_open=False, is_command=True)
+    return key_findings(trl, trl.table, arguments, is_open=False, is_command=True, table=trl.name)
 
 
 def parse_arguments_of(
