@@ -13,7 +13,7 @@ import importlib.util
 import re
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -51,6 +51,7 @@ class Keyword:
     required: bool = False
     nested: tuple[str, ...] = ()  # classes whose fields a table or the items of a list have
     many: bool = False  # a list of `nested`
+    default: bool | None = None  # of a switch
 
     def text(self) -> str:
         """Return the keyword as a cell of a table."""
@@ -113,7 +114,8 @@ class Sources:
             ):
                 if "ClassVar" in ast.unparse(one.annotation):
                     continue
-                found[one.target.id] = self.keyword(module, one.target.id, one.annotation, one.value is None)
+                keyword = self.keyword(module, one.target.id, one.annotation, one.value is None)
+                found[one.target.id] = replace(keyword, default=_default(one.value))
                 alias = _alias(one.value)
                 if alias:
                     found[alias] = self.keyword(module, alias, one.annotation, False)
@@ -255,6 +257,14 @@ def _last(node: ast.expr) -> str:
     if isinstance(node, ast.Subscript):
         return _last(node.value)
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def _default(value: ast.expr | None) -> bool | None:
+    """Return the default of a switch; None if it is not true or false."""
+    if isinstance(value, ast.Call):
+        value = next((one.value for one in value.keywords if one.arg == "default"), None)
+    found = value.value if isinstance(value, ast.Constant) else None
+    return found if isinstance(found, bool) else None
 
 
 def _alias(value: ast.expr | None) -> str:
@@ -439,6 +449,7 @@ class FrontEnd:
         if self.transformers:
             top = {**{name: Keyword(name) for name in TRANSFORMERS_4}, **top}
         yield from _nested("", top, sources, 0)
+        yield from _switches(top)
         yield from _trainer_names()
 
     def _places(self, sources: Sources) -> Iterator[str]:
@@ -448,6 +459,14 @@ class FrontEnd:
             for name, module in sources.modules.items():
                 if where.fullmatch(name):
                     yield from (f"{name}:{one}" for one in module.defined if what.fullmatch(one))
+
+
+def _switches(top: Mapping[str, Keyword]) -> Iterator[str]:
+    """Yield the switches that are on by default, which commands turn off with --no_NAME, and those that need a value."""
+    switches = {name: one for name, one in top.items() if one.types and {*one.types} <= {"bool", "none"}}
+    yield f"=on\t{' '.join(name for name, one in switches.items() if one.default)}"
+    optional = (name for name, one in switches.items() if "none" in one.types and one.default is None)
+    yield f"=valued\t{' '.join(optional)}"
 
 
 def _trainer_names() -> Iterator[str]:
@@ -471,8 +490,9 @@ def _either(one: Keyword, other: Keyword) -> Keyword:
     same = one.choices and other.choices
     choices = (*one.choices, *other.choices) if same else ()
     return Keyword(
-        one.name, (*one.types, *other.types), choices, False, (*one.nested, *other.nested), one.many or other.many
-    )
+        one.name, (*one.types, *other.types), choices, False, (*one.nested, *other.nested), one.many or other.many,
+        True if True in (one.default, other.default) else one.default if one.default is not None else other.default,
+    )  # fmt: skip
 
 
 def _reexports(name: str, sources: Sources, under: tuple[str, ...]) -> Module:

@@ -13,6 +13,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks import trl_data
 from meshwright.frameworks.mapping import text_of
 from meshwright.frameworks.trainer_args import ADAPTER, CHATS, PROGRAM, TRAINER, WRITTEN
+from meshwright.frameworks.trainer_fields import EVALUATIONS, OFF
 from meshwright.frameworks.types import ExportedConfig, Program, ProgramArguments, SourcedValue, UnmappedField
 from meshwright.recipes.types import Recipe, field_value
 
@@ -38,10 +39,15 @@ def keep_program(
     for name, value in changes.items():
         words = _replaced(words, name, value)
     data: dict[str, str] = {}
-    is_named = program.sources.get("data.dataset") == trl_data.DATASET and trl_data.CONFIG not in program.given
+    notes: tuple[str, ...] = ()
+    is_named = program.sources.get("data.dataset") == trl_data.DATASET and f"--{trl_data.CONFIG}" not in words
     if is_named and trl_data.is_trl_script(words) and _is_local(recipe):
         name = f"{recipe.name or 'recipe'}_data.yaml"
-        data = {name: trl_data.data_config(recipe)}
+        strategy = _strategy(program, changes)
+        data = {name: trl_data.data_config(recipe, bool(strategy))}
+        if strategy and not recipe.data.validation_part:
+            notes = (f"{name} holds out {trl_data.held_out(recipe):.0%} of the data ({trl_data.HELD_OUT}), because "
+                f"{strategy} needs a test split; data.validation_part=N holds out another part",)  # fmt: skip
         words = [*_replaced(words, trl_data.DATASET, None), f"--{trl_data.CONFIG}", name]
     carried = {*program.sources, *(field for field in (*TRAINER, "layout.recompute", "schedule.min_lr"))}
     unmapped = tuple(one for one in written.unmapped if one.field not in carried)
@@ -55,8 +61,17 @@ def keep_program(
             tuple(words), written.program.env, variables, expanded=tuple(one for one in words if one in expanded)
         ),
         unmapped=(*unmapped, *(one for one in lost if one.field not in {two.field for two in unmapped})),
-        notes=tuple(one for one in written.notes if PROGRAM not in one and WRITTEN not in one),
+        notes=(*(one for one in written.notes if PROGRAM not in one and WRITTEN not in one), *notes),
     )
+
+
+def _strategy(program: ProgramArguments, changes: Mapping[str, Any]) -> str:
+    """Return the argument with which a command validates; empty if it does not."""
+    for name in EVALUATIONS:
+        value = changes.get(name, getattr(program.given.get(name), "value", None))
+        if str(value).lower() not in OFF:
+            return f"--{name} {value}"
+    return ""
 
 
 def _is_local(recipe: Recipe) -> bool:

@@ -20,7 +20,7 @@ from meshwright.recipes.values import parse
 
 ROWS = {row.key: row for row in (*KEYS, *ARGUMENTS)}
 LISTS = ("lora_target_modules", "target_modules")  # arguments with several values
-DATASETS = ("dataset_name", "train_file", "dataset_path", "train_data_path", "data_path", "dataset")
+DATASETS = ("datasets", "dataset_name", "train_file", "dataset_path", "train_data_path", "data_path", "dataset")
 STEPS, EPOCHS = ("max_steps", "max_train_steps"), ("num_train_epochs", "num_epochs")
 WARMUPS, SHARE = ("warmup_steps", "num_warmup_steps"), "warmup_ratio"
 SAVES, EVALUATIONS = ("save_strategy",), ("eval_strategy", "evaluation_strategy")

@@ -21,6 +21,7 @@ READERS = {".jsonl": "json", ".json": "json", ".ndjson": "json", ".parquet": "pa
 UNKNOWN_DATA = ("", "mock", "DATA")
 NOT_CHATS = ("rajpurkar/squad", "squad")  # datasets of the hub whose columns TRL does not know
 NO_DATA = ("train.eval_every",)  # fields without effect in a program without validation data
+VALIDATION_PART = 0.02  # share of the data that is held out if a file validates and names none
 FIELDS = ("data.dataset", "data.split", "data.tokenizer", "data.validation", "data.validation_part")
 """Recipe fields that the program sets besides the model."""
 ATTENTION = {"flash": "flash_attention_2", "sdpa": "sdpa", "eager": "eager", "flex": "flex_attention"}
@@ -70,7 +71,7 @@ def lost_by_program(recipe: Recipe) -> tuple[UnmappedField, ...]:
     """Return the fields that the written program leaves out: validations without data."""
     if _is_evaluated(recipe):
         return ()
-    reason = "no validation data is set, and the Trainer does not start without: add data.validation_part=0.02"
+    reason = f"no validation data is set, and the Trainer does not start without: add data.validation_part={VALIDATION_PART}"
     return tuple(UnmappedField(field, field_value(recipe, field), reason) for field in NO_DATA)
 
 

@@ -12,6 +12,7 @@ from meshwright.errors import InputError
 from meshwright.frameworks import Program
 from meshwright.frameworks.common import torchrun
 from meshwright.frameworks.initial_weights import shell_word
+from meshwright.frameworks.trainer_program import VALIDATION_PART
 from meshwright.planner import Plan, case_of, moved_to, with_listed_stages
 from meshwright.recipes.engine_models import lacking
 from meshwright.recipes.format_override import format_override
@@ -33,7 +34,6 @@ STRATEGY = "layout.strategy="
 NO_LENGTH = "the file does not say how long it trains; add train.epochs=N or train.steps=N"
 
 
-VALIDATION_PART = 0.02
 EXPORTED = "written by meshwright export"
 
 

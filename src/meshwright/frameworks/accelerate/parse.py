@@ -11,6 +11,7 @@ from msgspec import UNSET
 
 from meshwright.clusters import Cluster
 from meshwright.errors import InputError
+from meshwright.frameworks import accelerate_options
 from meshwright.frameworks.accelerate.job_environment import settings_of
 from meshwright.frameworks.accelerate.keys import PREFIXES, SECTION_OF_TYPE, TABLE, format_setting
 from meshwright.frameworks.common import gpu_request_of, value_or_default
@@ -38,7 +39,7 @@ from meshwright.frameworks.trainer_files import (
     written_arguments,
     written_beside,
 )
-from meshwright.frameworks.trl_data import is_trl_script
+from meshwright.frameworks.trl_data import CONFIG, MIXTURE, is_of_command, is_trl_script
 from meshwright.frameworks.types import Settings, SourcedValue, as_int
 from meshwright.recipes.key_maps import config_keys
 from meshwright.recipes.key_maps.accelerate import (
@@ -71,7 +72,6 @@ UNSLOTH_NOTE = (
 )
 TRL, TRL_SCRIPTS = "trl.", "trl/scripts/"  # modules of TRL, and their files
 TRL_FILES = ("datasets[0].data_files", "datasets[0].data_dir", "datasets[0].path")  # the first of these names the data
-TRL_FILE_OPTIONS = ("accelerate_config", "num_processes", "num_machines", "mixed_precision")
 _SHARDED = {
     "distributed_type": "FSDP",
     f"{FSDP}fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
@@ -140,8 +140,9 @@ def parse(content: Content) -> ParsedConfig:
         raise InputError("contains no accelerate launch command", field="file", value=content.path)
     own, of_job = started_program(content, launch.program), False
     arguments = {**(file_arguments(own) if own is not None else {}), **parse_arguments(launch.args)}
+    of_file: Settings = {}
     if "config" in arguments and is_trl_script([str(launch.program.value)]):
-        launch, arguments = _with_trl_file(content, launch, arguments)
+        launch, arguments, of_file = _with_trl_file(content, launch, arguments)
     by_default = str(launch.program.value).startswith(TRL) and not {"config-file", *TYPE_OPTIONS} & set(
         launch.launcher_args
     )
@@ -167,7 +168,7 @@ def parse(content: Content) -> ParsedConfig:
     refused = refused_arguments("accelerate", parse_arguments(launch.args), own)
     parsed = msgspec.structs.replace(parsed, findings=(*parsed.findings, *refused))
     if script.startswith(TRL) or TRL_SCRIPTS in script:
-        typed = arguments if own is None else parse_arguments(launch.args)
+        typed = {**of_file, **parse_arguments(launch.args)}
         parsed = msgspec.structs.replace(parsed, findings=(*_trl_findings(typed), *parsed.findings))
     notes = parsed.notes if own is None else (*parsed.notes, f"the arguments of the program are read from {own.path}")
     notes = (*notes, UNSLOTH_NOTE) if own is not None and uses_unsloth(own) else notes
@@ -285,27 +286,29 @@ def _config_of(content: Content, launch: LaunchCommand) -> Settings:
 
 def _with_trl_file(
     content: Content, launch: LaunchCommand, arguments: Arguments
-) -> tuple[LaunchCommand, dict[str, SourcedValue]]:
-    """Return a command of TRL with the arguments of its --config FILE, which those of the command replace."""
-    path = arguments.get("config")
+) -> tuple[LaunchCommand, dict[str, SourcedValue], Settings]:
+    """Return a command of TRL with the arguments of its --config FILE, which those of the command replace.
+
+    The third value has TRL's arguments as the file writes them, without the options of Accelerate's launcher.
+    """
+    path = arguments.get(CONFIG)
     if path is None:
-        return launch, dict(arguments)
+        return launch, dict(arguments), {}
     from meshwright.frameworks.shell import with_options
 
     named = open_referenced_file(content, path).settings
-    options = {key.replace("_", "-"): one for key, one in named.items() if key in TRL_FILE_OPTIONS}
+    options = {key.replace("_", "-"): one for key, one in named.items() if key in accelerate_options.IN_FILE}
     if "accelerate-config" in options:
         options["config-file"] = options.pop("accelerate-config")
     launch = with_options(launch, {**options, **launch.launcher_args}, launch.job)
-    given = {key: one for key, one in named.items() if key not in TRL_FILE_OPTIONS and one.value is not None}
+    own = {key: one for key, one in named.items() if not is_of_command(key)}
+    given = {key: one for key, one in own.items() if one.value is not None}
     files = [given[key] for key in TRL_FILES if key in given]
-    given = {key: one for key, one in given.items() if not key.startswith("datasets[")}
-    given |= {"dataset_name": files[0]} if files else {}
-    if "test_split_size" in given:
-        given["test_size"] = given.pop("test_split_size")
+    given = {key: one for key, one in given.items() if not key.startswith(f"{MIXTURE}[")}
+    given |= {MIXTURE: files[0]} if files else {}
     texts = {key: ",".join(map(str, one.value)) for key, one in given.items() if isinstance(one.value, list)}
     read = {key: msgspec.structs.replace(one, value=texts.get(key, one.value)) for key, one in given.items()}
-    return launch, {**read, **{key: one for key, one in arguments.items() if key != "config"}}
+    return launch, {**read, **{key: one for key, one in arguments.items() if key != CONFIG}}, own
 
 
 def _options(launch: LaunchCommand) -> Iterator[tuple[str, SourcedValue]]:
@@ -348,7 +351,7 @@ def _parsed(
         findings = tuple(_double_checkpointing(checkpointing, arguments))
     findings = (*findings, *_overwritten_precision(settings, arguments), *_stops_without_validation(arguments))
     findings = (*findings, *unknown_names("accelerate", arguments))
-    findings = (*findings, *start_findings(arguments, program.model, script))
+    findings = (*findings, *start_findings({**arguments, **_mixed(effective)}, program.model, script))
     if in_weight_dtype:
         findings = (*findings, *_scaled_fp16_weights(effective, arguments, weights))
     inner = None
@@ -449,6 +452,8 @@ def _overwritten_precision(settings: Settings, arguments: Arguments) -> Iterator
     """Yield a finding if Accelerate's config states another precision than the Trainer's flag."""
     key = "mixed_precision"
     written, flag = settings.get(key), _trainer_precision(arguments).get(key)
+    if all(is_on(arguments, name) for name in ("fp16", "bf16")):
+        return  # the Trainer refuses to start
     if written is None or flag is None or str(written.value).lower() in ("no", "false", flag.value):
         return  # "no" leaves the choice to the program
     yield Finding(
@@ -461,6 +466,11 @@ def _overwritten_precision(settings: Settings, arguments: Arguments) -> Iterator
         file=written.file,
         line=written.line,
     )
+
+
+def _mixed(settings: Settings) -> dict[str, SourcedValue]:
+    """Return the mixed precision of a run as an argument beside the Trainer's own."""
+    return {key: one for key, one in settings.items() if key == "mixed_precision"}
 
 
 def _is_unmixed(settings: Settings) -> bool:

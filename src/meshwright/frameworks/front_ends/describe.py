@@ -12,6 +12,7 @@ import msgspec
 from meshwright.frameworks.front_ends import older_keys
 from meshwright.frameworks.front_ends.older_keys import Removed
 from meshwright.frameworks.key_table import KeyTable, read_table
+from meshwright.frameworks.trl_data import is_of_command
 from meshwright.similar import closest
 
 Values = Mapping[str, Any]
@@ -53,6 +54,7 @@ class FrontEnd(msgspec.Struct, frozen=True):
     kernels: tuple[str, ...] = ()  # keys that put a plugin's kernels in the place of attn_implementation
     isolates: bool = False  # whether it masks packed samples from each other with every attention kernel it names
     removed: Mapping[str, Removed] = {}  # keys of older releases by the table that no longer has them
+    is_of_command: Callable[[str], bool] = lambda key: False  # keys of its files for its command, not its arguments
     has_other_programs: bool = False  # whether programs of others read its files too, with keys of their own
     refused: Callable[[Values], Iterator[tuple[str, str, str]]] = lambda values: iter(())
     """Values that it refuses: key, reason, and the value to write instead; empty if there is none."""
@@ -244,7 +246,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         (("model_name_or_path", "dataset_name"), ("model_name_or_path", "datasets"),
             *(("model_name_or_path", key) for key in ("per_device_train_batch_size", *DATASET_MIXTURES))),
         _same(model_name_or_path="model_name_or_path", dataset_name="dataset_name", use_peft="use_peft",
-            load_in_4bit="load_in_4bit", attn_implementation="attn_implementation"),
+            load_in_4bit="load_in_4bit", attn_implementation="attn_implementation", test_split_size="test_split_size"),
         ("YAML files of `trl sft --config FILE.yaml`", "the commands `trl dpo …`, `trl grpo …` and others"),
         rejects=True,
         programs={"trl": "trl"},
@@ -252,6 +254,7 @@ FRONT_ENDS: Mapping[str, FrontEnd] = {
         adapters=_trl_adapters,
         removed={"trl": older_keys.TRL},
         has_other_programs=True,
+        is_of_command=is_of_command,
     ),
 }  # fmt: skip
 """The front ends by name."""

@@ -27,7 +27,8 @@ def key_findings(
     """Yield keys that the front end does not have, and values that it does not accept; `table` is the table's name."""
     reported: set[str] = set()
     for key, setting in settings.items():
-        if (is_command and key in PROGRAM_OPTIONS) or key.split(".")[0] == "ENV":  # environment variables
+        of_program = is_command and key in PROGRAM_OPTIONS
+        if of_program or one.is_of_command(key) or key.split(".")[0] == "ENV":
             continue
         key = key.replace("fsdp_config.fsdp_", "fsdp_config.")  # both spellings are read
         owner, name, found = find_key(known, key)

@@ -21,7 +21,7 @@ from meshwright.frameworks.front_ends.trainer_values import missing_keys, refuse
 from meshwright.frameworks.key_table import KeyTable
 from meshwright.frameworks.model_match import find_model
 from meshwright.frameworks.other_losses import loss_of
-from meshwright.frameworks.start_checks import TABLES, Style, broken_checks
+from meshwright.frameworks.start_checks import Style, broken_checks, tables_of
 from meshwright.frameworks.start_checks.axolotl import ATTENTION_FLAGS
 from meshwright.frameworks.trainer import open_referenced_file
 from meshwright.frameworks.trainer_fields import LISTS
@@ -223,7 +223,7 @@ def _start_findings(
     named = next((settings[key] for key, name in one.names.items() if name == MODEL and key in settings), None)
     model = find_model(str(named.value)) if named is not None and not named.unresolved else None
     style: Style = "command" if content.format == "shell" else "yaml"
-    tables = TABLES[one.name] if _subcommand(one, content) in ("", "sft", "pt", "train") else TABLES[one.name][1:]
+    tables = tables_of(one.name, settings, _subcommand(one, content))
     reported = {finding.field for finding in refused}
     yield from (found for found in broken_checks(tables, settings, style, model) if found.field not in reported)
 

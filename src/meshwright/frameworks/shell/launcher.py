@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
+from meshwright.frameworks import accelerate_options
 from meshwright.frameworks.shell import sbatch
 from meshwright.frameworks.shell.launch_prefixes import (
     OptionSpec,
@@ -68,14 +69,8 @@ TAKES = {
     "python": OptionSpec({}, short={"W": "warnings", "X": "setting"}, short_flags={"m": "module", "c": "code"}),
 }
 TRL_LAUNCH = OptionSpec(
-    dict.fromkeys(
-        _flags(
-            "accelerate-config config-file num-processes num-machines machine-rank main-process-ip main-process-port "
-            "mixed-precision gpu-ids"
-        ),
-        1,
-    ),
-    flags=_flags("use-deepspeed use-fsdp use-megatron-lm multi-gpu"),
+    dict.fromkeys((name.replace("_", "-") for name in accelerate_options.VALUES), 1),
+    flags=frozenset(name.replace("_", "-") for name in accelerate_options.FLAGS),
 )
 """Options of Accelerate's launcher that trl sft passes on."""
 KNOWN_OPTIONS = _flags(

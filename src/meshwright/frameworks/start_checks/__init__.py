@@ -3,21 +3,34 @@
 One table per program: a condition over its keys, the message, the settings that fix it, and the place upstream.
 """
 
+from collections.abc import Collection
+
 from meshwright.frameworks.start_checks.axolotl import AXOLOTL
 from meshwright.frameworks.start_checks.evaluate import Style, broken_checks
 from meshwright.frameworks.start_checks.llama_factory import LLAMA_FACTORY
 from meshwright.frameworks.start_checks.ms_swift import MS_SWIFT
 from meshwright.frameworks.start_checks.trainer import TRAINER
-from meshwright.frameworks.start_checks.trl import TRL
+from meshwright.frameworks.start_checks.trl import METHODS, SCRIPTS, SFT_KEYS, TRL
 from meshwright.frameworks.start_checks.types import StartCheck, Table
 
 TABLES: dict[str, tuple[Table, ...]] = {
     "axolotl": (AXOLOTL,),
     "llama-factory": (LLAMA_FACTORY, TRAINER),
     "ms-swift": (MS_SWIFT, TRAINER),
-    "trl": (TRL, TRAINER),
+    "trl": (TRL, SCRIPTS, TRAINER),
     "trainer": (TRAINER,),
 }
 """The tables of each program; those built on transformers' Trainer have its checks too."""
 
-__all__ = ["TABLES", "StartCheck", "Style", "Table", "broken_checks"]
+
+def tables_of(name: str, keys: Collection[str], subcommand: str = "") -> tuple[Table, ...]:
+    """Return the tables of a front end's command or YAML file; the first of all is that of supervised fine-tuning."""
+    first, *others = TABLES[name]
+    is_open = name == "trl" and not subcommand and not {*SFT_KEYS} & {*keys}  # a YAML file for any of TRL's trainings
+    if not is_open and subcommand in ("", "sft", "pt", "train"):
+        return first, *others
+    own = METHODS.get(subcommand) if name == "trl" else None
+    return (*((own,) if own is not None else ()), *others)
+
+
+__all__ = ["TABLES", "StartCheck", "Style", "Table", "broken_checks", "tables_of"]

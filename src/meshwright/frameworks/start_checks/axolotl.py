@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from meshwright.frameworks.start_checks.trainer import IN_FIRST_STEP
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together, without
 from meshwright.models.layer_classes import layer_class, wrong_layer_class
 
@@ -195,6 +196,11 @@ AXOLOTL = Table(
             "{attn_implementation} and an older switch of attention exclude each other",
             lambda given: {flag: None for flag in ATTENTION_FLAGS if given.is_on(flag)},
             f"{SCHEMA}normalize_attn_implementation"),
+        StartCheck("bf16",
+            lambda given: _uses_flash(given) and given.is_stated("bf16")
+            and not given.any_on("bf16", "bfloat16", "fp16", "float16", "load_in_8bit", "load_in_4bit", "deepspeed"),
+            "{bf16} without fp16 loads and computes in float32, and flash attention takes fp16 or bf16",
+            {"bf16": "auto"}, "src/axolotl/utils/config/__init__.py: resolve_dtype", effect=IN_FIRST_STEP),
         StartCheck("scaling_softmax",
             lambda given: given.is_on("scaling_softmax") and attention_kernel(given) != "flex_attention",
             "{scaling_softmax} needs attn_implementation: flex_attention", {"attn_implementation": "flex_attention"},

@@ -50,7 +50,7 @@ def _finding(table: Table, check: StartCheck, given: Given, style: Style) -> Fin
     place = next((key for key in (check.key, *changes) if key in given.settings), "")
     at = given.settings[place] if place else next(iter(given.settings.values()), SourcedValue("", 1, ""))
     text = _Shown(given, style).vformat(check.message, (), {})
-    verb = "refuses to start" if check.severity == "error" else "warns"
+    verb = check.effect or ("refuses to start" if check.severity == "error" else "warns")
     fix = tuple(written(key, value, style) for key, value in changes.items())
     return Finding(check.rule, check.severity, check.key, f"{text}: {table.title} {verb}", fix, at.file, at.line)
 

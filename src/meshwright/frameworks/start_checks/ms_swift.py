@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshwright.frameworks.start_checks.trainer import FLASH_PLACE, IN_FIRST_STEP, computes_in_fp32
 from meshwright.frameworks.start_checks.types import Given, StartCheck, Table, together
 
 FLASH = ("flash_attn", "flash_attention_2", "flash_attention_3", "flash_attention_4")
@@ -22,7 +23,9 @@ def _saves(key: str) -> Any:
 
 MS_SWIFT = Table(
     "ms-swift",
-    {"save_strategy": "steps", "save_steps": 500, "eval_strategy": _saves("save_strategy")},
+    {"save_strategy": "steps", "save_steps": 500, "eval_strategy": _saves("save_strategy"),
+        "bf16": lambda given: given.text("torch_dtype") == "bfloat16",
+        "fp16": lambda given: given.text("torch_dtype") in ("float16", "float32")},
     (
         StartCheck("packing", lambda given: _without_flash(given, "packing"),
             "{packing} needs flash attention, not {attn_impl}", {"attn_impl": "flash_attn"},
@@ -31,6 +34,15 @@ MS_SWIFT = Table(
             lambda given: _without_flash(given, "padding_free") and not given.is_on("packing"),
             "{padding_free} needs flash attention, not {attn_impl}", {"attn_impl": "flash_attn"},
             f"{SFT}._check_padding_free"),
+        StartCheck("torch_dtype",
+            lambda given: given.is_on("bf16", "fp16") and not (given.is_stated("bf16") and given.is_stated("fp16")),
+            "{torch_dtype} turns on one of bf16 and fp16, and the other one is on as well", {"torch_dtype": None},
+            f"{BASE}/model_args.py: ModelArguments._init_mixed_precision"),
+        StartCheck("attn_impl",
+            lambda given: given.text("attn_impl") in FLASH and given.text("torch_dtype") == "float32"
+            and computes_in_fp32(given),
+            "{attn_impl} takes fp16 or bf16, but {torch_dtype} and mixed precision is off", {"bf16": True},
+            FLASH_PLACE, effect=IN_FIRST_STEP),
         StartCheck("lazy_tokenize", together("lazy_tokenize", "packing"),
             "{packing} and {lazy_tokenize} exclude each other", {"lazy_tokenize": False},
             f"{BASE}/base_args.py: BaseArguments._init_lazy_tokenize"),

@@ -5,8 +5,11 @@ from __future__ import annotations
 from math import ceil
 
 from meshwright.frameworks.start_checks.types import Changes, Given, StartCheck, Table, together
+from meshwright.similar import closest
 
 PLACE = "transformers/training_args.py: TrainingArguments._validate_args"
+FLASH_PLACE = "transformers/integrations/flash_attention.py: get_target_dtype"
+ON = ("1", "yes", "t", "y")  # true, as commands may write it
 TRAINER_PLACE = "transformers/trainer.py: Trainer.__init__"
 
 
@@ -78,6 +81,41 @@ def _fraction(key: str) -> StartCheck:
     )
 
 
+REPORTERS = ("all", "none", "azure_ml", "comet_ml", "mlflow", "neptune", "tensorboard", "trackio", "wandb",
+    "codecarbon", "clearml", "dagshub", "flyte", "dvclive", "swanlab", "kubeflow")  # fmt: skip
+"""Values of report_to: INTEGRATION_TO_CALLBACK of transformers."""
+FSDP_OPTIONS = ("true", "full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2", "offload",
+    "auto_wrap")  # fmt: skip
+NOT_FP32 = ("load_in_4bit", "load_in_8bit", "deepspeed", "deepspeed_config")  # set a compute dtype of their own
+IN_FIRST_STEP = "fails in the first step"
+
+
+def _unknown_reporter(given: Given) -> str:
+    return next((one for one in given.items("report_to") if one not in REPORTERS), "")
+
+
+def _known_reporter(given: Given) -> Changes:
+    near = closest(_unknown_reporter(given), REPORTERS, 1)
+    return {"report_to": near[0] if near else "none"}
+
+
+def _unknown_fsdp(given: Given) -> str:
+    words = given.text("fsdp").replace(",", " ").split() if given.is_on("fsdp") else []
+    return next((one for one in words if one not in FSDP_OPTIONS and one not in ON), "")
+
+
+def computes_in_fp32(given: Given) -> bool:
+    """Return whether neither the Trainer's flags nor Accelerate's config turn mixed precision on."""
+    return not given.any_on("bf16", "fp16") and not given.is_on("mixed_precision")
+
+
+def flash_in_fp32(given: Given, dtype: str) -> bool:
+    """Return whether flash attention would get queries in fp32: weights of this dtype, and no mixed precision."""
+    is_flash = "flash" in given.text("attn_implementation")
+    in_fp32 = dtype.removeprefix("torch.") in ("float32", "float", "fp32")
+    return is_flash and in_fp32 and computes_in_fp32(given) and not given.any_on(*NOT_FP32)
+
+
 TRAINER = Table(
     "transformers' Trainer",
     {
@@ -111,6 +149,21 @@ TRAINER = Table(
         StartCheck("dataloader_prefetch_factor",
             lambda given: given.is_on("dataloader_prefetch_factor") and given.number("dataloader_num_workers") == 0,
             "{dataloader_prefetch_factor} needs worker processes", {"dataloader_num_workers": 4}, PLACE),
+        StartCheck("fp16", together("bf16", "fp16"), "{bf16} and {fp16} exclude each other", {"fp16": False}, PLACE),
+        StartCheck("attn_implementation",
+            lambda given: flash_in_fp32(given, given.text("dtype") or given.text("torch_dtype")),
+            "{attn_implementation} takes fp16 or bf16, but weights are in float32 and mixed precision is off",
+            {"bf16": True}, FLASH_PLACE, effect=IN_FIRST_STEP),
+        StartCheck("eval_steps",
+            lambda given: given.text("eval_strategy") == "steps" and not given.is_on("eval_steps")
+            and given.text("logging_strategy") != "steps" and given.text("logging_steps") in ("0", "0.0"),
+            "{eval_strategy} needs eval_steps or logging_steps", {"eval_steps": 100}, PLACE),
+        StartCheck("report_to", lambda given: bool(_unknown_reporter(given)),
+            "{report_to} names no tracker that transformers has", _known_reporter,
+            "transformers/integrations/integration_utils.py: get_reporting_integration_callbacks"),
+        StartCheck("fsdp", lambda given: bool(_unknown_fsdp(given)), "{fsdp} is no option of FSDP",
+            {"fsdp": "full_shard auto_wrap"},
+            "transformers/training_args.py: TrainingArguments._apply_legacy_fsdp_to_config"),
         StartCheck("bf16_full_eval", together("bf16_full_eval", "fp16_full_eval"),
             "{bf16_full_eval} and {fp16_full_eval} exclude each other", {"fp16_full_eval": False}, PLACE),
         StartCheck("torch_empty_cache_steps",

@@ -11,7 +11,7 @@ from meshwright.rules.rule import Severity
 
 Changes = Mapping[str, Any]
 """New values by key; None removes a key."""
-OFF = ("", "false", "no", "none", "null", "0", "0.0")
+OFF = ("", "false", "no", "none", "null", "0", "0.0", "f", "n")
 
 
 class UnresolvedKeyError(Exception):
@@ -39,6 +39,12 @@ class Given(NamedTuple):
         """Return a value in lower case; empty if it is not set."""
         value = self.get(key)
         return "" if value is None else str(value).strip().lower()
+
+    def items(self, key: str) -> list[str]:
+        """Return the items of a list, in lower case: written as a list, or as text with commas."""
+        value = self.get(key)
+        parts = value if isinstance(value, list) else str(value or "").replace("[", "").replace("]", "").split(",")
+        return [text for one in parts if (text := str(one).strip().strip("'\"").lower())]
 
     def is_on(self, *keys: str) -> bool:
         """Return whether all of these keys are set to something other than false, 0 or nothing."""
@@ -73,6 +79,7 @@ class StartCheck(NamedTuple):
     place: str  # upstream: file and function
     severity: Severity = "error"
     rule: str = "value.invalid"
+    effect: str = ""  # what happens, if the program starts: it fails later
 
 
 class Table(NamedTuple):

@@ -56,6 +56,7 @@ KEYS = (
     ConfigKey("val_set_size", "data.validation_part"),
     ConfigKey("val_size", "data.validation_part"),
     ConfigKey("test_size", "data.validation_part"),
+    ConfigKey("test_split_size", "data.validation_part"),
     ConfigKey("eval_split", "data.validation_part"),
     ConfigKey("validation_split", "data.validation_part"),
     *(ConfigKey(key, "data.validation_part") for key in ("val_fraction", "validation_fraction", "holdout")),

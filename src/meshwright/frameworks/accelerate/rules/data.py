@@ -17,15 +17,20 @@ def _argument(ctx: RuleContext, name: str) -> SourcedValue | None:
 
 def _dataset_file(ctx: RuleContext) -> Problem | None:
     given = _argument(ctx, trl_data.DATASET)
-    if given is None or trl_data.CONFIG in ctx.parsed.program.given or not trl_data.is_file(str(given.value)):
-        return None
-    gpus = "" if ctx.cluster is None else f" --gpus {ctx.cluster}"
-    file = ctx.parsed.files[0] if ctx.parsed.files else "FILE"
+    if given is None or trl_data.MIXTURE in ctx.parsed.program.given or not trl_data.is_file(str(given.value)):
+        return None  # TRL reads the datasets of a --config file in its place
     message = (
         f"--{trl_data.DATASET} {given.value} is a file: TRL passes it to load_dataset, which takes a folder or a name "
         "of the hub; export writes a --config that names the file"
     )
-    return Problem(message, (f"meshwright export {file}{gpus} --to accelerate --out FOLDER",), trl_data.DATASET)
+    return Problem(message, (_export(ctx),), trl_data.DATASET)
+
+
+def _export(ctx: RuleContext, *overrides: str) -> str:
+    """Return the command that writes a --config file with the data."""
+    gpus = "" if ctx.cluster is None else f" --gpus {ctx.cluster}"
+    file = ctx.parsed.files[0] if ctx.parsed.files else "FILE"
+    return " ".join((f"meshwright export {file}{gpus} --to accelerate --out FOLDER", *overrides))
 
 
 def _no_test_split(ctx: RuleContext) -> Problem | None:
@@ -33,10 +38,13 @@ def _no_test_split(ctx: RuleContext) -> Problem | None:
     given, data = _argument(ctx, name), _argument(ctx, trl_data.DATASET)
     if given is None or data is None or str(given.value).lower() in OFF or not trl_data.is_file(str(data.value)):
         return None
-    if ctx.recipe.data.validation_part or "test_split_size" in ctx.parsed.program.given:
+    if trl_data.MIXTURE in ctx.parsed.program.given:  # a check of TRL's script, see start_checks
         return None
-    message = f"--{name} {given.value} needs a test split, and {data.value} is one file"
-    return Problem(message, (f"--{name} no",), name)
+    message = (
+        f"--{name} {given.value} needs a test split, and {data.value} is one file; export writes a --config that "
+        f"holds out a part of it, and --{name} no trains without validation"
+    )
+    return Problem(message, (_export(ctx, f"data.validation_part={trl_data.held_out(ctx.recipe)}"),), name)
 
 
 RULES = (
