@@ -462,7 +462,7 @@ class FrontEnd:
 
 
 def _switches(top: Mapping[str, Keyword]) -> Iterator[str]:
-    """Yield the switches that are on by default, which commands turn off with --no_NAME, and those that need a value."""
+    """Yield the switches that are on by default, which --no_NAME turns off, and those that need a value."""
     switches = {name: one for name, one in top.items() if one.types and {*one.types} <= {"bool", "none"}}
     yield f"=on\t{' '.join(name for name, one in switches.items() if one.default)}"
     optional = (name for name, one in switches.items() if "none" in one.types and one.default is None)

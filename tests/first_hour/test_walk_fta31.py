@@ -126,7 +126,8 @@ def test_a_mixture_without_test_split_is_not_validated(capsys: pytest.CaptureFix
             "--per_device_train_batch_size 2 --fp16 --bf16 --do_train --output_dir out\n"),
         ("train.py", "from transformers import AutoModelForCausalLM, Trainer, TrainingArguments\n"
             'model = AutoModelForCausalLM.from_pretrained("meta-llama/Llama-3.2-1B")\n'
-            'args = TrainingArguments(output_dir="out", bf16=True, fp16=True)\nTrainer(model=model, args=args).train()\n'),
+            'args = TrainingArguments(output_dir="out", bf16=True, fp16=True)\n'
+            "Trainer(model=model, args=args).train()\n"),
         ("swift.sh", "swift sft --model Qwen/Qwen2.5-7B --dataset a --torch_dtype bfloat16 --fp16 true\n"),
     ],
 )  # fmt: skip

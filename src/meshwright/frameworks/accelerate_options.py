@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 CONFIG = "accelerate_config"  # TRL's name of --config_file: a file, or a config that TRL ships
-VALUES = frozenset(
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+VALUES = _names(
     f"""
     {CONFIG} config_file mixed_precision num_processes num_machines num_cpu_threads_per_process dynamo_backend
     dynamo_mode gpu_ids machine_rank main_process_ip main_process_port tee log_dir role rdzv_backend rdzv_conf
@@ -19,15 +25,15 @@ VALUES = frozenset(
     parallelism_config_cp_size parallelism_config_cp_backend parallelism_config_cp_comm_strategy
     parallelism_config_sp_size parallelism_config_sp_backend parallelism_config_sp_seq_length
     parallelism_config_sp_seq_length_is_variable parallelism_config_sp_attn_implementation
-    """.split()
+    """
 )
 """Options with a value; those that TRL's own arguments have (gradient_accumulation_steps) are not passed on."""
-FLAGS = frozenset(
+FLAGS = _names(
     """
     quiet cpu multi_gpu tpu enable_cpu_affinity dynamo_use_fullgraph dynamo_use_dynamic
     dynamo_use_regional_compilation use_deepspeed use_fsdp use_parallelism_config use_megatron_lm same_network module
     no_python downcast_bf16 fp8_use_autocast_during_eval
-    """.split()
+    """
 )
 IN_FILE = VALUES | FLAGS
 """Keys of a --config file that are the launcher's."""

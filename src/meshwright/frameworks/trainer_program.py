@@ -71,7 +71,8 @@ def lost_by_program(recipe: Recipe) -> tuple[UnmappedField, ...]:
     """Return the fields that the written program leaves out: validations without data."""
     if _is_evaluated(recipe):
         return ()
-    reason = f"no validation data is set, and the Trainer does not start without: add data.validation_part={VALIDATION_PART}"
+    part = f"data.validation_part={VALIDATION_PART}"
+    reason = f"no validation data is set, and the Trainer does not start without: add {part}"
     return tuple(UnmappedField(field, field_value(recipe, field), reason) for field in NO_DATA)
 
 

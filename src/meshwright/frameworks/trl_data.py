@@ -26,7 +26,7 @@ def is_trl_script(words: Sequence[str]) -> bool:
 
 
 def is_of_command(key: str) -> bool:
-    """Return whether a key of a --config file is one of `trl sft`: a variable, or an option of Accelerate's launcher."""
+    """Return whether a key of a --config file is no argument: a variable, or an option of Accelerate's launcher."""
     return key.split(".")[0] == ENVIRONMENT or key in accelerate_options.IN_FILE
 
 
