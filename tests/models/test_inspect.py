@@ -125,7 +125,8 @@ def test_the_python_verb_prints_a_summary() -> None:
         mw.inspect("mixtral-8x7b", seq="long")
 
 
-RENAMED = ("llama4_text", "gpt_neo", "jamba", "mamba2", "kimi_linear", "glm_moe_dsa", "minimax", "lfm2", "diffllama")
+RENAMED = ("llama4_text", "gpt_neo", "jamba", "mamba2", "kimi_linear", "glm_moe_dsa", "minimax", "lfm2", "diffllama",
+           "dbrx")  # fmt: skip
 
 
 @pytest.mark.parametrize("name", RENAMED)

@@ -48,8 +48,10 @@ def core_flops(mixer: Mixer, seq: Column, convention: Convention) -> Column:
     """Return the forward FLOPs per token of a mixer without its projections."""
     if isinstance(mixer, Attention):
         chunk = mixer.window if mixer.chunked else None
-        keys = chunk_context(seq, chunk, convention) if chunk else context(seq, mixer.window, convention)
+        seen = mixer.window or mixer.topk
+        keys = chunk_context(seq, chunk, convention) if chunk else context(seq, seen, convention)
         further, indexed = _compressed(mixer.compressor, seq, convention)
+        indexed = indexed + 2 * mixer.index_heads * mixer.index_dim * context(seq, None, convention)
         return 2 * (mixer.q_width + mixer.out_width) * (keys + further) * (2 if mixer.differential else 1) + indexed
     if isinstance(mixer, MLA):
         indexed = 2 * mixer.index_heads * mixer.index_dim * context(seq, None, convention)

@@ -17,6 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from meshwright.models.reader import decode_float
+from meshwright.models.readers.architectures import SAME_AS
 from meshwright.models.readers.fields import SHAPE_KEYS
 
 MEMORY_BYTES = 24 << 30  # of address space, most of which torch only reserves
@@ -116,16 +117,35 @@ def _config(values: Mapping[str, Any]) -> Any:
     import transformers
     from transformers import CONFIG_MAPPING
 
-    kept = {k: v for k, v in values.items() if k not in ("auto_map", "quantization_config", "trust_remote_code")}
-    model_type = str(kept.get("model_type"))
+    unused = ("auto_map", "quantization_config", "trust_remote_code", "model_type")
+    kept = {k: v for k, v in values.items() if k not in unused}
+    model_type = str(values.get("model_type"))
+    model_type = SAME_AS.get(model_type, model_type) if model_type not in CONFIG_MAPPING else model_type
     if model_type in CONFIG_MAPPING:
-        return CONFIG_MAPPING[model_type](**{k: v for k, v in kept.items() if k != "model_type"})
+        return _filled(CONFIG_MAPPING[model_type], kept)
     for name in kept.get("architectures") or ():
         found = getattr(transformers, name, None) if isinstance(name, str) else None
         config_class = getattr(found, "config_class", None)
         if config_class is not None:
-            return config_class(**{k: v for k, v in kept.items() if k != "model_type"})
+            return _filled(config_class, kept)
     raise LookupError(f"transformers {transformers.__version__} has no model type {model_type!r}")
+
+
+def _filled(config_class: Any, values: Mapping[str, Any]) -> Any:
+    """Return a config with these values; some sections (of DBRX) take no keys that only say what every config says."""
+    from transformers import PretrainedConfig
+
+    try:
+        return config_class(**values)
+    except ValueError as error:
+        common = PretrainedConfig().to_dict()
+        sections = {key: one for key, one in values.items() if isinstance(one, Mapping)}
+        short = {
+            key: {k: v for k, v in one.items() if k not in common or v != common[k]} for key, one in sections.items()
+        }
+        if "unknown kwargs" not in str(error) or short == sections:
+            raise
+        return config_class(**{**values, **short})
 
 
 def _ignored(values: Mapping[str, Any], config: Any) -> list[str]:
@@ -159,6 +179,7 @@ def _has_influence(text: Any, given: Mapping[str, Any], key: str) -> bool:
 
 def _model(config: Any, values: Mapping[str, Any]) -> Any:
     """Return the model of a config: with its encoder of images, if the file has one or names the class that has it."""
+    import transformers
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     # Encoders declare is_decoder (GPT-NeoX too); older files of decoders have it as false without a meaning.
@@ -167,6 +188,8 @@ def _model(config: Any, values: Mapping[str, Any]) -> Any:
     if getattr(config, "is_encoder_decoder", False) or encodes:
         raise LookupError(f"{config.model_type} is not a decoder")
     autos: list[Any] = [AutoModelForCausalLM, AutoModelForImageTextToText]
+    speech = getattr(transformers, "AutoModelForMultimodalLM", None)
+    autos += [speech] if speech is not None else []
     if type(config) in AutoModelForImageTextToText._model_mapping:
         whole: Any = AutoModelForImageTextToText._model_mapping[type(config)]
         named = values.get("architectures")
@@ -216,7 +239,7 @@ def _layer(layer: Any, place: int, text: Any, seen: set[int]) -> dict[str, Any]:
         "recurrent": _recurrent(layer),
         "attention": _attention(layer),
         "experts": {k: v for k, v in experts.items() if k != "pattern"} if experts else None,
-        "topk": _first(text, TOPK),
+        "topk": _first(text, TOPK) or _first(getattr(text, "ffn_config", None), TOPK),
         "chunk": _first(text, ("attention_chunk_size",)) if "chunk" in kind else None,
     }
 
@@ -267,8 +290,11 @@ def _experts(layer: Any, named: list[tuple[str, Any]]) -> dict[str, Any] | None:
     counted = {found[1] for n, _ in named if numbered.search(n) and (found := re.search(r"experts\.(\d+)\.", n))}
     owned = {n: _kind(layer.get_submodule(n.rpartition(".")[0])) for n, p in named if p.dim() == 3}
     stacked = [(n, p) for n, p in named if n in owned and "expert" in (n + owned[n]).lower() and "shared" not in n]
+    flat = None if counted or stacked else _flat_experts(layer, named)
     if counted:
         pattern, count, together = numbered, len(counted), False
+    elif flat:
+        pattern, count, together = re.compile("|".join(f"^{re.escape(n)}$" for n, _ in flat[0])), flat[1], False
     elif stacked:
         owners = {re.escape(n.rpartition(".")[0] if "experts." in n else n.split(".")[0]) for n, _ in stacked}
         linears = "|".join(sorted(re.escape(n) for n, _ in stacked))
@@ -283,14 +309,26 @@ def _experts(layer: Any, named: list[tuple[str, Any]]) -> dict[str, Any] | None:
     named_down = (p for n, p in mine if re.search(r"down|w2|output_linear|dense_4h", n) and p.dim() >= 2)
     down = next(named_down, min(weights, key=lambda p: p.numel()))
     routes = max(int(p.shape[0]) for p in weights) if together else count
+    width = [int(size) for size in down.shape[-2:]]
     return {
         "count": count,
         "routes": routes,
         "matmul": used,
         "other": sum(p.numel() for _, p in mine) - used,
-        "down": [int(size) for size in down.shape[-2:]],
+        "down": [width[0] // count, width[1]] if flat else width,
         "pattern": pattern,
     }
+
+
+def _flat_experts(layer: Any, named: list[tuple[str, Any]]) -> tuple[list[tuple[str, Any]], int] | None:
+    """Return the weights of experts that are rows of common matrices (DBRX), and how many experts they are."""
+    inside = [(n, p) for n, p in named if ".experts." in f".{n}" and p.dim() == 2 and "shared" not in n]
+    for name, _ in inside:
+        owner = layer.get_submodule(name.rpartition(".")[0])
+        count = _first(owner, ("moe_num_experts", "num_experts"))
+        if isinstance(count, int) and count > 1 and all(p.shape[0] % count == 0 for _, p in inside):
+            return inside, count
+    return None
 
 
 def _attention(layer: Any) -> dict[str, Any] | None:
@@ -332,6 +370,8 @@ def _attention_numbers(name: str, module: Any) -> dict[str, Any]:
     indexer = indexer or getattr(compressor, "indexer", None)
     found["index_heads"] = _first(indexer, ("n_heads", "num_heads"))
     found["index_dim"] = _first(indexer, ("head_dim",))
+    blocks = _first(indexer, ("topk_blocks",)), _first(indexer, ("block_size",))
+    found["index_blocks"] = blocks[0] * blocks[1] if all(blocks) else None
     found["compress_rate"] = _first(compressor, ("compress_rate",))
     return found
 

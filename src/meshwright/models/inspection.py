@@ -36,7 +36,11 @@ def has_transformers() -> bool:
     return find_spec("transformers") is not None and find_spec("torch") is not None
 
 
-_LANGUAGE_MODELS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES")
+_LANGUAGE_MODELS = (
+    "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+    "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES",
+)
 _MASKED_MODELS = ("MODEL_FOR_MASKED_LM_MAPPING_NAMES",)
 
 
@@ -353,16 +357,24 @@ def _softmax(
     features = {"differential": bool(found.get("differential"))} | _masked(found, row)
     if found.get("compress_rate") or (found.get("q_lora_rank") and not found.get("kv_lora_rank")):
         return _compressed(found, inside, hidden, features)
+    index = _index_of_blocks(found)
     total = sum(_product(s) for s in inside.values())
     width = width or hidden // heads
     for kv in _kv_candidates(inside, heads, width):
         for shape in GATES_AND_SHARING:
-            one = Attention(heads, kv, width, v_dim=found["v_dim"], **shape, **features)
+            one = Attention(heads, kv, width, v_dim=found["v_dim"], **shape, **features, **index)
             if one.matmul_params(hidden) == total:
                 return one
     kv = next(iter(_kv_candidates(inside, heads, width)), heads)
-    nearest = Attention(heads, kv, width, v_dim=found["v_dim"], **features)
+    nearest = Attention(heads, kv, width, v_dim=found["v_dim"], **features, **index)
     return nearest if nearest.matmul_params(hidden) < total else None
+
+
+def _index_of_blocks(found: Mapping[str, Any]) -> dict[str, int]:
+    """Return how an indexer selects blocks of keys for this attention, if it has one."""
+    if not (found.get("index_blocks") and found["index_heads"] and found["index_dim"]):
+        return {}
+    return {"topk": found["index_blocks"], "index_heads": found["index_heads"], "index_dim": found["index_dim"]}
 
 
 def _unusual(

@@ -98,7 +98,7 @@ def _cached_by_token(mixer: Mixer) -> int:
     if not isinstance(mixer, Attention) or mixer.reused_kv:
         return 0
     is_one = mixer.shared_kv and mixer.out_lora  # one key is also the value; elsewhere they differ after their norms
-    return mixer.kv_width if is_one else mixer.kv_width + mixer.v_width
+    return mixer.index_dim + (mixer.kv_width if is_one else mixer.kv_width + mixer.v_width)
 
 
 def _cached_compressed(mixer: Mixer) -> int:
@@ -134,6 +134,8 @@ def kind_of_mixer(mixer: Mixer | None) -> str:
         return "sparse compressed attention" if mixer.compressor.topk else "compressed attention"
     if mixer.window:
         return "chunked attention" if mixer.chunked else "sliding attention"
+    if mixer.topk:
+        return "block-sparse attention"
     return "differential attention" if mixer.differential else "full attention"
 
 
@@ -171,6 +173,7 @@ def _sizes_of_attention(mixer: Attention) -> list[str]:
         f"values of {mixer.v_dim}": bool(mixer.v_dim) and mixer.v_dim != mixer.head_dim,
         f"window {mixer.window or 0:,}": bool(mixer.window) and not mixer.chunked,
         f"chunks of {mixer.window or 0:,}": mixer.chunked,
+        f"top {mixer.topk or 0:,} keys (indexer of {mixer.index_heads} heads)": bool(mixer.topk),
         "q/k norm": mixer.qk_norm != "none",
         "QKV bias": mixer.qkv_bias,
         "sinks": mixer.sinks,

@@ -63,6 +63,9 @@ class Attention(msgspec.Struct, frozen=True):
     out_lora: int = 0  # the output of every group of heads is projected to this rank first
     out_groups: int = 1
     compressor: Compressor | None = None
+    topk: int | None = None  # keys of the blocks that an indexer selects for a query (MiniMax-M3)
+    index_heads: int = 0
+    index_dim: int = 0
 
     @property
     def q_width(self) -> int:
@@ -95,7 +98,8 @@ class Attention(msgspec.Struct, frozen=True):
         if self.out_lora:
             out = self.out_lora * (self.out_width + self.out_groups * hidden)
         extra = self.compressor.matmul_params(hidden, self.head_dim, into) if self.compressor else 0
-        return q + source * self.kv_out_width + out + extra
+        indexer = hidden * self.index_dim * (self.index_heads + 1) if self.index_heads else 0
+        return q + source * self.kv_out_width + out + extra + indexer
 
     def vector_params(self, hidden: int) -> int:
         count = 0
@@ -114,6 +118,8 @@ class Attention(msgspec.Struct, frozen=True):
             count += self.q_lora + self.head_dim  # norms of the latent queries and of the one key
         if self.compressor:
             count += self.compressor.vector_params(self.head_dim)
+        if self.index_heads:
+            count += 2 * self.index_dim
         return count
 
 

@@ -29,6 +29,7 @@ TRAITS: dict[str, Traits] = DENSE | SPARSE | BY_CLASS | VARIED | OWN_CODE
 SAME_AS = {
     "kimi_k2": "deepseek_v3",
     "bailing_moe_v2": "bailing_moe",
+    "minimax_m3": "minimax_m3_vl_text",  # the decoder of minimax_m3_vl alone
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
@@ -38,6 +39,7 @@ TYPES_WITHOUT_CLASS = (
     "mimo",
     "nemotron-nas",
     "kimi_k3",
+    "minimax_m3",
     *OWN_CODE,
     *(name for name in SAME_AS if SAME_AS[name] in OWN_CODE),
 )

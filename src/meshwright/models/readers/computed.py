@@ -17,7 +17,11 @@ ACTIVATIONS = (
     "relu2", "relu6", "sigmoid", "silu", "sqrtsoftplus", "swish", "tanh", "xielu",
 )  # fmt: skip
 """Names of transformers' activation functions (ACT2FN)."""
-OWN_ACTIVATIONS = {"kimi_linear": ("situ",)}  # of code in repositories: Kimi K3
+OWN_ACTIVATIONS = {
+    "kimi_linear": ("situ",),
+    "minimax_m3": ("swigluoai",),
+    "minimax_m3_vl_text": ("swigluoai",),
+}  # of code in repositories: Kimi K3, MiniMax-M3
 ACTIVATION_KEYS = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
 ROPE_TYPES: Mapping[str, tuple[str, ...]] = {
     "default": (),

@@ -355,6 +355,14 @@ def _chunked(fields: Fields, traits: Traits, hidden: int) -> Attention:
     return msgspec.structs.replace(attention(fields, traits, hidden, window), chunked=window is not None)
 
 
+def _block_sparse(fields: Fields, traits: Traits, hidden: int) -> Attention:
+    """Return attention to the keys of the blocks that an indexer selects (MiniMax-M3)."""
+    keys = fields.size("index_topk_blocks") * fields.size("index_block_size")
+    heads, width = fields.size("index_n_heads"), fields.size("index_head_dim")
+    base = attention(fields, traits, hidden, None)
+    return msgspec.structs.replace(base, topk=keys, index_heads=heads, index_dim=width)
+
+
 def _sparse_latent(fields: Fields, traits: Traits, hidden: int) -> MLA:
     """Return latent attention over the keys that an indexer selects (DeepSeek sparse attention)."""
     base = _latent_attention(fields, traits)
@@ -373,6 +381,7 @@ MIXERS: Mapping[str, MixerReader] = {
     "attention": lambda fields, traits, hidden: attention(fields, traits, hidden, None),
     "sliding": _windowed,
     "chunked": _chunked,
+    "block_sparse": _block_sparse,
     "mla": lambda fields, traits, hidden: _latent_attention(fields, traits),
     "dsa": _sparse_latent,
     "dsa_shared": _shared_index,

@@ -199,6 +199,38 @@ def step3p7(fields: Fields) -> Derived:
     return {**found, "per_layer": [{"num_attention_heads": one} for one in own]}
 
 
+INDEXER = {
+    "index_n_heads": "sparse_num_index_heads",
+    "index_head_dim": "sparse_index_dim",
+    "index_block_size": "sparse_block_size",
+    "index_topk_blocks": "sparse_topk_blocks",
+}
+"""Keys of MiniMax-M3's indexer, and their names in the section of its published file."""
+
+
+def minimax_m3(fields: Fields) -> Derived:
+    """Sparse attention and experts by lists of 0 and 1, as published files have them, or by names."""
+    count = _depth(fields)
+    section = fields.section("sparse_attention_config")
+    found: Derived = {key: section.size(name) for key, name in INDEXER.items() if name in section.data}
+    kinds = (
+        ("layer_types", section, "sparse_attention_freq", ("full_attention", "minimax_m3_sparse")),
+        ("mlp_layer_types", fields, "moe_layer_freq", ("dense", "sparse")),
+    )
+    for key, owner, flags, names in kinds:
+        if fields.raw(key) is None and owner.data.get(flags) is not None:
+            listed = _list(owner, flags, count)
+            if not all(one in (0, 1) for one in listed):
+                raise owner.error(flags, "must be a list of 0 and 1, one for each layer")
+            found[key] = [names[int(one)] for one in listed]
+    fields.read.update((*INDEXER, "moe_layer_freq", "first_k_dense_replace", "moe_intermediate_size"))
+    found.setdefault("mlp_layer_types", fields.raw("mlp_layer_types") or ["sparse"] * count)
+    width = fields.data.get("moe_intermediate_size")
+    if width is not None and width != fields.size("intermediate_size"):
+        raise fields.error("moe_intermediate_size", "contradicts intermediate_size, the width of the experts")
+    return found
+
+
 def hy_v4(fields: Fields) -> Derived:
     """Sparse latent attention with sinks and an output gate; hyper-connections."""
     streams, heads = fields.size("hc_mult"), fields.size("num_attention_heads")

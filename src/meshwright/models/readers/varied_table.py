@@ -87,6 +87,21 @@ VARIED: dict[str, Traits] = {
         moe=MoeTraits("n_routed_experts", shared="number", balance_bias=True, placed="after_dense"),
         derive=varied.norm_after_experts,
     ),
+    "minimax_m3_vl_text": row(
+        "minimax", "MiniMaxM3VLForCausalLM",
+        defaults={"num_nextn_predict_layers": 0},
+        aliases={"num_local_experts": ("num_experts",), **MTP},
+        qk_norm="head",
+        mixers={"full_attention": "attention", "minimax_m3_sparse": "block_sparse"},
+        width="dense_intermediate_size",
+        only={"n_shared_experts": (1,), "use_qk_norm": (True,), "attention_output_gate": (False,)},
+        moe=MoeTraits(
+            "num_local_experts", "intermediate_size", shared="width", shared_width="shared_intermediate_size",
+            balance_bias=True, placed="listed",
+        ),
+        activation_key="=silu",  # whatever the file says: the class computes its own
+        derive=varied.minimax_m3,
+    ),
     # Without a decoder class in transformers: their own code is on the hub, and the counts are those of the published
     # weights. Of step3p7 it has the model with an image encoder.
     "mimo": Traits(

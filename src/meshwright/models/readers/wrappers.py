@@ -31,7 +31,9 @@ class Wrapper(msgspec.Struct, frozen=True):
     text_key: str = "text_config"
     flat: bool = False  # older files have the decoder's keys at the top level
     text_may_tie: bool = False  # tied if either the wrapper or the decoder sets it
+    text_ties: bool = False  # tied if the decoder sets it, whatever the wrapper sets
     vision_may_miss: bool = False  # a file without vision_config is the decoder alone
+    vision_by_default: bool = False  # but not if it names hf_class: that has an encoder of the default sizes
     unread: tuple[str, ...] = ()  # sections that only inspection counts
 
 
@@ -98,7 +100,9 @@ WRAPPERS: dict[str, Wrapper] = {
         ("llama4_text",),
         vision.llama4_vision,
         vision.LLAMA4_DEFAULTS,
+        text_ties=True,
         vision_may_miss=True,
+        vision_by_default=True,
     ),
     "kimi_k25": Wrapper(
         "kimi",
@@ -135,9 +139,11 @@ def read_wrapped(config: Mapping[str, Any], wrapper: Wrapper) -> tuple[Decoder, 
     text = _text_fields(fields, wrapper)
     decoder = nemotron.read_nemotron(text) if text.defaults is nemotron.DEFAULTS else _read_text(text, wrapper)
     text.reject_unread(wrapper.hf_class)
-    if wrapper.vision_may_miss and config.get("vision_config") is None:
+    named = config.get("architectures")
+    is_default = wrapper.vision_by_default and isinstance(named, list) and wrapper.hf_class in named
+    if wrapper.vision_may_miss and config.get("vision_config") is None and not is_default:
         return decoder, None, _tied(fields, text, wrapper)
-    if not isinstance(config.get("vision_config"), dict):
+    if not isinstance(config.get("vision_config"), dict) and not is_default:
         raise InputError("the config has no vision_config object, which this architecture needs", field="vision_config")
     encoder_fields = fields.section("vision_config", wrapper.encoder_defaults, wrapper.encoder_aliases)
     return decoder, wrapper.encoder(encoder_fields, decoder.hidden, fields), _tied(fields, text, wrapper)
@@ -181,6 +187,8 @@ def _read_text(text: Fields, wrapper: Wrapper) -> Decoder:
 
 def _tied(fields: Fields, text: Fields, wrapper: Wrapper) -> bool:
     """Return the wrapper's value, or the decoder section's if the wrapper does not set it."""
+    if wrapper.text_ties:
+        return text.flag("tie_word_embeddings")
     if wrapper.text_may_tie:
         return fields.flag("tie_word_embeddings") or text.flag("tie_word_embeddings")
     if not fields.has("tie_word_embeddings") and text.has("tie_word_embeddings"):
