@@ -129,3 +129,55 @@ def test_a_baseline_of_the_same_size_says_nothing_about_the_network(folder: Path
     assert "speed.slower-than-baseline" not in [one["rule"] for one in faster["findings"]]
     _log(folder, "small.log", 15.9, "world_size=128 global_batch_size=256")
     assert "speed.slow-network" in call("doctor", "slow.log", "--baseline", "small.log", "--gpus", "cluster.toml").out
+
+
+SCRIPT = """#!/bin/bash
+torchrun --nproc_per_node 8 --nnodes 32 --node_rank $SLURM_NODEID --master_addr $MASTER_ADDR pretrain_gpt.py \\
+    --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 --group-query-attention \\
+    --num-query-groups 8 --kv-channels 128 --seq-length 8192 --max-position-embeddings 8192 \\
+    --position-embedding-type rope --rotary-base 500000 --attention-dropout 0.0 --hidden-dropout 0.0 --swiglu \\
+    --normalization RMSNorm --untie-embeddings-and-output-weights --disable-bias-linear {} \\
+    --micro-batch-size 1 --global-batch-size 512 --train-iters 95368 --lr-warmup-iters 2000 --lr 3e-5 --min-lr 3e-6 \\
+    --lr-decay-style cosine --clip-grad 1.0 --weight-decay 0.1 --bf16 --use-distributed-optimizer \\
+    --sequence-parallel --tensor-model-parallel-size 8 --pipeline-model-parallel-size 4 \\
+    --data-path /lustre/data/cpt_text_document --tokenizer-type HuggingFaceTokenizer \\
+    --tokenizer-model meta-llama/Llama-3.3-70B-Instruct --split 99,1,0 --vocab-size 128256 --save-interval 500 \\
+    --save /lustre/ckpt/llama70b --ckpt-format torch_dist
+"""
+WEIGHTS = "--pretrained-checkpoint /lustre/models/llama33-mcore"
+SCALED = "--use-rope-scaling --rope-scaling-factor 8.0"
+
+
+@pytest.mark.parametrize(
+    ("flags", "removed", "named"),
+    [
+        (f"{WEIGHTS} {SCALED}", "", ""),
+        ("", "", ""),  # random weights: nothing was trained with a scaled RoPE
+        (WEIGHTS, "", "--use-rope-scaling is not set, which differs from llama31_70b: set"),
+        (f"{WEIGHTS} --use-rope-scaling --rope-scaling-factor 32.0", "", "--rope-scaling-factor 32 differs"),
+        (f"{WEIGHTS} {SCALED} --norm-epsilon 1e-6", "", "--norm-epsilon 1e-06 differs from llama31_70b: 1e-05"),
+        (f"{WEIGHTS} {SCALED} --rotary-percent 0.5", "", "--rotary-percent 0.5 differs"),
+        (f"{WEIGHTS} {SCALED} --add-qkv-bias", "", "--add-qkv-bias is set, which differs"),
+        (f"{WEIGHTS} {SCALED} --qk-layernorm", "", "--qk-layernorm is set, which differs"),
+        (f"{WEIGHTS} {SCALED} --window-size 4095,0", "", "--window-size 4095,0 differs from llama31_70b: not set"),
+        (f"{WEIGHTS} {SCALED} --apply-layernorm-1p", "", "--apply-layernorm-1p is set, which differs"),
+        (f"{WEIGHTS} {SCALED}", "--normalization RMSNorm", "--normalization LayerNorm (not set: the default) differs"),
+        (f"{WEIGHTS} {SCALED}", "--disable-bias-linear", "--disable-bias-linear is not set, which differs"),
+        (
+            f"{WEIGHTS} {SCALED}",
+            "--untie-embeddings-and-output-weights",
+            "--untie-embeddings-and-output-weights is not",
+        ),
+    ],
+)
+def test_what_a_model_computes_is_compared(folder: Path, flags: str, removed: str, named: str) -> None:
+    (folder / "a.sh").write_text(SCRIPT.format(flags).replace(removed, "") if removed else SCRIPT.format(flags))
+    found = call("check", "a.sh", "--gpus", "cluster.toml", "--model", "llama-3.3-70b", "--json").json["findings"]
+    texts = [one["message"] for one in found if one["rule"].startswith("model.")]
+    assert any(named in one for one in texts) if named else not texts
+
+
+def test_the_model_that_the_weights_name_is_compared_too(folder: Path) -> None:
+    (folder / "a.sh").write_text(SCRIPT.format(WEIGHTS))
+    found = call("check", "a.sh", "--gpus", "cluster.toml", "--json").json["findings"]
+    assert [one["fix"] for one in found if one["rule"] == "model.differs-from-name"] == [[SCALED]]

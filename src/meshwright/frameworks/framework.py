@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import UNSET
@@ -164,6 +164,16 @@ class FrameworkRule(msgspec.Struct, frozen=True):
             )
 
 
+class ComputedDifference(NamedTuple):
+    """A key with which a file's model computes something else than the published model."""
+
+    key: str
+    found: Any
+    expected: Any
+    also: Mapping[str, Any]  # further keys of the fix
+    of_weights: bool  # matters only to weights that were trained with it
+
+
 class Framework(msgspec.Struct, frozen=True):
     """A supported framework: how its configs are detected, parsed, checked and written."""
 
@@ -190,6 +200,11 @@ class Framework(msgspec.Struct, frozen=True):
     """The file with the overrides that are keys of the framework's own table, and the other overrides."""
     readable_data: Callable[[Recipe], tuple[Recipe, Mapping[str, str]]] = lambda recipe: (recipe, {})
     """The recipe with local datasets that the framework reads, and the converted files that it then names."""
+
+    computed_differences: Callable[[ParsedConfig, ModelSpec, Recipe], Iterable[ComputedDifference]] = (
+        lambda parsed, model, recipe: ()
+    )
+    """What a file's model computes differently from a published one, beyond the fields of every framework."""
 
     @property
     def key_map(self) -> str:

@@ -58,6 +58,8 @@ class Difference(NamedTuple):
     setting: SourcedValue | None
     found: Any
     expected: Any
+    also: Mapping[str, Any] = {}  # further keys of the fix
+    computed: bool = False  # what the model computes, not its shape
 
 
 def model_findings(imported: ImportedRecipe, given: ModelSpec | None) -> list[Finding]:
@@ -72,7 +74,10 @@ def model_findings(imported: ImportedRecipe, given: ModelSpec | None) -> list[Fi
     named = next(_named(imported), None)
     found = [] if named is None else list(_differences(imported, named))
     found = [one for one in found if one.field != "vocab" and not _is_extended(one)]
-    if named is None or not 0 < len(found) <= FEW or not any(one.setting for one in found):
+    shapes = [one for one in found if not one.computed]
+    if not _loads_weights(imported):  # a model from random weights may compute something else
+        found = shapes
+    if named is None or not found or len(shapes) > FEW or not any(one.setting or one.computed for one in found):
         return []
     if _differ_much(imported, named):  # another model on purpose, with a tokenizer that both have
         return []
@@ -110,6 +115,17 @@ def _differences(imported: ImportedRecipe, model: ModelSpec) -> Iterator[Differe
             continue
         key = keys.get(field, "")
         yield Difference(field, key, imported.parsed.settings.get(key), found, expected)
+    for one in imported.framework.computed_differences(imported.parsed, model, imported.recipe):
+        if not one.of_weights or _loads_weights(imported):
+            setting = imported.parsed.settings.get(one.key)
+            yield Difference(one.key, one.key, setting, one.found, one.expected, one.also, True)
+
+
+def _loads_weights(imported: ImportedRecipe) -> bool:
+    """Return whether the training starts from weights, as far as the file says."""
+    found = imported.parsed.settings
+    stated = imported.parsed.field_values.get("checkpoint.pretrained") or imported.recipe.checkpoint.pretrained
+    return bool(stated) or "pretrained_checkpoint" in found or ("load" in found and "finetune" in found)
 
 
 def _fields(spec: ModelSpec) -> dict[str, Any]:
@@ -199,13 +215,17 @@ def _finding(imported: ImportedRecipe, model: ModelSpec, one: Difference, rule: 
     shown = framework.display_key(one.key)
     if isinstance(one.expected, bool):
         is_flag = framework.name == "megatron-lm"
-        message = f"{shown} is {'set' if one.found else 'not set'}" if is_flag else f"{shown}={str(one.found).lower()}"
+        message = (
+            f"{shown} is {'set' if one.found else 'not set'}, which" if is_flag else f"{shown}={str(one.found).lower()}"
+        )
         expected = ("set" if one.expected else "not set") if is_flag else str(one.expected).lower()
         fix = framework.format_setting(one.key, None if is_flag and not one.expected else one.expected)
     else:
-        expected = _number(one.expected)
-        message = f"{shown} {_number(one.found)}" + ("" if at else " (not set: the default)")
+        expected = "not set" if one.expected is None else _number(one.expected)
+        default = " is not set" if one.found is None else f" {_number(one.found)} (not set: the default)"
+        message = shown + (f" {_number(one.found)}" if at else default)
         fix = framework.format_setting(one.key, int(one.expected) if one.field == "rope_theta" else one.expected)
+    fix = " ".join((fix, *(framework.format_setting(key, value) for key, value in one.also.items())))
     if one.key == "num_query_groups" and "group_query_attention" not in imported.parsed.settings:
         fix = f"{framework.format_setting('group_query_attention', True)} {fix}"  # the groups are read only with it
     message = f"{message} differs from {model.name}: {expected}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from meshwright.frameworks.accelerate.dataset_files import readable
 from meshwright.frameworks.framework import Framework
 from meshwright.frameworks.megatron_lm.arguments import MODEL_FLAGS, UNREAD_ARGS, format_flag
+from meshwright.frameworks.megatron_lm.computed_flags import computed_differences
 from meshwright.frameworks.megatron_lm.parse import complete, detect, parse
 from meshwright.frameworks.megatron_lm.rules import RULES
 
@@ -28,4 +29,5 @@ FRAMEWORK = Framework(
     other_names=MODEL_FLAGS,
     is_extra_key=lambda key: key == UNREAD_ARGS,
     readable_data=lambda recipe: readable(recipe, SFT_ROWS),
+    computed_differences=computed_differences,
 )
